@@ -1,0 +1,53 @@
+# Train Less, from a bare machine with Python 3.11 to 3.13 and pip: `make demo`.
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow bench lint format clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.run ## train a tiny reservoir translator, about a minute on two CPU cores
+	$(BIN)/python -m reservoir.train --config=configs/wmt_ffn_res.py:tiny --workdir=runs/demo
+
+test: lint ## lint, then the fast tests
+	$(BIN)/python -m pytest -n $(JOBS)
+
+test-slow: $(VENV)/.dev ## the tests that take minutes
+	$(BIN)/python -m pytest -m slow
+
+bench: $(VENV)/.bench ## side by side with PyTorch peers; see benchmarks/README.md
+	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks.decoding
+
+lint: $(VENV)/.dev ## ruff, changing nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.dev ## ruff, mending what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove caches and builds; the virtual environment and runs/ stay
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+# An empty file per set of packages stands for "installed", newer than the list it came from.
+$(VENV)/.run: requirements.txt | $(BIN)/python
+$(VENV)/.dev: requirements-dev.txt requirements.txt | $(BIN)/python
+$(VENV)/.bench: benchmarks/requirements.txt $(VENV)/.run
+$(VENV)/.run $(VENV)/.dev $(VENV)/.bench:
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $<
+	@touch $@
+
+# Debian ships a python3 whose venv cannot install pip; virtualenv then stands in.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	  echo "error: Train Less needs Python 3.11 to 3.13; try: make PYTHON=python3.12" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV) \
+	  && $(PYTHON) -m pip install --quiet --target build/virtualenv virtualenv \
+	  && PYTHONPATH=build/virtualenv $(PYTHON) -m virtualenv --quiet $(VENV); }

@@ -1,0 +1,210 @@
+"""Side-by-side timing: interleaved rounds, ratios of pairs, and a record of where they were taken.
+
+A machine's speed drifts (other work, heat, clock rates), so cases that are compared take turns,
+and a ratio is the median over rounds of the ratio *within* a round: drift cancels.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one case, one entry per round, in the order of the rounds."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def min(self) -> float:
+        return min(self.seconds)
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.seconds))
+
+    @property
+    def max(self) -> float:
+        return max(self.seconds)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How long `case` takes relative to `baseline`, round by round; below 1 it is faster."""
+
+    case: str
+    baseline: str
+    rounds: tuple[float, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.case} / {self.baseline}"
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.rounds))
+
+
+def compare(
+    cases: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int
+) -> dict[str, Timing]:
+    """Times the cases in turns: A B C, then B C A, then C A B, and so on.
+
+    Args:
+        cases: name -> a callable that returns only when its work is done. What it returns is
+            thrown away.
+        rounds: timed calls per case, at least 1.
+        warmup: untimed calls per case before the first round (compilation, caches).
+    """
+    for case in cases.values():
+        for _ in range(warmup):
+            case()
+    names = list(cases)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(rounds):
+        # Rotated, so that no case always runs in the wake (caches, heat) of the same other one.
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            start = time.perf_counter()
+            cases[name]()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: Timing(tuple(values)) for name, values in seconds.items()}
+
+
+def ratio(timings: Mapping[str, Timing], case: str, baseline: str) -> Ratio:
+    """The pairwise ratios of two cases of one `compare`."""
+    pairs = zip(timings[case].seconds, timings[baseline].seconds, strict=True)
+    return Ratio(case, baseline, tuple(a / b for a, b in pairs))
+
+
+def report(
+    title: str,
+    timings: Mapping[str, Timing],
+    ratios: Sequence[Ratio],
+    targets: Mapping[str, float],
+    path_json: str | os.PathLike[str],
+) -> bool:
+    """Prints the timings and ratios as a table, writes them as JSON; whether all targets are met.
+
+    Args:
+        title: what is measured, with the sizes.
+        targets: `Ratio.name` -> the most that its median may be. A ratio without a target is
+            reported only.
+    """
+    if unknown := targets.keys() - {item.name for item in ratios}:
+        raise ValueError(f"targets without a ratio: {', '.join(sorted(unknown))}")
+    record = {
+        "title": title,
+        "machine": machine(),
+        "cases": {
+            name: {
+                "min": timing.min,
+                "median": timing.median,
+                "max": timing.max,
+                "seconds": timing.seconds,
+            }
+            for name, timing in timings.items()
+        },
+        "ratios": {item.name: _judge(item, targets.get(item.name)) for item in ratios},
+    }
+    print(_table(record))
+    path = Path(path_json)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=2) + "\n")
+    print(f"\nwritten to {path}")
+    return all(row["met"] is not False for row in record["ratios"].values())
+
+
+def machine() -> dict[str, object]:
+    """Where and with what a measurement was taken."""
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    # Only a benchmark that already uses JAX is asked for its devices: one that does not must not
+    # start (or reserve) an accelerator for the sake of its description.
+    jax = sys.modules.get("jax")
+    return {
+        "cpu": _cpu_model(),
+        "cores": cores(),
+        "load_average": os.getloadavg()[0],
+        "jax_devices": [device.device_kind for device in jax.devices()] if jax else [],
+        "platform": platform.platform(),
+        "versions": versions,
+        "commit": _commit(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def cores() -> int:
+    """The CPU cores this process may use."""
+    # Containers and Slurm narrow the affinity; macOS has none to ask for.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _judge(item: Ratio, target: float | None) -> dict[str, object]:
+    return {
+        "median": item.median,
+        "min": min(item.rounds),
+        "max": max(item.rounds),
+        "target": target,
+        "met": None if target is None else item.median <= target,
+    }
+
+
+def _table(record: Mapping[str, Mapping]) -> str:
+    where = record["machine"]
+    verdicts = {None: "", True: "yes", False: "no"}
+    cases = [("case", "min ms", "median ms", "max ms")]
+    for name, row in record["cases"].items():
+        cases.append((name, *(f"{1e3 * row[key]:.1f}" for key in ("min", "median", "max"))))
+    ratios = [("time ratio", "median", "target", "met")]
+    for name, row in record["ratios"].items():
+        target = "" if row["target"] is None else f"<= {row['target']:.2f}"
+        ratios.append((name, f"{row['median']:.3f}", target, verdicts[row["met"]]))
+    width = max(len(row[0]) for row in cases + ratios)
+    lines = [
+        f"{row[0]:<{width}}" + "".join(f"{cell:>12}" for cell in row[1:])
+        for row in [*cases, ("", "", "", ""), *ratios]
+    ]
+    heading = f"{record['title']}\n{where['cpu']}, {where['cores']} cores, {where['commit']}"
+    return heading + "\n\n" + "\n".join(line.rstrip() for line in lines)
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor())
+
+
+def _commit() -> str:
+    """The short commit, marked where the tree differs from it; "no commit" outside of git."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--exclude=*"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+        )
+    except FileNotFoundError:
+        return "no commit"
+    return done.stdout.strip() or "no commit"

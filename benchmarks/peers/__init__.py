@@ -1,0 +1,19 @@
+"""What a user would pick instead of Train Less, at the same sizes and on the same work."""
+
+import importlib
+from types import ModuleType
+
+from common.errors import UserError
+
+
+def load(name: str) -> ModuleType:
+    """Imports `benchmarks.peers.<name>`, on demand: the project itself needs no PyTorch.
+
+    Raises UserError where the peer's packages are not installed.
+    """
+    try:
+        return importlib.import_module(f"{__name__}.{name}")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"the peer {name} needs {error.name}: pip install -r benchmarks/requirements.txt"
+        ) from error

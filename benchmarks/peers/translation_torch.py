@@ -1,0 +1,179 @@
+"""A PyTorch pre-norm translation transformer, of the size of fairseq's transformer_iwslt_de_en.
+
+Each choice below is the fastest of what was tried on a CPU, so that the peer is a strong one:
+one product for q, k and v over three; `F.cross_entropy` over a hand-written loss; fused Adam over
+foreach and the plain loop; own layers over nn.TransformerEncoderLayer, which cannot leave out the
+dropout inside attention and feed-forward that fairseq leaves out either.
+
+Letters: B batch, L length, D model width, F feed-forward width, H heads, V vocabulary.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.harness import cores
+
+WIDTH, FFN_WIDTH, HEADS, VOCABULARY = 512, 1024, 4, 10_000
+DECODER_LAYERS = 2
+RESERVOIRS = {8: (2, 4)}  # encoder layers -> the frozen ones, counted from 0
+VARIANTS = ("plain", "t_reservoir", "ffn_reservoir")
+
+
+def attend(q_BHLD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, causal: bool) -> Tensor:
+    return F.scaled_dot_product_attention(q_BHLD, k_BHLD, v_BHLD, is_causal=causal)
+
+
+def split_heads(x_BLD: Tensor, parts: int) -> tuple[Tensor, ...]:
+    """(B, L, parts * D) -> parts tensors of (B, H, L, D / H)."""
+    batch, length, _ = x_BLD.shape
+    return x_BLD.view(batch, length, parts, HEADS, -1).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+def merge_heads(x_BHLD: Tensor) -> Tensor:
+    return x_BHLD.transpose(1, 2).flatten(2)
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, causal: bool):
+        super().__init__()
+        self.causal = causal
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        return self.out(merge_heads(attend(*split_heads(self.qkv(x_BLD), 3), self.causal)))
+
+
+class CrossAttention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q = nn.Linear(WIDTH, WIDTH)
+        self.kv = nn.Linear(WIDTH, 2 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x_BLD: Tensor, memory_BLD: Tensor) -> Tensor:
+        (q,) = split_heads(self.q(x_BLD), 1)
+        return self.out(merge_heads(attend(q, *split_heads(self.kv(memory_BLD), 2), causal=False)))
+
+
+class FeedForward(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(WIDTH, FFN_WIDTH), nn.ReLU(), nn.Linear(FFN_WIDTH, WIDTH))
+
+
+class Residual(nn.Module):
+    """x + dropout(inner(norm(x))): the pre-norm sublayer, with fairseq's one place for dropout."""
+
+    def __init__(self, inner: nn.Module, dropout: float):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.inner = inner
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_BLD: Tensor, *context: Tensor) -> Tensor:
+        return x_BLD + self.dropout(self.inner(self.norm(x_BLD), *context))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, dropout: float):
+        super().__init__()
+        self.self_attention = Residual(SelfAttention(causal=True), dropout)
+        self.cross_attention = Residual(CrossAttention(), dropout)
+        self.feed_forward = Residual(FeedForward(), dropout)
+
+    def forward(self, x_BLD: Tensor, memory_BLD: Tensor) -> Tensor:
+        return self.feed_forward(self.cross_attention(self.self_attention(x_BLD), memory_BLD))
+
+
+class Embedding(nn.Module):
+    """Token embedding times sqrt(D), plus sinusoids (sines first, then cosines), then dropout."""
+
+    def __init__(self, dropout: float, length: int):
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        nn.init.normal_(self.tokens.weight, std=WIDTH**-0.5)
+        half = WIDTH // 2
+        rates = 10_000.0 ** (-torch.arange(half) / (half - 1))
+        angles = torch.arange(length)[:, None] * rates
+        self.register_buffer("positions", torch.cat([angles.sin(), angles.cos()], dim=1))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, ids_BL: Tensor) -> Tensor:
+        return self.dropout(self.tokens(ids_BL) * WIDTH**0.5 + self.positions)
+
+
+class Translator(nn.Module):
+    """Encoder and decoder; the output projection is the decoder's embedding."""
+
+    def __init__(self, variant: str, encoder_layers: int, dropout: float, length: int):
+        super().__init__()
+        self.source = Embedding(dropout, length)
+        self.target = Embedding(dropout, length)
+        reservoirs = () if variant == "plain" else RESERVOIRS[encoder_layers]
+        self.encoder = nn.ModuleList()
+        for index in range(encoder_layers):
+            reservoir = index in reservoirs
+            layer = nn.Sequential(Residual(FeedForward(), dropout))
+            if not (reservoir and variant == "ffn_reservoir"):
+                layer.insert(0, Residual(SelfAttention(causal=False), dropout))
+            self.encoder.append(layer.requires_grad_(not reservoir))
+        self.encoder_norm = nn.LayerNorm(WIDTH)
+        self.decoder = nn.ModuleList(DecoderLayer(dropout) for _ in range(DECODER_LAYERS))
+        self.decoder_norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, source_BL: Tensor, target_BL: Tensor) -> Tensor:
+        memory_BLD = self.source(source_BL)
+        for layer in self.encoder:
+            memory_BLD = layer(memory_BLD)
+        memory_BLD = self.encoder_norm(memory_BLD)
+        x_BLD = self.target(target_BL)
+        for layer in self.decoder:
+            x_BLD = layer(x_BLD, memory_BLD)
+        return F.linear(self.decoder_norm(x_BLD), self.target.tokens.weight)
+
+
+def smoothed_loss(logits_BLV: Tensor, labels_BL: Tensor, smoothing: float = 0.1) -> Tensor:
+    """fairseq's label smoothing, mean per token.
+
+    fairseq spreads the smoothing over the V - 1 wrong tokens, `F.cross_entropy` over all V: the
+    two agree once the mass is scaled by V / (V - 1).
+    """
+    scaled = smoothing * VOCABULARY / (VOCABULARY - 1)
+    return F.cross_entropy(logits_BLV.flatten(0, 1), labels_BL.flatten(), label_smoothing=scaled)
+
+
+def make_step(
+    variant: str,
+    dtype: str = "float32",
+    dropout: float = 0.0,
+    batch: int = 64,
+    length: int = 32,
+    encoder_layers: int = 8,
+) -> Callable[[], float]:
+    """One whole training step on a fixed random batch without padding; a call returns the loss.
+
+    Args:
+        variant: one of VARIANTS; a reservoir is frozen (`requires_grad_(False)`) and unknown to
+            the optimizer; "ffn_reservoir" also has no attention in its frozen layers.
+        dtype: "float32", or "bfloat16" for CPU autocast over float32 parameters.
+        dropout: the rate after the embeddings, every attention and every feed-forward.
+    """
+    torch.set_num_threads(cores())
+    torch.manual_seed(0)
+    model = Translator(variant, encoder_layers, dropout, length).train()
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.Adam(trainable, lr=5e-4, betas=(0.9, 0.98), fused=True)
+    source_BL, inputs_BL, labels_BL = torch.randint(VOCABULARY, (3, batch, length))
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+            loss = smoothed_loss(model(source_BL, inputs_BL), labels_BL)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step

@@ -1,0 +1,176 @@
+"""Configurations: one Python file per experiment, overridden on the command line, checked before anything runs."""
+
+import argparse
+import ast
+import difflib
+import importlib.util
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from common.errors import UserError
+
+
+def load(spec: str) -> ConfigDict:
+    """Calls `get_config` of a file: "configs/x.py", or with an argument "configs/x.py:tiny"."""
+    path, _, argument = spec.partition(":")
+    if not Path(path).is_file():
+        raise UserError(
+            f"no configuration file {path}{_nearest(path, Path('configs').glob('*.py'))}"
+        )
+    module_spec = importlib.util.spec_from_file_location(f"configs.{Path(path).stem}", path)
+    if module_spec is None:
+        raise UserError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(module_spec)
+    try:
+        module_spec.loader.exec_module(module)
+    except SyntaxError as error:
+        raise UserError(f"{path}, line {error.lineno}: {error.msg}") from error
+    if not hasattr(module, "get_config"):
+        raise UserError(f"{path} has no function get_config")
+    return module.get_config(argument) if argument else module.get_config()
+
+
+def override(config: ConfigDict, key: str, text: str) -> None:
+    """Sets the field "a.b" from its text, which has to be of the field's type."""
+    known = flatten(config)
+    if key not in known:
+        if any(name.startswith(f"{key}.") for name in known):
+            raise UserError(
+                f"--config.{key} is a group; set one of its fields, --config.{key}.NAME=VALUE"
+            )
+        raise UserError(f"unknown option --config.{key}{_nearest(key, known)}")
+    parent = config
+    *groups, name = key.split(".")
+    for group in groups:
+        parent = parent[group]
+    parent[name] = _read(f"--config.{key}", text, known[key])
+
+
+def _read(option: str, text: str, current: Any) -> Any:
+    """`text` as a value of the type of `current`."""
+    try:
+        if isinstance(current, bool):
+            return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
+        if isinstance(current, int):
+            return int(text)
+        if isinstance(current, float):
+            return float(text)
+        if isinstance(current, tuple):
+            value = ast.literal_eval(text if text.strip() else "()")
+            value = tuple(value) if isinstance(value, tuple | list) else (value,)
+            if current and not all(isinstance(item, type(current[0])) for item in value):
+                raise ValueError
+            return value
+    except (ValueError, KeyError, SyntaxError) as error:
+        kind = {"bool": "true or false", "int": "a whole number", "float": "a number"}.get(
+            type(current).__name__, f"a list such as {','.join(map(str, current or (1, 2)))}"
+        )
+        raise UserError(f"{option} must be {kind}, got {text!r}") from error
+    return text
+
+
+def flatten(config: Mapping, prefix: str = "") -> dict[str, Any]:
+    """{"a.b": value} of a nested configuration."""
+    flat = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping | ConfigDict):
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def to_json(config: ConfigDict) -> dict:
+    """Plain dictionaries and lists."""
+    return json.loads(json.dumps(config.to_dict()))
+
+
+def from_json(values: dict) -> ConfigDict:
+    """The inverse of `to_json`: lists are tuples again."""
+
+    def restore(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: restore(item) for key, item in value.items()}
+        return tuple(restore(item) for item in value) if isinstance(value, list) else value
+
+    return ConfigDict(restore(values))
+
+
+def require(condition: bool, message: str) -> None:
+    """A condition on the user's input."""
+    if not condition:
+        raise UserError(message)
+
+
+def choose(option: str, value: str, known: Mapping[str, Any] | tuple) -> None:
+    """`value` has to be one of `known`."""
+    require(
+        value in known,
+        f"{option}={value!r}: choose one of {', '.join(known)}{_nearest(value, known)}",
+    )
+
+
+def parse(program: str, argv: list[str] | None = None) -> tuple[ConfigDict, argparse.Namespace]:
+    """The command line of every training program: --config=FILE[:ARG] --config.a.b=V ... --workdir=DIR.
+
+    The default workdir follows from the configuration's name, so the same command finds its own checkpoints.
+    """
+    parser = parser_for(program)
+    parser.add_argument(
+        "--config",
+        required=True,
+        metavar="FILE[:ARG]",
+        help="configuration; ':tiny' is a small run on embedded data",
+    )
+    parser.add_argument(
+        "--workdir",
+        metavar="DIR",
+        help="where checkpoints, curves and summary go (default runs/NAME)",
+    )
+    parser.epilog = "Any field of the configuration is an option: --config.train.steps=1000"
+    argv = sys.argv[1:] if argv is None else argv
+    fields = [a for a in argv if a.startswith("--config.")]
+    options = parser.parse_args([a for a in argv if a not in fields])
+    config = load(options.config)
+    for field in fields:
+        key, equals, text = field.removeprefix("--config.").partition("=")
+        require(bool(equals), f"--config.{key} needs a value: --config.{key}=VALUE")
+        override(config, key, text)
+    path, _, argument = options.config.partition(":")
+    name = Path(path).stem + (f"_{re.sub(r'[^A-Za-z0-9]+', '_', argument)}" if argument else "")
+    options.workdir = Path(options.workdir or f"runs/{name}")
+    return config, options
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:
+        raise UserError(f"{message} (--help lists the options)")
+
+
+def parser_for(program: str) -> argparse.ArgumentParser:
+    """An argument parser whose complaints are one line each."""
+    return _Parser(prog=f"python -m {program}", allow_abbrev=False)
+
+
+def positive(option: str) -> Callable[[str], int]:
+    """The argparse type of a whole number of at least one."""
+
+    def read(text: str) -> int:
+        require(
+            text.isdigit() and int(text) > 0,
+            f"{option} must be a whole number of at least 1, got {text!r}",
+        )
+        return int(text)
+
+    return read
+
+
+def _nearest(name: str, known: Any) -> str:
+    match = difflib.get_close_matches(str(name), [str(item) for item in known], n=1, cutoff=0.5)
+    return f"; did you mean {match[0]}?" if match else ""

@@ -1,0 +1,63 @@
+"""Text as ids: one flat array per side, mapped from a file in the cache."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+
+from common.data.cache import fingerprint, write_atomic
+from common.data.tokenizer import Tokenizer
+
+_BLOCK = 100_000
+"""Lines tokenized at once, which bounds the memory."""
+
+
+class TokenizedCorpus:
+    """Sentences as ids without begin and end of sentence.
+
+    Attributes:
+        tokens: all ids, one sentence after the other, (total,) uint16 or int32.
+        offsets: where each sentence begins in `tokens`, and the total, (sentences + 1,) int64.
+        lengths: ids in each sentence, (sentences,) int64.
+    """
+
+    def __init__(self, tokens: np.ndarray, offsets: np.ndarray) -> None:
+        self.tokens = tokens
+        self.offsets = offsets
+        self.lengths = np.diff(offsets)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        """Ids of one sentence, (length,)."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"sentence {index} of {len(self)}")
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+
+def tokenize_corpus(
+    text: Sequence[str], tokenizer: Tokenizer, cache_dir: str | Path
+) -> TokenizedCorpus:
+    """Tokenizes the lines of one side, or maps the ids that an earlier call left in the cache."""
+    key = fingerprint([tokenizer.fingerprint], text)[:16]
+    tokens, offsets = (Path(cache_dir) / f"{name}-{key}.npy" for name in ("tokens", "offsets"))
+    if not (tokens.exists() and offsets.exists()):
+        blocks, lengths = [], [0]
+        for block, sizes in _tokenize(text, tokenizer):
+            blocks.append(block)
+            lengths.extend(sizes)
+        flat = np.concatenate(blocks) if blocks else np.zeros(0, np.int32)
+        write_atomic(tokens, lambda file: np.save(file, flat))
+        write_atomic(offsets, lambda file: np.save(file, np.cumsum(lengths, dtype=np.int64)))
+    return TokenizedCorpus(np.load(tokens, mmap_mode="r"), np.load(offsets))
+
+
+def _tokenize(text: Sequence[str], tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, list[int]]]:
+    """Ids and sentence lengths, block by block."""
+    kind = np.uint16 if tokenizer.size <= 2**16 else np.int32
+    for start in range(0, len(text), _BLOCK):
+        sentences = tokenizer.encode(text[start : start + _BLOCK])
+        lengths = [len(sentence) for sentence in sentences]
+        yield np.fromiter(chain.from_iterable(sentences), kind, sum(lengths)), lengths

@@ -1,0 +1,171 @@
+"""Subword tokenizers: one joint SentencePiece BPE model, whole or cut down to one side's pieces."""
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+from zipfile import BadZipFile
+
+import numpy as np
+import sentencepiece
+
+from common.data.cache import fingerprint, write_atomic
+from common.data.sources import ParallelText
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+PAD, BOS, EOS, UNK = range(4)
+"""Ids of padding, begin and end of sentence, and unknown pieces, in every dictionary."""
+
+_SPECIALS = 4
+_TRAINER = {
+    "model_type": "bpe",
+    "character_coverage": 1.0,
+    "normalization_rule_name": "nmt_nfkc",
+    "byte_fallback": False,
+    "pad_id": PAD,
+    "bos_id": BOS,
+    "eos_id": EOS,
+    "unk_id": UNK,
+}
+_MOST_LINES = 1_000_000
+"""BPE learns from at most this many lines; more take memory and change little."""
+
+_BLOCK = 100_000
+
+
+class Tokenizer:
+    """Turns text into ids from 0 to `size` - 1 and back.
+
+    Attributes:
+        size: number of ids, the four special ones included.
+        fingerprint: names the tokenizer; equal ones make equal ids.
+    """
+
+    pad_id, bos_id, eos_id, unk_id = PAD, BOS, EOS, UNK
+
+    def __init__(self, model: bytes, pieces: Sequence[int] | np.ndarray | None = None) -> None:
+        """Makes a tokenizer.
+
+        Args:
+            model: a serialized SentencePiece model whose special ids are the ones above.
+            pieces: ids of the model's pieces that are in the dictionary, which numbers them anew
+                without gaps; the special ones are always in it. None takes all.
+        """
+        self._model = model
+        self._sentencepiece = sentencepiece.SentencePieceProcessor(model_proto=model)
+        everything = np.arange(self._sentencepiece.get_piece_size())
+        chosen = everything if pieces is None else np.asarray(pieces, np.int64)
+        self._pieces = np.union1d(chosen, np.arange(_SPECIALS))
+        self._ids = np.full(len(everything), UNK)
+        self._ids[self._pieces] = np.arange(len(self._pieces))
+        self.size = len(self._pieces)
+        self.fingerprint = fingerprint([model.hex()], map(str, self._pieces))
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Gives the ids of each line, without begin and end of sentence."""
+        return [self._ids[ids].tolist() for ids in self._sentencepiece.encode(list(lines))]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Gives the text of each row of ids. Pad, begin and end are left out; unknown is " ⁇ "."""
+        return self._sentencepiece.decode(
+            [self._pieces[np.asarray(row, np.int64)].tolist() for row in ids]
+        )
+
+    def restricted(self, lines: Sequence[str]) -> "Tokenizer":
+        """A tokenizer with this model whose dictionary has only the pieces that `lines` use."""
+        used = np.zeros(self._sentencepiece.get_piece_size(), bool)
+        for start in range(0, len(lines), _BLOCK):
+            for ids in self._sentencepiece.encode(list(lines[start : start + _BLOCK])):
+                used[ids] = True
+        return Tokenizer(self._model, np.flatnonzero(used))
+
+    def save(self, path: Path) -> None:
+        """Writes the model and the dictionary into one .npz file."""
+        write_atomic(Path(path), self._write)
+
+    def _write(self, file: BinaryIO) -> None:
+        np.savez(file, model=np.frombuffer(self._model, np.uint8), pieces=self._pieces)
+
+    @classmethod
+    def load(cls, path: Path) -> "Tokenizer":
+        """Reads what `save` wrote.
+
+        Raises:
+            UserError: the file is missing or is no tokenizer.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return cls(file["model"].tobytes(), file["pieces"])
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+            raise UserError(f"cannot read a tokenizer from {path}: {error}") from error
+
+
+def build_tokenizers(
+    data: "ConfigDict", train: ParallelText, cache_dir: str | Path
+) -> tuple[Tokenizer, Tokenizer]:
+    """Trains a joint model on both sides of the training text, or finds it in the cache.
+
+    Args:
+        data: has `vocab_size` (pieces of the joint model, special ones included) and
+            `dictionaries`: "shared" (all pieces on both sides) or "separate" (each side has only
+            the pieces that its training text uses).
+        train: the training text.
+        cache_dir: where tokenizers are kept, named by all they depend on.
+
+    Returns:
+        The tokenizers of the source and of the target.
+
+    Raises:
+        UserError: unknown `dictionaries`, or a vocabulary too small or too large for the text.
+    """
+    if data.dictionaries not in ("shared", "separate"):
+        raise UserError(
+            f"data.dictionaries is {data.dictionaries!r}; it must be 'shared' or 'separate'"
+        )
+    settings = [str(data.vocab_size), data.dictionaries, repr(_TRAINER), str(_MOST_LINES)]
+    key = fingerprint(settings, train.source, train.target)[:16]
+    paths = [Path(cache_dir) / f"tokenizer-{key}-{side}.npz" for side in ("source", "target")]
+    if not all(path.exists() for path in paths):
+        joint = Tokenizer(_train(train, data.vocab_size))
+        for path, lines in zip(paths, (train.source, train.target), strict=True):
+            tokenizer = joint if data.dictionaries == "shared" else joint.restricted(lines)
+            tokenizer.save(path)
+    source, target = map(Tokenizer.load, paths)
+    return source, target
+
+
+def _train(train: ParallelText, vocab_size: int) -> bytes:
+    """Serialized SentencePiece model of both sides of `train`."""
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=_sample(train),
+            model_writer=model,
+            vocab_size=vocab_size,
+            minloglevel=2,
+            **_TRAINER,
+        )
+    except RuntimeError as error:
+        message = str(error)
+        if largest := re.search(r"value <= (\d+)", message):
+            hint = f"too large for the training text; the largest possible is {largest[1]}"
+        elif smallest := re.search(r"required_chars\. \d+ vs (\d+)", message):
+            hint = f"too small for the training text; the smallest possible is {smallest[1]}"
+        else:
+            hint = f"refused by SentencePiece: {message}"
+        raise UserError(f"data.vocab_size {vocab_size} is {hint}") from error
+    return model.getvalue()
+
+
+def _sample(train: ParallelText) -> Iterator[str]:
+    """Lines of both sides, from pairs picked at random (always the same) if there are too many."""
+    pairs: Sequence[int] | np.ndarray = range(len(train))
+    if 2 * len(train) > _MOST_LINES:
+        pairs = np.random.default_rng(0).choice(len(train), _MOST_LINES // 2, replace=False)
+    for i in pairs:
+        yield train.source[i]
+        yield train.target[i]

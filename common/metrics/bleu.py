@@ -1,0 +1,55 @@
+"""Corpus BLEU, by sacrebleu, with the signature that makes a score comparable."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.errors import UserError
+
+# sacrebleu has more, but those download a model or need another package.
+TOKENIZERS = ("13a", "intl", "char", "zh", "none")
+
+
+@dataclass(frozen=True)
+class Bleu:
+    """A score.
+
+    Attributes:
+      score: BLEU in percent, 0 to 100.
+      signature: sacrebleu's, such as "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0".
+    """
+
+    score: float
+    signature: str
+
+
+def corpus_bleu(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    lowercase: bool = False,
+    tokenize: str = "13a",
+) -> Bleu:
+    """BLEU of translations against one reference each.
+
+    Args:
+      hypotheses: one translation per sentence.
+      references: as many.
+      lowercase: ignore case.
+      tokenize: one of `TOKENIZERS`; "none" scores text that is already tokenised (tokenised BLEU,
+        the test metric of the Reservoir paper's IWSLT recipe).
+
+    Raises:
+      UserError: no sentences, unequal counts, or an unknown tokenizer.
+    """
+    if len(hypotheses) != len(references):
+        raise UserError(f"BLEU of {len(hypotheses)} translations and {len(references)} references")
+    if not hypotheses:
+        raise UserError("BLEU needs at least one sentence")
+    if tokenize not in TOKENIZERS:
+        raise UserError(f"BLEU tokenizer {tokenize!r} is not one of {', '.join(TOKENIZERS)}")
+
+    from sacrebleu.metrics import BLEU
+
+    # force: sacrebleu would warn about tokenised text, which "none" declares.
+    metric = BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none")
+    score = metric.corpus_score(list(hypotheses), [list(references)]).score
+    return Bleu(score, str(metric.get_signature()))

@@ -1,0 +1,118 @@
+"""Multi-head attention: over the sequence itself (causal or not) and over a memory.
+
+B batch, T queries, S keys, D width, H heads, K head size.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from common.model import initializers
+from common.model.block import Context, Function
+from common.model.linear import Linear
+
+
+def attend(
+    query_BTHK: jax.Array,
+    key_BSHK: jax.Array,
+    value_BSHK: jax.Array,
+    *,
+    causal: bool = False,
+    key_lengths_B: jax.Array | None = None,
+) -> jax.Array:
+    """Softmax attention over the first `key_lengths_B` keys; (B, T, H, K).
+
+    The backend's fused kernel is used where it has one for this type (cuDNN on GPUs: bfloat16 and float16).
+    """
+    fused = jax.default_backend() == "gpu" and query_BTHK.dtype in (jnp.bfloat16, jnp.float16)
+    query_lengths_B = None
+    if fused and key_lengths_B is not None:
+        query_lengths_B = jnp.full(query_BTHK.shape[:1], query_BTHK.shape[1], jnp.int32)
+    return jax.nn.dot_product_attention(
+        query_BTHK,
+        key_BSHK,
+        value_BSHK,
+        is_causal=causal,
+        query_seq_lengths=query_lengths_B,
+        key_value_seq_lengths=key_lengths_B,
+        implementation="cudnn" if fused else None,
+    )
+
+
+class Attention(Function):
+    """Projections around `attend`. `causal` and padding decide what a position sees."""
+
+    def __init__(self, width: int, heads: int, *, rngs: nnx.Rngs, causal: bool = False):
+        if width % heads:
+            raise ValueError(f"width {width} is not divisible by {heads} heads")
+        gain = (
+            2**-0.5
+        )  # fairseq starts query, key and value as one matrix of three times the width would
+
+        def inner():
+            init = initializers.xavier_uniform(gain)
+            return Linear(width, width, ("embed", "heads"), rngs=rngs, kernel_init=init)
+
+        self.query, self.key, self.value = inner(), inner(), inner()
+        self.out = Linear(width, width, ("heads", "embed"), rngs=rngs)
+        self.heads = heads
+        self.causal = causal
+
+    def _split(self, x_BLD: jax.Array) -> jax.Array:
+        return x_BLD.reshape(*x_BLD.shape[:2], self.heads, -1)
+
+    def _project(self, x_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return self._split(self.key(x_BLD)), self._split(self.value(x_BLD))
+
+    def _merge(self, y_BTHK: jax.Array) -> jax.Array:
+        return self.out(y_BTHK.reshape(*y_BTHK.shape[:2], -1))
+
+    def __call__(
+        self, x_BTD: jax.Array, context: Context, key: jax.Array | None = None
+    ) -> jax.Array:
+        query = self._split(self.query(x_BTD))
+        # A causal query never sees the padding behind it.
+        lengths = None if self.causal else context.lengths_B
+        y = attend(query, *self._project(x_BTD), causal=self.causal, key_lengths_B=lengths)
+        return self._merge(y)
+
+    def cache(self, batch: int, length: int, context: Context, dtype: Any) -> Any:
+        shape = (batch, length, self.heads, self.key.kernel.shape[1] // self.heads)
+        return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
+
+    def step(
+        self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
+    ) -> tuple[jax.Array, Any]:
+        update = jax.lax.dynamic_update_slice_in_dim
+        cache = tuple(
+            update(old, new, index, axis=1)
+            for old, new in zip(cache, self._project(x_B1D), strict=True)
+        )
+        query = self._split(self.query(x_B1D))
+        lengths_B = jnp.full(x_B1D.shape[:1], index + 1, jnp.int32)
+        return self._merge(attend(query, *cache, key_lengths_B=lengths_B)), cache
+
+
+class CrossAttention(Attention):
+    """Attention over `context.memory_BSD`, whose keys and values are projected once when decoding."""
+
+    def __call__(
+        self, x_BTD: jax.Array, context: Context, key: jax.Array | None = None
+    ) -> jax.Array:
+        return self._over(x_BTD, self._project(context.memory_BSD), context)
+
+    def _over(self, x_BTD, keys_values, context):
+        query = self._split(self.query(x_BTD))
+        return self._merge(attend(query, *keys_values, key_lengths_B=context.memory_lengths_B))
+
+    def cache(self, batch: int, length: int, context: Context, dtype: Any) -> Any:
+        return self._project(context.memory_BSD)
+
+    def step(
+        self, x_N1D: jax.Array, cache: Any, index: jax.Array, context: Context
+    ) -> tuple[jax.Array, Any]:
+        # N = B * hypotheses: those of one sentence are queries over the same memory, which is never copied.
+        x_BTD = x_N1D.reshape(cache[0].shape[0], -1, x_N1D.shape[-1])
+        return self._over(x_BTD, cache, context).reshape(x_N1D.shape), cache

@@ -1,0 +1,62 @@
+"""Token embeddings with positions, and the output layer that shares their table."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from common.model import initializers, position
+from common.model.dropout import dropout
+from common.model.linear import matmul
+
+
+class Embed(nnx.Module):
+    """Looks tokens up, scales them by sqrt(width) and adds positions.
+
+    Args:
+      positions: "sinusoidal", "learned" or "none".
+      maximum: the longest sequence, for learned positions.
+      pad: the row of this id starts at zero (fairseq).
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        width: int,
+        *,
+        rngs: nnx.Rngs,
+        positions: str = "sinusoidal",
+        maximum: int = 1024,
+        scale: bool = True,
+        rate: float = 0.0,
+        pad: int | None = 0,
+    ):
+        table = initializers.normal(width**-0.5)(rngs.params(), (vocabulary, width))
+        if pad is not None:
+            table = table.at[pad].set(0)
+        self.table = nnx.Param(table, axes=("vocab", "embed"))
+        self.scale = math.sqrt(width) if scale else 1.0
+        self.rate = rate
+        self.positions = {
+            "sinusoidal": lambda: position.Sinusoidal(width),
+            "learned": lambda: position.Learned(maximum, width, rngs=rngs),
+            "none": lambda: None,
+        }[positions]()
+
+    def __call__(
+        self,
+        tokens_BL: jax.Array,
+        dtype: jnp.dtype,
+        key: jax.Array | None = None,
+        start: jax.Array | int = 0,
+    ) -> jax.Array:
+        """Returns (B, L, D); `start` is the position of the first token."""
+        x_BLD = self.table[...][tokens_BL] * self.scale
+        if self.positions is not None:
+            x_BLD = x_BLD + self.positions(start + jnp.arange(tokens_BL.shape[1]))
+        return dropout(x_BLD.astype(dtype), self.rate, key)
+
+    def logits(self, x_BLD: jax.Array) -> jax.Array:
+        """The tied output layer: (B, L, V) in float32."""
+        return matmul(x_BLD, self.table[...], True)

@@ -1,0 +1,107 @@
+"""Stacks of blocks, and the encoder-decoder made of two of them.
+
+B batch, S source length, T target length, D width, V vocabulary.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from common.model.block import Block, Context
+from common.model.dropout import fold
+from common.model.embed import Embed
+from common.model.norm import LayerNorm
+
+
+class Stack(nnx.Module):
+    """Blocks one after the other, and a final norm for pre-norm blocks."""
+
+    def __init__(
+        self,
+        blocks: list[Block],
+        width: int,
+        *,
+        rngs: nnx.Rngs,
+        final_norm: bool = True,
+        remat: bool = False,
+    ):
+        self.blocks = nnx.List(blocks)
+        self.norm = LayerNorm(width, rngs=rngs) if final_norm else None
+        self.remat = remat
+
+    def __call__(
+        self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
+    ) -> jax.Array:
+        for number, block in enumerate(self.blocks):
+            # The block's own activations are recomputed in the backward pass where memory is short.
+            call = jax.checkpoint(block.__call__) if self.remat else block
+            x_BLD = call(x_BLD, context, fold(key, number))
+        return x_BLD if self.norm is None else self.norm(x_BLD)
+
+    def cache(self, batch: int, length: int, context: Context, dtype: Any) -> list:
+        return [block.cache(batch, length, context, dtype) for block in self.blocks]
+
+    def step(
+        self, x_B1D: jax.Array, cache: list, index: jax.Array, context: Context
+    ) -> tuple[jax.Array, list]:
+        new = []
+        for block, part in zip(self.blocks, cache, strict=True):
+            x_B1D, part = block.step(x_B1D, part, index, context)
+            new.append(part)
+        return x_B1D if self.norm is None else self.norm(x_B1D), new
+
+
+class EncoderDecoder(nnx.Module):
+    """Vaswani et al. (2017), the decoder's input and output embeddings tied.
+
+    Args:
+      pad: id of the padding token; a source ends where its padding starts.
+      dtype: the type of activations; parameters, softmax and logits are float32.
+    """
+
+    def __init__(
+        self,
+        source_embed: Embed,
+        target_embed: Embed,
+        encoder: Stack,
+        decoder: Stack,
+        *,
+        dtype: jnp.dtype = jnp.float32,
+        pad: int = 0,
+    ):
+        self.source_embed = source_embed
+        self.target_embed = target_embed
+        self.encoder = encoder
+        self.decoder = decoder
+        self.dtype = dtype
+        self.pad = pad
+
+    def encode(self, source_BS: jax.Array, key: jax.Array | None = None) -> Context:
+        """Returns the context that the decoder reads."""
+        lengths_B = jnp.sum(source_BS != self.pad, axis=1, dtype=jnp.int32)
+        # A row of padding only (it fills up a batch) attends to one token, not to none: no 0/0.
+        lengths_B = jnp.maximum(lengths_B, 1)
+        x_BSD = self.source_embed(source_BS, self.dtype, fold(key, 0))
+        memory_BSD = self.encoder(x_BSD, Context(lengths_B=lengths_B), fold(key, 1))
+        return Context(memory_BSD=memory_BSD, memory_lengths_B=lengths_B)
+
+    def __call__(
+        self, source_BS: jax.Array, target_BT: jax.Array, key: jax.Array | None = None
+    ) -> jax.Array:
+        """Teacher forcing: the logits (B, T, V) of the token after each of `target_BT`."""
+        context = self.encode(source_BS, fold(key, 0))
+        x_BTD = self.target_embed(target_BT, self.dtype, fold(key, 1))
+        return self.target_embed.logits(self.decoder(x_BTD, context, fold(key, 2)))
+
+    def cache(self, batch: int, length: int, context: Context) -> list:
+        return self.decoder.cache(batch, length, context, self.dtype)
+
+    def step(
+        self, tokens_B: jax.Array, cache: list, index: jax.Array, context: Context
+    ) -> tuple[jax.Array, list]:
+        """One decoding step: the logits (B, V) of the token after `tokens_B`, which stands at position `index`."""
+        x_B1D = self.target_embed(tokens_B[:, None], self.dtype, start=index)
+        x_B1D, cache = self.decoder.step(x_B1D, cache, index, context)
+        return self.target_embed.logits(x_B1D)[:, 0], cache

@@ -1,0 +1,94 @@
+"""The one matrix product of the core, y = x W + b.
+
+B batch, L length, R = B L rows, D inputs, F outputs.
+"""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from common.model import initializers
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def matmul(x_BLD: jax.Array, kernel: jax.Array, transposed: bool = False) -> jax.Array:
+    """x W in the precision of x, accumulated and returned in float32.
+
+    The kernel, (D, F) or if `transposed` (F, D), is kept in float32 and rounded to x's type here, so its gradient never
+    passes through that type. The three products (forward, input gradient, weight gradient) are written out because their
+    form decides their speed on a CPU: forward and input gradient want two-dimensional operands, and bfloat16 operands are
+    fast only where the result is float32. See `_backward` for the third.
+    """
+    return _forward(x_BLD, kernel, transposed)[0]
+
+
+def _rows(x_BLD: jax.Array) -> jax.Array:
+    return x_BLD.reshape(-1, x_BLD.shape[-1])
+
+
+def _dot(a: jax.Array, b: jax.Array, a_axes: tuple[int, ...], b_axes: tuple[int, ...]) -> jax.Array:
+    dimensions = ((a_axes, b_axes), ((), ()))
+    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
+
+
+def _forward(x_BLD, kernel, transposed):
+    y_RF = _dot(_rows(x_BLD), kernel.astype(x_BLD.dtype), (1,), (int(transposed),))
+    return y_RF.reshape(*x_BLD.shape[:-1], -1), (x_BLD, kernel)
+
+
+def _backward(transposed, residuals, g_BLF):
+    x_BLD, kernel = residuals
+    dtype = x_BLD.dtype
+    g_BLF = g_BLF.astype(dtype)
+    dx_RD = _dot(_rows(g_BLF), kernel.astype(dtype), (1,), (int(not transposed),))
+    pair = (g_BLF, x_BLD) if transposed else (x_BLD, g_BLF)
+    if dtype == jnp.float32:
+        dkernel = _dot(*map(_rows, pair), (0,), (0,))
+    else:
+        # A contraction over two axes makes XLA transpose one operand and then use the fast bfloat16 product, at four times
+        # the rate of a contraction over the rows.
+        axes = tuple(range(x_BLD.ndim - 1))
+        dkernel = _dot(*pair, axes, axes)
+    return dx_RD.reshape(x_BLD.shape).astype(dtype), dkernel
+
+
+matmul.defvjp(_forward, _backward)
+
+
+class Linear(nnx.Module):
+    """An affine map of the last axis.
+
+    Args:
+      axes: logical axes of the kernel, inputs first.
+      kernel_init, bias_init: functions (key, shape) -> array; bias_init None leaves the bias out.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        axes: tuple[str | None, str | None],
+        *,
+        rngs: nnx.Rngs,
+        kernel_init=None,
+        bias_init=initializers.zeros,
+    ):
+        kernel_init = kernel_init or initializers.xavier_uniform()
+        self.kernel = nnx.Param(kernel_init(rngs.params(), (inputs, outputs)), axes=axes)
+        self.bias = (
+            nnx.Param(bias_init(rngs.params(), (outputs,)), axes=axes[1:]) if bias_init else None
+        )
+
+    def reservoir_draws(self) -> dict[str, tuple]:
+        bound = 1 / math.sqrt(self.kernel.shape[0])
+        return {"kernel": ("orthogonal",), "bias": ("uniform", bound)}
+
+    def __call__(self, x_BLD: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
+        """Returns (B, L, F) in `dtype`, by default in the type of x."""
+        y_BLF = matmul(x_BLD, self.kernel[...])
+        if self.bias is not None:
+            y_BLF = y_BLF + self.bias[...]
+        return y_BLF.astype(dtype or x_BLD.dtype)

@@ -1,0 +1,26 @@
+"""Layer normalization."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from common.model import initializers
+
+
+class LayerNorm(nnx.Module):
+    """Normalizes the last axis in float32, then scales and shifts; returns the type of its input."""
+
+    def __init__(self, width: int, *, rngs: nnx.Rngs, epsilon: float = 1e-5):
+        self.scale = nnx.Param(initializers.ones(rngs.params(), (width,)), axes=(None,))
+        self.bias = nnx.Param(initializers.zeros(rngs.params(), (width,)), axes=(None,))
+        self.epsilon = epsilon
+
+    def reservoir_draws(self) -> dict[str, tuple]:
+        return {"scale": ("ones",), "bias": ("zeros",)}
+
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        x = x_BLD.astype(jnp.float32)
+        centred = x - x.mean(-1, keepdims=True)
+        variance = jnp.square(centred).mean(-1, keepdims=True)
+        y = centred * jax.lax.rsqrt(variance + self.epsilon)
+        return (y * self.scale[...] + self.bias[...]).astype(x_BLD.dtype)

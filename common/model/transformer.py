@@ -1,0 +1,61 @@
+"""Transformer blocks from a configuration: the one place where their parts are put together."""
+
+from ml_collections import ConfigDict
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from common.model.attention import Attention, CrossAttention
+from common.model.block import Block, Function, Residual
+from common.model.embed import Embed
+from common.model.encoder_decoder import Stack
+from common.model.feed_forward import FeedForward
+
+
+def compute_dtype(name: str) -> jnp.dtype:
+    """The type of activations; "auto" is bfloat16 on an accelerator and float32 on a CPU."""
+    if name == "auto":
+        name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    return jnp.dtype(name)
+
+
+def make_block(
+    model: ConfigDict, functions: list[Function], *, rngs: nnx.Rngs, rate: float | None = None
+) -> Block:
+    """Residuals around `functions`, with the placement of norms and the dropout that the model has."""
+    rate = model.dropout if rate is None else rate
+    return Block(
+        [Residual(f, model.width, rngs=rngs, placement=model.norm, rate=rate) for f in functions]
+    )
+
+
+def feed_forward(model: ConfigDict, *, rngs: nnx.Rngs) -> FeedForward:
+    return FeedForward(model.width, model.hidden, rngs=rngs, activation=model.activation)
+
+
+def encoder_block(model: ConfigDict, *, rngs: nnx.Rngs, rate: float | None = None) -> Block:
+    mixer = Attention(model.width, model.heads, rngs=rngs)
+    return make_block(model, [mixer, feed_forward(model, rngs=rngs)], rngs=rngs, rate=rate)
+
+
+def decoder_block(model: ConfigDict, *, rngs: nnx.Rngs) -> Block:
+    mixer = Attention(model.width, model.heads, rngs=rngs, causal=True)
+    cross = CrossAttention(model.width, model.heads, rngs=rngs)
+    return make_block(model, [mixer, cross, feed_forward(model, rngs=rngs)], rngs=rngs)
+
+
+def stack(model: ConfigDict, blocks: list[Block], *, rngs: nnx.Rngs) -> Stack:
+    final_norm = model.norm == "pre"
+    return Stack(blocks, model.width, rngs=rngs, final_norm=final_norm, remat=model.remat)
+
+
+def embed(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Embed:
+    return Embed(
+        vocabulary,
+        model.width,
+        rngs=rngs,
+        positions=model.positions,
+        maximum=model.max_length,
+        rate=model.dropout,
+    )

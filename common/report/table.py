@@ -1,0 +1,90 @@
+"""Small tables as Markdown, CSV and aligned text."""
+
+import csv
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+_NUMBER = re.compile(r"[-+]?\.?\d|nan|[-+]?inf|$")
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A Markdown table that is also aligned as text; columns of numbers go to the right.
+
+    Cells: whole numbers get thousands separators, other numbers two decimals (four significant
+    digits below 1 and from a million on), None is empty; a string stays as it is.
+
+    Raises:
+      ValueError: a row is not as long as the header.
+    """
+    escaped = [[cell.replace("|", "\\|") for cell in line] for line in _lines(columns, rows)]
+    header, *body = _pad(escaped)
+    right = _right_aligned(escaped[1:], len(columns))
+    rule = ["-" * (len(h) - 1) + (":" if r else "-") for h, r in zip(header, right, strict=True)]
+    return "".join(f"| {' | '.join(line)} |\n" for line in [header, rule, *body])
+
+
+def text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table for the terminal, with the cells of `markdown`.
+
+    Raises:
+      ValueError: a row is not as long as the header.
+    """
+    header, *body = _pad(_lines(columns, rows))
+    rule = ["-" * len(cell) for cell in header]
+    return "".join("  ".join(line).rstrip() + "\n" for line in [header, rule, *body])
+
+
+def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Writes a CSV file, with every digit of every number; None is empty.
+
+    Raises:
+      ValueError: a row is not as long as the header.
+    """
+    rows = _checked(columns, rows)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows([columns, *rows])
+
+
+def _checked(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
+    """The rows, each as long as the header."""
+    rows = list(rows)
+    for row in rows:
+        if len(row) != len(columns):
+            raise ValueError(f"a row of {len(row)} cells under {len(columns)} columns: {row}")
+    return rows
+
+
+def _lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[list[str]]:
+    """Header and rows as text, one line per row."""
+    cells = [[_cell(value) for value in row] for row in _checked(columns, rows)]
+    return [[" ".join(cell.split()) for cell in line] for line in [list(columns), *cells]]
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.2f}" if value == 0 or 1 <= abs(value) < 1e6 else f"{value:.4g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
+
+
+def _right_aligned(body: Sequence[Sequence[str]], width: int) -> list[bool]:
+    """Which columns hold numbers only (with or without a ± or a unit after them)."""
+    return [bool(body) and all(_NUMBER.match(line[i]) for line in body) for i in range(width)]
+
+
+def _pad(lines: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The lines (the first a header) with cells as wide as their column."""
+    right = _right_aligned(lines[1:], len(lines[0]))
+    # A Markdown rule takes three dashes.
+    widths = [max(3, *(len(line[i]) for line in lines)) for i in range(len(lines[0]))]
+    return [
+        [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(line, widths, right, strict=True)]
+        for line in lines
+    ]

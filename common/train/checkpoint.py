@@ -1,0 +1,159 @@
+"""Checkpoints: the newest ones to go on from, the best one to use; and what is not stored because a seed says it.
+
+The JSON part (`meta`) of a checkpoint holds step, clock, curve, data position and the fingerprint of the drawn layers;
+the array part what is trained, its optimizer state, and frozen weights that were given (pretrained).
+"""
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from common.distributed import barrier, is_main
+from common.errors import UserError
+from common.sharding import place, shardings
+from common.variables import Arrays, Structure, draw_frozen, fingerprint
+
+
+@jax.jit
+def checksum(tree: Any) -> jax.Array:
+    """The sum of all bits as 32-bit integers: the same for every sharding, and changed by any single flipped bit."""
+
+    def one(x: jax.Array) -> jax.Array:
+        unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+        return jnp.sum(jax.lax.bitcast_convert_type(x, unsigned).astype(jnp.uint32))
+
+    return sum((one(leaf) for leaf in jax.tree.leaves(tree)), jnp.uint32(0))
+
+
+class Damaged(Exception):
+    """A checkpoint whose content is not what was written."""
+
+
+class Checkpoints:
+    """The checkpoints below a workdir. All processes call all methods."""
+
+    def __init__(self, workdir: Path, keep: int = 2):
+        self._directory = workdir.absolute() / "checkpoints"
+        self._latest = self._manager("latest", keep)
+        self._best = self._manager("best", 1)
+
+    def _manager(self, name: str, keep: int) -> ocp.CheckpointManager:
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
+        return ocp.CheckpointManager(self._directory / name, options=options)
+
+    @property
+    def exist(self) -> bool:
+        return bool(self._latest.all_steps())
+
+    def save(self, step: int, state: Any, meta: dict) -> None:
+        """Starts writing; the arrays may be donated as soon as it returns."""
+        self._save(self._latest, step, state, meta)
+
+    def save_best(self, step: int, state: Any, meta: dict) -> None:
+        self._save(self._best, step, state, meta)
+
+    def _save(self, manager: ocp.CheckpointManager, step: int, state: Any, meta: dict) -> None:
+        if step in manager.all_steps():
+            return
+        meta = {**meta, "checksum": int(checksum(state))}
+        arguments = ocp.args.Composite(
+            state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
+        )
+        manager.save(step, args=arguments, force=True)
+
+    def restore(self, target: Any, say: Any = print) -> tuple[Any, dict]:
+        """The newest intact checkpoint, its arrays placed as the abstract `target` says.
+
+        Damaged newer ones are set aside and named through `say`.
+
+        Raises:
+          UserError: there are checkpoints, but none is intact.
+        """
+        for step in sorted(self._latest.all_steps(), reverse=True):
+            try:
+                return self._read(self._latest, step, target)
+            except (
+                Exception
+            ) as error:  # orbax and its storage raise whatever a damaged file provokes
+                reason = (
+                    str(error).strip().splitlines()[0][:120]
+                    if str(error).strip()
+                    else type(error).__name__
+                )
+                self._set_aside(step)
+                say(
+                    f"checkpoint {step} is damaged ({reason}); set aside, going back to the one before"
+                )
+        raise UserError(
+            f"no intact checkpoint in {self._directory}; remove the workdir to start anew"
+        )
+
+    def restore_best(self, target: Any) -> tuple[Any, dict]:
+        """The best checkpoint by the validation objective.
+
+        Raises:
+          UserError: there is none, or it is damaged.
+        """
+        steps = self._best.all_steps()
+        if not steps:
+            raise UserError(
+                f"no evaluated checkpoint in {self._directory}; the run has to reach its first evaluation"
+            )
+        try:
+            return self._read(self._best, max(steps), target)
+        except Exception as error:
+            raise UserError(
+                f"the best checkpoint, {self._directory / 'best' / str(max(steps))}, is damaged"
+            ) from error
+
+    def _read(self, manager: ocp.CheckpointManager, step: int, target: Any) -> tuple[Any, dict]:
+        arguments = ocp.args.Composite(
+            state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore()
+        )
+        result = manager.restore(step, args=arguments)
+        if int(checksum(result.state)) != result.meta["checksum"]:
+            raise Damaged("its checksum does not fit its content")
+        return result.state, result.meta
+
+    def _set_aside(self, step: int) -> None:
+        if is_main():
+            grave = self._directory / "damaged"
+            grave.mkdir(exist_ok=True)
+            source, number = self._directory / "latest" / str(step), 0
+            while (target := grave / f"{step}.{number}").exists():
+                number += 1
+            source.rename(target)
+        barrier(f"set aside {step}")
+        self._latest.reload()
+
+    def wait(self) -> None:
+        """Until all that was saved is on disk."""
+        self._latest.wait_until_finished()
+        self._best.wait_until_finished()
+
+    def close(self) -> None:
+        self._latest.close()
+        self._best.close()
+
+
+def draw_reservoirs(structure: Structure, seed: int, mesh: jax.sharding.Mesh) -> tuple[Arrays, str]:
+    """The frozen values that follow from the seed, on the mesh, and their fingerprint."""
+    values: dict[str, np.ndarray] = draw_frozen(structure, seed)
+    return place(values, shardings(structure.drawn, mesh)), fingerprint(values)
+
+
+def verify_reservoirs(meta: dict, drawn: str) -> None:
+    """The layers drawn here have to be those that the checkpoint was trained with.
+
+    Raises:
+      UserError: they differ (another version of NumPy or of its linear algebra).
+    """
+    if meta["reservoirs"] not in (drawn, None):
+        raise UserError(
+            "the frozen layers drawn from the seed on this machine differ from those of the checkpoint; train with"
+            " --config.checkpoint.store_frozen=true to keep them in the checkpoint"
+        )

@@ -1,0 +1,415 @@
+"""The one training loop. It knows no task by name and no paper.
+
+config -> mesh -> abstract model -> shardings -> values -> [restore] -> batch, step, (evaluate), (save) ... -> summary.
+"""
+
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from common import sharding, variables
+from common.config import require, to_json
+from common.distributed import agree, is_main
+from common.errors import UserError
+from common.metrics.aucc import aucc, time_to
+from common.metrics.curve import Curve, Point
+from common.report.curve_plot import plot_curve
+from common.report.table import text
+from common.track.progress import Progress, peak_flops
+from common.track.tracker import Tracker
+from common.train import optimizer as optimizers
+from common.train.checkpoint import Checkpoints, draw_reservoirs, verify_reservoirs
+from common.train.clock import Clock
+from common.train.feed import feed
+from common.train.preemption import Preempted, Signals
+from common.train.state import Step, initial_values, optimizer_shardings
+from common.train.task import Task, Values
+from common.train.workdir import Lock, commit, open_workdir
+
+# How often several processes compare notes (signals, clocks): a collective call each time.
+AGREE_EVERY = 10
+
+
+def validate(config: ConfigDict) -> None:
+    """The fields of the loop itself; a task checks its own."""
+    optimizers.validate(config.optimizer)
+    for name in ("train.steps", "train.accumulate", "train.log_steps", "checkpoint.keep"):
+        group, field = name.split(".")
+        require(
+            config[group][field] >= 1,
+            f"--config.{name} must be at least 1, got {config[group][field]}",
+        )
+    for name in (
+        "train.max_seconds",
+        "eval.steps",
+        "eval.seconds",
+        "eval.patience",
+        "checkpoint.steps",
+        "checkpoint.seconds",
+    ):
+        group, field = name.split(".")
+        require(
+            config[group][field] >= 0,
+            f"--config.{name} must not be negative, got {config[group][field]}",
+        )
+    require(
+        bool(config.eval.steps or config.eval.seconds),
+        "evaluate by steps or by seconds: --config.eval.steps or --config.eval.seconds must be above 0",
+    )
+
+
+def fit(config: ConfigDict, task: Task, workdir: Path) -> dict:
+    """Trains, or goes on with, the run in `workdir`; returns its summary.
+
+    Raises:
+      UserError: the configuration, the workdir or the data are at fault, or the loss is no longer finite.
+      Preempted: a signal came; the run is saved.
+    """
+    begun = time.perf_counter()
+    validate(config)
+    mesh = sharding.make_mesh(config.mesh)
+    lock = Lock(workdir) if is_main() else None
+    try:
+        if is_main():
+            open_workdir(workdir, config)
+            task.save(workdir)
+        with jax.set_mesh(mesh), Signals() as signals:
+            return Run(config, task, workdir, mesh, signals, begun).go()
+    finally:
+        if lock:
+            lock.release()
+
+
+class Run:
+    """One run, from its first step or its last checkpoint to its summary."""
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        task: Task,
+        workdir: Path,
+        mesh: Any,
+        signals: Signals,
+        begun: float,
+    ):
+        self.config, self.task, self.workdir, self.mesh, self.signals = (
+            config,
+            task,
+            workdir,
+            mesh,
+            signals,
+        )
+        self.begun = begun
+        self.structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+        update, schedule = optimizers.make(config.optimizer, config.train.steps)
+        self.step = Step(
+            task, self.structure, update, schedule, mesh, config.seed, config.train.accumulate
+        )
+        self.where = sharding.shardings(self.structure.trainable, mesh)
+        self.checkpoints = Checkpoints(workdir, config.checkpoint.keep)
+        self.frozen, self.drawn = draw_reservoirs(self.structure, config.seed, mesh)
+        self.number = 0
+        self.position: dict | None = None
+        self.clock = Clock()
+        self.curve = Curve(task.objective, task.mode)
+        self.tokens = self.flops = 0.0
+        self.finished = ""
+        self.worse = 0
+        self.saved_at = 0.0
+        self.first_step = 0.0
+
+    # What a checkpoint holds.
+
+    def _arrays(self) -> dict:
+        stored = self.config.checkpoint.store_frozen
+        kept = {n: x for n, x in self.frozen.items() if stored or n not in self.structure.drawn}
+        return {"trainable": self.trainable, "frozen": kept, "optimizer": self.opt_state}
+
+    def _meta(self) -> dict:
+        return {
+            "step": self.number,
+            "position": self.position,
+            "clock": self.clock.seconds(),
+            "curve": self.curve.to_json(),
+            "tokens": self.tokens,
+            "flops": self.flops,
+            "finished": self.finished,
+            "worse": self.worse,
+            "reservoirs": None if self.config.checkpoint.store_frozen else self.drawn,
+            "seed": self.config.seed,
+        }
+
+    def _begin(self) -> bool:
+        """Values for step 0, or those of the last checkpoint. Returns whether there was one."""
+        self.trainable = initial_values(self.task, self.structure, self.config.seed, self.mesh)
+        init = self.step.optimizer.init
+        where = optimizer_shardings(self.step.optimizer, self.trainable, self.where, self.mesh)
+        self.opt_state = jax.jit(init, out_shardings=where)(self.trainable)
+        if not self.checkpoints.exist:
+            return False
+        target = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._arrays()
+        )
+        state, meta = self.checkpoints.restore(target, self._warn)
+        verify_reservoirs(meta, self.drawn)
+        self.trainable, self.opt_state = state["trainable"], state["optimizer"]
+        self.frozen |= state["frozen"]
+        self.number, self.position = meta["step"], meta["position"]
+        self.clock = Clock(meta["clock"])
+        self.curve = Curve.from_json(meta["curve"])
+        self.tokens, self.flops, self.worse = meta["tokens"], meta["flops"], meta["worse"]
+        # A run that was given more steps goes on; one that had converged stays finished.
+        reached = self.number >= self.config.train.steps
+        self.finished = meta["finished"] if reached or meta["finished"] == "patience" else ""
+        return True
+
+    # The loop.
+
+    def go(self) -> dict:
+        resumed = self._begin()
+        columns = ("group", "trainable", "frozen", "total")
+        rows = variables.count_by_group(self.structure)
+        counts = variables.count(self.structure)
+        rows.append(("all", *counts.values()))
+        if is_main():
+            print(text(columns, [(name, *(f"{n:,}" for n in numbers)) for name, *numbers in rows]))
+            if resumed:
+                print(f"going on from step {self.number} of {self.workdir}")
+        wandb = self.config.wandb
+        self.tracker = Tracker(
+            self.workdir,
+            to_json(self.config),
+            wandb_mode=wandb.mode,
+            project=wandb.project,
+            name=wandb.name or None,
+            resume_step=self.number if resumed else None,
+            enabled=is_main(),
+        )
+        self.tracker.table("parameters", columns, rows)
+        kind, dtype = jax.devices()[0].device_kind, getattr(self.config.model, "dtype", "float32")
+        peak = peak_flops(kind, jnp.bfloat16 if dtype == "auto" else dtype)
+        self.progress = Progress(
+            self.config.train.steps,
+            self.number,
+            enabled=is_main(),
+            peak_flops=peak * jax.device_count() if peak else None,
+        )
+        try:
+            if not self.finished:
+                self._train()
+            return self._finish(counts)
+        finally:
+            self.progress.close()
+            self.tracker.finish()
+            self.checkpoints.close()
+
+    def _train(self) -> None:
+        pending: tuple[int, dict, float] | None = None
+        evaluated = self.clock["train"]
+        self.saved_at = time.perf_counter()
+        with self.clock.section("train"):
+            for batch, position in feed(self.task.batches(self.position), self.mesh):
+                if not self.step.known(batch):
+                    pending = self._read(pending)
+                    with self.clock.section("compile"):
+                        self.step.compile(self.trainable, self.opt_state, self.frozen, batch)
+                self.trainable, self.opt_state, metrics = self.step(
+                    self.trainable, self.opt_state, self.frozen, batch, self.number
+                )
+                self.number += 1
+                self.position = position
+                # The step just dispatched runs while the one before it is read: no waiting in the hot path.
+                self._read(pending)
+                pending = self.number, metrics, float(self.step.flops(batch))
+                if not self.first_step:
+                    pending = self._read(pending)
+                    self.first_step = time.perf_counter() - self.begun
+
+                stop, due_eval, due_save = self._due(evaluated)
+                if due_eval or due_save or stop:
+                    pending = self._read(pending)
+                if due_eval:
+                    self._evaluate()
+                    evaluated = self.clock["train"]
+                    stop = stop or self.finished == "patience"
+                if due_save or stop:
+                    self._save()
+                if stop:
+                    break
+        if self.signals.received and not self.finished:
+            self._leave()
+
+    def _due(self, evaluated: float) -> tuple[bool, bool, bool]:
+        """(stop, evaluate, save), the same on all processes."""
+        train, evaluation, checkpoint = self.config.train, self.config.eval, self.config.checkpoint
+        last = self.number >= train.steps
+        stop = late = evaluate = save = False
+        if jax.process_count() == 1 or self.number % AGREE_EVERY == 0:
+            seconds = self.clock["train"]
+            late = bool(train.max_seconds) and seconds >= train.max_seconds
+            evaluate = bool(evaluation.seconds) and seconds - evaluated >= evaluation.seconds
+            save = (
+                bool(checkpoint.seconds)
+                and time.perf_counter() - self.saved_at >= checkpoint.seconds
+            )
+            received = self.signals.received or 0
+            votes = agree(np.asarray([received, late, evaluate, save]))
+            self.signals.received = int(votes[0]) or None
+            late, evaluate, save = map(bool, votes[1:])
+            stop = bool(self.signals.received)
+        if last or late:
+            self.finished = "steps" if last else "seconds"
+        evaluate |= bool(evaluation.steps) and self.number % evaluation.steps == 0
+        save |= bool(checkpoint.steps) and self.number % checkpoint.steps == 0
+        # The end is always evaluated; a stop by signal is not: it may have only seconds left.
+        return stop or last or late, evaluate or last or late, save
+
+    def _read(self, pending: tuple[int, dict, float] | None) -> None:
+        """Takes in the metrics of a step, which waits until it is done."""
+        if pending is None:
+            return None
+        number, metrics, flops = pending
+        values = {name: float(value) for name, value in metrics.items()}
+        if not math.isfinite(values["loss"]) or not math.isfinite(values["gradient_norm"]):
+            raise UserError(
+                f"the loss is {values['loss']} and the gradient norm {values['gradient_norm']} at step {number};"
+                f" stopped, the last good checkpoint in {self.workdir} is kept (try a lower learning rate)"
+            )
+        self.tokens += values["weight"]
+        self.flops += flops
+        self.progress.update(number, values["loss"], int(values["weight"]), flops)
+        if number % self.config.train.log_steps == 0:
+            self.tracker.log(number, {f"train/{name}": value for name, value in values.items()})
+        return None
+
+    def _evaluate(self) -> None:
+        with self.clock.section("eval"):
+            metrics = self.task.evaluate(self._values(), "valid")
+        value = metrics[self.task.objective]
+        better = not self.curve.points or self.curve.better(value, self.curve.best.value)
+        self.curve.add(Point(self.number, self.clock["train"], self.flops, value))
+        self.worse = 0 if better else self.worse + 1
+        if self.config.eval.patience and self.worse >= self.config.eval.patience:
+            self.finished = "patience"
+        logged = {f"valid/{name}": number for name, number in metrics.items()}
+        logged |= {
+            "aucc": aucc(self.curve) if self.curve.points else 0.0,
+            "train_seconds": self.clock["train"],
+        }
+        self.tracker.log(self.number, logged)
+        shown = ", ".join(f"{name} {number:.4g}" for name, number in metrics.items())
+        self.progress.write(
+            f"step {self.number}: valid {shown} ({self.clock['train']:.0f} s of training)"
+            + (", the best so far" if better else "")
+        )
+        if better:
+            with self.clock.section("checkpoint"):
+                arrays = self._arrays()
+                arrays.pop("optimizer")
+                self.checkpoints.save_best(self.number, arrays, self._meta())
+
+    def _values(self) -> Values:
+        return Values(self.structure, self.trainable, self.frozen, self.mesh)
+
+    def _save(self) -> None:
+        with self.clock.section("checkpoint"):
+            self.checkpoints.save(self.number, self._arrays(), self._meta())
+        self.saved_at = time.perf_counter()
+
+    def _leave(self) -> None:
+        self.checkpoints.wait()
+        name = signal.Signals(self.signals.received).name
+        raise Preempted(
+            self.signals.received,
+            f"{name}: saved step {self.number} in {self.workdir}; the same command goes on from there",
+        )
+
+    # The end.
+
+    def _finish(self, counts: dict[str, int]) -> dict:
+        self.checkpoints.wait()
+        values = load_best(self.checkpoints, self.structure, self.config, self.mesh)
+        with self.clock.section("eval"):
+            test = self.task.evaluate(values, "test")
+        seconds = self.clock.seconds()
+        summary = {
+            "objective": self.task.objective,
+            "steps": self.number,
+            "stopped_by": self.finished,
+            "best_valid": self.curve.best.value,
+            "best_step": self.curve.best.step,
+            "final_valid": self.curve.points[-1].value,
+            "test": test,
+            "aucc": {
+                axis: aucc(self.curve, axis) for axis in ("seconds", "hours", "step", "flops")
+            },
+            "seconds_to": {
+                str(percent): time_to(self.curve, percent / 100) for percent in (95, 99, 100)
+            },
+            **{f"{name}_seconds": value for name, value in seconds.items()},
+            "startup_seconds": self.first_step,
+            "tokens_per_second": self.tokens / seconds["train"] if seconds["train"] else 0.0,
+            "tokens": self.tokens,
+            "flops": self.flops,
+            "params": counts,
+            "seed": self.config.seed,
+            "commit": commit(),
+            "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+            "processes": jax.process_count(),
+            "config": to_json(self.config),
+            "curve": self.curve.to_json(),
+        }
+        if is_main():
+            self.tracker.summary(summary)
+            path = self.workdir / "curve.png"
+            plot_curve({self.workdir.resolve().name: self.curve}, path)
+            self.tracker.image("curve", path)
+        return summary
+
+    def _warn(self, line: str) -> None:
+        if is_main():
+            print(f"warning: {line}", file=sys.stderr)
+
+
+def load_best(checkpoints: Checkpoints, structure: Any, config: ConfigDict, mesh: Any) -> Values:
+    """The values of a run's best checkpoint, placed on `mesh`, reservoirs drawn again and verified."""
+    frozen, drawn = draw_reservoirs(structure, config.seed, mesh)
+    stored = (
+        structure.frozen
+        if config.checkpoint.store_frozen
+        else {n: v for n, v in structure.frozen.items() if n not in structure.drawn}
+    )
+
+    def target(some: Any) -> dict:
+        where = sharding.shardings(some, mesh)
+        return {
+            n: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=where[n]) for n, v in some.items()
+        }
+
+    state, meta = checkpoints.restore_best(
+        {"trainable": target(structure.trainable), "frozen": target(stored)}
+    )
+    verify_reservoirs(meta, drawn)
+    return Values(structure, state["trainable"], frozen | state["frozen"], mesh)
+
+
+def load_run(
+    workdir: Path, config: ConfigDict, build: Callable[[nnx.Rngs], nnx.Module], mesh: Any
+) -> Values:
+    """What a program that uses a trained run starts from."""
+    checkpoints = Checkpoints(workdir)
+    structure = variables.abstract(lambda: build(nnx.Rngs(0)))
+    try:
+        return load_best(checkpoints, structure, config, mesh)
+    finally:
+        checkpoints.close()

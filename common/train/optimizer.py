@@ -1,0 +1,113 @@
+"""Schedules and optimizers, by name."""
+
+from collections.abc import Callable
+
+import jax.numpy as jnp
+import optax
+from ml_collections import ConfigDict
+
+from common.config import choose, require
+
+
+def inverse_sqrt(optimizer: ConfigDict, steps: int) -> optax.Schedule:
+    """fairseq's: linear from `warmup_init` to the rate, then rate * sqrt(warmup / step)."""
+    del steps
+    warmup = max(optimizer.warmup_steps, 1)
+
+    def schedule(step):
+        step = jnp.asarray(step, jnp.float32)
+        rise = (
+            optimizer.warmup_init
+            + step * (optimizer.learning_rate - optimizer.warmup_init) / warmup
+        )
+        fall = optimizer.learning_rate * jnp.sqrt(warmup / jnp.maximum(step, 1.0))
+        return jnp.where(step < warmup, rise, fall)
+
+    return schedule
+
+
+def _with_warmup(
+    optimizer: ConfigDict, decay: Callable[[int], optax.Schedule], steps: int
+) -> optax.Schedule:
+    warmup = optimizer.warmup_steps
+    rise = optax.linear_schedule(optimizer.warmup_init, optimizer.learning_rate, max(warmup, 1))
+    return (
+        optax.join_schedules([rise, decay(max(steps - warmup, 1))], [warmup])
+        if warmup
+        else decay(steps)
+    )
+
+
+def cosine(optimizer: ConfigDict, steps: int) -> optax.Schedule:
+    return _with_warmup(
+        optimizer, lambda n: optax.cosine_decay_schedule(optimizer.learning_rate, n), steps
+    )
+
+
+def linear(optimizer: ConfigDict, steps: int) -> optax.Schedule:
+    return _with_warmup(
+        optimizer, lambda n: optax.linear_schedule(optimizer.learning_rate, 0.0, n), steps
+    )
+
+
+def constant(optimizer: ConfigDict, steps: int) -> optax.Schedule:
+    return _with_warmup(
+        optimizer, lambda n: optax.constant_schedule(optimizer.learning_rate), steps
+    )
+
+
+SCHEDULES = {"inverse_sqrt": inverse_sqrt, "cosine": cosine, "linear": linear, "constant": constant}
+
+
+def adam(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
+    """Adam with L2 regularization in the gradient (what fairseq's "adam" does is decoupled: see adamw)."""
+    parts = [optax.scale_by_adam(optimizer.beta1, optimizer.beta2, optimizer.epsilon)]
+    if optimizer.weight_decay:
+        parts.insert(0, optax.add_decayed_weights(optimizer.weight_decay))
+    return optax.chain(*parts, optax.scale_by_learning_rate(schedule))
+
+
+def adamw(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
+    """Adam with decoupled weight decay."""
+    return optax.adamw(
+        schedule,
+        optimizer.beta1,
+        optimizer.beta2,
+        optimizer.epsilon,
+        weight_decay=optimizer.weight_decay,
+    )
+
+
+OPTIMIZERS = {"adam": adam, "adamw": adamw}
+
+
+def validate(optimizer: ConfigDict) -> None:
+    choose("--config.optimizer.name", optimizer.name, OPTIMIZERS)
+    choose("--config.optimizer.schedule", optimizer.schedule, SCHEDULES)
+    require(
+        optimizer.learning_rate > 0,
+        f"--config.optimizer.learning_rate must be above 0, got {optimizer.learning_rate}",
+    )
+    for name in ("warmup_steps", "clip", "weight_decay"):
+        require(
+            optimizer[name] >= 0,
+            f"--config.optimizer.{name} must not be negative, got {optimizer[name]}",
+        )
+    for name in ("beta1", "beta2"):
+        require(
+            0 <= optimizer[name] < 1,
+            f"--config.optimizer.{name} must be in [0, 1), got {optimizer[name]}",
+        )
+
+
+def make(optimizer: ConfigDict, steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
+    """The update rule and the learning rate over steps.
+
+    Args:
+      steps: the planned number of updates, where cosine and linear schedules end.
+    """
+    schedule = SCHEDULES[optimizer.schedule](optimizer, steps)
+    update = OPTIMIZERS[optimizer.name](optimizer, schedule)
+    if optimizer.clip:
+        update = optax.chain(optax.clip_by_global_norm(optimizer.clip), update)
+    return update, schedule

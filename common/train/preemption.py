@@ -1,0 +1,33 @@
+"""Ctrl-C and SIGTERM: finish the step, save, say how to go on."""
+
+import signal
+from types import FrameType
+
+
+class Signals:
+    """While entered, the first SIGINT or SIGTERM is remembered in `received`; a second one acts at once."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._before: dict[int, object] = {}
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        signal.signal(number, self._before[number])
+
+    def __enter__(self) -> "Signals":
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+class Preempted(Exception):
+    """The run was asked to stop and has saved itself. The exit code is 128 + the signal's number, as a shell has it."""
+
+    def __init__(self, number: int, message: str):
+        super().__init__(message)
+        self.exit_code = 128 + number

@@ -1,0 +1,132 @@
+"""What training changes, born sharded; and the compiled step that changes it."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax.sharding import Mesh
+
+from common import sharding, variables
+from common.train import flops
+from common.train.task import Task
+from common.variables import Arrays, Structure
+
+
+def initial_values(task: Task, structure: Structure, seed: int, mesh: Mesh) -> Arrays:
+    """The trainable values at step 0; no device ever holds more than its part."""
+
+    def make() -> Arrays:
+        model = task.build(nnx.Rngs(jax.random.key(seed)))
+        return {n: v.get_value() for n, v in variables.split(model).trainable.items()}
+
+    return jax.jit(make, out_shardings=sharding.shardings(structure.trainable, mesh))()
+
+
+def optimizer_shardings(
+    optimizer: optax.GradientTransformation,
+    trainable: Mapping[str, Any],
+    where: Mapping[str, Any],
+    mesh: Mesh,
+) -> Any:
+    """Moments lie where their parameters lie, counters everywhere."""
+    state = jax.eval_shape(optimizer.init, dict(trainable))
+    whole = sharding.replicated(mesh)
+    return optax.tree_map_params(
+        optimizer, lambda _, place: place, state, dict(where), transform_non_params=lambda _: whole
+    )
+
+
+@dataclasses.dataclass
+class Step:
+    """The training step, compiled once per shape of a batch.
+
+    Args:
+      accumulate: into how many microbatches a batch is cut; gradients and weights are summed, then divided.
+    """
+
+    task: Task
+    structure: Structure
+    optimizer: optax.GradientTransformation
+    schedule: optax.Schedule
+    mesh: Mesh
+    seed: int
+    accumulate: int = 1
+    _compiled: dict[tuple, tuple[Any, int]] = dataclasses.field(default_factory=dict)
+
+    def gradients(
+        self, trainable: Arrays, frozen: Arrays, batch: Any, key: jax.Array
+    ) -> tuple[Any, Any, Any]:
+        """Sums over the batch: (loss, weight, gradients of the loss)."""
+
+        def loss(trainable, batch, key):
+            return self.task.loss(self.structure.build(trainable, frozen), batch, key)
+
+        gradient = jax.value_and_grad(loss, has_aux=True)
+        if self.accumulate == 1:
+            (total, weight), grads = gradient(trainable, batch, key)
+            return total, weight, grads
+
+        # Every device cuts its own rows: neighbouring rows go to different microbatches.
+        parts = jax.tree.map(
+            lambda x: x.reshape(-1, self.accumulate, *x.shape[1:]).swapaxes(0, 1), batch
+        )
+
+        def add(sums, part):
+            number, batch = part
+            (total, weight), grads = gradient(trainable, batch, jax.random.fold_in(key, number))
+            return jax.tree.map(jnp.add, sums, (total, weight, grads)), None
+
+        zero = (jnp.zeros(()), jnp.zeros(()), jax.tree.map(jnp.zeros_like, trainable))
+        sums, _ = jax.lax.scan(add, zero, (jnp.arange(self.accumulate), parts))
+        return sums
+
+    def _step(self, trainable, opt_state, frozen, batch, number):
+        key = jax.random.fold_in(jax.random.key(self.seed), number)
+        total, weight, grads = self.gradients(trainable, frozen, batch, key)
+        weight_or_1 = jnp.maximum(weight, 1.0)
+        grads = jax.tree.map(lambda g: g / weight_or_1, grads)
+        updates, opt_state = self.optimizer.update(grads, opt_state, trainable)
+        metrics = {
+            "loss": total / weight_or_1,
+            "weight": weight,
+            "gradient_norm": optax.global_norm(grads),
+            "learning_rate": jnp.asarray(self.schedule(number), jnp.float32),
+        }
+        return optax.apply_updates(trainable, updates), opt_state, metrics
+
+    def known(self, batch: Mapping[str, jax.Array]) -> bool:
+        return self._shape(batch) in self._compiled
+
+    def compile(
+        self, trainable: Arrays, opt_state: Any, frozen: Arrays, batch: Mapping[str, jax.Array]
+    ) -> None:
+        """Compiles the step for the shape of `batch`."""
+        where = lambda tree: jax.tree.map(lambda x: x.sharding, tree)  # noqa: E731
+        whole = sharding.replicated(self.mesh)
+        number = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
+        arguments = (trainable, opt_state, frozen, batch, number)
+        lowered = jax.jit(
+            self._step,
+            donate_argnums=(0, 1),
+            out_shardings=(where(trainable), where(opt_state), whole),
+        ).lower(*arguments)
+        self._compiled[self._shape(batch)] = lowered.compile(), flops.count(self._step, *arguments)
+
+    def flops(self, batch: Mapping[str, jax.Array]) -> int:
+        """Floating-point operations of one step on a compiled shape, over all devices."""
+        return self._compiled[self._shape(batch)][1]
+
+    def __call__(
+        self, trainable: Arrays, opt_state: Any, frozen: Arrays, batch: Any, number: int
+    ) -> tuple:
+        """(trainable, opt_state, metrics) after one update; the first two arguments are given away."""
+        run, _ = self._compiled[self._shape(batch)]
+        return run(trainable, opt_state, frozen, batch, jnp.int32(number))
+
+    @staticmethod
+    def _shape(batch: Mapping[str, jax.Array]) -> tuple:
+        return tuple(sorted((name, x.shape) for name, x in batch.items()))

@@ -1,0 +1,52 @@
+"""What the one training loop asks of a paper."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from common.variables import Arrays, Structure
+
+Batch = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Values:
+    """A model with its values, as evaluators get it."""
+
+    structure: Structure
+    trainable: Arrays
+    frozen: Arrays
+    mesh: Mesh
+
+
+class Task(Protocol):
+    """Model, data, loss and evaluation of one kind of experiment. The loop knows no task by name."""
+
+    objective: str
+    """Name of the validation metric that is maximised or minimised, as `evaluate` returns it."""
+
+    mode: str
+    """"max" or "min"."""
+
+    def build(self, rngs: nnx.Rngs) -> nnx.Module:
+        """The model, reservoirs already frozen."""
+
+    def loss(
+        self, model: nnx.Module, batch: Mapping[str, jax.Array], key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """(sum of the loss over the batch, sum of the weights): exact under accumulation and padding."""
+
+    def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
+        """This process's rows of the global training batches, without end, each with the JSON state from which the next
+        batch follows. `start` is such a state; it does not depend on the number of processes."""
+
+    def evaluate(self, values: Values, split: str) -> dict[str, float]:
+        """Metrics on "valid" or "test"; the same on every process."""
+
+    def save(self, workdir: Any) -> None:
+        """Writes what using the trained model needs besides its weights (tokenizers)."""

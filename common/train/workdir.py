@@ -1,0 +1,108 @@
+"""The folder of a run: whose it is, and that only one process group writes to it."""
+
+import fcntl
+import json
+import subprocess
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from common.config import flatten, from_json, to_json
+from common.errors import UserError
+
+CONFIG = "config.json"
+
+# What may change when a run goes on: how long it runs, where, how often it looks, what it keeps.
+FREE = (
+    "train.steps",
+    "train.max_seconds",
+    "train.log_steps",
+    "eval.",
+    "decode.",
+    "checkpoint.",
+    "mesh.",
+    "wandb.",
+)
+
+
+def open_workdir(workdir: Path, config: ConfigDict) -> None:
+    """Makes the folder, or checks that what lies there is this run.
+
+    Raises:
+      UserError: it holds another run, or something that is no run.
+    """
+    if workdir.exists() and not workdir.is_dir():
+        raise UserError(f"--workdir={workdir} is a file")
+    path = workdir / CONFIG
+    if path.exists():
+        old, new = flatten(from_json(_read(path))), flatten(from_json(to_json(config)))
+        different = [
+            f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
+            for key in sorted(old.keys() | new.keys())
+            if old.get(key) != new.get(key) and not key.startswith(FREE)
+        ]
+        if different:
+            more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+            raise UserError(
+                f"{workdir} belongs to a run with another configuration: {', '.join(different[:3])}{more};"
+                " choose another --workdir"
+            )
+    elif workdir.exists() and any(p.name != "lock" for p in workdir.iterdir()):
+        raise UserError(f"--workdir={workdir} is not empty and holds no run; choose another")
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(to_json(config), indent=2) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write to --workdir={workdir}: {error.strerror}") from error
+
+
+def read_config(workdir: Path) -> ConfigDict:
+    """The configuration of a run.
+
+    Raises:
+      UserError: there is no run.
+    """
+    path = workdir / CONFIG
+    if not path.is_file():
+        raise UserError(f"--workdir={workdir} holds no run ({CONFIG} is missing)")
+    return from_json(_read(path))
+
+
+def _read(path: Path) -> dict:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+
+
+class Lock:
+    """Held while a run writes to its folder; the operating system frees it when the process ends, however it ends."""
+
+    def __init__(self, workdir: Path):
+        workdir.mkdir(parents=True, exist_ok=True)
+        self._file = (workdir / "lock").open("w")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise UserError(f"another process is training in {workdir}") from error
+
+    def release(self) -> None:
+        self._file.close()
+
+
+def commit() -> str:
+    """The commit of the code, "+" if the tree differs from it; "unknown" outside a checkout."""
+    root = Path(__file__).parents[2]
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        dirty = git("status", "--porcelain", "--untracked-files=no")
+        return git("rev-parse", "HEAD") + ("+" if dirty else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"

@@ -1,0 +1,148 @@
+"""Trainable and frozen variables, and how a random frozen one is drawn from a seed.
+
+NNX describes the model; everything that trains it works on plain dictionaries `{path: array}`, with paths such as
+"encoder/blocks/2/residuals/0/function/query/kernel". `Structure` goes from one to the other.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+Arrays = dict[str, Any]
+
+
+class Frozen(nnx.Variable):
+    """A variable that is never trained: no gradient, no optimizer state, no weight decay.
+
+    Metadata `draw` says how its value follows from a seed (see `draw`); None means that the value was given (a pretrained
+    weight) and has to be stored.
+    """
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A model without its values."""
+
+    graphdef: nnx.GraphDef
+    trainable: Mapping[str, nnx.Variable]
+    frozen: Mapping[str, nnx.Variable]
+    paths: Mapping[str, tuple]
+
+    def build(self, trainable: Arrays, frozen: Arrays) -> nnx.Module:
+        """The model with these values; cheap enough to be called while tracing."""
+        values = {self.paths[name]: value for name, value in {**trainable, **frozen}.items()}
+        return nnx.merge(self.graphdef, nnx.from_flat_state(values))
+
+    @property
+    def drawn(self) -> dict[str, nnx.Variable]:
+        """The frozen variables that follow from the seed alone."""
+        return {name: v for name, v in self.frozen.items() if v.get_metadata("draw") is not None}
+
+
+def split(model: nnx.Module) -> Structure:
+    """Works on a model with values and on one made by `nnx.eval_shape`."""
+    graphdef, trainable, frozen = nnx.split(model, nnx.Param, Frozen)
+    flat = {
+        kind: {
+            "/".join(map(str, path)): (path, variable)
+            for path, variable in nnx.to_flat_state(state)
+        }
+        for kind, state in (("trainable", trainable), ("frozen", frozen))
+    }
+    return Structure(
+        graphdef,
+        {name: variable for name, (_, variable) in flat["trainable"].items()},
+        {name: variable for name, (_, variable) in flat["frozen"].items()},
+        {name: path for names in flat.values() for name, (path, _) in names.items()},
+    )
+
+
+def abstract(build: Callable[[], nnx.Module]) -> Structure:
+    """The structure of a model that is never allocated."""
+    return split(nnx.eval_shape(build))
+
+
+def freeze(module: nnx.Module) -> None:
+    """Turns every Param below `module` into a Frozen one, drawn as the module's `reservoir_draws()` say."""
+    for _, part in nnx.iter_modules(module):
+        draws = part.reservoir_draws() if hasattr(part, "reservoir_draws") else {}
+        for name, variable in list(vars(part).items()):
+            if isinstance(variable, nnx.Param):
+                metadata = {"axes": variable.get_metadata("axes"), "draw": draws.get(name)}
+                setattr(part, name, Frozen(variable.get_value(), **metadata))
+
+
+def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A frozen value, the same on every platform: drawn in float64 on the host, rounded to float32.
+
+    Args:
+      spec: ("orthogonal",) a (semi-)orthogonal matrix of gain 1; ("uniform", bound) in [-bound, bound]; ("ones",); ("zeros",).
+      name: the variable's path; with the seed it is the key of the draw.
+    """
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+    match spec:
+        case ("orthogonal",):
+            rows, columns = shape
+            q, r = np.linalg.qr(generator.standard_normal((max(shape), min(shape))))
+            # The sign makes the distribution uniform over orthogonal matrices, and the value independent of LAPACK's choice.
+            q = q * np.sign(np.diagonal(r))
+            value = q if rows >= columns else q.T
+        case ("uniform", bound):
+            value = generator.uniform(-bound, bound, shape)
+        case ("ones",):
+            value = np.ones(shape)
+        case ("zeros",):
+            value = np.zeros(shape)
+        case _:
+            raise ValueError(f"unknown draw {spec!r}")
+    return value.astype(np.float32)
+
+
+def draw_frozen(structure: Structure, seed: int) -> dict[str, np.ndarray]:
+    """Every frozen value that follows from the seed, on the host."""
+    return {
+        name: draw(v.get_metadata("draw"), seed, name, v.shape)
+        for name, v in structure.drawn.items()
+    }
+
+
+def fingerprint(values: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 over names and float32 bytes: what a checkpoint keeps of a frozen layer besides its seed."""
+    digest = hashlib.sha256()
+    for name in sorted(values):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(values[name], np.float32).tobytes())
+    return digest.hexdigest()
+
+
+def count(structure: Structure) -> dict[str, int]:
+    """Number of parameters: trainable, frozen, total."""
+    sizes = {
+        kind: sum(int(np.prod(v.shape)) for v in getattr(structure, kind).values())
+        for kind in ("trainable", "frozen")
+    }
+    return {**sizes, "total": sum(sizes.values())}
+
+
+def count_by_group(structure: Structure) -> list[tuple[str, int, int, int]]:
+    """Rows (group, trainable, frozen, total); a group is an embedding or one block of a stack."""
+    rows: dict[str, list[int]] = {}
+    for column, kind in enumerate(("trainable", "frozen")):
+        for name, variable in getattr(structure, kind).items():
+            row = rows.setdefault(_group(name), [0, 0])
+            row[column] += int(np.prod(variable.shape))
+
+    def order(group: str) -> tuple:
+        return tuple((0, int(p), "") if p.isdigit() else (1, 0, p) for p in group.split("/"))
+
+    return [(g, rows[g][0], rows[g][1], sum(rows[g])) for g in sorted(rows, key=order)]
+
+
+def _group(name: str) -> str:
+    parts = name.split("/")
+    return "/".join(parts[:3]) if "blocks" in parts[:2] else "/".join(parts[:-1])

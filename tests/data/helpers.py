@@ -1,0 +1,44 @@
+"""Settings and text that several tests of the data package use."""
+
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from common.data.corpus import TokenizedCorpus, tokenize_corpus
+from common.data.sources import ParallelText, load_parallel
+from common.data.tokenizer import Tokenizer, build_tokenizers
+
+
+def settings(source: str = "embedded:numbers_de_en", **changes) -> ConfigDict:
+    """The data part of a configuration."""
+    return ConfigDict(
+        {
+            "source": source,
+            "source_language": "de",
+            "target_language": "en",
+            "splits": {"train": "train", "valid": "valid", "test": "test"},
+            "tfds_dir": "",
+            "vocab_size": 400,
+            "dictionaries": "separate",
+        }
+        | changes
+    )
+
+
+def small_text() -> ParallelText:
+    """500 pairs."""
+    return load_parallel(settings(), "test")
+
+
+def small_corpora(
+    cache: Path,
+) -> tuple[TokenizedCorpus, TokenizedCorpus, Tokenizer, Tokenizer]:
+    """Both sides of `small_text` as ids, and their tokenizers."""
+    text = small_text()
+    source, target = build_tokenizers(settings(), text, cache)
+    return (
+        tokenize_corpus(text.source, source, cache),
+        tokenize_corpus(text.target, target, cache),
+        source,
+        target,
+    )

@@ -1,0 +1,269 @@
+"""Batches: every example once, fixed shapes, the same for any number of processes."""
+
+import json
+from itertools import islice
+
+import numpy as np
+import pytest
+
+from common.data import corpus as corpus_module
+from common.data.batching import BucketedBatches, evaluation_batches, iterate
+from common.data.corpus import TokenizedCorpus, tokenize_corpus
+from common.data.tokenizer import BOS, EOS
+from common.errors import UserError
+from tests.data.helpers import small_corpora, small_text
+
+SHAPE = {"buckets": (12, 16, 24, 48), "tokens_per_batch": 256, "multiple": 4}
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    return small_corpora(tmp_path_factory.mktemp("cache"))[:2]
+
+
+def corpus(*lengths: int) -> TokenizedCorpus:
+    """Sentences of the given lengths whose ids go up from 4."""
+    offsets = np.cumsum([0, *lengths])
+    return TokenizedCorpus(np.arange(4, 4 + offsets[-1], dtype=np.uint16), offsets)
+
+
+def epoch(batches: BucketedBatches, number: int = 0) -> list[dict]:
+    first = number * batches.batches_per_epoch
+    return [batches[i] for i in range(first, first + batches.batches_per_epoch)]
+
+
+def ids_of(batches) -> list[int]:
+    return [i for batch in batches for i in batch["ids"].tolist() if i >= 0]
+
+
+def assert_equal(batch, other) -> None:
+    assert batch.keys() == other.keys()
+    for name in batch:
+        np.testing.assert_array_equal(batch[name], other[name])
+
+
+def test_a_batch_by_hand():
+    batches = BucketedBatches(corpus(2, 3), corpus(3, 1), buckets=(4,), tokens_per_batch=12)
+    (batch,) = epoch(batches)
+    order = np.argsort(batch["ids"])
+    assert batch["ids"].tolist().count(-1) == 1
+    assert all(array.dtype == np.int32 for array in batch.values())
+    by_id = {name: array[order].tolist() for name, array in batch.items()}
+    assert by_id == {
+        "ids": [-1, 0, 1],
+        "source": [[0, 0, 0, 0], [4, 5, EOS, 0], [6, 7, 8, EOS]],
+        "target_inputs": [[0, 0, 0, 0], [BOS, 4, 5, 6], [BOS, 7, 0, 0]],
+        "target_outputs": [[0, 0, 0, 0], [4, 5, 6, EOS], [7, EOS, 0, 0]],
+    }
+
+
+def test_every_example_once_in_each_epoch(corpora):
+    batches = BucketedBatches(*corpora, **SHAPE)
+    first, second = ids_of(epoch(batches)), ids_of(epoch(batches, 1))
+    assert sorted(first) == sorted(second) == list(range(500))
+    assert first != second
+    assert first != sorted(first)
+    assert batches.dropped == 0
+
+
+def test_rows_hold_their_sentences(corpora):
+    source, target = corpora
+    for batch in epoch(BucketedBatches(source, target, **SHAPE)):
+        for row, i in enumerate(batch["ids"]):
+            expected = (
+                ([], [], [])
+                if i < 0
+                else (
+                    [*source[i], EOS],
+                    [BOS, *target[i]],
+                    [*target[i], EOS],
+                )
+            )
+            names = ("source", "target_inputs", "target_outputs")
+            for name, tokens in zip(names, expected, strict=True):
+                padded = np.zeros(batch[name].shape[1], np.int32)
+                padded[: len(tokens)] = tokens
+                np.testing.assert_array_equal(batch[name][row], padded)
+
+
+def test_shapes_keep_the_budget_and_the_multiple(corpora):
+    batches = epoch(BucketedBatches(*corpora, **SHAPE))
+    rows = {12: 20, 16: 16, 24: 8, 48: 4}
+    shapes = {batch["source"].shape for batch in batches}
+    assert {(rows[length], length) for _, length in shapes} == shapes
+    assert len(shapes) >= 3
+    assert max(b * length for b, length in shapes) <= SHAPE["tokens_per_batch"]
+
+
+def test_examples_are_in_the_first_bucket_that_holds_them(corpora):
+    source, target = corpora
+    for batch in epoch(BucketedBatches(source, target, **SHAPE)):
+        present = batch["ids"][batch["ids"] >= 0]
+        needed = np.maximum(source.lengths[present], target.lengths[present]) + 1
+        length = batch["source"].shape[1]
+        shorter = max([b for b in SHAPE["buckets"] if b < length], default=0)
+        assert needed.max() <= length
+        assert needed.min() > shorter
+
+
+def test_a_small_budget_still_gives_the_multiple():
+    batches = BucketedBatches(corpus(9), corpus(9), buckets=(10,), tokens_per_batch=1, multiple=4)
+    assert batches[0]["source"].shape == (4, 10)
+    assert batches[0]["ids"].tolist().count(-1) == 3
+
+
+def test_order_depends_on_the_seed_only(corpora):
+    one, same = (BucketedBatches(*corpora, **SHAPE, seed=1) for _ in range(2))
+    other = BucketedBatches(*corpora, **SHAPE, seed=2)
+    assert_equal(one[7], same[7])
+    assert ids_of(epoch(one)) != ids_of(epoch(other))
+
+
+def test_random_access_needs_no_history(corpora):
+    walked = BucketedBatches(*corpora, **SHAPE)
+    batches = [walked[i] for i in range(3 * walked.batches_per_epoch)]
+    for i in (len(batches) - 1, 0, walked.batches_per_epoch):
+        assert_equal(BucketedBatches(*corpora, **SHAPE)[i], batches[i])
+        assert_equal(walked[i], batches[i])
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_processes_share_the_batches_of_one(corpora, count):
+    whole = BucketedBatches(*corpora, **SHAPE)
+    parts = [
+        BucketedBatches(*corpora, **SHAPE, process_index=p, process_count=count)
+        for p in range(count)
+    ]
+    for i in range(2 * whole.batches_per_epoch):
+        shares = [part[i] for part in parts]
+        assert len({share["ids"].shape for share in shares}) == 1
+        joined = {name: np.concatenate([s[name] for s in shares]) for name in shares[0]}
+        assert_equal(joined, whole[i])
+
+
+def test_processes_must_divide_the_rows(corpora):
+    with pytest.raises(ValueError, match="3 processes"):
+        BucketedBatches(*corpora, **SHAPE, process_count=3)
+
+
+def test_long_examples_are_dropped_and_counted():
+    source, target = corpus(3, 4, 2, 9), corpus(3, 2, 4, 1)
+    batches = BucketedBatches(source, target, buckets=(2, 4), tokens_per_batch=8)
+    assert batches.dropped == 3
+    assert ids_of(epoch(batches)) == [0]
+
+
+def test_all_examples_too_long():
+    with pytest.raises(UserError, match="none of the 2 training examples fits"):
+        BucketedBatches(corpus(4, 5), corpus(1, 1), buckets=(4,), tokens_per_batch=8)
+
+
+@pytest.mark.parametrize("buckets", [(), (8, 4), (4, 4), (0, 4)])
+def test_buckets_must_ascend(buckets):
+    with pytest.raises(UserError, match="ascending"):
+        BucketedBatches(corpus(1), corpus(1), buckets=buckets, tokens_per_batch=8)
+
+
+def test_sides_must_match():
+    with pytest.raises(ValueError, match="1 source but 2 target"):
+        BucketedBatches(corpus(1), corpus(1, 1), buckets=(4,), tokens_per_batch=8)
+
+
+def test_epochs_end(corpora):
+    batches = BucketedBatches(*corpora, **SHAPE, epochs=2)
+    read = [batch for batch, _ in iterate(batches)]
+    assert len(read) == len(batches) == 2 * batches.batches_per_epoch
+    with pytest.raises(IndexError):
+        batches[len(batches)]
+
+
+def test_endless_epochs_go_on(corpora):
+    batches = BucketedBatches(*corpora, **SHAPE)
+    read = [batch for batch, _ in islice(iterate(batches), 3 * batches.batches_per_epoch)]
+    assert sorted(ids_of(read)) == sorted([*range(500)] * 3)
+    assert_equal(read[-1], batches[len(read) - 1])
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_resume_gives_the_batches_that_would_have_followed(corpora, threads):
+    batches = BucketedBatches(*corpora, **SHAPE)
+    stop = batches.batches_per_epoch + 3
+    steps = list(islice(iterate(batches, threads=threads), stop + 30))
+    state = json.loads(json.dumps(steps[stop - 1][1]))
+    resumed = iterate(BucketedBatches(*corpora, **SHAPE), state, threads=threads)
+    for (batch, after), (other, other_after) in zip(steps[stop:], resumed, strict=False):
+        assert_equal(batch, other)
+        assert after == other_after
+
+
+def test_resume_with_another_number_of_processes(corpora):
+    half = [BucketedBatches(*corpora, **SHAPE, process_index=p, process_count=2) for p in range(2)]
+    states = [list(islice(iterate(part), 5))[-1][1] for part in half]
+    assert states[0] == states[1]
+    batch, _ = next(iterate(BucketedBatches(*corpora, **SHAPE), states[0]))
+    ids = np.concatenate([part[5]["ids"] for part in half])
+    np.testing.assert_array_equal(batch["ids"], ids)
+
+
+def test_evaluation_has_every_example_once(corpora):
+    source, target = corpora
+    batches = evaluation_batches(source, target, **SHAPE)
+    assert sorted(ids_of(batches)) == list(range(500))
+    batch = batches[0]
+    row = batch["ids"].tolist().index(ids_of([batch])[0])
+    i = batch["ids"][row]
+    assert batch["target_outputs"][row].tolist()[: target.lengths[i] + 1] == [*target[i], EOS]
+
+
+def test_evaluation_keeps_the_long_examples():
+    source, target = corpus(2, 50, 9), corpus(2, 1, 20)
+    batches = evaluation_batches(source, target, buckets=(4, 8), tokens_per_batch=32, multiple=2)
+    assert [(b["ids"].tolist(), b["source"].shape) for b in batches] == [
+        ([0, -1, -1, -1, -1, -1, -1, -1], (8, 4)),
+        ([2, -1], (2, 32)),
+        ([1, -1], (2, 64)),
+    ]
+
+
+def test_evaluation_without_targets(corpora):
+    batches = evaluation_batches(corpora[0], None, **SHAPE)
+    assert all(batch.keys() == {"source", "ids"} for batch in batches)
+    assert sorted(ids_of(batches)) == list(range(500))
+
+
+def test_evaluation_is_shared_like_training(corpora):
+    whole = evaluation_batches(*corpora, **SHAPE)
+    parts = [
+        evaluation_batches(*corpora, **SHAPE, process_index=p, process_count=4) for p in range(4)
+    ]
+    for i, batch in enumerate(whole):
+        shares = [part[i] for part in parts]
+        assert_equal({n: np.concatenate([s[n] for s in shares]) for n in batch}, batch)
+
+
+def test_corpus_is_the_encoded_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpus_module, "_BLOCK", 128)
+    source, _, tokenizer, _ = small_corpora(tmp_path)
+    encoded = tokenizer.encode(small_text().source)
+    assert len(source) == len(encoded) == 500
+    assert [source[i].tolist() for i in range(len(source))] == encoded
+    assert source.lengths.tolist() == [len(ids) for ids in encoded]
+    assert source.tokens.dtype == np.uint16
+    with pytest.raises(IndexError):
+        source[500]
+
+
+def test_corpus_is_tokenized_once(tmp_path, monkeypatch):
+    source, _, tokenizer, other = small_corpora(tmp_path)
+    lines = small_text().source
+
+    def fail(*_):
+        raise AssertionError("tokenized again")
+
+    monkeypatch.setattr(type(tokenizer), "encode", fail)
+    again = tokenize_corpus(lines, tokenizer, tmp_path)
+    assert isinstance(again.tokens, np.memmap)
+    np.testing.assert_array_equal(again.tokens, source.tokens)
+    for changed in ((lines[1:], tokenizer), (lines, other)):
+        with pytest.raises(AssertionError, match="tokenized again"):
+            tokenize_corpus(*changed, tmp_path)

@@ -1,0 +1,184 @@
+"""Tokenizers: text to ids and back, dictionaries, the cache."""
+
+import os
+import threading
+
+import pytest
+
+from common.data import tokenizer as module
+from common.data.cache import fingerprint, write_atomic
+from common.data.sources import ParallelText
+from common.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, build_tokenizers
+from common.errors import UserError
+from tests.data.helpers import settings, small_text
+
+
+@pytest.fixture(scope="module")
+def text():
+    return small_text()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.mark.parametrize("dictionaries", ["shared", "separate"])
+def test_round_trip(text, cache, dictionaries):
+    source, target = build_tokenizers(settings(dictionaries=dictionaries), text, cache)
+    for tokenizer, lines in ((source, text.source), (target, text.target)):
+        ids = tokenizer.encode(lines)
+        assert tokenizer.decode(ids) == lines
+        flat = [i for row in ids for i in row]
+        assert min(flat) >= 4
+        assert max(flat) < tokenizer.size
+
+
+def test_ids_of_the_special_pieces(text, cache):
+    source, _ = build_tokenizers(settings(), text, cache)
+    assert (source.pad_id, source.bos_id, source.eos_id, source.unk_id) == (0, 1, 2, 3)
+    assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
+
+
+def test_decode_leaves_special_ids_out(text, cache):
+    _, target = build_tokenizers(settings(), text, cache)
+    ids = target.encode(["The correct answer is twelve."])[0]
+    assert target.decode([[BOS, *ids, EOS, PAD, PAD], []]) == ["The correct answer is twelve.", ""]
+
+
+def test_shared_dictionary_has_the_whole_model(text, cache):
+    source, target = build_tokenizers(settings(dictionaries="shared"), text, cache)
+    assert source.size == target.size == 400
+    assert source.fingerprint == target.fingerprint
+
+
+def test_separate_dictionaries_have_the_pieces_their_side_uses(text, cache):
+    shared, _ = build_tokenizers(settings(dictionaries="shared"), text, cache)
+    source, target = build_tokenizers(settings(), text, cache)
+    for tokenizer, lines in ((source, text.source), (target, text.target)):
+        joint, own = shared.encode(lines), tokenizer.encode(lines)
+        used = sorted({i for row in joint for i in row})
+        assert tokenizer.size == 4 + len(used) < shared.size
+        renumbered = {piece: 4 + rank for rank, piece in enumerate(used)}
+        assert own == [[renumbered[i] for i in row] for row in joint]
+
+
+def test_pieces_of_the_other_side_are_unknown(text, cache):
+    _, target = build_tokenizers(settings(), text, cache)
+    assert UNK in target.encode(["Nürnberg fährt"])[0]
+    assert UNK in target.encode(["漢"])[0]
+
+
+def test_saved_tokenizer_is_the_same(text, cache, tmp_path):
+    source, _ = build_tokenizers(settings(), text, cache)
+    source.save(tmp_path / "tokenizer")
+    loaded = Tokenizer.load(tmp_path / "tokenizer")
+    assert loaded.encode(text.source) == source.encode(text.source)
+    assert (loaded.size, loaded.fingerprint) == (source.size, source.fingerprint)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no tokenizer", b"PK\x03\x04 cut off"])
+def test_load_of_something_else(tmp_path, content):
+    path = tmp_path / "tokenizer"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match="cannot read a tokenizer"):
+        Tokenizer.load(path)
+
+
+def test_training_is_not_repeated(text, tmp_path, monkeypatch):
+    calls = []
+    train = module._train
+    monkeypatch.setattr(module, "_train", lambda *args: calls.append(args) or train(*args))
+    first = build_tokenizers(settings(), text, tmp_path)
+    again = build_tokenizers(settings(), text, tmp_path)
+    assert len(calls) == 1
+    assert [t.fingerprint for t in first] == [t.fingerprint for t in again]
+
+    build_tokenizers(settings(vocab_size=399), text, tmp_path)
+    changed = ParallelText([*text.source[:-1], "neu"], text.target)
+    build_tokenizers(settings(), changed, tmp_path)
+    assert len(calls) == 3
+
+
+def test_long_text_is_sampled_alike_every_time(text, monkeypatch):
+    monkeypatch.setattr(module, "_MOST_LINES", 100)
+    lines = list(module._sample(text))
+    assert len(lines) == 100
+    assert lines == list(module._sample(text))
+    assert set(lines[::2]) <= set(text.source)
+    assert set(lines[1::2]) <= set(text.target)
+    assert lines[::2] != text.source[:50]
+
+
+def test_vocabulary_too_large_for_the_text(tmp_path):
+    text = ParallelText(["hallo welt"] * 5, ["hello world"] * 5)
+    with pytest.raises(UserError, match=r"1000 is too large .* possible is \d+$") as caught:
+        build_tokenizers(settings(vocab_size=1000), text, tmp_path)
+    largest = int(str(caught.value).split()[-1])
+    source, _ = build_tokenizers(
+        settings(vocab_size=largest, dictionaries="shared"), text, tmp_path
+    )
+    assert source.size == largest
+
+
+def test_vocabulary_too_small_for_the_letters(tmp_path):
+    text = ParallelText(["hallo welt"] * 5, ["hello world"] * 5)
+    with pytest.raises(UserError, match=r"5 is too small .* possible is \d+$") as caught:
+        build_tokenizers(settings(vocab_size=5), text, tmp_path)
+    smallest = int(str(caught.value).split()[-1])
+    build_tokenizers(settings(vocab_size=smallest), text, tmp_path)
+
+
+def test_unknown_dictionaries(text, tmp_path):
+    with pytest.raises(UserError, match="'shared' or 'separate'"):
+        build_tokenizers(settings(dictionaries="own"), text, tmp_path)
+
+
+def test_fingerprint_tells_borders_apart():
+    prints = [
+        fingerprint(["ab", "c"]),
+        fingerprint(["a", "bc"]),
+        fingerprint(["ab"], ["c"]),
+        fingerprint(["ab\nc"]),
+        fingerprint(["c", "ab"]),
+    ]
+    assert len(set(prints)) == len(prints)
+    assert fingerprint(["ab", "c"]) == prints[0]
+
+
+def test_interrupted_write_leaves_nothing(tmp_path):
+    def stop(file):
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_atomic(tmp_path / "file", stop)
+    assert os.listdir(tmp_path) == []
+
+
+def test_racing_writers_leave_one_whole_file(tmp_path):
+    barrier = threading.Barrier(4)
+
+    def write(content):
+        def slowly(file):
+            file.write(content[:1000])
+            barrier.wait()
+            file.write(content[1000:])
+
+        write_atomic(tmp_path / "new" / "file", slowly)
+
+    contents = [bytes([i]) * 2000 for i in range(4)]
+    threads = [threading.Thread(target=write, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert os.listdir(tmp_path / "new") == ["file"]
+    assert (tmp_path / "new" / "file").read_bytes() in contents
+
+
+def test_cache_that_cannot_be_written(text, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="cannot write to"):
+        build_tokenizers(settings(), text, tmp_path / "file")

@@ -1,0 +1,148 @@
+"""launch/local.sh with a stand-in for the trainer: what processes are given, and how runs end."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+LAUNCHER = Path(__file__).parents[2] / "launch" / "local.sh"
+
+# Prints what it was given, then behaves as its process's `--K=behaviour` asks.
+STAND_IN = """
+import json, os, signal, sys, time
+
+keys = ("TRAINLESS_COORDINATOR", "TRAINLESS_NUM_PROCESSES", "TRAINLESS_PROCESS_ID")
+print(json.dumps([[os.environ[key] for key in keys], sys.argv[1:]]))
+process = os.environ["TRAINLESS_PROCESS_ID"]
+behaviour = dict(arg[2:].split("=", 1) for arg in sys.argv[1:] if "=" in arg).get(process, "end")
+
+def save(number, frame):
+    print(f"process {process} saved after {signal.Signals(number).name}")
+    sys.exit(0)
+
+if behaviour == "fail":
+    sys.exit("disk full")
+if behaviour == "save":
+    signal.signal(signal.SIGTERM, save)
+    signal.signal(signal.SIGINT, save)
+if behaviour == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if behaviour != "end":
+    print("ready", os.getpid())
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def launch(tmp_path: Path):
+    """Starts the launcher in an empty folder; a run that outlives its test is ended."""
+    (tmp_path / "standin.py").write_text(STAND_IN)
+    started = []
+
+    def start(*args: str) -> subprocess.Popen:
+        started.append(
+            subprocess.Popen(
+                [LAUNCHER, *args],
+                cwd=tmp_path,
+                env={**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(tmp_path)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.terminate()
+            process.communicate(timeout=90)
+
+
+def logs(folder: Path) -> list[str]:
+    return [path.read_text() for path in sorted(folder.glob("process-*.log"))]
+
+
+def pids_once_ready(folder: Path, count: int) -> list[int]:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        ready = [match for text in logs(folder) if (match := re.search(r"ready (\d+)\n", text))]
+        if len(ready) == count:
+            return [int(match[1]) for match in ready]
+        time.sleep(0.02)
+    raise AssertionError(f"not ready: {logs(folder)}")
+
+
+def test_every_process_gets_its_place_and_the_same_arguments(launch, tmp_path):
+    args = ["--workdir=a folder", "it's", '"quoted" $HOME *', ""]
+    run = launch("-m", "standin", "3", "configs/x.py:tiny", *args)
+    out, err = run.communicate(timeout=30)
+    assert run.returncode == 0, err
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("local-")
+    places, given = zip(*map(json.loads, logs(folder)), strict=True)
+    assert given == (["--config=configs/x.py:tiny", *args],) * 3
+    coordinator = places[0][0]
+    host, port = coordinator.split(":")
+    assert host == "127.0.0.1" and 1024 <= int(port) < 65536
+    assert places == tuple([coordinator, "3", str(k)] for k in range(3))
+    assert out == logs(folder)[0], "the terminal shows process 0 and nothing else"
+
+
+def test_a_lost_process_is_named_and_ends_the_others(launch, tmp_path):
+    run = launch("-m", "standin", "--log-dir", "my logs", "3", "c.py", "--0=save", "--1=fail")
+    _, err = run.communicate(timeout=15)
+    assert run.returncode == 1
+    assert "process 1 ended with exit code 1: see my logs/process-1.log" in err
+    assert "disk full" in err, "its last lines are shown, though it is not process 0"
+
+
+def test_a_process_that_ignores_term_is_killed_after_the_grace(launch, tmp_path):
+    args = ["-m", "standin", "--log-dir", "logs", "--grace", "1", "2", "c.py"]
+    run = launch(*args, "--0=stubborn", "--1=sleep")
+    os.kill(pids_once_ready(tmp_path / "logs", 2)[1], signal.SIGKILL)
+    _, err = run.communicate(timeout=20)
+    assert run.returncode == 128 + signal.SIGKILL
+    assert "process 1 was killed by SIGKILL" in err
+    assert "killing processes 0" in err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_all_and_the_launcher_waits(launch, tmp_path, number):
+    run = launch("-m", "standin", "--log-dir", "logs", "2", "c.py", "--0=save", "--1=save")
+    pids_once_ready(tmp_path / "logs", 2)
+    run.send_signal(number)
+    out, err = run.communicate(timeout=20)
+    assert run.returncode == 0, err
+    for k, text in enumerate(logs(tmp_path / "logs")):
+        assert text.count(f"process {k} saved after {number.name}") == 1
+    assert "process 0 saved" in out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "N and CONFIG are needed"),
+        (("0", "c.py"), "N must be a positive whole number, not '0'"),
+        (("--grace", "soon", "2", "c.py"), "--grace must be a whole number of seconds"),
+        (("--grcae", "3", "2", "c.py"), "unknown option --grcae"),
+        (("-m",), "-m needs a value"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(launch, tmp_path, args, message):
+    run = launch(*args)
+    _, err = run.communicate(timeout=20)
+    assert run.returncode == 2
+    assert message in err and err.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
+def test_help_names_the_environment(launch):
+    out, _ = launch("--help").communicate(timeout=20)
+    assert "TRAINLESS_COORDINATOR" in out and "example:" in out

@@ -1,0 +1,125 @@
+import math
+
+import pytest
+
+from common.errors import UserError
+from common.metrics.aucc import aucc, compare, outline, time_to
+from common.metrics.curve import Curve, Point
+
+HOUR = 3600.0
+
+
+def curve(mode, pairs, name="BLEU"):
+    """Points (seconds, value), 10 steps and 1e12 FLOPs per second."""
+    return Curve(name, mode, [Point(int(10 * s), s, 1e12 * s, v) for s, v in pairs])
+
+
+def test_unit_is_that_of_the_papers_table_3():
+    """Four hours at the best BLEU of Table 3 bound its AUCC of 114.57 from above."""
+    held = curve("max", [(0.0, 34.59), (4 * HOUR, 34.59)])
+    assert aucc(held, "hours", 4.0) == pytest.approx(138.36)
+    assert aucc(held, "seconds", 4 * HOUR) == pytest.approx(138.36 * 3600)
+    rising = curve("max", [(HOUR, 30.0), (2 * HOUR, 34.59)])
+    assert aucc(rising, "hours", 4.0) == pytest.approx(15 + (30 + 34.59) / 2 + 2 * 34.59)
+    assert aucc(rising, "hours", 4.0) < 138.4
+
+
+def test_starts_at_zero_and_takes_the_trapezoid():
+    assert aucc(curve("max", [(2.0, 10.0), (4.0, 20.0)])) == pytest.approx(10 + 30)
+
+
+def test_a_drop_does_not_take_area_away():
+    dropped = curve("max", [(1.0, 10.0), (2.0, 2.0), (3.0, 10.0)])
+    assert aucc(dropped) == pytest.approx(5 + 10 + 10)
+
+
+def test_held_beyond_the_last_point_and_cut_before_it():
+    short = curve("max", [(2.0, 10.0)])
+    assert aucc(short, horizon=5.0) == pytest.approx(10 + 30)
+    assert aucc(short, horizon=1.0) == pytest.approx(2.5)
+    assert aucc(short, horizon=2.0) == aucc(short)
+    assert outline(short, "seconds", 1.0) == [(0.0, 0.0), (1.0, 5.0)]
+
+
+def test_held_value_is_the_best_not_the_last():
+    assert aucc(curve("max", [(1.0, 8.0), (2.0, 4.0)]), horizon=3.0) == pytest.approx(4 + 8 + 8)
+
+
+def test_min_metric_holds_its_first_value_back_to_zero():
+    falling = curve("min", [(2.0, 4.0), (4.0, 2.0), (5.0, 3.0)])
+    assert aucc(falling) == pytest.approx(8 + 6 + 2)
+
+
+def test_other_axes_do_not_see_the_clock():
+    slow = Curve("BLEU", "max", [Point(10, 1.0, 1e3, 5.0), Point(20, 9.0, 2e3, 5.0)])
+    fast = Curve("BLEU", "max", [Point(10, 0.5, 1e3, 5.0), Point(20, 1.0, 2e3, 5.0)])
+    assert aucc(slow, "step") == aucc(fast, "step") == pytest.approx(25 + 50)
+    assert aucc(slow, "flops") == aucc(fast, "flops") == pytest.approx(2500 + 5000)
+    assert aucc(slow) != aucc(fast)
+
+
+@pytest.mark.parametrize("horizon", [0.0, -1.0, math.nan, math.inf])
+def test_horizon_must_be_positive(horizon):
+    with pytest.raises(UserError, match="horizon"):
+        aucc(curve("max", [(1.0, 1.0)]), horizon=horizon)
+
+
+def test_an_empty_curve_is_a_user_error():
+    with pytest.raises(UserError, match="no validation points"):
+        aucc(Curve("BLEU", "max"))
+
+
+def test_time_to_is_the_first_validation_point_that_is_there():
+    measured = curve("max", [(1.0, 50.0), (2.0, 94.9), (3.0, 95.0), (4.0, 100.0), (5.0, 99.0)])
+    assert time_to(measured, 0.95) == 3.0
+    assert time_to(measured, 0.99) == 4.0
+    assert time_to(measured, 1.0, "step") == 40.0
+    assert time_to(measured, 1.0, "hours") == pytest.approx(4 / 3600)
+
+
+def test_time_to_of_a_min_metric_divides():
+    measured = curve("min", [(1.0, 3.0), (2.0, 2.1), (3.0, 2.0), (4.0, 2.5)])
+    assert time_to(measured, 0.95) == 2.0  # 2.0 / 0.95 = 2.105
+    assert time_to(measured, 0.99) == 3.0
+
+
+def test_time_to_of_negative_values_is_on_the_easy_side():
+    assert time_to(curve("max", [(1.0, -3.0), (2.0, -2.1), (3.0, -2.0)]), 0.95) == 2.0
+
+
+@pytest.mark.parametrize("fraction", [0.0, 1.1, math.nan])
+def test_fraction_must_be_one(fraction):
+    with pytest.raises(UserError, match="fraction"):
+        time_to(curve("max", [(1.0, 1.0)]), fraction)
+
+
+def test_compare_shares_a_horizon_and_normalises_by_the_largest():
+    rows = compare(
+        {
+            "early": curve("max", [(HOUR, 30.0)]),
+            "late": curve("max", [(HOUR, 10.0), (3 * HOUR, 31.0)]),
+        }
+    )
+    assert [row.model for row in rows] == ["early", "late"]
+    early, late = rows
+    assert early.aucc == pytest.approx(15 + 60)  # held until hour 3, where the other ends
+    assert late.aucc == pytest.approx(5 + 41)
+    assert early.normalised == 1.0
+    assert late.normalised == pytest.approx(46 / 75)
+    assert (early.best, late.best) == (30.0, 31.0)
+    assert (early.to_100, late.to_95, late.to_100) == (1.0, 3.0, 3.0)
+
+
+def test_compare_refuses_what_cannot_be_compared():
+    with pytest.raises(UserError, match="no curves"):
+        compare({})
+    with pytest.raises(UserError, match="different metrics"):
+        compare({"a": curve("max", [(1.0, 1.0)]), "b": curve("min", [(1.0, 1.0)], "BPC")})
+    with pytest.raises(UserError, match="'b' has no validation points"):
+        compare({"a": curve("max", [(1.0, 1.0)]), "b": curve("max", [])})
+
+
+def test_compare_where_nothing_was_counted():
+    free = Curve("BLEU", "max", [Point(1, 1.0, 0.0, 5.0)])
+    (row,) = compare({"free": free}, "flops")
+    assert row.aucc == 0 and math.isnan(row.normalised)

@@ -1,0 +1,42 @@
+import pytest
+
+from common.errors import UserError
+from common.metrics.bleu import corpus_bleu
+
+REFERENCES = ["the cat sat on the mat .", "a dog barked at the moon tonight ."]
+
+
+def test_a_perfect_translation_scores_100():
+    assert corpus_bleu(REFERENCES, REFERENCES).score == pytest.approx(100.0)
+
+
+def test_a_worked_example():
+    """Precisions 5/6, 3/5, 2/4, 1/3 and no brevity penalty."""
+    bleu = corpus_bleu(["the cat sat on a mat"], ["the cat sat on the mat"])
+    assert bleu.score == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
+
+
+def test_it_is_a_corpus_score_not_a_mean():
+    hypotheses = [REFERENCES[0], "a dog barked at the sun today ."]
+    pairs = zip(hypotheses, REFERENCES, strict=True)
+    single = [corpus_bleu([h], [r]).score for h, r in pairs]
+    assert corpus_bleu(hypotheses, REFERENCES).score != pytest.approx(sum(single) / 2, abs=0.1)
+
+
+def test_signature_tells_what_was_done():
+    plain = corpus_bleu(["The Cat sat on the mat ."], REFERENCES[:1])
+    lower = corpus_bleu(["The Cat sat on the mat ."], REFERENCES[:1], lowercase=True)
+    assert "case:mixed" in plain.signature and "tok:13a" in plain.signature
+    assert "case:lc" in lower.signature
+    assert plain.score < lower.score == pytest.approx(100.0)
+    none = corpus_bleu(REFERENCES, REFERENCES, tokenize="none")
+    assert "tok:none" in none.signature
+
+
+def test_faults_are_told():
+    with pytest.raises(UserError, match="1 translations and 2 references"):
+        corpus_bleu(["a"], ["a", "b"])
+    with pytest.raises(UserError, match="at least one sentence"):
+        corpus_bleu([], [])
+    with pytest.raises(UserError, match="'moses' is not one of"):
+        corpus_bleu(["a"], ["a"], tokenize="moses")

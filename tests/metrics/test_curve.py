@@ -1,0 +1,87 @@
+import json
+import math
+
+import pytest
+
+from common.errors import UserError
+from common.metrics.curve import Curve, Point
+
+
+def curve(mode, *values):
+    points = [Point(10 * i, 60.0 * i, 1e9 * i, v) for i, v in enumerate(values, start=1)]
+    return Curve("metric", mode, points)
+
+
+def test_best_is_the_first_of_the_best():
+    assert curve("max", 1.0, 3.0, 2.0, 3.0).best.step == 20
+    assert curve("min", 3.0, 1.0, 2.0, 1.0).best.step == 20
+
+
+def test_running_best_keeps_positions_and_never_gets_worse():
+    rising = curve("max", 1.0, 3.0, 2.0, 4.0).running_best()
+    assert [p.value for p in rising] == [1.0, 3.0, 3.0, 4.0]
+    assert [p.step for p in rising] == [10, 20, 30, 40]
+    assert [p.value for p in curve("min", 3.0, 1.0, 2.0).running_best()] == [3.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_no_number_is_left_out(value):
+    measured = curve("min", 2.0)
+    assert not measured.add(Point(20, 120.0, 2e9, value))
+    assert measured.add(Point(30, 180.0, 3e9, 1.0))
+    assert [p.value for p in measured.points] == [2.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        Point(9, 60.0, 1e9, 1.0),
+        Point(10, 59.0, 1e9, 1.0),
+        Point(10, 60.0, 9e8, 1.0),
+        Point(20, math.nan, 2e9, 1.0),
+        Point(20, 120.0, math.inf, 1.0),
+    ],
+)
+def test_a_point_out_of_order_is_refused(point):
+    measured = curve("max", 1.0)
+    with pytest.raises(ValueError, match="must not go back"):
+        measured.add(point)
+    assert len(measured.points) == 1
+
+
+def test_negative_time_is_refused():
+    with pytest.raises(ValueError, match="seconds"):
+        Curve("metric", "max").add(Point(1, -1.0, 0.0, 1.0))
+
+
+def test_json_round_trip():
+    measured = curve("min", 2.0, 1.5)
+    assert Curve.from_json(json.loads(json.dumps(measured.to_json()))) == measured
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        {"name": "x", "mode": "max", "points": [{"step": 1}]},
+        {"name": "x", "mode": "up", "points": []},
+        {"name": "x", "mode": "max", "points": None},
+        [],
+    ],
+)
+def test_a_damaged_record_is_a_user_error(record):
+    with pytest.raises(UserError):
+        Curve.from_json(record)
+
+
+def test_an_empty_curve_has_no_best():
+    with pytest.raises(UserError, match="no validation points"):
+        _ = Curve("BLEU", "max").best
+
+
+def test_axes():
+    point = Point(7, 5400.0, 2e9, 1.0)
+    positions = [point.at(axis) for axis in ("step", "seconds", "hours", "flops")]
+    assert positions == [7.0, 5400.0, 1.5, 2e9]
+    with pytest.raises(UserError, match="unknown axis 'days'"):
+        point.at("days")

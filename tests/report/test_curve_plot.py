@@ -1,0 +1,131 @@
+"""What is drawn, read back from the figure that is saved."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from common.errors import UserError
+from common.metrics.curve import Curve, Point
+from common.report.curve_plot import plot_curve
+
+
+def curve(values, seconds=3600.0, name="BLEU", mode="max"):
+    points = [Point(10 * i, seconds * i, 1e15 * i, v) for i, v in enumerate(values, start=1)]
+    return Curve(name, mode, points)
+
+
+@pytest.fixture
+def saved(monkeypatch):
+    """The figures that are saved, in order."""
+    figures = []
+    save = Figure.savefig
+
+    def keep(self, *arguments, **options):
+        figures.append(self)
+        save(self, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", keep)
+    return figures
+
+
+def legend(figure):
+    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+
+
+def test_the_picture_is_written_and_coloured(tmp_path):
+    from matplotlib.image import imread
+
+    path = tmp_path / "plots" / "curve.png"
+    plot_curve({"run": curve([10.0, 30.0])}, path, title="IWSLT")
+    image = imread(path)
+    assert image.shape[0] > 400 and image.shape[1] > 800
+    flat = image[..., :3].reshape(-1, 3)
+    tinted = (flat[:, 2] - flat[:, 0]) > 0.1  # shaded blue
+    assert 0.2 < tinted.mean() < 0.8
+
+
+def test_line_dots_ring_and_area(tmp_path, saved):
+    plot_curve({"run": curve([10.0, 30.0, 20.0])}, tmp_path / "x.png", horizon=4 * 3600.0)
+    (axes,) = saved[0].axes
+    line, dots, ring = axes.lines
+    assert line.get_xydata().tolist() == [[0, 0], [1, 10], [2, 30], [3, 30], [4, 30]]
+    assert dots.get_xydata().tolist() == [[1, 10], [2, 30], [3, 20]]
+    assert ring.get_xydata().tolist() == [[2, 30]]
+    (area,) = axes.collections
+    corners = area.get_paths()[0].vertices
+    assert corners.min(axis=0).tolist() == [0, 0] and corners.max(axis=0).tolist() == [4, 30]
+    assert legend(saved[0]) == ["run: AUCC 85 BLEU·h"]
+    assert axes.get_xlim() == (0, 4) and axes.get_ylim()[0] == 0
+
+
+def test_what_lies_beyond_the_horizon_is_not_marked(tmp_path, saved):
+    plot_curve({"run": curve([10.0, 20.0, 30.0])}, tmp_path / "x.png", horizon=2.5 * 3600)
+    line, dots, ring = saved[0].axes[0].lines
+    assert line.get_xydata()[-1].tolist() == [2.5, 25]
+    assert dots.get_xydata()[-1].tolist() == ring.get_xydata()[0].tolist() == [2, 20]
+
+
+def test_several_models_share_the_longest_horizon(tmp_path, saved):
+    plot_curve({"a": curve([10.0]), "b": curve([5.0, 10.0])}, tmp_path / "x.png")
+    assert legend(saved[0]) == ["a: AUCC 15 BLEU·h", "b: AUCC 10 BLEU·h"]
+    colours = {line.get_color() for line in saved[0].axes[0].lines if len(line.get_xdata()) > 1}
+    assert len(colours) >= 2
+    assert len(saved[0].axes[0].collections) == 2
+
+
+@pytest.mark.parametrize(
+    ("axis", "seconds", "label", "end"),
+    [
+        ("seconds", 1.0, "training time (s)", 2.0),
+        ("seconds", 60.0, "training time (min)", 2.0),
+        ("seconds", 3600.0, "training time (h)", 2.0),
+        ("hours", 1800.0, "training time (h)", 1.0),
+        ("step", 1.0, "training steps", 20.0),
+        ("flops", 1.0, "training compute (FLOPs)", 2e15),
+    ],
+)
+def test_units(tmp_path, saved, axis, seconds, label, end):
+    plot_curve({"run": curve([1.0, 2.0], seconds)}, tmp_path / "x.png", axis=axis)
+    axes = saved[0].axes[0]
+    assert axes.get_xlabel() == label
+    assert axes.get_xlim()[1] == pytest.approx(end)
+    assert axes.get_ylabel() == "validation BLEU"
+
+
+def test_less_is_better(tmp_path, saved):
+    falling = curve([3.0, 1.2, 1.1], 1.0, "bits per character", "min")
+    plot_curve({"run": falling}, tmp_path / "x.png")
+    axes = saved[0].axes[0]
+    assert legend(saved[0]) == ["run: AUCC 6.25 (bits per character)·s"]
+    assert 0 < axes.get_ylim()[0] < 1.1
+    assert np.allclose(axes.lines[2].get_xydata(), [[3, 1.1]])
+
+
+def test_faults_are_told(tmp_path):
+    with pytest.raises(UserError, match="no curves"):
+        plot_curve({}, tmp_path / "x.png")
+    with pytest.raises(UserError, match="no validation points"):
+        plot_curve({"run": curve([])}, tmp_path / "x.png")
+    with pytest.raises(UserError, match="different metrics"):
+        plot_curve({"a": curve([1.0]), "b": curve([1.0], name="F1")}, tmp_path / "x.png")
+    with pytest.raises(UserError, match="horizon"):
+        plot_curve({"a": curve([1.0])}, tmp_path / "x.png", horizon=0.0)
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_no_global_state_and_no_heavy_imports():
+    script = (
+        "import sys\n"
+        "import common.report.curve_plot, common.report.table, common.track.tracker\n"
+        "import common.track.progress, common.metrics.bleu\n"
+        "heavy = {'matplotlib', 'wandb', 'sacrebleu', 'tqdm', 'jax'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "from common.metrics.curve import Curve, Point\n"
+        "curve = Curve('BLEU', 'max', [Point(1, 1.0, 1.0, 1.0)])\n"
+        "common.report.curve_plot.plot_curve({'a': curve}, sys.argv[1])\n"
+        "assert 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script, "/dev/null"], check=True)

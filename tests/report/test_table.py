@@ -1,0 +1,75 @@
+import csv
+
+import pytest
+
+from common.report.table import markdown, text, write_csv
+
+COLUMNS = ["group", "trainable", "share"]
+ROWS = [("encoder|ffn", 1234567, 0.12345), ("total", 89, None)]
+
+
+def test_text_aligns_numbers_right():
+    assert text(COLUMNS, ROWS) == (
+        "group        trainable   share\n"
+        "-----------  ---------  ------\n"
+        "encoder|ffn  1,234,567  0.1235\n"
+        "total               89\n"
+    )
+
+
+def test_markdown():
+    assert markdown(COLUMNS, ROWS) == (
+        "| group        | trainable |  share |\n"
+        "| ------------ | --------: | -----: |\n"
+        "| encoder\\|ffn | 1,234,567 | 0.1235 |\n"
+        "| total        |        89 |        |\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        (34.594, "34.59"),
+        (-1.5, "-1.50"),
+        (0.0, "0.00"),
+        (0.00054321, "0.0005432"),
+        (1.5e9, "1.5e+09"),
+        (-1200, "-1,200"),
+        (float("nan"), "nan"),
+        (True, "True"),
+        ("34.59 ± 0.04", "34.59 ± 0.04"),
+        ("two\nlines", "two lines"),
+    ],
+)
+def test_cells(value, cell):
+    assert text(["x"], [[value]]).splitlines()[2].strip() == cell
+
+
+def test_mean_and_deviation_count_as_numbers_and_words_do_not():
+    body = text(["a long header"], [["34.59 ± 0.04"]]).splitlines()[2]
+    assert body == " 34.59 ± 0.04"
+    assert text(["a long header"], [["1"], ["x"]]).splitlines()[2:] == ["1", "x"]
+
+
+def test_a_table_without_rows():
+    assert text(["a", "b"], []) == "a    b\n---  ---\n"
+    assert markdown(["a"], []) == "| a   |\n| --- |\n"
+
+
+def test_csv_keeps_every_digit(tmp_path):
+    path = tmp_path / "deep" / "table.csv"
+    write_csv(path, COLUMNS, [("a,b", 1234567, 1 / 3), ("total", None, 2.0)])
+    with path.open(newline="") as file:
+        header, first, second = csv.reader(file)
+    assert header == COLUMNS
+    assert first[:2] == ["a,b", "1234567"] and float(first[2]) == 1 / 3
+    assert second == ["total", "", "2.0"]
+
+
+@pytest.mark.parametrize("write", [markdown, text])
+def test_a_row_of_another_length_is_refused(write, tmp_path):
+    with pytest.raises(ValueError, match="2 cells under 3 columns"):
+        write(COLUMNS, [("a", 1)])
+    with pytest.raises(ValueError, match="4 cells under 3 columns"):
+        write_csv(tmp_path / "x.csv", COLUMNS, [("a", 1, 2, 3)])
+    assert not (tmp_path / "x.csv").exists()

@@ -1,0 +1,314 @@
+"""The files of a run, and a wandb that may fail in any way."""
+
+import json
+import math
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from common.track.tracker import Tracker, read_metrics
+
+
+def tracker(workdir, **options):
+    return Tracker(workdir, {"seed": 1}, **{"wandb_mode": "disabled", **options})
+
+
+def log_steps(run, steps):
+    for step in steps:
+        run.log(step, {"loss": 1 / step})
+
+
+def test_lines_and_summary(tmp_path):
+    run = tracker(tmp_path / "run")
+    run.log(1, {"loss": np.float32(0.5), "tokens": np.int64(3), "note": "warm"})
+    run.log(2, {"loss": math.nan, "norm": math.inf})
+    run.summary({"bleu": 1.0, "curve": {"points": [math.nan, 2]}})
+    run.summary({"bleu": 34.5, "curve": {"points": [math.nan, 2]}})
+    run.finish()
+    assert read_metrics(tmp_path / "run") == [
+        {"step": 1, "loss": 0.5, "tokens": 3, "note": "warm"},
+        {"step": 2, "loss": None, "norm": None},
+    ]
+    summary = (tmp_path / "run" / "summary.json").read_text()
+    assert json.loads(summary) == {"bleu": 34.5, "curve": {"points": [None, 2]}}
+    assert summary.startswith('{\n  "bleu"')
+    assert "NaN" not in (tmp_path / "run" / "metrics.jsonl").read_text()
+
+
+def test_a_killed_and_resumed_run_leaves_the_file_of_an_uninterrupted_one(tmp_path):
+    whole, broken = tracker(tmp_path / "whole"), tracker(tmp_path / "broken")
+    log_steps(whole, range(1, 11))
+    log_steps(broken, range(1, 8))
+    with (tmp_path / "broken" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 8, "lo')
+    log_steps(tracker(tmp_path / "broken", resume_step=5), range(6, 11))
+    files = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("whole", "broken")]
+    assert files[0] == files[1]
+
+
+def test_a_run_begun_anew_begins_an_empty_file(tmp_path):
+    log_steps(tracker(tmp_path), range(1, 8))
+    log_steps(tracker(tmp_path), range(1, 3))
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
+
+
+def test_every_line_survives_a_kill(tmp_path):
+    script = (
+        "import os, signal, sys\n"
+        "from common.track.tracker import Tracker\n"
+        "run = Tracker(sys.argv[1], {}, wandb_mode='disabled')\n"
+        "for step in range(100): run.log(step, {'loss': 1.0})\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [line["step"] for line in read_metrics(tmp_path)] == list(range(100))
+
+
+def test_reading_tolerates_a_cut_last_line_only(tmp_path):
+    log_steps(tracker(tmp_path), range(1, 4))
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text()[:-5])
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
+    path.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
+    with pytest.raises(UserError, match="line 2"):
+        read_metrics(tmp_path)
+    with pytest.raises(UserError, match="line 2"):
+        tracker(tmp_path, resume_step=1)
+    assert path.read_text().startswith('{"step": 1}\n{"st\n')
+
+
+def test_reading_a_folder_that_is_no_run(tmp_path):
+    with pytest.raises(UserError, match=r"no metrics\.jsonl"):
+        read_metrics(tmp_path)
+
+
+def test_a_process_that_is_not_enabled_does_nothing(tmp_path):
+    run = tracker(tmp_path / "run", wandb_mode="offline", enabled=False)
+    run.log(1, {"loss": 1.0})
+    run.table("t", ["a"], [[1]])
+    run.image("i", "nowhere.png")
+    run.summary({"loss": 1.0})
+    run.finish()
+    assert not (tmp_path / "run").exists()
+
+
+def test_unknown_wandb_mode(tmp_path):
+    with pytest.raises(UserError, match="'ofline' is not one of offline, online, disabled"):
+        tracker(tmp_path, wandb_mode="ofline")
+
+
+class FakeWandb(types.ModuleType):
+    """Stands in for the package; `broken` names the calls that raise."""
+
+    def __init__(self, broken=(), key=True):
+        super().__init__("wandb")
+        self.broken, self.key = set(broken), key
+        self.inits, self.logged, self.summary = [], [], {}
+        self.teardowns = self.finished = 0
+        self.Settings = dict
+
+    def _may_fail(self, name):
+        if name in self.broken:
+            raise RuntimeError(f"{name} broke\nbadly")
+
+    def setup(self, settings):
+        self._may_fail("setup")
+
+    def login(self, prompt, verify):
+        assert prompt is False
+        return self.key
+
+    def init(self, mode, **arguments):
+        self._may_fail("init")
+        self._may_fail(mode)
+        self.inits.append({"mode": mode, **arguments})
+        return self
+
+    def log(self, values, step):
+        self._may_fail("log")
+        self.logged.append((step, values))
+
+    def Table(self, columns, data):
+        self._may_fail("Table")
+        return columns, data
+
+    def Image(self, path):
+        return path
+
+    def finish(self):
+        self._may_fail("finish")
+        self.finished += 1
+
+    def teardown(self):
+        self.teardowns += 1
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    def install(**options):
+        module = FakeWandb(**options)
+        monkeypatch.setitem(sys.modules, "wandb", module)
+        return module
+
+    return install
+
+
+def use_everything(workdir, mode="offline"):
+    run = tracker(workdir, wandb_mode=mode)
+    run.log(1, {"loss": 1.0})
+    run.table("samples", ("a", "b"), [(1, "x")])
+    run.image("curve", workdir / "curve.png")
+    run.log(2, {"loss": 0.5})
+    run.summary({"loss": 0.5})
+    run.finish()
+    run.finish()
+
+
+def test_wandb_gets_everything_at_its_step(tmp_path, fake):
+    wandb = fake()
+    use_everything(tmp_path)
+    (init,) = wandb.inits
+    assert (init["mode"], init["dir"], init["resume"]) == ("offline", str(tmp_path), "allow")
+    assert init["config"] == {"seed": 1}
+    assert init["settings"]["silent"] and init["settings"]["console"] == "off"
+    assert wandb.logged == [
+        (1, {"loss": 1.0}),
+        (1, {"samples": (["a", "b"], [[1, "x"]])}),
+        (1, {"curve": str(tmp_path / "curve.png")}),
+        (2, {"loss": 0.5}),
+    ]
+    assert wandb.summary == {"loss": 0.5}
+    assert wandb.finished == 1
+
+
+@pytest.mark.parametrize("broken", ["init", "log", "Table", "finish"])
+def test_no_fault_of_wandb_reaches_the_run(tmp_path, fake, capsys, broken):
+    wandb = fake(broken=[broken])
+    use_everything(tmp_path)
+    assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
+    assert (tmp_path / "summary.json").exists()
+    assert capsys.readouterr().err == (
+        f"warning: wandb: {broken} broke badly; carrying on without it\n"
+    )
+    assert wandb.teardowns == 1
+
+
+@pytest.mark.parametrize("options", [{"broken": ["online"]}, {"broken": ["setup"]}, {"key": False}])
+def test_online_falls_back_to_offline(tmp_path, fake, capsys, options):
+    wandb = fake(**options)
+    use_everything(tmp_path, mode="online")
+    assert [init["mode"] for init in wandb.inits] == ["offline"]
+    assert len(wandb.logged) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: wandb: ") and line.endswith("; logging offline")
+
+
+def test_a_resumed_run_keeps_its_wandb_id_and_a_new_one_does_not(tmp_path, fake):
+    wandb = fake()
+    for resume_step in (None, 5, None):
+        tracker(tmp_path, wandb_mode="offline", resume_step=resume_step).finish()
+    first, resumed, anew = [init["id"] for init in wandb.inits]
+    assert first == resumed != anew
+
+
+REAL = """
+import os, signal, subprocess, sys, time
+from common.track.tracker import Tracker
+workdir, mode, kill = sys.argv[1], sys.argv[2], len(sys.argv) > 3
+start = time.monotonic()
+run = Tracker(workdir, {"seed": 1}, wandb_mode=mode)
+run.log(1, {"loss": 1.0})
+if kill:
+    listing = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "pid=,comm="],
+                             capture_output=True, text=True).stdout
+    for pid, name in (line.split(None, 1) for line in listing.splitlines()):
+        if "wandb-core" in name:
+            os.kill(int(pid), signal.SIGKILL)
+            print("killed")
+    time.sleep(0.5)
+for step in range(2, 20):
+    run.log(step, {"loss": 1.0 / step})
+run.table("samples", ["a", "b"], [[1, "x"]])
+run.summary({"loss": 0.1})
+run.finish()
+print("seconds", time.monotonic() - start)
+"""
+
+
+def bare_environment(home):
+    """No credentials and no settings of wandb."""
+    bare = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")}
+    return bare | {"HOME": str(home), "NETRC": str(home / "netrc")}
+
+
+def run_real(workdir, *arguments, **environment):
+    """A process of its own, with nothing on stdin."""
+    return subprocess.run(
+        [sys.executable, "-c", REAL, str(workdir), *arguments],
+        env=bare_environment(workdir) | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_real_wandb_offline_is_silent_and_quick(tmp_path):
+    done = run_real(tmp_path, "offline")
+    assert (done.returncode, done.stderr) == (0, "")
+    (line,) = done.stdout.splitlines()
+    assert float(line.split()[1]) < 15  # about 2 s on two idle cores
+    identity = (tmp_path / "wandb_id").read_text().strip()
+    (record,) = (tmp_path / "wandb").glob(f"offline-run-*-{identity}/run-{identity}.wandb")
+    assert record.stat().st_size > 0
+
+
+@pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
+def test_real_wandb_whose_service_dies_costs_one_line(tmp_path):
+    done = run_real(tmp_path, "offline", "kill")
+    assert "killed" in done.stdout and done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("warning: wandb: ") and line.endswith("; carrying on without it")
+    assert len(read_metrics(tmp_path)) == 19
+
+
+def test_real_wandb_online_without_a_key_never_asks(tmp_path):
+    """On a terminal wandb.init by itself would ask how to log in, and wait."""
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", REAL, str(tmp_path), "online"],
+        env=bare_environment(tmp_path),
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+    )
+    os.close(follower)
+    try:
+        code = process.wait(timeout=60)
+        lines = os.read(leader, 65536).decode().splitlines()
+    finally:
+        process.kill()
+        os.close(leader)
+    assert code == 0
+    assert lines[0] == "warning: wandb: no API key (`wandb login` stores one); logging offline"
+    assert lines[1].startswith("seconds") and len(lines) == 2
+
+
+@pytest.mark.slow
+def test_real_wandb_online_without_a_network_goes_on_offline(tmp_path):
+    done = run_real(tmp_path, "online", WANDB_API_KEY="a" * 40, WANDB_BASE_URL="http://127.0.0.1:9")
+    assert done.returncode == 0
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("warning: wandb: ") and line.endswith("; logging offline")
+    assert float(done.stdout.split()[1]) < 60
+    assert list((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
