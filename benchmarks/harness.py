@@ -135,8 +135,8 @@ def machine() -> dict[str, object]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    # Only a benchmark that already uses JAX is asked for its devices: one that does not must not
-    # start (or reserve) an accelerator for the sake of its description.
+    # JAX is asked for its devices only where it is imported already: a benchmark without it must
+    # not start (or reserve) an accelerator for the sake of its description.
     jax = sys.modules.get("jax")
     return {
         "cpu": _cpu_model(),

@@ -171,6 +171,18 @@ def positive(option: str) -> Callable[[str], int]:
     return read
 
 
+def number(option: str) -> Callable[[str], float]:
+    """The argparse type of a number."""
+
+    def read(text: str) -> float:
+        try:
+            return float(text)
+        except ValueError as error:
+            raise UserError(f"{option} must be a number, got {text!r}") from error
+
+    return read
+
+
 def _nearest(name: str, known: Any) -> str:
     match = difflib.get_close_matches(str(name), [str(item) for item in known], n=1, cutoff=0.5)
     return f"; did you mean {match[0]}?" if match else ""

@@ -3,6 +3,8 @@
 from flax import nnx
 from ml_collections import ConfigDict
 
+from common.config import choose, require
+from common.errors import UserError
 from common.model import transformer
 from common.model.block import Block
 from common.model.encoder_decoder import EncoderDecoder
@@ -72,3 +74,21 @@ def translator(
         transformer.stack(model, decoder_blocks, rngs=rngs),
         dtype=transformer.compute_dtype(model.dtype),
     )
+
+
+def validate(model: ConfigDict) -> None:
+    """The fields of this paper.
+
+    Raises:
+      UserError: an unknown reservoir, or more of them than fit.
+    """
+    choose("--config.model.reservoir", model.reservoir, ("none", *RESERVOIRS))
+    if model.reservoir != "none":
+        try:
+            placement(model.encoder_layers, model.reservoirs)
+        except ValueError as error:
+            raise UserError(f"--config.model.reservoirs: {error}") from error
+        require(
+            model.reservoirs >= 1,
+            f"--config.model.reservoirs must be at least 1, got {model.reservoirs}",
+        )

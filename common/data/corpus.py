@@ -27,6 +27,12 @@ class TokenizedCorpus:
         self.offsets = offsets
         self.lengths = np.diff(offsets)
 
+    @classmethod
+    def from_lists(cls, sentences: Sequence[Sequence[int]]) -> "TokenizedCorpus":
+        """Sentences that are in memory already."""
+        offsets = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
+        return cls(np.fromiter(chain.from_iterable(sentences), np.int32, offsets[-1]), offsets)
+
     def __len__(self) -> int:
         return len(self.lengths)
 

@@ -1,10 +1,9 @@
 """Transformer blocks from a configuration: the one place where their parts are put together."""
 
-from ml_collections import ConfigDict
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from ml_collections import ConfigDict
 
 from common.model.attention import Attention, CrossAttention
 from common.model.block import Block, Function, Residual

@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding, variables
@@ -68,7 +69,7 @@ def validate(config: ConfigDict) -> None:
     )
 
 
-def fit(config: ConfigDict, task: Task, workdir: Path) -> dict:
+def fit(config: ConfigDict, task: Task, workdir: Path, mesh: Mesh) -> dict:
     """Trains, or goes on with, the run in `workdir`; returns its summary.
 
     Raises:
@@ -77,7 +78,6 @@ def fit(config: ConfigDict, task: Task, workdir: Path) -> dict:
     """
     begun = time.perf_counter()
     validate(config)
-    mesh = sharding.make_mesh(config.mesh)
     lock = Lock(workdir) if is_main() else None
     try:
         if is_main():

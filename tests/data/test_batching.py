@@ -66,6 +66,14 @@ def test_every_example_once_in_each_epoch(corpora):
     assert batches.dropped == 0
 
 
+def test_other_examples_share_a_batch_in_each_epoch(corpora):
+    batches = BucketedBatches(*corpora, **SHAPE)
+    groups = [
+        {frozenset(ids_of([batch])) for batch in epoch(batches, number)} for number in range(2)
+    ]
+    assert len(groups[0] & groups[1]) < batches.batches_per_epoch / 4
+
+
 def test_rows_hold_their_sentences(corpora):
     source, target = corpora
     for batch in epoch(BucketedBatches(source, target, **SHAPE)):

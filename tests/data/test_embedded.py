@@ -89,6 +89,13 @@ def test_sentences_are_short_and_clean(text):
         assert not re.search(r"[\xa0\u202f{}]|  ", german + english)
 
 
+def test_two_cities_are_two(text):
+    pattern = re.compile(r"from (\w+) to (\w+)|in (\w+), it is .* in (\w+)")
+    found = [match for line in text["train"][1] if (match := pattern.search(line))]
+    assert len(found) > 1000
+    assert all(match[1] != match[2] or match[3] != match[4] for match in found)
+
+
 def test_unknown_split():
     with pytest.raises(UserError, match="train"):
         numbers_de_en("dev")

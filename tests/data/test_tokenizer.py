@@ -141,6 +141,7 @@ def test_fingerprint_tells_borders_apart():
         fingerprint(["a", "bc"]),
         fingerprint(["ab"], ["c"]),
         fingerprint(["ab\nc"]),
+        fingerprint(["ab1:c"]),
         fingerprint(["c", "ab"]),
     ]
     assert len(set(prints)) == len(prints)

@@ -1,0 +1,111 @@
+"""Beam search over a cache, compiled as one program. Greedy search is a beam of one.
+
+B sentences, K hypotheses of each, N = B K, T longest translation, V vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+# Finite, so that no arithmetic on it gives NaN.
+NEVER = -1e9
+
+# (tokens_N, cache, index) -> (logits_NV, cache): the logits of the token after `tokens_N`, which stands at `index`.
+StepFunction = Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]]
+
+
+@dataclass(frozen=True)
+class Search:
+    """What fairseq calls beam, lenpen, max_len_a and max_len_b.
+
+    A hypothesis of n tokens (end of sentence included) scores log p / n^length_penalty; a translation has at most
+    `ratio` times the source's tokens plus `extra`.
+    """
+
+    beams: int = 5
+    length_penalty: float = 1.0
+    ratio: float = 1.2
+    extra: int = 10
+
+    def longest(self, source_length: int) -> int:
+        """T for sources of at most this length."""
+        return int(self.ratio * source_length) + self.extra
+
+
+def beam_search(
+    step: StepFunction,
+    cache: Any,
+    limits_B: jax.Array,
+    *,
+    longest: int,
+    search: Search,
+    bos: int,
+    eos: int,
+    never: tuple[int, ...] = (),
+) -> tuple[jax.Array, jax.Array]:
+    """The K best translations found, best first: tokens (B, K, T) and scores (B, K).
+
+    As in fairseq, the 2K best continuations are looked at; those of the first K that end are finished, the best K others
+    live on; a sentence is done when K hypotheses are finished. Tokens behind the end are `eos`.
+
+    Args:
+      cache: for N = B K rows; leaves with N rows are reordered with the hypotheses, all others are shared.
+      limits_B: the longest translation of each sentence in tokens, at most `longest`.
+      never: tokens that are not generated (padding, begin of sentence).
+    """
+    batch, beams = limits_B.shape[0], search.beams
+    rows_B1 = jnp.arange(batch)[:, None]
+
+    def reorder(leaf: jax.Array, parents_BK: jax.Array) -> jax.Array:
+        if leaf.shape[0] != batch * beams:
+            return leaf
+        return leaf[(rows_B1 * beams + parents_BK).reshape(-1)]
+
+    def advance(state: tuple) -> tuple:
+        index, tokens, live, done_tokens, done_scores, cache = state
+        last_N = jnp.where(index == 0, bos, tokens[:, :, jnp.maximum(index - 1, 0)]).reshape(-1)
+        logits_NV, cache = step(last_N, cache, index)
+        vocabulary = logits_NV.shape[-1]
+        ids_V = jnp.arange(vocabulary)
+        logits_NV = jnp.where(jnp.isin(ids_V, jnp.asarray(never, jnp.int32)), NEVER, logits_NV)
+        logp_BKV = jax.nn.log_softmax(logits_NV).reshape(batch, beams, vocabulary)
+        at_limit_B = index + 1 >= limits_B
+        logp_BKV = jnp.where(at_limit_B[:, None, None] & (ids_V != eos), NEVER, logp_BKV)
+
+        totals = (live[:, :, None] + logp_BKV).reshape(batch, beams * vocabulary)
+        scores, choices = jax.lax.top_k(totals, 2 * beams)
+        parents, next_tokens = choices // vocabulary, choices % vocabulary
+        ends = next_tokens == eos
+
+        # The finished ones. A sentence that is done takes no more.
+        open_B1 = jnp.any(done_scores <= NEVER, axis=1, keepdims=True)
+        finishing = ends & (jnp.arange(2 * beams) < beams) & (scores > NEVER / 2) & open_B1
+        normalised = scores / (index + 1.0) ** search.length_penalty
+        finished = tokens[rows_B1, parents].at[:, :, index].set(eos)
+        merged = jnp.concatenate([done_scores, jnp.where(finishing, normalised, NEVER)], axis=1)
+        done_scores, best = jax.lax.top_k(merged, beams)
+        done_tokens = jnp.concatenate([done_tokens, finished], axis=1)[rows_B1, best]
+
+        # The living ones.
+        live, best = jax.lax.top_k(jnp.where(ends, NEVER, scores), beams)
+        parents, next_tokens = parents[rows_B1, best], next_tokens[rows_B1, best]
+        tokens = tokens[rows_B1, parents].at[:, :, index].set(next_tokens)
+        if beams > 1:
+            cache = jax.tree.map(lambda leaf: reorder(leaf, parents), cache)
+        return index + 1, tokens, live, done_tokens, done_scores, cache
+
+    def unfinished(state: tuple) -> jax.Array:
+        index, done_scores = state[0], state[4]
+        return (index < jnp.max(limits_B)) & jnp.any(done_scores <= NEVER)
+
+    empty = jnp.full((batch, beams, longest), eos, jnp.int32)
+    # All hypotheses of a sentence start equal: only the first one counts.
+    live = jnp.tile(jnp.where(jnp.arange(beams) == 0, 0.0, NEVER), (batch, 1))
+    nothing = jnp.full((batch, beams), NEVER)
+    state = jax.lax.while_loop(
+        unfinished, advance, (jnp.int32(0), empty, live, empty, nothing, cache)
+    )
+    return state[3], state[4]

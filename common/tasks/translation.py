@@ -1,0 +1,284 @@
+"""Translation: parallel text in, teacher forcing with smoothed cross-entropy, BLEU of a beam search out."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common import sharding
+from common.config import choose, require
+from common.data.batching import BucketedBatches, evaluation_batches, iterate
+from common.data.corpus import TokenizedCorpus, tokenize_corpus
+from common.data.sources import ParallelText, load_parallel
+from common.data.tokenizer import Tokenizer, build_tokenizers
+from common.decode.beam import Search, beam_search
+from common.metrics.bleu import Bleu, corpus_bleu
+from common.model.encoder_decoder import EncoderDecoder
+from common.model.loss import cross_entropy
+from common.train.feed import put
+from common.train.task import Batch, Values
+
+# (model config, source vocabulary, target vocabulary, rngs=) -> model
+Build = Callable[..., EncoderDecoder]
+
+TOKENIZERS = ("source_tokenizer.npz", "target_tokenizer.npz")
+
+
+def validate(config: ConfigDict) -> None:
+    """The fields of a translator."""
+    model, data = config.model, config.data
+    choose("--config.model.norm", model.norm, ("pre", "post"))
+    choose("--config.model.positions", model.positions, ("sinusoidal", "learned", "none"))
+    choose("--config.model.activation", model.activation, ("relu", "gelu", "silu"))
+    choose("--config.model.dtype", model.dtype, ("auto", "float32", "bfloat16"))
+    for name in ("width", "hidden", "heads", "encoder_layers", "decoder_layers", "max_length"):
+        require(model[name] >= 1, f"--config.model.{name} must be at least 1, got {model[name]}")
+    require(
+        model.width % model.heads == 0,
+        f"--config.model.width={model.width} is not divisible by --config.model.heads={model.heads}",
+    )
+    require(
+        model.width % 2 == 0 or model.positions != "sinusoidal",
+        f"--config.model.width={model.width}: sinusoidal positions need an even width",
+    )
+    require(
+        0 <= model.dropout < 1, f"--config.model.dropout must be in [0, 1), got {model.dropout}"
+    )
+    require(
+        0 <= config.train.label_smoothing < 1,
+        f"--config.train.label_smoothing must be in [0, 1), got {config.train.label_smoothing}",
+    )
+    for group, buckets in (("data", data.buckets), ("eval", config.eval.buckets)):
+        require(
+            bool(buckets) and min(buckets) > 0 and list(buckets) == sorted(set(buckets)),
+            f"--config.{group}.buckets must be ascending lengths, got {buckets}",
+        )
+    require(
+        model.positions != "learned" or max(data.buckets) <= model.max_length,
+        f"--config.data.buckets reach {max(data.buckets)} tokens, but the model has"
+        f" --config.model.max_length={model.max_length} learned positions",
+    )
+    for group in ("data", "eval"):
+        tokens = config[group].tokens_per_batch
+        require(tokens >= 1, f"--config.{group}.tokens_per_batch must be at least 1, got {tokens}")
+    require(
+        data.vocab_size >= 8, f"--config.data.vocab_size must be at least 8, got {data.vocab_size}"
+    )
+    validate_search(search_of(config))
+
+
+def validate_search(search: Search) -> None:
+    require(search.beams >= 1, f"the beam must have at least 1 hypothesis, got {search.beams}")
+    require(
+        search.length_penalty >= 0,
+        f"the length penalty must not be negative, got {search.length_penalty}",
+    )
+    require(
+        search.ratio >= 0 and search.extra >= 1,
+        f"translations need a length: ratio >= 0 and extra >= 1, got {search.ratio} and {search.extra}",
+    )
+
+
+def search_of(config: ConfigDict) -> Search:
+    decode = config.decode
+    return Search(decode.beams, decode.length_penalty, decode.ratio, decode.extra)
+
+
+class Translator:
+    """A trained encoder-decoder with its tokenizers: lines in, lines out."""
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        tokenizers: tuple[Tokenizer, Tokenizer],
+        mesh: Mesh,
+        search: Search,
+    ):
+        self.config, self.mesh, self.search = config, mesh, search
+        self.source_tokenizer, self.target_tokenizer = tokenizers
+        self._compiled: Callable | None = None
+
+    def _decode(self, values: Values) -> Callable:
+        """(trainable, frozen, batch) -> (ids_B, tokens_BT), whole on every process."""
+        structure, search, tokens = values.structure, self.search, self.target_tokenizer
+
+        def decode(trainable, frozen, batch):
+            model = structure.build(trainable, frozen)
+            context = model.encode(batch["source"])
+            rows, width = batch["source"].shape
+            longest = search.longest(width)
+            limits_B = (search.ratio * context.memory_lengths_B).astype(jnp.int32) + search.extra
+            cache = model.cache(rows * search.beams, longest, context)
+            found, _ = beam_search(
+                lambda last, cache, index: model.step(last, cache, index, context),
+                cache,
+                limits_B,
+                longest=longest,
+                search=search,
+                bos=tokens.bos_id,
+                eos=tokens.eos_id,
+                never=(tokens.pad_id, tokens.bos_id),
+            )
+            return batch["ids"], found[:, 0]
+
+        return jax.jit(decode, out_shardings=sharding.replicated(self.mesh))
+
+    def batches(self, source: TokenizedCorpus, target: TokenizedCorpus | None) -> Sequence[Batch]:
+        """Every line once, in the shapes of evaluation, this process's rows."""
+        return evaluation_batches(
+            source,
+            target,
+            buckets=self.config.eval.buckets,
+            tokens_per_batch=self.config.eval.tokens_per_batch,
+            multiple=sharding.batch_ways(self.mesh),
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+
+    def translate_corpus(self, values: Values, source: TokenizedCorpus) -> list[str]:
+        """One translation per sentence, in their order."""
+        model = self.config.model
+        if model.positions == "learned":
+            longest = int(source.lengths.max()) + 1
+            longest = max(longest, self.search.longest(longest))
+            require(
+                longest <= model.max_length,
+                f"a sentence needs {longest} positions, the model has {model.max_length}",
+            )
+        # Compiled once: a run has one structure.
+        self._compiled = self._compiled or self._decode(values)
+        tokens: list[list[int]] = [[]] * len(source)
+        for batch in self.batches(source, None):
+            ids, found = self._compiled(values.trainable, values.frozen, put(batch, self.mesh))
+            for number, row in zip(np.asarray(ids), np.asarray(found), strict=True):
+                if number >= 0:
+                    tokens[number] = row.tolist()
+        return self.target_tokenizer.decode(tokens)
+
+    def translate(self, values: Values, lines: Sequence[str]) -> list[str]:
+        """One translation per line; an empty line stays empty."""
+        full = [number for number, line in enumerate(lines) if line.strip()]
+        result = [""] * len(lines)
+        if full:
+            encoded = self.source_tokenizer.encode([lines[number] for number in full])
+            corpus = TokenizedCorpus.from_lists(encoded)
+            for number, line in zip(full, self.translate_corpus(values, corpus), strict=True):
+                result[number] = line
+        return result
+
+
+class Translation:
+    """The task that the training loop sees."""
+
+    objective, mode = "bleu", "max"
+
+    def __init__(self, config: ConfigDict, build: Build, mesh: Mesh):
+        """Reads and tokenizes the data.
+
+        Raises:
+          UserError: the configuration or the data are at fault.
+        """
+        validate(config)
+        self.config, self.mesh = config, mesh
+        self._build = build
+        self.texts = {
+            split: load_parallel(config.data, split) for split in ("train", "valid", "test")
+        }
+        limit = config.eval.sentences
+        if limit:
+            valid = self.texts["valid"]
+            self.texts["valid"] = ParallelText(valid.source[:limit], valid.target[:limit])
+        cache = Path(config.data.cache_dir).expanduser()
+        self.tokenizers = build_tokenizers(config.data, self.texts["train"], cache)
+        self.translator = Translator(config, self.tokenizers, mesh, search_of(config))
+        self._cache = cache
+        self._loss: Callable | None = None
+
+    def _corpora(self, split: str) -> tuple[TokenizedCorpus, TokenizedCorpus]:
+        text = self.texts[split]
+        source, target = self.tokenizers
+        return (
+            tokenize_corpus(text.source, source, self._cache),
+            tokenize_corpus(text.target, target, self._cache),
+        )
+
+    @cached_property
+    def training_batches(self) -> BucketedBatches:
+        source, target = self._corpora("train")
+        data = self.config.data
+        return BucketedBatches(
+            source,
+            target,
+            buckets=data.buckets,
+            tokens_per_batch=data.tokens_per_batch,
+            multiple=sharding.batch_ways(self.mesh) * self.config.train.accumulate,
+            seed=self.config.seed,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+
+    def build(self, rngs: nnx.Rngs) -> EncoderDecoder:
+        sizes = [tokenizer.size for tokenizer in self.tokenizers]
+        return self._build(self.config.model, *sizes, rngs=rngs)
+
+    def loss(
+        self, model: EncoderDecoder, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        return _loss(model, batch, key, self.config.train.label_smoothing)
+
+    def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
+        return iterate(self.training_batches, start)
+
+    def evaluate(self, values: Values, split: str) -> dict[str, float]:
+        """BLEU of the beam search, and loss (nats) and perplexity per token of the references."""
+        source, target = self._corpora(split)
+        hypotheses = self.translator.translate_corpus(values, source)
+        if self._loss is None:
+            structure = values.structure
+            self._loss = jax.jit(
+                lambda trainable, frozen, batch: _loss(
+                    structure.build(trainable, frozen), batch, None, 0.0
+                ),
+                out_shardings=sharding.replicated(self.mesh),
+            )
+        total = weight = 0.0
+        for batch in self.translator.batches(source, target):
+            sums = self._loss(values.trainable, values.frozen, put(batch, self.mesh))
+            total, weight = total + float(sums[0]), weight + float(sums[1])
+        loss = total / weight
+        return {
+            "bleu": self.score(hypotheses, split).score,
+            "loss": loss,
+            "perplexity": float(np.exp(min(loss, 50.0))),
+        }
+
+    def score(self, hypotheses: Sequence[str], split: str) -> Bleu:
+        """sacrebleu against the references of a split."""
+        metric = self.config.eval
+        return corpus_bleu(hypotheses, self.texts[split].target, metric.lowercase, metric.tokenize)
+
+    def save(self, workdir: Path) -> None:
+        for tokenizer, name in zip(self.tokenizers, TOKENIZERS, strict=True):
+            tokenizer.save(workdir / name)
+
+
+def load_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:
+    """Those that a run was trained with."""
+    source, target = (Tokenizer.load(workdir / name) for name in TOKENIZERS)
+    return source, target
+
+
+def _loss(
+    model: EncoderDecoder, batch: Batch, key: jax.Array | None, smoothing: float
+) -> tuple[jax.Array, jax.Array]:
+    logits_BTV = model(batch["source"], batch["target_inputs"], key)
+    targets_BT = batch["target_outputs"]
+    weights_BT = (targets_BT != model.pad).astype(jnp.float32)
+    loss_BT = cross_entropy(logits_BTV, targets_BT, smoothing)
+    return jnp.sum(loss_BT * weights_BT), jnp.sum(weights_BT)

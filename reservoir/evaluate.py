@@ -1,0 +1,27 @@
+"""BLEU of a trained run: python -m reservoir.evaluate --workdir=RUN --split=test"""
+
+import jax
+
+from common import errors
+from common.data.sources import load_parallel
+from common.metrics.bleu import corpus_bleu
+from reservoir import run
+
+
+def main() -> None:
+    parser = run.parser("reservoir.evaluate")
+    parser.add_argument("--split", default="test", choices=("train", "valid", "test"))
+    options = parser.parse_args()
+    trained = run.load(options)
+    text = load_parallel(trained.config.data, options.split)
+    with jax.set_mesh(trained.mesh):
+        result = trained.translator.translate(trained.values, text.source)
+    metric = trained.config.eval
+    bleu = corpus_bleu(result, text.target, metric.lowercase, metric.tokenize)
+    search = trained.translator.search
+    print(f"{options.split}: BLEU {bleu.score:.2f} on {len(result)} sentences")
+    print(f"beams {search.beams}, length penalty {search.length_penalty:g}, {bleu.signature}")
+
+
+if __name__ == "__main__":
+    errors.run(main)

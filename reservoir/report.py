@@ -1,0 +1,25 @@
+"""What a person reads at the end of a run."""
+
+from pathlib import Path
+
+from common.report.table import text
+
+
+def print_summary(summary: dict, workdir: Path) -> None:
+    """The figures of a finished run, and what can be done with it."""
+    counts, aucc = summary["params"], summary["aucc"]
+    reached = summary["seconds_to"]
+    rows = [
+        ("test BLEU", f"{summary['test']['bleu']:.2f}"),
+        ("best validation BLEU", f"{summary['best_valid']:.2f} at step {summary['best_step']}"),
+        ("AUCC", f"{aucc['seconds']:.1f} BLEU seconds, {aucc['hours']:.4f} BLEU hours"),
+        ("time to 95 / 99 / 100 %", " / ".join(f"{reached[p]:.0f} s" for p in ("95", "99", "100"))),
+        ("parameters", f"{counts['total']:,}, of which {counts['frozen']:,} were never trained"),
+        ("training", f"{summary['steps']} steps in {summary['train_seconds']:.0f} s"),
+        ("speed", f"{summary['tokens_per_second']:,.0f} target tokens/s on {summary['device']}"),
+    ]
+    print(text(("", workdir.name), rows))
+    print(f"curve: {workdir / 'curve.png'}   summary: {workdir / 'summary.json'}")
+    example = "Am Montag, den 3. Mai 1998, um 14:30 Uhr."
+    print("translate a sentence of your own:")
+    print(f'  echo "{example}" | python -m reservoir.translate --workdir={workdir}')

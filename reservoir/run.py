@@ -1,0 +1,73 @@
+"""A finished run, ready to be used."""
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common.config import number, parser_for, positive
+from common.sharding import make_mesh
+from common.tasks.translation import (
+    Translator,
+    load_tokenizers,
+    search_of,
+    validate_search,
+)
+from common.train.loop import load_run
+from common.train.task import Values
+from common.train.workdir import read_config
+from reservoir.model import translator
+
+
+def parser(program: str) -> argparse.ArgumentParser:
+    """The options that all programs share which translate with a trained run."""
+    options = parser_for(program)
+    options.add_argument(
+        "--workdir", required=True, type=Path, metavar="RUN", help="the run's folder"
+    )
+    options.add_argument(
+        "--beams", type=positive("--beams"), metavar="K", help="hypotheses (default: the run's)"
+    )
+    options.add_argument(
+        "--length_penalty",
+        type=number("--length_penalty"),
+        metavar="P",
+        help="scores are divided by length^P (default: the run's)",
+    )
+    options.add_argument(
+        "--batch_tokens", type=positive("--batch_tokens"), metavar="N", help="source tokens at once"
+    )
+    return options
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedRun:
+    config: ConfigDict
+    mesh: Mesh
+    values: Values
+    translator: Translator
+
+
+def load(options: argparse.Namespace) -> TrainedRun:
+    """The best checkpoint of a run, with the options of the command line in place of the run's.
+
+    Raises:
+      UserError: there is no run, or no checkpoint.
+    """
+    config = read_config(options.workdir)
+    if options.batch_tokens:
+        config.eval.tokens_per_batch = options.batch_tokens
+    given = {"beams": options.beams, "length_penalty": options.length_penalty}
+    search = dataclasses.replace(
+        search_of(config), **{k: v for k, v in given.items() if v is not None}
+    )
+    validate_search(search)
+    tokenizers = load_tokenizers(options.workdir)
+    mesh = make_mesh({"data": -1})
+    sizes = [tokenizer.size for tokenizer in tokenizers]
+    values = load_run(
+        options.workdir, config, lambda rngs: translator(config.model, *sizes, rngs=rngs), mesh
+    )
+    return TrainedRun(config, mesh, values, Translator(config, tokenizers, mesh, search))

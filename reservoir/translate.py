@@ -1,0 +1,50 @@
+"""Translates lines with a trained run: python -m reservoir.translate --workdir=RUN < text"""
+
+import sys
+from pathlib import Path
+
+import jax
+
+from common import errors
+from common.data.sources import read_lines
+from common.errors import UserError
+from reservoir import run
+
+
+def _read(path: Path | None) -> list[str]:
+    if path is not None:
+        return read_lines(path)
+    lines = []
+    for number, line in enumerate(sys.stdin.buffer, start=1):
+        try:
+            lines.append(line.decode("utf-8").rstrip("\r\n"))
+        except UnicodeDecodeError as error:
+            raise UserError(f"standard input, line {number}: not UTF-8") from error
+    return lines
+
+
+def main() -> None:
+    parser = run.parser("reservoir.translate")
+    parser.add_argument(
+        "--input", type=Path, metavar="FILE", help="text to translate (default: standard input)"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="where to write (default: standard output)"
+    )
+    options = parser.parse_args()
+    trained = run.load(options)
+    lines = _read(options.input)
+    with jax.set_mesh(trained.mesh):
+        result = trained.translator.translate(trained.values, lines)
+    text = "".join(f"{line}\n" for line in result)
+    if options.output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        options.output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {options.output}: {error.strerror}") from error
+
+
+if __name__ == "__main__":
+    errors.run(main)
