@@ -12,7 +12,8 @@ from common.errors import UserError
 
 MESH_AXES = ("data", "fsdp", "tensor")
 
-# Every logical axis of every array of the project. Parameters name theirs where they are made; activations in `constrain`.
+# Every logical axis of every array of the project. Parameters name theirs where they are made; activations in
+# `constrain`.
 RULES: dict[str, str | tuple[str, ...] | None] = {
     "batch": ("data", "fsdp"),
     "length": None,

@@ -18,8 +18,8 @@ Arrays = dict[str, Any]
 class Frozen(nnx.Variable):
     """A variable that is never trained: no gradient, no optimizer state, no weight decay.
 
-    Metadata `draw` says how its value follows from a seed (see `draw`); None means that the value was given (a pretrained
-    weight) and has to be stored.
+    Metadata `draw` says how its value follows from a seed (see `draw`); None means that the value was given
+    (a pretrained weight) and has to be stored.
     """
 
 
@@ -80,8 +80,8 @@ def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarra
     """A frozen value, the same on every platform: drawn in float64 on the host, rounded to float32.
 
     Args:
-      spec: ("orthogonal",) a (semi-)orthogonal matrix of gain 1; ("uniform", bound) in [-bound, bound]; ("ones",); ("zeros",).
-      name: the variable's path; with the seed it is the key of the draw.
+      spec: ("orthogonal",) a (semi-)orthogonal matrix of gain 1; ("uniform", bound) in [-bound, bound];
+      ("ones",); ("zeros",). name: the variable's path; with the seed it is the key of the draw.
     """
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
@@ -89,7 +89,8 @@ def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarra
         case ("orthogonal",):
             rows, columns = shape
             q, r = np.linalg.qr(generator.standard_normal((max(shape), min(shape))))
-            # The sign makes the distribution uniform over orthogonal matrices, and the value independent of LAPACK's choice.
+            # The sign makes the distribution uniform over orthogonal matrices, and the value independent of
+            # LAPACK's choice.
             q = q * np.sign(np.diagonal(r))
             value = q if rows >= columns else q.T
         case ("uniform", bound):

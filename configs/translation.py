@@ -115,14 +115,14 @@ def multi30k(reservoir: str) -> ConfigDict:
     config.data.splits.test = "test2016"
     config.data.vocab_size = 8000
     config.data.dictionaries = "shared"
-    config.data.buckets = (16, 24, 32, 48)
-    config.data.tokens_per_batch = 4096
+    config.data.buckets = (12, 16, 20, 26, 40)
+    config.data.tokens_per_batch = 2560
     config.model.width, config.model.hidden = 256, 1024
     config.model.dtype = "bfloat16"
     config.model.reservoir = reservoir
     config.optimizer.learning_rate, config.optimizer.warmup_steps = 1e-3, 1000
     config.train.steps = 12_000
-    config.eval.steps, config.eval.buckets = 250, (24, 48)
+    config.eval.steps, config.eval.buckets = 250, (20, 40)
     config.checkpoint.steps = 250
     return config
 

@@ -125,6 +125,8 @@ for ((k = 0; k < count; k++)); do
   pids[k]=$! running[k]=1
   exec 3>&-
 done
+set +m
+
 # The processes are in no terminal's foreground, so a hang-up has to be handed on as well.
 trap 'interrupt INT' INT
 trap 'interrupt TERM' TERM HUP
@@ -162,7 +164,10 @@ while ((${#running[@]})); do
     kill_all
     deadline=
   fi
-  sleep 0.1
+  # In the background, because bash may drop a SIGINT that comes while it waits for a foreground
+  # command which survives it; the builtin `wait` is interrupted and the trap runs at once.
+  sleep 0.1 &
+  wait $!
 done
 wait "$shown"
 exit "$code"

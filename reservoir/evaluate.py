@@ -1,21 +1,19 @@
 """BLEU of a trained run: python -m reservoir.evaluate --workdir=RUN --split=test"""
 
-import jax
-
-from common import errors
-from common.data.sources import load_parallel
-from common.metrics.bleu import corpus_bleu
-from reservoir import run
+from common import program
 
 
 def main() -> None:
+    from common.data.sources import load_parallel
+    from common.metrics.bleu import corpus_bleu
+    from reservoir import run
+
     parser = run.parser("reservoir.evaluate")
     parser.add_argument("--split", default="test", choices=("train", "valid", "test"))
     options = parser.parse_args()
     trained = run.load(options)
     text = load_parallel(trained.config.data, options.split)
-    with jax.set_mesh(trained.mesh):
-        result = trained.translator.translate(trained.values, text.source)
+    result = trained.translate(text.source)
     metric = trained.config.eval
     bleu = corpus_bleu(result, text.target, metric.lowercase, metric.tokenize)
     search = trained.translator.search
@@ -24,4 +22,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    errors.run(main)
+    program.run(main)

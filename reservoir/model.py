@@ -1,4 +1,5 @@
-"""What the paper invents: layers that stay at their random initialization, and where they stand (sections 2.1 and 2.2)."""
+"""What the paper invents: layers that stay at their random initialization, and where they stand (sections 2.1, 2.2)."""
+and 2.2)."""
 
 from flax import nnx
 from ml_collections import ConfigDict
@@ -14,8 +15,8 @@ from common.variables import freeze
 def placement(layers: int, reservoirs: int) -> tuple[int, ...]:
     """Alternate placement: every second layer of the middle of the stack, 0-based.
 
-    Of `layers` layers, R = `reservoirs` are frozen. They take b = 2R - 1 places from s = floor((layers - b) / 2) on, every
-    other one; Table 4 (12 layers, frozen 3, 5, 7, 9 counted from 1) shows that the paper rounds down.
+    Of `layers` layers, R = `reservoirs` are frozen. They take b = 2R - 1 places from s = floor((layers - b) /
+    2) on, every other one; Table 4 (12 layers, frozen 3, 5, 7, 9 counted from 1) shows that the paper rounds down.
 
     Raises:
       ValueError: they do not fit.

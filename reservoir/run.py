@@ -2,8 +2,10 @@
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -48,6 +50,11 @@ class TrainedRun:
     mesh: Mesh
     values: Values
     translator: Translator
+
+    def translate(self, lines: Sequence[str]) -> list[str]:
+        """One translation per line."""
+        with jax.set_mesh(self.mesh):
+            return self.translator.translate(self.values, lines)
 
 
 def load(options: argparse.Namespace) -> TrainedRun:

@@ -2,23 +2,28 @@
 
 import sys
 
-from common import distributed, errors
-from common.config import parse
-from common.sharding import make_mesh
-from common.tasks.translation import Translation
-from common.train.loop import fit
-from common.train.preemption import Preempted
-from reservoir.model import translator, validate
-from reservoir.report import print_summary
+from common import program
 
 
 def main() -> None:
-    config, options = parse("reservoir.train")
-    validate(config.model)
+    from common import config
+
+    experiment, options = config.parse("reservoir.train")
+
+    from common import distributed
+    from common.sharding import make_mesh
+    from common.tasks.translation import Translation
+    from common.train.loop import fit
+    from common.train.preemption import Preempted
+    from reservoir.model import translator, validate
+    from reservoir.report import print_summary
+
+    validate(experiment.model)
     distributed.initialize()
-    mesh = make_mesh(config.mesh)
+    mesh = make_mesh(experiment.mesh)
     try:
-        summary = fit(config, Translation(config, translator, mesh), options.workdir, mesh)
+        task = Translation(experiment, translator, mesh)
+        summary = fit(experiment, task, options.workdir, mesh)
     except Preempted as stop:
         print(stop, file=sys.stderr)
         sys.exit(stop.exit_code)
@@ -27,4 +32,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    errors.run(main)
+    program.run(main)

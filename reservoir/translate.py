@@ -3,15 +3,13 @@
 import sys
 from pathlib import Path
 
-import jax
-
-from common import errors
-from common.data.sources import read_lines
+from common import program
 from common.errors import UserError
-from reservoir import run
 
 
 def _read(path: Path | None) -> list[str]:
+    from common.data.sources import read_lines
+
     if path is not None:
         return read_lines(path)
     lines = []
@@ -24,6 +22,8 @@ def _read(path: Path | None) -> list[str]:
 
 
 def main() -> None:
+    from reservoir import run
+
     parser = run.parser("reservoir.translate")
     parser.add_argument(
         "--input", type=Path, metavar="FILE", help="text to translate (default: standard input)"
@@ -33,9 +33,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     trained = run.load(options)
-    lines = _read(options.input)
-    with jax.set_mesh(trained.mesh):
-        result = trained.translator.translate(trained.values, lines)
+    result = trained.translate(_read(options.input))
     text = "".join(f"{line}\n" for line in result)
     if options.output is None:
         sys.stdout.write(text)
@@ -47,4 +45,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    errors.run(main)
+    program.run(main)

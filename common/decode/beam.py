@@ -48,8 +48,8 @@ def beam_search(
 ) -> tuple[jax.Array, jax.Array]:
     """The K best translations found, best first: tokens (B, K, T) and scores (B, K).
 
-    As in fairseq, the 2K best continuations are looked at; those of the first K that end are finished, the best K others
-    live on; a sentence is done when K hypotheses are finished. Tokens behind the end are `eos`.
+    As in fairseq, the 2K best continuations are looked at; those of the first K that end are finished, the
+    best K others live on; a sentence is done when K hypotheses are finished. Tokens behind the end are `eos`.
 
     Args:
       cache: for N = B K rows; leaves with N rows are reordered with the hypotheses, all others are shared.

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
     """Sets elements to zero with probability `rate` and scales the others up; the identity without a key.
 
-    Random bits are the price of dropout on a CPU, so a 32-bit word serves four elements. The rate is therefore a multiple
-    of 1/256 (0.3 is 77/256 = 0.3008); the scale uses that exact value, so the expectation is x.
+    Random bits are the price of dropout on a CPU, so a 32-bit word serves four elements. The rate is
+    therefore a multiple of 1/256 (0.3 is 77/256 = 0.3008); the scale uses that exact value, so the expectation is x.
     """
     dropped = round(rate * 256)
     if key is None or dropped == 0:

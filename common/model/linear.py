@@ -18,9 +18,10 @@ def matmul(x_BLD: jax.Array, kernel: jax.Array, transposed: bool = False) -> jax
     """x W in the precision of x, accumulated and returned in float32.
 
     The kernel, (D, F) or if `transposed` (F, D), is kept in float32 and rounded to x's type here, so its gradient never
-    passes through that type. The three products (forward, input gradient, weight gradient) are written out because their
-    form decides their speed on a CPU: forward and input gradient want two-dimensional operands, and bfloat16 operands are
-    fast only where the result is float32. See `_backward` for the third.
+    passes through that type. The three products (forward, input gradient, weight gradient) are written out
+    because their
+    form decides their speed on a CPU: forward and input gradient want two-dimensional operands, and bfloat16
+    operands are fast only where the result is float32. See `_backward` for the third.
     """
     return _forward(x_BLD, kernel, transposed)[0]
 
@@ -44,14 +45,15 @@ def _backward(transposed, residuals, g_BLF):
     dtype = x_BLD.dtype
     g_BLF = g_BLF.astype(dtype)
     dx_RD = _dot(_rows(g_BLF), kernel.astype(dtype), (1,), (int(not transposed),))
-    pair = (g_BLF, x_BLD) if transposed else (x_BLD, g_BLF)
     if dtype == jnp.float32:
-        dkernel = _dot(*map(_rows, pair), (0,), (0,))
+        dkernel_DF = _dot(_rows(x_BLD), _rows(g_BLF), (0,), (0,))
     else:
-        # A contraction over two axes makes XLA transpose one operand and then use the fast bfloat16 product, at four times
-        # the rate of a contraction over the rows.
+        # A contraction over two axes makes XLA transpose x and then use the fast bfloat16 product, at up to
+        # four times the
+        # rate of a contraction over the rows. The barrier keeps a transposition of the result out of that product.
         axes = tuple(range(x_BLD.ndim - 1))
-        dkernel = _dot(*pair, axes, axes)
+        dkernel_DF = jax.lax.optimization_barrier(_dot(x_BLD, g_BLF, axes, axes))
+    dkernel = dkernel_DF.T if transposed else dkernel_DF
     return dx_RD.reshape(x_BLD.shape).astype(dtype), dkernel
 
 

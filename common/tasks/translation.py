@@ -230,7 +230,7 @@ class Translation:
     def loss(
         self, model: EncoderDecoder, batch: Batch, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        return _loss(model, batch, key, self.config.train.label_smoothing)
+        return teacher_forcing(model, batch, key, self.config.train.label_smoothing)
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.training_batches, start)
@@ -242,7 +242,7 @@ class Translation:
         if self._loss is None:
             structure = values.structure
             self._loss = jax.jit(
-                lambda trainable, frozen, batch: _loss(
+                lambda trainable, frozen, batch: teacher_forcing(
                     structure.build(trainable, frozen), batch, None, 0.0
                 ),
                 out_shardings=sharding.replicated(self.mesh),
@@ -274,9 +274,10 @@ def load_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:
     return source, target
 
 
-def _loss(
+def teacher_forcing(
     model: EncoderDecoder, batch: Batch, key: jax.Array | None, smoothing: float
 ) -> tuple[jax.Array, jax.Array]:
+    """(sum of the smoothed cross-entropy over the target tokens, their number)."""
     logits_BTV = model(batch["source"], batch["target_inputs"], key)
     targets_BT = batch["target_outputs"]
     weights_BT = (targets_BT != model.pad).astype(jnp.float32)

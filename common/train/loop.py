@@ -127,6 +127,8 @@ class Run:
         self.worse = 0
         self.saved_at = 0.0
         self.first_step = 0.0
+        self.tracker: Tracker | None = None
+        self.progress: Progress | None = None
 
     # What a checkpoint holds.
 
@@ -176,11 +178,21 @@ class Run:
     # The loop.
 
     def go(self) -> dict:
+        """From wherever the run stands to its summary."""
+        try:
+            self.open()
+            if not self.finished:
+                self.train(self.config.train.steps)
+            return self._finish()
+        finally:
+            self.close()
+
+    def open(self) -> None:
+        """Values, files and displays; says what is trained and where it goes on from."""
         resumed = self._begin()
         columns = ("group", "trainable", "frozen", "total")
         rows = variables.count_by_group(self.structure)
-        counts = variables.count(self.structure)
-        rows.append(("all", *counts.values()))
+        rows.append(("all", *variables.count(self.structure).values()))
         if is_main():
             print(text(columns, [(name, *(f"{n:,}" for n in numbers)) for name, *numbers in rows]))
             if resumed:
@@ -204,16 +216,17 @@ class Run:
             enabled=is_main(),
             peak_flops=peak * jax.device_count() if peak else None,
         )
-        try:
-            if not self.finished:
-                self._train()
-            return self._finish(counts)
-        finally:
-            self.progress.close()
-            self.tracker.finish()
-            self.checkpoints.close()
 
-    def _train(self) -> None:
+    def close(self) -> None:
+        """Ends displays and files."""
+        if self.progress:
+            self.progress.close()
+        if self.tracker:
+            self.tracker.finish()
+        self.checkpoints.close()
+
+    def train(self, until: int) -> None:
+        """Steps up to number `until`, or to an earlier end: by patience, by time, or by a signal."""
         pending: tuple[int, dict, float] | None = None
         evaluated = self.clock["train"]
         self.saved_at = time.perf_counter()
@@ -235,7 +248,7 @@ class Run:
                     pending = self._read(pending)
                     self.first_step = time.perf_counter() - self.begun
 
-                stop, due_eval, due_save = self._due(evaluated)
+                stop, due_eval, due_save = self._due(evaluated, until)
                 if due_eval or due_save or stop:
                     pending = self._read(pending)
                 if due_eval:
@@ -249,10 +262,11 @@ class Run:
         if self.signals.received and not self.finished:
             self._leave()
 
-    def _due(self, evaluated: float) -> tuple[bool, bool, bool]:
+    def _due(self, evaluated: float, until: int) -> tuple[bool, bool, bool]:
         """(stop, evaluate, save), the same on all processes."""
         train, evaluation, checkpoint = self.config.train, self.config.eval, self.config.checkpoint
         last = self.number >= train.steps
+        pause = self.number >= until
         stop = late = evaluate = save = False
         if jax.process_count() == 1 or self.number % AGREE_EVERY == 0:
             seconds = self.clock["train"]
@@ -272,7 +286,7 @@ class Run:
         evaluate |= bool(evaluation.steps) and self.number % evaluation.steps == 0
         save |= bool(checkpoint.steps) and self.number % checkpoint.steps == 0
         # The end is always evaluated; a stop by signal is not: it may have only seconds left.
-        return stop or last or late, evaluate or last or late, save
+        return stop or last or late or pause, evaluate or last or late, save
 
     def _read(self, pending: tuple[int, dict, float] | None) -> None:
         """Takes in the metrics of a step, which waits until it is done."""
@@ -336,7 +350,7 @@ class Run:
 
     # The end.
 
-    def _finish(self, counts: dict[str, int]) -> dict:
+    def _finish(self) -> dict:
         self.checkpoints.wait()
         values = load_best(self.checkpoints, self.structure, self.config, self.mesh)
         with self.clock.section("eval"):
@@ -361,7 +375,7 @@ class Run:
             "tokens_per_second": self.tokens / seconds["train"] if seconds["train"] else 0.0,
             "tokens": self.tokens,
             "flops": self.flops,
-            "params": counts,
+            "params": variables.count(self.structure),
             "seed": self.config.seed,
             "commit": commit(),
             "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",

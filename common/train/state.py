@@ -55,7 +55,7 @@ class Step:
     mesh: Mesh
     seed: int
     accumulate: int = 1
-    _compiled: dict[tuple, tuple[Any, int]] = dataclasses.field(default_factory=dict)
+    compiled: dict[tuple, tuple[Any, int]] = dataclasses.field(default_factory=dict)
 
     def gradients(
         self, trainable: Arrays, frozen: Arrays, batch: Any, key: jax.Array
@@ -99,7 +99,7 @@ class Step:
         return optax.apply_updates(trainable, updates), opt_state, metrics
 
     def known(self, batch: Mapping[str, jax.Array]) -> bool:
-        return self._shape(batch) in self._compiled
+        return self._shape(batch) in self.compiled
 
     def compile(
         self, trainable: Arrays, opt_state: Any, frozen: Arrays, batch: Mapping[str, jax.Array]
@@ -114,17 +114,17 @@ class Step:
             donate_argnums=(0, 1),
             out_shardings=(where(trainable), where(opt_state), whole),
         ).lower(*arguments)
-        self._compiled[self._shape(batch)] = lowered.compile(), flops.count(self._step, *arguments)
+        self.compiled[self._shape(batch)] = lowered.compile(), flops.count(self._step, *arguments)
 
     def flops(self, batch: Mapping[str, jax.Array]) -> int:
         """Floating-point operations of one step on a compiled shape, over all devices."""
-        return self._compiled[self._shape(batch)][1]
+        return self.compiled[self._shape(batch)][1]
 
     def __call__(
         self, trainable: Arrays, opt_state: Any, frozen: Arrays, batch: Any, number: int
     ) -> tuple:
         """(trainable, opt_state, metrics) after one update; the first two arguments are given away."""
-        run, _ = self._compiled[self._shape(batch)]
+        run, _ = self.compiled[self._shape(batch)]
         return run(trainable, opt_state, frozen, batch, jnp.int32(number))
 
     @staticmethod

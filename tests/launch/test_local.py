@@ -1,11 +1,14 @@
 """launch/local.sh with a stand-in for the trainer: what processes are given, and how runs end."""
 
+import fcntl
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
@@ -45,15 +48,14 @@ def launch(tmp_path: Path):
     (tmp_path / "standin.py").write_text(STAND_IN)
     started = []
 
-    def start(*args: str) -> subprocess.Popen:
+    def start(*args: str, **popen: object) -> subprocess.Popen:
         started.append(
             subprocess.Popen(
                 [LAUNCHER, *args],
                 cwd=tmp_path,
                 env={**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(tmp_path)},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
                 text=True,
+                **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen},
             )
         )
         return started[-1]
@@ -123,6 +125,29 @@ def test_a_signal_reaches_all_and_the_launcher_waits(launch, tmp_path, number):
     for k, text in enumerate(logs(tmp_path / "logs")):
         assert text.count(f"process {k} saved after {number.name}") == 1
     assert "process 0 saved" in out
+
+
+def test_ctrl_c_on_a_terminal_reaches_all(launch, tmp_path):
+    # A terminal signals its foreground group, not the launcher: another way than send_signal.
+    ours, theirs = pty.openpty()
+
+    def take_terminal() -> None:
+        os.setsid()
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+
+    args = ["-m", "standin", "--log-dir", "logs", "2", "c.py", "--0=save", "--1=save"]
+    terminal = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    run = launch(*args, **terminal, preexec_fn=take_terminal)
+    pids_once_ready(tmp_path / "logs", 2)
+    os.write(ours, b"\x03")
+    run.wait(timeout=20)
+    shown = os.read(ours, 10_000).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert run.returncode == 0
+    for k, text in enumerate(logs(tmp_path / "logs")):
+        assert text.count(f"process {k} saved after SIGINT") == 1
+    assert "process 0 saved" in shown
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,35 @@
+"""Generating translations, beside Hugging Face Marian of the same size: python -m benchmarks.decode
+
+32 sentences of 32 tokens, exactly 32 new tokens each, greedy and with a beam of 5, float32, keys and values cached.
+"""
+
+import argparse
+
+from common import program
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--out", default="results/benchmarks/decode.json")
+    options = parser.parse_args()
+
+    from benchmarks.harness import compare, ratio, report
+    from benchmarks.ours import make_generate
+    from benchmarks.peers import load
+
+    peer = load("marian")
+    cases = {}
+    for name, beams in (("greedy", 1), ("beam 5", 5)):
+        cases[f"ours {name}"] = make_generate(beams)
+        cases[f"marian {name}"] = peer.make_generate(num_beams=beams)
+    timings = compare(cases, rounds=options.rounds, warmup=1)
+    pairs = [ratio(timings, f"ours {name}", f"marian {name}") for name in ("greedy", "beam 5")]
+    targets = {pair.name: 0.5 for pair in pairs if "beam" in pair.name}
+    report("32 sentences x 32 new tokens, float32", timings, pairs, targets, options.out)
+    for name, timing in timings.items():
+        print(f"{name}: {32 / timing.median:.1f} sentences/s")
+
+
+if __name__ == "__main__":
+    program.run(main)

@@ -1,0 +1,104 @@
+"""What the loop costs over its compiled step, and how fast the data comes: python -m benchmarks.loop_overhead
+
+The tiny configuration, where overhead shows most. The bare step runs on one batch that is on the device
+already; the loop
+reads data, moves it, reads metrics, logs and shows progress. Evaluation, compilation and checkpoints have
+clocks of their own.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+from common import program
+
+TARGETS = {"loop over bare step": 0.95, "data over model": 10.0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=100, help="steps of one round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path, default=Path("results/benchmarks/loop_overhead.json"))
+    options = parser.parse_args()
+
+    import jax
+    import numpy as np
+
+    from benchmarks.harness import machine
+    from common.config import load
+    from common.sharding import make_mesh
+    from common.tasks.translation import Translation
+    from common.train.feed import put
+    from common.train.loop import Run
+    from common.train.preemption import Signals
+    from reservoir.model import translator
+
+    config = load("configs/wmt_ffn_res.py:tiny")
+    config.wandb.mode = "offline"
+    config.eval.steps = config.checkpoint.steps = 10**9
+    config.checkpoint.seconds = 0.0
+    mesh = make_mesh(config.mesh)
+    task = Translation(config, translator, mesh)
+    with tempfile.TemporaryDirectory() as folder, jax.set_mesh(mesh), Signals() as signals:
+        run = Run(config, task, Path(folder), mesh, signals, time.perf_counter())
+        run.open()
+
+        def loop(steps: int) -> float:
+            tokens, seconds = run.tokens, run.clock["train"]
+            run.train(until=run.number + steps)
+            return (run.tokens - tokens) / (run.clock["train"] - seconds)
+
+        loop(10)
+        batch = put(next(task.batches(None))[0], mesh)
+        weight = int(np.count_nonzero(batch["target_outputs"]))
+
+        def bare(steps: int) -> float:
+            started = time.perf_counter()
+            for number in range(steps):
+                run.trainable, run.opt_state, metrics = run.step(
+                    run.trainable, run.opt_state, run.frozen, batch, number
+                )
+            jax.block_until_ready(metrics)
+            return steps * weight / (time.perf_counter() - started)
+
+        def data(steps: int) -> float:
+            batches = task.batches(None)
+            started, tokens = time.perf_counter(), 0
+            for _ in range(steps):
+                tokens += int(np.count_nonzero(next(batches)[0]["target_outputs"]))
+            return tokens / (time.perf_counter() - started)
+
+        rounds = [
+            {
+                "loop": loop(options.steps),
+                "bare step": bare(options.steps),
+                "data": data(options.steps),
+            }
+            for _ in range(options.rounds)
+        ]
+        run.close()
+    ratios = {
+        "loop over bare step": float(np.median([r["loop"] / r["bare step"] for r in rounds])),
+        "data over model": float(np.median([r["data"] / r["bare step"] for r in rounds])),
+    }
+    for name in ("loop", "bare step", "data"):
+        print(f"{name:12s} {np.median([r[name] for r in rounds]):12,.0f} target tokens/s (median)")
+    for name, value in ratios.items():
+        met = "yes" if value >= TARGETS[name] else "no"
+        print(f"{name:22s} {value:8.3f}   target >= {TARGETS[name]:g}   met {met}")
+    record = {
+        "machine": machine(),
+        "tokens_per_second": rounds,
+        "ratios": ratios,
+        "targets": TARGETS,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(record, indent=2) + "\n")
+    print(f"written to {options.out}")
+
+
+if __name__ == "__main__":
+    program.run(main)

@@ -1,0 +1,106 @@
+"""Our side of the comparisons: the project's own step, decoder and configurations on fixed random work."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from common import sharding, variables
+from common.decode.beam import Search, beam_search
+from common.train import optimizer as optimizers
+from common.train.checkpoint import draw_reservoirs
+from common.train.state import Step, initial_values, optimizer_shardings
+from configs import translation
+from reservoir.model import translator
+
+VOCABULARY = 10_000
+
+
+def iwslt(variant: str = "none", **fields: object) -> ConfigDict:
+    """IWSLT's geometry with 8 encoder layers; `variant` is a reservoir of `reservoir.model` or "none"."""
+    config = translation.iwslt(variant)
+    config.model.encoder_layers = 8
+    config.model.dropout = 0.0
+    config.model.update(fields)
+    return config
+
+
+class _Task:
+    """A translator with given vocabularies, and its loss; no data."""
+
+    def __init__(self, config: ConfigDict):
+        self.config = config
+
+    def build(self, rngs: nnx.Rngs) -> nnx.Module:
+        return translator(self.config.model, VOCABULARY, VOCABULARY, rngs=rngs)
+
+    def loss(self, model, batch, key):
+        from common.tasks.translation import teacher_forcing
+
+        return teacher_forcing(model, batch, key, self.config.train.label_smoothing)
+
+
+def random_batch(batch: int, length: int) -> dict[str, np.ndarray]:
+    """Token ids without padding."""
+    generator = np.random.default_rng(0)
+    names = ("source", "target_inputs", "target_outputs")
+    return {n: generator.integers(4, VOCABULARY, (batch, length), dtype=np.int32) for n in names}
+
+
+def make_step(
+    config: ConfigDict, batch: int = 64, length: int = 32
+) -> tuple[Callable[[], float], Step]:
+    """A call makes one whole training step and returns its loss."""
+    mesh = sharding.make_mesh(config.mesh)
+    with jax.set_mesh(mesh):
+        task = _Task(config)
+        structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+        update, schedule = optimizers.make(config.optimizer, config.train.steps)
+        step = Step(task, structure, update, schedule, mesh, config.seed, config.train.accumulate)
+        trainable = initial_values(task, structure, config.seed, mesh)
+        frozen, _ = draw_reservoirs(structure, config.seed, mesh)
+        where = sharding.shardings(structure.trainable, mesh)
+        where = optimizer_shardings(update, trainable, where, mesh)
+        opt_state = jax.jit(update.init, out_shardings=where)(trainable)
+        data = jax.device_put(random_batch(batch, length), sharding.batch_sharding(mesh))
+        step.compile(trainable, opt_state, frozen, data)
+    state = [trainable, opt_state, 0]
+
+    def run() -> float:
+        state[0], state[1], metrics = step(state[0], state[1], frozen, data, state[2])
+        state[2] += 1
+        return float(metrics["loss"])
+
+    return run, step
+
+
+def make_generate(beams: int, sentences: int = 32, length: int = 32) -> Callable[[], jax.Array]:
+    """A call translates fixed random sentences into exactly `length` new tokens each, in float32."""
+    config = iwslt(dtype="float32")
+    task = _Task(config)
+    structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    mesh = sharding.make_mesh({"data": -1})
+    values = initial_values(task, structure, config.seed, mesh)
+    source = jnp.asarray(random_batch(sentences, length)["source"])
+    # The end of sentence is an id that the model does not have, so every translation has the full length.
+    search = Search(beams=beams, ratio=0.0, extra=length)
+
+    @jax.jit
+    def generate(values, source):
+        model = structure.build(values, {})
+        context = model.encode(source)
+        return beam_search(
+            lambda last, cache, index: model.step(last, cache, index, context),
+            model.cache(sentences * beams, length, context),
+            jnp.full(sentences, length, jnp.int32),
+            longest=length,
+            search=search,
+            bos=1,
+            eos=2,
+            never=(0, 1),
+        )[0]
+
+    return lambda: jax.block_until_ready(generate(values, source))
