@@ -21,8 +21,9 @@ test-slow: $(VENV)/.dev ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
 
 bench: $(VENV)/.bench ## side by side with PyTorch peers; see benchmarks/README.md
-	$(BIN)/python -m benchmarks.training
-	$(BIN)/python -m benchmarks.decoding
+	$(BIN)/python -m benchmarks.reservoir_step
+	$(BIN)/python -m benchmarks.decode
+	$(BIN)/python -m benchmarks.loop_overhead
 
 lint: $(VENV)/.dev ## ruff, changing nothing
 	$(BIN)/ruff check .

@@ -5,8 +5,10 @@ import ast
 import difflib
 import importlib.util
 import json
+import math
 import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,11 +31,21 @@ def load(spec: str) -> ConfigDict:
     module = importlib.util.module_from_spec(module_spec)
     try:
         module_spec.loader.exec_module(module)
+        if not hasattr(module, "get_config"):
+            raise UserError(f"{path} has no function get_config")
+        config = module.get_config(argument) if argument else module.get_config()
+    except UserError:
+        raise
     except SyntaxError as error:
-        raise UserError(f"{path}, line {error.lineno}: {error.msg}") from error
-    if not hasattr(module, "get_config"):
-        raise UserError(f"{path} has no function get_config")
-    return module.get_config(argument) if argument else module.get_config()
+        raise UserError(f"{error.filename or path}, line {error.lineno}: {error.msg}") from error
+    except ValueError as error:  # how a configuration refuses its argument
+        raise UserError(f"--config={spec}: {error}") from error
+    except Exception as error:  # whatever else the user's code raises
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{last.filename}, line {last.lineno}"
+        raise UserError(f"{where}: {type(error).__name__}: {error}") from error
+    require(isinstance(config, ConfigDict), f"get_config of {path} returns no ConfigDict")
+    return config
 
 
 def override(config: ConfigDict, key: str, text: str) -> None:
@@ -60,19 +72,27 @@ def _read(option: str, text: str, current: Any) -> Any:
         if isinstance(current, int):
             return int(text)
         if isinstance(current, float):
-            return float(text)
+            return _finite(text)
         if isinstance(current, tuple):
             value = ast.literal_eval(text if text.strip() else "()")
             value = tuple(value) if isinstance(value, tuple | list) else (value,)
             if current and not all(isinstance(item, type(current[0])) for item in value):
                 raise ValueError
             return value
-    except (ValueError, KeyError, SyntaxError) as error:
-        kind = {"bool": "true or false", "int": "a whole number", "float": "a number"}.get(
-            type(current).__name__, f"a list such as {','.join(map(str, current or (1, 2)))}"
-        )
+    except (ValueError, TypeError, KeyError, SyntaxError) as error:
+        kinds = {bool: "true or false", int: "a whole number", float: "a number"}
+        kind = kinds.get(type(current))
+        if kind is None:
+            kind = f"a list such as {','.join(map(str, current or (1, 2)))}"
         raise UserError(f"{option} must be {kind}, got {text!r}") from error
     return text
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
 
 
 def flatten(config: Mapping, prefix: str = "") -> dict[str, Any]:
@@ -136,11 +156,12 @@ def parse(program: str, argv: list[str] | None = None) -> tuple[ConfigDict, argp
     parser.epilog = "Any field of the configuration is an option: --config.train.steps=1000"
     argv = sys.argv[1:] if argv is None else argv
     fields = [a for a in argv if a.startswith("--config.")]
+    for field in fields:
+        require("=" in field, f"{field} needs a value: {field}=VALUE")
     options = parser.parse_args([a for a in argv if a not in fields])
     config = load(options.config)
     for field in fields:
-        key, equals, text = field.removeprefix("--config.").partition("=")
-        require(bool(equals), f"--config.{key} needs a value: --config.{key}=VALUE")
+        key, _, text = field.removeprefix("--config.").partition("=")
         override(config, key, text)
     path, _, argument = options.config.partition(":")
     name = Path(path).stem + (f"_{re.sub(r'[^A-Za-z0-9]+', '_', argument)}" if argument else "")
@@ -176,7 +197,7 @@ def number(option: str) -> Callable[[str], float]:
 
     def read(text: str) -> float:
         try:
-            return float(text)
+            return _finite(text)
         except ValueError as error:
             raise UserError(f"{option} must be a number, got {text!r}") from error
 

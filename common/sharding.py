@@ -36,7 +36,7 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
       sizes: a size per mesh axis; at most one may be -1, which takes what the others leave.
 
     Raises:
-      UserError: the sizes do not multiply to the number of devices.
+      UserError: the sizes do not multiply to the number of devices, or processes would have to share rows of a batch.
     """
     devices = jax.devices() if devices is None else devices
     shape = [int(sizes.get(axis, 1)) for axis in MESH_AXES]
@@ -52,9 +52,12 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
         raise UserError(
             f"the mesh {text} needs {math.prod(shape)} devices, but there are {len(devices)}"
         )
-    return Mesh(
-        np.asarray(devices).reshape(shape), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES)
-    )
+    grid = np.asarray(devices).reshape(shape)
+    if any(len({device.process_index for device in row}) > 1 for row in grid.reshape(-1, shape[2])):
+        raise UserError(
+            f"mesh.tensor={shape[2]} spans several processes; it must divide the devices of each"
+        )
+    return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def spec(

@@ -120,7 +120,7 @@ def multi30k(reservoir: str) -> ConfigDict:
     config.model.width, config.model.hidden = 256, 1024
     config.model.dtype = "bfloat16"
     config.model.reservoir = reservoir
-    config.optimizer.learning_rate, config.optimizer.warmup_steps = 1e-3, 1000
+    config.optimizer.learning_rate, config.optimizer.warmup_steps = 1.5e-3, 800
     config.train.steps = 12_000
     config.eval.steps, config.eval.buckets = 250, (20, 40)
     config.checkpoint.steps = 250
@@ -140,10 +140,10 @@ def tiny(config: ConfigDict) -> ConfigDict:
     config.model.dropout, config.model.dtype = 0.1, "float32"
     config.model.reservoirs = 1
     config.optimizer.learning_rate, config.optimizer.warmup_steps = 3e-3, 200
-    config.train.steps = 1500
-    config.eval.steps, config.eval.sentences, config.eval.patience = 250, 200, 0
+    config.train.steps = 800
+    config.eval.steps, config.eval.sentences, config.eval.patience = 100, 100, 0
     config.eval.buckets = (32,)
-    config.checkpoint.steps = 250
+    config.checkpoint.steps = 100
     return config
 
 

@@ -1,5 +1,4 @@
 """What the paper invents: layers that stay at their random initialization, and where they stand (sections 2.1, 2.2)."""
-and 2.2)."""
 
 from flax import nnx
 from ml_collections import ConfigDict
@@ -85,11 +84,11 @@ def validate(model: ConfigDict) -> None:
     """
     choose("--config.model.reservoir", model.reservoir, ("none", *RESERVOIRS))
     if model.reservoir != "none":
-        try:
-            placement(model.encoder_layers, model.reservoirs)
-        except ValueError as error:
-            raise UserError(f"--config.model.reservoirs: {error}") from error
         require(
             model.reservoirs >= 1,
             f"--config.model.reservoirs must be at least 1, got {model.reservoirs}",
         )
+        try:
+            placement(model.encoder_layers, model.reservoirs)
+        except ValueError as error:
+            raise UserError(f"--config.model.reservoirs: {error}") from error

@@ -13,17 +13,18 @@ def main() -> None:
     from common import distributed
     from common.sharding import make_mesh
     from common.tasks.translation import Translation
-    from common.train.loop import fit
+    from common.train import loop
     from common.train.preemption import Preempted
     from reservoir.model import translator, validate
     from reservoir.report import print_summary
 
     validate(experiment.model)
+    loop.validate(experiment)  # here already: reading the data may take minutes
     distributed.initialize()
     mesh = make_mesh(experiment.mesh)
     try:
         task = Translation(experiment, translator, mesh)
-        summary = fit(experiment, task, options.workdir, mesh)
+        summary = loop.fit(experiment, task, options.workdir, mesh)
     except Preempted as stop:
         print(stop, file=sys.stderr)
         sys.exit(stop.exit_code)

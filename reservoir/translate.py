@@ -21,6 +21,17 @@ def _read(path: Path | None) -> list[str]:
     return lines
 
 
+def _write(path: Path | None, text: str, mode: str = "w") -> None:
+    if path is None:
+        sys.stdout.write(text)
+        return
+    try:
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from error
+
+
 def main() -> None:
     from reservoir import run
 
@@ -32,16 +43,10 @@ def main() -> None:
         "--output", type=Path, metavar="FILE", help="where to write (default: standard output)"
     )
     options = parser.parse_args()
+    _write(options.output, "", "a")  # a wrong path shows before the work, not after it
     trained = run.load(options)
     result = trained.translate(_read(options.input))
-    text = "".join(f"{line}\n" for line in result)
-    if options.output is None:
-        sys.stdout.write(text)
-        return
-    try:
-        options.output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write {options.output}: {error.strerror}") from error
+    _write(options.output, "".join(f"{line}\n" for line in result))
 
 
 if __name__ == "__main__":

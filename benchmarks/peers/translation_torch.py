@@ -1,6 +1,6 @@
 """A PyTorch pre-norm translation transformer, of the size of fairseq's transformer_iwslt_de_en.
 
-Each choice below is the fastest of what was tried on a CPU, so that the peer is a strong one:
+Each choice below is the fastest eager one of those tried on a CPU, so that the peer is strong:
 one product for q, k and v over three; `F.cross_entropy` over a hand-written loss; fused Adam over
 foreach and the plain loop; own layers over nn.TransformerEncoderLayer, which cannot leave out the
 dropout inside attention and feed-forward that fairseq leaves out either.

@@ -8,6 +8,7 @@ import numpy as np
 
 from common.data.cache import fingerprint, write_atomic
 from common.data.tokenizer import Tokenizer
+from common.errors import UserError
 
 _BLOCK = 100_000
 """Lines tokenized at once, which bounds the memory."""
@@ -57,7 +58,10 @@ def tokenize_corpus(
         flat = np.concatenate(blocks) if blocks else np.zeros(0, np.int32)
         write_atomic(tokens, lambda file: np.save(file, flat))
         write_atomic(offsets, lambda file: np.save(file, np.cumsum(lengths, dtype=np.int64)))
-    return TokenizedCorpus(np.load(tokens, mmap_mode="r"), np.load(offsets))
+    try:
+        return TokenizedCorpus(np.load(tokens, mmap_mode="r"), np.load(offsets))
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{tokens} or {offsets.name} is damaged; remove both") from error
 
 
 def _tokenize(text: Sequence[str], tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, list[int]]]:

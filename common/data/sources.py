@@ -1,6 +1,7 @@
 """Parallel text from three kinds of places: generated in the code, files, and TFDS."""
 
 import gzip
+import os
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Sequence
@@ -55,7 +56,7 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
     if kind == "embedded":
         text = _load_embedded(place, name, languages)
     elif kind == "files":
-        text = _load_files(Path(place).expanduser(), name, languages)
+        text = _load_files(Path(os.path.expanduser(place)), name, languages)
     elif kind == "tfds":
         text = _load_tfds(place, name, languages, data.tfds_dir)
     else:

@@ -70,10 +70,10 @@ def beam_search(
         logits_NV, cache = step(last_N, cache, index)
         vocabulary = logits_NV.shape[-1]
         ids_V = jnp.arange(vocabulary)
-        logits_NV = jnp.where(jnp.isin(ids_V, jnp.asarray(never, jnp.int32)), NEVER, logits_NV)
         logp_BKV = jax.nn.log_softmax(logits_NV).reshape(batch, beams, vocabulary)
-        at_limit_B = index + 1 >= limits_B
-        logp_BKV = jnp.where(at_limit_B[:, None, None] & (ids_V != eos), NEVER, logp_BKV)
+        at_limit_B11 = (index + 1 >= limits_B)[:, None, None]
+        banned_V = jnp.isin(ids_V, jnp.asarray(never, jnp.int32))
+        logp_BKV = jnp.where(banned_V | (at_limit_B11 & (ids_V != eos)), NEVER, logp_BKV)
 
         totals = (live[:, :, None] + logp_BKV).reshape(batch, beams * vocabulary)
         scores, choices = jax.lax.top_k(totals, 2 * beams)

@@ -1,7 +1,7 @@
 """Translation: parallel text in, teacher forcing with smoothed cross-entropy, BLEU of a beam search out."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 
 import jax
@@ -18,6 +18,7 @@ from common.data.corpus import TokenizedCorpus, tokenize_corpus
 from common.data.sources import ParallelText, load_parallel
 from common.data.tokenizer import Tokenizer, build_tokenizers
 from common.decode.beam import Search, beam_search
+from common.metrics.bleu import TOKENIZERS as BLEU_TOKENIZERS
 from common.metrics.bleu import Bleu, corpus_bleu
 from common.model.encoder_decoder import EncoderDecoder
 from common.model.loss import cross_entropy
@@ -63,6 +64,12 @@ def validate(config: ConfigDict) -> None:
         model.positions != "learned" or max(data.buckets) <= model.max_length,
         f"--config.data.buckets reach {max(data.buckets)} tokens, but the model has"
         f" --config.model.max_length={model.max_length} learned positions",
+    )
+    choose("--config.data.dictionaries", data.dictionaries, ("shared", "separate"))
+    choose("--config.eval.tokenize", config.eval.tokenize, BLEU_TOKENIZERS)
+    require(
+        config.eval.sentences >= 0,
+        f"--config.eval.sentences must not be negative, got {config.eval.sentences}",
     )
     for group in ("data", "eval"):
         tokens = config[group].tokens_per_batch
@@ -141,16 +148,28 @@ class Translator:
             process_count=jax.process_count(),
         )
 
+    def check_positions(
+        self, source: TokenizedCorpus, target: TokenizedCorpus | None = None
+    ) -> None:
+        """Learned positions have an end.
+
+        Raises:
+          UserError: a sentence or its translation may reach beyond it.
+        """
+        longest = int(source.lengths.max()) + 1
+        longest = max(longest, self.search.longest(longest))
+        if target is not None:
+            longest = max(longest, int(target.lengths.max()) + 1)
+        model = self.config.model
+        require(
+            model.positions != "learned" or longest <= model.max_length,
+            f"a sentence needs {longest} learned positions, the model has"
+            f" --config.model.max_length={model.max_length}",
+        )
+
     def translate_corpus(self, values: Values, source: TokenizedCorpus) -> list[str]:
         """One translation per sentence, in their order."""
-        model = self.config.model
-        if model.positions == "learned":
-            longest = int(source.lengths.max()) + 1
-            longest = max(longest, self.search.longest(longest))
-            require(
-                longest <= model.max_length,
-                f"a sentence needs {longest} positions, the model has {model.max_length}",
-            )
+        self.check_positions(source)
         # Compiled once: a run has one structure.
         self._compiled = self._compiled or self._decode(values)
         tokens: list[list[int]] = [[]] * len(source)
@@ -194,10 +213,13 @@ class Translation:
         if limit:
             valid = self.texts["valid"]
             self.texts["valid"] = ParallelText(valid.source[:limit], valid.target[:limit])
-        cache = Path(config.data.cache_dir).expanduser()
+        cache = Path(os.path.expanduser(config.data.cache_dir))
         self.tokenizers = build_tokenizers(config.data, self.texts["train"], cache)
         self.translator = Translator(config, self.tokenizers, mesh, search_of(config))
         self._cache = cache
+        for split in ("valid", "test"):
+            self.translator.check_positions(*self._corpora(split))
+        self.training_batches = self._bucket(*self._corpora("train"))
         self._loss: Callable | None = None
 
     def _corpora(self, split: str) -> tuple[TokenizedCorpus, TokenizedCorpus]:
@@ -208,9 +230,7 @@ class Translation:
             tokenize_corpus(text.target, target, self._cache),
         )
 
-    @cached_property
-    def training_batches(self) -> BucketedBatches:
-        source, target = self._corpora("train")
+    def _bucket(self, source: TokenizedCorpus, target: TokenizedCorpus) -> BucketedBatches:
         data = self.config.data
         return BucketedBatches(
             source,
@@ -264,8 +284,19 @@ class Translation:
         return corpus_bleu(hypotheses, self.texts[split].target, metric.lowercase, metric.tokenize)
 
     def save(self, workdir: Path) -> None:
+        """The tokenizers; those of a run that goes on are not replaced.
+
+        Raises:
+          UserError: they are others than the run began with.
+        """
         for tokenizer, name in zip(self.tokenizers, TOKENIZERS, strict=True):
-            tokenizer.save(workdir / name)
+            path = workdir / name
+            require(
+                not path.exists() or Tokenizer.load(path).fingerprint == tokenizer.fingerprint,
+                f"the training text makes another vocabulary than {path}: it has changed since the"
+                " run began; choose another --workdir",
+            )
+            tokenizer.save(path)
 
 
 def load_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:

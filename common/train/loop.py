@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding, variables
-from common.config import require, to_json
+from common.config import choose, require, to_json
 from common.distributed import agree, is_main
 from common.errors import UserError
 from common.metrics.aucc import aucc, time_to
@@ -27,7 +27,7 @@ from common.metrics.curve import Curve, Point
 from common.report.curve_plot import plot_curve
 from common.report.table import text
 from common.track.progress import Progress, peak_flops
-from common.track.tracker import Tracker
+from common.track.tracker import WANDB_MODES, Tracker
 from common.train import optimizer as optimizers
 from common.train.checkpoint import Checkpoints, draw_reservoirs, verify_reservoirs
 from common.train.clock import Clock
@@ -35,7 +35,7 @@ from common.train.feed import feed
 from common.train.preemption import Preempted, Signals
 from common.train.state import Step, initial_values, optimizer_shardings
 from common.train.task import Task, Values
-from common.train.workdir import Lock, commit, open_workdir
+from common.train.workdir import commit, open_workdir
 
 # How often several processes compare notes (signals, clocks): a collective call each time.
 AGREE_EVERY = 10
@@ -44,6 +44,10 @@ AGREE_EVERY = 10
 def validate(config: ConfigDict) -> None:
     """The fields of the loop itself; a task checks its own."""
     optimizers.validate(config.optimizer)
+    choose("--config.wandb.mode", config.wandb.mode, WANDB_MODES)
+    require(
+        0 <= config.seed < 2**32, f"--config.seed must be from 0 to {2**32 - 1}, got {config.seed}"
+    )
     for name in ("train.steps", "train.accumulate", "train.log_steps", "checkpoint.keep"):
         group, field = name.split(".")
         require(
@@ -78,10 +82,9 @@ def fit(config: ConfigDict, task: Task, workdir: Path, mesh: Mesh) -> dict:
     """
     begun = time.perf_counter()
     validate(config)
-    lock = Lock(workdir) if is_main() else None
+    lock = open_workdir(workdir, config) if is_main() else None
     try:
-        if is_main():
-            open_workdir(workdir, config)
+        if lock:
             task.save(workdir)
         with jax.set_mesh(mesh), Signals() as signals:
             return Run(config, task, workdir, mesh, signals, begun).go()

@@ -7,10 +7,14 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from common.config import flatten, from_json, to_json
+from common.config import flatten, from_json, require, to_json
 from common.errors import UserError
 
 CONFIG = "config.json"
+LOCK = "lock"
+
+# What every run has.
+GROUPS = ("seed", "model", "optimizer", "train", "eval", "checkpoint", "mesh", "wandb")
 
 # What may change when a run goes on: how long it runs, where, how often it looks, what it keeps.
 FREE = (
@@ -19,18 +23,40 @@ FREE = (
     "train.log_steps",
     "eval.",
     "decode.",
-    "checkpoint.",
+    "checkpoint.steps",
+    "checkpoint.seconds",
+    "checkpoint.keep",
+    "data.cache_dir",
     "mesh.",
     "wandb.",
 )
 
 
-def open_workdir(workdir: Path, config: ConfigDict) -> None:
-    """Makes the folder, or checks that what lies there is this run.
+def open_workdir(workdir: Path, config: ConfigDict) -> "Lock":
+    """Makes the folder, or checks that what lies there is this run; in both cases locks it.
 
     Raises:
-      UserError: it holds another run, or something that is no run.
+      UserError: it holds another run, or something that is no run; or another process trains in it.
     """
+    try:
+        _check(workdir, config)
+        lock = Lock(workdir)
+        try:
+            _check(workdir, config)  # again: another process may have been here before the lock
+            path = workdir / CONFIG
+            temporary = path.with_suffix(".tmp")
+            temporary.write_text(json.dumps(to_json(config), indent=2) + "\n")
+            temporary.replace(path)
+        except BaseException:
+            lock.release()
+            raise
+    except OSError as error:
+        raise UserError(f"cannot write to --workdir={workdir}: {error.strerror}") from error
+    return lock
+
+
+def _check(workdir: Path, config: ConfigDict) -> None:
+    """Changes nothing."""
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir={workdir} is a file")
     path = workdir / CONFIG
@@ -47,15 +73,8 @@ def open_workdir(workdir: Path, config: ConfigDict) -> None:
                 f"{workdir} belongs to a run with another configuration: {', '.join(different[:3])}{more};"
                 " choose another --workdir"
             )
-    elif workdir.exists() and any(p.name != "lock" for p in workdir.iterdir()):
+    elif workdir.exists() and any(p.name != LOCK for p in workdir.iterdir()):
         raise UserError(f"--workdir={workdir} is not empty and holds no run; choose another")
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(to_json(config), indent=2) + "\n")
-        temporary.replace(path)
-    except OSError as error:
-        raise UserError(f"cannot write to --workdir={workdir}: {error.strerror}") from error
 
 
 def read_config(workdir: Path) -> ConfigDict:
@@ -72,9 +91,12 @@ def read_config(workdir: Path) -> ConfigDict:
 
 def _read(path: Path) -> dict:
     try:
-        return json.loads(path.read_text())
+        values = json.loads(path.read_text())
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from error
+    missing = [name for name in GROUPS if not isinstance(values, dict) or name not in values]
+    require(not missing, f"{path} is damaged: it has no {', '.join(missing)}")
+    return values
 
 
 class Lock:
@@ -82,10 +104,10 @@ class Lock:
 
     def __init__(self, workdir: Path):
         workdir.mkdir(parents=True, exist_ok=True)
-        self._file = (workdir / "lock").open("w")
+        self._file = (workdir / LOCK).open("a")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             self._file.close()
             raise UserError(f"another process is training in {workdir}") from error
 

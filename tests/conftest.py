@@ -1,0 +1,42 @@
+"""What all tests share: eight devices on the CPU, and a configuration that compiles in seconds."""
+
+from collections.abc import Callable, Iterator
+
+import jax
+import pytest
+from ml_collections import ConfigDict
+
+from configs import translation
+
+# Before anything asks for a device.
+jax.config.update("jax_num_cpu_devices", 8)
+
+
+@pytest.fixture(scope="session")
+def make_config() -> Callable[..., ConfigDict]:
+    """A function (reservoir, **fields of the model) -> the small experiment with a still smaller model."""
+
+    def make(reservoir: str = "none", **model) -> ConfigDict:
+        config = translation.tiny(translation.iwslt(reservoir))
+        config.model.width, config.model.hidden, config.model.heads = 16, 24, 2
+        config.model.encoder_layers, config.model.decoder_layers = 3, 2
+        config.model.max_length = 32
+        config.model.update(model)
+        return config
+
+    return make
+
+
+@pytest.fixture
+def tiny_config(make_config) -> ConfigDict:
+    """One with an FFN reservoir, free to be changed."""
+    return make_config("ffn")
+
+
+@pytest.fixture(scope="module")
+def quick_compilation() -> Iterator[None]:
+    """For modules that compile much and run it once: XLA leaves most of its optimizations out."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

@@ -1,0 +1,157 @@
+"""A transformer written slowly in NumPy from the equations, and values to compare it on.
+
+Weights are looked up by the path names of `common.variables.Structure`. One sentence at a time, in float64; a key that
+may not be seen is left out of the sum, not masked.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from common import variables
+from common.variables import Structure
+from reservoir.model import translator
+
+Weights = Mapping[str, np.ndarray]
+SOURCE_VOCABULARY, TARGET_VOCABULARY = 13, 11
+
+
+def structure_of(model: ConfigDict) -> Structure:
+    return variables.abstract(
+        lambda: translator(model, SOURCE_VOCABULARY, TARGET_VOCABULARY, rngs=nnx.Rngs(0))
+    )
+
+
+def random_values(some: Mapping[str, nnx.Variable], seed: int) -> dict[str, np.ndarray]:
+    """Values under which every parameter matters: no bias is zero and no scale one, as they start."""
+    generator = np.random.default_rng(seed)
+    values = {}
+    for name, variable in sorted(some.items()):
+        noise = generator.standard_normal(variable.shape)
+        if name.endswith("scale"):
+            values[name] = 1 + 0.3 * noise
+        elif name.endswith("bias"):
+            values[name] = 0.3 * noise
+        else:
+            values[name] = noise / math.sqrt(variable.shape[0 if "kernel" in name else 1])
+    return {name: value.astype(np.float32) for name, value in values.items()}
+
+
+def below(weights: Weights, path: str) -> dict[str, np.ndarray]:
+    """The weights under a path, in float64."""
+    return {
+        name.removeprefix(f"{path}/"): np.asarray(value, np.float64)
+        for name, value in weights.items()
+        if name.startswith(f"{path}/")
+    }
+
+
+def layer_norm(weights: Weights, x: np.ndarray) -> np.ndarray:
+    rows = []
+    for row in x:
+        mean = sum(row) / len(row)
+        variance = sum((row - mean) ** 2) / len(row)
+        rows.append((row - mean) / math.sqrt(variance + 1e-5))
+    return np.stack(rows) * weights["scale"] + weights["bias"]
+
+
+def linear(weights: Weights, x: np.ndarray) -> np.ndarray:
+    return x @ weights["kernel"] + weights["bias"]
+
+
+def feed_forward(weights: Weights, x: np.ndarray) -> np.ndarray:
+    hidden = np.maximum(linear(below(weights, "up"), x), 0)
+    return linear(below(weights, "down"), hidden)
+
+
+def attention(
+    weights: Weights, x: np.ndarray, memory: np.ndarray, heads: int, causal: bool
+) -> np.ndarray:
+    """`memory` holds the keys that exist; a causal position sees those up to itself."""
+    query = linear(below(weights, "query"), x)
+    key, value = (linear(below(weights, name), memory) for name in ("key", "value"))
+    size = x.shape[1] // heads
+    result = np.zeros_like(x)
+    for t in range(len(x)):
+        seen = t + 1 if causal else len(memory)
+        for head in range(heads):
+            part = slice(head * size, (head + 1) * size)
+            scores = np.array([query[t, part] @ key[s, part] for s in range(seen)])
+            weight = np.exp(scores / math.sqrt(size))
+            weight /= weight.sum()
+            result[t, part] = sum(weight[s] * value[s, part] for s in range(seen))
+    return linear(below(weights, "out"), result)
+
+
+def positions(length: int, width: int) -> np.ndarray:
+    """fairseq: sines in the first half of the width, cosines in the second."""
+    table = np.zeros((length, width))
+    half = width // 2
+    for p in range(length):
+        for i in range(half):
+            angle = p * 10000 ** (-i / (half - 1))
+            table[p, i], table[p, half + i] = math.sin(angle), math.cos(angle)
+    return table
+
+
+def embed(weights: Weights, tokens: np.ndarray) -> np.ndarray:
+    table = weights["table"]
+    length, width = len(tokens), table.shape[1]
+    learned = weights.get("positions/table")
+    places = positions(length, width) if learned is None else learned[:length]
+    return table[tokens] * math.sqrt(width) + places
+
+
+def stack(
+    weights: Weights, x: np.ndarray, model: ConfigDict, length: int, memory: np.ndarray | None
+) -> np.ndarray:
+    """Encoder (memory None, `length` keys valid) or decoder."""
+    layers = {int(name.split("/")[1]) for name in weights if name.startswith("blocks/")}
+    for layer in sorted(layers):
+        block = below(weights, f"blocks/{layer}")
+        residuals = {int(name.split("/")[1]) for name in block}
+        for number in sorted(residuals):
+            part = below(block, f"residuals/{number}")
+            norm, function = below(part, "norm"), below(part, "function")
+            y = layer_norm(norm, x) if model.norm == "pre" else x
+            if "up/kernel" in function:
+                y = feed_forward(function, y)
+            elif memory is None:
+                y = attention(function, y, y[:length], model.heads, causal=False)
+            elif number == 0:
+                y = attention(function, y, y, model.heads, causal=True)
+            else:
+                y = attention(function, y, memory, model.heads, causal=False)
+            x = x + y if model.norm == "pre" else layer_norm(norm, x + y)
+    return layer_norm(below(weights, "norm"), x) if model.norm == "pre" else x
+
+
+def encode(weights: Weights, source: np.ndarray, model: ConfigDict) -> np.ndarray:
+    """The memory (number of tokens, D) of one source, padding not included."""
+    length = int((source != 0).sum())
+    x = embed(below(weights, "source_embed"), source)
+    return stack(below(weights, "encoder"), x, model, length, None)[:length]
+
+
+def decode(
+    weights: Weights, memory: np.ndarray, target: np.ndarray, model: ConfigDict
+) -> np.ndarray:
+    """The logits (T, V) of the token after each of `target`."""
+    embedding = below(weights, "target_embed")
+    x = stack(below(weights, "decoder"), embed(embedding, target), model, len(target), memory)
+    return x @ embedding["table"].T
+
+
+def forward(
+    weights: Weights, source: np.ndarray, target: np.ndarray, model: ConfigDict
+) -> np.ndarray:
+    """The logits (B, T, V) of a batch."""
+    return np.stack(
+        [
+            decode(weights, encode(weights, one, model), other, model)
+            for one, other in zip(source, target, strict=True)
+        ]
+    )

@@ -1,0 +1,96 @@
+"""Layer normalization, positions, embeddings and activations, each against a loop."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from common.model.block import Context
+from common.model.embed import Embed
+from common.model.feed_forward import ACTIVATIONS, FeedForward
+from common.model.norm import LayerNorm
+from common.model.position import Learned, Sinusoidal
+from tests.model import helpers
+
+
+def test_layer_norm_in_numpy():
+    generator = np.random.default_rng(0)
+    # A large mean: the variance may not be a difference of large numbers.
+    x = (100 + generator.standard_normal((5, 16))).astype(np.float32)
+    layer = LayerNorm(16, rngs=nnx.Rngs(0))
+    weights = {"scale": generator.standard_normal(16), "bias": generator.standard_normal(16)}
+    layer.scale[...], layer.bias[...] = map(jnp.float32, (weights["scale"], weights["bias"]))
+    np.testing.assert_allclose(
+        layer(x), helpers.layer_norm(weights, x.astype(np.float64)), rtol=1e-3, atol=1e-4
+    )
+
+
+def test_layer_norm_starts_plain_and_returns_the_type_of_its_input():
+    layer = LayerNorm(4, rngs=nnx.Rngs(0))
+    y = layer(jnp.array([[1.0, 2.0, 3.0, 4.0]], jnp.bfloat16))
+    assert y.dtype == jnp.bfloat16
+    np.testing.assert_allclose(
+        y.astype(jnp.float32), np.array([[-3, -1, 1, 3]]) / 5**0.5, rtol=0.01
+    )
+    # Epsilon keeps a constant row finite.
+    np.testing.assert_array_equal(layer(jnp.ones((1, 4))), np.zeros((1, 4)))
+
+
+def test_sinusoidal_positions_in_a_loop():
+    expected = helpers.positions(50, 12)
+    np.testing.assert_allclose(Sinusoidal(12)(jnp.arange(50)), expected, atol=1e-5)
+    np.testing.assert_allclose(Sinusoidal(12)(7 + jnp.arange(3)), expected[7:10], atol=1e-5)
+
+
+def test_sinusoidal_positions_need_an_even_width():
+    with pytest.raises(ValueError, match="even"):
+        Sinusoidal(7)
+
+
+def test_learned_positions_are_rows_of_a_trained_table():
+    layer = Learned(100, 64, rngs=nnx.Rngs(0))
+    assert layer.maximum == 100
+    table = np.asarray(layer.table[...])
+    assert table.std() == pytest.approx(64**-0.5, rel=0.05)
+    np.testing.assert_array_equal(layer(jnp.array([3, 9])), table[[3, 9]])
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "none"])
+def test_embedding_scales_and_adds_positions(positions: str):
+    layer = Embed(50, 16, rngs=nnx.Rngs(0), positions=positions, maximum=20)
+    tokens = np.array([[3, 0, 4]])
+    table = np.asarray(layer.table[...])
+    assert np.all(table[0] == 0) and np.all(np.any(table[1:] != 0, axis=1))
+    assert table[1:].std() == pytest.approx(1 / 4, rel=0.1)
+    added = {
+        "sinusoidal": lambda: helpers.positions(8, 16)[5:],
+        "learned": lambda: np.asarray(layer.positions.table[...])[5:8],
+        "none": lambda: 0.0,
+    }[positions]()
+    y = layer(tokens, jnp.float32, start=5)
+    np.testing.assert_allclose(y, 4 * table[tokens] + added, atol=1e-5)
+    assert layer(tokens, jnp.bfloat16).dtype == jnp.bfloat16
+    np.testing.assert_allclose(layer.logits(y), y @ table.T, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("relu", lambda x: max(x, 0.0)),
+        ("gelu", lambda x: x * 0.5 * (1 + math.erf(x / 2**0.5))),
+        ("silu", lambda x: x / (1 + math.exp(-x))),
+    ],
+)
+def test_activations(name: str, expected):
+    x = np.linspace(-4, 4, 33)
+    np.testing.assert_allclose(
+        ACTIVATIONS[name](jnp.float32(x)), [expected(v) for v in x], atol=1e-6
+    )
+    layer = FeedForward(4, 8, rngs=nnx.Rngs(0), activation=name)
+    inner = np.asarray(layer.up(jnp.ones((1, 1, 4))))
+    hidden = np.vectorize(expected)(inner)
+    np.testing.assert_allclose(
+        layer(jnp.ones((1, 1, 4)), Context()), hidden @ layer.down.kernel[...], atol=1e-5
+    )

@@ -1,0 +1,372 @@
+"""Reservoirs: where they stand, what they are, what they cost, and that training leaves them alone."""
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from common import variables
+from common.errors import UserError
+from common.model.block import Context
+from common.model.loss import cross_entropy
+from common.sharding import make_mesh, place, shardings
+from common.train import flops, optimizer
+from common.train.state import Step
+from common.variables import Structure
+from configs import translation
+from reservoir.model import placement, translator, validate
+from tests.model import helpers
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+KINDS = ("none", "transformer", "ffn")
+# Of the (3, 1) encoder.
+FROZEN_LAYER = "encoder/blocks/1/"
+SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])
+TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 2, 0]])
+
+
+# Placement, section 2.2.
+
+
+@pytest.mark.parametrize(
+    ("layers", "reservoirs", "expected"),
+    [
+        (7, 3, "LRLRLRL"),
+        (7, 2, "LLRLRLL"),
+        (6, 2, "LRLRLL"),
+        (8, 2, "LLRLRLLL"),
+        (10, 2, "LLLRLRLLLL"),
+        (12, 2, "LLLLRLRLLLLL"),
+        (12, 4, "LLRLRLRLRLLL"),
+        (7, 4, "RLRLRLR"),
+        (3, 1, "LRL"),
+        (1, 1, "R"),
+        (4, 0, "LLLL"),
+    ],
+)
+def test_placement(layers: int, reservoirs: int, expected: str):
+    places = placement(layers, reservoirs)
+    assert "".join("R" if i in places else "L" for i in range(layers)) == expected
+
+
+@pytest.mark.parametrize(
+    ("layers", "reservoirs", "first", "last"),
+    [(12, 4, 3, 9), (16, 4, 5, 11), (24, 4, 9, 15), (32, 4, 13, 19), (48, 8, 17, 31)],
+)
+def test_placement_counted_from_one(layers: int, reservoirs: int, first: int, last: int):
+    """Table 4 gives 3, 5, 7, 9 of 12."""
+    expected = list(range(first, last + 1, 2))
+    assert len(expected) == reservoirs
+    assert [place + 1 for place in placement(layers, reservoirs)] == expected
+
+
+@pytest.mark.parametrize(("layers", "reservoirs"), [(6, 4), (2, 2), (0, 1), (4, -1)])
+def test_reservoirs_that_do_not_fit(layers: int, reservoirs: int):
+    with pytest.raises(ValueError, match="alternating reservoirs"):
+        placement(layers, reservoirs)
+
+
+def test_a_users_mistakes_are_named(make_config):
+    validate(make_config("none", reservoirs=0).model)
+    validate(make_config("ffn", reservoirs=2).model)
+    for reservoir, reservoirs, message in (
+        ("fnn", 1, "did you mean ffn"),
+        ("ffn", 3, "need 5 layers, there are 3"),
+        ("transformer", 0, "at least 1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            validate(make_config(reservoir, reservoirs=reservoirs).model)
+
+
+# Parameter counts, Tables 1, 2 and 5: by (task, decoder layers), kind and encoder layers what the paper prints, in
+# millions, and what the layers have. Three printed numbers are misprints. With 12 layers in Table 2 it gives 72.4M
+# trainable parameters, with the FFN reservoir more than the 71.4M that the same row has in all; and where two more
+# layers add 4.2M everywhere else, Table 1's FFN rows grow by 3.3M from 6 to 8.
+
+IWSLT, WMT, IWSLT_DEEP = ("iwslt", 2), ("wmt", 1), ("iwslt", 6)
+DEPTHS = {IWSLT: (6, 8, 10, 12), WMT: (12, 16, 24, 32), IWSLT_DEEP: (6, 8, 10, 12)}
+VOCABULARIES = {"iwslt": (8848, 6632), "wmt": (32768, 32768)}
+
+PRINTED_TRAINABLE = {
+    (IWSLT, "none"): (26.8, 31.1, 35.3, 39.5),
+    (IWSLT, "transformer"): (22.6, 26.8, 31.1, 35.3),
+    (IWSLT, "ffn"): (22.6, 26.8, 31.1, 35.3),
+    (WMT, "none"): (75.6, 88.2, 113.4, 138.6),
+    (WMT, "transformer"): (72.4, 75.6, 100.8, 126.0),
+    (WMT, "ffn"): (72.4, 75.6, 100.8, 126.0),
+    (IWSLT_DEEP, "none"): (39.5, 43.7, 47.9, 52.0),
+    (IWSLT_DEEP, "transformer"): (35.3, 39.5, 43.7, 47.8),
+    (IWSLT_DEEP, "ffn"): (35.3, 39.5, 43.7, 47.8),
+}
+PRINTED_TOTAL = {
+    (IWSLT, "none"): (26.8, 31.1, 35.3, 39.5),
+    (IWSLT, "transformer"): (26.8, 31.1, 35.3, 39.5),
+    (IWSLT, "ffn"): (25.8, 29.1, 33.3, 37.5),
+    (WMT, "none"): (75.6, 88.2, 113.4, 138.6),
+    (WMT, "transformer"): (75.6, 88.2, 113.4, 138.6),
+    (WMT, "ffn"): (71.4, 83.9, 109.2, 134.4),
+    (IWSLT_DEEP, "none"): (39.5, 43.7, 47.9, 52.0),
+    (IWSLT_DEEP, "transformer"): (39.5, 43.7, 47.9, 52.0),
+    (IWSLT_DEEP, "ffn"): (37.4, 41.6, 45.8, 49.9),
+}
+TRAINABLE = {
+    (IWSLT, "none"): (26_853_376, 31_058_944, 35_264_512, 39_470_080),
+    (IWSLT, "transformer"): (22_647_808, 26_853_376, 31_058_944, 35_264_512),
+    (IWSLT, "ffn"): (22_647_808, 26_853_376, 31_058_944, 35_264_512),
+    (WMT, "none"): (75_589_120, 88_198_656, 113_417_728, 138_636_800),
+    (WMT, "transformer"): (62_979_584, 75_589_120, 100_808_192, 126_027_264),
+    (WMT, "ffn"): (62_979_584, 75_589_120, 100_808_192, 126_027_264),
+    (IWSLT_DEEP, "none"): (39_471_104, 43_676_672, 47_882_240, 52_087_808),
+    (IWSLT_DEEP, "transformer"): (35_265_536, 39_471_104, 43_676_672, 47_882_240),
+    (IWSLT_DEEP, "ffn"): (35_265_536, 39_471_104, 43_676_672, 47_882_240),
+}
+TOTAL = {
+    (IWSLT, "none"): (26_853_376, 31_058_944, 35_264_512, 39_470_080),
+    (IWSLT, "transformer"): (26_853_376, 31_058_944, 35_264_512, 39_470_080),
+    (IWSLT, "ffn"): (24_750_080, 28_955_648, 33_161_216, 37_366_784),
+    (WMT, "none"): (75_589_120, 88_198_656, 113_417_728, 138_636_800),
+    (WMT, "transformer"): (75_589_120, 88_198_656, 113_417_728, 138_636_800),
+    (WMT, "ffn"): (71_382_528, 83_992_064, 109_211_136, 134_430_208),
+    (IWSLT_DEEP, "none"): (39_471_104, 43_676_672, 47_882_240, 52_087_808),
+    (IWSLT_DEEP, "transformer"): (39_471_104, 43_676_672, 47_882_240, 52_087_808),
+    (IWSLT_DEEP, "ffn"): (37_367_808, 41_573_376, 45_778_944, 49_984_512),
+}
+MISPRINTS = {
+    ("trainable", WMT, "transformer", 12),
+    ("trainable", WMT, "ffn", 12),
+    ("total", IWSLT, "ffn", 6),
+}
+
+
+def full_size(task: tuple[str, int], kind: str, layers: int) -> Structure:
+    name, decoder_layers = task
+    model = getattr(translation, name)(kind).model
+    model.encoder_layers, model.decoder_layers = layers, decoder_layers
+    # Keys of no account: nnx.Rngs takes most of the time here.
+    rngs = SimpleNamespace(params=lambda: jax.random.key(0))
+    return variables.abstract(lambda: translator(model, *VOCABULARIES[name], rngs=rngs))
+
+
+@pytest.mark.parametrize(("task", "kind"), TOTAL, ids=lambda v: "".join(map(str, v)))
+def test_parameter_counts_of_the_papers_tables(task: tuple[str, int], kind: str):
+    for row, layers in enumerate(DEPTHS[task]):
+        counts = variables.count(full_size(task, kind, layers))
+        assert counts["trainable"] == TRAINABLE[task, kind][row]
+        assert counts["total"] == TOTAL[task, kind][row]
+        assert counts["frozen"] == counts["total"] - counts["trainable"]
+        for column, printed in (("trainable", PRINTED_TRAINABLE), ("total", PRINTED_TOTAL)):
+            # The paper rounds some numbers and cuts others: one unit of the last digit either way.
+            near = abs(round(counts[column] / 1e6, 1) - printed[task, kind][row]) < 0.11
+            assert near == ((column, task, kind, layers) not in MISPRINTS), (column, layers)
+
+
+def test_parameter_counts_of_each_layer():
+    """IWSLT with 512 wide layers: 4 (d^2 + d) + 2 d f + f + d + 4 d per encoder layer, and so on."""
+    d, f = 512, 1024
+    feed_forward, attention, norm = 2 * d * f + f + d, 4 * (d * d + d), 2 * d
+    assert feed_forward + attention + 2 * norm == 2_102_784
+    for kind, frozen in (
+        ("transformer", feed_forward + attention + 2 * norm),
+        ("ffn", feed_forward + norm),
+    ):
+        rows = dict(
+            (group, (trainable, frozen))
+            for group, trainable, frozen, _ in variables.count_by_group(full_size(IWSLT, kind, 12))
+        )
+        assert list(rows)[:3] == ["decoder/blocks/0", "decoder/blocks/1", "decoder/norm"]
+        assert list(rows)[3:15] == [f"encoder/blocks/{i}" for i in range(12)]
+        for layer in range(12):
+            expected = (0, frozen) if layer in (4, 6) else (2_102_784, 0)
+            assert rows[f"encoder/blocks/{layer}"] == expected
+        assert rows["decoder/blocks/0"] == (feed_forward + 2 * attention + 3 * norm, 0)
+        assert rows["source_embed"] == (8848 * d, 0)
+        assert rows["target_embed"] == (6632 * d, 0)
+
+
+# The layers themselves.
+
+
+@dataclass
+class Run:
+    """A small model of one kind with one gradient, and what that cost."""
+
+    model: ConfigDict
+    structure: Structure
+    trainable: dict
+    frozen: dict
+    loss: float
+    gradients: dict
+    counted: int
+    compiled: float
+
+
+def loss_of(model, batch: dict, key: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    logits = model(batch["source"], batch["target"][:, :-1], key)
+    outputs = batch["target"][:, 1:]
+    weights = (outputs != 0).astype(jnp.float32)
+    return jnp.sum(cross_entropy(logits, outputs, 0.1) * weights), jnp.sum(weights)
+
+
+@pytest.fixture(scope="module")
+def runs(make_config) -> dict[str, Run]:
+    """The three kinds on the same values where they share them."""
+    made = {}
+    plain = helpers.random_values(helpers.structure_of(make_config("none").model).trainable, 0)
+    for kind in KINDS:
+        model = make_config(kind, encoder_layers=3, decoder_layers=1).model
+        structure = helpers.structure_of(model)
+        trainable = {name: jnp.asarray(plain[name]) for name in structure.trainable}
+        frozen = variables.draw_frozen(structure, 1)
+        if kind == "transformer":
+            frozen = {name: plain[name] for name in structure.frozen}
+
+        def loss(trainable, frozen, structure=structure):
+            batch = {"source": SOURCE, "target": TARGET}
+            return loss_of(structure.build(trainable, frozen), batch, None)[0]
+
+        function = jax.value_and_grad(loss)
+        program = jax.jit(function).lower(trainable, frozen).compile()
+        made[kind] = Run(
+            model,
+            structure,
+            trainable,
+            frozen,
+            *program(trainable, frozen),
+            flops.count(function, trainable, frozen),
+            program.cost_analysis()["flops"],
+        )
+    return made
+
+
+def test_exactly_the_reservoir_is_frozen(runs):
+    assert not runs["none"].frozen
+    for kind, size in (("transformer", 16), ("ffn", 6)):
+        structure = runs[kind].structure
+        layer = {n for n in structure.paths if n.startswith(FROZEN_LAYER)}
+        assert layer == set(structure.frozen) == set(structure.drawn)
+        assert len(layer) == size
+    assert set(runs["transformer"].structure.paths) == set(runs["none"].structure.paths)
+
+
+def test_an_ffn_reservoir_is_a_residual_feed_forward_without_attention(runs):
+    run = runs["ffn"]
+    assert set(run.frozen) == {
+        FROZEN_LAYER + "residuals/0/" + name
+        for name in (
+            "norm/scale",
+            "norm/bias",
+            "function/up/kernel",
+            "function/up/bias",
+            "function/down/kernel",
+            "function/down/bias",
+        )
+    }
+    block = run.structure.build(run.trainable, run.frozen).encoder.blocks[1]
+    x = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
+    weights = helpers.below(run.frozen, FROZEN_LAYER + "residuals/0")
+    norm, function = (helpers.below(weights, name) for name in ("norm", "function"))
+    expected = helpers.feed_forward(function, helpers.layer_norm(norm, x)) + x
+    np.testing.assert_allclose(block(x[None], Context())[0], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["transformer", "ffn"])
+def test_reservoirs_are_drawn_orthogonal_with_torchs_biases(runs, kind: str):
+    run = runs[kind]
+    for name, value in variables.draw_frozen(run.structure, 3).items():
+        if name.endswith("kernel"):
+            tall = value if value.shape[0] >= value.shape[1] else value.T
+            np.testing.assert_allclose(tall.T @ tall, np.eye(tall.shape[1]), atol=1e-6)
+        elif "norm" in name:
+            np.testing.assert_array_equal(value, float(name.endswith("scale")))
+        else:
+            bound = (24 if "down" in name else 16) ** -0.5
+            assert 0.5 * bound < np.abs(value).max() <= bound
+
+
+def test_dropout_of_reservoirs_is_an_option(make_config):
+    for on, expected in ((True, [0.2, 0.2, 0.2]), (False, [0.2, 0.0, 0.2])):
+        structure = helpers.structure_of(
+            make_config("ffn", dropout=0.2, reservoir_dropout=on).model
+        )
+        model = structure.build(dict(structure.trainable), dict(structure.frozen))
+        assert [block.residuals[0].rate for block in model.encoder.blocks] == expected
+
+
+# What freezing does to training.
+
+
+def test_gradients_pass_through_a_reservoir_and_stop_at_its_weights(runs):
+    """Frozen or not, the layer is the same function: all other gradients stay what they were."""
+    plain, frozen = runs["none"], runs["transformer"]
+    assert set(frozen.gradients) == set(frozen.trainable)
+    assert not set(frozen.gradients) & set(frozen.frozen)
+    np.testing.assert_allclose(frozen.loss, plain.loss, rtol=1e-6)
+    for name, gradient in frozen.gradients.items():
+        np.testing.assert_allclose(gradient, plain.gradients[name], rtol=1e-4, atol=1e-5)
+    for run in (frozen, runs["ffn"]):
+        below = [n for n in run.gradients if n.startswith("encoder/blocks/0/") and "kernel" in n]
+        assert len(below) == 6
+        assert all(np.abs(run.gradients[name]).max() > 1e-4 for name in below)
+
+
+def saving(kind: str) -> int:
+    """The arithmetic of one training step that a reservoir leaves out."""
+    (batch, length), d, f, heads = SOURCE.shape, 16, 24, 2
+    tokens = batch * length
+    weight_gradients = 2 * tokens * (4 * d * d + 2 * d * f)
+    if kind == "transformer":
+        return weight_gradients
+    # The four projections forward and their input gradients; scores and weighted sum forward, two of each backward.
+    projections = 2 * 2 * tokens * 4 * d * d
+    scores = 3 * 2 * 2 * batch * heads * length * length * (d // heads)
+    return weight_gradients + projections + scores
+
+
+@pytest.mark.parametrize("kind", ["transformer", "ffn"])
+def test_a_reservoir_saves_exactly_its_arithmetic(runs, kind: str):
+    assert runs["none"].counted - runs[kind].counted == saving(kind)
+    # XLA counts element by element as well, so it saves a little more.
+    assert runs["none"].compiled - runs[kind].compiled >= 0.95 * saving(kind)
+
+
+def test_optimizer_steps_leave_reservoirs_as_they_are(runs, make_config):
+    """With weight decay and dropout: bit for bit, and without moments."""
+    run = runs["ffn"]
+    config = make_config("ffn")
+    config.optimizer.weight_decay = 0.1
+    config.optimizer.schedule = "constant"
+    config.optimizer.warmup_steps = 0
+    update, schedule = optimizer.make(config.optimizer, 3)
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    step = Step(SimpleNamespace(loss=loss_of), run.structure, update, schedule, mesh, seed=0)
+    frozen = place(run.frozen, shardings(run.structure.frozen, mesh))
+    trainable = place(
+        {name: np.asarray(value) for name, value in run.trainable.items()},
+        shardings(run.structure.trainable, mesh),
+    )
+    state = jax.jit(update.init)(trainable)
+    batch = {"source": jnp.asarray(SOURCE), "target": jnp.asarray(TARGET)}
+    step.compile(trainable, state, frozen, batch)
+    losses = []
+    for number in range(3):
+        trainable, state, metrics = step(trainable, state, frozen, batch, number)
+        losses.append(float(metrics["loss"]))
+
+    assert losses[-1] < losses[0]
+    assert set(trainable) == set(run.trainable)
+    assert all(np.any(value != run.trainable[name]) for name, value in trainable.items())
+    for name, value in frozen.items():
+        np.testing.assert_array_equal(value, run.frozen[name])
+    leaves, _ = jax.tree.flatten_with_path(state)
+    moments = [
+        entry.key
+        for path, _ in leaves
+        for entry in path
+        if isinstance(entry, jax.tree_util.DictKey)
+    ]
+    assert sorted(moments) == sorted(2 * list(run.trainable))

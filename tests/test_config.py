@@ -1,0 +1,163 @@
+"""Configurations: files, overrides on the command line, JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+from ml_collections import ConfigDict
+
+from common.config import choose, flatten, from_json, load, override, parse, to_json
+from common.errors import UserError
+
+ROOT = Path(__file__).parents[1]
+TINY = f"--config={ROOT}/configs/wmt_ffn_res.py:tiny"
+
+
+@pytest.fixture
+def config() -> ConfigDict:
+    return ConfigDict(
+        {
+            "seed": 1,
+            "model": {"width": 8, "dropout": 0.1, "remat": False, "norm": "pre"},
+            "data": {"buckets": (16, 32), "names": ("a",), "splits": {"test": "test"}, "none": ()},
+        }
+    )
+
+
+def test_the_argument_chooses_the_size():
+    full = load(f"{ROOT}/configs/wmt_ffn_res.py")
+    tiny = load(f"{ROOT}/configs/wmt_ffn_res.py:tiny")
+    assert (full.model.width, tiny.model.width) == (512, 128)
+    assert flatten(full).keys() == flatten(tiny).keys()
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("seed", "7", 7),
+        ("seed", "-7", -7),
+        ("model.width", "1024", 1024),
+        ("model.dropout", "0.25", 0.25),
+        ("model.dropout", "1e-3", 0.001),
+        ("model.dropout", "0", 0.0),
+        ("model.remat", "true", True),
+        ("model.remat", "True", True),
+        ("model.remat", "1", True),
+        ("model.remat", "false", False),
+        ("model.remat", "0", False),
+        ("model.norm", "post", "post"),
+        ("model.norm", "", ""),
+        ("model.norm", "12", "12"),
+        ("data.splits.test", "a=b c", "a=b c"),
+        ("data.buckets", "8,16,64", (8, 16, 64)),
+        ("data.buckets", "(8, 16)", (8, 16)),
+        ("data.buckets", "[8]", (8,)),
+        ("data.buckets", "8", (8,)),
+        ("data.buckets", "8,", (8,)),
+        ("data.buckets", "", ()),
+        ("data.names", "'a','b'", ("a", "b")),
+        ("data.none", "1,2", (1, 2)),
+    ],
+)
+def test_override(config, key, text, value):
+    override(config, key, text)
+    result = flatten(config)[key]
+    assert result == value
+    assert type(result) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "told"),
+    [
+        ("seed", "1.5", "--config.seed must be a whole number, got '1.5'"),
+        ("seed", "", "--config.seed must be a whole number, got ''"),
+        ("model.width", "1e3", "--config.model.width must be a whole number, got '1e3'"),
+        ("model.dropout", "half", "--config.model.dropout must be a number, got 'half'"),
+        ("model.dropout", "nan", "--config.model.dropout must be a number, got 'nan'"),
+        ("model.dropout", "inf", "--config.model.dropout must be a number, got 'inf'"),
+        ("model.remat", "yes", "--config.model.remat must be true or false, got 'yes'"),
+        ("data.buckets", "a,b", "must be a list such as 16,32, got 'a,b'"),
+        ("data.buckets", "8,1.5", "must be a list such as 16,32"),
+        ("data.buckets", "(8", "must be a list such as 16,32"),
+        ("data.buckets", "{[]: 1}", "must be a list such as 16,32"),
+        ("data.none", "x y", "must be a list such as 1,2"),
+        ("model.widht", "8", "unknown option --config.model.widht; did you mean model.width?"),
+        ("widht", "8", "unknown option --config.widht; did you mean model.width?"),
+        ("model", "8", "--config.model is a group; set one of its fields"),
+        ("data.splits", "x", "--config.data.splits is a group"),
+        ("", "8", "unknown option --config."),
+        ("zzz", "8", "unknown option --config.zzz"),
+    ],
+)
+def test_override_refuses(config, key, text, told):
+    before = to_json(config)
+    with pytest.raises(UserError) as caught:
+        override(config, key, text)
+    assert told in str(caught.value)
+    assert to_json(config) == before
+
+
+def test_nothing_is_proposed_where_nothing_is_near(config):
+    with pytest.raises(UserError, match=r"unknown option --config\.zzz$"):
+        override(config, "zzz", "8")
+
+
+def test_flatten(config):
+    assert flatten(config) == {
+        "seed": 1,
+        "model.width": 8,
+        "model.dropout": 0.1,
+        "model.remat": False,
+        "model.norm": "pre",
+        "data.buckets": (16, 32),
+        "data.names": ("a",),
+        "data.splits.test": "test",
+        "data.none": (),
+    }
+
+
+def test_json_and_back(config):
+    text = json.dumps(to_json(config))
+    again = from_json(json.loads(text))
+    assert flatten(again) == flatten(config)
+    types = {key: type(value) for key, value in flatten(config).items()}
+    assert {key: type(value) for key, value in flatten(again).items()} == types
+    override(again, "data.buckets", "8,16")
+    assert config.data.buckets == (16, 32)
+
+
+def test_choose_names_the_choices_and_the_nearest():
+    choose("--x", "adam", ("adam", "adamw"))
+    with pytest.raises(UserError) as caught:
+        choose("--x", "adamx", {"adam": 1, "lion": 2})
+    assert str(caught.value) == "--x='adamx': choose one of adam, lion; did you mean adam?"
+
+
+def test_command_line():
+    config, options = parse("p", [TINY, "--config.train.steps=7", "--config.data.buckets=8,16"])
+    assert (config.train.steps, config.data.buckets) == (7, (8, 16))
+    assert options.workdir == Path("runs/wmt_ffn_res_tiny")
+
+
+def test_the_last_of_equal_options_counts():
+    config, _ = parse("p", ["--config.seed=2", TINY, "--config.seed=3"])
+    assert config.seed == 3
+
+
+def test_workdir_is_named_by_the_configuration_unless_given():
+    _, options = parse("p", [f"--config={ROOT}/configs/iwslt_t_res.py"])
+    assert options.workdir == Path("runs/iwslt_t_res")
+    _, options = parse("p", [TINY, "--workdir", "elsewhere"])
+    assert options.workdir == Path("elsewhere")
+
+
+def test_own_configuration_with_an_argument_of_its_own(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from ml_collections import ConfigDict\n"
+        "def get_config(argument=''):\n"
+        "    return ConfigDict({'a': {'b': argument}})\n"
+    )
+    config, options = parse("p", [f"--config={path}:x=1/y"])
+    assert config.a.b == "x=1/y"
+    assert options.workdir == Path("runs/mine_x_1_y")

@@ -1,0 +1,147 @@
+"""The experiments in configs/: each is complete, valid, unchanged by accident, and shards over eight devices.
+
+After a wanted change of a configuration: TRAINLESS_UPDATE_GOLDEN=1 python -m pytest tests/test_configs.py
+"""
+
+import ast
+import os
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from jax.sharding import AbstractMesh, AxisType
+from ml_collections import ConfigDict
+
+from common import config as configuration
+from common import sharding, variables
+from common.tasks import translation
+from common.train import loop, optimizer
+from common.train.state import Step, optimizer_shardings
+from reservoir import model
+
+ROOT = Path(__file__).parents[1]
+GOLDEN = Path(__file__).parent / "golden"
+UPDATE = "TRAINLESS_UPDATE_GOLDEN"
+EXPERIMENTS = sorted(p.stem for p in (ROOT / "configs").glob("*_*.py") if p.stem != "__init__")
+SIZES = ["", "tiny"]
+
+
+def load(name: str, size: str = "") -> ConfigDict:
+    """The configuration that --config=configs/NAME.py[:SIZE] gives."""
+    return configuration.load(f"{ROOT}/configs/{name}.py" + (f":{size}" if size else ""))
+
+
+def test_there_are_three_experiments_on_each_of_three_corpora():
+    corpora = {name.split("_")[0] for name in EXPERIMENTS}
+    assert corpora == {"iwslt", "multi30k", "wmt"}
+    assert len(EXPERIMENTS) == 9
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_valid(name, size):
+    config = load(name, size)
+    model.validate(config.model)
+    translation.validate(config)
+    loop.validate(config)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_says_how_to_run_it_and_what_it_reproduces(name):
+    text = ast.get_docstring(ast.parse((ROOT / "configs" / f"{name}.py").read_text()))
+    assert f"python -m reservoir.train --config=configs/{name}.py\n" in text
+    assert f"--config=configs/{name}.py:tiny" in text
+    assert re.search(r"Reproduces: (Table \d|not in the paper)", text)
+    assert "\nHardware: " in text
+    assert "\nData: " in text
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_tiny_needs_no_data_and_keeps_the_reservoir(name):
+    full, tiny = load(name), load(name, "tiny")
+    assert tiny.data.source.startswith("embedded:")
+    assert tiny.model.reservoir == full.model.reservoir
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_fields_are_the_golden_ones(name, size):
+    fields = configuration.flatten(load(name, size))
+    text = "".join(f"{key} = {value!r}\n" for key, value in sorted(fields.items()))
+    path = GOLDEN / (f"{name}_{size}.txt" if size else f"{name}.txt")
+    if os.environ.get(UPDATE):
+        path.write_text(text)
+    golden = path.read_text() if path.exists() else ""
+    changes = sorted(set(text.splitlines()) ^ set(golden.splitlines()))
+    assert text == golden, (
+        f"configs/{name}.py is not what {path.relative_to(ROOT)} says: {'; '.join(changes)}. "
+        f"If this is wanted: {UPDATE}=1 python -m pytest tests/test_configs.py"
+    )
+
+
+def test_no_golden_file_is_left_over():
+    known = {f"{name}{suffix}.txt" for name in EXPERIMENTS for suffix in ("", "_tiny")}
+    assert {path.name for path in GOLDEN.iterdir()} == known
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_full_size_step_lowers_for_eight_devices(name):
+    """Nothing is allocated and nothing compiled: shapes, partitions and types fit together."""
+    config = load(name)
+    axes = (AxisType.Auto,) * len(sharding.MESH_AXES)
+    mesh = AbstractMesh((2, 2, 2), sharding.MESH_AXES, axis_types=axes)
+    whole, rows = sharding.replicated(mesh), sharding.batch_sharding(mesh)
+    vocabulary = config.data.vocab_size
+    task = SimpleNamespace(
+        loss=lambda network, batch, key: translation.teacher_forcing(
+            network, batch, key, config.train.label_smoothing
+        )
+    )
+    structure = variables.abstract(
+        lambda: model.translator(config.model, vocabulary, vocabulary, rngs=nnx.Rngs(0))
+    )
+
+    def placed(some: dict) -> tuple[dict, dict]:
+        where = sharding.shardings(some, mesh)
+        for key, v in some.items():
+            assert len(where[key].spec) == len(v.shape), key
+        arrays = {
+            key: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=where[key])
+            for key, v in some.items()
+        }
+        return arrays, where
+
+    trainable, where = placed(structure.trainable)
+    frozen, _ = placed(structure.frozen)
+    split = {axis for place in where.values() for axis in place.spec}
+    assert {"fsdp", "tensor"} <= split
+    assert bool(frozen) == (config.model.reservoir != "none")
+
+    update, schedule = optimizer.make(config.optimizer, config.train.steps)
+    opt_where = optimizer_shardings(update, trainable, where, mesh)
+    opt_state = jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+        jax.eval_shape(update.init, trainable),
+        opt_where,
+    )
+    shape = (8, config.data.buckets[0])
+    batch = {
+        key: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
+        for key in ("source", "target_inputs", "target_outputs")
+    }
+    number = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
+    step = Step(task, structure, update, schedule, mesh, config.seed, config.train.accumulate)
+    with jax.sharding.use_abstract_mesh(mesh):
+        traced = jax.jit(step._step, out_shardings=(where, opt_where, whole)).trace(
+            trainable, opt_state, frozen, batch, number
+        )
+        traced.lower(lowering_platforms=("cpu",))
+    new, _, metrics = traced.out_info
+    assert {k: (v.shape, v.dtype) for k, v in new.items()} == {
+        k: (v.shape, v.dtype) for k, v in trainable.items()
+    }
+    assert metrics["loss"].shape == ()

@@ -1,0 +1,535 @@
+"""Wrong input: one line that names the fault, nothing written, nothing lost."""
+
+import gzip
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from common.data.sources import load_parallel
+from common.errors import UserError
+from common.sharding import make_mesh
+from common.train.workdir import Lock
+from reservoir import evaluate, train, translate
+from tests.data.helpers import settings
+
+ROOT = Path(__file__).parents[1]
+TINY = f"--config={ROOT}/configs/wmt_ffn_res.py:tiny"
+PAIRS = 60
+
+
+def write_text(directory: Path) -> Path:
+    """Three small splits of parallel text."""
+    directory.mkdir()
+    text = load_parallel(settings(), "test")
+    for split, part in (("train", slice(PAIRS)), ("valid", slice(60, 64)), ("test", slice(64, 68))):
+        for language, lines in (("de", text.source), ("en", text.target)):
+            path = directory / f"{split}.{language}"
+            path.write_text("".join(f"{line}\n" for line in lines[part]), encoding="utf-8")
+    return directory
+
+
+@pytest.fixture(scope="session")
+def shared(tmp_path_factory) -> Path:
+    """A folder with parallel text in `text`, caches in `cache` and, once asked for, a run in `run`."""
+    folder = tmp_path_factory.mktemp("faults")
+    write_text(folder / "text")
+    return folder
+
+
+@pytest.fixture
+def smallest(shared) -> list[str]:
+    """The command line of a run that takes seconds."""
+    fields = {
+        "data.source": f"files:{shared}/text",
+        "data.cache_dir": f"{shared}/cache",
+        "data.vocab_size": 150,
+        "data.buckets": 64,
+        "data.tokens_per_batch": 1024,
+        "model.encoder_layers": 1,
+        "model.width": 32,
+        "model.hidden": 32,
+        "model.heads": 2,
+        # The first step is taken with warmup_init; the second one breaks the model.
+        "optimizer.learning_rate": 1e30,
+        "train.steps": 1,
+        "eval.steps": 1,
+        "eval.buckets": 64,
+        "eval.tokens_per_batch": 512,
+        "decode.beams": 2,
+        "decode.ratio": 0.0,
+        "checkpoint.steps": 1,
+        "wandb.mode": "disabled",
+    }
+    return [TINY, *(f"--config.{key}={value}" for key, value in fields.items())]
+
+
+@pytest.fixture
+def call(monkeypatch, tmp_path) -> Callable[..., None]:
+    """A function (program, *arguments, stdin=) that runs a program in this process, in an empty folder."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def run(program, *arguments: object, stdin: bytes = b"") -> None:
+        monkeypatch.setattr(sys, "argv", ["program", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+        program.main()
+
+    return run
+
+
+@pytest.fixture
+def fault(call) -> Callable[..., str]:
+    """A function like `call` that gives the message of the fault, which is one line."""
+
+    def run(program, *arguments: object, stdin: bytes = b"") -> str:
+        with pytest.raises(UserError) as caught:
+            call(program, *arguments, stdin=stdin)
+        message = str(caught.value)
+        assert message
+        assert len(message.splitlines()) == 1
+        assert not list(Path.cwd().iterdir())
+        return message
+
+    return run
+
+
+@pytest.fixture
+def trained(shared, smallest, call) -> Path:
+    """A finished run; tests that change it take a copy."""
+    workdir = shared / "run"
+    if not workdir.exists():
+        call(train, *smallest, f"--workdir={workdir}")
+    return workdir
+
+
+@pytest.fixture
+def copied(trained, tmp_path) -> Path:
+    return Path(shutil.copytree(trained, tmp_path / "copy"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+COMMAND_LINES = [
+    ([TINY, "--config.train.stpes=5"], "unknown option --config.train.stpes; did you mean"),
+    ([TINY, "--config.train=5"], "--config.train is a group; set one of its fields"),
+    (
+        [TINY, "--config.train.steps=many"],
+        "--config.train.steps must be a whole number, got 'many'",
+    ),
+    ([TINY, "--config.model.dropout=nan"], "--config.model.dropout must be a number, got 'nan'"),
+    ([TINY, "--config.model.remat=maybe"], "--config.model.remat must be true or false"),
+    ([TINY, "--config.data.buckets=8;16"], "--config.data.buckets must be a list such as 32"),
+    ([TINY, "--config.train.steps"], "--config.train.steps needs a value"),
+    ([TINY, "--config.train.steps", "5"], "--config.train.steps=VALUE"),
+    ([TINY, "--steps=5"], "unrecognized arguments: --steps=5"),
+    ([TINY, "--work=x"], "unrecognized arguments: --work=x"),
+    ([TINY, "stray"], "unrecognized arguments: stray"),
+    ([TINY, "--workdir"], "--workdir: expected one argument"),
+    ([], "the following arguments are required: --config"),
+    (["--config=none.py"], "no configuration file none.py"),
+    (["--config="], "no configuration file"),
+    ([f"--config={ROOT}/configs"], f"no configuration file {ROOT}/configs"),
+    ([f"--config={ROOT}/LICENSE"], "LICENSE is not a Python file"),
+    ([f"{TINY[:-5]}:tinny"], "unknown argument 'tinny'; there is only tiny"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "told"), COMMAND_LINES)
+def test_command_line(fault, arguments, told):
+    assert told in fault(train, *arguments)
+
+
+def test_config_file_nearby_is_proposed(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["program", "--config=configs/wmt_fnn_res.py"])
+    with pytest.raises(UserError, match=r"did you mean configs/wmt_ffn_res\.py\?$"):
+        train.main()
+
+
+CONFIG_FILES = [
+    ("def get_config(:\n    pass\n", "mine.py, line 1: "),
+    ("x = 1\n", "mine.py has no function get_config"),
+    ("import nothing_of_this_name\n", "mine.py, line 1: ModuleNotFoundError: No module named"),
+    ("def get_config():\n    return 1 / 0\n", "mine.py, line 2: ZeroDivisionError: division"),
+    ("def get_config():\n    raise ValueError('no: is\\nbad')\n", "mine.py: no: is bad"),
+    ("def get_config():\n    return {'seed': 1}\n", "mine.py returns no ConfigDict"),
+    ("def get_config():\n    return None\n", "mine.py returns no ConfigDict"),
+    ("x = '\0'\n", "mine.py"),
+]
+
+
+@pytest.mark.parametrize(("code", "told"), CONFIG_FILES)
+def test_config_file(fault, tmp_path, code, told):
+    path = tmp_path / "mine.py"
+    path.write_text(code)
+    assert told in fault(train, f"--config={path}")
+
+
+def test_config_without_argument(fault, tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def get_config():\n    return None\n")
+    assert "takes 0 positional arguments" in fault(train, f"--config={path}:tiny")
+
+
+FIELDS = [
+    ("model.reservoirs=9", "9 alternating reservoirs need 17 layers, there are 1"),
+    ("model.reservoirs=0", "--config.model.reservoirs must be at least 1, got 0"),
+    ("model.reservoirs=-2", "--config.model.reservoirs must be at least 1, got -2"),
+    ("model.reservoir=fnn", "choose one of none, transformer, ffn; did you mean ffn?"),
+    ("model.heads=3", "--config.model.width=32 is not divisible by --config.model.heads=3"),
+    ("model.heads=0", "--config.model.heads must be at least 1, got 0"),
+    ("model.width=0", "--config.model.width must be at least 1, got 0"),
+    ("model.decoder_layers=0", "--config.model.decoder_layers must be at least 1, got 0"),
+    ("model.dtype=float16", "--config.model.dtype='float16': choose one of auto, float32"),
+    ("model.norm=pree", "--config.model.norm='pree': choose one of pre, post; did you mean pre?"),
+    ("model.positions=sinus", "--config.model.positions='sinus': choose one of"),
+    ("model.activation=rellu", "--config.model.activation='rellu'"),
+    ("model.dropout=1.0", "--config.model.dropout must be in [0, 1), got 1.0"),
+    ("model.dropout=-0.1", "--config.model.dropout must be in [0, 1), got -0.1"),
+    ("train.label_smoothing=1", "--config.train.label_smoothing must be in [0, 1), got 1.0"),
+    ("train.steps=-5", "--config.train.steps must be at least 1, got -5"),
+    ("train.accumulate=0", "--config.train.accumulate must be at least 1, got 0"),
+    ("train.max_seconds=-1", "--config.train.max_seconds must not be negative, got -1.0"),
+    ("optimizer.name=adamm", "--config.optimizer.name='adamm': choose one of adam, adamw"),
+    ("optimizer.schedule=cos", "choose one of inverse_sqrt, cosine, linear, constant"),
+    ("optimizer.learning_rate=0", "--config.optimizer.learning_rate must be above 0, got 0.0"),
+    ("optimizer.beta2=1", "--config.optimizer.beta2 must be in [0, 1), got 1.0"),
+    ("optimizer.clip=-1", "--config.optimizer.clip must not be negative, got -1.0"),
+    ("data.buckets=32,16", "--config.data.buckets must be ascending lengths, got (32, 16)"),
+    ("data.buckets=", "--config.data.buckets must be ascending lengths, got ()"),
+    ("data.buckets=2", f"none of the {PAIRS} training examples fits in the last bucket"),
+    ("eval.buckets=0,16", "--config.eval.buckets must be ascending lengths, got (0, 16)"),
+    ("data.tokens_per_batch=0", "--config.data.tokens_per_batch must be at least 1, got 0"),
+    ("data.dictionaries=common", "choose one of shared, separate"),
+    ("data.vocab_size=4", "--config.data.vocab_size must be at least 8, got 4"),
+    ("data.vocab_size=20", "data.vocab_size 20 is too small for the training text; the smallest"),
+    ("data.vocab_size=9000", "data.vocab_size 9000 is too large for the training text; the larg"),
+    ("data.source=", "data.source is ''; it must be embedded:NAME, files:DIR or tfds:NAME"),
+    ("data.source=hub:x", "data.source is 'hub:x'; it must be embedded:NAME"),
+    ("data.source=embedded:x", "no embedded text 'x'; there are: numbers_de_en"),
+    ("data.source=files:~nobody_of_this_name", "no directory ~nobody_of_this_name"),
+    ("data.source=files:none", "no directory none (data.source)"),
+    ("data.source_language=fr", "no train.fr or train.fr.gz in"),
+    ("data.splits.valid=dev", "no dev.de or dev.de.gz in"),
+    ("data.cache_dir=/dev/null/cache", "cannot write to /dev/null/cache: Not a directory"),
+    ("mesh.data=3", "the mesh data=3 x fsdp=1 x tensor=1 needs 3 devices, but there are 8"),
+    ("mesh.fsdp=-1", "mesh sizes must be positive, at most one of them -1"),
+    ("mesh.tensor=0", "mesh sizes must be positive, at most one of them -1"),
+    ("eval.steps=0", "--config.eval.steps or --config.eval.seconds must be above 0"),
+    ("eval.sentences=-1", "--config.eval.sentences must not be negative, got -1"),
+    ("eval.tokenize=flores", "--config.eval.tokenize='flores': choose one of 13a, intl"),
+    ("decode.beams=0", "the beam must have at least 1 hypothesis, got 0"),
+    ("decode.length_penalty=-1", "the length penalty must not be negative, got -1.0"),
+    ("decode.extra=0", "translations need a length: ratio >= 0 and extra >= 1"),
+    ("checkpoint.keep=0", "--config.checkpoint.keep must be at least 1, got 0"),
+    ("wandb.mode=off", "--config.wandb.mode='off': choose one of offline, online, disabled"),
+    ("seed=-1", "--config.seed must be from 0 to 4294967295, got -1"),
+]
+
+
+@pytest.mark.parametrize(("field", "told"), FIELDS)
+def test_field(fault, smallest, tmp_path, field, told):
+    """Before there is a workdir, and so before anything is trained."""
+    workdir = tmp_path / "run"
+    assert told in fault(train, *smallest, f"--config.{field}", f"--workdir={workdir}")
+    assert not workdir.exists()
+
+
+PAIRS_OF_FIELDS = [
+    (
+        ("model.width=33", "model.heads=3"),
+        "--config.model.width=33: sinusoidal positions need an even width",
+    ),
+    (
+        ("model.positions=learned", "model.max_length=32"),
+        "--config.data.buckets reach 64 tokens, but the model has --config.model.max_length=32",
+    ),
+    (
+        ("model.positions=learned", "model.max_length=64", "decode.extra=100"),
+        "a sentence needs 100 learned positions, the model has --config.model.max_length=64",
+    ),
+    (
+        ("data.source=embedded:numbers_de_en", "data.target_language=fr"),
+        "embedded:numbers_de_en translates de-en, not de-fr",
+    ),
+]
+
+
+@pytest.mark.parametrize(("fields", "told"), PAIRS_OF_FIELDS)
+def test_fields_that_do_not_fit_together(fault, smallest, tmp_path, fields, told):
+    options = [f"--config.{field}" for field in fields]
+    assert told in fault(train, *smallest, *options, f"--workdir={tmp_path / 'run'}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_data_set_that_is_not_prepared(fault, smallest, tmp_path):
+    options = ["--config.data.source=tfds:wmt16_translate/de-en"]
+    options.append(f"--config.data.tfds_dir={tmp_path}")
+    message = fault(train, *smallest, *options)
+    assert "no TFDS data set wmt16_translate/de-en is prepared" in message
+    assert "download_and_prepare" in message
+
+
+def test_tensor_axis_over_several_processes():
+    devices = [SimpleNamespace(process_index=number // 2) for number in range(8)]
+    with pytest.raises(UserError, match=r"mesh\.tensor=4 spans several processes"):
+        make_mesh({"data": -1, "tensor": 4}, devices)
+
+
+def _spoil_gzip(folder: Path) -> None:
+    path = folder / "train.de"
+    zipped = gzip.compress(path.read_bytes())
+    path.unlink()
+    (folder / "train.de.gz").write_bytes(zipped[: len(zipped) // 2])
+
+
+TEXTS = [
+    (lambda folder: (folder / "valid.en").unlink(), "no valid.en or valid.en.gz in"),
+    (lambda folder: (folder / "test.de").write_text(""), "test.de is empty"),
+    (lambda folder: (folder / "train.en").write_text("one\n"), f"has {PAIRS} lines but"),
+    (lambda folder: (folder / "valid.de").write_bytes(b"a\nb\nM\xfcll\n"), "valid.de line 3 is"),
+    (_spoil_gzip, "train.de.gz is damaged or cut off"),
+    (lambda folder: (folder / "train.de").write_text("\n" * PAIRS), "has no de-en text in split"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "told"), TEXTS)
+def test_text(fault, smallest, tmp_path, spoil, told):
+    folder = write_text(tmp_path / "text")
+    spoil(folder)
+    source = f"--config.data.source=files:{folder}"
+    assert told in fault(train, *smallest, source, f"--workdir={tmp_path / 'run'}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_damaged_cache(fault, smallest, tmp_path, shared, trained):
+    cache = Path(shutil.copytree(shared / "cache", tmp_path / "cache"))
+    for path in cache.glob("tokens-*"):
+        path.write_bytes(path.read_bytes()[:50])
+    assert "is damaged; remove both" in fault(train, *smallest, f"--config.data.cache_dir={cache}")
+
+
+def test_workdir_is_a_file(fault, smallest, tmp_path):
+    path = tmp_path / "file"
+    path.write_text("mine")
+    assert f"--workdir={path} is a file" in fault(train, *smallest, f"--workdir={path}")
+    assert path.read_text() == "mine"
+    message = fault(train, *smallest, f"--workdir={path}/below")
+    assert f"cannot write to --workdir={path}/below: Not a directory" in message
+
+
+def test_workdir_of_another_configuration(fault, smallest, trained):
+    before = contents(trained)
+    options = ["--config.model.hidden=64", "--config.seed=2", "--config.train.steps=2"]
+    options.append("--config.checkpoint.store_frozen=true")
+    message = fault(train, *smallest, *options, f"--workdir={trained}")
+    assert "belongs to a run with another configuration" in message
+    assert "checkpoint.store_frozen (False there, True here), model.hidden (32 " in message
+    assert "seed (1 there, 2 here); choose another --workdir" in message
+    assert "train.steps" not in message
+    assert contents(trained) == before
+
+
+def test_workdir_of_something_else(fault, smallest, tmp_path):
+    folder = tmp_path / "thesis"
+    folder.mkdir()
+    (folder / "lock").write_text("a file that happens to have this name")
+    (folder / "chapter").write_text("1")
+    before = contents(folder)
+    message = fault(train, *smallest, f"--workdir={folder}")
+    assert f"--workdir={folder} is not empty and holds no run" in message
+    assert contents(folder) == before
+
+
+def test_workdir_in_use(fault, smallest, copied):
+    before = contents(copied)
+    lock = Lock(copied)
+    assert "another process is training in" in fault(train, *smallest, f"--workdir={copied}")
+    lock.release()
+    assert contents(copied) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_workdir_that_cannot_be_written(fault, smallest, tmp_path):
+    folder = tmp_path / "sealed"
+    folder.mkdir(mode=0o500)
+    for workdir in (folder, folder / "run"):
+        assert "cannot write to --workdir=" in fault(train, *smallest, f"--workdir={workdir}")
+
+
+def test_workdir_with_a_damaged_configuration(fault, smallest, copied):
+    (copied / "config.json").write_text('{"seed": ')
+    before = contents(copied)
+    assert "config.json is damaged" in fault(train, *smallest, f"--workdir={copied}")
+    assert contents(copied) == before
+
+
+def test_text_that_changed_since_the_run_began(fault, smallest, shared, copied, tmp_path):
+    text = write_text(tmp_path / "text")
+    path = text / "train.en"
+    path.write_text(path.read_text().upper())
+    config = copied / "config.json"
+    config.write_text(config.read_text().replace(f"{shared}/text", str(text)))
+    before = contents(copied)
+    source = f"--config.data.source=files:{text}"
+    message = fault(train, *smallest, source, f"--workdir={copied}")
+    assert "the training text makes another vocabulary" in message
+    assert contents(copied) == before
+
+
+def test_loss_that_is_not_a_number(call, fault, smallest, copied, capsys):
+    before = contents(copied / "checkpoints")
+    more = ["--config.train.steps=9", "--config.eval.steps=100", f"--workdir={copied}"]
+    message = fault(train, *smallest, *more)
+    assert "the loss is nan" in message
+    assert "at step 3; stopped, the last good checkpoint" in message
+    # It was read from the files that are still there, and can be used.
+    assert "going on from step 1 of" in capsys.readouterr().out
+    assert before.items() <= contents(copied / "checkpoints").items()
+    call(translate, f"--workdir={copied}")
+
+
+# Programs that use a run.
+
+NO_RUN = [translate, evaluate]
+
+
+@pytest.mark.parametrize("program", NO_RUN)
+def test_workdir_without_a_run(fault, tmp_path, program):
+    for workdir in (tmp_path, tmp_path / "none"):
+        message = fault(program, f"--workdir={workdir}")
+        assert f"--workdir={workdir} holds no run (config.json is missing)" in message
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("program", NO_RUN)
+def test_run_without_a_checkpoint(fault, copied, program):
+    shutil.rmtree(copied / "checkpoints")
+    assert "no evaluated checkpoint in" in fault(program, f"--workdir={copied}")
+
+
+@pytest.mark.parametrize("program", NO_RUN)
+def test_no_workdir(fault, program):
+    assert "arguments are required: --workdir" in fault(program)
+
+
+OPTIONS = [
+    (translate, "--beams=0", "--beams must be a whole number of at least 1, got '0'"),
+    (translate, "--beams=two", "--beams must be a whole number of at least 1, got 'two'"),
+    (translate, "--length_penalty=-1", "the length penalty must not be negative, got -1.0"),
+    (translate, "--length_penalty=nan", "--length_penalty must be a number, got 'nan'"),
+    (translate, "--batch_tokens=0", "--batch_tokens must be a whole number of at least 1"),
+    (translate, "--input=none.txt", "cannot read none.txt: No such file"),
+    (translate, "--input=/dev/null", "/dev/null is empty"),
+    (translate, "--output=none/out.txt", "cannot write none/out.txt: No such file"),
+    (translate, "--beam=3", "unrecognized arguments: --beam=3"),
+    (evaluate, "--split=dev", "--split: invalid choice: 'dev'"),
+    (evaluate, "--beams=-1", "--beams must be a whole number of at least 1, got '-1'"),
+]
+
+
+@pytest.mark.parametrize(("program", "option", "told"), OPTIONS)
+def test_option(fault, trained, program, option, told):
+    before = contents(trained)
+    assert told in fault(program, f"--workdir={trained}", option)
+    assert contents(trained) == before
+
+
+def test_output_is_refused_before_the_work(fault, trained, monkeypatch):
+    monkeypatch.setattr("reservoir.run.load", lambda options: pytest.fail("loaded"))
+    assert "cannot write /dev" in fault(translate, f"--workdir={trained}", "--output=/dev")
+
+
+def test_output_stays_where_the_work_fails(fault, trained, tmp_path):
+    path = tmp_path / "out"
+    path.write_text("yesterday's")
+    options = [f"--workdir={trained}", f"--output={path}", "--input=none"]
+    assert "cannot read none" in fault(translate, *options)
+    assert path.read_text() == "yesterday's"
+
+
+def test_line_that_is_not_utf8(fault, trained):
+    message = fault(translate, f"--workdir={trained}", stdin=b"eins\nM\xfcll\n")
+    assert message == "standard input, line 2: not UTF-8"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"seed": 1, "model": {}}', "\xff"])
+def test_damaged_configuration_of_a_run(fault, copied, text):
+    (copied / "config.json").write_bytes(text.encode("latin-1"))
+    assert "config.json is damaged" in fault(translate, f"--workdir={copied}")
+
+
+def test_missing_and_damaged_tokenizer(fault, copied):
+    path = copied / "target_tokenizer.npz"
+    path.write_bytes(path.read_bytes()[:100])
+    assert f"cannot read a tokenizer from {path}" in fault(translate, f"--workdir={copied}")
+    path.unlink()
+    assert f"cannot read a tokenizer from {path}" in fault(translate, f"--workdir={copied}")
+
+
+def test_damaged_checkpoint(fault, copied):
+    for path in (copied / "checkpoints" / "best").rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[:10])
+    assert "the best checkpoint, " in fault(translate, f"--workdir={copied}")
+
+
+def test_text_that_is_gone(fault, copied):
+    config = json.loads((copied / "config.json").read_text())
+    config["data"]["source"] = "files:gone"
+    (copied / "config.json").write_text(json.dumps(config))
+    assert "no directory gone" in fault(evaluate, f"--workdir={copied}")
+
+
+def test_no_lines_give_no_lines(call, trained, capsys, tmp_path):
+    call(translate, f"--workdir={trained}", f"--output={tmp_path / 'out'}")
+    assert (tmp_path / "out").read_text() == ""
+    call(translate, f"--workdir={trained}")
+    assert capsys.readouterr().out == ""
+
+
+def test_empty_lines_stay_empty(call, trained, capsys):
+    call(translate, f"--workdir={trained}", stdin=b"\nam Montag\n \t\n\r\nzwei")
+    lines = capsys.readouterr().out.split("\n")
+    assert len(lines) == 6
+    assert [lines[i] for i in (0, 2, 3, 5)] == [""] * 4
+
+
+# What a shell sees.
+
+
+PROCESSES = [
+    ("train", [TINY, "--config.train.stpes=5"], "unknown option --config.train.stpes"),
+    ("train", [f"{TINY}x"], "unknown argument 'tinyx'; there is only tiny"),
+    ("train", [TINY, "--config.model.heads=3"], "is not divisible by --config.model.heads=3"),
+    ("translate", ["--workdir=none"], "--workdir=none holds no run"),
+    ("evaluate", ["--workdir=none", "--split=dev"], "invalid choice: 'dev'"),
+]
+
+
+@pytest.mark.parametrize(("program", "arguments", "told"), PROCESSES)
+def test_exit_code_and_one_line_on_stderr(tmp_path, program, arguments, told):
+    result = subprocess.run(
+        [sys.executable, "-m", f"reservoir.{program}", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ")
+    assert told in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())

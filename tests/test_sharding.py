@@ -1,0 +1,147 @@
+"""The rule table, and that a mesh changes where numbers lie but not what they are."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
+
+from common import sharding, variables
+from common.errors import UserError
+from common.tasks.translation import teacher_forcing
+from common.train import optimizer as optimizers
+from common.train.checkpoint import draw_reservoirs
+from common.train.state import Step, initial_values, optimizer_shardings
+from reservoir.model import translator
+
+VOCABULARY = 48
+MESHES = {
+    "1": {"data": 1},
+    "8,1,1": {"data": 8},
+    "2,2,2": {"data": 2, "fsdp": 2, "tensor": 2},
+    "1,4,2": {"data": 1, "fsdp": 4, "tensor": 2},
+}
+
+
+def mesh_of(name: str) -> Mesh:
+    devices = jax.devices()[: 1 if name == "1" else 8]
+    return sharding.make_mesh(MESHES[name], devices)
+
+
+def test_every_dimension_follows_its_rule() -> None:
+    mesh = mesh_of("2,2,2")
+    assert sharding.spec(("embed", "mlp"), (8, 8), mesh) == PartitionSpec("fsdp", "tensor")
+    assert sharding.spec(("vocab", "embed"), (8, 8), mesh) == PartitionSpec("tensor", "fsdp")
+    batch = sharding.spec(("batch", "length", "width"), (8, 3, 8), mesh)
+    assert batch == PartitionSpec(("data", "fsdp"), None, None)
+
+
+def test_a_dimension_that_does_not_divide_stays_whole() -> None:
+    assert sharding.spec(("vocab", "embed"), (7, 8), mesh_of("2,2,2")) == PartitionSpec(
+        None, "fsdp"
+    )
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "what"),
+    [
+        (("embed",), (8, 8), "1 axes"),
+        (("embed", "batch"), (8, 8), "one mesh axis on two dimensions"),
+        (("mlp", "heads"), (8, 8), "one mesh axis on two dimensions"),
+        (("nonsense", None), (8, 8), "no rule"),
+    ],
+)
+def test_a_faulty_annotation_is_refused(axes: tuple, shape: tuple, what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        sharding.spec(axes, shape, mesh_of("2,2,2"), "w")
+
+
+def test_minus_one_takes_the_rest() -> None:
+    mesh = sharding.make_mesh({"data": -1, "tensor": 2}, jax.devices()[:8])
+    assert dict(mesh.shape) == {"data": 4, "fsdp": 1, "tensor": 2}
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"data": 3}, {"data": -1, "fsdp": -1}, {"data": 0}, {"data": -1, "tensor": 3}]
+)
+def test_sizes_that_do_not_fit_are_a_users_fault(sizes: dict) -> None:
+    with pytest.raises(UserError, match="mesh"):
+        sharding.make_mesh(sizes, jax.devices()[:8])
+
+
+def _batch() -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    batch = {
+        name: generator.integers(3, VOCABULARY, (8, 7), dtype=np.int32)
+        for name in ("source", "target_inputs", "target_outputs")
+    }
+    batch["source"][3, 4:] = 0
+    batch["target_outputs"][5, 2:] = 0
+    return batch
+
+
+class _Task:
+    def __init__(self, config):
+        self.config = config
+
+    def build(self, rngs):
+        return translator(self.config.model, VOCABULARY, VOCABULARY, rngs=rngs)
+
+    def loss(self, model, batch, key):
+        return teacher_forcing(model, batch, key, 0.1)
+
+
+def _gradients(config, name: str, accumulate: int = 1) -> tuple:
+    """(loss, weight, gradients) on a mesh, with dropout on."""
+    mesh, task = mesh_of(name), _Task(config)
+    with jax.set_mesh(mesh):
+        structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+        update, schedule = optimizers.make(config.optimizer, 10)
+        step = Step(task, structure, update, schedule, mesh, config.seed, accumulate)
+        trainable = initial_values(task, structure, config.seed, mesh)
+        for variable, value in zip(structure.trainable.values(), trainable.values(), strict=True):
+            spec = sharding.spec(variable.get_metadata("axes"), value.shape, mesh)
+            assert value.sharding.spec == spec, "parameters are born sharded"
+        frozen, _ = draw_reservoirs(structure, config.seed, mesh)
+        batch = jax.device_put(_batch(), sharding.batch_sharding(mesh))
+        sums = jax.jit(step.gradients)(trainable, frozen, batch, jax.random.key(1))
+    return jax.tree.map(np.asarray, sums)
+
+
+@pytest.fixture(scope="module")
+def on_one_device(make_config) -> tuple:
+    return _gradients(make_config("ffn", dropout=0.3), "1")
+
+
+@pytest.mark.parametrize("name", [name for name in MESHES if name != "1"])
+def test_loss_and_gradients_agree_on_every_mesh(name: str, make_config, on_one_device) -> None:
+    loss, weight, gradients = _gradients(make_config("ffn", dropout=0.3), name)
+    assert weight == on_one_device[1]
+    np.testing.assert_allclose(loss, on_one_device[0], rtol=1e-5)
+    for key, expected in on_one_device[2].items():
+        np.testing.assert_allclose(gradients[key], expected, rtol=1e-4, atol=1e-4, err_msg=key)
+
+
+def test_accumulation_gives_the_sums_of_the_whole_batch(make_config) -> None:
+    # Without dropout, whose masks belong to a microbatch. The rows have unequal numbers of tokens.
+    config = make_config("ffn", dropout=0.0)
+    whole, parts = _gradients(config, "1"), _gradients(config, "1", accumulate=4)
+    assert whole[1] == parts[1]
+    np.testing.assert_allclose(parts[0], whole[0], rtol=1e-5)
+    for key, expected in whole[2].items():
+        np.testing.assert_allclose(parts[2][key], expected, rtol=1e-4, atol=1e-5, err_msg=key)
+
+
+def test_moments_lie_where_their_parameters_lie(tiny_config) -> None:
+    mesh, task = mesh_of("2,2,2"), _Task(tiny_config)
+    structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    update, _ = optimizers.make(tiny_config.optimizer, 10)
+    where = sharding.shardings(structure.trainable, mesh)
+    shapes = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in structure.trainable.items()}
+    places = optimizer_shardings(update, shapes, where, mesh)
+    moments = [
+        part.mu
+        for part in jax.tree.leaves(places, is_leaf=lambda x: hasattr(x, "mu"))
+        if hasattr(part, "mu")
+    ]
+    assert moments == [where]

@@ -1,0 +1,158 @@
+"""Trainable and frozen variables, and the draws of the frozen ones."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from common import variables
+from common.model.block import Context
+from common.model.embed import Embed
+from common.model.feed_forward import FeedForward
+from common.model.linear import Linear
+from common.variables import Frozen, draw, fingerprint
+
+ORTHOGONAL = ("orthogonal",)
+# What seed 1 gives under encoder/blocks/2/residuals/0/function/up, kernel (3, 2) and bias (4,).
+KERNEL = [[-0.23727761, -0.69970351], [-0.53883386, 0.67199385], [-0.80830526, -0.24256806]]
+BIAS = [0.26186057925224304, -0.3121289610862732, -0.1320468783378601, -0.21589592099189758]
+FINGERPRINT = "614cf99170ad4d9d029c5047507679491de1504d78b60d848da8bbbe9ac74561"
+
+
+class Pair(nnx.Module):
+    """A trained layer and a frozen one."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.first = Linear(4, 6, ("embed", "mlp"), rngs=rngs)
+        self.second = FeedForward(6, 8, rngs=rngs)
+        variables.freeze(self.second)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.second(self.first(x), Context())
+
+
+@pytest.fixture(scope="module")
+def pair() -> Pair:
+    return Pair(nnx.Rngs(0))
+
+
+@pytest.mark.parametrize("shape", [(32, 16), (16, 32), (16, 16), (5, 1)])
+def test_orthogonal_draws(shape: tuple[int, int]):
+    q = draw(ORTHOGONAL, 1, "a/kernel", shape)
+    assert q.shape == shape and q.dtype == np.float32
+    gram = q.T @ q if shape[0] >= shape[1] else q @ q.T
+    np.testing.assert_allclose(gram, np.eye(min(shape)), atol=1e-6)
+
+
+def test_orthogonal_draws_prefer_no_sign():
+    """LAPACK's own choice of signs makes this element negative or positive according to its algorithm."""
+    corners = [draw(ORTHOGONAL, 0, str(i), (4, 4))[0, 0] for i in range(200)]
+    assert abs(np.mean(corners)) < 5 * 0.5 / 200**0.5
+    diagonals = [np.trace(draw(ORTHOGONAL, 0, str(i), (4, 4))) for i in range(200)]
+    assert abs(np.mean(diagonals)) < 5 / 200**0.5
+
+
+def test_other_draws():
+    uniform = draw(("uniform", 0.25), 1, "a/bias", (4000,))
+    assert -0.25 <= uniform.min() < -0.249 and 0.249 < uniform.max() <= 0.25
+    assert uniform.std() == pytest.approx(0.25 / 3**0.5, rel=0.05)
+    np.testing.assert_array_equal(draw(("ones",), 1, "a", (3,)), np.ones(3, np.float32))
+    np.testing.assert_array_equal(draw(("zeros",), 1, "a", (3,)), np.zeros(3, np.float32))
+    with pytest.raises(ValueError, match="unknown draw"):
+        draw(("normal",), 1, "a", (3,))
+
+
+@pytest.mark.parametrize("spec", [ORTHOGONAL, ("uniform", 1.0)])
+def test_a_draw_depends_on_its_seed_and_its_path_only(spec: tuple):
+    first = draw(spec, 1, "a", (6, 4))
+    others = [draw(spec, 2, "a", (6, 4)), draw(spec, 1, "b", (6, 4))]
+    np.testing.assert_array_equal(first, draw(spec, 1, "a", (6, 4)))
+    assert all(np.abs(first - other).max() > 0.01 for other in others)
+
+
+def test_draws_are_what_they_were():
+    """Stored runs name their reservoirs by a seed: these bits may never change."""
+    path = "encoder/blocks/2/residuals/0/function/up"
+    kernel = draw(ORTHOGONAL, 1, f"{path}/kernel", (3, 2))
+    bias = draw(("uniform", 0.5), 1, f"{path}/bias", (4,))
+    np.testing.assert_allclose(kernel, KERNEL, atol=1e-6)
+    np.testing.assert_array_equal(bias, np.float32(BIAS))
+    assert fingerprint({"kernel": kernel, "bias": bias}) == FINGERPRINT
+
+
+def test_a_fingerprint_sees_names_values_and_nothing_else():
+    a, b = np.arange(3, dtype=np.float32), np.ones(2, np.float32)
+    whole = fingerprint({"a": a, "b": b})
+    assert whole == fingerprint({"b": b, "a": a})
+    changed = a.copy()
+    changed[1] = np.nextafter(changed[1], 2, dtype=np.float32)
+    others = [{"a": changed, "b": b}, {"a": a}, {"a": b, "b": a}, {"c": a, "b": b}]
+    assert len({whole, *map(fingerprint, others)}) == 5
+
+
+def test_freezing_turns_every_parameter(pair: Pair):
+    structure = variables.split(pair)
+    assert set(structure.trainable) == {"first/kernel", "first/bias"}
+    assert set(structure.frozen) == {
+        f"second/{layer}/{name}" for layer in ("up", "down") for name in ("kernel", "bias")
+    }
+    assert structure.drawn.keys() == structure.frozen.keys()
+    up = structure.frozen["second/up/kernel"]
+    assert up.get_metadata("axes") == ("embed", "mlp")
+    assert up.get_metadata("draw") == ORTHOGONAL
+    assert structure.frozen["second/up/bias"].get_metadata("draw") == ("uniform", 1 / math.sqrt(6))
+    assert structure.frozen["second/down/bias"].get_metadata("draw") == (
+        "uniform",
+        1 / math.sqrt(8),
+    )
+
+
+def test_drawn_values_are_in_bounds_and_keyed_by_their_paths(pair: Pair):
+    structure = variables.split(pair)
+    values = variables.draw_frozen(structure, 7)
+    assert values.keys() == structure.frozen.keys()
+    for name, value in values.items():
+        assert value.shape == structure.frozen[name].shape
+    assert np.abs(values["second/up/bias"]).max() <= 6**-0.5
+    assert np.abs(values["second/down/bias"]).max() <= 8**-0.5
+    expected = draw(ORTHOGONAL, 7, "second/up/kernel", (6, 8))
+    np.testing.assert_array_equal(values["second/up/kernel"], expected)
+
+
+def test_a_frozen_value_without_a_draw_is_kept():
+    """A pretrained table: no seed says what it is."""
+    table = Embed(5, 4, rngs=nnx.Rngs(0), positions="none")
+    before = np.asarray(table.table[...])
+    variables.freeze(table)
+    structure = variables.split(table)
+    assert not structure.trainable and not structure.drawn
+    assert isinstance(table.table, Frozen)
+    np.testing.assert_array_equal(structure.frozen["table"].get_value(), before)
+
+
+def test_a_built_model_has_the_values_it_is_given(pair: Pair):
+    structure = variables.abstract(lambda: Pair(nnx.Rngs(0)))
+    for some in (structure.trainable, structure.frozen):
+        assert all(isinstance(v.get_value(), jax.ShapeDtypeStruct) for v in some.values())
+    full = variables.split(pair)
+    trainable, frozen = (
+        {name: variable.get_value() for name, variable in some.items()}
+        for some in (full.trainable, full.frozen)
+    )
+    x = jnp.ones((1, 2, 4))
+    np.testing.assert_array_equal(structure.build(trainable, frozen)(x), pair(x))
+    zero = structure.build(jax.tree.map(jnp.zeros_like, trainable), frozen)
+    np.testing.assert_array_equal(zero(x), zero(0 * x))
+
+
+def test_counts(pair: Pair):
+    structure = variables.split(pair)
+    assert variables.count(structure) == {"trainable": 30, "frozen": 110, "total": 140}
+    assert variables.count_by_group(structure) == [
+        ("first", 30, 0, 30),
+        ("second/down", 0, 54, 54),
+        ("second/up", 0, 56, 56),
+    ]

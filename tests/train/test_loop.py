@@ -1,0 +1,224 @@
+"""The loop, on a task that belongs to no paper."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from common.track.tracker import read_metrics
+from common.train import checkpoint
+from common.train.checkpoint import Checkpoints
+from common.train.preemption import Preempted
+from common.train.workdir import Lock
+from tests.train import toy
+
+
+def losses(workdir: Path) -> list[tuple[int, float]]:
+    return [(m["step"], m["train/loss"]) for m in read_metrics(workdir) if "train/loss" in m]
+
+
+def latest(workdir: Path) -> Path:
+    steps = (workdir / "checkpoints" / "latest").iterdir()
+    return max((p for p in steps if p.name.isdigit()), key=lambda p: int(p.name))
+
+
+def test_it_learns_and_says_what_it_did(tmp_path: Path) -> None:
+    summary = toy.run(tmp_path, train__steps=200, eval__steps=50)
+    assert summary["best_valid"] < 0.05 < abs(losses(tmp_path)[0][1])
+    assert json.loads((tmp_path / "summary.json").read_text()) == json.loads(json.dumps(summary))
+    assert summary["params"] == {"trainable": 5, "frozen": 12, "total": 17}
+    assert [p["step"] for p in summary["curve"]["points"]] == [50, 100, 150, 200]
+    assert summary["steps"] == 200 and summary["stopped_by"] == "steps"
+    # x W of 8 x 4 x 1, forward and for its weights: the frozen layer's weights get no gradient.
+    frozen, trained = 2 * 8 * 2 * 4, 2 * 8 * 4 * 1
+    assert summary["flops"] == 200 * (frozen + 2 * trained)
+    assert (tmp_path / "curve.png").stat().st_size > 1000
+    assert {
+        "train_seconds",
+        "compile_seconds",
+        "eval_seconds",
+        "checkpoint_seconds",
+    } <= summary.keys()
+
+
+def test_every_step_is_logged_once(tmp_path: Path) -> None:
+    toy.run(tmp_path)
+    assert [step for step, _ in losses(tmp_path)] == list(range(1, 21))
+
+
+def test_a_longer_run_goes_on_as_if_never_ended(tmp_path: Path) -> None:
+    toy.run(tmp_path / "once", train__steps=20)
+    toy.run(tmp_path / "twice", train__steps=10)
+    task = toy.Toy()
+    summary = toy.run(tmp_path / "twice", task, train__steps=20)
+    assert losses(tmp_path / "twice") == losses(tmp_path / "once")
+    assert task.starts == [{"next": 10}], "the data goes on where it was"
+    assert [p["step"] for p in summary["curve"]["points"]] == [5, 10, 15, 20]
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    first = toy.run(tmp_path)
+    task = toy.Toy()
+    again = toy.run(tmp_path, task)
+    assert task.starts == [] and task.evaluated == ["test"]
+    assert again["curve"] == first["curve"] and again["test"] == first["test"]
+
+
+def test_patience_ends_the_run_and_the_best_checkpoint_is_tested(tmp_path: Path) -> None:
+    task = toy.Toy(scores=[3.0, 1.0, 2.0, 2.0, 2.0, 2.0])
+    summary = toy.run(tmp_path, task, train__steps=100, eval__patience=2)
+    assert summary["stopped_by"] == "patience"
+    assert summary["steps"] == 20 and summary["best_step"] == 10
+    assert [p.name for p in (tmp_path / "checkpoints" / "best").iterdir() if p.name.isdigit()] == [
+        "10"
+    ]
+    assert toy.run(tmp_path, toy.Toy(), train__steps=100, eval__patience=2)["steps"] == 20
+
+
+def test_the_tested_values_are_those_of_the_best_step(tmp_path: Path) -> None:
+    class Spy(toy.Toy):
+        def evaluate(self, values, split):
+            seen.append({name: np.asarray(value) for name, value in values.trainable.items()})
+            return super().evaluate(values, split)
+
+    seen: list[dict] = []
+    toy.run(tmp_path, Spy(scores=[3.0, 1.0, 2.0, 2.0]))
+    at_5, at_10, *_, tested = seen
+    for name, value in tested.items():
+        np.testing.assert_array_equal(value, at_10[name])
+        assert (value != at_5[name]).any()
+
+
+def test_evaluation_by_seconds(tmp_path: Path) -> None:
+    summary = toy.run(tmp_path, eval__steps=0, eval__seconds=1e-9, train__steps=5)
+    assert [p["step"] for p in summary["curve"]["points"]] == [1, 2, 3, 4, 5]
+
+
+def test_a_limit_in_seconds_ends_the_run(tmp_path: Path) -> None:
+    summary = toy.run(tmp_path, train__max_seconds=1e-9)
+    assert summary["steps"] == 1 and summary["stopped_by"] == "seconds"
+
+
+def test_nan_stops_names_the_step_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="step 13"):
+        toy.run(tmp_path, toy.Toy(poison=12))
+    assert latest(tmp_path).name == "10"
+    assert np.isfinite([loss for _, loss in losses(tmp_path)]).all()
+    assert toy.run(tmp_path, toy.Toy())["steps"] == 20
+
+
+def test_a_nan_in_the_step_before_a_checkpoint_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="step 10"):
+        toy.run(tmp_path, toy.Toy(poison=9))
+    assert latest(tmp_path).name == "5"
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
+def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture, damage: str
+) -> None:
+    toy.run(tmp_path / "once")
+    toy.run(tmp_path / "run", train__steps=10)
+    newest = latest(tmp_path / "run")
+    # The storage keeps copies of small values; all of them are damaged.
+    for path in [p for p in (newest / "state").rglob("*") if p.is_file() and "/d/" in str(p)]:
+        content = bytearray(path.read_bytes())
+        if damage == "cut":
+            path.write_bytes(content[: len(content) // 2])
+        elif damage == "flip":
+            content[len(content) // 2] ^= 0xFF
+            path.write_bytes(content)
+        else:
+            path.unlink()
+    summary = toy.run(tmp_path / "run")
+    assert "checkpoint 10 is damaged" in capsys.readouterr().err
+    assert summary["steps"] == 20
+    assert losses(tmp_path / "run") == losses(tmp_path / "once")
+    assert (tmp_path / "run" / "checkpoints" / "damaged" / "10.0").is_dir(), "nothing is deleted"
+
+
+def test_the_checksum_finds_any_flipped_bit() -> None:
+    tree = {"a": np.arange(6.0, dtype=np.float32), "b": np.arange(3, dtype=np.int32)}
+    whole = int(checkpoint.checksum(tree))
+    for byte in range(24):
+        flipped = tree["a"].copy()
+        flipped.view(np.uint8)[byte] ^= 1 << (byte % 8)
+        assert int(checkpoint.checksum({**tree, "a": flipped})) != whole
+
+
+def test_no_intact_checkpoint_is_said_and_nothing_is_overwritten(tmp_path: Path) -> None:
+    toy.run(tmp_path, train__steps=5)
+    (latest(tmp_path) / "meta" / "metadata").write_text("{")
+    with pytest.raises(UserError, match="no intact checkpoint"):
+        toy.run(tmp_path)
+
+
+def test_frozen_values_are_a_seed_in_the_checkpoint(tmp_path: Path) -> None:
+    toy.run(tmp_path / "seed")
+    toy.run(tmp_path / "stored", checkpoint__store_frozen=True)
+
+    def names(workdir: Path) -> str:
+        return (latest(workdir) / "state" / "_METADATA").read_text()
+
+    assert "frozen/kernel" not in names(tmp_path / "seed")
+    assert "frozen/kernel" in names(tmp_path / "stored")
+    assert losses(tmp_path / "seed") == losses(tmp_path / "stored")
+
+
+def test_another_draw_than_the_checkpoints_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy.run(tmp_path / "seed", train__steps=10)
+    toy.run(tmp_path / "stored", train__steps=10, checkpoint__store_frozen=True)
+    draw = checkpoint.draw_frozen
+    monkeypatch.setattr(
+        checkpoint, "draw_frozen", lambda *a: {n: v + np.float32(1e-7) for n, v in draw(*a).items()}
+    )
+    with pytest.raises(UserError, match="store_frozen"):
+        toy.run(tmp_path / "seed")
+    assert toy.run(tmp_path / "stored", checkpoint__store_frozen=True)["steps"] == 20
+
+
+def test_a_signal_saves_and_the_run_goes_on(tmp_path: Path) -> None:
+    class Interrupted(toy.Toy):
+        def batches(self, start):
+            for batch, position in super().batches(start):
+                if position["next"] == 8 and start is None:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                yield batch, position
+
+    toy.run(tmp_path / "once")
+    with pytest.raises(Preempted, match="SIGTERM: saved step") as stop:
+        toy.run(tmp_path / "run", Interrupted())
+    assert stop.value.exit_code == 143
+    toy.run(tmp_path / "run", Interrupted())
+    assert losses(tmp_path / "run") == losses(tmp_path / "once")
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    lock = Lock(tmp_path)
+    with pytest.raises(UserError, match="another process"):
+        toy.run(tmp_path)
+    lock.release()
+    assert toy.run(tmp_path)["steps"] == 20
+
+
+def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    toy.run(tmp_path)
+    kept = {p.name for p in (tmp_path / "checkpoints" / "latest").iterdir() if p.name.isdigit()}
+    assert kept == {"15", "20"}
+    assert Checkpoints(tmp_path).exist
+
+
+def test_a_checkpoint_of_one_device_restores_on_eight(tmp_path: Path) -> None:
+    toy.run(tmp_path / "once")
+    toy.run(tmp_path / "run", train__steps=10)
+    eight = toy.make_mesh({"data": 2, "fsdp": 2, "tensor": 2}, jax.devices()[:8])
+    toy.fit(toy.config(), toy.Toy(), tmp_path / "run", eight)
+    one, other = losses(tmp_path / "once"), losses(tmp_path / "run")
+    np.testing.assert_allclose([v for _, v in other], [v for _, v in one], rtol=1e-4, atol=1e-7)

@@ -1,0 +1,175 @@
+"""The whole program, killed and started again, on one process and on several."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.track.tracker import read_metrics
+
+ROOT = Path(__file__).parents[2]
+# All in one worker: they share the uninterrupted runs.
+pytestmark = pytest.mark.xdist_group("resume")
+
+STEPS = 60
+SMALL = {
+    "data.vocab_size": 300,
+    "model.width": 32,
+    "model.hidden": 64,
+    "model.heads": 2,
+    "decode.beams": 2,
+    "decode.extra": 4,
+    "eval.sentences": 8,
+    "eval.steps": 20,
+    "checkpoint.steps": 7,
+    "train.log_steps": 1,
+    "train.steps": STEPS,
+    "data.tokens_per_batch": 512,
+    "wandb.mode": "disabled",
+}
+
+
+def command(workdir: Path, cache: Path, **fields: object) -> list[str]:
+    settings = (
+        SMALL | {"data.cache_dir": cache} | {k.replace("__", "."): v for k, v in fields.items()}
+    )
+    options = [f"--config.{key}={value}" for key, value in settings.items()]
+    config = "--config=configs/wmt_ffn_res.py:tiny"
+    return [sys.executable, "-m", "reservoir.train", config, f"--workdir={workdir}", *options]
+
+
+def start(arguments: list[str], devices: int = 1, **environment: str) -> subprocess.Popen:
+    settings = (
+        os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"} | environment
+    )
+    return subprocess.Popen(
+        arguments,
+        cwd=ROOT,
+        env=settings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen, code: int = 0) -> str:
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == code, output[-3000:]
+    return output
+
+
+def finish_two(arguments: list[str]) -> None:
+    """Two processes with four devices each."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    contract = {"TRAINLESS_COORDINATOR": f"127.0.0.1:{port}", "TRAINLESS_NUM_PROCESSES": "2"}
+    processes = [start(arguments, 4, TRAINLESS_PROCESS_ID=str(rank), **contract) for rank in (0, 1)]
+    for process in processes:
+        finish(process)
+
+
+def losses(workdir: Path) -> dict[int, float]:
+    return {m["step"]: m["train/loss"] for m in read_metrics(workdir) if "train/loss" in m}
+
+
+def curve(workdir: Path) -> list[tuple]:
+    points = json.loads((workdir / "summary.json").read_text())["curve"]["points"]
+    return [(p["step"], p["flops"], p["value"]) for p in points]
+
+
+def final_checksum(workdir: Path) -> int:
+    """Over parameters and optimizer state."""
+    meta = workdir / "checkpoints" / "latest" / str(STEPS) / "meta" / "metadata"
+    return json.loads(meta.read_text())["checksum"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    workdir = tmp_path_factory.mktemp("runs") / "run"
+    finish(start(command(workdir, cache)))
+    return workdir
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_run_resumes_bit_for_bit(
+    number: signal.Signals, tmp_path: Path, cache: Path, uninterrupted: Path
+) -> None:
+    workdir = tmp_path / "run"
+    last = random.randrange(3, STEPS - 15)
+    process = start(command(workdir, cache))
+    metrics = workdir / "metrics.jsonl"
+    while process.poll() is None and not (
+        metrics.exists() and metrics.read_text().count("\n") > last
+    ):
+        time.sleep(0.005)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert not (workdir / "summary.json").exists(), f"killed too late, after line {last}"
+    if number == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+    else:
+        assert process.returncode == 128 + number, output
+        assert f"{number.name}: saved step" in output and "goes on from there" in output
+    output = finish(start(command(workdir, cache)))
+    if number != signal.SIGKILL:
+        assert "going on from step" in output
+    assert losses(workdir) == losses(uninterrupted)
+    assert list(losses(workdir)) == list(range(1, STEPS + 1))
+    assert curve(workdir) == curve(uninterrupted)
+    assert final_checksum(workdir) == final_checksum(uninterrupted)
+
+
+def test_one_checkpoint_goes_on_anywhere(tmp_path: Path, cache: Path) -> None:
+    """Eight devices (2, 2, 2) for ten steps; then one device, and two processes with four devices each, to the twentieth."""
+    mesh = {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2}
+    short = {"checkpoint__steps": 10, "eval__steps": 20, "data__buckets": "32"}
+    eight, one, two = (tmp_path / name for name in ("eight", "one", "two"))
+    finish(start(command(eight, cache, train__steps=10, **mesh, **short), 8))
+    for copy in (one, two):
+        shutil.copytree(eight, copy)
+    finish(start(command(eight, cache, train__steps=20, **mesh, **short), 8))
+    finish(start(command(one, cache, train__steps=20, **short), 1))
+    finish_two(command(two, cache, train__steps=20, **mesh, **short))
+    expected = losses(eight)
+    assert list(expected) == list(range(1, 21))
+    for workdir in (one, two):
+        assert list(losses(workdir)) == list(expected)
+        for step, loss in losses(workdir).items():
+            assert loss == pytest.approx(expected[step], rel=1e-4), (workdir.name, step)
+
+
+def test_two_processes_train_what_one_trains(tmp_path: Path, cache: Path) -> None:
+    """From the first step on, eight devices as (8, 1, 1); the launcher starts the processes."""
+    fields = {"train__steps": 5, "eval__steps": 5, "data__tokens_per_batch": 1024}
+    one, two = tmp_path / "one", tmp_path / "two"
+    finish(start(command(one, cache, **fields)))
+    _, _, _, config, *options = command(two, cache, **fields)
+    launcher = [
+        "bash",
+        "launch/local.sh",
+        "--log-dir",
+        str(tmp_path / "logs"),
+        "2",
+        config.removeprefix("--config="),
+    ]
+    finish(start([*launcher, *options], 4, PYTHON=sys.executable))
+    a, b = losses(one), losses(two)
+    np.testing.assert_allclose([b[step] for step in a], list(a.values()), rtol=1e-4)
+    scores = [json.loads((w / "summary.json").read_text()) for w in (one, two)]
+    assert scores[0]["test"]["loss"] == pytest.approx(scores[1]["test"]["loss"], rel=1e-4)
+    assert scores[1]["processes"] == 2

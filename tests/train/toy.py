@@ -1,0 +1,93 @@
+"""A task that is no paper's: a line through points, with one frozen layer before it. The loop has to train it all the same."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common.model.linear import Linear
+from common.sharding import make_mesh
+from common.train.loop import fit
+from common.train.task import Batch, Values
+from common.variables import freeze
+from configs import translation
+
+
+class Model(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        self.frozen = Linear(2, 4, ("embed", "mlp"), rngs=rngs)
+        freeze(self.frozen)
+        self.trained = Linear(4, 1, ("mlp", "embed"), rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.trained(self.frozen(x))
+
+
+class Toy:
+    """Args:
+    poison: the step whose batch holds a NaN.
+    scores: validation values to report, one after the other, instead of the true ones.
+    """
+
+    objective, mode = "error", "min"
+
+    def __init__(self, poison: int = -1, scores: list[float] | None = None):
+        self.poison, self.scores = poison, scores
+        self.starts: list[dict | None] = []
+        self.evaluated: list[str] = []
+
+    def build(self, rngs: nnx.Rngs) -> nnx.Module:
+        return Model(rngs)
+
+    def loss(self, model, batch, key) -> tuple[jax.Array, jax.Array]:
+        error = jnp.square(model(batch["x"]) - batch["y"]).sum()
+        return error, jnp.float32(batch["x"].shape[0])
+
+    def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
+        self.starts.append(start)
+        number = start["next"] if start else 0
+        while True:
+            generator = np.random.default_rng(number)
+            x = generator.standard_normal((8, 2)).astype(np.float32)
+            y = x.sum(1, keepdims=True) + (np.nan if number == self.poison else 0)
+            number += 1
+            yield {"x": x, "y": y.astype(np.float32)}, {"next": number}
+
+    def evaluate(self, values: Values, split: str) -> dict[str, float]:
+        self.evaluated.append(split)
+        if self.scores is not None and split == "valid":
+            return {"error": self.scores[min(self.evaluated.count("valid"), len(self.scores)) - 1]}
+        model = values.structure.build(values.trainable, values.frozen)
+        x = jnp.asarray([[1.0, 2.0]])
+        return {"error": float(jnp.abs(model(x) - 3.0)[0, 0])}
+
+    def save(self, workdir: Path) -> None:
+        (workdir / "toy").write_text("kept")
+
+
+def config(**fields: object) -> ConfigDict:
+    """A short run; fields by their dotted names with "__"."""
+    result = translation.base()
+    result.wandb.mode = "disabled"
+    result.optimizer.learning_rate, result.optimizer.warmup_steps = 0.05, 0
+    result.optimizer.schedule = "constant"
+    result.train.steps, result.train.log_steps = 20, 1
+    result.eval.steps, result.eval.patience = 5, 0
+    result.checkpoint.steps = 5
+    result.update_from_flattened_dict(
+        {key.replace("__", "."): value for key, value in fields.items()}
+    )
+    return result
+
+
+def mesh() -> Mesh:
+    return make_mesh({"data": 1}, jax.devices()[:1])
+
+
+def run(workdir: Path, task: Toy | None = None, **fields: object) -> dict:
+    return fit(config(**fields), task or Toy(), workdir, mesh())
