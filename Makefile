@@ -15,7 +15,7 @@ demo: $(VENV)/.run ## train a tiny reservoir translator, about a minute on two C
 	$(BIN)/python -m reservoir.train --config=configs/wmt_ffn_res.py:tiny --workdir=runs/demo
 
 test: lint ## lint, then the fast tests
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations=15
 
 test-slow: $(VENV)/.dev ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow

@@ -17,11 +17,10 @@ from common.model import initializers
 def matmul(x_BLD: jax.Array, kernel: jax.Array, transposed: bool = False) -> jax.Array:
     """x W in the precision of x, accumulated and returned in float32.
 
-    The kernel, (D, F) or if `transposed` (F, D), is kept in float32 and rounded to x's type here, so its gradient never
-    passes through that type. The three products (forward, input gradient, weight gradient) are written out
-    because their
-    form decides their speed on a CPU: forward and input gradient want two-dimensional operands, and bfloat16
-    operands are fast only where the result is float32. See `_backward` for the third.
+    The kernel, (D, F) or if `transposed` (F, D), is kept in float32 and rounded to x's type here, so its gradient
+    never passes through that type. The three products (forward, input gradient, weight gradient) are written out
+    because their form decides their speed on a CPU: forward and input gradient want two-dimensional operands, and
+    bfloat16 operands are fast only where the result is float32. See `_backward` for the third.
     """
     return _forward(x_BLD, kernel, transposed)[0]
 
@@ -48,9 +47,8 @@ def _backward(transposed, residuals, g_BLF):
     if dtype == jnp.float32:
         dkernel_DF = _dot(_rows(x_BLD), _rows(g_BLF), (0,), (0,))
     else:
-        # A contraction over two axes makes XLA transpose x and then use the fast bfloat16 product, at up to
-        # four times the
-        # rate of a contraction over the rows. The barrier keeps a transposition of the result out of that product.
+        # A contraction over two axes makes XLA transpose x and then use the fast bfloat16 product, at up to four
+        # times the rate of a contraction over the rows. The barrier keeps what follows out of that product.
         axes = tuple(range(x_BLD.ndim - 1))
         dkernel_DF = jax.lax.optimization_barrier(_dot(x_BLD, g_BLF, axes, axes))
     dkernel = dkernel_DF.T if transposed else dkernel_DF

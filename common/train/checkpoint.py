@@ -33,6 +33,11 @@ class Damaged(Exception):
     """A checkpoint whose content is not what was written."""
 
 
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:120] if lines else type(error).__name__
+
+
 class Checkpoints:
     """The checkpoints below a workdir. All processes call all methods."""
 
@@ -73,23 +78,23 @@ class Checkpoints:
         Raises:
           UserError: there are checkpoints, but none is intact.
         """
+        damaged: dict[int, str] = {}
         for step in sorted(self._latest.all_steps(), reverse=True):
             try:
-                return self._read(self._latest, step, target)
+                result = self._read(self._latest, step, target)
             except (
                 Exception
             ) as error:  # orbax and its storage raise whatever a damaged file provokes
-                reason = (
-                    str(error).strip().splitlines()[0][:120]
-                    if str(error).strip()
-                    else type(error).__name__
-                )
-                self._set_aside(step)
-                say(
-                    f"checkpoint {step} is damaged ({reason}); set aside, going back to the one before"
-                )
+                damaged[step] = _reason(error)
+                continue
+            # Only now: where none can be read, the fault may lie elsewhere, and all stay where they are.
+            for newer, reason in damaged.items():
+                self._set_aside(newer)
+                say(f"checkpoint {newer} is damaged ({reason}); set aside, going back to {step}")
+            return result
+        reasons = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
         raise UserError(
-            f"no intact checkpoint in {self._directory}; remove the workdir to start anew"
+            f"no intact checkpoint in {self._directory} ({reasons}); remove the workdir to start anew"
         )
 
     def restore_best(self, target: Any) -> tuple[Any, dict]:

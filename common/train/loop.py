@@ -174,8 +174,10 @@ class Run:
         self.curve = Curve.from_json(meta["curve"])
         self.tokens, self.flops, self.worse = meta["tokens"], meta["flops"], meta["worse"]
         # A run that was given more steps goes on; one that had converged stays finished.
-        reached = self.number >= self.config.train.steps
-        self.finished = meta["finished"] if reached or meta["finished"] == "patience" else ""
+        if self.number >= self.config.train.steps:
+            self.finished = meta["finished"] or "steps"
+        elif meta["finished"] == "patience":
+            self.finished = "patience"
         return True
 
     # The loop.

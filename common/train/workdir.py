@@ -56,11 +56,11 @@ def open_workdir(workdir: Path, config: ConfigDict) -> "Lock":
 
 
 def _check(workdir: Path, config: ConfigDict) -> None:
-    """Changes nothing."""
+    """Changes nothing. A run that ended before its first checkpoint has nothing to lose and may be begun otherwise."""
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir={workdir} is a file")
     path = workdir / CONFIG
-    if path.exists():
+    if path.exists() and any((workdir / "checkpoints").glob("*/*")):
         old, new = flatten(from_json(_read(path))), flatten(from_json(to_json(config)))
         different = [
             f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
@@ -73,7 +73,7 @@ def _check(workdir: Path, config: ConfigDict) -> None:
                 f"{workdir} belongs to a run with another configuration: {', '.join(different[:3])}{more};"
                 " choose another --workdir"
             )
-    elif workdir.exists() and any(p.name != LOCK for p in workdir.iterdir()):
+    elif workdir.exists() and not path.exists() and any(p.name != LOCK for p in workdir.iterdir()):
         raise UserError(f"--workdir={workdir} is not empty and holds no run; choose another")
 
 

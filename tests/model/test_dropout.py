@@ -18,9 +18,11 @@ def test_dropped_share_and_scale(rate: float, width: int):
     y = np.asarray(dropout(jnp.ones((4, rows // 4, width)), rate, KEY)).reshape(rows, width)
     kept = y != 0
     np.testing.assert_array_equal(y[kept], np.float32(256 / (256 - dropped)))
-    # Every column for itself: a word of random bits serves four of them.
     p = dropped / 256
     deviation = np.sqrt(p * (1 - p) / rows)
+    assert 4 * deviation / np.sqrt(width) < 1 / 256, "one step of the rate is seen"
+    assert abs(1 - kept.mean() - p) < 4 * deviation / np.sqrt(width)
+    # Every column for itself: a word of random bits serves four of them.
     assert np.all(np.abs(1 - kept.mean(0) - p) < 5 * deviation)
     correlation = np.corrcoef(kept.T) - np.eye(width)
     assert np.max(np.abs(correlation)) < 5 / np.sqrt(rows)

@@ -135,8 +135,8 @@ def test_a_killed_run_resumes_bit_for_bit(
 
 
 def test_one_checkpoint_goes_on_anywhere(tmp_path: Path, cache: Path) -> None:
-    """Eight devices (2, 2, 2) for ten steps; then one device, and two processes with four devices each, to the twentieth."""
-    mesh = {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2}
+    """Eight devices (2, 2, 2) for ten steps; then one device, and two processes with four devices each, to
+    the twentieth.""" mesh = {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2}
     short = {"checkpoint__steps": 10, "eval__steps": 20, "data__buckets": "32"}
     eight, one, two = (tmp_path / name for name in ("eight", "one", "two"))
     finish(start(command(eight, cache, train__steps=10, **mesh, **short), 8))
