@@ -17,9 +17,6 @@ import pytest
 from common.track.tracker import read_metrics
 
 ROOT = Path(__file__).parents[2]
-# All in one worker: they share the uninterrupted runs.
-pytestmark = pytest.mark.xdist_group("resume")
-
 STEPS = 60
 SMALL = {
     "data.vocab_size": 300,
@@ -105,6 +102,8 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path
     return workdir
 
 
+# All in one worker: they share the uninterrupted run.
+@pytest.mark.xdist_group("killed")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_run_resumes_bit_for_bit(
     number: signal.Signals, tmp_path: Path, cache: Path, uninterrupted: Path
@@ -135,8 +134,8 @@ def test_a_killed_run_resumes_bit_for_bit(
 
 
 def test_one_checkpoint_goes_on_anywhere(tmp_path: Path, cache: Path) -> None:
-    """Eight devices (2, 2, 2) for ten steps; then one device, and two processes with four devices each, to
-    the twentieth.""" mesh = {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2}
+    """Ten steps on eight devices; then one device, and two processes with four each, to the twentieth."""
+    mesh = {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2}
     short = {"checkpoint__steps": 10, "eval__steps": 20, "data__buckets": "32"}
     eight, one, two = (tmp_path / name for name in ("eight", "one", "two"))
     finish(start(command(eight, cache, train__steps=10, **mesh, **short), 8))

@@ -1,5 +1,4 @@
-"""A task that is no paper's: a line through points, with one frozen layer before it. The loop has to train it
-all the same."""
+"""A task that is no paper's: a line through points, behind a frozen layer. The loop has to train it all the same."""
 
 from collections.abc import Iterator
 from pathlib import Path
