@@ -85,7 +85,7 @@ def make_generate(beams: int, sentences: int = 32, length: int = 32) -> Callable
     mesh = sharding.make_mesh({"data": -1})
     values = initial_values(task, structure, config.seed, mesh)
     source = jnp.asarray(random_batch(sentences, length)["source"])
-    # The end of sentence is an id that the model does not have, so every translation has the full length.
+    # The end of sentence is never generated, so every translation has the full length.
     search = Search(beams=beams, ratio=0.0, extra=length)
 
     @jax.jit
@@ -100,7 +100,7 @@ def make_generate(beams: int, sentences: int = 32, length: int = 32) -> Callable
             search=search,
             bos=1,
             eos=2,
-            never=(0, 1),
+            never=(0, 1, 2),
         )[0]
 
     return lambda: jax.block_until_ready(generate(values, source))

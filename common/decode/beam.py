@@ -1,6 +1,6 @@
 """Beam search over a cache, compiled as one program. Greedy search is a beam of one.
 
-B sentences, K hypotheses of each, N = B K, T longest translation, V vocabulary.
+B sentences, K hypotheses of each, N = B K, T longest translation, V vocabulary, C candidates.
 """
 
 from collections.abc import Callable
@@ -64,20 +64,36 @@ def beam_search(
             return leaf
         return leaf[(rows_B1 * beams + parents_BK).reshape(-1)]
 
+    def best_continuations(
+        logits_NV: jax.Array, at_limit_N: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """log p and ids of the C = 2K likeliest next tokens of each hypothesis, (N, C), without an (N, V) copy."""
+        normalizer_N1 = jax.nn.logsumexp(logits_NV, axis=-1, keepdims=True)
+        # At the limit the sentence ends, whatever the model says.
+        end_N1 = jnp.where(eos in never, NEVER, logits_NV[:, eos, None])
+        allowed_NV = (
+            logits_NV.at[:, jnp.asarray(never, jnp.int32)].set(NEVER) if never else logits_NV
+        )
+        values_NC, tokens_NC = jax.lax.top_k(allowed_NV, min(2 * beams, logits_NV.shape[-1]))
+        first_C = jnp.arange(values_NC.shape[1]) == 0
+        at_limit_N1 = at_limit_N[:, None]
+        values_NC = jnp.where(at_limit_N1, jnp.where(first_C, end_N1, NEVER), values_NC)
+        tokens_NC = jnp.where(at_limit_N1 & first_C, eos, tokens_NC)
+        return values_NC - normalizer_N1, tokens_NC
+
     def advance(state: tuple) -> tuple:
         index, tokens, live, done_tokens, done_scores, cache = state
         last_N = jnp.where(index == 0, bos, tokens[:, :, jnp.maximum(index - 1, 0)]).reshape(-1)
         logits_NV, cache = step(last_N, cache, index)
-        vocabulary = logits_NV.shape[-1]
-        ids_V = jnp.arange(vocabulary)
-        logp_BKV = jax.nn.log_softmax(logits_NV).reshape(batch, beams, vocabulary)
-        at_limit_B11 = (index + 1 >= limits_B)[:, None, None]
-        banned_V = jnp.isin(ids_V, jnp.asarray(never, jnp.int32))
-        logp_BKV = jnp.where(banned_V | (at_limit_B11 & (ids_V != eos)), NEVER, logp_BKV)
+        scores_NC, tokens_NC = best_continuations(
+            logits_NV, jnp.repeat(index + 1 >= limits_B, beams)
+        )
 
-        totals = (live[:, :, None] + logp_BKV).reshape(batch, beams * vocabulary)
-        scores, choices = jax.lax.top_k(totals, 2 * beams)
-        parents, next_tokens = choices // vocabulary, choices % vocabulary
+        # The best of all hypotheses of a sentence are among the best of each.
+        totals_BC = (live[:, :, None] + scores_NC.reshape(batch, beams, -1)).reshape(batch, -1)
+        scores, choices = jax.lax.top_k(totals_BC, 2 * beams)
+        parents = choices // tokens_NC.shape[1]
+        next_tokens = tokens_NC.reshape(batch, -1)[rows_B1, choices]
         ends = next_tokens == eos
 
         # The finished ones. A sentence that is done takes no more.

@@ -41,6 +41,16 @@ def attend(
     )
 
 
+def store(key_BSHK: jax.Array, value_BSHK: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Keys (B, H, K, S) and values (B, H, S, K): as the products of attention read them, with nothing to transpose."""
+    return key_BSHK.transpose(0, 2, 3, 1), value_BSHK.transpose(0, 2, 1, 3)
+
+
+def restore(key_BHKS: jax.Array, value_BHSK: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The inverse of `store`; the compiler cancels it against the transposition in `attend`."""
+    return key_BHKS.transpose(0, 3, 1, 2), value_BHSK.transpose(0, 2, 1, 3)
+
+
 class Attention(Function):
     """Projections around `attend`. `causal` and padding decide what a position sees."""
 
@@ -79,20 +89,20 @@ class Attention(Function):
         return self._merge(y)
 
     def cache(self, batch: int, length: int, context: Context, dtype: Any) -> Any:
-        shape = (batch, length, self.heads, self.key.kernel.shape[1] // self.heads)
-        return jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)
+        empty = jnp.zeros(
+            (batch, length, self.heads, self.key.kernel.shape[1] // self.heads), dtype
+        )
+        return store(empty, empty)
 
     def step(
         self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
     ) -> tuple[jax.Array, Any]:
+        (keys_BHKS, values_BHSK), (key_BHK1, value_BH1K) = cache, store(*self._project(x_B1D))
         update = jax.lax.dynamic_update_slice_in_dim
-        cache = tuple(
-            update(old, new, index, axis=1)
-            for old, new in zip(cache, self._project(x_B1D), strict=True)
-        )
+        cache = update(keys_BHKS, key_BHK1, index, 3), update(values_BHSK, value_BH1K, index, 2)
         query = self._split(self.query(x_B1D))
         lengths_B = jnp.full(x_B1D.shape[:1], index + 1, jnp.int32)
-        return self._merge(attend(query, *cache, key_lengths_B=lengths_B)), cache
+        return self._merge(attend(query, *restore(*cache), key_lengths_B=lengths_B)), cache
 
 
 class CrossAttention(Attention):
@@ -108,11 +118,11 @@ class CrossAttention(Attention):
         return self._merge(attend(query, *keys_values, key_lengths_B=context.memory_lengths_B))
 
     def cache(self, batch: int, length: int, context: Context, dtype: Any) -> Any:
-        return self._project(context.memory_BSD)
+        return store(*self._project(context.memory_BSD))
 
     def step(
         self, x_N1D: jax.Array, cache: Any, index: jax.Array, context: Context
     ) -> tuple[jax.Array, Any]:
         # N = B * hypotheses: those of one sentence are queries over the same memory, which is never copied.
         x_BTD = x_N1D.reshape(cache[0].shape[0], -1, x_N1D.shape[-1])
-        return self._over(x_BTD, cache, context).reshape(x_N1D.shape), cache
+        return self._over(x_BTD, restore(*cache), context).reshape(x_N1D.shape), cache
