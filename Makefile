@@ -11,10 +11,10 @@ BIN := $(VENV)/bin
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.run ## train a tiny reservoir translator, about a minute on two CPU cores
+demo: $(VENV)/.run ## train a tiny reservoir translator, a few minutes on two CPU cores
 	$(BIN)/python -m reservoir.train --config=configs/wmt_ffn_res.py:tiny --workdir=runs/demo
 
-test: lint ## lint, then the fast tests
+test: lint ## lint, then the tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations=15
 
 test-slow: $(VENV)/.dev ## the tests that take minutes

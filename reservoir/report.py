@@ -1,5 +1,6 @@
 """What a person reads at the end of a run."""
 
+import sys
 from pathlib import Path
 
 from common.report.table import text
@@ -22,4 +23,10 @@ def print_summary(summary: dict, workdir: Path) -> None:
     print(f"curve: {workdir / 'curve.png'}   summary: {workdir / 'summary.json'}")
     example = "Am Montag, den 3. Mai 1998, um 14:30 Uhr."
     print("translate a sentence of your own:")
-    print(f'  echo "{example}" | python -m reservoir.translate --workdir={workdir}')
+    print(f'  echo "{example}" | {_python()} -m reservoir.translate --workdir={workdir}')
+
+
+def _python() -> str:
+    """The interpreter that runs this, as one would type it here."""
+    path = Path(sys.executable)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else "python"

@@ -17,8 +17,8 @@ from common.tasks.translation import (
     search_of,
     validate_search,
 )
-from common.train.loop import load_run
 from common.train.task import Values
+from common.train.trained import load_run
 from common.train.workdir import read_config
 from reservoir.model import translator
 

@@ -7,7 +7,6 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from common.train.feed import feed
 from common.train.preemption import Preempted, Signals
 from common.train.state import Step, initial_values, optimizer_shardings
 from common.train.task import Task, Values
+from common.train.trained import load_best
 from common.train.workdir import commit, open_workdir
 
 # How often several processes compare notes (signals, clocks): a collective call each time.
@@ -398,37 +398,3 @@ class Run:
     def _warn(self, line: str) -> None:
         if is_main():
             print(f"warning: {line}", file=sys.stderr)
-
-
-def load_best(checkpoints: Checkpoints, structure: Any, config: ConfigDict, mesh: Any) -> Values:
-    """The values of a run's best checkpoint, placed on `mesh`, reservoirs drawn again and verified."""
-    frozen, drawn = draw_reservoirs(structure, config.seed, mesh)
-    stored = (
-        structure.frozen
-        if config.checkpoint.store_frozen
-        else {n: v for n, v in structure.frozen.items() if n not in structure.drawn}
-    )
-
-    def target(some: Any) -> dict:
-        where = sharding.shardings(some, mesh)
-        return {
-            n: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=where[n]) for n, v in some.items()
-        }
-
-    state, meta = checkpoints.restore_best(
-        {"trainable": target(structure.trainable), "frozen": target(stored)}
-    )
-    verify_reservoirs(meta, drawn)
-    return Values(structure, state["trainable"], frozen | state["frozen"], mesh)
-
-
-def load_run(
-    workdir: Path, config: ConfigDict, build: Callable[[nnx.Rngs], nnx.Module], mesh: Any
-) -> Values:
-    """What a program that uses a trained run starts from."""
-    checkpoints = Checkpoints(workdir)
-    structure = variables.abstract(lambda: build(nnx.Rngs(0)))
-    try:
-        return load_best(checkpoints, structure, config, mesh)
-    finally:
-        checkpoints.close()

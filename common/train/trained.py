@@ -1,0 +1,47 @@
+"""A trained model out of a workdir: the values of its best checkpoint."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from common import sharding, variables
+from common.train.checkpoint import Checkpoints, draw_reservoirs, verify_reservoirs
+from common.train.task import Values
+
+
+def load_best(checkpoints: Checkpoints, structure: Any, config: ConfigDict, mesh: Any) -> Values:
+    """The values of a run's best checkpoint, placed on `mesh`, reservoirs drawn again and verified."""
+    frozen, drawn = draw_reservoirs(structure, config.seed, mesh)
+    stored = (
+        structure.frozen
+        if config.checkpoint.store_frozen
+        else {n: v for n, v in structure.frozen.items() if n not in structure.drawn}
+    )
+
+    def target(some: Any) -> dict:
+        where = sharding.shardings(some, mesh)
+        return {
+            n: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=where[n]) for n, v in some.items()
+        }
+
+    state, meta = checkpoints.restore_best(
+        {"trainable": target(structure.trainable), "frozen": target(stored)}
+    )
+    verify_reservoirs(meta, drawn)
+    return Values(structure, state["trainable"], frozen | state["frozen"], mesh)
+
+
+def load_run(
+    workdir: Path, config: ConfigDict, build: Callable[[nnx.Rngs], nnx.Module], mesh: Any
+) -> Values:
+    """What a program that uses a trained run starts from."""
+    checkpoints = Checkpoints(workdir)
+    structure = variables.abstract(lambda: build(nnx.Rngs(0)))
+    try:
+        return load_best(checkpoints, structure, config, mesh)
+    finally:
+        checkpoints.close()
