@@ -21,7 +21,7 @@ def print_summary(summary: dict, workdir: Path) -> None:
     ]
     print(text(("", workdir.name), rows))
     print(f"curve: {workdir / 'curve.png'}   summary: {workdir / 'summary.json'}")
-    example = "Am Montag, den 3. Mai 1998, um 14:30 Uhr."
+    example = "Mein Bruder kam am 7. März 2011 nach Hamburg."
     print("translate a sentence of your own:")
     print(f'  echo "{example}" | {_python()} -m reservoir.translate --workdir={workdir}')
 
