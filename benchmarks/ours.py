@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from common import sharding, variables
 from common.decode.beam import Search, beam_search
+from common.tasks.translation import teacher_forcing
 from common.train import optimizer as optimizers
 from common.train.checkpoint import draw_reservoirs
 from common.train.state import Step, initial_values, optimizer_shardings
@@ -38,8 +39,6 @@ class _Task:
         return translator(self.config.model, VOCABULARY, VOCABULARY, rngs=rngs)
 
     def loss(self, model, batch, key):
-        from common.tasks.translation import teacher_forcing
-
         return teacher_forcing(model, batch, key, self.config.train.label_smoothing)
 
 

@@ -105,13 +105,8 @@ class Run:
         signals: Signals,
         begun: float,
     ):
-        self.config, self.task, self.workdir, self.mesh, self.signals = (
-            config,
-            task,
-            workdir,
-            mesh,
-            signals,
-        )
+        self.config, self.task, self.workdir = config, task, workdir
+        self.mesh, self.signals = mesh, signals
         self.begun = begun
         self.structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
         update, schedule = optimizers.make(config.optimizer, config.train.steps)
