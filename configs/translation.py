@@ -123,6 +123,7 @@ def multi30k(reservoir: str) -> ConfigDict:
     config.optimizer.learning_rate, config.optimizer.warmup_steps = 1.5e-3, 800
     config.train.steps = 12_000
     config.eval.steps, config.eval.buckets = 250, (20, 40)
+    config.eval.patience = 5  # 1250 steps, about 8 epochs
     config.checkpoint.steps = 250
     return config
 
