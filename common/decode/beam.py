@@ -1,6 +1,7 @@
 """Beam search over a cache, compiled as one program. Greedy search is a beam of one.
 
-B sentences, K hypotheses of each, N = B K, T longest translation, V vocabulary, C candidates.
+B sentences, K hypotheses of each, N = B K, T longest translation, V vocabulary, C candidates,
+G blocks of the vocabulary, E tokens in the chosen ones.
 """
 
 from collections.abc import Callable
@@ -33,6 +34,32 @@ class Search:
     def longest(self, source_length: int) -> int:
         """T for sources of at most this length."""
         return int(self.ratio * source_length) + self.extra
+
+
+def largest(
+    logits_NV: jax.Array, count: int, never: tuple[int, ...], block: int = 128
+) -> tuple[jax.Array, jax.Array]:
+    """The `count` largest logits of each row and their tokens, (N, C), largest first; `never` tokens count as NEVER.
+
+    They lie in the `count` blocks of the vocabulary with the largest maxima, so one pass for the maxima is all that
+    looks at every token: several times faster than a selection from whole rows.
+    """
+    rows, vocabulary = logits_NV.shape
+    blocks = -(-vocabulary // block)
+
+    def masked(values: jax.Array, tokens: jax.Array) -> jax.Array:
+        forbidden = tokens >= vocabulary
+        for token in never:
+            forbidden |= tokens == token
+        return jnp.where(forbidden, NEVER, values)
+
+    padded_NV = jnp.pad(logits_NV, ((0, 0), (0, blocks * block - vocabulary)))
+    maxima_NG = masked(padded_NV, jnp.arange(blocks * block)).reshape(rows, blocks, block).max(-1)
+    chosen_NC = jax.lax.top_k(maxima_NG, min(count, blocks))[1]
+    tokens_NE = (chosen_NC[:, :, None] * block + jnp.arange(block)).reshape(rows, -1)
+    values_NE = jnp.take_along_axis(logits_NV, jnp.minimum(tokens_NE, vocabulary - 1), axis=1)
+    values_NC, places_NC = jax.lax.top_k(masked(values_NE, tokens_NE), count)
+    return values_NC, jnp.take_along_axis(tokens_NE, places_NC, axis=1)
 
 
 def beam_search(
@@ -71,10 +98,7 @@ def beam_search(
         normalizer_N1 = jax.nn.logsumexp(logits_NV, axis=-1, keepdims=True)
         # At the limit the sentence ends, whatever the model says.
         end_N1 = jnp.where(eos in never, NEVER, logits_NV[:, eos, None])
-        allowed_NV = (
-            logits_NV.at[:, jnp.asarray(never, jnp.int32)].set(NEVER) if never else logits_NV
-        )
-        values_NC, tokens_NC = jax.lax.top_k(allowed_NV, min(2 * beams, logits_NV.shape[-1]))
+        values_NC, tokens_NC = largest(logits_NV, min(2 * beams, logits_NV.shape[-1]), never)
         first_C = jnp.arange(values_NC.shape[1]) == 0
         at_limit_N1 = at_limit_N[:, None]
         values_NC = jnp.where(at_limit_N1, jnp.where(first_C, end_N1, NEVER), values_NC)

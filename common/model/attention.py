@@ -1,6 +1,6 @@
 """Multi-head attention: over the sequence itself (causal or not) and over a memory.
 
-B batch, T queries, S keys, D width, H heads, K head size.
+B batch, T queries, S keys, D width, H heads, K head size; N = B T tokens and L positions when decoding.
 """
 
 from typing import Any
@@ -42,13 +42,19 @@ def attend(
 
 
 def store(key_BSHK: jax.Array, value_BSHK: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Keys (B, H, K, S) and values (B, H, S, K): as the products of attention read them, with nothing to transpose."""
+    """Keys (B, H, K, S) and values (B, H, S, K): as `attend_stored` reads them, with nothing to transpose."""
     return key_BSHK.transpose(0, 2, 3, 1), value_BSHK.transpose(0, 2, 1, 3)
 
 
-def restore(key_BHKS: jax.Array, value_BHSK: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The inverse of `store`; the compiler cancels it against the transposition in `attend`."""
-    return key_BHKS.transpose(0, 3, 1, 2), value_BHSK.transpose(0, 2, 1, 3)
+def attend_stored(
+    query_BTHK: jax.Array, key_BHKS: jax.Array, value_BHSK: jax.Array, visible_B1TS: jax.Array
+) -> jax.Array:
+    """`attend` for the few queries of a decoding step: two batched products in the form that is fast everywhere."""
+    query_BHTK = query_BTHK.transpose(0, 2, 1, 3) * query_BTHK.shape[-1] ** -0.5
+    logits_BHTS = jnp.matmul(query_BHTK, key_BHKS, preferred_element_type=jnp.float32)
+    weights_BHTS = jax.nn.softmax(logits_BHTS, axis=-1, where=visible_B1TS)
+    y_BHTK = jnp.matmul(weights_BHTS.astype(value_BHSK.dtype), value_BHSK)
+    return y_BHTK.transpose(0, 2, 1, 3)
 
 
 class Attention(Function):
@@ -89,20 +95,37 @@ class Attention(Function):
         return self._merge(y)
 
     def cache(self, batch: int, length: int, context: Context, dtype: Any) -> Any:
+        """Keys and values of all hypotheses of a sentence side by side, and who of them wrote what each one sees.
+
+        Beam search then reorders small integers, `writers_NL`, and no key is ever moved.
+        """
+        sentences = batch if context.memory_BSD is None else context.memory_BSD.shape[0]
+        keys = length * (batch // sentences)
         empty = jnp.zeros(
-            (batch, length, self.heads, self.key.kernel.shape[1] // self.heads), dtype
+            (sentences, keys, self.heads, self.key.kernel.shape[1] // self.heads), dtype
         )
-        return store(empty, empty)
+        return *store(empty, empty), jnp.full((batch, length), -1, jnp.int32)
 
     def step(
-        self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
+        self, x_N1D: jax.Array, cache: Any, index: jax.Array, context: Context
     ) -> tuple[jax.Array, Any]:
-        (keys_BHKS, values_BHSK), (key_BHK1, value_BH1K) = cache, store(*self._project(x_B1D))
+        keys_BHKS, values_BHSK, writers_NL = cache
+        # The T hypotheses of a sentence are its queries; at each position they write T keys, S = L T in all.
+        x_BTD = x_N1D.reshape(keys_BHKS.shape[0], -1, x_N1D.shape[-1])
+        slots_T = jnp.arange(x_BTD.shape[1])
+        key_BHKT, value_BHTK = store(*self._project(x_BTD))
         update = jax.lax.dynamic_update_slice_in_dim
-        cache = update(keys_BHKS, key_BHK1, index, 3), update(values_BHSK, value_BH1K, index, 2)
-        query = self._split(self.query(x_B1D))
-        lengths_B = jnp.full(x_B1D.shape[:1], index + 1, jnp.int32)
-        return self._merge(attend(query, *restore(*cache), key_lengths_B=lengths_B)), cache
+        start = index * len(slots_T)
+        keys_BHKS = update(keys_BHKS, key_BHKT, start, 3)
+        values_BHSK = update(values_BHSK, value_BHTK, start, 2)
+        own_N1 = jnp.tile(slots_T, len(x_BTD))[:, None]
+        writers_NL = update(writers_NL, own_N1.astype(jnp.int32), index, 1)
+
+        writers_BTL = writers_NL.reshape(*x_BTD.shape[:2], -1)
+        visible_BTS = (writers_BTL[..., None] == slots_T).reshape(*x_BTD.shape[:2], -1)
+        query = self._split(self.query(x_BTD))
+        y_BTHK = attend_stored(query, keys_BHKS, values_BHSK, visible_BTS[:, None])
+        return self._merge(y_BTHK).reshape(x_N1D.shape), (keys_BHKS, values_BHSK, writers_NL)
 
 
 class CrossAttention(Attention):
@@ -111,10 +134,8 @@ class CrossAttention(Attention):
     def __call__(
         self, x_BTD: jax.Array, context: Context, key: jax.Array | None = None
     ) -> jax.Array:
-        return self._over(x_BTD, self._project(context.memory_BSD), context)
-
-    def _over(self, x_BTD, keys_values, context):
         query = self._split(self.query(x_BTD))
+        keys_values = self._project(context.memory_BSD)
         return self._merge(attend(query, *keys_values, key_lengths_B=context.memory_lengths_B))
 
     def cache(self, batch: int, length: int, context: Context, dtype: Any) -> Any:
@@ -125,4 +146,7 @@ class CrossAttention(Attention):
     ) -> tuple[jax.Array, Any]:
         # N = B * hypotheses: those of one sentence are queries over the same memory, which is never copied.
         x_BTD = x_N1D.reshape(cache[0].shape[0], -1, x_N1D.shape[-1])
-        return self._over(x_BTD, restore(*cache), context).reshape(x_N1D.shape), cache
+        visible_BS = jnp.arange(cache[0].shape[-1]) < context.memory_lengths_B[:, None]
+        query = self._split(self.query(x_BTD))
+        y_BTHK = attend_stored(query, *cache, visible_BS[:, None, None])
+        return self._merge(y_BTHK).reshape(x_N1D.shape), cache
