@@ -6,14 +6,18 @@ and a ratio is the median over rounds of the ratio *within* a round: drift cance
 
 import importlib.metadata
 import json
+import multiprocessing
 import os
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +85,40 @@ def compare(
             cases[name]()
             seconds[name].append(time.perf_counter() - start)
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
+
+
+@contextmanager
+def isolated(factories: Mapping[str, Callable[[], Callable[[], object]]]) -> Iterator[dict]:
+    """The cases that `factories` make, each in a process of its own: name -> a callable for `compare`.
+
+    Two runtimes in one process get in each other's way: threads that spin, memory that is not given back. A factory
+    has to be picklable; what its case returns comes back through a pipe.
+    """
+    spawn = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        cases = {}
+        for name, factory in factories.items():
+            ours, theirs = spawn.Pipe()
+            process = spawn.Process(target=_serve, args=(factory, theirs), daemon=True)
+            process.start()
+            stack.callback(process.join)
+            stack.callback(process.terminate)
+            theirs.close()
+            cases[name] = partial(_call, ours)
+        yield cases
+
+
+def _call(connection: Connection) -> object:
+    connection.send(None)
+    return connection.recv()
+
+
+def _serve(factory: Callable[[], Callable[[], object]], connection: Connection) -> None:
+    connection.recv()
+    case = factory()
+    while True:
+        connection.send(case())
+        connection.recv()
 
 
 def ratio(timings: Mapping[str, Timing], case: str, baseline: str) -> Ratio:

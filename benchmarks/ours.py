@@ -49,9 +49,7 @@ def random_batch(batch: int, length: int) -> dict[str, np.ndarray]:
     return {n: generator.integers(4, VOCABULARY, (batch, length), dtype=np.int32) for n in names}
 
 
-def make_step(
-    config: ConfigDict, batch: int = 64, length: int = 32
-) -> tuple[Callable[[], float], Step]:
+def make_step(config: ConfigDict, batch: int = 64, length: int = 32) -> Callable[[], float]:
     """A call makes one whole training step and returns its loss."""
     mesh = sharding.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
@@ -73,7 +71,7 @@ def make_step(
         state[2] += 1
         return float(metrics["loss"])
 
-    return run, step
+    return run
 
 
 def make_generate(beams: int, sentences: int = 32, length: int = 32) -> Callable[[], jax.Array]:

@@ -216,19 +216,16 @@ class Translation:
         cache = Path(os.path.expanduser(config.data.cache_dir))
         self.tokenizers = build_tokenizers(config.data, self.texts["train"], cache)
         self.translator = Translator(config, self.tokenizers, mesh, search_of(config))
-        self._cache = cache
+        self._corpora = {split: self._tokenize(split, cache) for split in self.texts}
         for split in ("valid", "test"):
-            self.translator.check_positions(*self._corpora(split))
-        self.training_batches = self._bucket(*self._corpora("train"))
+            self.translator.check_positions(*self._corpora[split])
+        self.training_batches = self._bucket(*self._corpora["train"])
         self._loss: Callable | None = None
 
-    def _corpora(self, split: str) -> tuple[TokenizedCorpus, TokenizedCorpus]:
-        text = self.texts[split]
-        source, target = self.tokenizers
-        return (
-            tokenize_corpus(text.source, source, self._cache),
-            tokenize_corpus(text.target, target, self._cache),
-        )
+    def _tokenize(self, split: str, cache: Path) -> tuple[TokenizedCorpus, TokenizedCorpus]:
+        text, (source, target) = self.texts[split], self.tokenizers
+        sources = tokenize_corpus(text.source, source, cache)
+        return sources, tokenize_corpus(text.target, target, cache)
 
     def _bucket(self, source: TokenizedCorpus, target: TokenizedCorpus) -> BucketedBatches:
         data = self.config.data
@@ -257,7 +254,7 @@ class Translation:
 
     def evaluate(self, values: Values, split: str) -> dict[str, float]:
         """BLEU of the beam search, and loss (nats) and perplexity per token of the references."""
-        source, target = self._corpora(split)
+        source, target = self._corpora[split]
         hypotheses = self.translator.translate_corpus(values, source)
         if self._loss is None:
             structure = values.structure
