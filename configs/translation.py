@@ -5,12 +5,14 @@ Imported by the experiments beside it; not an experiment itself.
 
 from ml_collections import ConfigDict
 
+from configs import training
+
 
 def base() -> ConfigDict:
     """Every field, with fairseq's values for transformer_iwslt_de_en where the paper follows them."""
-    return ConfigDict(
+    config = training.base()
+    config.update(
         {
-            "seed": 1,
             "data": {
                 "source": "",
                 "source_language": "de",
@@ -40,29 +42,8 @@ def base() -> ConfigDict:
                 "reservoirs": 2,
                 "reservoir_dropout": True,
             },
-            "optimizer": {
-                "name": "adamw",
-                "learning_rate": 5e-4,
-                "schedule": "inverse_sqrt",
-                "warmup_steps": 4000,
-                "warmup_init": 1e-7,
-                "beta1": 0.9,
-                "beta2": 0.98,
-                "epsilon": 1e-8,
-                "weight_decay": 0.0,
-                "clip": 0.0,
-            },
-            "train": {
-                "steps": 100_000,
-                "max_seconds": 0.0,
-                "accumulate": 1,
-                "label_smoothing": 0.1,
-                "log_steps": 10,
-            },
+            "train": {"label_smoothing": 0.1},
             "eval": {
-                "steps": 1000,
-                "seconds": 0.0,
-                "patience": 10,
                 "sentences": 0,
                 "buckets": (32, 64, 128),
                 "tokens_per_batch": 4096,
@@ -70,11 +51,9 @@ def base() -> ConfigDict:
                 "tokenize": "13a",
             },
             "decode": {"beams": 5, "length_penalty": 1.0, "ratio": 1.2, "extra": 10},
-            "checkpoint": {"steps": 1000, "seconds": 600.0, "keep": 2, "store_frozen": False},
-            "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
-            "wandb": {"mode": "offline", "project": "train-less", "name": ""},
         }
     )
+    return config
 
 
 def iwslt(reservoir: str) -> ConfigDict:
@@ -150,6 +129,4 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 def choose(config: ConfigDict, argument: str) -> ConfigDict:
     """The recipe in full without an argument, the small one for "tiny"."""
-    if argument not in ("", "tiny"):
-        raise ValueError(f"unknown argument {argument!r}; there is only tiny")
-    return tiny(config) if argument else config
+    return training.choose(config, tiny, argument)

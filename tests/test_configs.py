@@ -21,12 +21,15 @@ from common import sharding, variables
 from common.tasks import translation
 from common.train import loop, optimizer
 from common.train.state import Step, optimizer_shardings
+from explicit_opt import run as explicit
 from reservoir import model
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
 UPDATE = "TRAINLESS_UPDATE_GOLDEN"
 EXPERIMENTS = sorted(p.stem for p in (ROOT / "configs").glob("*_*.py") if p.stem != "__init__")
+TRANSLATION = [name for name in EXPERIMENTS if name.split("_")[0] in ("iwslt", "multi30k", "wmt")]
+EXPLICIT = ["babylm_cat", "babylm_sum", "mnist_explicit"]
 SIZES = ["", "tiny"]
 
 
@@ -36,13 +39,12 @@ def load(name: str, size: str = "") -> ConfigDict:
 
 
 def test_there_are_three_experiments_on_each_of_three_corpora():
-    corpora = {name.split("_")[0] for name in EXPERIMENTS}
-    assert corpora == {"iwslt", "multi30k", "wmt"}
-    assert len(EXPERIMENTS) == 9
+    assert len(TRANSLATION) == 9
+    assert sorted(TRANSLATION + EXPLICIT) == EXPERIMENTS
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", TRANSLATION)
 def test_valid(name, size):
     config = load(name, size)
     model.validate(config.model)
@@ -50,21 +52,29 @@ def test_valid(name, size):
     loop.validate(config)
 
 
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("name", EXPLICIT)
+def test_explicit_ones_are_valid(name, size):
+    explicit.validate(load(name, size))
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_says_how_to_run_it_and_what_it_reproduces(name):
     text = ast.get_docstring(ast.parse((ROOT / "configs" / f"{name}.py").read_text()))
-    assert f"python -m reservoir.train --config=configs/{name}.py\n" in text
+    program = "explicit_opt" if name in EXPLICIT else "reservoir"
+    assert re.search(rf"\n    python -m {program}.train --config=configs/{name}.py( .*)?\n", text)
     assert f"--config=configs/{name}.py:tiny" in text
-    assert re.search(r"Reproduces: (Table \d|not in the paper)", text)
+    assert re.search(r"Reproduces: (Table \d|Figure \d|not in the paper)", text)
     assert "\nHardware: " in text
     assert "\nData: " in text
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_tiny_needs_no_data_and_keeps_the_reservoir(name):
+def test_tiny_needs_no_data_and_keeps_what_the_experiment_is_about(name):
     full, tiny = load(name), load(name, "tiny")
     assert tiny.data.source.startswith("embedded:")
-    assert tiny.model.reservoir == full.model.reservoir
+    for field in ("reservoir", "aggregate", "layers"):
+        assert tiny.model.get(field) == full.model.get(field)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -88,7 +98,7 @@ def test_no_golden_file_is_left_over():
     assert {path.name for path in GOLDEN.iterdir()} == known
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", TRANSLATION)
 def test_full_size_step_lowers_for_eight_devices(name):
     """Nothing is allocated and nothing compiled: shapes, partitions and types fit together."""
     config = load(name)

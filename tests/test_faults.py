@@ -197,7 +197,7 @@ FIELDS = [
     ("model.dropout=1.0", "--config.model.dropout must be in [0, 1), got 1.0"),
     ("model.dropout=-0.1", "--config.model.dropout must be in [0, 1), got -0.1"),
     ("train.label_smoothing=1", "--config.train.label_smoothing must be in [0, 1), got 1.0"),
-    ("train.steps=-5", "--config.train.steps must be at least 1, got -5"),
+    ("train.steps=-5", "--config.train.steps must not be negative, got -5"),
     ("train.accumulate=0", "--config.train.accumulate must be at least 1, got 0"),
     ("train.max_seconds=-1", "--config.train.max_seconds must not be negative, got -1.0"),
     ("optimizer.name=adamm", "--config.optimizer.name='adamm': choose one of adam, adamw"),

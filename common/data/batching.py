@@ -92,7 +92,7 @@ class BucketedBatches(grain.MapDataset):
 
     def __len__(self) -> int:
         """Number of batches; the greatest index there is if there are endless epochs."""
-        return _ENDLESS if self._epochs is None else self._epochs * self.batches_per_epoch
+        return ENDLESS if self._epochs is None else self._epochs * self.batches_per_epoch
 
     def __getitem__(self, index: int | slice) -> Any:
         """The part of global batch `index` that belongs to this process."""
@@ -104,7 +104,7 @@ class BucketedBatches(grain.MapDataset):
         order, shuffled = self._plan(epoch)
         bucket, i = self._batches[order[position]]
         rows = self._rows[bucket]
-        ids = _local_rows(shuffled[bucket][i * rows : (i + 1) * rows], rows, *self._process)
+        ids = local_rows(shuffled[bucket][i * rows : (i + 1) * rows], rows, *self._process)
         return _assemble(self._source, self._target, ids, self._buckets[bucket])
 
     def _make_plan(self, epoch: int) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -114,7 +114,7 @@ class BucketedBatches(grain.MapDataset):
         return generator.permutation(self.batches_per_epoch), shuffled
 
 
-_ENDLESS = 2**62
+ENDLESS = 2**62
 
 
 def iterate(
@@ -202,7 +202,7 @@ def evaluation_batches(
         rows = _rows(length, tokens_per_batch, multiple)
         for start in range(0, len(examples), rows):
             ids = examples[start : start + rows]
-            batches.append((length, _local_rows(ids, rows, process_index, process_count)))
+            batches.append((length, local_rows(ids, rows, process_index, process_count)))
     return EvaluationBatches(source, target, batches)
 
 
@@ -236,7 +236,7 @@ def _rows(length: int, tokens_per_batch: int, multiple: int) -> int:
     return max(multiple, tokens_per_batch // length // multiple * multiple)
 
 
-def _local_rows(ids: np.ndarray, rows: int, index: int, count: int) -> np.ndarray:
+def local_rows(ids: np.ndarray, rows: int, index: int, count: int) -> np.ndarray:
     """This process's share of a batch: ids filled up with -1 to `rows`, then cut, (rows/count,)."""
     full = np.full(rows, -1, np.int32)
     full[: len(ids)] = ids

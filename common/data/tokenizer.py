@@ -130,7 +130,7 @@ def build_tokenizers(
     key = fingerprint(settings, train.source, train.target)[:16]
     paths = [Path(cache_dir) / f"tokenizer-{key}-{side}.npz" for side in ("source", "target")]
     if not all(path.exists() for path in paths):
-        joint = Tokenizer(_train(train, data.vocab_size))
+        joint = Tokenizer(_train(data.vocab_size, train.source, train.target))
         for path, lines in zip(paths, (train.source, train.target), strict=True):
             tokenizer = joint if data.dictionaries == "shared" else joint.restricted(lines)
             tokenizer.save(path)
@@ -138,12 +138,25 @@ def build_tokenizers(
     return source, target
 
 
-def _train(train: ParallelText, vocab_size: int) -> bytes:
-    """Serialized SentencePiece model of both sides of `train`."""
+def build_tokenizer(vocab_size: int, lines: Sequence[str], cache_dir: str | Path) -> Tokenizer:
+    """Trains a model of `vocab_size` pieces, special ones included, or finds it in the cache.
+
+    Raises:
+        UserError: a vocabulary too small or too large for the text.
+    """
+    key = fingerprint([str(vocab_size), repr(_TRAINER), str(_MOST_LINES)], lines)[:16]
+    path = Path(cache_dir) / f"tokenizer-{key}.npz"
+    if not path.exists():
+        Tokenizer(_train(vocab_size, lines)).save(path)
+    return Tokenizer.load(path)
+
+
+def _train(vocab_size: int, *sides: Sequence[str]) -> bytes:
+    """Serialized SentencePiece model of all sides of a text, which have as many lines each."""
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=_sample(train),
+            sentence_iterator=_sample(sides),
             model_writer=model,
             vocab_size=vocab_size,
             minloglevel=2,
@@ -161,11 +174,12 @@ def _train(train: ParallelText, vocab_size: int) -> bytes:
     return model.getvalue()
 
 
-def _sample(train: ParallelText) -> Iterator[str]:
-    """Lines of both sides, from pairs picked at random (always the same) if there are too many."""
-    pairs: Sequence[int] | np.ndarray = range(len(train))
-    if 2 * len(train) > _MOST_LINES:
-        pairs = np.random.default_rng(0).choice(len(train), _MOST_LINES // 2, replace=False)
-    for i in pairs:
-        yield train.source[i]
-        yield train.target[i]
+def _sample(sides: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Lines of all sides, those of places picked at random (always the same) if there are too many."""
+    count, most = len(sides[0]), _MOST_LINES // len(sides)
+    places: Sequence[int] | np.ndarray = range(count)
+    if count > most:
+        places = np.random.default_rng(0).choice(count, most, replace=False)
+    for i in places:
+        for side in sides:
+            yield side[i]

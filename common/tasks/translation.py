@@ -24,6 +24,7 @@ from common.model.encoder_decoder import EncoderDecoder
 from common.model.loss import cross_entropy
 from common.train.feed import put
 from common.train.task import Batch, Values
+from common.variables import Arrays
 
 # (model config, source vocabulary, target vocabulary, rngs=) -> model
 Build = Callable[..., EncoderDecoder]
@@ -243,6 +244,9 @@ class Translation:
     def build(self, rngs: nnx.Rngs) -> EncoderDecoder:
         sizes = [tokenizer.size for tokenizer in self.tokenizers]
         return self._build(self.config.model, *sizes, rngs=rngs)
+
+    def start(self, trainable: Arrays) -> Arrays:
+        return trainable
 
     def loss(
         self, model: EncoderDecoder, batch: Batch, key: jax.Array | None

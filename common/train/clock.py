@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-SECTIONS = ("train", "compile", "eval", "checkpoint")
+SECTIONS = ("start", "train", "compile", "eval", "checkpoint")
 
 
 class Clock:

@@ -48,13 +48,14 @@ def validate(config: ConfigDict) -> None:
     require(
         0 <= config.seed < 2**32, f"--config.seed must be from 0 to {2**32 - 1}, got {config.seed}"
     )
-    for name in ("train.steps", "train.accumulate", "train.log_steps", "checkpoint.keep"):
+    for name in ("train.accumulate", "train.log_steps", "checkpoint.keep"):
         group, field = name.split(".")
         require(
             config[group][field] >= 1,
             f"--config.{name} must be at least 1, got {config[group][field]}",
         )
     for name in (
+        "train.steps",
         "train.max_seconds",
         "eval.steps",
         "eval.seconds",
@@ -70,6 +71,10 @@ def validate(config: ConfigDict) -> None:
     require(
         bool(config.eval.steps or config.eval.seconds),
         "evaluate by steps or by seconds: --config.eval.steps or --config.eval.seconds must be above 0",
+    )
+    require(
+        bool(config.train.steps or config.eval.start),
+        "--config.train.steps=0 leaves nothing to do but --config.eval.start=true, which is off",
     )
 
 
@@ -156,6 +161,8 @@ class Run:
         where = optimizer_shardings(self.step.optimizer, self.trainable, self.where, self.mesh)
         self.opt_state = jax.jit(init, out_shardings=where)(self.trainable)
         if not self.checkpoints.exist:
+            with self.clock.section("start"):
+                self.trainable = jax.block_until_ready(self.task.start(self.trainable))
             return False
         target = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._arrays()
@@ -230,6 +237,12 @@ class Run:
         pending: tuple[int, dict, float] | None = None
         evaluated = self.clock["train"]
         self.saved_at = time.perf_counter()
+        if self.number == 0 and self.config.eval.start and not self.curve.points:
+            self._evaluate()
+        if self.number >= self.config.train.steps:
+            self.finished = "steps"
+            self._save()
+            return
         with self.clock.section("train"):
             for batch, position in feed(self.task.batches(self.position), self.mesh):
                 if not self.step.known(batch):

@@ -78,7 +78,13 @@ def adamw(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTran
     )
 
 
-OPTIMIZERS = {"adam": adam, "adamw": adamw}
+def adagrad(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
+    """Adagrad as in PyTorch: the sums of squares start at 0, and epsilon is added to their root."""
+    # optax adds its epsilon below the root.
+    return optax.adagrad(schedule, initial_accumulator_value=0.0, eps=optimizer.epsilon**2)
+
+
+OPTIMIZERS = {"adam": adam, "adamw": adamw, "adagrad": adagrad}
 
 
 def validate(optimizer: ConfigDict) -> None:

@@ -36,6 +36,9 @@ class Task(Protocol):
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
         """The model, reservoirs already frozen."""
 
+    def start(self, trainable: Arrays) -> Arrays:
+        """The values at step 0, given those that `build` drew: the same ones, or a warm start, lying as they did."""
+
     def loss(
         self, model: nnx.Module, batch: Mapping[str, jax.Array], key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:

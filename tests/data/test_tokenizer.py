@@ -8,7 +8,7 @@ import pytest
 from common.data import tokenizer as module
 from common.data.cache import fingerprint, write_atomic
 from common.data.sources import ParallelText
-from common.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, build_tokenizers
+from common.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, build_tokenizer, build_tokenizers
 from common.errors import UserError
 from tests.data.helpers import settings, small_text
 
@@ -103,9 +103,10 @@ def test_training_is_not_repeated(text, tmp_path, monkeypatch):
 
 def test_long_text_is_sampled_alike_every_time(text, monkeypatch):
     monkeypatch.setattr(module, "_MOST_LINES", 100)
-    lines = list(module._sample(text))
+    sides = (text.source, text.target)
+    lines = list(module._sample(sides))
     assert len(lines) == 100
-    assert lines == list(module._sample(text))
+    assert lines == list(module._sample(sides))
     assert set(lines[::2]) <= set(text.source)
     assert set(lines[1::2]) <= set(text.target)
     assert lines[::2] != text.source[:50]
@@ -183,3 +184,11 @@ def test_cache_that_cannot_be_written(text, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write to"):
         build_tokenizers(settings(), text, tmp_path / "file")
+
+
+def test_a_tokenizer_of_one_text_is_trained_once(text, tmp_path, monkeypatch):
+    first = build_tokenizer(200, text.source, tmp_path)
+    monkeypatch.setattr(module, "_train", None)  # not called again
+    again = build_tokenizer(200, text.source, tmp_path)
+    assert first.size == 200 and again.fingerprint == first.fingerprint
+    assert first.decode(first.encode(text.source[:5])) == list(text.source[:5])

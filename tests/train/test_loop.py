@@ -46,6 +46,34 @@ def test_it_learns_and_says_what_it_did(tmp_path: Path) -> None:
     } <= summary.keys()
 
 
+def test_a_warm_start_is_measured_before_training_and_made_once(tmp_path: Path) -> None:
+    class Warm(toy.Toy):
+        started = 0
+
+        def start(self, trainable):
+            self.started += 1
+            return jax.tree.map(jax.numpy.zeros_like, trainable)
+
+    task = Warm()
+    summary = toy.run(tmp_path, task, eval__start=True)
+    first = summary["curve"]["points"][0]
+    assert first["step"] == 0 and first["seconds"] == first["flops"] == 0
+    assert first["value"] == 3, "the model of zeros says 0 where 3 is right"
+    assert summary["start_seconds"] > 0
+    task = Warm()
+    longer = toy.run(tmp_path, task, eval__start=True, train__steps=25)
+    assert task.started == 0
+    assert [p["step"] for p in longer["curve"]["points"]] == [0, 5, 10, 15, 20, 25]
+
+
+def test_no_steps_are_a_run_too_if_the_start_is_measured(tmp_path: Path) -> None:
+    summary = toy.run(tmp_path, eval__start=True, train__steps=0)
+    assert summary["steps"] == 0 and summary["stopped_by"] == "steps"
+    assert summary["test"]["error"] == summary["best_valid"]
+    with pytest.raises(UserError, match=r"eval\.start"):
+        toy.run(tmp_path / "other", train__steps=0)
+
+
 def test_every_step_is_logged_once(tmp_path: Path) -> None:
     toy.run(tmp_path)
     assert [step for step, _ in losses(tmp_path)] == list(range(1, 21))

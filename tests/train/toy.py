@@ -14,7 +14,7 @@ from common.model.linear import Linear
 from common.sharding import make_mesh
 from common.train.loop import fit
 from common.train.task import Batch, Values
-from common.variables import freeze
+from common.variables import Arrays, freeze
 from configs import translation
 
 
@@ -43,6 +43,9 @@ class Toy:
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
         return Model(rngs)
+
+    def start(self, trainable: Arrays) -> Arrays:
+        return trainable
 
     def loss(self, model, batch, key) -> tuple[jax.Array, jax.Array]:
         error = jnp.square(model(batch["x"]) - batch["y"]).sum()

@@ -1,0 +1,18 @@
+"""MNIST digits, softmax layers: explicit, warm and cold starts, one layer or more.
+
+    python -m explicit_opt.train --config=configs/mnist_explicit.py --config.model.layers=2 --config.start=warm
+
+Reproduces: Figure 2 (start = cold, explicit, warm; one and two layers). The paper names no optimizer; the one here is
+the closest of those tried, see explicit_opt/README.md.
+Hardware: two CPU cores, minutes.
+Data: the four IDX files of MNIST, gzipped or not, in data/mnist, or elsewhere by --config.data.source=files:DIR.
+`--config=configs/mnist_explicit.py:tiny` uses the digits of scikit-learn: seconds on two CPU cores.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import explicit
+
+
+def get_config(argument: str = "") -> ConfigDict:
+    return explicit.choose_digits(explicit.mnist(), argument)

@@ -1,0 +1,40 @@
+"""What every experiment has: the fields of the training loop. Imported by the recipes; not an experiment itself."""
+
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+
+def base() -> ConfigDict:
+    """A recipe adds `data` and `model`, and what its task needs."""
+    return ConfigDict(
+        {
+            "seed": 1,
+            "optimizer": {
+                "name": "adamw",
+                "learning_rate": 5e-4,
+                "schedule": "inverse_sqrt",
+                "warmup_steps": 4000,
+                "warmup_init": 1e-7,
+                "beta1": 0.9,
+                "beta2": 0.98,
+                "epsilon": 1e-8,
+                "weight_decay": 0.0,
+                "clip": 0.0,
+            },
+            "train": {"steps": 100_000, "max_seconds": 0.0, "accumulate": 1, "log_steps": 10},
+            "eval": {"start": False, "steps": 1000, "seconds": 0.0, "patience": 10},
+            "checkpoint": {"steps": 1000, "seconds": 600.0, "keep": 2, "store_frozen": False},
+            "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
+            "wandb": {"mode": "offline", "project": "train-less", "name": ""},
+        }
+    )
+
+
+def choose(
+    config: ConfigDict, tiny: Callable[[ConfigDict], ConfigDict], argument: str
+) -> ConfigDict:
+    """The recipe in full without an argument, the small one for "tiny"."""
+    if argument not in ("", "tiny"):
+        raise ValueError(f"unknown argument {argument!r}; there is only tiny")
+    return tiny(config) if argument else config

@@ -1,0 +1,224 @@
+"""The digit classifiers of sections 3.2 and 3.3 as a task: pixels in, one of ten digits out.
+
+B examples, M images, D pixels, N classes.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common import sharding
+from common.config import require
+from common.data.batching import iterate
+from common.data.examples import ExampleBatches, in_order
+from common.data.idx import read_idx
+from common.errors import UserError
+from common.model.loss import cross_entropy
+from common.train.feed import put
+from common.train.task import Batch, Values
+from common.variables import Arrays
+from explicit_opt.language import exponent, validate_start
+from explicit_opt.model import SoftmaxLayers
+from explicit_opt.solution import explicit_solution
+
+Images = tuple[np.ndarray, np.ndarray]
+"""Pixels (M, D) uint8 and labels (M,)."""
+
+_HELD_OUT_DIGITS = 360  # about a fifth of scikit-learn's
+
+
+def validate(config: ConfigDict) -> None:
+    """The fields of the classifier."""
+    require(
+        config.model.layers >= 1,
+        f"--config.model.layers must be at least 1, got {config.model.layers}",
+    )
+    require(
+        config.data.held_out >= 0,
+        f"--config.data.held_out must not be negative, got {config.data.held_out}",
+    )
+    require(
+        config.solution.priming == 0 or config.solution.priming >= 1,
+        "--config.solution.priming must be at least 1, or 0 for the average norm of the features,"
+        f" got {config.solution.priming}",
+    )
+    validate_start(config)
+
+
+def load_images(source: str) -> tuple[Images, Images]:
+    """Training and test images of "files:DIR" (IDX files named as MNIST's) or "embedded:digits".
+
+    Raises:
+      UserError: the source is unknown, a file is missing or damaged, or there are not as many labels as images.
+    """
+    kind, _, place = source.partition(":")
+    if kind == "embedded" and place == "digits":
+        from sklearn.datasets import load_digits
+
+        pixels, labels = load_digits(return_X_y=True)
+        pixels, cut = pixels.astype(np.uint8), len(labels) - _HELD_OUT_DIGITS
+        return (pixels[:cut], labels[:cut]), (pixels[cut:], labels[cut:])
+    if kind != "files":
+        raise UserError(f"data.source is {source!r}; it must be embedded:digits or files:DIR")
+    directory = Path(os.path.expanduser(place))
+    if not directory.is_dir():
+        raise UserError(f"no directory {directory} (data.source)")
+    return _load_idx(directory, "train"), _load_idx(directory, "t10k")
+
+
+def _load_idx(directory: Path, part: str) -> Images:
+    pixels = read_idx(directory, f"{part}-images-idx3-ubyte")
+    labels = read_idx(directory, f"{part}-labels-idx1-ubyte")
+    require(
+        pixels.ndim == 3 and labels.ndim == 1 and len(pixels) == len(labels) > 0,
+        f"{directory} has {part} images of the shape {pixels.shape} but labels of the shape {labels.shape}",
+    )
+    return pixels.reshape(len(pixels), -1), labels.astype(np.int32)
+
+
+def features_of(pixels_MD: np.ndarray, levels: int) -> np.ndarray:
+    """H = (X + 1) / levels, above 0 and at most 1 (section 3.2: 256 levels)."""
+    return (pixels_MD.astype(np.float32) + 1) / np.float32(levels)
+
+
+class Digits:
+    """The task that the training loop sees."""
+
+    objective, mode = "loss", "min"
+
+    def __init__(self, config: ConfigDict, mesh: Mesh):
+        """Reads the images.
+
+        Raises:
+          UserError: the configuration or the data are at fault.
+        """
+        validate(config)
+        self.config, self.mesh = config, mesh
+        train, test = load_images(config.data.source)
+        held_out = config.data.held_out
+        require(
+            held_out < len(train[1]),
+            f"--config.data.held_out={held_out} leaves nothing of {len(train[1])} training images",
+        )
+        # The paper stops where the test loss rises; with images held out, these decide.
+        cut = len(train[1]) - held_out
+        valid = tuple(part[cut:] for part in train) if held_out else test
+        self.splits: dict[str, Images] = {
+            "train": tuple(part[:cut] for part in train),
+            "valid": valid,
+            "test": test,
+        }
+        self.outputs = int(self.splits["train"][1].max()) + 1
+        for split, (pixels, labels) in self.splits.items():
+            require(
+                pixels.shape[1] == train[0].shape[1] and int(labels.max()) < self.outputs,
+                f"the {split} images have other sizes or labels than the training images",
+            )
+        self.levels = int(self.splits["train"][0].max()) + 1
+        self.multiple = sharding.batch_ways(mesh) * config.train.accumulate
+        self.training_batches = ExampleBatches(
+            self._gather("train"),
+            cut,
+            config.train.batch,
+            multiple=self.multiple,
+            seed=config.seed,
+        )
+        self._sums: Callable | None = None
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return self.training_batches.batches_per_epoch
+
+    def features(self, split: str) -> np.ndarray:
+        """All of a split, (M, D)."""
+        return features_of(self.splits[split][0], self.levels)
+
+    def _gather(self, split: str) -> Callable[[np.ndarray], Batch]:
+        pixels, labels = self.splits[split]
+
+        def gather(ids_B: np.ndarray) -> Batch:
+            at_B = np.maximum(ids_B, 0)
+            return {
+                "features": features_of(pixels[at_B], self.levels),
+                "targets": labels[at_B].astype(np.int32),
+                "weights": (ids_B >= 0).astype(np.float32),
+            }
+
+        return gather
+
+    def build(self, rngs: nnx.Rngs) -> SoftmaxLayers:
+        model = self.config.model
+        width = self.splits["train"][0].shape[1]
+        return SoftmaxLayers(width, self.outputs, model.layers, model.cold, rngs=rngs)
+
+    def start(self, trainable: Arrays) -> Arrays:
+        if self.config.start == "cold":
+            return trainable
+        layers = self.solution()
+        return {
+            f"layers/{number}/kernel": jax.device_put(
+                kernel, trainable[f"layers/{number}/kernel"].sharding
+            )
+            for number, kernel in enumerate(layers)
+        }
+
+    def solution(self) -> list[jax.Array]:
+        """Layer by layer from the bottom: the classes are the targets of every layer, dimension i those of class i.
+
+        A hidden layer's output is a softmax, of norm 1, so the layers above the first have K = 1 (section 3.3).
+        """
+        features, targets = jnp.asarray(self.features("train")), self.splits["train"][1]
+        solution, kernels = self.config.solution, []
+        for number in range(self.config.model.layers):
+            kernels.append(
+                explicit_solution(
+                    features,
+                    targets,
+                    (solution.priming or None) if number == 0 else 1.0,
+                    outputs=self.outputs,
+                    exponent=exponent(self.config) if number == 0 else None,
+                    sign=solution.sign,
+                )
+            )
+            features = jax.nn.softmax(features @ kernels[-1])
+        return kernels
+
+    def loss(
+        self, model: SoftmaxLayers, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        loss_B = cross_entropy(model(batch["features"]), batch["targets"])
+        return jnp.sum(loss_B * batch["weights"]), jnp.sum(batch["weights"])
+
+    def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
+        return iterate(self.training_batches, start)
+
+    def evaluate(self, values: Values, split: str) -> dict[str, float]:
+        """Cross-entropy (nats) and accuracy (%) of a split."""
+        if self._sums is None:
+            structure = values.structure
+
+            def sums(trainable, frozen, batch):
+                logits_BN = structure.build(trainable, frozen)(batch["features"])
+                hit_B = jnp.argmax(logits_BN, -1) == batch["targets"]
+                loss_B = cross_entropy(logits_BN, batch["targets"])
+                weights_B = batch["weights"]
+                return (loss_B * weights_B).sum(), (hit_B * weights_B).sum(), weights_B.sum()
+
+            self._sums = jax.jit(sums, out_shardings=sharding.replicated(self.mesh))
+        count, rows = len(self.splits[split][1]), -(-1024 // self.multiple) * self.multiple
+        totals = np.zeros(3)
+        for batch in in_order(self._gather(split), count, rows, multiple=self.multiple):
+            totals += np.asarray(
+                self._sums(values.trainable, values.frozen, put(batch, self.mesh)), np.float64
+            )
+        return {"loss": totals[0] / totals[2], "accuracy": 100 * totals[1] / totals[2]}
+
+    def save(self, workdir: Path) -> None:
+        del workdir  # the weights are all there is

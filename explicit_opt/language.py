@@ -1,0 +1,238 @@
+"""The language model of section 3.1 as a task: the K tokens before in, the next token out.
+
+B examples, M tokens, K tokens before, N vocabulary.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common import sharding
+from common.config import choose, require
+from common.data.batching import iterate
+from common.data.corpus import TokenizedCorpus, tokenize_corpus
+from common.data.examples import ExampleBatches, in_order
+from common.data.text import load_text
+from common.data.tokenizer import UNK, build_tokenizer
+from common.model.loss import cross_entropy
+from common.train.feed import put
+from common.train.task import Batch, Values
+from common.variables import Arrays
+from explicit_opt.counts import Noise, count_pairs, language_solution, text_sharding
+from explicit_opt.model import AGGREGATES, INITIALIZERS, FeedForward
+
+STARTS = ("cold", "explicit", "warm")
+PAD, OOV = 0, 1
+"""The two tokens beside the pieces; `<pad>` stands before every document and is never a target."""
+
+# SentencePiece's ids begin with <pad>, <s>, </s>, <unk>; ours with <pad>, <oov>: no sentence has a begin or an end.
+_UNUSED = 2
+TOKENIZER = "tokenizer.npz"
+
+
+def validate(config: ConfigDict) -> None:
+    """The fields of the language model."""
+    choose("--config.model.aggregate", config.model.aggregate, AGGREGATES)
+    require(
+        config.model.context >= 1,
+        f"--config.model.context, the number of tokens before, must be at least 1, got {config.model.context}",
+    )
+    require(
+        config.data.tokens >= 0,
+        f"--config.data.tokens must not be negative, got {config.data.tokens}",
+    )
+    require(
+        0 < config.data.held_out_share <= 1,
+        f"--config.data.held_out_share must be above 0 and at most 1, got {config.data.held_out_share}",
+    )
+    validate_start(config)
+
+
+def validate_start(config: ConfigDict) -> None:
+    """What the paper's experiments have in common."""
+    choose("--config.start", config.start, STARTS)
+    choose("--config.model.cold", config.model.cold, INITIALIZERS)
+    require(
+        config.solution.sign in (-1, 1),
+        f"--config.solution.sign must be -1 or 1, got {config.solution.sign}",
+    )
+    for name in ("epochs", "batch"):
+        require(
+            config.train[name] >= 1,
+            f"--config.train.{name} must be at least 1, got {config.train[name]}",
+        )
+
+
+def exponent(config: ConfigDict) -> float | None:
+    """That of the solution's prior; a negative number stands for the paper's (K - 1) / K."""
+    return None if config.solution.exponent < 0 else config.solution.exponent
+
+
+class Windows:
+    """Every token of a text with the K before it, in its document; `<pad>` where there are fewer."""
+
+    def __init__(self, corpus: TokenizedCorpus, context: int, limit: int = 0):
+        tokens = np.asarray(corpus.tokens, np.int32)
+        places = np.arange(len(tokens)) - np.repeat(corpus.offsets[:-1], corpus.lengths)
+        end = limit or len(tokens)
+        self.tokens_M = np.where(tokens == UNK, OOV, tokens - _UNUSED)[:end].astype(np.int32)
+        self.places_M = places[:end]
+        self.context = context
+
+    def __len__(self) -> int:
+        return len(self.tokens_M)
+
+    def before(self, at_B: np.ndarray, lag: int) -> np.ndarray:
+        """The token `lag` places before each, (B,)."""
+        return np.where(self.places_M[at_B] >= lag, self.tokens_M[at_B - lag], PAD)
+
+    def gather(self, ids_B: np.ndarray) -> Batch:
+        """contexts (B, K), targets (B,) and weights (B,), which are 0 in rows whose id is -1."""
+        at_B = np.maximum(ids_B, 0)
+        lags = range(1, self.context + 1)
+        return {
+            "contexts": np.stack([self.before(at_B, lag) for lag in lags], 1).astype(np.int32),
+            "targets": self.tokens_M[at_B],
+            "weights": (ids_B >= 0).astype(np.float32),
+        }
+
+    def first(self, count: int) -> "Windows":
+        """Without what follows the first `count` tokens."""
+        part = object.__new__(Windows)
+        part.tokens_M, part.places_M = self.tokens_M[:count], self.places_M[:count]
+        part.context = self.context
+        return part
+
+
+class NextToken:
+    """The task that the training loop sees."""
+
+    objective, mode = "perplexity", "min"
+
+    def __init__(self, config: ConfigDict, mesh: Mesh):
+        """Reads and tokenizes the data.
+
+        Raises:
+          UserError: the configuration or the data are at fault.
+        """
+        validate(config)
+        self.config, self.mesh = config, mesh
+        data = config.data
+        cache = Path(os.path.expanduser(data.cache_dir))
+        texts = {split: load_text(data, split) for split in ("train", "valid", "test")}
+        step = round(1 / data.held_out_share)
+        for split in ("valid", "test"):
+            texts[split] = texts[split][::step]
+        self.tokenizer = build_tokenizer(data.vocab_size + _UNUSED, texts["train"], cache)
+        self.vocabulary = self.tokenizer.size - _UNUSED
+        self.splits = {
+            split: Windows(
+                tokenize_corpus(text, self.tokenizer, cache),
+                config.model.context,
+                data.tokens if split == "train" else 0,
+            )
+            for split, text in texts.items()
+        }
+        for split, windows in self.splits.items():
+            require(len(windows) > 0, f"the {split} text has no tokens")
+        train = self.splits["train"]
+        self.targets_N = np.bincount(train.tokens_M, minlength=self.vocabulary)
+        self.noise = Noise.of(self.targets_N)
+        self.multiple = sharding.batch_ways(mesh) * config.train.accumulate
+        self.training_batches = ExampleBatches(
+            train.gather, len(train), config.train.batch, multiple=self.multiple, seed=config.seed
+        )
+        self._sums: Callable | None = None
+
+    @property
+    def batches_per_epoch(self) -> int:
+        return self.training_batches.batches_per_epoch
+
+    def build(self, rngs: nnx.Rngs) -> FeedForward:
+        model = self.config.model
+        return FeedForward(self.vocabulary, model.context, model.aggregate, model.cold, rngs=rngs)
+
+    def start(self, trainable: Arrays) -> Arrays:
+        if self.config.start == "cold":
+            return trainable
+        return {"tables": self.solution()}
+
+    def solution(self) -> jax.Array:
+        """The tables of eq. (3), from one pass over the training text."""
+        solution = self.config.solution
+        return language_solution(
+            self.counts(),
+            self.noise,
+            self.targets_N,
+            concatenate=self.config.model.aggregate == "cat",
+            exponent=exponent(self.config),
+            sign=solution.sign,
+        )
+
+    def counts(self) -> jax.Array:
+        """Co-occurrences at each lag, (K, N, N); every data-parallel device counts its share of the text."""
+        train, ways = self.splits["train"], self.mesh.shape["data"]
+        padded = np.arange(-(-len(train) // ways) * ways)
+        ids_M = np.where(padded < len(train), padded, -1)
+        at_M = np.maximum(ids_M, 0)
+        targets_M = np.where(ids_M >= 0, train.tokens_M[at_M], -1)
+        lags = range(1, self.config.model.context + 1)
+        contexts_KM = np.stack([train.before(at_M, lag) for lag in lags])
+        where = text_sharding(self.mesh)
+        placed = (
+            jax.make_array_from_callback(x.shape, place, x.__getitem__)
+            for x, place in zip((contexts_KM, targets_M), where, strict=True)
+        )
+        return count_pairs(*placed, self.vocabulary, self.mesh)
+
+    def loss(
+        self, model: FeedForward, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        logits_BN = model(batch["contexts"], self.noise)
+        loss_B = cross_entropy(logits_BN, batch["targets"])
+        return jnp.sum(loss_B * batch["weights"]), jnp.sum(batch["weights"])
+
+    def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
+        return iterate(self.training_batches, start)
+
+    def evaluate(self, values: Values, split: str) -> dict[str, float]:
+        """Perplexity e^(L/M) and loss (nats per token) of a split, and the perplexity of the first training tokens."""
+        limit = self.config.eval.train_tokens or len(self.splits["train"])
+        loss = self._mean(values, self.splits[split])
+        train = self._mean(values, self.splits["train"].first(limit))
+        return {
+            "perplexity": _perplexity(loss),
+            "loss": loss,
+            "train_perplexity": _perplexity(train),
+        }
+
+    def _mean(self, values: Values, windows: Windows) -> float:
+        if self._sums is None:
+            structure = values.structure
+            self._sums = jax.jit(
+                lambda trainable, frozen, batch: self.loss(
+                    structure.build(trainable, frozen), batch, None
+                ),
+                out_shardings=sharding.replicated(self.mesh),
+            )
+        total = weight = 0.0
+        rows = self.config.train.batch
+        for batch in in_order(windows.gather, len(windows), rows, multiple=self.multiple):
+            sums = self._sums(values.trainable, values.frozen, put(batch, self.mesh))
+            total, weight = total + float(sums[0]), weight + float(sums[1])
+        return total / weight
+
+    def save(self, workdir: Path) -> None:
+        self.tokenizer.save(workdir / TOKENIZER)
+
+
+def _perplexity(loss: float) -> float:
+    return math.exp(min(loss, 700.0))

@@ -1,0 +1,39 @@
+"""A configuration as a run: which task it is, and epochs as steps of the loop."""
+
+from pathlib import Path
+
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common.train import loop
+from explicit_opt import digits, language
+
+Task = language.NextToken | digits.Digits
+
+
+def validate(config: ConfigDict) -> None:
+    """Everything that can be known without the data."""
+    (language if "aggregate" in config.model else digits).validate(config)
+    loop.validate(in_steps(config, 1))
+
+
+def make_task(config: ConfigDict, mesh: Mesh) -> Task:
+    """Language models have an `aggregate`, classifiers have layers."""
+    return (language.NextToken if "aggregate" in config.model else digits.Digits)(config, mesh)
+
+
+def in_steps(config: ConfigDict, batches_per_epoch: int) -> ConfigDict:
+    """A copy whose steps are epochs, evaluated after each; an explicit solution has none."""
+    config = config.copy_and_resolve_references()
+    epochs = 0 if config.start == "explicit" else config.train.epochs
+    config.train.steps = epochs * batches_per_epoch
+    config.eval.steps = config.eval.steps or batches_per_epoch
+    config.checkpoint.steps = config.checkpoint.steps or batches_per_epoch
+    return config
+
+
+def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
+    """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
+    validate(config)
+    task = make_task(config, mesh)
+    return loop.fit(in_steps(config, task.batches_per_epoch), task, workdir, mesh)

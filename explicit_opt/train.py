@@ -1,0 +1,54 @@
+"""Explicit, warm and cold starts of softmax layers: python -m explicit_opt.train --config=configs/babylm_cat.py:tiny"""
+
+import sys
+from pathlib import Path
+
+from common import program
+
+
+def main() -> None:
+    from common import config
+
+    experiment, options = config.parse("explicit_opt.train")
+
+    from common import distributed
+    from common.sharding import make_mesh
+    from common.train.preemption import Preempted
+    from explicit_opt.run import fit
+
+    distributed.initialize()
+    mesh = make_mesh(experiment.mesh)
+    try:
+        summary = fit(experiment, options.workdir, mesh)
+    except Preempted as stop:
+        print(stop, file=sys.stderr)
+        sys.exit(stop.exit_code)
+    if distributed.is_main():
+        print_summary(summary, options.workdir)
+
+
+def print_summary(summary: dict, workdir: Path) -> None:
+    """The figures of a finished run."""
+    from common.report.table import text
+
+    objective = summary["objective"]
+    rows = [(f"test {name}", f"{value:.4g}") for name, value in summary["test"].items()]
+    rows += [
+        (
+            f"validation {objective} before training",
+            f"{summary['curve']['points'][0]['value']:.4g}",
+        ),
+        (
+            f"best validation {objective}",
+            f"{summary['best_valid']:.4g} at step {summary['best_step']}",
+        ),
+        ("start", f"{summary['config']['start']}, {summary['start_seconds']:.2f} s"),
+        ("training", f"{summary['steps']} steps in {summary['train_seconds']:.1f} s"),
+        ("parameters", f"{summary['params']['total']:,}"),
+    ]
+    print(text(("", workdir.name), rows))
+    print(f"curve: {workdir / 'curve.png'}   summary: {workdir / 'summary.json'}")
+
+
+if __name__ == "__main__":
+    program.run(main)

@@ -1,0 +1,140 @@
+"""Counts, noise and tables against matrices that are really built; on one device and on eight."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
+
+from common import sharding
+from explicit_opt.counts import TABLE_AXES, Noise, count_pairs, language_solution, text_sharding
+from explicit_opt.model import FeedForward
+from explicit_opt.solution import FLOOR
+
+N, K, M = 12, 3, 400
+MESHES = [(1, 1, 1), (8, 1, 1), (2, 2, 2), (1, 4, 2)]
+
+
+@pytest.fixture(scope="module")
+def text() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """contexts (K, M), targets (M,) and how often each token is one; token 0, the padding, never is."""
+    generator = np.random.default_rng(0)
+    targets = generator.choice(np.arange(1, N - 1), M)
+    contexts = np.stack([np.roll(targets, lag) for lag in range(1, K + 1)])
+    for lag in range(K):
+        contexts[lag, : lag + 1] = 0
+    return contexts.astype(np.int32), targets.astype(np.int32), np.bincount(targets, minlength=N)
+
+
+def mesh(sizes):
+    names = dict(zip(sharding.MESH_AXES, sizes, strict=True))
+    return sharding.make_mesh(names, jax.devices()[: int(np.prod(sizes))])
+
+
+def counted(text, sizes) -> jax.Array:
+    here = mesh(sizes)
+    contexts, targets = (
+        jax.device_put(x, place) for x, place in zip(text[:2], text_sharding(here), strict=True)
+    )
+    return count_pairs(contexts, targets, N, here)
+
+
+def dense_noise(targets_N: np.ndarray) -> np.ndarray:
+    """E of section 3.1.1, row by row: q_n e_n + (1 - q_n) p with p = (1 - f / M) / (N - 1)."""
+    share = targets_N / targets_N.sum()
+    p = (1 - share) / (N - 1)
+    rows = [f / (f + 1) * np.eye(N)[n] + (1 - f / (f + 1)) * p for n, f in enumerate(targets_N)]
+    return np.array(rows)
+
+
+def dense_inputs(text, concatenate: bool) -> np.ndarray:
+    """H, (M, D), in full."""
+    contexts, _, targets_N = text
+    parts = dense_noise(targets_N)[contexts]
+    return np.concatenate(list(parts), axis=1) if concatenate else parts.sum(0)
+
+
+def test_rows_of_the_noisy_embedding_sum_to_1(text):
+    np.testing.assert_allclose(dense_noise(text[2]).sum(1), 1, atol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", MESHES)
+def test_counts_are_exact_on_every_mesh(text, sizes):
+    contexts, targets, _ = text
+    expected = np.zeros((K, N, N), int)
+    for lag in range(K):
+        np.add.at(expected[lag], (contexts[lag], targets), 1)
+    found = counted(text, sizes)
+    np.testing.assert_array_equal(found, expected)
+    place = NamedSharding(mesh(sizes), sharding.spec(TABLE_AXES, (K, N, N), mesh(sizes)))
+    assert found.sharding.is_equivalent_to(place, 3)
+
+
+def test_what_fills_up_the_last_share_does_not_count(text):
+    contexts, targets = text[0][:, :8], text[1][:8].copy()
+    targets[5:] = -1
+    found = count_pairs(jnp.asarray(contexts), jnp.asarray(targets), N, mesh((1, 1, 1)))
+    assert int(found.sum()) == 5 * K
+
+
+@pytest.mark.parametrize("sizes", MESHES)
+@pytest.mark.parametrize("concatenate", [False, True])
+def test_tables_equal_the_formula_with_h_in_full(text, concatenate, sizes):
+    h, y = dense_inputs(text, concatenate), np.eye(N)[text[1]]
+    found_DN = h.T @ y
+    totals_N = np.maximum(found_DN.sum(0), FLOOR)
+    expected = np.log(np.maximum(found_DN, FLOOR)) - (K - 1) / K * np.log(totals_N)
+    noise = Noise.of(text[2])
+    tables = language_solution(counted(text, sizes), noise, text[2], concatenate=concatenate)
+    assert tables.dtype == jnp.float32
+    np.testing.assert_allclose(tables.reshape(-1, N), expected, rtol=1e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("aggregate", ["sum", "cat"])
+def test_logits_and_gradients_equal_those_of_the_dense_form(text, aggregate):
+    contexts, targets, targets_N = text
+    noise, model = Noise.of(targets_N), FeedForward(N, K, aggregate, "normal", rngs=nnx.Rngs(0))
+    h, tables = jnp.asarray(dense_inputs(text, aggregate == "cat")), model.tables.get_value()
+    graph, _ = nnx.split(model)
+
+    def fast(tables):
+        logits = nnx.merge(graph, nnx.State({"tables": tables}))(contexts.T, noise)
+        return -jax.nn.log_softmax(logits)[jnp.arange(M), targets].sum(), logits
+
+    def dense(tables):
+        logits = h @ tables.reshape(-1, N)
+        return -jax.nn.log_softmax(logits)[jnp.arange(M), targets].sum(), logits
+
+    (_, logits), gradient = jax.value_and_grad(fast, has_aux=True)(tables)
+    (_, expected), dense_gradient = jax.value_and_grad(dense, has_aux=True)(tables)
+    np.testing.assert_allclose(logits, expected, atol=2e-5)
+    np.testing.assert_allclose(gradient, dense_gradient, atol=2e-4)
+    # The noise reaches every row, even that of a token which never stands before another.
+    assert float(jnp.abs(gradient[:, N - 1]).min()) > 0
+
+
+def test_a_vocabulary_of_32k_fits_by_sharding():
+    """Compiled for eight devices, not run: no device holds more than its part of a table of 4 GiB."""
+    here, vocabulary, tokens = mesh((1, 4, 2)), 32768, 2**20
+    contexts, targets = (
+        jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
+        for shape, place in zip(((1, tokens), (tokens,)), text_sharding(here), strict=True)
+    )
+    with jax.enable_x64(True):
+        compiled = (
+            jax.jit(lambda c, t: count_pairs(c, t, vocabulary, here))
+            .lower(contexts, targets)
+            .compile()
+        )
+    used = compiled.memory_analysis()
+    table = vocabulary**2 * 4
+    assert used.output_size_in_bytes == table // 8
+    assert used.temp_size_in_bytes < table // 8 + 2**28
+
+
+def test_a_table_lies_by_the_one_rule_on_any_mesh():
+    axes = (AxisType.Auto,) * 3
+    abstract = AbstractMesh((2, 4, 8), sharding.MESH_AXES, axis_types=axes)
+    shape = (4, 32768, 32768)
+    assert tuple(sharding.spec(TABLE_AXES, shape, abstract)) == (None, "fsdp", "tensor")

@@ -1,0 +1,149 @@
+"""The closed form: against a slow reading of the paper, against multinomial naive Bayes, and on its own limits."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.naive_bayes import MultinomialNB
+
+from common.errors import UserError
+from explicit_opt.solution import (
+    FLOOR,
+    average_norm,
+    cooccurrences,
+    explicit_solution,
+    separate_intercept,
+)
+
+M, D, N, K = 3000, 7, 5, 3
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[np.ndarray, np.ndarray]:
+    """Features of varying norm, every target present."""
+    generator = np.random.default_rng(0)
+    return generator.gamma(1.0, size=(M, D)).astype(np.float32), generator.integers(0, N, M)
+
+
+@pytest.fixture(scope="module")
+def primed(data) -> tuple[np.ndarray, np.ndarray]:
+    """Features of the norm K."""
+    features, targets = data
+    return K * features / features.sum(1, keepdims=True), targets
+
+
+def slow(features, targets, outputs, priming, exponent=None, sign=-1):
+    """Eq. (2) as a sum of outer products and eq. (5) entry by entry, in float64."""
+    found = np.zeros((features.shape[1], outputs))
+    for h, i in zip(features, targets, strict=True):
+        found += np.outer(h.astype(np.float64), np.eye(outputs)[i])
+    exponent = (priming - 1) / priming if exponent is None else exponent
+    weights = np.zeros_like(found)
+    for j in range(found.shape[0]):
+        for i in range(outputs):
+            total = max(sum(found[d, i] for d in range(found.shape[0])), FLOOR)
+            weights[j, i] = math.log(max(found[j, i], FLOOR)) + sign * exponent * math.log(total)
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("priming", "exponent", "sign"),
+    [(1, None, -1), (3, None, -1), (3, 0.75, -1), (3, None, 1), (105.1, None, -1)],
+)
+def test_equals_a_slow_reading_of_the_paper(data, priming, exponent, sign):
+    found = explicit_solution(*data, priming, exponent=exponent, sign=sign)
+    expected = slow(*data, N, priming, exponent, sign)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+def test_the_priming_number_is_the_average_norm_unless_it_is_given(data):
+    features, targets = data
+    assert average_norm(features) == pytest.approx(features.sum(1).mean(), rel=1e-6)
+    estimated = explicit_solution(features, targets)
+    given = explicit_solution(features, targets, average_norm(features))
+    np.testing.assert_array_equal(estimated, given)
+
+
+def test_cooccurrences_in_place_of_examples(data):
+    features, targets = data
+    found = cooccurrences(features, targets, N)
+    np.testing.assert_array_equal(
+        explicit_solution(found, priming=K), explicit_solution(features, targets, K)
+    )
+
+
+def test_many_outputs_take_another_way_to_the_same_counts(data):
+    features, targets = data
+    few, many = cooccurrences(features, targets, N), cooccurrences(features, targets, 400)
+    np.testing.assert_allclose(many[:, :N], few, rtol=1e-6)
+    assert not np.asarray(many[:, N:]).any()
+
+
+def test_is_naive_bayes_with_a_prior_of_the_feature_mass(primed):
+    """h U = sum_d h_d log(F_di / f_i) + (|h|_1 / K) log f_i: multinomial naive Bayes without smoothing."""
+    features, targets = primed
+    mass_N = np.asarray(cooccurrences(features, targets, N), np.float64).sum(0)
+    peer = MultinomialNB(alpha=1e-12, force_alpha=True, class_prior=mass_N / mass_N.sum())
+    expected = peer.fit(features, targets).predict_log_proba(features)
+    logits = features @ np.asarray(explicit_solution(features, targets, K), np.float64)
+    found = logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
+    np.testing.assert_allclose(found, expected, atol=2e-6)
+
+
+def test_one_hot_features_and_k_1_give_the_maximum_likelihood_bigram():
+    generator = np.random.default_rng(1)
+    before, after = generator.integers(0, 6, (2, 500))
+    weights = explicit_solution(np.eye(6, dtype=np.float32)[before], after, 1, outputs=6)
+    counts = np.zeros((6, 6))
+    np.add.at(counts, (before, after), 1)
+    np.testing.assert_allclose(
+        jax.nn.softmax(weights), counts / counts.sum(1, keepdims=True), atol=1e-6
+    )
+
+
+def test_the_separate_intercept_is_the_same_model_where_the_norm_is_k(primed):
+    features, targets = primed
+    weights, bias = separate_intercept(cooccurrences(features, targets, N), K)
+    np.testing.assert_allclose(
+        jnp.asarray(features) @ weights + bias,
+        jnp.asarray(features) @ explicit_solution(features, targets, K),
+        atol=1e-4,
+    )
+
+
+def test_an_output_that_is_never_a_target_is_floored_not_infinite(data):
+    features, targets = data
+    weights = np.asarray(explicit_solution(features, targets, K, outputs=N + 1))
+    assert np.isfinite(weights).all()
+    # log(1e-12) - 2/3 log(1e-12)
+    np.testing.assert_allclose(weights[:, N], math.log(FLOOR) / 3, rtol=1e-5)
+
+
+FEATURES, TARGETS = np.ones((4, 2), np.float32), np.arange(4) % 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "arguments"),
+    [
+        ("not negative", (-FEATURES, TARGETS)),
+        ("NaN", (FEATURES * np.nan, TARGETS)),
+        ("finite", (FEATURES * np.inf, TARGETS)),
+        ("rows and columns", (FEATURES[:0], TARGETS[:0])),
+        ("rows and columns", (FEATURES[0], TARGETS)),
+        ("integer targets", (FEATURES, TARGETS[:3])),
+        ("integer targets", (FEATURES, TARGETS + 0.5)),
+        ("at least 1, got 0.5", (FEATURES, TARGETS, 0.5)),
+        ("at least 1, got nan", (FEATURES, TARGETS, math.nan)),
+        ("at least 1, got 0.2", (FEATURES / 10, TARGETS)),
+        ("from 0 to 1, got 0 to 7", (FEATURES, np.array([0, 1, 7, 0]), 1)),
+        ("from 0 to 1, got -1", (FEATURES, np.array([0, -1, 1, 0]), 1)),
+        ("give priming=K", (FEATURES,)),
+    ],
+)
+def test_faults_are_one_line(fault, arguments):
+    options = {"outputs": 2} if len(arguments) == 3 else {}
+    with pytest.raises(UserError, match=fault) as caught:
+        explicit_solution(*arguments, **options)
+    assert "\n" not in str(caught.value)
