@@ -62,7 +62,7 @@ class Ratio:
 
 
 def compare(
-    cases: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int
+    cases: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int, settle: int = 0
 ) -> dict[str, Timing]:
     """Times the cases in turns: A B C, then B C A, then C A B, and so on.
 
@@ -71,6 +71,8 @@ def compare(
             thrown away.
         rounds: timed calls per case, at least 1.
         warmup: untimed calls per case before the first round (compilation, caches).
+        settle: untimed calls right before each timed one: where a case waits for many others, its caches are
+            cold and, in a virtual machine, its freed memory is back with the host.
     """
     for case in cases.values():
         for _ in range(warmup):
@@ -81,6 +83,8 @@ def compare(
         # Rotated, so that no case always runs in the wake (caches, heat) of the same other one.
         first = turn % len(names)
         for name in names[first:] + names[:first]:
+            for _ in range(settle):
+                cases[name]()
             start = time.perf_counter()
             cases[name]()
             seconds[name].append(time.perf_counter() - start)

@@ -7,13 +7,7 @@ from collections.abc import Callable
 
 from common.errors import UserError
 
-# Huge pages; one heap for all threads that never shrinks, so that freed memory is used again.
-_TUNABLES = (
-    "glibc.malloc.hugetlb=1",
-    "glibc.malloc.arena_max=1",
-    "glibc.malloc.mmap_max=0",
-    f"glibc.malloc.trim_threshold={2**40}",
-)
+_TUNABLE = "glibc.malloc.hugetlb=1"
 
 
 def run(main: Callable[[], None]) -> None:
@@ -21,7 +15,7 @@ def run(main: Callable[[], None]) -> None:
 
     The module that calls this imports what is slow to import inside its main, so that the restart below costs nothing.
     """
-    _keep_memory()
+    _use_huge_pages()
     try:
         main()
     except UserError as error:
@@ -32,16 +26,15 @@ def run(main: Callable[[], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _keep_memory() -> None:
-    """Restarts the program once with glibc keeping its memory, in huge pages.
+def _use_huge_pages() -> None:
+    """Restarts the program once with glibc asking for huge pages.
 
-    XLA takes the memory of each call afresh on a CPU, and glibc would map and unmap it each time: in pages of 4 KiB a
-    training step spends a fifth of its time in page faults, and in a virtual machine whose free pages go back to the
-    host a step after a pause takes half as long again. glibc reads its settings only when a process starts; the
-    process keeps its number and its files.
+    XLA takes the memory of each call afresh on a CPU. In pages of 4 KiB a training step spends a fifth of its
+    time in page
+    faults. glibc reads its settings only when a process starts; the process keeps its number and its files.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if platform.libc_ver()[0] != "glibc" or "glibc.malloc" in tunables:
+    if platform.libc_ver()[0] != "glibc" or "glibc.malloc.hugetlb" in tunables:
         return
-    os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, *_TUNABLES)))
+    os.environ["GLIBC_TUNABLES"] = f"{tunables}:{_TUNABLE}" if tunables else _TUNABLE
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

@@ -1,0 +1,75 @@
+"""The paper's figures from measured values."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+Curves = Mapping[str, Sequence[tuple[float, float]]]
+"""Name of a run -> (epoch, value)."""
+
+# Okabe and Ito (2008): told apart by colour-blind readers too. One colour per K or number of layers.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73")
+
+
+def scaling_and_curves(
+    frequency: np.ndarray, mean: np.ndarray, slope: float, curves: Curves, path: Path
+) -> None:
+    """Figure 1: the assumption of the proof (y proportional to x), and training perplexity by epoch."""
+    figure, (left, right) = _panels(2)
+    left.plot(frequency, mean, ".", markersize=3, alpha=0.4, color=_COLOURS[0])
+    ends = np.array([frequency.min(), frequency.max()])
+    middle = np.exp(np.mean(np.log(mean)) - np.mean(np.log(frequency)))
+    left.plot(ends, middle * ends, color="#333333", linewidth=1, label="slope 1")
+    left.set(xscale="log", yscale="log", xlabel="count of the token f")
+    left.set(ylabel="mean co-occurrence", title=f"K = 1, fitted slope {slope:.2f}")
+    left.legend(frameon=False)
+    _draw(right, curves, "perplexity", "Cat, training")
+    figure.savefig(path)
+
+
+def perplexities(panels: Mapping[str, Curves], path: Path) -> None:
+    """Figure 3: one panel per data set and kind of input."""
+    figure, axes = _panels(len(panels))
+    for part, (title, curves) in zip(axes, panels.items(), strict=True):
+        _draw(part, curves, "perplexity", title)
+    figure.savefig(path)
+
+
+def digits(
+    curves: Curves, scan: Sequence[tuple[float, float, float]], norm: float, path: Path
+) -> None:
+    """Figure 2: accuracy by epoch, and the explicit solution's over the priming number."""
+    figure, (left, right) = _panels(2)
+    _draw(left, curves, "test accuracy (%)", "trained", log_y=False)
+    primings, weights, intercept = zip(*scan, strict=True)
+    right.plot(primings, weights, color=_COLOURS[0], label="weights, eq. (3)")
+    right.plot(primings, intercept, color=_COLOURS[1], label="separate intercept")
+    right.axvline(norm, color="#333333", linewidth=1, linestyle=":", label=f"norm {norm:.1f}")
+    right.set(xscale="log", xlabel="priming number K", ylabel="test accuracy (%)")
+    right.set(title="explicit solution, one layer")
+    right.legend(frameon=False)
+    figure.savefig(path)
+
+
+def _panels(count: int):
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2 * count, 4.2), dpi=150, layout="constrained")
+    axes = np.atleast_1d(figure.subplots(1, count))
+    for part in axes:
+        part.grid(color="#e6e6e6", linewidth=0.7)
+        part.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _draw(part, curves: Curves, value: str, title: str, log_y: bool = True) -> None:
+    """Cold starts dashed, warm ones solid; the value before training stands at epoch 0.5."""
+    groups = list(dict.fromkeys(name.split(",")[0] for name in curves))
+    for name, points in curves.items():
+        colour = _COLOURS[groups.index(name.split(",")[0]) % len(_COLOURS)]
+        style = "--" if name.endswith("cold") else "-"
+        part.plot(*zip(*points, strict=True), style, marker=".", color=colour, label=name)
+    part.set(xscale="log", yscale="log" if log_y else "linear", xlabel="epoch")
+    part.set(ylabel=value, title=title)
+    part.legend(frameon=False, fontsize=8)
