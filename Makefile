@@ -24,6 +24,7 @@ bench: $(VENV)/.bench ## side by side with PyTorch peers; see benchmarks/README.
 	$(BIN)/python -m benchmarks.reservoir_step
 	$(BIN)/python -m benchmarks.decode
 	$(BIN)/python -m benchmarks.loop_overhead
+	$(BIN)/python -m benchmarks.explicit
 
 lint: $(VENV)/.dev ## ruff, changing nothing
 	$(BIN)/ruff check .

@@ -131,12 +131,18 @@ def ratio(timings: Mapping[str, Timing], case: str, baseline: str) -> Ratio:
     return Ratio(case, baseline, tuple(a / b for a, b in pairs))
 
 
+def scaled(timing: Timing, factor: float) -> Timing:
+    """What the whole would have taken, of which a part was timed."""
+    return Timing(tuple(factor * seconds for seconds in timing.seconds))
+
+
 def report(
     title: str,
     timings: Mapping[str, Timing],
     ratios: Sequence[Ratio],
     targets: Mapping[str, float],
     path_json: str | os.PathLike[str],
+    further: Mapping[str, object] | None = None,
 ) -> bool:
     """Prints the timings and ratios as a table, writes them as JSON; whether all targets are met.
 
@@ -144,6 +150,7 @@ def report(
         title: what is measured, with the sizes.
         targets: `Ratio.name` -> the most that its median may be. A ratio without a target is
             reported only.
+        further: what else was measured; written, not printed.
     """
     if unknown := targets.keys() - {item.name for item in ratios}:
         raise ValueError(f"targets without a ratio: {', '.join(sorted(unknown))}")
@@ -160,6 +167,7 @@ def report(
             for name, timing in timings.items()
         },
         "ratios": {item.name: _judge(item, targets.get(item.name)) for item in ratios},
+        **(further or {}),
     }
     print(_table(record))
     path = Path(path_json)
@@ -218,8 +226,8 @@ def _table(record: Mapping[str, Mapping]) -> str:
         cases.append((name, *(f"{1e3 * row[key]:.1f}" for key in ("min", "median", "max"))))
     ratios = [("time ratio", "median", "target", "met")]
     for name, row in record["ratios"].items():
-        target = "" if row["target"] is None else f"<= {row['target']:.2f}"
-        ratios.append((name, f"{row['median']:.3f}", target, verdicts[row["met"]]))
+        target = "" if row["target"] is None else f"<= {row['target']:.2g}"
+        ratios.append((name, f"{row['median']:.3g}", target, verdicts[row["met"]]))
     width = max(len(row[0]) for row in cases + ratios)
     lines = [
         f"{row[0]:<{width}}" + "".join(f"{cell:>12}" for cell in row[1:])

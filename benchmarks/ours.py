@@ -1,6 +1,6 @@
 """Our side of the comparisons: the project's own step, decoder and configurations on fixed random work."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,14 @@ from ml_collections import ConfigDict
 
 from common import sharding, variables
 from common.decode.beam import Search, beam_search
+from common.model.loss import cross_entropy
 from common.tasks.translation import teacher_forcing
 from common.train import optimizer as optimizers
 from common.train.checkpoint import draw_reservoirs
 from common.train.state import Step, initial_values, optimizer_shardings
-from configs import translation
+from configs import explicit, translation
+from explicit_opt.counts import Noise
+from explicit_opt.model import FeedForward
 from reservoir.model import translator
 
 VOCABULARY = 10_000
@@ -29,7 +32,7 @@ def iwslt(variant: str = "none", **fields: object) -> ConfigDict:
     return config
 
 
-class _Task:
+class _Translation:
     """A translator with given vocabularies, and its loss; no data."""
 
     def __init__(self, config: ConfigDict):
@@ -49,11 +52,47 @@ def random_batch(batch: int, length: int) -> dict[str, np.ndarray]:
     return {n: generator.integers(4, VOCABULARY, (batch, length), dtype=np.int32) for n in names}
 
 
-def make_step(config: ConfigDict, batch: int = 64, length: int = 32) -> Callable[[], float]:
+class _NextToken:
+    """The language model of explicit optimization with its noise, and its loss; no data."""
+
+    def __init__(self, config: ConfigDict, noise: Noise):
+        self.config, self.noise = config, noise
+
+    def build(self, rngs: nnx.Rngs) -> nnx.Module:
+        model = self.config.model
+        vocabulary = len(self.noise.keep_N)
+        return FeedForward(vocabulary, model.context, model.aggregate, model.cold, rngs=rngs)
+
+    def loss(self, model, batch, key):
+        loss_B = cross_entropy(model(batch["contexts"], self.noise), batch["targets"])
+        return loss_B.sum(), jnp.float32(len(loss_B))
+
+
+def translation_step(config: ConfigDict, batch: int = 64, length: int = 32) -> Callable[[], float]:
     """A call makes one whole training step and returns its loss."""
+    return _stepper(_Translation(config), [random_batch(batch, length)])
+
+
+def next_token_step(
+    context: int, vocabulary: int, batch: int, tokens_M: np.ndarray
+) -> Callable[[], float]:
+    """The same for the next batch of a text, with concatenated inputs."""
+    config = explicit.babylm("cat")
+    config.model.context = context
+    noise = Noise.of(np.bincount(tokens_M, minlength=vocabulary))
+    windows = np.lib.stride_tricks.sliding_window_view(tokens_M, context + 1)
+    batches = [
+        {"contexts": part[:, :-1], "targets": part[:, -1]}
+        for part in windows[: len(windows) // batch * batch].reshape(-1, batch, context + 1)
+    ]
+    return _stepper(_NextToken(config, noise), batches)
+
+
+def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], float]:
+    """Steps of the project's loop without the loop."""
+    config = task.config
     mesh = sharding.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        task = _Task(config)
         structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
         update, schedule = optimizers.make(config.optimizer, config.train.steps)
         step = Step(task, structure, update, schedule, mesh, config.seed, config.train.accumulate)
@@ -62,11 +101,12 @@ def make_step(config: ConfigDict, batch: int = 64, length: int = 32) -> Callable
         where = sharding.shardings(structure.trainable, mesh)
         where = optimizer_shardings(update, trainable, where, mesh)
         opt_state = jax.jit(update.init, out_shardings=where)(trainable)
-        data = jax.device_put(random_batch(batch, length), sharding.batch_sharding(mesh))
-        step.compile(trainable, opt_state, frozen, data)
+        where = sharding.batch_sharding(mesh)
+        step.compile(trainable, opt_state, frozen, jax.device_put(batches[0], where))
     state = [trainable, opt_state, 0]
 
     def run() -> float:
+        data = jax.device_put(batches[state[2] % len(batches)], where)
         state[0], state[1], metrics = step(state[0], state[1], frozen, data, state[2])
         state[2] += 1
         return float(metrics["loss"])
@@ -77,7 +117,7 @@ def make_step(config: ConfigDict, batch: int = 64, length: int = 32) -> Callable
 def make_generate(beams: int, sentences: int = 32, length: int = 32) -> Callable[[], jax.Array]:
     """A call translates fixed random sentences into exactly `length` new tokens each, in float32."""
     config = iwslt(dtype="float32")
-    task = _Task(config)
+    task = _Translation(config)
     structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
     mesh = sharding.make_mesh({"data": -1})
     values = initial_values(task, structure, config.seed, mesh)

@@ -24,9 +24,9 @@ def make(side: str, variant: str, dtype: str, rate: float) -> Callable[[], float
         from benchmarks.peers import load
 
         return load("translation_torch").make_step(PEERS[variant], dtype, rate)
-    from benchmarks.ours import iwslt, make_step
+    from benchmarks.ours import iwslt, translation_step
 
-    return make_step(iwslt(VARIANTS[variant], dtype=dtype, dropout=rate))
+    return translation_step(iwslt(VARIANTS[variant], dtype=dtype, dropout=rate))
 
 
 def main() -> None:

@@ -61,31 +61,8 @@ def count_pairs(
       contexts_KM: the token at each lag, sharded as `text_sharding` says.
       targets_M: -1 where there is no target (the filling up of a last share).
     """
-    lags = contexts_KM.shape[0]
-    place = sharding.spec(TABLE_AXES, (lags, vocabulary, vocabulary), mesh)
-    ways = [1 if axis is None else mesh.shape[axis] for axis in place[1:]]
-    rows, columns = (vocabulary // n for n in ways)
-
-    @partial(
-        jax.shard_map,
-        mesh=mesh,
-        in_specs=(PartitionSpec(None, "data"), PartitionSpec("data")),
-        out_specs=place,
-        check_vma=False,
-    )
-    def count(contexts_KM, targets_M):
-        first = [0 if axis is None else jax.lax.axis_index(axis) for axis in place[1:]]
-        j, i = contexts_KM - first[0] * rows, targets_M - first[1] * columns
-        inside = (j >= 0) & (j < rows) & (i >= 0) & (i < columns)
-        # One index per pair, in 64 bits: a table of 65,536 tokens has more than 2^31 places.
-        places = jnp.where(inside, j.astype(jnp.int64) * columns + i, rows * columns)
-        empty = jnp.zeros((lags, rows * columns), jnp.int32)
-        lag = jnp.arange(lags)[:, None]
-        counts = empty.at[lag, places].add(1, mode="drop")
-        return jax.lax.psum(counts.reshape(lags, rows, columns), "data")
-
     with jax.enable_x64(True):
-        return jax.jit(count)(contexts_KM, targets_M)
+        return _count_pairs(contexts_KM, targets_M, vocabulary, mesh)
 
 
 def text_sharding(mesh: Mesh) -> tuple[NamedSharding, NamedSharding]:
@@ -122,13 +99,48 @@ def language_solution(
         return _tables(counts_KNN, noise, prior_N, floor, concatenate)
 
 
+@partial(jax.jit, static_argnames=("vocabulary", "mesh"))
+def _count_pairs(contexts_KM, targets_M, vocabulary, mesh):
+    lags = contexts_KM.shape[0]
+    place = sharding.spec(TABLE_AXES, (lags, vocabulary, vocabulary), mesh)
+    ways = [1 if axis is None else mesh.shape[axis] for axis in place[1:]]
+    rows, columns = (vocabulary // n for n in ways)
+
+    @partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(PartitionSpec(None, "data"), PartitionSpec("data")),
+        out_specs=place,
+        check_vma=False,
+    )
+    def count(contexts_KM, targets_M):
+        first = [0 if axis is None else jax.lax.axis_index(axis) for axis in place[1:]]
+        j, i = contexts_KM - first[0] * rows, targets_M - first[1] * columns
+        inside = (j >= 0) & (j < rows) & (i >= 0) & (i < columns)
+        # One index per pair; a table of 65,536 tokens has more than 2^31 places.
+        index = jnp.int32 if rows * columns < 2**31 else jnp.int64
+        places = jnp.where(inside, j.astype(index) * columns + i, rows * columns)
+
+        def of_lag(places_M):
+            return jnp.zeros(rows * columns, jnp.int32).at[places_M].add(1, mode="drop")
+
+        counts = jax.lax.map(of_lag, places)
+        return jax.lax.psum(counts.reshape(lags, rows, columns), "data")
+
+    return count(contexts_KM, targets_M)
+
+
 @partial(jax.jit, static_argnames="concatenate")
 def _tables(counts_KNN, noise, prior_N, floor, concatenate):
     if not concatenate:
         counts_KNN = counts_KNN.sum(0, keepdims=True, dtype=counts_KNN.dtype)
-    spilled_KN = jnp.einsum(
-        "d,kdn->kn", noise.spill_N.astype(jnp.float64), counts_KNN.astype(jnp.float64)
-    )
-    spread_KNN = noise.uniform_N[:, None] * spilled_KN.astype(jnp.float32)[:, None]
-    found = noise.keep_N[:, None] * counts_KNN.astype(jnp.float32) + spread_KNN
-    return jnp.log(jnp.maximum(found, jnp.float32(floor))) + prior_N
+    spill_N = noise.spill_N.astype(jnp.float64)
+
+    def of_lag(counts_NN):
+        spilled_N = (spill_N @ counts_NN.astype(jnp.float64)).astype(jnp.float32)
+        found_NN = noise.keep_N[:, None] * counts_NN.astype(jnp.float32)
+        found_NN += noise.uniform_N[:, None] * spilled_N
+        return jnp.log(jnp.maximum(found_NN, jnp.float32(floor))) + prior_N
+
+    # Lag by lag: no more than one table in float64 at a time.
+    return jax.lax.map(of_lag, counts_KNN)

@@ -135,7 +135,7 @@ def table1(lab: Laboratory) -> None:
             for start, at in (("cold", None), ("warm", 0), ("warm", None)):
                 points = [curves[aggregate, context, start, s] for s in range(1, 1 + lab.seeds)]
                 chosen = [p[at] if at is not None else min(p, key=lambda q: q[2]) for p in points]
-                columns += [_spread([c[i] for c in chosen]) for i in (1, 2)]
+                columns += [spread([c[i] for c in chosen]) for i in (1, 2)]
             rows.append((aggregate, context, "measured", *columns))
             rows.append((aggregate, context, "printed", *(f"{x:.1f}" for x in printed[context])))
     names = ("T-c", "D-c", "T-p", "D-p", "T-w", "D-w")
@@ -201,8 +201,8 @@ def fig2(lab: Laboratory) -> None:
                     accuracies["explicit"].append(points[0][1])
         for start, values in accuracies.items():
             printed = PRINTED_DIGITS[layers, start]
-            trained = _spread(epochs[start], 0) if start in epochs else "0"
-            rows.append((layers, start, _spread(values), trained, printed))
+            trained = spread(epochs[start], 0) if start in epochs else "0"
+            rows.append((layers, start, spread(values), trained, printed))
     columns = ("layers", "start", "test accuracy %", "epochs", "printed accuracy %")
     lab.write("fig2", columns, rows)
     scan, norm = priming_scan(Digits(lab.digits(1, "explicit", 1), lab.mesh))
@@ -249,7 +249,7 @@ def _write_curves(lab: Laboratory, name: str, curves: dict[str, Points]) -> None
     write_csv(lab.out / f"{name}.csv", ("run", "epoch", "training", "development"), rows)
 
 
-def _spread(values: list[float], digits: int = 1) -> str:
+def spread(values: list[float], digits: int = 1) -> str:
     """The mean, with the standard deviation where there are several."""
     mean = f"{np.mean(values):.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"

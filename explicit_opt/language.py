@@ -112,6 +112,20 @@ class Windows:
         return part
 
 
+def count_windows(windows: Windows, vocabulary: int, mesh: Mesh) -> jax.Array:
+    """Co-occurrences at each lag, (K, N, N) int32; every data-parallel device counts its share of the text."""
+    total, ways = len(windows), mesh.shape["data"]
+    padded = -(-total // ways) * ways
+    at_M = np.minimum(np.arange(padded), total - 1)
+    targets_M = np.where(np.arange(padded) < total, windows.tokens_M[at_M], -1)
+    contexts_KM = np.stack([windows.before(at_M, lag) for lag in range(1, windows.context + 1)])
+    placed = (
+        jax.make_array_from_callback(x.shape, place, x.__getitem__)
+        for x, place in zip((contexts_KM, targets_M), text_sharding(mesh), strict=True)
+    )
+    return count_pairs(*placed, vocabulary, mesh)
+
+
 class NextToken:
     """The task that the training loop sees."""
 
@@ -128,6 +142,10 @@ class NextToken:
         data = config.data
         cache = Path(os.path.expanduser(data.cache_dir))
         texts = {split: load_text(data, split) for split in ("train", "valid", "test")}
+        if data.tokens:
+            # What is left out is left out of all sources alike; the same part for every seed of a run.
+            order = np.random.default_rng(0).permutation(len(texts["train"]))
+            texts["train"] = [texts["train"][number] for number in order]
         step = round(1 / data.held_out_share)
         for split in ("valid", "test"):
             texts[split] = texts[split][::step]
@@ -178,20 +196,8 @@ class NextToken:
         )
 
     def counts(self) -> jax.Array:
-        """Co-occurrences at each lag, (K, N, N); every data-parallel device counts its share of the text."""
-        train, ways = self.splits["train"], self.mesh.shape["data"]
-        padded = np.arange(-(-len(train) // ways) * ways)
-        ids_M = np.where(padded < len(train), padded, -1)
-        at_M = np.maximum(ids_M, 0)
-        targets_M = np.where(ids_M >= 0, train.tokens_M[at_M], -1)
-        lags = range(1, self.config.model.context + 1)
-        contexts_KM = np.stack([train.before(at_M, lag) for lag in lags])
-        where = text_sharding(self.mesh)
-        placed = (
-            jax.make_array_from_callback(x.shape, place, x.__getitem__)
-            for x, place in zip((contexts_KM, targets_M), where, strict=True)
-        )
-        return count_pairs(*placed, self.vocabulary, self.mesh)
+        """Co-occurrences at each lag, (K, N, N)."""
+        return count_windows(self.splits["train"], self.vocabulary, self.mesh)
 
     def loss(
         self, model: FeedForward, batch: Batch, key: jax.Array | None

@@ -6,7 +6,6 @@ B examples, K tokens before, N vocabulary or classes, D features.
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from common.model import initializers
@@ -19,6 +18,21 @@ INITIALIZERS: dict[str, Callable[[int], Callable]] = {
     "normal": lambda inputs: initializers.normal(1.0),
 }
 """Cold starts by name, as functions of the number of inputs: PyTorch's Linear, and N(0, 1)."""
+
+
+@jax.custom_vjp
+def spread(share_D: jax.Array, table_DN: jax.Array) -> jax.Array:
+    """share @ table, (N,), differentiable in the table only.
+
+    Its gradient is written row by row: XLA's own would be written column by column, and copied to turn it around.
+    """
+    return share_D @ table_DN
+
+
+spread.defvjp(
+    lambda share_D, table_DN: (share_D @ table_DN, share_D),
+    lambda share_D, g_N: (None, share_D[:, None] * g_N[None]),
+)
 
 
 class FeedForward(nnx.Module):
@@ -34,7 +48,7 @@ class FeedForward(nnx.Module):
     def __call__(self, contexts_BK: jax.Array, noise: Noise) -> jax.Array:
         """Logits (B, N): K rows of the tables each, and what the noise adds, never H."""
         tables = self.tables[...]
-        uniform_TN = jnp.einsum("d,tdn->tn", noise.uniform_N, tables)
+        uniform_TN = [spread(noise.uniform_N, table) for table in tables]
         logits_BN = 0.0
         for lag in range(self.context):
             number = lag % len(tables)  # sums share one table

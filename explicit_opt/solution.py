@@ -46,13 +46,16 @@ def explicit_solution(
       UserError: a feature is negative or not a number, there is no example, K is below 1, or a target is out of range.
     """
     features = np.asarray(features) if not isinstance(features, jax.Array) else features
+    if features.ndim != 2 or 0 in features.shape:
+        raise UserError(
+            f"a table of features with rows and columns is needed, got the shape {features.shape}"
+        )
     if targets is None:
-        _check_features(features, "co-occurrence")
+        _check_values(float(features.min()), float(features.max()), "co-occurrence")
         if priming is None:
             raise UserError("co-occurrences alone do not tell the priming number: give priming=K")
         return from_cooccurrences(features, priming, exponent=exponent, sign=sign, floor=floor)
     targets = np.asarray(targets)
-    _check_features(features, "feature")
     if targets.shape != features.shape[:1] or targets.dtype.kind not in "iu":
         raise UserError(
             f"{len(features)} examples need as many integer targets, got {targets.dtype} {targets.shape}"
@@ -62,9 +65,12 @@ def explicit_solution(
         raise UserError(
             f"targets must be from 0 to {outputs - 1}, got {targets.min()} to {targets.max()}"
         )
+    found, lowest = _one_pass(features, targets, outputs)
+    total = float(found.sum())
+    _check_values(lowest, total, "feature")
     if priming is None:
-        priming = average_norm(features)
-    found = cooccurrences(features, targets, outputs)
+        # Every feature is in one co-occurrence, so their sum is that of the norms.
+        priming = total / len(features)
     return from_cooccurrences(found, priming, exponent=exponent, sign=sign, floor=floor)
 
 
@@ -113,8 +119,28 @@ def cooccurrences(
     Sums over blocks of examples are added in float64. Features that are sharded over examples give the same result:
     XLA adds what the devices found.
     """
+    return _one_pass(features_MD, targets_M, outputs)[0]
+
+
+def _one_pass(features_MD, targets_M, outputs: int) -> tuple[jax.Array, float]:
+    """Co-occurrences and the lowest feature."""
+    if isinstance(features_MD, np.ndarray) and outputs <= _FEW_OUTPUTS:
+        return _on_host(features_MD, np.asarray(targets_M), outputs)
     with jax.enable_x64(True):
-        return _cooccurrences(features_MD, targets_M, outputs)
+        return _cooccurrences(features_MD, targets_M, outputs), float(features_MD.min())
+
+
+def _on_host(features_MD, targets_M, outputs):
+    """Where memory is read once, block by block, since reading is what takes the time; nothing is copied."""
+    found_ND, lowest = np.zeros((outputs, features_MD.shape[1])), np.inf
+    number_N = np.arange(outputs)[:, None]
+    for start in range(0, len(features_MD), _BLOCK):
+        part_BD = np.asarray(features_MD[start : start + _BLOCK], np.float32)
+        hits_NB = (targets_M[start : start + _BLOCK] == number_N).astype(np.float32)
+        with np.errstate(invalid="ignore"):  # infinite features are told of after the pass
+            found_ND += hits_NB @ part_BD
+        lowest = np.minimum(lowest, part_BD.min())
+    return jnp.asarray(found_ND.T, jnp.float32), float(lowest)
 
 
 @jax.jit
@@ -153,13 +179,8 @@ def _check_priming(priming: float) -> None:
         raise UserError(f"the priming number K must be at least 1, got {priming:g}")
 
 
-def _check_features(features: jax.typing.ArrayLike, what: str) -> None:
-    if features.ndim != 2 or 0 in features.shape:
-        raise UserError(
-            f"a table of {what}s with rows and columns is needed, got the shape {features.shape}"
-        )
-    lowest = float(features.min())
+def _check_values(lowest: float, largest: float, what: str) -> None:
     if math.isnan(lowest):
         raise UserError(f"a {what} is not a number (NaN)")
-    if lowest < 0 or not math.isfinite(float(features.max())):
+    if lowest < 0 or not math.isfinite(largest):
         raise UserError(f"every {what} must be finite and not negative, the lowest is {lowest:g}")

@@ -40,6 +40,13 @@ from common.train.workdir import commit, open_workdir
 # How often several processes compare notes (signals, clocks): a collective call each time.
 AGREE_EVERY = 10
 
+_LEAST = {
+    **dict.fromkeys(("train.accumulate", "train.log_steps", "checkpoint.keep"), 1),
+    **dict.fromkeys(("train.steps", "train.max_seconds", "eval.steps", "eval.seconds"), 0),
+    **dict.fromkeys(("eval.patience", "checkpoint.steps", "checkpoint.seconds"), 0),
+}
+"""The least that a number may be."""
+
 
 def validate(config: ConfigDict) -> None:
     """The fields of the loop itself; a task checks its own."""
@@ -48,26 +55,10 @@ def validate(config: ConfigDict) -> None:
     require(
         0 <= config.seed < 2**32, f"--config.seed must be from 0 to {2**32 - 1}, got {config.seed}"
     )
-    for name in ("train.accumulate", "train.log_steps", "checkpoint.keep"):
+    for name, least in _LEAST.items():
         group, field = name.split(".")
-        require(
-            config[group][field] >= 1,
-            f"--config.{name} must be at least 1, got {config[group][field]}",
-        )
-    for name in (
-        "train.steps",
-        "train.max_seconds",
-        "eval.steps",
-        "eval.seconds",
-        "eval.patience",
-        "checkpoint.steps",
-        "checkpoint.seconds",
-    ):
-        group, field = name.split(".")
-        require(
-            config[group][field] >= 0,
-            f"--config.{name} must not be negative, got {config[group][field]}",
-        )
+        value = config[group][field]
+        require(value >= least, f"--config.{name} must be at least {least}, got {value}")
     require(
         bool(config.eval.steps or config.eval.seconds),
         "evaluate by steps or by seconds: --config.eval.steps or --config.eval.seconds must be above 0",

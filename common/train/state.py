@@ -88,12 +88,14 @@ class Step:
         key = jax.random.fold_in(jax.random.key(self.seed), number)
         total, weight, grads = self.gradients(trainable, frozen, batch, key)
         weight_or_1 = jnp.maximum(weight, 1.0)
+        # Before the division, which would be written out to memory for it.
+        gradient_norm = optax.global_norm(grads) / weight_or_1
         grads = jax.tree.map(lambda g: g / weight_or_1, grads)
         updates, opt_state = self.optimizer.update(grads, opt_state, trainable)
         metrics = {
             "loss": total / weight_or_1,
             "weight": weight,
-            "gradient_norm": optax.global_norm(grads),
+            "gradient_norm": gradient_norm,
             "learning_rate": jnp.asarray(self.schedule(number), jnp.float32),
         }
         return optax.apply_updates(trainable, updates), opt_state, metrics

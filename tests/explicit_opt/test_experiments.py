@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import UserError
 from common.sharding import make_mesh
-from explicit_opt import experiments
+from explicit_opt import arithmetic, experiments
 from explicit_opt.digits import Digits
 from explicit_opt.experiments import PRINTED, Laboratory
 
@@ -75,6 +75,43 @@ def test_the_weights_form_is_flat_in_k_and_starts_where_the_separate_intercept_d
     assert primings[0] == 1 and weights[0] == intercept[0]
     far = primings > norm
     assert far.any() and np.ptp(weights[far]) < np.ptp(intercept[far])
+
+
+def test_no_prior_beats_the_maximum_likelihood_bigram_and_eq_3_is_next_to_it(lab, monkeypatch):
+    monkeypatch.setattr(arithmetic, "CONTEXTS", (1, 2))
+    arithmetic.formula(lab)
+    with (lab.out / "formula.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    one = {r["prior"]: float(r["training"]) for r in rows if (r["input"], r["K"]) == ("sum", "1")}
+    likeliest, third = one["maximum-likelihood bigram"], one["f^-(K-1)/K, eq. 3"]
+    assert likeliest < third < 1.2 * likeliest
+    assert third < 0.95 * one["f^-K/(K+1)"]
+    assert one["printed"] == PRINTED["sum"][1][2]
+    two = {r["prior"]: float(r["training"]) for r in rows if (r["input"], r["K"]) == ("cat", "2")}
+    assert two["f^-(K-1)/K, eq. 3"] < two["f^+(K-1)/K, section 2.1"]
+
+
+def test_the_bigram_of_maximum_likelihood_by_hand():
+    """Token 0 is followed by 1 thrice and by 0 once, token 1 always by 0: 4 of 6 pairs have an entropy."""
+    counts = np.array([[[1, 3], [2, 0]]])
+    expected = np.exp(-(3 * np.log(3 / 4) + np.log(1 / 4)) / 6)
+    assert arithmetic.bigram_perplexity(counts) == pytest.approx(expected)
+
+
+def test_sensitivity_has_every_start_under_every_optimizer(tmp_path):
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    lab = Laboratory("tiny", 1, ["--config.train.epochs=1"], tmp_path, mesh)
+    arithmetic.sensitivity(lab)
+    with (tmp_path / "sensitivity.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["optimizer"], r["start"], r["drawn from"]) for r in rows] == [
+        (optimizer, *start)
+        for optimizer in ("adam", "adagrad")
+        for start in (("warm", ""), ("cold", "N(0, 1)"), ("cold", "U(±1/√D)"))
+    ]
+    accuracy = [float(r["test accuracy %"]) for r in rows]
+    # After one epoch the optimizer and the draw decide: that is the point of the table.
+    assert accuracy[0] > accuracy[1] and len(set(accuracy)) > 4
 
 
 def test_a_field_that_no_experiment_has_is_one_line(tmp_path):

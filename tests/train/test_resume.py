@@ -1,12 +1,9 @@
 """The whole program, killed and started again, on one process and on several."""
 
 import json
-import os
 import random
 import shutil
 import signal
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -15,8 +12,8 @@ import numpy as np
 import pytest
 
 from common.track.tracker import read_metrics
+from tests.programs import finish, finish_two, start
 
-ROOT = Path(__file__).parents[2]
 STEPS = 60
 SMALL = {
     "data.vocab_size": 300,
@@ -42,37 +39,6 @@ def command(workdir: Path, cache: Path, **fields: object) -> list[str]:
     options = [f"--config.{key}={value}" for key, value in settings.items()]
     config = "--config=configs/wmt_ffn_res.py:tiny"
     return [sys.executable, "-m", "reservoir.train", config, f"--workdir={workdir}", *options]
-
-
-def start(arguments: list[str], devices: int = 1, **environment: str) -> subprocess.Popen:
-    settings = (
-        os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"} | environment
-    )
-    return subprocess.Popen(
-        arguments,
-        cwd=ROOT,
-        env=settings,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def finish(process: subprocess.Popen, code: int = 0) -> str:
-    output, _ = process.communicate(timeout=240)
-    assert process.returncode == code, output[-3000:]
-    return output
-
-
-def finish_two(arguments: list[str]) -> None:
-    """Two processes with four devices each."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    contract = {"TRAINLESS_COORDINATOR": f"127.0.0.1:{port}", "TRAINLESS_NUM_PROCESSES": "2"}
-    processes = [start(arguments, 4, TRAINLESS_PROCESS_ID=str(rank), **contract) for rank in (0, 1)]
-    for process in processes:
-        finish(process)
 
 
 def losses(workdir: Path) -> dict[int, float]:

@@ -1,0 +1,198 @@
+"""Explicit solutions beside what they stand in for: python -m benchmarks.explicit
+
+A language model over a random text of 3 million tokens with the frequencies of English, vocabulary 4,098: the complete
+solution (counts, noise, logarithms) for K = 1 and 4, the formula as printed (H^T Y of dense matrices, in NumPy), and an
+epoch of Adagrad, ours and PyTorch's in three forms. Digits as large as MNIST: the solution, scikit-learn's naive Bayes,
+the formula in NumPy.
+
+The dense formula and the epochs are timed on a part of the text and scaled up to all of it.
+"""
+
+import argparse
+import importlib.util
+import resource
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from common import program
+
+VOCABULARY = 4098
+DENSE = "dense H^T Y K=1"
+EPOCH = "epoch K=1"
+FORMS = ("one-hot", "embedding", "sparse")
+
+# The most that a time ratio may be.
+TARGETS = {
+    f"solution K=1 / {DENSE}": 1 / 1000,
+    f"solution K=1 / torch sparse {EPOCH}": 1 / 100,
+    f"ours {EPOCH} / torch sparse {EPOCH}": 1.0,
+    f"ours {EPOCH} / torch one-hot {EPOCH}": 1 / 10,
+    "digits solution / digits MultinomialNB": 1 / 4,
+}
+TOKENS_PER_SECOND = 5e6
+
+
+def random_text(tokens: int) -> np.ndarray:
+    """Tokens whose frequencies fall as those of words do (Zipf); number 0, the padding, is none of them."""
+    ranks = np.arange(1, VOCABULARY)
+    share = 1 / (ranks + 2.7)
+    drawn = np.random.default_rng(0).choice(ranks, tokens, p=share / share.sum())
+    return drawn.astype(np.int32)
+
+
+def random_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Features (60000, 784) and labels, in MNIST's sizes and ranges."""
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 10, 60_000)
+    ink = generator.uniform(size=(10, 784)) < 0.2
+    pixels = generator.integers(0, 256, (60_000, 784)) * ink[labels]
+    return ((pixels + 1) / 256).astype(np.float32), labels
+
+
+def make_solution(context: int, tokens: int) -> Callable[[], float]:
+    """A call solves for a whole text and returns the process's largest memory so far, in MiB."""
+    import jax
+
+    from common import sharding
+    from common.data.corpus import TokenizedCorpus
+    from explicit_opt.counts import Noise, language_solution
+    from explicit_opt.language import Windows, count_windows
+
+    # The four special pieces come first in a corpus and two of them are no tokens of the model.
+    corpus = TokenizedCorpus(random_text(tokens) + 2, np.array([0, tokens]))
+    windows = Windows(corpus, context)
+    mesh = sharding.make_mesh({"data": -1})
+
+    def solve() -> float:
+        targets_N = np.bincount(windows.tokens_M, minlength=VOCABULARY)
+        counts = count_windows(windows, VOCABULARY, mesh)
+        noise = Noise.of(targets_N)
+        jax.block_until_ready(language_solution(counts, noise, targets_N, concatenate=True))
+        return memory()
+
+    return solve
+
+
+def make_dense(tokens: int) -> Callable[[], float]:
+    """H^T Y for some tokens, H the rows of the noisy embedding."""
+    text = random_text(tokens + 1)
+    targets_N = np.bincount(text, minlength=VOCABULARY)
+    keep_N = targets_N / (targets_N + 1)
+    spread_N = (1 - targets_N / targets_N.sum()) / (VOCABULARY - 1)
+    one = np.eye(VOCABULARY, dtype=np.float32)
+    noisy_NN = (keep_N[:, None] * one + np.outer(1 - keep_N, spread_N)).astype(np.float32)
+    features, targets = noisy_NN[text[:-1]], one[text[1:]]
+
+    def multiply() -> float:
+        features.T @ targets
+        return memory()
+
+    return multiply
+
+
+def make_epoch(side: str, steps: int, batch: int) -> Callable[[], float]:
+    """`steps` steps of Adagrad."""
+    text = random_text((steps + 1) * batch + 1)
+    if side == "ours":
+        from benchmarks.ours import next_token_step
+
+        step = next_token_step(1, VOCABULARY, batch, text)
+    else:
+        from benchmarks.peers import load
+
+        step = load("softmax_torch").make_step(side, VOCABULARY, batch, text)
+
+    def run() -> float:
+        for _ in range(steps):
+            step()
+        return memory()
+
+    return run
+
+
+def make_digits(side: str) -> Callable[[], float]:
+    """The weights of a softmax layer over digits."""
+    features, labels = random_digits()
+
+    def formula() -> float:
+        found = features.T @ np.eye(10, dtype=np.float32)[labels]
+        norm = features.sum(1).mean()
+        np.log(found) - (norm - 1) / norm * np.log(found.sum(0))
+        return memory()
+
+    if side == "NumPy":
+        return formula
+    if side == "MultinomialNB":
+        from sklearn.naive_bayes import MultinomialNB
+
+        model = MultinomialNB()
+        return lambda: model.fit(features, labels) and memory()
+    from explicit_opt.solution import explicit_solution
+
+    return lambda: explicit_solution(features, labels).block_until_ready() is None or memory()
+
+
+def memory() -> float:
+    """The largest resident size of this process so far, in MiB."""
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=3_000_000)
+    parser.add_argument("--batch", type=int, default=1024, help="tokens of an Adagrad step")
+    parser.add_argument("--out", default="results/benchmarks/explicit.json")
+    parser.add_argument("--without_torch", action="store_true", help="no PyTorch's epochs")
+    options = parser.parse_args()
+
+    from benchmarks.harness import compare, isolated, ratio, report, scaled
+
+    torch = not options.without_torch and importlib.util.find_spec("torch") is not None
+    if not torch:
+        print("no epochs of PyTorch: pip install -r benchmarks/requirements.txt for them")
+    dense = 2048
+    factories = {
+        "solution K=1": (partial(make_solution, 1, options.tokens), 1),
+        "solution K=4": (partial(make_solution, 4, options.tokens), 1),
+        DENSE: (partial(make_dense, dense), options.tokens / dense),
+        **{
+            f"digits {side}": (partial(make_digits, side), 1)
+            for side in ("solution", "MultinomialNB", "NumPy")
+        },
+    }
+    sides = {"ours": 8, "one-hot": 2, "embedding": 8, "sparse": 32}
+    for side, steps in sides.items():
+        if side == "ours" or torch:
+            name = f"ours {EPOCH}" if side == "ours" else f"torch {side} {EPOCH}"
+            factory = partial(make_epoch, side, steps, options.batch)
+            factories[name] = factory, options.tokens / (steps * options.batch)
+
+    with isolated({name: factory for name, (factory, _) in factories.items()}) as cases:
+        timings = compare(cases, rounds=options.rounds, warmup=1, settle=1)
+        largest = {name: case() for name, case in cases.items()}
+    timings = {name: scaled(timing, factories[name][1]) for name, timing in timings.items()}
+    pairs = [name.split(" / ") for name in TARGETS]
+    pairs = [(case, other) for case, other in pairs if other in timings]
+    pairs += [("digits solution", "digits NumPy")]
+    ratios = [ratio(timings, *pair) for pair in pairs]
+    targets = {pair.name: TARGETS[pair.name] for pair in ratios if pair.name in TARGETS}
+    title = f"{options.tokens:,} tokens, vocabulary {VOCABULARY}, batches of {options.batch}; 60,000 digits"
+    extra = {
+        "peak_memory_mib": {name: round(size) for name, size in largest.items()},
+        "solution_K4_tokens_per_second": options.tokens / timings["solution K=4"].median,
+    }
+    report(title, timings, ratios, targets, options.out, extra)
+    speed = extra["solution_K4_tokens_per_second"]
+    met = "yes" if speed >= TOKENS_PER_SECOND else "no"
+    print(f"solution K=4: {speed:,.0f} tokens/s   target >= {TOKENS_PER_SECOND:,.0f}   met {met}")
+    for name, size in largest.items():
+        print(f"peak memory {name}: {size:,.0f} MiB")
+
+
+if __name__ == "__main__":
+    program.run(main)

@@ -1,0 +1,153 @@
+"""The explicit solution as the start of an output layer, over features that another model makes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from common import variables
+from common.config import load
+from common.data.examples import in_order
+from common.errors import UserError
+from common.model import transformer
+from common.model.block import Context
+from common.model.linear import Linear
+from common.model.loss import cross_entropy
+from common.sharding import make_mesh
+from common.train.state import initial_values
+from common.train.task import Values
+from configs import explicit
+from explicit_opt.digits import Digits
+from explicit_opt.output import Sums, warm_start
+from explicit_opt.solution import explicit_solution
+
+CLASSES, LENGTH, EXAMPLES = 5, 6, 240
+
+
+class Classifier(nnx.Module):
+    """Two encoder blocks of the core, the mean over positions, and a linear output layer."""
+
+    def __init__(self, bias: bool, *, rngs: nnx.Rngs):
+        model = load("configs/wmt_transformer.py:tiny").model
+        model.dropout, model.dtype = 0.0, "float32"
+        self.embed = transformer.embed(model, 30, rngs=rngs)
+        blocks = [transformer.encoder_block(model, rngs=rngs) for _ in range(2)]
+        self.encoder = transformer.stack(model, blocks, rngs=rngs)
+        axes = ("embed", "vocab")
+        options = {} if bias else {"bias_init": None}
+        self.output = Linear(model.width, CLASSES, axes, rngs=rngs, **options)
+
+    def features(self, tokens_BL: jax.Array) -> jax.Array:
+        x_BLD = self.embed(tokens_BL, jnp.float32)
+        return self.encoder(x_BLD, Context()).mean(1)
+
+    def __call__(self, tokens_BL: jax.Array) -> jax.Array:
+        return self.output(self.features(tokens_BL))
+
+
+class Topics:
+    """Class c's texts have many tokens of 6 c to 6 c + 5."""
+
+    def __init__(self, bias: bool = True):
+        self.bias = bias
+        generator = np.random.default_rng(0)
+        self.targets = generator.integers(0, CLASSES, EXAMPLES).astype(np.int32)
+        own = self.targets[:, None] * 6 + generator.integers(0, 6, (EXAMPLES, LENGTH))
+        other = generator.integers(0, 30, (EXAMPLES, LENGTH))
+        chosen = np.where(generator.uniform(size=other.shape) < 0.7, own, other)
+        self.tokens = chosen.astype(np.int32)
+
+    def build(self, rngs):
+        return Classifier(self.bias, rngs=rngs)
+
+    def loss(self, model, batch, key):
+        loss_B = cross_entropy(model(batch["tokens"]), batch["targets"]) * batch["weights"]
+        return loss_B.sum(), batch["weights"].sum()
+
+    def gather(self, ids_B):
+        at_B = np.maximum(ids_B, 0)
+        weights = (ids_B >= 0).astype(np.float32)
+        return {"tokens": self.tokens[at_B], "targets": self.targets[at_B], "weights": weights}
+
+    def batches(self, rows=32):
+        return in_order(self.gather, EXAMPLES, rows)
+
+
+def values_of(task, devices=1) -> Values:
+    mesh = make_mesh({"data": devices}, jax.devices()[:devices])
+    structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    return Values(structure, initial_values(task, structure, 1, mesh), {}, mesh)
+
+
+def loss_of(task, values, trainable) -> float:
+    batch = task.gather(np.arange(EXAMPLES))
+    total, weight = task.loss(values.structure.build(trainable, values.frozen), batch, None)
+    return float(total / weight)
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_transformers_output_layer_is_the_solution_over_its_features(devices):
+    task = Topics()
+    values = values_of(task, devices)
+    started = warm_start(task, values, "output", task.batches(40))
+
+    h_MD = np.asarray(values.structure.build(values.trainable, {}).features(task.tokens))
+    low_D = np.minimum(h_MD.min(0), 0)
+    assert low_D.min() < 0
+    expected = explicit_solution(h_MD - low_D, task.targets)
+    np.testing.assert_allclose(started["output/kernel"], expected, atol=2e-5)
+    np.testing.assert_allclose(started["output/bias"], -low_D @ np.asarray(expected), rtol=1e-4)
+    changed = {n for n in started if not np.array_equal(started[n], values.trainable[n])}
+    assert changed == {"output/kernel", "output/bias"}
+
+
+def test_it_is_a_better_start_than_the_random_one():
+    task = Topics()
+    values = values_of(task)
+    started = warm_start(task, values, "output", task.batches())
+    assert loss_of(task, values, started) < 0.8 * loss_of(task, values, values.trainable)
+
+
+def test_the_last_batch_may_be_short():
+    task = Topics()
+    values = values_of(task)
+    whole = warm_start(task, values, "output", task.batches(EXAMPLES))
+    parts = warm_start(task, values, "output", task.batches(100))
+    np.testing.assert_allclose(whole["output/kernel"], parts["output/kernel"], atol=1e-5)
+
+
+def test_features_that_are_not_negative_need_no_bias():
+    config = explicit.tiny_digits(explicit.mnist())
+    config.model.layers = 2
+    task = Digits(config, make_mesh({"data": 1}, jax.devices()[:1]))
+    values = values_of(task)
+    first, second = task.solution()
+    below = Values(
+        values.structure, {**values.trainable, "layers/0/kernel": first}, {}, values.mesh
+    )
+    batches = in_order(task._gather("train"), len(task.splits["train"][1]), 256)
+    started = warm_start(task, below, "layers/1", batches)
+    np.testing.assert_allclose(started["layers/1/kernel"], second, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("layer", "bias", "batches", "message"),
+    [
+        ("head", True, 1, "no trainable layer 'head' with a kernel; there are: encoder/"),
+        ("output", False, 1, "features below output are negative, which needs a bias"),
+        ("output", True, 0, "no example"),
+    ],
+)
+def test_what_cannot_start_says_why(layer, bias, batches, message):
+    task = Topics(bias)
+    values = values_of(task)
+    with pytest.raises(UserError, match=message):
+        warm_start(task, values, layer, list(task.batches())[:batches])
+
+
+def test_a_feature_that_is_no_number_is_refused():
+    sums = Sums.empty(2, 3)
+    sums.add(np.ones((2, 3)), np.ones(3), np.zeros(2), np.nan)
+    with pytest.raises(UserError, match="not finite"):
+        sums.solution()
