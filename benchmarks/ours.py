@@ -10,14 +10,17 @@ from ml_collections import ConfigDict
 
 from common import sharding, variables
 from common.decode.beam import Search, beam_search
+from common.decode.sample import Sampling, read, write
 from common.model.loss import cross_entropy
+from common.tasks.language_modelling import BYTES
 from common.tasks.translation import teacher_forcing
 from common.train import optimizer as optimizers
 from common.train.checkpoint import draw_reservoirs
 from common.train.state import Step, initial_values, optimizer_shardings
-from configs import explicit, translation
+from configs import explicit, language, translation
 from explicit_opt.counts import Noise
 from explicit_opt.model import FeedForward
+from gmlp_lm.model import language_model
 from reservoir.model import translator
 
 VOCABULARY = 10_000
@@ -86,6 +89,59 @@ def next_token_step(
         for part in windows[: len(windows) // batch * batch].reshape(-1, batch, context + 1)
     ]
     return _stepper(_NextToken(config, noise), batches)
+
+
+class _Bytes:
+    """A language model of bytes, and its loss; no data."""
+
+    def __init__(self, config: ConfigDict):
+        self.config = config
+
+    def build(self, rngs: nnx.Rngs) -> nnx.Module:
+        return language_model(self.config.model, BYTES, rngs=rngs)
+
+    def loss(self, model, batch, key):
+        loss_BL = cross_entropy(model(batch["tokens"], key), batch["targets"])
+        return loss_BL.sum(), jnp.float32(loss_BL.size)
+
+
+def bytes_config(kind: str, **fields: object) -> ConfigDict:
+    """Width 512, hidden 2048, 4 layers, 768 positions, no dropout, for each of the three kinds."""
+    config = language.fixed(kind, "enwik8")
+    config.model.update({"hidden": 2048, "dropout": 0.0, **fields})
+    config.optimizer.update({"name": "adam", "weight_decay": 0.0, "clip": 0.0})
+    return config
+
+
+def language_step(kind: str, dtype: str, batch: int) -> Callable[[], float]:
+    """A call makes one whole training step and returns its loss."""
+    config = bytes_config(kind, dtype=dtype)
+    text = np.random.default_rng(0).integers(0, BYTES, (batch, config.model.length + 1))
+    text = text.astype(np.int32)
+    return _stepper(_Bytes(config), [{"tokens": text[:, :-1], "targets": text[:, 1:]}])
+
+
+def make_writer(kind: str, start: int, count: int) -> Callable[[], int]:
+    """A call writes the `count` likeliest bytes after `start` given ones, which are read beforehand."""
+    config = bytes_config(kind, dtype="float32")
+    task = _Bytes(config)
+    structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    trainable = initial_values(task, structure, config.seed, sharding.make_mesh({"data": -1}))
+    length = config.model.length
+    prompt = np.random.default_rng(0).integers(0, BYTES, (1, start)).astype(np.int32)
+
+    @jax.jit
+    def begin(trainable, tokens):
+        model = structure.build(trainable, {})
+        return read(model.step, tokens, model.cache(1, length), 0)
+
+    @jax.jit
+    def go_on(trainable, logits, cache):
+        model = structure.build(trainable, {})
+        return write(model.step, logits, cache, start, count, Sampling(0.0), jax.random.key(0))[0]
+
+    logits, cache = begin(trainable, prompt)
+    return lambda: int(go_on(trainable, logits, cache)[0, -1])
 
 
 def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], float]:

@@ -9,7 +9,8 @@ import math
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,27 @@ def choose(option: str, value: str, known: Mapping[str, Any] | tuple) -> None:
     )
 
 
+def check_rate(option: str, rate: float) -> None:
+    """A rate of dropout; one that leaves next to nothing is none."""
+    require(0 <= rate <= 0.99, f"{option} must be from 0 to 0.99, got {rate}")
+
+
+@contextmanager
+def complete(source: object) -> Iterator[None]:
+    """Around what reads fields of a configuration from outside; one that it has not makes it that of another program.
+
+    Raises:
+      UserError: a field is missing.
+    """
+    try:
+        yield
+    except AttributeError as error:
+        field = str(error).splitlines()[0].strip("\"'")
+        raise UserError(
+            f"{source} is no configuration of this program: no field {field}"
+        ) from error
+
+
 def parse(program: str, argv: list[str] | None = None) -> tuple[ConfigDict, argparse.Namespace]:
     """The command line of every training program: --config=FILE[:ARG] --config.a.b=V ... --workdir=DIR.
 
@@ -153,7 +175,7 @@ def parse(program: str, argv: list[str] | None = None) -> tuple[ConfigDict, argp
         metavar="DIR",
         help="where checkpoints, curves and summary go (default runs/NAME)",
     )
-    parser.epilog = "Any field of the configuration is an option: --config.train.steps=1000"
+    parser.epilog = "Any field of the configuration is an option: --config.seed=2"
     argv = sys.argv[1:] if argv is None else argv
     fields = [a for a in argv if a.startswith("--config.")]
     for field in fields:
@@ -179,17 +201,22 @@ def parser_for(program: str) -> argparse.ArgumentParser:
     return _Parser(prog=f"python -m {program}", allow_abbrev=False)
 
 
-def positive(option: str) -> Callable[[str], int]:
-    """The argparse type of a whole number of at least one."""
+def whole(option: str, least: int = 0) -> Callable[[str], int]:
+    """The argparse type of a whole number of at least `least`."""
 
     def read(text: str) -> int:
         require(
-            text.isdigit() and int(text) > 0,
-            f"{option} must be a whole number of at least 1, got {text!r}",
+            text.isdecimal() and int(text) >= least,
+            f"{option} must be a whole number of at least {least}, got {text!r}",
         )
         return int(text)
 
     return read
+
+
+def positive(option: str) -> Callable[[str], int]:
+    """The argparse type of a whole number of at least one."""
+    return whole(option, 1)
 
 
 def number(option: str) -> Callable[[str], float]:

@@ -1,7 +1,9 @@
 """How every program of the project starts and ends."""
 
+import errno
 import os
 import platform
+import signal
 import sys
 from collections.abc import Callable
 
@@ -16,6 +18,8 @@ def run(main: Callable[[], None]) -> None:
     The module that calls this imports what is slow to import inside its main, so that the restart below costs nothing.
     """
     _use_huge_pages()
+    # Until a run takes its signals over there is nothing to save, and an exception may be lost in foreign code.
+    signal.signal(signal.SIGINT, _interrupted)
     try:
         main()
     except UserError as error:
@@ -24,6 +28,22 @@ def run(main: Callable[[], None]) -> None:
     except BrokenPipeError:
         # Whoever read our output (head, less) has left. Python would complain once more while closing it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except Exception as error:
+        # Storage libraries pass it on in exceptions of their own.
+        if os.strerror(errno.ENOSPC) not in str(error):
+            raise
+        print(
+            f"error: {os.strerror(errno.ENOSPC).lower()}: what was saved before is whole",
+            file=sys.stderr,
+        )
+        sys.stderr.flush()
+        os._exit(2)
+
+
+def _interrupted(number: int, frame: object) -> None:
+    print("interrupted", file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(128 + number)
 
 
 def _use_huge_pages() -> None:

@@ -146,4 +146,5 @@ def count_by_group(structure: Structure) -> list[tuple[str, int, int, int]]:
 
 def _group(name: str) -> str:
     parts = name.split("/")
-    return "/".join(parts[:3]) if "blocks" in parts[:2] else "/".join(parts[:-1])
+    group = parts[:3] if "blocks" in parts[:2] else parts[:-1]
+    return "/".join(group or parts)

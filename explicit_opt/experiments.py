@@ -1,5 +1,6 @@
 """The experiments of the paper: which runs each table and figure needs, and the printed numbers beside them."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from ml_collections import ConfigDict
 
 from common.config import override, require
 from common.report.table import markdown, text, write_csv
-from common.track.tracker import read_metrics
+from common.track.tracker import METRICS, SUMMARY, read_metrics
 from configs import explicit
 from explicit_opt import figures, run
 from explicit_opt.digits import Digits
@@ -68,14 +69,15 @@ class Laboratory:
                 config
             )
         elif self.scale == "laptop" and "aggregate" in config.model:
-            # Larger batches: a step costs as much as its table, whatever it reads.
-            config.data.tokens, config.train.batch = 300_000, 4096
+            # Adagrad moves a weight by about 0.02 sqrt(steps): a cold start needs many steps more than many tokens,
+            # and a step costs as much as its table.
+            config.data.vocab_size, config.data.tokens, config.train.batch = 1026, 200_000, 128
         config.wandb.mode = "disabled"
         for field in self.fields:
             key, equals, value = field.removeprefix("--config.").partition("=")
             require(bool(equals), f"{field} needs a value: {field}=VALUE")
             override(config, key, value)
-        config.update_from_flattened_dict(values)
+        config.update_from_flattened_dict({"eval.start": True, **values})
         return config
 
     def language(self, aggregate: str, context: int, start: str, seed: int = 1) -> ConfigDict:
@@ -105,16 +107,30 @@ def language_curve(lab: Laboratory, aggregate: str, context: int, start: str, se
     aggregate = "sum" if context == 1 else aggregate
     config = lab.language(aggregate, context, start, seed)
     _, workdir = lab.fit(f"{aggregate}_k{context}_{start}_seed{seed}", config)
-    logged = [m for m in read_metrics(workdir) if "valid/perplexity" in m]
+    logged = evaluations(workdir, "valid/perplexity")
     return [
         (number or 0.5, m["valid/train_perplexity"], m["valid/perplexity"])
         for number, m in enumerate(logged)
     ]
 
 
+def evaluations(workdir: Path, name: str) -> list[dict[str, float]]:
+    """What a finished run logged before training and after each epoch.
+
+    Raises:
+      UserError: its log was cut or removed.
+    """
+    logged = [m for m in read_metrics(workdir) if name in m]
+    points = json.loads((workdir / SUMMARY).read_text())["curve"]["points"]
+    require(
+        [m["step"] for m in logged] == [p["step"] for p in points],
+        f"{workdir / METRICS} is not whole; remove {workdir} to train it again",
+    )
+    return logged
+
+
 def grid(lab: Laboratory) -> dict[tuple[str, int, str, int], Points]:
-    """Every run of Table 1; a warm one is an explicit one before its first step. Warm starts have no seed but the order
-    of the batches, and take the first."""
+    """Every run of Table 1; a warm one is an explicit one before its first step, and its seed orders the batches."""
     keys = [
         (aggregate, context, start, seed)
         for context in CONTEXTS
@@ -192,7 +208,7 @@ def fig2(lab: Laboratory) -> None:
                 config = lab.digits(layers, start, seed)
                 name = f"digits_{layers}_{start}_seed{seed}"
                 summary, workdir = lab.fit(name, config)
-                logged = [m for m in read_metrics(workdir) if "valid/accuracy" in m]
+                logged = evaluations(workdir, "valid/accuracy")
                 points = [(n or 0.5, m["valid/accuracy"]) for n, m in enumerate(logged)]
                 curves.setdefault(f"{layers} layer{'s' * (layers > 1)}, {start}", points)
                 accuracies[start].append(summary["test"]["accuracy"])
@@ -203,7 +219,7 @@ def fig2(lab: Laboratory) -> None:
             printed = PRINTED_DIGITS[layers, start]
             trained = spread(epochs[start], 0) if start in epochs else "0"
             rows.append((layers, start, spread(values), trained, printed))
-    columns = ("layers", "start", "test accuracy %", "epochs", "printed accuracy %")
+    columns = ("layers", "start", "test accuracy %", "epochs", "printed (MNIST) %")
     lab.write("fig2", columns, rows)
     scan, norm = priming_scan(Digits(lab.digits(1, "explicit", 1), lab.mesh))
     write_csv(lab.out / "fig2_scan.csv", ("K", "weights form %", "separate intercept %"), scan)

@@ -48,6 +48,7 @@ def digits(
     right.axvline(norm, color="#333333", linewidth=1, linestyle=":", label=f"norm {norm:.1f}")
     right.set(xscale="log", xlabel="priming number K", ylabel="test accuracy (%)")
     right.set(title="explicit solution, one layer")
+    _plain(right.xaxis)
     right.legend(frameon=False)
     figure.savefig(path)
 
@@ -72,4 +73,14 @@ def _draw(part, curves: Curves, value: str, title: str, log_y: bool = True) -> N
         part.plot(*zip(*points, strict=True), style, marker=".", color=colour, label=name)
     part.set(xscale="log", yscale="log" if log_y else "linear", xlabel="epoch")
     part.set(ylabel=value, title=title)
+    _plain(part.xaxis)
     part.legend(frameon=False, fontsize=8)
+
+
+def _plain(axis) -> None:
+    """Numbers as they are read, 1 2 5 10 20, where a decade or two are shown."""
+    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(ScalarFormatter())
+    axis.set_minor_formatter(NullFormatter())

@@ -25,6 +25,7 @@ from common.data.tokenizer import UNK, build_tokenizer
 from common.model.loss import cross_entropy
 from common.train.feed import put
 from common.train.task import Batch, Values
+from common.train.workdir import save_tokenizer
 from common.variables import Arrays
 from explicit_opt.counts import Noise, count_pairs, language_solution, text_sharding
 from explicit_opt.model import AGGREGATES, INITIALIZERS, FeedForward
@@ -63,6 +64,10 @@ def validate_start(config: ConfigDict) -> None:
     require(
         config.solution.sign in (-1, 1),
         f"--config.solution.sign must be -1 or 1, got {config.solution.sign}",
+    )
+    require(
+        config.train.steps == 0,
+        f"--config.train.steps={config.train.steps} follows from --config.train.epochs: set that",
     )
     for name in ("epochs", "batch"):
         require(
@@ -230,14 +235,16 @@ class NextToken:
                 out_shardings=sharding.replicated(self.mesh),
             )
         total = weight = 0.0
-        rows = self.config.train.batch
+        # As large as a step is fast with: nothing but the forward pass is kept.
+        rows = -(-max(self.config.train.batch, 4096) // self.multiple) * self.multiple
         for batch in in_order(windows.gather, len(windows), rows, multiple=self.multiple):
             sums = self._sums(values.trainable, values.frozen, put(batch, self.mesh))
             total, weight = total + float(sums[0]), weight + float(sums[1])
         return total / weight
 
     def save(self, workdir: Path) -> None:
-        self.tokenizer.save(workdir / TOKENIZER)
+        """The tokenizer; that of a run that goes on is not replaced."""
+        save_tokenizer(self.tokenizer, workdir / TOKENIZER)
 
 
 def _perplexity(loss: float) -> float:

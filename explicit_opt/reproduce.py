@@ -29,9 +29,7 @@ def main() -> None:
     parser = parser_for("explicit_opt.reproduce")
     parser.add_argument("target", choices=TARGETS)
     parser.add_argument("--scale", choices=SCALES, default="tiny", help="tiny needs no data")
-    parser.add_argument(
-        "--seeds", type=positive("--seeds"), default=1, help="runs of each cold start"
-    )
+    parser.add_argument("--seeds", type=positive("--seeds"), default=1, help="runs of each start")
     parser.add_argument("--out", type=Path, help="default runs/explicit_opt_SCALE")
     fields = [a for a in sys.argv[1:] if a.startswith("--config.")]
     options = parser.parse_args([a for a in sys.argv[1:] if a not in fields])

@@ -5,6 +5,7 @@ from pathlib import Path
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from common.config import complete
 from common.train import loop
 from explicit_opt import digits, language
 
@@ -13,8 +14,9 @@ Task = language.NextToken | digits.Digits
 
 def validate(config: ConfigDict) -> None:
     """Everything that can be known without the data."""
-    (language if "aggregate" in config.model else digits).validate(config)
-    loop.validate(in_steps(config, 1))
+    with complete("--config"):
+        (language if "aggregate" in config.model else digits).validate(config)
+        loop.validate(in_steps(config, 1))
 
 
 def make_task(config: ConfigDict, mesh: Mesh) -> Task:

@@ -33,11 +33,10 @@ def print_summary(summary: dict, workdir: Path) -> None:
 
     objective = summary["objective"]
     rows = [(f"test {name}", f"{value:.4g}") for name, value in summary["test"].items()]
+    first = summary["curve"]["points"][0]
+    if first["step"] == 0:
+        rows.append((f"validation {objective} before training", f"{first['value']:.4g}"))
     rows += [
-        (
-            f"validation {objective} before training",
-            f"{summary['curve']['points'][0]['value']:.4g}",
-        ),
         (
             f"best validation {objective}",
             f"{summary['best_valid']:.4g} at step {summary['best_step']}",
@@ -47,7 +46,8 @@ def print_summary(summary: dict, workdir: Path) -> None:
         ("parameters", f"{summary['params']['total']:,}"),
     ]
     print(text(("", workdir.name), rows))
-    print(f"curve: {workdir / 'curve.png'}   summary: {workdir / 'summary.json'}")
+    curve = f"curve: {workdir / 'curve.png'}   " if summary["steps"] else ""
+    print(f"{curve}summary: {workdir / 'summary.json'}")
 
 
 if __name__ == "__main__":

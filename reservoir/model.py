@@ -8,6 +8,8 @@ from common.errors import UserError
 from common.model import transformer
 from common.model.block import Block
 from common.model.encoder_decoder import EncoderDecoder
+from common.model.gated_mlp import GatedMlp
+from common.model.spatial import Spatial
 from common.variables import freeze
 
 
@@ -41,7 +43,14 @@ def _ffn_reservoir(model: ConfigDict, *, rngs: nnx.Rngs, rate: float) -> Block:
     )
 
 
-RESERVOIRS = {"transformer": _transformer_reservoir, "ffn": _ffn_reservoir}
+def _gmlp_reservoir(model: ConfigDict, *, rngs: nnx.Rngs, rate: float) -> Block:
+    """Not in the paper: positions are mixed by a random matrix that is never trained (see `Spatial`)."""
+    spatial = Spatial(model.max_length, rngs=rngs, causal=False)
+    gated = GatedMlp(model.width, model.hidden, spatial, rngs=rngs, activation=model.activation)
+    return transformer.make_block(model, [gated], rngs=rngs, rate=rate)
+
+
+RESERVOIRS = {"transformer": _transformer_reservoir, "ffn": _ffn_reservoir, "gmlp": _gmlp_reservoir}
 
 
 def encoder_blocks(model: ConfigDict, *, rngs: nnx.Rngs) -> list[Block]:

@@ -1,9 +1,15 @@
 """What a person reads at the end of a run."""
 
+import shlex
 import sys
 from pathlib import Path
 
 from common.report.table import text
+
+EXAMPLES = {
+    "de": "Mein Bruder kam am 7. März 2011 nach Hamburg.",
+    "en": "My brother came to Hamburg on 7 March 2011.",
+}
 
 
 def print_summary(summary: dict, workdir: Path) -> None:
@@ -21,9 +27,11 @@ def print_summary(summary: dict, workdir: Path) -> None:
     ]
     print(text(("", workdir.name), rows))
     print(f"curve: {workdir / 'curve.png'}   summary: {workdir / 'summary.json'}")
-    example = "Mein Bruder kam am 7. März 2011 nach Hamburg."
+    source = summary["config"]["data"]["source_language"]
+    example = EXAMPLES.get(source, f"(a sentence in the language {source})")
     print("translate a sentence of your own:")
-    print(f'  echo "{example}" | {_python()} -m reservoir.translate --workdir={workdir}')
+    command = f"{_python()} -m reservoir.translate --workdir={shlex.quote(str(workdir))}"
+    print(f'  echo "{example}" | {command}')
 
 
 def _python() -> str:

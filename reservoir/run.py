@@ -9,8 +9,9 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import number, parser_for, positive
+from common.config import complete, number, parser_for, positive
 from common.sharding import make_mesh
+from common.tasks import translation
 from common.tasks.translation import (
     Translator,
     load_tokenizers,
@@ -19,8 +20,8 @@ from common.tasks.translation import (
 )
 from common.train.task import Values
 from common.train.trained import load_run
-from common.train.workdir import read_config
-from reservoir.model import translator
+from common.train.workdir import CONFIG, read_config
+from reservoir.model import translator, validate
 
 
 def parser(program: str) -> argparse.ArgumentParser:
@@ -40,6 +41,13 @@ def parser(program: str) -> argparse.ArgumentParser:
     )
     options.add_argument(
         "--batch_tokens", type=positive("--batch_tokens"), metavar="N", help="source tokens at once"
+    )
+    options.add_argument(
+        "--max_tokens",
+        type=positive("--max_tokens"),
+        metavar="N",
+        default=2048,
+        help="the longest line that is translated, in tokens (default 2048)",
     )
     return options
 
@@ -64,6 +72,9 @@ def load(options: argparse.Namespace) -> TrainedRun:
       UserError: there is no run, or no checkpoint.
     """
     config = read_config(options.workdir)
+    with complete(options.workdir / CONFIG):
+        validate(config.model)
+        translation.validate(config)
     if options.batch_tokens:
         config.eval.tokens_per_batch = options.batch_tokens
     given = {"beams": options.beams, "length_penalty": options.length_penalty}
@@ -77,4 +88,6 @@ def load(options: argparse.Namespace) -> TrainedRun:
     values = load_run(
         options.workdir, config, lambda rngs: translator(config.model, *sizes, rngs=rngs), mesh
     )
-    return TrainedRun(config, mesh, values, Translator(config, tokenizers, mesh, search))
+    return TrainedRun(
+        config, mesh, values, Translator(config, tokenizers, mesh, search, options.max_tokens)
+    )

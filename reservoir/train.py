@@ -12,18 +12,20 @@ def main() -> None:
 
     from common import distributed
     from common.sharding import make_mesh
-    from common.tasks.translation import Translation
+    from common.tasks import translation
     from common.train import loop
     from common.train.preemption import Preempted
     from reservoir.model import translator, validate
     from reservoir.report import print_summary
 
-    validate(experiment.model)
-    loop.validate(experiment)  # here already: reading the data may take minutes
+    with config.complete("--config"):  # here already: reading the data may take minutes
+        validate(experiment.model)
+        translation.validate(experiment)
+        loop.validate(experiment)
     distributed.initialize()
     mesh = make_mesh(experiment.mesh)
     try:
-        task = Translation(experiment, translator, mesh)
+        task = translation.Translation(experiment, translator, mesh)
         summary = loop.fit(experiment, task, options.workdir, mesh)
     except Preempted as stop:
         print(stop, file=sys.stderr)

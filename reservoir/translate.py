@@ -43,9 +43,10 @@ def main() -> None:
         "--output", type=Path, metavar="FILE", help="where to write (default: standard output)"
     )
     options = parser.parse_args()
+    lines = _read(options.input)
     _write(options.output, "", "a")  # a wrong path shows before the work, not after it
     trained = run.load(options)
-    result = trained.translate(_read(options.input))
+    result = trained.translate(lines)
     _write(options.output, "".join(f"{line}\n" for line in result))
 
 

@@ -18,10 +18,13 @@ from ml_collections import ConfigDict
 
 from common import config as configuration
 from common import sharding, variables
+from common.errors import UserError
 from common.tasks import translation
 from common.train import loop, optimizer
 from common.train.state import Step, optimizer_shardings
+from configs import language
 from explicit_opt import run as explicit
+from gmlp_lm import run as gmlp
 from reservoir import model
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +33,12 @@ UPDATE = "TRAINLESS_UPDATE_GOLDEN"
 EXPERIMENTS = sorted(p.stem for p in (ROOT / "configs").glob("*_*.py") if p.stem != "__init__")
 TRANSLATION = [name for name in EXPERIMENTS if name.split("_")[0] in ("iwslt", "multi30k", "wmt")]
 EXPLICIT = ["babylm_cat", "babylm_sum", "mnist_explicit"]
+LANGUAGE = [name for name in EXPERIMENTS if name.split("_")[0] in language.CORPORA]
+PROGRAMS = {
+    **dict.fromkeys(TRANSLATION, "reservoir"),
+    **dict.fromkeys(EXPLICIT, "explicit_opt"),
+    **dict.fromkeys(LANGUAGE, "gmlp_lm"),
+}
 SIZES = ["", "tiny"]
 
 
@@ -40,7 +49,8 @@ def load(name: str, size: str = "") -> ConfigDict:
 
 def test_there_are_three_experiments_on_each_of_three_corpora():
     assert len(TRANSLATION) == 9
-    assert sorted(TRANSLATION + EXPLICIT) == EXPERIMENTS
+    assert len(LANGUAGE) == 12  # Table 3 of gMLP
+    assert sorted(PROGRAMS) == EXPERIMENTS
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -58,10 +68,21 @@ def test_explicit_ones_are_valid(name, size):
     explicit.validate(load(name, size))
 
 
+@pytest.mark.parametrize("size", ["", *language.RECIPES, "tiny", "code,tiny", "fixed,tiny"])
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_language_models_are_valid_in_every_recipe(name, size):
+    gmlp.validate(load(name, size))
+
+
+def test_a_recipe_that_there_is_not_is_refused():
+    with pytest.raises(UserError, match="there are paper, code, fixed and tiny"):
+        load("enwik8_gmlp", "best")
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_says_how_to_run_it_and_what_it_reproduces(name):
     text = ast.get_docstring(ast.parse((ROOT / "configs" / f"{name}.py").read_text()))
-    program = "explicit_opt" if name in EXPLICIT else "reservoir"
+    program = PROGRAMS[name]
     assert re.search(rf"\n    python -m {program}.train --config=configs/{name}.py( .*)?\n", text)
     assert f"--config=configs/{name}.py:tiny" in text
     assert re.search(r"Reproduces: (Table \d|Figure \d|not in the paper)", text)
@@ -73,7 +94,8 @@ def test_says_how_to_run_it_and_what_it_reproduces(name):
 def test_tiny_needs_no_data_and_keeps_what_the_experiment_is_about(name):
     full, tiny = load(name), load(name, "tiny")
     assert tiny.data.source.startswith("embedded:")
-    for field in ("reservoir", "aggregate", "layers"):
+    layers = ("layers",) if name in EXPLICIT else ()
+    for field in ("reservoir", "aggregate", "kind", "tied", "positions", *layers):
         assert tiny.model.get(field) == full.model.get(field)
 
 

@@ -141,6 +141,8 @@ COMMAND_LINES = [
     ([f"--config={ROOT}/configs"], f"no configuration file {ROOT}/configs"),
     ([f"--config={ROOT}/LICENSE"], "LICENSE is not a Python file"),
     ([f"{TINY[:-5]}:tinny"], "unknown argument 'tinny'; there is only tiny"),
+    ([f"--config={ROOT}/configs/mnist_explicit.py:tiny"], "no configuration of this program"),
+    ([f"--config={ROOT}/configs/babylm_cat.py"], "no configuration of this program: no field"),
 ]
 
 
@@ -194,8 +196,8 @@ FIELDS = [
     ("model.norm=pree", "--config.model.norm='pree': choose one of pre, post; did you mean pre?"),
     ("model.positions=sinus", "--config.model.positions='sinus': choose one of"),
     ("model.activation=rellu", "--config.model.activation='rellu'"),
-    ("model.dropout=1.0", "--config.model.dropout must be in [0, 1), got 1.0"),
-    ("model.dropout=-0.1", "--config.model.dropout must be in [0, 1), got -0.1"),
+    ("model.dropout=1.0", "--config.model.dropout must be from 0 to 0.99, got 1.0"),
+    ("model.dropout=-0.1", "--config.model.dropout must be from 0 to 0.99, got -0.1"),
     ("train.label_smoothing=1", "--config.train.label_smoothing must be in [0, 1), got 1.0"),
     ("train.steps=-5", "--config.train.steps must be at least 0, got -5"),
     ("train.accumulate=0", "--config.train.accumulate must be at least 1, got 0"),
@@ -204,6 +206,7 @@ FIELDS = [
     ("optimizer.schedule=cos", "choose one of inverse_sqrt, cosine, linear, constant"),
     ("optimizer.learning_rate=0", "--config.optimizer.learning_rate must be above 0, got 0.0"),
     ("optimizer.beta2=1", "--config.optimizer.beta2 must be in [0, 1), got 1.0"),
+    ("optimizer.epsilon=-1", "--config.optimizer.epsilon must be above 0, got -1.0"),
     ("optimizer.clip=-1", "--config.optimizer.clip must not be negative, got -1.0"),
     ("data.buckets=32,16", "--config.data.buckets must be ascending lengths, got (32, 16)"),
     ("data.buckets=", "--config.data.buckets must be ascending lengths, got ()"),
@@ -228,9 +231,9 @@ FIELDS = [
     ("eval.steps=0", "--config.eval.steps or --config.eval.seconds must be above 0"),
     ("eval.sentences=-1", "--config.eval.sentences must not be negative, got -1"),
     ("eval.tokenize=flores", "--config.eval.tokenize='flores': choose one of 13a, intl"),
-    ("decode.beams=0", "the beam must have at least 1 hypothesis, got 0"),
+    ("decode.beams=0", "must have at least 1 hypothesis, got 0"),
     ("decode.length_penalty=-1", "the length penalty must not be negative, got -1.0"),
-    ("decode.extra=0", "translations need a length: ratio >= 0 and extra >= 1"),
+    ("decode.extra=0", "translations need a length: --config.decode.ratio >= 0"),
     ("checkpoint.keep=0", "--config.checkpoint.keep must be at least 1, got 0"),
     ("wandb.mode=off", "--config.wandb.mode='off': choose one of offline, online, disabled"),
     ("seed=-1", "--config.seed must be from 0 to 4294967295, got -1"),
@@ -256,7 +259,7 @@ PAIRS_OF_FIELDS = [
     ),
     (
         ("model.positions=learned", "model.max_length=64", "decode.extra=100"),
-        "a sentence needs 100 learned positions, the model has --config.model.max_length=64",
+        "a sentence needs 100 positions, the model has --config.model.max_length=64",
     ),
     (
         ("data.source=embedded:numbers_de_en", "data.target_language=fr"),
@@ -415,7 +418,7 @@ def test_workdir_without_a_run(fault, tmp_path, program):
 @pytest.mark.parametrize("program", NO_RUN)
 def test_run_without_a_checkpoint(fault, copied, program):
     shutil.rmtree(copied / "checkpoints")
-    assert "no evaluated checkpoint in" in fault(program, f"--workdir={copied}")
+    assert "no best checkpoint in" in fault(program, f"--workdir={copied}")
 
 
 @pytest.mark.parametrize("program", NO_RUN)

@@ -36,7 +36,7 @@ def load_text(data: "ConfigDict", split: str) -> list[str]:
     if kind == "embedded":
         if place != "python":
             raise UserError(f"no embedded text {place!r}; there is: python")
-        files = _python_manual(split)
+        files = python_manual(split)
     elif kind == "files":
         directory = Path(os.path.expanduser(place))
         if not directory.is_dir():
@@ -67,7 +67,12 @@ def _find(directory: Path, patterns: str, split: str) -> list[Path]:
     found = []
     for pattern in patterns.split():
         try:
-            here = sorted({p for name in (pattern, f"{pattern}.gz") for p in directory.glob(name)})
+            plain, packed = (set(directory.glob(name)) for name in (pattern, f"{pattern}.gz"))
+            # A file that is there in both forms is one file.
+            packed = {p for p in packed if p.with_suffix("") not in plain}
+            here = sorted(
+                {p for p in plain if p.suffix != ".gz" or p.with_suffix("") not in plain} | packed
+            )
         except (ValueError, NotImplementedError) as error:
             raise UserError(
                 f"data.splits.{split}={pattern!r} is no file pattern: {error}"
@@ -83,7 +88,7 @@ def _find(directory: Path, patterns: str, split: str) -> list[Path]:
     return list(chain.from_iterable(found))
 
 
-def _python_manual(split: str) -> list[list[str]]:
+def python_manual(split: str) -> list[list[str]]:
     """The manual of the Python language, as its `help` prints it, about 100,000 words; a tenth of the topics each is
     held out."""
     from pydoc_data.topics import topics

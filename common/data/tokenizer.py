@@ -100,7 +100,7 @@ class Tokenizer:
         try:
             with np.load(path, allow_pickle=False) as file:
                 return cls(file["model"].tobytes(), file["pieces"])
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+        except (OSError, ValueError, KeyError, EOFError, RuntimeError, BadZipFile) as error:
             raise UserError(f"cannot read a tokenizer from {path}: {error}") from error
 
 

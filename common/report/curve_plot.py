@@ -54,7 +54,8 @@ def plot_curve(
     end = 0.0 if horizon is None else horizon
     first = next(iter(curves.values()))
     scale, unit, label = _units(axis, end)
-    metric = f"({first.name})" if " " in first.name else first.name
+    shown_name = "BLEU" if first.name == "bleu" else first.name.replace("_", " ")
+    metric = f"({shown_name})" if " " in shown_name else shown_name
 
     figure = Figure(figsize=(7.2, 4.2), dpi=160, layout="constrained")
     axes = figure.add_subplot()
@@ -64,15 +65,18 @@ def plot_curve(
         xs = [x / scale for x in xs]
         area = f"{aucc(curve, axis, horizon) / scale:,.5g} {metric}·{unit}"
         axes.fill_between(xs, ys, color=colour, alpha=0.22 / len(curves), linewidth=0)
-        axes.plot(xs, ys, color=colour, linewidth=1.8, label=f"{name}: AUCC {area}")
-        shown = [point for point in curve.points if point.at(axis) <= end]
-        if shown:
-            _mark(axes, Curve(curve.name, curve.mode, shown), axis, scale, colour)
+        shown = Curve(curve.name, curve.mode, [p for p in curve.points if p.at(axis) <= end])
+        # The numbers of several curves would cover each other: they stand in the legend.
+        several = len(curves) > 1 and shown.points
+        best = f"best {shown.best.value:.4g}, " if several else ""
+        axes.plot(xs, ys, color=colour, linewidth=1.8, label=f"{name}: {best}AUCC {area}")
+        if shown.points:
+            _mark(axes, shown, axis, scale, colour, number=not several)
     values = [point.value for curve in curves.values() for point in curve.points]
     _frame(axes, first, values)
     axes.set_xlim(0, end / scale or None)
     axes.set_xlabel(label, color=_INK)
-    axes.set_ylabel(f"validation {first.name}", color=_INK)
+    axes.set_ylabel(f"validation {shown_name}", color=_INK)
     axes.set_title(title, loc="left", color=_INK, fontsize=12)
     corner = "lower right" if first.mode == "max" else "upper right"
     axes.legend(loc=corner, frameon=False, fontsize=9, labelcolor=_INK)
@@ -97,8 +101,10 @@ def _units(axis: Axis, end: float) -> tuple[float, str, str]:
     return 1.0, "FLOPs", "training compute (FLOPs)"
 
 
-def _mark(axes: "Axes", curve: Curve, axis: Axis, scale: float, colour: str) -> None:
-    """Dots for the measured values, a ring and a number for the best."""
+def _mark(
+    axes: "Axes", curve: Curve, axis: Axis, scale: float, colour: str, *, number: bool
+) -> None:
+    """Dots for the measured values, a ring for the best, and its value as a number if `number`."""
     # Not clipped: the last point often lies on the right edge.
     dots = {"linestyle": "none", "marker": "o", "clip_on": False}
     xs = [point.at(axis) / scale for point in curve.points]
@@ -107,6 +113,8 @@ def _mark(axes: "Axes", curve: Curve, axis: Axis, scale: float, colour: str) -> 
     best = (curve.best.at(axis) / scale, curve.best.value)
     ring = {"markerfacecolor": "none", "markeredgecolor": colour, "markeredgewidth": 1.6}
     axes.plot(*best, markersize=9, **ring, **dots)
+    if not number:
+        return
     axes.annotate(
         f"{best[1]:.4g}",
         best,

@@ -12,18 +12,20 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding
-from common.config import choose, require
+from common.config import check_rate, choose, require
 from common.data.batching import BucketedBatches, evaluation_batches, iterate
 from common.data.corpus import TokenizedCorpus, tokenize_corpus
 from common.data.sources import ParallelText, load_parallel
 from common.data.tokenizer import Tokenizer, build_tokenizers
 from common.decode.beam import Search, beam_search
+from common.distributed import is_main
 from common.metrics.bleu import TOKENIZERS as BLEU_TOKENIZERS
 from common.metrics.bleu import Bleu, corpus_bleu
 from common.model.encoder_decoder import EncoderDecoder
 from common.model.loss import cross_entropy
 from common.train.feed import put
 from common.train.task import Batch, Values
+from common.train.workdir import save_tokenizer
 from common.variables import Arrays
 
 # (model config, source vocabulary, target vocabulary, rngs=) -> model
@@ -49,9 +51,7 @@ def validate(config: ConfigDict) -> None:
         model.width % 2 == 0 or model.positions != "sinusoidal",
         f"--config.model.width={model.width}: sinusoidal positions need an even width",
     )
-    require(
-        0 <= model.dropout < 1, f"--config.model.dropout must be in [0, 1), got {model.dropout}"
-    )
+    check_rate("--config.model.dropout", model.dropout)
     require(
         0 <= config.train.label_smoothing < 1,
         f"--config.train.label_smoothing must be in [0, 1), got {config.train.label_smoothing}",
@@ -61,11 +61,13 @@ def validate(config: ConfigDict) -> None:
             bool(buckets) and min(buckets) > 0 and list(buckets) == sorted(set(buckets)),
             f"--config.{group}.buckets must be ascending lengths, got {buckets}",
         )
-    require(
-        model.positions != "learned" or max(data.buckets) <= model.max_length,
-        f"--config.data.buckets reach {max(data.buckets)} tokens, but the model has"
-        f" --config.model.max_length={model.max_length} learned positions",
-    )
+    for group in ("data", "eval"):
+        widest = max(config[group].buckets)
+        require(
+            not limited(model) or widest <= model.max_length,
+            f"--config.{group}.buckets reach {widest} tokens, but the model has"
+            f" --config.model.max_length={model.max_length} positions",
+        )
     choose("--config.data.dictionaries", data.dictionaries, ("shared", "separate"))
     choose("--config.eval.tokenize", config.eval.tokenize, BLEU_TOKENIZERS)
     require(
@@ -81,15 +83,24 @@ def validate(config: ConfigDict) -> None:
     validate_search(search_of(config))
 
 
+def limited(model: ConfigDict) -> bool:
+    """Whether `model.max_length` is a limit: where positions have parameters of their own."""
+    return model.positions == "learned" or model.reservoir == "gmlp"
+
+
 def validate_search(search: Search) -> None:
-    require(search.beams >= 1, f"the beam must have at least 1 hypothesis, got {search.beams}")
+    require(
+        search.beams >= 1,
+        f"the beam (--beams, --config.decode.beams) must have at least 1 hypothesis, got {search.beams}",
+    )
     require(
         search.length_penalty >= 0,
         f"the length penalty must not be negative, got {search.length_penalty}",
     )
     require(
         search.ratio >= 0 and search.extra >= 1,
-        f"translations need a length: ratio >= 0 and extra >= 1, got {search.ratio} and {search.extra}",
+        "translations need a length: --config.decode.ratio >= 0 and --config.decode.extra >= 1, got"
+        f" {search.ratio} and {search.extra}",
     )
 
 
@@ -107,8 +118,10 @@ class Translator:
         tokenizers: tuple[Tokenizer, Tokenizer],
         mesh: Mesh,
         search: Search,
+        longest: int = 2048,
     ):
         self.config, self.mesh, self.search = config, mesh, search
+        self.longest = longest
         self.source_tokenizer, self.target_tokenizer = tokenizers
         self._compiled: Callable | None = None
 
@@ -152,7 +165,7 @@ class Translator:
     def check_positions(
         self, source: TokenizedCorpus, target: TokenizedCorpus | None = None
     ) -> None:
-        """Learned positions have an end.
+        """Learned positions and maps over positions have an end.
 
         Raises:
           UserError: a sentence or its translation may reach beyond it.
@@ -163,9 +176,8 @@ class Translator:
             longest = max(longest, int(target.lengths.max()) + 1)
         model = self.config.model
         require(
-            model.positions != "learned" or longest <= model.max_length,
-            f"a sentence needs {longest} learned positions, the model has"
-            f" --config.model.max_length={model.max_length}",
+            not limited(model) or longest <= model.max_length,
+            f"a sentence needs {longest} positions, the model has --config.model.max_length={model.max_length}",
         )
 
     def translate_corpus(self, values: Values, source: TokenizedCorpus) -> list[str]:
@@ -182,12 +194,23 @@ class Translator:
         return self.target_tokenizer.decode(tokens)
 
     def translate(self, values: Values, lines: Sequence[str]) -> list[str]:
-        """One translation per line; an empty line stays empty."""
-        full = [number for number, line in enumerate(lines) if line.strip()]
+        """One translation per line; one without a token stays empty.
+
+        Raises:
+          UserError: a line has more than `longest` tokens.
+        """
+        encoded = self.source_tokenizer.encode(lines)
+        full = [number for number, tokens in enumerate(encoded) if tokens]
+        for number in full:
+            tokens = len(encoded[number])
+            require(
+                tokens <= self.longest,
+                f"line {number + 1} has {tokens:,} tokens, more than --max_tokens={self.longest:,}:"
+                " its translation would take memory with the square of its length",
+            )
         result = [""] * len(lines)
         if full:
-            encoded = self.source_tokenizer.encode([lines[number] for number in full])
-            corpus = TokenizedCorpus.from_lists(encoded)
+            corpus = TokenizedCorpus.from_lists([encoded[number] for number in full])
             for number, line in zip(full, self.translate_corpus(values, corpus), strict=True):
                 result[number] = line
         return result
@@ -221,6 +244,11 @@ class Translation:
         for split in ("valid", "test"):
             self.translator.check_positions(*self._corpora[split])
         self.training_batches = self._bucket(*self._corpora["train"])
+        if self.training_batches.dropped and is_main():
+            print(
+                f"{self.training_batches.dropped:,} of {len(self.texts['train']):,} training pairs are left out:"
+                f" longer than the last of --config.data.buckets, {max(config.data.buckets)} tokens"
+            )
         self._loss: Callable | None = None
 
     def _tokenize(self, split: str, cache: Path) -> tuple[TokenizedCorpus, TokenizedCorpus]:
@@ -291,13 +319,7 @@ class Translation:
           UserError: they are others than the run began with.
         """
         for tokenizer, name in zip(self.tokenizers, TOKENIZERS, strict=True):
-            path = workdir / name
-            require(
-                not path.exists() or Tokenizer.load(path).fingerprint == tokenizer.fingerprint,
-                f"the training text makes another vocabulary than {path}: it has changed since the"
-                " run began; choose another --workdir",
-            )
-            tokenizer.save(path)
+            save_tokenizer(tokenizer, workdir / name)
 
 
 def load_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:

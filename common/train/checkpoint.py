@@ -4,6 +4,7 @@ The JSON part (`meta`) of a checkpoint holds step, clock, curve, data position a
 the array part what is trained, its optimizer state, and frozen weights that were given (pretrained).
 """
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,11 @@ class Checkpoints:
 
     def __init__(self, workdir: Path, keep: int = 2):
         self._directory = workdir.absolute() / "checkpoints"
+        # Orbax reports what it can mend itself through absl; what cannot be mended is said here, in one line.
+        logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._latest = self._manager("latest", keep)
-        self._best = self._manager("best", 1)
+        # The best and the one before: a run that is killed between best and latest goes on from before the best.
+        self._best = self._manager("best", 2)
 
     def _manager(self, name: str, keep: int) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
@@ -55,7 +59,11 @@ class Checkpoints:
         return bool(self._latest.all_steps())
 
     def save(self, step: int, state: Any, meta: dict) -> None:
-        """Starts writing; the arrays may be donated as soon as it returns."""
+        """Starts writing; the arrays may be donated as soon as it returns.
+
+        What a checkpoint's curve calls the best is on disk before the checkpoint is.
+        """
+        self._best.wait_until_finished()
         self._save(self._latest, step, state, meta)
 
     def save_best(self, step: int, state: Any, meta: dict) -> None:
@@ -97,22 +105,25 @@ class Checkpoints:
             f"no intact checkpoint in {self._directory} ({reasons}); remove the workdir to start anew"
         )
 
-    def restore_best(self, target: Any) -> tuple[Any, dict]:
-        """The best checkpoint by the validation objective.
+    def restore_best(self, target: Any, step: int | None = None) -> tuple[Any, dict]:
+        """The best checkpoint by the validation objective, or that of `step`.
 
         Raises:
-          UserError: there is none, or it is damaged.
+          UserError: it is missing or damaged.
         """
         steps = self._best.all_steps()
-        if not steps:
+        chosen = max(steps, default=None) if step is None else step
+        if chosen not in steps:
             raise UserError(
-                f"no evaluated checkpoint in {self._directory}; the run has to reach its first evaluation"
+                f"no best checkpoint{'' if step is None else f' {step}'} in {self._directory / 'best'}: the run has"
+                " not reached its first evaluation, or it was removed"
             )
         try:
-            return self._read(self._best, max(steps), target)
+            return self._read(self._best, chosen, target)
         except Exception as error:
             raise UserError(
-                f"the best checkpoint, {self._directory / 'best' / str(max(steps))}, is damaged"
+                f"the best checkpoint, {self._directory / 'best' / str(chosen)}, is damaged"
+                f" ({_reason(error)}); train on for another, or begin in another --workdir"
             ) from error
 
     def _read(self, manager: ocp.CheckpointManager, step: int, target: Any) -> tuple[Any, dict]:

@@ -21,7 +21,7 @@ from common import sharding, variables
 from common.config import choose, require, to_json
 from common.distributed import agree, is_main
 from common.errors import UserError
-from common.metrics.aucc import aucc, time_to
+from common.metrics.aucc import aucc
 from common.metrics.curve import Curve, Point
 from common.report.curve_plot import plot_curve
 from common.report.table import text
@@ -33,6 +33,7 @@ from common.train.clock import Clock
 from common.train.feed import feed
 from common.train.preemption import Preempted, Signals
 from common.train.state import Step, initial_values, optimizer_shardings
+from common.train.summary import found_before, summarize
 from common.train.task import Task, Values
 from common.train.trained import load_best
 from common.train.workdir import commit, open_workdir
@@ -121,6 +122,7 @@ class Run:
         self.worse = 0
         self.saved_at = 0.0
         self.first_step = 0.0
+        self.commits = [commit()]
         self.tracker: Tracker | None = None
         self.progress: Progress | None = None
 
@@ -141,6 +143,7 @@ class Run:
             "flops": self.flops,
             "finished": self.finished,
             "worse": self.worse,
+            "commits": self.commits,
             "reservoirs": None if self.config.checkpoint.store_frozen else self.drawn,
             "seed": self.config.seed,
         }
@@ -166,11 +169,15 @@ class Run:
         self.clock = Clock(meta["clock"])
         self.curve = Curve.from_json(meta["curve"])
         self.tokens, self.flops, self.worse = meta["tokens"], meta["flops"], meta["worse"]
-        # A run that was given more steps goes on; one that had converged stays finished.
-        if self.number >= self.config.train.steps:
+        self.commits = list(dict.fromkeys([*meta["commits"], *self.commits]))
+        # A run that was given more steps, seconds or patience goes on.
+        train, patience = self.config.train, self.config.eval.patience
+        if self.number >= train.steps:
             self.finished = meta["finished"] or "steps"
-        elif meta["finished"] == "patience":
+        elif meta["finished"] == "patience" and patience and self.worse >= patience:
             self.finished = "patience"
+        elif train.max_seconds and self.clock["train"] >= train.max_seconds:
+            self.finished = "seconds"
         return True
 
     # The loop.
@@ -179,6 +186,8 @@ class Run:
         """From wherever the run stands to its summary."""
         try:
             self.open()
+            if self.finished and (before := found_before(self)) is not None:
+                return before
             if not self.finished:
                 self.train(self.config.train.steps)
             return self._finish()
@@ -299,9 +308,11 @@ class Run:
         number, metrics, flops = pending
         values = {name: float(value) for name, value in metrics.items()}
         if not math.isfinite(values["loss"]) or not math.isfinite(values["gradient_norm"]):
+            kept = f"the last good checkpoint in {self.workdir} is kept"
             raise UserError(
                 f"the loss is {values['loss']} and the gradient norm {values['gradient_norm']} at step {number};"
-                f" stopped, the last good checkpoint in {self.workdir} is kept (try a lower learning rate)"
+                f" stopped, {kept if self.checkpoints.exist else 'before the first checkpoint'}"
+                " (try a lower learning rate)"
             )
         self.tokens += values["weight"]
         self.flops += flops
@@ -314,7 +325,9 @@ class Run:
         with self.clock.section("eval"):
             metrics = self.task.evaluate(self._values(), "valid")
         value = metrics[self.task.objective]
-        better = not self.curve.points or self.curve.better(value, self.curve.best.value)
+        better = math.isfinite(value) and (
+            not self.curve.points or self.curve.better(value, self.curve.best.value)
+        )
         self.curve.add(Point(self.number, self.clock["train"], self.flops, value))
         self.worse = 0 if better else self.worse + 1
         if self.config.eval.patience and self.worse >= self.config.eval.patience:
@@ -356,42 +369,18 @@ class Run:
 
     def _finish(self) -> dict:
         self.checkpoints.wait()
-        values = load_best(self.checkpoints, self.structure, self.config, self.mesh)
+        self.signals.release()
+        best = self.curve.best.step
+        values = load_best(self.checkpoints, self.structure, self.config, self.mesh, best)
         with self.clock.section("eval"):
             test = self.task.evaluate(values, "test")
-        seconds = self.clock.seconds()
-        summary = {
-            "objective": self.task.objective,
-            "steps": self.number,
-            "stopped_by": self.finished,
-            "best_valid": self.curve.best.value,
-            "best_step": self.curve.best.step,
-            "final_valid": self.curve.points[-1].value,
-            "test": test,
-            "aucc": {
-                axis: aucc(self.curve, axis) for axis in ("seconds", "hours", "step", "flops")
-            },
-            "seconds_to": {
-                str(percent): time_to(self.curve, percent / 100) for percent in (95, 99, 100)
-            },
-            **{f"{name}_seconds": value for name, value in seconds.items()},
-            "startup_seconds": self.first_step,
-            "tokens_per_second": self.tokens / seconds["train"] if seconds["train"] else 0.0,
-            "tokens": self.tokens,
-            "flops": self.flops,
-            "params": variables.count(self.structure),
-            "seed": self.config.seed,
-            "commit": commit(),
-            "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
-            "processes": jax.process_count(),
-            "config": to_json(self.config),
-            "curve": self.curve.to_json(),
-        }
+        summary = summarize(self, test)
         if is_main():
             self.tracker.summary(summary)
-            path = self.workdir / "curve.png"
-            plot_curve({self.workdir.resolve().name: self.curve}, path)
-            self.tracker.image("curve", path)
+            if self.number:
+                path = self.workdir / "curve.png"
+                plot_curve({self.workdir.resolve().name: self.curve}, path)
+                self.tracker.image("curve", path)
         return summary
 
     def _warn(self, line: str) -> None:

@@ -79,8 +79,8 @@ def adamw(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTran
 
 
 def adagrad(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Adagrad as in PyTorch: the sums of squares start at 0, and epsilon is added to their root."""
-    # optax adds its epsilon below the root.
+    """Adagrad as in PyTorch: the sums of squares start at 0; epsilon matters only where they still are."""
+    # PyTorch adds epsilon to the root, optax below it: its square there is the same at 0 and nothing elsewhere.
     return optax.adagrad(schedule, initial_accumulator_value=0.0, eps=optimizer.epsilon**2)
 
 
@@ -94,7 +94,15 @@ def validate(optimizer: ConfigDict) -> None:
         optimizer.learning_rate > 0,
         f"--config.optimizer.learning_rate must be above 0, got {optimizer.learning_rate}",
     )
-    for name in ("warmup_steps", "clip", "weight_decay"):
+    require(
+        optimizer.epsilon > 0,
+        f"--config.optimizer.epsilon must be above 0, got {optimizer.epsilon}",
+    )
+    require(
+        optimizer.name != "adagrad" or optimizer.weight_decay == 0,
+        f"--config.optimizer.weight_decay={optimizer.weight_decay}: adagrad has none",
+    )
+    for name in ("warmup_steps", "warmup_init", "clip", "weight_decay"):
         require(
             optimizer[name] >= 0,
             f"--config.optimizer.{name} must not be negative, got {optimizer[name]}",

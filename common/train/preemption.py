@@ -21,6 +21,10 @@ class Signals:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """From here on a signal acts at once: nothing is left to save."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -13,8 +13,14 @@ from common.train.checkpoint import Checkpoints, draw_reservoirs, verify_reservo
 from common.train.task import Values
 
 
-def load_best(checkpoints: Checkpoints, structure: Any, config: ConfigDict, mesh: Any) -> Values:
-    """The values of a run's best checkpoint, placed on `mesh`, reservoirs drawn again and verified."""
+def load_best(
+    checkpoints: Checkpoints,
+    structure: Any,
+    config: ConfigDict,
+    mesh: Any,
+    step: int | None = None,
+) -> Values:
+    """The values of a run's best checkpoint (or that of `step`) on `mesh`, reservoirs drawn again and verified."""
     frozen, drawn = draw_reservoirs(structure, config.seed, mesh)
     stored = (
         structure.frozen
@@ -29,7 +35,7 @@ def load_best(checkpoints: Checkpoints, structure: Any, config: ConfigDict, mesh
         }
 
     state, meta = checkpoints.restore_best(
-        {"trainable": target(structure.trainable), "frozen": target(stored)}
+        {"trainable": target(structure.trainable), "frozen": target(stored)}, step
     )
     verify_reservoirs(meta, drawn)
     return Values(structure, state["trainable"], frozen | state["frozen"], mesh)

@@ -8,6 +8,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from common.config import flatten, from_json, require, to_json
+from common.data.tokenizer import Tokenizer
 from common.errors import UserError
 
 CONFIG = "config.json"
@@ -19,6 +20,7 @@ GROUPS = ("seed", "model", "optimizer", "train", "eval", "checkpoint", "mesh", "
 # What may change when a run goes on: how long it runs, where, how often it looks, what it keeps.
 FREE = (
     "train.steps",
+    "train.epochs",
     "train.max_seconds",
     "train.log_steps",
     "eval.",
@@ -60,7 +62,7 @@ def _check(workdir: Path, config: ConfigDict) -> None:
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir={workdir} is a file")
     path = workdir / CONFIG
-    if path.exists() and any((workdir / "checkpoints").glob("*/*")):
+    if path.exists() and has_checkpoints(workdir):
         old, new = flatten(from_json(_read(path))), flatten(from_json(to_json(config)))
         different = [
             f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
@@ -75,6 +77,27 @@ def _check(workdir: Path, config: ConfigDict) -> None:
             )
     elif workdir.exists() and not path.exists() and any(p.name != LOCK for p in workdir.iterdir()):
         raise UserError(f"--workdir={workdir} is not empty and holds no run; choose another")
+
+
+def has_checkpoints(workdir: Path) -> bool:
+    """Whether there is anything to go on from; one that is still being written does not count."""
+    return any(path.name.isdecimal() for path in (workdir / "checkpoints").glob("*/*"))
+
+
+def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
+    """Writes what a run needs to be used; that of a run that goes on is not replaced.
+
+    Raises:
+      UserError: it is another than the run began with.
+    """
+    require(
+        not path.exists()
+        or not has_checkpoints(path.parent)
+        or Tokenizer.load(path).fingerprint == tokenizer.fingerprint,
+        f"the training text makes another vocabulary than {path}: it has changed since the run began;"
+        " choose another --workdir",
+    )
+    tokenizer.save(path)
 
 
 def read_config(workdir: Path) -> ConfigDict:

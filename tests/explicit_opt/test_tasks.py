@@ -131,6 +131,8 @@ def test_eight_devices_find_the_same_solution(words, tmp_path):
         ("one of torch, normal", "model.cold", "zeros"),
         ("-1 or 1", "solution.sign", 0),
         ("at least 1, got 0", "train.epochs", 0),
+        ("follows from --config.train.epochs", "train.steps", 5),
+        ("adagrad has none", "optimizer.weight_decay", 0.1),
         ("cannot be shared", "train.batch", 63),
         ("above 0 and at most 1", "data.held_out_share", 0.0),
         ("too large for the training text", "data.vocab_size", 5000),
@@ -147,6 +149,43 @@ def test_faults_of_a_language_model_are_one_line(words, tmp_path, fault, field, 
     with pytest.raises(UserError, match=fault) as caught:
         run.fit(words, tmp_path / "run", make_mesh({"data": 2}, jax.devices()[:2]))
     assert "\n" not in str(caught.value)
+
+
+def test_a_run_does_not_go_on_with_another_text(words, mesh, tmp_path):
+    words.start = "explicit"
+    run.fit(words, tmp_path / "run", mesh)
+    before = (tmp_path / "run" / "tokenizer.npz").read_bytes()
+    (tmp_path / "train.txt").write_text(TEXT + "a zebra quacks\n" * 30)
+    words.start = "explicit"
+    with pytest.raises(UserError, match="makes another vocabulary"):
+        run.fit(words, tmp_path / "run", mesh)
+    assert (tmp_path / "run" / "tokenizer.npz").read_bytes() == before
+
+
+def test_a_finished_run_takes_more_epochs(digits, mesh, tmp_path):
+    digits.train.epochs = 1
+    assert run.fit(digits, tmp_path / "run", mesh)["steps"] == 23
+    digits.train.epochs = 2
+    assert run.fit(digits, tmp_path / "run", mesh)["steps"] == 46
+
+
+def test_a_part_of_the_text_comes_from_all_of_it(words, mesh, tmp_path):
+    (tmp_path / "train.txt").write_text("the cat sat\n" * 400 + "a dog ran\n" * 400)
+    words.data.tokens, words.data.vocab_size = 600, 20
+    task = NextToken(words, mesh)
+    assert len(task.splits["train"]) == 600
+    found = task.tokenizer.decode([(task.splits["train"].tokens_M + 2).tolist()])[0]
+    assert min(found.count("cat"), found.count("dog")) > 20
+
+
+def test_a_file_that_is_also_there_packed_is_read_once(words, mesh, tmp_path):
+    once = len(NextToken(words, mesh).splits["train"])
+    (tmp_path / "train.txt.gz").write_bytes(gzip.compress(TEXT.encode()))
+    assert len(NextToken(words, mesh).splits["train"]) == once
+    words.data.splits.train = "train*"
+    assert len(NextToken(words, mesh).splits["train"]) == once
+    (tmp_path / "train.txt").unlink()
+    assert len(NextToken(words, mesh).splits["train"]) == once
 
 
 def test_an_empty_corpus_is_refused(words, mesh, tmp_path):

@@ -70,7 +70,7 @@ def test_what_lies_beyond_the_horizon_is_not_marked(tmp_path, saved):
 
 def test_several_models_share_the_longest_horizon(tmp_path, saved):
     plot_curve({"a": curve([10.0]), "b": curve([5.0, 10.0])}, tmp_path / "x.png")
-    assert legend(saved[0]) == ["a: AUCC 15 BLEU·h", "b: AUCC 10 BLEU·h"]
+    assert legend(saved[0]) == ["a: best 10, AUCC 15 BLEU·h", "b: best 10, AUCC 10 BLEU·h"]
     colours = {line.get_color() for line in saved[0].axes[0].lines if len(line.get_xdata()) > 1}
     assert len(colours) >= 2
     assert len(saved[0].axes[0].collections) == 2

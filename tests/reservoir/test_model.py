@@ -253,6 +253,26 @@ def test_exactly_the_reservoir_is_frozen(runs):
     assert set(runs["transformer"].structure.paths) == set(runs["none"].structure.paths)
 
 
+def test_a_gmlp_reservoir_is_one_line_of_configuration(make_config):
+    """Its random map over positions is frozen, mixes, and sees no padding."""
+    config = make_config("gmlp", max_length=6).model
+    validate(config)
+    structure = helpers.structure_of(config)
+    assert {n for n in structure.paths if n.startswith(FROZEN_LAYER)} == set(structure.frozen)
+    frozen = variables.draw_frozen(structure, 1)
+    weight = frozen[FROZEN_LAYER + "residuals/0/function/spatial/weight"]
+    assert weight.shape == (1, 6, 6) and 0.5 < np.linalg.norm(weight) / 6**0.5 < 1.5
+    block = structure.build(helpers.random_values(structure.trainable, 0), frozen).encoder.blocks[1]
+    x = np.random.default_rng(0).standard_normal((1, 6, 16)).astype(np.float32)
+    lengths = np.array([4])
+    found = block(x, Context(lengths_B=lengths))[0, :4]
+    for position, seen in ((3, True), (5, False)):
+        changed = x.copy()
+        changed[0, position, 0] += 1
+        other = block(changed, Context(lengths_B=lengths))[0, 0]
+        assert np.allclose(other, found[0]) == (not seen)
+
+
 def test_an_ffn_reservoir_is_a_residual_feed_forward_without_attention(runs):
     run = runs["ffn"]
     assert set(run.frozen) == {

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -93,8 +94,45 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     first = toy.run(tmp_path)
     task = toy.Toy()
     again = toy.run(tmp_path, task)
-    assert task.starts == [] and task.evaluated == ["test"]
-    assert again["curve"] == first["curve"] and again["test"] == first["test"]
+    assert task.starts == [] and task.evaluated == []
+    assert again == json.loads(json.dumps(first)), "nor measured again"
+    (tmp_path / "summary.json").unlink()
+    once_more = toy.run(tmp_path, task)
+    assert task.evaluated == ["test"]
+    assert once_more["curve"] == first["curve"] and once_more["test"] == first["test"]
+
+
+def test_a_run_that_used_up_its_seconds_is_finished(tmp_path: Path) -> None:
+    fields = {"train__steps": 10**6, "train__max_seconds": 0.2, "eval__steps": 10**5}
+    first = toy.run(tmp_path, **fields)
+    assert first["stopped_by"] == "seconds"
+    task = toy.Toy()
+    assert toy.run(tmp_path, task, **fields)["steps"] == first["steps"]
+    assert task.starts == []
+    more = toy.run(tmp_path, **{**fields, "train__max_seconds": 0.3})
+    assert more["steps"] > first["steps"]
+
+
+def test_the_test_takes_the_best_of_the_curve_and_no_later_orphan(tmp_path: Path) -> None:
+    """A kill between the best checkpoint and the newest one leaves a best one that the run knows nothing of."""
+    first = toy.run(tmp_path / "run")
+    toy.run(tmp_path / "other", seed=7)
+    best = tmp_path / "run" / "checkpoints" / "best"
+    other = tmp_path / "other" / "checkpoints" / "best" / "20"
+    shutil.copytree(other, best / "25")
+    (tmp_path / "run" / "summary.json").unlink()
+    again = toy.run(tmp_path / "run")
+    assert first["best_step"] == 20 and again["test"] == first["test"]
+
+
+def test_the_best_is_on_disk_before_the_checkpoint_that_names_it(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    state = {"x": jax.numpy.arange(4.0)}
+    for step in range(1, 4):
+        checkpoints.save_best(step, state, {})
+        checkpoints.save(step, state, {})
+        assert (tmp_path / "checkpoints" / "best" / str(step)).is_dir()
+    checkpoints.close()
 
 
 def test_patience_ends_the_run_and_the_best_checkpoint_is_tested(tmp_path: Path) -> None:
@@ -102,10 +140,11 @@ def test_patience_ends_the_run_and_the_best_checkpoint_is_tested(tmp_path: Path)
     summary = toy.run(tmp_path, task, train__steps=100, eval__patience=2)
     assert summary["stopped_by"] == "patience"
     assert summary["steps"] == 20 and summary["best_step"] == 10
-    assert [p.name for p in (tmp_path / "checkpoints" / "best").iterdir() if p.name.isdigit()] == [
-        "10"
-    ]
+    kept = (p.name for p in (tmp_path / "checkpoints" / "best").iterdir())
+    assert sorted(name for name in kept if name.isdigit()) == ["10", "5"]
     assert toy.run(tmp_path, toy.Toy(), train__steps=100, eval__patience=2)["steps"] == 20
+    more = toy.run(tmp_path, toy.Toy(scores=[2.0] * 9), train__steps=100, eval__patience=3)
+    assert more["steps"] == 25, "more patience goes on"
 
 
 def test_the_tested_values_are_those_of_the_best_step(tmp_path: Path) -> None:

@@ -1,0 +1,129 @@
+"""Language models of bytes in PyTorch: the public gMLPs, a GPT of the usual layout, and Hugging Face's GPT-2.
+
+Each is as wide, deep and long as ours (width 512, hidden 2048, 4 layers, 768 positions, 256 bytes), with its own
+parameters where it has more or fewer.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.harness import cores
+
+WIDTH, HIDDEN, LAYERS, LENGTH, HEADS, BYTES = 512, 2048, 4, 768, 8, 256
+MODELS = ("g-mlp-gpt", "g-mlp-gpt attention", "g-mlp-pytorch", "gpt")
+
+
+class Block(nn.Module):
+    """Attention and feed-forward before which the stream is normalised, as in GPT-2."""
+
+    def __init__(self):
+        super().__init__()
+        self.before_attention, self.before_mlp = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+
+    def forward(self, x_BLD: Tensor) -> Tensor:
+        batch, length, _ = x_BLD.shape
+        split = self.qkv(self.before_attention(x_BLD)).view(batch, length, 3, HEADS, -1)
+        query, key, value = split.permute(2, 0, 3, 1, 4)
+        y_BHLK = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x_BLD = x_BLD + self.out(y_BHLK.transpose(1, 2).flatten(2))
+        return x_BLD + self.down(F.gelu(self.up(self.before_mlp(x_BLD))))
+
+
+class Gpt(nn.Module):
+    """Learned positions, the output layer tied to the embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(BYTES, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, tokens_BL: Tensor) -> Tensor:
+        x_BLD = self.tokens(tokens_BL) + self.positions.weight[: tokens_BL.shape[1]]
+        return self.norm(self.blocks(x_BLD)) @ self.tokens.weight.T
+
+
+def make_model(name: str) -> nn.Module:
+    match name:
+        case "gpt":
+            return Gpt()
+        case "g-mlp-pytorch":
+            from g_mlp_pytorch import gMLP
+
+            return gMLP(
+                num_tokens=BYTES,
+                dim=WIDTH,
+                depth=LAYERS,
+                seq_len=LENGTH,
+                ff_mult=HIDDEN // WIDTH,
+                causal=True,
+            )
+        case _:
+            from g_mlp_gpt import gMLPGPT
+
+            attention = {"attn_dim": 64} if name.endswith("attention") else {}
+            return gMLPGPT(
+                num_tokens=BYTES,
+                dim=WIDTH,
+                depth=LAYERS,
+                seq_len=LENGTH,
+                ff_mult=HIDDEN // WIDTH,
+                window=(LENGTH,) * LAYERS,
+                **attention,
+            )
+
+
+def make_step(name: str, dtype: str, batch: int) -> Callable[[], float]:
+    """A call makes one training step (forward, loss, backward, Adam) and returns its loss."""
+    torch.set_num_threads(cores())
+    torch.manual_seed(0)
+    model = make_model(name)
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-4, fused=True)
+    text = torch.randint(0, BYTES, (batch, LENGTH + 1))
+    low = dtype == "bfloat16"
+
+    def step() -> float:
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            logits = model(text[:, :-1])
+        loss = F.cross_entropy(logits.float().flatten(0, 1), text[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step
+
+
+def make_writer(name: str, start: int, count: int) -> Callable[[], None]:
+    """A call writes `count` bytes after `start` given ones: with a cache (Hugging Face), or as the public gMLPs do,
+    with a pass over the whole prefix for each byte."""
+    torch.set_num_threads(cores())
+    prompt = torch.randint(0, BYTES, (1, max(start, 1)))
+    if name == "hugging face gpt-2":
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        sizes = {"n_embd": WIDTH, "n_layer": LAYERS, "n_head": HEADS, "n_inner": HIDDEN}
+        config = GPT2Config(vocab_size=BYTES, n_positions=LENGTH + 1, **sizes)
+        model = GPT2LMHeadModel(config).eval()
+        options = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+
+        @torch.inference_mode()
+        def generate() -> None:
+            model.generate(prompt, max_new_tokens=count, min_new_tokens=count, **options)
+
+        return generate
+    model = make_model(name).eval()
+
+    @torch.inference_mode()
+    def recompute() -> None:
+        text = prompt
+        for _ in range(count):
+            best = model(text)[:, -1].argmax(-1, keepdim=True)
+            text = torch.cat([text, best], 1)
+
+    return recompute

@@ -1,0 +1,85 @@
+"""Text as bytes: whole files, plain, gzipped or zipped, cut by position where one file is all there is."""
+
+import gzip
+import os
+import zipfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from common.data.text import python_manual
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+ENDINGS = ("", ".gz", ".zip")
+
+
+def load_bytes(data: "ConfigDict", split: str) -> np.ndarray:
+    """One split, (bytes,) uint8.
+
+    Args:
+        data: has `source` ("embedded:python" or "files:DIR"); `file`, one file in DIR of which train, valid and test
+            are `shares` by position, or ""; and `splits`, the names of three files. A .gz or .zip may be left out.
+        split: "train", "valid" or "test".
+
+    Raises:
+        UserError: the source or a file is unknown, missing, damaged or empty.
+    """
+    kind, _, place = data.source.partition(":")
+    if kind == "embedded":
+        if place != "python":
+            raise UserError(f"no embedded text {place!r}; there is: python")
+        text = "\n".join(line for topic in python_manual(split) for line in topic)
+        return np.frombuffer(text.encode(), np.uint8)
+    if kind != "files":
+        raise UserError(f"data.source is {data.source!r}; it must be embedded:python or files:DIR")
+    directory = Path(os.path.expanduser(place))
+    if not directory.is_dir():
+        raise UserError(f"no directory {directory} (data.source)")
+    name = data.file or data.splits[split]
+    whole = np.frombuffer(_read(_find(directory, name)), np.uint8)
+    part = _cut(whole, data.shares, split) if data.file else whole
+    if not len(part):
+        raise UserError(f"{directory / name} has no bytes in its {split} split")
+    return part
+
+
+def _find(directory: Path, name: str) -> Path:
+    for ending in ENDINGS:
+        if (path := directory / f"{name}{ending}").is_file():
+            return path
+    there = sorted(p.name for p in directory.iterdir() if p.is_file())
+    raise UserError(
+        f"no {name}, {name}.gz or {name}.zip in {directory}; there are:"
+        f" {', '.join(there[:10]) or 'no files'}"
+    )
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                names = [n for n in archive.namelist() if not n.endswith("/")]
+                if len(names) != 1:
+                    raise UserError(f"{path} holds {len(names)} files, one is expected")
+                return archive.read(names[0])
+        if path.suffix == ".gz":
+            return gzip.decompress(path.read_bytes())
+        return path.read_bytes()
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError) as error:
+        raise UserError(f"cannot read {path}: {error}") from error
+
+
+def _cut(whole: np.ndarray, shares: tuple[float, ...], split: str) -> np.ndarray:
+    """Train, valid and test one after the other; what is rounded off goes to the last."""
+    train, valid = (round(len(whole) * share) for share in shares[:2])
+    begin, end = {
+        "train": (0, train),
+        "valid": (train, train + valid),
+        "test": (train + valid, len(whole)),
+    }[split]
+    return whole[begin:end]

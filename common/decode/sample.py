@@ -1,0 +1,96 @@
+"""Sampling over a cache: temperature, the k likeliest tokens, the nucleus.
+
+B sequences, L tokens, V vocabulary.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from common.config import require
+from common.decode.beam import StepFunction
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn.
+
+    Attributes:
+      temperature: divides the logits; 0 takes the likeliest token.
+      top_k: only the k likeliest tokens; 0 is all.
+      top_p: only the likeliest tokens that together have this probability (at least one).
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def validate(self) -> None:
+        require(
+            self.temperature >= 0, f"--temperature must be at least 0, got {self.temperature:g}"
+        )
+        require(self.top_k >= 0, f"--top_k must be at least 0 (0 is all), got {self.top_k}")
+        require(0 < self.top_p <= 1, f"--top_p must be above 0 and at most 1, got {self.top_p:g}")
+
+
+def restrict(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
+    """The logits at this temperature, minus infinity where a token may not be drawn."""
+    logits_BV = logits_BV / sampling.temperature
+    ordered_BV = jnp.sort(logits_BV, axis=-1)[:, ::-1]
+    lowest_B1 = jnp.full((len(logits_BV), 1), -jnp.inf)
+    if 0 < sampling.top_k < logits_BV.shape[-1]:
+        lowest_B1 = ordered_BV[:, sampling.top_k - 1 : sampling.top_k]
+    if sampling.top_p < 1:
+        kept_BV = jnp.where(ordered_BV >= lowest_B1, ordered_BV, -jnp.inf)
+        shares_BV = jax.nn.softmax(kept_BV, axis=-1)
+        # A token is in as long as those before it do not reach top_p yet.
+        before_BV = jnp.cumsum(shares_BV, axis=-1) - shares_BV
+        within_BV = jnp.where(before_BV < sampling.top_p, kept_BV, jnp.inf)
+        lowest_B1 = jnp.maximum(lowest_B1, within_BV.min(-1, keepdims=True))
+    return jnp.where(logits_BV >= lowest_B1, logits_BV, -jnp.inf)
+
+
+def draw(logits_BV: jax.Array, sampling: Sampling, key: jax.Array) -> jax.Array:
+    """One token each, (B,)."""
+    if sampling.temperature == 0:
+        return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
+    return jax.random.categorical(key, restrict(logits_BV, sampling)).astype(jnp.int32)
+
+
+def read(step: StepFunction, tokens_BL: jax.Array, cache: Any, start: int) -> tuple[jax.Array, Any]:
+    """Takes in tokens that stand at `start` and after; the logits (B, V) of the token after the last one."""
+
+    def take(carry, token_and_index):
+        _, cache = carry
+        return step(token_and_index[0], cache, token_and_index[1]), None
+
+    indices = start + jnp.arange(tokens_BL.shape[1])
+    like = jax.eval_shape(step, tokens_BL[:, 0], cache, indices[0])[0]
+    first = (jnp.zeros(like.shape, like.dtype), cache)
+    (logits_BV, cache), _ = jax.lax.scan(take, first, (tokens_BL.T, indices))
+    return logits_BV, cache
+
+
+def write(
+    step: StepFunction,
+    logits_BV: jax.Array,
+    cache: Any,
+    start: jax.Array,
+    count: int,
+    sampling: Sampling,
+    key: jax.Array,
+) -> tuple[jax.Array, jax.Array, Any]:
+    """Draws `count` tokens for positions `start` and after: tokens (B, count), the next logits, the cache.
+
+    The token of a position depends on the key and the position, not on how the whole is cut into calls.
+    """
+
+    def one(carry, index):
+        logits_BV, cache = carry
+        tokens_B = draw(logits_BV, sampling, jax.random.fold_in(key, index))
+        return step(tokens_B, cache, index), tokens_B
+
+    carry, tokens_LB = jax.lax.scan(one, (logits_BV, cache), start + jnp.arange(count))
+    return tokens_LB.T, *carry

@@ -1,0 +1,187 @@
+"""The gMLP: a feed-forward layer whose hidden channels gate each other across positions (Liu et al., 2021).
+
+B batch, L length, D width, F hidden, G = F / 2 gated channels, A width of the tiny attention.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from common.model.attention import attend
+from common.model.block import Context, Function
+from common.model.feed_forward import ACTIVATIONS
+from common.model.linear import Linear
+from common.model.norm import LayerNorm
+from common.model.spatial import Spatial
+
+
+class TinyAttention(Function):
+    """One head of attention, A wide, whose output is as wide as the gate ("aMLP").
+
+    Args:
+      window: 0, or the length of windows: each position then sees its own window and the one before. As in the
+        paper's code, what lies before the first window counts as keys and values of zero.
+      keys_as_values: in windows, weigh the keys and not the values. A slip in g-mlp-gpt (k where t is meant) that the
+        paper's code inherited; its value projections are never used there.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        outputs: int,
+        *,
+        rngs: nnx.Rngs,
+        causal: bool = True,
+        window: int = 0,
+        keys_as_values: bool = False,
+    ):
+        def project() -> Linear:
+            return Linear(width, inner, ("embed", None), rngs=rngs, bias_init=None)
+
+        self.query, self.key, self.value = project(), project(), project()
+        self.out = Linear(inner, outputs, (None, "mlp"), rngs=rngs)
+        self.causal, self.window = causal, window
+        self.keys_as_values = keys_as_values and bool(window)
+
+    def _project(self, x_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        key_BLA = self.key(x_BLD)
+        return key_BLA, key_BLA if self.keys_as_values else self.value(x_BLD)
+
+    def __call__(
+        self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
+    ) -> jax.Array:
+        projected = self.query(x_BLD), *self._project(x_BLD)
+        if self.window:
+            return self.out(self._in_windows(*projected))
+        one_head = (x_BLA[:, :, None] for x_BLA in projected)
+        lengths_B = None if self.causal else context.lengths_B
+        y_BLA = attend(*one_head, causal=self.causal, key_lengths_B=lengths_B)[:, :, 0]
+        return self.out(y_BLA)
+
+    def _in_windows(self, query_BLA, key_BLA, value_BLA) -> jax.Array:
+        batch, length, inner = query_BLA.shape
+        size = self.window
+        windows = -(-length // size)
+
+        def cut(x_BLA, before: int) -> jax.Array:
+            padded = jnp.pad(x_BLA, ((0, 0), (before, windows * size - length), (0, 0)))
+            return padded[:, : windows * size].reshape(batch * windows, size, inner)
+
+        def with_before(x_BLA) -> jax.Array:
+            return jnp.concatenate([cut(x_BLA, size), cut(x_BLA, 0)], axis=1)
+
+        query, key, value = cut(query_BLA, 0), with_before(key_BLA), with_before(value_BLA)
+        seen = jnp.arange(2 * size) <= jnp.arange(size)[:, None] + size
+        y = _weigh(query, key, value, seen)
+        return y.reshape(batch, -1, inner)[:, :length]
+
+    def cache(self, batch: int, length: int, context: Context, dtype: Any) -> Any:
+        """Keys and values, (B, N, A), a window of zeros before them where there are windows."""
+        empty = jnp.zeros((batch, length + self.window, self.out.kernel.shape[0]), dtype)
+        return empty, empty
+
+    def step(
+        self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
+    ) -> tuple[jax.Array, Any]:
+        at = index + self.window
+        keys_BNA, values_BNA = (
+            jax.lax.dynamic_update_slice_in_dim(old, new, at, 1)
+            for old, new in zip(cache, self._project(x_B1D), strict=True)
+        )
+        places = jnp.arange(keys_BNA.shape[1])
+        seen = places <= at
+        if self.window:
+            # From the beginning of the window before, which in the padded cache is that of this one.
+            seen &= places >= index - index % self.window
+        y_B1A = _weigh(self.query(x_B1D), keys_BNA, values_BNA, seen[None])
+        return self.out(y_B1A), (keys_BNA, values_BNA)
+
+
+def _weigh(query_BTA, key_BSA, value_BSA, seen_TS) -> jax.Array:
+    """Softmax attention of one head over what each query sees."""
+    query_BTA = query_BTA * query_BTA.shape[-1] ** -0.5
+    logits_BTS = jnp.matmul(query_BTA, key_BSA.swapaxes(1, 2), preferred_element_type=jnp.float32)
+    weights_BTS = jax.nn.softmax(logits_BTS, axis=-1, where=seen_TS)
+    return jnp.matmul(weights_BTS.astype(value_BSA.dtype), value_BSA)
+
+
+class GatedMlp(Function):
+    """W2 (u * s(v)) with u, v the halves of activation(W1 x), s(v) = W norm(v) + b over positions (eq. 1 to 3).
+
+    Args:
+      spatial: the map over positions, causal or not.
+      attention: width of a tiny attention that is added to the gate; 0 leaves it out.
+      window, keys_as_values: of that attention.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        spatial: Spatial,
+        *,
+        rngs: nnx.Rngs,
+        activation: str = "gelu",
+        attention: int = 0,
+        window: int = 0,
+        keys_as_values: bool = False,
+    ):
+        if hidden % (2 * spatial.heads):
+            raise ValueError(
+                f"hidden {hidden} cannot be halved and shared by {spatial.heads} gate heads"
+            )
+        self.up = Linear(width, hidden, ("embed", "mlp"), rngs=rngs)
+        self.norm = LayerNorm(hidden // 2, rngs=rngs)
+        self.spatial = spatial
+        self.down = Linear(hidden // 2, width, ("mlp", "embed"), rngs=rngs)
+        options = {"causal": spatial.causal, "window": window, "keys_as_values": keys_as_values}
+        self.attention = (
+            TinyAttention(width, attention, hidden // 2, rngs=rngs, **options)
+            if attention
+            else None
+        )
+        self.activation = activation
+
+    def _halves(self, x_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        u_BLG, v_BLG = jnp.split(ACTIVATIONS[self.activation](self.up(x_BLD)), 2, axis=-1)
+        return u_BLG, self.norm(v_BLG)
+
+    def __call__(
+        self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
+    ) -> jax.Array:
+        if x_BLD.shape[1] > self.spatial.length:
+            raise ValueError(
+                f"a sequence of {x_BLD.shape[1]} positions, the spatial map has {self.spatial.length}"
+            )
+        u_BLG, v_BLG = self._halves(x_BLD)
+        if not self.spatial.causal and context.lengths_B is not None:
+            valid_BL = jnp.arange(x_BLD.shape[1]) < context.lengths_B[:, None]
+            v_BLG = jnp.where(valid_BL[..., None], v_BLG, 0)
+        gate_BLG = self.spatial(v_BLG)
+        if self.attention is not None:
+            gate_BLG = gate_BLG + self.attention(x_BLD, context)
+        return self.down(u_BLG * gate_BLG.astype(u_BLG.dtype))
+
+    def cache(self, batch: int, length: int, context: Context, dtype: Any) -> Any:
+        """The gated channels of every position, (B, N, G), and what the attention needs."""
+        if not self.spatial.causal:
+            raise ValueError("only a causal gMLP can be decoded step by step")
+        shape = (batch, self.spatial.positions(length), self.norm.scale.shape[0])
+        attention = self.attention.cache(batch, length, context, dtype) if self.attention else ()
+        return jnp.zeros(shape, dtype), attention
+
+    def step(
+        self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
+    ) -> tuple[jax.Array, Any]:
+        """One row of W over what is remembered: O(N G) instead of a pass over the whole sequence."""
+        values_BNG, attention = cache
+        u_B1G, v_B1G = self._halves(x_B1D)
+        values_BNG = jax.lax.dynamic_update_slice_in_dim(values_BNG, v_B1G, index, 1)
+        gate_B1G = self.spatial.step(values_BNG, index)[:, None]
+        if self.attention is not None:
+            more_B1G, attention = self.attention.step(x_B1D, attention, index, context)
+            gate_B1G = gate_B1G + more_B1G
+        return self.down(u_B1G * gate_B1G.astype(u_B1G.dtype)), (values_BNG, attention)

@@ -1,0 +1,54 @@
+"""A stack of causal blocks between an embedding and an output layer: the token after each token.
+
+B batch, L length, D width, V vocabulary.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from common.model.block import Context
+from common.model.dropout import fold
+from common.model.embed import Embed
+from common.model.encoder_decoder import Stack
+from common.model.linear import Linear
+
+
+class LanguageModel(nnx.Module):
+    """Tokens in, logits of the next token out.
+
+    Args:
+      output: None ties the output layer to the embedding.
+      dtype: the type of activations; parameters, softmax and logits are float32.
+    """
+
+    def __init__(
+        self,
+        embed: Embed,
+        stack: Stack,
+        output: Linear | None = None,
+        *,
+        dtype: jnp.dtype = jnp.float32,
+    ):
+        self.embed, self.stack, self.output = embed, stack, output
+        self.dtype = dtype
+
+    def _logits(self, x_BLD: jax.Array) -> jax.Array:
+        if self.output is None:
+            return self.embed.logits(x_BLD)
+        return self.output(x_BLD, jnp.float32)
+
+    def __call__(self, tokens_BL: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        """Logits (B, L, V) of the token after each."""
+        x_BLD = self.embed(tokens_BL, self.dtype, fold(key, 0))
+        return self._logits(self.stack(x_BLD, Context(), fold(key, 1)))
+
+    def cache(self, batch: int, length: int) -> list:
+        """What `step` remembers of up to `length` tokens."""
+        return self.stack.cache(batch, length, Context(), self.dtype)
+
+    def step(self, tokens_B: jax.Array, cache: list, index: jax.Array) -> tuple[jax.Array, list]:
+        """The logits (B, V) of the token after `tokens_B`, which stands at position `index`."""
+        x_B1D = self.embed(tokens_B[:, None], self.dtype, start=index)
+        x_B1D, cache = self.stack.step(x_B1D, cache, index, Context())
+        return self._logits(x_B1D)[:, 0], cache

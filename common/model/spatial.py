@@ -1,0 +1,239 @@
+"""Mixing over positions by fixed matrices: products that skip what causality hides, and the parameters behind them.
+
+B batch, L length, N the longest length, C channels, H gate heads, W window.
+
+gMLP (Liu et al., 2021) mixes positions by a trained matrix in place of attention. Every form here maps values
+(B, L, C) to (B, L, C) for any L up to N, has one row for a decoding step, and is causal unless it is told otherwise.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from common.model import initializers
+
+BLOCK = 256
+"""Rows of a block of the triangular product: below this a product is too small to gain from skipping."""
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def causal_product(matrix_LL: jax.Array, values_LC: jax.Array, block: int = BLOCK) -> jax.Array:
+    """tril(M) v, (L, C) in float32, without most of the upper half.
+
+    Rows go in blocks: each multiplies what lies to its left and its own triangle. With n blocks that is (n + 1) / 2n
+    of the dense product, and the same of both gradients.
+    """
+    return _lower(matrix_LL, values_LC, block)
+
+
+def _dot(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
+    dimensions = (((a_axis,), (b_axis,)), ((), ()))
+    return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
+
+
+def _blocks(length: int, block: int) -> list[tuple[int, int]]:
+    return [(start, min(start + block, length)) for start in range(0, length, block)]
+
+
+def _seen(rows: tuple[int, int], columns: tuple[int, int]) -> jax.Array:
+    """Which of a block's columns lie at or before its rows."""
+    return jnp.arange(*columns) <= jnp.arange(*rows)[:, None]
+
+
+def _lower(matrix_LL, values_LC, block):
+    parts = []
+    for start, end in _blocks(len(values_LC), block):
+        rows = matrix_LL[start:end, :end].astype(values_LC.dtype)
+        rows = jnp.where(_seen((start, end), (0, end)), rows, 0)
+        parts.append(_dot(rows, values_LC[:end], 1, 0))
+    return jnp.concatenate(parts)
+
+
+def _forward(matrix_LL, values_LC, block):
+    return _lower(matrix_LL, values_LC, block), (matrix_LL, values_LC)
+
+
+def _backward(block, residuals, g_LC):
+    matrix_LL, values_LC = residuals
+    length = len(values_LC)
+    g_LC = g_LC.astype(values_LC.dtype)
+    matrices, values = [], []
+    for start, end in _blocks(length, block):
+        own = jnp.where(
+            _seen((start, end), (0, end)), _dot(g_LC[start:end], values_LC[:end], 1, 1), 0
+        )
+        matrices.append(jnp.pad(own, ((0, 0), (0, length - end))))
+        below = matrix_LL[start:, start:end].astype(values_LC.dtype)
+        below = jnp.where(_seen((start, length), (start, end)), below, 0)
+        values.append(_dot(below, g_LC[start:], 0, 0))
+    return (
+        jnp.concatenate(matrices).astype(matrix_LL.dtype),
+        jnp.concatenate(values).astype(values_LC.dtype),
+    )
+
+
+causal_product.defvjp(_forward, _backward)
+
+
+def _per_head(product, matrices_H, values_BLC: jax.Array) -> jax.Array:
+    """Each head's matrix over its share of the channels; positions first, so that every product is of two matrices."""
+    batch, length, channels = values_BLC.shape
+    heads = len(matrices_H)
+    values_HLC = values_BLC.reshape(batch, length, heads, -1).transpose(2, 1, 0, 3)
+    values_HLC = values_HLC.reshape(heads, length, -1)
+    y_HMC = jnp.stack([product(m, v) for m, v in zip(matrices_H, values_HLC, strict=True)])
+    y_BMHC = y_HMC.reshape(heads, -1, batch, channels // heads).transpose(2, 1, 0, 3)
+    return y_BMHC.reshape(batch, -1, channels)
+
+
+class Spatial(nnx.Module):
+    """W v + b over positions, W near 0 and b = 1: at the start every gate is open and no position sees another.
+
+    Args:
+      length: N.
+      heads: matrices, each for an equal share of the channels.
+      epsilon: W starts in U(-epsilon / N, epsilon / N).
+      causal: position m sees n <= m.
+    """
+
+    def __init__(
+        self,
+        length: int,
+        *,
+        rngs: nnx.Rngs,
+        heads: int = 1,
+        epsilon: float = 1e-3,
+        causal: bool = True,
+    ):
+        self.length, self.heads, self.causal = length, heads, causal
+        shape = self.shape()
+        start = initializers.uniform(epsilon / shape[-1]) if epsilon else initializers.zeros
+        self.weight = nnx.Param(
+            start(rngs.params(), shape), axes=(None,) + ("position",) * (len(shape) - 1)
+        )
+        bias_shape = (heads, self.rows())
+        self.bias = nnx.Param(initializers.ones(rngs.params(), bias_shape), axes=(None, "position"))
+
+    def reservoir_draws(self) -> dict[str, tuple]:
+        """A matrix near 0 that is never trained would mix nothing: rows of norm about 1, gates around their bias."""
+        return {"weight": ("uniform", (3 / self.weight.shape[-1]) ** 0.5), "bias": ("ones",)}
+
+    def shape(self) -> tuple[int, ...]:
+        """Of the weight."""
+        return (self.heads, self.length, self.length)
+
+    def rows(self) -> int:
+        """Biases per head."""
+        return self.length
+
+    def matrices(self, length: int) -> jax.Array:
+        """(H, L, L); above the diagonal anything may stand where the map is causal."""
+        return self.weight[...][:, :length, :length]
+
+    def biases(self, length: int) -> jax.Array:
+        """(H, L)."""
+        return self.bias[...][:, :length]
+
+    def __call__(self, values_BLC: jax.Array) -> jax.Array:
+        """(B, L, C) in float32. Padding has to be zero where the map is not causal."""
+        length = values_BLC.shape[1]
+        product = causal_product if self.causal else _dense_product
+        y_BLC = _per_head(product, self.matrices(length), values_BLC)
+        return y_BLC + self._spread(self.biases(length), values_BLC.shape[-1])
+
+    def _spread(self, bias_HL: jax.Array, channels: int) -> jax.Array:
+        """(L, C): a head's bias for its channels."""
+        return jnp.repeat(bias_HL.T, channels // self.heads, axis=1)
+
+    def positions(self, length: int) -> int:
+        """How many values `step` has to be given for sequences of up to `length`."""
+        return length
+
+    def row(self, index: jax.Array) -> jax.Array:
+        """What position `index` takes of each position, (H, N)."""
+        row_HN = jax.lax.dynamic_index_in_dim(self.weight[...], index, 1, keepdims=False)
+        return jnp.where(jnp.arange(self.length) <= index, row_HN, 0)
+
+    def step(self, values_BNC: jax.Array, index: jax.Array) -> jax.Array:
+        """Position `index` of the map, (B, C) in float32, from the values up to it."""
+        seen = values_BNC.shape[1]
+        return self._apply(self.row(index)[:, :seen], values_BNC, index)
+
+    def _apply(self, row_HS: jax.Array, values_BSC: jax.Array, index: jax.Array) -> jax.Array:
+        batch, positions, channels = values_BSC.shape
+        values_BSHC = values_BSC.reshape(batch, positions, self.heads, -1)
+        # Products by broadcasting: one row has no use for a matrix product, and any type multiplies fast.
+        y_BHC = jnp.einsum("hs,bshc->bhc", row_HS, values_BSHC.astype(jnp.float32))
+        bias_H = jax.lax.dynamic_index_in_dim(self.bias[...], index % self.rows(), 1)
+        return (y_BHC + bias_H).reshape(batch, channels)
+
+
+def _dense_product(matrix_LL: jax.Array, values_LC: jax.Array) -> jax.Array:
+    return _dot(matrix_LL.astype(values_LC.dtype), values_LC, 1, 0)
+
+
+class Toeplitz(Spatial):
+    """W[m, n] depends on m - n alone (appendix C of gMLP): N weights, or 2 N - 1 where both sides are seen."""
+
+    def shape(self) -> tuple[int, ...]:
+        return (self.heads, self.length if self.causal else 2 * self.length - 1)
+
+    def matrices(self, length: int) -> jax.Array:
+        distance_LL = jnp.arange(length)[:, None] - jnp.arange(length)
+        # Weight k is that of distance k; the negative distances of a map that is not causal follow from the end.
+        return self.weight[...][:, distance_LL % self.weight.shape[-1]]
+
+    def row(self, index: jax.Array) -> jax.Array:
+        distance_N = index - jnp.arange(self.length)
+        row_HN = self.weight[...][:, distance_N % self.weight.shape[-1]]
+        return jnp.where(distance_N >= 0, row_HN, 0)
+
+
+class BlockLocal(Spatial):
+    """Positions in windows of W: each sees its own window up to itself, and the one before; W x 2 W weights.
+
+    The matrices of g-mlp-gpt, from which the paper's code comes.
+    """
+
+    def __init__(self, length: int, window: int, *, rngs: nnx.Rngs, **options):
+        if not options.get("causal", True):
+            raise ValueError("windows are causal")
+        self.window = window
+        super().__init__(length, rngs=rngs, **options)
+
+    def shape(self) -> tuple[int, ...]:
+        return (self.heads, self.window, 2 * self.window)
+
+    def rows(self) -> int:
+        return self.window
+
+    def _seen(self) -> jax.Array:
+        """(W, 2 W)."""
+        return jnp.arange(2 * self.window) <= jnp.arange(self.window)[:, None] + self.window
+
+    def __call__(self, values_BLC: jax.Array) -> jax.Array:
+        batch, length, channels = values_BLC.shape
+        windows = -(-length // self.window)
+        padded = jnp.pad(values_BLC, ((0, 0), (0, windows * self.window - length), (0, 0)))
+        own = padded.reshape(batch * windows, self.window, channels)
+        before = jnp.pad(padded, ((0, 0), (self.window, 0), (0, 0)))[:, : padded.shape[1]]
+        both = jnp.concatenate([before.reshape(own.shape), own], axis=1)
+        matrices = jnp.where(self._seen(), self.weight[...], 0)
+        y = _per_head(_dense_product, matrices, both) + self._spread(self.bias[...], channels)
+        return y.reshape(batch, -1, channels)[:, :length]
+
+    def positions(self, length: int) -> int:
+        return max(2 * self.window, -(-length // self.window) * self.window)
+
+    def step(self, values_BNC: jax.Array, index: jax.Array) -> jax.Array:
+        place = index % self.window
+        row_HS = jax.lax.dynamic_index_in_dim(self.weight[...], place, 1, keepdims=False)
+        row_HS = jnp.where(jnp.arange(2 * self.window) <= place + self.window, row_HS, 0)
+        # No window lies before the first one: its own begins where the slice does.
+        alone_HS = jnp.pad(row_HS[:, self.window :], ((0, 0), (0, self.window)))
+        row_HS = jnp.where(index < self.window, alone_HS, row_HS)
+        start = jnp.maximum(index - place - self.window, 0)
+        both = jax.lax.dynamic_slice_in_dim(values_BNC, start, 2 * self.window, 1)
+        return self._apply(row_HS, both, index)

@@ -1,0 +1,139 @@
+"""Language modelling of bytes: crops in, the byte after each out, bits per byte of whole splits.
+
+B batch, L length, V vocabulary.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common import sharding
+from common.config import choose, require
+from common.data.batching import iterate
+from common.data.byte_text import load_bytes
+from common.data.windows import Crops, scored_once
+from common.model.language_model import LanguageModel
+from common.model.loss import cross_entropy
+from common.train.feed import put
+from common.train.task import Batch, Values
+from common.variables import Arrays
+
+BYTES = 256
+
+# (model config, vocabulary, rngs=) -> model
+Build = Callable[..., LanguageModel]
+
+
+def validate(config: ConfigDict) -> None:
+    """The fields of the data and of the evaluation."""
+    data, evaluation = config.data, config.eval
+    choose("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
+    for name, value in (
+        ("model.length", config.model.length),
+        ("data.batch", data.batch),
+        ("eval.batch", evaluation.batch),
+        ("eval.stride", evaluation.stride),
+    ):
+        require(value >= 1, f"--config.{name} must be at least 1, got {value}")
+    require(
+        evaluation.stride <= config.model.length,
+        f"--config.eval.stride={evaluation.stride} leaves out bytes: windows have"
+        f" --config.model.length={config.model.length}",
+    )
+    require(
+        evaluation.tokens >= 0,
+        f"--config.eval.tokens must be at least 0, got {evaluation.tokens}",
+    )
+    shares = data.shares
+    require(
+        len(shares) == 3 and min(shares) > 0 and abs(sum(shares) - 1) < 1e-6,
+        f"--config.data.shares must be three shares that add up to 1, got {tuple(shares)}",
+    )
+
+
+class LanguageModelling:
+    """The task that the training loop sees."""
+
+    objective, mode = "bits_per_byte", "min"
+
+    def __init__(self, config: ConfigDict, build: Build, mesh: Mesh):
+        """Reads the data.
+
+        Raises:
+          UserError: the configuration or the data are at fault.
+        """
+        validate(config)
+        self.config, self.mesh, self._build = config, mesh, build
+        self.splits = {
+            split: load_bytes(config.data, split) for split in ("train", "valid", "test")
+        }
+        for split in ("valid", "test"):
+            require(len(self.splits[split]) > 1, f"the {split} text has a single byte")
+        if config.eval.tokens:
+            self.splits["valid"] = self.splits["valid"][: config.eval.tokens + 1]
+        self.multiple = sharding.batch_ways(mesh) * config.train.accumulate
+        self.crops = Crops(
+            self.splits["train"],
+            config.model.length,
+            config.data.batch,
+            multiple=self.multiple,
+            seed=config.seed,
+        )
+        self._sums: Callable | None = None
+
+    def build(self, rngs: nnx.Rngs) -> LanguageModel:
+        return self._build(self.config.model, BYTES, rngs=rngs)
+
+    def start(self, trainable: Arrays) -> Arrays:
+        return trainable
+
+    def loss(
+        self, model: LanguageModel, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        loss_BL = cross_entropy(model(batch["tokens"], key), batch["targets"])
+        return jnp.sum(loss_BL * batch["weights"]), jnp.sum(batch["weights"])
+
+    def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
+        return iterate(self.crops, start)
+
+    def evaluate(self, values: Values, split: str) -> dict[str, float]:
+        """Bits and nats per byte of every byte but the first; for text in words, perplexity per word."""
+        if self._sums is None:
+            structure = values.structure
+            self._sums = jax.jit(
+                lambda trainable, frozen, batch: self.loss(
+                    structure.build(trainable, frozen), batch, None
+                ),
+                out_shardings=sharding.replicated(self.mesh),
+            )
+        settings, text = self.config.eval, self.splits[split]
+        length = self.config.model.length
+        total = weight = 0.0
+        for batch in scored_once(
+            text, length, settings.stride, settings.batch, multiple=self.multiple
+        ):
+            sums = self._sums(values.trainable, values.frozen, put(batch, self.mesh))
+            total, weight = total + float(sums[0]), weight + float(sums[1])
+        metrics = {
+            "bits_per_byte": total / weight / math.log(2),
+            "nats_per_byte": total / weight,
+        }
+        if self.config.data.words:
+            metrics["perplexity_per_word"] = math.exp(min(total / words(text), 700.0))
+        return metrics
+
+    def save(self, workdir: Path) -> None:
+        del workdir  # bytes need no tokenizer
+
+
+def words(text: np.ndarray) -> int:
+    """As WikiText's perplexities count: what lies between blanks, and the end of each line."""
+    raw = text.tobytes()
+    return len(raw.split()) + raw.count(b"\n")

@@ -1,0 +1,61 @@
+"""What a run leaves behind in `summary.json`."""
+
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from common import variables
+from common.config import to_json
+from common.distributed import agree, is_main
+from common.metrics.aucc import aucc, time_to
+from common.track.tracker import SUMMARY
+
+if TYPE_CHECKING:
+    from common.train.loop import Run
+
+
+def summarize(run: "Run", test: dict[str, float]) -> dict:
+    """Everything that was measured of a run that has ended."""
+    seconds, best = run.clock.seconds(), run.curve.best
+    return {
+        "objective": run.task.objective,
+        "steps": run.number,
+        "stopped_by": run.finished,
+        "best_valid": best.value,
+        "best_step": best.step,
+        "final_valid": run.curve.points[-1].value,
+        "test": test,
+        "aucc": {axis: aucc(run.curve, axis) for axis in ("seconds", "hours", "step", "flops")},
+        "seconds_to": {
+            str(percent): time_to(run.curve, percent / 100) for percent in (95, 99, 100)
+        },
+        **{f"{name}_seconds": value for name, value in seconds.items()},
+        "startup_seconds": run.first_step,
+        "tokens_per_second": run.tokens / seconds["train"] if seconds["train"] else 0.0,
+        "tokens": run.tokens,
+        "flops": run.flops,
+        "params": variables.count(run.structure),
+        "seed": run.config.seed,
+        # More than one where a run was gone on with by other code.
+        "commit": " ".join(run.commits),
+        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+        "processes": jax.process_count(),
+        "config": to_json(run.config),
+        "curve": run.curve.to_json(),
+    }
+
+
+def found_before(run: "Run") -> dict | None:
+    """The summary that this run left when it ended: nothing is measured again elsewhere or by other code.
+
+    None, on all processes, where there is none of this number of steps; processes other than the first get {}.
+    """
+    found = {}
+    if is_main():
+        with suppress(OSError, ValueError):  # missing, or damaged: it is made again
+            found = json.loads((run.workdir / SUMMARY).read_text())
+    known = is_main() and found.get("steps") == run.number
+    return found if agree(np.asarray([known]))[0] else None

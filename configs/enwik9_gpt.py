@@ -1,0 +1,19 @@
+"""GPT on enwik9 (the first 10^9 bytes of Wikipedia).
+
+    python -m gmlp_lm.train --config=configs/enwik9_gpt.py
+
+Reproduces: Table 3, case 2 (GPT-base).
+`:paper` (the default) follows the text, `:code` what the authors ran, `:fixed` compares at equal parameters.
+Hardware: one accelerator; see gmlp_lm/README.md for what two CPU cores can do.
+Data: the file enwik9, enwik9.gz or enwik9.zip in data/enwik9, cut 90/5/5 by position; elsewhere by
+--config.data.source=files:DIR and --config.data.file=NAME.
+`--config=configs/enwik9_gpt.py:tiny` is a small model on embedded text: a minute or two on two CPU cores.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import language
+
+
+def get_config(argument: str = "") -> ConfigDict:
+    return language.choose("gpt", "enwik9", argument)

@@ -1,0 +1,19 @@
+"""gMLP on WikiText-103 as bytes.
+
+    python -m gmlp_lm.train --config=configs/wikitext103_gmlp.py
+
+Reproduces: Table 3, case 8 (GPT-base + gMLP).
+`:paper` (the default) follows the text, `:code` what the authors ran, `:fixed` compares at equal parameters.
+Hardware: one accelerator; see gmlp_lm/README.md for what two CPU cores can do.
+Data: wiki.{train,valid,test}.tokens, plain or .gz, in data/wikitext103; elsewhere by --config.data.source=files:DIR and
+--config.data.splits.train=NAME (valid, test).
+`--config=configs/wikitext103_gmlp.py:tiny` is a small model on embedded text: a minute or two on two CPU cores.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import language
+
+
+def get_config(argument: str = "") -> ConfigDict:
+    return language.choose("gmlp", "wikitext103", argument)

@@ -1,0 +1,1 @@
+"""GPT with spatial gating units in place of, or beside, attention."""

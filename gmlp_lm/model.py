@@ -1,0 +1,193 @@
+"""The language models that the paper compares: GPT, gMLP, gMLP with a tiny attention, and what its code calls a GPT."""
+
+from typing import Any
+
+import jax
+from flax import nnx
+from ml_collections import ConfigDict
+
+from common.config import check_rate, choose, require
+from common.model import initializers, transformer
+from common.model.attention import Attention
+from common.model.block import Block, Context, Function
+from common.model.embed import Embed
+from common.model.gated_mlp import GatedMlp, TinyAttention
+from common.model.language_model import LanguageModel
+from common.model.linear import Linear
+from common.model.spatial import BlockLocal, Spatial, Toeplitz
+
+KINDS = ("gpt", "gmlp", "tiny_attention")
+SPATIAL = {"full": Spatial, "toeplitz": Toeplitz}
+
+
+def window_of(model: ConfigDict, layer: int) -> int:
+    """Length of the windows of a layer; 0 where it sees the whole sequence."""
+    window = model.windows[layer] if model.windows else 0
+    return window if window < model.length else 0
+
+
+class AttentionAlone(Function):
+    """The whole layer of the code's "GPT_base" (gpt_sa.py): a tiny attention and a projection, no feed-forward."""
+
+    def __init__(self, model: ConfigDict, window: int, *, rngs: nnx.Rngs):
+        gated = model.hidden // 2
+        self.attention = TinyAttention(
+            model.width,
+            model.attention,
+            gated,
+            rngs=rngs,
+            window=window,
+            keys_as_values=model.keys_as_values,
+        )
+        self.down = Linear(gated, model.width, ("mlp", "embed"), rngs=rngs)
+
+    def __call__(
+        self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
+    ) -> jax.Array:
+        return self.down(self.attention(x_BLD, context))
+
+    def cache(self, batch: int, length: int, context: Context, dtype: Any) -> Any:
+        return self.attention.cache(batch, length, context, dtype)
+
+    def step(
+        self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
+    ) -> tuple[jax.Array, Any]:
+        y_B1G, cache = self.attention.step(x_B1D, cache, index, context)
+        return self.down(y_B1G), cache
+
+
+def spatial(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> Spatial:
+    """The map over positions of one layer."""
+    options = {"rngs": rngs, "heads": model.gate_heads, "epsilon": model.epsilon}
+    if window := window_of(model, layer):
+        return BlockLocal(model.length, window, **options)
+    return SPATIAL[model.spatial](model.length, **options)
+
+
+def functions(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> list[Function]:
+    """What the residuals of one layer go around."""
+    window = window_of(model, layer)
+    match model.kind:
+        case "gpt":
+            mixer = Attention(model.width, model.heads, rngs=rngs, causal=True)
+            return [mixer, transformer.feed_forward(model, rngs=rngs)]
+        case "gmlp":
+            return [
+                GatedMlp(
+                    model.width,
+                    model.hidden,
+                    spatial(model, layer, rngs=rngs),
+                    rngs=rngs,
+                    activation=model.activation,
+                    attention=model.attention,
+                    window=window,
+                    keys_as_values=model.keys_as_values,
+                )
+            ]
+        case _:
+            return [AttentionAlone(model, window, rngs=rngs)]
+
+
+def embed(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Embed:
+    return Embed(
+        vocabulary,
+        model.width,
+        rngs=rngs,
+        positions=model.positions,
+        maximum=model.length,
+        scale=False,
+        rate=model.dropout,
+        pad=None,
+    )
+
+
+def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> LanguageModel:
+    """The model of a configuration, with its initialization."""
+    blocks: list[Block] = [
+        transformer.make_block(model, functions(model, layer, rngs=rngs), rngs=rngs)
+        for layer in range(model.layers)
+    ]
+    axes = ("embed", "vocab")
+    made = LanguageModel(
+        embed(model, vocabulary, rngs=rngs),
+        transformer.stack(model, blocks, rngs=rngs),
+        None if model.tied else Linear(model.width, vocabulary, axes, rngs=rngs),
+        dtype=transformer.compute_dtype(model.dtype),
+    )
+    INITIALIZATIONS[model.init](made, model, rngs)
+    return made
+
+
+def _as_gpt2(made: LanguageModel, model: ConfigDict, rngs: nnx.Rngs) -> None:
+    """N(0, 0.02), biases 0, and what is added to the residual stream smaller by the square root of its summands."""
+    draw = initializers.normal(0.02)
+    for _, part in nnx.iter_modules(made):
+        if isinstance(part, Linear):
+            part.kernel[...] = draw(rngs.params(), part.kernel.shape)
+    for part in (made.embed, made.embed.positions):
+        if hasattr(part, "table"):
+            part.table[...] = draw(rngs.params(), part.table.shape)
+    summands = sum(len(block.residuals) for block in made.stack.blocks)
+    for block in made.stack.blocks:
+        for residual in block.residuals:
+            function = residual.function
+            last = function.down if hasattr(function, "down") else function.out
+            last.kernel[...] = last.kernel[...] * summands**-0.5
+
+
+def _as_torch(made: LanguageModel, model: ConfigDict, rngs: nnx.Rngs) -> None:
+    """PyTorch's defaults, which the paper's code keeps: U(-1/sqrt(D), 1/sqrt(D)) for D inputs, tables N(0, 1)."""
+    for _, part in nnx.iter_modules(made):
+        if isinstance(part, Linear):
+            draw = initializers.uniform(part.kernel.shape[0] ** -0.5)
+            part.kernel[...] = draw(rngs.params(), part.kernel.shape)
+            if part.bias is not None:
+                part.bias[...] = draw(rngs.params(), part.bias.shape)
+    table = made.embed.table
+    table[...] = initializers.normal(1.0)(rngs.params(), table.shape)
+
+
+INITIALIZATIONS = {"gpt2": _as_gpt2, "torch": _as_torch}
+
+
+def validate(model: ConfigDict) -> None:
+    """The fields of the model.
+
+    Raises:
+      UserError: one that is unknown or does not fit.
+    """
+    choose("--config.model.kind", model.kind, KINDS)
+    choose("--config.model.spatial", model.spatial, SPATIAL)
+    choose("--config.model.init", model.init, INITIALIZATIONS)
+    choose("--config.model.positions", model.positions, ("sinusoidal", "learned", "none"))
+    choose("--config.model.activation", model.activation, ("relu", "gelu", "silu"))
+    for name in ("layers", "width", "hidden", "heads", "gate_heads", "length"):
+        require(model[name] >= 1, f"--config.model.{name} must be at least 1, got {model[name]}")
+    for name in ("attention", "epsilon"):
+        require(model[name] >= 0, f"--config.model.{name} must be at least 0, got {model[name]}")
+    check_rate("--config.model.dropout", model.dropout)
+    require(
+        model.kind != "gpt" or model.width % model.heads == 0,
+        f"--config.model.width={model.width} is not divisible by --config.model.heads={model.heads}",
+    )
+    require(
+        model.kind != "tiny_attention" or model.attention >= 1,
+        "--config.model.kind=tiny_attention needs --config.model.attention, its width",
+    )
+    require(
+        model.kind == "gpt" or model.hidden % (2 * model.gate_heads) == 0,
+        f"--config.model.hidden={model.hidden} cannot be halved and shared by"
+        f" --config.model.gate_heads={model.gate_heads}",
+    )
+    require(
+        not model.windows or len(model.windows) == model.layers,
+        f"--config.model.windows has {len(model.windows)} lengths for {model.layers} layers",
+    )
+    require(
+        all(window >= 1 for window in model.windows),
+        f"--config.model.windows must be at least 1, got {tuple(model.windows)}",
+    )
+    require(
+        model.kind != "gpt" or not model.windows,
+        "--config.model.windows is for gMLP and tiny attention, not for gpt",
+    )

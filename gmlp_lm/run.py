@@ -1,0 +1,45 @@
+"""A configuration as a run, and a finished run ready to be used."""
+
+from pathlib import Path
+
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common.config import complete
+from common.tasks import language_modelling
+from common.tasks.language_modelling import BYTES, LanguageModelling
+from common.train import loop
+from common.train.task import Values
+from common.train.trained import load_run
+from common.train.workdir import CONFIG, read_config
+from gmlp_lm import model
+from gmlp_lm.model import language_model
+
+
+def validate(config: ConfigDict) -> None:
+    """Everything that can be known without the data."""
+    with complete("--config"):
+        model.validate(config.model)
+        language_modelling.validate(config)
+        loop.validate(config)
+
+
+def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
+    """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
+    validate(config)
+    return loop.fit(config, LanguageModelling(config, language_model, mesh), workdir, mesh)
+
+
+def load(workdir: Path, mesh: Mesh) -> tuple[ConfigDict, Values]:
+    """Configuration and best values of a run.
+
+    Raises:
+      UserError: there is no run, or no checkpoint.
+    """
+    config = read_config(workdir)
+    with complete(workdir / CONFIG):
+        model.validate(config.model)
+    values = load_run(
+        workdir, config, lambda rngs: language_model(config.model, BYTES, rngs=rngs), mesh
+    )
+    return config, values

@@ -1,0 +1,53 @@
+"""Writes on with a trained run: python -m gmlp_lm.sample --workdir=RUN --prompt="The " --length=512"""
+
+import codecs
+import sys
+from pathlib import Path
+
+from common import program
+
+CHUNK = 16
+"""Bytes of one call: enough to hide the call's cost, few enough to be seen coming."""
+
+
+def main() -> None:
+    from common.config import number, parser_for, positive, whole
+
+    parser = parser_for("gmlp_lm.sample")
+    parser.add_argument("--workdir", required=True, type=Path, metavar="RUN")
+    parser.add_argument("--prompt", default="\n", help="what the text begins with")
+    parser.add_argument("--length", type=positive("--length"), default=512, help="bytes to write")
+    parser.add_argument(
+        "--temperature", type=number("--temperature"), default=0.8, help="0: the likeliest byte"
+    )
+    parser.add_argument("--top_k", type=whole("--top_k"), default=0, help="0: all bytes")
+    parser.add_argument("--top_p", type=number("--top_p"), default=1.0)
+    parser.add_argument("--seed", type=whole("--seed"), default=1)
+    options = parser.parse_args()
+
+    import jax
+
+    from common.decode.sample import Sampling
+    from common.sharding import make_mesh
+    from gmlp_lm.generate import generate
+    from gmlp_lm.run import load
+
+    sampling = Sampling(options.temperature, options.top_k, options.top_p)
+    sampling.validate()
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    config, values = load(options.workdir, mesh)
+    prompt = options.prompt.encode("utf-8", "surrogateescape")
+    chunks = generate(
+        config.model, values, prompt, options.length, sampling, options.seed, chunk=CHUNK
+    )
+    # A character may be cut in two by the end of a chunk; what is no UTF-8 is shown as such.
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    sys.stdout.write(options.prompt)
+    for chunk in chunks:
+        sys.stdout.write(decoder.decode(chunk))
+        sys.stdout.flush()
+    sys.stdout.write(decoder.decode(b"", final=True) + "\n")
+
+
+if __name__ == "__main__":
+    program.run(main)

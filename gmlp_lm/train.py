@@ -1,0 +1,51 @@
+"""Trains a language model of bytes: python -m gmlp_lm.train --config=configs/enwik8_gmlp.py:tiny"""
+
+import sys
+from pathlib import Path
+
+from common import program
+
+
+def main() -> None:
+    from common import config
+
+    experiment, options = config.parse("gmlp_lm.train")
+
+    from common import distributed
+    from common.sharding import make_mesh
+    from common.train.preemption import Preempted
+    from gmlp_lm.run import fit
+
+    distributed.initialize()
+    mesh = make_mesh(experiment.mesh)
+    try:
+        summary = fit(experiment, options.workdir, mesh)
+    except Preempted as stop:
+        print(stop, file=sys.stderr)
+        sys.exit(stop.exit_code)
+    if distributed.is_main():
+        print_summary(summary, options.workdir)
+
+
+def print_summary(summary: dict, workdir: Path) -> None:
+    """The figures of a finished run, and what to do with it next."""
+    from common.report.table import text
+
+    rows = [
+        *((f"test {name}", f"{value:.4f}") for name, value in summary["test"].items()),
+        (
+            "best validation bits per byte",
+            f"{summary['best_valid']:.4f} at step {summary['best_step']}",
+        ),
+        ("AUCC (bits, hours)", f"{summary['aucc']['hours']:.4f}"),
+        ("training", f"{summary['steps']} steps in {summary['train_seconds']:.1f} s"),
+        ("speed", f"{summary['tokens_per_second']:,.0f} bytes/s"),
+        ("parameters", f"{summary['params']['total']:,}"),
+    ]
+    print(text(("", workdir.name), rows))
+    print(f"curve: {workdir / 'curve.png'}   summary: {workdir / 'summary.json'}")
+    print(f'try it: python -m gmlp_lm.sample --workdir={workdir} --prompt="The "')
+
+
+if __name__ == "__main__":
+    program.run(main)

@@ -1,0 +1,133 @@
+"""Bytes from files of any packing, cut by position; crops and windows."""
+
+import gzip
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from common.data.byte_text import load_bytes
+from common.data.windows import Crops, crop, scored_once
+from common.errors import UserError
+
+TEXT = bytes(range(200))
+
+
+def data(directory: Path, **fields: object) -> ConfigDict:
+    settings = {
+        "source": f"files:{directory}",
+        "file": "enwik8",
+        "shares": (0.9, 0.05, 0.05),
+        "splits": {"train": "a.txt", "valid": "b.txt", "test": "c.txt"},
+    }
+    return ConfigDict({**settings, **fields})
+
+
+def pack(path: Path, how: str) -> None:
+    match how:
+        case "plain":
+            path.write_bytes(TEXT)
+        case "gz":
+            path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(TEXT))
+        case "zip":
+            with zipfile.ZipFile(path.with_name(f"{path.name}.zip"), "w") as archive:
+                archive.writestr("enwik8", TEXT)
+
+
+@pytest.mark.parametrize("how", ["plain", "gz", "zip"])
+def test_one_file_is_cut_90_5_5_by_position(tmp_path, how):
+    pack(tmp_path / "enwik8", how)
+    parts = [load_bytes(data(tmp_path), split).tobytes() for split in ("train", "valid", "test")]
+    assert [len(part) for part in parts] == [180, 10, 10]
+    assert b"".join(parts) == TEXT
+
+
+def test_three_files_are_three_splits(tmp_path):
+    for name, text in (("a.txt", b"one"), ("b.txt", b"two"), ("c.txt", b"\xff\x00")):
+        (tmp_path / name).write_bytes(text)
+    found = [load_bytes(data(tmp_path, file=""), s).tobytes() for s in ("train", "valid", "test")]
+    assert found == [b"one", b"two", b"\xff\x00"]
+
+
+def test_the_embedded_text_has_three_different_splits(tmp_path):
+    parts = [load_bytes(data(tmp_path, source="embedded:python"), s) for s in ("train", "valid", "test")]  # fmt: skip
+    assert all(len(part) > 10_000 for part in parts)
+    assert parts[0][:1000].tobytes() != parts[1][:1000].tobytes()
+
+
+def _wrong_zip(path: Path) -> None:
+    (path / "enwik8.zip").write_bytes(b"PK and then nothing")
+
+
+def _two_in_a_zip(path: Path) -> None:
+    with zipfile.ZipFile(path / "enwik8.zip", "w") as archive:
+        archive.writestr("a", b"a")
+        archive.writestr("b", b"b")
+
+
+def _cut_gzip(path: Path) -> None:
+    (path / "enwik8.gz").write_bytes(gzip.compress(TEXT * 100)[:-20])
+
+
+@pytest.mark.parametrize(
+    ("fault", "damage", "fields"),
+    [
+        ("no enwik8, enwik8.gz or enwik8.zip in", lambda path: None, {}),
+        ("cannot read .*enwik8.zip", _wrong_zip, {}),
+        ("holds 2 files, one is expected", _two_in_a_zip, {}),
+        ("cannot read .*enwik8.gz", _cut_gzip, {}),
+        ("no bytes in its train split", lambda path: (path / "enwik8").write_bytes(b""), {}),
+        ("no directory", lambda path: None, {"source": "files:/nowhere"}),
+        ("embedded:python or files:DIR", lambda path: None, {"source": "http://x"}),
+        ("there is: python", lambda path: None, {"source": "embedded:latin"}),
+    ],
+)
+def test_faults_are_one_line(tmp_path, fault, damage, fields):
+    damage(tmp_path)
+    with pytest.raises(UserError, match=fault) as caught:
+        load_bytes(data(tmp_path, **fields), "train")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_crop_is_tokens_and_what_follows_each():
+    tokens = np.arange(10, dtype=np.uint8)
+    batch = crop(tokens, np.array([0, 7]), 4)
+    np.testing.assert_array_equal(batch["tokens"][0], [0, 1, 2, 3])
+    np.testing.assert_array_equal(batch["targets"][0], [1, 2, 3, 4])
+    np.testing.assert_array_equal(batch["weights"], [[1, 1, 1, 1], [1, 1, 0, 0]])
+
+
+def test_crops_have_random_access_and_reach_every_place():
+    crops = Crops(np.arange(20, dtype=np.uint8), 5, 8, seed=3)
+    np.testing.assert_array_equal(crops[4]["tokens"], crops[4]["tokens"])
+    assert not np.array_equal(crops[4]["tokens"], crops[5]["tokens"])
+    seen = np.concatenate([crops[i]["targets"].ravel() for i in range(50)])
+    assert set(seen) == set(range(1, 20))
+    assert all((crops[i]["weights"] == 1).all() for i in range(50))
+
+
+@pytest.mark.parametrize(("length", "stride"), [(8, 8), (8, 4), (8, 3), (8, 1), (50, 7)])
+def test_every_token_but_the_first_is_scored_once_with_enough_context(length, stride):
+    tokens = np.arange(43, dtype=np.uint8)  # each token is its own place
+    scored = []
+    for batch in scored_once(tokens, length, stride, rows=3):
+        assert batch["tokens"].shape == (3, length)
+        for row in range(3):
+            for place in np.flatnonzero(batch["weights"][row]):
+                target = int(batch["targets"][row, place])
+                assert batch["tokens"][row, place] == target - 1
+                assert place + 1 >= min(length - stride, target)
+                scored.append(target)
+    assert sorted(scored) == list(range(1, 43))
+
+
+@pytest.mark.parametrize(
+    ("fault", "arguments"),
+    [("a window of 20 needs more", (20, 4, 1)), ("cannot be shared by 3", (5, 4, 3))],
+)
+def test_what_cannot_be_cropped(fault, arguments):
+    length, rows, multiple = arguments
+    with pytest.raises(UserError, match=fault):
+        Crops(np.zeros(20, np.uint8), length, rows, multiple=multiple)

@@ -1,0 +1,84 @@
+"""Sampling: what may be drawn, how often, and that cutting the text into calls changes nothing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from common.decode.sample import Sampling, draw, read, restrict, write
+from common.errors import UserError
+
+PROBABILITIES = np.array([0.05, 0.4, 0.1, 0.3, 0.15])
+LOGITS = jnp.log(jnp.asarray(PROBABILITIES))[None]
+
+
+@pytest.mark.parametrize(
+    ("sampling", "allowed"),
+    [
+        (Sampling(), {0, 1, 2, 3, 4}),
+        (Sampling(top_k=2), {1, 3}),
+        (Sampling(top_k=99), {0, 1, 2, 3, 4}),
+        (Sampling(top_p=0.4), {1}),
+        (Sampling(top_p=0.41), {1, 3}),
+        (Sampling(top_p=0.001), {1}),
+        (Sampling(top_k=3, top_p=0.8), {1, 3}),
+        (Sampling(temperature=0.5, top_p=0.5), {1}),
+    ],
+)
+def test_what_may_be_drawn(sampling, allowed):
+    kept = np.isfinite(np.asarray(restrict(LOGITS, sampling)))[0]
+    assert set(np.flatnonzero(kept)) == allowed
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_draws_follow_the_probabilities(temperature):
+    many = jnp.tile(LOGITS, (20_000, 1))
+    drawn = np.bincount(draw(many, Sampling(temperature), jax.random.key(0)), minlength=5)
+    expected = PROBABILITIES ** (1 / temperature)
+    np.testing.assert_allclose(drawn / drawn.sum(), expected / expected.sum(), atol=0.015)
+
+
+def test_temperature_0_is_the_likeliest():
+    assert draw(LOGITS, Sampling(0.0), jax.random.key(5)).tolist() == [1]
+
+
+def counting(tokens_B, cache, index):
+    """The next token depends on the sum of all tokens and on the position."""
+    cache = cache + tokens_B
+    return jnp.sin(cache[:, None] * jnp.arange(1.0, 8.0) + index), cache
+
+
+def test_the_same_text_however_it_is_cut():
+    prompt = jnp.array([[3, 1, 4]])
+    logits, cache = read(counting, prompt, jnp.zeros(1, jnp.int32), 0)
+    key, sampling = jax.random.key(2), Sampling(0.9, top_k=5)
+    whole, _, _ = write(counting, logits, cache, 3, 12, sampling, key)
+    parts = []
+    for start in (3, 7, 11):
+        tokens, logits, cache = write(counting, logits, cache, start, 4, sampling, key)
+        parts.append(tokens)
+    np.testing.assert_array_equal(whole, np.concatenate(parts, 1))
+
+
+def test_reading_is_stepping():
+    prompt = jnp.array([[3, 1, 4], [1, 5, 2]])
+    logits, cache = read(counting, prompt, jnp.zeros(2, jnp.int32), 0)
+    expected, state = None, jnp.zeros(2, jnp.int32)
+    for index in range(3):
+        expected, state = counting(prompt[:, index], state, index)
+    np.testing.assert_allclose(logits, expected, rtol=1e-6)
+    np.testing.assert_array_equal(cache, state)
+
+
+@pytest.mark.parametrize(
+    ("fault", "sampling"),
+    [
+        ("--temperature must be at least 0", Sampling(-1.0)),
+        ("--top_k must be at least 0", Sampling(top_k=-1)),
+        ("--top_p must be above 0 and at most 1", Sampling(top_p=0.0)),
+        ("--top_p must be above 0 and at most 1", Sampling(top_p=1.5)),
+    ],
+)
+def test_faults(fault, sampling):
+    with pytest.raises(UserError, match=fault):
+        sampling.validate()

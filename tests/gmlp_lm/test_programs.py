@@ -1,0 +1,158 @@
+"""Training, evaluation and sampling end to end on the embedded text."""
+
+import math
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from ml_collections import ConfigDict
+
+from common import variables
+from common.decode.sample import Sampling
+from common.errors import UserError
+from common.sharding import make_mesh
+from common.tasks.language_modelling import LanguageModelling, words
+from common.train.state import initial_values
+from common.train.task import Values
+from configs import language
+from gmlp_lm import run
+from gmlp_lm.generate import generate
+from gmlp_lm.model import language_model
+from tests.programs import finish, start
+
+
+def small(kind: str = "gmlp_attn", **fields: object) -> ConfigDict:
+    config = language.choose(kind, "wikitext2", "fixed,tiny")
+    config.wandb.mode = "disabled"
+    config.model.update({"width": 32, "hidden": 64, "length": 24, "dtype": "float32"})
+    config.train.steps = 30
+    config.data.batch = 8
+    config.eval.update({"steps": 15, "stride": 12, "tokens": 1500})
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return make_mesh({"data": 1}, jax.devices()[:1])
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, mesh) -> tuple[Path, dict]:
+    workdir = tmp_path_factory.mktemp("runs") / "run"
+    return workdir, run.fit(small(), workdir, mesh)
+
+
+def test_training_lowers_the_bits(trained):
+    _, summary = trained
+    first, last = (summary["curve"]["points"][i]["value"] for i in (0, -1))
+    assert last < first < 8
+    test = summary["test"]
+    assert test["nats_per_byte"] == pytest.approx(test["bits_per_byte"] * math.log(2))
+
+
+def test_evaluation_equals_a_reading_byte_by_byte(mesh):
+    """Every byte alone, from the bytes that its window gives it; and perplexity per word from the same total."""
+    config = small("gpt")
+    task = LanguageModelling(config, language_model, mesh)
+    task.splits["valid"] = task.splits["valid"][:60]
+    structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    values = Values(structure, initial_values(task, structure, 1, mesh), {}, mesh)
+    model, text = structure.build(values.trainable, {}), task.splits["valid"]
+    total = 0.0
+    for place in range(1, len(text)):
+        window = (place - 1) // 12
+        begin = max((window + 1) * 12 - 24, 0)
+        before = jnp.asarray(text[begin:place].astype(np.int32))[None]
+        logits = np.asarray(model(before)[0, -1], np.float64)
+        total -= logits[text[place]] - np.log(np.exp(logits).sum())
+    found = task.evaluate(values, "valid")
+    assert found["nats_per_byte"] == pytest.approx(total / 59, rel=1e-5)
+    assert found["perplexity_per_word"] == pytest.approx(math.exp(total / words(text)), rel=1e-3)
+
+
+def test_words_are_counted_as_wikitext_counts_them():
+    text = np.frombuffer(b" = Title = \n\n the cat <unk> . \n", np.uint8)
+    assert words(text) == 3 + 4 + 3  # three line ends
+
+
+def write(trained, prompt=b"The ", length=20, sampling=None, seed=1, chunk=16, mesh=None) -> bytes:
+    config, values = run.load(trained[0], mesh)
+    sampling = sampling or Sampling(0.8, 40, 0.95)
+    return b"".join(generate(config.model, values, prompt, length, sampling, seed, chunk=chunk))
+
+
+def test_samples_follow_the_seed_and_not_the_chunks(trained, mesh):
+    one = write(trained, mesh=mesh)
+    assert len(one) == 20
+    assert one == write(trained, chunk=7, mesh=mesh) == write(trained, chunk=1, mesh=mesh)
+    assert one != write(trained, seed=2, mesh=mesh)
+
+
+def test_temperature_0_writes_the_likeliest_bytes(trained, mesh):
+    _, values = run.load(trained[0], mesh)
+    model = values.structure.build(values.trainable, values.frozen)
+    text = list(b"The ")
+    for _ in range(20):
+        logits = model(jnp.asarray(text, jnp.int32)[None])
+        text.append(int(jnp.argmax(logits[0, -1])))
+    assert write(trained, sampling=Sampling(0.0), mesh=mesh) == bytes(text[4:])
+
+
+@pytest.mark.parametrize(
+    ("fault", "arguments"),
+    [
+        ("the prompt is empty", {"prompt": b""}),
+        ("a prompt of 25 bytes and 20 more are longer than the model's 24", {"prompt": b"x" * 25}),
+        ("longer than the model's 24 positions", {"length": 21}),
+    ],
+)
+def test_what_cannot_be_written_says_why(trained, mesh, fault, arguments):
+    with pytest.raises(UserError, match=fault):
+        write(trained, mesh=mesh, **arguments)
+
+
+def test_the_program_writes_text(trained):
+    program = [sys.executable, "-m", "gmlp_lm.sample", f"--workdir={trained[0]}"]
+    output = finish(start([*program, "--prompt=In ", "--length=16", "--temperature=0.5"]))
+    assert output.startswith("In ") and len(output.encode()) >= 19
+    for option, message in (
+        ("--top_p=0", "error: --top_p must be above 0 and at most 1, got 0"),
+        ("--temperature=-1", "error: --temperature must be at least 0, got -1"),
+        ("--top_k=many", "error: --top_k must be a whole number of at least 0, got 'many'"),
+        ("--length=0", "error: --length must be a whole number of at least 1, got '0'"),
+        ("--prompt=", "error: the prompt is empty"),
+    ):
+        said = finish(start([*program, "--length=8", option]), code=2)
+        assert said.startswith(message) and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("fault", "field", "value"),
+    [
+        ("leaves out bytes", "eval.stride", 25),
+        ("model.length must be at least 1", "model.length", 0),
+        ("eval.tokens must be at least 0", "eval.tokens", -1),
+        ("shares must be three", "data.shares", (0.5, 0.5)),
+        ("one of auto, float32, bfloat16", "model.dtype", "int8"),
+        ("cannot be shared by 2", "data.batch", 7),
+    ],
+)
+def test_faults_are_one_line(tmp_path, fault, field, value):
+    config = small()
+    with config.ignore_type():
+        config.update_from_flattened_dict({field: value})
+    with pytest.raises(UserError, match=fault) as caught:
+        run.fit(config, tmp_path / "run", make_mesh({"data": 2}, jax.devices()[:2]))
+    assert "\n" not in str(caught.value)
+
+
+def test_all_devices_train_what_one_trains(tmp_path, mesh):
+    one = run.fit(small(**{"train.steps": 3, "eval.steps": 3}), tmp_path / "one", mesh)
+    wide = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+    eight = run.fit(small(**{"train.steps": 3, "eval.steps": 3}), tmp_path / "eight", wide)
+    assert one["test"]["bits_per_byte"] == pytest.approx(eight["test"]["bits_per_byte"], rel=1e-4)

@@ -1,0 +1,189 @@
+"""Spatial maps and gMLPs against slow readings, position by position; causality by gradients; one token at a time."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from common.model.block import Context
+from common.model.gated_mlp import GatedMlp
+from common.model.spatial import BlockLocal, Spatial, Toeplitz, causal_product
+
+N, D, F, WINDOW = 13, 8, 12, 4
+
+
+def spatial(kind: str, heads: int = 1, **options) -> Spatial:
+    rngs = nnx.Rngs(1)
+    options |= {"rngs": rngs, "heads": heads, "epsilon": 5.0}  # far from 0, so that a fault shows
+    match kind:
+        case "toeplitz":
+            return Toeplitz(N, **options)
+        case "local":
+            return BlockLocal(N, WINDOW, **options)
+        case _:
+            return Spatial(N, **options)
+
+
+def model(kind: str, heads: int = 1, attention: int = 0) -> GatedMlp:
+    made = GatedMlp(
+        D,
+        F,
+        spatial(kind, heads),
+        rngs=nnx.Rngs(2),
+        attention=attention,
+        window=WINDOW if kind == "local" else 0,
+    )
+    generator = np.random.default_rng(0)
+    made.spatial.bias[...] = jnp.asarray(generator.normal(size=made.spatial.bias.shape))
+    return made
+
+
+def slow_map(part: Spatial, kind: str, values_BLC: np.ndarray) -> np.ndarray:
+    """One weight at a time."""
+    weight, bias = np.asarray(part.weight[...]), np.asarray(part.bias[...])
+    y = np.zeros_like(values_BLC)
+    _, length, channels = values_BLC.shape
+    for c in range(channels):
+        head = c // (channels // part.heads)
+        for m in range(length):
+            y[:, m, c] = bias[head, m % part.rows()]
+            for n in range(m + 1):
+                match kind:
+                    case "full":
+                        w = weight[head, m, n]
+                    case "toeplitz":
+                        w = weight[head, m - n]
+                    case _:
+                        # Columns W to 2 W - 1 are the own window, those below the one before.
+                        column = n - m // WINDOW * WINDOW + WINDOW
+                        w = weight[head, m % WINDOW, column] if column >= 0 else 0
+                y[:, m, c] += w * values_BLC[:, n, c]
+    return y
+
+
+KINDS = ["full", "toeplitz", "local"]
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("length", [1, 4, 7, N])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_map_is_what_it_says_at_any_length(kind, length, heads):
+    part = spatial(kind, heads)
+    values = np.random.default_rng(length).normal(size=(2, length, 6)).astype(np.float32)
+    np.testing.assert_allclose(part(values), slow_map(part, kind, values), rtol=2e-5, atol=1e-5)
+
+
+def test_both_sides_of_a_toeplitz_map():
+    part = spatial("toeplitz", causal=False)
+    weight = np.asarray(part.weight[...])[0]
+    matrix = np.asarray(part.matrices(5))[0]
+    for m in range(5):
+        for n in range(5):
+            assert matrix[m, n] == weight[m - n]  # a negative distance counts from the end
+    assert len(weight) == 2 * N - 1
+
+
+@pytest.mark.parametrize("block", [1, 3, 5, 8, 100])
+def test_the_block_wise_product_and_its_gradients(block):
+    generator = np.random.default_rng(block)
+    matrix = jnp.asarray(generator.normal(size=(8, 8)), jnp.float32)
+    values = jnp.asarray(generator.normal(size=(8, 5)), jnp.float32)
+    weights = jnp.asarray(generator.normal(size=(8, 5)), jnp.float32)
+
+    def loss(product):
+        return lambda m, v: jnp.sum(jnp.sin(product(m, v)) * weights)
+
+    ours = jax.value_and_grad(loss(lambda m, v: causal_product(m, v, block)), (0, 1))
+    dense = jax.value_and_grad(loss(lambda m, v: jnp.tril(m) @ v), (0, 1))
+    found, expected = (jax.tree.leaves(f(matrix, values)) for f in (ours, dense))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_a_long_causal_map_costs_little_more_than_half():
+    """FLOPs of the compiled forward and backward pass at length 2048, over those of the dense product."""
+    matrix = jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
+    values = jax.ShapeDtypeStruct((2048, 64), jnp.float32)
+
+    def flops(product) -> float:
+        both = jax.grad(lambda m, v: jnp.sum(product(m, v) ** 2), (0, 1))
+        return jax.jit(both).lower(matrix, values).compile().cost_analysis()["flops"]
+
+    assert flops(causal_product) < 0.6 * flops(lambda m, v: jnp.tril(m) @ v)
+
+
+@pytest.mark.parametrize("attention", [0, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_position_sees_a_later_one(kind, attention):
+    """Of output m the gradient at input n is zero for n > m, and not zero for n = m."""
+    made = model(kind, attention=attention)
+    x = jnp.asarray(np.random.default_rng(3).normal(size=(1, N, D)), jnp.float32)
+    jacobian = jax.jacobian(lambda x: made(x, Context()))(x)[0, :, :, 0]  # (L, D, L, D)
+    size = np.abs(np.asarray(jacobian)).sum((1, 3))
+    assert (size[np.triu_indices(N, 1)] == 0).all()
+    assert (np.diag(size) > 0).all()
+    if kind != "local":
+        assert (size[np.tril_indices(N)] > 0).all()
+
+
+@pytest.mark.parametrize("attention", [0, 3])
+@pytest.mark.parametrize("heads", [1, 2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_token_by_token_is_the_whole_at_once(kind, heads, attention):
+    made = model(kind, heads, attention)
+    x = jnp.asarray(np.random.default_rng(4).normal(size=(2, N, D)), jnp.float32)
+    whole = made(x, Context())
+    cache = made.cache(2, N, Context(), jnp.float32)
+    step = jax.jit(lambda x, cache, index: made.step(x, cache, index, Context()))
+    for index in range(N):
+        y, cache = step(x[:, index : index + 1], cache, index)
+        np.testing.assert_allclose(y[:, 0], whole[:, index], rtol=1e-4, atol=1e-5)
+
+
+def test_a_shorter_sequence_is_the_beginning_of_a_longer_one():
+    made = model("full", attention=3)
+    x = jnp.asarray(np.random.default_rng(5).normal(size=(1, N, D)), jnp.float32)
+    np.testing.assert_allclose(
+        made(x[:, :6], Context()), made(x, Context())[:, :6], rtol=1e-4, atol=1e-6
+    )
+
+
+def test_padding_is_not_seen_where_both_sides_are():
+    part = spatial("full", causal=False)
+    made = GatedMlp(D, F, part, rngs=nnx.Rngs(2), attention=3)
+    x = jnp.asarray(np.random.default_rng(6).normal(size=(1, 9, D)), jnp.float32)
+    lengths = jnp.array([5])
+    alone = made(x[:, :5], Context(lengths_B=lengths))
+    changed = made(x.at[:, 5:].set(7.0), Context(lengths_B=lengths))
+    np.testing.assert_allclose(made(x, Context(lengths_B=lengths))[:, :5], changed[:, :5])
+    np.testing.assert_allclose(alone, changed[:, :5], rtol=1e-4, atol=1e-5)
+
+
+def test_starts_as_a_feed_forward_layer_of_each_position_alone():
+    made = GatedMlp(D, F, Spatial(N, rngs=nnx.Rngs(0), epsilon=0.0), rngs=nnx.Rngs(2))
+    x = jnp.asarray(np.random.default_rng(7).normal(size=(1, N, D)), jnp.float32)
+    gated, _ = made._halves(x)
+    np.testing.assert_allclose(made(x, Context()), made.down(gated), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fault", "make"),
+    [
+        ("cannot be halved", lambda: GatedMlp(D, 14, spatial("full", 2), rngs=nnx.Rngs(0))),
+        ("windows are causal", lambda: spatial("local", causal=False)),
+        (
+            "14 positions, the spatial map has 13",
+            lambda: model("full")(jnp.zeros((1, 14, D)), Context()),
+        ),
+        (
+            "only a causal",
+            lambda: GatedMlp(D, F, spatial("full", causal=False), rngs=nnx.Rngs(0)).cache(
+                1, 4, Context(), jnp.float32
+            ),
+        ),
+    ],
+)
+def test_what_does_not_fit_says_so(fault, make):
+    with pytest.raises(ValueError, match=fault):
+        make()
