@@ -199,7 +199,7 @@ def fig3(lab: Laboratory) -> None:
 
 def fig2(lab: Laboratory) -> None:
     """Digits: accuracy by epoch of one and two layers, warm and cold; and of the explicit solution over K."""
-    curves, rows = {}, []
+    curves, rows, every = {}, [], []
     for layers in (1, 2):
         accuracies: dict[str, list[float]] = {"explicit": [], "warm": [], "cold": []}
         epochs: dict[str, list[int]] = {"warm": [], "cold": []}
@@ -210,6 +210,9 @@ def fig2(lab: Laboratory) -> None:
                 summary, workdir = lab.fit(name, config)
                 logged = evaluations(workdir, "valid/accuracy")
                 points = [(n or 0.5, m["valid/accuracy"]) for n, m in enumerate(logged)]
+                losses = [m["valid/loss"] for m in logged]
+                run_of = (layers, start, seed)
+                every += [(*run_of, *p, loss) for p, loss in zip(points, losses, strict=True)]
                 curves.setdefault(f"{layers} layer{'s' * (layers > 1)}, {start}", points)
                 accuracies[start].append(summary["test"]["accuracy"])
                 epochs[start].append(len(points) - 1)
@@ -222,6 +225,8 @@ def fig2(lab: Laboratory) -> None:
     columns = ("layers", "start", "test accuracy %", "epochs", "printed (MNIST) %")
     lab.write("fig2", columns, rows)
     scan, norm = priming_scan(Digits(lab.digits(1, "explicit", 1), lab.mesh))
+    names = ("layers", "start", "seed", "epoch", "accuracy %", "loss")
+    write_csv(lab.out / "fig2_curves.csv", names, every)
     write_csv(lab.out / "fig2_scan.csv", ("K", "weights form %", "separate intercept %"), scan)
     figures.digits(curves, scan, norm, lab.out / "fig2.png")
     best = {name: max(scan, key=lambda r: r[i]) for i, name in ((1, "weights"), (2, "intercept"))}
