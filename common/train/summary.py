@@ -2,22 +2,42 @@
 
 import json
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Protocol
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from common import variables
 from common.config import to_json
 from common.distributed import agree, is_main
 from common.metrics.aucc import aucc, time_to
+from common.metrics.curve import Curve
 from common.track.tracker import SUMMARY
+from common.train.clock import Clock
+from common.train.task import Task
+from common.variables import Structure
 
-if TYPE_CHECKING:
-    from common.train.loop import Run
+
+class Ended(Protocol):
+    """What is asked of a run."""
+
+    config: ConfigDict
+    task: Task
+    workdir: Path
+    structure: Structure
+    number: int
+    finished: str
+    curve: Curve
+    clock: Clock
+    tokens: float
+    flops: float
+    first_step: float
+    commits: list[str]
 
 
-def summarize(run: "Run", test: dict[str, float]) -> dict:
+def summarize(run: Ended, test: dict[str, float]) -> dict:
     """Everything that was measured of a run that has ended."""
     seconds, best = run.clock.seconds(), run.curve.best
     return {
@@ -48,7 +68,7 @@ def summarize(run: "Run", test: dict[str, float]) -> dict:
     }
 
 
-def found_before(run: "Run") -> dict | None:
+def found_before(run: Ended) -> dict | None:
     """The summary that this run left when it ended: nothing is measured again elsewhere or by other code.
 
     None, on all processes, where there is none of this number of steps; processes other than the first get {}.

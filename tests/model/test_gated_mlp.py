@@ -7,8 +7,9 @@ import pytest
 from flax import nnx
 
 from common.model.block import Context
+from common.model.causal import causal_product
 from common.model.gated_mlp import GatedMlp
-from common.model.spatial import BlockLocal, Spatial, Toeplitz, causal_product
+from common.model.spatial import BlockLocal, Spatial, Toeplitz
 
 N, D, F, WINDOW = 13, 8, 12, 4
 
