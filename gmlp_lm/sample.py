@@ -16,7 +16,11 @@ def main() -> None:
     parser = parser_for("gmlp_lm.sample")
     parser.add_argument("--workdir", required=True, type=Path, metavar="RUN")
     parser.add_argument("--prompt", default="\n", help="what the text begins with")
-    parser.add_argument("--length", type=positive("--length"), default=512, help="bytes to write")
+    parser.add_argument(
+        "--length",
+        type=positive("--length"),
+        help="bytes to write (default: 512, or what the model has room for)",
+    )
     parser.add_argument(
         "--temperature", type=number("--temperature"), default=0.8, help="0: the likeliest byte"
     )
@@ -37,9 +41,8 @@ def main() -> None:
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     config, values = load(options.workdir, mesh)
     prompt = options.prompt.encode("utf-8", "surrogateescape")
-    chunks = generate(
-        config.model, values, prompt, options.length, sampling, options.seed, chunk=CHUNK
-    )
+    length = options.length or max(1, min(512, config.model.length - len(prompt)))
+    chunks = generate(config.model, values, prompt, length, sampling, options.seed, chunk=CHUNK)
     # A character may be cut in two by the end of a chunk; what is no UTF-8 is shown as such.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     sys.stdout.write(options.prompt)
