@@ -7,7 +7,7 @@ Reproduces: Table 3, case 1 (GPT-base).
 Hardware: one accelerator; see gmlp_lm/README.md for what two CPU cores can do.
 Data: the file enwik8, enwik8.gz or enwik8.zip in data/enwik8, cut 90/5/5 by position; elsewhere by
 --config.data.source=files:DIR and --config.data.file=NAME.
-`--config=configs/enwik8_gpt.py:tiny` is a small model on embedded text: a minute or two on two CPU cores.
+`--config=configs/enwik8_gpt.py:tiny` is a small model on embedded text: seconds on two CPU cores.
 """
 
 from ml_collections import ConfigDict

@@ -7,7 +7,7 @@ Reproduces: Table 3, case 2 (GPT-base).
 Hardware: one accelerator; see gmlp_lm/README.md for what two CPU cores can do.
 Data: the file enwik9, enwik9.gz or enwik9.zip in data/enwik9, cut 90/5/5 by position; elsewhere by
 --config.data.source=files:DIR and --config.data.file=NAME.
-`--config=configs/enwik9_gpt.py:tiny` is a small model on embedded text: a minute or two on two CPU cores.
+`--config=configs/enwik9_gpt.py:tiny` is a small model on embedded text: seconds on two CPU cores.
 """
 
 from ml_collections import ConfigDict

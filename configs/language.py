@@ -124,7 +124,7 @@ def fixed(kind: str, corpus: str) -> ConfigDict:
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """The same on the manual that comes with Python: a minute or two on two CPU cores."""
+    """The same on the manual that comes with Python: seconds on two CPU cores."""
     config.data.update({"source": "embedded:python", "file": "", "batch": 16})
     model, length = config.model, 64
     model.update({"width": 64, "hidden": 256, "heads": 4, "length": length})

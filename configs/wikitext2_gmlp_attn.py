@@ -7,7 +7,7 @@ Reproduces: Table 3, case 11 (GPT-base + gMLP + attn).
 Hardware: one accelerator; see gmlp_lm/README.md for what two CPU cores can do.
 Data: wiki.{train,valid,test}.tokens, plain or .gz, in data/wikitext2; elsewhere by --config.data.source=files:DIR and
 --config.data.splits.train=NAME (valid, test).
-`--config=configs/wikitext2_gmlp_attn.py:tiny` is a small model on embedded text: a minute or two on two CPU cores.
+`--config=configs/wikitext2_gmlp_attn.py:tiny` is a small model on embedded text: seconds on two CPU cores.
 """
 
 from ml_collections import ConfigDict

@@ -169,7 +169,7 @@ class Run:
         self.clock = Clock(meta["clock"])
         self.curve = Curve.from_json(meta["curve"])
         self.tokens, self.flops, self.worse = meta["tokens"], meta["flops"], meta["worse"]
-        self.commits = list(dict.fromkeys([*meta["commits"], *self.commits]))
+        self.commits = list(dict.fromkeys([*meta.get("commits", []), *self.commits]))
         # A run that was given more steps, seconds or patience goes on.
         train, patience = self.config.train, self.config.eval.patience
         if self.number >= train.steps:

@@ -71,11 +71,15 @@ def summarize(run: Ended, test: dict[str, float]) -> dict:
 def found_before(run: Ended) -> dict | None:
     """The summary that this run left when it ended: nothing is measured again elsewhere or by other code.
 
-    None, on all processes, where there is none of this number of steps; processes other than the first get {}.
+    None, on all processes, where there is none of as many steps and the same settings of the evaluation; processes
+    other than the first get {}.
     """
     found = {}
     if is_main():
         with suppress(OSError, ValueError):  # missing, or damaged: it is made again
             found = json.loads((run.workdir / SUMMARY).read_text())
-    known = is_main() and found.get("steps") == run.number
+    asked = json.loads(json.dumps(to_json(run.config)))
+    known = found.get("steps") == run.number and all(
+        found.get("config", {}).get(group) == asked.get(group) for group in ("eval", "decode")
+    )
     return found if agree(np.asarray([known]))[0] else None
