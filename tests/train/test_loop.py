@@ -112,7 +112,7 @@ def test_a_run_that_used_up_its_seconds_is_finished(tmp_path: Path) -> None:
     task = toy.Toy()
     assert toy.run(tmp_path, task, **fields)["steps"] == first["steps"]
     assert task.starts == []
-    more = toy.run(tmp_path, **{**fields, "train__max_seconds": 0.3})
+    more = toy.run(tmp_path, **{**fields, "train__max_seconds": first["train_seconds"] + 0.1})
     assert more["steps"] > first["steps"]
 
 
