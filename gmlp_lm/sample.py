@@ -31,9 +31,9 @@ def main() -> None:
 
     import jax
 
+    from common.decode.generate import Writer
     from common.decode.sample import Sampling
     from common.sharding import make_mesh
-    from gmlp_lm.generate import generate
     from gmlp_lm.run import load
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
@@ -42,7 +42,8 @@ def main() -> None:
     config, values = load(options.workdir, mesh)
     prompt = options.prompt.encode("utf-8", "surrogateescape")
     length = options.length or max(1, min(512, config.model.length - len(prompt)))
-    chunks = generate(config.model, values, prompt, length, sampling, options.seed, chunk=CHUNK)
+    write = Writer(values.structure, mesh, config.model.length, sampling)
+    chunks = write(values, prompt, length, options.seed, chunk=CHUNK)
     # A character may be cut in two by the end of a chunk; what is no UTF-8 is shown as such.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     sys.stdout.write(options.prompt)

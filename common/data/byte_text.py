@@ -23,7 +23,8 @@ def load_bytes(data: "ConfigDict", split: str) -> np.ndarray:
 
     Args:
         data: has `source` ("embedded:python" or "files:DIR"); `file`, one file in DIR of which train, valid and test
-            are `shares` by position, or ""; and `splits`, the names of three files. A .gz or .zip may be left out.
+            are `shares` by position, or ""; and `splits`, the names of three files. A .gz or .zip may be left out;
+            "a|b" is the first of them that is there.
         split: "train", "valid" or "test".
 
     Raises:
@@ -41,20 +42,22 @@ def load_bytes(data: "ConfigDict", split: str) -> np.ndarray:
     if not directory.is_dir():
         raise UserError(f"no directory {directory} (data.source)")
     name = data.file or data.splits[split]
-    whole = np.frombuffer(_read(_find(directory, name)), np.uint8)
+    path = _find(directory, name)
+    whole = np.frombuffer(_read(path), np.uint8)
     part = _cut(whole, data.shares, split) if data.file else whole
     if not len(part):
-        raise UserError(f"{directory / name} has no bytes in its {split} split")
+        raise UserError(f"{path} has no bytes in its {split} split")
     return part
 
 
 def _find(directory: Path, name: str) -> Path:
-    for ending in ENDINGS:
-        if (path := directory / f"{name}{ending}").is_file():
-            return path
+    for one in name.split("|"):
+        for ending in ENDINGS:
+            if (path := directory / f"{one}{ending}").is_file():
+                return path
     there = sorted(p.name for p in directory.iterdir() if p.is_file())
     raise UserError(
-        f"no {name}, {name}.gz or {name}.zip in {directory}; there are:"
+        f"no {name.replace('|', ' or ')} (nor with .gz or .zip) in {directory}; there are:"
         f" {', '.join(there[:10]) or 'no files'}"
     )
 

@@ -1,17 +1,25 @@
 """The position-wise feed-forward layer."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from common.model.block import Context, Stateless
 from common.model.linear import Linear
 
+
+def _in_float32(activation: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+    """A function of several steps rounds to a narrow type once, not at every step; on a CPU that is also faster."""
+    return lambda x: activation(x.astype(jnp.float32)).astype(x.dtype)
+
+
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "silu": jax.nn.silu,
+    "gelu": _in_float32(partial(jax.nn.gelu, approximate=False)),
+    "silu": _in_float32(jax.nn.silu),
 }
 
 

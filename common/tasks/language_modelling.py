@@ -19,6 +19,8 @@ from common.config import choose, require
 from common.data.batching import iterate
 from common.data.byte_text import load_bytes
 from common.data.windows import Crops, scored_once
+from common.decode.generate import Writer
+from common.decode.sample import Sampling
 from common.model.language_model import LanguageModel
 from common.model.loss import cross_entropy
 from common.train.feed import put
@@ -51,6 +53,13 @@ def validate(config: ConfigDict) -> None:
         evaluation.tokens >= 0,
         f"--config.eval.tokens must be at least 0, got {evaluation.tokens}",
     )
+    room = config.model.length - len(evaluation.prompt.encode())
+    require(
+        0 <= evaluation.sample <= room,
+        f"--config.eval.sample must be from 0 to {room}, what the model has room for after"
+        f" --config.eval.prompt, got {evaluation.sample}",
+    )
+    require(bool(evaluation.prompt), "--config.eval.prompt is empty")
     shares = data.shares
     require(
         len(shares) == 3 and min(shares) > 0 and abs(sum(shares) - 1) < 1e-6,
@@ -87,6 +96,7 @@ class LanguageModelling:
             seed=config.seed,
         )
         self._sums: Callable | None = None
+        self._writer: Writer | None = None
 
     def build(self, rngs: nnx.Rngs) -> LanguageModel:
         return self._build(self.config.model, BYTES, rngs=rngs)
@@ -103,8 +113,11 @@ class LanguageModelling:
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.crops, start)
 
-    def evaluate(self, values: Values, split: str) -> dict[str, float]:
-        """Bits and nats per byte of every byte but the first; for text in words, perplexity per word."""
+    def evaluate(self, values: Values, split: str) -> dict[str, float | str]:
+        """Bits and nats per byte of every byte but the first; for text in words, perplexity per word.
+
+        With "valid" comes a `sample` of what the model writes, where one is asked for.
+        """
         if self._sums is None:
             structure = values.structure
             self._sums = jax.jit(
@@ -127,7 +140,19 @@ class LanguageModelling:
         }
         if self.config.data.words:
             metrics["perplexity_per_word"] = math.exp(min(total / words(text), 700.0))
+        if settings.sample and split == "valid":
+            metrics["sample"] = self._sample(values)
         return metrics
+
+    def _sample(self, values: Values) -> str:
+        """What the model writes after the prompt now; always from the same random numbers."""
+        settings = self.config.eval
+        if self._writer is None:
+            sampling = Sampling(0.8, top_p=0.95)
+            self._writer = Writer(values.structure, self.mesh, self.config.model.length, sampling)
+        prompt = settings.prompt.encode()
+        chunks = self._writer(values, prompt, settings.sample, 1, chunk=settings.sample)
+        return (prompt + b"".join(chunks)).decode(errors="replace")
 
     def save(self, workdir: Path) -> None:
         del workdir  # bytes need no tokenizer

@@ -338,7 +338,10 @@ class Run:
             "train_seconds": self.clock["train"],
         }
         self.tracker.log(self.number, logged)
-        shown = ", ".join(f"{name} {number:.4g}" for name, number in metrics.items())
+        shown = ", ".join(
+            f"{name} {value!r}" if isinstance(value, str) else f"{name} {value:.4g}"
+            for name, value in metrics.items()
+        )
         self.progress.write(
             f"step {self.number}: valid {shown} ({self.clock['train']:.0f} s of training)"
             + (", the best so far" if better else "")

@@ -48,8 +48,8 @@ class Task(Protocol):
         """This process's rows of the global training batches, without end, each with the JSON state from which the next
         batch follows. `start` is such a state; it does not depend on the number of processes."""
 
-    def evaluate(self, values: Values, split: str) -> dict[str, float]:
-        """Metrics on "valid" or "test"; the same on every process."""
+    def evaluate(self, values: Values, split: str) -> dict[str, float | str]:
+        """Metrics on "valid" or "test", the same on every process; with "valid" also texts to look at."""
 
     def save(self, workdir: Any) -> None:
         """Writes what using the trained model needs besides its weights (tokenizers)."""

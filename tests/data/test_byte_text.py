@@ -51,6 +51,12 @@ def test_three_files_are_three_splits(tmp_path):
     assert found == [b"one", b"two", b"\xff\x00"]
 
 
+def test_a_split_is_the_first_of_several_names_that_is_there(tmp_path):
+    pack(tmp_path / "wiki.raw", "gz")
+    splits = {"train": "wiki.tokens|wiki.raw|train.txt"}
+    assert load_bytes(data(tmp_path, file="", splits=splits), "train").tobytes() == TEXT
+
+
 def test_the_embedded_text_has_three_different_splits(tmp_path):
     parts = [load_bytes(data(tmp_path, source="embedded:python"), s) for s in ("train", "valid", "test")]  # fmt: skip
     assert all(len(part) > 10_000 for part in parts)
@@ -74,7 +80,7 @@ def _cut_gzip(path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "damage", "fields"),
     [
-        ("no enwik8, enwik8.gz or enwik8.zip in", lambda path: None, {}),
+        (r"no enwik8 \(nor with .gz or .zip\) in", lambda path: None, {}),
         ("cannot read .*enwik8.zip", _wrong_zip, {}),
         ("holds 2 files, one is expected", _two_in_a_zip, {}),
         ("cannot read .*enwik8.gz", _cut_gzip, {}),

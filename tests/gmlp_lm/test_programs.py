@@ -13,6 +13,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from common import variables
+from common.decode.generate import Writer
 from common.decode.sample import Sampling
 from common.errors import UserError
 from common.sharding import make_mesh
@@ -21,7 +22,6 @@ from common.train.state import initial_values
 from common.train.task import Values
 from configs import language
 from gmlp_lm import run
-from gmlp_lm.generate import generate
 from gmlp_lm.model import language_model
 from tests.programs import finish, start
 
@@ -93,7 +93,8 @@ def test_words_are_counted_as_wikitext_counts_them():
 def write(trained, prompt=b"The ", length=20, sampling=None, seed=1, chunk=16, mesh=None) -> bytes:
     config, values = run.load(trained[0], mesh)
     sampling = sampling or Sampling(0.8, 40, 0.95)
-    return b"".join(generate(config.model, values, prompt, length, sampling, seed, chunk=chunk))
+    writer = Writer(values.structure, mesh, config.model.length, sampling)
+    return b"".join(writer(values, prompt, length, seed, chunk=chunk))
 
 
 def test_samples_follow_the_seed_and_not_the_chunks(trained, mesh):
