@@ -9,9 +9,10 @@ import numpy as np
 from flax import nnx
 
 from common import variables
+from common.laboratory import spread
 from common.train.task import Values
 from explicit_opt.counts import language_solution
-from explicit_opt.experiments import CONTEXTS, PRINTED, Laboratory, spread
+from explicit_opt.experiments import CONTEXTS, PRINTED, Laboratory
 from explicit_opt.language import NextToken
 
 OPTIMIZERS = {"adam": 1e-3, "adagrad": 1e-2}

@@ -1,17 +1,13 @@
 """The experiments of the paper: which runs each table and figure needs, and the printed numbers beside them."""
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import override, require
-from common.report.table import markdown, text, write_csv
-from common.track.tracker import METRICS, SUMMARY, read_metrics
+from common import laboratory
+from common.laboratory import evaluations, spread
 from configs import explicit
 from explicit_opt import figures, run
 from explicit_opt.digits import Digits
@@ -52,15 +48,11 @@ Points = list[tuple[float, float, float]]
 """(epoch, training value, development value); the values before training stand at epoch 0.5, as in Figure 1."""
 
 
-@dataclass(frozen=True)
-class Laboratory:
-    """Where and how large the experiments are run."""
+class Laboratory(laboratory.Laboratory):
+    """The paper's configurations, tiny, laptop or paper."""
 
-    scale: str
-    seeds: int
-    fields: list[str]
-    out: Path
-    mesh: Mesh
+    def train(self, config: ConfigDict, workdir: Path) -> dict:
+        return run.fit(config, workdir, self.mesh)
 
     def configuration(self, config: ConfigDict, **values: object) -> ConfigDict:
         """Of this scale, with the fields of the command line and of the experiment, which win."""
@@ -72,13 +64,7 @@ class Laboratory:
             # Adagrad moves a weight by about 0.02 sqrt(steps): a cold start needs many steps more than many tokens,
             # and a step costs as much as its table.
             config.data.vocab_size, config.data.tokens, config.train.batch = 1026, 200_000, 128
-        config.wandb.mode = "disabled"
-        for field in self.fields:
-            key, equals, value = field.removeprefix("--config.").partition("=")
-            require(bool(equals), f"{field} needs a value: {field}=VALUE")
-            override(config, key, value)
-        config.update_from_flattened_dict({"eval.start": True, **values})
-        return config
+        return self.override(config, **{"eval.start": True, **values})
 
     def language(self, aggregate: str, context: int, start: str, seed: int = 1) -> ConfigDict:
         values = {"model.context": context, "start": start, "seed": seed}
@@ -87,19 +73,6 @@ class Laboratory:
     def digits(self, layers: int, start: str, seed: int) -> ConfigDict:
         values = {"model.layers": layers, "start": start, "seed": seed}
         return self.configuration(explicit.mnist(), **values)
-
-    def fit(self, name: str, config: ConfigDict) -> tuple[dict, Path]:
-        """The summary and the folder of a run, which is trained if it is not there yet."""
-        print(f"\n{name}", flush=True)
-        workdir = self.out / "runs" / name
-        return run.fit(config, workdir, self.mesh), workdir
-
-    def write(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
-        """Prints a table and writes it as CSV and Markdown."""
-        self.out.mkdir(parents=True, exist_ok=True)
-        write_csv(self.out / f"{name}.csv", columns, rows)
-        (self.out / f"{name}.md").write_text(markdown(columns, rows))
-        print(f"\n{text(columns, rows)}\nwritten: {self.out / name}.csv, .md")
 
 
 def language_curve(lab: Laboratory, aggregate: str, context: int, start: str, seed: int) -> Points:
@@ -112,21 +85,6 @@ def language_curve(lab: Laboratory, aggregate: str, context: int, start: str, se
         (number or 0.5, m["valid/train_perplexity"], m["valid/perplexity"])
         for number, m in enumerate(logged)
     ]
-
-
-def evaluations(workdir: Path, name: str) -> list[dict[str, float]]:
-    """What a finished run logged before training and after each epoch.
-
-    Raises:
-      UserError: its log was cut or removed.
-    """
-    logged = [m for m in read_metrics(workdir) if name in m]
-    points = json.loads((workdir / SUMMARY).read_text())["curve"]["points"]
-    require(
-        [m["step"] for m in logged] == [p["step"] for p in points],
-        f"{workdir / METRICS} is not whole; remove {workdir} to train it again",
-    )
-    return logged
 
 
 def grid(lab: Laboratory) -> dict[tuple[str, int, str, int], Points]:
@@ -171,7 +129,7 @@ def fig1(lab: Laboratory) -> None:
     frequency, mean = counts.sum(0)[seen], mean[seen]
     slope, _ = np.polyfit(np.log(frequency), np.log(mean), 1)
     rows = list(zip(frequency.tolist(), mean.tolist(), strict=True))
-    write_csv(lab.out / "fig1_scaling.csv", ("f", "mean co-occurrence"), rows)
+    lab.write_csv("fig1_scaling", ("f", "mean co-occurrence"), rows)
     curves = _of_aggregate(lab, "cat")
     _write_curves(lab, "fig1_curves", curves)
     figures.scaling_and_curves(
@@ -226,8 +184,8 @@ def fig2(lab: Laboratory) -> None:
     lab.write("fig2", columns, rows)
     scan, norm = priming_scan(Digits(lab.digits(1, "explicit", 1), lab.mesh))
     names = ("layers", "start", "seed", "epoch", "accuracy %", "loss")
-    write_csv(lab.out / "fig2_curves.csv", names, every)
-    write_csv(lab.out / "fig2_scan.csv", ("K", "weights form %", "separate intercept %"), scan)
+    lab.write_csv("fig2_curves", names, every)
+    lab.write_csv("fig2_scan", ("K", "weights form %", "separate intercept %"), scan)
     figures.digits(curves, scan, norm, lab.out / "fig2.png")
     best = {name: max(scan, key=lambda r: r[i]) for i, name in ((1, "weights"), (2, "intercept"))}
     for name, row in best.items():
@@ -267,10 +225,4 @@ def _of_aggregate(lab: Laboratory, aggregate: str) -> dict[str, Points]:
 
 def _write_curves(lab: Laboratory, name: str, curves: dict[str, Points]) -> None:
     rows = [(run, *point) for run, points in curves.items() for point in points]
-    write_csv(lab.out / f"{name}.csv", ("run", "epoch", "training", "development"), rows)
-
-
-def spread(values: list[float], digits: int = 1) -> str:
-    """The mean, with the standard deviation where there are several."""
-    mean = f"{np.mean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
+    lab.write_csv(name, ("run", "epoch", "training", "development"), rows)

@@ -5,19 +5,18 @@ from pathlib import Path
 
 import numpy as np
 
+from common.report.panels import COLOURS, panels
+
 Curves = Mapping[str, Sequence[tuple[float, float]]]
 """Name of a run -> (epoch, value)."""
-
-# Okabe and Ito (2008): told apart by colour-blind readers too. One colour per K or number of layers.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73")
 
 
 def scaling_and_curves(
     frequency: np.ndarray, mean: np.ndarray, slope: float, curves: Curves, path: Path
 ) -> None:
     """Figure 1: the assumption of the proof (y proportional to x), and training perplexity by epoch."""
-    figure, (left, right) = _panels(2)
-    left.plot(frequency, mean, ".", markersize=3, alpha=0.4, color=_COLOURS[0])
+    figure, (left, right) = panels(2)
+    left.plot(frequency, mean, ".", markersize=3, alpha=0.4, color=COLOURS[0])
     ends = np.array([frequency.min(), frequency.max()])
     middle = np.exp(np.mean(np.log(mean)) - np.mean(np.log(frequency)))
     left.plot(ends, middle * ends, color="#333333", linewidth=1, label="slope 1")
@@ -28,11 +27,11 @@ def scaling_and_curves(
     figure.savefig(path)
 
 
-def perplexities(panels: Mapping[str, Curves], path: Path) -> None:
+def perplexities(curves: Mapping[str, Curves], path: Path) -> None:
     """Figure 3: one panel per data set and kind of input."""
-    figure, axes = _panels(len(panels))
-    for part, (title, curves) in zip(axes, panels.items(), strict=True):
-        _draw(part, curves, "perplexity", title)
+    figure, axes = panels(len(curves))
+    for part, (title, shown) in zip(axes, curves.items(), strict=True):
+        _draw(part, shown, "perplexity", title)
     figure.savefig(path)
 
 
@@ -40,11 +39,11 @@ def digits(
     curves: Curves, scan: Sequence[tuple[float, float, float]], norm: float, path: Path
 ) -> None:
     """Figure 2: accuracy by epoch, and the explicit solution's over the priming number."""
-    figure, (left, right) = _panels(2)
+    figure, (left, right) = panels(2)
     _draw(left, curves, "test accuracy (%)", "trained", log_y=False)
     primings, weights, intercept = zip(*scan, strict=True)
-    right.plot(primings, weights, color=_COLOURS[0], label="weights, eq. (3)")
-    right.plot(primings, intercept, color=_COLOURS[1], label="separate intercept")
+    right.plot(primings, weights, color=COLOURS[0], label="weights, eq. (3)")
+    right.plot(primings, intercept, color=COLOURS[1], label="separate intercept")
     right.axvline(norm, color="#333333", linewidth=1, linestyle=":", label=f"norm {norm:.1f}")
     right.set(xscale="log", xlabel="priming number K", ylabel="test accuracy (%)")
     right.set(title="explicit solution, one layer")
@@ -53,22 +52,11 @@ def digits(
     figure.savefig(path)
 
 
-def _panels(count: int):
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.2 * count, 4.2), dpi=150, layout="constrained")
-    axes = np.atleast_1d(figure.subplots(1, count))
-    for part in axes:
-        part.grid(color="#e6e6e6", linewidth=0.7)
-        part.spines[["top", "right"]].set_visible(False)
-    return figure, axes
-
-
 def _draw(part, curves: Curves, value: str, title: str, log_y: bool = True) -> None:
     """Cold starts dashed, warm ones solid; the value before training stands at epoch 0.5."""
     groups = list(dict.fromkeys(name.split(",")[0] for name in curves))
     for name, points in curves.items():
-        colour = _COLOURS[groups.index(name.split(",")[0]) % len(_COLOURS)]
+        colour = COLOURS[groups.index(name.split(",")[0]) % len(COLOURS)]
         style = "--" if name.endswith("cold") else "-"
         part.plot(*zip(*points, strict=True), style, marker=".", color=colour, label=name)
     part.set(xscale="log", yscale="log" if log_y else "linear", xlabel="epoch")

@@ -1,30 +1,14 @@
 """Explicit, warm and cold starts of softmax layers: python -m explicit_opt.train --config=configs/babylm_cat.py:tiny"""
 
-import sys
 from pathlib import Path
 
 from common import program
 
 
 def main() -> None:
-    from common import config
+    from common.train.command import train
 
-    experiment, options = config.parse("explicit_opt.train")
-
-    from common import distributed
-    from common.sharding import make_mesh
-    from common.train.preemption import Preempted
-    from explicit_opt.run import fit
-
-    distributed.initialize()
-    mesh = make_mesh(experiment.mesh)
-    try:
-        summary = fit(experiment, options.workdir, mesh)
-    except Preempted as stop:
-        print(stop, file=sys.stderr)
-        sys.exit(stop.exit_code)
-    if distributed.is_main():
-        print_summary(summary, options.workdir)
+    train("explicit_opt", print_summary)
 
 
 def print_summary(summary: dict, workdir: Path) -> None:

@@ -1,30 +1,14 @@
 """Trains a language model of bytes: python -m gmlp_lm.train --config=configs/enwik8_gmlp.py:tiny"""
 
-import sys
 from pathlib import Path
 
 from common import program
 
 
 def main() -> None:
-    from common import config
+    from common.train.command import train
 
-    experiment, options = config.parse("gmlp_lm.train")
-
-    from common import distributed
-    from common.sharding import make_mesh
-    from common.train.preemption import Preempted
-    from gmlp_lm.run import fit
-
-    distributed.initialize()
-    mesh = make_mesh(experiment.mesh)
-    try:
-        summary = fit(experiment, options.workdir, mesh)
-    except Preempted as stop:
-        print(stop, file=sys.stderr)
-        sys.exit(stop.exit_code)
-    if distributed.is_main():
-        print_summary(summary, options.workdir)
+    train("gmlp_lm", print_summary)
 
 
 def print_summary(summary: dict, workdir: Path) -> None:

@@ -68,14 +68,24 @@ def test_explicit_ones_are_valid(name, size):
     explicit.validate(load(name, size))
 
 
-@pytest.mark.parametrize("size", ["", *language.RECIPES, "tiny", "code,tiny", "fixed,tiny"])
+@pytest.mark.parametrize(
+    "size",
+    [
+        "",
+        *language.RECIPES,
+        "tiny",
+        "code,tiny",
+        "fixed,tiny",
+        *(f"{r},laptop" for r in language.RECIPES),
+    ],
+)
 @pytest.mark.parametrize("name", LANGUAGE)
 def test_language_models_are_valid_in_every_recipe(name, size):
     gmlp.validate(load(name, size))
 
 
 def test_a_recipe_that_there_is_not_is_refused():
-    with pytest.raises(UserError, match="there are paper, code, fixed and tiny"):
+    with pytest.raises(UserError, match="there are paper, code, fixed and laptop, tiny"):
         load("enwik8_gmlp", "best")
 
 

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 from common.errors import UserError
 from common.metrics.aucc import aucc, outline, shared_horizon
 from common.metrics.curve import Axis, Curve
+from common.report.panels import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Okabe and Ito (2008): told apart by colour-blind readers too.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _INK = "#333333"
 
 
@@ -60,7 +59,7 @@ def plot_curve(
     figure = Figure(figsize=(7.2, 4.2), dpi=160, layout="constrained")
     axes = figure.add_subplot()
     for number, (name, curve) in enumerate(curves.items()):
-        colour = _COLOURS[number % len(_COLOURS)]
+        colour = COLOURS[number % len(COLOURS)]
         xs, ys = zip(*outline(curve, axis, horizon), strict=True)
         xs = [x / scale for x in xs]
         area = f"{aucc(curve, axis, horizon) / scale:,.5g} {metric}·{unit}"

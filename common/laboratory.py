@@ -1,0 +1,82 @@
+"""Experiments of a paper by one command: runs that are trained once, tables beside the printed ones."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common.config import override, require
+from common.report.table import markdown, text, write_csv
+from common.track.tracker import METRICS, SUMMARY, read_metrics
+
+
+@dataclass(frozen=True)
+class Laboratory:
+    """Where and how large the experiments are run. A paper derives its own, with its configurations.
+
+    Attributes:
+      scale: which sizes.
+      seeds: runs of each case, with the seeds 1, 2, ...
+      fields: overrides from the command line, "--config.a.b=VALUE".
+      out: the folder of tables, figures and `runs`.
+    """
+
+    scale: str
+    seeds: int
+    fields: list[str]
+    out: Path
+    mesh: Mesh
+
+    def train(self, config: ConfigDict, workdir: Path) -> dict:
+        """Trains, or goes on with, one run; its summary."""
+        raise NotImplementedError
+
+    def override(self, config: ConfigDict, **values: object) -> ConfigDict:
+        """With the fields of the command line and those of the experiment, which win."""
+        config.wandb.mode = "disabled"
+        for field in self.fields:
+            key, equals, value = field.removeprefix("--config.").partition("=")
+            require(bool(equals), f"{field} needs a value: {field}=VALUE")
+            override(config, key, value)
+        config.update_from_flattened_dict(values)
+        return config
+
+    def fit(self, name: str, config: ConfigDict) -> tuple[dict, Path]:
+        """The summary and the folder of a run, which is trained if it is not there yet."""
+        print(f"\n{name}", flush=True)
+        workdir = self.out / "runs" / name
+        return self.train(config, workdir), workdir
+
+    def write(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
+        """Prints a table and writes it as CSV and Markdown."""
+        self.write_csv(name, columns, rows)
+        (self.out / f"{name}.md").write_text(markdown(columns, rows))
+        print(f"\n{text(columns, rows)}\nwritten: {self.out / name}.csv, .md")
+
+    def write_csv(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
+        """Writes what is too long to read."""
+        write_csv(self.out / f"{name}.csv", columns, rows)
+
+
+def evaluations(workdir: Path, name: str) -> list[dict]:
+    """What a finished run logged at each of its evaluations, which log `name`.
+
+    Raises:
+      UserError: its log was cut or removed.
+    """
+    logged = [m for m in read_metrics(workdir) if name in m]
+    points = json.loads((workdir / SUMMARY).read_text())["curve"]["points"]
+    require(
+        [m["step"] for m in logged] == [p["step"] for p in points],
+        f"{workdir / METRICS} is not whole; remove {workdir} to train it again",
+    )
+    return logged
+
+
+def spread(values: list[float], digits: int = 1) -> str:
+    """The mean, with the standard deviation where there are several."""
+    mean = f"{np.mean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"

@@ -1,0 +1,77 @@
+"""What the training program of every paper does, and the program that reproduces its tables and figures."""
+
+import importlib
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from common import config
+
+
+def train(paper: str, show: Callable[[dict, Path], None]) -> None:
+    """`python -m PAPER.train`: trains with `PAPER.run.fit` as the command line says, then shows the summary."""
+    experiment, options = config.parse(f"{paper}.train")
+
+    from common import distributed
+    from common.sharding import make_mesh
+
+    fit = importlib.import_module(f"{paper}.run").fit
+    distributed.initialize()
+    summary = _unless_stopped(
+        lambda: fit(experiment, options.workdir, make_mesh(experiment.mesh)),
+    )
+    if distributed.is_main():
+        show(summary, options.workdir)
+
+
+def reproduce_parser(
+    paper: str, targets: Mapping[str, str], scales: tuple[str, ...]
+) -> ArgumentParser:
+    """The options that all papers share; a paper may add its own."""
+    parser = config.parser_for(f"{paper}.reproduce")
+    parser.add_argument("target", choices=targets)
+    parser.add_argument("--scale", choices=scales, default="tiny", help="tiny needs no data")
+    parser.add_argument(
+        "--seeds", type=config.positive("--seeds"), default=1, help="runs of each case"
+    )
+    parser.add_argument("--out", type=Path, help=f"default runs/{paper}_SCALE")
+    parser.epilog = "Any field of the configurations is an option: --config.data.source=files:DIR"
+    return parser
+
+
+def reproduce(
+    paper: str,
+    targets: Mapping[str, str],
+    parser: ArgumentParser,
+    own: Callable[[Namespace], dict[str, Any]] = lambda options: {},
+) -> None:
+    """`python -m PAPER.reproduce TARGET`: calls TARGET of the module that `targets` names, with a laboratory.
+
+    Args:
+      own: what the paper's `experiments.Laboratory` takes beyond what all do, out of the options.
+    """
+    fields = [a for a in sys.argv[1:] if a.startswith("--config.")]
+    options = parser.parse_args([a for a in sys.argv[1:] if a not in fields])
+    out = options.out or Path(f"runs/{paper}_{options.scale}")
+    more = own(options)
+
+    from common.sharding import make_mesh
+
+    make = importlib.import_module(f"{paper}.experiments").Laboratory
+    module = importlib.import_module(f"{paper}.{targets[options.target]}")
+    mesh = make_mesh({"data": -1})
+    lab = make(options.scale, options.seeds, fields, out, mesh, **more)
+    _unless_stopped(lambda: getattr(module, options.target)(lab))
+
+
+def _unless_stopped(call: Callable[[], Any]) -> Any:
+    """What it returns; a signal ends the program with a line and the exit code of that signal."""
+    from common.train.preemption import Preempted
+
+    try:
+        return call()
+    except Preempted as stop:
+        print(stop, file=sys.stderr)
+        sys.exit(stop.exit_code)

@@ -1,0 +1,247 @@
+"""Table 3, Table 4 and Figure 4: which runs they need, and the printed numbers beside the measured ones."""
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from common import laboratory
+from common.laboratory import evaluations, spread
+from common.metrics.aucc import aucc, outline
+from common.metrics.curve import Axis, Curve
+from common.tasks.language_modelling import LanguageModelling
+from configs import language
+from gmlp_lm import figures, run
+from gmlp_lm.model import language_model
+
+KINDS = {"gpt": "GPT", "gmlp": "gMLP", "gmlp_attn": "gMLP + attention"}
+
+NATS_TO_BITS = 1 / math.log(2)
+
+
+class Printed(NamedTuple):
+    """A row of Table 3. What it calls bits per character is in nats."""
+
+    best: float
+    final: float
+    perplexity: float
+    seconds: float
+
+
+PRINTED = {
+    ("enwik8", "gpt"): Printed(2.48, 2.48, 43.3, 12.91),
+    ("enwik9", "gpt"): Printed(2.42, 2.42, 42.7, 14.05),
+    ("wikitext2", "gpt"): Printed(2.14, 2.14, 40.6, 14.35),
+    ("wikitext103", "gpt"): Printed(2.27, 2.28, 40.5, 13.45),
+    ("enwik8", "gmlp"): Printed(1.10, 1.11, 33.6, 35.01),
+    ("enwik9", "gmlp"): Printed(1.19, 1.25, 34.5, 35.07),
+    ("wikitext2", "gmlp"): Printed(1.02, 2.39, 32.7, 34.89),
+    ("wikitext103", "gmlp"): Printed(0.95, 0.96, 31.9, 34.71),
+    ("enwik8", "gmlp_attn"): Printed(0.99, 1.00, 31.4, 35.37),
+    ("enwik9", "gmlp_attn"): Printed(1.19, 1.25, 34.3, 36.03),
+    ("wikitext2", "gmlp_attn"): Printed(1.01, 2.30, 32.5, 35.13),
+    ("wikitext103", "gmlp_attn"): Printed(0.95, 0.95, 31.6, 35.80),
+}
+
+AXES: dict[str, Axis] = {"parameters": "step", "FLOPs": "flops", "wall-clock": "seconds"}
+"""What is equal in a comparison. All models see the same bytes in a step: equal steps are equal parameters and data."""
+
+WHOLE = "whole_valid.json"
+
+
+@dataclass(frozen=True)
+class Laboratory(laboratory.Laboratory):
+    """Attributes beyond what all have.
+
+    recipe: "paper", "code" or "fixed".
+    corpora: which ones.
+    places: corpus -> the file or the folder that it is read from, if not data/CORPUS.
+    """
+
+    recipe: str = "fixed"
+    corpora: tuple[str, ...] = ("wikitext2",)
+    places: dict[str, Path] = field(default_factory=dict)
+
+    def train(self, config: ConfigDict, workdir: Path) -> dict:
+        return run.fit(config, workdir, self.mesh)
+
+    def configuration(self, kind: str, corpus: str, seed: int) -> ConfigDict:
+        size = "" if self.scale == "paper" else f",{self.scale}"
+        config = language.choose(kind, corpus, f"{self.recipe}{size}")
+        if place := self.places.get(corpus):
+            alone = place.is_file()
+            config.data.source = f"files:{place.parent if alone else place}"
+            config.data.file = place.name if alone else ""
+        self.override(config, seed=seed)
+        # Table 4 needs samples of every run.
+        config.eval.sample = config.eval.sample or min(120, config.model.length // 2)
+        return config
+
+    def case(self, corpus: str, kind: str, seed: int) -> tuple[dict, Path]:
+        """Summary and folder of one of the twelve experiments."""
+        config = self.configuration(kind, corpus, seed)
+        return self.fit(f"{corpus}_{kind}_{self.recipe}_seed{seed}", config)
+
+    def cases(self, corpus: str) -> dict[str, list[tuple[dict, Path]]]:
+        """The three models of one corpus, each with all its seeds."""
+        return {
+            kind: [self.case(corpus, kind, seed) for seed in range(1, 1 + self.seeds)]
+            for kind in KINDS
+        }
+
+
+def table3(lab: Laboratory) -> None:
+    """Every case beside its printed row; then which model wins, and at what."""
+    rows, winners = [], []
+    for corpus in lab.corpora:
+        cases = lab.cases(corpus)
+        for kind, runs in cases.items():
+            number = 1 + list(PRINTED).index((corpus, kind))
+            rows.append((f"#{number}", KINDS[kind], corpus, "measured", *_measured(lab, runs)))
+            rows.append((f"#{number}", KINDS[kind], corpus, "printed", *_printed(corpus, kind)))
+        winners += _comparison(corpus, cases)
+    columns = ("", "model", "data", "", *COLUMNS)
+    lab.write("table3", columns, rows)
+    names = ("data", "at equal", "up to", *KINDS.values(), *(f"AUCC {n}" for n in KINDS.values()))
+    lab.write("table3_winners", (*names, "lowest"), winners)
+
+
+COLUMNS = (
+    "best nats/byte",
+    "final nats/byte",
+    "best bits/byte",
+    "final bits/byte",
+    "byte perplexity",
+    "valid bits/byte",
+    "valid word perplexity",
+    "test bits/byte",
+    "test word perplexity",
+    "s/100 steps",
+    "parameters",
+    "printed perplexity",
+)
+"""Best, final: of the curve. Valid, test: of the best checkpoint, on the whole split."""
+
+
+def _measured(lab: Laboratory, runs: list[tuple[dict, Path]]) -> tuple:
+    whole = [whole_valid(lab, summary, workdir) for summary, workdir in runs]
+    summaries = [summary for summary, _ in runs]
+    test = [s["test"] for s in summaries]
+    best, final = ([s[f"{name}_valid"] for s in summaries] for name in ("best", "final"))
+    return (
+        spread([b / NATS_TO_BITS for b in best], 3),
+        spread([f / NATS_TO_BITS for f in final], 3),
+        spread(best, 3),
+        spread(final, 3),
+        spread([math.exp(b / NATS_TO_BITS) for b in best], 2),
+        spread([w["bits_per_byte"] for w in whole], 3),
+        _if_all("perplexity_per_word", whole),
+        spread([t["bits_per_byte"] for t in test], 3),
+        _if_all("perplexity_per_word", test),
+        spread([100 * s["train_seconds"] / s["steps"] for s in summaries], 1),
+        f"{summaries[0]['params']['total']:,}",
+        None,
+    )
+
+
+def _printed(corpus: str, kind: str) -> tuple:
+    row = PRINTED[corpus, kind]
+    nats = (row.best, row.final)
+    return (
+        *(f"{value:.2f}" for value in nats),
+        *(f"{value * NATS_TO_BITS:.2f}" for value in nats),
+        f"{math.exp(row.best):.2f}",
+        *(None,) * 4,
+        f"{row.seconds:.2f}",
+        None,
+        f"{row.perplexity:.1f}",
+    )
+
+
+def _if_all(name: str, metrics: list[dict]) -> str:
+    return spread([m[name] for m in metrics], 0) if all(name in m for m in metrics) else ""
+
+
+def whole_valid(lab: Laboratory, summary: dict, workdir: Path) -> dict[str, float]:
+    """The best values of a run on the whole validation split, measured once."""
+    path = workdir / WHOLE
+    asked = {"best_step": summary["best_step"], "eval": summary["config"]["eval"]}
+    if path.is_file():
+        found = json.loads(path.read_text())
+        if found["asked"] == asked:
+            return found["metrics"]
+    config, values = run.load(workdir, lab.mesh)
+    config.eval.update({"tokens": 0, "sample": 0})
+    task = LanguageModelling(config, language_model, lab.mesh)
+    metrics = task.evaluate(values, "valid")
+    path.write_text(json.dumps({"asked": asked, "metrics": metrics}, indent=1) + "\n")
+    return metrics
+
+
+def _comparison(corpus: str, cases: dict[str, list[tuple[dict, Path]]]) -> list[tuple]:
+    """Validation bits per byte, and the area below them, where the first of the models has used up what is equal."""
+    curves = {
+        kind: [Curve.from_json(summary["curve"]) for summary, _ in runs]
+        for kind, runs in cases.items()
+    }
+    rows = []
+    for name, axis in AXES.items():
+        horizon = min(c.points[-1].at(axis) for some in curves.values() for c in some)
+        values = {k: [outline(c, axis, horizon)[-1][1] for c in some] for k, some in curves.items()}
+        areas = {k: [aucc(c, axis, horizon) / horizon for c in some] for k, some in curves.items()}
+        lowest = min(values, key=lambda kind: float(np.mean(values[kind])))
+        cells = [spread(v, 3) for some in (values, areas) for v in some.values()]
+        unit = {"step": "steps", "flops": "FLOPs", "seconds": "s"}[axis]
+        rows.append((corpus, name, f"{horizon:.4g} {unit}", *cells, KINDS[lowest]))
+    return rows
+
+
+def fig4(lab: Laboratory) -> None:
+    """Validation curves of every corpus, and how far each model's last value lies above its best."""
+    panels, rows, every = {}, [], []
+    for corpus in lab.corpora:
+        panels[corpus] = {}
+        for kind, runs in lab.cases(corpus).items():
+            curve = Curve.from_json(runs[0][0]["curve"])
+            panels[corpus][KINDS[kind]] = [(p.step, p.value) for p in curve.points]
+            for seed, (summary, _) in enumerate(runs, 1):
+                best, final = summary["best_valid"], summary["final_valid"]
+                case = (corpus, KINDS[kind], seed)
+                ends = (summary["best_step"], summary["steps"], best, final, final - best)
+                printed = PRINTED[corpus, kind]
+                rows.append((*case, *ends, (printed.final - printed.best) * NATS_TO_BITS))
+                points = Curve.from_json(summary["curve"]).points
+                every += [(*case, p.step, p.seconds, p.flops, p.value) for p in points]
+    figures.validation(panels, lab.out / "fig4.png")
+    names = ("data", "model", "seed", "best step", "steps", "best", "final", "rise")
+    lab.write("fig4", (*names, "printed rise"), rows)
+    columns = ("data", "model", "seed", "step", "seconds", "FLOPs", "bits per byte")
+    lab.write_csv("fig4_curves", columns, every)
+    print(f"figure: {lab.out / 'fig4.png'}")
+
+
+TABLE_4 = (0.001, 0.01, 0.1, 0.5, 1.0)
+"""Shares of the training after which the paper shows samples: 1, 10, 100, 500 and 1000 of 1000 "epochs"."""
+
+
+def table4(lab: Laboratory) -> None:
+    """What the three models write along the training, always after the same prompt and with the same random numbers."""
+    corpus = "wikitext2" if "wikitext2" in lab.corpora else lab.corpora[0]
+    written = {}
+    for kind in KINDS:
+        summary, workdir = lab.case(corpus, kind, 1)
+        logged = {m["step"]: m["valid/sample"] for m in evaluations(workdir, "valid/sample")}
+        steps = [min(logged, key=lambda s, a=a: abs(s - a * summary["steps"])) for a in TABLE_4]
+        written[kind] = {step: logged[step] for step in steps}
+    steps = sorted(set.intersection(*map(set, written.values())))
+    rows = [(step, *(_printable(written[kind][step]) for kind in KINDS)) for step in steps]
+    lab.write("table4", ("step", *KINDS.values()), rows)
+
+
+def _printable(text: str) -> str:
+    """On one line, without what a terminal or a table would take for its own."""
+    return "".join(c if c.isprintable() else "·" for c in " ".join(text.split()))

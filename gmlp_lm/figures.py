@@ -1,0 +1,20 @@
+"""The paper's figure from measured values."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from common.report.panels import COLOURS, panels
+
+
+def validation(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], path: Path) -> None:
+    """Figure 4: a panel per corpus, (step, bits per byte) of each model; a ring is the best value."""
+    figure, axes = panels(len(curves))
+    for part, (corpus, models) in zip(axes, curves.items(), strict=True):
+        for colour, (name, points) in zip(COLOURS, models.items(), strict=False):
+            part.plot(*zip(*points, strict=True), marker=".", color=colour, label=name)
+            best = min(points, key=lambda point: point[1])
+            part.plot(*best, marker="o", markersize=9, markerfacecolor="none", color=colour)
+        part.set(xlabel="training steps", ylabel="validation bits per byte", title=corpus)
+        part.legend(frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)

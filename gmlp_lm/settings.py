@@ -1,0 +1,100 @@
+"""Tables 1 and 2: parameters and settings of the three recipes, beside the printed ones. Nothing is trained."""
+
+from flax import nnx
+from ml_collections import ConfigDict
+
+from common import variables
+from common.tasks.language_modelling import BYTES
+from configs import language
+from gmlp_lm.experiments import KINDS, Laboratory
+from gmlp_lm.model import language_model
+
+PRINTED_MILLIONS = {"gpt": 66, "gmlp": 71, "gmlp_attn": 72}
+"""Table 1. GPT_origin, 112 million, is another paper's."""
+
+UNUSED = {"gpt": 4_202_496}
+"""Parameters of the authors' "GPT_base" that it has and never uses; counted in none of ours."""
+
+PRINTED_SETTINGS = {
+    "batch size": 64,
+    "hidden dropout": 0.1,
+    "optimizer": "Adam",
+    "beta 1": 0.9,
+    "beta 2": 0.999,
+    "epsilon": 1e-8,
+    "total steps": 100_000,
+    "GELU dropout": 0,
+    "weight decay": 0,
+    "learning rate": 2e-4,
+}
+"""Table 2."""
+
+
+GPT_2_TOKENS = 50_257
+"""With this many tokens instead of 256 bytes, the text's GPT comes near its 66 million; its gMLP does not."""
+
+
+def parameters(config: ConfigDict, vocabulary: int = BYTES) -> int:
+    """All that is trained."""
+    structure = variables.abstract(
+        lambda: language_model(config.model, vocabulary, rngs=nnx.Rngs(0))
+    )
+    return variables.count(structure)["total"]
+
+
+def table1(lab: Laboratory) -> None:
+    """Parameters of the three models in the three recipes, at the paper's size whatever the scale is."""
+    rows = []
+    for kind, name in KINDS.items():
+        configs = [language.choose(kind, "enwik8", recipe) for recipe in language.RECIPES]
+        counts = [parameters(lab.override(config)) for config in configs]
+        rows.append(
+            (
+                name,
+                *(f"{count:,}" for count in counts),
+                f"{UNUSED.get(kind, 0):,}",
+                f"{parameters(configs[0], GPT_2_TOKENS):,}",
+                f"{PRINTED_MILLIONS[kind]} million",
+            )
+        )
+    columns = ("model", *language.RECIPES, "unused in code", "paper, 50,257 tokens", "printed")
+    lab.write("table1", columns, rows)
+
+
+def table2(lab: Laboratory) -> None:
+    """Settings of the three recipes, at the paper's size; but for the widths they are those of all three models."""
+    configs = [language.choose("gmlp", "enwik8", recipe) for recipe in language.RECIPES]
+    found = [_settings(lab.override(config)) for config in configs]
+    rows = [
+        (name, *(_said(settings[name]) for settings in found), _said(PRINTED_SETTINGS.get(name)))
+        for name in found[0]
+    ]
+    lab.write("table2", ("attribute", *language.RECIPES, "printed"), rows)
+
+
+def _settings(config: ConfigDict) -> dict[str, object]:
+    optimizer, train = config.optimizer, config.train
+    return {
+        "batch size": config.data.batch,
+        "hidden dropout": config.model.dropout,
+        "optimizer": {"adam": "Adam", "adamw": "AdamW"}.get(optimizer.name, optimizer.name),
+        "beta 1": optimizer.beta1,
+        "beta 2": optimizer.beta2,
+        "epsilon": optimizer.epsilon,
+        "total steps": train.steps,
+        "GELU dropout": 0,  # no model here has any
+        "weight decay": optimizer.weight_decay,
+        "learning rate": optimizer.learning_rate,
+        "schedule": optimizer.schedule,
+        "warmup steps": optimizer.warmup_steps,
+        "clip": optimizer.clip,
+        "sequence length": config.model.length,
+        "width": config.model.width,
+        "hidden width of the gMLP": config.model.hidden,
+        "layers": config.model.layers,
+    }
+
+
+def _said(value: object) -> str:
+    """As it is written in a recipe: 0.0002 and not 0.00."""
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,169 @@
+"""The paper's tables and figure: which runs they need, what they write, and that nothing is run twice."""
+
+import csv
+import json
+import math
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from common.errors import UserError
+from common.metrics.curve import Curve, Point
+from common.sharding import make_mesh
+from gmlp_lm import experiments, settings
+from gmlp_lm.experiments import KINDS, Laboratory
+from tests.programs import finish, start
+
+QUICK = [
+    "--config.model.width=32",
+    "--config.model.layers=1",
+    "--config.model.hidden=64",
+    "--config.model.length=24",
+    "--config.train.steps=20",
+    "--config.eval.steps=10",
+    "--config.eval.stride=12",
+    "--config.eval.tokens=1000",
+    "--config.data.batch=8",
+]
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory) -> Laboratory:
+    """With its three runs, which every table and the figure share."""
+    folder = tmp_path_factory.mktemp("lab")
+    text = b"the cat sat on the mat and the dog sat on the log .\n" * 200
+    for split in ("train", "valid", "test"):
+        (folder / f"{split}.txt").write_bytes(text)
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    places = {"wikitext2": folder}
+    made = Laboratory("tiny", 1, QUICK, folder / "out", mesh, "fixed", ("wikitext2",), places)
+    experiments.table3(made)
+    return made
+
+
+def test_table_3_has_the_printed_values_in_their_units(lab):
+    rows = read(lab.out / "table3.csv")
+    assert [row["model"] for row in rows[::2]] == list(KINDS.values())
+    for row in rows[::2]:
+        run = lab.out / "runs" / f"wikitext2_{kind_of(row)}_fixed_seed1"
+        summary = json.loads((run / "summary.json").read_text())
+        whole = json.loads((run / experiments.WHOLE).read_text())["metrics"]
+        assert float(row["best bits/byte"]) == pytest.approx(summary["best_valid"], abs=1e-3)
+        assert float(row["test bits/byte"]) == pytest.approx(
+            summary["test"]["bits_per_byte"], abs=1e-3
+        )
+        assert float(row["valid bits/byte"]) == pytest.approx(whole["bits_per_byte"], abs=1e-3)
+        # The curve follows the first 1,000 of 10,400 bytes, so its value is another one.
+        assert whole["bits_per_byte"] != summary["best_valid"]
+        assert float(row["best nats/byte"]) == pytest.approx(
+            summary["best_valid"] * math.log(2), abs=1e-3
+        )
+    printed = rows[3]
+    assert (printed["best nats/byte"], printed["best bits/byte"]) == ("1.02", "1.47")
+    assert (printed["final nats/byte"], printed["s/100 steps"]) == ("2.39", "34.89")
+
+
+def kind_of(row: dict[str, str]) -> str:
+    return next(kind for kind, name in KINDS.items() if name == row["model"])
+
+
+def test_nothing_is_trained_or_measured_twice(lab):
+    files = [
+        path
+        for n in ("checkpoints/latest/*", "summary.json", experiments.WHOLE)
+        for path in lab.out.glob(f"runs/*/{n}")
+    ]
+    before = {path: path.stat().st_mtime_ns for path in files}
+    assert any(path.name == experiments.WHOLE for path in before)
+    experiments.table3(lab)
+    experiments.table4(lab)
+    experiments.fig4(lab)
+    assert before == {path: path.stat().st_mtime_ns for path in files}
+
+
+def test_figure_4_and_table_4_follow_from_the_same_runs(lab):
+    experiments.fig4(lab)
+    experiments.table4(lab)
+    assert (lab.out / "fig4.png").stat().st_size > 10_000
+    rows = read(lab.out / "fig4.csv")
+    assert [float(row["printed rise"]) for row in rows] == [0, *(
+        pytest.approx(rise / math.log(2)) for rise in (1.37, 1.29)
+    )]  # fmt: skip
+    assert all(float(row["rise"]) >= 0 for row in rows)
+    assert len(read(lab.out / "fig4_curves.csv")) == 3 * 2
+    samples = read(lab.out / "table4.csv")
+    assert [row["step"] for row in samples] == ["10", "20"]
+    assert all(row[name].startswith("The") for row in samples for name in KINDS.values())
+
+
+def summary_of(points: list[tuple[int, float, float, float]]) -> dict:
+    return {"curve": Curve("bits_per_byte", "min", [Point(*p) for p in points]).to_json()}
+
+
+def test_who_wins_depends_on_what_is_equal():
+    """Hand-made curves: gpt is best by steps, gmlp by seconds."""
+    cases = {
+        "gpt": [(summary_of([(0, 0, 0, 4.0), (10, 20.0, 10.0, 2.0)]), Path())],
+        "gmlp": [(summary_of([(0, 0, 0, 4.0), (10, 10.0, 10.0, 2.5)]), Path())],
+        "gmlp_attn": [(summary_of([(0, 0, 0, 4.0), (10, 10.0, 20.0, 2.8)]), Path())],
+    }
+    rows = {row[1]: row for row in experiments._comparison("wikitext2", cases)}
+    assert rows["parameters"][3:6] == ("2.000", "2.500", "2.800")
+    assert rows["parameters"][-1] == "GPT"
+    # At 10 s the gpt is half way down, at 10 FLOPs gMLP + attention is.
+    assert rows["wall-clock"][3:6] == ("3.000", "2.500", "2.800")
+    assert rows["wall-clock"][-1] == "gMLP"
+    assert rows["FLOPs"][3:6] == ("2.000", "2.500", "3.400")
+    # The mean height of a straight line from 4 to 2.
+    assert rows["parameters"][6] == "3.000"
+
+
+def test_table_1_has_the_authors_counts(tmp_path):
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    settings.table1(Laboratory("tiny", 1, [], tmp_path, mesh))
+    rows = {row["model"]: row for row in read(tmp_path / "table1.csv")}
+    code = {name: int(row["code"].replace(",", "")) for name, row in rows.items()}
+    unused = int(rows["GPT"]["unused in code"].replace(",", ""))
+    assert code["gMLP"] == 7_178_864
+    assert code["gMLP + attention"] == 7_203_440
+    assert code["GPT"] + unused == 6_593_792
+    fixed = [int(row["fixed"].replace(",", "")) for row in rows.values()]
+    assert max(fixed) / min(fixed) < 1.002
+
+
+def test_table_2_has_the_printed_settings_for_the_text(tmp_path):
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    settings.table2(Laboratory("tiny", 1, [], tmp_path, mesh))
+    rows = [row for row in read(tmp_path / "table2.csv") if row["printed"]]
+    assert len(rows) == len(settings.PRINTED_SETTINGS)
+    assert all(row["paper"] == row["printed"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--recipe=best"], "--recipe='best': choose one of paper, code, fixed"),
+        (["--corpora=enwik7"], "--corpora='enwik7': choose one of"),
+        (["--data=wikitext2"], "--data=wikitext2: it is CORPUS=PATH"),
+        (["--data=wikitext2=/nowhere"], "there is no /nowhere"),
+        (["--config.model.wdith=3"], "unknown option --config.model.wdith; did you mean"),
+    ],
+)
+def test_faults_are_one_line(tmp_path, options, message):
+    program = [sys.executable, "-m", "gmlp_lm.reproduce", "table3", f"--out={tmp_path}"]
+    said = finish(start([*program, *options]), code=2)
+    assert said.startswith("error: ") and message in said and said.count("\n") == 1
+
+
+def test_a_missing_corpus_is_named(tmp_path):
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    lab = Laboratory("laptop", 1, [], tmp_path, mesh, "fixed", ("enwik9",))
+    with pytest.raises(UserError, match="no directory data/enwik9"):
+        experiments.table3(lab)
