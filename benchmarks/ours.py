@@ -10,13 +10,15 @@ from ml_collections import ConfigDict
 
 from common import sharding, variables
 from common.decode.beam import Search, beam_search
-from common.decode.sample import Sampling, read, write
+from common.decode.generate import Writer
+from common.decode.sample import Sampling
 from common.model.loss import cross_entropy
 from common.tasks.language_modelling import BYTES
 from common.tasks.translation import teacher_forcing
 from common.train import optimizer as optimizers
 from common.train.checkpoint import draw_reservoirs
 from common.train.state import Step, initial_values, optimizer_shardings
+from common.train.task import Values
 from configs import explicit, language, translation
 from explicit_opt.counts import Noise
 from explicit_opt.model import FeedForward
@@ -121,27 +123,20 @@ def language_step(kind: str, dtype: str, batch: int) -> Callable[[], float]:
     return _stepper(_Bytes(config), [{"tokens": text[:, :-1], "targets": text[:, 1:]}])
 
 
-def make_writer(kind: str, start: int, count: int) -> Callable[[], int]:
-    """A call writes the `count` likeliest bytes after `start` given ones, which are read beforehand."""
+def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
+    """A call reads `start` bytes and writes the `count` likeliest bytes after them, as the sampling program does."""
     config = bytes_config(kind, dtype="float32")
-    task = _Bytes(config)
+    task, mesh = _Bytes(config), sharding.make_mesh({"data": -1})
     structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
-    trainable = initial_values(task, structure, config.seed, sharding.make_mesh({"data": -1}))
-    length = config.model.length
-    prompt = np.random.default_rng(0).integers(0, BYTES, (1, start)).astype(np.int32)
+    values = Values(structure, initial_values(task, structure, config.seed, mesh), {}, mesh)
+    writer = Writer(structure, mesh, config.model.length, Sampling(0.0))
+    prompt = np.random.default_rng(0).integers(0, BYTES, start).astype(np.uint8).tobytes()
 
-    @jax.jit
-    def begin(trainable, tokens):
-        model = structure.build(trainable, {})
-        return read(model.step, tokens, model.cache(1, length), 0)
+    def write() -> None:
+        for _ in writer(values, prompt, count, 1):
+            pass
 
-    @jax.jit
-    def go_on(trainable, logits, cache):
-        model = structure.build(trainable, {})
-        return write(model.step, logits, cache, start, count, Sampling(0.0), jax.random.key(0))[0]
-
-    logits, cache = begin(trainable, prompt)
-    return lambda: int(go_on(trainable, logits, cache)[0, -1])
+    return write
 
 
 def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], float]:

@@ -14,6 +14,7 @@ from common.model.embed import Embed
 from common.model.gated_mlp import GatedMlp, TinyAttention
 from common.model.language_model import LanguageModel
 from common.model.linear import Linear
+from common.model.memory import Room
 from common.model.spatial import BlockLocal, Spatial, Toeplitz
 
 KINDS = ("gpt", "gmlp", "tiny_attention")
@@ -46,14 +47,17 @@ class AttentionAlone(Function):
     ) -> jax.Array:
         return self.down(self.attention(x_BLD, context))
 
-    def cache(self, batch: int, length: int, context: Context, dtype: Any) -> Any:
-        return self.attention.cache(batch, length, context, dtype)
+    def cache(self, batch: int, room: Room, context: Context) -> Any:
+        return self.attention.cache(batch, room, context)
 
     def step(
         self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
     ) -> tuple[jax.Array, Any]:
         y_B1G, cache = self.attention.step(x_B1D, cache, index, context)
         return self.down(y_B1G), cache
+
+    def remember(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
+        return self.attention.remember(x_BLD, cache, context)
 
 
 def spatial(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> Spatial:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from common.config import require
-from common.decode.sample import Sampling, read, write
+from common.decode.sample import Sampling, write
 from common.sharding import replicated
 from common.train.task import Values
 from common.variables import Structure
@@ -23,10 +23,10 @@ class Writer:
         """`longest` is the model's maximum of prompt and text together."""
         self.longest, self.sampling = longest, sampling
 
-        @partial(jax.jit, static_argnames="room")
-        def begin(trainable, frozen, tokens_1L, room):
+        @partial(jax.jit, static_argnames=("room", "chunk"))
+        def begin(trainable, frozen, tokens_1L, room, chunk):
             model = structure.build(trainable, frozen)
-            return read(model.step, tokens_1L, model.cache(1, room), 0)
+            return model.prefill(tokens_1L, model.cache(1, room, chunk))
 
         @partial(jax.jit, static_argnames="count", donate_argnames="cache")
         def go_on(trainable, frozen, logits, cache, start, key, count):
@@ -56,11 +56,11 @@ class Writer:
     def _chunks(
         self, values: Values, prompt: bytes, length: int, seed: int, chunk: int
     ) -> Iterator[bytes]:
-        # One program serves all chunks. What the last one writes beyond the room comes after all that is kept.
+        # One program serves all chunks; of the last one not all may be wanted.
         room = min(len(prompt) + -(-length // chunk) * chunk, self.longest)
         given: tuple[Any, Any] = (values.trainable, values.frozen)
         tokens_1L = jnp.asarray(np.frombuffer(prompt, np.uint8), jnp.int32)[None]
-        logits, cache = self._begin(*given, tokens_1L, room=room)
+        logits, cache = self._begin(*given, tokens_1L, room=room, chunk=chunk)
         key = jax.random.key(seed)
         for done in range(0, length, chunk):
             start = jnp.int32(len(prompt) + done)

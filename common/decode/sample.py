@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from common.config import require
 from common.decode.beam import StepFunction
+from common.model.memory import changed, changing, settle
 
 
 @dataclass(frozen=True)
@@ -59,20 +60,6 @@ def draw(logits_BV: jax.Array, sampling: Sampling, key: jax.Array) -> jax.Array:
     return jax.random.categorical(key, restrict(logits_BV, sampling)).astype(jnp.int32)
 
 
-def read(step: StepFunction, tokens_BL: jax.Array, cache: Any, start: int) -> tuple[jax.Array, Any]:
-    """Takes in tokens that stand at `start` and after; the logits (B, V) of the token after the last one."""
-
-    def take(carry, token_and_index):
-        _, cache = carry
-        return step(token_and_index[0], cache, token_and_index[1]), None
-
-    indices = start + jnp.arange(tokens_BL.shape[1])
-    like = jax.eval_shape(step, tokens_BL[:, 0], cache, indices[0])[0]
-    first = (jnp.zeros(like.shape, like.dtype), cache)
-    (logits_BV, cache), _ = jax.lax.scan(take, first, (tokens_BL.T, indices))
-    return logits_BV, cache
-
-
 def write(
     step: StepFunction,
     logits_BV: jax.Array,
@@ -84,13 +71,16 @@ def write(
 ) -> tuple[jax.Array, jax.Array, Any]:
     """Draws `count` tokens for positions `start` and after: tokens (B, count), the next logits, the cache.
 
+    `count` is at most what the cache may write before it is settled, which it is afterwards.
     The token of a position depends on the key and the position, not on how the whole is cut into calls.
     """
 
     def one(carry, index):
-        logits_BV, cache = carry
+        logits_BV, part = carry
         tokens_B = draw(logits_BV, sampling, jax.random.fold_in(key, index))
-        return step(tokens_B, cache, index), tokens_B
+        logits_BV, after = step(tokens_B, changed(cache, part), index)
+        return (logits_BV, changing(after)), tokens_B
 
-    carry, tokens_LB = jax.lax.scan(one, (logits_BV, cache), start + jnp.arange(count))
-    return tokens_LB.T, *carry
+    carry = (logits_BV, changing(cache))
+    (logits_BV, part), tokens_LB = jax.lax.scan(one, carry, start + jnp.arange(count))
+    return tokens_LB.T, logits_BV, settle(changed(cache, part), count)

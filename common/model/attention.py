@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from common.model import initializers
 from common.model.block import Context, Function
 from common.model.linear import Linear
+from common.model.memory import Memory, Room
 
 BLOCK = 256
 """Queries that are worked on together: what lies ahead of a whole block is skipped where attention is causal."""
@@ -76,14 +78,29 @@ def store(key_BSHK: jax.Array, value_BSHK: jax.Array) -> tuple[jax.Array, jax.Ar
 
 
 def attend_stored(
-    query_BTHK: jax.Array, key_BHKS: jax.Array, value_BHSK: jax.Array, visible_B1TS: jax.Array
+    query_BTHK: jax.Array,
+    keys_BHKS: list[jax.Array],
+    values_BHSK: list[jax.Array],
+    visible_B1TS: list[jax.Array],
 ) -> jax.Array:
-    """`attend` for the few queries of a decoding step: two batched products in the form that is fast everywhere."""
+    """`attend` for the few queries of a decoding step, over keys that lie in one array or in several."""
     query_BHTK = query_BTHK.transpose(0, 2, 1, 3) * query_BTHK.shape[-1] ** -0.5
-    logits_BHTS = jnp.matmul(query_BHTK, key_BHKS, preferred_element_type=jnp.float32)
-    weights_BHTS = jax.nn.softmax(logits_BHTS, axis=-1, where=visible_B1TS)
-    y_BHTK = jnp.matmul(weights_BHTS.astype(value_BHSK.dtype), value_BHSK)
-    return y_BHTK.transpose(0, 2, 1, 3)
+    logits_BHTS = [
+        jnp.matmul(query_BHTK, key_BHKS, preferred_element_type=jnp.float32)
+        for key_BHKS in keys_BHKS
+    ]
+    weights_BHTS = jax.nn.softmax(
+        jnp.concatenate(logits_BHTS, axis=-1),
+        axis=-1,
+        where=jnp.concatenate(visible_B1TS, axis=-1),
+    ).astype(values_BHSK[0].dtype)
+    ends = np.cumsum([value.shape[2] for value in values_BHSK])
+    shares = jnp.split(weights_BHTS, ends[:-1], axis=-1)
+    y_BHTK = sum(
+        jnp.matmul(share, value, preferred_element_type=jnp.float32)
+        for share, value in zip(shares, values_BHSK, strict=True)
+    )
+    return y_BHTK.astype(query_BTHK.dtype).transpose(0, 2, 1, 3)
 
 
 class Attention(Function):
@@ -123,38 +140,51 @@ class Attention(Function):
         y = attend(query, *self._project(x_BTD), causal=self.causal, key_lengths_B=lengths)
         return self._merge(y)
 
-    def cache(self, batch: int, length: int, context: Context, dtype: Any) -> Any:
+    def cache(self, batch: int, room: Room, context: Context) -> Any:
         """Keys and values of all hypotheses of a sentence side by side, and who of them wrote what each one sees.
 
-        Beam search then reorders small integers, `writers_NL`, and no key is ever moved.
+        Beam search then reorders small integers, `writers`, and no key is ever moved.
         """
         sentences = batch if context.memory_BSD is None else context.memory_BSD.shape[0]
-        keys = length * (batch // sentences)
-        empty = jnp.zeros(
-            (sentences, keys, self.heads, self.key.kernel.shape[1] // self.heads), dtype
+        each, size = batch // sentences, self.key.kernel.shape[1] // self.heads
+        return (
+            Memory.empty((sentences, self.heads, size, each), 3, room),
+            Memory.empty((sentences, self.heads, each, size), 2, room),
+            Memory.empty((batch, 1), 1, room, jnp.int32, -1),
         )
-        return *store(empty, empty), jnp.full((batch, length), -1, jnp.int32)
 
     def step(
         self, x_N1D: jax.Array, cache: Any, index: jax.Array, context: Context
     ) -> tuple[jax.Array, Any]:
-        keys_BHKS, values_BHSK, writers_NL = cache
+        keys, values, writers = cache
         # The T hypotheses of a sentence are its queries; at each position they write T keys, S = L T in all.
-        x_BTD = x_N1D.reshape(keys_BHKS.shape[0], -1, x_N1D.shape[-1])
-        slots_T = jnp.arange(x_BTD.shape[1])
+        x_BTD = x_N1D.reshape(-1, keys.each, x_N1D.shape[-1])
+        slots_T = jnp.arange(keys.each)
         key_BHKT, value_BHTK = store(*self._project(x_BTD))
-        update = jax.lax.dynamic_update_slice_in_dim
-        start = index * len(slots_T)
-        keys_BHKS = update(keys_BHKS, key_BHKT, start, 3)
-        values_BHSK = update(values_BHSK, value_BHTK, start, 2)
         own_N1 = jnp.tile(slots_T, len(x_BTD))[:, None]
-        writers_NL = update(writers_NL, own_N1.astype(jnp.int32), index, 1)
+        keys, values = keys.write(key_BHKT, index), values.write(value_BHTK, index)
+        writers = writers.write(own_N1.astype(jnp.int32), index)
 
-        writers_BTL = writers_NL.reshape(*x_BTD.shape[:2], -1)
-        visible_BTS = (writers_BTL[..., None] == slots_T).reshape(*x_BTD.shape[:2], -1)
-        query = self._split(self.query(x_BTD))
-        y_BTHK = attend_stored(query, keys_BHKS, values_BHSK, visible_BTS[:, None])
-        return self._merge(y_BTHK).reshape(x_N1D.shape), (keys_BHKS, values_BHSK, writers_NL)
+        def visible(writers_NL: jax.Array, positions_L: jax.Array) -> jax.Array:
+            """(B, 1, T, S)."""
+            writers_NL = jnp.where(positions_L <= index, writers_NL, -1)
+            visible_NLT = writers_NL[..., None] == slots_T
+            return visible_NLT.reshape(*x_BTD.shape[:2], -1)[:, None]
+
+        y_BTHK = attend_stored(
+            self._split(self.query(x_BTD)),
+            [part for part, _ in keys.parts()],
+            [part for part, _ in values.parts()],
+            [visible(*part) for part in writers.parts()],
+        )
+        return self._merge(y_BTHK).reshape(x_N1D.shape), (keys, values, writers)
+
+    def remember(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
+        """Of sequences that have one hypothesis each."""
+        keys, values, writers = cache
+        key_BHKL, value_BHLK = store(*self._project(x_BLD))
+        own_BL = jnp.zeros(x_BLD.shape[:2], jnp.int32)
+        return keys.filled(key_BHKL), values.filled(value_BHLK), writers.filled(own_BL)
 
 
 class CrossAttention(Attention):
@@ -167,7 +197,7 @@ class CrossAttention(Attention):
         keys_values = self._project(context.memory_BSD)
         return self._merge(attend(query, *keys_values, key_lengths_B=context.memory_lengths_B))
 
-    def cache(self, batch: int, length: int, context: Context, dtype: Any) -> Any:
+    def cache(self, batch: int, room: Room, context: Context) -> Any:
         return store(*self._project(context.memory_BSD))
 
     def step(
@@ -177,5 +207,5 @@ class CrossAttention(Attention):
         x_BTD = x_N1D.reshape(cache[0].shape[0], -1, x_N1D.shape[-1])
         visible_BS = jnp.arange(cache[0].shape[-1]) < context.memory_lengths_B[:, None]
         query = self._split(self.query(x_BTD))
-        y_BTHK = attend_stored(query, *cache, visible_BS[:, None, None])
+        y_BTHK = attend_stored(query, [cache[0]], [cache[1]], [visible_BS[:, None, None]])
         return self._merge(y_BTHK).reshape(x_N1D.shape), cache

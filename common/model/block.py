@@ -11,6 +11,7 @@ import jax
 from flax import nnx
 
 from common.model.dropout import dropout, fold
+from common.model.memory import Room
 from common.model.norm import LayerNorm
 from common.sharding import constrain
 
@@ -30,7 +31,7 @@ class Context:
 
 
 class Function(nnx.Module):
-    """What a block is made of. A new mixer implements these three and fits everywhere."""
+    """What a block is made of. A new mixer implements these four and fits everywhere."""
 
     def __call__(
         self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
@@ -38,8 +39,8 @@ class Function(nnx.Module):
         """The whole sequence at once."""
         raise NotImplementedError
 
-    def cache(self, batch: int, length: int, context: Context, dtype: Any) -> Any:
-        """What `step` needs to remember, for sequences of up to `length` tokens.
+    def cache(self, batch: int, room: Room, context: Context) -> Any:
+        """What `step` needs to remember.
 
         Leaves with `batch` rows belong to one hypothesis each and are reordered by beam search; others are shared.
         """
@@ -51,17 +52,24 @@ class Function(nnx.Module):
         """The next token, at position `index`."""
         raise NotImplementedError
 
+    def remember(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
+        """An empty cache as it is after `step` has seen these first tokens."""
+        raise NotImplementedError
+
 
 class Stateless(Function):
     """A function of each position alone: nothing to remember."""
 
-    def cache(self, batch: int, length: int, context: Context, dtype: Any) -> Any:
+    def cache(self, batch: int, room: Room, context: Context) -> Any:
         return ()
 
     def step(
         self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
     ) -> tuple[jax.Array, Any]:
         return self(x_B1D, context), cache
+
+    def remember(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
+        return cache
 
 
 class Residual(nnx.Module):
@@ -101,6 +109,10 @@ class Residual(nnx.Module):
         y_B1D, cache = self.function.step(self._enter(x_B1D), cache, index, context)
         return self._join(x_B1D, y_B1D, None), cache
 
+    def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> tuple[jax.Array, Any]:
+        cache = self.function.remember(self._enter(x_BLD), cache, context)
+        return self(x_BLD, context), cache
+
 
 class Block(nnx.Module):
     """One layer of a stack. Frozen or not, of any kind: the stack does not care."""
@@ -115,8 +127,8 @@ class Block(nnx.Module):
             x_BLD = residual(x_BLD, context, fold(key, number))
         return constrain(x_BLD, "batch", "length", "width")
 
-    def cache(self, batch: int, length: int, context: Context, dtype: Any) -> list:
-        return [r.function.cache(batch, length, context, dtype) for r in self.residuals]
+    def cache(self, batch: int, room: Room, context: Context) -> list:
+        return [r.function.cache(batch, room, context) for r in self.residuals]
 
     def step(
         self, x_B1D: jax.Array, cache: list, index: jax.Array, context: Context
@@ -126,3 +138,11 @@ class Block(nnx.Module):
             x_B1D, part = residual.step(x_B1D, part, index, context)
             new.append(part)
         return x_B1D, new
+
+    def prefill(self, x_BLD: jax.Array, cache: list, context: Context) -> tuple[jax.Array, list]:
+        """`step` for all the first tokens at once."""
+        new = []
+        for residual, part in zip(self.residuals, cache, strict=True):
+            x_BLD, part = residual.prefill(x_BLD, part, context)
+            new.append(part)
+        return x_BLD, new

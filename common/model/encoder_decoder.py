@@ -3,8 +3,6 @@
 B batch, S source length, T target length, D width, V vocabulary.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -12,6 +10,7 @@ from flax import nnx
 from common.model.block import Block, Context
 from common.model.dropout import fold
 from common.model.embed import Embed
+from common.model.memory import Room
 from common.model.norm import LayerNorm
 
 
@@ -40,8 +39,8 @@ class Stack(nnx.Module):
             x_BLD = call(x_BLD, context, fold(key, number))
         return x_BLD if self.norm is None else self.norm(x_BLD)
 
-    def cache(self, batch: int, length: int, context: Context, dtype: Any) -> list:
-        return [block.cache(batch, length, context, dtype) for block in self.blocks]
+    def cache(self, batch: int, room: Room, context: Context) -> list:
+        return [block.cache(batch, room, context) for block in self.blocks]
 
     def step(
         self, x_B1D: jax.Array, cache: list, index: jax.Array, context: Context
@@ -51,6 +50,14 @@ class Stack(nnx.Module):
             x_B1D, part = block.step(x_B1D, part, index, context)
             new.append(part)
         return x_B1D if self.norm is None else self.norm(x_B1D), new
+
+    def prefill(self, x_BLD: jax.Array, cache: list, context: Context) -> tuple[jax.Array, list]:
+        """`step` for all the first tokens at once."""
+        new = []
+        for block, part in zip(self.blocks, cache, strict=True):
+            x_BLD, part = block.prefill(x_BLD, part, context)
+            new.append(part)
+        return x_BLD if self.norm is None else self.norm(x_BLD), new
 
 
 class EncoderDecoder(nnx.Module):
@@ -96,7 +103,7 @@ class EncoderDecoder(nnx.Module):
         return self.target_embed.logits(self.decoder(x_BTD, context, fold(key, 2)))
 
     def cache(self, batch: int, length: int, context: Context) -> list:
-        return self.decoder.cache(batch, length, context, self.dtype)
+        return self.decoder.cache(batch, Room(length, self.dtype), context)
 
     def step(
         self, tokens_B: jax.Array, cache: list, index: jax.Array, context: Context

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from common.model.attention import attend
+from common.model.attention import attend, attend_stored, store
 from common.model.block import Context, Function
 from common.model.feed_forward import ACTIVATIONS
 from common.model.linear import Linear
+from common.model.memory import Memory, Room
 from common.model.norm import LayerNorm
 from common.model.spatial import Spatial
 
@@ -78,26 +79,44 @@ class TinyAttention(Function):
         y = _weigh(query, key, value, seen)
         return y.reshape(batch, -1, inner)[:, :length]
 
-    def cache(self, batch: int, length: int, context: Context, dtype: Any) -> Any:
-        """Keys and values, (B, N, A), a window of zeros before them where there are windows."""
-        empty = jnp.zeros((batch, length + self.window, self.out.kernel.shape[0]), dtype)
-        return empty, empty
+    def cache(self, batch: int, room: Room, context: Context) -> Any:
+        """Keys and values, of one head."""
+        inner = self.out.kernel.shape[0]
+        return (
+            Memory.empty((batch, 1, inner, 1), 3, room),
+            Memory.empty((batch, 1, 1, inner), 2, room),
+        )
 
     def step(
         self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
     ) -> tuple[jax.Array, Any]:
-        at = index + self.window
-        keys_BNA, values_BNA = (
-            jax.lax.dynamic_update_slice_in_dim(old, new, at, 1)
-            for old, new in zip(cache, self._project(x_B1D), strict=True)
-        )
-        places = jnp.arange(keys_BNA.shape[1])
-        seen = places <= at
+        new = store(*(x_B1A[:, :, None] for x_B1A in self._project(x_B1D)))
+        keys, values = (old.write(part, index) for old, part in zip(cache, new, strict=True))
+        begin = None
         if self.window:
-            # From the beginning of the window before, which in the padded cache is that of this one.
-            seen &= places >= index - index % self.window
-        y_B1A = _weigh(self.query(x_B1D), keys_BNA, values_BNA, seen[None])
-        return self.out(y_B1A), (keys_BNA, values_BNA)
+            begin = index - index % self.window - self.window  # of the window before
+        reach = (None if begin is None else jnp.maximum(begin, 0), 2 * self.window)
+        key_parts, positions = zip(*keys.parts(*reach), strict=True)
+        value_parts = [part for part, _ in values.parts(*reach)]
+        if self.window:
+            # What lies before the first window are keys and values of zero.
+            shape = (len(x_B1D), 1, self.window, self.out.kernel.shape[0])
+            nothing = jnp.zeros(shape, x_B1D.dtype)
+            key_parts = (nothing.swapaxes(2, 3), *key_parts)
+            value_parts = [nothing, *value_parts]
+            positions = (jnp.arange(-self.window, 0), *positions)
+        seen = [(p <= index) if begin is None else (p <= index) & (p >= begin) for p in positions]
+        y_B11A = attend_stored(
+            self.query(x_B1D)[:, :, None],
+            list(key_parts),
+            value_parts,
+            [s[None, None, None] for s in seen],
+        )
+        return self.out(y_B11A[:, :, 0]), (keys, values)
+
+    def remember(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
+        new = store(*(x_BLA[:, :, None] for x_BLA in self._project(x_BLD)))
+        return tuple(old.filled(part) for old, part in zip(cache, new, strict=True))
 
 
 def _weigh(query_BTA, key_BSA, value_BSA, seen_TS) -> jax.Array:
@@ -165,23 +184,32 @@ class GatedMlp(Function):
             gate_BLG = gate_BLG + self.attention(x_BLD, context)
         return self.down(u_BLG * gate_BLG.astype(u_BLG.dtype))
 
-    def cache(self, batch: int, length: int, context: Context, dtype: Any) -> Any:
-        """The gated channels of every position, (B, N, G), and what the attention needs."""
+    def cache(self, batch: int, room: Room, context: Context) -> Any:
+        """The gated channels of every position, (B, H, N, G / H), and what the attention needs."""
         if not self.spatial.causal:
             raise ValueError("only a causal gMLP can be decoded step by step")
-        shape = (batch, self.spatial.positions(length), self.norm.scale.shape[0])
-        attention = self.attention.cache(batch, length, context, dtype) if self.attention else ()
-        return jnp.zeros(shape, dtype), attention
+        heads = self.spatial.heads
+        gated = Memory.empty((batch, heads, 1, self.norm.scale.shape[0] // heads), 2, room)
+        return gated, self.attention.cache(batch, room, context) if self.attention else ()
 
     def step(
         self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
     ) -> tuple[jax.Array, Any]:
         """One row of W over what is remembered: O(N G) instead of a pass over the whole sequence."""
-        values_BNG, attention = cache
+        gated, attention = cache
         u_B1G, v_B1G = self._halves(x_B1D)
-        values_BNG = jax.lax.dynamic_update_slice_in_dim(values_BNG, v_B1G, index, 1)
-        gate_B1G = self.spatial.step(values_BNG, index)[:, None]
+        gated = gated.write(v_B1G.reshape(len(v_B1G), self.spatial.heads, 1, -1), index)
+        gate_B1G = self.spatial.step(gated, index)[:, None]
         if self.attention is not None:
             more_B1G, attention = self.attention.step(x_B1D, attention, index, context)
             gate_B1G = gate_B1G + more_B1G
-        return self.down(u_B1G * gate_B1G.astype(u_B1G.dtype)), (values_BNG, attention)
+        return self.down(u_B1G * gate_B1G.astype(u_B1G.dtype)), (gated, attention)
+
+    def remember(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
+        gated, attention = cache
+        _, v_BLG = self._halves(x_BLD)
+        v_BLHG = v_BLG.reshape(*v_BLG.shape[:2], self.spatial.heads, -1)
+        gated = gated.filled(v_BLHG.transpose(0, 2, 1, 3))
+        if self.attention is not None:
+            attention = self.attention.remember(x_BLD, attention, context)
+        return gated, attention

@@ -12,6 +12,7 @@ from common.model.dropout import fold
 from common.model.embed import Embed
 from common.model.encoder_decoder import Stack
 from common.model.linear import Linear
+from common.model.memory import Room
 
 
 class LanguageModel(nnx.Module):
@@ -43,12 +44,18 @@ class LanguageModel(nnx.Module):
         x_BLD = self.embed(tokens_BL, self.dtype, fold(key, 0))
         return self._logits(self.stack(x_BLD, Context(), fold(key, 1)))
 
-    def cache(self, batch: int, length: int) -> list:
-        """What `step` remembers of up to `length` tokens."""
-        return self.stack.cache(batch, length, Context(), self.dtype)
+    def cache(self, batch: int, length: int, recent: int = 0) -> list:
+        """What `step` remembers of up to `length` tokens, `recent` of them until it is settled (see memory.py)."""
+        return self.stack.cache(batch, Room(length, self.dtype, recent), Context())
 
     def step(self, tokens_B: jax.Array, cache: list, index: jax.Array) -> tuple[jax.Array, list]:
         """The logits (B, V) of the token after `tokens_B`, which stands at position `index`."""
         x_B1D = self.embed(tokens_B[:, None], self.dtype, start=index)
         x_B1D, cache = self.stack.step(x_B1D, cache, index, Context())
         return self._logits(x_B1D)[:, 0], cache
+
+    def prefill(self, tokens_BL: jax.Array, cache: list) -> tuple[jax.Array, list]:
+        """The logits (B, V) of the token after the first L, and an empty cache as it is after them."""
+        x_BLD = self.embed(tokens_BL, self.dtype)
+        x_BLD, cache = self.stack.prefill(x_BLD, cache, Context())
+        return self._logits(x_BLD[:, -1:])[:, 0], cache

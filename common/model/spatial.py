@@ -12,6 +12,7 @@ from flax import nnx
 
 from common.model import initializers
 from common.model.causal import causal_product, dot
+from common.model.memory import Memory
 
 
 def _per_head(product, matrices_H, values_BLC: jax.Array) -> jax.Array:
@@ -84,27 +85,24 @@ class Spatial(nnx.Module):
         """(L, C): a head's bias for its channels."""
         return jnp.repeat(bias_HL.T, channels // self.heads, axis=1)
 
-    def positions(self, length: int) -> int:
-        """How many values `step` has to be given for sequences of up to `length`."""
-        return length
-
-    def row(self, index: jax.Array) -> jax.Array:
-        """What position `index` takes of each position, (H, N)."""
+    def taken(self, index: jax.Array, positions_S: jax.Array) -> jax.Array:
+        """What position `index` takes of each of these positions, (H, S); of those behind it nothing counts."""
         row_HN = jax.lax.dynamic_index_in_dim(self.weight[...], index, 1, keepdims=False)
-        return jnp.where(jnp.arange(self.length) <= index, row_HN, 0)
+        return row_HN[:, jnp.minimum(positions_S, self.length - 1)]
 
-    def step(self, values_BNC: jax.Array, index: jax.Array) -> jax.Array:
-        """Position `index` of the map, (B, C) in float32, from the values up to it."""
-        seen = values_BNC.shape[1]
-        return self._apply(self.row(index)[:, :seen], values_BNC, index)
+    def reach(self, index: jax.Array) -> tuple[jax.Array | None, int]:
+        """The first position that `index` takes anything of, and of how many from there; None is all."""
+        return None, self.length
 
-    def _apply(self, row_HS: jax.Array, values_BSC: jax.Array, index: jax.Array) -> jax.Array:
-        batch, positions, channels = values_BSC.shape
-        values_BSHC = values_BSC.reshape(batch, positions, self.heads, -1)
-        # Products by broadcasting: one row has no use for a matrix product, and any type multiplies fast.
-        y_BHC = jnp.einsum("hs,bshc->bhc", row_HS, values_BSHC.astype(jnp.float32))
-        bias_H = jax.lax.dynamic_index_in_dim(self.bias[...], index % self.rows(), 1)
-        return (y_BHC + bias_H).reshape(batch, channels)
+    def step(self, values_BHNC: Memory, index: jax.Array) -> jax.Array:
+        """Position `index` of the map, (B, C) in float32, from the values of each head up to it."""
+        y_BH1C = 0
+        for part_BHSC, positions_S in values_BHNC.parts(*self.reach(index)):
+            row_HS = jnp.where(positions_S <= index, self.taken(index, positions_S), 0)
+            row_H1S = row_HS.astype(part_BHSC.dtype)[:, None]
+            y_BH1C += jnp.matmul(row_H1S, part_BHSC, preferred_element_type=jnp.float32)
+        bias_H1 = jax.lax.dynamic_index_in_dim(self.bias[...], index % self.rows(), 1)
+        return (y_BH1C[:, :, 0] + bias_H1).reshape(len(y_BH1C), -1)
 
 
 def _dense_product(matrix_LL: jax.Array, values_LC: jax.Array) -> jax.Array:
@@ -122,10 +120,8 @@ class Toeplitz(Spatial):
         # Weight k is that of distance k; the negative distances of a map that is not causal follow from the end.
         return self.weight[...][:, distance_LL % self.weight.shape[-1]]
 
-    def row(self, index: jax.Array) -> jax.Array:
-        distance_N = index - jnp.arange(self.length)
-        row_HN = self.weight[...][:, distance_N % self.weight.shape[-1]]
-        return jnp.where(distance_N >= 0, row_HN, 0)
+    def taken(self, index: jax.Array, positions_S: jax.Array) -> jax.Array:
+        return self.weight[...][:, jnp.maximum(index - positions_S, 0)]
 
 
 class BlockLocal(Spatial):
@@ -161,16 +157,17 @@ class BlockLocal(Spatial):
         y = _per_head(_dense_product, matrices, both) + self._spread(self.bias[...], channels)
         return y.reshape(batch, -1, channels)[:, :length]
 
-    def positions(self, length: int) -> int:
-        return max(2 * self.window, -(-length // self.window) * self.window)
+    def taken(self, index: jax.Array, positions_S: jax.Array) -> jax.Array:
+        row_HW = jax.lax.dynamic_index_in_dim(
+            self.weight[...], index % self.window, 1, keepdims=False
+        )
+        column_S = positions_S - self._begin(index)
+        taken_HS = row_HW[:, jnp.clip(column_S, 0, 2 * self.window - 1)]
+        return jnp.where(column_S >= 0, taken_HS, 0)
 
-    def step(self, values_BNC: jax.Array, index: jax.Array) -> jax.Array:
-        place = index % self.window
-        row_HS = jax.lax.dynamic_index_in_dim(self.weight[...], place, 1, keepdims=False)
-        row_HS = jnp.where(jnp.arange(2 * self.window) <= place + self.window, row_HS, 0)
-        # No window lies before the first one: its own begins where the slice does.
-        alone_HS = jnp.pad(row_HS[:, self.window :], ((0, 0), (0, self.window)))
-        row_HS = jnp.where(index < self.window, alone_HS, row_HS)
-        start = jnp.maximum(index - place - self.window, 0)
-        both = jax.lax.dynamic_slice_in_dim(values_BNC, start, 2 * self.window, 1)
-        return self._apply(row_HS, both, index)
+    def reach(self, index: jax.Array) -> tuple[jax.Array, int]:
+        return jnp.maximum(self._begin(index), 0), 2 * self.window
+
+    def _begin(self, index: jax.Array) -> jax.Array:
+        """Where the window before that of `index` begins."""
+        return index - index % self.window - self.window

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from common.decode.sample import Sampling, draw, read, restrict, write
+from common.decode.sample import Sampling, draw, restrict, write
 from common.errors import UserError
 
 PROBABILITIES = np.array([0.05, 0.4, 0.1, 0.3, 0.15])
@@ -49,8 +49,7 @@ def counting(tokens_B, cache, index):
 
 
 def test_the_same_text_however_it_is_cut():
-    prompt = jnp.array([[3, 1, 4]])
-    logits, cache = read(counting, prompt, jnp.zeros(1, jnp.int32), 0)
+    logits, cache = counting(jnp.array([4]), jnp.array([3 + 1]), 2)
     key, sampling = jax.random.key(2), Sampling(0.9, top_k=5)
     whole, _, _ = write(counting, logits, cache, 3, 12, sampling, key)
     parts = []
@@ -58,16 +57,6 @@ def test_the_same_text_however_it_is_cut():
         tokens, logits, cache = write(counting, logits, cache, start, 4, sampling, key)
         parts.append(tokens)
     np.testing.assert_array_equal(whole, np.concatenate(parts, 1))
-
-
-def test_reading_is_stepping():
-    prompt = jnp.array([[3, 1, 4], [1, 5, 2]])
-    logits, cache = read(counting, prompt, jnp.zeros(2, jnp.int32), 0)
-    expected, state = None, jnp.zeros(2, jnp.int32)
-    for index in range(3):
-        expected, state = counting(prompt[:, index], state, index)
-    np.testing.assert_allclose(logits, expected, rtol=1e-6)
-    np.testing.assert_array_equal(cache, state)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from flax import nnx
 from common import variables
 from common.errors import UserError
 from common.model.block import Context
+from common.model.memory import settle
 from configs import language
 from gmlp_lm.model import language_model, validate
 
@@ -85,12 +86,28 @@ def test_no_logit_depends_on_a_later_token(made):
     assert (np.diag(size) > 0).all()
 
 
-def test_decoding_token_by_token_gives_the_same_logits(made):
+@pytest.mark.parametrize("recent", [0, 4])
+def test_decoding_token_by_token_gives_the_same_logits(made, recent):
     tokens = jnp.asarray(np.random.default_rng(2).integers(0, 11, (2, 20)))
     whole = made(tokens)
-    cache = made.cache(2, 20)
+    cache = made.cache(2, 20, recent)
     step = jax.jit(made.step)
     for index in range(20):
+        logits, cache = step(tokens[:, index], cache, index)
+        np.testing.assert_allclose(logits, whole[:, index], rtol=1e-3, atol=1e-4)
+        if recent and index % 4 == 3:
+            cache = settle(cache, 4)
+
+
+@pytest.mark.parametrize("recent", [0, 4])
+@pytest.mark.parametrize("length", [1, 3, 13])
+def test_reading_a_prompt_at_once_is_reading_it_token_by_token(made, length, recent):
+    tokens = jnp.asarray(np.random.default_rng(4).integers(0, 11, (2, 20)))
+    whole = made(tokens)
+    logits, cache = jax.jit(made.prefill)(tokens[:, :length], made.cache(2, 20, recent))
+    np.testing.assert_allclose(logits, whole[:, length - 1], rtol=1e-3, atol=1e-4)
+    step = jax.jit(made.step)
+    for index in range(length, length + 4):
         logits, cache = step(tokens[:, index], cache, index)
         np.testing.assert_allclose(logits, whole[:, index], rtol=1e-3, atol=1e-4)
 

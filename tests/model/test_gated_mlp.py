@@ -9,6 +9,7 @@ from flax import nnx
 from common.model.block import Context
 from common.model.causal import causal_product
 from common.model.gated_mlp import GatedMlp
+from common.model.memory import Room, settle
 from common.model.spatial import BlockLocal, Spatial, Toeplitz
 
 N, D, F, WINDOW = 13, 8, 12, 4
@@ -128,18 +129,22 @@ def test_no_position_sees_a_later_one(kind, attention):
         assert (size[np.tril_indices(N)] > 0).all()
 
 
+@pytest.mark.parametrize("recent", [0, 3])
 @pytest.mark.parametrize("attention", [0, 3])
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_token_by_token_is_the_whole_at_once(kind, heads, attention):
+def test_token_by_token_is_the_whole_at_once(kind, heads, attention, recent):
+    """In one array, or with the last up to three positions apart, in runs of uneven lengths."""
     made = model(kind, heads, attention)
     x = jnp.asarray(np.random.default_rng(4).normal(size=(2, N, D)), jnp.float32)
     whole = made(x, Context())
-    cache = made.cache(2, N, Context(), jnp.float32)
+    cache = made.cache(2, Room(N, jnp.float32, recent), Context())
     step = jax.jit(lambda x, cache, index: made.step(x, cache, index, Context()))
     for index in range(N):
         y, cache = step(x[:, index : index + 1], cache, index)
         np.testing.assert_allclose(y[:, 0], whole[:, index], rtol=1e-4, atol=1e-5)
+        if recent and index in (0, 2, 5, 8, 11):
+            cache = settle(cache, index - max(i for i in (-1, 0, 2, 5, 8, 11) if i < index))
 
 
 def test_a_shorter_sequence_is_the_beginning_of_a_longer_one():
@@ -180,7 +185,7 @@ def test_starts_as_a_feed_forward_layer_of_each_position_alone():
         (
             "only a causal",
             lambda: GatedMlp(D, F, spatial("full", causal=False), rngs=nnx.Rngs(0)).cache(
-                1, 4, Context(), jnp.float32
+                1, Room(4, jnp.float32), Context()
             ),
         ),
     ],
