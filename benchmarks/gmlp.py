@@ -1,7 +1,7 @@
 """Language models of bytes, training and writing, beside public PyTorch ones: python -m benchmarks.gmlp
 
-Width 512, hidden 2048, 4 layers, 768 positions. Training: batches of 4. Writing: 256 bytes from the beginning, and
-from position 512 on, one text.
+Width 512, hidden 2048, 4 layers, 768 positions. Training: batches of 4. Writing: one text, 256 bytes after a prompt
+of 1 and of 512, which is read too. And our three models of equal parameters, `:fixed,laptop`, beside each other.
 """
 
 import argparse
@@ -29,6 +29,12 @@ def make_step(side: str, name: str, dtype: str) -> Callable[[], float]:
     from benchmarks.ours import language_step
 
     return language_step(name, dtype, BATCH)
+
+
+def make_laptop_step(kind: str) -> Callable[[], float]:
+    from benchmarks.ours import laptop_step
+
+    return laptop_step(kind, "bfloat16")
 
 
 def make_writer(side: str, name: str, start: int) -> Callable[[], object]:
@@ -70,6 +76,9 @@ def main() -> None:
                 pair(case, f"torch {name} {dtype}", TARGETS[dtype])
         with isolated(factories) as cases:
             timings |= compare(cases, rounds=options.rounds, warmup=2, settle=1)
+    with isolated({f"laptop {kind}": partial(make_laptop_step, kind) for kind in KINDS}) as cases:
+        timings |= compare(cases, rounds=2 * options.rounds, warmup=2, settle=1)
+    pairs += [("laptop gpt", "laptop gmlp"), ("laptop gmlp_attn", "laptop gmlp")]
     factories = {}
     for start in STARTS:
         for kind, peer in WRITERS.items():
@@ -82,7 +91,9 @@ def main() -> None:
         timings |= compare(cases, rounds=options.rounds, warmup=1, settle=1)
     speed = {name: COUNT / timings[name].median for name in factories}
     speed |= {
-        name: BATCH * 768 / timing.median for name, timing in timings.items() if name not in speed
+        name: (4096 if name.startswith("laptop") else BATCH * 768) / timing.median
+        for name, timing in timings.items()
+        if name not in speed
     }
     title = "width 512, hidden 2048, 4 layers, 768 positions; batches of 4; 256 bytes written"
     ratios = [ratio(timings, *names) for names in pairs]

@@ -117,7 +117,17 @@ def bytes_config(kind: str, **fields: object) -> ConfigDict:
 
 def language_step(kind: str, dtype: str, batch: int) -> Callable[[], float]:
     """A call makes one whole training step and returns its loss."""
-    config = bytes_config(kind, dtype=dtype)
+    return _language_step(bytes_config(kind, dtype=dtype), batch)
+
+
+def laptop_step(kind: str, dtype: str) -> Callable[[], float]:
+    """The same for `:fixed,laptop`, where the three models have equally many parameters."""
+    config = language.choose(kind, "enwik8", "fixed,laptop")
+    config.model.dtype = dtype
+    return _language_step(config, config.data.batch)
+
+
+def _language_step(config: ConfigDict, batch: int) -> Callable[[], float]:
     text = np.random.default_rng(0).integers(0, BYTES, (batch, config.model.length + 1))
     text = text.astype(np.int32)
     return _stepper(_Bytes(config), [{"tokens": text[:, :-1], "targets": text[:, 1:]}])
