@@ -75,7 +75,7 @@ class Laboratory(laboratory.Laboratory):
         if place := self.places.get(corpus):
             alone = place.is_file()
             config.data.source = f"files:{place.parent if alone else place}"
-            config.data.file = place.name if alone else ""
+            config.data.file = place.name.removesuffix(".gz").removesuffix(".zip") if alone else ""
         self.override(config, seed=seed)
         # Table 4 needs samples of every run.
         config.eval.sample = config.eval.sample or min(120, config.model.length // 2)

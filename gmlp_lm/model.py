@@ -7,15 +7,17 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from common.config import check_rate, choose, require
-from common.model import initializers, transformer
+from common.model import transformer
 from common.model.attention import Attention
 from common.model.block import Block, Context, Function
 from common.model.embed import Embed
-from common.model.gated_mlp import GatedMlp, TinyAttention
+from common.model.gated_mlp import GatedMlp
 from common.model.language_model import LanguageModel
 from common.model.linear import Linear
 from common.model.memory import Room
 from common.model.spatial import BlockLocal, Spatial, Toeplitz
+from common.model.tiny_attention import TinyAttention
+from gmlp_lm.initialization import INITIALIZATIONS
 
 KINDS = ("gpt", "gmlp", "tiny_attention")
 SPATIAL = {"full": Spatial, "toeplitz": Toeplitz}
@@ -118,40 +120,8 @@ def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Lan
         None if model.tied else Linear(model.width, vocabulary, axes, rngs=rngs),
         dtype=transformer.compute_dtype(model.dtype),
     )
-    INITIALIZATIONS[model.init](made, model, rngs)
+    INITIALIZATIONS[model.init](made, rngs)
     return made
-
-
-def _as_gpt2(made: LanguageModel, model: ConfigDict, rngs: nnx.Rngs) -> None:
-    """N(0, 0.02), biases 0, and what is added to the residual stream smaller by the square root of its summands."""
-    draw = initializers.normal(0.02)
-    for _, part in nnx.iter_modules(made):
-        if isinstance(part, Linear):
-            part.kernel[...] = draw(rngs.params(), part.kernel.shape)
-    for part in (made.embed, made.embed.positions):
-        if hasattr(part, "table"):
-            part.table[...] = draw(rngs.params(), part.table.shape)
-    summands = sum(len(block.residuals) for block in made.stack.blocks)
-    for block in made.stack.blocks:
-        for residual in block.residuals:
-            function = residual.function
-            last = function.down if hasattr(function, "down") else function.out
-            last.kernel[...] = last.kernel[...] * summands**-0.5
-
-
-def _as_torch(made: LanguageModel, model: ConfigDict, rngs: nnx.Rngs) -> None:
-    """PyTorch's defaults, which the paper's code keeps: U(-1/sqrt(D), 1/sqrt(D)) for D inputs, tables N(0, 1)."""
-    for _, part in nnx.iter_modules(made):
-        if isinstance(part, Linear):
-            draw = initializers.uniform(part.kernel.shape[0] ** -0.5)
-            part.kernel[...] = draw(rngs.params(), part.kernel.shape)
-            if part.bias is not None:
-                part.bias[...] = draw(rngs.params(), part.bias.shape)
-    table = made.embed.table
-    table[...] = initializers.normal(1.0)(rngs.params(), table.shape)
-
-
-INITIALIZATIONS = {"gpt2": _as_gpt2, "torch": _as_torch}
 
 
 def validate(model: ConfigDict) -> None:

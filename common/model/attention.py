@@ -7,100 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from common.model import initializers
+from common.model.attend import attend, attend_stored, store
 from common.model.block import Context, Function
 from common.model.linear import Linear
 from common.model.memory import Memory, Room
-
-BLOCK = 256
-"""Queries that are worked on together: what lies ahead of a whole block is skipped where attention is causal."""
-
-
-def attend(
-    query_BTHK: jax.Array,
-    key_BSHK: jax.Array,
-    value_BSHK: jax.Array,
-    *,
-    causal: bool = False,
-    key_lengths_B: jax.Array | None = None,
-) -> jax.Array:
-    """Softmax attention over the first `key_lengths_B` keys; (B, T, H, K).
-
-    The backend's fused kernel is used where it has one for this type (cuDNN on GPUs: bfloat16 and float16).
-    """
-    fused = jax.default_backend() == "gpu" and query_BTHK.dtype in (jnp.bfloat16, jnp.float16)
-    if not fused:
-        return _attend(query_BTHK, key_BSHK, value_BSHK, causal, key_lengths_B)
-    query_lengths_B = None
-    if key_lengths_B is not None:
-        query_lengths_B = jnp.full(query_BTHK.shape[:1], query_BTHK.shape[1], jnp.int32)
-    return jax.nn.dot_product_attention(
-        query_BTHK,
-        key_BSHK,
-        value_BSHK,
-        is_causal=causal,
-        query_seq_lengths=query_lengths_B,
-        key_value_seq_lengths=key_lengths_B,
-        implementation="cudnn",
-    )
-
-
-def _attend(query_BTHK, key_BSHK, value_BSHK, causal, key_lengths_B) -> jax.Array:
-    """The same as plain products, heads before positions, a block of queries at a time where it is causal."""
-    queries, keys = query_BTHK.shape[1], key_BSHK.shape[1]
-    query_BHTK = query_BTHK.transpose(0, 2, 1, 3) * query_BTHK.shape[-1] ** -0.5
-    key_BHKS, value_BHSK = store(key_BSHK, value_BSHK)
-    blocks = []
-    for start in range(0, queries, BLOCK if causal else queries):
-        end = min(start + BLOCK, queries) if causal else queries
-        seen = end if causal else keys
-        logits_BHTS = jnp.matmul(
-            query_BHTK[:, :, start:end], key_BHKS[..., :seen], preferred_element_type=jnp.float32
-        )
-        visible_BHTS = True
-        if causal:
-            visible_BHTS = jnp.arange(seen) <= jnp.arange(start, end)[:, None]
-        if key_lengths_B is not None:
-            visible_BHTS &= jnp.arange(seen) < key_lengths_B[:, None, None, None]
-        # Not minus infinity: a sequence of padding alone must not become NaN.
-        logits_BHTS = jnp.where(visible_BHTS, logits_BHTS, jnp.finfo(jnp.float32).min)
-        weights_BHTS = jax.nn.softmax(logits_BHTS, axis=-1).astype(value_BHSK.dtype)
-        blocks.append(jnp.matmul(weights_BHTS, value_BHSK[:, :, :seen]))
-    return jnp.concatenate(blocks, axis=2).transpose(0, 2, 1, 3)
-
-
-def store(key_BSHK: jax.Array, value_BSHK: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Keys (B, H, K, S) and values (B, H, S, K): as `attend_stored` reads them, with nothing to transpose."""
-    return key_BSHK.transpose(0, 2, 3, 1), value_BSHK.transpose(0, 2, 1, 3)
-
-
-def attend_stored(
-    query_BTHK: jax.Array,
-    keys_BHKS: list[jax.Array],
-    values_BHSK: list[jax.Array],
-    visible_B1TS: list[jax.Array],
-) -> jax.Array:
-    """`attend` for the few queries of a decoding step, over keys that lie in one array or in several."""
-    query_BHTK = query_BTHK.transpose(0, 2, 1, 3) * query_BTHK.shape[-1] ** -0.5
-    logits_BHTS = [
-        jnp.matmul(query_BHTK, key_BHKS, preferred_element_type=jnp.float32)
-        for key_BHKS in keys_BHKS
-    ]
-    weights_BHTS = jax.nn.softmax(
-        jnp.concatenate(logits_BHTS, axis=-1),
-        axis=-1,
-        where=jnp.concatenate(visible_B1TS, axis=-1),
-    ).astype(values_BHSK[0].dtype)
-    ends = np.cumsum([value.shape[2] for value in values_BHSK])
-    shares = jnp.split(weights_BHTS, ends[:-1], axis=-1)
-    y_BHTK = sum(
-        jnp.matmul(share, value, preferred_element_type=jnp.float32)
-        for share, value in zip(shares, values_BHSK, strict=True)
-    )
-    return y_BHTK.astype(query_BTHK.dtype).transpose(0, 2, 1, 3)
 
 
 class Attention(Function):

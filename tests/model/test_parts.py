@@ -2,11 +2,13 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
+from common.model import attend as attend_module
 from common.model.block import Context
 from common.model.embed import Embed
 from common.model.feed_forward import ACTIVATIONS, FeedForward
@@ -94,3 +96,38 @@ def test_activations(name: str, expected):
     np.testing.assert_allclose(
         layer(jnp.ones((1, 1, 4)), Context()), hidden @ layer.down.kernel[...], atol=1e-5
     )
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_attention_by_blocks_is_attention(monkeypatch, causal, padded):
+    """Values and gradients, against JAX's own; 11 queries in blocks of 4."""
+    monkeypatch.setattr(attend_module, "BLOCK", 4)
+    random = np.random.default_rng(8)
+    query, key, value, weight = (
+        jnp.asarray(random.normal(size=(2, 11, 3, 5)), jnp.float32) for _ in range(4)
+    )
+    lengths = jnp.array([7, 11]) if padded else None
+
+    def ours(query, key, value):
+        y = attend_module.attend(query, key, value, causal=causal, key_lengths_B=lengths)
+        return (y * weight).sum(), y
+
+    def theirs(query, key, value):
+        y = jax.nn.dot_product_attention(
+            query, key, value, is_causal=causal, key_value_seq_lengths=lengths
+        )
+        return (y * weight).sum(), y
+
+    found, expected = (
+        jax.grad(f, argnums=(0, 1, 2), has_aux=True)(query, key, value) for f in (ours, theirs)
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected
+    )
+
+
+def test_a_sequence_of_padding_alone_is_a_number():
+    x = jnp.ones((1, 3, 1, 2))
+    y = attend_module.attend(x, x, x, key_lengths_B=jnp.array([0]))
+    assert np.isfinite(np.asarray(y)).all()
