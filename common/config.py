@@ -77,6 +77,8 @@ def _read(option: str, text: str, current: Any) -> Any:
         if isinstance(current, tuple):
             value = ast.literal_eval(text if text.strip() else "()")
             value = tuple(value) if isinstance(value, tuple | list) else (value,)
+            if current and isinstance(current[0], float):
+                value = tuple(float(v) if isinstance(v, int) else v for v in value)
             if current and not all(isinstance(item, type(current[0])) for item in value):
                 raise ValueError
             return value

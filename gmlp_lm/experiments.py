@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from common.laboratory import evaluations, spread
 from common.metrics.aucc import aucc, outline
 from common.metrics.curve import Axis, Curve
 from common.tasks.language_modelling import LanguageModelling
+from common.track.tracker import write_whole
 from configs import language
 from gmlp_lm import figures, run
 from gmlp_lm.model import language_model
@@ -47,8 +49,8 @@ PRINTED = {
     ("wikitext103", "gmlp_attn"): Printed(0.95, 0.95, 31.6, 35.80),
 }
 
-AXES: dict[str, Axis] = {"parameters": "step", "FLOPs": "flops", "wall-clock": "seconds"}
-"""What is equal in a comparison. All models see the same bytes in a step: equal steps are equal parameters and data."""
+AXES: dict[str, Axis] = {"data": "step", "FLOPs": "flops", "wall-clock": "seconds"}
+"""What is equal in a comparison. All models see the same bytes in a step."""
 
 WHOLE = "whole_valid.json"
 
@@ -101,13 +103,21 @@ def table3(lab: Laboratory) -> None:
         cases = lab.cases(corpus)
         for kind, runs in cases.items():
             number = 1 + list(PRINTED).index((corpus, kind))
-            rows.append((f"#{number}", KINDS[kind], corpus, "measured", *_measured(lab, runs)))
+            data = read_from(runs, corpus)
+            rows.append((f"#{number}", KINDS[kind], data, "measured", *_measured(lab, runs)))
             rows.append((f"#{number}", KINDS[kind], corpus, "printed", *_printed(corpus, kind)))
         winners += _comparison(corpus, cases)
     columns = ("", "model", "data", "", *COLUMNS)
     lab.write("table3", columns, rows)
-    names = ("data", "at equal", "up to", *KINDS.values(), *(f"AUCC {n}" for n in KINDS.values()))
-    lab.write("table3_winners", (*names, "lowest", "lowest AUCC"), winners)
+    values = [f"{name} {bits}" for bits in ("bits/byte", "mean") for name in KINDS.values()]
+    names = ("data", "at equal", "up to", *values, "lowest", "lowest mean")
+    lab.write("table3_winners", names, winners)
+
+
+def read_from(runs: list[tuple[dict, Path]], corpus: str) -> str:
+    """What the runs were really trained on: at "tiny" no corpus, but embedded text."""
+    embedded = runs[0][0]["config"]["data"]["source"].startswith("embedded:")
+    return "Python manual" if embedded else corpus
 
 
 COLUMNS = (
@@ -169,8 +179,9 @@ def _if_all(name: str, metrics: list[dict]) -> str:
 def whole_valid(lab: Laboratory, summary: dict, workdir: Path) -> dict[str, float]:
     """The best values of a run on the whole validation split, measured once."""
     path = workdir / WHOLE
-    asked = {"best_step": summary["best_step"], "eval": summary["config"]["eval"]}
-    if path.is_file():
+    asked = {"best_step": summary["best_step"], "best_valid": summary["best_valid"]}
+    asked |= {"eval": summary["config"]["eval"], "data": summary["config"]["data"]}
+    with suppress(OSError, ValueError, KeyError):  # missing, or damaged: it is measured again
         found = json.loads(path.read_text())
         if found["asked"] == asked:
             return found["metrics"]
@@ -178,26 +189,32 @@ def whole_valid(lab: Laboratory, summary: dict, workdir: Path) -> dict[str, floa
     config.eval.update({"tokens": 0, "sample": 0})
     task = LanguageModelling(config, language_model, lab.mesh)
     metrics = task.evaluate(values, "valid")
-    path.write_text(json.dumps({"asked": asked, "metrics": metrics}, indent=1) + "\n")
+    write_whole(path, json.dumps({"asked": asked, "metrics": metrics}, indent=1) + "\n")
     return metrics
 
 
 def _comparison(corpus: str, cases: dict[str, list[tuple[dict, Path]]]) -> list[tuple]:
-    """Validation bits per byte where the first of the models has used up what is equal, and their mean until there."""
+    """Validation bits per byte where the first of the models has used up what is equal, and their mean until there.
+
+    The mean is the AUCC over the length of its axis. Equal data are equal parameters too where the models have them.
+    """
+    counts = [runs[0][0]["params"]["total"] for runs in cases.values()]
+    axes = {
+        "parameters and data" if n == "data" and max(counts) < 1.01 * min(counts) else n: axis
+        for n, axis in AXES.items()
+    }
     curves = {
         kind: [Curve.from_json(summary["curve"]) for summary, _ in runs]
         for kind, runs in cases.items()
     }
-    rows = []
-    for name, axis in AXES.items():
+    rows, data = [], read_from(cases["gpt"], corpus)
+    for name, axis in axes.items():
         horizon = min(c.points[-1].at(axis) for some in curves.values() for c in some)
         values = {k: [outline(c, axis, horizon)[-1][1] for c in some] for k, some in curves.items()}
         areas = {k: [aucc(c, axis, horizon) / horizon for c in some] for k, some in curves.items()}
         cells = [spread(v, 3) for some in (values, areas) for v in some.values()]
         unit = {"step": "steps", "flops": "FLOPs", "seconds": "s"}[axis]
-        rows.append(
-            (corpus, name, f"{horizon:.4g} {unit}", *cells, _lowest(values), _lowest(areas))
-        )
+        rows.append((data, name, f"{horizon:.4g} {unit}", *cells, _lowest(values), _lowest(areas)))
     return rows
 
 
@@ -209,20 +226,21 @@ def fig4(lab: Laboratory) -> None:
     """Validation curves of every corpus, and how far each model's last value lies above its best."""
     panels, rows, every = {}, [], []
     for corpus in lab.corpora:
-        panels[corpus] = {}
-        for kind, runs in lab.cases(corpus).items():
-            curve = Curve.from_json(runs[0][0]["curve"])
-            panels[corpus][KINDS[kind]] = [(p.step, p.value) for p in curve.points]
+        cases = lab.cases(corpus)
+        data = read_from(cases["gpt"], corpus)
+        panels[data] = {name: [] for name in KINDS.values()}
+        for kind, runs in cases.items():
             for seed, (summary, _) in enumerate(runs, 1):
                 best, final = summary["best_valid"], summary["final_valid"]
-                case = (corpus, KINDS[kind], seed)
+                case = (data, KINDS[kind], seed)
                 ends = (summary["best_step"], summary["steps"], best, final, final - best)
                 printed = PRINTED[corpus, kind]
                 rows.append((*case, *ends, (printed.final - printed.best) * NATS_TO_BITS))
                 points = Curve.from_json(summary["curve"]).points
                 every += [(*case, p.step, p.seconds, p.flops, p.value) for p in points]
+                panels[data][KINDS[kind]].append([(p.step, p.value) for p in points])
     figures.validation(panels, lab.out / "fig4.png")
-    names = ("data", "model", "seed", "best step", "steps", "best", "final", "rise")
+    names = ("data", "model", "seed", "best step", "steps", "best bits/byte", "final", "rise")
     lab.write("fig4", (*names, "printed rise"), rows)
     columns = ("data", "model", "seed", "step", "seconds", "FLOPs", "bits per byte")
     lab.write_csv("fig4_curves", columns, every)

@@ -6,14 +6,18 @@ from pathlib import Path
 from common.report.panels import COLOURS, panels
 
 
-def validation(curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]], path: Path) -> None:
-    """Figure 4: a panel per corpus, (step, bits per byte) of each model; a ring is the best value."""
+def validation(
+    curves: Mapping[str, Mapping[str, Sequence[Sequence[tuple[int, float]]]]], path: Path
+) -> None:
+    """Figure 4: a panel per corpus, (step, bits per byte) of each model and seed; rings are the best values."""
     figure, axes = panels(len(curves))
     for part, (corpus, models) in zip(axes, curves.items(), strict=True):
-        for colour, (name, points) in zip(COLOURS, models.items(), strict=False):
-            part.plot(*zip(*points, strict=True), marker=".", color=colour, label=name)
-            best = min(points, key=lambda point: point[1])
-            part.plot(*best, marker="o", markersize=9, markerfacecolor="none", color=colour)
+        for colour, (name, seeds) in zip(COLOURS, models.items(), strict=False):
+            for number, points in enumerate(seeds):
+                label = name if number == 0 else None
+                part.plot(*zip(*points, strict=True), marker=".", color=colour, label=label)
+                best = min(points, key=lambda point: point[1])
+                part.plot(*best, marker="o", markersize=9, markerfacecolor="none", color=colour)
         part.set(xlabel="training steps", ylabel="validation bits per byte", title=corpus)
         part.legend(frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -134,6 +134,7 @@ def validate(model: ConfigDict) -> None:
     choose("--config.model.spatial", model.spatial, SPATIAL)
     choose("--config.model.init", model.init, INITIALIZATIONS)
     choose("--config.model.positions", model.positions, ("sinusoidal", "learned", "none"))
+    choose("--config.model.norm", model.norm, ("pre", "post"))
     choose("--config.model.activation", model.activation, ("relu", "gelu", "silu"))
     for name in ("layers", "width", "hidden", "heads", "gate_heads", "length"):
         require(model[name] >= 1, f"--config.model.{name} must be at least 1, got {model[name]}")

@@ -50,6 +50,10 @@ def _own(options: Namespace) -> dict[str, Any]:
     from configs.language import CORPORA, RECIPES
 
     choose("--recipe", options.recipe, RECIPES)
+    require(
+        TARGETS[options.target] != "settings" or not (options.corpora or options.data),
+        f"{options.target} reads no data: no --corpora, no --data",
+    )
     default = "wikitext2" if options.scale == "tiny" else ",".join(CORPORA)
     corpora = tuple((options.corpora or default).split(","))
     places = {}
@@ -59,6 +63,9 @@ def _own(options: Namespace) -> dict[str, Any]:
         corpus, equals, place = given.partition("=")
         require(bool(equals and place), f"--data={given}: it is CORPUS=PATH")
         choose("--data", corpus, CORPORA)
+        require(
+            corpus in corpora, f"--data={given}: {corpus} is not in --corpora={','.join(corpora)}"
+        )
         require(Path(place).exists(), f"--data={given}: there is no {place}")
         places[corpus] = Path(place)
     return {"recipe": options.recipe, "corpora": corpora, "places": places}

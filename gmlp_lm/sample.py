@@ -11,7 +11,7 @@ CHUNK = 16
 
 
 def main() -> None:
-    from common.config import number, parser_for, positive, whole
+    from common.config import number, parser_for, positive, require, whole
 
     parser = parser_for("gmlp_lm.sample")
     parser.add_argument("--workdir", required=True, type=Path, metavar="RUN")
@@ -38,6 +38,7 @@ def main() -> None:
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
     sampling.validate()
+    require(options.seed < 2**32, f"--seed must be below {2**32}, got {options.seed}")
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     config, values = load(options.workdir, mesh)
     prompt = options.prompt.encode("utf-8", "surrogateescape")
@@ -46,7 +47,9 @@ def main() -> None:
     chunks = write(values, prompt, length, options.seed, chunk=CHUNK)
     # A character may be cut in two by the end of a chunk; what is no UTF-8 is shown as such.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    sys.stdout.write(options.prompt)
+    # A terminal that cannot show a character shows another one in its place.
+    sys.stdout.reconfigure(errors="replace")
+    sys.stdout.write(decoder.decode(prompt))
     for chunk in chunks:
         sys.stdout.write(decoder.decode(chunk))
         sys.stdout.flush()

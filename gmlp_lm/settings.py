@@ -6,6 +6,7 @@ from ml_collections import ConfigDict
 from common import variables
 from common.tasks.language_modelling import BYTES
 from configs import language
+from gmlp_lm import run
 from gmlp_lm.experiments import KINDS, Laboratory
 from gmlp_lm.model import language_model
 
@@ -42,12 +43,18 @@ def parameters(config: ConfigDict, vocabulary: int = BYTES) -> int:
     return variables.count(structure)["total"]
 
 
+def _checked(lab: Laboratory, config: ConfigDict) -> ConfigDict:
+    """With the fields of the command line, which have to fit."""
+    run.validate(lab.override(config))
+    return config
+
+
 def table1(lab: Laboratory) -> None:
     """Parameters of the three models in the three recipes, at the paper's size whatever the scale is."""
     rows = []
     for kind, name in KINDS.items():
         configs = [language.choose(kind, "enwik8", recipe) for recipe in language.RECIPES]
-        counts = [parameters(lab.override(config)) for config in configs]
+        counts = [parameters(_checked(lab, config)) for config in configs]
         rows.append(
             (
                 name,
@@ -64,7 +71,7 @@ def table1(lab: Laboratory) -> None:
 def table2(lab: Laboratory) -> None:
     """Settings of the three recipes, at the paper's size; but for the widths they are those of all three models."""
     configs = [language.choose("gmlp", "enwik8", recipe) for recipe in language.RECIPES]
-    found = [_settings(lab.override(config)) for config in configs]
+    found = [_settings(_checked(lab, config)) for config in configs]
     rows = [
         (name, *(_said(settings[name]) for settings in found), _said(PRINTED_SETTINGS.get(name)))
         for name in found[0]

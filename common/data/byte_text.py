@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
 ENDINGS = ("", ".gz", ".zip")
+SPLITS = ("train", "valid", "test")
 
 
-def load_bytes(data: "ConfigDict", split: str) -> np.ndarray:
-    """One split, (bytes,) uint8.
+def load_bytes(data: "ConfigDict") -> dict[str, np.ndarray]:
+    """The splits "train", "valid" and "test", each (bytes,) uint8. One file is read once.
 
     Args:
         data: has `source` ("embedded:python" or "files:DIR"); `file`, one file in DIR of which train, valid and test
             are `shares` by position, or ""; and `splits`, the names of three files. A .gz or .zip may be left out;
             "a|b" is the first of them that is there.
-        split: "train", "valid" or "test".
 
     Raises:
         UserError: the source or a file is unknown, missing, damaged or empty.
@@ -34,20 +34,22 @@ def load_bytes(data: "ConfigDict", split: str) -> np.ndarray:
     if kind == "embedded":
         if place != "python":
             raise UserError(f"no embedded text {place!r}; there is: python")
-        text = "\n".join(line for topic in python_manual(split) for line in topic)
-        return np.frombuffer(text.encode(), np.uint8)
+        return {split: _manual(split) for split in SPLITS}
     if kind != "files":
         raise UserError(f"data.source is {data.source!r}; it must be embedded:python or files:DIR")
     directory = Path(os.path.expanduser(place))
     if not directory.is_dir():
         raise UserError(f"no directory {directory} (data.source)")
-    name = data.file or data.splits[split]
-    path = _find(directory, name)
-    whole = np.frombuffer(_read(path), np.uint8)
-    part = _cut(whole, data.shares, split) if data.file else whole
-    if not len(part):
-        raise UserError(f"{path} has no bytes in its {split} split")
-    return part
+    if data.file:
+        path = _find(directory, data.file)
+        return _cut(path, _read(path), data.shares)
+    paths = {split: _find(directory, data.splits[split]) for split in SPLITS}
+    return {split: _whole(path, _read(path), split) for split, path in paths.items()}
+
+
+def _manual(split: str) -> np.ndarray:
+    text = "\n".join(line for topic in python_manual(split) for line in topic)
+    return np.frombuffer(text.encode(), np.uint8)
 
 
 def _find(directory: Path, name: str) -> Path:
@@ -77,12 +79,15 @@ def _read(path: Path) -> bytes:
         raise UserError(f"cannot read {path}: {error}") from error
 
 
-def _cut(whole: np.ndarray, shares: tuple[float, ...], split: str) -> np.ndarray:
+def _cut(path: Path, whole: bytes, shares: tuple[float, ...]) -> dict[str, np.ndarray]:
     """Train, valid and test one after the other; what is rounded off goes to the last."""
     train, valid = (round(len(whole) * share) for share in shares[:2])
-    begin, end = {
-        "train": (0, train),
-        "valid": (train, train + valid),
-        "test": (train + valid, len(whole)),
-    }[split]
-    return whole[begin:end]
+    ends = {"train": (0, train), "valid": (train, train + valid), "test": (train + valid, None)}
+    view = memoryview(whole)
+    return {split: _whole(path, view[slice(*end)], split) for split, end in ends.items()}
+
+
+def _whole(path: Path, text: bytes | memoryview, split: str) -> np.ndarray:
+    if not len(text):
+        raise UserError(f"{path} has no bytes in its {split} split")
+    return np.frombuffer(text, np.uint8)

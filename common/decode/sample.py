@@ -13,13 +13,16 @@ from common.config import require
 from common.decode.beam import StepFunction
 from common.model.memory import changed, changing, settle
 
+LEAST = 1e-6
+"""Below this a temperature or a probability is lost in float32."""
+
 
 @dataclass(frozen=True)
 class Sampling:
     """How a token is drawn.
 
     Attributes:
-      temperature: divides the logits; 0 takes the likeliest token.
+      temperature: divides the logits; 0 (and what is next to it) takes the likeliest token.
       top_k: only the k likeliest tokens; 0 is all.
       top_p: only the likeliest tokens that together have this probability (at least one).
     """
@@ -48,14 +51,14 @@ def restrict(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
         shares_BV = jax.nn.softmax(kept_BV, axis=-1)
         # A token is in as long as those before it do not reach top_p yet.
         before_BV = jnp.cumsum(shares_BV, axis=-1) - shares_BV
-        within_BV = jnp.where(before_BV < sampling.top_p, kept_BV, jnp.inf)
+        within_BV = jnp.where(before_BV < max(sampling.top_p, LEAST), kept_BV, jnp.inf)
         lowest_B1 = jnp.maximum(lowest_B1, within_BV.min(-1, keepdims=True))
     return jnp.where(logits_BV >= lowest_B1, logits_BV, -jnp.inf)
 
 
 def draw(logits_BV: jax.Array, sampling: Sampling, key: jax.Array) -> jax.Array:
     """One token each, (B,)."""
-    if sampling.temperature == 0:
+    if sampling.temperature < LEAST:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
     return jax.random.categorical(key, restrict(logits_BV, sampling)).astype(jnp.int32)
 

@@ -53,13 +53,18 @@ def validate(config: ConfigDict) -> None:
         evaluation.tokens >= 0,
         f"--config.eval.tokens must be at least 0, got {evaluation.tokens}",
     )
-    room = config.model.length - len(evaluation.prompt.encode())
     require(
-        0 <= evaluation.sample <= room,
-        f"--config.eval.sample must be from 0 to {room}, what the model has room for after"
-        f" --config.eval.prompt, got {evaluation.sample}",
+        evaluation.sample >= 0,
+        f"--config.eval.sample must be at least 0, got {evaluation.sample}",
     )
-    require(bool(evaluation.prompt), "--config.eval.prompt is empty")
+    if evaluation.sample:
+        room = config.model.length - len(_bytes_of(evaluation.prompt))
+        require(bool(evaluation.prompt), "--config.eval.prompt is empty")
+        require(
+            evaluation.sample <= room,
+            f"--config.eval.sample={evaluation.sample} and --config.eval.prompt are longer than"
+            f" --config.model.length={config.model.length}",
+        )
     shares = data.shares
     require(
         len(shares) == 3 and min(shares) > 0 and abs(sum(shares) - 1) < 1e-6,
@@ -80,13 +85,16 @@ class LanguageModelling:
         """
         validate(config)
         self.config, self.mesh, self._build = config, mesh, build
-        self.splits = {
-            split: load_bytes(config.data, split) for split in ("train", "valid", "test")
-        }
+        self.splits = load_bytes(config.data)
         for split in ("valid", "test"):
             require(len(self.splits[split]) > 1, f"the {split} text has a single byte")
         if config.eval.tokens:
             self.splits["valid"] = self.splits["valid"][: config.eval.tokens + 1]
+        for split in ("valid", "test"):
+            require(
+                not config.data.words or words(self.splits[split]) > 0,
+                f"the {split} text has no words, of which --config.data.words asks the perplexity",
+            )
         self.multiple = sharding.batch_ways(mesh) * config.train.accumulate
         self.crops = Crops(
             self.splits["train"],
@@ -150,12 +158,17 @@ class LanguageModelling:
         if self._writer is None:
             sampling = Sampling(0.8, top_p=0.95)
             self._writer = Writer(values.structure, self.mesh, self.config.model.length, sampling)
-        prompt = settings.prompt.encode()
+        prompt = _bytes_of(settings.prompt)
         chunks = self._writer(values, prompt, settings.sample, 1, chunk=settings.sample)
         return (prompt + b"".join(chunks)).decode(errors="replace")
 
     def save(self, workdir: Path) -> None:
         del workdir  # bytes need no tokenizer
+
+
+def _bytes_of(prompt: str) -> bytes:
+    """What the command line gave, whether it is UTF-8 or not."""
+    return prompt.encode("utf-8", "surrogateescape")
 
 
 def words(text: np.ndarray) -> int:

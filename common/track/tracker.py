@@ -72,7 +72,7 @@ class Tracker:
         kept = []
         if resume_step is not None and path.exists():
             kept = [line for line, values in _lines(path) if values["step"] <= resume_step]
-        _replace(path, "".join(f"{line}\n" for line in kept))
+        write_whole(path, "".join(f"{line}\n" for line in kept))
         self._file = path.open("a", encoding="ascii")
         if wandb_mode != "disabled":
             identity = self._wandb_id(anew=resume_step is None)
@@ -127,7 +127,7 @@ class Tracker:
             return
         values = {key: _plain(value) for key, value in values.items()}
         text = json.dumps(_without_nan(values), indent=2)
-        _replace(self._workdir / SUMMARY, text + "\n")
+        write_whole(self._workdir / SUMMARY, text + "\n")
         self._wandb(lambda run: run.summary.update(values))
 
     def finish(self) -> None:
@@ -155,7 +155,7 @@ class Tracker:
         if not anew and path.exists() and (identity := path.read_text().strip()):
             return identity
         identity = secrets.token_hex(4)
-        _replace(path, identity + "\n")
+        write_whole(path, identity + "\n")
         return identity
 
 
@@ -189,7 +189,7 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         yield line, values
 
 
-def _replace(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str) -> None:
     """Writes a file whole or not at all."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8") as file:

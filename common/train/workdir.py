@@ -17,13 +17,15 @@ LOCK = "lock"
 # What every run has.
 GROUPS = ("seed", "model", "optimizer", "train", "eval", "checkpoint", "mesh", "wandb")
 
-# What may change when a run goes on: how long it runs, where, how often it looks, what it keeps.
+# What may change when a run goes on: how long it runs, where, how often it looks, what it keeps. Not what it measures:
+# a curve of two measures has no best point.
 FREE = (
     "train.steps",
     "train.epochs",
     "train.max_seconds",
     "train.log_steps",
-    "eval.",
+    *(f"eval.{name}" for name in ("start", "steps", "seconds", "patience")),
+    *(f"eval.{name}" for name in ("batch", "buckets", "tokens_per_batch")),
     "decode.",
     "checkpoint.steps",
     "checkpoint.seconds",

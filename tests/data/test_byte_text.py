@@ -39,7 +39,7 @@ def pack(path: Path, how: str) -> None:
 @pytest.mark.parametrize("how", ["plain", "gz", "zip"])
 def test_one_file_is_cut_90_5_5_by_position(tmp_path, how):
     pack(tmp_path / "enwik8", how)
-    parts = [load_bytes(data(tmp_path), split).tobytes() for split in ("train", "valid", "test")]
+    parts = [part.tobytes() for part in load_bytes(data(tmp_path)).values()]
     assert [len(part) for part in parts] == [180, 10, 10]
     assert b"".join(parts) == TEXT
 
@@ -47,18 +47,18 @@ def test_one_file_is_cut_90_5_5_by_position(tmp_path, how):
 def test_three_files_are_three_splits(tmp_path):
     for name, text in (("a.txt", b"one"), ("b.txt", b"two"), ("c.txt", b"\xff\x00")):
         (tmp_path / name).write_bytes(text)
-    found = [load_bytes(data(tmp_path, file=""), s).tobytes() for s in ("train", "valid", "test")]
+    found = [part.tobytes() for part in load_bytes(data(tmp_path, file="")).values()]
     assert found == [b"one", b"two", b"\xff\x00"]
 
 
 def test_a_split_is_the_first_of_several_names_that_is_there(tmp_path):
     pack(tmp_path / "wiki.raw", "gz")
-    splits = {"train": "wiki.tokens|wiki.raw|train.txt"}
-    assert load_bytes(data(tmp_path, file="", splits=splits), "train").tobytes() == TEXT
+    splits = dict.fromkeys(("train", "valid", "test"), "wiki.tokens|wiki.raw|train.txt")
+    assert load_bytes(data(tmp_path, file="", splits=splits))["train"].tobytes() == TEXT
 
 
 def test_the_embedded_text_has_three_different_splits(tmp_path):
-    parts = [load_bytes(data(tmp_path, source="embedded:python"), s) for s in ("train", "valid", "test")]  # fmt: skip
+    parts = list(load_bytes(data(tmp_path, source="embedded:python")).values())
     assert all(len(part) > 10_000 for part in parts)
     assert parts[0][:1000].tobytes() != parts[1][:1000].tobytes()
 
@@ -93,7 +93,7 @@ def _cut_gzip(path: Path) -> None:
 def test_faults_are_one_line(tmp_path, fault, damage, fields):
     damage(tmp_path)
     with pytest.raises(UserError, match=fault) as caught:
-        load_bytes(data(tmp_path, **fields), "train")
+        load_bytes(data(tmp_path, **fields))
     assert "\n" not in str(caught.value)
 
 

@@ -21,6 +21,7 @@ LOGITS = jnp.log(jnp.asarray(PROBABILITIES))[None]
         (Sampling(top_p=0.4), {1}),
         (Sampling(top_p=0.41), {1, 3}),
         (Sampling(top_p=0.001), {1}),
+        (Sampling(top_p=1e-60), {1}),
         (Sampling(top_k=3, top_p=0.8), {1, 3}),
         (Sampling(temperature=0.5, top_p=0.5), {1}),
     ],
@@ -40,6 +41,7 @@ def test_draws_follow_the_probabilities(temperature):
 
 def test_temperature_0_is_the_likeliest():
     assert draw(LOGITS, Sampling(0.0), jax.random.key(5)).tolist() == [1]
+    assert draw(LOGITS, Sampling(1e-40), jax.random.key(5)).tolist() == [1]
 
 
 def counting(tokens_B, cache, index):

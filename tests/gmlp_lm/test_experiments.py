@@ -103,8 +103,10 @@ def test_figure_4_and_table_4_follow_from_the_same_runs(lab):
     assert all(row[name].startswith("The") for row in samples for name in KINDS.values())
 
 
-def summary_of(points: list[tuple[int, float, float, float]]) -> dict:
-    return {"curve": Curve("bits_per_byte", "min", [Point(*p) for p in points]).to_json()}
+def summary_of(points: list[tuple[int, float, float, float]], parameters: int = 1000) -> dict:
+    curve = Curve("bits_per_byte", "min", [Point(*p) for p in points])
+    config = {"data": {"source": "files:data/wikitext2"}}
+    return {"curve": curve.to_json(), "params": {"total": parameters}, "config": config}
 
 
 def test_who_wins_depends_on_what_is_equal():
@@ -115,14 +117,26 @@ def test_who_wins_depends_on_what_is_equal():
         "gmlp_attn": [(summary_of([(0, 0, 0, 4.0), (10, 10.0, 20.0, 2.8)]), Path())],
     }
     rows = {row[1]: row for row in experiments._comparison("wikitext2", cases)}
-    assert rows["parameters"][3:6] == ("2.000", "2.500", "2.800")
-    assert rows["parameters"][-2:] == ("GPT", "GPT")
+    equal = "parameters and data"
+    assert rows[equal][3:6] == ("2.000", "2.500", "2.800")
+    assert rows[equal][-2:] == ("GPT", "GPT")
     # At 10 s the gpt is half way down, at 10 FLOPs gMLP + attention is.
     assert rows["wall-clock"][3:6] == ("3.000", "2.500", "2.800")
     assert rows["wall-clock"][-2:] == ("gMLP", "gMLP")
     assert rows["FLOPs"][3:6] == ("2.000", "2.500", "3.400")
     # The mean height of a straight line from 4 to 2.
-    assert rows["parameters"][6] == "3.000"
+    assert rows[equal][6] == "3.000"
+    # Nobody is called the winner at equal parameters where they are not.
+    cases["gmlp"][0][0]["params"]["total"] = 500
+    assert next(iter(experiments._comparison("wikitext2", cases)))[1] == "data"
+
+
+def test_a_damaged_measurement_is_made_again(lab):
+    path = next(lab.out.glob(f"runs/*/{experiments.WHOLE}"))
+    before = path.read_text()
+    path.write_text(before[:20])
+    experiments.table3(lab)
+    assert path.read_text() == before
 
 
 def test_table_1_has_the_authors_counts(tmp_path):
@@ -136,6 +150,15 @@ def test_table_1_has_the_authors_counts(tmp_path):
     assert code["GPT"] + unused == 6_593_792
     fixed = [int(row["fixed"].replace(",", "")) for row in rows.values()]
     assert max(fixed) / min(fixed) < 1.002
+
+
+def test_fields_that_do_not_fit_are_refused_before_a_table_is_written(tmp_path):
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    lab = Laboratory("tiny", 1, ["--config.model.gate_heads=3"], tmp_path, mesh)
+    for table in (settings.table1, settings.table2):
+        with pytest.raises(UserError, match="gate_heads=3"):
+            table(lab)
+    assert not list(tmp_path.iterdir())
 
 
 def test_table_2_has_the_printed_settings_for_the_text(tmp_path):
@@ -153,6 +176,7 @@ def test_table_2_has_the_printed_settings_for_the_text(tmp_path):
         (["--corpora=enwik7"], "--corpora='enwik7': choose one of"),
         (["--data=wikitext2"], "--data=wikitext2: it is CORPUS=PATH"),
         (["--data=wikitext2=/nowhere"], "there is no /nowhere"),
+        (["--data=enwik8=/tmp"], "enwik8 is not in --corpora=wikitext2"),
         (["--config.model.wdith=3"], "unknown option --config.model.wdith; did you mean"),
     ],
 )

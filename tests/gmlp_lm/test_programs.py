@@ -129,12 +129,16 @@ def test_the_program_writes_text(trained):
     program = [sys.executable, "-m", "gmlp_lm.sample", f"--workdir={trained[0]}"]
     output = finish(start([*program, "--prompt=In ", "--length=16", "--temperature=0.5"]))
     assert output.startswith("In ") and len(output.encode()) >= 19
+    # Bytes that are no UTF-8, on a terminal that knows ASCII only.
+    arguments = [*program, b"--prompt=\xff\xc3\xa9", "--length=4"]
+    assert finish(start(arguments, PYTHONIOENCODING="ascii:strict")).startswith("??")
     for option, message in (
         ("--top_p=0", "error: --top_p must be above 0 and at most 1, got 0"),
         ("--temperature=-1", "error: --temperature must be at least 0, got -1"),
         ("--top_k=many", "error: --top_k must be a whole number of at least 0, got 'many'"),
         ("--length=0", "error: --length must be a whole number of at least 1, got '0'"),
         ("--prompt=", "error: the prompt is empty"),
+        ("--seed=4294967296", "error: --seed must be below 4294967296, got 4294967296"),
     ):
         said = finish(start([*program, "--length=8", option]), code=2)
         assert said.startswith(message) and said.count("\n") == 1
@@ -146,6 +150,9 @@ def test_the_program_writes_text(trained):
         ("leaves out bytes", "eval.stride", 25),
         ("model.length must be at least 1", "model.length", 0),
         ("eval.tokens must be at least 0", "eval.tokens", -1),
+        ("eval.sample must be at least 0", "eval.sample", -1),
+        ("are longer than --config.model.length=24", "eval.sample", 21),
+        ("one of pre, post", "model.norm", "between"),
         ("shares must be three", "data.shares", (0.5, 0.5)),
         ("one of auto, float32, bfloat16", "model.dtype", "int8"),
         ("cannot be shared by 2", "data.batch", 7),
@@ -160,8 +167,23 @@ def test_faults_are_one_line(tmp_path, fault, field, value):
     assert "\n" not in str(caught.value)
 
 
+def test_a_text_without_words_has_no_perplexity(tmp_path, mesh):
+    for split, text in (("train", "a b " * 50), ("valid", " " * 99), ("test", "a b " * 9)):
+        (tmp_path / f"{split}.txt").write_text(text)
+    config = small(**{"data.source": f"files:{tmp_path}"})
+    with pytest.raises(UserError, match="the valid text has no words"):
+        run.fit(config, tmp_path / "run", mesh)
+
+
+def test_what_is_measured_does_not_change_on_the_way(trained, mesh):
+    workdir, _ = trained
+    with pytest.raises(UserError, match="stride"):
+        run.fit(small(**{"eval.stride": 6, "train.steps": 40}), workdir, mesh)
+
+
 def test_all_devices_train_what_one_trains(tmp_path, mesh):
-    one = run.fit(small(**{"train.steps": 3, "eval.steps": 3}), tmp_path / "one", mesh)
+    quick = {"train.steps": 3, "eval.steps": 3, "eval.sample": 5}
+    one = run.fit(small(**quick), tmp_path / "one", mesh)
     wide = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
-    eight = run.fit(small(**{"train.steps": 3, "eval.steps": 3}), tmp_path / "eight", wide)
+    eight = run.fit(small(**quick), tmp_path / "eight", wide)
     assert one["test"]["bits_per_byte"] == pytest.approx(eight["test"]["bits_per_byte"], rel=1e-4)
