@@ -1,13 +1,27 @@
-"""A configuration as a run."""
+"""A configuration as a run, and a finished run ready to be used."""
 
+import argparse
+import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
+import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import complete
+from common.config import complete, number, parser_for, positive
+from common.sharding import make_mesh
 from common.tasks import translation
+from common.tasks.translation import (
+    Translator,
+    load_tokenizers,
+    search_of,
+    validate_search,
+)
 from common.train import loop
+from common.train.task import Values
+from common.train.trained import load_run
+from common.train.workdir import CONFIG, read_config
 from reservoir import model
 from reservoir.model import translator
 
@@ -24,3 +38,72 @@ def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
     """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
     validate(config)
     return loop.fit(config, translation.Translation(config, translator, mesh), workdir, mesh)
+
+
+def parser(program: str) -> argparse.ArgumentParser:
+    """The options that all programs share which translate with a trained run."""
+    options = parser_for(program)
+    options.add_argument(
+        "--workdir", required=True, type=Path, metavar="RUN", help="the run's folder"
+    )
+    options.add_argument(
+        "--beams", type=positive("--beams"), metavar="K", help="hypotheses (default: the run's)"
+    )
+    options.add_argument(
+        "--length_penalty",
+        type=number("--length_penalty"),
+        metavar="P",
+        help="scores are divided by length^P (default: the run's)",
+    )
+    options.add_argument(
+        "--batch_tokens", type=positive("--batch_tokens"), metavar="N", help="source tokens at once"
+    )
+    options.add_argument(
+        "--max_tokens",
+        type=positive("--max_tokens"),
+        metavar="N",
+        default=2048,
+        help="the longest line that is translated, in tokens (default 2048)",
+    )
+    return options
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedRun:
+    config: ConfigDict
+    mesh: Mesh
+    values: Values
+    translator: Translator
+
+    def translate(self, lines: Sequence[str]) -> list[str]:
+        """One translation per line."""
+        with jax.set_mesh(self.mesh):
+            return self.translator.translate(self.values, lines)
+
+
+def load(options: argparse.Namespace) -> TrainedRun:
+    """The best checkpoint of a run, with the options of the command line in place of the run's.
+
+    Raises:
+      UserError: there is no run, or no checkpoint.
+    """
+    config = read_config(options.workdir)
+    with complete(options.workdir / CONFIG):
+        model.validate(config.model)
+        translation.validate(config)
+    if options.batch_tokens:
+        config.eval.tokens_per_batch = options.batch_tokens
+    given = {"beams": options.beams, "length_penalty": options.length_penalty}
+    search = dataclasses.replace(
+        search_of(config), **{k: v for k, v in given.items() if v is not None}
+    )
+    validate_search(search)
+    tokenizers = load_tokenizers(options.workdir)
+    mesh = make_mesh({"data": -1})
+    sizes = [tokenizer.size for tokenizer in tokenizers]
+    values = load_run(
+        options.workdir, config, lambda rngs: translator(config.model, *sizes, rngs=rngs), mesh
+    )
+    return TrainedRun(
+        config, mesh, values, Translator(config, tokenizers, mesh, search, options.max_tokens)
+    )
