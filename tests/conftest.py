@@ -1,5 +1,6 @@
 """What all tests share: eight devices on the CPU, and a configuration that compiles in seconds."""
 
+import signal
 from collections.abc import Callable, Iterator
 
 import jax
@@ -10,6 +11,12 @@ from configs import translation
 
 # Before anything asks for a device.
 jax.config.update("jax_num_cpu_devices", 8)
+
+
+def pytest_configure() -> None:
+    """Behind nohup, Ctrl-C is ignored, by every program that the tests start too; some tests send it."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
