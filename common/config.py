@@ -160,6 +160,25 @@ def complete(source: object) -> Iterator[None]:
         ) from error
 
 
+def split_fields(argv: list[str]) -> tuple[list[str], list[str]]:
+    """The fields of a command line, "--config.a.b=VALUE", and the rest of it.
+
+    Raises:
+      UserError: a field has no value.
+    """
+    fields = [a for a in argv if a.startswith("--config.")]
+    for field in fields:
+        require("=" in field, f"{field} needs a value: {field}=VALUE")
+    return fields, [a for a in argv if a not in fields]
+
+
+def override_all(config: ConfigDict, fields: list[str]) -> None:
+    """Sets "--config.a.b=VALUE", each."""
+    for field in fields:
+        key, _, text = field.removeprefix("--config.").partition("=")
+        override(config, key, text)
+
+
 def parse(program: str, argv: list[str] | None = None) -> tuple[ConfigDict, argparse.Namespace]:
     """The command line of every training program: --config=FILE[:ARG] --config.a.b=V ... --workdir=DIR.
 
@@ -178,15 +197,10 @@ def parse(program: str, argv: list[str] | None = None) -> tuple[ConfigDict, argp
         help="where checkpoints, curves and summary go (default runs/NAME)",
     )
     parser.epilog = "Any field of the configuration is an option: --config.seed=2"
-    argv = sys.argv[1:] if argv is None else argv
-    fields = [a for a in argv if a.startswith("--config.")]
-    for field in fields:
-        require("=" in field, f"{field} needs a value: {field}=VALUE")
-    options = parser.parse_args([a for a in argv if a not in fields])
+    fields, rest = split_fields(sys.argv[1:] if argv is None else argv)
+    options = parser.parse_args(rest)
     config = load(options.config)
-    for field in fields:
-        key, _, text = field.removeprefix("--config.").partition("=")
-        override(config, key, text)
+    override_all(config, fields)
     path, _, argument = options.config.partition(":")
     name = Path(path).stem + (f"_{re.sub(r'[^A-Za-z0-9]+', '_', argument)}" if argument else "")
     options.workdir = Path(options.workdir or f"runs/{name}")

@@ -8,7 +8,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import override, require
+from common.config import override_all, require
 from common.report.table import markdown, text, write_csv
 from common.track.tracker import METRICS, SUMMARY, read_metrics
 
@@ -37,10 +37,7 @@ class Laboratory:
     def override(self, config: ConfigDict, **values: object) -> ConfigDict:
         """With the fields of the command line and those of the experiment, which win."""
         config.wandb.mode = "disabled"
-        for field in self.fields:
-            key, equals, value = field.removeprefix("--config.").partition("=")
-            require(bool(equals), f"{field} needs a value: {field}=VALUE")
-            override(config, key, value)
+        override_all(config, self.fields)
         config.update_from_flattened_dict(values)
         return config
 

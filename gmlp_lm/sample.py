@@ -31,7 +31,7 @@ def main() -> None:
 
     import jax
 
-    from common.decode.generate import Writer
+    from common.decode.generate import Writer, as_bytes
     from common.decode.sample import Sampling
     from common.sharding import make_mesh
     from gmlp_lm.run import load
@@ -41,7 +41,7 @@ def main() -> None:
     require(options.seed < 2**32, f"--seed must be below {2**32}, got {options.seed}")
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     config, values = load(options.workdir, mesh)
-    prompt = options.prompt.encode("utf-8", "surrogateescape")
+    prompt = as_bytes(options.prompt)
     length = options.length or max(1, min(512, config.model.length - len(prompt)))
     write = Writer(values.structure, mesh, config.model.length, sampling)
     chunks = write(values, prompt, length, options.seed, chunk=CHUNK)

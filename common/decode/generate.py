@@ -16,6 +16,11 @@ from common.train.task import Values
 from common.variables import Structure
 
 
+def as_bytes(prompt: str) -> bytes:
+    """What the command line gave, whether it is UTF-8 or not."""
+    return prompt.encode("utf-8", "surrogateescape")
+
+
 class Writer:
     """Writes on after a prompt; what it compiled serves all values of one model and prompts of one length."""
 
@@ -59,10 +64,10 @@ class Writer:
         # One program serves all chunks; of the last one not all may be wanted.
         room = min(len(prompt) + -(-length // chunk) * chunk, self.longest)
         given: tuple[Any, Any] = (values.trainable, values.frozen)
-        tokens_1L = jnp.asarray(np.frombuffer(prompt, np.uint8), jnp.int32)[None]
+        tokens_1L = np.frombuffer(prompt, np.uint8).astype(np.int32)[None]
         logits, cache = self._begin(*given, tokens_1L, room=room, chunk=chunk)
         key = jax.random.key(seed)
         for done in range(0, length, chunk):
             start = jnp.int32(len(prompt) + done)
             tokens, logits, cache = self._go_on(*given, logits, cache, start, key, count=chunk)
-            yield np.asarray(tokens[0], np.uint8).tobytes()[: length - done]
+            yield np.asarray(tokens)[0].astype(np.uint8).tobytes()[: length - done]

@@ -122,3 +122,6 @@ class CrossAttention(Attention):
         query = self._split(self.query(x_BTD))
         y_BTHK = attend_stored(query, [cache[0]], [cache[1]], [visible_BS[:, None, None]])
         return self._merge(y_BTHK).reshape(x_N1D.shape), cache
+
+    def remember(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
+        return cache  # of the memory alone

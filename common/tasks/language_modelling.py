@@ -19,7 +19,7 @@ from common.config import choose, require
 from common.data.batching import iterate
 from common.data.byte_text import load_bytes
 from common.data.windows import Crops, scored_once
-from common.decode.generate import Writer
+from common.decode.generate import Writer, as_bytes
 from common.decode.sample import Sampling
 from common.model.language_model import LanguageModel
 from common.model.loss import cross_entropy
@@ -58,7 +58,7 @@ def validate(config: ConfigDict) -> None:
         f"--config.eval.sample must be at least 0, got {evaluation.sample}",
     )
     if evaluation.sample:
-        room = config.model.length - len(_bytes_of(evaluation.prompt))
+        room = config.model.length - len(as_bytes(evaluation.prompt))
         require(bool(evaluation.prompt), "--config.eval.prompt is empty")
         require(
             evaluation.sample <= room,
@@ -158,17 +158,12 @@ class LanguageModelling:
         if self._writer is None:
             sampling = Sampling(0.8, top_p=0.95)
             self._writer = Writer(values.structure, self.mesh, self.config.model.length, sampling)
-        prompt = _bytes_of(settings.prompt)
+        prompt = as_bytes(settings.prompt)
         chunks = self._writer(values, prompt, settings.sample, 1, chunk=settings.sample)
         return (prompt + b"".join(chunks)).decode(errors="replace")
 
     def save(self, workdir: Path) -> None:
         del workdir  # bytes need no tokenizer
-
-
-def _bytes_of(prompt: str) -> bytes:
-    """What the command line gave, whether it is UTF-8 or not."""
-    return prompt.encode("utf-8", "surrogateescape")
 
 
 def words(text: np.ndarray) -> int:

@@ -19,9 +19,7 @@ def train(paper: str, show: Callable[[dict, Path], None]) -> None:
 
     fit = importlib.import_module(f"{paper}.run").fit
     distributed.initialize()
-    summary = _unless_stopped(
-        lambda: fit(experiment, options.workdir, make_mesh(experiment.mesh)),
-    )
+    summary = _unless_stopped(lambda: fit(experiment, options.workdir, make_mesh(experiment.mesh)))
     if distributed.is_main():
         show(summary, options.workdir)
 
@@ -52,8 +50,8 @@ def reproduce(
     Args:
       own: what the paper's `experiments.Laboratory` takes beyond what all do, out of the options.
     """
-    fields = [a for a in sys.argv[1:] if a.startswith("--config.")]
-    options = parser.parse_args([a for a in sys.argv[1:] if a not in fields])
+    fields, rest = config.split_fields(sys.argv[1:])
+    options = parser.parse_args(rest)
     out = options.out or Path(f"runs/{paper}_{options.scale}")
     more = own(options)
 

@@ -98,6 +98,8 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     assert again == json.loads(json.dumps(first)), "nor measured again"
     with pytest.raises(UserError, match=r"eval.sentences \(0 there, 3 here\)"):
         toy.run(tmp_path, task, eval__sentences=3)  # another measure has no place in this curve
+    toy.run(tmp_path, task, decode__beams=3)
+    assert task.evaluated == ["test"], "an evaluation of another kind is made"
     task = toy.Toy()
     (tmp_path / "summary.json").unlink()
     once_more = toy.run(tmp_path, task)
