@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -68,6 +67,6 @@ class Writer:
         logits, cache = self._begin(*given, tokens_1L, room=room, chunk=chunk)
         key = jax.random.key(seed)
         for done in range(0, length, chunk):
-            start = jnp.int32(len(prompt) + done)
+            start = np.int32(len(prompt) + done)
             tokens, logits, cache = self._go_on(*given, logits, cache, start, key, count=chunk)
             yield np.asarray(tokens)[0].astype(np.uint8).tobytes()[: length - done]

@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from common.model.row import PARTS
+
 NEVER = 2**31 - 1
 """The position of what has not been written: behind every other."""
 
@@ -66,8 +68,9 @@ class Memory:
 
         if not room.recent:
             return cls(None, filled(room.length), None, axis, shape[axis])
-        # What is settled last may reach beyond the length.
-        past, recent = filled(room.length + room.recent), filled(room.recent)
+        # What is settled last may reach beyond the length; a whole number of parts can be read in parallel.
+        positions = -(-(room.length + room.recent) // PARTS) * PARTS
+        past, recent = filled(positions), filled(room.recent)
         return cls(past, recent, jnp.int32(0), axis, shape[axis])
 
     def write(self, new: jax.Array, index: jax.Array) -> "Memory":

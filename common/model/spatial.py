@@ -13,6 +13,7 @@ from flax import nnx
 from common.model import initializers
 from common.model.causal import causal_product, dot
 from common.model.memory import Memory
+from common.model.row import row_times
 
 
 def _per_head(product, matrices_H, values_BLC: jax.Array) -> jax.Array:
@@ -96,13 +97,12 @@ class Spatial(nnx.Module):
 
     def step(self, values_BHNC: Memory, index: jax.Array) -> jax.Array:
         """Position `index` of the map, (B, C) in float32, from the values of each head up to it."""
-        y_BH1C = 0
+        y_BHC = 0
         for part_BHSC, positions_S in values_BHNC.parts(*self.reach(index)):
             row_HS = jnp.where(positions_S <= index, self.taken(index, positions_S), 0)
-            row_H1S = row_HS.astype(part_BHSC.dtype)[:, None]
-            y_BH1C += jnp.matmul(row_H1S, part_BHSC, preferred_element_type=jnp.float32)
+            y_BHC += row_times(row_HS.astype(part_BHSC.dtype), part_BHSC)
         bias_H1 = jax.lax.dynamic_index_in_dim(self.bias[...], index % self.rows(), 1)
-        return (y_BH1C[:, :, 0] + bias_H1).reshape(len(y_BH1C), -1)
+        return (y_BHC + bias_H1).reshape(len(y_BHC), -1)
 
 
 def _dense_product(matrix_LL: jax.Array, values_LC: jax.Array) -> jax.Array:
