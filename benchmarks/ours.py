@@ -18,7 +18,7 @@ from common.tasks.translation import teacher_forcing
 from common.train import optimizer as optimizers
 from common.train.checkpoint import draw_reservoirs
 from common.train.state import Step, initial_values, optimizer_shardings
-from common.train.task import Values
+from common.train.task import Task, Values
 from configs import explicit, language, translation
 from explicit_opt.counts import Noise
 from explicit_opt.model import FeedForward
@@ -37,7 +37,7 @@ def iwslt(variant: str = "none", **fields: object) -> ConfigDict:
     return config
 
 
-class _Translation:
+class _Translation(Task):
     """A translator with given vocabularies, and its loss; no data."""
 
     def __init__(self, config: ConfigDict):
@@ -57,7 +57,7 @@ def random_batch(batch: int, length: int) -> dict[str, np.ndarray]:
     return {n: generator.integers(4, VOCABULARY, (batch, length), dtype=np.int32) for n in names}
 
 
-class _NextToken:
+class _NextToken(Task):
     """The language model of explicit optimization with its noise, and its loss; no data."""
 
     def __init__(self, config: ConfigDict, noise: Noise):
@@ -93,7 +93,7 @@ def next_token_step(
     return _stepper(_NextToken(config, noise), batches)
 
 
-class _Bytes:
+class _Bytes(Task):
     """A language model of bytes, and its loss; no data."""
 
     def __init__(self, config: ConfigDict):
@@ -155,7 +155,9 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], 
     mesh = sharding.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
         structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
-        update, schedule = optimizers.make(config.optimizer, config.train.steps)
+        update, schedule = optimizers.make(
+            config.optimizer, config.train.steps, task.own_rates(), structure.trainable
+        )
         step = Step(task, structure, update, schedule, mesh, config.seed, config.train.accumulate)
         trainable = initial_values(task, structure, config.seed, mesh)
         frozen, _ = draw_reservoirs(structure, config.seed, mesh)

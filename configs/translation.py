@@ -8,6 +8,29 @@ from ml_collections import ConfigDict
 from configs import training
 
 
+def reservoirs() -> dict:
+    """The fields of this paper that any stack has. BACKSKIP's are explained in reservoir/backskip.py."""
+    return {
+        "reservoir": "none",
+        "reservoirs": 2,
+        "placement": "alternate",
+        "reservoir_dropout": True,
+        "kernel": 7,
+        "layerdrop": 0.0,
+        "backskip": {
+            "estimator": "none",
+            "warmup_steps": 4000,
+            "anneal": 0.99,
+            "least": 0.01,
+            "sigma": 1.0,
+            "reward": "signed",
+            "normalize": True,
+            "scale": 1.0,
+            "value_rate": 1e-3,
+        },
+    }
+
+
 def base() -> ConfigDict:
     """Every field, with fairseq's values for transformer_iwslt_de_en where the paper follows them."""
     config = training.base()
@@ -38,9 +61,9 @@ def base() -> ConfigDict:
                 "max_length": 1024,
                 "remat": False,
                 "dtype": "auto",
-                "reservoir": "none",
-                "reservoirs": 2,
-                "reservoir_dropout": True,
+                **reservoirs(),
+                "decoder_reservoirs": 0,
+                "decoder_placement": "alternate",
             },
             "train": {"label_smoothing": 0.1},
             "eval": {

@@ -22,7 +22,7 @@ from common.data.idx import read_idx
 from common.errors import UserError
 from common.model.loss import cross_entropy
 from common.train.feed import put
-from common.train.task import Batch, Values
+from common.train.task import Batch, Task, Values
 from common.variables import Arrays
 from explicit_opt.language import exponent, validate_start
 from explicit_opt.model import SoftmaxLayers
@@ -88,7 +88,7 @@ def features_of(pixels_MD: np.ndarray, levels: int) -> np.ndarray:
     return (pixels_MD.astype(np.float32) + 1) / np.float32(levels)
 
 
-class Digits:
+class Digits(Task):
     """The task that the training loop sees."""
 
     objective, mode = "loss", "min"

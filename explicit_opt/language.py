@@ -24,7 +24,7 @@ from common.data.text import load_text
 from common.data.tokenizer import UNK, build_tokenizer
 from common.model.loss import cross_entropy
 from common.train.feed import put
-from common.train.task import Batch, Values
+from common.train.task import Batch, Task, Values
 from common.train.workdir import save_tokenizer
 from common.variables import Arrays
 from explicit_opt.counts import Noise, count_pairs, language_solution, text_sharding
@@ -131,7 +131,7 @@ def count_windows(windows: Windows, vocabulary: int, mesh: Mesh) -> jax.Array:
     return count_pairs(*placed, vocabulary, mesh)
 
 
-class NextToken:
+class NextToken(Task):
     """The task that the training loop sees."""
 
     objective, mode = "perplexity", "min"

@@ -1,85 +1,127 @@
-"""What the paper invents: layers that stay at their random initialization, and where they stand (sections 2.1, 2.2)."""
+"""What the paper invents: layers that stay at their random initialization (section 2.1), in any stack."""
+
+from collections.abc import Callable
 
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common.config import choose, require
+from common.config import check_rate, choose, require
 from common.errors import UserError
 from common.model import transformer
 from common.model.block import Block
-from common.model.encoder_decoder import EncoderDecoder
+from common.model.convolution import DynamicConvolution
+from common.model.encoder_decoder import EncoderDecoder, Stack
 from common.model.gated_mlp import GatedMlp
+from common.model.recurrent import BiGru
 from common.model.spatial import Spatial
 from common.variables import freeze
+from reservoir import backskip
+from reservoir.backskip import backskipped
+from reservoir.placement import STRATEGIES, placement
+
+# A layer that is trained: (model, rngs=, rate=) -> Block.
+Layer = Callable[..., Block]
 
 
-def placement(layers: int, reservoirs: int) -> tuple[int, ...]:
-    """Alternate placement: every second layer of the middle of the stack, 0-based.
+def _transformer_reservoir(model, layer: Layer, causal: bool, **options) -> Block:
+    """A whole layer of the stack, attention included."""
+    return layer(model, **options)
 
-    Of `layers` layers, R = `reservoirs` are frozen. They take b = 2R - 1 places from s = floor((layers - b) /
-    2) on, every other one; Table 4 (12 layers, frozen 3, 5, 7, 9 counted from 1) shows that the paper rounds down.
+
+def _ffn_reservoir(model, layer: Layer, causal: bool, **options) -> Block:
+    """FFN(LN(x)) + x, with no attention at all."""
+    feed_forward = transformer.feed_forward(model, rngs=options["rngs"])
+    return transformer.make_block(model, [feed_forward], **options)
+
+
+def _bigru_reservoir(model, layer: Layer, causal: bool, **options) -> Block:
+    """A bidirectional GRU, half the width in each direction, and a projection."""
+    return transformer.make_block(model, [BiGru(model.width, rngs=options["rngs"])], **options)
+
+
+def _cnn_reservoir(model, layer: Layer, causal: bool, **options) -> Block:
+    """A layer of Wu et al. (2019): a dynamic convolution in the place of attention."""
+    rngs = options["rngs"]
+    convolution = DynamicConvolution(
+        model.width, model.heads, model.kernel, rngs=rngs, causal=causal
+    )
+    feed_forward = transformer.feed_forward(model, rngs=rngs)
+    return transformer.make_block(model, [convolution, feed_forward], **options)
+
+
+def _gmlp_reservoir(model, layer: Layer, causal: bool, **options) -> Block:
+    """Not in the paper: positions are mixed by a random matrix that is never trained (see `Spatial`)."""
+    rngs = options["rngs"]
+    spatial = Spatial(model.max_length, rngs=rngs, causal=causal)
+    gated = GatedMlp(model.width, model.hidden, spatial, rngs=rngs, activation=model.activation)
+    return transformer.make_block(model, [gated], **options)
+
+
+RESERVOIRS = {
+    "transformer": _transformer_reservoir,
+    "ffn": _ffn_reservoir,
+    "bigru": _bigru_reservoir,
+    "cnn": _cnn_reservoir,
+    "gmlp": _gmlp_reservoir,
+}
+
+BOTH_WAYS = ("bigru",)
+"""Kinds that see what follows, so that no decoder can have them."""
+
+
+def reservoir_layers(model: ConfigDict, part: str = "encoder") -> tuple[int, ...]:
+    """Which layers of the encoder or the decoder are reservoirs.
 
     Raises:
       ValueError: they do not fit.
     """
-    span = max(2 * reservoirs - 1, 0)
-    if reservoirs < 0 or span > layers:
-        raise ValueError(
-            f"{reservoirs} alternating reservoirs need {span} layers, there are {layers}"
-        )
-    start = (layers - span) // 2
-    return tuple(range(start, start + span, 2))
+    if model.reservoir == "none":
+        return ()
+    fields = {"encoder": ("reservoirs", "placement")}
+    fields["decoder"] = ("decoder_reservoirs", "decoder_placement")
+    number, strategy = (model[field] for field in fields[part])
+    return placement(model[f"{part}_layers"], number, strategy)
 
 
-def _transformer_reservoir(model: ConfigDict, *, rngs: nnx.Rngs, rate: float) -> Block:
-    """A whole layer, attention included."""
-    return transformer.encoder_block(model, rngs=rngs, rate=rate)
-
-
-def _ffn_reservoir(model: ConfigDict, *, rngs: nnx.Rngs, rate: float) -> Block:
-    """FFN(LN(x)) + x, with no attention at all."""
-    return transformer.make_block(
-        model, [transformer.feed_forward(model, rngs=rngs)], rngs=rngs, rate=rate
-    )
-
-
-def _gmlp_reservoir(model: ConfigDict, *, rngs: nnx.Rngs, rate: float) -> Block:
-    """Not in the paper: positions are mixed by a random matrix that is never trained (see `Spatial`)."""
-    spatial = Spatial(model.max_length, rngs=rngs, causal=False)
-    gated = GatedMlp(model.width, model.hidden, spatial, rngs=rngs, activation=model.activation)
-    return transformer.make_block(model, [gated], rngs=rngs, rate=rate)
-
-
-RESERVOIRS = {"transformer": _transformer_reservoir, "ffn": _ffn_reservoir, "gmlp": _gmlp_reservoir}
+def blocks(model: ConfigDict, part: str, layer: Layer, *, rngs: nnx.Rngs) -> list[Block]:
+    """The layers of an encoder or a decoder, its reservoirs frozen and as they are to be trained through."""
+    frozen = reservoir_layers(model, part)
+    # Dropout regularizes a frozen layer's neighbours; the paper does not say, so it is an option.
+    rate = model.dropout if model.reservoir_dropout else 0.0
+    made = []
+    for index in range(model[f"{part}_layers"]):
+        if index in frozen:
+            make = RESERVOIRS[model.reservoir]
+            block = make(model, layer, part == "decoder", rngs=rngs, rate=rate)
+            freeze(block)
+        else:
+            block = layer(model, rngs=rngs, rate=model.dropout)
+        made.append(block)
+    if model.backskip.estimator == "none":
+        return made
+    return backskipped(made, frozen, model, rngs=rngs)
 
 
 def encoder_blocks(model: ConfigDict, *, rngs: nnx.Rngs) -> list[Block]:
-    """The encoder's layers, `model.reservoirs` of them frozen."""
-    frozen = placement(model.encoder_layers, model.reservoirs) if model.reservoir != "none" else ()
-    blocks = []
-    for layer in range(model.encoder_layers):
-        if layer in frozen:
-            # Dropout regularizes a frozen layer's neighbours; the paper does not say, so it is an option.
-            rate = model.dropout if model.reservoir_dropout else 0.0
-            block = RESERVOIRS[model.reservoir](model, rngs=rngs, rate=rate)
-            freeze(block)
-        else:
-            block = transformer.encoder_block(model, rngs=rngs)
-        blocks.append(block)
-    return blocks
+    """The encoder's layers, some of them frozen."""
+    return blocks(model, "encoder", transformer.encoder_block, rngs=rngs)
+
+
+def encoder_stack(model: ConfigDict, *, rngs: nnx.Rngs) -> Stack:
+    """The encoder; LayerDrop, the baseline, leaves its layers out at random."""
+    layers = encoder_blocks(model, rngs=rngs)
+    return transformer.stack(model, layers, rngs=rngs, drop=model.layerdrop)
 
 
 def translator(
     model: ConfigDict, source_vocabulary: int, target_vocabulary: int, *, rngs: nnx.Rngs
 ) -> EncoderDecoder:
     """The encoder-decoder of section 3.1; encoder and decoder have tables of their own."""
-    decoder_blocks = [
-        transformer.decoder_block(model, rngs=rngs) for _ in range(model.decoder_layers)
-    ]
+    decoder_blocks = blocks(model, "decoder", transformer.decoder_block, rngs=rngs)
     return EncoderDecoder(
         transformer.embed(model, source_vocabulary, rngs=rngs),
         transformer.embed(model, target_vocabulary, rngs=rngs),
-        transformer.stack(model, encoder_blocks(model, rngs=rngs), rngs=rngs),
+        encoder_stack(model, rngs=rngs),
         transformer.stack(model, decoder_blocks, rngs=rngs),
         dtype=transformer.compute_dtype(model.dtype),
     )
@@ -89,15 +131,33 @@ def validate(model: ConfigDict) -> None:
     """The fields of this paper.
 
     Raises:
-      UserError: an unknown reservoir, or more of them than fit.
+      UserError: an unknown reservoir, more of them than fit, or options without a reservoir.
     """
     choose("--config.model.reservoir", model.reservoir, ("none", *RESERVOIRS))
+    check_rate("--config.model.layerdrop", model.layerdrop)
     if model.reservoir != "none":
+        frozen = {part: _places(model, part) for part in ("encoder", "decoder")}
+        require(any(frozen.values()), _NOT_ONE.format(model.reservoir, model.reservoirs))
         require(
-            model.reservoirs >= 1,
-            f"--config.model.reservoirs must be at least 1, got {model.reservoirs}",
+            model.reservoir not in BOTH_WAYS or not frozen["decoder"],
+            f"--config.model.decoder_reservoirs: a {model.reservoir} sees what follows, so no decoder can have it",
         )
-        try:
-            placement(model.encoder_layers, model.reservoirs)
-        except ValueError as error:
-            raise UserError(f"--config.model.reservoirs: {error}") from error
+        require(
+            model.reservoir != "bigru" or model.width % 2 == 0,
+            f"--config.model.width={model.width}: the two directions of a bigru share it",
+        )
+    require(model.kernel >= 1, f"--config.model.kernel must be at least 1, got {model.kernel}")
+    backskip.validate(model)
+
+
+_NOT_ONE = "--config.model.reservoir={} but there is none: --config.model.reservoirs must be at least 1, got {}"
+
+
+def _places(model: ConfigDict, part: str) -> tuple[int, ...]:
+    prefix = "" if part == "encoder" else "decoder_"
+    try:
+        return reservoir_layers(model, part)
+    except ValueError as error:
+        given = model[f"{prefix}placement"]
+        field = "reservoirs" if given in STRATEGIES else "placement"
+        raise UserError(f"--config.model.{prefix}{field}: {error}") from error

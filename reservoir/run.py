@@ -23,7 +23,12 @@ from common.train.task import Values
 from common.train.trained import load_run
 from common.train.workdir import CONFIG, read_config
 from reservoir import model
+from reservoir.backskip import Backskipping
 from reservoir.model import translator
+
+
+class Translation(Backskipping, translation.Translation):
+    """Translation that can train past its reservoirs."""
 
 
 def validate(config: ConfigDict) -> None:
@@ -37,7 +42,7 @@ def validate(config: ConfigDict) -> None:
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
     """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
     validate(config)
-    return loop.fit(config, translation.Translation(config, translator, mesh), workdir, mesh)
+    return loop.fit(config, Translation(config, translator, mesh), workdir, mesh)
 
 
 def parser(program: str) -> argparse.ArgumentParser:

@@ -13,9 +13,17 @@ from common.model.embed import Embed
 from common.model.memory import Room
 from common.model.norm import LayerNorm
 
+DROP = 2**16
+"""Where a block's key is folded for the draw of LayerDrop: beyond any of its residuals."""
+
 
 class Stack(nnx.Module):
-    """Blocks one after the other, and a final norm for pre-norm blocks."""
+    """Blocks one after the other, and a final norm for pre-norm blocks.
+
+    Args:
+      remat: the blocks' own activations are computed again in the backward pass, where memory is short.
+      drop: the probability with which training leaves out each block (LayerDrop, Fan et al., 2020).
+    """
 
     def __init__(
         self,
@@ -25,18 +33,26 @@ class Stack(nnx.Module):
         rngs: nnx.Rngs,
         final_norm: bool = True,
         remat: bool = False,
+        drop: float = 0.0,
     ):
         self.blocks = nnx.List(blocks)
         self.norm = LayerNorm(width, rngs=rngs) if final_norm else None
-        self.remat = remat
+        self.remat, self.drop = remat, drop
 
     def __call__(
         self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
     ) -> jax.Array:
         for number, block in enumerate(self.blocks):
-            # The block's own activations are recomputed in the backward pass where memory is short.
             call = jax.checkpoint(block.__call__) if self.remat else block
-            x_BLD = call(x_BLD, context, fold(key, number))
+            own = fold(key, number)
+            if own is None or not self.drop:
+                x_BLD = call(x_BLD, context, own)
+                continue
+            # A branch that is not taken is not computed, forward or backward.
+            kept = jax.random.bernoulli(fold(own, DROP), 1 - self.drop)
+            x_BLD = jax.lax.cond(
+                kept, lambda x, call=call, own=own: call(x, context, own), lambda x: x, x_BLD
+            )
         return x_BLD if self.norm is None else self.norm(x_BLD)
 
     def cache(self, batch: int, room: Room, context: Context) -> list:

@@ -38,15 +38,22 @@ def encoder_block(model: ConfigDict, *, rngs: nnx.Rngs, rate: float | None = Non
     return make_block(model, [mixer, feed_forward(model, rngs=rngs)], rngs=rngs, rate=rate)
 
 
-def decoder_block(model: ConfigDict, *, rngs: nnx.Rngs) -> Block:
+def decoder_block(model: ConfigDict, *, rngs: nnx.Rngs, rate: float | None = None) -> Block:
     mixer = Attention(model.width, model.heads, rngs=rngs, causal=True)
     cross = CrossAttention(model.width, model.heads, rngs=rngs)
-    return make_block(model, [mixer, cross, feed_forward(model, rngs=rngs)], rngs=rngs)
+    functions = [mixer, cross, feed_forward(model, rngs=rngs)]
+    return make_block(model, functions, rngs=rngs, rate=rate)
 
 
-def stack(model: ConfigDict, blocks: list[Block], *, rngs: nnx.Rngs) -> Stack:
-    final_norm = model.norm == "pre"
-    return Stack(blocks, model.width, rngs=rngs, final_norm=final_norm, remat=model.remat)
+def causal_block(model: ConfigDict, *, rngs: nnx.Rngs, rate: float | None = None) -> Block:
+    """A layer of a language model."""
+    mixer = Attention(model.width, model.heads, rngs=rngs, causal=True)
+    return make_block(model, [mixer, feed_forward(model, rngs=rngs)], rngs=rngs, rate=rate)
+
+
+def stack(model: ConfigDict, blocks: list[Block], *, rngs: nnx.Rngs, drop: float = 0.0) -> Stack:
+    options = {"final_norm": model.norm == "pre", "remat": model.remat, "drop": drop}
+    return Stack(blocks, model.width, rngs=rngs, **options)
 
 
 def embed(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Embed:

@@ -24,8 +24,7 @@ from common.decode.sample import Sampling
 from common.model.language_model import LanguageModel
 from common.model.loss import cross_entropy
 from common.train.feed import put
-from common.train.task import Batch, Values
-from common.variables import Arrays
+from common.train.task import Batch, Task, Values
 
 BYTES = 256
 
@@ -72,7 +71,7 @@ def validate(config: ConfigDict) -> None:
     )
 
 
-class LanguageModelling:
+class LanguageModelling(Task):
     """The task that the training loop sees."""
 
     objective, mode = "bits_per_byte", "min"
@@ -108,9 +107,6 @@ class LanguageModelling:
 
     def build(self, rngs: nnx.Rngs) -> LanguageModel:
         return self._build(self.config.model, BYTES, rngs=rngs)
-
-    def start(self, trainable: Arrays) -> Arrays:
-        return trainable
 
     def loss(
         self, model: LanguageModel, batch: Batch, key: jax.Array | None

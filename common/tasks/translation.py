@@ -24,9 +24,8 @@ from common.metrics.bleu import Bleu, corpus_bleu
 from common.model.encoder_decoder import EncoderDecoder
 from common.model.loss import cross_entropy
 from common.train.feed import put
-from common.train.task import Batch, Values
+from common.train.task import Batch, Task, Values
 from common.train.workdir import save_tokenizer
-from common.variables import Arrays
 
 # (model config, source vocabulary, target vocabulary, rngs=) -> model
 Build = Callable[..., EncoderDecoder]
@@ -216,7 +215,7 @@ class Translator:
         return result
 
 
-class Translation:
+class Translation(Task):
     """The task that the training loop sees."""
 
     objective, mode = "bleu", "max"
@@ -272,9 +271,6 @@ class Translation:
     def build(self, rngs: nnx.Rngs) -> EncoderDecoder:
         sizes = [tokenizer.size for tokenizer in self.tokenizers]
         return self._build(self.config.model, *sizes, rngs=rngs)
-
-    def start(self, trainable: Arrays) -> Arrays:
-        return trainable
 
     def loss(
         self, model: EncoderDecoder, batch: Batch, key: jax.Array | None

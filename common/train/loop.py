@@ -106,7 +106,9 @@ class Run:
         self.mesh, self.signals = mesh, signals
         self.begun = begun
         self.structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
-        update, schedule = optimizers.make(config.optimizer, config.train.steps)
+        update, schedule = optimizers.make(
+            config.optimizer, config.train.steps, task.own_rates(), self.structure.trainable
+        )
         self.step = Step(
             task, self.structure, update, schedule, mesh, config.seed, config.train.accumulate
         )
@@ -245,10 +247,11 @@ class Run:
             return
         with self.clock.section("train"):
             for batch, position in feed(self.task.batches(self.position), self.mesh):
-                if not self.step.known(batch):
+                if not self.step.known(batch, self.number):
                     pending = self._read(pending)
                     with self.clock.section("compile"):
-                        self.step.compile(self.trainable, self.opt_state, self.frozen, batch)
+                        given = self.trainable, self.opt_state, self.frozen, batch
+                        self.step.compile(*given, self.number)
                 self.trainable, self.opt_state, metrics = self.step(
                     self.trainable, self.opt_state, self.frozen, batch, self.number
                 )
@@ -256,7 +259,8 @@ class Run:
                 self.position = position
                 # The step just dispatched runs while the one before it is read: no waiting in the hot path.
                 self._read(pending)
-                pending = self.number, metrics, float(self.step.flops(batch))
+                flops = self.step.flops(batch, self.number - 1)
+                pending = self.number, metrics, float(flops)
                 if not self.first_step:
                     pending = self._read(pending)
                     self.first_step = time.perf_counter() - self.begun

@@ -1,6 +1,6 @@
 """Schedules and optimizers, by name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import jax.numpy as jnp
 import optax
@@ -114,14 +114,27 @@ def validate(optimizer: ConfigDict) -> None:
         )
 
 
-def make(optimizer: ConfigDict, steps: int) -> tuple[optax.GradientTransformation, optax.Schedule]:
+def make(
+    optimizer: ConfigDict,
+    steps: int,
+    own: Mapping[str, float] | None = None,
+    names: Iterable[str] = (),
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
     """The update rule and the learning rate over steps.
 
     Args:
       steps: the planned number of updates, where cosine and linear schedules end.
+      own: parts of the model, by a name in their paths, that have an Adam of their own with this constant rate.
+      names: the paths of all that is trained.
     """
     schedule = SCHEDULES[optimizer.schedule](optimizer, steps)
     update = OPTIMIZERS[optimizer.name](optimizer, schedule)
     if optimizer.clip:
         update = optax.chain(optax.clip_by_global_norm(optimizer.clip), update)
+    labels = {
+        name: next((part for part in own or () if part in name.split("/")), "") for name in names
+    }
+    if own and any(labels.values()):
+        rules = {"": update} | {part: optax.adam(rate) for part, rate in own.items()}
+        update = optax.multi_transform(rules, labels)
     return update, schedule

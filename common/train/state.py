@@ -1,7 +1,8 @@
 """What training changes, born sharded; and the compiled step that changes it."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -33,16 +34,18 @@ def optimizer_shardings(
     mesh: Mesh,
 ) -> Any:
     """Moments lie where their parameters lie, counters everywhere."""
-    state = jax.eval_shape(optimizer.init, dict(trainable))
     whole = sharding.replicated(mesh)
-    return optax.tree_map_params(
-        optimizer, lambda _, place: place, state, dict(where), transform_non_params=lambda _: whole
-    )
+
+    def place(path: tuple, _: Any) -> Any:
+        keys = (getattr(entry, "key", None) for entry in path)
+        return next((where[key] for key in keys if key in where), whole)
+
+    return jax.tree.map_with_path(place, jax.eval_shape(optimizer.init, dict(trainable)))
 
 
 @dataclasses.dataclass
 class Step:
-    """The training step, compiled once per shape of a batch.
+    """The training step, compiled once per shape of a batch and per loss.
 
     Args:
       accumulate: into how many microbatches a batch is cut; gradients and weights are summed, then divided.
@@ -58,14 +61,14 @@ class Step:
     compiled: dict[tuple, tuple[Any, int]] = dataclasses.field(default_factory=dict)
 
     def gradients(
-        self, trainable: Arrays, frozen: Arrays, batch: Any, key: jax.Array
+        self, loss: Callable, trainable: Arrays, frozen: Arrays, batch: Any, key: jax.Array
     ) -> tuple[Any, Any, Any]:
         """Sums over the batch: (loss, weight, gradients of the loss)."""
 
-        def loss(trainable, batch, key):
-            return self.task.loss(self.structure.build(trainable, frozen), batch, key)
+        def of_values(trainable, batch, key):
+            return loss(self.structure.build(trainable, frozen), batch, key)
 
-        gradient = jax.value_and_grad(loss, has_aux=True)
+        gradient = jax.value_and_grad(of_values, has_aux=True)
         if self.accumulate == 1:
             (total, weight), grads = gradient(trainable, batch, key)
             return total, weight, grads
@@ -84,9 +87,9 @@ class Step:
         sums, _ = jax.lax.scan(add, zero, (jnp.arange(self.accumulate), parts))
         return sums
 
-    def _step(self, trainable, opt_state, frozen, batch, number):
+    def _step(self, loss, trainable, opt_state, frozen, batch, number):
         key = jax.random.fold_in(jax.random.key(self.seed), number)
-        total, weight, grads = self.gradients(trainable, frozen, batch, key)
+        total, weight, grads = self.gradients(loss, trainable, frozen, batch, key)
         weight_or_1 = jnp.maximum(weight, 1.0)
         # Before the division, which would be written out to memory for it.
         gradient_norm = optax.global_norm(grads) / weight_or_1
@@ -100,35 +103,43 @@ class Step:
         }
         return optax.apply_updates(trainable, updates), opt_state, metrics
 
-    def known(self, batch: Mapping[str, jax.Array]) -> bool:
-        return self._shape(batch) in self.compiled
+    def known(self, batch: Mapping[str, jax.Array], number: int) -> bool:
+        return self._kind(batch, number) in self.compiled
 
     def compile(
-        self, trainable: Arrays, opt_state: Any, frozen: Arrays, batch: Mapping[str, jax.Array]
+        self,
+        trainable: Arrays,
+        opt_state: Any,
+        frozen: Arrays,
+        batch: Mapping[str, jax.Array],
+        number: int = 0,
     ) -> None:
-        """Compiles the step for the shape of `batch`."""
+        """Compiles the step for the shape of `batch` and the loss of step `number`."""
         where = lambda tree: jax.tree.map(lambda x: x.sharding, tree)  # noqa: E731
         whole = sharding.replicated(self.mesh)
-        number = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
-        arguments = (trainable, opt_state, frozen, batch, number)
+        kind = self._kind(batch, number)
+        step = partial(self._step, self.task.loss_at(number))
+        counter = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
+        arguments = (trainable, opt_state, frozen, batch, counter)
         lowered = jax.jit(
-            self._step,
+            step,
             donate_argnums=(0, 1),
             out_shardings=(where(trainable), where(opt_state), whole),
         ).lower(*arguments)
-        self.compiled[self._shape(batch)] = lowered.compile(), flops.count(self._step, *arguments)
+        self.compiled[kind] = lowered.compile(), flops.count(step, *arguments)
 
-    def flops(self, batch: Mapping[str, jax.Array]) -> int:
-        """Floating-point operations of one step on a compiled shape, over all devices."""
-        return self.compiled[self._shape(batch)][1]
+    def flops(self, batch: Mapping[str, jax.Array], number: int = 0) -> int:
+        """Floating-point operations of step `number` on a batch, compiled before, over all devices."""
+        return self.compiled[self._kind(batch, number)][1]
 
     def __call__(
         self, trainable: Arrays, opt_state: Any, frozen: Arrays, batch: Any, number: int
     ) -> tuple:
         """(trainable, opt_state, metrics) after one update; the first two arguments are given away."""
-        run, _ = self.compiled[self._shape(batch)]
+        run, _ = self.compiled[self._kind(batch, number)]
         return run(trainable, opt_state, frozen, batch, jnp.int32(number))
 
-    @staticmethod
-    def _shape(batch: Mapping[str, jax.Array]) -> tuple:
-        return tuple(sorted((name, x.shape) for name, x in batch.items()))
+    def _kind(self, batch: Mapping[str, jax.Array], number: int) -> tuple:
+        """What a compiled step serves: one loss, one shape."""
+        shapes = sorted((name, x.shape) for name, x in batch.items())
+        return self.task.loss_at(number), *shapes

@@ -1,6 +1,6 @@
 """What the one training loop asks of a paper."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,7 +25,10 @@ class Values:
 
 
 class Task(Protocol):
-    """Model, data, loss and evaluation of one kind of experiment. The loop knows no task by name."""
+    """Model, data, loss and evaluation of one kind of experiment. The loop knows no task by name.
+
+    A task that derives from this class has what most of them have in common.
+    """
 
     objective: str
     """Name of the validation metric that is maximised or minimised, as `evaluate` returns it."""
@@ -38,11 +41,21 @@ class Task(Protocol):
 
     def start(self, trainable: Arrays) -> Arrays:
         """The values at step 0, given those that `build` drew: the same ones, or a warm start, lying as they did."""
+        return trainable
 
     def loss(
         self, model: nnx.Module, batch: Mapping[str, jax.Array], key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
         """(sum of the loss over the batch, sum of the weights): exact under accumulation and padding."""
+
+    def loss_at(self, step: int) -> Callable:
+        """The loss of one step: `loss`, or another where steps differ. Each is compiled once per shape."""
+        del step
+        return self.loss
+
+    def own_rates(self) -> Mapping[str, float]:
+        """Parts of the model, by a name in their paths, that have an Adam of their own with this constant rate."""
+        return {}
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         """This process's rows of the global training batches, without end, each with the JSON state from which the next

@@ -18,7 +18,7 @@ from common.train import flops, optimizer
 from common.train.state import Step
 from common.variables import Structure
 from configs import translation
-from reservoir.model import placement, translator, validate
+from reservoir.model import translator, validate
 from tests.model import helpers
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -28,47 +28,6 @@ KINDS = ("none", "transformer", "ffn")
 FROZEN_LAYER = "encoder/blocks/1/"
 SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])
 TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 2, 0]])
-
-
-# Placement, section 2.2.
-
-
-@pytest.mark.parametrize(
-    ("layers", "reservoirs", "expected"),
-    [
-        (7, 3, "LRLRLRL"),
-        (7, 2, "LLRLRLL"),
-        (6, 2, "LRLRLL"),
-        (8, 2, "LLRLRLLL"),
-        (10, 2, "LLLRLRLLLL"),
-        (12, 2, "LLLLRLRLLLLL"),
-        (12, 4, "LLRLRLRLRLLL"),
-        (7, 4, "RLRLRLR"),
-        (3, 1, "LRL"),
-        (1, 1, "R"),
-        (4, 0, "LLLL"),
-    ],
-)
-def test_placement(layers: int, reservoirs: int, expected: str):
-    places = placement(layers, reservoirs)
-    assert "".join("R" if i in places else "L" for i in range(layers)) == expected
-
-
-@pytest.mark.parametrize(
-    ("layers", "reservoirs", "first", "last"),
-    [(12, 4, 3, 9), (16, 4, 5, 11), (24, 4, 9, 15), (32, 4, 13, 19), (48, 8, 17, 31)],
-)
-def test_placement_counted_from_one(layers: int, reservoirs: int, first: int, last: int):
-    """Table 4 gives 3, 5, 7, 9 of 12."""
-    expected = list(range(first, last + 1, 2))
-    assert len(expected) == reservoirs
-    assert [place + 1 for place in placement(layers, reservoirs)] == expected
-
-
-@pytest.mark.parametrize(("layers", "reservoirs"), [(6, 4), (2, 2), (0, 1), (4, -1)])
-def test_reservoirs_that_do_not_fit(layers: int, reservoirs: int):
-    with pytest.raises(ValueError, match="alternating reservoirs"):
-        placement(layers, reservoirs)
 
 
 def test_a_users_mistakes_are_named(make_config):
@@ -81,6 +40,21 @@ def test_a_users_mistakes_are_named(make_config):
     ):
         with pytest.raises(UserError, match=message):
             validate(make_config(reservoir, reservoirs=reservoirs).model)
+    for fields, message in (
+        ({"placement": "LRL R"}, "unknown placement 'LRL R'"),
+        ({"placement": "LRLL"}, "pattern LRLL is for 4 layers, there are 3"),
+        ({"placement": "LLL"}, "there is none"),
+        ({"placement": "top", "reservoirs": 4}, "4 reservoirs need 4 layers, there are 3"),
+        ({"decoder_reservoirs": 2}, "decoder_reservoirs: 2 alternating reservoirs need 3"),
+        ({"decoder_placement": "LRL"}, "decoder_placement: the pattern LRL is for 3 layers"),
+        ({"reservoir": "bigru", "decoder_reservoirs": 1}, "no decoder can have it"),
+        ({"reservoir": "bigru", "width": 15}, "the two directions"),
+        ({"kernel": 0}, "kernel must be at least 1"),
+        ({"layerdrop": 1.0}, "layerdrop"),
+        ({"layerdrop": -0.1}, "layerdrop"),
+    ):
+        with pytest.raises(UserError, match=message):
+            validate(make_config(**{"reservoir": "ffn", **fields}).model)
 
 
 # Parameter counts, Tables 1, 2 and 5: by (task, decoder layers), kind and encoder layers what the paper prints, in
@@ -363,7 +337,14 @@ def test_optimizer_steps_leave_reservoirs_as_they_are(runs, make_config):
     config.optimizer.warmup_steps = 0
     update, schedule = optimizer.make(config.optimizer, 3)
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    step = Step(SimpleNamespace(loss=loss_of), run.structure, update, schedule, mesh, seed=0)
+    step = Step(
+        SimpleNamespace(loss_at=lambda number: loss_of),
+        run.structure,
+        update,
+        schedule,
+        mesh,
+        seed=0,
+    )
     frozen = place(run.frozen, shardings(run.structure.frozen, mesh))
     trainable = place(
         {name: np.asarray(value) for name, value in run.trainable.items()},

@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 from common.model.linear import Linear
 from common.sharding import make_mesh
 from common.train.loop import fit
-from common.train.task import Batch, Values
-from common.variables import Arrays, freeze
+from common.train.task import Batch, Task, Values
+from common.variables import freeze
 from configs import translation
 
 
@@ -28,7 +28,7 @@ class Model(nnx.Module):
         return self.trained(self.frozen(x))
 
 
-class Toy:
+class Toy(Task):
     """Args:
     poison: the step whose batch holds a NaN.
     scores: validation values to report, one after the other, instead of the true ones.
@@ -43,9 +43,6 @@ class Toy:
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
         return Model(rngs)
-
-    def start(self, trainable: Arrays) -> Arrays:
-        return trainable
 
     def loss(self, model, batch, key) -> tuple[jax.Array, jax.Array]:
         error = jnp.square(model(batch["x"]) - batch["y"]).sum()

@@ -1,0 +1,93 @@
+"""Dynamic convolution (Wu et al., 2019): a depthwise convolution whose kernel each position makes for itself.
+
+B batch, L length, D width, H heads, C = D / H channels of a head, K taps, S remembered positions.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from common.model.block import Context, Function
+from common.model.linear import Linear
+from common.model.memory import Memory, Room
+
+
+class DynamicConvolution(Function):
+    """W2 conv(GLU(W1 x)), as in fairseq: y[t, h] = sum over k of softmax(Wk v)[t, h, k] v[t + k - before, h].
+
+    The kernel is a softmax over its taps, one for each position and head, made of what it convolves.
+
+    Args:
+      taps: K, its length.
+      causal: position t sees t - K + 1 to t; otherwise K positions around it, K // 2 of them before.
+    """
+
+    def __init__(self, width: int, heads: int, taps: int, *, rngs: nnx.Rngs, causal: bool = False):
+        if width % heads:
+            raise ValueError(f"width {width} is not divisible by {heads} heads")
+        self.enter = Linear(width, 2 * width, ("embed", "mlp"), rngs=rngs)
+        self.kernel = Linear(width, heads * taps, ("embed", None), rngs=rngs, bias_init=None)
+        self.leave = Linear(width, width, ("mlp", "embed"), rngs=rngs)
+        self.heads, self.taps, self.causal = heads, taps, causal
+
+    def _values(self, x_BLD: jax.Array) -> jax.Array:
+        value_BLD, gate_BLD = jnp.split(self.enter(x_BLD), 2, axis=-1)
+        return value_BLD * jax.nn.sigmoid(gate_BLD)
+
+    def _kernels(self, v_BLD: jax.Array) -> jax.Array:
+        """(B, L, H, K) in float32."""
+        kernel_BLHK = self.kernel(v_BLD, jnp.float32).reshape(*v_BLD.shape[:2], self.heads, -1)
+        return jax.nn.softmax(kernel_BLHK, axis=-1)
+
+    def _per_head(self, v_BLD: jax.Array) -> jax.Array:
+        return v_BLD.reshape(*v_BLD.shape[:2], self.heads, -1)
+
+    def __call__(
+        self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
+    ) -> jax.Array:
+        v_BLD = self._values(x_BLD)
+        length = v_BLD.shape[1]
+        if not self.causal and context.lengths_B is not None:
+            valid_BL = jnp.arange(length) < context.lengths_B[:, None]
+            v_BLD = jnp.where(valid_BL[..., None], v_BLD, 0)
+        kernel_BLHK = self._kernels(v_BLD).astype(v_BLD.dtype)
+        before = self.taps - 1 if self.causal else self.taps // 2
+        around = ((0, 0), (before, self.taps - 1 - before), (0, 0), (0, 0))
+        padded_BLHC = jnp.pad(self._per_head(v_BLD), around)
+        # One product for each tap: they become a single loop, with no copy of the K shifted sequences.
+        y_BLHC = sum(
+            kernel_BLHK[..., k : k + 1] * padded_BLHC[:, k : k + length] for k in range(self.taps)
+        )
+        return self.leave(y_BLHC.reshape(x_BLD.shape))
+
+    def cache(self, batch: int, room: Room, context: Context) -> Any:
+        """What is convolved, of every position."""
+        if not self.causal:
+            raise ValueError("only a causal convolution can be decoded step by step")
+        return Memory.empty((batch, 1, self.leave.kernel.shape[0]), 1, room)
+
+    def step(
+        self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
+    ) -> tuple[jax.Array, Any]:
+        v_B1D = self._values(x_B1D)
+        cache = cache.write(v_B1D, index)
+        kernel_BHK = self._kernels(v_B1D)[:, 0]
+        y_BHC = 0
+        for part_BSD, positions_S in cache.parts(jnp.maximum(index - self.taps + 1, 0), self.taps):
+            tap_S = positions_S - index + self.taps - 1
+            used_S = (tap_S >= 0) & (positions_S <= index)
+            kernel_BHS = jnp.where(
+                used_S, kernel_BHK[:, :, jnp.clip(tap_S, 0, self.taps - 1)], 0
+            ).astype(part_BSD.dtype)
+            y_BHC += jnp.einsum(
+                "bhs,bshc->bhc",
+                kernel_BHS,
+                self._per_head(part_BSD),
+                preferred_element_type=jnp.float32,
+            )
+        return self.leave(y_BHC.reshape(x_B1D.shape).astype(x_B1D.dtype)), cache
+
+    def remember(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
+        return cache.filled(self._values(x_BLD))

@@ -1,0 +1,67 @@
+"""The bidirectional GRU against values that torch.nn.GRU gave (make_gru_golden.py wrote them)."""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from common.model.block import Context
+from common.model.recurrent import GATES, BiGru
+
+GOLDEN = Path(__file__).parent / "gru_golden.npz"
+
+
+def golden() -> tuple[BiGru, dict[str, np.ndarray]]:
+    """The layer with PyTorch's weights, and what PyTorch made of them."""
+    values = np.load(GOLDEN)
+    width = values["x"].shape[-1]
+    layer = BiGru(width, rngs=nnx.Rngs(0))
+    for direction, suffix in ((layer.forward, ""), (layer.backward, "_reverse")):
+        for gates, letter in ((direction.inputs, "ih"), (direction.states, "hh")):
+            # PyTorch stacks reset, update, new, outputs first.
+            kernels = np.split(values[f"weight_{letter}_l0{suffix}"], 3)
+            biases = np.split(values[f"bias_{letter}_l0{suffix}"], 3)
+            for name, kernel, bias in zip(GATES, kernels, biases, strict=True):
+                gates[name].kernel[...] = jnp.asarray(kernel.T)
+                gates[name].bias[...] = jnp.asarray(bias)
+    # The projection is ours alone.
+    layer.out.kernel[...], layer.out.bias[...] = jnp.eye(width), jnp.zeros(width)
+    return layer, values
+
+
+def test_as_pytorch_has_it_with_sentences_of_several_lengths():
+    layer, values = golden()
+    lengths = values["lengths"]
+    found = layer(jnp.asarray(values["x"]), Context(lengths_B=jnp.asarray(lengths)))
+    assert len(set(lengths)) == 3
+    for row, length in enumerate(lengths):
+        np.testing.assert_allclose(
+            found[row, :length], values["y"][row, :length], rtol=1e-5, atol=1e-5
+        )
+
+
+def test_padding_changes_nothing_before_it():
+    layer, values = golden()
+    x, lengths = values["x"], jnp.asarray(values["lengths"])
+    changed = x.copy()
+    for row, length in enumerate(values["lengths"]):
+        changed[row, length:] = 100
+    one, other = (layer(jnp.asarray(a), Context(lengths_B=lengths)) for a in (x, changed))
+    for row, length in enumerate(values["lengths"]):
+        np.testing.assert_array_equal(one[row, :length], other[row, :length])
+
+
+def test_without_lengths_every_position_counts():
+    layer, values = golden()
+    x = jnp.asarray(values["x"])
+    whole = Context(lengths_B=jnp.full(len(x), x.shape[1]))
+    np.testing.assert_array_equal(layer(x, Context()), layer(x, whole))
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(ValueError, match="two directions"):
+        BiGru(7, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="step by step"):
+        golden()[0].cache(1, None, Context())

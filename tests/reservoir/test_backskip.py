@@ -1,0 +1,263 @@
+"""Backskipping: its gradient against what it estimates, which steps skip, and that what is skipped is not computed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from common import variables
+from common.errors import UserError
+from common.model.loss import cross_entropy
+from common.sharding import make_mesh, place, shardings
+from common.train import flops, optimizer
+from common.train.state import Step, optimizer_shardings
+from reservoir.backskip import Backskipping, Rule, observe, rewards, skip, skips
+from reservoir.model import validate
+from tests.model import helpers
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])
+TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 2, 0]])
+BATCH = {"source": jnp.asarray(SOURCE), "target": jnp.asarray(TARGET)}
+BELOW = "encoder/blocks/0/residuals/1/function/up/kernel"
+VALUE = "encoder/blocks/1/baseline/down/bias"
+
+
+def rule(**fields) -> Rule:
+    return Rule(**{"reward": "signed", "normalize": False, "sigma": 1.0, "scale": 1.0, **fields})
+
+
+# The estimator.
+
+
+def quadratic(mu, noise, value, given: Rule):
+    """J = |y|^2 / 2 behind an identity: g = y = mu + sigma eps, so the reward is -mean(a)."""
+    action = jax.lax.stop_gradient(mu + given.sigma * noise)
+    valid = jnp.ones(mu.shape[:2], bool)
+    y = skip(given, action, mu, noise, value, valid)
+    return jnp.sum(jnp.square(y)) / 2
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0])
+def test_the_expected_gradient_is_that_of_minus_the_expected_reward(sigma: float):
+    """E[reward] = -mean(mu), so minus its gradient is 1 / D in every direction, whatever mu, sigma and the baseline."""
+    count, width = 200_000, 4
+    mu = jnp.broadcast_to(jnp.array([0.3, -1.0, 2.0, 0.5]), (1, count, width))
+    noise = jax.random.normal(jax.random.key(0), mu.shape)
+    for baseline in (0.0, -0.45):
+        value = jnp.full((1, count), baseline)
+        gradient = jax.grad(quadratic)(mu, noise, value, rule(sigma=sigma))[0]
+        error = gradient.std(0) / count**0.5
+        assert np.all(np.abs(gradient.mean(0) - 1 / width) < 4 * error)
+        assert np.all(error < 0.02)
+
+
+def test_a_baseline_near_the_mean_reward_lowers_the_variance():
+    mu = jnp.full((1, 20_000, 2), 3.0)
+    noise = jax.random.normal(jax.random.key(0), mu.shape)
+
+    def spread(baseline):
+        value = jnp.full(mu.shape[:2], baseline)
+        return jax.grad(quadratic)(mu, noise, value, rule()).std()
+
+    assert spread(-3.0) < 0.5 * spread(0.0)
+
+
+def test_one_position_by_hand():
+    """g = (1, 3): reward -2; with V = 0.5 the gradient of mu is 2.5 eps / sigma, that of V 2 (0.5 + 2)."""
+    g, noise = jnp.array([[[1.0, 3.0]]]), jnp.array([[[0.2, -0.4]]])
+    valid, value = jnp.ones((1, 1), bool), jnp.full((1, 1), 0.5)
+
+    def loss(y, mu, value):
+        return jnp.sum(g * skip(rule(sigma=0.5, scale=3.0), y, mu, noise, value, valid))
+
+    of_y, of_mu, of_value = jax.grad(loss, argnums=(0, 1, 2))(jnp.zeros((1, 1, 2)), noise, value)
+    assert not np.any(of_y)
+    np.testing.assert_allclose(of_mu[0, 0], 3.0 * 2.5 * np.array([0.2, -0.4]) / 0.5, rtol=1e-6)
+    np.testing.assert_allclose(of_value, 5.0, rtol=1e-6)
+
+
+def test_an_ordinary_step_passes_the_gradient_and_teaches_the_value():
+    g = jnp.array([[[1.0, 3.0], [5.0, 5.0]]])
+    valid, value = jnp.array([[True, False]]), jnp.zeros((1, 2))
+    loss = lambda y, value: jnp.sum(g * observe(rule(), y, value, valid))  # noqa: E731
+    of_y, of_value = jax.grad(loss, argnums=(0, 1))(jnp.zeros_like(g), value)
+    np.testing.assert_array_equal(of_y, g)
+    np.testing.assert_array_equal(of_value, [[4.0, 0.0]])
+
+
+def test_rewards():
+    g = jnp.array([[[1.0, 3.0], [-2.0, 0.0], [9.0, 9.0]]])
+    valid = jnp.array([[True, True, False]])
+    np.testing.assert_allclose(rewards(g, valid, rule()), [[-2, 1, 0]])
+    found = rewards(g, valid, rule(reward="norm"))
+    np.testing.assert_allclose(found, [[-(5**0.5), -(2**0.5), 0]], rtol=1e-6)
+    # Divided by the deviation of the two valid ones, 1.5; any scale of the gradient is the same then.
+    for scale in (1.0, 1e-6):
+        found = rewards(scale * g, valid, rule(normalize=True))
+        np.testing.assert_allclose(found, [[-2 / 1.5, 1 / 1.5, 0]], rtol=1e-5)
+
+
+# Which steps skip.
+
+
+def test_when_a_step_skips(make_config):
+    """Never in the warm-up; then ordinary with 0.99^t, and after 0.99^459 < 0.01 never again."""
+    settings = make_config("ffn").model.backskip
+    settings.update({"estimator": "policy", "warmup_steps": 100})
+    skipped = np.array([skips(settings, 1, step) for step in range(1000)])
+    assert not skipped[:101].any() and skipped[100 + 459 :].all()
+    expected = sum(0.99**since for since in range(459))
+    assert abs((~skipped[100:]).sum() - expected) < 4 * expected**0.5
+    assert [skips(settings, 1, step) for step in range(300)] == skipped[:300].tolist()
+    assert [skips(settings, 2, step) for step in range(300)] != skipped[:300].tolist()
+    settings.estimator = "none"
+    assert not any(skips(settings, 1, step) for step in range(0, 1000, 50))
+
+
+# In a model.
+
+
+class Task(Backskipping):
+    """Teacher forcing, nothing else."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def loss(self, model, batch, key):
+        logits = model(batch["source"], batch["target"][:, :-1], key)
+        weights = (batch["target"][:, 1:] != 0).astype(jnp.float32)
+        return jnp.sum(cross_entropy(logits, batch["target"][:, 1:]) * weights), jnp.sum(weights)
+
+
+def prepared(make_config, kind: str, estimator: str, **fields):
+    config = make_config(kind, dropout=0.0, **fields)
+    config.model.backskip.update({"estimator": estimator, "warmup_steps": 2})
+    config.model.backskip.anneal = 0.0  # all after the first step behind the warm-up skip
+    validate(config.model)
+    structure = helpers.structure_of(config.model)
+    frozen = variables.draw_frozen(structure, 1)
+    return Task(config), structure, helpers.random_values(structure.trainable, 0), frozen
+
+
+def gradients(task: Task, structure, trainable, frozen, step: int):
+    """Loss, gradients and counted operations of one step."""
+
+    def loss(trainable):
+        model = structure.build(trainable, frozen)
+        return task.loss_at(step)(model, BATCH, jax.random.key(7))[0]
+
+    function = jax.value_and_grad(loss)
+    return *jax.jit(function)(trainable), flops.count(function, trainable)
+
+
+@pytest.mark.parametrize("kind", ["ffn", "transformer"])
+def test_skipped_work_is_not_done(make_config, kind: str):
+    """The forward pass is the same; of the backward pass the reservoir's is gone, down to the last product."""
+    given = prepared(make_config, kind, "policy")
+    ordinary, skipping = (gradients(*given, step) for step in (0, 3))
+    np.testing.assert_allclose(ordinary[0], skipping[0], rtol=1e-6)
+    assert given[0].loss_at(0) == given[0].loss_at(1) != given[0].loss_at(3)
+    (batch, length), d, f, heads = SOURCE.shape, 16, 24, 2
+    products = 2 * batch * length * 2 * d * f
+    if kind == "transformer":
+        products += 2 * batch * length * 4 * d * d
+        products += 4 * 2 * batch * heads * length * length * (d // heads)
+    assert ordinary[2] - skipping[2] == products
+    # Above the reservoir nothing changes, below it everything does.
+    for name in ordinary[1]:
+        same = np.allclose(ordinary[1][name], skipping[1][name], rtol=1e-4, atol=1e-6)
+        below = name.startswith(("encoder/blocks/0/", "source_embed"))
+        # A bias of keys changes no attention: its gradient is rounding.
+        assert same != below or name.endswith("key/bias"), name
+
+
+def test_the_controls(make_config):
+    """Identity hands on what arrives above the reservoir, zero hands on nothing; neither needs a value or noise."""
+    for estimator in ("identity", "zero"):
+        task, structure, trainable, frozen = prepared(make_config, "ffn", estimator)
+        assert not any("baseline" in name for name in trainable)
+        ordinary, skipping = (
+            gradients(task, structure, trainable, frozen, step) for step in (0, 3)
+        )
+        plain = prepared(make_config, "ffn", "none")
+        expected = gradients(*plain[:2], trainable, frozen, 3)
+        np.testing.assert_allclose([ordinary[0], skipping[0]], expected[0], rtol=1e-5)
+        np.testing.assert_allclose(ordinary[1][BELOW], expected[1][BELOW], rtol=1e-4, atol=1e-6)
+        assert skipping[2] < ordinary[2] == expected[2]
+        assert np.any(skipping[1][BELOW]) == (estimator == "identity")
+        if estimator == "identity":
+            # An FFN reservoir without weights is a residual connection alone.
+            empty = {name: np.zeros_like(value) for name, value in frozen.items()}
+            exact = gradients(*plain[:2], trainable, empty, 0)
+            found = gradients(task, structure, trainable, empty, 3)
+            np.testing.assert_allclose(found[1][BELOW], exact[1][BELOW], rtol=1e-4, atol=1e-6)
+
+
+def test_evaluation_adds_no_noise_and_needs_no_value(make_config):
+    _, structure, trainable, frozen = prepared(make_config, "ffn", "policy")
+    plain = prepared(make_config, "ffn", "none")[1]
+    kept = {name: trainable[name] for name in plain.trainable}
+    np.testing.assert_allclose(
+        structure.build(trainable, frozen)(SOURCE, TARGET),
+        plain.build(kept, frozen)(SOURCE, TARGET),
+        rtol=1e-6,
+    )
+
+
+def test_neighbouring_reservoirs_are_skipped_as_one(make_config):
+    """Two reservoirs in a row have one value, above which the gradient is exact."""
+    _, structure, trainable, _ = prepared(make_config, "ffn", "policy", placement="LRR")
+    assert {name.rsplit("/", 3)[0] for name in trainable if "baseline" in name} == {
+        "encoder/blocks/1"
+    }
+    assert not any(name.startswith("encoder/blocks/2/") for name in structure.paths)
+
+
+def test_two_steps_are_compiled_and_the_value_has_an_adam_of_its_own(make_config):
+    """With a constant rate, on a mesh, whatever the schedule of all else is."""
+    task, structure, trainable, frozen = prepared(make_config, "ffn", "policy")
+    settings = task.config.optimizer
+    settings.update({"learning_rate": 1e-9, "schedule": "constant", "warmup_steps": 0})
+    mesh = make_mesh({"data": 2}, jax.devices()[:2])
+    update, schedule = optimizer.make(settings, 10, task.own_rates(), structure.trainable)
+    step = Step(task, structure, update, schedule, mesh, seed=0)
+    values = place(trainable, shardings(structure.trainable, mesh))
+    frozen = place(frozen, shardings(structure.frozen, mesh))
+    where = optimizer_shardings(update, values, shardings(structure.trainable, mesh), mesh)
+    state = jax.jit(update.init, out_shardings=where)(values)
+    for number in range(4):
+        if not step.known(BATCH, number):
+            step.compile(values, state, frozen, BATCH, number)
+        values, state, metrics = step(values, state, frozen, BATCH, number)
+        assert np.isfinite(metrics["loss"])
+    assert len(step.compiled) == 2
+    assert step.flops(BATCH, 3) < step.flops(BATCH, 0)
+    # Four Adam steps of 1e-3 at most, and of nearly that: the bias' gradient keeps its sign.
+    assert 1e-3 < abs(float(values[VALUE][0] - trainable[VALUE][0])) < 4.1e-3
+    assert np.max(np.abs(values[BELOW] - trainable[BELOW])) < 1e-7
+
+
+def test_a_users_mistakes_are_named(make_config):
+    for reservoir, fields, message in (
+        ("none", {"estimator": "policy"}, "no reservoir to skip"),
+        ("ffn", {"estimator": "polcy"}, "did you mean policy"),
+        ("ffn", {"reward": "sum"}, "reward"),
+        ("ffn", {"sigma": 0.0}, "sigma must be above 0"),
+        ("ffn", {"value_rate": 0.0}, "value_rate must be above 0"),
+        ("ffn", {"anneal": 1.5}, "anneal must be from 0 to 1"),
+        ("ffn", {"warmup_steps": -1}, "warmup_steps must not be negative"),
+    ):
+        model = make_config(reservoir).model
+        model.backskip.update(fields)
+        with pytest.raises(UserError, match=message):
+            validate(model)
+
+
+def test_without_parts_of_their_own_the_optimizer_is_what_it_was(make_config):
+    config = make_config("ffn").optimizer
+    values = {"encoder/kernel": jnp.ones(3)}
+    own = optimizer.make(config, 10, {"baseline": 1e-3}, values)[0].init(values)
+    plain = optimizer.make(config, 10)[0].init(values)
+    assert jax.tree.structure(own) == jax.tree.structure(plain)
