@@ -1,6 +1,5 @@
 """Validation metric over training time, with the area under the convergence curve shaded."""
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -79,8 +78,7 @@ def curve_figure(
     shown = units(axis, end)
     # One name finds room within the picture; several would cover the curves and stand below it.
     alone = len(every) == 1
-    legend_columns = 1 if len(curves) <= 6 else 2
-    below = 0 if alone else math.ceil(len(curves) / legend_columns)
+    below = 0 if alone else len(curves)
     figure = Figure(figsize=(7.2, 4.2 + 0.2 * below), dpi=160, layout="constrained")
     axes = figure.add_subplot()
     for number, (name, seeds) in enumerate(curves.items()):
@@ -108,7 +106,7 @@ def curve_figure(
     if alone:
         axes.legend(loc="lower right" if every[0].mode == "max" else "upper right", **style)
     else:
-        figure.legend(loc="outside lower left", ncols=legend_columns, **style)
+        figure.legend(loc="outside lower left", **style)
     return figure
 
 

@@ -77,8 +77,8 @@ def _lines(
             if group.line == name
         )
         xs, means, deviations = zip(*line, strict=True)
-        style = {"marker": "o", "markersize": 5, "capsize": 3, "linewidth": 1.6}
-        colour = COLOURS[number % len(COLOURS)]
-        axes.errorbar(xs, means, yerr=deviations, label=name, color=colour, **style)
+        style = {"marker": "o", "markersize": 5, "capsize": 3, "linewidth": 1.6, "elinewidth": 1}
+        style |= {"label": name, "color": COLOURS[number % len(COLOURS)]}
+        axes.errorbar(xs, means, yerr=deviations if any(deviations) else None, **style)
     axes.set_xticks(sorted(set(depths)))
     axes.margins(x=0.08, y=0.1)
