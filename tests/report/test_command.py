@@ -8,6 +8,7 @@ import pytest
 from tests.programs import ROOT, finish, start
 
 RUNS = [f"results/multi30k_{name}" for name in ("transformer", "t_res", "ffn_res")]
+TABLES = ("runs", "differences", "aucc", "times", "seeds")
 
 
 def test_tables_and_figures_of_the_repositorys_results(tmp_path):
@@ -21,9 +22,6 @@ def test_tables_and_figures_of_the_repositorys_results(tmp_path):
         areas = [float(row["AUCC (step)"]) for row in csv.DictReader(file)]
     # The areas up to step 2,000 that results/README.md gives.
     assert [round(area / 1000, 1) for area in areas] == [52.3, 51.8, 52.8]
-
-
-TABLES = ("runs", "differences", "aucc", "times", "seeds")
 
 
 @pytest.mark.parametrize(

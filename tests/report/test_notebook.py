@@ -1,7 +1,5 @@
 """The notebook as it is kept, and run from top to bottom."""
 
-import os
-
 import pytest
 
 from tests.programs import ROOT
@@ -40,4 +38,3 @@ def test_it_runs_from_top_to_bottom(notebook, monkeypatch):
     areas = next(table for table in tables if "AUCC, BLEU·steps" in table)
     # As in results/README.md.
     assert all(area in areas for area in ("52260", "51791", "52799"))
-    assert os.getcwd() != str(NOTEBOOK.parent)
