@@ -20,15 +20,15 @@ IGNORED = (
 )
 """Fields, and groups of them, that change neither what a run learns nor how its time is counted."""
 
-_KINDS = {"none": "transformer", "transformer": "T", "ffn": "FFN", "gmlp": "gMLP"}
-_LAYERS = ("model.encoder_layers", "model.layers", "model.reservoir", "model.reservoirs")
+_KINDS = {"transformer": "T", "ffn": "FFN", "bigru": "BiGRU", "cnn": "CNN", "gmlp": "gMLP"}
 
 
 class Layers(NamedTuple):
     """The stack that reservoirs stand in: the encoder, where there is one.
 
     Attributes:
-      kind: of its reservoirs, as the paper calls them ("T", "FFN"); without any, of the model.
+      kind: of its reservoirs, as the paper calls them ("T", "FFN"); without any, of the model. Backskipping and
+        LayerDrop are kinds of their own, as in Tables 1 and 3.
       total: how many layers, frozen ones included.
       frozen: how many of them are never trained.
     """
@@ -84,11 +84,14 @@ def groups(runs: Iterable[Run], ignore: Sequence[str] = IGNORED) -> list[Group]:
     _check(members)
     layers = [layers_of(group[0].config) for group in members]
     others = _others([dict(key) for key in found], layers)
-    made = []
+    made, names = [], set()
     for group, stack, other in zip(members, layers, others, strict=True):
         kind = f"{stack.kind}, {stack.frozen} frozen" if stack and stack.frozen else ""
         line = kind or (stack.kind if stack else "")
         name = ", ".join(filter(None, [str(stack or ""), *other])) or group[0].name
+        # An empty setting and one that is missing have the same name: none.
+        name = f"{name} ({group[0].name})" if name in names else name
+        names.add(name)
         made.append(Group(name, ", ".join(filter(None, [line, *other])), tuple(group), stack))
     return made
 
@@ -99,11 +102,16 @@ def layers_of(config: Mapping[str, Any]) -> Layers | None:
     total = model.get("encoder_layers", model.get("layers"))
     if total is None:
         return None
-    reservoir = model.get("reservoir", "none")
-    kind = _KINDS.get(reservoir, reservoir)
+    reservoir, pattern = model.get("reservoir", "none"), model.get("placement", "")
     if reservoir == "none":
-        return Layers(model.get("kind", kind), total, 0)
-    return Layers(kind, total, model["reservoirs"])
+        plain = "LayerDrop" if model.get("layerdrop") else "transformer"
+        return Layers(model.get("kind", plain), total, 0)
+    kind = _KINDS.get(reservoir, reservoir)
+    if model.get("backskip", {}).get("estimator", "none") != "none":
+        kind += " backskip"
+    # A pattern such as "LLRLRLL" says itself how many there are.
+    given = bool(pattern) and set(pattern) <= {"L", "R"}
+    return Layers(kind, total, pattern.count("R") if given else model["reservoirs"])
 
 
 def differences(compared: Sequence[Group], ignore: Sequence[str] = IGNORED) -> Table:
@@ -128,7 +136,9 @@ def _frozen(value: Any) -> Any:
 def _text(value: Any) -> str:
     if isinstance(value, tuple):
         return ",".join(map(_text, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return str(value)
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -141,7 +151,7 @@ def _others(
 ) -> list[list[str]]:
     """The fewest settings found, words before numbers, that tell apart what the layers do not."""
     known = [(stack,) for stack in layers]
-    fields = [f for f in _differing(settings) if f not in _LAYERS]
+    fields = _differing(settings)
     fields.sort(key=lambda f: not any(isinstance(some.get(f), str) for some in settings))
     texts: list[list[str]] = [[] for _ in settings]
     for field in fields:

@@ -77,6 +77,19 @@ def test_what_cannot_be_compared_is_refused():
         groups([made([1.0], "a"), made([2.0], "b")])
 
 
+def test_all_names_are_different():
+    runs = [made([1.0], "a"), made([1.0], "b", tag=""), made([1.0], "c", reservoir="none")]
+    runs[2].config["model"]["reservoirs"] = 3
+    names = [group.name for group in groups(runs)]
+    assert names == [
+        "transformer, 6 layers, reservoirs 2",
+        "transformer, 6 layers, reservoirs 2 (b)",
+        "transformer, 6 layers, reservoirs 3",
+    ]
+    near = groups([made([1.0], rate=rate) for rate in (0.12345678, 0.12345679)])
+    assert near[0].name.endswith("rate 0.12345678")
+
+
 def test_layers_of_other_models():
     gmlp = layers_of({"model": {"layers": 4, "kind": "gmlp"}})
     assert (str(gmlp), gmlp.updatable) == ("gmlp, 4 layers", 4)
@@ -84,6 +97,12 @@ def test_layers_of_other_models():
         str(layers_of({"model": {"encoder_layers": 8, "reservoir": "gru", "reservoirs": 3}}))
         == "gru, 3 of 8"
     )
+    drop = {"encoder_layers": 8, "reservoir": "none", "reservoirs": 2, "layerdrop": 0.25}
+    assert str(layers_of({"model": drop})) == "LayerDrop, 8 layers"
+    skip = {"encoder_layers": 7, "reservoir": "ffn", "reservoirs": 2, "placement": "alternate"}
+    skip["backskip"] = {"estimator": "policy"}
+    assert str(layers_of({"model": skip})) == "FFN backskip, 2 of 7"
+    assert str(layers_of({"model": skip | {"placement": "LRLRLRL"}})) == "FFN backskip, 3 of 7"
     assert layers_of({"model": {"width": 4}}) is None
     named = groups([made([1.0], "digits", layers=None)])
     assert named[0].name == "digits" and named[0].layers is None
