@@ -146,5 +146,5 @@ def count_by_group(structure: Structure) -> list[tuple[str, int, int, int]]:
 
 def _group(name: str) -> str:
     parts = name.split("/")
-    group = parts[:3] if "blocks" in parts[:2] else parts[:-1]
-    return "/".join(group or parts)
+    end = parts.index("blocks") + 2 if "blocks" in parts else -1
+    return "/".join(parts[:end] or parts)

@@ -5,7 +5,7 @@ Imported by the experiments beside it; not an experiment itself.
 
 from ml_collections import ConfigDict
 
-from configs import training
+from configs import reservoirs, training
 
 
 def base() -> ConfigDict:
@@ -13,6 +13,7 @@ def base() -> ConfigDict:
     config = training.base()
     config.update(
         {
+            "task": "translation",
             "data": {
                 "source": "",
                 "source_language": "de",
@@ -38,9 +39,7 @@ def base() -> ConfigDict:
                 "max_length": 1024,
                 "remat": False,
                 "dtype": "auto",
-                "reservoir": "none",
-                "reservoirs": 2,
-                "reservoir_dropout": True,
+                **reservoirs.fields(),
             },
             "train": {"label_smoothing": 0.1},
             "eval": {

@@ -20,12 +20,13 @@ from common import config as configuration
 from common import sharding, variables
 from common.errors import UserError
 from common.tasks import translation
-from common.train import loop, optimizer
+from common.train import optimizer
 from common.train.state import Step, optimizer_shardings
 from configs import language
 from explicit_opt import run as explicit
 from gmlp_lm import run as gmlp
 from reservoir import model
+from reservoir import run as reservoir
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
@@ -33,9 +34,10 @@ UPDATE = "TRAINLESS_UPDATE_GOLDEN"
 EXPERIMENTS = sorted(p.stem for p in (ROOT / "configs").glob("*_*.py") if p.stem != "__init__")
 TRANSLATION = [name for name in EXPERIMENTS if name.split("_")[0] in ("iwslt", "multi30k", "wmt")]
 EXPLICIT = ["babylm_cat", "babylm_sum", "mnist_explicit"]
+MASKED = [name for name in EXPERIMENTS if name.split("_")[0] == "roberta"]
 LANGUAGE = [name for name in EXPERIMENTS if name.split("_")[0] in language.CORPORA]
 PROGRAMS = {
-    **dict.fromkeys(TRANSLATION, "reservoir"),
+    **dict.fromkeys([*TRANSLATION, *MASKED], "reservoir"),
     **dict.fromkeys(EXPLICIT, "explicit_opt"),
     **dict.fromkeys(LANGUAGE, "gmlp_lm"),
 }
@@ -50,16 +52,20 @@ def load(name: str, size: str = "") -> ConfigDict:
 def test_there_are_three_experiments_on_each_of_three_corpora():
     assert len(TRANSLATION) == 9
     assert len(LANGUAGE) == 12  # Table 3 of gMLP
+    assert len(MASKED) == 3
     assert sorted(PROGRAMS) == EXPERIMENTS
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", TRANSLATION)
 def test_valid(name, size):
-    config = load(name, size)
-    model.validate(config.model)
-    translation.validate(config)
-    loop.validate(config)
+    reservoir.validate(load(name, size))
+
+
+@pytest.mark.parametrize("size", [*SIZES, "laptop"])
+@pytest.mark.parametrize("name", MASKED)
+def test_masked_language_models_are_valid_in_every_size(name, size):
+    reservoir.validate(load(name, size))
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -1,0 +1,47 @@
+"""RoBERTa with reservoirs (section 4.3): the encoder of `model.encoder_blocks` with embeddings and output layers."""
+
+from flax import nnx
+from ml_collections import ConfigDict
+
+from common.model import initializers, transformer
+from common.model.embed import Embed
+from common.model.encoder import Encoder, MaskedHead, MaskedLanguageModel
+from common.model.linear import Linear
+from common.model.norm import LayerNorm
+from reservoir.model import encoder_blocks
+
+DEVIATION = 0.02
+
+
+def as_bert(module: nnx.Module, rngs: nnx.Rngs) -> None:
+    """N(0, 0.02) for what is trained of matrices and tables; biases are 0 and norms 1 already, reservoirs stay."""
+    draw = initializers.normal(DEVIATION)
+    for _, part in nnx.iter_modules(module):
+        name = "kernel" if isinstance(part, Linear) else "table"
+        matrix = getattr(part, name, None)
+        if isinstance(matrix, nnx.Param):
+            matrix[...] = draw(rngs.params(), matrix.shape)
+
+
+def encoder(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Encoder:
+    """Embeddings that are not scaled but normalized, then layers, some of them frozen."""
+    embed = Embed(
+        vocabulary,
+        model.width,
+        rngs=rngs,
+        positions=model.positions,
+        maximum=model.max_length,
+        scale=False,
+    )
+    norm = LayerNorm(model.width, rngs=rngs)
+    stack = transformer.stack(model, encoder_blocks(model, rngs=rngs), rngs=rngs)
+    dtype = transformer.compute_dtype(model.dtype)
+    return Encoder(embed, norm, stack, rate=model.dropout, dtype=dtype)
+
+
+def masked_lm(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> MaskedLanguageModel:
+    """What pretraining trains, as RoBERTa starts it."""
+    head = MaskedHead(vocabulary, model.width, rngs=rngs)
+    made = MaskedLanguageModel(encoder(model, vocabulary, rngs=rngs), head)
+    as_bert(made, rngs)
+    return made
