@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.config import override_all, require
-from common.report.table import markdown, text, write_csv
+from common.report.table import publish, write_csv
 from common.track.tracker import METRICS, SUMMARY, read_metrics
 
 
@@ -49,9 +49,7 @@ class Laboratory:
 
     def write(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
         """Prints a table and writes it as CSV and Markdown."""
-        self.write_csv(name, columns, rows)
-        (self.out / f"{name}.md").write_text(markdown(columns, rows))
-        print(f"\n{text(columns, rows)}\nwritten: {self.out / name}.csv, .md")
+        publish(self.out / name, columns, rows)
 
     def write_csv(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
         """Writes what is too long to read."""

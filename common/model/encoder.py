@@ -59,15 +59,8 @@ class Encoder(nnx.Module):
         return self.stack(x_BLD, self._context(lengths_B), fold(key, 1))
 
     def hidden(self, tokens_BL: jax.Array, lengths_B: jax.Array) -> list[jax.Array]:
-        """The states (B, L, D) behind the embeddings and behind every layer, as the next layer reads them.
-
-        The final norm of a stack of pre-norm layers is no layer's, and left out.
-        """
-        context = self._context(lengths_B)
-        states = [self._enter(tokens_BL, None)]
-        for block in self.stack.blocks:
-            states.append(block(states[-1], context))
-        return states
+        """The states (B, L, D) behind the embeddings and behind every layer, before the final norm."""
+        return self.stack.hidden(self._enter(tokens_BL, None), self._context(lengths_B))
 
 
 class MaskedHead(nnx.Module):

@@ -100,21 +100,28 @@ def load_task(directory: Path, name: str) -> ProbingTask:
 
 def _find(directory: Path, name: str) -> Path:
     require(directory.is_dir(), f"no directory {directory} (--data)")
-    for path in (directory / f"{name}.txt", directory / f"{name}.txt.gz"):
+    plain = task_path(directory, name)
+    for path in (plain, plain.with_name(f"{plain.name}.gz")):
         if path.is_file():
             return path
     there = {path.name.removesuffix(".gz").removesuffix(".txt") for path in directory.iterdir()}
     known = ", ".join(task for task in TASKS if task in there)
-    require(False, f"no {name}.txt or {name}.txt.gz in {directory}; its tasks: {known or 'none'}")
+    require(
+        False, f"no {plain.name} or {plain.name}.gz in {directory}; its tasks: {known or 'none'}"
+    )
+
+
+def task_path(directory: Path, name: str) -> Path:
+    """The file of a task, as SentEval calls it."""
+    return directory / f"{name}.txt"
 
 
 def write_task(path: Path, examples: Mapping[str, Sequence[tuple[str, str]]]) -> None:
     """Writes (label, sentence) of "train", "valid" and "test".
 
     Raises:
-      UserError: the file is there already, or cannot be written.
+      UserError: the file cannot be written.
     """
-    require(not path.exists(), f"{path} is there already; remove it, or choose another --out")
     text = "".join(
         f"{partition}\t{label}\t{sentence}\n"
         for partition, split in PARTITIONS.items()
