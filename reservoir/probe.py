@@ -57,9 +57,11 @@ def main() -> None:
         features = {split: read(sentences) for split, sentences in task.sentences.items()}
         middle = time.monotonic()
         table.add(task, features)
+        count, cut = (sum(map(size, task.sentences.values())) for size in (len, read.cut))
         print(
-            f"{task.name}: {sum(map(len, task.sentences.values())):,} sentences read in"
-            f" {middle - start:.0f} s, classifiers trained in {time.monotonic() - middle:.0f} s",
+            f"{task.name}: {count:,} sentences read in {middle - start:.0f} s, classifiers trained"
+            f" in {time.monotonic() - middle:.0f} s",
+            *(["(longer than the model, and cut:", f"{cut:,})"] if cut else []),
             flush=True,
         )
     table.write(out)

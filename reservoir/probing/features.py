@@ -6,6 +6,7 @@ K layers (0: the embeddings), N sentences, B batch, L length, D width.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import jax
@@ -19,7 +20,6 @@ from common.config import complete, require
 from common.data.batching import evaluation_batches
 from common.data.corpus import TokenizedCorpus
 from common.data.tokenizer import BOS, Tokenizer
-from common.errors import UserError
 from common.tasks import translation
 from common.tasks.masked_lm import lengths
 from common.train.feed import put
@@ -62,23 +62,23 @@ class Reader:
         """What each of the K layers is: "embeddings", "trained" or "reservoir"."""
         return layer_kinds(self.values.structure)
 
-    def __call__(self, sentences: Sequence[str]) -> np.ndarray:
-        """Vectors, (K, N, D) float32.
-
-        Raises:
-          UserError: a sentence is longer than the model.
-        """
+    def _encode(self, sentences: Sequence[str]) -> list[list[int]]:
+        """Ids, without the end of sentence that batches add."""
         start = [BOS] if self.begin else []
-        ids = [start + tokens for tokens in self.tokenizer.encode(sentences)]
-        corpus = TokenizedCorpus.from_lists(ids)
-        needed = int(corpus.lengths.max()) + 1
-        if self.longest is not None and needed > self.longest:
-            sentence = sentences[int(corpus.lengths.argmax())]
-            raise UserError(
-                f"a sentence has {needed} tokens, the model has room for {self.longest}: {sentence[:80]!r}"
-            )
+        room = None if self.longest is None else self.longest - 1
+        return [(start + ids)[:room] for ids in self.tokenizer.encode(sentences)]
+
+    def cut(self, sentences: Sequence[str]) -> int:
+        """How many sentences are longer than the model, which reads as much of them as it has room for."""
+        if self.longest is None:
+            return 0
+        room = self.longest - 1 - self.begin
+        return sum(len(ids) > room for ids in self.tokenizer.encode(sentences))
+
+    def __call__(self, sentences: Sequence[str]) -> np.ndarray:
+        """Vectors, (K, N, D) float32."""
+        corpus = TokenizedCorpus.from_lists(self._encode(sentences))
         mesh, result = self.values.mesh, None
-        read = self._compile()
         for batch in evaluation_batches(
             corpus,
             None,
@@ -86,7 +86,7 @@ class Reader:
             tokens_per_batch=_TOKENS,
             multiple=sharding.batch_ways(mesh),
         ):
-            found_KBD = read(self.values.trainable, self.values.frozen, put(batch, mesh))
+            found_KBD = self._read(self.values.trainable, self.values.frozen, put(batch, mesh))
             if result is None:
                 layers, _, width = found_KBD.shape
                 result = np.zeros((layers, len(sentences), width), np.float32)
@@ -101,7 +101,9 @@ class Reader:
         buckets = [_SHORTEST * 2**n for n in range(self.longest.bit_length())]
         return [*(length for length in buckets if length < self.longest), self.longest]
 
-    def _compile(self) -> Callable:
+    @cached_property
+    def _read(self) -> Callable:
+        """(trainable, frozen, batch) to vectors (K, B, D), whole on every device."""
         structure = self.values.structure
 
         def read(trainable, frozen, batch):
