@@ -4,13 +4,19 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from common.model import initializers, transformer
+from common.model.classifier import ClassificationHead, Classifier
 from common.model.embed import Embed
 from common.model.encoder import Encoder, MaskedHead, MaskedLanguageModel
 from common.model.linear import Linear
 from common.model.norm import LayerNorm
-from reservoir.model import encoder_blocks
+from common.variables import freeze, give, thaw
+from reservoir.model import encoder_blocks, placement
 
 DEVIATION = 0.02
+
+RESERVOIRS = ("keep", "tune", "freeze_now")
+"""What becomes of frozen layers in fine-tuning. The last one is the paper's control: layers of a plain run that are
+frozen in fine-tuning alone."""
 
 
 def as_bert(module: nnx.Module, rngs: nnx.Rngs) -> None:
@@ -44,4 +50,31 @@ def masked_lm(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> MaskedLa
     head = MaskedHead(vocabulary, model.width, rngs=rngs)
     made = MaskedLanguageModel(encoder(model, vocabulary, rngs=rngs), head)
     as_bert(made, rngs)
+    return made
+
+
+def classifier(
+    model: ConfigDict,
+    vocabulary: int,
+    classes: int,
+    *,
+    rngs: nnx.Rngs,
+    reservoirs: str = "keep",
+    freeze_now: int = 0,
+) -> Classifier:
+    """What fine-tuning trains. Frozen values are given: those of the pretraining run, whatever the seed is here.
+
+    Args:
+      reservoirs: one of RESERVOIRS.
+      freeze_now: number of layers that "freeze_now" freezes, placed as reservoirs are.
+    """
+    head = ClassificationHead(model.width, classes, rngs=rngs, rate=model.head_dropout)
+    made = Classifier(encoder(model, vocabulary, rngs=rngs), head)
+    as_bert(made, rngs)
+    if reservoirs == "tune":
+        thaw(made.encoder)
+    if reservoirs == "freeze_now":
+        for layer in placement(model.encoder_layers, freeze_now):
+            freeze(made.encoder.stack.blocks[layer])
+    give(made.encoder)
     return made

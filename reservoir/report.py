@@ -16,6 +16,7 @@ EXAMPLES = {
 _MEASURES = {
     "bleu": ("BLEU", ".2f", "target tokens"),
     "perplexity": ("perplexity", ".3f", "masked tokens"),
+    "accuracy": ("accuracy", ".2f", "examples"),
 }
 
 
@@ -39,7 +40,8 @@ def print_summary(summary: dict, workdir: Path) -> None:
     ]
     print(text(("", workdir.name), rows))
     print(f"curve: {workdir / 'curve.png'}   summary: {workdir / 'summary.json'}")
-    {"bleu": _translate, "perplexity": _fine_tune}[objective](summary, workdir)
+    if objective in _NEXT:
+        _NEXT[objective](summary, workdir)
 
 
 def _translate(summary: dict, workdir: Path) -> None:
@@ -54,6 +56,9 @@ def _fine_tune(summary: dict, workdir: Path) -> None:
     print("fine-tune it on a classification task:")
     run = shlex.quote(str(workdir))
     print(f"  {_python()} -m reservoir.finetune --config=configs/sst2.py --config.pretrained={run}")
+
+
+_NEXT = {"bleu": _translate, "perplexity": _fine_tune}
 
 
 def _python() -> str:

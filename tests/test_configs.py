@@ -25,21 +25,24 @@ from common.train.state import Step, optimizer_shardings
 from configs import language
 from explicit_opt import run as explicit
 from gmlp_lm import run as gmlp
-from reservoir import model
+from reservoir import finetuning, model
 from reservoir import run as reservoir
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
 UPDATE = "TRAINLESS_UPDATE_GOLDEN"
-EXPERIMENTS = sorted(p.stem for p in (ROOT / "configs").glob("*_*.py") if p.stem != "__init__")
+FINETUNING = ["mnli", "sst2"]
+FOUND = (p.stem for p in (ROOT / "configs").glob("*_*.py") if p.stem != "__init__")
+EXPERIMENTS = sorted([*FOUND, *FINETUNING])
 TRANSLATION = [name for name in EXPERIMENTS if name.split("_")[0] in ("iwslt", "multi30k", "wmt")]
 EXPLICIT = ["babylm_cat", "babylm_sum", "mnist_explicit"]
 MASKED = [name for name in EXPERIMENTS if name.split("_")[0] == "roberta"]
 LANGUAGE = [name for name in EXPERIMENTS if name.split("_")[0] in language.CORPORA]
 PROGRAMS = {
-    **dict.fromkeys([*TRANSLATION, *MASKED], "reservoir"),
-    **dict.fromkeys(EXPLICIT, "explicit_opt"),
-    **dict.fromkeys(LANGUAGE, "gmlp_lm"),
+    **dict.fromkeys([*TRANSLATION, *MASKED], "reservoir.train"),
+    **dict.fromkeys(FINETUNING, "reservoir.finetune"),
+    **dict.fromkeys(EXPLICIT, "explicit_opt.train"),
+    **dict.fromkeys(LANGUAGE, "gmlp_lm.train"),
 }
 SIZES = ["", "tiny"]
 
@@ -66,6 +69,14 @@ def test_valid(name, size):
 @pytest.mark.parametrize("name", MASKED)
 def test_masked_language_models_are_valid_in_every_size(name, size):
     reservoir.validate(load(name, size))
+
+
+@pytest.mark.parametrize("size", [*SIZES, "laptop"])
+@pytest.mark.parametrize("name", FINETUNING)
+def test_fine_tuning_is_valid_in_every_size_given_a_run(name, size):
+    config = load(name, size)
+    config.pretrained = "runs/roberta_ffn_res"
+    finetuning.validate(config)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -99,7 +110,7 @@ def test_a_recipe_that_there_is_not_is_refused():
 def test_says_how_to_run_it_and_what_it_reproduces(name):
     text = ast.get_docstring(ast.parse((ROOT / "configs" / f"{name}.py").read_text()))
     program = PROGRAMS[name]
-    assert re.search(rf"\n    python -m {program}.train --config=configs/{name}.py( .*)?\n", text)
+    assert re.search(rf"\n    python -m {program} --config=configs/{name}.py( .*)?\n", text)
     assert f"--config=configs/{name}.py:tiny" in text
     assert re.search(r"Reproduces: (Table \d|Figure \d|not in the paper)", text)
     assert "\nHardware: " in text

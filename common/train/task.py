@@ -37,7 +37,8 @@ class Task(Protocol):
         """The model, reservoirs already frozen."""
 
     def start(self, trainable: Arrays) -> Arrays:
-        """The values at step 0, given those that `build` drew: the same ones, or a warm start, lying as they did."""
+        """The values at step 0, given those that `build` drew: the same ones, or a warm start, lying as they did; and
+        those of frozen variables that no seed draws."""
 
     def loss(
         self, model: nnx.Module, batch: Mapping[str, jax.Array], key: jax.Array | None
