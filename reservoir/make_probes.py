@@ -4,12 +4,15 @@ from pathlib import Path
 
 from common import program
 
+EMBEDDED = "embedded:python"
+
 
 def main() -> None:
     import numpy as np
 
     from common.config import choose, parser_for, positive, require, whole
     from common.data.sources import read_lines
+    from common.data.text import DOCUMENTS, cut, python_manual
     from reservoir.probing.data import task_path, write_task
     from reservoir.probing.text import MAKERS, sentences
 
@@ -18,9 +21,14 @@ def main() -> None:
         "--text",
         required=True,
         action="append",
-        type=Path,
         metavar="FILE",
-        help="plain text, .gz or not; may be given several times",
+        help=f"plain text, .gz or not; may be given several times; or {EMBEDDED}",
+    )
+    parser.add_argument(
+        "--documents",
+        default="line",
+        choices=DOCUMENTS,
+        help="sentences do not go on beyond the end of a line (default), a paragraph or a file",
     )
     parser.add_argument(
         "--tasks", default=",".join(MAKERS), metavar="A,B", help=f"default {','.join(MAKERS)}"
@@ -41,7 +49,10 @@ def main() -> None:
     for path in paths.values():
         require(not path.exists(), f"{path} is there already; remove it, or choose another --out")
 
-    pool = sentences(line for path in options.text for line in read_lines(path))
+    files = []
+    for name in options.text:
+        files += python_manual("train") if name == EMBEDDED else [read_lines(Path(name))]
+    pool = sentences(text for lines in files for text in cut(lines, options.documents))
     made = {
         name: MAKERS[name](pool, options.count, np.random.default_rng(options.seed))
         for name in names

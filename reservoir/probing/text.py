@@ -25,9 +25,8 @@ PER_TARGET = 100
 HELD_OUT = 10
 """Validation and test have a sentence each for so many training sentences (SentEval: 100,000, 10,000 and 10,000)."""
 
-# What stands in angle brackets (<unk>), between at signs (@-@), in a word (don't, 3.5) or is an ending ('s) is one:
-# text that is tokenized already stays as it is.
-_TOKEN = re.compile(r"<\w+>|@\S@|\w+(?:[^\w\s]\w+)*|['’]\w\w?\b|\.\.+|[^\w\s]")
+# <unk>, @-@, 3,500, don't, well-known and a lone 's are one token each: text that is tokenized already stays as it is.
+_TOKEN = re.compile(r"<\w+>|@\S@|\d+(?:[.,:]\d+)+|\w+(?:[-'’./@&]\w+)*|['’]\w\w?\b|\.\.+|[^\w\s]")
 _ENDS = (".", "!", "?")
 _CLOSING = ('"', "'", "”", "’", ")", "]")
 

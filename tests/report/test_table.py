@@ -2,7 +2,7 @@ import csv
 
 import pytest
 
-from common.report.table import markdown, text, write_csv
+from common.report.table import markdown, publish, text, write_csv
 
 COLUMNS = ["group", "trainable", "share"]
 ROWS = [("encoder|ffn", 1234567, 0.12345), ("total", 89, None)]
@@ -73,3 +73,11 @@ def test_a_row_of_another_length_is_refused(write, tmp_path):
     with pytest.raises(ValueError, match="4 cells under 3 columns"):
         write_csv(tmp_path / "x.csv", COLUMNS, [("a", 1, 2, 3)])
     assert not (tmp_path / "x.csv").exists()
+
+
+def test_a_published_table_is_printed_and_in_two_files(tmp_path, capsys):
+    publish(tmp_path / "new" / "table", COLUMNS, ROWS)
+    assert text(COLUMNS, ROWS) in capsys.readouterr().out
+    assert (tmp_path / "new" / "table.md").read_text() == markdown(COLUMNS, ROWS)
+    with (tmp_path / "new" / "table.csv").open() as file:
+        assert next(csv.reader(file)) == COLUMNS

@@ -221,6 +221,7 @@ def test_faults_of_probing(trained, text, call, tmp_path, fault, arguments):
     [
         ("--tasks='tree_depth': choose one of sentence_length", ["--tasks=tree_depth"]),
         ("cannot read none.txt: No such file or directory", ["--text=none.txt"]),
+        ("--documents: invalid choice: 'page'", ["--documents=page"]),
         ("--count must be a whole number of at least 1, got '-5'", ["--count=-5"]),
         ("the text has", ["--count=100000"]),
         ("cannot write to text.txt", ["--out=text.txt", "--count=60"]),
@@ -233,6 +234,18 @@ def test_faults_of_making(text, call, tmp_path, fault, arguments):
         call(make_probes, f"--text={text}", "--out=tasks", *arguments)
     assert fault in str(caught.value)
     assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_sentences_may_be_broken_into_lines(call, tmp_path):
+    whole = "".join(f"So {line}\n" for line in make_lines(1800, 3).splitlines())
+    (tmp_path / "text.txt").write_text(whole.replace(" the ", "\nthe "))
+    arguments = ("--text=text.txt", "--tasks=sentence_length", "--count=600")
+    with pytest.raises(UserError, match="the text has"):
+        call(make_probes, *arguments, "--out=lines")
+    call(make_probes, *arguments, "--out=file", "--documents=file")
+    call(make_probes, "--text=embedded:python", "--documents=paragraph", *arguments[1:], "--out=e")
+    for folder in ("file", "e"):
+        assert len((tmp_path / folder / "sentence_length.txt").read_text().splitlines()) == 720
 
 
 def test_a_task_that_is_there_is_not_replaced(text, call, tmp_path):

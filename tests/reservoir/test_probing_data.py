@@ -83,11 +83,13 @@ def test_sentences_end_where_the_next_one_begins():
         "the <unk> 's well @-@ known role is n't over",
         "the <unk> 's well @-@ known role is n't over",
         "too short .",
+        "well-known functions such as len(s) take 3,500 calls,or 0.5 seconds...",
         " ".join(["word"] * 29),
     ]
     assert [" ".join(s) for s in sentences(text)] == [
         'He said " Go away , please ! " and left at 3.5 p.m . today .',
         "the <unk> 's well @-@ known role is n't over",
+        "well-known functions such as len ( s ) take 3,500 calls , or 0.5 seconds ...",
     ]
 
 
