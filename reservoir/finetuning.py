@@ -88,6 +88,6 @@ def make_task(config: ConfigDict, pretrained: Pretrained, mesh: Mesh) -> Classif
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
     """Fine-tunes, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
     validate(config)
-    pretrained = open_run(Path(config.pretrained))
+    pretrained = open_run(Path(config.pretrained), "--config.pretrained")
     config = complete_model(config, pretrained)
     return loop.fit(config, make_task(config, pretrained, mesh), workdir, mesh)

@@ -40,13 +40,13 @@ class Pretrained:
         )
 
 
-def open_run(workdir: Path) -> Pretrained:
-    """The masked language model in `workdir`.
+def open_run(workdir: Path, option: str = "--workdir") -> Pretrained:
+    """The masked language model in `workdir`, which `option` of a command line names.
 
     Raises:
       UserError: there is no run, it is of another task, or its tokenizer is missing.
     """
-    config = read_run(workdir, "masked_lm")
+    config = read_run(workdir, "masked_lm", option)
     with complete(workdir / CONFIG):
         model.validate(config.model)
         masked_lm.validate(config)

@@ -35,6 +35,10 @@ TASKS = {
 def validate(config: ConfigDict) -> None:
     """Everything that can be known without the data, which may take minutes to read."""
     with complete("--config"):
+        require(
+            config.task != "classification",
+            "a classifier begins with a masked language model: use reservoir.finetune",
+        )
         choose("--config.task", config.task, TASKS)
         model.validate(config.model)
         TASKS[config.task][0](config)
@@ -48,16 +52,16 @@ def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
     return loop.fit(config, task(config, build, mesh), workdir, mesh)
 
 
-def read_run(workdir: Path, task: str) -> ConfigDict:
+def read_run(workdir: Path, task: str, option: str = "--workdir") -> ConfigDict:
     """The configuration of a run, which has to be of this task.
 
     Raises:
       UserError: there is no run, or it is of another task.
     """
-    config = read_config(workdir)
+    config = read_config(workdir, option)
     # Runs from before there were other tasks translate.
     found = config.get("task", "translation")
-    require(found == task, f"{workdir} is a run of the task {found}, not {task}")
+    require(found == task, f"{option}={workdir} is a run of the task {found}, not {task}")
     return config
 
 

@@ -70,6 +70,8 @@ def load_labelled(data: "ConfigDict") -> tuple[dict[str, LabelledText], tuple[st
         if not examples:
             raise UserError(f"{data.source} has no examples in its {split} split")
     classes = tuple(names or _classes(found["train"]))
+    if len(classes) < 2:
+        raise UserError(f"{data.source} has a single class, {classes[0]}: there is nothing to tell")
     return {
         split: _read(examples, data.fields, classes) for split, examples in found.items()
     }, classes
@@ -90,7 +92,8 @@ def _read(records: Sequence[Record], fields: str, classes: Sequence[str]) -> Lab
         parts = tuple(_field(record, name) for name in fields.split())
         for name, part in zip(fields.split(), parts, strict=True):
             if not isinstance(part, str) or not part.strip():
-                raise UserError(f"{place}: the field {name} is {'empty' if part == '' else part!r}")
+                fault = "empty" if isinstance(part, str) else f"no text but {part!r}"
+                raise UserError(f"{place}: the field {name.replace('|', ' or ')} is {fault}")
         label = _field(record, LABEL)
         number = label if isinstance(label, int) else numbers.get(str(label))
         if number is None:
@@ -185,7 +188,8 @@ def _tfds(
 ) -> tuple[dict[str, Iterator[Record]], Sequence[str] | None]:
     opened = {split: open_tfds(name, splits[split], directory, "text") for split in SPLITS}
     builder, _ = opened["train"]
-    label = builder.info.features.get(LABEL)
+    # A label that is a plain number has no names.
+    names = getattr(dict(builder.info.features).get(LABEL), "names", None)
 
     def records(split: str) -> Iterator[Record]:
         examples = (example for block in in_blocks(opened[split][1]) for example in block)
@@ -193,4 +197,4 @@ def _tfds(
             fields = {k: v.decode() if isinstance(v, bytes) else v for k, v in example.items()}
             yield f"tfds:{name}, split {splits[split]}, example {number}", fields
 
-    return {split: records(split) for split in SPLITS}, getattr(label, "names", None)
+    return {split: records(split) for split in SPLITS}, names

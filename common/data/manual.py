@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from common.data.text import cut
 
 TOPICS = ("compound", "debugger", "formatstrings", "specialnames", "string-methods", "types")
-"""Long ones that do not repeat each other."""
+"""Long ones that hardly repeat each other; what they do repeat belongs to the first."""
 
 SAME = ("same", "other")
 _WORDS = 8  # shorter paragraphs are headings and lines of code
@@ -22,9 +22,11 @@ def _paragraphs(split: str) -> dict[str, list[str]]:
     def chosen(number: int) -> bool:
         return number % 10 == place[split] if split in place else number % 10 < 8
 
-    found = {}
+    found, seen = {}, set()
     for name in TOPICS:
-        long = [p for p in cut(topics[name].split("\n"), "paragraph") if len(p.split()) >= _WORDS]
+        all_of_it = (p.strip() for p in cut(topics[name].split("\n"), "paragraph"))
+        long = [p for p in dict.fromkeys(all_of_it) if len(p.split()) >= _WORDS and p not in seen]
+        seen.update(long)
         found[name] = [p for number, p in enumerate(long) if chosen(number)]
     return found
 
