@@ -48,6 +48,7 @@ def test_exclusive_or_takes_the_hidden_layer():
     one = {"penalty": (1e-5,)}
     assert probe(features, classes, 2, grid=Grid(**one))[0].test > 0.9
     assert probe(features, classes, 2, grid=Grid(hidden=(0,), **one))[0].test < 0.7
+    assert probe(features, classes, 2, grid=Grid(hidden=(0, 50), **one))[0].hidden == 50
 
 
 def test_random_labels_stay_at_chance():
