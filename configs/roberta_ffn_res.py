@@ -4,7 +4,7 @@
 
 Reproduces: Figure 7 (12 layers, 4 of them frozen; validation perplexity and its AUCC); what Figure 2 fine-tunes.
 Hardware: 32 GPUs, as in the paper (125k updates of 1M tokens); not run here. `:laptop` is a model of 6 layers for
-two CPU cores and half an hour; see reservoir/README.md.
+two CPU cores (about half an hour by its operations, not run to the end); see reservoir/README.md.
 Data: text files train.txt, valid.txt, test.txt (or .gz), one document a line, in data/pretraining (`:laptop`:
 data/reviews), or elsewhere by --config.data.source=files:DIR and --config.data.splits.train=PATTERNS. The paper's are
 BookCorpus, Wikipedia and three more, in the pieces of GPT-2; ours are made from the text itself.
