@@ -23,21 +23,28 @@ from configs import explicit, language, translation
 from explicit_opt.counts import Noise
 from explicit_opt.model import FeedForward
 from gmlp_lm.model import language_model
+from reservoir.backskip import Backskipping
 from reservoir.model import translator
 
 VOCABULARY = 10_000
 
 
 def iwslt(variant: str = "none", **fields: object) -> ConfigDict:
-    """IWSLT's geometry with 8 encoder layers; `variant` is a reservoir of `reservoir.model` or "none"."""
+    """IWSLT's geometry with 8 encoder layers; `variant` is a reservoir of `reservoir.model` or "none".
+
+    With `backskip=True` every step but step 0 skips.
+    """
     config = translation.iwslt(variant)
     config.model.encoder_layers = 8
     config.model.dropout = 0.0
+    if fields.pop("backskip", False):
+        config.model.backskip.update({"estimator": "policy", "warmup_steps": 0})
+        config.model.backskip.anneal = 0.0
     config.model.update(fields)
     return config
 
 
-class _Translation(Task):
+class _Translation(Backskipping, Task):
     """A translator with given vocabularies, and its loss; no data."""
 
     def __init__(self, config: ConfigDict):
@@ -165,15 +172,19 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], 
         where = optimizer_shardings(update, trainable, where, mesh)
         opt_state = jax.jit(update.init, out_shardings=where)(trainable)
         where = sharding.batch_sharding(mesh)
-        step.compile(trainable, opt_state, frozen, jax.device_put(batches[0], where))
-    state = [trainable, opt_state, 0]
+        # Not step 0, which never skips.
+        first = jax.device_put(batches[0], where)
+        step.compile(trainable, opt_state, frozen, first, 1)
+    state = [trainable, opt_state, 1]
 
     def run() -> float:
+        """Also has `memory`: bytes that the compiled step needs besides what goes in."""
         data = jax.device_put(batches[state[2] % len(batches)], where)
         state[0], state[1], metrics = step(state[0], state[1], frozen, data, state[2])
         state[2] += 1
         return float(metrics["loss"])
 
+    run.memory = step.compiled[step.kind(first, 1)][0].memory_analysis().temp_size_in_bytes
     return run
 
 

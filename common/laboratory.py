@@ -4,12 +4,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.config import override_all, require
-from common.report.table import markdown, text, write_csv
+from common.report.table import publish, write_csv
 from common.track.tracker import METRICS, SUMMARY, read_metrics
 
 
@@ -49,9 +48,7 @@ class Laboratory:
 
     def write(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
         """Prints a table and writes it as CSV and Markdown."""
-        self.write_csv(name, columns, rows)
-        (self.out / f"{name}.md").write_text(markdown(columns, rows))
-        print(f"\n{text(columns, rows)}\nwritten: {self.out / name}.csv, .md")
+        publish(self.out / name, columns, rows)
 
     def write_csv(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
         """Writes what is too long to read."""
@@ -71,9 +68,3 @@ def evaluations(workdir: Path, name: str) -> list[dict]:
         f"{workdir / METRICS} is not whole; remove {workdir} to train it again",
     )
     return logged
-
-
-def spread(values: list[float], digits: int = 1) -> str:
-    """The mean, with the standard deviation where there are several."""
-    mean = f"{np.mean(values):.{digits}f}"
-    return mean if len(values) == 1 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"

@@ -76,6 +76,23 @@ def freeze(module: nnx.Module) -> None:
                 setattr(part, name, Frozen(variable.get_value(), **metadata))
 
 
+def give(module: nnx.Module) -> None:
+    """The Frozen variables below `module` have given values from here on, whatever seed they were drawn from."""
+    for _, part in nnx.iter_modules(module):
+        for variable in vars(part).values():
+            if isinstance(variable, Frozen):
+                variable.set_metadata(draw=None)
+
+
+def thaw(module: nnx.Module) -> None:
+    """Turns every Frozen variable below `module` into a Param."""
+    for _, part in nnx.iter_modules(module):
+        for name, variable in list(vars(part).items()):
+            if isinstance(variable, Frozen):
+                axes = variable.get_metadata("axes")
+                setattr(part, name, nnx.Param(variable.get_value(), axes=axes))
+
+
 def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """A frozen value, the same on every platform: drawn in float64 on the host, rounded to float32.
 
@@ -146,5 +163,5 @@ def count_by_group(structure: Structure) -> list[tuple[str, int, int, int]]:
 
 def _group(name: str) -> str:
     parts = name.split("/")
-    group = parts[:3] if "blocks" in parts[:2] else parts[:-1]
-    return "/".join(group or parts)
+    end = parts.index("blocks") + 2 if "blocks" in parts else -1
+    return "/".join(parts[:end] or parts)

@@ -65,8 +65,8 @@ def tiny_digits(config: ConfigDict) -> ConfigDict:
 
 
 def choose_text(config: ConfigDict, argument: str) -> ConfigDict:
-    return training.choose(config, tiny_text, argument)
+    return training.choose(config, argument, tiny=tiny_text)
 
 
 def choose_digits(config: ConfigDict, argument: str) -> ConfigDict:
-    return training.choose(config, tiny_digits, argument)
+    return training.choose(config, argument, tiny=tiny_digits)

@@ -20,7 +20,7 @@ CORPORA = {
 LENGTH = 768
 
 
-def _base(corpus: str) -> ConfigDict:
+def base(corpus: str) -> ConfigDict:
     config = training.base()
     config.data = ConfigDict(
         {
@@ -77,7 +77,7 @@ def _model(kind: str) -> ConfigDict:
 
 def paper(kind: str, corpus: str) -> ConfigDict:
     """Tables 1 and 2 as printed; GPT_base is a GPT-2 of four layers."""
-    config = _base(corpus)
+    config = base(corpus)
     config.model = _model(kind)
     config.model.width = 768
     return config
@@ -85,7 +85,7 @@ def paper(kind: str, corpus: str) -> ConfigDict:
 
 def code(kind: str, corpus: str) -> ConfigDict:
     """What was run: windows, no dropout, an attention 2 wide, and as "GPT_base" that attention alone."""
-    config = _base(corpus)
+    config = base(corpus)
     config.model = _model(kind)
     config.model.update(
         {
@@ -108,7 +108,7 @@ def code(kind: str, corpus: str) -> ConfigDict:
 
 def fixed(kind: str, corpus: str) -> ConfigDict:
     """Equal parameters within 0.1 %, the same schedule and regularization, attention of a useful width."""
-    config = _base(corpus)
+    config = base(corpus)
     config.model = _model(kind)
     hidden = {"gpt": 992, "gmlp": 2048, "gmlp_attn": 1842}
     config.model.update({"width": 512, "heads": 8, "hidden": hidden[kind]})

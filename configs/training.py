@@ -32,9 +32,9 @@ def base() -> ConfigDict:
 
 
 def choose(
-    config: ConfigDict, tiny: Callable[[ConfigDict], ConfigDict], argument: str
+    config: ConfigDict, argument: str, **sizes: Callable[[ConfigDict], ConfigDict]
 ) -> ConfigDict:
-    """The recipe in full without an argument, the small one for "tiny"."""
-    if argument not in ("", "tiny"):
-        raise ValueError(f"unknown argument {argument!r}; there is only tiny")
-    return tiny(config) if argument else config
+    """The recipe in full without an argument, or of one of the smaller `sizes`, each a function that makes it so."""
+    if argument not in ("", *sizes):
+        raise ValueError(f"unknown argument {argument!r}; there is {' and '.join(sizes)}")
+    return sizes[argument](config) if argument else config

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from common import variables
-from common.laboratory import spread
+from common.report.table import spread
 from common.train.task import Values
 from explicit_opt.counts import language_solution
 from explicit_opt.experiments import CONTEXTS, PRINTED, Laboratory

@@ -7,7 +7,8 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from common import laboratory
-from common.laboratory import evaluations, spread
+from common.laboratory import evaluations
+from common.report.table import spread
 from configs import explicit
 from explicit_opt import figures, run
 from explicit_opt.digits import Digits

@@ -11,9 +11,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from common import laboratory
-from common.laboratory import evaluations, spread
+from common.laboratory import evaluations
 from common.metrics.aucc import aucc, outline
 from common.metrics.curve import Axis, Curve
+from common.report.table import spread
 from common.tasks.language_modelling import LanguageModelling
 from common.track.tracker import write_whole
 from configs import language

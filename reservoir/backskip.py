@@ -14,8 +14,9 @@ So far as printed; what the paper leaves open is a field of `config.model.backsk
     warmup_steps   this long every step is an ordinary one; the value learns in all steps
     anneal, least  afterwards a step is ordinary with the probability anneal^(steps since), below `least` never
     sigma          of the noise, in ordinary steps too
-    reward         "signed" as printed, though minimising the signed mean of a gradient is not minimising it; "norm":
-                   minus the root mean square of g
+    reward         "norm": minus the root mean square of g over d. "signed": minus its mean, as printed, for post-norm
+                   models alone: what reads a sum only through norms, as pre-norm layers do, does not see a shift of
+                   it, so the mean of its gradient is 0, and the reward nothing but rounding
     normalize      the reward is divided by its standard deviation over the batch: it is small and shrinks
     scale          of the gradient of mu
     value_rate     learning rate of the value, which has an Adam of its own
@@ -226,6 +227,11 @@ def validate(model: ConfigDict) -> None:
     settings, name = model.backskip, "--config.model.backskip"
     choose(f"{name}.estimator", settings.estimator, ("none", *ESTIMATORS))
     choose(f"{name}.reward", settings.reward, REWARDS)
+    require(
+        settings.estimator != "policy" or settings.reward != "signed" or model.norm == "post",
+        f"{name}.reward=signed is 0 where norms stand before each layer, as --config.model.norm=pre has them:"
+        " take reward=norm, or norm=post",
+    )
     require(
         settings.estimator == "none" or model.reservoir != "none",
         f"{name}.estimator={settings.estimator} with no reservoir to skip: --config.model.reservoir is none",

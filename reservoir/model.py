@@ -10,8 +10,10 @@ from common.errors import UserError
 from common.model import transformer
 from common.model.block import Block
 from common.model.convolution import DynamicConvolution
+from common.model.embed import Embed
 from common.model.encoder_decoder import EncoderDecoder, Stack
 from common.model.gated_mlp import GatedMlp
+from common.model.language_model import LanguageModel
 from common.model.recurrent import BiGru
 from common.model.spatial import Spatial
 from common.variables import freeze
@@ -52,7 +54,8 @@ def _cnn_reservoir(model, layer: Layer, causal: bool, **options) -> Block:
 def _gmlp_reservoir(model, layer: Layer, causal: bool, **options) -> Block:
     """Not in the paper: positions are mixed by a random matrix that is never trained (see `Spatial`)."""
     rngs = options["rngs"]
-    spatial = Spatial(model.max_length, rngs=rngs, causal=causal)
+    longest = model.length if "length" in model else model.max_length
+    spatial = Spatial(longest, rngs=rngs, causal=causal)
     gated = GatedMlp(model.width, model.hidden, spatial, rngs=rngs, activation=model.activation)
     return transformer.make_block(model, [gated], **options)
 
@@ -69,30 +72,34 @@ BOTH_WAYS = ("bigru",)
 """Kinds that see what follows, so that no decoder can have them."""
 
 
-def reservoir_layers(model: ConfigDict, part: str = "encoder") -> tuple[int, ...]:
-    """Which layers of the encoder or the decoder are reservoirs.
+STACKS = {
+    "encoder": ("encoder_layers", "reservoirs", "placement"),
+    "decoder": ("decoder_layers", "decoder_reservoirs", "decoder_placement"),
+    "language model": ("layers", "reservoirs", "placement"),
+}
+"""The fields of each kind of stack: its layers, how many are reservoirs, and where. A model has some of these."""
+
+
+def reservoir_layers(model: ConfigDict, stack: str = "encoder") -> tuple[int, ...]:
+    """Which layers of a stack are reservoirs.
 
     Raises:
       ValueError: they do not fit.
     """
-    if model.reservoir == "none":
-        return ()
-    fields = {"encoder": ("reservoirs", "placement")}
-    fields["decoder"] = ("decoder_reservoirs", "decoder_placement")
-    number, strategy = (model[field] for field in fields[part])
-    return placement(model[f"{part}_layers"], number, strategy)
+    layers, reservoirs, strategy = (model[field] for field in STACKS[stack])
+    return () if model.reservoir == "none" else placement(layers, reservoirs, strategy)
 
 
-def blocks(model: ConfigDict, part: str, layer: Layer, *, rngs: nnx.Rngs) -> list[Block]:
-    """The layers of an encoder or a decoder, its reservoirs frozen and as they are to be trained through."""
-    frozen = reservoir_layers(model, part)
+def blocks(model: ConfigDict, stack: str, layer: Layer, *, rngs: nnx.Rngs) -> list[Block]:
+    """The layers of a stack, its reservoirs frozen and as they are to be trained through."""
+    frozen = reservoir_layers(model, stack)
     # Dropout regularizes a frozen layer's neighbours; the paper does not say, so it is an option.
     rate = model.dropout if model.reservoir_dropout else 0.0
     made = []
-    for index in range(model[f"{part}_layers"]):
+    for index in range(model[STACKS[stack][0]]):
         if index in frozen:
             make = RESERVOIRS[model.reservoir]
-            block = make(model, layer, part == "decoder", rngs=rngs, rate=rate)
+            block = make(model, layer, stack != "encoder", rngs=rngs, rate=rate)
             freeze(block)
         else:
             block = layer(model, rngs=rngs, rate=model.dropout)
@@ -127,6 +134,22 @@ def translator(
     )
 
 
+def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> LanguageModel:
+    """The language model of section 3.2, with its embeddings tied."""
+    embed = Embed(
+        vocabulary,
+        model.width,
+        rngs=rngs,
+        positions=model.positions,
+        maximum=model.length,
+        rate=model.dropout,
+        pad=None,
+    )
+    layers = blocks(model, "language model", transformer.causal_block, rngs=rngs)
+    stack = transformer.stack(model, layers, rngs=rngs, drop=model.layerdrop)
+    return LanguageModel(embed, stack, dtype=transformer.compute_dtype(model.dtype))
+
+
 def validate(model: ConfigDict) -> None:
     """The fields of this paper.
 
@@ -136,11 +159,13 @@ def validate(model: ConfigDict) -> None:
     choose("--config.model.reservoir", model.reservoir, ("none", *RESERVOIRS))
     check_rate("--config.model.layerdrop", model.layerdrop)
     if model.reservoir != "none":
-        frozen = {part: _places(model, part) for part in ("encoder", "decoder")}
+        frozen = {stack: _places(model, stack) for stack in STACKS if STACKS[stack][0] in model}
         require(any(frozen.values()), _NOT_ONE.format(model.reservoir, model.reservoirs))
+        causal = any(places for stack, places in frozen.items() if stack != "encoder")
         require(
-            model.reservoir not in BOTH_WAYS or not frozen["decoder"],
-            f"--config.model.decoder_reservoirs: a {model.reservoir} sees what follows, so no decoder can have it",
+            model.reservoir not in BOTH_WAYS or not causal,
+            f"--config.model.reservoir: a {model.reservoir} sees what follows, so no decoder and no language model"
+            " can have it",
         )
         require(
             model.reservoir != "bigru" or model.width % 2 == 0,
@@ -153,11 +178,12 @@ def validate(model: ConfigDict) -> None:
 _NOT_ONE = "--config.model.reservoir={} but there is none: --config.model.reservoirs must be at least 1, got {}"
 
 
-def _places(model: ConfigDict, part: str) -> tuple[int, ...]:
-    prefix = "" if part == "encoder" else "decoder_"
+def _places(model: ConfigDict, stack: str) -> tuple[int, ...]:
+    _, reservoirs, strategy = STACKS[stack]
+    number = model[reservoirs]
+    require(number >= 0, f"--config.model.{reservoirs} must be at least 0, got {number}")
     try:
-        return reservoir_layers(model, part)
+        return reservoir_layers(model, stack)
     except ValueError as error:
-        given = model[f"{prefix}placement"]
-        field = "reservoirs" if given in STRATEGIES else "placement"
-        raise UserError(f"--config.model.{prefix}{field}: {error}") from error
+        field = reservoirs if model[strategy] in STRATEGIES else strategy
+        raise UserError(f"--config.model.{field}: {error}") from error

@@ -12,26 +12,54 @@ EXAMPLES = {
 }
 
 
+# What a task is measured by in words, the format of that, and what a training step counts.
+_MEASURES = {
+    "bleu": ("BLEU", ".2f", "target tokens"),
+    "perplexity": ("perplexity", ".3f", "masked tokens"),
+    "bits_per_byte": ("bits per byte", ".3f", "bytes"),
+    "accuracy": ("accuracy", ".2f", "examples"),
+}
+
+
 def print_summary(summary: dict, workdir: Path) -> None:
     """The figures of a finished run, and what can be done with it."""
     counts, aucc = summary["params"], summary["aucc"]
-    reached = summary["seconds_to"]
+    reached, test = summary["seconds_to"], dict(summary["test"])
+    objective = summary["objective"]
+    measure, form, counted = _MEASURES[objective]
+    best = f"{summary['best_valid']:{form}} at step {summary['best_step']}"
+    others = {} if objective == "bleu" else {n: v for n, v in test.items() if n != objective}
     rows = [
-        ("test BLEU", f"{summary['test']['bleu']:.2f}"),
-        ("best validation BLEU", f"{summary['best_valid']:.2f} at step {summary['best_step']}"),
-        ("AUCC", f"{aucc['seconds']:.1f} BLEU seconds, {aucc['hours']:.4f} BLEU hours"),
+        (f"test {measure}", f"{test[objective]:{form}}"),
+        *((f"test {name}", f"{value:.3f}") for name, value in others.items()),
+        (f"best validation {measure}", best),
+        ("AUCC", f"{aucc['seconds']:.1f} {measure} seconds, {aucc['hours']:.4f} {measure} hours"),
         ("time to 95 / 99 / 100 %", " / ".join(f"{reached[p]:.0f} s" for p in ("95", "99", "100"))),
         ("parameters", f"{counts['total']:,}, of which {counts['frozen']:,} were never trained"),
         ("training", f"{summary['steps']} steps in {summary['train_seconds']:.0f} s"),
-        ("speed", f"{summary['tokens_per_second']:,.0f} target tokens/s on {summary['device']}"),
+        ("speed", f"{summary['tokens_per_second']:,.0f} {counted}/s on {summary['device']}"),
     ]
     print(text(("", workdir.name), rows))
     print(f"curve: {workdir / 'curve.png'}   summary: {workdir / 'summary.json'}")
+    if objective in _NEXT:
+        _NEXT[objective](summary, workdir)
+
+
+def _translate(summary: dict, workdir: Path) -> None:
     source = summary["config"]["data"]["source_language"]
     example = EXAMPLES.get(source, f"(a sentence in the language {source})")
     print("translate a sentence of your own:")
     command = f"{_python()} -m reservoir.translate --workdir={shlex.quote(str(workdir))}"
     print(f'  echo "{example}" | {command}')
+
+
+def _fine_tune(summary: dict, workdir: Path) -> None:
+    print("fine-tune it on a classification task:")
+    run = shlex.quote(str(workdir))
+    print(f"  {_python()} -m reservoir.finetune --config=configs/sst2.py --config.pretrained={run}")
+
+
+_NEXT = {"bleu": _translate, "perplexity": _fine_tune}
 
 
 def _python() -> str:

@@ -9,9 +9,10 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import complete, number, parser_for, positive
+from common.config import choose, complete, number, parser_for, positive, require
 from common.sharding import make_mesh
-from common.tasks import translation
+from common.tasks import language_modelling, masked_lm, translation
+from common.tasks.fields import check_transformer
 from common.tasks.translation import (
     Translator,
     load_tokenizers,
@@ -22,27 +23,67 @@ from common.train import loop
 from common.train.task import Values
 from common.train.trained import load_run
 from common.train.workdir import CONFIG, read_config
-from reservoir import model
+from reservoir import encoder, model
 from reservoir.backskip import Backskipping
-from reservoir.model import translator
+from reservoir.model import language_model, translator
 
 
 class Translation(Backskipping, translation.Translation):
     """Translation that can train past its reservoirs."""
 
 
+class MaskedLm(Backskipping, masked_lm.MaskedLm):
+    """Masked language modelling that can."""
+
+
+class LanguageModelling(Backskipping, language_modelling.LanguageModelling):
+    """Language modelling of bytes that can."""
+
+
+def _language_modelling(config: ConfigDict) -> None:
+    check_transformer(config.model)
+    language_modelling.validate(config)
+
+
+TASKS = {
+    "translation": (translation.validate, Translation, translator),
+    "masked_lm": (masked_lm.validate, MaskedLm, encoder.masked_lm),
+    "language_modelling": (_language_modelling, LanguageModelling, language_model),
+}
+"""By `config.task`: the check of its fields, the task, and the function that builds its model."""
+
+
 def validate(config: ConfigDict) -> None:
     """Everything that can be known without the data, which may take minutes to read."""
     with complete("--config"):
+        require(
+            config.task != "classification",
+            "a classifier begins with a masked language model: use reservoir.finetune",
+        )
+        choose("--config.task", config.task, TASKS)
         model.validate(config.model)
-        translation.validate(config)
+        TASKS[config.task][0](config)
         loop.validate(config)
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
     """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
     validate(config)
-    return loop.fit(config, Translation(config, translator, mesh), workdir, mesh)
+    _, task, build = TASKS[config.task]
+    return loop.fit(config, task(config, build, mesh), workdir, mesh)
+
+
+def read_run(workdir: Path, task: str, option: str = "--workdir") -> ConfigDict:
+    """The configuration of a run, which has to be of this task.
+
+    Raises:
+      UserError: there is no run, or it is of another task.
+    """
+    config = read_config(workdir, option)
+    # Runs from before there were other tasks translate.
+    found = config.get("task", "translation")
+    require(found == task, f"{option}={workdir} is a run of the task {found}, not {task}")
+    return config
 
 
 def parser(program: str) -> argparse.ArgumentParser:
@@ -90,9 +131,9 @@ def load(options: argparse.Namespace) -> TrainedRun:
     """The best checkpoint of a run, with the options of the command line in place of the run's.
 
     Raises:
-      UserError: there is no run, or no checkpoint.
+      UserError: there is no run, it is no translator, or it has no checkpoint.
     """
-    config = read_config(options.workdir)
+    config = read_run(options.workdir, "translation")
     with complete(options.workdir / CONFIG):
         model.validate(config.model)
         translation.validate(config)

@@ -6,6 +6,8 @@ After a wanted change of a configuration: TRAINLESS_UPDATE_GOLDEN=1 python -m py
 import ast
 import os
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,24 +22,31 @@ from common import config as configuration
 from common import sharding, variables
 from common.errors import UserError
 from common.tasks import translation
-from common.train import loop, optimizer
+from common.tasks.masked_lm import MaskedLm
+from common.train import optimizer
 from common.train.state import Step, optimizer_shardings
 from configs import language
 from explicit_opt import run as explicit
 from gmlp_lm import run as gmlp
-from reservoir import model
+from reservoir import encoder, finetuning, model
+from reservoir import run as reservoir
 
 ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
 UPDATE = "TRAINLESS_UPDATE_GOLDEN"
-EXPERIMENTS = sorted(p.stem for p in (ROOT / "configs").glob("*_*.py") if p.stem != "__init__")
+FINETUNING = ["mnli", "sst2"]
+FOUND = (p.stem for p in (ROOT / "configs").glob("*_*.py") if p.stem != "__init__")
+EXPERIMENTS = sorted([*FOUND, *FINETUNING])
 TRANSLATION = [name for name in EXPERIMENTS if name.split("_")[0] in ("iwslt", "multi30k", "wmt")]
 EXPLICIT = ["babylm_cat", "babylm_sum", "mnist_explicit"]
-LANGUAGE = [name for name in EXPERIMENTS if name.split("_")[0] in language.CORPORA]
+MASKED = [name for name in EXPERIMENTS if name.split("_")[0] == "roberta"]
+BYTES = ["enwik8_ffn_res", "enwik8_t_res", "enwik8_transformer"]
+LANGUAGE = [n for n in EXPERIMENTS if n.split("_")[0] in language.CORPORA and n not in BYTES]
 PROGRAMS = {
-    **dict.fromkeys(TRANSLATION, "reservoir"),
-    **dict.fromkeys(EXPLICIT, "explicit_opt"),
-    **dict.fromkeys(LANGUAGE, "gmlp_lm"),
+    **dict.fromkeys([*TRANSLATION, *MASKED, *BYTES], "reservoir.train"),
+    **dict.fromkeys(FINETUNING, "reservoir.finetune"),
+    **dict.fromkeys(EXPLICIT, "explicit_opt.train"),
+    **dict.fromkeys(LANGUAGE, "gmlp_lm.train"),
 }
 SIZES = ["", "tiny"]
 
@@ -50,16 +59,28 @@ def load(name: str, size: str = "") -> ConfigDict:
 def test_there_are_three_experiments_on_each_of_three_corpora():
     assert len(TRANSLATION) == 9
     assert len(LANGUAGE) == 12  # Table 3 of gMLP
+    assert len(MASKED) == 3
     assert sorted(PROGRAMS) == EXPERIMENTS
 
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", TRANSLATION)
 def test_valid(name, size):
+    reservoir.validate(load(name, size))
+
+
+@pytest.mark.parametrize("size", [*SIZES, "laptop"])
+@pytest.mark.parametrize("name", [*MASKED, *BYTES])
+def test_language_models_with_reservoirs_are_valid_in_every_size(name, size):
+    reservoir.validate(load(name, size))
+
+
+@pytest.mark.parametrize("size", [*SIZES, "laptop"])
+@pytest.mark.parametrize("name", FINETUNING)
+def test_fine_tuning_is_valid_in_every_size_given_a_run(name, size):
     config = load(name, size)
-    model.validate(config.model)
-    translation.validate(config)
-    loop.validate(config)
+    config.pretrained = "runs/roberta_ffn_res"
+    finetuning.validate(config)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -93,7 +114,7 @@ def test_a_recipe_that_there_is_not_is_refused():
 def test_says_how_to_run_it_and_what_it_reproduces(name):
     text = ast.get_docstring(ast.parse((ROOT / "configs" / f"{name}.py").read_text()))
     program = PROGRAMS[name]
-    assert re.search(rf"\n    python -m {program}.train --config=configs/{name}.py( .*)?\n", text)
+    assert re.search(rf"\n    python -m {program} --config=configs/{name}.py( .*)?\n", text)
     assert f"--config=configs/{name}.py:tiny" in text
     assert re.search(r"Reproduces: (Table \d|Figure \d|not in the paper)", text)
     assert "\nHardware: " in text
@@ -130,22 +151,35 @@ def test_no_golden_file_is_left_over():
     assert {path.name for path in GOLDEN.iterdir()} == known
 
 
-@pytest.mark.parametrize("name", TRANSLATION)
+def full_size(config: ConfigDict) -> tuple[SimpleNamespace | MaskedLm, Callable, dict]:
+    """The task as far as its loss, the function that builds its model, and the shapes of a batch."""
+    vocabulary = config.data.vocab_size
+    if config.task == "masked_lm":
+        task = object.__new__(MaskedLm)
+        task.config, task.tokenizer = config, SimpleNamespace(size=vocabulary - 1)
+        build = lambda: encoder.masked_lm(config.model, vocabulary, rngs=nnx.Rngs(0))  # noqa: E731
+        return task, build, {"tokens": (8, config.model.max_length), "ids": (8,)}
+    task = SimpleNamespace(
+        loss=lambda network, batch, key: translation.teacher_forcing(
+            network, batch, key, config.train.label_smoothing
+        )
+    )
+    build = lambda: model.translator(  # noqa: E731
+        config.model, vocabulary, vocabulary, rngs=nnx.Rngs(0)
+    )
+    names = ("source", "target_inputs", "target_outputs")
+    return task, build, dict.fromkeys(names, (8, config.data.buckets[0]))
+
+
+@pytest.mark.parametrize("name", [*TRANSLATION, *MASKED])
 def test_full_size_step_lowers_for_eight_devices(name):
     """Nothing is allocated and nothing compiled: shapes, partitions and types fit together."""
     config = load(name)
     axes = (AxisType.Auto,) * len(sharding.MESH_AXES)
     mesh = AbstractMesh((2, 2, 2), sharding.MESH_AXES, axis_types=axes)
     whole, rows = sharding.replicated(mesh), sharding.batch_sharding(mesh)
-    vocabulary = config.data.vocab_size
-    task = SimpleNamespace(
-        loss=lambda network, batch, key: translation.teacher_forcing(
-            network, batch, key, config.train.label_smoothing
-        )
-    )
-    structure = variables.abstract(
-        lambda: model.translator(config.model, vocabulary, vocabulary, rngs=nnx.Rngs(0))
-    )
+    task, build, shapes = full_size(config)
+    structure = variables.abstract(build)
 
     def placed(some: dict) -> tuple[dict, dict]:
         where = sharding.shardings(some, mesh)
@@ -170,17 +204,15 @@ def test_full_size_step_lowers_for_eight_devices(name):
         jax.eval_shape(update.init, trainable),
         opt_where,
     )
-    shape = (8, config.data.buckets[0])
     batch = {
-        key: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows)
-        for key in ("source", "target_inputs", "target_outputs")
+        key: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows) for key, shape in shapes.items()
     }
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
     step = Step(task, structure, update, schedule, mesh, config.seed, config.train.accumulate)
     with jax.sharding.use_abstract_mesh(mesh):
-        traced = jax.jit(step._step, out_shardings=(where, opt_where, whole)).trace(
-            trainable, opt_state, frozen, batch, number
-        )
+        traced = jax.jit(
+            partial(step._step, task.loss), out_shardings=(where, opt_where, whole)
+        ).trace(trainable, opt_state, frozen, batch, number)
         traced.lower(lowering_platforms=("cpu",))
     new, _, metrics = traced.out_info
     assert {k: (v.shape, v.dtype) for k, v in new.items()} == {

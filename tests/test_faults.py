@@ -140,7 +140,7 @@ COMMAND_LINES = [
     (["--config="], "no configuration file"),
     ([f"--config={ROOT}/configs"], f"no configuration file {ROOT}/configs"),
     ([f"--config={ROOT}/LICENSE"], "LICENSE is not a Python file"),
-    ([f"{TINY[:-5]}:tinny"], "unknown argument 'tinny'; there is only tiny"),
+    ([f"{TINY[:-5]}:tinny"], "unknown argument 'tinny'; there is laptop and tiny"),
     ([f"--config={ROOT}/configs/mnist_explicit.py:tiny"], "no configuration of this program"),
     ([f"--config={ROOT}/configs/babylm_cat.py"], "no configuration of this program: no field"),
 ]
@@ -186,8 +186,8 @@ def test_config_without_argument(fault, tmp_path):
 FIELDS = [
     ("model.reservoirs=9", "9 alternating reservoirs need 17 layers, there are 1"),
     ("model.reservoirs=0", "--config.model.reservoirs must be at least 1, got 0"),
-    ("model.reservoirs=-2", "--config.model.reservoirs must be at least 1, got -2"),
-    ("model.reservoir=fnn", "choose one of none, transformer, ffn, gmlp; did you mean ffn?"),
+    ("model.reservoirs=-2", "--config.model.reservoirs must be at least 0, got -2"),
+    ("model.reservoir=fnn", "choose one of none, transformer, ffn, bigru, cnn, gmlp; did you mean ffn?"),
     ("model.heads=3", "--config.model.width=32 is not divisible by --config.model.heads=3"),
     ("model.heads=0", "--config.model.heads must be at least 1, got 0"),
     ("model.width=0", "--config.model.width must be at least 1, got 0"),
@@ -513,7 +513,7 @@ def test_empty_lines_stay_empty(call, trained, capsys):
 
 PROCESSES = [
     ("train", [TINY, "--config.train.stpes=5"], "unknown option --config.train.stpes"),
-    ("train", [f"{TINY}x"], "unknown argument 'tinyx'; there is only tiny"),
+    ("train", [f"{TINY}x"], "unknown argument 'tinyx'; there is laptop and tiny"),
     ("train", [TINY, "--config.model.heads=3"], "is not divisible by --config.model.heads=3"),
     ("translate", ["--workdir=none"], "--workdir=none holds no run"),
     ("evaluate", ["--workdir=none", "--split=dev"], "invalid choice: 'dev'"),

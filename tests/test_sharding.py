@@ -1,5 +1,7 @@
 """The rule table, and that a mesh changes where numbers lie but not what they are."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from common.tasks.translation import teacher_forcing
 from common.train import optimizer as optimizers
 from common.train.checkpoint import draw_reservoirs
 from common.train.state import Step, initial_values, optimizer_shardings
+from reservoir.backskip import Backskipping
 from reservoir.model import translator
 
 VOCABULARY = 48
@@ -80,7 +83,7 @@ def _batch() -> dict[str, np.ndarray]:
     return batch
 
 
-class _Task:
+class _Task(Backskipping):
     def __init__(self, config):
         self.config = config
 
@@ -92,7 +95,7 @@ class _Task:
 
 
 def _gradients(config, name: str, accumulate: int = 1) -> tuple:
-    """(loss, weight, gradients) on a mesh, with dropout on."""
+    """(loss, weight, gradients) of step 1 on a mesh, with dropout on."""
     mesh, task = mesh_of(name), _Task(config)
     with jax.set_mesh(mesh):
         structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
@@ -104,7 +107,8 @@ def _gradients(config, name: str, accumulate: int = 1) -> tuple:
             assert value.sharding.spec == spec, "parameters are born sharded"
         frozen, _ = draw_reservoirs(structure, config.seed, mesh)
         batch = jax.device_put(_batch(), sharding.batch_sharding(mesh))
-        sums = jax.jit(step.gradients)(trainable, frozen, batch, jax.random.key(1))
+        gradients = jax.jit(partial(step.gradients, task.loss_at(1)))
+        sums = gradients(trainable, frozen, batch, jax.random.key(1))
     return jax.tree.map(np.asarray, sums)
 
 
@@ -120,6 +124,19 @@ def test_loss_and_gradients_agree_on_every_mesh(name: str, make_config, on_one_d
     np.testing.assert_allclose(loss, on_one_device[0], rtol=1e-5)
     for key, expected in on_one_device[2].items():
         np.testing.assert_allclose(gradients[key], expected, rtol=1e-4, atol=1e-4, err_msg=key)
+
+
+@pytest.mark.parametrize("kind", ["bigru", "cnn", "gmlp", "transformer, skipped", "none, dropped"])
+def test_every_kind_of_reservoir_agrees_on_a_mesh(kind: str, make_config) -> None:
+    kind, _, how = kind.partition(", ")
+    config = make_config(kind, dropout=0.3, layerdrop=0.3 if how == "dropped" else 0.0)
+    if how == "skipped":
+        config.model.backskip.update({"estimator": "policy", "warmup_steps": 0})
+        config.model.backskip.anneal = 0.0
+    found = [_gradients(config, name) for name in ("1", "2,2,2")]
+    np.testing.assert_allclose(found[1][0], found[0][0], rtol=1e-5)
+    for key, expected in found[0][2].items():
+        np.testing.assert_allclose(found[1][2][key], expected, rtol=1e-3, atol=1e-3, err_msg=key)
 
 
 def test_accumulation_gives_the_sums_of_the_whole_batch(make_config) -> None:

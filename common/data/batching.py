@@ -42,10 +42,11 @@ class BucketedBatches(grain.MapDataset):
     def __init__(
         self,
         source: TokenizedCorpus,
-        target: TokenizedCorpus,
+        target: TokenizedCorpus | None,
         *,
         buckets: Sequence[int],
-        tokens_per_batch: int,
+        tokens_per_batch: int = 0,
+        rows: int = 0,
         multiple: int = 1,
         seed: int = 0,
         epochs: int | None = None,
@@ -56,10 +57,11 @@ class BucketedBatches(grain.MapDataset):
 
         Args:
             source: the source sentences.
-            target: their translations.
+            target: their translations; None leaves them out of the batches.
             buckets: lengths of the buckets, ascending, in tokens with the end of sentence.
             tokens_per_batch: rows times length of a global batch is at most this, but a batch has
                 at least `multiple` rows.
+            rows: of every global batch; 0 is as many as `tokens_per_batch` holds.
             multiple: divides the number of rows of every global batch.
             seed: of the order of the examples.
             epochs: how many there are; None is without end.
@@ -67,7 +69,7 @@ class BucketedBatches(grain.MapDataset):
             process_count: number of processes; it must divide `multiple`.
 
         Raises:
-            UserError: no example fits in a bucket.
+            UserError: no example fits in a bucket, or `multiple` does not divide `rows`.
         """
         super().__init__()
         _check(source, target, buckets, multiple, process_count)
@@ -83,7 +85,9 @@ class BucketedBatches(grain.MapDataset):
                 f"({buckets[-1]} tokens)"
             )
         self._members = members
-        self._rows = [_rows(length, tokens_per_batch, multiple) for length in self._buckets]
+        if rows:
+            check_rows(rows, multiple)
+        self._rows = [rows or _rows(length, tokens_per_batch, multiple) for length in self._buckets]
         counts = [-(-len(m) // rows) for m, rows in zip(members, self._rows, strict=True)]
         self._batches = [(k, i) for k, count in enumerate(counts) for i in range(count)]
         self.batches_per_epoch = len(self._batches)
@@ -234,6 +238,18 @@ def _fill_buckets(
 
 def _rows(length: int, tokens_per_batch: int, multiple: int) -> int:
     return max(multiple, tokens_per_batch // length // multiple * multiple)
+
+
+def check_rows(rows: int, multiple: int) -> None:
+    """`multiple` has to divide the rows of a global batch.
+
+    Raises:
+        UserError: it does not.
+    """
+    if rows < 1 or rows % multiple:
+        raise UserError(
+            f"a batch of {rows} examples cannot be shared by {multiple} devices and microbatches"
+        )
 
 
 def local_rows(ids: np.ndarray, rows: int, index: int, count: int) -> np.ndarray:

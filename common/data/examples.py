@@ -8,8 +8,7 @@ import grain
 import jax
 import numpy as np
 
-from common.data.batching import ENDLESS, Batch, local_rows
-from common.errors import UserError
+from common.data.batching import ENDLESS, Batch, check_rows, local_rows
 
 
 class ExampleBatches(grain.MapDataset):
@@ -43,7 +42,7 @@ class ExampleBatches(grain.MapDataset):
             UserError: `multiple` does not divide `rows`.
         """
         super().__init__()
-        _check(rows, multiple)
+        check_rows(rows, multiple)
         self._gather, self._count, self._rows, self._seed = gather, count, rows, seed
         self.batches_per_epoch = -(-count // rows)
         # Two, as threads that read ahead may be on both sides of the border of an epoch.
@@ -68,14 +67,7 @@ def in_order(
     gather: Callable[[np.ndarray], Batch], count: int, rows: int, *, multiple: int = 1
 ) -> Iterator[Batch]:
     """Every example once; the arguments are those of `ExampleBatches`."""
-    _check(rows, multiple)
+    check_rows(rows, multiple)
     for start in range(0, count, rows):
         ids = np.arange(start, min(start + rows, count))
         yield gather(local_rows(ids, rows, jax.process_index(), jax.process_count()))
-
-
-def _check(rows: int, multiple: int) -> None:
-    if rows < 1 or rows % multiple:
-        raise UserError(
-            f"a batch of {rows} examples cannot be shared by {multiple} devices and microbatches"
-        )

@@ -4,10 +4,10 @@ import gzip
 import os
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from common.data.embedded import EMBEDDED
 from common.errors import UserError
@@ -142,7 +142,16 @@ def read_lines(path: Path) -> list[str]:
     return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
-def _load_tfds(name: str, split: str, languages: tuple[str, str], directory: str) -> ParallelText:
+def open_tfds(name: str, split: str, directory: str, package: str) -> tuple[Any, Any]:
+    """A prepared TFDS data set: its builder, and the examples of a split with random access.
+
+    Args:
+        directory: "" is TFDS's default.
+        package: of tensorflow_datasets, in which the set is defined.
+
+    Raises:
+        UserError: it is not prepared, or cannot be read.
+    """
     import tensorflow_datasets as tfds
 
     place = directory or None
@@ -155,16 +164,26 @@ def _load_tfds(name: str, split: str, languages: tuple[str, str], directory: str
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"cannot read tfds:{name}, split {split}: {reason}") from error
     if examples is None:
-        # Without TensorFlow, TFDS knows its translation sets only once their package is imported.
+        # Without TensorFlow, TFDS knows its sets only once their package is imported.
         raise UserError(
             f"no TFDS data set {name} is prepared in {directory or 'the default TFDS directory'}; "
             'prepare it with: python -c "import tensorflow_datasets as tfds, '
-            f"tensorflow_datasets.translate; tfds.builder({name!r}, data_dir={place!r}, "
+            f"tensorflow_datasets.{package}; tfds.builder({name!r}, data_dir={place!r}, "
             "file_format='array_record').download_and_prepare()\""
         )
-    sides: tuple[list[str], list[str]] = ([], [])
+    return builder, examples
+
+
+def in_blocks(examples: Any) -> Iterator[list[dict]]:
+    """All examples of a TFDS split, a block at a time."""
     for start in range(0, len(examples), _TFDS_BLOCK):
-        block = examples.__getitems__(range(start, min(start + _TFDS_BLOCK, len(examples))))
+        yield examples.__getitems__(range(start, min(start + _TFDS_BLOCK, len(examples))))
+
+
+def _load_tfds(name: str, split: str, languages: tuple[str, str], directory: str) -> ParallelText:
+    _, examples = open_tfds(name, split, directory, "translate")
+    sides: tuple[list[str], list[str]] = ([], [])
+    for block in in_blocks(examples):
         for side, language in zip(sides, languages, strict=True):
             if language not in block[0]:
                 raise UserError(f"tfds:{name} has {', '.join(block[0])} but no {language}")

@@ -44,13 +44,14 @@ def load_text(data: "ConfigDict", split: str) -> list[str]:
         files = [read_lines(path) for path in _find(directory, data.splits[split], split)]
     else:
         raise UserError(f"data.source is {data.source!r}; it must be embedded:python or files:DIR")
-    documents = [d for lines in files for d in _cut(lines, data.documents) if d.strip()]
+    documents = [d for lines in files for d in cut(lines, data.documents) if d.strip()]
     if not documents:
         raise UserError(f"{data.source} has no text in its {split} split")
     return documents
 
 
-def _cut(lines: Sequence[str], end: str) -> list[str]:
+def cut(lines: Sequence[str], end: str) -> list[str]:
+    """Lines as documents that end where `end`, one of DOCUMENTS, says."""
     match end:
         case "line":
             return list(lines)

@@ -7,11 +7,13 @@ BLEU-hours. `aucc(curve, "hours", 4.0)` compares with them.
 
 import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
 
 from common.errors import UserError
-from common.metrics.curve import Axis, Curve
+from common.metrics.curve import Axis, Curve, Point
 
 
 def outline(curve: Curve, axis: Axis, horizon: float | None = None) -> list[tuple[float, float]]:
@@ -63,89 +65,66 @@ def aucc(curve: Curve, axis: Axis = "seconds", horizon: float | None = None) -> 
     return sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in itertools.pairwise(line))
 
 
-def time_to(curve: Curve, fraction: float, axis: Axis = "seconds") -> float:
-    """Where the curve first reaches a fraction of its own best value (appendix, Tables 6 and 7).
+def mean_outline(
+    curves: Sequence[Curve], axis: Axis, horizon: float | None = None
+) -> list[tuple[float, float]]:
+    """The mean of the outlines of several seeds; the area under it is the mean of their AUCCs.
 
-    That is the first validation point at which the value is there; nothing is interpolated,
-    because only there was it measured. A metric that is minimised must fall to best / fraction.
+    Args:
+      curves: at least one.
+      horizon: None ends at the last point of the longest, up to which the others are held.
+
+    Raises:
+      UserError: a curve is empty or the horizon is not a positive number.
+    """
+    horizon = shared_horizon(curves, axis) if horizon is None else horizon
+    lines = [outline(curve, axis, horizon) for curve in curves]
+    if len(lines) == 1:
+        return lines[0]
+    xs = sorted({x for line in lines for x, _ in line})
+    ys = np.mean([np.interp(xs, *zip(*line, strict=True)) for line in lines], axis=0)
+    return list(zip(xs, ys.tolist(), strict=True))
+
+
+def reaching(curve: Curve, fraction: float, best: float | None = None) -> Point | None:
+    """The first validation point at a fraction of a best value (appendix, Tables 6 and 7).
+
+    Nothing is interpolated, because only there was it measured. A metric that is minimised must
+    fall to best / fraction.
+
+    Args:
+      curve: at least one point.
+      fraction: in (0, 1].
+      best: what it is a fraction of, such as the best of several runs; None takes the curve's own.
 
     Returns:
-      The position of that point in units of the axis.
+      The point; None where the curve does not get there, which cannot be with its own best.
 
     Raises:
       UserError: the curve is empty or the fraction is not in (0, 1].
     """
     if not 0 < fraction <= 1:
         raise UserError(f"the fraction of the best value must lie in (0, 1], not {fraction}")
-    best = curve.best.value
+    best = curve.best.value if best is None else best
     # The easier of the two sides of the best value, whatever the signs.
     target = best * fraction if (curve.mode == "max") == (best >= 0) else best / fraction
-    return next(p.at(axis) for p in curve.points if not curve.better(target, than=p.value))
+    return next((p for p in curve.points if not curve.better(target, than=p.value)), None)
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """One model beside others (the columns of Tables 1, 3, 6 and 7).
+def time_to(curve: Curve, fraction: float, axis: Axis = "seconds") -> float:
+    """Where the curve reaches a fraction of its own best value, in units of the axis.
 
-    Attributes:
-      model: its name.
-      best: its best validation value.
-      aucc: area until the shared horizon, metric x axis units.
-      normalised: `aucc` over the largest among the models; NaN where all are 0.
-      to_95: position at which 95% of its own best is reached, in units of the axis.
-      to_99: the same for 99%.
-      to_100: the same for the best itself.
+    Errors are those of `reaching`.
     """
-
-    model: str
-    best: float
-    aucc: float
-    normalised: float
-    to_95: float
-    to_99: float
-    to_100: float
+    return reaching(curve, fraction).at(axis)
 
 
-def compare(
-    curves: Mapping[str, Curve], axis: Axis = "hours", horizon: float | None = None
-) -> list[Comparison]:
-    """Sets models side by side, in the order given.
+def shared_horizon(
+    curves: Iterable[Curve], axis: Axis, which: Literal["longest", "shortest"] = "longest"
+) -> float | None:
+    """The end of the longest curve, as in the paper, or of the shortest; None where that is 0 (FLOPs never counted).
 
-    Args:
-      curves: model name to curve, all of one metric.
-      axis: what time is.
-      horizon: in units of the axis; None takes the end of the longest curve, for all.
-
-    Raises:
-      UserError: there are no curves, one is empty, or they do not measure the same.
+    Up to the longest, a run that was ended early is taken to have converged: its best value is held.
     """
-    if not curves:
-        raise UserError("there are no curves to compare")
-    kinds = {(curve.name, curve.mode) for curve in curves.values()}
-    if len(kinds) > 1:
-        raise UserError(f"curves of different metrics cannot be compared: {sorted(kinds)}")
-    for model, curve in curves.items():
-        if not curve.points:
-            raise UserError(f"the {curve.name} curve of {model!r} has no validation points")
-    if horizon is None:
-        horizon = shared_horizon(curves, axis)
-    areas = {model: aucc(curve, axis, horizon) for model, curve in curves.items()}
-    largest = max(areas.values())
-    return [
-        Comparison(
-            model=model,
-            best=curve.best.value,
-            aucc=areas[model],
-            normalised=areas[model] / largest if largest else math.nan,
-            to_95=time_to(curve, 0.95, axis),
-            to_99=time_to(curve, 0.99, axis),
-            to_100=time_to(curve, 1.0, axis),
-        )
-        for model, curve in curves.items()
-    ]
-
-
-def shared_horizon(curves: Mapping[str, Curve], axis: Axis) -> float | None:
-    """The end of the longest curve; None if no curve leaves 0 (such as FLOPs never counted)."""
-    ends = [curve.points[-1].at(axis) for curve in curves.values() if curve.points]
-    return max(ends, default=0.0) or None
+    ends = [curve.points[-1].at(axis) for curve in curves if curve.points]
+    return (max if which == "longest" else min)(ends, default=0.0) or None

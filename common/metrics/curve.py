@@ -95,6 +95,10 @@ class Curve:
             held.append(point)
         return held
 
+    def until(self, axis: Axis, end: float) -> "Curve":
+        """The points at most `end` far along the axis."""
+        return Curve(self.name, self.mode, [p for p in self.points if p.at(axis) <= end])
+
     @property
     def best(self) -> Point:
         """The first point that has the best value.

@@ -55,6 +55,13 @@ class Stack(nnx.Module):
             )
         return x_BLD if self.norm is None else self.norm(x_BLD)
 
+    def hidden(self, x_BLD: jax.Array, context: Context) -> list[jax.Array]:
+        """x and what each block makes of it, as the next one reads it: before the final norm, which is no block's."""
+        states = [x_BLD]
+        for block in self.blocks:
+            states.append(block(states[-1], context))
+        return states
+
     def cache(self, batch: int, room: Room, context: Context) -> list:
         return [block.cache(batch, room, context) for block in self.blocks]
 
@@ -109,6 +116,11 @@ class EncoderDecoder(nnx.Module):
         x_BSD = self.source_embed(source_BS, self.dtype, fold(key, 0))
         memory_BSD = self.encoder(x_BSD, Context(lengths_B=lengths_B), fold(key, 1))
         return Context(memory_BSD=memory_BSD, memory_lengths_B=lengths_B)
+
+    def hidden(self, source_BS: jax.Array, lengths_B: jax.Array) -> list[jax.Array]:
+        """The states (B, S, D) behind the source's embeddings and behind every layer of the encoder."""
+        x_BSD = self.source_embed(source_BS, self.dtype)
+        return self.encoder.hidden(x_BSD, Context(lengths_B=jnp.maximum(lengths_B, 1)))
 
     def __call__(
         self, source_BS: jax.Array, target_BT: jax.Array, key: jax.Array | None = None

@@ -1,18 +1,22 @@
 """Validation metric over training time, with the area under the convergence curve shaded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import UserError
-from common.metrics.aucc import aucc, outline, shared_horizon
+from common.metrics.aucc import aucc, mean_outline, outline, shared_horizon
 from common.metrics.curve import Axis, Curve
+from common.report.axis import Units, area_unit, shown_name, units
 from common.report.panels import COLOURS
+from common.report.table import digits_for, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _INK = "#333333"
+_STYLES = ("-", "--", ":")
 
 
 def plot_curve(
@@ -23,15 +27,34 @@ def plot_curve(
     horizon: float | None = None,
     title: str = "",
 ) -> None:
-    """Draws curves of one metric into a PNG file.
-
-    The line is the best value so far, as the AUCC integrates it; small dots are the measured
-    values, the ringed one is the best until the horizon. The legend gives each AUCC in the units
-    of the x-axis. Where less is better the shaded area goes on down to 0, below the picture.
+    """Draws curves of one metric, one of each name, into a PNG file: `curve_figure`.
 
     Args:
-      curves: name to curve.
       path: the file; its folder is made if need be.
+    """
+    several = {name: [curve] for name, curve in curves.items()}
+    figure = curve_figure(several, axis=axis, horizon=horizon, title=title)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="png")
+
+
+def curve_figure(
+    curves: Mapping[str, Sequence[Curve]],
+    *,
+    axis: Axis = "seconds",
+    horizon: float | None = None,
+    title: str = "",
+) -> "Figure":
+    """Curves of one metric, with the area under them shaded.
+
+    The line is the best value so far, as the AUCC integrates it; small dots are the measured
+    values, the ringed one is the best until the horizon. Of several seeds the line is the mean and
+    thin lines are the seeds. The legend gives each AUCC in the units of the x-axis. Where less is
+    better the shaded area goes on down to 0, below the picture.
+
+    Args:
+      curves: name to the curves of its seeds.
       axis: x; "seconds" is drawn in seconds, minutes or hours, whichever reads best.
       horizon: where x ends, in units of `axis`; None takes the end of the longest curve.
       title: above the picture.
@@ -40,64 +63,78 @@ def plot_curve(
       UserError: there is no curve, one is empty, they do not measure the same, or the horizon is
         not a positive number.
     """
-    if not curves:
+    every = [curve for seeds in curves.values() for curve in seeds]
+    if not every:
         raise UserError("there are no curves to plot")
-    if len({(curve.name, curve.mode) for curve in curves.values()}) > 1:
+    if len({(curve.name, curve.mode) for curve in every}) > 1:
         raise UserError("curves of different metrics cannot share a plot")
 
     # Figure without pyplot: no window, no figure kept alive, no backend changed.
     from matplotlib.figure import Figure
 
     if horizon is None:
-        horizon = shared_horizon(curves, axis)
+        horizon = shared_horizon(every, axis)
     end = 0.0 if horizon is None else horizon
-    first = next(iter(curves.values()))
-    scale, unit, label = _units(axis, end)
-    shown_name = "BLEU" if first.name == "bleu" else first.name.replace("_", " ")
-    metric = f"({shown_name})" if " " in shown_name else shown_name
-
-    figure = Figure(figsize=(7.2, 4.2), dpi=160, layout="constrained")
+    shown = units(axis, end)
+    # One name finds room within the picture; several would cover the curves and stand below it.
+    alone = len(every) == 1
+    below = 0 if alone else len(curves)
+    figure = Figure(figsize=(7.2, 4.2 + 0.2 * below), dpi=160, layout="constrained")
     axes = figure.add_subplot()
-    for number, (name, curve) in enumerate(curves.items()):
-        colour = COLOURS[number % len(COLOURS)]
-        xs, ys = zip(*outline(curve, axis, horizon), strict=True)
-        xs = [x / scale for x in xs]
-        area = f"{aucc(curve, axis, horizon) / scale:,.5g} {metric}·{unit}"
-        axes.fill_between(xs, ys, color=colour, alpha=0.22 / len(curves), linewidth=0)
-        shown = Curve(curve.name, curve.mode, [p for p in curve.points if p.at(axis) <= end])
-        # The numbers of several curves would cover each other: they stand in the legend.
-        several = len(curves) > 1 and shown.points
-        best = f"best {shown.best.value:.4g}, " if several else ""
-        axes.plot(xs, ys, color=colour, linewidth=1.8, label=f"{name}: {best}AUCC {area}")
-        if shown.points:
-            _mark(axes, shown, axis, scale, colour, number=not several)
-    values = [point.value for curve in curves.values() for point in curve.points]
-    _frame(axes, first, values)
-    axes.set_xlim(0, end / scale or None)
-    axes.set_xlabel(label, color=_INK)
-    axes.set_ylabel(f"validation {shown_name}", color=_INK)
+    for number, (name, seeds) in enumerate(curves.items()):
+        style = {"color": COLOURS[number % len(COLOURS)]}
+        style["linestyle"] = _STYLES[number // len(COLOURS) % len(_STYLES)]
+        xs, ys = _line(mean_outline(seeds, axis, horizon), shown.scale)
+        axes.fill_between(xs, ys, color=style["color"], alpha=0.22 / len(curves), linewidth=0)
+        marked = [curve.until(axis, end) for curve in seeds]
+        label = _label(name, seeds, marked, axis, horizon, shown, alone=alone)
+        axes.plot(xs, ys, linewidth=1.8, label=label, **style)
+        if len(seeds) > 1:
+            for curve in seeds:
+                line = _line(outline(curve, axis, horizon), shown.scale)
+                axes.plot(*line, linewidth=0.8, alpha=0.45, **style)
+        elif marked[0].points:
+            # The numbers of several curves would cover each other: they stand in the legend.
+            _mark(axes, marked[0], axis, shown.scale, style["color"], number=alone)
+    values = [point.value for curve in every for point in curve.until(axis, end).points]
+    _frame(axes, every[0], values or [point.value for curve in every for point in curve.points])
+    axes.set_xlim(0, end / shown.scale or None)
+    axes.set_xlabel(shown.label, color=_INK)
+    axes.set_ylabel(f"validation {shown_name(every[0])}", color=_INK)
     axes.set_title(title, loc="left", color=_INK, fontsize=12)
-    corner = "lower right" if first.mode == "max" else "upper right"
-    axes.legend(loc=corner, frameon=False, fontsize=9, labelcolor=_INK)
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png")
+    style = {"frameon": False, "fontsize": 9, "labelcolor": _INK}
+    if alone:
+        axes.legend(loc="lower right" if every[0].mode == "max" else "upper right", **style)
+    else:
+        figure.legend(loc="outside lower left", **style)
+    return figure
 
 
-def _units(axis: Axis, end: float) -> tuple[float, str, str]:
-    """How many units of the axis one drawn unit is, its name, and the label."""
-    match axis:
-        case "seconds" if end >= 2 * 3600:
-            return 3600.0, "h", "training time (h)"
-        case "seconds" if end >= 2 * 60:
-            return 60.0, "min", "training time (min)"
-        case "seconds":
-            return 1.0, "s", "training time (s)"
-        case "hours":
-            return 1.0, "h", "training time (h)"
-        case "step":
-            return 1.0, "steps", "training steps"
-    return 1.0, "FLOPs", "training compute (FLOPs)"
+def _line(
+    points: Sequence[tuple[float, float]], scale: float
+) -> tuple[list[float], tuple[float, ...]]:
+    xs, ys = zip(*points, strict=True)
+    return [x / scale for x in xs], ys
+
+
+def _label(
+    name: str,
+    seeds: Sequence[Curve],
+    marked: Sequence[Curve],
+    axis: Axis,
+    horizon: float | None,
+    shown: Units,
+    *,
+    alone: bool,
+) -> str:
+    """The name, the best value where it is not marked in the picture, and the area."""
+    areas = [aucc(curve, axis, horizon) / shown.scale for curve in seeds]
+    unit = area_unit(seeds[0], shown.unit)
+    area = spread(areas, digits_for(areas)) if len(seeds) > 1 else f"{areas[0]:,.5g}"
+    if alone or not all(curve.points for curve in marked):
+        return f"{name}: AUCC {area} {unit}"
+    best = sum(curve.best.value for curve in marked) / len(marked)
+    return f"{name}: best {best:.4g}, AUCC {area} {unit}"
 
 
 def _mark(

@@ -1,12 +1,25 @@
 """Small tables as Markdown, CSV and aligned text."""
 
 import csv
+import math
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 _NUMBER = re.compile(r"[-+]?\.?\d|nan|[-+]?inf|$")
+
+
+class Table(NamedTuple):
+    """Columns and rows, as the functions here take them: `text(*table)`. Jupyter shows it as a table."""
+
+    columns: tuple[str, ...]
+    rows: list[tuple]
+
+    def _repr_markdown_(self) -> str:
+        return markdown(*self)
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -47,6 +60,29 @@ def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows([columns, *rows])
+
+
+def publish(stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Prints a table and writes it to STEM.csv and STEM.md.
+
+    Raises:
+      ValueError: a row is not as long as the header.
+    """
+    write_csv(f"{stem}.csv", columns, rows)
+    Path(f"{stem}.md").write_text(markdown(columns, rows), encoding="utf-8")
+    print(f"\n{text(columns, rows)}\nwritten: {stem}.csv, .md")
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """The mean, with the standard deviation where there are several."""
+    mean = f"{np.mean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
+
+
+def digits_for(values: Iterable[float]) -> int:
+    """How many digits after the point suit a column: 3 below 10, 2 below 1,000, then none."""
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    return 3 if largest < 10 else 2 if largest < 1000 else 0
 
 
 def _checked(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:

@@ -105,6 +105,10 @@ class LanguageModelling(Task):
         self._sums: Callable | None = None
         self._writer: Writer | None = None
 
+    @property
+    def batches_per_epoch(self) -> float:
+        return len(self.splits["train"]) / (self.config.data.batch * self.config.model.length)
+
     def build(self, rngs: nnx.Rngs) -> LanguageModel:
         return self._build(self.config.model, BYTES, rngs=rngs)
 

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding
-from common.config import check_rate, choose, require
+from common.config import choose, require
 from common.data.batching import BucketedBatches, evaluation_batches, iterate
 from common.data.corpus import TokenizedCorpus, tokenize_corpus
 from common.data.sources import ParallelText, load_parallel
@@ -23,6 +23,7 @@ from common.metrics.bleu import TOKENIZERS as BLEU_TOKENIZERS
 from common.metrics.bleu import Bleu, corpus_bleu
 from common.model.encoder_decoder import EncoderDecoder
 from common.model.loss import cross_entropy
+from common.tasks.fields import check_transformer
 from common.train.feed import put
 from common.train.task import Batch, Task, Values
 from common.train.workdir import save_tokenizer
@@ -36,21 +37,7 @@ TOKENIZERS = ("source_tokenizer.npz", "target_tokenizer.npz")
 def validate(config: ConfigDict) -> None:
     """The fields of a translator."""
     model, data = config.model, config.data
-    choose("--config.model.norm", model.norm, ("pre", "post"))
-    choose("--config.model.positions", model.positions, ("sinusoidal", "learned", "none"))
-    choose("--config.model.activation", model.activation, ("relu", "gelu", "silu"))
-    choose("--config.model.dtype", model.dtype, ("auto", "float32", "bfloat16"))
-    for name in ("width", "hidden", "heads", "encoder_layers", "decoder_layers", "max_length"):
-        require(model[name] >= 1, f"--config.model.{name} must be at least 1, got {model[name]}")
-    require(
-        model.width % model.heads == 0,
-        f"--config.model.width={model.width} is not divisible by --config.model.heads={model.heads}",
-    )
-    require(
-        model.width % 2 == 0 or model.positions != "sinusoidal",
-        f"--config.model.width={model.width}: sinusoidal positions need an even width",
-    )
-    check_rate("--config.model.dropout", model.dropout)
+    check_transformer(model)
     require(
         0 <= config.train.label_smoothing < 1,
         f"--config.train.label_smoothing must be in [0, 1), got {config.train.label_smoothing}",
@@ -267,6 +254,10 @@ class Translation(Task):
             process_index=jax.process_index(),
             process_count=jax.process_count(),
         )
+
+    @property
+    def batches_per_epoch(self) -> float:
+        return self.training_batches.batches_per_epoch
 
     def build(self, rngs: nnx.Rngs) -> EncoderDecoder:
         sizes = [tokenizer.size for tokenizer in self.tokenizers]

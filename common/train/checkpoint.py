@@ -5,6 +5,7 @@ the array part what is trained, its optimizer state, and frozen weights that wer
 """
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +161,18 @@ def draw_reservoirs(structure: Structure, seed: int, mesh: jax.sharding.Mesh) ->
     """The frozen values that follow from the seed, on the mesh, and their fingerprint."""
     values: dict[str, np.ndarray] = draw_frozen(structure, seed)
     return place(values, shardings(structure.drawn, mesh)), fingerprint(values)
+
+
+def stored(structure: Structure, everything: bool, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """The abstract frozen values of a checkpoint: those that were given, or `everything`."""
+    drawn = {} if everything else structure.drawn
+    return abstract({n: v for n, v in structure.frozen.items() if n not in drawn}, mesh)
+
+
+def abstract(some: Mapping[str, Any], mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """What arrays will be read for these variables, and where they will lie."""
+    where = shardings(some, mesh)
+    return {n: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=where[n]) for n, v in some.items()}
 
 
 def verify_reservoirs(meta: dict, drawn: str) -> None:

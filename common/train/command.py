@@ -10,14 +10,19 @@ from typing import Any
 from common import config
 
 
-def train(paper: str, show: Callable[[dict, Path], None]) -> None:
-    """`python -m PAPER.train`: trains with `PAPER.run.fit` as the command line says, then shows the summary."""
-    experiment, options = config.parse(f"{paper}.train")
+def train(
+    paper: str, show: Callable[[dict, Path], None], program: str = "train", module: str = "run"
+) -> None:
+    """`python -m PAPER.train`: trains with `PAPER.run.fit` as the command line says, then shows the summary.
+
+    Another `program` of the paper may do the same with the `fit` of another `module`.
+    """
+    experiment, options = config.parse(f"{paper}.{program}")
 
     from common import distributed
     from common.sharding import make_mesh
 
-    fit = importlib.import_module(f"{paper}.run").fit
+    fit = importlib.import_module(f"{paper}.{module}").fit
     distributed.initialize()
     summary = _unless_stopped(lambda: fit(experiment, options.workdir, make_mesh(experiment.mesh)))
     if distributed.is_main():
@@ -61,6 +66,9 @@ def reproduce(
     module = importlib.import_module(f"{paper}.{targets[options.target]}")
     mesh = make_mesh({"data": -1})
     lab = make(options.scale, options.seeds, fields, out, mesh, **more)
+    if getattr(options, "dry_run", False):
+        importlib.import_module(f"{paper}.plan").show(lab, options.target)
+        return
     _unless_stopped(lambda: getattr(module, options.target)(lab))
 
 

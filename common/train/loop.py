@@ -28,7 +28,7 @@ from common.report.table import text
 from common.track.progress import Progress, peak_flops
 from common.track.tracker import WANDB_MODES, Tracker
 from common.train import optimizer as optimizers
-from common.train.checkpoint import Checkpoints, draw_reservoirs, verify_reservoirs
+from common.train.checkpoint import Checkpoints, draw_reservoirs, stored, verify_reservoirs
 from common.train.clock import Clock
 from common.train.feed import feed
 from common.train.preemption import Preempted, Signals
@@ -158,11 +158,16 @@ class Run:
         self.opt_state = jax.jit(init, out_shardings=where)(self.trainable)
         if not self.checkpoints.exist:
             with self.clock.section("start"):
-                self.trainable = jax.block_until_ready(self.task.start(self.trainable))
+                values = jax.block_until_ready(self.task.start(self.trainable))
+            self.frozen |= {n: x for n, x in values.items() if n in self.structure.frozen}
+            self.trainable = {n: values[n] for n in self.trainable}
             return False
         target = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._arrays()
         )
+        # What was given at the start is nowhere but in the checkpoint.
+        everything = self.config.checkpoint.store_frozen
+        target["frozen"] = stored(self.structure, everything, self.mesh)
         state, meta = self.checkpoints.restore(target, self._warn)
         verify_reservoirs(meta, self.drawn)
         self.trainable, self.opt_state = state["trainable"], state["optimizer"]

@@ -104,7 +104,7 @@ class Step:
         return optax.apply_updates(trainable, updates), opt_state, metrics
 
     def known(self, batch: Mapping[str, jax.Array], number: int) -> bool:
-        return self._kind(batch, number) in self.compiled
+        return self.kind(batch, number) in self.compiled
 
     def compile(
         self,
@@ -117,7 +117,7 @@ class Step:
         """Compiles the step for the shape of `batch` and the loss of step `number`."""
         where = lambda tree: jax.tree.map(lambda x: x.sharding, tree)  # noqa: E731
         whole = sharding.replicated(self.mesh)
-        kind = self._kind(batch, number)
+        kind = self.kind(batch, number)
         step = partial(self._step, self.task.loss_at(number))
         counter = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
         arguments = (trainable, opt_state, frozen, batch, counter)
@@ -130,16 +130,16 @@ class Step:
 
     def flops(self, batch: Mapping[str, jax.Array], number: int = 0) -> int:
         """Floating-point operations of step `number` on a batch, compiled before, over all devices."""
-        return self.compiled[self._kind(batch, number)][1]
+        return self.compiled[self.kind(batch, number)][1]
 
     def __call__(
         self, trainable: Arrays, opt_state: Any, frozen: Arrays, batch: Any, number: int
     ) -> tuple:
         """(trainable, opt_state, metrics) after one update; the first two arguments are given away."""
-        run, _ = self.compiled[self._kind(batch, number)]
+        run, _ = self.compiled[self.kind(batch, number)]
         return run(trainable, opt_state, frozen, batch, jnp.int32(number))
 
-    def _kind(self, batch: Mapping[str, jax.Array], number: int) -> tuple:
+    def kind(self, batch: Mapping[str, jax.Array], number: int) -> tuple:
         """What a compiled step serves: one loss, one shape."""
         shapes = sorted((name, x.shape) for name, x in batch.items())
         return self.task.loss_at(number), *shapes

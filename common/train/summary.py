@@ -43,6 +43,7 @@ def summarize(run: Ended, test: dict[str, float]) -> dict:
     return {
         "objective": run.task.objective,
         "steps": run.number,
+        "epochs": run.number / run.task.batches_per_epoch if run.task.batches_per_epoch else None,
         "stopped_by": run.finished,
         "best_valid": best.value,
         "best_step": best.step,

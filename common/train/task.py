@@ -39,8 +39,14 @@ class Task(Protocol):
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
         """The model, reservoirs already frozen."""
 
+    @property
+    def batches_per_epoch(self) -> float | None:
+        """Steps in which the training data are seen once; None where there is no such number."""
+        return None
+
     def start(self, trainable: Arrays) -> Arrays:
-        """The values at step 0, given those that `build` drew: the same ones, or a warm start, lying as they did."""
+        """The values at step 0, given those that `build` drew: the same ones, or a warm start, lying as they did; and
+        those of frozen variables that no seed draws."""
         return trainable
 
     def loss(

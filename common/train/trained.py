@@ -4,12 +4,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common import sharding, variables
-from common.train.checkpoint import Checkpoints, draw_reservoirs, verify_reservoirs
+from common import variables
+from common.train.checkpoint import (
+    Checkpoints,
+    abstract,
+    draw_reservoirs,
+    stored,
+    verify_reservoirs,
+)
 from common.train.task import Values
 
 
@@ -22,21 +27,11 @@ def load_best(
 ) -> Values:
     """The values of a run's best checkpoint (or that of `step`) on `mesh`, reservoirs drawn again and verified."""
     frozen, drawn = draw_reservoirs(structure, config.seed, mesh)
-    stored = (
-        structure.frozen
-        if config.checkpoint.store_frozen
-        else {n: v for n, v in structure.frozen.items() if n not in structure.drawn}
-    )
-
-    def target(some: Any) -> dict:
-        where = sharding.shardings(some, mesh)
-        return {
-            n: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=where[n]) for n, v in some.items()
-        }
-
-    state, meta = checkpoints.restore_best(
-        {"trainable": target(structure.trainable), "frozen": target(stored)}, step
-    )
+    target = {
+        "trainable": abstract(structure.trainable, mesh),
+        "frozen": stored(structure, config.checkpoint.store_frozen, mesh),
+    }
+    state, meta = checkpoints.restore_best(target, step)
     verify_reservoirs(meta, drawn)
     return Values(structure, state["trainable"], frozen | state["frozen"], mesh)
 

@@ -102,15 +102,15 @@ def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
     tokenizer.save(path)
 
 
-def read_config(workdir: Path) -> ConfigDict:
-    """The configuration of a run.
+def read_config(workdir: Path, option: str = "--workdir") -> ConfigDict:
+    """The configuration of a run, which `option` of a command line names.
 
     Raises:
       UserError: there is no run.
     """
     path = workdir / CONFIG
     if not path.is_file():
-        raise UserError(f"--workdir={workdir} holds no run ({CONFIG} is missing)")
+        raise UserError(f"{option}={workdir} holds no run ({CONFIG} is missing)")
     return from_json(_read(path))
 
 

@@ -3,7 +3,7 @@ import math
 import pytest
 
 from common.errors import UserError
-from common.metrics.aucc import aucc, compare, outline, time_to
+from common.metrics.aucc import aucc, outline, reaching, shared_horizon, time_to
 from common.metrics.curve import Curve, Point
 
 HOUR = 3600.0
@@ -93,33 +93,17 @@ def test_fraction_must_be_one(fraction):
         time_to(curve("max", [(1.0, 1.0)]), fraction)
 
 
-def test_compare_shares_a_horizon_and_normalises_by_the_largest():
-    rows = compare(
-        {
-            "early": curve("max", [(HOUR, 30.0)]),
-            "late": curve("max", [(HOUR, 10.0), (3 * HOUR, 31.0)]),
-        }
-    )
-    assert [row.model for row in rows] == ["early", "late"]
-    early, late = rows
-    assert early.aucc == pytest.approx(15 + 60)  # held until hour 3, where the other ends
-    assert late.aucc == pytest.approx(5 + 41)
-    assert early.normalised == 1.0
-    assert late.normalised == pytest.approx(46 / 75)
-    assert (early.best, late.best) == (30.0, 31.0)
-    assert (early.to_100, late.to_95, late.to_100) == (1.0, 3.0, 3.0)
+def test_a_best_value_of_others_may_not_be_reached():
+    measured = curve("max", [(1.0, 80.0), (2.0, 95.0)])
+    assert reaching(measured, 0.95, best=100.0).seconds == 2.0
+    assert reaching(measured, 0.99, best=100.0) is None
+    falling = curve("min", [(1.0, 3.0), (2.0, 2.1)])
+    assert reaching(falling, 0.95, best=2.0).seconds == 2.0  # 2.105
+    assert reaching(falling, 0.99, best=2.0) is None
 
 
-def test_compare_refuses_what_cannot_be_compared():
-    with pytest.raises(UserError, match="no curves"):
-        compare({})
-    with pytest.raises(UserError, match="different metrics"):
-        compare({"a": curve("max", [(1.0, 1.0)]), "b": curve("min", [(1.0, 1.0)], "BPC")})
-    with pytest.raises(UserError, match="'b' has no validation points"):
-        compare({"a": curve("max", [(1.0, 1.0)]), "b": curve("max", [])})
-
-
-def test_compare_where_nothing_was_counted():
-    free = Curve("BLEU", "max", [Point(1, 1.0, 0.0, 5.0)])
-    (row,) = compare({"free": free}, "flops")
-    assert row.aucc == 0 and math.isnan(row.normalised)
+def test_the_shared_horizon_is_an_end_of_a_curve():
+    curves = [curve("max", [(1.0, 30.0)]), curve("max", [(1.0, 10.0), (3.0, 31.0)])]
+    assert shared_horizon(curves, "seconds") == 3.0
+    assert shared_horizon(curves, "step", "shortest") == 10.0
+    assert shared_horizon([Curve("BLEU", "max", [Point(1, 1.0, 0.0, 5.0)])], "flops") is None

@@ -62,8 +62,14 @@ def linear(weights: Weights, x: np.ndarray) -> np.ndarray:
     return x @ weights["kernel"] + weights["bias"]
 
 
-def feed_forward(weights: Weights, x: np.ndarray) -> np.ndarray:
-    hidden = np.maximum(linear(below(weights, "up"), x), 0)
+def gelu(x: np.ndarray) -> np.ndarray:
+    """x times the share of a normal distribution below x."""
+    return x * np.vectorize(lambda one: (1 + math.erf(one / math.sqrt(2))) / 2)(x)
+
+
+def feed_forward(weights: Weights, x: np.ndarray, activation: str = "relu") -> np.ndarray:
+    hidden = linear(below(weights, "up"), x)
+    hidden = gelu(hidden) if activation == "gelu" else np.maximum(hidden, 0)
     return linear(below(weights, "down"), hidden)
 
 
@@ -118,7 +124,7 @@ def stack(
             norm, function = below(part, "norm"), below(part, "function")
             y = layer_norm(norm, x) if model.norm == "pre" else x
             if "up/kernel" in function:
-                y = feed_forward(function, y)
+                y = feed_forward(function, y, model.activation)
             elif memory is None:
                 y = attention(function, y, y[:length], model.heads, causal=False)
             elif number == 0:

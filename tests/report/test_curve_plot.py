@@ -32,7 +32,9 @@ def saved(monkeypatch):
 
 
 def legend(figure):
-    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    """Of one curve within the picture, of several below it."""
+    (shown,) = [*figure.legends, *filter(None, [figure.axes[0].get_legend()])]
+    return [text.get_text() for text in shown.get_texts()]
 
 
 def test_the_picture_is_written_and_coloured(tmp_path):
@@ -84,7 +86,7 @@ def test_several_models_share_the_longest_horizon(tmp_path, saved):
         ("seconds", 3600.0, "training time (h)", 2.0),
         ("hours", 1800.0, "training time (h)", 1.0),
         ("step", 1.0, "training steps", 20.0),
-        ("flops", 1.0, "training compute (FLOPs)", 2e15),
+        ("flops", 1.0, "training compute (PFLOP)", 2.0),
     ],
 )
 def test_units(tmp_path, saved, axis, seconds, label, end):
@@ -121,6 +123,7 @@ def test_no_global_state_and_no_heavy_imports():
         "import sys\n"
         "import common.report.curve_plot, common.report.table, common.track.tracker\n"
         "import common.track.progress, common.metrics.bleu\n"
+        "import common.report.figures, common.report.runs, common.report.comparison\n"
         "heavy = {'matplotlib', 'wandb', 'sacrebleu', 'tqdm', 'jax'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
         "from common.metrics.curve import Curve, Point\n"

@@ -2,7 +2,15 @@ import csv
 
 import pytest
 
-from common.report.table import markdown, text, write_csv
+from common.report.table import (
+    Table,
+    digits_for,
+    markdown,
+    publish,
+    spread,
+    text,
+    write_csv,
+)
 
 COLUMNS = ["group", "trainable", "share"]
 ROWS = [("encoder|ffn", 1234567, 0.12345), ("total", 89, None)]
@@ -73,3 +81,26 @@ def test_a_row_of_another_length_is_refused(write, tmp_path):
     with pytest.raises(ValueError, match="4 cells under 3 columns"):
         write_csv(tmp_path / "x.csv", COLUMNS, [("a", 1, 2, 3)])
     assert not (tmp_path / "x.csv").exists()
+
+
+def test_mean_and_deviation():
+    assert spread([34.594], 2) == "34.59"
+    assert spread([1.0, 2.0, 3.0], 2) == "2.00 ± 1.00"  # over n - 1
+    assert spread([1.0, 2.0]) == "1.5 ± 0.7"
+
+
+@pytest.mark.parametrize(
+    ("values", "digits"),
+    [([2.548, 9.9], 3), ([34.59, 9.0], 2), ([-114.57], 2), ([52260.0], 0), ([float("nan")], 3)],
+)
+def test_digits_are_those_of_the_papers_columns(values, digits):
+    assert digits_for(values) == digits
+
+
+def test_a_table_is_columns_and_rows_to_all_functions_and_a_table_to_jupyter(tmp_path, capsys):
+    table = Table(tuple(COLUMNS), ROWS)
+    assert table._repr_markdown_() == markdown(COLUMNS, ROWS)
+    publish(tmp_path / "deep" / "x", *table)
+    assert (tmp_path / "deep" / "x.md").read_text() == markdown(COLUMNS, ROWS)
+    assert (tmp_path / "deep" / "x.csv").read_text().startswith("group,trainable,share\n")
+    assert text(COLUMNS, ROWS) in capsys.readouterr().out

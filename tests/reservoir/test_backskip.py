@@ -7,6 +7,7 @@ import pytest
 
 from common import variables
 from common.errors import UserError
+from common.model.block import Context
 from common.model.loss import cross_entropy
 from common.sharding import make_mesh, place, shardings
 from common.train import flops, optimizer
@@ -195,6 +196,22 @@ def test_the_controls(make_config):
             np.testing.assert_allclose(found[1][BELOW], exact[1][BELOW], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_the_printed_reward_is_nothing_where_norms_stand_before_each_layer(make_config, norm: str):
+    """The gradient above a reservoir has no mean over the width: a norm does not see a shift of all it reads."""
+    _, structure, trainable, frozen = prepared(make_config, "ffn", "none", norm=norm)
+    model = structure.build(trainable, frozen)
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 6, 16)), jnp.float32)
+    context = Context(lengths_B=jnp.array([6, 6]))
+
+    def behind(y):
+        y = model.encoder.blocks[2](y, context)
+        return jnp.sum(jnp.sin(y if norm == "post" else model.encoder.norm(y)))
+
+    g = jax.grad(behind)(x)
+    assert (jnp.abs(g.mean(-1)).max() < 1e-5 * jnp.abs(g).max()) == (norm == "pre")
+
+
 def test_evaluation_adds_no_noise_and_needs_no_value(make_config):
     _, structure, trainable, frozen = prepared(make_config, "ffn", "policy")
     plain = prepared(make_config, "ffn", "none")[1]
@@ -244,6 +261,7 @@ def test_a_users_mistakes_are_named(make_config):
         ("none", {"estimator": "policy"}, "no reservoir to skip"),
         ("ffn", {"estimator": "polcy"}, "did you mean policy"),
         ("ffn", {"reward": "sum"}, "reward"),
+        ("ffn", {"estimator": "policy", "reward": "signed"}, "is 0 where norms stand before"),
         ("ffn", {"sigma": 0.0}, "sigma must be above 0"),
         ("ffn", {"value_rate": 0.0}, "value_rate must be above 0"),
         ("ffn", {"anneal": 1.5}, "anneal must be from 0 to 1"),

@@ -47,7 +47,7 @@ def test_a_users_mistakes_are_named(make_config):
         ({"placement": "top", "reservoirs": 4}, "4 reservoirs need 4 layers, there are 3"),
         ({"decoder_reservoirs": 2}, "decoder_reservoirs: 2 alternating reservoirs need 3"),
         ({"decoder_placement": "LRL"}, "decoder_placement: the pattern LRL is for 3 layers"),
-        ({"reservoir": "bigru", "decoder_reservoirs": 1}, "no decoder can have it"),
+        ({"reservoir": "bigru", "decoder_reservoirs": 1}, "no decoder and no language model"),
         ({"reservoir": "bigru", "width": 15}, "the two directions"),
         ({"kernel": 0}, "kernel must be at least 1"),
         ({"layerdrop": 1.0}, "layerdrop"),

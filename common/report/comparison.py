@@ -1,0 +1,237 @@
+"""Groups of runs side by side: areas under their curves, times until they are nearly converged (Tables 1, 3, 6, 7).
+
+What makes areas comparable holds for all rows of a call: one metric; one clock (`common.train.clock`), without
+compilation, evaluation and checkpoints; the best value so far, by trapezoids (`common.metrics.aucc`); one horizon,
+behind which nothing of a run counts.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from common.config import require
+from common.errors import UserError
+from common.metrics.aucc import aucc, reaching, shared_horizon
+from common.metrics.curve import Axis, Curve, Point
+from common.report.axis import Units, area_unit, shown_name, units
+from common.report.groups import Group
+from common.report.table import Table, digits_for, spread
+
+Horizon = float | Literal["longest", "shortest"]
+"""In units of the axis; or the end of the longest run, as in the paper; or of the shortest, if some ended early."""
+
+Reference = Literal["own", "all"]
+"""Percent of what: of the best value of the run itself, as in the paper, or of the best of all runs."""
+
+PERCENTS = (95, 99, 100)
+
+
+@dataclass(frozen=True)
+class AuccRow:
+    """One group; the lists have an entry per run.
+
+    Attributes:
+      best: the best validation value until the horizon.
+      raw: area until the horizon, metric x axis units.
+      normalised: `raw` over the largest of all runs; NaN where all are 0.
+    """
+
+    group: Group
+    best: list[float]
+    raw: list[float]
+    normalised: list[float]
+
+
+@dataclass(frozen=True)
+class TimeRow:
+    """One group at one percentage.
+
+    Attributes:
+      points: of each run, the first validation point that is there; None where it does not get there.
+    """
+
+    group: Group
+    percent: float
+    points: list[Point | None]
+
+    def positions(self, axis: Axis) -> list[float | None]:
+        """Where they lie, in units of the axis."""
+        return [None if point is None else point.at(axis) for point in self.points]
+
+    def values(self) -> list[float | None]:
+        """What was measured there."""
+        return [None if point is None else point.value for point in self.points]
+
+
+def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longest") -> float | None:
+    """The horizon in units of the axis; None where nothing was counted on it.
+
+    Raises:
+      UserError: it is not a positive number, or lies before the first validation of a run.
+    """
+    if horizon in ("longest", "shortest"):
+        curves = [curve for group in compared for curve in group.curves]
+        horizon = shared_horizon(curves, axis, horizon)
+        if horizon is None:
+            return None
+    require(
+        not isinstance(horizon, str) and math.isfinite(horizon) and horizon > 0,
+        f"the horizon must be a positive number, longest or shortest, not {horizon}",
+    )
+    for group in compared:
+        for run in group.runs:
+            first = run.curve.points[0].at(axis)
+            if first > horizon:
+                raise UserError(
+                    f"the horizon {horizon:g} lies before the first validation of {run.name}, at {first:g}"
+                )
+    return float(horizon)
+
+
+def aucc_rows(
+    compared: Sequence[Group], axis: Axis = "seconds", horizon: Horizon = "longest"
+) -> list[AuccRow]:
+    """Best values and areas, a row per group. Errors are those of `horizon_of`."""
+    end = horizon_of(compared, axis, horizon)
+    areas = [[aucc(curve, axis, end) for curve in group.curves] for group in compared]
+    largest = max(area for some in areas for area in some) or math.nan
+    return [
+        AuccRow(
+            group,
+            best=[_until(curve, axis, end).best.value for curve in group.curves],
+            raw=some,
+            normalised=[area / largest for area in some],
+        )
+        for group, some in zip(compared, areas, strict=True)
+    ]
+
+
+def time_rows(
+    compared: Sequence[Group],
+    axis: Axis = "seconds",
+    horizon: Horizon = "longest",
+    percents: Sequence[float] = PERCENTS,
+    reference: Reference = "own",
+) -> list[list[TimeRow]]:
+    """Where each run first reaches percentages of a best value: a list per group, a row per percentage.
+
+    Where less is better, 95 % of a best value of 2 is 2 / 0.95. Best values are those until the horizon.
+
+    Raises:
+      UserError: a percentage is not in (0, 100], the reference is unknown, or see `horizon_of`.
+    """
+    require(reference in ("own", "all"), f"the reference is own or all, not {reference!r}")
+    end = horizon_of(compared, axis, horizon)
+    curves = [[_until(curve, axis, end) for curve in group.curves] for group in compared]
+    best = None
+    if reference == "all":
+        values = [curve.best.value for some in curves for curve in some]
+        best = max(values) if curves[0][0].mode == "max" else min(values)
+    return [
+        [TimeRow(group, p, [reaching(c, p / 100, best) for c in some]) for p in percents]
+        for group, some in zip(compared, curves, strict=True)
+    ]
+
+
+def aucc_table(
+    compared: Sequence[Group], axis: Axis = "seconds", horizon: Horizon = "longest"
+) -> Table:
+    """`aucc_rows` as mean ± standard deviation over the seeds."""
+    rows = aucc_rows(compared, axis, horizon)
+    shown = _units(compared, axis, horizon)
+    curve = compared[0].curves[0]
+    raw = [[area / shown.scale for area in row.raw] for row in rows]
+    best_digits = digits_for(value for row in rows for value in row.best)
+    digits = digits_for(area for some in raw for area in some)
+    columns = ("model", "seeds", f"best {shown_name(curve)}")
+    columns += (f"AUCC, {area_unit(curve, shown.unit)}", "AUCC / largest")
+    return Table(
+        columns,
+        [
+            (
+                row.group.name,
+                len(row.raw),
+                spread(row.best, best_digits),
+                spread(areas, digits),
+                spread(row.normalised, 3),
+            )
+            for row, areas in zip(rows, raw, strict=True)
+        ],
+    )
+
+
+def time_table(
+    compared: Sequence[Group],
+    axis: Axis = "seconds",
+    horizon: Horizon = "longest",
+    percents: Sequence[float] = PERCENTS,
+    reference: Reference = "own",
+) -> Table:
+    """`time_rows` as mean ± standard deviation over the seeds that get there, and the metric at these points."""
+    groups = time_rows(compared, axis, horizon, percents, reference)
+    shown = _units(compared, axis, horizon)
+    points = [point for rows in groups for row in rows for point in row.points if point]
+    at_digits = digits_for(point.at(axis) / shown.scale for point in points)
+    digits = digits_for(point.value for point in points)
+    columns, name = ["model"], shown_name(compared[0].curves[0])
+    for percent in percents:
+        columns += [f"{percent:g} % ({shown.unit})", f"{name} there"]
+    table = []
+    for group, rows in zip(compared, groups, strict=True):
+        cells = [group.name]
+        for row in rows:
+            at = [x / shown.scale for x in row.positions(axis) if x is not None]
+            there = [value for value in row.values() if value is not None]
+            some = "" if len(at) == len(row.points) else f" ({len(at)} of {len(row.points)})"
+            cells += [spread(at, at_digits) + some, spread(there, digits)] if at else ["never", ""]
+        table.append(tuple(cells))
+    return Table(tuple(columns), table)
+
+
+def seed_table(
+    compared: Sequence[Group], axis: Axis = "seconds", horizon: Horizon = "longest"
+) -> Table:
+    """A row per run, with every number in units of the axis and unrounded."""
+    areas = aucc_rows(compared, axis, horizon)
+    own, every = (time_rows(compared, axis, horizon, reference=r) for r in ("own", "all"))
+    rows = [
+        (
+            group.name,
+            *(run.name, run.seed, row.best[i], run.test, row.raw[i], row.normalised[i]),
+            *(times.positions(axis)[i] for times in (*own_rows, *all_rows)),
+        )
+        for group, row, own_rows, all_rows in zip(compared, areas, own, every, strict=True)
+        for i, run in enumerate(group.runs)
+    ]
+    columns = ["model", "run", "seed", "best", "test", f"AUCC ({axis})", "AUCC / largest"]
+    for of in ("own", "the best of all"):
+        columns += [f"{axis} to {percent} % of {of}" for percent in PERCENTS]
+    return Table(tuple(columns), rows)
+
+
+def run_table(compared: Sequence[Group]) -> Table:
+    """What the runs are: a row each."""
+    name = shown_name(compared[0].curves[0])
+    columns = ("model", "run", "seed", "steps", "training (min)", f"best {name}", f"test {name}")
+    rows = []
+    for group in compared:
+        for run in group.runs:
+            last, summary = run.curve.points[-1], run.summary
+            params = summary["params"]
+            rows.append(
+                (
+                    *(group.name, run.name, run.seed, last.step, f"{last.seconds / 60:.1f}"),
+                    *(run.curve.best.value, run.test, params["trainable"], params["total"]),
+                    *(summary.get("device"), str(summary.get("commit", ""))[:7]),
+                )
+            )
+    return Table((*columns, "trained parameters", "all", "device", "commit"), rows)
+
+
+def _until(curve: Curve, axis: Axis, end: float | None) -> Curve:
+    return curve if end is None else curve.until(axis, end)
+
+
+def _units(compared: Sequence[Group], axis: Axis, horizon: Horizon) -> Units:
+    return units(axis, horizon_of(compared, axis, horizon) or 0.0)

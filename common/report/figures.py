@@ -1,0 +1,84 @@
+"""Figures of groups of runs: convergence, and quality against depth (Figures 1, 8, 9, 10 and 12)."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from common.config import require
+from common.metrics.curve import Axis
+from common.report.axis import shown_name
+from common.report.comparison import Horizon, aucc_rows, horizon_of
+from common.report.curve_plot import curve_figure
+from common.report.groups import Group
+from common.report.panels import COLOURS, panels
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Depth = Literal["updatable", "total"]
+
+_LABELS = {"updatable": "layers that are trained", "total": "layers, frozen ones included"}
+
+
+def curves_figure(
+    compared: Sequence[Group],
+    axis: Axis = "seconds",
+    horizon: Horizon = "longest",
+    title: str = "",
+) -> "Figure":
+    """Validation curves with the AUCC shaded, one mean line per group. Errors are those of `horizon_of`."""
+    end = horizon_of(compared, axis, horizon)
+    curves = {group.name: group.curves for group in compared}
+    return curve_figure(curves, axis=axis, horizon=end, title=title)
+
+
+def layers_figure(
+    compared: Sequence[Group],
+    x: Depth = "updatable",
+    axis: Axis = "seconds",
+    horizon: Horizon = "longest",
+) -> "Figure":
+    """AUCC (over the largest) and test metric against depth: a line per kind of layer, ± standard deviation over seeds.
+
+    Args:
+      x: "updatable" counts trained layers, as Figure 1; "total" all, as Figures 8 to 10.
+
+    Raises:
+      UserError: a run has no number of layers or no test metric, x is unknown, or see `horizon_of`.
+    """
+    require(x in _LABELS, f"x is updatable or total, not {x!r}")
+    for group in compared:
+        require(group.layers is not None, f"{group.runs[0].name} has no number of layers")
+    areas = [row.normalised for row in aucc_rows(compared, axis, horizon)]
+    tests = [[run.test for run in group.runs] for group in compared]
+    curve = compared[0].curves[0]
+    better = "" if curve.mode == "max" else " (less is better)"
+    figure, (left, right) = panels(2)
+    _lines(left, compared, areas, x)
+    _lines(right, compared, tests, x)
+    left.set(xlabel=_LABELS[x], ylabel=f"validation AUCC / largest{better}")
+    right.set(xlabel=_LABELS[x], ylabel=f"test {shown_name(curve)}{better}")
+    handles, names = right.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)
+    return figure
+
+
+def _lines(
+    axes: "Axes", compared: Sequence[Group], values: Sequence[list[float]], x: Depth
+) -> None:
+    """Mean values with their deviations, the groups of a line from the shallowest on."""
+    depths = [getattr(group.layers, x) for group in compared]
+    for number, name in enumerate(dict.fromkeys(group.line for group in compared)):
+        line = sorted(
+            (depth, np.mean(some), np.std(some, ddof=1) if len(some) > 1 else 0.0)
+            for depth, some, group in zip(depths, values, compared, strict=True)
+            if group.line == name
+        )
+        xs, means, deviations = zip(*line, strict=True)
+        style = {"marker": "o", "markersize": 5, "capsize": 3, "linewidth": 1.6, "elinewidth": 1}
+        style |= {"label": name, "color": COLOURS[number % len(COLOURS)]}
+        axes.errorbar(xs, means, yerr=deviations if any(deviations) else None, **style)
+    axes.set_xticks(sorted(set(depths)))
+    axes.margins(x=0.08, y=0.1)

@@ -1,0 +1,196 @@
+"""Classification of texts and of pairs of texts.
+
+B batch, L length, M examples, N classes.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common import sharding
+from common.config import require
+from common.data.batching import BucketedBatches, evaluation_batches, iterate
+from common.data.corpus import TokenizedCorpus
+from common.data.labelled import LabelledText, load_labelled
+from common.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from common.distributed import is_main
+from common.metrics.classes import accuracy, weighted_f1
+from common.model.classifier import Classifier
+from common.model.loss import cross_entropy
+from common.train.feed import put
+from common.train.task import Batch, Task, Values
+from common.train.workdir import save_tokenizer
+from common.variables import Arrays
+
+# (number of classes, rngs=) -> model
+Build = Callable[..., Classifier]
+
+TOKENIZER = "tokenizer.npz"
+PAIR_TOKENS = 4
+"""Special tokens of a pair: one before, two between, one behind."""
+
+
+def validate(config: ConfigDict) -> None:
+    """The fields of the data and of the evaluation."""
+    data = config.data
+    require(data.batch >= 1, f"--config.data.batch must be at least 1, got {data.batch}")
+    require(
+        bool(data.buckets)
+        and min(data.buckets) > 0
+        and list(data.buckets) == sorted(set(data.buckets)),
+        f"--config.data.buckets must be ascending lengths, got {data.buckets}",
+    )
+    tokens = config.eval.tokens_per_batch
+    require(tokens >= 1, f"--config.eval.tokens_per_batch must be at least 1, got {tokens}")
+
+
+def sequence(parts: Sequence[Sequence[int]], longest: int) -> tuple[list[int], bool]:
+    """One or two texts as `<s> a` or `<s> a </s></s> b`, the last `</s>` left to the batch; and whether one was cut.
+
+    Of a pair the longer text is cut until both fit.
+    """
+    if len(parts) == 1:
+        room = longest - 2
+        return [BOS, *parts[0][:room]], len(parts[0]) > room
+    (a, b), room = map(len, parts), longest - PAIR_TOKENS
+    first = min(a, max(room - b, -(-room // 2)))
+    second = min(b, room - first)
+    return [BOS, *parts[0][:first], EOS, EOS, *parts[1][:second]], a + b > room
+
+
+class Classification(Task):
+    """The task that the training loop sees.
+
+    Args:
+      tokenizer: kept with the run.
+      longest: L, the most tokens that the model reads; texts that have more are cut.
+      start: as `Task.start`.
+    """
+
+    objective, mode = "accuracy", "max"
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        tokenizer: Tokenizer,
+        build: Build,
+        mesh: Mesh,
+        *,
+        longest: int,
+        start: Callable[[Arrays], Arrays] = lambda trainable: trainable,
+    ):
+        """Reads and tokenizes the data.
+
+        Raises:
+          UserError: the configuration or the data are at fault.
+        """
+        validate(config)
+        self.config, self.mesh, self.tokenizer = config, mesh, tokenizer
+        self._build, self.start, self._longest = build, start, longest
+        self.splits, self.classes = load_labelled(config.data)
+        self._cut = 0
+        self._corpora = {split: self._tokenize(text) for split, text in self.splits.items()}
+        if self._cut and is_main():
+            total = sum(len(text) for text in self.splits.values())
+            print(
+                f"{self._cut:,} of {total:,} examples are longer than the {longest} positions of"
+                " the model, and cut"
+            )
+        buckets = config.data.buckets
+        self._buckets = (*(length for length in buckets if length < longest), longest)
+        self.multiple = sharding.batch_ways(mesh) * config.train.accumulate
+        self.training_batches = BucketedBatches(
+            self._corpora["train"],
+            None,
+            buckets=self._buckets,
+            rows=config.data.batch,
+            multiple=self.multiple,
+            seed=config.seed,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+        self._compiled: Callable | None = None
+
+    def _tokenize(self, text: LabelledText) -> TokenizedCorpus:
+        parts = [self.tokenizer.encode(side) for side in zip(*text.texts, strict=True)]
+        found = [sequence(one, self._longest) for one in zip(*parts, strict=True)]
+        self._cut += sum(cut for _, cut in found)
+        return TokenizedCorpus.from_lists([tokens for tokens, _ in found])
+
+    def _labelled(self, batch: Batch, split: str) -> Batch:
+        """tokens (B, L), ids (B,), which are -1 in empty rows, and labels (B,)."""
+        labels_B = self.splits[split].labels_M[batch["ids"]]
+        return {"tokens": batch["source"], "ids": batch["ids"], "labels": labels_B}
+
+    @property
+    def batches_per_epoch(self) -> float:
+        return self.training_batches.batches_per_epoch
+
+    def build(self, rngs: nnx.Rngs) -> Classifier:
+        return self._build(len(self.classes), rngs=rngs)
+
+    def _losses(
+        self, model: Classifier, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Logits (B, N) and loss (B,), 0 in empty rows."""
+        lengths_B = jnp.sum(batch["tokens"] != PAD, axis=1, dtype=jnp.int32)
+        logits_BN = model(batch["tokens"], lengths_B, key)
+        return logits_BN, cross_entropy(logits_BN, batch["labels"]) * (batch["ids"] >= 0)
+
+    def loss(
+        self, model: Classifier, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        _, loss_B = self._losses(model, batch, key)
+        return jnp.sum(loss_B), jnp.sum(batch["ids"] >= 0, dtype=jnp.float32)
+
+    def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
+        for batch, position in iterate(self.training_batches, start):
+            yield self._labelled(batch, "train"), position
+
+    def guesses(self, values: Values, split: str) -> tuple[np.ndarray, float]:
+        """The most likely class of every example, (M,), and the mean loss in nats."""
+        if self._compiled is None:
+            structure = values.structure
+
+            def guess(trainable, frozen, batch):
+                logits_BN, loss_B = self._losses(structure.build(trainable, frozen), batch, None)
+                return batch["ids"], jnp.argmax(logits_BN, -1), loss_B.sum()
+
+            self._compiled = jax.jit(guess, out_shardings=sharding.replicated(self.mesh))
+        found_M, total = np.zeros(len(self.splits[split]), np.int32), 0.0
+        batches = evaluation_batches(
+            self._corpora[split],
+            None,
+            buckets=self._buckets,
+            tokens_per_batch=self.config.eval.tokens_per_batch,
+            multiple=self.multiple,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+        for batch in batches:
+            placed = put(self._labelled(batch, split), self.mesh)
+            ids_B, guess_B, loss = self._compiled(values.trainable, values.frozen, placed)
+            ids_B, guess_B = np.asarray(ids_B), np.asarray(guess_B)
+            found_M[ids_B[ids_B >= 0]] = guess_B[ids_B >= 0]
+            total += float(loss)
+        return found_M, total / len(found_M)
+
+    def evaluate(self, values: Values, split: str) -> dict[str, float]:
+        """Accuracy and weighted F1 (%), and loss (nats) over all examples of a split."""
+        guesses_M, loss = self.guesses(values, split)
+        labels_M = self.splits[split].labels_M
+        return {
+            "accuracy": accuracy(labels_M, guesses_M),
+            "weighted_f1": weighted_f1(labels_M, guesses_M),
+            "loss": loss,
+        }
+
+    def save(self, workdir: Path) -> None:
+        """The tokenizer; that of a run that goes on is not replaced."""
+        save_tokenizer(self.tokenizer, workdir / TOKENIZER)

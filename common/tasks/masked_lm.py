@@ -1,0 +1,185 @@
+"""Masked language modelling: rows of text in, the tokens that were hidden in them out.
+
+B batch, L length, M masked positions, V vocabulary.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common import sharding
+from common.config import require
+from common.data.batching import iterate
+from common.data.corpus import tokenize_corpus
+from common.data.examples import ExampleBatches, in_order
+from common.data.packing import PackedRows
+from common.data.text import load_text
+from common.data.tokenizer import PAD, Tokenizer, build_tokenizer
+from common.model.dropout import fold
+from common.model.encoder import MaskedLanguageModel
+from common.model.loss import cross_entropy
+from common.tasks.fields import check_transformer
+from common.tasks.masking import mask
+from common.train.feed import put
+from common.train.task import Batch, Task, Values
+from common.train.workdir import save_tokenizer
+
+# (model config, vocabulary, rngs=) -> model
+Build = Callable[..., MaskedLanguageModel]
+
+TOKENIZER = "tokenizer.npz"
+
+
+def validate(config: ConfigDict) -> None:
+    """The fields of a masked language model."""
+    check_transformer(config.model)
+    require(
+        config.model.max_length >= 8,
+        f"--config.model.max_length must be at least 8, got {config.model.max_length}",
+    )
+    require(
+        0 < config.data.masked < 1,
+        f"--config.data.masked, a share, must be between 0 and 1, got {config.data.masked}",
+    )
+    require(
+        config.data.vocab_size >= 8,
+        f"--config.data.vocab_size must be at least 8, got {config.data.vocab_size}",
+    )
+    for group in ("data", "eval"):
+        rows = config[group].batch
+        require(rows >= 1, f"--config.{group}.batch must be at least 1, got {rows}")
+    require(
+        config.eval.sequences >= 0,
+        f"--config.eval.sequences must not be negative, got {config.eval.sequences}",
+    )
+
+
+def mask_id(tokenizer: Tokenizer) -> int:
+    """The first id that is no piece: text, whatever it says, never has it."""
+    return tokenizer.size
+
+
+def vocabulary(tokenizer: Tokenizer) -> int:
+    """Pieces, special ones included, and the mask."""
+    return tokenizer.size + 1
+
+
+def lengths(tokens_BL: jax.Array) -> jax.Array:
+    """Tokens in each row, (B,); padding stands at its end."""
+    return jnp.sum(tokens_BL != PAD, axis=1, dtype=jnp.int32)
+
+
+class MaskedLm(Task):
+    """The task that the training loop sees."""
+
+    objective, mode = "perplexity", "min"
+
+    def __init__(self, config: ConfigDict, build: Build, mesh: Mesh):
+        """Reads and tokenizes the data.
+
+        Raises:
+          UserError: the configuration or the data are at fault.
+        """
+        validate(config)
+        self.config, self.mesh, self._build = config, mesh, build
+        data = config.data
+        cache = Path(os.path.expanduser(data.cache_dir))
+        texts = {split: load_text(data, split) for split in ("train", "valid", "test")}
+        self.tokenizer = build_tokenizer(data.vocab_size - 1, texts["train"], cache)
+        self.splits = {}
+        for split, text in texts.items():
+            corpus = tokenize_corpus(text, self.tokenizer, cache)
+            require(
+                len(corpus.tokens) * data.masked >= 1,
+                f"the {split} text has {len(corpus.tokens)} tokens, too few for a share of"
+                f" --config.data.masked={data.masked}",
+            )
+            self.splits[split] = PackedRows(corpus, config.model.max_length)
+        self.multiple = sharding.batch_ways(mesh) * config.train.accumulate
+        self.training_batches = ExampleBatches(
+            self._gather("train"),
+            len(self.splits["train"]),
+            data.batch,
+            multiple=self.multiple,
+            seed=config.seed,
+        )
+        self._sums: Callable | None = None
+
+    def _gather(self, split: str) -> Callable[[np.ndarray], Batch]:
+        rows = self.splits[split]
+        return lambda ids_B: {"tokens": rows[ids_B], "ids": ids_B.astype(np.int32)}
+
+    @property
+    def batches_per_epoch(self) -> float:
+        return self.training_batches.batches_per_epoch
+
+    def build(self, rngs: nnx.Rngs) -> MaskedLanguageModel:
+        return self._build(self.config.model, vocabulary(self.tokenizer), rngs=rngs)
+
+    def _guess(
+        self, model: MaskedLanguageModel, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Logits (B, M, V), targets (B, M) and weights (B, M).
+
+        The mask follows from the step's key: every step has one of its own, and nothing has to be saved. Without a
+        key it follows from the number of each row, so that all evaluations ask the same questions, in any batches.
+        """
+        tokens_BL = batch["tokens"]
+        if key is None:
+            always = jax.random.key(0)
+            keys_B = jax.vmap(lambda number: jax.random.fold_in(always, number))(batch["ids"])
+        else:
+            keys_B = jax.random.split(fold(key, 0), len(tokens_BL))
+        masked = mask(tokens_BL, keys_B, mask_id(self.tokenizer), self.config.data.masked)
+        logits_BMV = model(masked.inputs_BL, lengths(tokens_BL), masked.places_BM, fold(key, 1))
+        return logits_BMV, masked.targets_BM, masked.weights_BM
+
+    def loss(
+        self, model: MaskedLanguageModel, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        logits_BMV, targets_BM, weights_BM = self._guess(model, batch, key)
+        return jnp.sum(cross_entropy(logits_BMV, targets_BM) * weights_BM), jnp.sum(weights_BM)
+
+    def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
+        return iterate(self.training_batches, start)
+
+    def evaluate(self, values: Values, split: str) -> dict[str, float]:
+        """Perplexity, loss (nats) and accuracy (%) over the masked tokens of a split."""
+        if self._sums is None:
+            structure = values.structure
+
+            def sums(trainable, frozen, batch):
+                model = structure.build(trainable, frozen)
+                logits_BMV, targets_BM, weights_BM = self._guess(model, batch, None)
+                loss_BM = cross_entropy(logits_BMV, targets_BM)
+                hit_BM = jnp.argmax(logits_BMV, -1) == targets_BM
+                return (loss_BM * weights_BM).sum(), (hit_BM * weights_BM).sum(), weights_BM.sum()
+
+            self._sums = jax.jit(sums, out_shardings=sharding.replicated(self.mesh))
+        count = len(self.splits[split])
+        if split == "valid" and self.config.eval.sequences:
+            count = min(count, self.config.eval.sequences)
+        rows = -(-self.config.eval.batch // self.multiple) * self.multiple
+        totals = np.zeros(3)
+        for batch in in_order(self._gather(split), count, rows, multiple=self.multiple):
+            totals += np.asarray(
+                self._sums(values.trainable, values.frozen, put(batch, self.mesh)), np.float64
+            )
+        loss = totals[0] / totals[2]
+        return {
+            "perplexity": math.exp(min(loss, 700.0)),
+            "loss": loss,
+            "accuracy": 100 * totals[1] / totals[2],
+        }
+
+    def save(self, workdir: Path) -> None:
+        """The tokenizer; that of a run that goes on is not replaced."""
+        save_tokenizer(self.tokenizer, workdir / TOKENIZER)

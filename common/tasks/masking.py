@@ -1,0 +1,66 @@
+"""Which tokens of a row are to be guessed, and what stands there instead (BERT; Devlin et al., 2019).
+
+B batch, L length, M positions that may be chosen.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from common.data.tokenizer import UNK
+
+REPLACED, CHANGED = 0.8, 0.1
+"""Shares of the chosen tokens that become the mask and another token; the rest stay as they are."""
+
+FIRST = UNK + 1
+"""Ids below are no text: padding, ends of documents, unknown pieces. They are never chosen."""
+
+
+class Masked(NamedTuple):
+    """Rows with some tokens hidden.
+
+    inputs_BL: what the model sees.
+    places_BM: the positions to guess, all different.
+    targets_BM: what stood there.
+    weights_BM: 1 where a place is chosen, 0 where a row has fewer than M.
+    """
+
+    inputs_BL: jax.Array
+    places_BM: jax.Array
+    targets_BM: jax.Array
+    weights_BM: jax.Array
+
+
+def most(length: int, rate: float) -> int:
+    """M, so large that no choice is ever cut short: see `mask`."""
+    return min(int(rate * length) + 1, length)
+
+
+def mask(tokens_BL: jax.Array, keys_B: jax.Array, mask_id: int, rate: float) -> Masked:
+    """Chooses `rate` of the text of every row, each position with the same chance.
+
+    Of n tokens of text floor(rate n + u) are chosen, u uniform in [0, 1): rate n on average and
+    never more than floor(rate n) + 1. So shapes are fixed though every row is drawn anew. What a row becomes depends on
+    its key alone.
+
+    Args:
+      mask_id: the id of the mask; ids from FIRST below it are ordinary tokens.
+    """
+
+    def one(tokens_L: jax.Array, key: jax.Array) -> Masked:
+        count_key, place_key, kind_key, token_key = jax.random.split(key, 4)
+        text_L = tokens_L >= FIRST
+        chosen = jnp.floor(rate * text_L.sum() + jax.random.uniform(count_key))
+        scores_L = jnp.where(text_L, jax.random.uniform(place_key, tokens_L.shape), -1.0)
+        _, places_M = jax.lax.top_k(scores_L, most(len(tokens_L), rate))
+        weights_M = (jnp.arange(len(places_M)) < chosen).astype(jnp.float32)
+        targets_M = tokens_L[places_M]
+        kind_M = jax.random.uniform(kind_key, targets_M.shape)
+        other_M = jax.random.randint(token_key, targets_M.shape, FIRST, mask_id)
+        shown_M = jnp.where(kind_M < REPLACED + CHANGED, other_M, targets_M)
+        shown_M = jnp.where(kind_M < REPLACED, mask_id, shown_M)
+        shown_M = jnp.where(weights_M > 0, shown_M, targets_M).astype(tokens_L.dtype)
+        return Masked(tokens_L.at[places_M].set(shown_M), places_M, targets_M, weights_M)
+
+    return jax.vmap(one)(tokens_BL, keys_B)

@@ -1,0 +1,69 @@
+"""What the byte language models with reservoirs share (section 3.2). Imported by the experiments; not one itself."""
+
+from ml_collections import ConfigDict
+
+from configs import language, reservoirs, training
+
+
+def enwik8(reservoir: str) -> ConfigDict:
+    """48 layers of which 8 are reservoirs; the paper has 12 to 64.
+
+    It cites a recipe (Bachlechner et al.) that it does not print. This is a plain one: pre-norm layers, sequences of
+    512 bytes, Adam with a warm-up and a cosine.
+    """
+    config = language.base("enwik8")
+    config.task = "language_modelling"
+    config.data.batch = 64
+    config.model = ConfigDict(
+        {
+            "layers": 48,
+            "width": 512,
+            "hidden": 2048,
+            "heads": 8,
+            "length": 512,
+            "activation": "relu",
+            "dropout": 0.1,
+            "norm": "pre",
+            "positions": "sinusoidal",
+            "remat": False,
+            "dtype": "auto",
+            **reservoirs.fields(),
+            "reservoir": reservoir,
+        }
+    )
+    config.model.reservoirs = 8
+    config.optimizer.update(
+        {"learning_rate": 2.5e-4, "schedule": "cosine", "warmup_steps": 4000, "beta2": 0.98}
+    )
+    config.train.steps = 100_000
+    config.eval.stride = 256
+    return config
+
+
+def laptop(config: ConfigDict) -> ConfigDict:
+    """8 layers, half as wide, half as long, 2,000 steps on 4,096 bytes, for two CPU cores."""
+    config.model.update({"layers": 8, "width": 256, "hidden": 1024, "heads": 4, "length": 256})
+    config.model.update({"reservoirs": 2, "dropout": 0.0, "dtype": "bfloat16"})
+    config.data.batch = 16
+    config.optimizer.update({"learning_rate": 1e-3, "warmup_steps": 200})
+    config.train.steps = 2000
+    config.eval.update({"steps": 200, "stride": 128, "batch": 64, "tokens": 100_000})
+    config.checkpoint.steps = 200
+    return config
+
+
+def tiny(config: ConfigDict) -> ConfigDict:
+    """The same on the manual that comes with Python: about a minute on two CPU cores."""
+    config.data.update({"source": "embedded:python", "file": "", "batch": 16})
+    config.model.update({"layers": 4, "width": 64, "hidden": 256, "heads": 4, "length": 64})
+    config.model.update({"reservoirs": 1, "dropout": 0.0, "dtype": "float32"})
+    config.optimizer.update({"learning_rate": 3e-3, "warmup_steps": 50})
+    config.train.steps = 400
+    config.eval.update({"steps": 100, "stride": 32, "batch": 64, "tokens": 20_000})
+    config.checkpoint.steps = 100
+    return config
+
+
+def choose(config: ConfigDict, argument: str) -> ConfigDict:
+    """The recipe in full without an argument, a small one for "laptop" and "tiny"."""
+    return training.choose(config, argument, laptop=laptop, tiny=tiny)

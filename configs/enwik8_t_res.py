@@ -1,0 +1,18 @@
+"""A byte language model of enwik8 with T reservoirs: 48 layers, 8 of them frozen.
+
+    python -m reservoir.train --config=configs/enwik8_t_res.py
+
+Reproduces: Figure 1 (right), one point. Any depth: --config.model.layers=64.
+Hardware: one accelerator of 16 GB or more.
+Data: enwik8 (plain, .gz or .zip) in data/enwik8; elsewhere by --config.data.source=files:DIR --config.data.file=NAME.
+`:laptop` has 8 layers, half as wide, for two CPU cores.
+`--config=configs/enwik8_t_res.py:tiny` is a small model on embedded text: about a minute on two CPU cores.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import bytelevel
+
+
+def get_config(argument: str = "") -> ConfigDict:
+    return bytelevel.choose(bytelevel.enwik8("transformer"), argument)

@@ -1,0 +1,77 @@
+"""What fine-tuning experiments share: RoBERTa's recipe for GLUE (section 4.3), and two small ones.
+
+Imported by the experiments beside it; not an experiment itself.
+"""
+
+from ml_collections import ConfigDict
+
+from configs import training
+
+
+def _base() -> ConfigDict:
+    config = training.base()
+    config.update(
+        {
+            "task": "classification",
+            "pretrained": "",
+            "reservoirs": "keep",
+            "freeze_now": 4,
+            "data": {"tfds_dir": "", "buckets": (16, 32, 64, 128, 256), "batch": 32},
+            # The rest of the model is that of the pretraining run.
+            "model": {"dropout": 0.1, "head_dropout": 0.0, "remat": False, "dtype": "auto"},
+        }
+    )
+    config.optimizer.update(
+        {"learning_rate": 1e-5, "schedule": "linear", "warmup_init": 0.0, "epsilon": 1e-6}
+    )
+    config.optimizer.weight_decay = 0.1
+    config.eval.update({"patience": 0, "tokens_per_batch": 16_384})
+    return config
+
+
+def sst2() -> ConfigDict:
+    """SST-2: the sentiment of a sentence, about ten epochs."""
+    config = _base()
+    config.data.update({"source": "tfds:glue/sst2", "fields": "text|sentence"})
+    # GLUE hides the labels of its test.
+    config.data.splits = {"train": "train", "valid": "validation", "test": "validation"}
+    config.train.steps, config.optimizer.warmup_steps = 20_935, 1256
+    return config
+
+
+def mnli() -> ConfigDict:
+    """MultiNLI-matched: whether a sentence follows from another, about ten epochs."""
+    config = _base()
+    config.data.update({"source": "tfds:glue/mnli", "fields": "premise hypothesis"})
+    matched = "validation_matched"
+    config.data.splits = {"train": "train", "valid": matched, "test": matched}
+    config.train.steps, config.optimizer.warmup_steps = 123_873, 7432
+    config.eval.steps = config.checkpoint.steps = 5000
+    return config
+
+
+def laptop(config: ConfigDict) -> ConfigDict:
+    """A greater rate for a small model, and a few epochs of it."""
+    config.freeze_now, config.model.dtype = 2, "bfloat16"
+    config.optimizer.update({"learning_rate": 2e-4, "warmup_steps": 300})
+    config.train.steps = 4000
+    config.eval.update({"steps": 400, "tokens_per_batch": 8192})
+    config.checkpoint.steps = 400
+    return config
+
+
+def tiny(config: ConfigDict) -> ConfigDict:
+    """Paragraphs of the manual that comes with Python, or pairs of them: a minute on two CPU cores."""
+    pairs = len(config.data.fields.split()) == 2
+    config.data.source = "embedded:python_pairs" if pairs else "embedded:python"
+    config.data.buckets, config.freeze_now, config.model.dtype = (32,), 1, "float32"
+    config.optimizer.update({"learning_rate": 1e-3, "warmup_steps": 30})
+    config.train.steps = 300
+    config.eval.update({"steps": 50, "tokens_per_batch": 4096})
+    config.checkpoint.steps = 50
+    return config
+
+
+def choose(config: ConfigDict, argument: str) -> ConfigDict:
+    """The recipe in full without an argument, a small one for "laptop" and "tiny"."""
+    return training.choose(config, argument, laptop=laptop, tiny=tiny)

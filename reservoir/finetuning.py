@@ -1,0 +1,96 @@
+"""A masked language model as the start of a classifier (section 4.3)."""
+
+from pathlib import Path
+
+from flax import nnx
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common.config import check_rate, choose, complete, require
+from common.errors import UserError
+from common.model.classifier import Classifier
+from common.tasks import classification
+from common.tasks.classification import Classification
+from common.tasks.masked_lm import vocabulary
+from common.train import loop
+from common.variables import Arrays
+from reservoir import encoder
+from reservoir.placement import placement
+from reservoir.pretrained import Pretrained, open_run
+
+
+def validate(config: ConfigDict) -> None:
+    """Everything that can be known without the pretraining run and the data."""
+    with complete("--config"):
+        require(
+            config.task == "classification",
+            f"--config.task={config.task!r} is no fine-tuning; train it with reservoir.train",
+        )
+        require(
+            bool(config.pretrained),
+            "--config.pretrained=RUN is missing: the folder of a masked language model",
+        )
+        choose("--config.reservoirs", config.reservoirs, encoder.RESERVOIRS)
+        for name in ("dropout", "head_dropout"):
+            check_rate(f"--config.model.{name}", config.model[name])
+        choose("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
+        classification.validate(config)
+        loop.validate(config)
+
+
+def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
+    """A copy whose model is that of the pretraining run but for the fields that fine-tuning has of its own.
+
+    Raises:
+      UserError: the run has no layers that `config.reservoirs` could be about.
+    """
+    model, mode = pretrained.config.model, config.reservoirs
+    option = f"--config.reservoirs={mode}"
+    plain = model.reservoir == "none"
+    require(mode != "tune" or not plain, f"{option}: {pretrained.workdir} has no reservoirs")
+    if mode == "freeze_now":
+        require(
+            plain,
+            f"{option} is for a plain run, {pretrained.workdir} has --config.model.reservoir={model.reservoir}",
+        )
+        try:
+            chosen = placement(model.encoder_layers, config.freeze_now)
+        except ValueError as error:
+            raise UserError(f"--config.freeze_now: {error}") from error
+        require(bool(chosen), f"{option} freezes nothing: --config.freeze_now={config.freeze_now}")
+    config = config.copy_and_resolve_references()
+    config.model = ConfigDict({**model.to_dict(), **config.model.to_dict()})
+    if model.backskip.estimator != "none":
+        # The same layers, without a baseline: fine-tuning differentiates all of them.
+        config.model.backskip.estimator = "identity"
+    return config
+
+
+def make_task(config: ConfigDict, pretrained: Pretrained, mesh: Mesh) -> Classification:
+    """The task, whose encoder starts at the values of the pretraining run."""
+
+    def build(classes: int, *, rngs: nnx.Rngs) -> Classifier:
+        return encoder.classifier(
+            config.model,
+            vocabulary(pretrained.tokenizer),
+            classes,
+            rngs=rngs,
+            reservoirs=config.reservoirs,
+            freeze_now=config.freeze_now,
+        )
+
+    def start(trainable: Arrays) -> Arrays:
+        values = pretrained.load(mesh)
+        found = {**values.trainable, **values.frozen}
+        return trainable | {n: x for n, x in found.items() if n.startswith("encoder/")}
+
+    longest = config.model.max_length
+    return Classification(config, pretrained.tokenizer, build, mesh, longest=longest, start=start)
+
+
+def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
+    """Fine-tunes, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
+    validate(config)
+    pretrained = open_run(Path(config.pretrained), "--config.pretrained")
+    config = complete_model(config, pretrained)
+    return loop.fit(config, make_task(config, pretrained, mesh), workdir, mesh)

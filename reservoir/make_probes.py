@@ -1,0 +1,68 @@
+"""Makes probing tasks from any text: python -m reservoir.make_probes --text=FILE --count=10000 --out=DIR"""
+
+from pathlib import Path
+
+from common import program
+
+EMBEDDED = "embedded:python"
+
+
+def main() -> None:
+    import numpy as np
+
+    from common.config import choose, parser_for, positive, require, whole
+    from common.data.sources import read_lines
+    from common.data.text import DOCUMENTS, cut, python_manual
+    from reservoir.probing.data import task_path, write_task
+    from reservoir.probing.text import MAKERS, sentences
+
+    parser = parser_for("reservoir.make_probes")
+    parser.add_argument(
+        "--text",
+        required=True,
+        action="append",
+        metavar="FILE",
+        help=f"plain text, .gz or not; may be given several times; or {EMBEDDED}",
+    )
+    parser.add_argument(
+        "--documents",
+        default="line",
+        choices=DOCUMENTS,
+        help="sentences do not go on beyond the end of a line (default), a paragraph or a file",
+    )
+    parser.add_argument(
+        "--tasks", default=",".join(MAKERS), metavar="A,B", help=f"default {','.join(MAKERS)}"
+    )
+    parser.add_argument(
+        "--count",
+        type=positive("--count"),
+        default=10_000,
+        help="training sentences; validation and test have a tenth each (default 10000)",
+    )
+    parser.add_argument("--seed", type=whole("--seed"), default=1)
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR")
+    options = parser.parse_args()
+    names = options.tasks.split(",")
+    for name in names:
+        choose("--tasks", name, MAKERS)
+    paths = {name: task_path(options.out, name) for name in names}
+    for path in paths.values():
+        require(not path.exists(), f"{path} is there already; remove it, or choose another --out")
+
+    files = []
+    for name in options.text:
+        files += python_manual("train") if name == EMBEDDED else [read_lines(Path(name))]
+    pool = sentences(text for lines in files for text in cut(lines, options.documents))
+    made = {
+        name: MAKERS[name](pool, options.count, np.random.default_rng(options.seed))
+        for name in names
+    }
+    for name, examples in made.items():
+        write_task(paths[name], examples)
+        sizes = " / ".join(f"{len(rows):,}" for rows in examples.values())
+        labels = len({label for label, _ in examples["train"]})
+        print(f"{paths[name]}: {labels:,} labels, {sizes} sentences to train, validate and test")
+
+
+if __name__ == "__main__":
+    program.run(main)

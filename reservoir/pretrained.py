@@ -1,0 +1,53 @@
+"""A finished masked language model, to be probed or fine-tuned."""
+
+import dataclasses
+from pathlib import Path
+
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common.config import complete
+from common.data.tokenizer import Tokenizer
+from common.tasks import masked_lm
+from common.tasks.masked_lm import TOKENIZER, vocabulary
+from common.train.task import Values
+from common.train.trained import load_run
+from common.train.workdir import CONFIG
+from reservoir import encoder, model
+from reservoir.run import read_run
+
+
+@dataclasses.dataclass(frozen=True)
+class Pretrained:
+    """What a run is made of; `load` reads the values of its best checkpoint."""
+
+    workdir: Path
+    config: ConfigDict
+    tokenizer: Tokenizer
+
+    def load(self, mesh: Mesh) -> Values:
+        """The values of a `MaskedLanguageModel`, reservoirs drawn again from the seed of this run.
+
+        Raises:
+          UserError: there is no checkpoint, or it is damaged.
+        """
+        size = vocabulary(self.tokenizer)
+        return load_run(
+            self.workdir,
+            self.config,
+            lambda rngs: encoder.masked_lm(self.config.model, size, rngs=rngs),
+            mesh,
+        )
+
+
+def open_run(workdir: Path, option: str = "--workdir") -> Pretrained:
+    """The masked language model in `workdir`, which `option` of a command line names.
+
+    Raises:
+      UserError: there is no run, it is of another task, or its tokenizer is missing.
+    """
+    config = read_run(workdir, "masked_lm", option)
+    with complete(workdir / CONFIG):
+        model.validate(config.model)
+        masked_lm.validate(config)
+    return Pretrained(workdir, config, Tokenizer.load(workdir / TOKENIZER))

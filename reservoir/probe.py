@@ -1,0 +1,71 @@
+"""Probes every layer of a trained run: python -m reservoir.probe --workdir=RUN --data=DIR (section 4.3, Table 4)"""
+
+import time
+from pathlib import Path
+
+from common import program
+from common.errors import UserError
+
+
+def _make(folder: Path) -> Path:
+    """A wrong path shows before the work, not after it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror}") from error
+    return folder
+
+
+def main() -> None:
+    from common.config import choose, parser_for, positive, require
+    from common.sharding import make_mesh
+    from reservoir.probing.classifier import GRIDS
+    from reservoir.probing.data import TABLE_4, TASKS, load_task
+    from reservoir.probing.features import POOLS, open_reader
+    from reservoir.probing.table import Table
+
+    parser = parser_for("reservoir.probe")
+    parser.add_argument("--workdir", required=True, type=Path, metavar="RUN", help="trained run")
+    parser.add_argument(
+        "--data", required=True, type=Path, metavar="DIR", help="folder of the tasks' files"
+    )
+    parser.add_argument(
+        "--tasks", default=",".join(TABLE_4), metavar="A,B", help="default: those of Table 4"
+    )
+    parser.add_argument(
+        "--grid", default="quick", choices=GRIDS, help="what validation chooses among"
+    )
+    parser.add_argument(
+        "--pool", choices=POOLS, help="vector of a sentence (default: first; of a translator mean)"
+    )
+    parser.add_argument(
+        "--seeds", type=positive("--seeds"), default=1, help="runs of each classifier"
+    )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default RUN/probing")
+    options = parser.parse_args()
+    names = options.tasks.split(",")
+    for name in names:
+        choose("--tasks", name, TASKS)
+    require(len(set(names)) == len(names), f"--tasks={options.tasks} has a task twice")
+    tasks = [load_task(options.data, name) for name in names]
+    read = open_reader(options.workdir, make_mesh({"data": -1}), options.pool)
+    out = _make(options.out or options.workdir / "probing")
+
+    table = Table(read.layers, options.seeds, options.grid)
+    for task in tasks:
+        start = time.monotonic()
+        features = {split: read(sentences) for split, sentences in task.sentences.items()}
+        middle = time.monotonic()
+        table.add(task, features)
+        count, cut = (sum(map(size, task.sentences.values())) for size in (len, read.cut))
+        print(
+            f"{task.name}: {count:,} sentences read in {middle - start:.0f} s, classifiers trained"
+            f" in {time.monotonic() - middle:.0f} s",
+            *(["(longer than the model, and cut:", f"{cut:,})"] if cut else []),
+            flush=True,
+        )
+    table.write(out)
+
+
+if __name__ == "__main__":
+    program.run(main)

@@ -1,0 +1,130 @@
+"""Probing tasks as SentEval stores them: one file each, a line with a partition, a label and a sentence.
+
+Conneau et al. (2018), "What you can cram into a single vector". N sentences.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from common.config import require
+from common.data.cache import write_atomic
+from common.data.sources import read_lines
+
+TASKS = {
+    "sentence_length": "SentLen",
+    "tree_depth": "TreeDepth",
+    "top_constituents": "TopConst",
+    "bigram_shift": "BShift",
+    "past_present": "Tense",
+    "subj_number": "SubjNum",
+    "obj_number": "ObjNum",
+    "odd_man_out": "SOMO",
+    "coordination_inversion": "CoordInv",
+    "word_content": "WordContent",
+}
+"""The name of each file, without its ending, and that of the column in Table 4, which is without word content."""
+
+TABLE_4 = tuple(TASKS)[:9]
+
+PARTITIONS = {"tr": "train", "va": "valid", "te": "test"}
+
+
+@dataclass(frozen=True)
+class ProbingTask:
+    """What is asked of a sentence's representation.
+
+    Attributes:
+      labels: the classes, in the order of their numbers.
+      sentences: of "train", "valid" and "test", each N tokenized sentences.
+      classes: the number of each one's class, (N,) int32.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    sentences: Mapping[str, Sequence[str]]
+    classes: Mapping[str, np.ndarray]
+
+    def majority(self) -> float:
+        """Test accuracy of the answer that is most frequent in training."""
+        (answer, _), *_ = Counter(self.classes["train"].tolist()).most_common(1)
+        return float(np.mean(self.classes["test"] == answer))
+
+
+def load_task(directory: Path, name: str) -> ProbingTask:
+    """Reads NAME.txt or NAME.txt.gz. Fields between the label and the sentence are not used.
+
+    Raises:
+      UserError: no such file; a line with too few fields, an unknown partition or no words; a partition without lines;
+        a label that training does not have, or no second label.
+    """
+    path = _find(directory, name)
+    examples: dict[str, list[tuple[int, str, str]]] = {split: [] for split in PARTITIONS.values()}
+    for number, line in enumerate(read_lines(path), start=1):
+        fields = line.split("\t")
+        where = f"{path} line {number}"
+        require(
+            len(fields) >= 3,
+            f"{where}: a partition, a label and a sentence are expected, with tabs between them;"
+            f" there are {len(fields)} fields",
+        )
+        partition, label, sentence = fields[0], fields[1], fields[-1]
+        require(
+            partition in PARTITIONS,
+            f"{where}: the partition is {partition!r}; it must be one of {', '.join(PARTITIONS)}",
+        )
+        require(bool(sentence.strip()), f"{where}: the sentence has no words")
+        examples[PARTITIONS[partition]].append((number, label, sentence))
+    for partition, split in PARTITIONS.items():
+        require(bool(examples[split]), f"{path} has no lines of the partition {partition}")
+    labels = tuple(sorted({label for _, label, _ in examples["train"]}))
+    require(len(labels) > 1, f"{path} has only the label {labels[0]!r} in its partition tr")
+    numbers = {label: number for number, label in enumerate(labels)}
+    for line, label, _ in (*examples["valid"], *examples["test"]):
+        require(
+            label in numbers, f"{path} line {line}: the label {label!r} is not in the partition tr"
+        )
+    return ProbingTask(
+        name,
+        labels,
+        {split: [sentence for *_, sentence in rows] for split, rows in examples.items()},
+        {
+            split: np.array([numbers[label] for _, label, _ in rows], np.int32)
+            for split, rows in examples.items()
+        },
+    )
+
+
+def _find(directory: Path, name: str) -> Path:
+    require(directory.is_dir(), f"no directory {directory} (--data)")
+    plain = task_path(directory, name)
+    for path in (plain, plain.with_name(f"{plain.name}.gz")):
+        if path.is_file():
+            return path
+    there = {path.name.removesuffix(".gz").removesuffix(".txt") for path in directory.iterdir()}
+    known = ", ".join(task for task in TASKS if task in there)
+    require(
+        False, f"no {plain.name} or {plain.name}.gz in {directory}; its tasks: {known or 'none'}"
+    )
+
+
+def task_path(directory: Path, name: str) -> Path:
+    """The file of a task, as SentEval calls it."""
+    return directory / f"{name}.txt"
+
+
+def write_task(path: Path, examples: Mapping[str, Sequence[tuple[str, str]]]) -> None:
+    """Writes (label, sentence) of "train", "valid" and "test".
+
+    Raises:
+      UserError: the file cannot be written.
+    """
+    text = "".join(
+        f"{partition}\t{label}\t{sentence}\n"
+        for partition, split in PARTITIONS.items()
+        for label, sentence in examples[split]
+    )
+    write_atomic(path, lambda file: file.write(text.encode()))

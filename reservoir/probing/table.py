@@ -1,0 +1,68 @@
+"""Table 4 of a run: a row for each layer, a column for each task; and what was chosen for each classifier."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from common.report.table import publish, spread, write_csv
+from reservoir.probing.classifier import GRIDS, Grid, Probe, probe
+from reservoir.probing.data import TASKS, ProbingTask
+
+CHOICES = ("task", "layer", "kind", "seed", "hidden", "dropout", "l2", "validation", "test")
+
+
+def grid_for(task: ProbingTask, name: str) -> Grid:
+    """The grid of this name. Word content, of many classes, has no hidden layer in SentEval."""
+    grid = GRIDS[name]
+    return replace(grid, hidden=(0,), dropout=(0.0,)) if task.name == "word_content" else grid
+
+
+class Table:
+    """Accuracies in percent, as they are found."""
+
+    def __init__(self, layers: list[str], seeds: int, grid: str):
+        """Takes the kind of each layer, the number of runs of each classifier, and what is chosen among."""
+        self._layers, self._seeds, self._grid = layers, seeds, grid
+        self._majority: dict[str, float] = {}
+        self._probes: dict[str, list[list[Probe]]] = {}
+
+    def add(self, task: ProbingTask, features: Mapping[str, np.ndarray]) -> None:
+        """Trains the classifiers of a task, with the seeds 1, 2, ...; features (K, N, D) of each split."""
+        grid = grid_for(task, self._grid)
+        self._majority[task.name] = 100 * task.majority()
+        self._probes[task.name] = [
+            probe(features, task.classes, len(task.labels), grid=grid, seed=seed)
+            for seed in range(1, self._seeds + 1)
+        ]
+
+    def rows(self) -> list[tuple]:
+        """Layer, its kind, and the test accuracy of each task; first that of the most frequent answer."""
+        majority = [f"{value:.2f}" for value in self._majority.values()]
+        return [
+            (None, "majority class", *majority),
+            *(
+                (layer, kind, *(self._cell(runs, layer) for runs in self._probes.values()))
+                for layer, kind in enumerate(self._layers)
+            ),
+        ]
+
+    @staticmethod
+    def _cell(runs: list[list[Probe]], layer: int) -> str:
+        return spread([100 * probes[layer].test for probes in runs], digits=2)
+
+    def choices(self) -> list[tuple]:
+        """A row of `CHOICES` for each task, layer and seed."""
+        return [
+            (name, layer, kind, seed, p.hidden, p.dropout, p.penalty, 100 * p.valid, 100 * p.test)
+            for name, runs in self._probes.items()
+            for layer, kind in enumerate(self._layers)
+            for seed, p in enumerate((probes[layer] for probes in runs), start=1)
+        ]
+
+    def write(self, folder: Path) -> None:
+        """Prints the table and writes probing.csv, probing.md and choices.csv."""
+        write_csv(folder / "choices.csv", CHOICES, self.choices())
+        columns = ("layer", "kind", *(TASKS[name] for name in self._probes))
+        publish(folder / "probing", columns, self.rows())

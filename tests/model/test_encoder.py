@@ -1,0 +1,134 @@
+"""The encoder and its output layers against a reading in NumPy; padding; what every layer sees."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from ml_collections import ConfigDict
+
+from common import variables
+from common.variables import Structure
+from configs import masked
+from reservoir import encoder
+from tests.model.helpers import Weights, below, gelu, layer_norm, linear, random_values, stack
+
+VOCABULARY, LENGTH = 23, 9
+TOKENS = np.array(
+    [[1, 7, 9, 22, 4, 2, 0, 0, 0], [1, 5, 5, 6, 22, 8, 9, 10, 2], [1, 2, 0, 0, 0, 0, 0, 0, 0]]
+)
+LENGTHS = np.array([6, 9, 2])
+PLACES = np.array([[3, 1], [4, 8], [0, 1]])
+
+
+def small(reservoir: str = "ffn", **fields: object) -> ConfigDict:
+    model = masked.tiny(masked.roberta(reservoir)).model
+    model.update({"width": 8, "hidden": 12, "heads": 2, "max_length": LENGTH, "dropout": 0.5})
+    model.update(fields)
+    return model
+
+
+def made(model: ConfigDict) -> tuple[Structure, dict, dict]:
+    """Structure, trainable and frozen values, none of them as it starts."""
+    structure = variables.abstract(lambda: encoder.masked_lm(model, VOCABULARY, rngs=nnx.Rngs(0)))
+    return structure, random_values(structure.trainable, 1), random_values(structure.frozen, 2)
+
+
+def states(weights: Weights, model: ConfigDict, tokens: np.ndarray) -> list[np.ndarray]:
+    """Behind the embeddings and behind each layer, of one row without its padding."""
+    embed = below(weights, "encoder/embed")
+    x = embed["table"][tokens] + embed["positions/table"][: len(tokens)]
+    found = [layer_norm(below(weights, "encoder/norm"), x)]
+    blocks = below(weights, "encoder/stack")
+    for layer in range(model.encoder_layers):
+        one = {n.replace(f"blocks/{layer}/", "blocks/0/"): v for n, v in blocks.items()
+               if n.startswith(f"blocks/{layer}/")}  # fmt: skip
+        found.append(stack(one, found[-1], model, len(tokens), None))
+    return found
+
+
+def logits(weights: Weights, x: np.ndarray) -> np.ndarray:
+    head = below(weights, "head")
+    hidden = layer_norm(below(head, "norm"), gelu(linear(below(head, "dense"), x)))
+    return hidden @ np.asarray(weights["encoder/embed/table"], np.float64).T + head["bias"]
+
+
+@pytest.mark.parametrize("reservoir", ["none", "transformer", "ffn"])
+def test_equals_a_reading_in_numpy(reservoir):
+    model = small(reservoir)
+    structure, trainable, frozen = made(model)
+    assert bool(frozen) == (reservoir != "none")
+    network = structure.build(trainable, frozen)
+    hidden = network.encoder.hidden(jnp.asarray(TOKENS), jnp.asarray(LENGTHS))
+    found = network(jnp.asarray(TOKENS), jnp.asarray(LENGTHS), jnp.asarray(PLACES))
+    assert len(hidden) == 1 + model.encoder_layers
+    for row, (tokens, length, places) in enumerate(zip(TOKENS, LENGTHS, PLACES, strict=True)):
+        expected = states({**trainable, **frozen}, model, tokens[:length])
+        for one, other in zip(hidden, expected, strict=True):
+            np.testing.assert_allclose(one[row, :length], other, rtol=1e-4, atol=1e-5)
+        last = logits({**trainable, **frozen}, expected[-1])
+        np.testing.assert_allclose(found[row], last[places], rtol=1e-4, atol=1e-5)
+
+
+def test_padding_changes_nothing():
+    """Neither how much of it there is nor what it is."""
+    structure, trainable, frozen = made(small())
+    network = structure.build(trainable, frozen).encoder
+    alone = network(jnp.asarray(TOKENS[:1, :6]), jnp.asarray([6]))
+    for fill in (0, 13):
+        padded = np.full((1, LENGTH), fill)
+        padded[0, :6] = TOKENS[0, :6]
+        beside = network(jnp.asarray(padded), jnp.asarray([6]))
+        np.testing.assert_allclose(beside[0, :6], alone[0], rtol=1e-5, atol=1e-6)
+
+
+def test_a_row_of_padding_is_finite_and_gives_no_gradient_that_is_not():
+    structure, trainable, frozen = made(small())
+
+    def total(trainable):
+        network = structure.build(trainable, frozen)
+        empty = jnp.zeros((1, LENGTH), jnp.int32)
+        return jnp.square(network(empty, jnp.zeros(1, jnp.int32), jnp.asarray([[0, 1]]))).sum()
+
+    gradients = jax.grad(total)(trainable)
+    assert all(np.isfinite(g).all() for g in gradients.values())
+
+
+def test_the_last_state_is_what_the_head_reads_but_for_a_final_norm():
+    tokens, lengths = jnp.asarray(TOKENS), jnp.asarray(LENGTHS)
+    for norm in ("post", "pre"):
+        structure, trainable, frozen = made(small(norm=norm))
+        network = structure.build(trainable, frozen).encoder
+        last = network.hidden(tokens, lengths)[-1]
+        last = last if norm == "post" else network.stack.norm(last)
+        np.testing.assert_allclose(network(tokens, lengths), last, rtol=1e-5, atol=1e-6)
+
+
+def test_dropout_needs_a_key_and_works_on_the_embeddings_too():
+    structure, trainable, frozen = made(small(encoder_layers=1, reservoir="none"))
+    network = structure.build(trainable, frozen).encoder
+    embedded = network._enter(jnp.asarray(TOKENS), jax.random.key(0))
+    assert 0.3 < float((embedded == 0).mean()) < 0.7
+    assert not (np.asarray(network._enter(jnp.asarray(TOKENS), None)) == 0).any()
+
+
+def test_it_starts_as_bert_does_and_reservoirs_as_reservoirs():
+    model = small("transformer", width=64, hidden=128)
+    network = encoder.masked_lm(model, 500, rngs=nnx.Rngs(0))
+    structure = variables.split(network)
+    for name, variable in structure.trainable.items():
+        value = np.asarray(variable.get_value())
+        if name.endswith(("kernel", "table")):
+            assert abs(value.std() - 0.02) < 0.002, name
+        else:
+            assert (value == (1 if name.endswith("scale") else 0)).all(), name
+    kernel = structure.frozen["encoder/stack/blocks/1/residuals/0/function/query/kernel"]
+    assert kernel.get_metadata("draw") == ("orthogonal",)
+
+
+def test_parameters_are_those_of_roberta_base():
+    """Published are 124,697,433 with 50,265 pieces: two rows of positions and one of segments are not ours."""
+    structure = variables.abstract(
+        lambda: encoder.masked_lm(masked.roberta("none").model, 50_265, rngs=nnx.Rngs(0))
+    )
+    assert variables.count(structure)["total"] == 124_697_433 - 3 * 768

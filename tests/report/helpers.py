@@ -1,0 +1,41 @@
+"""Runs that were never trained."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from common.report.runs import Run, run_of
+
+
+def summary(
+    values: Sequence[float],
+    *,
+    seed: int = 1,
+    reservoir: str = "none",
+    layers: int = 6,
+    seconds: float = 1.0,
+    metric: str = "bleu",
+    mode: str = "max",
+    test: float = 30.0,
+    **fields: Any,
+) -> dict[str, Any]:
+    """What a run leaves that is validated every 10 steps, `seconds` and 1e12 FLOPs."""
+    points = [
+        {"step": 10 * i, "seconds": seconds * i, "flops": 1e12 * i, "value": value}
+        for i, value in enumerate(values, start=1)
+    ]
+    model = {"encoder_layers": layers, "reservoir": reservoir, "reservoirs": 2}
+    config = {"seed": seed, "model": model, "data": {"cache_dir": f"cache{seed}"}, "train": fields}
+    return {
+        "test": {metric: test},
+        "params": {"trainable": 10, "frozen": 2, "total": 12},
+        "seed": seed,
+        "commit": "0123456789",
+        "device": "1 x cpu",
+        "config": config,
+        "curve": {"name": metric, "mode": mode, "points": points},
+    }
+
+
+def made(values: Sequence[float], name: str = "", **options: Any) -> Run:
+    """The run of `summary`."""
+    return run_of(summary(values, **options), name or f"run{options.get('seed', 1)}")

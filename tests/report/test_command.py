@@ -1,0 +1,50 @@
+"""python -m common.report, as a user starts it."""
+
+import csv
+import sys
+
+import pytest
+
+from tests.programs import ROOT, finish, start
+
+RUNS = [f"results/multi30k_{name}" for name in ("transformer", "t_res", "ffn_res")]
+TABLES = ("runs", "differences", "aucc", "times", "seeds")
+
+
+def test_tables_and_figures_of_the_repositorys_results(tmp_path):
+    options = ["--axis=step", "--horizon=shortest", f"--out={tmp_path / 'report'}"]
+    output = finish(start([sys.executable, "-m", "common.report", *RUNS, *options]))
+    assert "AUCC, BLEU·steps" in output and "never" not in output
+    made = {path.name for path in (tmp_path / "report").iterdir()}
+    tables = {f"{name}.{kind}" for name in TABLES for kind in ("csv", "md")}
+    assert made == tables | {"curves.png", "layers_updatable.png", "layers_total.png"}
+    with (tmp_path / "report" / "seeds.csv").open(newline="") as file:
+        areas = [float(row["AUCC (step)"]) for row in csv.DictReader(file)]
+    # The areas up to step 2,000 that results/README.md gives.
+    assert [round(area / 1000, 1) for area in areas] == [52.3, 51.8, 52.8]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "name the runs to compare"),
+        ([RUNS[0], "--wandb=a/b"], "name the runs to compare"),
+        (
+            [RUNS[0], "--horizon=4h"],
+            "the horizon must be a positive number, longest or shortest, not 4h",
+        ),
+        ([RUNS[0], "--out=README.md"], "cannot write to --out=README.md"),
+        (["runs/of/nobody"], "there is no run runs/of/nobody"),
+    ],
+)
+def test_faults_are_one_line(arguments, complaint, tmp_path, monkeypatch, capsys):
+    from common.errors import UserError
+    from common.report.__main__ import main
+
+    monkeypatch.chdir(ROOT)
+    where = [f"--out={tmp_path}"] if not any("--out" in a for a in arguments) else []
+    monkeypatch.setattr(sys, "argv", ["report", *arguments, *where])
+    with pytest.raises(UserError) as fault:
+        main()
+    assert str(fault.value).startswith(complaint)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,142 @@
+"""Areas and times by hand, on curves of two or three points."""
+
+import math
+
+import pytest
+
+from common.errors import UserError
+from common.report.comparison import (
+    aucc_rows,
+    aucc_table,
+    horizon_of,
+    run_table,
+    seed_table,
+    time_rows,
+    time_table,
+)
+from common.report.groups import groups
+from common.report.runs import run_of
+from tests.report.helpers import made, summary
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+def two():
+    """A group of two seeds that end at 3 s, and a slow one that ends at 4 s."""
+    return groups(
+        [
+            made([10.0, 20.0, 40.0], seed=1),
+            made([20.0, 10.0, 38.0], seed=2),
+            made([8.0, 30.0], reservoir="ffn", seconds=2.0),
+        ]
+    )
+
+
+def test_areas_up_to_the_end_of_the_longest_hold_the_best(two):
+    plain, ffn = aucc_rows(two)
+    # 0-10-20-40, held to 4 s; 0-20-(20)-38, held.
+    assert plain.raw == [5 + 15 + 30 + 40, 10 + 20 + 29 + 38]
+    assert ffn.raw == [8 + 38]
+    assert plain.normalised == pytest.approx([90 / 97, 1.0])
+    assert ffn.normalised == pytest.approx([46 / 97])
+    assert (plain.best, ffn.best) == ([40.0, 38.0], [30.0])
+
+
+def test_areas_up_to_the_shortest_or_to_a_number_are_cut(two):
+    assert horizon_of(two, "seconds", "shortest") == 3.0
+    plain, ffn = aucc_rows(two, "seconds", "shortest")
+    assert plain.raw == [50.0, 59.0]
+    # At 3 s it is half way from 8 to 30; 8 is the best that was measured.
+    assert ffn.raw == [8 + (8 + 19) / 2] and ffn.best == [8.0]
+    assert aucc_rows(two, "seconds", 2.0)[0].raw == [20.0, 30.0]
+
+
+def test_other_axes(two):
+    assert horizon_of(two, "step") == 30 and horizon_of(two, "step", "shortest") == 20
+    plain, ffn = aucc_rows(two, "step", "shortest")
+    assert plain.raw == [200.0, 300.0] and ffn.raw == [40 + 190]
+    assert aucc_rows(two, "flops", "shortest")[0].raw == [20e12, 30e12]
+    assert aucc_rows(two, "hours")[0].raw == pytest.approx([90 / HOUR, 97 / HOUR])
+
+
+def test_the_paper_s_unit_and_layout():
+    compared = groups(
+        [made([30.0, v], seed=s, seconds=HOUR) for s, v in ((1, 34.0), (2, 35.0), (3, 36.0))]
+    )
+    columns, rows = aucc_table(compared, "hours", 4.0)
+    assert columns == ("model", "seeds", "best BLEU", "AUCC, BLEU·h", "AUCC / largest")
+    # 15 + 32 + 2 * 34 = 115; each BLEU more is 2.5 more.
+    assert rows == [
+        ("transformer, 6 layers", 3, "35.00 ± 1.00", "117.50 ± 2.50", "0.979 ± 0.021"),
+    ]
+
+
+def test_times_to_percentages_of_the_own_best(two):
+    (p95, p100), (f95, f100) = time_rows(two, percents=(50, 100))
+    assert p95.positions("seconds") == [2.0, 1.0] and p95.values() == [20.0, 20.0]
+    assert p100.positions("step") == [30, 30] and p100.values() == [40.0, 38.0]
+    assert f95.positions("seconds") == f100.positions("seconds") == [4.0]
+
+
+def test_times_to_percentages_of_the_best_of_all_may_never_come(two):
+    (half, p95, p100), (f50, f95, f100) = time_rows(two, percents=(50, 95, 100), reference="all")
+    assert half.positions("seconds") == [2.0, 1.0] and f50.positions("seconds") == [4.0]
+    assert p95.positions("seconds") == [3.0, 3.0]  # 38 is 95 % of 40
+    assert p100.positions("seconds") == [3.0, None]
+    assert f95.points == f100.points == [None]
+    columns, (plain, ffn) = time_table(two, percents=(95, 100), reference="all")
+    assert columns == ("model", "95 % (s)", "BLEU there", "100 % (s)", "BLEU there")
+    assert plain[1:] == ("3.000 ± 0.000", "39.00 ± 1.41", "3.000 (1 of 2)", "40.00")
+    assert ffn[1:] == ("never", "", "never", "")
+
+
+def test_nothing_behind_the_horizon_counts_for_times(two):
+    (plain,), _ = time_rows(two, "seconds", 2.0, percents=(100,))
+    assert plain.positions("seconds") == [2.0, 1.0] and plain.values() == [20.0, 20.0]
+
+
+def test_where_less_is_better():
+    low = {"metric": "bits_per_byte", "mode": "min"}
+    compared = groups([made([4.0, 2.0, 3.0], **low), made([3.0, 2.5, 2.1], steps=9, **low)])
+    first, second = aucc_rows(compared)
+    assert first.raw == [4 + 3 + 2] and second.raw == pytest.approx([3 + 2.75 + 2.3])
+    assert first.normalised == [1.0] and second.normalised == pytest.approx([8.05 / 9])
+    assert (first.best, second.best) == ([2.0], [2.1])
+    own = [rows[0].positions("seconds") for rows in time_rows(compared, percents=(80,))]
+    assert own == [[2.0], [2.0]]  # 2 / 0.8 = 2.5; 2.1 / 0.8 = 2.625
+    of_all = time_rows(compared, percents=(95, 99), reference="all")
+    assert [[row.positions("seconds") for row in rows] for rows in of_all] == [
+        [[2.0], [2.0]],
+        [[3.0], [None]],  # 2 / 0.95 = 2.105; 2 / 0.99 = 2.02
+    ]
+    assert aucc_table(compared).columns[3] == "AUCC, (bits per byte)·s"
+
+
+def test_faults(two):
+    for wrong in (0.0, -1.0, math.nan, math.inf, "middle"):
+        with pytest.raises(UserError, match="horizon must be a positive number, longest or"):
+            aucc_rows(two, horizon=wrong)
+    with pytest.raises(UserError, match="lies before the first validation of run1, at 2"):
+        time_rows(two, horizon=1.5)
+    with pytest.raises(UserError, match="own or all"):
+        time_rows(two, reference="best")
+    with pytest.raises(UserError, match="fraction"):
+        time_rows(two, percents=(101,))
+
+
+def test_what_was_never_counted_has_no_area():
+    uncounted = summary([1.0, 2.0])
+    for point in uncounted["curve"]["points"]:
+        point["flops"] = 0.0
+    (row,) = aucc_rows(groups([run_of(uncounted, "x")]), "flops")
+    assert row.raw == [0.0] and math.isnan(row.normalised[0])
+
+
+def test_tables_of_single_runs(two):
+    table = seed_table(two)
+    assert len(table.rows) == 3
+    first = dict(zip(table.columns, table.rows[0], strict=True))
+    assert (first["AUCC (seconds)"], first["seconds to 99 % of own"]) == (90.0, 3.0)
+    assert table.rows[2][-1] is None
+    assert "transformer, 6 layers | run2" in run_table(two)._repr_markdown_()

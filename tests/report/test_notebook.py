@@ -1,0 +1,40 @@
+"""The notebook as it is kept, and run from top to bottom."""
+
+import pytest
+
+from tests.programs import ROOT
+
+NOTEBOOK = ROOT / "notebooks" / "runs.ipynb"
+
+
+@pytest.fixture
+def notebook():
+    import nbformat
+
+    return nbformat.read(NOTEBOOK, as_version=4)
+
+
+def code(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def test_it_is_kept_without_outputs(notebook):
+    """Pictures differ with every version of a font; what they show is tested beside."""
+    assert all(cell.outputs == [] and cell.execution_count is None for cell in code(notebook))
+
+
+def test_it_runs_from_top_to_bottom(notebook, monkeypatch):
+    from nbclient import NotebookClient
+
+    # As after `jupyter lab notebooks/runs.ipynb`: begun in its folder, knowing no more than the packages.
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    folder = {"metadata": {"path": str(NOTEBOOK.parent)}}
+    NotebookClient(notebook, timeout=60, kernel_name="python3", resources=folder).execute()
+    shown = [output for cell in code(notebook) for output in cell.outputs]
+    assert all(output.output_type == "execute_result" for output in shown), shown  # no warnings
+    tables = [o.data["text/markdown"] for o in shown if "text/markdown" in o.data]
+    pictures = [o.data["image/png"] for o in shown if "image/png" in o.data]
+    assert len(tables) == 9 and len(pictures) == 5 and len(shown) == 14
+    areas = next(table for table in tables if "AUCC, BLEU·steps" in table)
+    # As in results/README.md.
+    assert all(area in areas for area in ("52260", "51791", "52799"))

@@ -1,0 +1,155 @@
+"""Runs from folders, and from a wandb that answers as the real one does or fails."""
+
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from common.errors import UserError
+from common.report.runs import load_local, load_wandb
+from tests.report.helpers import summary
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+def write(path, content):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def test_folders_of_runs_folders_of_folders_and_files(tmp_path):
+    write(tmp_path / "runs" / "b" / "summary.json", summary([1.0], seed=2))
+    write(tmp_path / "runs" / "a" / "summary.json", summary([1.0], seed=1))
+    (tmp_path / "runs" / "still training").mkdir()
+    alone = write(tmp_path / "gpt_seed3.json", summary([1.0], seed=3))
+    runs = load_local(tmp_path / "runs", str(alone), tmp_path / "runs" / "a" / "summary.json")
+    assert [(run.name, run.seed) for run in runs] == [
+        ("a", 1),
+        ("b", 2),
+        ("gpt_seed3", 3),
+        ("a", 1),
+    ]
+
+
+def test_the_repositorys_own_results_are_runs():
+    (run,) = load_local(RESULTS / "multi30k_ffn_res")
+    assert run.name == "multi30k_ffn_res" and run.config["model"]["reservoir"] == "ffn"
+    assert len(run.curve.points) == 8 and run.test == pytest.approx(38.194, abs=1e-3)
+    assert len(load_local(*RESULTS.glob("gmlp_lm/*_seed1.json"))) == 6
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ('{"curve": ', "is damaged"),
+        ("[1, 2]", "is not the summary of a run"),
+        ({"benchmark": 1}, "it has no config, curve, test, params, seed"),
+        (summary([1.0]) | {"seed": None}, "it has no seed"),
+        (summary([]), "has no validation points"),
+        (summary([1.0]) | {"curve": {"name": "bleu"}}, "not a validation curve"),
+        (
+            summary([1.0]) | {"curve": {"name": "b", "mode": "max", "points": [{"step": 1}]}},
+            "curve",
+        ),
+    ],
+)
+def test_what_is_no_summary_is_told_in_a_line_with_the_file(tmp_path, content, complaint):
+    path = write(tmp_path / "x" / "summary.json", content)
+    with pytest.raises(UserError, match=complaint) as fault:
+        load_local(tmp_path / "x")
+    assert str(path) in str(fault.value)
+
+
+def test_missing_and_unfinished_runs(tmp_path):
+    with pytest.raises(UserError, match=r"there is no run .*nowhere"):
+        load_local(tmp_path / "nowhere")
+    write(tmp_path / "begun" / "config.json", {})
+    with pytest.raises(UserError, match=r"begun has no summary\.json: has the run ended\?"):
+        load_local(tmp_path / "begun")
+
+
+def test_a_run_without_a_test_score_says_so(tmp_path):
+    path = write(tmp_path / "x.json", summary([1.0]) | {"test": {"loss": 1.0}})
+    with pytest.raises(UserError, match="run x has no test bleu"):
+        _ = load_local(path)[0].test
+
+
+def recorded(values, **options):
+    """A summary as wandb keeps it: 8.0 came back as 8, and it added fields of its own."""
+    text = json.dumps(summary(values, **options)).replace(".0,", ",").replace(".0}", "}")
+    return json.loads(text) | {"_step": 1, "_runtime": 3, "_wandb": {"runtime": 3}, "valid/bleu": 1}
+
+
+@pytest.fixture
+def wandb(monkeypatch):
+    """Stands in for the package: `projects` has the runs, `fault` is raised where runs are asked for."""
+
+    class Api:
+        def __init__(self, timeout):
+            assert timeout <= 60
+
+        def runs(self, path, filters, lazy):
+            assert lazy is False
+            module.asked.append((path, filters))
+            if module.fault:
+                raise module.fault
+            return iterate(path)
+
+    def iterate(path):  # lazily, as wandb does
+        if path not in module.projects:
+            raise ValueError(f"Could not find project {path.split('/')[1]}")
+        for name, summary_ in module.projects[path].items():
+            yield types.SimpleNamespace(name=name, summary_metrics=summary_)
+
+    def login(prompt, verify):
+        assert prompt is False
+        return module.key
+
+    module = types.ModuleType("wandb")
+    module.Api, module.login = Api, login
+    module.projects, module.asked, module.fault, module.key = {}, [], None, True
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    return module
+
+
+def test_wandb_gives_the_runs_that_the_files_give(wandb, tmp_path, capsys):
+    values = [8.0, 12.5]
+    wandb.projects["me/p"] = {
+        "a": recorded(values),
+        "b": recorded(values, seed=2),
+        "new": {"_step": 3},
+    }
+    runs = load_wandb("me/p", {"state": "finished"})
+    assert wandb.asked == [("me/p", {"state": "finished"})]
+    assert [(run.name, run.seed) for run in runs] == [("a", 1), ("b", 2)]
+    (local,) = load_local(write(tmp_path / "a.json", summary(values)))
+    assert runs[0].curve == local.curve and runs[0].config == local.config
+    assert capsys.readouterr().err == "wandb: left out, since they have no summary yet: new\n"
+
+
+def test_wandb_faults_are_one_line_each(wandb):
+    wandb.projects |= {
+        "me/none": {},
+        "me/begun": {"x": {"_step": 1}},
+        "me/bad": {"x": {"curve": 1}},
+    }
+    for name in ("p", "me/p/x", "/p", "me/"):
+        with pytest.raises(UserError, match='is "entity/project", not'):
+            load_wandb(name)
+    with pytest.raises(UserError, match="Could not find project typo: is me/typo its name"):
+        load_wandb("me/typo")
+    with pytest.raises(UserError, match="none of the 0 runs of me/none"):
+        load_wandb("me/none")
+    with pytest.raises(UserError, match="none of the 1 runs of me/begun"):
+        load_wandb("me/begun")
+    with pytest.raises(UserError, match="wandb run me/bad/x is not the summary of a run"):
+        load_wandb("me/bad")
+    wandb.fault = RuntimeError("no\nnetwork")
+    with pytest.raises(UserError, match=r"^wandb: cannot read me/p: no network$"):
+        load_wandb("me/p")
+    wandb.fault, wandb.key = None, False
+    with pytest.raises(UserError, match="no API key"):
+        load_wandb("me/p")

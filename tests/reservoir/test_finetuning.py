@@ -1,0 +1,212 @@
+"""A pretraining run becomes classifiers: what stays frozen, what is trained, what is refused."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from ml_collections import ConfigDict
+
+from common import variables
+from common.data.tokenizer import Tokenizer
+from common.errors import UserError
+from common.sharding import make_mesh
+from common.track.tracker import read_metrics
+from common.train.checkpoint import Checkpoints
+from common.train.trained import load_best
+from configs import finetuning as recipes
+from configs import masked
+from reservoir import evaluate, finetuning, run
+from reservoir.pretrained import open_run
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+SIZES = {"width": 16, "hidden": 24, "heads": 2, "max_length": 32}
+SEED = 11
+"""Of fine-tuning; pretraining has another."""
+
+
+def pretraining(reservoir: str, cache: Path) -> ConfigDict:
+    config = masked.tiny(masked.roberta(reservoir))
+    config.wandb.mode = "disabled"
+    config.data.update({"vocab_size": 300, "batch": 8, "cache_dir": str(cache)})
+    config.model.update(SIZES)
+    config.train.steps = 4
+    config.eval.update({"steps": 4, "sequences": 8})
+    return config
+
+
+def classifying(pretrained: Path, recipe: str = "sst2", **fields: object) -> ConfigDict:
+    config = recipes.tiny(getattr(recipes, recipe)())
+    config.wandb.mode = "disabled"
+    config.pretrained, config.seed = str(pretrained), SEED
+    config.optimizer.schedule, config.optimizer.warmup_steps = "constant", 0
+    config.data.update({"batch": 16, "buckets": (32,)})
+    config.train.steps, config.train.log_steps = 6, 1
+    config.eval.steps = config.checkpoint.steps = 3
+    config.update_from_flattened_dict(fields)
+    return config
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return make_mesh({"data": 1}, jax.devices()[:1])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+def pretrain(folder: Path, mesh, reservoir: str) -> Path:
+    workdir = folder / reservoir
+    run.fit(pretraining(reservoir, folder / "cache"), workdir, mesh)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def reservoirs(folder, mesh) -> Path:
+    """A run with an FFN reservoir."""
+    return pretrain(folder, mesh, "ffn")
+
+
+@pytest.fixture(scope="module")
+def plain(folder, mesh) -> Path:
+    return pretrain(folder, mesh, "none")
+
+
+def arrays(workdir: Path) -> tuple[dict, dict]:
+    """What the last checkpoint of a fine-tuning run has: trainable and frozen values."""
+    latest = workdir.absolute() / "checkpoints" / "latest"
+    step = max(int(path.name) for path in latest.iterdir())
+    with ocp.StandardCheckpointer() as checkpointer:
+        state = checkpointer.restore(latest / str(step) / "state")
+    return state["trainable"], state["frozen"]
+
+
+def pretrained_values(workdir: Path, mesh) -> dict[str, np.ndarray]:
+    values = open_run(workdir).load(mesh)
+    return {n: np.asarray(x) for n, x in {**values.trainable, **values.frozen}.items()}
+
+
+@pytest.fixture(scope="module")
+def kept(folder, mesh, reservoirs) -> tuple[Path, dict]:
+    workdir = folder / "kept"
+    return workdir, finetuning.fit(classifying(reservoirs), workdir, mesh)
+
+
+def test_frozen_layers_are_those_of_pretraining_to_the_bit(kept, reservoirs, mesh):
+    """Drawn from the seed of pretraining, though fine-tuning has another; all else is trained."""
+    trainable, frozen = arrays(kept[0])
+    before = pretrained_values(reservoirs, mesh)
+    assert frozen and all("/blocks/1/" in name for name in frozen)
+    for name, value in frozen.items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+    for name in before.keys() & trainable.keys():
+        assert (np.asarray(trainable[name]) != before[name]).any(), name
+    assert {n for n in before if n.startswith("encoder/")} == {
+        n for n in (*trainable, *frozen) if n.startswith("encoder/")
+    }
+
+
+def test_the_summary_counts_what_is_frozen(kept):
+    _, summary = kept
+    assert summary["objective"] == "accuracy"
+    ffn = 2 * 16 * 24 + 24 + 16 + 2 * 16
+    assert summary["params"]["frozen"] == ffn
+    assert set(summary["test"]) == {"accuracy", "weighted_f1", "loss"}
+
+
+def test_frozen_layers_can_be_tuned(folder, mesh, reservoirs):
+    workdir = folder / "tuned"
+    summary = finetuning.fit(classifying(reservoirs, reservoirs="tune"), workdir, mesh)
+    trainable, frozen = arrays(workdir)
+    assert not frozen and summary["params"]["frozen"] == 0
+    before = pretrained_values(reservoirs, mesh)
+    for name in (n for n in before if "/blocks/1/" in n):
+        assert (np.asarray(trainable[name]) != before[name]).any(), name
+
+
+def test_layers_of_a_plain_run_can_be_frozen_now(folder, mesh, plain):
+    """The paper's control: the placement of reservoirs, the values of pretraining."""
+    workdir = folder / "now"
+    config = classifying(plain, "mnli", reservoirs="freeze_now", freeze_now=2)
+    finetuning.fit(config, workdir, mesh)
+    trainable, frozen = arrays(workdir)
+    before = pretrained_values(plain, mesh)
+    assert {name.split("/")[3] for name in frozen} == {"0", "2"}
+    for name, value in frozen.items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+    changed = [n for n in before if "/blocks/1/" in n]
+    assert all((np.asarray(trainable[n]) != before[n]).any() for n in changed)
+
+
+def losses(workdir: Path) -> list[float]:
+    return [m["train/loss"] for m in read_metrics(workdir) if "train/loss" in m]
+
+
+def final_checksum(workdir: Path, step: int) -> int:
+    meta = workdir / "checkpoints" / "latest" / str(step) / "meta" / "metadata"
+    return json.loads(meta.read_text())["checksum"]
+
+
+def test_a_run_in_two_parts_is_the_same_to_the_bit(kept, folder, mesh, reservoirs):
+    """What was given is in the checkpoint: the second part does not ask the pretraining run for it."""
+    workdir = folder / "parts"
+    finetuning.fit(classifying(reservoirs, **{"train.steps": 4}), workdir, mesh)
+    finetuning.fit(classifying(reservoirs), workdir, mesh)
+    assert losses(workdir) == losses(kept[0])
+    assert final_checksum(workdir, 6) == final_checksum(kept[0], 6)
+
+
+def test_the_best_checkpoint_measures_what_the_summary_says(kept, mesh, reservoirs):
+    workdir, summary = kept
+    pretrained = open_run(reservoirs)
+    config = finetuning.complete_model(classifying(reservoirs), pretrained)
+    task = finetuning.make_task(config, pretrained, mesh)
+    structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    checkpoints = Checkpoints(workdir)
+    values = load_best(checkpoints, structure, config, mesh)
+    checkpoints.close()
+    assert task.evaluate(values, "test") == pytest.approx(summary["test"])
+
+
+def test_the_tokenizer_is_that_of_pretraining(kept, reservoirs):
+    found = [Tokenizer.load(w / "tokenizer.npz").fingerprint for w in (kept[0], reservoirs)]
+    assert found[0] == found[1]
+
+
+def refused(config: ConfigDict, folder: Path, mesh) -> str:
+    workdir = folder / "refused"
+    with pytest.raises(UserError) as caught:
+        finetuning.fit(config, workdir, mesh)
+    assert not workdir.exists() and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_does_not_fit_is_refused(folder, mesh, reservoirs, plain, kept):
+    def told(pretrained: object, **fields: object) -> str:
+        return refused(classifying(pretrained, **fields), folder, mesh)
+
+    assert "--config.pretrained=RUN is missing" in told("")
+    assert f"--config.pretrained={folder}/nowhere holds no run" in told(folder / "nowhere")
+    assert "is a run of the task classification, not masked_lm" in told(kept[0])
+    assert "has no reservoirs" in told(plain, reservoirs="tune")
+    assert "is for a plain run" in told(reservoirs, reservoirs="freeze_now")
+    fields = {"reservoirs": "freeze_now", "freeze_now": 3}
+    assert "--config.freeze_now: 3 alternating reservoirs need 5 layers" in told(plain, **fields)
+    assert "freezes nothing" in told(plain, **(fields | {"freeze_now": 0}))
+    assert "did you mean tune?" in told(reservoirs, reservoirs="tuned")
+    assert "examples of 1 texts" in told(reservoirs, **{"data.fields": "premise hypothesis"})
+
+
+def test_each_program_says_whose_run_it_is_not(kept, reservoirs, monkeypatch):
+    for workdir, task in ((kept[0], "classification"), (reservoirs, "masked_lm")):
+        monkeypatch.setattr("sys.argv", ["evaluate", f"--workdir={workdir}"])
+        with pytest.raises(UserError, match=f"is a run of the task {task}, not translation"):
+            evaluate.main()
+    with pytest.raises(UserError, match=r"use reservoir\.finetune"):
+        run.validate(classifying(reservoirs))

@@ -1,0 +1,214 @@
+"""SentEval's classifier: against a slow reading, and on problems whose answer is known."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from reservoir.probing import classifier
+from reservoir.probing.classifier import BATCH, EPOCH, GRIDS, LAST, Grid, probe
+
+SIZES = {"train": 300, "valid": 200, "test": 200}
+
+
+def problem(label, layers: int = 1, width: int = 4, sizes=SIZES, seed: int = 0) -> tuple:
+    """Normal features (K, N, D), and classes that `label` reads from those of the last layer, (N, D)."""
+    generator = np.random.default_rng(seed)
+    features = {
+        split: generator.standard_normal((layers, rows, width)).astype(np.float32)
+        for split, rows in sizes.items()
+    }
+    classes = {split: label(x_KND[-1]).astype(np.int32) for split, x_KND in features.items()}
+    return features, classes
+
+
+def noise(x_ND: np.ndarray) -> np.ndarray:
+    return np.random.default_rng(len(x_ND)).integers(0, 2, len(x_ND))
+
+
+def test_a_linear_problem_is_learned_where_it_can_be_seen():
+    """The layer that has nothing to do with the classes stays at chance."""
+    features, classes = problem(lambda x_ND: x_ND[:, 0] + x_ND[:, 1] > 0, layers=2)
+    blind, seeing = probe(features, classes, 2)
+    assert seeing.test > 0.93
+    assert abs(blind.test - 0.5) < 0.1
+
+
+def test_exclusive_or_takes_the_hidden_layer():
+    features, classes = problem(
+        lambda x_ND: (x_ND[:, 0] > 0) ^ (x_ND[:, 1] > 0),
+        width=2,
+        sizes=SIZES | {"train": 2000},
+        seed=1,
+    )
+    # A sharper corner is easier: Adam at 0.001 takes small steps.
+    features = {split: 4 * x_KND for split, x_KND in features.items()}
+    one = {"penalty": (1e-5,)}
+    assert probe(features, classes, 2, grid=Grid(**one))[0].test > 0.9
+    assert probe(features, classes, 2, grid=Grid(hidden=(0,), **one))[0].test < 0.7
+    assert probe(features, classes, 2, grid=Grid(hidden=(0, 50), **one))[0].hidden == 50
+
+
+def test_random_labels_stay_at_chance():
+    sizes = {"train": 400, "valid": 1000, "test": 1000}
+    (found,) = probe(*problem(noise, sizes=sizes), 2)
+    assert abs(found.test - 0.5) < 4 * math.sqrt(0.25 / 1000)
+
+
+def test_the_values_are_those_of_the_best_look_at_validation(monkeypatch):
+    """Test sentences that are those of validation have its best accuracy, which is not the last one."""
+    features, classes = problem(noise)
+    features["test"], classes["test"] = features["valid"], classes["valid"]
+    seen = []
+    measure = classifier.accuracy
+
+    def watch(*arguments):
+        seen.append(measure(*arguments))
+        return seen[-1]
+
+    monkeypatch.setattr(classifier, "accuracy", watch)
+    (found,) = probe(features, classes, 2, grid=Grid(penalty=(1e-5,)))
+    looks = [float(accuracy_KG[0, 0]) for accuracy_KG in seen[:-1]]
+    assert found.test == found.valid == max(looks) > looks[-1]
+
+
+def epochs(monkeypatch, accuracies: list[list[float]]) -> tuple[int, classifier.Probe]:
+    """How often a pair of classifiers is trained whose accuracies on validation are these in turn; the chosen one."""
+    trained, looks = [], iter(accuracies)
+    fit = classifier.fit
+    monkeypatch.setattr(classifier, "fit", lambda *a: trained.append(len(a[4])) or fit(*a))
+    monkeypatch.setattr(classifier, "accuracy", lambda *a: np.array([next(looks, [0.0, 0.0])]))
+    (found,) = probe(*problem(noise), 2, grid=Grid(penalty=(1e-5, 1e-4)))
+    assert set(trained) == {EPOCH * -(-SIZES["train"] // BATCH)}
+    return len(trained), found
+
+
+def test_training_ends_with_the_sixth_look_that_is_no_better(monkeypatch):
+    """In all, as SentEval counts them, not in a row; and a better one that comes too late is not seen."""
+    first = [0.5, 0.4, 0.6, 0.4, 0.7, 0.1, 0.1, 0.1, 0.1, 0.99, 0.99]
+    # The second one gets better all the time, and so keeps the first one in training that has ended at look 9.
+    steps = [[accuracy, look / 100] for look, accuracy in enumerate(first)]
+    number, found = epochs(monkeypatch, steps)
+    assert (number, found.valid, found.penalty) == (len(first) + 6, 0.7, 1e-5)
+
+
+def test_training_ends_after_two_hundred_passes(monkeypatch):
+    number, _ = epochs(monkeypatch, [[n / 100, n / 100] for n in range(80)])
+    assert number == LAST // EPOCH + 1
+
+
+def test_validation_chooses_the_l2():
+    """One that leaves nothing is not taken, wherever it stands; of equal ones the first is."""
+    features, classes = problem(lambda x_ND: x_ND[:, 0] > 0)
+    for penalty in ((100.0, 1e-5), (1e-5, 100.0)):
+        (found,) = probe(features, classes, 2, grid=Grid(penalty=penalty))
+        assert found.penalty == 1e-5 and found.test > 0.9
+    (useless,) = probe(features, classes, 2, grid=Grid(penalty=(100.0,)))
+    assert abs(useless.test - 0.5) < 0.1
+    constant = {split: np.zeros_like(x_KND) for split, x_KND in features.items()}
+    assert probe(constant, classes, 2, grid=Grid(hidden=(2, 3)))[0].hidden == 2
+
+
+def test_results_follow_from_the_seed_and_not_from_the_other_layers():
+    features, classes = problem(lambda x_ND: x_ND[:, 0] * x_ND[:, 1] > 0, layers=2)
+    both = probe(features, classes, 2, seed=3)
+    assert both == probe(features, classes, 2, seed=3)
+    last = {split: x_KND[1:] for split, x_KND in features.items()}
+    (alone,) = probe(last, classes, 2, seed=3)
+    assert alone.test == pytest.approx(both[1].test, abs=0.02)
+    assert [p.test for p in both] != [p.test for p in probe(features, classes, 2, seed=4)]
+
+
+def test_each_pass_has_every_sentence_once_in_an_order_of_its_own():
+    one, other = (classifier.order(150, 1, number) for number in (0, 1))
+    assert one.shape == (3, 64)
+    for order_SB in (one, other):
+        assert sorted(order_SB.ravel().tolist()) == [-1] * 42 + list(range(150))
+    assert one[0].tolist() != other[0].tolist()
+    assert (one == classifier.order(150, 1, 0)).all()
+
+
+def test_first_values_are_those_of_pytorch():
+    (kernel, bias), (top, _) = classifier.first_values(jax.random.key(0), 400, 100, 3)
+    for values in (kernel, bias):
+        assert float(jnp.abs(values).max()) == pytest.approx(0.05, rel=0.05)
+        assert float(values.std()) == pytest.approx(0.05 / math.sqrt(3), rel=0.2)
+    assert (top.shape, float(jnp.abs(top).max()) <= 0.1) == ((100, 3), True)
+
+
+def slow_training(layers, x_ND, y_N, order_SB, rate, penalty, noises):
+    """Adam as printed by Kingma and Ba (2015), on one classifier, in float64 and sentence by sentence."""
+    values = [np.asarray(array, np.float64) for layer in layers for array in layer]
+    first, second = ([np.zeros_like(v) for v in values] for _ in range(2))
+    for number, ids in enumerate(order_SB, start=1):
+        kernel, bias, top, shift = values
+        grads = [penalty * v for v in values]
+        ids = [(row, n) for row, n in enumerate(ids) if n >= 0]
+        for row, n in ids:
+            x = x_ND[n].astype(np.float64)
+            scale = (np.asarray(noises[number - 1])[row] >= rate) / (1 - rate)
+            hidden = 1 / (1 + np.exp(-(x @ kernel + bias) * scale))
+            logits = hidden @ top + shift
+            d_logits = np.exp(logits) / np.exp(logits).sum()
+            d_logits[y_N[n]] -= 1
+            d_logits /= len(ids)
+            d_hidden = top @ d_logits * hidden * (1 - hidden) * scale
+            parts = np.outer(x, d_hidden), d_hidden, np.outer(hidden, d_logits), d_logits
+            grads = [g + part for g, part in zip(grads, parts, strict=True)]
+        first = [0.9 * m + 0.1 * g for m, g in zip(first, grads, strict=True)]
+        second = [0.999 * v + 0.001 * g * g for v, g in zip(second, grads, strict=True)]
+        values = [
+            w - 0.001 * (m / (1 - 0.9**number)) / (np.sqrt(v / (1 - 0.999**number)) + 1e-8)
+            for w, m, v in zip(values, first, second, strict=True)
+        ]
+    return values
+
+
+def test_training_is_adam_with_l2_and_dropout_before_the_sigmoid():
+    """Two layers, three members and a last batch that is not full, against the slow reading."""
+    layers, rows, width, hidden, count = 2, 150, 5, 7, 3
+    generator = np.random.default_rng(0)
+    x_KND = generator.standard_normal((layers, rows, width)).astype(np.float32)
+    y_N = generator.integers(0, count, rows).astype(np.int32)
+    members = [(0.0, 0.0), (0.0, 0.3), (0.4, 0.01)]
+    rates_G, penalties_G = (jnp.array(part) for part in zip(*members, strict=True))
+    start = classifier.first_values(jax.random.key(1), width, hidden, count)
+    values = jax.tree.map(lambda x: jnp.broadcast_to(x, (layers, 3, *x.shape)), start)
+    moments = jax.vmap(jax.vmap(classifier._OPTIMIZER.init))(values)
+    order_SB = np.concatenate([classifier.order(rows, 1, number) for number in range(2)])
+    key = jax.random.key(5)
+    arguments = (jnp.asarray(x_KND), jnp.asarray(y_N), order_SB, rates_G, penalties_G, key)
+    found, _ = classifier.fit(values, moments, *arguments)
+    noises = [
+        jax.random.uniform(jax.random.fold_in(key, n), (BATCH, hidden))
+        for n in range(len(order_SB))
+    ]
+    for k in range(layers):
+        for g, (rate, penalty) in enumerate(members):
+            expected = slow_training(start, x_KND[k], y_N, order_SB, rate, penalty, noises)
+            leaves = [np.asarray(array[k, g]) for layer in found for array in layer]
+            for one, other in zip(leaves, expected, strict=True):
+                np.testing.assert_allclose(one, other, atol=2e-5)
+
+
+def test_accuracy_counts_every_sentence_once(monkeypatch):
+    """Also where the last rows that are read at once are not full."""
+    monkeypatch.setattr(classifier, "_READ", 64)
+    features, classes = problem(lambda x_ND: x_ND[:, 0] > 0.3)
+    kernel = jnp.zeros((1, 1, 4, 2)).at[..., 0, 1].set(1.0)
+    bias = jnp.zeros((1, 1, 2)).at[..., 0].set(0.3)
+    for split in SIZES:
+        found = classifier.accuracy(
+            [(kernel, bias)], jnp.asarray(features[split]), jnp.asarray(classes[split])
+        )
+        assert found.tolist() == [[1.0]]
+        wrong = jnp.asarray(1 - classes[split]).at[:7].set(classes[split][:7])
+        found = classifier.accuracy([(kernel, bias)], jnp.asarray(features[split]), wrong)
+        assert found[0, 0] == pytest.approx(7 / SIZES[split])
+
+
+def test_the_grids_of_senteval():
+    assert GRIDS["quick"] == Grid((50,), (0.0,), (1e-5, 1e-4, 1e-3, 1e-2))
+    assert GRIDS["full"] == Grid((50, 100, 200), (0.0, 0.1, 0.2), (1e-5, 1e-4, 1e-3, 1e-2))

@@ -1,0 +1,101 @@
+"""What is hidden of a text, counted over many draws."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from common.data.tokenizer import BOS, EOS, PAD, UNK
+from common.tasks import masking
+from common.tasks.masking import FIRST, most
+
+MASK, RATE, LENGTH = 50, 0.15, 40
+
+mask = jax.jit(masking.mask, static_argnums=(2, 3))
+
+
+def rows(count: int) -> np.ndarray:
+    """<s>, two documents with their ends, an unknown piece in one of them, padding: 27 tokens of text."""
+    generator = np.random.default_rng(0)
+    tokens = np.full((count, LENGTH), PAD, np.int32)
+    tokens[:, :30] = generator.integers(FIRST, MASK, (count, 30))
+    tokens[:, 0], tokens[:, 12], tokens[:, 29], tokens[:, 20] = BOS, EOS, EOS, UNK
+    tokens[:, 21], tokens[:, 30] = 7, 9
+    return tokens
+
+
+TEXT = 27
+"""Tokens of text in each of `rows`."""
+
+
+@pytest.fixture(scope="module")
+def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """20,000 rows: tokens, what is shown, and which positions are chosen."""
+    tokens = rows(20_000)
+    assert ((tokens >= FIRST).sum(1) == TEXT).all()
+    found = mask(jnp.asarray(tokens), jax.random.split(jax.random.key(1), len(tokens)), MASK, RATE)
+    chosen = np.zeros(tokens.shape, bool)
+    for row, (places, weights) in enumerate(
+        zip(np.asarray(found.places_BM), np.asarray(found.weights_BM), strict=True)
+    ):
+        chosen[row, places[weights > 0]] = True
+    at = np.asarray(found.places_BM)
+    assert (np.take_along_axis(tokens, at, 1) == np.asarray(found.targets_BM)).all()
+    assert chosen.sum() == found.weights_BM.sum()  # all different
+    return tokens, np.asarray(found.inputs_BL), chosen
+
+
+def test_fifteen_percent_of_the_text_is_chosen(drawn):
+    _, _, chosen = drawn
+    counts = chosen.sum(1)
+    assert set(counts.tolist()) == {4, 5}  # 4.05 on average
+    assert counts.mean() == pytest.approx(RATE * TEXT, abs=0.02)
+
+
+def test_every_token_of_text_has_the_same_chance_and_others_have_none(drawn):
+    tokens, _, chosen = drawn
+    share = chosen.mean(0)
+    text = tokens[0] >= FIRST
+    # Six standard deviations of a share over 20,000 rows.
+    assert np.abs(share[text] - RATE).max() < 6 * np.sqrt(RATE * (1 - RATE) / len(tokens))
+    assert (share[~text] == 0).all()
+
+
+def test_eighty_ten_ten(drawn):
+    tokens, shown, chosen = drawn
+    masked = (shown == MASK)[chosen].mean()
+    other = ((shown != MASK) & (shown != tokens))[chosen].mean()
+    pieces = MASK - FIRST
+    assert masked == pytest.approx(0.8, abs=0.01)
+    assert other == pytest.approx(0.1 * (1 - 1 / pieces), abs=0.006)  # chance repeats the token
+    assert (shown == tokens)[chosen].mean() == pytest.approx(0.1 + 0.1 / pieces, abs=0.006)
+
+
+def test_another_token_is_any_piece_and_no_special_one(drawn):
+    tokens, shown, chosen = drawn
+    others = shown[chosen & (shown != MASK) & (shown != tokens)]
+    assert set(others.tolist()) == set(range(FIRST, MASK))
+    counts = np.bincount(others, minlength=MASK)[FIRST:]
+    assert counts.max() < 1.5 * counts.min()
+
+
+def test_what_is_not_chosen_stays(drawn):
+    tokens, shown, chosen = drawn
+    assert (shown == tokens)[~chosen].all()
+
+
+@pytest.mark.parametrize(("length", "rate"), [(8, 0.15), (20, 0.15), (512, 0.15), (20, 0.99)])
+def test_there_is_room_for_the_most_that_may_be_chosen(length, rate):
+    tokens = jnp.full((500, length), FIRST, jnp.int32)
+    found = mask(tokens, jax.random.split(jax.random.key(0), 500), MASK, rate)
+    assert found.places_BM.shape[1] == most(length, rate)
+    # Had a row needed more places than there are, it would have fewer than rate times its length.
+    assert float(found.weights_BM.sum(1).mean()) == pytest.approx(rate * length, abs=0.15)
+
+
+def test_a_row_depends_on_its_key_alone():
+    tokens = jnp.asarray(rows(4))
+    keys = jax.random.split(jax.random.key(3), 4)
+    together = mask(tokens, keys, MASK, RATE)
+    alone = mask(tokens[2:3], keys[2:3], MASK, RATE)
+    assert (together.inputs_BL[2] == alone.inputs_BL[0]).all()
