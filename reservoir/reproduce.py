@@ -1,0 +1,80 @@
+"""The paper's tables and figures, measured beside printed: python -m reservoir.reproduce table1 --scale=tiny
+
+Runs what is missing, goes on with what was cut off, and writes CSV, Markdown and PNG into --out. Any field of the
+configurations is an option, as in reservoir.train. --dry-run lists the runs and what they cost.
+"""
+
+from argparse import Namespace
+from typing import Any
+
+from common import program
+
+TARGETS = {
+    **dict.fromkeys(("table1", "table2", "table3", "table5", "table6", "table7"), "tables"),
+    **dict.fromkeys(("fig1", "fig3", "fig4", "fig5", "fig7"), "plots"),
+    **dict.fromkeys(("fig8", "fig9", "fig10", "fig12", "fig13"), "plots"),
+    "table4": "downstream",
+    **dict.fromkeys(("fig2", "fig6", "fig11"), "downstream"),
+}
+"""The paper's tables and figures, with the module of each."""
+
+SCALES = ("tiny", "laptop", "paper")
+
+
+def main() -> None:
+    from common.train.command import reproduce, reproduce_parser
+
+    parser = reproduce_parser("reservoir", TARGETS, SCALES)
+    parser.add_argument(
+        "--settings", default="", help="some of iwslt,iwslt_deep,wmt,enwik8,roberta"
+    )
+    parser.add_argument("--models", default="", help='some of the rows: "Transformer,LayerDrop"')
+    parser.add_argument("--depths", default="", help="some of the depths: 6,8")
+    parser.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="SETTING=DIR",
+        help="where the data of a setting are (default: as its configuration says), those of the"
+        " tasks sst2 and mnli, and the folder of probing",
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="list the runs, train none", dest="dry_run"
+    )
+    reproduce("reservoir", TARGETS, parser, _own)
+
+
+def _own(options: Namespace) -> dict[str, Any]:
+    from pathlib import Path
+
+    from common.config import choose, require
+    from reservoir.downstream import TASKS
+    from reservoir.experiments import MODELS, SETTINGS
+
+    settings, models, depths = (
+        tuple(filter(None, text.split(",")))
+        for text in (options.settings, options.models, options.depths)
+    )
+    for setting in settings:
+        choose("--settings", setting, SETTINGS)
+    for model in models:
+        choose("--models", model, MODELS)
+    for depth in depths:
+        require(depth.isdigit(), f"--depths={options.depths}: {depth!r} is no number of layers")
+    places = {}
+    for given in options.data:
+        setting, equals, place = given.partition("=")
+        require(bool(equals and place), f"--data={given}: it is SETTING=DIR")
+        choose("--data", setting, (*SETTINGS, *TASKS, "probing"))
+        require(Path(place).is_dir(), f"--data={given}: there is no directory {place}")
+        places[setting] = Path(place)
+    return {
+        "settings": settings,
+        "models": models,
+        "depths": tuple(map(int, depths)),
+        "places": places,
+    }
+
+
+if __name__ == "__main__":
+    program.run(main)

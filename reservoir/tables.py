@@ -1,0 +1,118 @@
+"""Tables 1 to 3 and 5 to 7, measured beside printed."""
+
+from collections.abc import Mapping, Sequence
+
+from common.report.comparison import aucc_rows, time_rows
+from common.report.groups import Group
+
+from common.report.table import spread
+from reservoir.experiments import Case, Laboratory
+from reservoir.printed import printed
+
+HOUR = 3600
+
+
+def table1(lab: Laboratory) -> None:
+    """IWSLT with 2 decoder layers: how long until the best BLEU."""
+    _convergence(lab, "table1", "s")
+
+
+def table2(lab: Laboratory) -> None:
+    """WMT with 1 decoder layer."""
+    _convergence(lab, "table2", "h")
+
+
+def table5(lab: Laboratory) -> None:
+    """IWSLT with 6 decoder layers."""
+    _convergence(lab, "table5", "s")
+
+
+def _convergence(lab: Laboratory, name: str, unit: str) -> None:
+    """Best score, time until it and its ratio to the plain model of the same depth, parameters, time of an epoch."""
+    (groups,) = lab.groups(name).values()
+    hours = {case: _hours_to(group, "100") for case, group in groups.items()}
+    plain = {c.layers: _mean(hours[c]) for c in groups if c.model == "Transformer"}
+    paper = printed(name)
+    rows = []
+    for case, group in groups.items():
+        reference = plain.get(case.layers)
+        ratio = None if not reference else f"{_mean(hours[case]) / reference:.2f}"
+        measured = (spread(_best(group), 2), spread(hours[case], 4), ratio, _parameters(group))
+        rows.append(_row(case, "measured", *measured, spread(_epoch(group, unit), 3)))
+        if cells := paper.get((case.model, str(case.layers))):
+            rows.append(_row(case, "printed", *cells))
+    columns = ("best BLEU", "hours to best", "ratio", "trained (all)", f"epoch ({unit})")
+    lab.write(name, (*_COLUMNS, *columns), rows)
+
+
+_COLUMNS = ("model", "layers", "frozen", "")
+
+
+def _row(case: Case, *cells: str | None) -> tuple:
+    frozen = {"Transformer": "0", "LayerDrop": f"{case.reservoirs} dropped"}
+    return case.model, case.layers, frozen.get(case.model, str(case.reservoirs)), *cells
+
+
+def table3(lab: Laboratory) -> None:
+    """Backskipping beside training through the reservoirs, and beside two gradients that cost nothing."""
+    (groups,) = lab.groups("table3").values()
+    areas = aucc_rows(list(groups.values()), "hours", lab.horizon("iwslt"))
+    paper = printed("table3")
+    rows = []
+    for (case, group), area in zip(groups.items(), areas, strict=True):
+        seconds = spread(_epoch(group, "s"), 2)
+        rows.append(_row(case, "measured", spread(area.best, 2), spread(area.raw, 4), seconds))
+        if cells := paper.get((case.model, str(case.layers))):
+            rows.append(_row(case, "printed", *cells))
+    lab.write("table3", (*_COLUMNS, "best BLEU", "AUCC (BLEU hours)", "epoch (s)"), rows)
+
+
+def table6(lab: Laboratory) -> None:
+    """Time until 95 % of the best BLEU."""
+    _partial(lab, "table6", 95)
+
+
+def table7(lab: Laboratory) -> None:
+    """Time until 99 % of the best BLEU."""
+    _partial(lab, "table7", 99)
+
+
+def _partial(lab: Laboratory, name: str, percent: int) -> None:
+    paper = printed(name, keys=3)
+    rows = []
+    for setting, groups in lab.groups(name).items():
+        found = time_rows(list(groups.values()), "hours", lab.horizon(setting), (percent,))
+        for case, (row,) in zip(groups, found, strict=True):
+            hours = [x for x in row.positions("hours") if x is not None]
+            there = [x for x in row.values() if x is not None]
+            cells = (spread(hours, 4), spread(there, 2))
+            rows.append((setting, *_row(case, "measured", *cells)))
+            if cells := paper.get((setting, case.model, str(case.layers))):
+                rows.append((setting, *_row(case, "printed", *cells)))
+    columns = ("data", *_COLUMNS, f"hours to {percent} %", "BLEU there")
+    lab.write(name, columns, rows)
+
+
+def _best(group: Group) -> list[float]:
+    return [run.curve.best.value for run in group.runs]
+
+
+def _hours_to(group: Group, percent: str) -> list[float]:
+    return [run.summary["seconds_to"][percent] / HOUR for run in group.runs]
+
+
+def _epoch(group: Group, unit: str) -> list[float]:
+    """Training time of an epoch."""
+    scale = {"s": 1, "h": HOUR}[unit]
+    return [r.summary["train_seconds"] / r.summary["epochs"] / scale for r in group.runs]
+
+
+def _parameters(group: Group) -> str:
+    """As the paper writes them: trained, and in brackets all where they are others."""
+    counts: Mapping[str, int] = group.runs[0].summary["params"]
+    trained, total = (f"{counts[name] / 1e6:.1f}M" for name in ("trainable", "total"))
+    return trained if trained == total else f"{trained} ({total})"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

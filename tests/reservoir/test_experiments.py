@@ -1,0 +1,198 @@
+"""The paper's tables and figures: which runs they need, and what they make of runs whose figures are known."""
+
+import csv
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from ml_collections import ConfigDict
+
+from common.config import to_json
+from common.errors import UserError
+from common.sharding import make_mesh
+from reservoir import downstream, experiments, plan, plots, run, tables
+from reservoir.experiments import MODELS, NEEDS, SETTINGS, Case, Laboratory
+from reservoir.placement import placement
+from reservoir.printed import printed
+from tests.programs import finish, start
+
+PAPER = [target for target in NEEDS if target not in ("fig2", "fig6", "fig11", "table4")]
+
+
+class Known(Laboratory):
+    """A laboratory whose runs are made up: the score rises to 30 plus the seed at step 200, in as many seconds."""
+
+    def train(self, config: ConfigDict, workdir: Path) -> dict:
+        run.validate(config)
+        lower = config.task != "translation"
+        seconds = 50.0 if config.model.reservoir == "none" else 40.0
+        best = 30.0 + config.seed
+        values = (200 - best, 100 - best, 101 - best) if lower else (best / 2, best, best - 1)
+        name = {"translation": "bleu", "masked_lm": "perplexity"}.get(config.task, "bits_per_byte")
+        points = [
+            {"step": 100 * n, "seconds": n * seconds, "flops": 1e9 * n, "value": value}
+            for n, value in enumerate(values, 1)
+        ]
+        curve = {"name": name, "mode": "min" if lower else "max", "points": points}
+        return {
+            "curve": curve,
+            "config": to_json(config),
+            "params": {"trainable": 2_000_000, "frozen": 500_000, "total": 2_500_000},
+            "seed": config.seed,
+            "test": {name: best},
+            "train_seconds": 3 * seconds,
+            "epochs": 6.0,
+            "seconds_to": {"95": 2 * seconds, "99": 2 * seconds, "100": 2 * seconds},
+        }
+
+
+def laboratory(out: Path, kind: type = Known, **fields) -> Laboratory:
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    given = {"scale": "tiny", "seeds": 1, "fields": [], **fields}
+    return kind(out=out, mesh=mesh, **given)
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("scale", ["tiny", "laptop", "paper"])
+@pytest.mark.parametrize("target", NEEDS)
+def test_every_run_of_every_table_and_figure_has_a_valid_configuration(tmp_path, target, scale):
+    lab = laboratory(tmp_path, scale=scale)
+    found = {}
+    for cases in lab.needed(target).values():
+        for case in cases:
+            config = lab.configuration(case, 1)
+            run.validate(config)
+            # One folder never serves two configurations.
+            assert found.setdefault(case.name(1), to_json(config)) == to_json(config)
+            assert config.model[SETTINGS[case.setting].layers] == case.layers
+            assert config.model.reservoir == MODELS[case.model][0]
+
+
+def test_the_papers_grid_is_that_of_its_tables(tmp_path):
+    lab = laboratory(tmp_path, scale="paper")
+    for table in ("table1", "table2", "table5"):
+        (cases,) = lab.needed(table).values()
+        assert {(case.model, str(case.layers)) for case in cases} == set(printed(table))
+        for case in cases:
+            frozen = printed(table)[case.model, str(case.layers)]
+            assert len(frozen) == 5 and len(placement(case.layers, case.reservoirs)) in (2, 4)
+    for table in ("table6", "table7"):
+        asked = {
+            (setting, case.model, str(case.layers))
+            for setting, cases in lab.needed(table).items()
+            for case in cases
+        }
+        assert asked == set(printed(table, keys=3))
+    assert {key[0] for key in printed("table3")} <= set(NEEDS["table3"].models)
+    assert len(printed("table4")) == 24
+
+
+def test_layerdrop_leaves_out_as_much_as_others_freeze_and_backskipping_waits_for_the_warmup(
+    tmp_path,
+):
+    lab = laboratory(tmp_path, scale="paper")
+    dropped = lab.configuration(Case("wmt", "LayerDrop", 16, 4), 1)
+    assert dropped.model.layerdrop == 0.25 and dropped.model.reservoir == "none"
+    skipping = lab.configuration(Case("iwslt", "Backskip Reservoir", 8, 2), 3)
+    assert skipping.model.backskip.estimator == "policy" and skipping.seed == 3
+    assert skipping.model.backskip.warmup_steps == skipping.optimizer.warmup_steps == 4000
+
+
+def test_table_1_by_hand(tmp_path):
+    """Two seeds: best 31 and 32; 100 s to it, 80 s with reservoirs; epochs of 25 and 20 s."""
+    tables.table1(laboratory(tmp_path, seeds=2))
+    plain, t, ffn, dropped = read(tmp_path / "table1.csv")
+    assert plain["best BLEU"] == "31.50 ± 0.71" and plain["frozen"] == "0"
+    assert plain["hours to best"] == "0.0278 ± 0.0000" and plain["ratio"] == "1.00"
+    assert plain["trained (all)"] == "2.0M (2.5M)" and plain["epoch (s)"] == "25.000 ± 0.000"
+    assert t["ratio"] == ffn["ratio"] == "0.80" and t["epoch (s)"] == "20.000 ± 0.000"
+    assert dropped["frozen"] == "1 dropped" and dropped["ratio"] == "1.00"
+
+
+def test_measured_stands_beside_printed(tmp_path):
+    lab = laboratory(tmp_path, scale="paper", depths=(8,), models=("Transformer", "FFN Reservoir"))
+    tables.table1(lab)
+    rows = read(tmp_path / "table1.csv")
+    assert [row[""] for row in rows] == ["measured", "printed"] * 2
+    assert rows[3]["best BLEU"] == "34.56 ± 0.16" and rows[3]["ratio"] == "0.86"
+    tables.table6(laboratory(tmp_path, scale="paper", settings=("wmt",), depths=(24,)))
+    rows = read(tmp_path / "table6.csv")
+    assert rows[1]["hours to 95 %"] == "5.262 ± 0.607" and rows[1]["data"] == "wmt"
+    assert rows[0]["BLEU there"] == "31.00"
+
+
+def test_table_3_has_the_areas_of_one_horizon(tmp_path):
+    """The longest run ends at 150 s: the others hold their best until there."""
+    tables.table3(laboratory(tmp_path, models=("Transformer", "T Reservoir")))
+    plain, t = read(tmp_path / "table3.csv")
+    hours = 1 / 3600
+    area = 50 * 15.5 / 2 + 50 * (15.5 + 31) / 2 + 50 * 31
+    assert plain["AUCC (BLEU hours)"] == f"{area * hours:.4f}"
+    area = 40 * 15.5 / 2 + 40 * (15.5 + 31) / 2 + 70 * 31
+    assert t["AUCC (BLEU hours)"] == f"{area * hours:.4f}"
+
+
+@pytest.mark.parametrize("target", PAPER)
+def test_every_target_is_written(tmp_path, target):
+    module = tables if target.startswith("table") else plots
+    getattr(module, target)(laboratory(tmp_path))
+    made = sorted(path.name for path in tmp_path.iterdir())
+    assert any(name.endswith(".csv") for name in made) and any(n.endswith(".md") for n in made)
+    assert target.startswith("table") == (not any(name.endswith(".png") for name in made))
+
+
+def test_options_that_leave_nothing_are_named(tmp_path):
+    for fields in ({"depths": (7,)}, {"settings": ("wmt",)}, {"models": ("BiGRU Reservoir",)}):
+        with pytest.raises(UserError, match="leave nothing of table1, which has iwslt and Transf"):
+            tables.table1(laboratory(tmp_path, **fields))
+    with pytest.raises(UserError, match="the probing tasks are missing: --data=probing=DIR"):
+        downstream.table4(laboratory(tmp_path))
+    with pytest.raises(UserError, match="has none of the tasks of Table 4"):
+        downstream.table4(laboratory(tmp_path, places={"probing": tmp_path}))
+
+
+def test_the_plan_lists_runs_and_what_is_done(tmp_path, capsys):
+    done = tmp_path / "runs" / "iwslt_3_ffn_reservoir_seed1"
+    done.mkdir(parents=True)
+    (done / "summary.json").write_text("{}")
+    plan.show(laboratory(tmp_path, seeds=2), "table1")
+    shown = capsys.readouterr().out.splitlines()
+    assert sum("_seed" in line for line in shown) == 8
+    assert [line.split()[0] for line in shown if line.endswith("yes")] == [done.name]
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_the_plan_counts_two_operations_for_a_weight_forward_and_for_each_gradient():
+    config = experiments.translation.tiny(experiments.translation.iwslt("ffn"))
+    structure = plan.abstract(config)
+    product = lambda shape: shape[0] * shape[1]  # noqa: E731
+    trained = sum(product(v.shape) for n, v in structure.trainable.items() if n.endswith("kernel"))
+    frozen = sum(product(v.shape) for n, v in structure.frozen.items() if n.endswith("kernel"))
+    table = config.data.vocab_size * config.model.width
+    expected = (6 * (trained + table) + 4 * frozen) * config.data.tokens_per_batch
+    assert plan.flops(config, structure) == expected
+
+
+def test_from_the_command_line_and_again_without_training(tmp_path):
+    """One case for real; then the same with a faulty option."""
+    out = tmp_path / "out"
+    program = [sys.executable, "-m", "reservoir.reproduce", "table1", f"--out={out}"]
+    program.append("--models=FFN Reservoir")
+    small = ["width=16", "hidden=16", "heads=2", "decoder_layers=1"]
+    fields = [f"--config.model.{field}" for field in small]
+    fields += ["--config.train.steps=4", "--config.eval.steps=2", "--config.eval.sentences=4"]
+    finish(start([*program, *fields]))
+    (row,) = read(out / "table1.csv")
+    assert row["model"] == "FFN Reservoir" and row["ratio"] == ""
+    log = out / "runs" / "iwslt_3_ffn_reservoir_seed1" / "metrics.jsonl"
+    before = log.read_bytes()
+    finish(start([*program, *fields]))
+    assert log.read_bytes() == before
+    assert "there is no directory nowhere" in finish(
+        start([*program, "--data=iwslt=nowhere"]), code=2
+    )
