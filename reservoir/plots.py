@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from common.report.comparison import aucc_table
 from common.report.figures import curves_figure, layers_figure
 from common.report.groups import Group
-
 from reservoir.experiments import Case, Laboratory
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 
 from common.report.comparison import aucc_rows, time_rows
 from common.report.groups import Group
-
 from common.report.table import spread
 from reservoir.experiments import Case, Laboratory
 from reservoir.printed import printed

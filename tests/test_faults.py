@@ -187,7 +187,10 @@ FIELDS = [
     ("model.reservoirs=9", "9 alternating reservoirs need 17 layers, there are 1"),
     ("model.reservoirs=0", "--config.model.reservoirs must be at least 1, got 0"),
     ("model.reservoirs=-2", "--config.model.reservoirs must be at least 0, got -2"),
-    ("model.reservoir=fnn", "choose one of none, transformer, ffn, bigru, cnn, gmlp; did you mean ffn?"),
+    (
+        "model.reservoir=fnn",
+        "choose one of none, transformer, ffn, bigru, cnn, gmlp; did you mean ffn?",
+    ),
     ("model.heads=3", "--config.model.width=32 is not divisible by --config.model.heads=3"),
     ("model.heads=0", "--config.model.heads must be at least 1, got 0"),
     ("model.width=0", "--config.model.width must be at least 1, got 0"),

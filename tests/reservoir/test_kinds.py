@@ -9,7 +9,8 @@ from flax import nnx
 from common import variables
 from common.model.block import Context
 from common.model.encoder_decoder import Stack
-from reservoir.model import BOTH_WAYS, RESERVOIRS, validate
+from reservoir.kinds import BOTH_WAYS, RESERVOIRS
+from reservoir.model import validate
 from tests.model import helpers
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -1,0 +1,62 @@
+"""The kinds of reservoir (section 2.1 and appendix A): layers that stay at their random initialization."""
+
+from collections.abc import Callable
+
+from ml_collections import ConfigDict
+
+from common.model import transformer
+from common.model.block import Block
+from common.model.convolution import DynamicConvolution
+from common.model.gated_mlp import GatedMlp
+from common.model.recurrent import BiGru
+from common.model.spatial import Spatial
+
+# A layer that is trained: (model, rngs=, rate=) -> Block.
+Layer = Callable[..., Block]
+
+
+def _transformer_reservoir(model: ConfigDict, layer: Layer, causal: bool, **options) -> Block:
+    """A whole layer of the stack, attention included."""
+    return layer(model, **options)
+
+
+def _ffn_reservoir(model: ConfigDict, layer: Layer, causal: bool, **options) -> Block:
+    """FFN(LN(x)) + x, with no attention at all."""
+    feed_forward = transformer.feed_forward(model, rngs=options["rngs"])
+    return transformer.make_block(model, [feed_forward], **options)
+
+
+def _bigru_reservoir(model: ConfigDict, layer: Layer, causal: bool, **options) -> Block:
+    """A bidirectional GRU, half the width in each direction, and a projection."""
+    return transformer.make_block(model, [BiGru(model.width, rngs=options["rngs"])], **options)
+
+
+def _cnn_reservoir(model: ConfigDict, layer: Layer, causal: bool, **options) -> Block:
+    """A layer of Wu et al. (2019): a dynamic convolution in the place of attention."""
+    rngs = options["rngs"]
+    convolution = DynamicConvolution(
+        model.width, model.heads, model.kernel, rngs=rngs, causal=causal
+    )
+    feed_forward = transformer.feed_forward(model, rngs=rngs)
+    return transformer.make_block(model, [convolution, feed_forward], **options)
+
+
+def _gmlp_reservoir(model: ConfigDict, layer: Layer, causal: bool, **options) -> Block:
+    """Not in the paper: positions are mixed by a random matrix that is never trained (see `Spatial`)."""
+    rngs = options["rngs"]
+    longest = model.length if "length" in model else model.max_length
+    spatial = Spatial(longest, rngs=rngs, causal=causal)
+    gated = GatedMlp(model.width, model.hidden, spatial, rngs=rngs, activation=model.activation)
+    return transformer.make_block(model, [gated], **options)
+
+
+RESERVOIRS = {
+    "transformer": _transformer_reservoir,
+    "ffn": _ffn_reservoir,
+    "bigru": _bigru_reservoir,
+    "cnn": _cnn_reservoir,
+    "gmlp": _gmlp_reservoir,
+}
+
+BOTH_WAYS = ("bigru",)
+"""Kinds that see what follows, so that no decoder can have them."""
