@@ -1,6 +1,7 @@
 """What masked language models with reservoirs are good for: Table 4 (probing), Figures 2, 6 and 11 (fine-tuning)."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from common.config import require
@@ -172,6 +173,6 @@ def table4(lab: Laboratory) -> None:
     lab.write("table4", columns, rows)
 
 
-def _paths(place, name: str):
+def _paths(place: Path, name: str) -> tuple[Path, Path]:
     plain = task_path(place, name)
     return plain, plain.with_name(f"{plain.name}.gz")

@@ -52,6 +52,8 @@ def reproduce(
 ) -> None:
     """`python -m PAPER.reproduce TARGET`: calls TARGET of the module that `targets` names, with a laboratory.
 
+    Where the parser has --dry-run, that calls `PAPER.plan.show` instead.
+
     Args:
       own: what the paper's `experiments.Laboratory` takes beyond what all do, out of the options.
     """

@@ -1,5 +1,7 @@
 """Every kind of reservoir in every stack that can have it, and LayerDrop, the baseline."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,9 @@ from flax import nnx
 from common import variables
 from common.model.block import Context
 from common.model.encoder_decoder import Stack
+from common.sharding import make_mesh
+from reservoir import run
+from reservoir.backskip import skips
 from reservoir.kinds import BOTH_WAYS, RESERVOIRS
 from reservoir.model import validate
 from tests.model import helpers
@@ -110,3 +115,36 @@ def test_a_dropped_layer_is_left_out_of_the_arithmetic_and_of_the_gradient(make_
         assert np.any(found["source_embed/table"])
     assert len(patterns) > 2
     assert "conditional" in gradient.lower(values, jax.random.key(0)).compile().as_text()
+
+
+# What changes with the step.
+
+
+@pytest.mark.slow
+def test_layerdrop_and_backskipping_go_on_bit_for_bit(make_config, tmp_path):
+    """Stopped after 3 of 6 steps and gone on with: the same checkpoint in the end as without a stop."""
+    config = make_config("cnn", layerdrop=0.3)
+    config.model.backskip.update({"estimator": "policy", "warmup_steps": 2})
+    config.model.backskip.anneal = 0.5
+    config.optimizer.update({"schedule": "constant", "warmup_steps": 0})
+    config.update_from_flattened_dict(
+        {
+            "data.vocab_size": 300,
+            "data.cache_dir": str(tmp_path / "cache"),
+            "data.tokens_per_batch": 256,
+            "eval.sentences": 4,
+            "eval.steps": 3,
+            "checkpoint.steps": 3,
+            "decode.beams": 1,
+            "wandb.mode": "disabled",
+        }
+    )
+    assert len({skips(config.model.backskip, config.seed, step) for step in range(6)}) == 2
+    mesh, sums = make_mesh({"data": 1}, jax.devices()[:1]), []
+    for name, ends in (("whole", (6,)), ("stopped", (3, 6))):
+        for end in ends:
+            config.train.steps = end
+            run.fit(config, tmp_path / name, mesh)
+        meta = tmp_path / name / "checkpoints" / "latest" / "6" / "meta" / "metadata"
+        sums.append(json.loads(meta.read_text())["checksum"])
+    assert sums[0] == sums[1]

@@ -20,10 +20,6 @@ SMALL = {
     "model.width": 32,
     "model.hidden": 64,
     "model.heads": 2,
-    # What draws at random or changes with the step has to resume too.
-    "model.layerdrop": 0.1,
-    "model.backskip.estimator": "policy",
-    "model.backskip.warmup_steps": 20,
     "decode.beams": 2,
     "decode.extra": 4,
     "eval.sentences": 8,
