@@ -126,7 +126,11 @@ def test_loss_and_gradients_agree_on_every_mesh(name: str, make_config, on_one_d
         np.testing.assert_allclose(gradients[key], expected, rtol=1e-4, atol=1e-4, err_msg=key)
 
 
-@pytest.mark.parametrize("kind", ["bigru", "cnn", "gmlp", "transformer, skipped", "none, dropped"])
+# Those with a loop or a gradient of their own; the others are products like a plain layer's.
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("cnn", "gmlp", "none, dropped")]
+
+
+@pytest.mark.parametrize("kind", ["bigru", "transformer, skipped", *SLOW])
 def test_every_kind_of_reservoir_agrees_on_a_mesh(kind: str, make_config) -> None:
     kind, _, how = kind.partition(", ")
     small = {"encoder_layers": 2, "placement": "RL", "decoder_layers": 1, "dropout": 0.3}
