@@ -56,7 +56,7 @@ def make(side: str, variant: str, dtype: str, rate: float) -> Callable[[], float
 
 
 def make_kind(reservoir: str, dtype: str, fields: dict) -> Callable[[], float]:
-    """The same for our own kinds; the file `memory` in the fields takes the bytes that its compiled step needs."""
+    """The same for our own kinds; the file `note` of the fields takes the bytes that its compiled step needs."""
     from benchmarks.ours import iwslt, translation_step
 
     fields = dict(fields)
@@ -91,19 +91,19 @@ def main() -> None:
 
     memory: dict[str, int] = {}
 
-    def ours(group: dict[str, tuple], dtype: str, common: dict, end: str, plain: str) -> None:
-        """Times a group of our own kinds beside the plain model."""
+    def ours(group: dict[str, tuple], dtype: str, common: dict, end: str) -> None:
+        """Times a group of our own kinds beside the plain model; `end` tells its cases from those of other groups."""
         with TemporaryDirectory() as folder:
             factories = {}
             for name, (reservoir, fields, most) in {"plain": ("none", {}, None), **group}.items():
-                case = (plain if name == "plain" else name) + end
+                case = name + end
                 note = Path(folder) / name
                 given = {**common, **fields, "note": str(note)}
                 factories[case] = partial(make_kind, reservoir, dtype, given)
                 if name != "plain":
-                    pairs.append((case, plain + end))
+                    pairs.append((case, f"plain{end}"))
                 if most:
-                    targets[f"{case} / {plain}{end}"] = most
+                    targets[f"{case} / plain{end}"] = most
             with isolated(factories) as cases:
                 timings.update(compare(cases, rounds=options.rounds, warmup=2, settle=1))
             for case, name in zip(factories, ("plain", *group), strict=True):
@@ -111,11 +111,11 @@ def main() -> None:
 
     for dtype in options.types:
         if "kinds" in options.parts:
-            for number, group in enumerate(KINDS):
-                ours(group, dtype, {}, f" {dtype}", "plain, again" if number else "plain, kinds")
+            for number, group in enumerate(KINDS, 1):
+                ours(group, dtype, {}, f" {dtype}, kinds {number}")
         if "deep" in options.parts:
             deep = {"FFN": ("ffn", {}, DEEP_TARGET), "T": ("transformer", {}, None)}
-            ours(deep, dtype, DEEP, f" 24 layers {dtype}", "plain")
+            ours(deep, dtype, DEEP, f" {dtype}, 24 layers")
 
     # Two groups per type, as many processes as fit in a laptop's memory.
     for dtype in options.types if "peers" in options.parts else ():

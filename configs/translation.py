@@ -109,7 +109,7 @@ def multi30k(reservoir: str) -> ConfigDict:
 
 
 def laptop(config: ConfigDict) -> ConfigDict:
-    """The same layers half as wide on Multi30k, to the end of a cosine: about 40 minutes on two CPU cores."""
+    """The same layers half as wide on Multi30k, to the end of a cosine, for two CPU cores."""
     small = multi30k(config.model.reservoir)
     for group in ("data", "eval"):
         config[group] = small[group]
