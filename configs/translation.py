@@ -117,7 +117,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
     config.model.dtype = "bfloat16"
     config.model.backskip.warmup_steps = 300
     config.optimizer.update({"learning_rate": 2e-3, "schedule": "cosine", "warmup_steps": 300})
-    config.train.steps = 2400
+    config.train.steps = 2000
     config.eval.update({"steps": 200, "patience": 0})
     config.checkpoint.steps = 200
     return config
