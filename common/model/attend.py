@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from common.model.dropout import dropout, fold
+
 BLOCK = 256
 """Queries that are worked on together: what lies ahead of a whole block is skipped where attention is causal."""
 
@@ -18,14 +20,22 @@ def attend(
     *,
     causal: bool = False,
     key_lengths_B: jax.Array | None = None,
+    window: int | None = None,
+    rate: float = 0.0,
+    key: jax.Array | None = None,
 ) -> jax.Array:
     """Softmax attention over the first `key_lengths_B` keys; (B, T, H, K).
+
+    Args:
+      window: where it is causal, a query sees this many keys, its own the last one; None for all.
+      rate, key: of dropout of the weights.
 
     The backend's fused kernel is used where it has one for this type (cuDNN on GPUs: bfloat16 and float16).
     """
     fused = jax.default_backend() == "gpu" and query_BTHK.dtype in (jnp.bfloat16, jnp.float16)
-    if not fused:
-        return _attend(query_BTHK, key_BSHK, value_BSHK, causal, key_lengths_B)
+    rate = 0.0 if key is None else rate
+    if not fused or rate:
+        return _attend(query_BTHK, key_BSHK, value_BSHK, causal, key_lengths_B, window, rate, key)
     query_lengths_B = None
     if key_lengths_B is not None:
         query_lengths_B = jnp.full(query_BTHK.shape[:1], query_BTHK.shape[1], jnp.int32)
@@ -36,11 +46,14 @@ def attend(
         is_causal=causal,
         query_seq_lengths=query_lengths_B,
         key_value_seq_lengths=key_lengths_B,
+        local_window_size=None if window is None else (window - 1, 0),
         implementation="cudnn",
     )
 
 
-def _attend(query_BTHK, key_BSHK, value_BSHK, causal, key_lengths_B) -> jax.Array:
+def _attend(
+    query_BTHK, key_BSHK, value_BSHK, causal, key_lengths_B, window, rate, key
+) -> jax.Array:
     """The same as plain products, heads before positions, a block of queries at a time where it is causal."""
     queries, keys = query_BTHK.shape[1], key_BSHK.shape[1]
     query_BHTK = query_BTHK.transpose(0, 2, 1, 3) * query_BTHK.shape[-1] ** -0.5
@@ -54,12 +67,16 @@ def _attend(query_BTHK, key_BSHK, value_BSHK, causal, key_lengths_B) -> jax.Arra
         )
         visible_BHTS = True
         if causal:
-            visible_BHTS = jnp.arange(seen) <= jnp.arange(start, end)[:, None]
+            ahead_TS = jnp.arange(seen) - jnp.arange(start, end)[:, None]
+            visible_BHTS = ahead_TS <= 0
+            if window is not None and window < end:
+                visible_BHTS &= ahead_TS > -window
         if key_lengths_B is not None:
             visible_BHTS &= jnp.arange(seen) < key_lengths_B[:, None, None, None]
         # Not minus infinity: a sequence of padding alone must not become NaN.
         logits_BHTS = jnp.where(visible_BHTS, logits_BHTS, jnp.finfo(jnp.float32).min)
         weights_BHTS = jax.nn.softmax(logits_BHTS, axis=-1).astype(value_BHSK.dtype)
+        weights_BHTS = dropout(weights_BHTS, rate, fold(key, start))
         blocks.append(jnp.matmul(weights_BHTS, value_BHSK[:, :, :seen]))
     return jnp.concatenate(blocks, axis=2).transpose(0, 2, 1, 3)
 

@@ -32,7 +32,7 @@ class Attention(Function):
 
         self.query, self.key, self.value = inner(), inner(), inner()
         self.out = Linear(width, width, ("heads", "embed"), rngs=rngs)
-        self.heads = heads
+        self.heads, self.size = heads, width // heads
         self.causal = causal
 
     def _split(self, x_BLD: jax.Array) -> jax.Array:
@@ -41,17 +41,27 @@ class Attention(Function):
     def _project(self, x_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
         return self._split(self.key(x_BLD)), self._split(self.value(x_BLD))
 
-    def _merge(self, y_BTHK: jax.Array) -> jax.Array:
-        return self.out(y_BTHK.reshape(*y_BTHK.shape[:2], -1))
+    def _all(
+        self, x_BLD: jax.Array, positions_L: jax.Array, key: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries, keys and values of a sequence whose tokens stand at these positions, (B, L, H, K) each."""
+        del positions_L, key
+        return self._split(self.query(x_BLD)), *self._project(x_BLD)
+
+    def _merge(self, y_BTHK: jax.Array, key: jax.Array | None = None) -> jax.Array:
+        return self.out(y_BTHK.reshape(*y_BTHK.shape[:2], -1), key=key)
+
+    def _seen(self, positions_L: jax.Array, index: jax.Array) -> jax.Array:
+        """Which positions the token at `index` sees when decoding."""
+        return positions_L <= index
 
     def __call__(
         self, x_BTD: jax.Array, context: Context, key: jax.Array | None = None
     ) -> jax.Array:
-        query = self._split(self.query(x_BTD))
         # A causal query never sees the padding behind it.
         lengths = None if self.causal else context.lengths_B
-        y = attend(query, *self._project(x_BTD), causal=self.causal, key_lengths_B=lengths)
-        return self._merge(y)
+        heads = self._all(x_BTD, jnp.arange(x_BTD.shape[1]))
+        return self._merge(attend(*heads, causal=self.causal, key_lengths_B=lengths))
 
     def cache(self, batch: int, room: Room, context: Context) -> Any:
         """Keys and values of all hypotheses of a sentence side by side, and who of them wrote what each one sees.
@@ -59,10 +69,10 @@ class Attention(Function):
         Beam search then reorders small integers, `writers`, and no key is ever moved.
         """
         sentences = batch if context.memory_BSD is None else context.memory_BSD.shape[0]
-        each, size = batch // sentences, self.key.kernel.shape[1] // self.heads
+        each = batch // sentences
         return (
-            Memory.empty((sentences, self.heads, size, each), 3, room),
-            Memory.empty((sentences, self.heads, each, size), 2, room),
+            Memory.empty((sentences, self.heads, self.size, each), 3, room),
+            Memory.empty((sentences, self.heads, each, self.size), 2, room),
             Memory.empty((batch, 1), 1, room, jnp.int32, -1),
         )
 
@@ -73,19 +83,20 @@ class Attention(Function):
         # The T hypotheses of a sentence are its queries; at each position they write T keys, S = L T in all.
         x_BTD = x_N1D.reshape(-1, keys.each, x_N1D.shape[-1])
         slots_T = jnp.arange(keys.each)
-        key_BHKT, value_BHTK = store(*self._project(x_BTD))
+        query_BTHK, *new = self._all(x_BTD, jnp.full(keys.each, index))
+        key_BHKT, value_BHTK = store(*new)
         own_N1 = jnp.tile(slots_T, len(x_BTD))[:, None]
         keys, values = keys.write(key_BHKT, index), values.write(value_BHTK, index)
         writers = writers.write(own_N1.astype(jnp.int32), index)
 
         def visible(writers_NL: jax.Array, positions_L: jax.Array) -> jax.Array:
             """(B, 1, T, S)."""
-            writers_NL = jnp.where(positions_L <= index, writers_NL, -1)
+            writers_NL = jnp.where(self._seen(positions_L, index), writers_NL, -1)
             visible_NLT = writers_NL[..., None] == slots_T
             return visible_NLT.reshape(*x_BTD.shape[:2], -1)[:, None]
 
         y_BTHK = attend_stored(
-            self._split(self.query(x_BTD)),
+            query_BTHK,
             [part for part, _ in keys.parts()],
             [part for part, _ in values.parts()],
             [visible(*part) for part in writers.parts()],
@@ -95,7 +106,8 @@ class Attention(Function):
     def remember(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
         """Of sequences that have one hypothesis each."""
         keys, values, writers = cache
-        key_BHKL, value_BHLK = store(*self._project(x_BLD))
+        _, *new = self._all(x_BLD, jnp.arange(x_BLD.shape[1]))
+        key_BHKL, value_BHLK = store(*new)
         own_BL = jnp.zeros(x_BLD.shape[:2], jnp.int32)
         return keys.filled(key_BHKL), values.filled(value_BHLK), writers.filled(own_BL)
 

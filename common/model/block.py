@@ -73,7 +73,7 @@ class Stateless(Function):
 
 
 class Residual(nnx.Module):
-    """x + f(norm(x)) (placement "pre") or norm(x + f(x)) (placement "post")."""
+    """x + f(norm(x)) (placement "pre") or norm(x + f(x)) (placement "post"); `norm` is LayerNorm where not given."""
 
     def __init__(
         self,
@@ -83,9 +83,10 @@ class Residual(nnx.Module):
         rngs: nnx.Rngs,
         placement: str = "pre",
         rate: float = 0.0,
+        norm: nnx.Module | None = None,
     ):
         self.function = function
-        self.norm = LayerNorm(width, rngs=rngs)
+        self.norm = LayerNorm(width, rngs=rngs) if norm is None else norm
         self.placement = placement
         self.rate = rate
 

@@ -18,6 +18,7 @@ class Embed(nnx.Module):
       positions: "sinusoidal", "learned" or "none".
       maximum: the longest sequence, for learned positions.
       pad: the row of this id starts at zero (fairseq).
+      types: kinds of text (BERT's segments), of which every token here has the first; 0 for none.
     """
 
     def __init__(
@@ -31,8 +32,10 @@ class Embed(nnx.Module):
         scale: bool = True,
         rate: float = 0.0,
         pad: int | None = 0,
+        types: int = 0,
     ):
-        table = initializers.normal(width**-0.5)(rngs.params(), (vocabulary, width))
+        draw = initializers.normal(width**-0.5)
+        table = draw(rngs.params(), (vocabulary, width))
         if pad is not None:
             table = table.at[pad].set(0)
         self.table = nnx.Param(table, axes=("vocab", "embed"))
@@ -43,6 +46,9 @@ class Embed(nnx.Module):
             "learned": lambda: position.Learned(maximum, width, rngs=rngs),
             "none": lambda: None,
         }[positions]()
+        self.types = (
+            nnx.Param(draw(rngs.params(), (types, width)), axes=(None, "embed")) if types else None
+        )
 
     def __call__(
         self,
@@ -55,6 +61,8 @@ class Embed(nnx.Module):
         x_BLD = self.table[...][tokens_BL] * self.scale
         if self.positions is not None:
             x_BLD = x_BLD + self.positions(start + jnp.arange(tokens_BL.shape[1]))
+        if self.types is not None:
+            x_BLD = x_BLD + self.types[0]
         return dropout(x_BLD.astype(dtype), self.rate, key)
 
     def logits(self, x_BLD: jax.Array) -> jax.Array:

@@ -21,6 +21,7 @@ class Stack(nnx.Module):
     """Blocks one after the other, and a final norm for pre-norm blocks.
 
     Args:
+      final_norm: True for LayerNorm, or another norm.
       remat: the blocks' own activations are computed again in the backward pass, where memory is short.
       drop: the probability with which training leaves out each block (LayerDrop, Fan et al., 2020).
     """
@@ -31,12 +32,14 @@ class Stack(nnx.Module):
         width: int,
         *,
         rngs: nnx.Rngs,
-        final_norm: bool = True,
+        final_norm: bool | nnx.Module = True,
         remat: bool = False,
         drop: float = 0.0,
     ):
         self.blocks = nnx.List(blocks)
-        self.norm = LayerNorm(width, rngs=rngs) if final_norm else None
+        if final_norm is True:
+            final_norm = LayerNorm(width, rngs=rngs)
+        self.norm = final_norm or None
         self.remat, self.drop = remat, drop
 
     def __call__(

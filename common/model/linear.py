@@ -91,8 +91,11 @@ class Linear(nnx.Module):
         bound = 1 / math.sqrt(self.kernel.shape[0])
         return {"kernel": ("orthogonal",), "bias": ("uniform", bound)}
 
-    def __call__(self, x_BLD: jax.Array, dtype: jnp.dtype | None = None) -> jax.Array:
-        """Returns (B, L, F) in `dtype`, by default in the type of x."""
+    def __call__(
+        self, x_BLD: jax.Array, dtype: jnp.dtype | None = None, key: jax.Array | None = None
+    ) -> jax.Array:
+        """Returns (B, L, F) in `dtype`, by default in the type of x. `key` is for adapters, which have dropout."""
+        del key
         y_BLF = matmul(x_BLD, self.kernel[...])
         if self.bias is not None:
             y_BLF = y_BLF + self.bias[...]

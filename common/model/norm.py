@@ -1,4 +1,4 @@
-"""Layer normalization."""
+"""Normalization of the last axis: LayerNorm and RMSNorm."""
 
 import jax
 import jax.numpy as jnp
@@ -24,3 +24,19 @@ class LayerNorm(nnx.Module):
         variance = jnp.square(centred).mean(-1, keepdims=True)
         y = centred * jax.lax.rsqrt(variance + self.epsilon)
         return (y * self.scale[...] + self.bias[...]).astype(x_BLD.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """Divides the last axis by its root mean square in float32, then scales (Zhang and Sennrich, 2019)."""
+
+    def __init__(self, width: int, *, rngs: nnx.Rngs, epsilon: float = 1e-6):
+        self.scale = nnx.Param(initializers.ones(rngs.params(), (width,)), axes=(None,))
+        self.epsilon = epsilon
+
+    def __call__(self, x_BLD: jax.Array) -> jax.Array:
+        x = x_BLD.astype(jnp.float32)
+        y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.epsilon)
+        return (y * self.scale[...]).astype(x_BLD.dtype)
+
+
+NORMS = {"layer": LayerNorm, "rms": RMSNorm}

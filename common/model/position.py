@@ -1,6 +1,7 @@
-"""Positions: sinusoidal and learned."""
+"""Positions: sinusoidal and learned, which are added to the tokens, and rotary, which turn queries and keys."""
 
 import math
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -38,3 +39,24 @@ class Learned(nnx.Module):
 
     def __call__(self, positions_L: jax.Array) -> jax.Array:
         return self.table[...][positions_L]
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Turns the first `rotated` dimensions of every head by angles that grow with the position (Su et al., 2021).
+
+    Dimension k of the first half makes a pair with k of the second, as in Hugging Face's models.
+    """
+
+    rotated: int
+    theta: float = 10_000.0
+
+    def __call__(self, x_BLHK: jax.Array, positions_L: jax.Array) -> jax.Array:
+        half = self.rotated // 2
+        rates = self.theta ** (-jnp.arange(half) / half)
+        angles_L1R = (positions_L[:, None].astype(jnp.float32) * rates)[:, None]
+        cosine, sine = jnp.cos(angles_L1R), jnp.sin(angles_L1R)
+        x = x_BLHK.astype(jnp.float32)
+        a, b, rest = jnp.split(x, (half, self.rotated), axis=-1)
+        turned = (a * cosine - b * sine, b * cosine + a * sine, rest)
+        return jnp.concatenate(turned, axis=-1).astype(x_BLHK.dtype)

@@ -1,0 +1,105 @@
+"""The attention of pretrained language models: grouped heads, rotary positions, norms and biases as they have them.
+
+B batch, L length, D width, H heads, G heads of keys and values, K head size.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from common.model import initializers
+from common.model.attend import attend
+from common.model.attention import Attention
+from common.model.block import Context
+from common.model.dropout import fold
+from common.model.linear import Linear
+from common.model.norm import RMSNorm
+from common.model.position import Rotary
+
+
+class GroupedAttention(Attention):
+    """Every G-th part of the heads shares one head of keys and values (Ainslie et al., 2023).
+
+    Args:
+      size: K; the heads need not make up the width.
+      fused: one product for queries, keys and values, which adapters then see as one (OpenELM).
+      biases: of queries, keys and values; and of the output.
+      head_norm: epsilon of an RMSNorm of each query and key, ahead of their positions; None for none.
+      window: a query sees this many positions, its own the last one; None for all. Only where it is causal.
+      rate: of dropout of the attention weights.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        size: int,
+        *,
+        rngs: nnx.Rngs,
+        causal: bool = True,
+        fused: bool = False,
+        biases: tuple[bool, bool] = (False, False),
+        rotary: Rotary | None = None,
+        head_norm: float | None = None,
+        window: int | None = None,
+        rate: float = 0.0,
+    ):
+        if heads % kv_heads:
+            raise ValueError(f"{heads} heads cannot share {kv_heads} heads of keys and values")
+        inner, out = (initializers.zeros if bias else None for bias in biases)
+
+        def project(count: int) -> Linear:
+            return Linear(width, count * size, ("embed", "heads"), rngs=rngs, bias_init=inner)
+
+        if fused:
+            self.qkv = project(heads + 2 * kv_heads)
+        else:
+            self.query, self.key, self.value = map(project, (heads, kv_heads, kv_heads))
+        self.out = Linear(heads * size, width, ("heads", "embed"), rngs=rngs, bias_init=out)
+        if head_norm is not None:
+            self.query_norm = RMSNorm(size, rngs=rngs, epsilon=head_norm)
+            self.key_norm = RMSNorm(size, rngs=rngs, epsilon=head_norm)
+        self.heads, self.kv_heads, self.size = heads, kv_heads, size
+        self.causal, self.fused, self.head_norm = causal, fused, head_norm is not None
+        self.rotary, self.window, self.rate = rotary, window, rate
+
+    def _split(self, x_BLD: jax.Array) -> jax.Array:
+        return x_BLD.reshape(*x_BLD.shape[:2], -1, self.size)
+
+    def _all(
+        self, x_BLD: jax.Array, positions_L: jax.Array, key: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        if self.fused:
+            ends = (self.heads, self.heads + self.kv_heads)
+            query, keys, values = jnp.split(self._split(self.qkv(x_BLD, key=key)), ends, axis=2)
+        else:
+            parts = (self.query, self.key, self.value)
+            query, keys, values = (
+                self._split(part(x_BLD, key=fold(key, number))) for number, part in enumerate(parts)
+            )
+        if self.head_norm:
+            query, keys = self.query_norm(query), self.key_norm(keys)
+        if self.rotary is not None:
+            query, keys = self.rotary(query, positions_L), self.rotary(keys, positions_L)
+        shared = self.heads // self.kv_heads
+        return query, jnp.repeat(keys, shared, axis=2), jnp.repeat(values, shared, axis=2)
+
+    def _seen(self, positions_L: jax.Array, index: jax.Array) -> jax.Array:
+        seen_L = positions_L <= index
+        return seen_L if self.window is None else seen_L & (positions_L > index - self.window)
+
+    def __call__(
+        self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
+    ) -> jax.Array:
+        """What lies behind the first `context.lengths_B` tokens is not seen, by padding neither."""
+        heads = self._all(x_BLD, jnp.arange(x_BLD.shape[1]), fold(key, 0))
+        y_BLHK = attend(
+            *heads,
+            causal=self.causal,
+            key_lengths_B=context.lengths_B,
+            window=self.window,
+            rate=self.rate,
+            key=fold(key, 1),
+        )
+        return self._merge(y_BLHK, fold(key, 2))

@@ -1,0 +1,261 @@
+"""The backbones of the paper, each a description of one and the same transformer (Table 1, Table 2).
+
+Sizes are those of the published models; OpenELM's follow from its rule of layer-wise scaling (Mehta et al., 2024).
+"""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """A transformer without an output layer. Tuples have an entry per layer.
+
+    Attributes:
+      family: whose names the parameters have in files ("bert", "qwen2", "openelm", "phi", "mistral").
+      size: of a head.
+      hidden: width of the feed-forward layers.
+      learned: rows of learned positions; 0 where positions are rotary.
+      types: BERT's segments.
+      rotated: dimensions of a head that positions turn.
+      window: positions that a query sees; None for all.
+      biases: of queries, keys and values; of the attention's output; of the feed-forward layers.
+      parallel: attention and feed-forward read the same normalized input (phi).
+      fused: queries, keys and values are one matrix (OpenELM).
+      dropout: of what residual functions return; of the embeddings; of attention weights.
+      longest: positions that the published model was made for.
+      scaled_init: initial deviations by the number of inputs and layers (OpenELM), otherwise 0.02.
+      targets: the layers that LoRA adapts in the paper, by our names.
+    """
+
+    family: str
+    vocabulary: int
+    width: int
+    heads: tuple[int, ...]
+    kv_heads: tuple[int, ...]
+    size: int
+    hidden: tuple[int, ...]
+    causal: bool = True
+    norm: str = "rms"
+    epsilon: float = 1e-6
+    placement: str = "pre"
+    learned: int = 0
+    types: int = 0
+    theta: float = 10_000.0
+    rotated: int = 0
+    window: int | None = None
+    biases: tuple[bool, bool, bool] = (False, False, False)
+    gated: bool = True
+    activation: str = "silu"
+    parallel: bool = False
+    fused: bool = False
+    head_norm: bool = False
+    dropout: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    longest: int = 2048
+    scaled_init: bool = False
+    targets: tuple[str, ...] = ("query", "key", "value")
+
+    @property
+    def layers(self) -> int:
+        return len(self.heads)
+
+
+def bert(
+    layers: int,
+    width: int,
+    hidden: int,
+    heads: int,
+    *,
+    vocabulary: int = 30_522,
+    longest: int = 512,
+    types: int = 2,
+    epsilon: float = 1e-12,
+    dropout: tuple[float, float, float] = (0.1, 0.1, 0.1),
+) -> Backbone:
+    """Post-norm, bidirectional (Devlin et al., 2019); arctic-embed has its sizes."""
+    return Backbone(
+        "bert",
+        vocabulary,
+        width,
+        (heads,) * layers,
+        (heads,) * layers,
+        width // heads,
+        (hidden,) * layers,
+        causal=False,
+        norm="layer",
+        epsilon=epsilon,
+        placement="post",
+        learned=longest,
+        types=types,
+        biases=(True, True, True),
+        gated=False,
+        activation="gelu",
+        dropout=dropout,
+        longest=longest,
+        # peft matches "dense", and BERT's queries, keys and values have other names than the paper's patterns.
+        targets=("out", "up", "down"),
+    )
+
+
+def qwen2(
+    layers: int,
+    width: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    *,
+    vocabulary: int = 151_936,
+    theta: float = 1e6,
+    longest: int = 131_072,
+    epsilon: float = 1e-6,
+) -> Backbone:
+    """Yang et al. (2024)."""
+    size = width // heads
+    return Backbone(
+        "qwen2",
+        vocabulary,
+        width,
+        (heads,) * layers,
+        (kv_heads,) * layers,
+        size,
+        (hidden,) * layers,
+        theta=theta,
+        rotated=size,
+        longest=longest,
+        epsilon=epsilon,
+        biases=(True, False, False),
+    )
+
+
+def mistral(
+    layers: int,
+    width: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    *,
+    vocabulary: int = 32_000,
+    theta: float = 1e4,
+    longest: int = 32_768,
+    window: int | None = 4096,
+    epsilon: float = 1e-5,
+) -> Backbone:
+    """Jiang et al. (2023)."""
+    like = qwen2(layers, width, hidden, heads, kv_heads, vocabulary=vocabulary, epsilon=epsilon)
+    return replace(
+        like,
+        family="mistral",
+        theta=theta,
+        longest=longest,
+        window=window,
+        biases=(False, False, False),
+    )
+
+
+def phi(
+    layers: int,
+    width: int,
+    hidden: int,
+    heads: int,
+    *,
+    kv_heads: int | None = None,
+    vocabulary: int = 51_200,
+    theta: float = 1e4,
+    partial: float = 0.4,
+    longest: int = 2048,
+    epsilon: float = 1e-5,
+    dropout: tuple[float, float, float] = (0.1, 0.0, 0.0),
+) -> Backbone:
+    """Parallel blocks and partly rotary positions (phi-2)."""
+    size = width // heads
+    return Backbone(
+        "phi",
+        vocabulary,
+        width,
+        (heads,) * layers,
+        (kv_heads or heads,) * layers,
+        size,
+        (hidden,) * layers,
+        norm="layer",
+        epsilon=epsilon,
+        theta=theta,
+        rotated=int(partial * size),
+        biases=(True, True, True),
+        gated=False,
+        activation="gelu_tanh",
+        parallel=True,
+        dropout=dropout,
+        longest=longest,
+        targets=("query", "key", "value", "out"),
+    )
+
+
+def divisible(value: float, divisor: int) -> int:
+    """The nearest multiple, but not more than a tenth below the value."""
+    rounded = max(divisor, int(value + divisor / 2) // divisor * divisor)
+    return rounded + divisor if rounded < 0.9 * value else rounded
+
+
+def openelm(
+    layers: int,
+    width: int,
+    size: int,
+    *,
+    vocabulary: int = 32_000,
+    theta: float = 1e4,
+    longest: int = 2048,
+    groups: int = 4,
+    attention: tuple[float, float] = (0.5, 1.0),
+    feed_forward: tuple[float, float] = (0.5, 4.0),
+    divisor: int = 256,
+) -> Backbone:
+    """Layers that grow from the first to the last one (Mehta et al., 2024).
+
+    Args:
+      groups: heads that share one of keys and values.
+      attention, feed_forward: width of the first and of the last layer, in units of the model's.
+    """
+
+    def scales(ends: tuple[float, float]) -> list[float]:
+        first, last = ends
+        return [round(first + (last - first) * i / max(layers - 1, 1), 2) for i in range(layers)]
+
+    heads = tuple(divisible(width * scale, size * groups) // size for scale in scales(attention))
+    hidden = tuple(divisible(width * scale, divisor) for scale in scales(feed_forward))
+    return Backbone(
+        "openelm",
+        vocabulary,
+        width,
+        heads,
+        tuple(count // groups for count in heads),
+        size,
+        hidden,
+        theta=theta,
+        rotated=size,
+        fused=True,
+        head_norm=True,
+        longest=longest,
+        scaled_init=True,
+        targets=("qkv", "out"),
+    )
+
+
+BACKBONES = {
+    "qwen2_0.5b": qwen2(24, 896, 4864, 14, 2),
+    "qwen2_1.5b": qwen2(28, 1536, 8960, 12, 2),
+    "arctic_l": bert(24, 1024, 4096, 16),
+    "arctic_m": bert(12, 768, 3072, 12),
+    "arctic_s": bert(12, 384, 1536, 12),
+    "arctic_xs": bert(6, 384, 1536, 12),
+    "openelm_270m": openelm(16, 1280, 64),
+    "openelm_450m": openelm(20, 1536, 64),
+    "openelm_1.1b": openelm(28, 2048, 64),
+    "openelm_3b": openelm(36, 3072, 128),
+    "phi_2": phi(32, 2560, 10_240, 32),
+    "mistral_7b": mistral(32, 4096, 14_336, 32, 8),
+    "tiny_bert": bert(2, 64, 128, 4, vocabulary=1000, longest=128),
+    "tiny_qwen2": qwen2(2, 64, 128, 4, 2, vocabulary=1000),
+    "tiny_openelm": openelm(3, 64, 16, vocabulary=1000, groups=2, divisor=32),
+    "tiny_phi": phi(2, 64, 128, 4, vocabulary=1000),
+    "tiny_mistral": mistral(2, 64, 128, 4, 2, vocabulary=1000, window=16),
+}
+"""Those of the paper, and a small one of each family."""

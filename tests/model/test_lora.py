@@ -1,0 +1,61 @@
+"""Adapters: nothing at the start, a low-rank change later, and the layer below them as it was."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from common import variables
+from common.model.lora import Lora, LoraLinear, adapt
+from perception.backbones import BACKBONES
+from perception.model import backbone
+
+SHAPE = BACKBONES["tiny_qwen2"]
+
+
+def adapted(lora: Lora) -> nnx.Module:
+    model = backbone(SHAPE, rngs=nnx.Rngs(0))
+    adapt(model, SHAPE.targets, lora, rngs=nnx.Rngs(1))
+    return model
+
+
+def test_an_adapter_begins_with_no_change() -> None:
+    tokens, lengths = jnp.arange(12).reshape(2, 6), jnp.asarray([6, 4])
+    model = adapted(Lora(rank=4, alpha=4))
+    plain = backbone(SHAPE, rngs=nnx.Rngs(0))(tokens, lengths)
+    np.testing.assert_array_equal(model(tokens, lengths), plain)
+    structure = variables.split(model)
+    assert all(name.endswith(("lora_a", "lora_b")) for name in structure.trainable)
+    assert len(structure.trainable) == 2 * 3 * SHAPE.layers
+    assert not structure.drawn  # its frozen values are given, no seed knows them
+
+
+@pytest.mark.parametrize("stabilized", [False, True])
+def test_an_adapter_is_a_change_of_the_kernel(stabilized: bool) -> None:
+    model = adapted(Lora(rank=4, alpha=6, stabilized=stabilized))
+    layer = model.stack.blocks[0].residuals[0].function.query
+    assert isinstance(layer, LoraLinear)
+    layer.lora_b[...] = jax.random.normal(jax.random.key(3), layer.lora_b.shape)
+    layer.bias.set_value(jax.random.normal(jax.random.key(4), layer.bias.shape))
+    x = jax.random.normal(jax.random.key(5), (2, 3, SHAPE.width))
+    scale = 6 / 2 if stabilized else 6 / 4
+    change = scale * np.asarray(layer.lora_a[...], np.float64) @ np.asarray(layer.lora_b[...])
+    kernel = np.asarray(layer.kernel[...], np.float64) + change
+    wanted = np.asarray(x, np.float64) @ kernel + np.asarray(layer.bias[...])
+    np.testing.assert_allclose(layer(x), wanted, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(layer.merged(), kernel, rtol=1e-5, atol=1e-5)
+
+
+def test_dropout_is_of_the_adapter_alone() -> None:
+    model = adapted(Lora(rank=4, alpha=4, rate=0.5))
+    layer = model.stack.blocks[0].residuals[0].function.query
+    x, key = jax.random.normal(jax.random.key(5), (2, 3, SHAPE.width)), jax.random.key(6)
+    np.testing.assert_array_equal(layer(x, key=key), layer(x))  # B is 0
+    layer.lora_b[...] = jax.random.normal(jax.random.key(3), layer.lora_b.shape)
+    assert float(jnp.abs(layer(x, key=key) - layer(x)).max()) > 0.01
+
+
+def test_whole_names_are_matched() -> None:
+    model = backbone(SHAPE, rngs=nnx.Rngs(0))
+    assert adapt(model, ("ate", "function/down"), Lora(), rngs=nnx.Rngs(1)) == SHAPE.layers

@@ -1,0 +1,66 @@
+"""The backbones' sizes, to the last parameter: Table 2, from models that are never allocated."""
+
+import pytest
+from flax import nnx
+
+from common import variables
+from common.model.lora import Lora, adapt
+from perception.backbones import BACKBONES
+from perception.model import backbone
+
+# "original" of Table 2 is the backbone and an output layer of its own; LoRA of rank 2. Qwen2's are the published sizes.
+TABLE_2 = {
+    "openelm_270m": (312_487_168, 162_560),
+    "openelm_450m": (506_331_136, 239_360),
+    "openelm_1.1b": (1_145_427_456, 445_696),
+    "openelm_3b": (3_134_951_424, 862_208),
+    "phi_2": (2_779_632_640, 1_310_720),
+    "arctic_xs": (34_285_824, 55_296),
+    "arctic_s": (44_932_608, 110_592),
+    "arctic_m": (132_332_544, 221_184),
+    "arctic_l": (365_346_816, 589_824),
+    "mistral_7b": (7_241_732_096, 1_179_648),
+    "qwen2_0.5b": (494_032_768 + 151_936 * 896, 2_949_120 // 16),
+    "qwen2_1.5b": (1_543_714_304 + 151_936 * 1536, 5_963_776 // 16),
+}
+
+OPENELM = {
+    "openelm_270m": ([12] * 5 + [16] * 7 + [20] * 4, (768, 1024, 1280), (4608, 4864, 5120)),
+    "openelm_450m": (
+        [12] * 3 + [16] * 7 + [20] * 6 + [24] * 4,
+        (768, 1024, 1280),
+        (5632, 5888, 6144),
+    ),
+    "openelm_1.1b": (
+        [16] * 3 + [20] * 7 + [24] * 8 + [28] * 6 + [32] * 4,
+        (1024, 1280, 1536),
+        (7680, 7936, 8192),
+    ),
+    "openelm_3b": (
+        [12] * 4 + [16] * 14 + [20] * 12 + [24] * 6,
+        (1536, 1792, 2048),
+        (11776, 12032, 12288),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TABLE_2)
+def test_parameters_are_those_of_table_2(name: str) -> None:
+    shape = BACKBONES[name]
+
+    def adapted() -> nnx.Module:
+        model = backbone(shape, rngs=nnx.Rngs(0))
+        adapt(model, shape.targets, Lora(rank=2), rngs=nnx.Rngs(0))
+        return model
+
+    counts = variables.count(variables.abstract(adapted))
+    total, rank_2 = TABLE_2[name]
+    assert counts["frozen"] + shape.vocabulary * shape.width == total
+    assert counts["trainable"] == rank_2
+
+
+@pytest.mark.parametrize("name", OPENELM)
+def test_layers_of_openelm_grow_as_its_rule_says(name: str) -> None:
+    shape, (heads, first, last) = BACKBONES[name], OPENELM[name]
+    assert list(shape.heads) == heads
+    assert shape.hidden[:3] == first and shape.hidden[-3:] == last
