@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from common.data.tensor_files import INDEX, WHOLE, Tensor, TensorFiles, write
+from common.data.tensor_files import INDEX, WHOLE, Tensor, TensorFiles, staged, write
 from common.errors import UserError
 
 VALUES = {
@@ -73,6 +73,17 @@ def test_one_tensor_at_a_time_is_in_memory(tmp_path) -> None:
 
     write(tmp_path, {name: Tensor((10**6,), np.dtype(np.float32), get) for name in "xyz"})
     assert np.diff(sizes).min() == 4 * 10**6
+
+
+def test_a_folder_appears_when_it_is_complete(tmp_path) -> None:
+    out = tmp_path / "a" / "out"
+    with staged(out) as folder:
+        (folder / "file").write_text("whole")
+        assert not out.exists()
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    with pytest.raises(UserError, match="out is not empty"), staged(out):
+        raise AssertionError("too late")
+    assert (out / "file").read_text() == "whole"
 
 
 def test_the_fingerprint_is_of_the_content(sharded, tmp_path_factory) -> None:

@@ -36,8 +36,9 @@ def test_a_backbone_that_the_family_does_not_have_is_not_written() -> None:
 
 
 def test_a_configuration_of_transformers_5_is_read() -> None:
-    values = golden_json("phi/config")
+    values = golden_json("phi/config") | {"rope_theta": 500.0, "partial_rotary_factor": 0.25}
     shape = from_json(values, PATH)
+    assert (shape.theta, shape.rotated) == (500, 2)
     rope = {"rope_type": "default"}
     rope |= {name: values.pop(name) for name in ("rope_theta", "partial_rotary_factor")}
     assert from_json({**values, "rope_parameters": rope}, PATH) == shape

@@ -1,6 +1,7 @@
 """Folders of Hugging Face's format: states of other implementations, the way back, and folders that are at fault."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from common.train.checkpoint import abstract
 from perception.backbones import BACKBONES
 from perception.hugging_face import Pretrained, check_shape, export, open_model
 from tests.perception.helpers import golden, golden_json, states, structure_of, write_folder
+from tests.programs import finish_two
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -195,3 +197,33 @@ def test_an_export_that_fails_leaves_nothing(own, tmp_path, monkeypatch) -> None
     with pytest.raises(UserError, match="No space left on device"):
         export(out, model.shape, values)
     assert not any(out.parent.iterdir())
+
+
+COPY = """
+import sys
+from pathlib import Path
+import jax
+from common import distributed
+from common.sharding import make_mesh
+from common.train.checkpoint import abstract
+from perception.hugging_face import export, open_model
+from tests.perception.helpers import structure_of
+
+distributed.initialize()
+model = open_model(Path(sys.argv[1]))
+mesh = make_mesh({"fsdp": 4, "tensor": 2})
+values = model.load(abstract(structure_of(model.shape).trainable, mesh))
+export(Path(sys.argv[2]), model.shape, values)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_read_and_write_one_folder(folder, tmp_path) -> None:
+    """Each has four of the eight devices, so no process holds the whole of all tensors."""
+    theirs, out = folder("openelm"), tmp_path / "out"
+    finish_two([sys.executable, "-c", COPY, str(theirs), str(out)])
+    before, after = load_file(theirs / "model.safetensors"), load_file(out / "model.safetensors")
+    assert set(after) == set(before)
+    for name, value in after.items():
+        np.testing.assert_array_equal(value, before[name])
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
