@@ -85,8 +85,8 @@ def adagrad(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTr
 
 
 def adafactor(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Adafactor (Shazeer & Stern, 2018) as transformers has it with a rate of its own: sums over rows and over columns of
-    every matrix in place of a second moment, no first one, updates of at most 1 in root mean square, decoupled decay."""
+    """Adafactor (Shazeer & Stern, 2018) as transformers has it with a rate of its own and no first moment: means over
+    rows and over columns of a matrix for a second moment, updates of at most 1 in root mean square, decoupled decay."""
     return optax.chain(
         optax.scale_by_factored_rms(
             decay_rate=0.8, min_dim_size_to_factor=1, epsilon=optimizer.epsilon
