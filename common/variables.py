@@ -98,7 +98,8 @@ def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarra
 
     Args:
       spec: ("orthogonal",) a (semi-)orthogonal matrix of gain 1; ("uniform", bound) in [-bound, bound];
-      ("normal", deviation) around 0; ("ones",); ("zeros",). name: the variable's path; with the seed it is the key of the draw.
+      ("normal", deviation) around 0; ("ones",); ("zeros",).
+      name: the variable's path; with the seed it is the key of the draw.
     """
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))

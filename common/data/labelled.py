@@ -40,13 +40,13 @@ class Rules:
     Attributes:
         classes: how many there are; 0 for as many as are found.
         unlabelled: examples with the label -1 have none and are left out; otherwise they are a fault.
-        cut: splits that are not there are cut from the training examples; otherwise they are a fault.
+        cut: splits that are cut from the training examples where they are not there; of others that is a fault.
         splits: those that are read.
     """
 
     classes: int = 0
     unlabelled: bool = False
-    cut: bool = False
+    cut: tuple[str, ...] = ()
     splits: tuple[str, ...] = ("train", "valid", "test")
 
 
@@ -78,7 +78,7 @@ def load_labelled(
         data.fields,
         label,
         tfds_dir=data.tfds_dir,
-        partial=rules.cut,
+        optional=rules.cut,
     )
     found = {split: list(examples) for split, examples in records.items()}
     if rules.unlabelled:
@@ -89,8 +89,11 @@ def load_labelled(
     for split, examples in found.items():
         if not examples:
             raise UserError(f"{data.source} has no examples in its {split} split")
-    for split in (split for split in SHARES if split in rules.splits and split not in found):
-        _cut(found, split, data.source)
+    for split in SHARES:
+        if split in rules.splits and split not in found:
+            if split not in rules.cut:
+                raise UserError(f"{data.source} has no {split} split {data.splits[split]!r}")
+            _cut(found, split, data.source)
     classes = tuple(names or _classes(found["train"], label, rules.classes))
     if len(classes) < 2:
         raise UserError(f"{data.source} has a single class, {classes[0]}: there is nothing to tell")

@@ -3,7 +3,7 @@
 import csv
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,16 @@ def open_records(
     label: str,
     *,
     tfds_dir: str = "",
-    partial: bool = False,
+    optional: Container[str] = (),
 ) -> Found:
     """The records of every split, and the names of the classes where the source has any.
 
     Args:
-        source: "files:DIR", "tfds:NAME", "hf:NAME" or "embedded:NAME"; where `partial`, "files:FILE" too, the training
-            examples.
+        source: "files:DIR", "tfds:NAME", "hf:NAME" or "embedded:NAME"; where splits are optional, "files:FILE" too, the
+            training examples.
         splits: what they are called there; of "a|b" the first that is there.
         fields, label: names of fields, which embedded examples get.
-        partial: a split that is not there, but the training one, is left out; so is one that is called "".
+        optional: splits that are left out where they are not there.
 
     Raises:
         UserError: the source is unknown, missing or damaged.
@@ -43,9 +43,9 @@ def open_records(
     kind, _, place = source.partition(":")
     readers: dict[str, Callable[[], Found]] = {
         "embedded": lambda: _embedded(place, splits, fields, label),
-        "files": lambda: _files(Path(os.path.expanduser(place)), splits, partial),
-        "hf": lambda: _hugging_face(place, splits, label, partial),
-        "tfds": lambda: _tfds(place, splits, label, tfds_dir),
+        "files": lambda: _files(Path(os.path.expanduser(place)), splits, optional),
+        "hf": lambda: _hugging_face(place, splits, label, optional),
+        "tfds": lambda: _tfds(place, splits, label, tfds_dir, optional),
     }
     if kind not in readers:
         raise UserError(
@@ -69,14 +69,12 @@ def _embedded(name: str, splits: Mapping[str, str], fields: str, label: str) -> 
     return {split: records(split) for split in splits}, classes
 
 
-def _files(place: Path, splits: Mapping[str, str], partial: bool) -> Found:
-    if partial and place.is_file():
+def _files(place: Path, splits: Mapping[str, str], optional: Container[str]) -> Found:
+    if optional and place.is_file():
         return {"train": _records(place)}, _names(place.parent / NAMES)
     if not place.is_dir():
         raise UserError(f"no directory {place} (data.source)")
-    paths = {
-        split: _find(place, name, partial and split != "train") for split, name in splits.items()
-    }
+    paths = {split: _find(place, name, split in optional) for split, name in splits.items()}
     return {split: _records(path) for split, path in paths.items() if path}, _names(place / NAMES)
 
 
@@ -127,19 +125,32 @@ def _records(path: Path) -> Iterator[Record]:
         yield f"{path} line {number}", fields
 
 
-def _tfds(name: str, splits: Mapping[str, str], label: str, directory: str) -> Found:
-    opened = {
-        split: open_tfds(name, found, directory, "text") for split, found in splits.items() if found
+def _tfds(
+    name: str, splits: Mapping[str, str], label: str, directory: str, optional: Container[str]
+) -> Found:
+    builder, _ = open_tfds(name, splits["train"], directory, "text")
+    chosen = {
+        split: _choose(names, builder.info.splits, split in optional)
+        for split, names in splits.items()
     }
-    builder, _ = opened["train"]
 
     def records(split: str) -> Iterator[Record]:
-        examples = (example for block in in_blocks(opened[split][1]) for example in block)
-        for number, example in enumerate(examples):
+        _, found = open_tfds(name, split, directory, "text")
+        for number, example in enumerate(
+            example for block in in_blocks(found) for example in block
+        ):
             fields = {k: v.decode() if isinstance(v, bytes) else v for k, v in example.items()}
-            yield f"tfds:{name}, split {splits[split]}, example {number}", fields
+            yield f"tfds:{name}, split {split}, example {number}", fields
 
-    return {split: records(split) for split in opened}, _class_names(builder.info.features, label)
+    found = {split: records(one) for split, one in chosen.items() if one}
+    return found, _class_names(builder.info.features, label)
+
+
+def _choose(names: str, there: Container[str], optional: bool) -> str | None:
+    """The first of "a|b" that is there; of what may not be missing, the last one, for the reader to complain of."""
+    every = names.split("|")
+    found = next((one for one in every if one.partition("[")[0] in there), None)
+    return found if found or optional else every[-1]
 
 
 def _class_names(features: Mapping[str, Any], label: str) -> Sequence[str] | None:
@@ -148,7 +159,9 @@ def _class_names(features: Mapping[str, Any], label: str) -> Sequence[str] | Non
     return next((getattr(found[n], "names", None) for n in label.split("|") if n in found), None)
 
 
-def _hugging_face(name: str, splits: Mapping[str, str], label: str, partial: bool) -> Found:
+def _hugging_face(
+    name: str, splits: Mapping[str, str], label: str, optional: Container[str]
+) -> Found:
     try:
         import datasets
     except ImportError as error:
@@ -161,13 +174,10 @@ def _hugging_face(name: str, splits: Mapping[str, str], label: str, partial: boo
     except Exception as error:  # whatever the network, the hub or a data set's own code raises
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"cannot read hf:{name}: {reason}") from error
-    chosen = {
-        split: next((one for one in names.split("|") if one in found), None)
-        for split, names in splits.items()
-    }
-    for split, names in splits.items():
-        if chosen[split] is None and not (partial and split != "train"):
-            raise UserError(f"hf:{name} has no split {names}; there are: {', '.join(found)}")
+    chosen = {split: _choose(names, found, split in optional) for split, names in splits.items()}
+    for split in filter(None, chosen.values()):
+        if split not in found:
+            raise UserError(f"hf:{name} has no split {split}; there are: {', '.join(found)}")
 
     def records(split: str) -> Iterator[Record]:
         for number, example in enumerate(found[split]):

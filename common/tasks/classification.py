@@ -103,10 +103,7 @@ class Classification(Task):
         self._corpora = {split: self._tokenize(text) for split, text in self.splits.items()}
         if self._cut and is_main():
             total = sum(len(text) for text in self.splits.values())
-            print(
-                f"{self._cut:,} of {total:,} examples are longer than the {longest} positions of"
-                " the model, and cut"
-            )
+            print(f"{self._cut:,} of {total:,} examples are longer than {longest} tokens, and cut")
         buckets = config.data.buckets
         self._buckets = (*(length for length in buckets if length < longest), longest)
         self.multiple = sharding.batch_ways(mesh) * config.train.accumulate

@@ -145,7 +145,7 @@ def test_splits_that_are_not_there_are_cut_from_train_and_said(folder, capsys):
     for name in ("validation", "test"):
         (folder / f"{name}.jsonl").unlink()
     (folder / "train.jsonl").write_text(lines(named(40)))
-    splits, _ = load_labelled(data(f"files:{folder}"), Rules(cut=True))
+    splits, _ = load_labelled(data(f"files:{folder}"), Rules(cut=("valid", "test")))
     # 12 are 30 % of 40, and 3 a tenth of the other 28.
     assert {name: len(text) for name, text in splits.items()} == {
         "train": 25,
@@ -161,7 +161,7 @@ def test_splits_that_are_not_there_are_cut_from_train_and_said(folder, capsys):
         f"files:{folder} has no test split: 12 of its 40 training examples, chosen with seed 42, take its place",
         f"files:{folder} has no valid split: 3 of its 28 training examples, chosen with seed 42, take its place",
     ]
-    again, _ = load_labelled(data(f"files:{folder / 'train.jsonl'}"), Rules(cut=True))
+    again, _ = load_labelled(data(f"files:{folder / 'train.jsonl'}"), Rules(cut=("valid", "test")))
     assert again["test"].texts == splits["test"].texts
     with pytest.raises(UserError, match="no directory"):
         load_labelled(data(f"files:{folder / 'train.jsonl'}"))
@@ -222,7 +222,7 @@ def test_hugging_face(monkeypatch):
     hub = ModuleType("datasets")
     hub.load_dataset = lambda name: {"train": Split(named(20)), "test": Split(named(4))}
     monkeypatch.setitem(sys.modules, "datasets", hub)
-    splits, classes = load_labelled(data("hf:some/name"), Rules(cut=True))
+    splits, classes = load_labelled(data("hf:some/name"), Rules(cut=("valid", "test")))
     assert classes == ("no", "yes") and len(splits["test"]) == 4 and len(splits["valid"]) == 2
     with pytest.raises(UserError, match="has no split validation; there are: train, test"):
         load_labelled(data("hf:some/name"))
