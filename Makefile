@@ -29,6 +29,7 @@ bench: $(VENV)/.bench ## side by side with PyTorch peers; see benchmarks/README.
 	$(BIN)/python -m benchmarks.loop_overhead
 	$(BIN)/python -m benchmarks.explicit
 	$(BIN)/python -m benchmarks.gmlp
+	$(BIN)/python -m benchmarks.lora
 
 lint: $(VENV)/.dev ## ruff, changing nothing
 	$(BIN)/ruff check .

@@ -12,17 +12,20 @@ from common import sharding, variables
 from common.decode.beam import Search, beam_search
 from common.decode.generate import Writer
 from common.decode.sample import Sampling
+from common.model.lora import Lora, adapt
 from common.model.loss import cross_entropy
 from common.tasks.language_modelling import BYTES
 from common.tasks.translation import teacher_forcing
 from common.train import optimizer as optimizers
 from common.train.checkpoint import draw_reservoirs
 from common.train.state import Step, initial_values, optimizer_shardings
-from common.train.task import Task, Values
-from configs import explicit, language, translation
+from common.train.task import Outside, Task, Values
+from configs import explicit, language, training, translation
 from explicit_opt.counts import Noise
 from explicit_opt.model import FeedForward
 from gmlp_lm.model import language_model
+from perception.backbones import Backbone, bert, qwen2
+from perception.model import PooledClassifier, backbone
 from reservoir.backskip import Backskipping
 from reservoir.model import translator
 
@@ -156,6 +159,56 @@ def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
     return write
 
 
+class _Classification(Task):
+    """A classifier on a backbone, in full or with adapters, and its loss; no data."""
+
+    def __init__(self, shape: Backbone, finetune: str, dtype: str, classes: int):
+        self.config = training.base()
+        self.config.optimizer.update(
+            {"name": "adafactor", "learning_rate": 1e-4, "weight_decay": 1e-5, "clip": 1.0}
+        )
+        self.shape, self.finetune, self.dtype = shape, finetune, jnp.dtype(dtype)
+        self.classes = classes
+
+    def build(self, rngs: nnx.Rngs) -> nnx.Module:
+        encoder = backbone(self.shape, rngs=rngs, dtype=self.dtype)
+        if self.finetune == "lora":
+            adapt(encoder, self.shape.targets, Lora(), rngs=rngs)
+        return PooledClassifier(encoder, self.shape.width, self.classes, "masked", rngs=rngs)
+
+    def outside(self, structure: variables.Structure) -> Outside:
+        def make():
+            model = self.build(nnx.Rngs(0))
+            return {n: v.get_value() for n, v in variables.split(model).frozen.items()}
+
+        return Outside(jax.jit(make)(), "")
+
+    def loss(self, model, batch, key):
+        tokens_BL = batch["tokens"]
+        lengths_B = jnp.full(len(tokens_BL), tokens_BL.shape[1])
+        loss_B = cross_entropy(model(tokens_BL, lengths_B, key), batch["labels"])
+        return loss_B.sum(), jnp.float32(len(loss_B))
+
+
+def classifier_step(
+    family: str, finetune: str, dtype: str, batch: int, length: int, classes: int
+) -> Callable[[], float]:
+    """A call makes one whole training step of the sizes of `benchmarks.lora` and returns its loss."""
+    from benchmarks.lora import BERT, QWEN2
+
+    if family == "bert":
+        *sizes, vocabulary = BERT
+        shape = bert(*sizes, vocabulary=vocabulary, dropout=(0.0, 0.0, 0.0))
+    else:
+        *sizes, vocabulary = QWEN2
+        shape = qwen2(*sizes, vocabulary=vocabulary)
+    generator = np.random.default_rng(0)
+    tokens = generator.integers(0, vocabulary, (batch, length), dtype=np.int32)
+    labels = generator.integers(0, classes, batch, dtype=np.int32)
+    task = _Classification(shape, finetune, dtype, classes)
+    return _stepper(task, [{"tokens": tokens, "labels": labels}])
+
+
 def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], float]:
     """Steps of the project's loop without the loop."""
     config = task.config
@@ -168,6 +221,7 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], 
         step = Step(task, structure, update, schedule, mesh, config.seed, config.train.accumulate)
         trainable = initial_values(task, structure, config.seed, mesh)
         frozen, _ = draw_reservoirs(structure, config.seed, mesh)
+        frozen |= task.outside(structure).values
         where = sharding.shardings(structure.trainable, mesh)
         where = optimizer_shardings(update, trainable, where, mesh)
         opt_state = jax.jit(update.init, out_shardings=where)(trainable)

@@ -1,0 +1,99 @@
+"""A training step of text classifiers, in full and with adapters, beside transformers: python -m benchmarks.lora
+
+The peer's adapters are peft's. 8 x 128 tokens, Adafactor, clipping, rank 32, no dropout but the adapters'. BERT as
+arctic-embed-xs has it (6 layers of 384), and a small Qwen2 (4 layers of 256). Each case in its own process, whose
+greatest memory is noted too.
+"""
+
+import argparse
+import importlib.util
+import resource
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from common import program
+
+BATCH, LENGTH, CLASSES = 8, 128, 2
+# Layers, width, hidden, heads, (heads of keys and values,) vocabulary.
+BERT = (6, 384, 1536, 12, 30_522)
+QWEN2 = (4, 256, 1024, 4, 2, 32_000)
+
+# The most that a time ratio may be: ours over the peer's per type, adapters over the full step per family.
+TARGETS = {"float32": 1 / 1.5, "bfloat16": 1 / 0.9, "bert": 0.80, "qwen2": 0.66}
+
+
+def make(side: str, family: str, finetune: str, dtype: str, note: str) -> Callable[[], float]:
+    """A call makes one whole training step, returns its loss, and notes the most bytes that the process has had."""
+    arguments = (family, finetune, dtype, BATCH, LENGTH, CLASSES)
+    if side == "torch":
+        from benchmarks.peers import load
+
+        step = load("lora_torch").make_step(*arguments)
+    else:
+        from benchmarks.ours import classifier_step
+
+        step = classifier_step(*arguments)
+
+    def noted() -> float:
+        loss = step()
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        Path(note).write_text(str(peak))
+        return loss
+
+    return noted
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--types", nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--out", default="results/benchmarks/lora.json")
+    parser.add_argument("--without_torch", action="store_true", help="our cases only")
+    options = parser.parse_args()
+
+    from benchmarks.harness import compare, isolated, ratio, report
+
+    torch = not options.without_torch and importlib.util.find_spec("peft") is not None
+    if not torch:
+        print("only our own cases: pip install -r benchmarks/requirements.txt for the peers")
+    timings, memory, pairs, targets = {}, {}, [], {}
+
+    def pair(case: str, baseline: str, most: float) -> None:
+        pairs.append((case, baseline))
+        targets[f"{case} / {baseline}"] = most
+
+    for dtype in options.types:
+        for family in ("bert", "qwen2"):
+            with TemporaryDirectory() as folder:
+                factories, notes = {}, {}
+                for finetune in ("full", "lora"):
+                    for side in ("ours", "torch") if torch else ("ours",):
+                        name = f"{side} {family} {finetune} {dtype}"
+                        notes[name] = Path(folder) / name
+                        factories[name] = partial(
+                            make, side, family, finetune, dtype, str(notes[name])
+                        )
+                    if torch:
+                        case = f"{family} {finetune} {dtype}"
+                        pair(f"ours {case}", f"torch {case}", TARGETS[dtype])
+                pair(f"ours {family} lora {dtype}", f"ours {family} full {dtype}", TARGETS[family])
+                with isolated(factories) as cases:
+                    timings |= compare(cases, rounds=options.rounds, warmup=2, settle=1)
+                memory |= {name: int(note.read_text()) for name, note in notes.items()}
+    shares = {f"{a} / {b}": memory[a] / memory[b] for a, b in pairs if b.startswith("torch")}
+    report(
+        "training step of a classifier, 8 x 128 tokens, Adafactor, rank 32",
+        timings,
+        [ratio(timings, *names) for names in pairs],
+        targets,
+        options.out,
+        {"greatest memory of the process (bytes)": memory, "memory ratios": shares},
+    )
+    for name, share in shares.items():
+        print(f"greatest memory, {name}: {share:.3f}")
+
+
+if __name__ == "__main__":
+    program.run(main)

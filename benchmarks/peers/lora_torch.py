@@ -1,0 +1,95 @@
+"""Classifiers on Hugging Face's models with peft's adapters: what a user would pick instead of perception."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import Adafactor, BertConfig, BertModel, Qwen2Config, Qwen2Model
+
+from benchmarks.harness import cores
+
+RANK = 32
+TARGETS = {"bert": ["dense"], "qwen2": ["q_proj", "k_proj", "v_proj"]}
+
+
+def _backbone(family: str) -> nn.Module:
+    """The sizes of `benchmarks.lora`, with random weights and no dropout but the adapters'."""
+    from benchmarks.lora import BERT, QWEN2
+
+    if family == "bert":
+        layers, width, hidden, heads, vocabulary = BERT
+        config = BertConfig(
+            vocabulary,
+            width,
+            layers,
+            heads,
+            hidden,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+        return BertModel(config, add_pooling_layer=False)
+    layers, width, hidden, heads, kv_heads, vocabulary = QWEN2
+    config = Qwen2Config(
+        vocabulary,
+        width,
+        hidden,
+        layers,
+        heads,
+        kv_heads,
+        use_cache=False,
+    )
+    return Qwen2Model(config)
+
+
+class Classifier(nn.Module):
+    """Mean over the text and its last state, then a linear layer."""
+
+    def __init__(self, family: str, finetune: str, classes: int):
+        super().__init__()
+        backbone = _backbone(family)
+        width = backbone.config.hidden_size
+        if finetune == "lora":
+            # "pooler.dense" is none of the layers here, and embeddings have no "dense".
+            options = {"r": RANK, "lora_alpha": RANK, "lora_dropout": 0.05}
+            options["target_modules"] = [*TARGETS[family]]
+            if family == "bert":
+                options["target_modules"] = r".*\.dense"
+            backbone = get_peft_model(backbone, LoraConfig(**options))
+        self.backbone, self.head = backbone, nn.Linear(2 * width, classes)
+
+    def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = self.backbone(input_ids=tokens, attention_mask=mask).last_hidden_state.float()
+        weights = mask[..., None].float()
+        mean = (x * weights).sum(1) / weights.sum(1)
+        last = x[torch.arange(len(x)), mask.sum(1) - 1]
+        return self.head(torch.cat([mean, last], -1))
+
+
+def make_step(
+    family: str, finetune: str, dtype: str, batch: int, length: int, classes: int
+) -> Callable[[], float]:
+    """A call makes one whole training step and returns its loss."""
+    torch.set_num_threads(cores())
+    torch.manual_seed(0)
+    model = Classifier(family, finetune, classes).train()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = Adafactor(
+        parameters, lr=1e-4, relative_step=False, scale_parameter=False, weight_decay=1e-5
+    )
+    vocabulary = model.backbone.config.vocab_size
+    tokens = torch.randint(0, vocabulary, (batch, length))
+    mask, labels = torch.ones_like(tokens), torch.randint(0, classes, (batch,))
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16")
+
+    def step() -> float:
+        optimizer.zero_grad(set_to_none=True)
+        with autocast:
+            loss = F.cross_entropy(model(tokens, mask).float(), labels)
+        loss.backward()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        return float(loss)
+
+    return step
