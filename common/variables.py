@@ -141,8 +141,7 @@ def fingerprint(values: Mapping[str, np.ndarray]) -> str:
 def count(structure: Structure) -> dict[str, int]:
     """Number of parameters: trainable, frozen, total."""
     sizes = {
-        kind: sum(int(np.prod(v.shape)) for v in getattr(structure, kind).values())
-        for kind in ("trainable", "frozen")
+        kind: sum(map(_size, getattr(structure, kind).values())) for kind in ("trainable", "frozen")
     }
     return {**sizes, "total": sum(sizes.values())}
 
@@ -153,12 +152,17 @@ def count_by_group(structure: Structure) -> list[tuple[str, int, int, int]]:
     for column, kind in enumerate(("trainable", "frozen")):
         for name, variable in getattr(structure, kind).items():
             row = rows.setdefault(_group(name), [0, 0])
-            row[column] += int(np.prod(variable.shape))
+            row[column] += _size(variable)
 
     def order(group: str) -> tuple:
         return tuple((0, int(p), "") if p.isdigit() else (1, 0, p) for p in group.split("/"))
 
     return [(g, rows[g][0], rows[g][1], sum(rows[g])) for g in sorted(rows, key=order)]
+
+
+def _size(variable: nnx.Variable) -> int:
+    """How many parameters of a model it is; one that packs others says by `holds` which shape they have."""
+    return int(np.prod(variable.get_metadata("holds", variable.shape)))
 
 
 def _group(name: str) -> str:
