@@ -229,8 +229,8 @@ def _fill_buckets(
     source: TokenizedCorpus, target: TokenizedCorpus | None, buckets: Sequence[int]
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Indices of the examples in each bucket, ascending, and of those that fit in none."""
-    longer = source.lengths if target is None else np.maximum(source.lengths, target.lengths)
-    bucket = np.searchsorted(buckets, longer + 1)
+    longer = source.needed if target is None else np.maximum(source.needed, target.needed)
+    bucket = np.searchsorted(buckets, longer)
     order = np.argsort(bucket, kind="stable").astype(np.int32)
     *members, rest = np.split(order, np.searchsorted(bucket[order], np.arange(1, len(buckets) + 1)))
     return members, rest
@@ -274,12 +274,14 @@ def _assemble(
 
 
 def _pad(corpus: TokenizedCorpus, ids: np.ndarray, length: int) -> np.ndarray:
-    """Sentences and their ends in the rows of a matrix, (B, length)."""
+    """Sentences and their ends in the rows of a matrix, (B, length); empty rows are 0."""
     starts = corpus.offsets[ids][:, None]
     lengths = np.where(ids >= 0, corpus.lengths[ids], 0)[:, None]
     positions = np.arange(length)
     inside = positions < lengths
-    padded = np.zeros(inside.shape, np.int32)
+    there = (ids >= 0)[:, None]
+    padded = np.where(there, np.int32(corpus.pad), np.int32(0)).repeat(length, axis=1)
     padded[inside] = corpus.tokens[(starts + positions)[inside]]
-    padded[(positions == lengths) & (ids >= 0)[:, None]] = EOS
+    if corpus.end is not None:
+        padded[(positions == lengths) & there] = corpus.end
     return padded

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from common.data.cache import fingerprint, write_atomic
-from common.data.tokenizer import Tokenizer
+from common.data.tokenizer import EOS, PAD, Tokenizer
 from common.errors import UserError
 
 _BLOCK = 100_000
@@ -21,18 +21,31 @@ class TokenizedCorpus:
         tokens: all ids, one sentence after the other, (total,) uint16 or int32.
         offsets: where each sentence begins in `tokens`, and the total, (sentences + 1,) int64.
         lengths: ids in each sentence, (sentences,) int64.
+        end: what stands behind a sentence in a batch; None for nothing.
+        pad: what fills its row up.
     """
 
-    def __init__(self, tokens: np.ndarray, offsets: np.ndarray) -> None:
+    def __init__(
+        self, tokens: np.ndarray, offsets: np.ndarray, end: int | None = EOS, pad: int = PAD
+    ) -> None:
         self.tokens = tokens
         self.offsets = offsets
         self.lengths = np.diff(offsets)
+        self.end, self.pad = end, pad
 
     @classmethod
-    def from_lists(cls, sentences: Sequence[Sequence[int]]) -> "TokenizedCorpus":
+    def from_lists(
+        cls, sentences: Sequence[Sequence[int]], end: int | None = EOS, pad: int = PAD
+    ) -> "TokenizedCorpus":
         """Sentences that are in memory already."""
         offsets = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
-        return cls(np.fromiter(chain.from_iterable(sentences), np.int32, offsets[-1]), offsets)
+        flat = np.fromiter(chain.from_iterable(sentences), np.int32, offsets[-1])
+        return cls(flat, offsets, end, pad)
+
+    @property
+    def needed(self) -> np.ndarray:
+        """Places that each sentence takes in a batch, its end included, (sentences,)."""
+        return self.lengths + (self.end is not None)
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -163,10 +163,12 @@ def draw_reservoirs(structure: Structure, seed: int, mesh: jax.sharding.Mesh) ->
     return place(values, shardings(structure.drawn, mesh)), fingerprint(values)
 
 
-def stored(structure: Structure, everything: bool, mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """The abstract frozen values of a checkpoint: those that were given, or `everything`."""
-    drawn = {} if everything else structure.drawn
-    return abstract({n: v for n, v in structure.frozen.items() if n not in drawn}, mesh)
+def stored(
+    structure: Structure, everything: bool, mesh: jax.sharding.Mesh, outside: Arrays
+) -> dict[str, Any]:
+    """The abstract frozen values of a checkpoint: those given, or `everything`, but none that lie `outside`."""
+    left = outside.keys() | (set() if everything else structure.drawn.keys())
+    return abstract({n: v for n, v in structure.frozen.items() if n not in left}, mesh)
 
 
 def abstract(some: Mapping[str, Any], mesh: jax.sharding.Mesh) -> dict[str, Any]:
@@ -175,12 +177,17 @@ def abstract(some: Mapping[str, Any], mesh: jax.sharding.Mesh) -> dict[str, Any]
     return {n: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=where[n]) for n, v in some.items()}
 
 
-def verify_reservoirs(meta: dict, drawn: str) -> None:
-    """The layers drawn here have to be those that the checkpoint was trained with.
+def verify_frozen(meta: dict, drawn: str, outside: str) -> None:
+    """The layers drawn here, and those read from files, have to be what the checkpoint was trained with.
 
     Raises:
-      UserError: they differ (another version of NumPy or of its linear algebra).
+      UserError: they differ (another version of NumPy or of its linear algebra; other files).
     """
+    if meta.get("outside", "") != outside:
+        raise UserError(
+            "the pretrained weights are not those that this run began with: their files have changed,"
+            " or another folder is named"
+        )
     if meta["reservoirs"] not in (drawn, None):
         raise UserError(
             "the frozen layers drawn from the seed on this machine differ from those of the checkpoint; train with"

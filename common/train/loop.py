@@ -28,7 +28,7 @@ from common.report.table import text
 from common.track.progress import Progress, peak_flops
 from common.track.tracker import WANDB_MODES, Tracker
 from common.train import optimizer as optimizers
-from common.train.checkpoint import Checkpoints, draw_reservoirs, stored, verify_reservoirs
+from common.train.checkpoint import Checkpoints, draw_reservoirs, stored, verify_frozen
 from common.train.clock import Clock
 from common.train.feed import feed
 from common.train.preemption import Preempted, Signals
@@ -115,6 +115,10 @@ class Run:
         self.where = sharding.shardings(self.structure.trainable, mesh)
         self.checkpoints = Checkpoints(workdir, config.checkpoint.keep)
         self.frozen, self.drawn = draw_reservoirs(self.structure, config.seed, mesh)
+        self.outside = task.outside(self.structure)
+        self.frozen |= self.outside.values
+        everything = config.checkpoint.store_frozen
+        self.stored = stored(self.structure, everything, mesh, self.outside.values)
         self.number = 0
         self.position: dict | None = None
         self.clock = Clock()
@@ -131,8 +135,7 @@ class Run:
     # What a checkpoint holds.
 
     def _arrays(self) -> dict:
-        stored = self.config.checkpoint.store_frozen
-        kept = {n: x for n, x in self.frozen.items() if stored or n not in self.structure.drawn}
+        kept = {n: x for n, x in self.frozen.items() if n in self.stored}
         return {"trainable": self.trainable, "frozen": kept, "optimizer": self.opt_state}
 
     def _meta(self) -> dict:
@@ -147,6 +150,7 @@ class Run:
             "worse": self.worse,
             "commits": self.commits,
             "reservoirs": None if self.config.checkpoint.store_frozen else self.drawn,
+            "outside": self.outside.fingerprint,
             "seed": self.config.seed,
         }
 
@@ -166,10 +170,9 @@ class Run:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), self._arrays()
         )
         # What was given at the start is nowhere but in the checkpoint.
-        everything = self.config.checkpoint.store_frozen
-        target["frozen"] = stored(self.structure, everything, self.mesh)
+        target["frozen"] = self.stored
         state, meta = self.checkpoints.restore(target, self._warn)
-        verify_reservoirs(meta, self.drawn)
+        verify_frozen(meta, self.drawn, self.outside.fingerprint)
         self.trainable, self.opt_state = state["trainable"], state["optimizer"]
         self.frozen |= state["frozen"]
         self.number, self.position = meta["step"], meta["position"]
@@ -383,7 +386,9 @@ class Run:
         self.checkpoints.wait()
         self.signals.release()
         best = self.curve.best.step
-        values = load_best(self.checkpoints, self.structure, self.config, self.mesh, best)
+        values = load_best(
+            self.checkpoints, self.structure, self.config, self.mesh, best, self.outside
+        )
         with self.clock.section("eval"):
             test = self.task.evaluate(values, "test")
         summary = summarize(self, test)

@@ -24,6 +24,22 @@ class Values:
     mesh: Mesh
 
 
+@dataclass(frozen=True)
+class Outside:
+    """Frozen values that no checkpoint keeps, since files outside of the run hold them.
+
+    Attributes:
+      values: on the mesh.
+      fingerprint: tells these files from others; "" where there are none.
+    """
+
+    values: Mapping[str, jax.Array]
+    fingerprint: str
+
+
+NOTHING = Outside({}, "")
+
+
 class Task(Protocol):
     """Model, data, loss and evaluation of one kind of experiment. The loop knows no task by name.
 
@@ -48,6 +64,11 @@ class Task(Protocol):
         """The values at step 0, given those that `build` drew: the same ones, or a warm start, lying as they did; and
         those of frozen variables that no seed draws."""
         return trainable
+
+    def outside(self, structure: Structure) -> Outside:
+        """Frozen values that files outside of the run hold; read whenever the run is begun or gone on with."""
+        del structure
+        return NOTHING
 
     def loss(
         self, model: nnx.Module, batch: Mapping[str, jax.Array], key: jax.Array | None

@@ -13,9 +13,10 @@ from common.train.checkpoint import (
     abstract,
     draw_reservoirs,
     stored,
-    verify_reservoirs,
+    verify_frozen,
 )
-from common.train.task import Values
+from common.train.task import NOTHING, Outside, Values
+from common.variables import Structure
 
 
 def load_best(
@@ -24,25 +25,31 @@ def load_best(
     config: ConfigDict,
     mesh: Any,
     step: int | None = None,
+    outside: Outside = NOTHING,
 ) -> Values:
     """The values of a run's best checkpoint (or that of `step`) on `mesh`, reservoirs drawn again and verified."""
     frozen, drawn = draw_reservoirs(structure, config.seed, mesh)
     target = {
         "trainable": abstract(structure.trainable, mesh),
-        "frozen": stored(structure, config.checkpoint.store_frozen, mesh),
+        "frozen": stored(structure, config.checkpoint.store_frozen, mesh, outside.values),
     }
     state, meta = checkpoints.restore_best(target, step)
-    verify_reservoirs(meta, drawn)
-    return Values(structure, state["trainable"], frozen | state["frozen"], mesh)
+    verify_frozen(meta, drawn, outside.fingerprint)
+    frozen = {**frozen, **outside.values, **state["frozen"]}
+    return Values(structure, state["trainable"], frozen, mesh)
 
 
 def load_run(
-    workdir: Path, config: ConfigDict, build: Callable[[nnx.Rngs], nnx.Module], mesh: Any
+    workdir: Path,
+    config: ConfigDict,
+    build: Callable[[nnx.Rngs], nnx.Module],
+    mesh: Any,
+    outside: Callable[[Structure], Outside] = lambda structure: NOTHING,
 ) -> Values:
-    """What a program that uses a trained run starts from."""
+    """What a program that uses a trained run starts from. `outside` is that of its task."""
     checkpoints = Checkpoints(workdir)
     structure = variables.abstract(lambda: build(nnx.Rngs(0)))
     try:
-        return load_best(checkpoints, structure, config, mesh)
+        return load_best(checkpoints, structure, config, mesh, outside=outside(structure))
     finally:
         checkpoints.close()

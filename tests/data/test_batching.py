@@ -9,7 +9,7 @@ import pytest
 from common.data import corpus as corpus_module
 from common.data.batching import BucketedBatches, evaluation_batches, iterate
 from common.data.corpus import TokenizedCorpus, tokenize_corpus
-from common.data.tokenizer import BOS, EOS
+from common.data.tokenizer import BOS, EOS, PAD
 from common.errors import UserError
 from tests.data.helpers import small_corpora, small_text
 
@@ -275,3 +275,14 @@ def test_corpus_is_tokenized_once(tmp_path, monkeypatch):
     for changed in ((lines[1:], tokenizer), (lines, other)):
         with pytest.raises(AssertionError, match="tokenized again"):
             tokenize_corpus(*changed, tmp_path)
+
+
+def test_rows_end_and_are_filled_up_as_their_corpus_says() -> None:
+    """A pretrained tokenizer has its own ids, and texts that bring their ends along."""
+    texts = [[7, 8, 9], [5]]
+    plain = TokenizedCorpus.from_lists(texts)
+    (batch,) = evaluation_batches(plain, None, buckets=(4,), tokens_per_batch=12)
+    assert batch["source"].tolist() == [[7, 8, 9, EOS], [5, EOS, PAD, PAD], [0] * 4]
+    own = TokenizedCorpus.from_lists(texts, end=None, pad=6)
+    (batch,) = evaluation_batches(own, None, buckets=(3,), tokens_per_batch=9)
+    assert batch["source"].tolist() == [[7, 8, 9], [5, 6, 6], [0] * 3]

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 
+from common import variables
 from common.errors import UserError
 from common.track.tracker import read_metrics
 from common.train import checkpoint
+from common.train import task as tasks
 from common.train.checkpoint import Checkpoints
 from common.train.preemption import Preempted
 from common.train.workdir import Lock
@@ -294,3 +298,41 @@ def test_a_checkpoint_of_one_device_restores_on_eight(tmp_path: Path) -> None:
     toy.fit(toy.config(), toy.Toy(), tmp_path / "run", eight)
     one, other = losses(tmp_path / "once"), losses(tmp_path / "run")
     np.testing.assert_allclose([v for _, v in other], [v for _, v in one], rtol=1e-4, atol=1e-7)
+
+
+class Outside(toy.Toy):
+    """Its frozen layer lies in a file outside of the run."""
+
+    def __init__(self, name: str = "one", value: float = 1.0):
+        super().__init__()
+        self.name, self.value = name, value
+
+    def build(self, rngs: nnx.Rngs) -> nnx.Module:
+        model = super().build(rngs)
+        variables.give(model)
+        return model
+
+    def outside(self, structure: variables.Structure) -> tasks.Outside:
+        values = {n: jax.numpy.full(v.shape, self.value) for n, v in structure.frozen.items()}
+        return tasks.Outside(values, self.name)
+
+
+def test_frozen_values_of_other_files_are_used_and_not_stored(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    toy.run(run, Outside(), train__steps=10)
+    kept = ocp.StandardCheckpointer().metadata(latest(run).absolute() / "state")
+    assert set(kept.item_metadata.tree["trainable"]) == {"trained/kernel", "trained/bias"}
+    assert not kept.item_metadata.tree["frozen"]
+    whole = toy.run(tmp_path / "whole", Outside(), train__steps=20)
+    again = toy.run(run, Outside(), train__steps=20)
+    assert losses(run) == losses(tmp_path / "whole")
+    assert again["test"] == whole["test"]
+    # The layer is what the file says: with another one the loss of the first step is another.
+    toy.run(tmp_path / "other", Outside(value=2.0), train__steps=5)
+    assert losses(tmp_path / "other")[0] != losses(run)[0]
+
+
+def test_a_run_refuses_other_files_than_it_began_with(tmp_path: Path) -> None:
+    toy.run(tmp_path, Outside(), train__steps=10)
+    with pytest.raises(UserError, match="pretrained weights are not those"):
+        toy.run(tmp_path, Outside("two"), train__steps=20)
