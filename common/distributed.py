@@ -43,6 +43,15 @@ def agree(decision: np.ndarray) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(decision)).max(axis=0)
 
 
+def gather(x: jax.Array) -> np.ndarray:
+    """The whole value of an array, whose parts may lie in several processes; then a collective call."""
+    if x.is_fully_addressable:
+        return np.asarray(x)
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(x, tiled=True)
+
+
 def barrier(name: str) -> None:
     """Waits until every process is here."""
     if jax.process_count() > 1:

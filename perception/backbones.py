@@ -23,6 +23,7 @@ class Backbone:
       fused: queries, keys and values are one matrix (OpenELM).
       dropout: of what residual functions return; of the embeddings; of attention weights.
       longest: positions that the published model was made for.
+      tied: the output layer that the published model has, and this one not, is its table of embeddings.
       scaled_init: initial deviations by the number of inputs and layers (OpenELM), otherwise 0.02.
       targets: the layers that LoRA adapts in the paper, by our names.
     """
@@ -51,6 +52,7 @@ class Backbone:
     head_norm: bool = False
     dropout: tuple[float, float, float] = (0.0, 0.0, 0.0)
     longest: int = 2048
+    tied: bool = True
     scaled_init: bool = False
     targets: tuple[str, ...] = ("query", "key", "value")
 
@@ -144,6 +146,7 @@ def mistral(
     return replace(
         like,
         family="mistral",
+        tied=False,
         theta=theta,
         longest=longest,
         window=window,
@@ -185,6 +188,7 @@ def phi(
         parallel=True,
         dropout=dropout,
         longest=longest,
+        tied=False,
         targets=("query", "key", "value", "out"),
     )
 

@@ -1,0 +1,140 @@
+"""Pretrained weights from, and export to, a local folder of Hugging Face's format: config.json and safetensors."""
+
+import json
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from common.config import require
+from common.data import tensor_files
+from common.data.tensor_files import Tensor, TensorFiles
+from common.distributed import barrier, gather, is_main
+from common.variables import Arrays
+from perception import config_json
+from perception.backbones import Backbone
+from perception.config_json import CONFIG, differences
+from perception.parameter_names import NAMES, OLD, Place, place, their_name
+
+TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A model in a folder, whose weights stay there until `load`."""
+
+    directory: Path
+    shape: Backbone
+    files: TensorFiles
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (64 hex digits) of the files of weights."""
+        return self.files.fingerprint
+
+    def _found(self, name: str) -> str:
+        """The name in these files: with or without the prefix, and BERT's older ones."""
+        *module, leaf = name.split(".")
+        old = ".".join([*module, OLD[leaf]]) if module[-1] == "LayerNorm" else name
+        prefix = NAMES[self.shape.family].prefix
+        known = (p + n for p in ("", prefix) for n in (name, old) if p + n in self.files.names)
+        found = next(known, None)
+        require(found is not None, f"{self.directory} has no tensor {name}, nor {prefix}{name}")
+        return found
+
+    def load(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
+        """Arrays of the wanted types at the wanted places; every device's part is read from the files on its own.
+
+        Args:
+          wanted: by the encoder's names, such as "embed/table"; each with a sharding.
+
+        Raises:
+          UserError: a tensor is missing or of another shape.
+        """
+        # All are checked before the first is read.
+        places = {ours: self._place(ours, want.shape) for ours, want in wanted.items()}
+
+        def load(ours: str, want: jax.ShapeDtypeStruct) -> jax.Array:
+            def part(index: tuple[slice, ...]) -> np.ndarray:
+                return places[ours].read(self.files, index, want.shape).astype(want.dtype)
+
+            return jax.make_array_from_callback(want.shape, want.sharding, part)
+
+        return {ours: load(ours, want) for ours, want in wanted.items()}
+
+    def _place(self, ours: str, shape: tuple[int, ...]) -> Place:
+        there = place(self.shape.family, ours, shape)
+        name = self._found(there.name)
+        found = self.files.shape(name)
+        require(
+            found == there.whole,
+            f"the tensor {name} of {self.directory} has the shape {found}, the model needs {there.whole}",
+        )
+        return Place(name, found, there.start, there.turned)
+
+
+def open_model(directory: Path, option: str = "--config.pretrained") -> Pretrained:
+    """The model in a folder, which `option` of a command line names.
+
+    Raises:
+      UserError: there is none, its family or a field of its configuration is unknown here, or a file is damaged.
+    """
+    directory = directory.expanduser()
+    require(directory.is_dir(), f"{option}={directory} is no folder")
+    return Pretrained(directory, config_json.read(directory / CONFIG), TensorFiles(directory))
+
+
+def check_shape(name: str, given: Backbone, found: Backbone) -> None:
+    """The backbone that was asked for by `name` has to be that of the files.
+
+    Raises:
+      UserError: it is another; the line names the first differences.
+    """
+    lost = differences(found, given)
+    more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+    require(
+        not lost,
+        f"the pretrained model is not --config.backbone={name}: {', '.join(lost[:3])}{more}",
+    )
+
+
+def export(
+    directory: Path, shape: Backbone, values: Arrays, tokenizer_json: str | None = None
+) -> None:
+    """Writes a folder that transformers reads; all processes call it. It appears when it is complete.
+
+    Args:
+      values: all of the encoder's, by its names.
+      tokenizer_json: the content of tokenizer.json.
+
+    Raises:
+      UserError: the folder is not empty or cannot be written, or the family's files cannot express the backbone.
+    """
+    tensor_files.require_empty(directory)
+    config = config_json.to_json(shape)
+    parts: dict[str, list[str]] = {}
+    for ours in sorted(values):
+        parts.setdefault(their_name(shape.family, ours), []).append(ours)
+    tensors = {name: _tensor(shape.family, ours, values) for name, ours in parts.items()}
+    config["torch_dtype"] = max(tensors.values(), key=lambda t: t.size).dtype.name
+    with tensor_files.staged(directory) if is_main() else nullcontext() as folder:
+        tensor_files.write(folder, tensors)
+        if folder is not None:
+            (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+            if tokenizer_json is not None:
+                (folder / TOKENIZER).write_text(tokenizer_json)
+    barrier(f"export {directory}")
+
+
+def _tensor(family: str, parts: list[str], values: Arrays) -> Tensor:
+    """Our arrays that together, in their order, are one of their tensors."""
+    places = [place(family, ours, values[ours].shape) for ours in parts]
+
+    def get() -> np.ndarray:
+        whole = [gather(values[ours]) for ours in parts]
+        return np.concatenate([x.T if p.turned else x for x, p in zip(whole, places, strict=True)])
+
+    return Tensor(places[0].whole, np.dtype(values[parts[0]].dtype), get)
