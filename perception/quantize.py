@@ -52,10 +52,11 @@ class Cost(NamedTuple):
     error: float
 
 
-def costs(values: Arrays, kind: str) -> Iterator[Cost]:
-    """Of the kernels of an encoder, one after the other."""
-    for name, kernel in values.items():
+def costs(read: Read, wanted: Mapping[str, jax.ShapeDtypeStruct], kind: str) -> Iterator[Cost]:
+    """Of the kernels among what is wanted, one after the other."""
+    for name, one in wanted.items():
         if name.endswith("/kernel"):
+            kernel = read({name: one})[name]
             codes, scales = quantize(kernel, kind)
             error = dequantize(codes, scales, len(kernel)) - kernel
             share = float(jnp.linalg.norm(error) / jnp.linalg.norm(kernel))

@@ -1,0 +1,55 @@
+"""Tables 1 and 2, measured beside printed."""
+
+from flax import nnx
+
+from common import variables
+from common.laboratory import Laboratory
+from common.model.lora import Lora, adapt
+from perception import printed
+from perception.backbones import BACKBONES
+from perception.model import backbone
+
+RANKS = (2, 4, 8, 16, 32)
+
+
+def shortened(number: int) -> str:
+    """As the paper writes numbers of parameters: 162.56K, 1.3M, 7.24B."""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if number >= size:
+            return f"{number / size:.2f}".rstrip("0").rstrip(".") + unit
+    return str(number)
+
+
+def parameters(name: str) -> tuple[int, int]:
+    """Of a backbone, and of adapters of rank 1 on the layers that the paper adapts. Nothing is allocated."""
+    shape = BACKBONES[name]
+
+    def adapted() -> nnx.Module:
+        model = backbone(shape, rngs=variables.Keys(0))
+        adapt(model, shape.targets, Lora(rank=1), rngs=variables.Keys(0))
+        return model
+
+    counts = variables.count(variables.abstract(adapted))
+    return counts["frozen"], counts["trainable"]
+
+
+def table2(lab: Laboratory) -> None:
+    """Parameters of every backbone and of its adapters, counted, and as printed where it is.
+
+    "Original" has an output layer of its own, as large as the table of the embeddings. Adapters grow with their rank,
+    so one count serves all ranks. The share is that of rank 32 in the backbone without an output layer.
+    """
+    paper, rows, same, entries = printed.table2(), [], 0, 0
+    for name, shape in BACKBONES.items():
+        if name.startswith("tiny_"):
+            continue
+        size, one = parameters(name)
+        counts = (size + shape.vocabulary * shape.width, *(rank * one for rank in RANKS))
+        rows.append((name, "counted", *counts, f"{100 * RANKS[-1] * one / size:.2f} %"))
+        if cells := paper.get(name):
+            given = [(cell, n) for cell, n in zip(cells, counts, strict=False) if cell]
+            entries += len(given)
+            same += sum(shortened(n) == cell for cell, n in given)
+            rows.append((name, "printed", *(cell or None for cell in cells), None, None))
+    lab.write("table2", ("backbone", "", "original", *(f"r = {r}" for r in RANKS), "share"), rows)
+    print(f"{same} of {entries} printed entries are the counted ones")
