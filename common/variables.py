@@ -115,7 +115,8 @@ def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarra
 
     Args:
       spec: ("orthogonal",) a (semi-)orthogonal matrix of gain 1; ("uniform", bound) in [-bound, bound];
-      ("ones",); ("zeros",). name: the variable's path; with the seed it is the key of the draw.
+      ("normal", deviation) around 0; ("ones",); ("zeros",).
+      name: the variable's path; with the seed it is the key of the draw.
     """
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
@@ -129,6 +130,8 @@ def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarra
             value = q if rows >= columns else q.T
         case ("uniform", bound):
             value = generator.uniform(-bound, bound, shape)
+        case ("normal", deviation):
+            value = deviation * generator.standard_normal(shape)
         case ("ones",):
             value = np.ones(shape)
         case ("zeros",):

@@ -59,6 +59,8 @@ def test_other_draws():
     uniform = draw(("uniform", 0.25), 1, "a/bias", (4000,))
     assert -0.25 <= uniform.min() < -0.249 and 0.249 < uniform.max() <= 0.25
     assert uniform.std() == pytest.approx(0.25 / 3**0.5, rel=0.05)
+    normal = draw(("normal", 0.02), 1, "a/table", (4000,))
+    assert normal.std() == pytest.approx(0.02, rel=0.05) and abs(normal.mean()) < 0.002
     np.testing.assert_array_equal(draw(("ones",), 1, "a", (3,)), np.ones(3, np.float32))
     np.testing.assert_array_equal(draw(("zeros",), 1, "a", (3,)), np.zeros(3, np.float32))
     with pytest.raises(ValueError, match="unknown draw"):

@@ -176,7 +176,8 @@ def evaluation_batches(
     target: TokenizedCorpus | None,
     *,
     buckets: Sequence[int],
-    tokens_per_batch: int,
+    tokens_per_batch: int = 0,
+    rows: int = 0,
     multiple: int = 1,
     process_index: int = 0,
     process_count: int = 1,
@@ -192,6 +193,7 @@ def evaluation_batches(
             and `ids`.
         buckets: as in `BucketedBatches`.
         tokens_per_batch: as in `BucketedBatches`.
+        rows: of every global batch, at most, but for `multiple`; 0 is as in `BucketedBatches`.
         multiple: as in `BucketedBatches`.
         process_index: as in `BucketedBatches`.
         process_count: as in `BucketedBatches`.
@@ -203,10 +205,10 @@ def evaluation_batches(
     members, _ = _fill_buckets(source, target, lengths)
     batches = []
     for length, examples in zip(lengths, members, strict=True):
-        rows = _rows(length, tokens_per_batch, multiple)
-        for start in range(0, len(examples), rows):
-            ids = examples[start : start + rows]
-            batches.append((length, local_rows(ids, rows, process_index, process_count)))
+        size = _rows(length, rows * length or tokens_per_batch, multiple)
+        for start in range(0, len(examples), size):
+            ids = examples[start : start + size]
+            batches.append((length, local_rows(ids, size, process_index, process_count)))
     return EvaluationBatches(source, target, batches)
 
 

@@ -18,6 +18,7 @@ from common.config import require
 from common.data.batching import BucketedBatches, evaluation_batches, iterate
 from common.data.corpus import TokenizedCorpus
 from common.data.labelled import LabelledText, load_labelled
+from common.data.subword import Subword
 from common.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from common.distributed import is_main
 from common.metrics.classes import accuracy, weighted_f1
@@ -65,12 +66,15 @@ def sequence(parts: Sequence[Sequence[int]], longest: int) -> tuple[list[int], b
 
 
 class Classification(Task):
-    """The task that the training loop sees.
+    """The task that the training loop sees. Rows begin and end with marks, as RoBERTa's do.
+
+    A task of rows that a tokenizer of another kind makes has `rows`, `marks` and `save` of its own.
 
     Args:
       tokenizer: kept with the run.
       longest: L, the most tokens that the model reads; texts that have more are cut.
       start: as `Task.start`.
+      labelled: splits and names of the classes, where they have been read already.
     """
 
     objective, mode = "accuracy", "max"
@@ -78,12 +82,13 @@ class Classification(Task):
     def __init__(
         self,
         config: ConfigDict,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizer | Subword,
         build: Build,
         mesh: Mesh,
         *,
         longest: int,
         start: Callable[[Arrays], Arrays] = lambda trainable: trainable,
+        labelled: tuple[dict[str, LabelledText], tuple[str, ...]] | None = None,
     ):
         """Reads and tokenizes the data.
 
@@ -93,15 +98,12 @@ class Classification(Task):
         validate(config)
         self.config, self.mesh, self.tokenizer = config, mesh, tokenizer
         self._build, self.start, self._longest = build, start, longest
-        self.splits, self.classes = load_labelled(config.data)
+        self.splits, self.classes = labelled or load_labelled(config.data)
         self._cut = 0
         self._corpora = {split: self._tokenize(text) for split, text in self.splits.items()}
         if self._cut and is_main():
             total = sum(len(text) for text in self.splits.values())
-            print(
-                f"{self._cut:,} of {total:,} examples are longer than the {longest} positions of"
-                " the model, and cut"
-            )
+            print(f"{self._cut:,} of {total:,} examples are longer than {longest} tokens, and cut")
         buckets = config.data.buckets
         self._buckets = (*(length for length in buckets if length < longest), longest)
         self.multiple = sharding.batch_ways(mesh) * config.train.accumulate
@@ -117,16 +119,33 @@ class Classification(Task):
         )
         self._compiled: Callable | None = None
 
+    def rows(self, texts: Sequence[tuple[str, ...]], longest: int) -> tuple[list[list[int]], int]:
+        """The ids of every example, at most `longest` with what `marks` adds; and how many were cut."""
+        parts = [self.tokenizer.encode(side) for side in zip(*texts, strict=True)]
+        found = [sequence(one, longest) for one in zip(*parts, strict=True)]
+        return [tokens for tokens, _ in found], sum(cut for _, cut in found)
+
+    @property
+    def marks(self) -> tuple[int | None, int]:
+        """What ends a row, if anything does, and what fills it up."""
+        return EOS, PAD
+
     def _tokenize(self, text: LabelledText) -> TokenizedCorpus:
-        parts = [self.tokenizer.encode(side) for side in zip(*text.texts, strict=True)]
-        found = [sequence(one, self._longest) for one in zip(*parts, strict=True)]
-        self._cut += sum(cut for _, cut in found)
-        return TokenizedCorpus.from_lists([tokens for tokens, _ in found])
+        found, cut = self.rows(text.texts, self._longest)
+        self._cut += cut
+        return TokenizedCorpus.from_lists(found, *self.marks)
 
     def _labelled(self, batch: Batch, split: str) -> Batch:
-        """tokens (B, L), ids (B,), which are -1 in empty rows, and labels (B,)."""
-        labels_B = self.splits[split].labels_M[batch["ids"]]
-        return {"tokens": batch["source"], "ids": batch["ids"], "labels": labels_B}
+        """tokens (B, L), ids (B,), which are -1 in empty rows, lengths (B,), which are 0 there, and labels (B,)."""
+        ids_B = batch["ids"]
+        lengths_B = np.where(ids_B >= 0, self._corpora[split].needed[ids_B], 0).astype(np.int32)
+        labels_B = self.splits[split].labels_M[ids_B]
+        return {
+            "tokens": batch["source"],
+            "lengths": lengths_B,
+            "ids": ids_B,
+            "labels": labels_B,
+        }
 
     @property
     def batches_per_epoch(self) -> float:
@@ -139,8 +158,7 @@ class Classification(Task):
         self, model: Classifier, batch: Batch, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
         """Logits (B, N) and loss (B,), 0 in empty rows."""
-        lengths_B = jnp.sum(batch["tokens"] != PAD, axis=1, dtype=jnp.int32)
-        logits_BN = model(batch["tokens"], lengths_B, key)
+        logits_BN = model(batch["tokens"], batch["lengths"], key)
         return logits_BN, cross_entropy(logits_BN, batch["labels"]) * (batch["ids"] >= 0)
 
     def loss(

@@ -390,7 +390,8 @@ class Run:
         )
         with self.clock.section("eval"):
             test = self.task.evaluate(values, "test")
-        summary = summarize(self, test)
+            last = self.task.evaluate(self._values(), "test") if self.task.tests_last else None
+        summary = summarize(self, test, last)
         if is_main():
             self.tracker.summary(summary)
             if self.number:

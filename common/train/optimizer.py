@@ -84,7 +84,20 @@ def adagrad(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTr
     return optax.adagrad(schedule, initial_accumulator_value=0.0, eps=optimizer.epsilon**2)
 
 
-OPTIMIZERS = {"adam": adam, "adamw": adamw, "adagrad": adagrad}
+def adafactor(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
+    """Adafactor (Shazeer & Stern, 2018) as transformers has it with a rate of its own and no first moment: means over
+    rows and over columns of a matrix for a second moment, updates of at most 1 in root mean square, decoupled decay."""
+    return optax.chain(
+        optax.scale_by_factored_rms(
+            decay_rate=0.8, min_dim_size_to_factor=1, epsilon=optimizer.epsilon
+        ),
+        optax.clip_by_block_rms(1.0),
+        optax.add_decayed_weights(optimizer.weight_decay),
+        optax.scale_by_learning_rate(schedule),
+    )
+
+
+OPTIMIZERS = {"adam": adam, "adamw": adamw, "adagrad": adagrad, "adafactor": adafactor}
 
 
 def validate(optimizer: ConfigDict) -> None:

@@ -32,12 +32,14 @@ def optimizer_shardings(
     where: Mapping[str, Any],
     mesh: Mesh,
 ) -> Any:
-    """Moments lie where their parameters lie, counters everywhere."""
+    """Moments lie where their parameters lie; counters, and sums over rows or columns of a parameter, everywhere."""
     whole = sharding.replicated(mesh)
 
-    def place(path: tuple, _: Any) -> Any:
+    def place(path: tuple, moment: Any) -> Any:
         keys = (getattr(entry, "key", None) for entry in path)
-        return next((where[key] for key in keys if key in where), whole)
+        name = next((key for key in keys if key in where), None)
+        alike = name is not None and moment.shape == trainable[name].shape
+        return where[name] if alike else whole
 
     return jax.tree.map_with_path(place, jax.eval_shape(optimizer.init, dict(trainable)))
 

@@ -37,8 +37,12 @@ class Ended(Protocol):
     commits: list[str]
 
 
-def summarize(run: Ended, test: dict[str, float]) -> dict:
-    """Everything that was measured of a run that has ended."""
+def summarize(run: Ended, test: dict[str, float], last: dict[str, float] | None = None) -> dict:
+    """Everything that was measured of a run that has ended.
+
+    Args:
+      test: of the best values; last: of the last ones, where the task asks for them.
+    """
     seconds, best = run.clock.seconds(), run.curve.best
     return {
         "objective": run.task.objective,
@@ -49,6 +53,7 @@ def summarize(run: Ended, test: dict[str, float]) -> dict:
         "best_step": best.step,
         "final_valid": run.curve.points[-1].value,
         "test": test,
+        **({} if last is None else {"test_last": last}),
         "aucc": {axis: aucc(run.curve, axis) for axis in ("seconds", "hours", "step", "flops")},
         "seconds_to": {
             str(percent): time_to(run.curve, percent / 100) for percent in (95, 99, 100)

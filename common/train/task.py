@@ -52,6 +52,9 @@ class Task(Protocol):
     mode: str
     """"max" or "min"."""
 
+    tests_last = False
+    """Whether the summary has the test of the last values too, beside that of the best."""
+
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
         """The model, reservoirs already frozen."""
 

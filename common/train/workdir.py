@@ -8,6 +8,7 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from common.config import flatten, from_json, require, to_json
+from common.data.subword import Subword
 from common.data.tokenizer import Tokenizer
 from common.errors import UserError
 
@@ -86,7 +87,7 @@ def has_checkpoints(workdir: Path) -> bool:
     return any(path.name.isdecimal() for path in (workdir / "checkpoints").glob("*/*"))
 
 
-def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
+def save_tokenizer(tokenizer: Tokenizer | Subword, path: Path) -> None:
     """Writes what a run needs to be used; that of a run that goes on is not replaced.
 
     Raises:
@@ -95,7 +96,7 @@ def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
     require(
         not path.exists()
         or not has_checkpoints(path.parent)
-        or Tokenizer.load(path).fingerprint == tokenizer.fingerprint,
+        or type(tokenizer).load(path).fingerprint == tokenizer.fingerprint,
         f"the training text makes another vocabulary than {path}: it has changed since the run began;"
         " choose another --workdir",
     )

@@ -2,12 +2,15 @@
 
 import gzip
 import json
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
+import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from common.data.labelled import load_labelled
+from common.data.labelled import Rules, load_labelled
 from common.data.manual import SAME, TOPICS
 from common.errors import UserError
 
@@ -114,8 +117,10 @@ def test_damaged_names(folder, names):
 def test_what_is_not_there(folder):
     with pytest.raises(UserError, match="no directory"):
         load_labelled(data("files:nowhere"))
-    with pytest.raises(UserError, match=r"it must be files:DIR, tfds:NAME or embedded:NAME"):
-        load_labelled(data("hf:sst2"))
+    with pytest.raises(
+        UserError, match=r"it must be files:DIR, tfds:NAME, hf:NAME or embedded:NAME"
+    ):
+        load_labelled(data("file:sst2"))
     with pytest.raises(UserError, match=r"there are: python, python_pairs"):
         load_labelled(data("embedded:java"))
     with pytest.raises(UserError, match="has examples of 2 texts"):
@@ -129,6 +134,108 @@ def test_a_single_class_is_no_task(folder):
     (folder / "train.jsonl").write_text(lines([{"text": "x", "label": 0}]))
     with pytest.raises(UserError, match="a single class"):
         load_labelled(data(f"files:{folder}"))
+
+
+def named(count: int, **fields: object) -> list[dict]:
+    return [{"text": f"text {i}", "label": i % 2, **fields} for i in range(count)]
+
+
+def test_splits_that_are_not_there_are_cut_from_train_and_said(folder, capsys):
+    """As Hugging Face's train_test_split(0.3, seed=42) cuts; the same every time."""
+    for name in ("validation", "test"):
+        (folder / f"{name}.jsonl").unlink()
+    (folder / "train.jsonl").write_text(lines(named(40)))
+    splits, _ = load_labelled(data(f"files:{folder}"), Rules(cut=("valid", "test")))
+    # 12 are 30 % of 40, and 3 a tenth of the other 28.
+    assert {name: len(text) for name, text in splits.items()} == {
+        "train": 25,
+        "valid": 3,
+        "test": 12,
+    }
+    order = np.random.default_rng(42).permutation(40)
+    assert splits["test"].texts == [(f"text {i}",) for i in order[:12]]
+    texts = [text for split in splits.values() for text in split.texts]
+    assert len(set(texts)) == 40
+    told = capsys.readouterr().out.splitlines()
+    assert told == [
+        f"files:{folder} has no test split: 12 of its 40 training examples, chosen with seed 42, take its place",
+        f"files:{folder} has no valid split: 3 of its 28 training examples, chosen with seed 42, take its place",
+    ]
+    again, _ = load_labelled(data(f"files:{folder / 'train.jsonl'}"), Rules(cut=("valid", "test")))
+    assert again["test"].texts == splits["test"].texts
+    with pytest.raises(UserError, match="no directory"):
+        load_labelled(data(f"files:{folder / 'train.jsonl'}"))
+
+
+def test_a_split_may_have_one_of_several_names(folder):
+    (folder / "validation.jsonl").rename(folder / "dev.jsonl")
+    settings = data(f"files:{folder}")
+    settings.splits.valid = "valid|dev"
+    assert len(load_labelled(settings)[0]["valid"]) == 2
+    settings.splits.valid = "valid|validation"
+    with pytest.raises(UserError, match=r"no valid\.jsonl or .* or validation\.csv\.gz in"):
+        load_labelled(settings)
+
+
+def test_only_the_splits_that_are_asked_for_are_read(folder):
+    (folder / "validation.jsonl").unlink()
+    rules = Rules(splits=("train", "test"))
+    assert set(load_labelled(data(f"files:{folder}"), rules)[0]) == {"train", "test"}
+
+
+def test_the_label_may_have_another_name(folder):
+    for path in folder.iterdir():
+        path.write_text(lines([{"text": "x", "stars": 0}, {"text": "y", "stars": 1}]))
+    splits, _ = load_labelled(data(f"files:{folder}", label="stars"))
+    assert splits["train"].labels_M.tolist() == [0, 1]
+    with pytest.raises(UserError, match="no field mark; there are: text, stars"):
+        load_labelled(data(f"files:{folder}", label="mark"))
+
+
+def test_a_known_number_of_classes(folder):
+    """Some of them may be missing in the training examples; none may be beyond."""
+    _, classes = load_labelled(data(f"files:{folder}"), Rules(classes=3))
+    assert classes == ("0", "1", "2")
+    (folder / "train.jsonl").write_text(lines([*GOOD, {"text": "x", "label": 3}]))
+    with pytest.raises(
+        UserError, match=r"train\.jsonl line 3: the label 3 is none of the 3 classes"
+    ):
+        load_labelled(data(f"files:{folder}"), Rules(classes=3))
+    (folder / "train.jsonl").write_text(lines([{"text": "x", "label": name} for name in "abc"]))
+    with pytest.raises(UserError, match="have 3 classes, not 2: a, b, c"):
+        load_labelled(data(f"files:{folder}"), Rules(classes=2))
+
+
+def test_examples_without_a_label_are_left_out_where_there_may_be_some(folder):
+    (folder / "test.jsonl").write_text(lines([{"text": "x", "label": -1}, *GOOD]))
+    assert len(load_labelled(data(f"files:{folder}"), Rules(unlabelled=True))[0]["test"]) == 2
+
+
+def test_hugging_face(monkeypatch):
+    """Through a module that answers as `datasets` does."""
+
+    class Split(list):
+        @property
+        def features(self) -> dict:
+            return {"text": "string", "label": SimpleNamespace(names=["no", "yes"])}
+
+    hub = ModuleType("datasets")
+    hub.load_dataset = lambda name: {"train": Split(named(20)), "test": Split(named(4))}
+    monkeypatch.setitem(sys.modules, "datasets", hub)
+    splits, classes = load_labelled(data("hf:some/name"), Rules(cut=("valid", "test")))
+    assert classes == ("no", "yes") and len(splits["test"]) == 4 and len(splits["valid"]) == 2
+    with pytest.raises(UserError, match="has no split validation; there are: train, test"):
+        load_labelled(data("hf:some/name"))
+
+    def unknown(name: str) -> None:
+        raise FileNotFoundError(f"no {name}\non the hub")
+
+    hub.load_dataset = unknown
+    with pytest.raises(UserError, match="cannot read hf:some/name: no some/name on the hub"):
+        load_labelled(data("hf:some/name"))
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
+    with pytest.raises(UserError, match="pip install datasets"):
+        load_labelled(data("hf:some/name"))
 
 
 def test_the_manual_has_all_classes_in_all_splits_and_no_paragraph_twice():

@@ -170,6 +170,17 @@ def test_the_tested_values_are_those_of_the_best_step(tmp_path: Path) -> None:
         assert (value != at_5[name]).any()
 
 
+def test_the_last_values_are_tested_too_where_a_task_asks_for_it(tmp_path: Path) -> None:
+    """The second evaluation is the best one, the fourth the last."""
+    task = toy.Toy(scores=[3.0, 1.0, 2.0, 4.0])
+    task.tests_last = True
+    summary = toy.run(tmp_path / "both", task)
+    true = toy.run(tmp_path / "true")["curve"]["points"]
+    assert summary["test"]["error"] == pytest.approx(true[1]["value"])
+    assert summary["test_last"]["error"] == pytest.approx(true[3]["value"])
+    assert "test_last" not in toy.run(tmp_path / "true")
+
+
 def test_evaluation_by_seconds(tmp_path: Path) -> None:
     summary = toy.run(tmp_path, eval__steps=0, eval__seconds=1e-9, train__steps=5)
     assert [p["step"] for p in summary["curve"]["points"]] == [1, 2, 3, 4, 5]

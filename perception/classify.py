@@ -1,0 +1,64 @@
+"""Labels lines of text with a trained run: python -m perception.classify --workdir=RUN < texts
+
+Each line of the output has the classes of a text, likeliest first, each with its probability behind it.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from common import program
+from common.errors import UserError
+
+
+def batches(lines: Iterable[bytes], size: int) -> Iterator[list[str]]:
+    """The lines, `size` at a time; those before a faulty one come before its fault.
+
+    Raises:
+      UserError: a line is empty or not UTF-8.
+    """
+    batch: list[str] = []
+    for number, line in enumerate(lines, start=1):
+        fault = ""
+        try:
+            batch.append(line.decode("utf-8").rstrip("\r\n"))
+            fault = "" if batch[-1].strip() else "is empty"
+        except UnicodeDecodeError:
+            fault = "is not UTF-8"
+        if fault:
+            yield batch[: (number - 1) % size]
+            raise UserError(f"standard input, line {number} {fault}")
+        if len(batch) == size:
+            yield batch
+            batch = []
+    yield batch
+
+
+def main() -> None:
+    from common.config import parser_for, positive
+
+    parser = parser_for("perception.classify")
+    parser.add_argument(
+        "--workdir", required=True, type=Path, metavar="RUN", help="the run's folder"
+    )
+    parser.add_argument(
+        "--top", type=positive("--top"), metavar="K", help="so many classes (default: all)"
+    )
+    parser.add_argument(
+        "--batch", type=positive("--batch"), default=64, metavar="N", help="lines at once"
+    )
+    options = parser.parse_args()
+
+    from perception.run import load
+
+    trained = load(options.workdir)
+    for lines in batches(sys.stdin.buffer, options.batch):
+        for row in trained.probabilities(lines, options.batch) if lines else ():
+            likeliest = (-row).argsort(kind="stable")[: options.top]
+            cells = (f"{trained.classes[i]}\t{row[i]:.4f}" for i in likeliest)
+            sys.stdout.write("\t".join(cells) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    program.run(main)

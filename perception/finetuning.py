@@ -1,0 +1,184 @@
+"""How a backbone is fine-tuned: what of it is trained, where the rest comes from, and what reads its texts."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from flax import nnx
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common.config import check_rate, choose, require
+from common.data.labelled import LabelledText
+from common.data.subword import Subword, build_subword
+from common.model.lora import Lora, adapt
+from common.model.transformer import compute_dtype
+from common.train.checkpoint import abstract
+from common.train.task import NOTHING, Outside
+from common.variables import Structure, freeze, give
+from perception.backbones import BACKBONES, Backbone
+from perception.hugging_face import TOKENIZER, Pretrained, check_shape, open_model
+from perception.model import POOLS, PooledClassifier, backbone
+
+FINETUNE = ("full", "lora", "head")
+"""All from random weights; adapters and head on pretrained ones; the head alone."""
+
+TOKENIZERS = ("auto", "pretrained", "trained")
+TABLES = ("embed/table", "embed/positions/table")
+"""What the authors' program draws anew and leaves at random where its shape is not that of the pretrained model."""
+
+ENCODER = "encoder/"
+
+
+def validate(config: ConfigDict) -> None:
+    """Backbone, adapters and where things come from, without looking there."""
+    choose("--config.backbone", config.backbone, ("auto", *BACKBONES))
+    choose("--config.finetune", config.finetune, FINETUNE)
+    choose("--config.pool", config.pool, POOLS)
+    choose("--config.quantize", config.quantize, ("none",))
+    choose("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
+    if config.model.dropout != -1:
+        check_rate("--config.model.dropout", config.model.dropout)
+    lora, option = config.lora, f"--config.finetune={config.finetune}"
+    full = config.finetune == "full"
+    require(lora.rank >= 1, f"--config.lora.rank must be at least 1, got {lora.rank}")
+    check_rate("--config.lora.dropout", lora.dropout)
+    choose("--config.data.tokenizer", config.data.tokenizer, TOKENIZERS)
+    for name in _words(config.reinitialize):
+        choose("--config.reinitialize", name, ("authors", *TABLES))
+    require(
+        full or bool(config.pretrained),
+        f"{option} begins with pretrained weights: --config.pretrained=DIR is missing, a folder with config.json,"
+        " tokenizer.json and safetensors; without any there is --config.finetune=full",
+    )
+    require(
+        full or config.data.tokenizer != "trained",
+        f"{option} reads what its weights were trained on: --config.data.tokenizer=trained is for full",
+    )
+    needed = [
+        f"--config.{field}={value}"
+        for field, value, wanted in (
+            ("backbone", config.backbone, "auto"),
+            ("data.tokenizer", config.data.tokenizer, "pretrained"),
+        )
+        if value == wanted
+    ]
+    require(
+        bool(config.pretrained) or not needed,
+        f"{' and '.join(needed)} means that of --config.pretrained=DIR, which is missing",
+    )
+
+
+def _words(text: str) -> list[str]:
+    return text.replace(",", " ").split()
+
+
+def reinitialized(config: ConfigDict, family: str) -> tuple[str, ...]:
+    """Frozen tables that are drawn from the seed: those named, and for "authors" theirs (confounds b and c)."""
+    theirs = {"qwen2": TABLES[:1], "phi": TABLES[:1], "bert": TABLES[1:]}.get(family, ())
+    names = [
+        name
+        for one in _words(config.reinitialize)
+        for name in (theirs if one == "authors" else (one,))
+    ]
+    return () if config.finetune == "full" else tuple(dict.fromkeys(names))
+
+
+def open_pretrained(config: ConfigDict) -> Pretrained | None:
+    """The model that the run takes its weights or its shape from; a run in full may do without.
+
+    Raises:
+      UserError: there is none, or it is not the backbone that is asked for.
+    """
+    if config.finetune == "full" and config.backbone != "auto":
+        return None
+    found = open_model(Path(config.pretrained))
+    if config.backbone != "auto":
+        check_shape(config.backbone, BACKBONES[config.backbone], found.shape)
+    return found
+
+
+def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
+    """That of the pretrained model, or one trained on the training texts."""
+    if config.finetune == "full" and config.data.tokenizer != "pretrained":
+        lines = [text for (text,) in train.texts]
+        return build_subword(config.data.vocab_size, lines, config.data.cache_dir)
+    return Subword.load(Path(config.pretrained).expanduser() / TOKENIZER)
+
+
+def make_shape(config: ConfigDict, pretrained: Pretrained | None, tokenizer: Subword) -> Backbone:
+    """The backbone with the vocabulary and the positions of this run.
+
+    Raises:
+      UserError: the tokenizer or the rows do not fit into it.
+    """
+    shape = pretrained.shape if pretrained else BACKBONES[config.backbone]
+    longest, rate = config.data.max_length, config.model.dropout
+    full = config.finetune == "full"
+    if full:
+        shape = replace(shape, vocabulary=tokenizer.size)
+    require(
+        tokenizer.size <= shape.vocabulary,
+        f"the tokenizer has {tokenizer.size:,} ids, the pretrained embeddings {shape.vocabulary:,} rows",
+    )
+    # Positions that are random anyway may be as many as the rows need.
+    if shape.learned and (full or TABLES[1] in reinitialized(config, shape.family)):
+        shape = replace(shape, learned=max(longest, shape.learned))
+    most = shape.learned or shape.longest
+    require(
+        longest <= most,
+        f"--config.data.max_length={longest} is longer than the {most:,} positions of the model",
+    )
+    return replace(shape, dropout=(rate,) * 3) if rate != -1 else shape
+
+
+def make_model(
+    config: ConfigDict, shape: Backbone, classes: int, *, rngs: nnx.Rngs
+) -> PooledClassifier:
+    """The whole model: what is trained, and what stays frozen, at pretrained values or at random ones from the seed.
+
+    `config.freeze_head` is about LoRA alone, where the authors' program leaves the head as it was drawn.
+
+    Raises:
+      UserError: there is nothing that `config.lora.targets` or `config.reinitialize` could be about.
+    """
+    dtype = compute_dtype(config.model.dtype)
+    encoder = backbone(shape, rngs=rngs, dtype=dtype, remat=config.model.remat)
+    made = PooledClassifier(encoder, shape.width, classes, config.pool, rngs=rngs)
+    if config.finetune == "lora":
+        targets = _words(config.lora.targets) or shape.targets
+        lora = Lora(
+            config.lora.rank, config.lora.alpha, config.lora.dropout, config.lora.stabilized
+        )
+        require(
+            adapt(encoder, targets, lora, rngs=rngs) > 0,
+            f"--config.lora.targets={config.lora.targets!r} names no layer; there are, for this backbone:"
+            f" {', '.join(shape.targets)}",
+        )
+    elif config.finetune == "head":
+        freeze(encoder)
+        give(encoder)
+    deviation = shape.width**-0.5 if shape.scaled_init else 0.02
+    for name in reinitialized(config, shape.family):
+        part = encoder.embed if name == TABLES[0] else encoder.embed.positions
+        require(part is not None, f"--config.reinitialize={name}: this backbone has no such table")
+        part.table.set_metadata(draw=("normal", deviation if name == TABLES[0] else 0.02))
+    if config.finetune == "lora" and config.freeze_head:
+        freeze(made.head)
+        for variable in (made.head.kernel, made.head.bias):
+            variable.set_metadata(draw=("uniform", (2 * shape.width) ** -0.5))
+    return made
+
+
+def outside(pretrained: Pretrained | None, mesh: Mesh) -> Callable[[Structure], Outside]:
+    """The frozen values that the folder of a pretrained model holds."""
+
+    def read(structure: Structure) -> Outside:
+        given = {n: v for n, v in structure.frozen.items() if n not in structure.drawn}
+        if not given:
+            return NOTHING
+        wanted = {n.removeprefix(ENCODER): x for n, x in abstract(given, mesh).items()}
+        values = {ENCODER + n: x for n, x in pretrained.load(wanted).items()}
+        return Outside(values, pretrained.fingerprint)
+
+    return read

@@ -1,0 +1,80 @@
+"""Classification of texts with a backbone: rows as its tokenizer makes them, weighted F1, last and best step."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common.config import require
+from common.data.labelled import LabelledText
+from common.data.subword import Subword
+from common.tasks import classification
+from common.tasks.classification import Build, Classification
+from common.train.task import NOTHING, Outside, Values
+from common.train.workdir import has_checkpoints, save_tokenizer
+from common.variables import Structure
+
+TOKENIZER, CLASSES = "tokenizer.json", "classes.json"
+
+
+def in_rows(config: ConfigDict) -> ConfigDict:
+    """A copy with the lengths of rows: the authors' are all as long as the longest."""
+    config = config.copy_and_resolve_references()
+    if config.pool == "authors":
+        config.data.buckets = (config.data.max_length,)
+    return config
+
+
+class TextClassification(Classification):
+    """The task that the training loop sees.
+
+    Args:
+      build: (number of classes, rngs=) -> model
+      labelled: splits and names of the classes; with `config.eval.select` "test" there need be no "valid".
+      outside: as `Task.outside`.
+    """
+
+    objective, mode, tests_last = "weighted_f1", "max", True
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        tokenizer: Subword,
+        build: Build,
+        mesh: Mesh,
+        labelled: tuple[dict[str, LabelledText], tuple[str, ...]],
+        outside: Callable[[Structure], Outside] = lambda structure: NOTHING,
+    ):
+        self.outside = outside
+        config = in_rows(config)
+        longest = config.data.max_length
+        super().__init__(config, tokenizer, build, mesh, longest=longest, labelled=labelled)
+
+    def rows(self, texts: Sequence[tuple[str, ...]], longest: int) -> tuple[list[list[int]], int]:
+        return self.tokenizer.encode_and_count([text for (text,) in texts], longest)
+
+    @property
+    def marks(self) -> tuple[int | None, int]:
+        return None, self.tokenizer.pad
+
+    def evaluate(self, values: Values, split: str) -> dict[str, float]:
+        """As `Classification.evaluate`; the authors choose the best step by the test examples."""
+        return super().evaluate(values, self.config.eval.select if split == "valid" else split)
+
+    def save(self, workdir: Path) -> None:
+        """The tokenizer and the names of the classes; those of a run that goes on are not replaced."""
+        save_tokenizer(self.tokenizer, workdir / TOKENIZER)
+        path, names = workdir / CLASSES, json.dumps(self.classes, indent=2) + "\n"
+        require(
+            not path.exists() or not has_checkpoints(workdir) or path.read_text() == names,
+            f"the examples have other classes than {path}: they have changed since the run began;"
+            " choose another --workdir",
+        )
+        path.write_text(names)
+
+
+def validate(config: ConfigDict) -> None:
+    """The fields of the data and of the evaluation."""
+    classification.validate(in_rows(config))

@@ -1,0 +1,172 @@
+"""Adafactor: a reading in NumPy, transformers' own, and the same training on every mesh."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from ml_collections import ConfigDict
+
+from common import sharding, variables
+from common.model.linear import Linear
+from common.sharding import make_mesh
+from common.train import optimizer as optimizers
+from common.train.feed import feed
+from common.train.state import Step, initial_values, optimizer_shardings
+from tests.train import toy
+
+RATE, DECAY, STEPS = 0.05, 0.1, 4
+SHAPES = {"matrix": (3, 5), "tall": (6, 1), "vector": (4,), "single": (1,)}
+
+
+def settings() -> ConfigDict:
+    fields = {
+        "name": "adafactor",
+        "learning_rate": RATE,
+        "schedule": "constant",
+        "epsilon": 1e-30,
+        "weight_decay": DECAY,
+        "warmup_steps": 0,
+    }
+    return toy.config(**{f"optimizer__{name}": value for name, value in fields.items()}).optimizer
+
+
+def drawn() -> tuple[dict, list[dict]]:
+    """Parameters, and gradients of a few steps, from tiny ones to some that are clipped."""
+    generator = np.random.default_rng(0)
+
+    def draw(scale: float) -> dict:
+        return {
+            name: (scale * generator.standard_normal(shape)).astype(np.float32)
+            for name, shape in SHAPES.items()
+        }
+
+    return draw(1.0), [draw(scale) for scale in (1e-3, 1.0, 5.0, 1e-2)]
+
+
+@pytest.fixture(scope="module")
+def ours() -> list[dict]:
+    """The parameters after every step."""
+    values, gradients = drawn()
+    update, _ = optimizers.make(settings(), STEPS)
+    state, found = update.init(values), []
+    for gradient in gradients:
+        updates, state = update.update(gradient, state, values)
+        values = optax.apply_updates(values, updates)
+        found.append(values)
+    return found
+
+
+def slow(values: np.ndarray, gradients: list[np.ndarray]) -> list[np.ndarray]:
+    """The published algorithm, an entry at a time."""
+    values, moment, found = values.astype(np.float64), np.zeros(values.shape), []
+    rows, columns = np.zeros(values.shape[:1]), np.zeros(values.shape[-1:])
+    for step, gradient in enumerate(gradients, start=1):
+        beta = 1 - step**-0.8
+        square = gradient.astype(np.float64) ** 2 + 1e-30
+        if values.ndim == 2:
+            rows = beta * rows + (1 - beta) * square.mean(axis=1)
+            columns = beta * columns + (1 - beta) * square.mean(axis=0)
+            second = np.outer(rows, columns) / rows.mean()
+        else:
+            second = moment = beta * moment + (1 - beta) * square
+        update = gradient / np.sqrt(second)
+        update /= max(1.0, np.sqrt(np.mean(update**2)))
+        values = values - RATE * DECAY * values - RATE * update
+        found.append(values)
+    return found
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_adafactor_is_what_a_slow_reading_gives(ours, name):
+    values, gradients = drawn()
+    expected = slow(values[name], [gradient[name] for gradient in gradients])
+    for step, value in enumerate(expected):
+        np.testing.assert_allclose(ours[step][name], value, rtol=2e-5, err_msg=f"step {step}")
+
+
+@pytest.mark.peers
+def test_adafactor_is_that_of_transformers(ours):
+    torch = pytest.importorskip("torch")
+    Adafactor = pytest.importorskip("transformers").Adafactor
+    values, gradients = drawn()
+    parameters = {name: torch.nn.Parameter(torch.tensor(value)) for name, value in values.items()}
+    theirs = Adafactor(
+        parameters.values(),
+        lr=RATE,
+        eps=(1e-30, 1e-3),
+        clip_threshold=1.0,
+        decay_rate=-0.8,
+        beta1=None,
+        weight_decay=DECAY,
+        relative_step=False,
+        scale_parameter=False,
+        warmup_init=False,
+    )
+    for gradient, expected in zip(gradients, ours, strict=True):
+        for name, parameter in parameters.items():
+            parameter.grad = torch.tensor(gradient[name])
+        theirs.step()
+        for name, parameter in parameters.items():
+            value = parameter.detach().numpy()
+            np.testing.assert_allclose(expected[name], value, rtol=2e-5, err_msg=name)
+
+
+class Wide(nnx.Module):
+    """Matrices that two axes of a mesh split."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.up = Linear(2, 8, ("embed", "mlp"), rngs=rngs)
+        self.down = Linear(8, 4, ("mlp", "embed"), rngs=rngs)
+        self.out = Linear(4, 1, ("embed", None), rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.out(jnp.tanh(self.down(self.up(x))))
+
+
+class WideToy(toy.Toy):
+    def build(self, rngs: nnx.Rngs) -> nnx.Module:
+        return Wide(rngs)
+
+
+def test_sums_over_rows_and_columns_lie_everywhere():
+    mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+    structure = variables.abstract(lambda: Wide(nnx.Rngs(0)))
+    where = sharding.shardings(structure.trainable, mesh)
+    shapes = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in structure.trainable.items()}
+    update, _ = optimizers.make(settings(), STEPS)
+    places = optimizer_shardings(update, shapes, where, mesh)
+    factored = next(part for part in places if hasattr(part, "v_row"))
+    for places in (factored.v_row, factored.v_col):
+        assert all(place.is_fully_replicated for place in places.values())
+    # What is no matrix has a moment of its own shape.
+    assert factored.v["up/bias"] == where["up/bias"]
+    assert not where["up/bias"].is_fully_replicated
+
+
+def trained(sizes: dict[str, int], devices: int) -> dict[str, np.ndarray]:
+    """The values after a few steps on a mesh."""
+    mesh, task = make_mesh(sizes, jax.devices()[:devices]), WideToy()
+    with jax.set_mesh(mesh):
+        structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+        update, schedule = optimizers.make(settings(), STEPS)
+        step = Step(task, structure, update, schedule, mesh, seed=1)
+        values = initial_values(task, structure, 1, mesh)
+        where = sharding.shardings(structure.trainable, mesh)
+        places = optimizer_shardings(update, values, where, mesh)
+        state = jax.jit(update.init, out_shardings=places)(values)
+        batches = feed(task.batches(None), mesh)
+        for number in range(STEPS):
+            batch, _ = next(batches)
+            if not number:
+                step.compile(values, state, {}, batch)
+            values, state, _ = step(values, state, {}, batch, number)
+        batches.close()
+    return {name: np.asarray(value) for name, value in values.items()}
+
+
+def test_adafactor_trains_the_same_on_every_mesh(quick_compilation):
+    one, eight = trained({}, 1), trained({"data": 2, "fsdp": 2, "tensor": 2}, 8)
+    for name, value in one.items():
+        np.testing.assert_allclose(eight[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
