@@ -18,6 +18,7 @@ from common.train.workdir import read_config
 from common.variables import Arrays
 from perception import arithmetic, run
 from perception.arithmetic import A, Adapter, B
+from perception.finetuning import make_lora
 from perception.hugging_face import TOKENIZER, Pretrained, export, open_model
 from perception.model import backbone
 from perception.quantize import costs
@@ -104,7 +105,7 @@ def open_adapter(path: Path) -> tuple[Adapter, Path | None]:
     trained = run.load(path)
     source = Path(trained.config.pretrained)
     found = arithmetic.of_values(
-        trained.values.trainable, run.lora(trained.config), open_model(source).fingerprint
+        trained.values.trainable, make_lora(trained.config), open_model(source).fingerprint
     )
     return found, source
 

@@ -1,12 +1,17 @@
 """Tables 1 and 2, measured beside printed."""
 
+import itertools
+from functools import cache
+
+import numpy as np
 from flax import nnx
 
 from common import variables
-from common.laboratory import Laboratory
 from common.model.lora import Lora, adapt
+from common.report.table import spread
 from perception import printed
 from perception.backbones import BACKBONES
+from perception.experiments import Laboratory, f1
 from perception.model import backbone
 
 RANKS = (2, 4, 8, 16, 32)
@@ -20,6 +25,7 @@ def shortened(number: int) -> str:
     return str(number)
 
 
+@cache
 def parameters(name: str) -> tuple[int, int]:
     """Of a backbone, and of adapters of rank 1 on the layers that the paper adapts. Nothing is allocated."""
     shape = BACKBONES[name]
@@ -31,6 +37,32 @@ def parameters(name: str) -> tuple[int, int]:
 
     counts = variables.count(variables.abstract(adapted))
     return counts["frozen"], counts["trainable"]
+
+
+def table1(lab: Laboratory) -> None:
+    """Weighted F1 of every cell that can be run, at the best and at the last step; the others stay empty."""
+    paper, rows, missing = printed.table1(), [], {}
+    cases = lab.cases()
+    columns = tuple(dict.fromkeys(case.column for case in cases))
+    for (backbone_, mode), cells in itertools.groupby(cases, lambda c: (c.backbone, c.mode)):
+        found = {}
+        for case in cells:
+            found[case.column] = lab.runs(case)
+            if why := lab.missing(case):
+                missing[why] = missing.get(why, 0) + 1
+        for name, which in (("best step", "test"), ("last step", "test_last")):
+            values = [f1(found[column], which) for column in columns]
+            # A mean over some of the columns would be no match for the printed one.
+            mean = f"{np.mean([np.mean(v) for v in values]):.1f}" if all(values) else None
+            rows.append((backbone_, mode, name, *(spread(v) if v else None for v in values), mean))
+        if line := paper.get((backbone_, mode)):
+            printed_cells = [line.get(column) for column in columns]
+            mean = f"{np.mean(list(line.values())):.1f}" if None not in printed_cells else None
+            rows.append((backbone_, mode, "printed", *printed_cells, mean))
+    lab.write("table1", ("backbone", "finetuning", "", *columns, "mean"), rows)
+    if missing:
+        print(f"{sum(missing.values())} of {len(cases)} cells are empty for want of")
+        print("".join(f"  {why} ({count})\n" for why, count in missing.items()), end="")
 
 
 def table2(lab: Laboratory) -> None:
