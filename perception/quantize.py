@@ -1,6 +1,7 @@
 """Pretrained weights into a model whose frozen kernels are in 8 or 4 bits, and what that costs in precision."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -57,7 +58,12 @@ def costs(read: Read, wanted: Mapping[str, jax.ShapeDtypeStruct], kind: str) -> 
     for name, one in wanted.items():
         if name.endswith("/kernel"):
             kernel = read({name: one})[name]
-            codes, scales = quantize(kernel, kind)
-            error = dequantize(codes, scales, len(kernel)) - kernel
-            share = float(jnp.linalg.norm(error) / jnp.linalg.norm(kernel))
-            yield Cost(name, kernel.nbytes, codes.nbytes + scales.nbytes, share)
+            codes, scales, error = _cost(kernel, kind)
+            yield Cost(name, kernel.nbytes, codes.nbytes + scales.nbytes, float(error))
+
+
+@partial(jax.jit, static_argnums=1)
+def _cost(kernel_DF: jax.Array, kind: str) -> tuple[jax.Array, jax.Array, jax.Array]:
+    codes, scales = quantize(kernel_DF, kind)
+    lost_DF = dequantize(codes, scales, len(kernel_DF)) - kernel_DF
+    return codes, scales, jnp.linalg.norm(lost_DF) / jnp.linalg.norm(kernel_DF)

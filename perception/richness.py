@@ -6,7 +6,7 @@ others are estimates from published descriptions of the data, good to perhaps a 
 little beside the factor of 1,500 between the smallest and the largest.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -69,6 +69,11 @@ def fit(points: Sequence[tuple[float, float]]) -> Line:
     intercept = float(y.mean() - slope * x.mean())
     residual = float(np.mean((y - intercept - slope * x) ** 2))
     return Line(slope, intercept, 1 - residual / float(np.var(y)) if np.var(y) else 0.0)
+
+
+def tokens(texts: Iterable[Sequence[str]]) -> float:
+    """About how many there are in these examples, each of one or more texts."""
+    return TOKENS_PER_WORD * sum(len(part.split()) for parts in texts for part in parts)
 
 
 def gaps(table: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[tuple[str, str], float]:

@@ -40,7 +40,10 @@ def parameters(name: str) -> tuple[int, int]:
 
 
 def table1(lab: Laboratory) -> None:
-    """Weighted F1 of every cell that can be run, at the best and at the last step; the others stay empty."""
+    """Weighted F1 of every cell that can be run, at the best and at the last step; the others stay empty.
+
+    The mean is that of the columns that are shown, where a row has them all.
+    """
     paper, rows, missing = printed.table1(), [], {}
     cases = lab.cases()
     columns = tuple(dict.fromkeys(case.column for case in cases))
@@ -52,13 +55,12 @@ def table1(lab: Laboratory) -> None:
                 missing[why] = missing.get(why, 0) + 1
         for name, which in (("best step", "test"), ("last step", "test_last")):
             values = [f1(found[column], which) for column in columns]
-            # A mean over some of the columns would be no match for the printed one.
             mean = f"{np.mean([np.mean(v) for v in values]):.1f}" if all(values) else None
             rows.append((backbone_, mode, name, *(spread(v) if v else None for v in values), mean))
-        if line := paper.get((backbone_, mode)):
-            printed_cells = [line.get(column) for column in columns]
-            mean = f"{np.mean(list(line.values())):.1f}" if None not in printed_cells else None
-            rows.append((backbone_, mode, "printed", *printed_cells, mean))
+        if columns[0] in (line := paper.get((backbone_, mode), {})):
+            values = [line[column] for column in columns]
+            cells = (f"{value:.1f}" for value in (*values, float(np.mean(values))))
+            rows.append((backbone_, mode, "printed", *cells))
     lab.write("table1", ("backbone", "finetuning", "", *columns, "mean"), rows)
     if missing:
         print(f"{sum(missing.values())} of {len(cases)} cells are empty for want of")
