@@ -28,6 +28,9 @@ def initialize() -> None:
     if not 0 <= index < count:
         raise UserError(f"{PROCESS} must be between 0 and {count - 1}, got {index}")
     jax.distributed.initialize(address, count, index)
+    if jax.default_backend() == "cpu":
+        # jaxlib 0.10.2: programs of several CPU processes that were kept and read again wait for each other for ever.
+        jax.config.update("jax_enable_compilation_cache", False)
 
 
 def is_main() -> bool:

@@ -1,11 +1,14 @@
 """How every program of the project starts and ends."""
 
 import errno
+import hashlib
 import os
 import platform
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 from common.errors import UserError
 
@@ -17,6 +20,7 @@ def run(main: Callable[[], None]) -> None:
 
     The module that calls this imports what is slow to import inside its main, so that the restart below costs nothing.
     """
+    keep_compiled(Path(".cache"))
     _use_huge_pages()
     # Until a run takes its signals over there is nothing to save, and an exception may be lost in foreign code.
     signal.signal(signal.SIGINT, _interrupted)
@@ -38,6 +42,20 @@ def run(main: Callable[[], None]) -> None:
         )
         sys.stderr.flush()
         os._exit(2)
+
+
+def keep_compiled(folder: Path) -> None:
+    """Has JAX keep below `folder` what it compiles, unless the environment says where: the next start takes seconds.
+
+    Machine code is of one kind of machine: each has a folder of its own.
+    """
+    features = platform.processor()
+    with suppress(OSError):  # not on Linux
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    kind = hashlib.sha256(f"{platform.machine()} {features}".encode()).hexdigest()[:8]
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder.absolute() / f"compiled-{kind}"))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
 
 
 def _interrupted(number: int, frame: object) -> None:

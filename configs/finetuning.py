@@ -51,12 +51,12 @@ def mnli() -> ConfigDict:
 
 
 def laptop(config: ConfigDict) -> ConfigDict:
-    """A greater rate for a small model, and a few epochs of it."""
+    """A greater rate for a small model, and less than an epoch of SST-2."""
     config.freeze_now, config.model.dtype = 2, "bfloat16"
-    config.optimizer.update({"learning_rate": 2e-4, "warmup_steps": 300})
-    config.train.steps = 4000
-    config.eval.update({"steps": 400, "tokens_per_batch": 8192})
-    config.checkpoint.steps = 400
+    config.optimizer.update({"learning_rate": 2e-4, "warmup_steps": 150})
+    config.train.steps = 1500
+    config.eval.update({"steps": 250, "tokens_per_batch": 8192})
+    config.checkpoint.steps = 250
     return config
 
 

@@ -15,7 +15,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common import sharding
+from common import sharding, variables
 from common.config import choose, complete, require
 from common.data.batching import evaluation_batches
 from common.data.corpus import TokenizedCorpus
@@ -61,6 +61,9 @@ def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
         return make_model(config, shape, classes, rngs=rngs)
 
     made = TextClassification(config, tokenizer, build, mesh, labelled, outside(pretrained, mesh))
+    if config.lora.targets or config.reinitialize:
+        # What these do not fit is known before anything is written.
+        variables.abstract(lambda: made.build(nnx.Rngs(0)))
     return loop.fit(config, made, workdir, mesh)
 
 

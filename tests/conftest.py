@@ -2,12 +2,19 @@
 
 import signal
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
-import jax
 import pytest
 from ml_collections import ConfigDict
 
+from common.program import keep_compiled
 from configs import translation
+
+# Before JAX is imported, which reads it from the environment: what one test compiles is there for the others, and for
+# the programs that they start.
+keep_compiled(Path(__file__).parents[1] / ".cache")
+
+import jax  # noqa: E402
 
 # Before anything asks for a device.
 jax.config.update("jax_num_cpu_devices", 8)

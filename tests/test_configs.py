@@ -28,6 +28,7 @@ from common.train.state import Step, optimizer_shardings
 from configs import language
 from explicit_opt import run as explicit
 from gmlp_lm import run as gmlp
+from perception import run as perception
 from reservoir import encoder, finetuning, model
 from reservoir import run as reservoir
 
@@ -35,8 +36,9 @@ ROOT = Path(__file__).parents[1]
 GOLDEN = Path(__file__).parent / "golden"
 UPDATE = "TRAINLESS_UPDATE_GOLDEN"
 FINETUNING = ["mnli", "sst2"]
+PERCEPTION = ["perception"]
 FOUND = (p.stem for p in (ROOT / "configs").glob("*_*.py") if p.stem != "__init__")
-EXPERIMENTS = sorted([*FOUND, *FINETUNING])
+EXPERIMENTS = sorted([*FOUND, *FINETUNING, *PERCEPTION])
 TRANSLATION = [name for name in EXPERIMENTS if name.split("_")[0] in ("iwslt", "multi30k", "wmt")]
 EXPLICIT = ["babylm_cat", "babylm_sum", "mnist_explicit"]
 MASKED = [name for name in EXPERIMENTS if name.split("_")[0] == "roberta"]
@@ -47,6 +49,7 @@ PROGRAMS = {
     **dict.fromkeys(FINETUNING, "reservoir.finetune"),
     **dict.fromkeys(EXPLICIT, "explicit_opt.train"),
     **dict.fromkeys(LANGUAGE, "gmlp_lm.train"),
+    **dict.fromkeys(PERCEPTION, "perception.train"),
 }
 SIZES = ["", "tiny"]
 
@@ -105,9 +108,21 @@ def test_language_models_are_valid_in_every_recipe(name, size):
     gmlp.validate(load(name, size))
 
 
+@pytest.mark.parametrize("recipe", ["", "fixed", "paper"])
+@pytest.mark.parametrize("size", ["", "laptop", "tiny"])
+def test_perception_is_valid_in_every_recipe_and_size(recipe, size):
+    config = load("perception", ",".join(filter(None, (recipe, size))))
+    config.dataset = "sst2"
+    perception.validate(config)
+    assert config.freeze_head == (config.eval.select == "test") == (recipe == "paper")
+
+
 def test_a_recipe_that_there_is_not_is_refused():
     with pytest.raises(UserError, match="there are paper, code, fixed and laptop, tiny"):
         load("enwik8_gmlp", "best")
+    for words in ("best", "paper,fixed", "tiny,laptop"):
+        with pytest.raises(UserError, match="there are fixed, paper and laptop, tiny"):
+            load("perception", words)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

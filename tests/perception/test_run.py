@@ -1,0 +1,315 @@
+"""Training, testing and use end to end, with and without pretrained weights."""
+
+import io
+import json
+import sys
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import nnx
+from ml_collections import ConfigDict
+
+from common import variables
+from common.data.manual import python
+from common.data.subword import build_subword
+from common.errors import UserError
+from common.metrics.classes import weighted_f1
+from common.sharding import make_mesh
+from common.track.tracker import read_metrics
+from common.variables import draw_frozen
+from configs import perception as recipes
+from perception import classify, datasets, run
+from perception.backbones import BACKBONES, bert
+from perception.finetuning import make_model, make_shape, reinitialized
+from perception.hugging_face import export
+from perception.model import backbone
+from perception.task import TextClassification
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+SHAPE = bert(1, 16, 24, 2, vocabulary=300, longest=16)
+LORA = {"finetune": "lora", "optimizer.schedule": "constant"}
+LINES = [text for (text,), _ in python("train")]
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return make_mesh({"data": 1}, jax.devices()[:1])
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, jax.Array]:
+    """Random ones, larger than they begin, so that a layer matters."""
+    structure = variables.split(backbone(SHAPE, rngs=nnx.Rngs(7)))
+    return {name: 5 * value.get_value() for name, value in structure.trainable.items()}
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory, weights) -> Path:
+    """A folder as Hugging Face's are."""
+    folder = tmp_path_factory.mktemp("weights") / "model"
+    tokenizer = build_subword(SHAPE.vocabulary, LINES, folder.parent)
+    export(folder, SHAPE, weights, tokenizer.to_json())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def make(pretrained, tmp_path_factory):
+    """A function (argument, **fields) -> a short run, with the pretrained model's shape."""
+    cache = tmp_path_factory.mktemp("cache")
+
+    def config(argument: str = "tiny", **fields: object) -> ConfigDict:
+        made = recipes.get_config(argument)
+        made.wandb.mode = "disabled"
+        made.backbone, made.pretrained = "auto", str(pretrained)
+        made.data.update({"max_length": 16, "buckets": (16,), "cache_dir": str(cache)})
+        made.data.vocab_size = 290
+        made.train.steps, made.train.log_steps = 4, 1
+        made.eval.steps = made.checkpoint.steps = 2
+        made.update_from_flattened_dict(fields)
+        return made
+
+    return config
+
+
+@pytest.fixture(scope="module")
+def full(make, mesh, tmp_path_factory) -> tuple[Path, dict]:
+    """From random weights, by the authors' recipe."""
+    workdir = tmp_path_factory.mktemp("runs") / "full"
+    return workdir, run.fit(make("paper,tiny"), workdir, mesh)
+
+
+@pytest.fixture(scope="module")
+def lora(make, mesh, tmp_path_factory) -> tuple[Path, dict]:
+    """By the repaired one."""
+    workdir = tmp_path_factory.mktemp("runs") / "lora"
+    return workdir, run.fit(make(**LORA), workdir, mesh)
+
+
+def measured(workdir: Path, mesh) -> float:
+    """Weighted F1 of the run in use, on the test examples."""
+    trained = run.load(workdir, mesh)
+    splits, classes = datasets.load(trained.config)
+    assert trained.classes == classes
+    found_MN = trained.probabilities([text for (text,) in splits["test"].texts], rows=16)
+    np.testing.assert_allclose(found_MN.sum(1), 1, rtol=1e-5)
+    return weighted_f1(splits["test"].labels_M, found_MN.argmax(1))
+
+
+def test_a_run_in_use_gives_what_its_summary_says(full, lora, mesh):
+    for workdir, summary in (full, lora):
+        assert measured(workdir, mesh) == pytest.approx(summary["test"]["weighted_f1"])
+        assert summary["objective"] == "weighted_f1"
+
+
+def test_the_authors_choose_by_the_test(full):
+    """The curve has the test of the best step and that of the last one."""
+    _, summary = full
+    points = {point["step"]: point["value"] for point in summary["curve"]["points"]}
+    assert points[summary["best_step"]] == pytest.approx(summary["test"]["weighted_f1"])
+    assert points[4] == pytest.approx(summary["test_last"]["weighted_f1"])
+    assert set(summary["test"]) == set(summary["test_last"]) == {"accuracy", "weighted_f1", "loss"}
+
+
+def state(workdir: Path, kind: str = "latest") -> dict:
+    folder = workdir.absolute() / "checkpoints" / kind
+    step = max(int(path.name) for path in folder.iterdir())
+    with ocp.StandardCheckpointer() as checkpointer:
+        return checkpointer.restore(folder / str(step) / "state")
+
+
+def test_of_a_lora_run_adapters_and_head_are_trained_and_stored(lora, mesh, weights):
+    workdir, summary = lora
+    stored = state(workdir)
+    assert not stored.get("frozen")
+    assert all("lora_" in n or n.startswith("head/") for n in stored["trainable"])
+    # Rank 32 beside the attention's output and both layers of the feed-forward; a head of two means and a bias for 6.
+    adapters = 32 * ((16 + 16) + (16 + 24) + (24 + 16))
+    assert summary["params"]["trainable"] == adapters + 2 * 16 * 6 + 6
+    values = run.load(workdir, mesh).values
+    for name, value in values.frozen.items():
+        np.testing.assert_array_equal(value, weights[name.removeprefix("encoder/")], err_msg=name)
+    assert len(values.frozen) == len(weights)
+    moved = [n for n, x in values.trainable.items() if n.endswith("lora_b") and np.any(x != 0)]
+    assert len(moved) == 3
+
+
+def losses(workdir: Path) -> list[float]:
+    return [m["train/loss"] for m in read_metrics(workdir) if "train/loss" in m]
+
+
+def test_a_lora_run_in_two_parts_is_the_same_to_the_bit(lora, make, mesh, tmp_path):
+    workdir = tmp_path / "parts"
+    run.fit(make(**LORA, **{"train.steps": 2}), workdir, mesh)
+    run.fit(make(**LORA), workdir, mesh)
+    assert losses(workdir) == losses(lora[0])
+    one, other = (jax.tree.leaves(state(folder)) for folder in (workdir, lora[0]))
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_all_devices_train_what_one_trains(lora, make, tmp_path):
+    """Adapters on pretrained weights that lie in parts on all of them; Adafactor's sums among what they share."""
+    wide = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
+    run.fit(make(**LORA, **{"eval.steps": 4}), tmp_path / "eight", wide)
+    np.testing.assert_allclose(losses(tmp_path / "eight"), losses(lora[0]), rtol=1e-4)
+
+
+def structure(config: ConfigDict, shape=SHAPE) -> variables.Structure:
+    return variables.abstract(lambda: make_model(config, shape, 6, rngs=nnx.Rngs(0)))
+
+
+def test_of_a_head_run_the_head_alone_is_trained(make):
+    found = structure(make(finetune="head"))
+    assert set(found.trainable) == {"head/kernel", "head/bias"}
+    assert found.frozen and not found.drawn
+
+
+def test_the_confounds_of_the_authors_are_drawn_from_the_seed(make):
+    """A head that stays as it began; positions that do not fit and are drawn anew; nothing of that in full training."""
+    config = make("paper,tiny", finetune="lora", **{"data.max_length": 1024})
+    tokenizer = SimpleNamespace(size=300)
+    shape = make_shape(config, SimpleNamespace(shape=SHAPE), tokenizer)
+    assert shape.learned == 1024
+    found = structure(config, shape)
+    assert all("lora_" in name for name in found.trainable)
+    drawn = draw_frozen(found, 1)
+    assert set(drawn) == {"head/kernel", "head/bias", "encoder/embed/positions/table"}
+    table, kernel = drawn["encoder/embed/positions/table"], drawn["head/kernel"]
+    assert table.shape == (1024, 16) and table.std() == pytest.approx(0.02, rel=0.05)
+    assert 0.9 / 32**0.5 < np.abs(kernel).max() <= 1 / 32**0.5
+    config.finetune = "full"
+    assert not structure(config, shape).frozen
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tiny_qwen2", ("embed/table",)),
+        ("tiny_phi", ("embed/table",)),
+        ("tiny_bert", ("embed/positions/table",)),
+        ("tiny_openelm", ()),
+        ("tiny_mistral", ()),
+    ],
+)
+def test_which_tables_the_authors_draw_anew(make, name, expected):
+    config = make(finetune="lora", reinitialize="authors")
+    family = BACKBONES[name].family
+    assert reinitialized(config, family) == expected
+    config.reinitialize = "embed/table authors"
+    assert reinitialized(config, family)[0] == "embed/table"
+
+
+def test_full_training_has_the_trained_tokenizer_or_the_pretrained_one(full, make, mesh):
+    """The paper's ablation: random weights read either."""
+    own = run.load(full[0], mesh)
+    assert own.shape.vocabulary == own.tokenizer.size == 290
+    config = make(**{"data.tokenizer": "pretrained"})
+    tokenizer = run.make_tokenizer(config, None)
+    assert make_shape(config, SimpleNamespace(shape=SHAPE), tokenizer).vocabulary == 300
+
+
+def classified(monkeypatch, capsys, workdir: Path, text: bytes, *options: str) -> list[list[str]]:
+    monkeypatch.setattr(sys, "argv", ["classify", f"--workdir={workdir}", *options])
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
+    try:
+        classify.main()
+    finally:
+        out = capsys.readouterr().out
+    return [line.split("\t") for line in out.splitlines()]
+
+
+def test_classify_prints_classes_and_probabilities(full, mesh, monkeypatch, capsys):
+    texts = ["a string", "the debugger steps into a function", "x"]
+    rows = classified(monkeypatch, capsys, full[0], "\n".join(texts).encode(), "--batch=2")
+    trained = run.load(full[0], mesh)
+    assert len(rows) == 3
+    for row, chances in zip(rows, trained.probabilities(texts), strict=True):
+        found = dict(zip(row[::2], map(float, row[1::2]), strict=True))
+        assert list(found.values()) == sorted(found.values(), reverse=True)
+        assert [found[name] for name in trained.classes] == pytest.approx(
+            chances.tolist(), abs=1e-4
+        )
+    (top,) = classified(monkeypatch, capsys, full[0], b"a string\r\n", "--top=2")
+    assert top == rows[0][:4]
+    assert classified(monkeypatch, capsys, full[0], b"") == []
+
+
+def test_classify_labels_what_comes_before_a_fault():
+    found = classify.batches([b"one\n", b"two\n", b"three\n", b" \n"], 2)
+    assert next(found) == ["one", "two"] and next(found) == ["three"]
+    with pytest.raises(UserError, match="standard input, line 4 is empty"):
+        next(found)
+    with pytest.raises(UserError, match="standard input, line 1 is not UTF-8"):
+        list(classify.batches([b"\xff\n"], 2))
+    with pytest.raises(UserError, match="nowhere holds no run"):
+        run.load(Path("nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"backbone": "openelm_27m"}, "did you mean openelm_270m"),
+        ({"dataset": "rotten_tomato"}, "did you mean rotten_tomatoes"),
+        ({"data.source": ""}, r"--config.dataset=NAME for one of .* or --config.data.source"),
+        ({"finetune": "lora", "pretrained": ""}, "--config.pretrained=DIR is missing, a folder"),
+        ({"pretrained": ""}, "--config.backbone=auto means that of --config.pretrained"),
+        ({"finetune": "lora", "pretrained": "nowhere"}, "--config.pretrained=nowhere is no folder"),
+        ({"finetune": "lora", "data.tokenizer": "trained"}, "tokenizer=trained is for full"),
+        ({"finetune": "lora", "backbone": "arctic_xs"}, "is not --config.backbone=arctic_xs"),
+        ({"finetune": "lora", "data.max_length": 17}, "longer than the 16 positions of the model"),
+        ({"finetune": "lora", "lora.targets": "qkv"}, "names no layer; there are, .*out, up, down"),
+        ({"finetune": "lora", "lora.rank": 0}, "lora.rank must be at least 1"),
+        ({"finetune": "lora", "reinitialize": "embed"}, "did you mean embed/table"),
+        ({"pool": "max"}, "choose one of masked, authors"),
+        ({"model.dropout": -0.5}, "must be from 0 to 0.99"),
+        ({"eval.select": "train"}, "choose one of valid, test"),
+        ({"data.vocab_size": 100}, "vocab_size 100 is below"),
+        ({"task": "translation"}, "is trained by another program"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_anything_is_written(
+    make, mesh, tmp_path, fields, told
+):
+    workdir = tmp_path / "run"
+    with pytest.raises(UserError, match=told) as caught:
+        run.fit(make(**fields), workdir, mesh)
+    assert not workdir.exists() and "\n" not in str(caught.value)
+
+
+def test_other_classes_than_a_run_began_with_are_refused(full, make, mesh):
+    """The examples have changed since; the trained head is about others."""
+    path = full[0] / "classes.json"
+    names = path.read_text()
+    path.write_text(json.dumps([*json.loads(names)[:-1], "other"]))
+    with pytest.raises(UserError, match=r"have other classes than .*classes\.json"):
+        run.fit(make("paper,tiny", **{"train.steps": 6}), full[0], mesh)
+    path.write_text(names)
+
+
+def test_rows_of_the_authors_are_all_as_long_as_the_longest(make, mesh):
+    """Filled up with the end of text, which "masked" rows, of the length of their bucket, do not see."""
+    config = make("paper,tiny", **{"data.buckets": (16, 32), "data.max_length": 64})
+    labelled = datasets.load(config)
+    tokenizer = run.make_tokenizer(config, labelled[0]["train"])
+
+    def found(pool: str) -> TextClassification:
+        config.pool = pool
+        return TextClassification(config, tokenizer, None, mesh, labelled)
+
+    lengths = {pool: set() for pool in ("masked", "authors")}
+    for pool, seen in lengths.items():
+        task = found(pool)
+        for batch, _ in islice(task.batches(None), 40):
+            seen.add(batch["tokens"].shape[1])
+            there = batch["ids"] >= 0
+            assert (batch["lengths"] > 0).tolist() == there.tolist()
+            for row, length in zip(batch["tokens"][there], batch["lengths"][there], strict=True):
+                assert (row[length:] == tokenizer.pad).all()
+                assert (row[:length] != tokenizer.pad).all()
+    assert lengths == {"masked": {32, 64}, "authors": {64}}
