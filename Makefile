@@ -6,7 +6,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow bench lint format clean
+.PHONY: help demo test test-slow test-peers bench lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ test: lint ## lint, then the tests
 
 test-slow: $(VENV)/.dev ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow
+
+test-peers: $(VENV)/.peers ## side by side with transformers and peft, which this installs
+	$(BIN)/python -m pytest -m peers
 
 bench: $(VENV)/.bench ## side by side with PyTorch peers; see benchmarks/README.md
 	$(BIN)/python -m benchmarks.reservoir_step
@@ -43,7 +46,8 @@ clean: ## remove caches and builds; the virtual environment and runs/ stay
 $(VENV)/.run: requirements.txt | $(BIN)/python
 $(VENV)/.dev: requirements-dev.txt requirements.txt | $(BIN)/python
 $(VENV)/.bench: benchmarks/requirements.txt $(VENV)/.run
-$(VENV)/.run $(VENV)/.dev $(VENV)/.bench:
+$(VENV)/.peers: tests/requirements-peers.txt $(VENV)/.bench $(VENV)/.dev
+$(VENV)/.run $(VENV)/.dev $(VENV)/.bench $(VENV)/.peers:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 

@@ -47,7 +47,7 @@ def agree(decision: np.ndarray) -> np.ndarray:
 
 
 def gather(x: jax.Array) -> np.ndarray:
-    """The whole value of an array, whose parts may lie in several processes; then a collective call."""
+    """The whole value of an array; a collective call where its parts lie in several processes."""
     if x.is_fully_addressable:
         return np.asarray(x)
     from jax.experimental import multihost_utils

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from flax import nnx
 
+from common import variables
 from common.config import require
 from common.data import tensor_files
 from common.data.tensor_files import Tensor, TensorFiles
@@ -17,6 +19,7 @@ from common.variables import Arrays
 from perception import config_json
 from perception.backbones import Backbone
 from perception.config_json import CONFIG, differences
+from perception.model import backbone
 from perception.parameter_names import NAMES, OLD, Place, place, their_name
 
 TOKENIZER = "tokenizer.json"
@@ -112,8 +115,13 @@ def export(
 
     Raises:
       UserError: the folder is not empty or cannot be written, or the family's files cannot express the backbone.
+      ValueError: the values are not those of the backbone.
     """
     tensor_files.require_empty(directory)
+    structure = variables.abstract(lambda: backbone(shape, rngs=nnx.Rngs(0)))
+    needed = {(name, v.shape) for name, v in structure.trainable.items()}
+    if wrong := needed ^ {(name, x.shape) for name, x in values.items()}:
+        raise ValueError(f"not the values of this backbone: {sorted(wrong)[:2]}")
     config = config_json.to_json(shape)
     parts: dict[str, list[str]] = {}
     for ours in sorted(values):

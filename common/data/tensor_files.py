@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import ml_dtypes
+import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -29,7 +29,7 @@ LARGEST = 5 * 10**9
 TYPES = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "BF16": np.dtype(jnp.bfloat16),
 }
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
@@ -194,6 +194,7 @@ def staged(directory: Path) -> Iterator[Path]:
       UserError: `directory` is there already and not empty, or cannot be written.
     """
     require_empty(directory)
+    directory = directory.absolute()
     temporary = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
     try:
         temporary.mkdir(parents=True)

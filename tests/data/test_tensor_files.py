@@ -1,0 +1,148 @@
+"""Tensors in files: what another program wrote is read, what is written another program reads, damage is told."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from common.data.tensor_files import INDEX, WHOLE, Tensor, TensorFiles, staged, write
+from common.errors import UserError
+
+VALUES = {
+    "a": np.arange(24, dtype=np.float32).reshape(4, 6),
+    "b": np.arange(15, dtype=jnp.bfloat16).reshape(3, 5),
+    "c": np.arange(7, dtype=np.float16),
+}
+ALL = (slice(None), slice(None))
+
+
+def tensors(values: dict[str, np.ndarray]) -> dict[str, Tensor]:
+    return {n: Tensor(x.shape, x.dtype, lambda x=x: x) for n, x in values.items()}
+
+
+@pytest.fixture
+def sharded(tmp_path) -> Path:
+    """A folder of two shards that others wrote."""
+    shards = {"one.safetensors": ("a",), "two.safetensors": ("b", "c")}
+    for file, names in shards.items():
+        save_file({name: VALUES[name] for name in names}, tmp_path / file)
+    places = {name: file for file, names in shards.items() for name in names}
+    (tmp_path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_slices_are_those_of_the_array(name: str, sharded) -> None:
+    files, value = TensorFiles(sharded), VALUES[name]
+    index = (slice(1, 3), slice(2, 5))[: value.ndim]
+    part = files.read(name, index)
+    assert part.dtype == value.dtype and files.shape(name) == value.shape
+    np.testing.assert_array_equal(part, value[index])
+    np.testing.assert_array_equal(files.read(name, ALL[: value.ndim]), value)
+
+
+@pytest.mark.parametrize(("largest", "count"), [(10**9, 1), (100, 2), (1, 3)])
+def test_others_read_what_is_written(largest: int, count: int, tmp_path) -> None:
+    """As few files as the limit allows; a tensor above it has one of its own."""
+    write(tmp_path, tensors(VALUES), largest)
+    paths = sorted(tmp_path.glob("*.safetensors"))
+    assert len(paths) == count
+    found = {name: (value, path.name) for path in paths for name, value in load_file(path).items()}
+    for name, value in VALUES.items():
+        np.testing.assert_array_equal(found[name][0], value)
+        np.testing.assert_array_equal(TensorFiles(tmp_path).read(name, (slice(None),)), value)
+    if count == 1:
+        assert paths[0].name == WHOLE and not (tmp_path / INDEX).exists()
+    else:
+        index = json.loads((tmp_path / INDEX).read_text())
+        assert index["weight_map"] == {name: file for name, (_, file) in found.items()}
+        assert index["metadata"]["total_size"] == sum(x.nbytes for x in VALUES.values())
+
+
+def test_one_tensor_at_a_time_is_in_memory(tmp_path) -> None:
+    """Each is asked for after the one before it is written."""
+    sizes = []
+
+    def get() -> np.ndarray:
+        sizes.append(sum(p.stat().st_size for p in tmp_path.iterdir()))
+        return np.zeros(10**6, np.float32)
+
+    write(tmp_path, {name: Tensor((10**6,), np.dtype(np.float32), get) for name in "xyz"})
+    assert np.diff(sizes).min() == 4 * 10**6
+
+
+def test_a_folder_appears_when_it_is_complete(tmp_path) -> None:
+    out = tmp_path / "a" / "out"
+    with staged(out) as folder:
+        (folder / "file").write_text("whole")
+        assert not out.exists()
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+    with pytest.raises(UserError, match="out is not empty"), staged(out):
+        raise AssertionError("too late")
+    assert (out / "file").read_text() == "whole"
+
+
+def test_the_fingerprint_is_of_the_content(sharded, tmp_path_factory) -> None:
+    before = TensorFiles(sharded).fingerprint
+    assert len(before) == 64
+    save_file({"a": VALUES["a"] + 1}, sharded / "one.safetensors")
+    assert TensorFiles(sharded).fingerprint != before
+    save_file({"a": VALUES["a"]}, sharded / "one.safetensors")
+    assert TensorFiles(sharded).fingerprint == before
+
+
+def _cut(folder: Path) -> None:
+    path = folder / "two.safetensors"
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def _header(folder: Path) -> None:
+    path = folder / "one.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:8] + b"x" + content[9:])
+
+
+def _index(text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / INDEX).write_text(text)
+
+
+def _moved(folder: Path) -> None:
+    text = (folder / INDEX).read_text()
+    (folder / INDEX).write_text(text.replace('"a": "one', '"a": "two'))
+
+
+def _pickle(folder: Path) -> None:
+    (folder / INDEX).unlink()
+    (folder / "pytorch_model.bin").write_bytes(b"\x80\x04")
+
+
+DAMAGE = {
+    "a cut shard": (_cut, "two.safetensors is damaged or cut off: .*not fully covered"),
+    "a header": (_header, "one.safetensors is damaged or cut off: invalid JSON in header"),
+    "an empty file": (
+        lambda folder: (folder / "one.safetensors").write_bytes(b""),
+        "one.safetensors is damaged or cut off: header too small",
+    ),
+    "an absent shard": (
+        lambda folder: (folder / "two.safetensors").unlink(),
+        f"{INDEX} names two.safetensors, which is not there",
+    ),
+    "an index that errs": (_moved, f"{INDEX} says that a is in two.safetensors, which has it not"),
+    "no index": (_index("[1"), f"{INDEX} is damaged"),
+    "an index of nothing": (_index('{"metadata": {}}'), f"{INDEX} is damaged: KeyError"),
+    "an index of lists": (_index('{"weight_map": {"a": []}}'), f"{INDEX} is damaged"),
+    "a pickle": (_pickle, f"neither {WHOLE} nor {INDEX}: pytorch_model.bin is a pickle"),
+    "no weights": (lambda folder: (folder / INDEX).unlink(), f"neither {WHOLE} nor {INDEX}$"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damage_is_told_in_one_line(case: str, sharded) -> None:
+    damage, message = DAMAGE[case]
+    damage(sharded)
+    with pytest.raises(UserError, match=message):
+        TensorFiles(sharded)

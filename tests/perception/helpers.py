@@ -1,0 +1,87 @@
+"""Weights that this and another implementation draw alike, and what ours makes of them.
+
+B batch, L length, D width.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from safetensors.numpy import save_file
+
+from common import variables
+from common.sharding import make_mesh
+from common.train.checkpoint import abstract
+from common.variables import Structure
+from perception.backbones import Backbone
+from perception.hugging_face import Pretrained
+from perception.model import backbone
+
+GOLDEN = Path(__file__).with_name("golden.npz")
+
+
+@cache
+def golden() -> dict[str, np.ndarray]:
+    """What make_golden.py wrote."""
+    with np.load(GOLDEN) as file:
+        return dict(file)
+
+
+def golden_json(name: str) -> dict:
+    """ "bert/config" or "bert/shapes", the names and shapes of all weights."""
+    return json.loads(str(golden()[name]))
+
+
+def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """A weight by its name in the files, with which every parameter matters: no bias is zero and no scale is one."""
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
+    noise = np.random.Generator(np.random.Philox(key=key)).standard_normal(shape)
+    if len(shape) == 2:
+        return (noise / math.sqrt(1 if "embed" in name else shape[1])).astype(np.float32)
+    return (0.3 * noise + (not name.endswith("bias"))).astype(np.float32)
+
+
+def write_folder(
+    directory: Path, config: Mapping, shapes: Mapping[str, list[int]], prefix: str = ""
+) -> Path:
+    """A folder of Hugging Face's format that this project had no part in."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    weights = {prefix + name: draw(name, tuple(shape)) for name, shape in shapes.items()}
+    save_file(weights, directory / "model.safetensors")
+    return directory
+
+
+def structure_of(shape: Backbone) -> Structure:
+    return variables.abstract(lambda: backbone(shape, rngs=nnx.Rngs(0)))
+
+
+def states(
+    model: Pretrained, tokens_BL: np.ndarray, lengths_B: np.ndarray, sizes: Mapping | None = None
+) -> np.ndarray:
+    """The last states (B, L, D) of a loaded model on a mesh of these sizes, by default one device."""
+    devices = jax.devices()[: math.prod((sizes or {}).values())]
+    mesh, structure = make_mesh(sizes or {}, devices), structure_of(model.shape)
+    values = model.load(abstract(structure.trainable, mesh))
+
+    def forward(values, tokens_BL, lengths_B):
+        return structure.build(values, {})(tokens_BL, lengths_B)
+
+    with jax.set_mesh(mesh):
+        return np.asarray(jax.jit(forward)(values, jnp.asarray(tokens_BL), jnp.asarray(lengths_B)))
+
+
+def texts(vocabulary: int, lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+    """Random tokens (B, L), padded with 0 on the right, and their lengths (B,)."""
+    lengths_B = np.asarray(lengths, np.int32)
+    generator = np.random.Generator(np.random.Philox(key=1))
+    tokens_BL = generator.integers(1, vocabulary, (len(lengths), max(lengths)))
+    inside_BL = np.arange(max(lengths)) < lengths_B[:, None]
+    return (tokens_BL * inside_BL).astype(np.int32), lengths_B
