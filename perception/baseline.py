@@ -7,7 +7,7 @@ from typing import NamedTuple
 from common.data.labelled import LabelledText
 from common.metrics.classes import weighted_f1
 
-INVERSE_PENALTIES = (0.1, 1.0, 10.0, 100.0)
+INVERSE_PENALTIES = (1.0, 10.0, 100.0, 1000.0)
 """C of the regression, chosen on the validation examples."""
 
 

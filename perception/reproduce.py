@@ -68,7 +68,8 @@ def _own(options: Namespace) -> dict[str, Any]:
             require(bool(equals and place), f"--{name}={given}: it is NAME=DIR")
             choose(f"--{name}", key, among)
             require(
-                Path(place).is_dir() or (name == "data" and ":" in place),
+                Path(place).is_dir()
+                or (name == "data" and (":" in place or Path(place).is_file())),
                 f"--{name}={given}: there is no directory {place}",
             )
             found[key] = place
