@@ -17,7 +17,7 @@ class DataSet:
     Attributes:
       column: of Table 1.
       source: TFDS where it has the very same set, otherwise Hugging Face.
-      fields: of the text, or of its two parts.
+      fields: of the text, or of its two parts; of "a|b" the first that is there.
       classes: how many; 0 where only the examples say.
       unlabelled: some examples have the label -1, and are left out.
       splits: what they are called; where one has no name or is not there, it is cut from the training examples.
@@ -35,15 +35,23 @@ class DataSet:
 OWN = DataSet(fields="text|sentence")
 
 DATASETS = {
-    "dbpedia": DataSet("DBP", "hf:DeveloperOats/DBPedia_Classes", label="l1", classes=9),
-    "bias": DataSet("Bias", "hf:PriyaPatel/Bias_identification", "context", "bias_type", 10),
+    "dbpedia": DataSet("DBP", "hf:DeveloperOats/DBPedia_Classes", label="l1|label", classes=9),
+    "bias": DataSet(
+        "Bias", "hf:PriyaPatel/Bias_identification", "context|text", "bias_type|label", 10
+    ),
     # The paper says 15 classes; the data have 28.
-    "bias_in_bios": DataSet("b-in-b", "hf:LabHC/bias_in_bios", "hard_text", "profession", 28),
+    "bias_in_bios": DataSet(
+        "b-in-b", "hf:LabHC/bias_in_bios", "hard_text|text", "profession|label", 28
+    ),
     "climate": DataSet("climate", "hf:climatebert/climate_sentiment", classes=3),
     "emotion": DataSet("emot.", "hf:dair-ai/emotion", classes=6),
     "imdb": DataSet("imdb", "tfds:imdb_reviews", classes=2),
     "clickbait": DataSet(
-        "c-bait", "hf:marksverdhei/clickbait_title_classification", "title", "clickbait", 2
+        "c-bait",
+        "hf:marksverdhei/clickbait_title_classification",
+        "title|text",
+        "clickbait|label",
+        2,
     ),
     "rotten_tomatoes": DataSet("rotten", "hf:rotten_tomatoes", classes=2),
     "snli": DataSet("snli", "tfds:snli", "premise hypothesis", classes=3, unlabelled=True),
@@ -55,7 +63,7 @@ DATASETS = {
         classes=2,
         splits={"train": "train", "valid": "", "test": "validation"},
     ),
-    "wiki_toxic": DataSet("w-tox", "hf:OxAISH-AL-LLM/wiki_toxic", "comment_text", classes=2),
+    "wiki_toxic": DataSet("w-tox", "hf:OxAISH-AL-LLM/wiki_toxic", "comment_text|text", classes=2),
     # TFDS has the polarity of these reviews only.
     "yelp": DataSet("yelp", "hf:yelp_review_full", classes=5),
 }

@@ -77,4 +77,6 @@ class TextClassification(Classification):
 
 def validate(config: ConfigDict) -> None:
     """The fields of the data and of the evaluation."""
+    longest = config.data.max_length
+    require(longest >= 1, f"--config.data.max_length must be at least 1, got {longest}")
     classification.validate(in_rows(config))

@@ -1,6 +1,7 @@
 """The paper's data sets by their field names and splits, and the user's own files."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -122,3 +123,24 @@ def test_a_label_beyond_the_classes_of_a_data_set_is_named(tmp_path):
     chosen = config(dataset="rotten_tomatoes", **{"data.source": f"files:{tmp_path}"})
     with pytest.raises(UserError, match=r"train\.jsonl line \d+: the label 2 is none of the 2"):
         datasets.load(chosen)
+
+
+# Where the files are all of a data set: its examples as the paper uses them.
+COMPLETE = {
+    "rotten_tomatoes": (8530, 1066),
+    "emotion": (16_000, 2000),
+    "imdb": (22_500, 25_000),
+    "sst2": (60_614, 872),
+}
+
+
+@pytest.mark.parametrize("name", COMPLETE)
+def test_real_files_have_as_many_examples_as_the_paper_says(name):
+    """With a validation that is cut from the training examples where the paper has none."""
+    folder = Path(os.environ.get("TRAINLESS_DATA", "")) / name
+    if not os.environ.get("TRAINLESS_DATA") or not folder.is_dir():
+        pytest.skip(f"TRAINLESS_DATA names no folder with {name}")
+    splits, classes = datasets.load(config(dataset=name, **{"data.source": f"files:{folder}"}))
+    assert (len(splits["train"]), len(splits["test"])) == COMPLETE[name]
+    assert len(classes) == DATASETS[name].classes
+    assert set(splits["train"].labels_M.tolist()) == set(range(len(classes)))
