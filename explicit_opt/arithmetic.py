@@ -6,7 +6,6 @@ import math
 
 import jax
 import numpy as np
-from flax import nnx
 
 from common import variables
 from common.report.table import spread
@@ -64,7 +63,7 @@ def _perplexities(task: NextToken, counts: jax.Array, exponent: float, sign: int
         exponent=exponent,
         sign=sign,
     )
-    structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    structure = variables.abstract(lambda: task.build(variables.Keys(0)))
     measured = task.evaluate(Values(structure, {"tables": tables}, {}, task.mesh), "valid")
     return [measured["train_perplexity"], measured["perplexity"]]
 

@@ -1,6 +1,5 @@
 """Tables 1 and 2: parameters and settings of the three recipes, beside the printed ones. Nothing is trained."""
 
-from flax import nnx
 from ml_collections import ConfigDict
 
 from common import variables
@@ -38,7 +37,7 @@ GPT_2_TOKENS = 50_257
 def parameters(config: ConfigDict, vocabulary: int = BYTES) -> int:
     """All that is trained."""
     structure = variables.abstract(
-        lambda: language_model(config.model, vocabulary, rngs=nnx.Rngs(0))
+        lambda: language_model(config.model, vocabulary, rngs=variables.Keys(0))
     )
     return variables.count(structure)["total"]
 

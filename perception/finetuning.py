@@ -12,16 +12,20 @@ from common.config import check_rate, choose, require
 from common.data.labelled import LabelledText
 from common.data.subword import Subword, build_subword
 from common.model.lora import Lora, adapt
+from common.model.quantized import KINDS, quantize_frozen
 from common.model.transformer import compute_dtype
-from common.train.checkpoint import abstract
 from common.train.task import NOTHING, Outside
 from common.variables import Structure, freeze, give
 from perception.backbones import BACKBONES, Backbone
 from perception.hugging_face import TOKENIZER, Pretrained, check_shape, open_model
 from perception.model import POOLS, PooledClassifier, backbone
+from perception.quantize import load
 
 FINETUNE = ("full", "lora", "head")
 """All from random weights; adapters and head on pretrained ones; the head alone."""
+
+QUANTIZE = ("none", *KINDS)
+"""What becomes of frozen kernels of linear layers (QLoRA)."""
 
 TOKENIZERS = ("auto", "pretrained", "trained")
 TABLES = ("embed/table", "embed/positions/table")
@@ -35,12 +39,16 @@ def validate(config: ConfigDict) -> None:
     choose("--config.backbone", config.backbone, ("auto", *BACKBONES))
     choose("--config.finetune", config.finetune, FINETUNE)
     choose("--config.pool", config.pool, POOLS)
-    choose("--config.quantize", config.quantize, ("none",))
+    choose("--config.quantize", config.quantize, QUANTIZE)
     choose("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
     if config.model.dropout != -1:
         check_rate("--config.model.dropout", config.model.dropout)
     lora, option = config.lora, f"--config.finetune={config.finetune}"
     full = config.finetune == "full"
+    require(
+        not full or config.quantize == "none",
+        f"--config.quantize={config.quantize} is of frozen weights; {option} trains them all",
+    )
     require(lora.rank >= 1, f"--config.lora.rank must be at least 1, got {lora.rank}")
     check_rate("--config.lora.dropout", lora.dropout)
     choose("--config.data.tokenizer", config.data.tokenizer, TOKENIZERS)
@@ -132,6 +140,11 @@ def make_shape(config: ConfigDict, pretrained: Pretrained | None, tokenizer: Sub
     return replace(shape, dropout=(rate,) * 3) if rate != -1 else shape
 
 
+def make_lora(config: ConfigDict) -> Lora:
+    lora = config.lora
+    return Lora(lora.rank, lora.alpha, lora.dropout, lora.stabilized)
+
+
 def make_model(
     config: ConfigDict, shape: Backbone, classes: int, *, rngs: nnx.Rngs
 ) -> PooledClassifier:
@@ -147,17 +160,16 @@ def make_model(
     made = PooledClassifier(encoder, shape.width, classes, config.pool, rngs=rngs)
     if config.finetune == "lora":
         targets = _words(config.lora.targets) or shape.targets
-        lora = Lora(
-            config.lora.rank, config.lora.alpha, config.lora.dropout, config.lora.stabilized
-        )
         require(
-            adapt(encoder, targets, lora, rngs=rngs) > 0,
+            adapt(encoder, targets, make_lora(config), rngs=rngs) > 0,
             f"--config.lora.targets={config.lora.targets!r} names no layer; there are, for this backbone:"
             f" {', '.join(shape.targets)}",
         )
     elif config.finetune == "head":
         freeze(encoder)
         give(encoder)
+    if config.quantize != "none":
+        quantize_frozen(encoder, config.quantize)
     deviation = shape.width**-0.5 if shape.scaled_init else 0.02
     for name in reinitialized(config, shape.family):
         part = encoder.embed if name == TABLES[0] else encoder.embed.positions
@@ -177,8 +189,8 @@ def outside(pretrained: Pretrained | None, mesh: Mesh) -> Callable[[Structure], 
         given = {n: v for n, v in structure.frozen.items() if n not in structure.drawn}
         if not given:
             return NOTHING
-        wanted = {n.removeprefix(ENCODER): x for n, x in abstract(given, mesh).items()}
-        values = {ENCODER + n: x for n, x in pretrained.load(wanted).items()}
-        return Outside(values, pretrained.fingerprint)
+        frozen = {n.removeprefix(ENCODER): v for n, v in given.items()}
+        values = load(pretrained.load, frozen, mesh)
+        return Outside({ENCODER + n: x for n, x in values.items()}, pretrained.fingerprint)
 
     return read

@@ -119,7 +119,7 @@ def initialize(made: Encoder, shape: Backbone, rngs: nnx.Rngs) -> None:
     """Matrices and tables as the published model began; biases are 0 and scales 1 already."""
 
     def draw(variable: nnx.Param, deviation: float) -> None:
-        variable[...] = initializers.normal(deviation)(rngs.params(), variable.shape)
+        variable.set_value(initializers.normal(deviation)(rngs.params(), variable.shape))
 
     for path, part in nnx.iter_modules(made):
         if isinstance(part, Linear):

@@ -6,7 +6,6 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from ml_collections import ConfigDict
 
 from common import variables
@@ -51,7 +50,7 @@ def abstract(config: ConfigDict) -> Structure:
     build = run.TASKS[config.task][-1]
     tokens = config.data.get("vocab_size", 256)
     sizes = (tokens, tokens) if config.task == "translation" else (tokens,)
-    return variables.abstract(lambda: build(config.model, *sizes, rngs=nnx.Rngs(0)))
+    return variables.abstract(lambda: build(config.model, *sizes, rngs=variables.Keys(0)))
 
 
 def flops(config: ConfigDict, structure: Structure) -> float:

@@ -158,3 +158,10 @@ def test_counts(pair: Pair):
         ("second/down", 0, 54, 54),
         ("second/up", 0, 56, 56),
     ]
+
+
+@pytest.mark.parametrize("seed", [7, jax.random.key(3)])
+def test_keys_are_those_of_nnx(seed):
+    ours, theirs = variables.Keys(seed), nnx.Rngs(seed)
+    for _ in range(3):
+        assert (ours.params() == theirs.params()).all()

@@ -91,12 +91,18 @@ class Linear(nnx.Module):
         bound = 1 / math.sqrt(self.kernel.shape[0])
         return {"kernel": ("orthogonal",), "bias": ("uniform", bound)}
 
+    def product(self, x_BLD: jax.Array) -> jax.Array:
+        """x W (B, L, F) in float32; a kernel that is no plain variable has a product of its own."""
+        if isinstance(self.kernel, nnx.Variable):
+            return matmul(x_BLD, self.kernel[...])
+        return self.kernel(x_BLD)
+
     def __call__(
         self, x_BLD: jax.Array, dtype: jnp.dtype | None = None, key: jax.Array | None = None
     ) -> jax.Array:
         """Returns (B, L, F) in `dtype`, by default in the type of x. `key` is for adapters, which have dropout."""
         del key
-        y_BLF = matmul(x_BLD, self.kernel[...])
+        y_BLF = self.product(x_BLD)
         if self.bias is not None:
             y_BLF = y_BLF + self.bias[...]
         return y_BLF.astype(dtype or x_BLD.dtype)

@@ -24,7 +24,7 @@ def train(
 
     fit = importlib.import_module(f"{paper}.{module}").fit
     distributed.initialize()
-    summary = _unless_stopped(lambda: fit(experiment, options.workdir, make_mesh(experiment.mesh)))
+    summary = unless_stopped(lambda: fit(experiment, options.workdir, make_mesh(experiment.mesh)))
     if distributed.is_main():
         show(summary, options.workdir)
 
@@ -71,10 +71,10 @@ def reproduce(
     if getattr(options, "dry_run", False):
         importlib.import_module(f"{paper}.plan").show(lab, options.target)
         return
-    _unless_stopped(lambda: getattr(module, options.target)(lab))
+    unless_stopped(lambda: getattr(module, options.target)(lab))
 
 
-def _unless_stopped(call: Callable[[], Any]) -> Any:
+def unless_stopped(call: Callable[[], Any]) -> Any:
     """What it returns; a signal ends the program with a line and the exit code of that signal."""
     from common.train.preemption import Preempted
 

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -105,7 +104,7 @@ class Run:
         self.config, self.task, self.workdir = config, task, workdir
         self.mesh, self.signals = mesh, signals
         self.begun = begun
-        self.structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+        self.structure = variables.abstract(lambda: task.build(variables.Keys(0)))
         update, schedule = optimizers.make(
             config.optimizer, config.train.steps, task.own_rates(), self.structure.trainable
         )

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
 from jax.sharding import Mesh
 
 from common import sharding, variables
@@ -21,7 +20,7 @@ def initial_values(task: Task, structure: Structure, seed: int, mesh: Mesh) -> A
     """The trainable values at step 0; no device ever holds more than its part."""
 
     def make() -> Arrays:
-        model = task.build(nnx.Rngs(jax.random.key(seed)))
+        model = task.build(variables.Keys(jax.random.key(seed)))
         return {n: v.get_value() for n, v in variables.split(model).trainable.items()}
 
     return jax.jit(make, out_shardings=sharding.shardings(structure.trainable, mesh))()

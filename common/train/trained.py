@@ -48,7 +48,7 @@ def load_run(
 ) -> Values:
     """What a program that uses a trained run starts from. `outside` is that of its task."""
     checkpoints = Checkpoints(workdir)
-    structure = variables.abstract(lambda: build(nnx.Rngs(0)))
+    structure = variables.abstract(lambda: build(variables.Keys(0)))
     try:
         return load_best(checkpoints, structure, config, mesh, outside=outside(structure))
     finally:

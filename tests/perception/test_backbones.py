@@ -1,12 +1,13 @@
 """The backbones' sizes, to the last parameter: Table 2, from models that are never allocated."""
 
+import jax
 import pytest
-from flax import nnx
 
-from common import variables
-from common.model.lora import Lora, adapt
+from common.sharding import make_mesh
+from perception import printed, tables
 from perception.backbones import BACKBONES
-from perception.model import backbone
+from perception.experiments import Laboratory
+from perception.tables import RANKS
 
 # "original" of Table 2 is the backbone and an output layer of its own; LoRA of rank 2. Qwen2's are the published sizes.
 TABLE_2 = {
@@ -23,6 +24,15 @@ TABLE_2 = {
     "qwen2_0.5b": (494_032_768 + 151_936 * 896, 2_949_120 // 16),
     "qwen2_1.5b": (1_543_714_304 + 151_936 * 1536, 5_963_776 // 16),
 }
+
+PRINTED = {"qwen2_0.5b": 0, "qwen2_1.5b": 0} | dict.fromkeys(
+    ("arctic_xs", "arctic_s", "arctic_m", "arctic_l", "mistral_7b"), 4
+)
+"""Entries that are printed, where these are not five: the second half of the table ends at rank 8."""
+
+# Of rank 32 in the backbone, in percent: the text says about 1.
+SHARES = {"qwen2_0.5b": 0.6, "qwen2_1.5b": 0.39, "openelm_270m": 0.96, "arctic_xs": 3.92}
+SHARES["mistral_7b"] = 0.27
 
 OPENELM = {
     "openelm_270m": ([12] * 5 + [16] * 7 + [20] * 4, (768, 1024, 1280), (4608, 4864, 5120)),
@@ -46,17 +56,26 @@ OPENELM = {
 
 @pytest.mark.parametrize("name", TABLE_2)
 def test_parameters_are_those_of_table_2(name: str) -> None:
-    shape = BACKBONES[name]
-
-    def adapted() -> nnx.Module:
-        model = backbone(shape, rngs=nnx.Rngs(0))
-        adapt(model, shape.targets, Lora(rank=2), rngs=nnx.Rngs(0))
-        return model
-
-    counts = variables.count(variables.abstract(adapted))
+    """To the last one; and every entry that the paper prints, which are 45, to its last digit."""
+    size, one = tables.parameters(name)
     total, rank_2 = TABLE_2[name]
-    assert counts["frozen"] + shape.vocabulary * shape.width == total
-    assert counts["trainable"] == rank_2
+    counts = (size + BACKBONES[name].vocabulary * BACKBONES[name].width, *(r * one for r in RANKS))
+    assert counts[:2] == (total, rank_2)
+    cells = printed.table2().get(name, ())
+    assert len([cell for cell in cells if cell]) == PRINTED.get(name, 5)
+    for count, cell in zip(counts, cells, strict=False):
+        assert cell in ("", tables.shortened(count))
+    if name in SHARES:
+        assert round(100 * counts[-1] / size, 2) == SHARES[name]
+
+
+def test_table_2_is_written_beside_the_printed_one(tmp_path, capsys) -> None:
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    tables.table2(Laboratory("tiny", 1, [], tmp_path, mesh))
+    text = (tmp_path / "table2.csv").read_text().splitlines()
+    assert "openelm_270m,counted,312487168,162560,325120,650240,1300480,2600960,0.96 %" in text
+    assert "arctic_s,printed,44.93M,110.59K,221.18K,442.37K,,," in text and len(text) == 1 + 12 + 10
+    assert "45 of 45 printed entries are the counted ones" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", OPENELM)

@@ -1,0 +1,133 @@
+"""Table 1's grid: backbones, data sets and ways of training; the runs of a cell, or why there can be none."""
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from common import laboratory
+from common.config import require
+from common.track.tracker import SUMMARY
+from configs.perception import get_config
+from perception import printed, run
+from perception.backbones import BACKBONES
+from perception.datasets import DATASETS
+
+MODES = ("lora", "full")
+"""Ways of training, by `config.finetune`, as the table has them."""
+
+ROWS = tuple(dict.fromkeys(name for name, _ in printed.table1()))
+"""Backbones of Table 1 in its order."""
+
+LAPTOP = "arctic_xs"
+
+EMBEDDED = "embedded"
+"""The data set of the scale "tiny": paragraphs of the manual of Python."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A cell. `seed` tells its runs apart."""
+
+    backbone: str
+    dataset: str
+    mode: str
+
+    @property
+    def column(self) -> str:
+        """Of Table 1."""
+        return EMBEDDED if self.dataset == EMBEDDED else DATASETS[self.dataset].column
+
+    def name(self, seed: int) -> str:
+        """Of the folder of a run."""
+        return f"{self.dataset}_{self.backbone}_{self.mode}_seed{seed}"
+
+
+@dataclass(frozen=True)
+class Laboratory(laboratory.Laboratory):
+    """Attributes beyond what all have.
+
+    recipe: "fixed" or "paper".
+    backbones, datasets, modes: some of those of Table 1; empty for all. Of the backbones the scale "tiny" then has one
+      of each family, with its small stand-in, and "laptop" the smallest.
+    places: data set -> "files:DIR" or another source.
+    weights: backbone -> the folder of its pretrained weights.
+    """
+
+    recipe: str = "fixed"
+    backbones: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    modes: tuple[str, ...] = ()
+    places: dict[str, str] = field(default_factory=dict)
+    weights: dict[str, Path] = field(default_factory=dict)
+
+    def train(self, config: ConfigDict, workdir: Path) -> dict:
+        return run.fit(config, workdir, self.mesh)
+
+    def cases(self) -> list[Case]:
+        """All cells that were asked for, row by row.
+
+        Raises:
+          UserError: none was.
+        """
+        rows, columns = ROWS, tuple(DATASETS)
+        if self.scale == "laptop":
+            rows = (LAPTOP,)
+        if self.scale == "tiny":
+            first = {BACKBONES[name].family: name for name in reversed(ROWS)}
+            rows, columns = tuple(n for n in ROWS if n in first.values()), (EMBEDDED,)
+        require(
+            self.scale != "tiny" or not (self.datasets or self.places),
+            "--scale=tiny is about embedded text: no --datasets, no --data",
+        )
+        return [
+            Case(backbone, dataset, mode)
+            for backbone in self.backbones or rows
+            for mode in self.modes or MODES
+            for dataset in self.datasets or columns
+        ]
+
+    def missing(self, case: Case) -> str:
+        """Why a run cannot be made; "" where it can."""
+        if case.dataset != EMBEDDED and case.dataset not in self.places:
+            return f"--data={case.dataset}=DIR"
+        if case.mode != "full" and case.backbone not in self.weights:
+            return f"--pretrained={case.backbone}=DIR"
+        return ""
+
+    def configuration(self, case: Case, seed: int) -> ConfigDict:
+        """Of one run."""
+        size = "" if self.scale == "paper" else f",{self.scale}"
+        config = get_config(f"{self.recipe}{size}")
+        config.finetune = case.mode
+        tiny = self.scale == "tiny"
+        config.backbone = f"tiny_{BACKBONES[case.backbone].family}" if tiny else case.backbone
+        if case.mode != "full":
+            config.pretrained = str(self.weights[case.backbone])
+            config.backbone = "auto" if tiny else case.backbone
+        if not tiny:
+            config.dataset, config.data.source = case.dataset, self.places[case.dataset]
+        return self.override(config, seed=seed)
+
+    def runs(self, case: Case) -> list[dict]:
+        """The summaries of a cell, trained where they are missing; none where that cannot be done."""
+        if self.missing(case):
+            return []
+        seeds = range(1, 1 + self.seeds)
+        return [self.fit(case.name(s), self.configuration(case, s))[0] for s in seeds]
+
+    def finished(self, case: Case) -> list[dict]:
+        """The summaries of a cell that are there already."""
+        found = []
+        for seed in range(1, 1 + self.seeds):
+            with suppress(OSError, ValueError):  # missing, or cut off
+                path = self.out / "runs" / case.name(seed) / SUMMARY
+                found.append(json.loads(path.read_text()))
+        return found
+
+
+def f1(summaries: list[dict], which: str = "test") -> list[float]:
+    """Weighted F1 on the test examples, in percent: "test" of the best step, "test_last" of the last."""
+    return [summary[which]["weighted_f1"] for summary in summaries]

@@ -1,0 +1,37 @@
+"""Is pretraining worth it on your data? python -m perception.worth --config=configs/perception.py:laptop \
+    --config.data.source=files:DIR --config.pretrained=DIR
+
+Trains with LoRA and the head alone on pretrained weights (where they are given), all weights from random ones, and a
+TF-IDF baseline; says what each reaches and takes, and what the paper's data sets of that size let one expect. Called
+again, it goes on with what was cut off. Any field of the configuration is an option, as in perception.train.
+"""
+
+import sys
+from pathlib import Path
+
+from common import program
+
+
+def main() -> None:
+    from common import config
+
+    parser = config.parser_for("perception.worth")
+    parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="the configuration")
+    parser.add_argument(
+        "--seeds", type=config.positive("--seeds"), default=1, help="runs of each way"
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/worth"), metavar="DIR")
+    fields, rest = config.split_fields(sys.argv[1:])
+    options = parser.parse_args(rest)
+
+    from common.sharding import make_mesh
+    from common.train.command import unless_stopped
+    from perception.comparison import Laboratory, worth
+
+    mesh = make_mesh({"data": -1})
+    lab = Laboratory("", options.seeds, fields, options.out, mesh, options.config)
+    unless_stopped(lambda: worth(lab))
+
+
+if __name__ == "__main__":
+    program.run(main)

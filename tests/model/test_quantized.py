@@ -1,0 +1,194 @@
+"""Quantized kernels: codes by an independent slow reading, bounds of errors, gradients, training above them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from common import sharding, variables
+from common.model.linear import Linear, matmul
+from common.model.lora import Lora, adapt
+from common.model.quantized import (
+    BLOCK,
+    KINDS,
+    NF4,
+    QuantizedKernel,
+    dequantize,
+    quantize,
+    quantize_frozen,
+)
+from common.train import flops
+from common.variables import Frozen
+
+INPUTS, OUTPUTS = 96, 24  # a block and a half
+LEVELS = {"int8": np.arange(-127, 128) / 127, "4bit": np.asarray(NF4)}
+
+
+@pytest.fixture(scope="module")
+def kernel() -> np.ndarray:
+    values = np.random.default_rng(0).standard_normal((INPUTS, OUTPUTS)).astype(np.float32)
+    values[:BLOCK, 3] = 0  # a block of zeros
+    values[:, 5] *= 1e-6
+    return values
+
+
+def test_the_levels_are_quantiles_of_the_normal_distribution() -> None:
+    """Dettmers et al., section 3: a zero, eight levels above it and seven below, at equal steps of probability."""
+    from scipy.stats import norm
+
+    end = 1 - (1 / 30 + 1 / 32) / 2
+    above, below = (norm.ppf(np.linspace(end, 0.5, count))[:-1] for count in (9, 8))
+    levels = np.sort(np.concatenate([above, [0.0], -below]))
+    np.testing.assert_allclose(NF4, levels / levels.max(), atol=5e-7)
+
+
+def slowly(kernel: np.ndarray, kind: str) -> np.ndarray:
+    """Every value as the level of its block that is nearest."""
+    found = np.zeros(kernel.shape)
+    for column in range(kernel.shape[1]):
+        for start in range(0, len(kernel), BLOCK):
+            block = kernel[start : start + BLOCK, column].astype(np.float64)
+            most = abs(block).max()
+            if most:
+                nearest = abs(block[:, None] / most - LEVELS[kind]).argmin(1)
+                found[start : start + BLOCK, column] = LEVELS[kind][nearest] * most
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_value_becomes_the_nearest_level_of_its_block(kernel: np.ndarray, kind: str) -> None:
+    codes, scales = quantize(kernel, kind)
+    back = dequantize(codes, scales, INPUTS)
+    np.testing.assert_allclose(back, slowly(kernel, kind), rtol=1e-5, atol=1e-12)
+    most = np.repeat(np.asarray(scales), BLOCK, axis=0)[:INPUTS]
+    bound = {"int8": 0.5 / 127, "4bit": max(np.diff(NF4)) / 2}[kind]
+    assert (abs(back - kernel) <= bound * most * (1 + 1e-5)).all()
+    # What was a level once remains it.
+    again, _ = quantize(back, kind)
+    np.testing.assert_array_equal(again, codes)
+
+
+def test_two_values_share_a_byte() -> None:
+    """The value of k below, that of k + 32 above: levels 0 to 15 in order, a block of them four times."""
+    numbers = np.arange(BLOCK) % 16
+    codes, scales = quantize(np.asarray(NF4, np.float32)[numbers][:, None], "4bit")
+    assert codes.shape == (1, BLOCK // 2, 1) and codes.dtype == jnp.uint8 and scales[0, 0] == 1
+    np.testing.assert_array_equal(codes[0, :, 0], numbers[:32] + 16 * numbers[32:])
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("int8", 8.5), ("4bit", 4.5)])
+def test_bits_for_a_weight(kind: str, bits: float) -> None:
+    """A scale of 32 bits for 64 values."""
+    found = quantize(jnp.zeros((2 * BLOCK, OUTPUTS)), kind)
+    assert 8 * sum(x.nbytes for x in found) == bits * 2 * BLOCK * OUTPUTS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_product_and_gradient_are_those_of_the_dequantized_kernel(
+    kernel: np.ndarray, kind: str, dtype: jnp.dtype
+) -> None:
+    quantized = QuantizedKernel(nnx.Param(jnp.asarray(kernel), axes=("embed", "mlp")), kind)
+    x = jax.random.normal(jax.random.key(0), (2, 3, INPUTS)).astype(dtype)
+
+    def of(product) -> tuple:
+        return jax.jit(jax.value_and_grad(lambda x: jnp.sum(jnp.sin(product(x)))))(x)
+
+    wanted = of(lambda x: matmul(x, quantized[...]))
+    for ours, theirs in zip(of(quantized), wanted, strict=True):
+        rounding = 1e-2 if dtype == jnp.bfloat16 else 1e-5
+        np.testing.assert_allclose(np.float32(ours), np.float32(theirs), rounding, rounding)
+
+
+def test_a_step_keeps_codes_and_no_kernel(kernel: np.ndarray) -> None:
+    """What the backward pass needs of the forward one: x, codes and scales."""
+    quantized = QuantizedKernel(nnx.Param(jnp.asarray(kernel), axes=("embed", "mlp")), "4bit")
+    _, backward = jax.vjp(quantized, jnp.ones((8, INPUTS)))
+    kept = [x for x in jax.tree.leaves(backward) if x.shape != (8, INPUTS)]
+    assert sum(x.nbytes for x in kept) <= kernel.nbytes / 4
+
+
+def layers(kind: str | None) -> nnx.Module:
+    """Two linear layers with adapters on the first; a head that is trained comes behind."""
+    model = nnx.Module()
+    model.first = Linear(INPUTS, OUTPUTS, ("embed", "mlp"), rngs=nnx.Rngs(0))
+    model.second = Linear(OUTPUTS, INPUTS, ("mlp", "embed"), rngs=nnx.Rngs(1))
+    adapt(model, ("first",), Lora(rank=2, alpha=4), rngs=nnx.Rngs(2))
+    model.head = Linear(INPUTS, 2, ("embed", None), rngs=nnx.Rngs(3))
+    if kind:
+        assert quantize_frozen(model, kind) == 2
+    return model
+
+
+def loss(model: nnx.Module, x: jax.Array) -> jax.Array:
+    logits = model.head(model.second(jnp.tanh(model.first(x))))
+    return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.int32(x[:, 0] > 0)).mean()
+
+
+def arrays(some: dict) -> dict:
+    return {name: v.get_value() for name, v in some.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_adapters_are_trained_above_codes_that_stay(kind: str) -> None:
+    structure = variables.split(layers(kind))
+    assert {n for n in structure.frozen if n.startswith("first/")} == {
+        *("first/bias", "first/kernel/codes", "first/kernel/scales")
+    }
+    assert {n.split("/")[0] for n in structure.trainable} == {"first", "head"}
+    trainable, frozen = arrays(structure.trainable), arrays(structure.frozen)
+    before = {n: np.asarray(x).copy() for n, x in frozen.items()}
+    x = jax.random.normal(jax.random.key(0), (64, INPUTS))
+    of = jax.jit(jax.value_and_grad(lambda t, f: loss(structure.build(t, f), x)))
+    first, _ = of(trainable, frozen)
+    for _ in range(20):
+        _, gradients = of(trainable, frozen)
+        trainable = jax.tree.map(lambda p, g: p - 0.3 * g, trainable, gradients)
+    assert of(trainable, frozen)[0] < 0.8 * first
+    for name, value in frozen.items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_no_product_is_for_the_gradient_of_codes() -> None:
+    """As many operations as with frozen kernels in float32: the kernel is made twice, multiplied no more often."""
+    x = jnp.ones((8, INPUTS))
+
+    def operations(kind: str | None) -> int:
+        structure = variables.split(layers(kind))
+        frozen = arrays(structure.frozen)
+        gradient = jax.grad(lambda t: loss(structure.build(t, frozen), x))
+        return flops.count(gradient, arrays(structure.trainable))
+
+    assert operations("4bit") == operations("int8") == operations(None)
+
+
+def test_packed_parameters_are_counted_as_what_they_stand_for() -> None:
+    plain, packed = (variables.split(layers(kind)) for kind in (None, "4bit"))
+    assert variables.count(packed) == variables.count(plain)
+    assert (
+        sum(row[-1] for row in variables.count_by_group(packed)) == variables.count(plain)["total"]
+    )
+
+
+def test_a_merged_layer_is_that_of_the_dequantized_kernel() -> None:
+    first = layers("4bit").first
+    first.lora_b[...] = jnp.ones_like(first.lora_b[...])
+    wanted = np.asarray(first.kernel[...]) + 2 * np.asarray(first.lora_a[...]).sum(1)[:, None]
+    np.testing.assert_allclose(first.merged(), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_whole_blocks_and_outputs_are_split_over_devices() -> None:
+    """Four blocks on two devices of fsdp; one and a half, that is two, as well; three stay whole."""
+    mesh = sharding.make_mesh({"fsdp": 2, "tensor": 2}, jax.devices()[:4])
+    shapes = {}
+    for blocks in (4, 3, 2):
+        kernel = nnx.Param(jnp.ones((blocks * BLOCK - 32, OUTPUTS)), axes=("embed", "mlp"))
+        quantized = QuantizedKernel(kernel, "4bit")
+        assert isinstance(quantized.codes, Frozen)
+        where = sharding.shardings({"c": quantized.codes, "s": quantized.scales}, mesh)
+        placed = jax.device_put(quantized.codes[...], where["c"])
+        shapes[blocks] = placed.addressable_shards[0].data.shape
+        assert tuple(where["s"].spec) == (where["c"].spec[0], where["c"].spec[2])
+    assert shapes == {4: (2, 32, 12), 3: (3, 32, 12), 2: (1, 32, 12)}

@@ -1,0 +1,144 @@
+"""Table 1's grid and Figure 1: which runs there are, and what becomes of runs whose figures are known."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from ml_collections import ConfigDict
+
+from common.errors import UserError
+from common.sharding import make_mesh
+from perception import figures, plan, reproduce, run, tables
+from perception.datasets import DATASETS
+from perception.experiments import ROWS, Case, Laboratory
+from perception.richness import SIZES
+
+
+class Known(Laboratory):
+    """A laboratory whose runs are made up: 80 and the seed, or with LoRA 85 and the seed; one less at the last step."""
+
+    def train(self, config: ConfigDict, workdir: Path) -> dict:
+        run.validate(config)
+        best = config.seed + (80.0 if config.finetune == "full" else 85.0)
+        summary = {"test": {"weighted_f1": best}, "test_last": {"weighted_f1": best - 1}}
+        workdir.mkdir(parents=True, exist_ok=True)
+        (workdir / "summary.json").write_text(json.dumps(summary))
+        return summary
+
+
+@pytest.fixture
+def make(tmp_path):
+    def laboratory(**fields: object) -> Laboratory:
+        mesh = make_mesh({"data": 1}, jax.devices()[:1])
+        given = {"scale": "laptop", "seeds": 1, "fields": [], **fields}
+        return Known(out=tmp_path, mesh=mesh, **given)
+
+    return laboratory
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def places(*names: str) -> dict[str, str]:
+    return {name: "files:somewhere" for name in names}
+
+
+@pytest.mark.parametrize("scale", ["tiny", "laptop", "paper"])
+@pytest.mark.parametrize("recipe", ["fixed", "paper"])
+def test_every_run_has_a_valid_configuration_and_a_folder_of_its_own(make, scale, recipe) -> None:
+    weights = {name: Path("weights") for name in ROWS}
+    where = {} if scale == "tiny" else places(*DATASETS)
+    lab = make(scale=scale, recipe=recipe, places=where, weights=weights)
+    cases = lab.cases()
+    assert len(cases) == {"tiny": 4 * 2, "laptop": 12 * 2, "paper": 11 * 12 * 2}[scale]
+    assert len({case.name(1) for case in cases}) == len(cases)
+    for case in cases:
+        config = lab.configuration(case, 3)
+        run.validate(config)
+        assert (config.finetune, config.seed) == (case.mode, 3) and not lab.missing(case)
+        assert config.freeze_head == (recipe == "paper")
+
+
+def test_columns_are_those_of_the_printed_table() -> None:
+    assert [known.column for known in DATASETS.values()] == list(SIZES)
+
+
+def test_measured_stands_beside_printed_and_what_is_missing_is_named(
+    make, tmp_path, capsys
+) -> None:
+    """Data of two sets, no weights but those of one backbone; two seeds."""
+    chosen = {"backbones": ("arctic_xs", "phi_2"), "datasets": ("sst2", "emotion", "yelp")}
+    weights = {"arctic_xs": Path("weights")}
+    tables.table1(make(seeds=2, places=places("sst2", "emotion"), weights=weights, **chosen))
+    rows = read(tmp_path / "table1.csv")
+    assert [row["finetuning"] for row in rows] == [*["lora"] * 3, *["full"] * 3] * 2
+    best, last, paper = rows[:3]
+    assert best["sst2"] == best["emot."] == "86.5 ± 0.7" and best["yelp"] == best["mean"] == ""
+    assert last["sst2"] == "85.5 ± 0.7" and paper["sst2"] == "82.7"
+    assert rows[6]["sst2"] == "" and rows[9]["sst2"] == "81.5 ± 0.7"
+    said = capsys.readouterr().out
+    assert "6 of 12 cells are empty for want of" in said
+    assert "--data=yelp=DIR (4)" in said and "--pretrained=phi_2=DIR (2)" in said
+
+
+def test_a_mean_is_of_the_columns_that_are_shown(make, tmp_path) -> None:
+    tables.table1(
+        make(datasets=("sst2", "emotion"), places=places("sst2", "emotion"), modes=("full",))
+    )
+    best, _, paper = read(tmp_path / "table1.csv")
+    assert best["mean"] == "81.0" and paper["mean"] == "85.7"  # (81.5 + 89.8) / 2
+
+
+def test_figure_1_takes_the_runs_that_are_there(make, tmp_path) -> None:
+    names = ("sst2", "emotion", "imdb")
+    lab = make(datasets=names, places=places(*names), weights={"arctic_xs": Path("weights")})
+    figures.fig1(lab)
+    assert {row["from"] for row in read(tmp_path / "fig1.csv")} == {
+        *("printed", "printed, without artefacts")
+    }
+    tables.table1(lab)
+    figures.fig1(lab)
+    measured = [row for row in read(tmp_path / "fig1.csv") if row["from"] == "measured"]
+    assert {row["data set"]: row["LoRA - full (F1)"] for row in measured} == {
+        "sst2": "5.0",
+        "emot.": "5.0",
+        "imdb": "5.0",
+    }
+    fits = {row["from"]: row for row in read(tmp_path / "fig1_fit.csv")}
+    assert fits["printed"]["R²"] == "0.370" and fits["the paper's caption"]["R²"] == "0.342"
+    assert fits["measured"]["per factor of 10"] in ("0.00", "-0.00")
+    assert (tmp_path / "fig1.png").stat().st_size > 10_000
+
+
+def test_the_plan_says_what_would_be_done(make, tmp_path, capsys) -> None:
+    lab = make(datasets=("sst2", "yelp"), places=places("sst2"))
+    lab.fit(Case("arctic_xs", "sst2", "full").name(1), lab.configuration(lab.cases()[2], 1))
+    capsys.readouterr()
+    plan.show(lab, "table1")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("  ")[-1].strip() for line in lines[2:6]] == [
+        *("needs --pretrained=arctic_xs=DIR", "needs --data=yelp=DIR"),
+        *("1 of 1 done", "needs --data=yelp=DIR"),
+    ]
+
+
+def test_wrong_options_are_refused_in_a_line(monkeypatch, tmp_path) -> None:
+    def told(*options: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["reproduce", *options, f"--out={tmp_path / 'out'}"])
+        with pytest.raises(UserError) as caught:
+            reproduce.main()
+        return str(caught.value)
+
+    assert "did you mean arctic_xs?" in told("table1", "--backbones=artic_xs")
+    assert "did you mean emotion?" in told("table1", "--datasets=emotions")
+    assert "it is NAME=DIR" in told("table1", "--data=sst2")
+    assert "there is no directory nowhere" in told("table1", "--pretrained=arctic_xs=nowhere")
+    assert "did you mean fixed?" in told("table1", "--recipe=fix")
+    assert "table2 trains nothing: --dry-run is for table1" in told("table2", "--dry-run")
+    assert "no --datasets, no --data" in told("table1", "--datasets=sst2")
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,54 @@
+"""What the paper prints: Table 1 as it was typed, Figure 1's regression."""
+
+import numpy as np
+import pytest
+
+from common.report.printed import printed as cells
+from perception import printed, richness, tables
+from perception.backbones import BACKBONES
+
+
+def test_numbers_as_the_paper_writes_them() -> None:
+    for number, text in ((445_696, "445.7K"), (1_300_480, "1.3M"), (3_134_951_424, "3.13B")):
+        assert tables.shortened(number) == text
+    assert tables.shortened(999) == "999"
+
+
+def test_table_1_is_typed_as_printed() -> None:
+    """The means that it prints are those of its rows, but for rounding."""
+    table = printed.table1()
+    assert len(table) == 22 and all(len(row) == 12 for row in table.values())
+    assert {name for name, _ in table} == BACKBONES.keys() - {"mistral_7b"} - {
+        name for name in BACKBONES if name.startswith("tiny_")
+    }
+    for key, row in cells("perception", "table1").items():
+        assert abs(np.mean(list(table[key].values())) - float(row[-1])) <= 0.0501
+    assert table["arctic_l", "full"]["emot."] == 17.9 and table["phi_2", "lora"]["yelp"] == 42.4
+
+
+def test_the_regression_is_the_textbooks() -> None:
+    """Against NumPy's own, and on points of a known line."""
+    tokens, gaps = [1e3, 1e4, 1e6, 2e7], [3.0, 5.0, -1.0, 0.5]
+    found = richness.fit(list(zip(tokens, gaps, strict=True)))
+    wanted = np.polyfit(np.log(tokens), gaps, 1)
+    np.testing.assert_allclose((found.slope, found.intercept), wanted)
+    assert found.r_squared == pytest.approx(np.corrcoef(np.log(tokens), gaps)[0, 1] ** 2)
+    line = richness.fit([(np.e**x, 7 - 2 * x) for x in range(5)])
+    assert line.gap(np.e**10) == pytest.approx(-13) and line.r_squared == pytest.approx(1)
+
+
+def test_figure_1_is_near_the_papers() -> None:
+    """Its R^2 of 0.342 is of numbers of tokens that it does not print; with ours it is 0.37."""
+    line = richness.printed_line()
+    assert line.slope < 0  # the richer, the less pretraining is worth
+    assert abs(line.r_squared - printed.R_SQUARED) < 0.05
+    found = richness.gaps(printed.table1())
+    assert len(found) == 11 * 12
+    assert found["openelm_3b", "sst2"] == pytest.approx(96.9 - 80.6)
+    kept = richness.without_artefacts(found)
+    assert len(kept) == 10 * 11
+    assert richness.means(found)["w-tox"] == pytest.approx(0.05, abs=0.05)
+    # A cell that was not measured is left out, not 0.
+    assert richness.gaps({("a", "lora"): {"x": 1.0, "y": 2.0}, ("a", "full"): {"y": 5.0}}) == {
+        ("a", "y"): -3.0
+    }

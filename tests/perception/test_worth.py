@@ -1,0 +1,215 @@
+"""The paper's question on a user's data, and what one does with the adapters that come of it: programs, end to end."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from common import variables
+from common.data.manual import python
+from common.data.subword import build_subword
+from common.errors import UserError
+from common.sharding import make_mesh
+from perception import adapters, comparison, run, worth
+from perception.backbones import bert
+from perception.comparison import Laboratory, Reached, answer, noise
+from perception.hugging_face import export, open_model
+from perception.model import backbone
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+SHAPE = bert(1, 16, 24, 2, vocabulary=300, longest=16)
+ROWS = {"train": 120, "validation": 24, "test": 24}
+
+
+def write_data(folder: Path) -> None:
+    """Two topics of the manual of Python, a user's classes by their names."""
+    folder.mkdir()
+    wanted = ("string-methods", "types")
+    kept = [{"text": t, "label": label} for (t,), label in python("train") if label in wanted]
+    np.random.default_rng(0).shuffle(kept)
+    start = 0
+    for split, count in ROWS.items():
+        lines = [json.dumps(row) for row in kept[start : start + count]]
+        assert len(lines) == count
+        (folder / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
+        start += count
+
+
+def write_weights(folder: Path, seed: int) -> None:
+    structure = variables.abstract(lambda: backbone(SHAPE, rngs=variables.Keys(0)))
+    generator = np.random.default_rng(seed)
+    values = {
+        name: jax.numpy.asarray(generator.normal(0, 0.2, v.shape), np.float32)
+        for name, v in structure.trainable.items()
+    }
+    lines = [text for (text,), _ in python("train")]
+    export(folder, SHAPE, values, build_subword(300, lines, folder.parent).to_json())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("worth")
+    write_data(folder / "data")
+    write_weights(folder / "model", 0)
+    return folder
+
+
+def call(program, *arguments: object) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["program", *map(str, arguments)])
+        program.main()
+
+
+def ask(folder: Path) -> None:
+    """LoRA on a base in 4 bits, the head, all weights, the baseline: four steps each."""
+    fields = {"data.max_length": 16, "data.buckets": "16,", "data.vocab_size": 290}
+    fields |= {"train.steps": 4, "eval.steps": 2, "checkpoint.steps": 2, "quantize": "4bit"}
+    fields |= {"data.source": f"files:{folder / 'data'}", "pretrained": folder / "model"}
+    fields |= {"data.cache_dir": folder}
+    given = [f"--config.{name}={value}" for name, value in fields.items()]
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    comparison.worth(Laboratory("", 1, given, folder / "out", mesh, "configs/perception.py:tiny"))
+
+
+@pytest.fixture(scope="module")
+def asked(folder) -> Path:
+    ask(folder)
+    return folder / "out"
+
+
+def test_everything_stands_side_by_side(asked) -> None:
+    with (asked / "worth.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row[""] for row in rows] == [*comparison.WAYS.values(), comparison.BASELINE]
+    for row, name in zip(rows, ("lora", "head", "full"), strict=False):
+        summary = json.loads((asked / "runs" / f"{name}_seed1" / "summary.json").read_text())
+        assert row["F1, best step"] == f"{summary['test']['weighted_f1']:.2f}"
+        assert row["F1, last step"] == f"{summary['test_last']['weighted_f1']:.2f}"
+        assert int(row["parameters trained"]) == summary["params"]["trainable"]
+        assert summary["config"]["quantize"] == ("none" if name == "full" else "4bit")
+    sentence = (asked / "answer.txt").read_text()
+    assert sentence.startswith("On these 120 training examples") and sentence.count("\n") == 1
+
+
+def test_a_second_call_trains_nothing(asked, folder) -> None:
+    logs = {path: path.read_bytes() for path in asked.rglob("*.jsonl")}
+    kept = (asked / "runs" / "baseline" / "summary.json").read_bytes()
+    ask(folder)
+    assert {path: path.read_bytes() for path in asked.rglob("*.jsonl")} == logs
+    assert (asked / "runs" / "baseline" / "summary.json").read_bytes() == kept
+
+
+def kernels(model: Path) -> dict[str, np.ndarray]:
+    import safetensors.numpy
+
+    return safetensors.numpy.load_file(model / "model.safetensors")
+
+
+def test_adapters_from_the_command_line(asked, folder) -> None:
+    """Merged weights and back; half of an adapter and half of it again; and its negative."""
+    lora, base = asked / "runs" / "lora_seed1", kernels(folder / "model")
+    call(adapters, "merge", f"--adapter={lora}", f"--out={folder / 'merged'}")
+    merged = kernels(folder / "merged")
+    trained = run.load(lora).values.trainable
+    layer = "encoder/stack/blocks/0/residuals/1/function/up"
+    change = np.asarray(trained[f"{layer}/lora_a"]) @ np.asarray(trained[f"{layer}/lora_b"])
+    name = "encoder.layer.0.intermediate.dense.weight"
+    np.testing.assert_allclose(merged[name], base[name] + change.T, atol=1e-6)
+    assert abs(change).max() > 1e-5
+    assert sum((merged[n] != base[n]).any() for n in base) == 3
+    assert (folder / "merged" / "tokenizer.json").is_file()
+
+    arguments = (f"--merged={folder / 'merged'}", f"--out={folder / 'back'}")
+    call(adapters, "unmerge", f"--adapter={lora}", *arguments)
+    back = kernels(folder / "back")
+    for n, value in base.items():
+        np.testing.assert_allclose(back[n], value, atol=1e-6)
+
+    call(adapters, "add", "--adapters", f"{lora}:0.5", f"{lora}:0.5", f"--out={folder / 'sum'}")
+    given = (f"--adapter={folder / 'sum'}", f"--pretrained={folder / 'model'}")
+    call(adapters, "merge", *given, f"--out={folder / 'again'}")
+    for n, value in kernels(folder / "again").items():
+        np.testing.assert_allclose(value, merged[n], atol=1e-6)
+
+
+def test_the_cost_of_quantization_is_shown(folder, capsys) -> None:
+    call(adapters, "quantize", f"--pretrained={folder / 'model'}", f"--out={folder / 'cost'}")
+    with (folder / "cost" / "quantize_4bit.csv").open() as file:
+        rows = list(csv.reader(file))
+    assert len(rows) == 1 + 6 + 2 and rows[1][0].startswith("stack/blocks/0/")
+    assert "--config.quantize=4bit" in capsys.readouterr().out
+
+
+def refused(program, *arguments: object) -> str:
+    with pytest.raises(UserError) as caught:
+        call(program, *arguments)
+    return str(caught.value)
+
+
+def test_wrong_adapters_are_refused_in_a_line(asked, folder, tmp_path) -> None:
+    lora, out = asked / "runs" / "lora_seed1", f"--out={tmp_path / 'out'}"
+    write_weights(tmp_path / "other", 1)
+    assert "was trained on other weights than those of" in refused(
+        adapters, "merge", f"--adapter={lora}", f"--pretrained={tmp_path / 'other'}", out
+    )
+    full = asked / "runs" / "full_seed1"
+    assert "has no adapter: it is a run of --config.task=perception --config.finetune=full" in (
+        refused(adapters, "merge", f"--adapter={full}", out)
+    )
+    assert "holds no run" in refused(adapters, "merge", f"--adapter={tmp_path}", out)
+    assert "it is ADAPTER:WEIGHT" in refused(adapters, "add", "--adapters", lora, out)
+    assert "must be a number, got 'x'" in refused(adapters, "add", "--adapters", f"{lora}:x", out)
+    assert "is not empty" in refused(
+        adapters, "add", "--adapters", f"{lora}:1", f"--out={folder / 'data'}"
+    )
+    assert "the following arguments are required: --merged" in refused(
+        adapters, "unmerge", f"--adapter={lora}", out
+    )
+    (tmp_path / "sum").mkdir()
+    (tmp_path / "sum" / "adapter.json").write_text("{")
+    damaged = f"--adapter={tmp_path / 'sum'}"
+    assert "adapter.json is damaged" in refused(adapters, "merge", damaged, out)
+    assert not (tmp_path / "out").exists()
+    assert open_model(tmp_path / "other").shape == SHAPE
+
+
+def test_wrong_questions_are_refused_before_anything_is_trained(folder, tmp_path) -> None:
+    def told(*more: str) -> str:
+        out = f"--out={tmp_path / 'out'}"
+        return refused(worth, "--config=configs/perception.py:tiny", out, *more)
+
+    assert "--config.finetune=lora: the comparison sets this itself" in told(
+        "--config.finetune=lora"
+    )
+    assert "nowhere is no folder" in told(f"--config.pretrained={tmp_path}/nowhere")
+    assert "no directory" in told(f"--config.data.source=files:{tmp_path}/nowhere")
+    assert "--seeds must be a whole number" in told("--seeds=0")
+    assert not (tmp_path / "out").exists()
+
+
+def reached(*values: float) -> Reached:
+    return Reached(list(values), list(values), 1, 1.0, [1.0])
+
+
+def test_the_answer_is_a_verdict_only_beyond_the_noise() -> None:
+    found = {"lora": reached(90.0), "head": reached(80.0), "full": reached(75.0)}
+    found["baseline"] = reached(70.0)
+    sentence = answer(found, 1000, 25_000, 10_000)
+    assert "so pretraining is worth +15.0 points" in sentence and "counting" not in sentence
+    worse = answer(found | {"full": reached(95.0)}, 1000, 25_000, 10_000)
+    assert "so pretraining costs -5.0 points" in worse
+    few = answer(found | {"full": reached(89.0), "baseline": reached(91.0)}, 1000, 25_000, 100)
+    assert "no worth beyond the noise, +1.0 points" in few and "beats every network." in few
+    alone = answer({"full": found["full"], "baseline": found["baseline"]}, 1000, 25_000, 100)
+    assert "pretrained weights were not tried" in alone
+
+
+def test_noise_is_that_of_shares_and_of_seeds() -> None:
+    """Two shares of a half measured on 5,000 examples differ by 1 % (standard error); seeds come on top."""
+    assert noise([50.0], [50.0], 5000) == pytest.approx(2 * 1.0)
+    assert noise([49.0, 51.0], [50.0], 5000) == pytest.approx(2 * np.sqrt(1 + 2 / 2))
