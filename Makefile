@@ -15,7 +15,7 @@ demo: $(VENV)/.run ## train a tiny reservoir translator, a few minutes on two CP
 	$(BIN)/python -m reservoir.train --config=configs/wmt_ffn_res.py:tiny --workdir=runs/demo
 
 test: lint ## lint, then the tests
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations=15
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=15
 
 test-slow: $(VENV)/.dev ## the tests that take minutes
 	$(BIN)/python -m pytest -m slow

@@ -20,6 +20,14 @@ import jax  # noqa: E402
 jax.config.update("jax_num_cpu_devices", 8)
 
 
+LONG = ("test_resume", "test_configs", "test_sharding", "test_experiments", "test_processes")
+"""Modules that take long. A worker takes whole modules, whose tests share what is compiled: these come first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem not in LONG)
+
+
 def pytest_configure() -> None:
     """Behind nohup, Ctrl-C is ignored, by every program that the tests start too; some tests send it."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

@@ -30,7 +30,6 @@ def summary(workdir: Path) -> dict:
     return json.loads((workdir / "summary.json").read_text())
 
 
-@pytest.mark.xdist_group("explicit processes")
 def test_two_processes_count_and_train_as_one_does(tmp_path: Path):
     """Eight devices of two processes as (2, 2, 2): the odd number of tokens leaves shares of different lengths."""
     cache = tmp_path / "cache"
@@ -44,7 +43,6 @@ def test_two_processes_count_and_train_as_one_does(tmp_path: Path):
     assert one["test"] == pytest.approx(two["test"], rel=1e-5)
 
 
-@pytest.mark.xdist_group("explicit processes")
 def test_a_killed_run_goes_on_and_ends_the_same(tmp_path: Path):
     cache = tmp_path / "cache"
     fields = {"train__epochs": 4, "checkpoint__steps": 3}

@@ -68,8 +68,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path
     return workdir
 
 
-# All in one worker: they share the uninterrupted run.
-@pytest.mark.xdist_group("killed")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_run_resumes_bit_for_bit(
     number: signal.Signals, tmp_path: Path, cache: Path, uninterrupted: Path
