@@ -16,9 +16,8 @@ from tempfile import TemporaryDirectory
 from common import program
 
 BATCH, LENGTH, CLASSES = 8, 128, 2
-# Layers, width, hidden, heads, (heads of keys and values,) vocabulary.
-BERT = (6, 384, 1536, 12, 30_522)
-QWEN2 = (4, 256, 1024, 4, 2, 32_000)
+SIZES = {"bert": (6, 384, 1536, 12, 30_522), "qwen2": (4, 256, 1024, 4, 2, 32_000)}
+"""Layers, width, hidden, heads, (heads of keys and values,) vocabulary."""
 
 # The most that a time ratio may be: ours over the peer's per type, adapters over the full step per family.
 TARGETS = {"float32": 1 / 1.5, "bfloat16": 1 / 0.9, "bert": 0.80, "qwen2": 0.66}
@@ -26,7 +25,7 @@ TARGETS = {"float32": 1 / 1.5, "bfloat16": 1 / 0.9, "bert": 0.80, "qwen2": 0.66}
 
 def make(side: str, family: str, finetune: str, dtype: str, note: str) -> Callable[[], float]:
     """A call makes one whole training step, returns its loss, and notes the most bytes that the process has had."""
-    arguments = (family, finetune, dtype, BATCH, LENGTH, CLASSES)
+    arguments = (family, SIZES[family], finetune, dtype, BATCH, LENGTH, CLASSES)
     if side == "torch":
         from benchmarks.peers import load
 

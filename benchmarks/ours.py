@@ -191,16 +191,19 @@ class _Classification(Task):
 
 
 def classifier_step(
-    family: str, finetune: str, dtype: str, batch: int, length: int, classes: int
+    family: str,
+    sizes: tuple[int, ...],
+    finetune: str,
+    dtype: str,
+    batch: int,
+    length: int,
+    classes: int,
 ) -> Callable[[], float]:
-    """A call makes one whole training step of the sizes of `benchmarks.lora` and returns its loss."""
-    from benchmarks.lora import BERT, QWEN2
-
+    """A call makes one whole training step and returns its loss."""
+    *sizes, vocabulary = sizes
     if family == "bert":
-        *sizes, vocabulary = BERT
         shape = bert(*sizes, vocabulary=vocabulary, dropout=(0.0, 0.0, 0.0))
     else:
-        *sizes, vocabulary = QWEN2
         shape = qwen2(*sizes, vocabulary=vocabulary)
     generator = np.random.default_rng(0)
     tokens = generator.integers(0, vocabulary, (batch, length), dtype=np.int32)

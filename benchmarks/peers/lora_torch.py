@@ -14,12 +14,10 @@ RANK = 32
 TARGETS = {"bert": ["dense"], "qwen2": ["q_proj", "k_proj", "v_proj"]}
 
 
-def _backbone(family: str) -> nn.Module:
-    """The sizes of `benchmarks.lora`, with random weights and no dropout but the adapters'."""
-    from benchmarks.lora import BERT, QWEN2
-
+def _backbone(family: str, sizes: tuple[int, ...]) -> nn.Module:
+    """Of these sizes, with random weights and no dropout but the adapters'."""
     if family == "bert":
-        layers, width, hidden, heads, vocabulary = BERT
+        layers, width, hidden, heads, vocabulary = sizes
         config = BertConfig(
             vocabulary,
             width,
@@ -30,7 +28,7 @@ def _backbone(family: str) -> nn.Module:
             attention_probs_dropout_prob=0.0,
         )
         return BertModel(config, add_pooling_layer=False)
-    layers, width, hidden, heads, kv_heads, vocabulary = QWEN2
+    layers, width, hidden, heads, kv_heads, vocabulary = sizes
     config = Qwen2Config(
         vocabulary,
         width,
@@ -46,17 +44,15 @@ def _backbone(family: str) -> nn.Module:
 class Classifier(nn.Module):
     """Mean over the text and its last state, then a linear layer."""
 
-    def __init__(self, family: str, finetune: str, classes: int):
+    def __init__(self, family: str, sizes: tuple[int, ...], finetune: str, classes: int):
         super().__init__()
-        backbone = _backbone(family)
+        backbone = _backbone(family, sizes)
         width = backbone.config.hidden_size
         if finetune == "lora":
-            # "pooler.dense" is none of the layers here, and embeddings have no "dense".
             options = {"r": RANK, "lora_alpha": RANK, "lora_dropout": 0.05}
-            options["target_modules"] = [*TARGETS[family]]
-            if family == "bert":
-                options["target_modules"] = r".*\.dense"
-            backbone = get_peft_model(backbone, LoraConfig(**options))
+            backbone = get_peft_model(
+                backbone, LoraConfig(target_modules=TARGETS[family], **options)
+            )
         self.backbone, self.head = backbone, nn.Linear(2 * width, classes)
 
     def forward(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -68,12 +64,18 @@ class Classifier(nn.Module):
 
 
 def make_step(
-    family: str, finetune: str, dtype: str, batch: int, length: int, classes: int
+    family: str,
+    sizes: tuple[int, ...],
+    finetune: str,
+    dtype: str,
+    batch: int,
+    length: int,
+    classes: int,
 ) -> Callable[[], float]:
     """A call makes one whole training step and returns its loss."""
     torch.set_num_threads(cores())
     torch.manual_seed(0)
-    model = Classifier(family, finetune, classes).train()
+    model = Classifier(family, sizes, finetune, classes).train()
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = Adafactor(
         parameters, lr=1e-4, relative_step=False, scale_parameter=False, weight_decay=1e-5
