@@ -196,6 +196,18 @@ def parse(program: str, argv: list[str] | None = None) -> tuple[ConfigDict, argp
         metavar="DIR",
         help="where checkpoints, curves and summary go (default runs/NAME)",
     )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        dest="dry_run",
+        help="parameters, first batch, memory and operations of a step; nothing is trained",
+    )
+    parser.add_argument(
+        "--profile",
+        default="",
+        metavar="FIRST:LAST",
+        help="trace these steps for xprof or TensorBoard, in the workdir",
+    )
     parser.epilog = "Any field of the configuration is an option: --config.seed=2"
     fields, rest = split_fields(sys.argv[1:] if argv is None else argv)
     options = parser.parse_args(rest)

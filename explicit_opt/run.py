@@ -34,8 +34,13 @@ def in_steps(config: ConfigDict, batches_per_epoch: int) -> ConfigDict:
     return config
 
 
-def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
-    """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
+def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, Task]:
+    """The configuration that the loop takes, and the task. Errors are those of the configuration and of the data."""
     validate(config)
     task = make_task(config, mesh)
-    return loop.fit(in_steps(config, task.batches_per_epoch), task, workdir, mesh)
+    return in_steps(config, task.batches_per_epoch), task
+
+
+def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
+    """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
+    return loop.fit(*prepare(config, mesh), workdir, mesh)

@@ -24,10 +24,15 @@ def validate(config: ConfigDict) -> None:
         loop.validate(config)
 
 
+def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, LanguageModelling]:
+    """The configuration that the loop takes, and the task. Errors are those of the configuration and of the data."""
+    validate(config)
+    return config, LanguageModelling(config, language_model, mesh)
+
+
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
     """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
-    validate(config)
-    return loop.fit(config, LanguageModelling(config, language_model, mesh), workdir, mesh)
+    return loop.fit(*prepare(config, mesh), workdir, mesh)
 
 
 def load(workdir: Path, mesh: Mesh) -> tuple[ConfigDict, Values]:

@@ -48,8 +48,8 @@ def validate(config: ConfigDict) -> None:
         loop.validate(config)
 
 
-def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
-    """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
+def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, TextClassification]:
+    """The configuration that the loop takes, and the task. Errors are those of the configuration and of the data."""
     validate(config)
     pretrained = open_pretrained(config)
     splits = ("train", "test") if config.eval.select == "test" else ("train", "valid", "test")
@@ -64,7 +64,12 @@ def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
     if config.lora.targets or config.reinitialize:
         # What these do not fit is known before anything is written.
         variables.abstract(lambda: made.build(nnx.Rngs(0)))
-    return loop.fit(config, made, workdir, mesh)
+    return config, made
+
+
+def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
+    """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
+    return loop.fit(*prepare(config, mesh), workdir, mesh)
 
 
 @dataclass

@@ -88,9 +88,14 @@ def make_task(config: ConfigDict, pretrained: Pretrained, mesh: Mesh) -> Classif
     return Classification(config, pretrained.tokenizer, build, mesh, longest=longest, start=start)
 
 
-def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
-    """Fine-tunes, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
+def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, Classification]:
+    """The configuration that the loop takes, and the task. Errors are those of the configuration and of the data."""
     validate(config)
     pretrained = open_run(Path(config.pretrained), "--config.pretrained")
     config = complete_model(config, pretrained)
-    return loop.fit(config, make_task(config, pretrained, mesh), workdir, mesh)
+    return config, make_task(config, pretrained, mesh)
+
+
+def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
+    """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
+    return loop.fit(*prepare(config, mesh), workdir, mesh)

@@ -20,7 +20,7 @@ from common.tasks.translation import (
     validate_search,
 )
 from common.train import loop
-from common.train.task import Values
+from common.train.task import Task, Values
 from common.train.trained import load_run
 from common.train.workdir import CONFIG, read_config
 from reservoir import encoder, model
@@ -66,11 +66,16 @@ def validate(config: ConfigDict) -> None:
         loop.validate(config)
 
 
-def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
-    """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
+def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, Task]:
+    """The configuration that the loop takes, and the task. Errors are those of the configuration and of the data."""
     validate(config)
     _, task, build = TASKS[config.task]
-    return loop.fit(config, task(config, build, mesh), workdir, mesh)
+    return config, task(config, build, mesh)
+
+
+def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
+    """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
+    return loop.fit(*prepare(config, mesh), workdir, mesh)
 
 
 def read_run(workdir: Path, task: str, option: str = "--workdir") -> ConfigDict:

@@ -13,18 +13,27 @@ from common import config
 def train(
     paper: str, show: Callable[[dict, Path], None], program: str = "train", module: str = "run"
 ) -> None:
-    """`python -m PAPER.train`: trains with `PAPER.run.fit` as the command line says, then shows the summary.
+    """`python -m PAPER.train`: trains what `PAPER.run.prepare` makes of the command line, then shows the summary.
 
-    Another `program` of the paper may do the same with the `fit` of another `module`.
+    Another `program` of the paper may do the same with the `prepare` of another `module`.
     """
     experiment, options = config.parse(f"{paper}.{program}")
 
     from common import distributed
     from common.sharding import make_mesh
+    from common.train import loop, outline
+    from common.train.profile import Profile
 
-    fit = importlib.import_module(f"{paper}.{module}").fit
+    profile = Profile.parse(options.profile)
+    prepare = importlib.import_module(f"{paper}.{module}").prepare
     distributed.initialize()
-    summary = unless_stopped(lambda: fit(experiment, options.workdir, make_mesh(experiment.mesh)))
+    mesh = make_mesh(experiment.mesh)
+    if options.dry_run:
+        outline.show(*prepare(experiment, mesh), mesh)
+        return
+    summary = unless_stopped(
+        lambda: loop.fit(*prepare(experiment, mesh), options.workdir, mesh, profile)
+    )
     if distributed.is_main():
         show(summary, options.workdir)
 

@@ -7,6 +7,7 @@ import math
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,22 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding, variables
-from common.config import choose, require, to_json
+from common.config import to_json
 from common.distributed import agree, is_main
 from common.errors import UserError
 from common.metrics.aucc import aucc
 from common.metrics.curve import Curve, Point
 from common.report.curve_plot import plot_curve
-from common.report.table import text
 from common.track.progress import Progress, peak_flops
-from common.track.tracker import WANDB_MODES, Tracker
+from common.track.tracker import Tracker
 from common.train import optimizer as optimizers
 from common.train.checkpoint import Checkpoints, draw_reservoirs, stored, verify_frozen
 from common.train.clock import Clock
 from common.train.feed import feed
+from common.train.fields import validate
+from common.train.outline import parameter_rows, show_parameters
 from common.train.preemption import Preempted, Signals
+from common.train.profile import Profile
 from common.train.state import Step, initial_values, optimizer_shardings
 from common.train.summary import found_before, summarize
 from common.train.task import Task, Values
@@ -40,37 +43,11 @@ from common.train.workdir import commit, open_workdir
 # How often several processes compare notes (signals, clocks): a collective call each time.
 AGREE_EVERY = 10
 
-_LEAST = {
-    **dict.fromkeys(("train.accumulate", "train.log_steps", "checkpoint.keep"), 1),
-    **dict.fromkeys(("train.steps", "train.max_seconds", "eval.steps", "eval.seconds"), 0),
-    **dict.fromkeys(("eval.patience", "checkpoint.steps", "checkpoint.seconds"), 0),
-}
-"""The least that a number may be."""
 
-
-def validate(config: ConfigDict) -> None:
-    """The fields of the loop itself; a task checks its own."""
-    optimizers.validate(config.optimizer)
-    choose("--config.wandb.mode", config.wandb.mode, WANDB_MODES)
-    require(
-        0 <= config.seed < 2**32, f"--config.seed must be from 0 to {2**32 - 1}, got {config.seed}"
-    )
-    for name, least in _LEAST.items():
-        group, field = name.split(".")
-        value = config[group][field]
-        require(value >= least, f"--config.{name} must be at least {least}, got {value}")
-    require(
-        bool(config.eval.steps or config.eval.seconds),
-        "evaluate by steps or by seconds: --config.eval.steps or --config.eval.seconds must be above 0",
-    )
-    require(
-        bool(config.train.steps or config.eval.start),
-        "--config.train.steps=0 leaves nothing to do but --config.eval.start=true, which is off",
-    )
-
-
-def fit(config: ConfigDict, task: Task, workdir: Path, mesh: Mesh) -> dict:
-    """Trains, or goes on with, the run in `workdir`; returns its summary.
+def fit(
+    config: ConfigDict, task: Task, workdir: Path, mesh: Mesh, profile: Profile | None = None
+) -> dict:
+    """Trains, or goes on with, the run in `workdir`; returns its summary. `profile` says which steps are traced.
 
     Raises:
       UserError: the configuration, the workdir or the data are at fault, or the loss is no longer finite.
@@ -83,7 +60,7 @@ def fit(config: ConfigDict, task: Task, workdir: Path, mesh: Mesh) -> dict:
         if lock:
             task.save(workdir)
         with jax.set_mesh(mesh), Signals() as signals:
-            return Run(config, task, workdir, mesh, signals, begun).go()
+            return Run(config, task, workdir, mesh, signals, begun, profile or Profile()).go()
     finally:
         if lock:
             lock.release()
@@ -100,10 +77,12 @@ class Run:
         mesh: Any,
         signals: Signals,
         begun: float,
+        profile: Profile,
     ):
         self.config, self.task, self.workdir = config, task, workdir
         self.mesh, self.signals = mesh, signals
         self.begun = begun
+        self.profile = replace(profile, folder=workdir / "profile")
         self.structure = variables.abstract(lambda: task.build(variables.Keys(0)))
         update, schedule = optimizers.make(
             config.optimizer, config.train.steps, task.own_rates(), self.structure.trainable
@@ -206,11 +185,8 @@ class Run:
     def open(self) -> None:
         """Values, files and displays; says what is trained and where it goes on from."""
         resumed = self._begin()
-        columns = ("group", "trainable", "frozen", "total")
-        rows = variables.count_by_group(self.structure)
-        rows.append(("all", *variables.count(self.structure).values()))
         if is_main():
-            print(text(columns, [(name, *(f"{n:,}" for n in numbers)) for name, *numbers in rows]))
+            show_parameters(self.structure)
             if resumed:
                 print(f"going on from step {self.number} of {self.workdir}")
         wandb = self.config.wandb
@@ -223,7 +199,7 @@ class Run:
             resume_step=self.number if resumed else None,
             enabled=is_main(),
         )
-        self.tracker.table("parameters", columns, rows)
+        self.tracker.table("parameters", *parameter_rows(self.structure))
         kind, dtype = jax.devices()[0].device_kind, getattr(self.config.model, "dtype", "float32")
         peak = peak_flops(kind, jnp.bfloat16 if dtype == "auto" else dtype)
         self.progress = Progress(
@@ -235,6 +211,7 @@ class Run:
 
     def close(self) -> None:
         """Ends displays and files."""
+        self.profile.close()
         if self.progress:
             self.progress.close()
         if self.tracker:
@@ -259,6 +236,7 @@ class Run:
                     with self.clock.section("compile"):
                         given = self.trainable, self.opt_state, self.frozen, batch
                         self.step.compile(*given, self.number)
+                self.profile.before(self.number + 1)
                 self.trainable, self.opt_state, metrics = self.step(
                     self.trainable, self.opt_state, self.frozen, batch, self.number
                 )
@@ -325,6 +303,7 @@ class Run:
                 f" stopped, {kept if self.checkpoints.exist else 'before the first checkpoint'}"
                 " (try a lower learning rate)"
             )
+        self.profile.after(number)
         self.tokens += values["weight"]
         self.flops += flops
         self.progress.update(number, values["loss"], int(values["weight"]), flops)

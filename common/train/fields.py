@@ -1,0 +1,35 @@
+"""The fields of a configuration that are the loop's own."""
+
+from ml_collections import ConfigDict
+
+from common.config import choose, require
+from common.track.tracker import WANDB_MODES
+from common.train import optimizer as optimizers
+
+_LEAST = {
+    **dict.fromkeys(("train.accumulate", "train.log_steps", "checkpoint.keep"), 1),
+    **dict.fromkeys(("train.steps", "train.max_seconds", "eval.steps", "eval.seconds"), 0),
+    **dict.fromkeys(("eval.patience", "checkpoint.steps", "checkpoint.seconds"), 0),
+}
+"""The least that a number may be."""
+
+
+def validate(config: ConfigDict) -> None:
+    """The fields of the loop itself; a task checks its own."""
+    optimizers.validate(config.optimizer)
+    choose("--config.wandb.mode", config.wandb.mode, WANDB_MODES)
+    require(
+        0 <= config.seed < 2**32, f"--config.seed must be from 0 to {2**32 - 1}, got {config.seed}"
+    )
+    for name, least in _LEAST.items():
+        group, field = name.split(".")
+        value = config[group][field]
+        require(value >= least, f"--config.{name} must be at least {least}, got {value}")
+    require(
+        bool(config.eval.steps or config.eval.seconds),
+        "evaluate by steps or by seconds: --config.eval.steps or --config.eval.seconds must be above 0",
+    )
+    require(
+        bool(config.train.steps or config.eval.start),
+        "--config.train.steps=0 leaves nothing to do but --config.eval.start=true, which is off",
+    )

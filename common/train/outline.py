@@ -1,0 +1,92 @@
+"""What a run would be, without training: its parameters, its first batch, and the memory and work of its step."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common import sharding, variables
+from common.distributed import is_main
+from common.report.table import text
+from common.train import optimizer as optimizers
+from common.train.checkpoint import abstract
+from common.train.feed import put
+from common.train.state import Step, optimizer_shardings
+from common.train.task import Task
+from common.variables import Structure
+
+MIB = 2**20
+
+
+def parameter_rows(structure: Structure) -> tuple[tuple[str, ...], list[tuple[str, int, int, int]]]:
+    """The columns and rows of the table of parameters, the last one of all of them."""
+    rows = variables.count_by_group(structure)
+    rows.append(("all", *variables.count(structure).values()))
+    return ("group", "trainable", "frozen", "total"), rows
+
+
+def show_parameters(structure: Structure) -> None:
+    """Prints that table."""
+    columns, rows = parameter_rows(structure)
+    print(text(columns, [(name, *(f"{n:,}" for n in numbers)) for name, *numbers in rows]))
+
+
+def held(tree: Any) -> int:
+    """Bytes of arrays, or of what stands for them, on the device that has most of them: each has an equal part."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
+
+
+def show(config: ConfigDict, task: Task, mesh: Mesh) -> None:
+    """Compiles the step for the first batch and prints what it is, holds and does. No parameter is ever allocated."""
+    structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    update, schedule = optimizers.make(
+        config.optimizer, config.train.steps, task.own_rates(), structure.trainable
+    )
+    step = Step(task, structure, update, schedule, mesh, config.seed, config.train.accumulate)
+    trainable, frozen = (abstract(some, mesh) for some in (structure.trainable, structure.frozen))
+    where = optimizer_shardings(
+        update, trainable, sharding.shardings(structure.trainable, mesh), mesh
+    )
+    opt_state = jax.tree.map(
+        lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),
+        jax.eval_shape(update.init, trainable),
+        where,
+    )
+    with jax.set_mesh(mesh):
+        first, _ = next(iter(task.batches(None)))
+        batch = put(first, mesh)
+        step.compile(trainable, opt_state, frozen, batch)
+    compiled, flops = step.compiled[step.kind(batch, 0)]
+    sizes = {
+        "parameters, trained": held(trainable),
+        "parameters, frozen": held(frozen),
+        "optimizer": held(opt_state),
+        "batch": held(batch),
+        # What goes in and is changed comes out in its place.
+        "activations, gradients and the like": compiled.memory_analysis().temp_size_in_bytes,
+    }
+    sizes["in all"] = sum(sizes.values())
+    if not is_main():
+        return
+    show_parameters(structure)
+    _show_batch(batch)
+    rows = [(name, f"{size / MIB:,.1f}") for name, size in sizes.items()]
+    print(f"\n{text(('on each device', 'MiB'), rows)}")
+    limit = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    if limit:
+        print(f"it has {limit / MIB:,.1f} MiB")
+    print(
+        f"\na step on this batch takes {flops:.3g} floating-point operations in matrix products on all devices;"
+        f" {config.train.steps:,} steps of it {flops * config.train.steps:.3g}. Nothing was trained."
+    )
+
+
+def _show_batch(batch: Mapping[str, jax.Array]) -> None:
+    rows = [(name, "x".join(map(str, x.shape)) or "1", x.dtype.name) for name, x in batch.items()]
+    print(f"\n{text(('first batch, of all processes', 'shape', 'type'), rows)}")

@@ -1,0 +1,54 @@
+"""What can be known of a run without training it, and a look at where its steps spend their time."""
+
+from pathlib import Path
+
+import jax
+import pytest
+
+from common.errors import UserError
+from common.sharding import make_mesh
+from common.train import outline
+from common.train.loop import fit
+from common.train.profile import Profile
+from tests.train import toy
+
+
+def test_an_outline_says_what_a_run_holds_and_does(capsys: pytest.CaptureFixture) -> None:
+    outline.show(toy.config(train__steps=7), toy.Toy(), toy.mesh())
+    shown = capsys.readouterr().out
+    # As in the summary of a run: x W of 8 x 2 x 4 and 8 x 4 x 1, the latter for its weights too.
+    frozen, trained = 2 * 8 * 2 * 4, 2 * 8 * 4 * 1
+    assert f"takes {frozen + 2 * trained:.3g} floating-point operations" in shown
+    assert f"7 steps of it {7 * (frozen + 2 * trained):.3g}." in shown
+    assert "8x2" in shown and "8x1" in shown
+    (line,) = (line for line in shown.splitlines() if line.startswith("all"))
+    assert line.split() == ["all", "5", "12", "17"]
+
+
+def test_bytes_are_those_of_the_part_that_a_device_has() -> None:
+    mesh = make_mesh({"data": 1, "fsdp": 2, "tensor": 4}, jax.devices())
+    where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp", "tensor"))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    sizes = [
+        outline.held([jax.ShapeDtypeStruct((8, 16), "float32", sharding=to)])
+        for to in (whole, where)
+    ]
+    assert sizes == [4 * 8 * 16, 4 * 8 * 16 // 8]
+
+
+def test_the_steps_asked_for_are_traced(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    profile = Profile.parse("3:4")
+    fit(toy.config(train__steps=6), toy.Toy(), tmp_path, toy.mesh(), profile)
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+    assert str(tmp_path / "profile") in capsys.readouterr().out
+
+
+def test_a_run_that_ends_before_the_last_step_still_writes_its_trace(tmp_path: Path) -> None:
+    fit(toy.config(train__steps=6), toy.Toy(), tmp_path, toy.mesh(), Profile.parse("5:100"))
+    assert list((tmp_path / "profile").rglob("*.xplane.pb"))
+
+
+@pytest.mark.parametrize("given", ["3", "4:3", "0:2", "a:b", "1:", "-1:2"])
+def test_other_profiles_are_refused(given: str) -> None:
+    with pytest.raises(UserError, match="FIRST:LAST"):
+        Profile.parse(given)
