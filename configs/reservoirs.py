@@ -12,7 +12,7 @@ def fields() -> dict:
         "layerdrop": 0.0,
         "backskip": {
             "estimator": "none",
-            "warmup_steps": 4000,
+            "warmup_steps": -1,
             "anneal": 0.99,
             "least": 0.01,
             "sigma": 1.0,

@@ -115,7 +115,6 @@ def laptop(config: ConfigDict) -> ConfigDict:
         config[group] = small[group]
     config.model.update({"width": 256, "hidden": 1024, "heads": 4, "dropout": 0.3})
     config.model.dtype = "bfloat16"
-    config.model.backskip.warmup_steps = 300
     config.optimizer.update({"learning_rate": 2e-3, "schedule": "cosine", "warmup_steps": 300})
     config.train.steps = 2000
     config.eval.update({"steps": 200, "patience": 0})

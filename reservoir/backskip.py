@@ -11,12 +11,13 @@ So far as printed; what the paper leaves open is a field of `config.model.backsk
 
     estimator      "policy"; as controls "identity" (mu is given g, as through the residual connection alone) and "zero"
                    (it is given nothing), both without noise; "none" trains through the reservoirs
-    warmup_steps   this long every step is an ordinary one; the value learns in all steps
+    warmup_steps   this long every step is an ordinary one (-1: as long as the learning rate rises); the value learns in
+                   all steps
     anneal, least  afterwards a step is ordinary with the probability anneal^(steps since), below `least` never
     sigma          of the noise, in ordinary steps too
-    reward         "norm": minus the root mean square of g over d. "signed": minus its mean, as printed, for post-norm
-                   models alone: what reads a sum only through norms, as pre-norm layers do, does not see a shift of
-                   it, so the mean of its gradient is 0, and the reward nothing but rounding
+    reward         "norm": minus the root mean square of g over d. "signed": minus its mean, as printed; but what reads
+                   a sum only through norms, as pre-norm layers do, does not see a shift of it, so there the mean of its
+                   gradient is 0, and the reward nothing but rounding (a run says so)
     normalize      the reward is divided by its standard deviation over the batch: it is small and shrinks
     scale          of the gradient of mu
     value_rate     learning rate of the value, which has an Adam of its own
@@ -24,6 +25,7 @@ So far as printed; what the paper leaves open is a field of `config.model.backsk
 B batch, L length, D width.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
@@ -42,8 +44,8 @@ from common.model.linear import Linear
 ESTIMATORS = ("policy", "identity", "zero")
 REWARDS = ("signed", "norm")
 
-NOISE = 2**16
-"""Where a block's key is folded for its noise: beyond any of its residuals."""
+NOISE = 2**16 + 1
+"""Where a block's key is folded for its noise: beyond any of its residuals, and LayerDrop's."""
 
 
 class Rule(NamedTuple):
@@ -66,9 +68,13 @@ class Value(nnx.Module):
         return self.down(jax.nn.gelu(self.up(a_BLD)), jnp.float32)[..., 0]
 
 
-def rewards(g_BLD: jax.Array, valid_BL: jax.Array, rule: Rule) -> jax.Array:
-    """What each position earns for the gradient that arrives above it, 0 where nothing is valid."""
+def rewards(g_BLD: jax.Array, rule: Rule) -> tuple[jax.Array, jax.Array]:
+    """What each position earns for the gradient that arrives above it, and which positions count, (B, L) both.
+
+    Padding counts for nothing: no gradient arrives there, in an encoder or a decoder.
+    """
     g_BLD = g_BLD.astype(jnp.float32)
+    valid_BL = jnp.any(g_BLD != 0, axis=-1)
     if rule.reward == "signed":
         reward_BL = -jnp.mean(g_BLD, axis=-1)
     else:
@@ -76,22 +82,26 @@ def rewards(g_BLD: jax.Array, valid_BL: jax.Array, rule: Rule) -> jax.Array:
     if rule.normalize:
         deviation = jnp.std(reward_BL, where=valid_BL)
         reward_BL = reward_BL / jnp.maximum(deviation, 1e-20)
-    return jnp.where(valid_BL, reward_BL, 0)
+    return jnp.where(valid_BL, reward_BL, 0), valid_BL
+
+
+def _error(rule: Rule, value_BL: jax.Array, g_BLD: jax.Array) -> jax.Array:
+    """By how much the value is above the reward, (B, L)."""
+    reward_BL, valid_BL = rewards(g_BLD, rule)
+    return jnp.where(valid_BL, value_BL - reward_BL, 0)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def observe(rule: Rule, y_BLD: jax.Array, value_BL: jax.Array, valid_BL: jax.Array) -> jax.Array:
+def observe(rule: Rule, y_BLD: jax.Array, value_BL: jax.Array) -> jax.Array:
     """y; the gradient passes, and teaches the value what it would have earned."""
     return y_BLD
 
 
-def _observe_backward(rule, residuals, g_BLD):
-    value_BL, valid_BL = residuals
-    error_BL = jnp.where(valid_BL, value_BL - rewards(g_BLD, valid_BL, rule), 0)
-    return g_BLD, 2 * error_BL, None
+def _observe_backward(rule, value_BL, g_BLD):
+    return g_BLD, 2 * _error(rule, value_BL, g_BLD)
 
 
-observe.defvjp(lambda rule, y, value, valid: (y, (value, valid)), _observe_backward)
+observe.defvjp(lambda rule, y, value: (y, value), _observe_backward)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -101,22 +111,21 @@ def skip(
     mu_BLD: jax.Array,
     noise_BLD: jax.Array,
     value_BL: jax.Array,
-    valid_BL: jax.Array,
 ) -> jax.Array:
     """y, of which mu is given the gradient of REINFORCE and not that through what made it."""
     return y_BLD
 
 
-def _skip_forward(rule, y_BLD, mu_BLD, noise_BLD, value_BL, valid_BL):
-    return y_BLD, (noise_BLD, value_BL, valid_BL)
+def _skip_forward(rule, y_BLD, mu_BLD, noise_BLD, value_BL):
+    return y_BLD, (noise_BLD, value_BL)
 
 
 def _skip_backward(rule, residuals, g_BLD):
-    noise_BLD, value_BL, valid_BL = residuals
-    error_BL = jnp.where(valid_BL, value_BL - rewards(g_BLD, valid_BL, rule), 0)
+    noise_BLD, value_BL = residuals
+    error_BL = _error(rule, value_BL, g_BLD)
     gradient_BLD = error_BL[..., None] * noise_BLD * (rule.scale / rule.sigma)
     nothing_BLD = jnp.zeros_like(g_BLD)
-    return nothing_BLD, gradient_BLD.astype(g_BLD.dtype), nothing_BLD, 2 * error_BL, None
+    return nothing_BLD, gradient_BLD.astype(g_BLD.dtype), nothing_BLD, 2 * error_BL
 
 
 skip.defvjp(_skip_forward, _skip_backward)
@@ -145,26 +154,21 @@ class Backskip(Block):
             return self._policy(x_BLD, context, key)
         if not self.skipping:
             return super().__call__(x_BLD, context, key)
-        below_BLD = jax.lax.stop_gradient(x_BLD)
-        y_BLD = super().__call__(below_BLD, context, key)
+        # Of what it reads of an encoder, a decoder's reservoir is not differentiated either.
+        y_BLD = jax.lax.stop_gradient(super().__call__(x_BLD, context, key))
         if self.estimator == "zero":
             return y_BLD
-        return x_BLD + jax.lax.stop_gradient(y_BLD - below_BLD)
+        return x_BLD + jax.lax.stop_gradient(y_BLD - x_BLD)
 
     def _policy(self, mu_BLD: jax.Array, context: Context, key: jax.Array) -> jax.Array:
         noise_BLD = jax.random.normal(fold(key, NOISE), mu_BLD.shape, mu_BLD.dtype)
         action_BLD = mu_BLD + self.rule.sigma * noise_BLD
         fixed_BLD = jax.lax.stop_gradient(action_BLD)
         value_BL = self.baseline(fixed_BLD)
-        valid_BL = jnp.ones(value_BL.shape, bool)
-        if context.lengths_B is not None:
-            valid_BL = jnp.arange(value_BL.shape[1]) < context.lengths_B[:, None]
         if not self.skipping:
-            return observe(
-                self.rule, super().__call__(action_BLD, context, key), value_BL, valid_BL
-            )
-        y_BLD = super().__call__(fixed_BLD, context, key)
-        return skip(self.rule, y_BLD, mu_BLD, noise_BLD, value_BL, valid_BL)
+            return observe(self.rule, super().__call__(action_BLD, context, key), value_BL)
+        y_BLD = jax.lax.stop_gradient(super().__call__(fixed_BLD, context, key))
+        return skip(self.rule, y_BLD, mu_BLD, noise_BLD, value_BL)
 
 
 def backskipped(
@@ -184,13 +188,23 @@ def backskipped(
     return made
 
 
-def skips(settings: ConfigDict, seed: int, step: int) -> bool:
+def warmup(config: ConfigDict) -> int:
+    """Steps ahead of the first that may skip."""
+    own = config.model.backskip.warmup_steps
+    return config.optimizer.warmup_steps if own == -1 else own
+
+
+def skips(config: ConfigDict, step: int) -> bool:
     """Whether a step skips: never in the warm-up, in the end always; the same for one seed on every machine."""
-    since = step - settings.warmup_steps
+    settings, since = config.model.backskip, step - warmup(config)
     if settings.estimator == "none" or since < 0:
         return False
     ordinary = settings.anneal**since
-    return ordinary < settings.least or np.random.default_rng((seed, step)).random() >= ordinary
+    # A stream of its own: the crops of a text are drawn from (seed, step).
+    return (
+        ordinary < settings.least
+        or np.random.default_rng((config.seed, step, 1)).random() >= ordinary
+    )
 
 
 class Backskipping:
@@ -201,8 +215,7 @@ class Backskipping:
 
     def loss_at(self, step: int) -> Callable:
         """The loss of a step."""
-        settings = self.config.model.backskip
-        return self.skipping_loss if skips(settings, self.config.seed, step) else self.loss
+        return self.skipping_loss if skips(self.config, step) else self.loss
 
     def skipping_loss(
         self, model: nnx.Module, batch: Mapping[str, jax.Array], key: jax.Array | None
@@ -228,16 +241,39 @@ def validate(model: ConfigDict) -> None:
     choose(f"{name}.estimator", settings.estimator, ("none", *ESTIMATORS))
     choose(f"{name}.reward", settings.reward, REWARDS)
     require(
-        settings.estimator != "policy" or settings.reward != "signed" or model.norm == "post",
-        f"{name}.reward=signed is 0 where norms stand before each layer, as --config.model.norm=pre has them:"
-        " take reward=norm, or norm=post",
-    )
-    require(
         settings.estimator == "none" or model.reservoir != "none",
         f"{name}.estimator={settings.estimator} with no reservoir to skip: --config.model.reservoir is none",
     )
-    for field in ("warmup_steps", "scale", "least"):
+    require(
+        settings.warmup_steps >= -1,
+        f"{name}.warmup_steps must be at least 0, or -1 for those of the optimizer, got {settings.warmup_steps}",
+    )
+    for field in ("scale", "least"):
         require(settings[field] >= 0, f"{name}.{field} must not be negative, got {settings[field]}")
     for field in ("sigma", "value_rate"):
         require(settings[field] > 0, f"{name}.{field} must be above 0, got {settings[field]}")
     require(0 <= settings.anneal <= 1, f"{name}.anneal must be from 0 to 1, got {settings.anneal}")
+
+
+def validate_steps(config: ConfigDict) -> None:
+    """A run that is to skip has to get there; and a reward that cannot teach is named.
+
+    Raises:
+      UserError: the run ends before its first step that may skip.
+    """
+    settings, name = config.model.backskip, "--config.model.backskip"
+    require(
+        settings.estimator == "none" or warmup(config) < config.train.steps,
+        f"{name}.estimator={settings.estimator} never skips: {warmup(config)} steps of warm-up"
+        f" ({name}.warmup_steps), and {config.train.steps} in all",
+    )
+    if (
+        settings.estimator == "policy"
+        and settings.reward == "signed"
+        and config.model.norm == "pre"
+    ):
+        print(
+            f"warning: {name}.reward=signed is 0 where norms stand before each layer, as --config.model.norm=pre has"
+            " them: what is rewarded is rounding",
+            file=sys.stderr,
+        )

@@ -105,21 +105,22 @@ def _row(row: Downstream) -> tuple:
 
 def _fine_tuned(lab: Laboratory, target: str) -> Mapping[str, list[Downstream]]:
     """All rows of each task. Both are fine-tuned from one pretraining run per model, depth and seed."""
-    (groups,) = lab.groups(target).values()
-    found: dict[str, list[Downstream]] = {}
+    tasks = [task for task in TASKS if lab.scale != "laptop" or task in lab.places]
+    require(
+        bool(tasks), f"nothing to fine-tune on: {' or '.join(f'--data={t}=DIR' for t in TASKS)}"
+    )
     for task in TASKS:
-        if lab.scale == "laptop" and task not in lab.places:
+        if task not in tasks:
             print(f"{task} is left out: --data={task}=DIR says where it is")
-            continue
-        found[task] = [
+    (groups,) = lab.groups(target).values()
+    return {
+        task: [
             Downstream(case, mode, group, _fine_tune(lab, task, case, mode, group))
             for case, group in groups.items()
             for mode in MODES[case.model]
         ]
-    require(
-        bool(found), f"nothing to fine-tune on: {' or '.join(f'--data={t}=DIR' for t in TASKS)}"
-    )
-    return found
+        for task in tasks
+    }
 
 
 def _fine_tune(lab: Laboratory, task: str, case: Case, mode: str, before: Group) -> Group:

@@ -183,7 +183,6 @@ class Laboratory(laboratory.Laboratory):
         config.model.update(setting.fields)
         config.model[setting.layers] = case.layers
         config.model.reservoirs = case.reservoirs
-        config.model.backskip.warmup_steps = config.optimizer.warmup_steps
         if place := self.places.get(case.setting):
             config.data.source = f"files:{place}"
         for name, value in fields.items():

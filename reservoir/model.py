@@ -115,6 +115,10 @@ def validate(model: ConfigDict) -> None:
             model.reservoir != "bigru" or model.width % 2 == 0,
             f"--config.model.width={model.width}: the two directions of a bigru share it",
         )
+        require(
+            model.reservoir != "gmlp" or model.hidden % 2 == 0,
+            f"--config.model.hidden={model.hidden}: the two halves of a gmlp share it",
+        )
     require(model.kernel >= 1, f"--config.model.kernel must be at least 1, got {model.kernel}")
     backskip.validate(model)
 

@@ -60,7 +60,7 @@ def _own(options: Namespace) -> dict[str, Any]:
     for model in models:
         choose("--models", model, MODELS)
     for depth in depths:
-        require(depth.isdigit(), f"--depths={options.depths}: {depth!r} is no number of layers")
+        require(depth.isdecimal(), f"--depths={options.depths}: {depth!r} is no number of layers")
     places = {}
     for given in options.data:
         setting, equals, place = given.partition("=")

@@ -24,7 +24,7 @@ from common.train.task import Task, Values
 from common.train.trained import load_run
 from common.train.workdir import CONFIG, read_config
 from reservoir import encoder, model
-from reservoir.backskip import Backskipping
+from reservoir.backskip import Backskipping, validate_steps
 from reservoir.model import language_model, translator
 
 
@@ -64,6 +64,7 @@ def validate(config: ConfigDict) -> None:
         model.validate(config.model)
         TASKS[config.task][0](config)
         loop.validate(config)
+        validate_steps(config)
 
 
 def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, Task]:
@@ -85,9 +86,9 @@ def read_run(workdir: Path, task: str, option: str = "--workdir") -> ConfigDict:
       UserError: there is no run, or it is of another task.
     """
     config = read_config(workdir, option)
-    # Runs from before there were other tasks translate.
-    found = config.get("task", "translation")
-    require(found == task, f"{option}={workdir} is a run of the task {found}, not {task}")
+    found = config.get("task", "")
+    whose = f"of the task {found}" if found else "of another program"
+    require(found == task, f"{option}={workdir} is a run {whose}, not {task}")
     return config
 
 

@@ -1,8 +1,8 @@
 """Groups of runs side by side: areas under their curves, times until they are nearly converged (Tables 1, 3, 6, 7).
 
 What makes areas comparable holds for all rows of a call: one metric; one clock (`common.train.clock`), without
-compilation, evaluation and checkpoints; the best value so far, by trapezoids (`common.metrics.aucc`); one horizon,
-behind which nothing of a run counts.
+compilation, evaluation and checkpoints; the best value so far, by trapezoids (`common.metrics.aucc`); one horizon. Of
+what lies behind it a run has only the straight line towards its next value.
 """
 
 import math

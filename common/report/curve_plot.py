@@ -90,9 +90,11 @@ def curve_figure(
         label = _label(name, seeds, marked, axis, horizon, shown, alone=alone)
         axes.plot(xs, ys, linewidth=1.8, label=label, **style)
         if len(seeds) > 1:
-            for curve in seeds:
+            for curve, points in zip(seeds, marked, strict=True):
                 line = _line(outline(curve, axis, horizon), shown.scale)
                 axes.plot(*line, linewidth=0.8, alpha=0.45, **style)
+                if points.points:
+                    _mark(axes, points, axis, shown.scale, style["color"], number=False)
         elif marked[0].points:
             # The numbers of several curves would cover each other: they stand in the legend.
             _mark(axes, marked[0], axis, shown.scale, style["color"], number=alone)

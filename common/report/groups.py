@@ -17,6 +17,7 @@ IGNORED = (
     "data.cache_dir",
     "data.tfds_dir",
     "train.log_steps",
+    "pretrained",  # each seed has a pretraining run of its own
 )
 """Fields, and groups of them, that change neither what a run learns nor how its time is counted."""
 
@@ -103,12 +104,17 @@ def layers_of(config: Mapping[str, Any]) -> Layers | None:
     if total is None:
         return None
     reservoir, pattern = model.get("reservoir", "none"), model.get("placement", "")
+    mode = config.get("reservoirs", "keep")  # of fine-tuning
     if reservoir == "none":
         plain = "LayerDrop" if model.get("layerdrop") else "transformer"
+        if mode == "freeze_now":
+            return Layers(f"{plain}, frozen in fine-tuning", total, config["freeze_now"])
         return Layers(model.get("kind", plain), total, 0)
     kind = _KINDS.get(reservoir, reservoir)
     if model.get("backskip", {}).get("estimator", "none") != "none":
         kind += " backskip"
+    if mode == "tune":
+        return Layers(f"{kind}, tuned", total, 0)
     # A pattern such as "LLRLRLL" says itself how many there are.
     given = bool(pattern) and set(pattern) <= {"L", "R"}
     return Layers(kind, total, pattern.count("R") if given else model["reservoirs"])

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from common import config
 
 
@@ -75,7 +77,9 @@ def reproduce(
 
     make = importlib.import_module(f"{paper}.experiments").Laboratory
     module = importlib.import_module(f"{paper}.{targets[options.target]}")
-    mesh = make_mesh({"data": -1})
+    mesh = ConfigDict({"mesh": {"data": -1, "fsdp": 1, "tensor": 1}})
+    config.override_all(mesh, [f for f in fields if f.startswith("--config.mesh.")])
+    mesh = make_mesh(mesh.mesh)
     lab = make(options.scale, options.seeds, fields, out, mesh, **more)
     if getattr(options, "dry_run", False):
         importlib.import_module(f"{paper}.plan").show(lab, options.target)

@@ -28,8 +28,12 @@ def test_seeds_are_thin_lines_around_their_mean():
         [made([10.0], seed=1), made([20.0], seed=2), made([5.0, 6.0], reservoir="ffn")]
     )
     figure = curves_figure(compared, horizon="shortest")
-    mean, *thin = figure.axes[0].lines[:3]
+    drawn = figure.axes[0].lines
+    mean, *thin = [line for line in drawn if line.get_linestyle() != "None"][:3]
     assert mean.get_xydata().tolist() == [[0, 0], [1, 15]]
+    # The values that were measured, besides: a line is of the best ones so far.
+    dots = [line.get_xydata().tolist() for line in drawn if line.get_markersize() == 3]
+    assert [[1, 10]] in dots and [[1, 20]] in dots
     assert [line.get_xydata()[-1].tolist() for line in thin] == [[1, 10], [1, 20]]
     assert all(line.get_linewidth() < mean.get_linewidth() for line in thin)
     assert legend(figure) == [

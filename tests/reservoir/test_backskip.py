@@ -12,7 +12,7 @@ from common.model.loss import cross_entropy
 from common.sharding import make_mesh, place, shardings
 from common.train import flops, optimizer
 from common.train.state import Step, optimizer_shardings
-from reservoir.backskip import Backskipping, Rule, observe, rewards, skip, skips
+from reservoir.backskip import Backskipping, Rule, observe, rewards, skip, skips, validate_steps
 from reservoir.model import validate
 from tests.model import helpers
 
@@ -35,8 +35,7 @@ def rule(**fields) -> Rule:
 def quadratic(mu, noise, value, given: Rule):
     """J = |y|^2 / 2 behind an identity: g = y = mu + sigma eps, so the reward is -mean(a)."""
     action = jax.lax.stop_gradient(mu + given.sigma * noise)
-    valid = jnp.ones(mu.shape[:2], bool)
-    y = skip(given, action, mu, noise, value, valid)
+    y = skip(given, action, mu, noise, value)
     return jnp.sum(jnp.square(y)) / 2
 
 
@@ -68,10 +67,10 @@ def test_a_baseline_near_the_mean_reward_lowers_the_variance():
 def test_one_position_by_hand():
     """g = (1, 3): reward -2; with V = 0.5 the gradient of mu is 2.5 eps / sigma, that of V 2 (0.5 + 2)."""
     g, noise = jnp.array([[[1.0, 3.0]]]), jnp.array([[[0.2, -0.4]]])
-    valid, value = jnp.ones((1, 1), bool), jnp.full((1, 1), 0.5)
+    value = jnp.full((1, 1), 0.5)
 
     def loss(y, mu, value):
-        return jnp.sum(g * skip(rule(sigma=0.5, scale=3.0), y, mu, noise, value, valid))
+        return jnp.sum(g * skip(rule(sigma=0.5, scale=3.0), y, mu, noise, value))
 
     of_y, of_mu, of_value = jax.grad(loss, argnums=(0, 1, 2))(jnp.zeros((1, 1, 2)), noise, value)
     assert not np.any(of_y)
@@ -80,23 +79,24 @@ def test_one_position_by_hand():
 
 
 def test_an_ordinary_step_passes_the_gradient_and_teaches_the_value():
-    g = jnp.array([[[1.0, 3.0], [5.0, 5.0]]])
-    valid, value = jnp.array([[True, False]]), jnp.zeros((1, 2))
-    loss = lambda y, value: jnp.sum(g * observe(rule(), y, value, valid))  # noqa: E731
+    g = jnp.array([[[1.0, 3.0], [0.0, 0.0]]])  # nothing arrives above padding
+    value = jnp.array([[0.0, 7.0]])
+    loss = lambda y, value: jnp.sum(g * observe(rule(), y, value))  # noqa: E731
     of_y, of_value = jax.grad(loss, argnums=(0, 1))(jnp.zeros_like(g), value)
     np.testing.assert_array_equal(of_y, g)
     np.testing.assert_array_equal(of_value, [[4.0, 0.0]])
 
 
 def test_rewards():
-    g = jnp.array([[[1.0, 3.0], [-2.0, 0.0], [9.0, 9.0]]])
-    valid = jnp.array([[True, True, False]])
-    np.testing.assert_allclose(rewards(g, valid, rule()), [[-2, 1, 0]])
-    found = rewards(g, valid, rule(reward="norm"))
+    g = jnp.array([[[1.0, 3.0], [-2.0, 0.0], [0.0, 0.0]]])
+    found, valid = rewards(g, rule())
+    np.testing.assert_allclose(found, [[-2, 1, 0]])
+    np.testing.assert_array_equal(valid, [[True, True, False]])
+    found, _ = rewards(g, rule(reward="norm"))
     np.testing.assert_allclose(found, [[-(5**0.5), -(2**0.5), 0]], rtol=1e-6)
     # Divided by the deviation of the two valid ones, 1.5; any scale of the gradient is the same then.
     for scale in (1.0, 1e-6):
-        found = rewards(scale * g, valid, rule(normalize=True))
+        found, _ = rewards(scale * g, rule(normalize=True))
         np.testing.assert_allclose(found, [[-2 / 1.5, 1 / 1.5, 0]], rtol=1e-5)
 
 
@@ -105,16 +105,21 @@ def test_rewards():
 
 def test_when_a_step_skips(make_config):
     """Never in the warm-up; then ordinary with 0.99^t, and after 0.99^459 < 0.01 never again."""
-    settings = make_config("ffn").model.backskip
+    config = make_config("ffn")
+    settings = config.model.backskip
     settings.update({"estimator": "policy", "warmup_steps": 100})
-    skipped = np.array([skips(settings, 1, step) for step in range(1000)])
+    skipped = np.array([skips(config, step) for step in range(1000)])
     assert not skipped[:101].any() and skipped[100 + 459 :].all()
     expected = sum(0.99**since for since in range(459))
     assert abs((~skipped[100:]).sum() - expected) < 4 * expected**0.5
-    assert [skips(settings, 1, step) for step in range(300)] == skipped[:300].tolist()
-    assert [skips(settings, 2, step) for step in range(300)] != skipped[:300].tolist()
+    assert [skips(config, step) for step in range(300)] == skipped[:300].tolist()
+    # As long as the learning rate rises, where nothing else is said.
+    settings.warmup_steps, config.optimizer.warmup_steps = -1, 100
+    assert [skips(config, step) for step in range(300)] == skipped[:300].tolist()
+    config.seed = 2
+    assert [skips(config, step) for step in range(300)] != skipped[:300].tolist()
     settings.estimator = "none"
-    assert not any(skips(settings, 1, step) for step in range(0, 1000, 50))
+    assert not any(skips(config, step) for step in range(0, 1000, 50))
 
 
 # In a model.
@@ -261,16 +266,29 @@ def test_a_users_mistakes_are_named(make_config):
         ("none", {"estimator": "policy"}, "no reservoir to skip"),
         ("ffn", {"estimator": "polcy"}, "did you mean policy"),
         ("ffn", {"reward": "sum"}, "reward"),
-        ("ffn", {"estimator": "policy", "reward": "signed"}, "is 0 where norms stand before"),
         ("ffn", {"sigma": 0.0}, "sigma must be above 0"),
         ("ffn", {"value_rate": 0.0}, "value_rate must be above 0"),
         ("ffn", {"anneal": 1.5}, "anneal must be from 0 to 1"),
-        ("ffn", {"warmup_steps": -1}, "warmup_steps must not be negative"),
+        ("ffn", {"warmup_steps": -2}, "warmup_steps must be at least 0, or -1"),
     ):
         model = make_config(reservoir).model
         model.backskip.update(fields)
         with pytest.raises(UserError, match=message):
             validate(model)
+
+
+def test_a_run_that_would_never_skip_is_refused_and_a_reward_that_cannot_teach_is_named(
+    make_config, capsys
+):
+    config = make_config("ffn")
+    config.model.backskip.update({"estimator": "policy", "reward": "signed"})
+    config.train.steps, config.optimizer.warmup_steps = 100, 99
+    validate_steps(config)
+    assert "reward=signed is 0 where norms stand before" in capsys.readouterr().err
+    config.model.norm, config.optimizer.warmup_steps = "post", 100
+    with pytest.raises(UserError, match="never skips: 100 steps of warm-up"):
+        validate_steps(config)
+    assert not capsys.readouterr().err
 
 
 def test_without_parts_of_their_own_the_optimizer_is_what_it_was(make_config):
