@@ -89,16 +89,22 @@ def load_labelled(
     for split, examples in found.items():
         if not examples:
             raise UserError(f"{data.source} has no examples in its {split} split")
+    if names and rules.classes and len(names) != rules.classes:
+        raise UserError(
+            f"{data.source} has {len(names)} classes, the data set has {rules.classes}: it is another one"
+        )
+    # Of all examples that there are to learn from, before some are cut off.
+    classes = tuple(names or _classes(found["train"], label, rules.classes))
+    if len(classes) < 2:
+        raise UserError(f"{data.source} has a single class, {classes[0]}: there is nothing to tell")
     for split in SHARES:
         if split in rules.splits and split not in found:
             if split not in rules.cut:
                 raise UserError(f"{data.source} has no {split} split {data.splits[split]!r}")
             _cut(found, split, data.source)
-    classes = tuple(names or _classes(found["train"], label, rules.classes))
-    if len(classes) < 2:
-        raise UserError(f"{data.source} has a single class, {classes[0]}: there is nothing to tell")
+    by_number = bool(names) or classes == tuple(map(str, range(len(classes))))
     return {
-        split: _read(found[split], data.fields, label, classes) for split in rules.splits
+        split: _read(found[split], data.fields, label, classes, by_number) for split in rules.splits
     }, classes
 
 
@@ -119,18 +125,34 @@ def _cut(found: dict[str, list[Record]], split: str, source: str) -> None:
 
 
 def _classes(train: Sequence[Record], label: str, count: int) -> list[str]:
-    labels = {str(_field(record, label)) for record in train}
+    labels = {_label(record, label) for record in train}
     if all(label.isdecimal() for label in labels):
-        return [str(number) for number in range(count or max(map(int, labels)) + 1)]
+        whole = count or max(map(int, labels)) + 1
+        # Numbers of which most are no class are names: codes, years.
+        if count or whole <= 2 * len(labels):
+            return [str(number) for number in range(whole)]
+        return sorted(labels, key=int)
     if count and len(labels) > count:
         some = ", ".join(sorted(labels)[:10])
         raise UserError(f"the training examples have {len(labels)} classes, not {count}: {some}")
     return sorted(labels)
 
 
+def _label(record: Record, field: str) -> str:
+    place, label = record[0], _field(record, field)
+    if label is None or not str(label).strip():
+        raise UserError(f"{place}: the label is missing")
+    return str(label)
+
+
 def _read(
-    records: Sequence[Record], fields: str, label_field: str, classes: Sequence[str]
+    records: Sequence[Record],
+    fields: str,
+    label_field: str,
+    classes: Sequence[str],
+    by_number: bool,
 ) -> LabelledText:
+    """`by_number`: a label that is a whole number is that of a class, whatever the class is called."""
     numbers = {name: number for number, name in enumerate(classes)}
     texts, labels = [], []
     for record in records:
@@ -140,10 +162,14 @@ def _read(
             if not isinstance(part, str) or not part.strip():
                 fault = "empty" if isinstance(part, str) else f"no text but {part!r}"
                 raise UserError(f"{place}: the field {name.replace('|', ' or ')} is {fault}")
-        label = _field(record, label_field)
-        number = label if isinstance(label, int) else numbers.get(str(label))
-        if number is None:
-            number = int(label) if str(label).isdecimal() else -1
+            if any("\ud800" <= character <= "\udfff" for character in part):
+                raise UserError(
+                    f"{place}: the field {name.replace('|', ' or ')} has half a character (a lone surrogate)"
+                )
+        label, name = _field(record, label_field), _label(record, label_field)
+        number = numbers.get(name, -1)
+        if by_number and (isinstance(label, int | np.integer) or (number < 0 and name.isdecimal())):
+            number = int(label)
         if not 0 <= number < len(classes):
             raise UserError(
                 f"{place}: the label {label!r} is none of the {len(classes)} classes"

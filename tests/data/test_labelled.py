@@ -283,3 +283,72 @@ def test_tfds(tmp_path):
     settings.splits.test = "hidden"
     with pytest.raises(UserError, match="split hidden, example 0: the label -1 is none of the 2"):
         load_labelled(settings)
+
+
+def written(folder: Path, labels: list, ending: str = "jsonl") -> ConfigDict:
+    """A text for each label, the same in all splits."""
+    for split in ("train", "valid", "test"):
+        lines = [json.dumps({"text": f"text {i}", "label": x}) for i, x in enumerate(labels)]
+        if ending == "csv":
+            lines = ["text,label", *(f"text {i},{x}" for i, x in enumerate(labels))]
+        (folder / f"{split}.{ending}").write_text("\n".join(lines) + "\n")
+    splits = {name: name for name in ("train", "valid", "test")}
+    fields = {"source": f"files:{folder}", "splits": splits, "fields": "text", "tfds_dir": ""}
+    return ConfigDict(fields)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+@pytest.mark.parametrize(
+    ("labels", "classes", "found"),
+    [
+        ([0, 2, 1], ["0", "1", "2"], [0, 2, 1]),
+        ([1, 5, 3], ["0", "1", "2", "3", "4", "5"], [1, 5, 3]),  # half of them may be missing
+        ([-1, 1, -1], ["-1", "1"], [0, 1, 0]),
+        ([20231, 7, 20231], ["7", "20231"], [1, 0, 1]),  # codes are names
+    ],
+)
+def test_numbers_are_classes_or_names(tmp_path, ending, labels, classes, found) -> None:
+    splits, names = load_labelled(written(tmp_path, labels, ending))
+    assert list(names) == classes
+    assert splits["test"].labels_M.tolist() == found
+
+
+def test_numbers_of_named_classes_are_their_places_whatever_their_names(tmp_path) -> None:
+    """The reviews of Yelp have classes "1" and "2", and labels 0 and 1."""
+    data = written(tmp_path, [0, 1, 1])
+    (tmp_path / "labels.json").write_text('["1", "2"]')
+    splits, names = load_labelled(data)
+    assert names == ("1", "2") and splits["train"].labels_M.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [(["a", None, "b"], "line 2: the label is missing"), (["a", " ", "b"], "line 2: the label")],
+)
+def test_a_missing_label_is_no_class(tmp_path, labels, message) -> None:
+    with pytest.raises(UserError, match=message):
+        load_labelled(written(tmp_path, labels))
+
+
+def test_half_a_character_is_named(tmp_path) -> None:
+    data = written(tmp_path, ["a", "b"])
+    line = '{"text": "cut \\ud83d", "label": "a"}'
+    (tmp_path / "valid.jsonl").write_text(line + "\n")
+    with pytest.raises(UserError, match=r"valid.jsonl line 1: .* lone surrogate"):
+        load_labelled(data)
+
+
+def test_a_rare_class_may_fall_into_what_is_cut_off(tmp_path) -> None:
+    data = written(tmp_path, ["a", "b"] * 20 + ["rare"])
+    (tmp_path / "test.jsonl").unlink()
+    (tmp_path / "valid.jsonl").unlink()
+    splits, names = load_labelled(data, Rules(cut=("valid", "test")))
+    assert names == ("a", "b", "rare")
+    assert sum(map(len, splits.values())) == 41
+
+
+def test_another_data_set_with_other_classes_is_refused(tmp_path) -> None:
+    data = written(tmp_path, [0, 1])
+    (tmp_path / "labels.json").write_text('["no", "yes"]')
+    with pytest.raises(UserError, match="has 2 classes, the data set has 5"):
+        load_labelled(data, Rules(classes=5))
