@@ -57,7 +57,7 @@ def _base() -> ConfigDict:
             },
             "lora": {
                 "rank": 32,
-                "alpha": 32.0,
+                "alpha": 0.0,  # the rank
                 "dropout": 0.05,
                 "stabilized": False,
                 "targets": "",

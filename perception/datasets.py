@@ -61,7 +61,7 @@ DATASETS = {
         "tfds:glue/sst2",
         "sentence|text",
         classes=2,
-        splits={"train": "train", "valid": "", "test": "validation"},
+        splits={"train": "train", "valid": "", "test": "validation|test"},
     ),
     "wiki_toxic": DataSet("w-tox", "hf:OxAISH-AL-LLM/wiki_toxic", "comment_text|text", classes=2),
     # TFDS has the polarity of these reviews only.
@@ -74,6 +74,11 @@ def validate(config: ConfigDict) -> None:
     """The names of data set and source."""
     if config.dataset:
         choose("--config.dataset", config.dataset, DATASETS)
+    require(
+        not (config.dataset and config.data.source.startswith("embedded:")),
+        f"--config.dataset={config.dataset} is not what --config.data.source={config.data.source} has: name its files"
+        " (files:DIR), or leave one of the two out",
+    )
     require(
         bool(config.dataset or config.data.source),
         "what is to be learned? --config.dataset=NAME for one of the paper's data sets"

@@ -15,6 +15,9 @@ from perception import printed, run
 from perception.backbones import BACKBONES
 from perception.datasets import DATASETS
 
+FIXED = ("finetune", "backbone", "pretrained", "dataset", "data.source")
+"""Fields that a cell of the table sets itself."""
+
 MODES = ("lora", "full")
 """Ways of training, by `config.finetune`, as the table has them."""
 
@@ -101,15 +104,20 @@ class Laboratory(laboratory.Laboratory):
         """Of one run."""
         size = "" if self.scale == "paper" else f",{self.scale}"
         config = get_config(f"{self.recipe}{size}")
-        config.finetune = case.mode
         tiny = self.scale == "tiny"
-        config.backbone = f"tiny_{BACKBONES[case.backbone].family}" if tiny else case.backbone
+        own = {"finetune": case.mode, "backbone": case.backbone}
+        if tiny:
+            own["backbone"] = f"tiny_{BACKBONES[case.backbone].family}"
         if case.mode != "full":
-            config.pretrained = str(self.weights[case.backbone])
-            config.backbone = "auto" if tiny else case.backbone
+            own["pretrained"] = str(self.weights[case.backbone])
+            own["backbone"] = "auto" if tiny else case.backbone
         if not tiny:
-            config.dataset, config.data.source = case.dataset, self.places[case.dataset]
-        return self.override(config, seed=seed)
+            own |= {"dataset": case.dataset, "data.source": self.places[case.dataset]}
+        given = [f for f in self.fields if f.startswith(tuple(f"--config.{n}=" for n in FIXED))]
+        require(
+            not given, f"{' '.join(given)}: the cells of the table set this themselves, run by run"
+        )
+        return self.override(config, seed=seed, **own)
 
     def runs(self, case: Case) -> list[dict]:
         """The summaries of a cell, trained where they are missing; none where that cannot be done."""

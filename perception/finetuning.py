@@ -50,6 +50,10 @@ def validate(config: ConfigDict) -> None:
         f"--config.quantize={config.quantize} is of frozen weights; {option} trains them all",
     )
     require(lora.rank >= 1, f"--config.lora.rank must be at least 1, got {lora.rank}")
+    require(
+        lora.alpha >= 0,
+        f"--config.lora.alpha must be above 0, or 0 for that of the rank, got {lora.alpha}",
+    )
     check_rate("--config.lora.dropout", lora.dropout)
     choose("--config.data.tokenizer", config.data.tokenizer, TOKENIZERS)
     for name in _words(config.reinitialize):
@@ -142,7 +146,7 @@ def make_shape(config: ConfigDict, pretrained: Pretrained | None, tokenizer: Sub
 
 def make_lora(config: ConfigDict) -> Lora:
     lora = config.lora
-    return Lora(lora.rank, lora.alpha, lora.dropout, lora.stabilized)
+    return Lora(lora.rank, lora.alpha or lora.rank, lora.dropout, lora.stabilized)
 
 
 def make_model(

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from flax import nnx
 
 from common import variables
 from common.config import require
@@ -118,7 +117,7 @@ def export(
       ValueError: the values are not those of the backbone.
     """
     tensor_files.require_empty(directory)
-    structure = variables.abstract(lambda: backbone(shape, rngs=nnx.Rngs(0)))
+    structure = variables.abstract(lambda: backbone(shape, rngs=variables.Keys(0)))
     needed = {(name, v.shape) for name, v in structure.trainable.items()}
     if wrong := needed ^ {(name, x.shape) for name, x in values.items()}:
         raise ValueError(f"not the values of this backbone: {sorted(wrong)[:2]}")

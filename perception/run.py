@@ -63,7 +63,7 @@ def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, TextClassificat
     made = TextClassification(config, tokenizer, build, mesh, labelled, outside(pretrained, mesh))
     if config.lora.targets or config.reinitialize:
         # What these do not fit is known before anything is written.
-        variables.abstract(lambda: made.build(nnx.Rngs(0)))
+        variables.abstract(lambda: made.build(variables.Keys(0)))
     return config, made
 
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
@@ -44,7 +43,7 @@ def held(tree: Any) -> int:
 
 def show(config: ConfigDict, task: Task, mesh: Mesh) -> None:
     """Compiles the step for the first batch and prints what it is, holds and does. No parameter is ever allocated."""
-    structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    structure = variables.abstract(lambda: task.build(variables.Keys(0)))
     update, schedule = optimizers.make(
         config.optimizer, config.train.steps, task.own_rates(), structure.trainable
     )

@@ -142,3 +142,10 @@ def test_wrong_options_are_refused_in_a_line(monkeypatch, tmp_path) -> None:
     assert "table2 trains nothing: --dry-run is for table1" in told("table2", "--dry-run")
     assert "no --datasets, no --data" in told("table1", "--datasets=sst2")
     assert not (tmp_path / "out").exists()
+
+
+def test_what_a_cell_is_cannot_be_set_from_outside(make) -> None:
+    """It would fill the rows of LoRA with full runs, or all columns with one data set."""
+    lab = make(fields=["--config.finetune=full"], places=places("sst2"))
+    with pytest.raises(UserError, match="the cells of the table set this themselves"):
+        lab.configuration(Case("arctic_xs", "sst2", "full"), 1)
