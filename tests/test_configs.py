@@ -112,9 +112,13 @@ def test_language_models_are_valid_in_every_recipe(name, size):
 @pytest.mark.parametrize("size", ["", "laptop", "tiny"])
 def test_perception_is_valid_in_every_recipe_and_size(recipe, size):
     config = load("perception", ",".join(filter(None, (recipe, size))))
-    config.dataset = "sst2"
+    config.dataset = "" if size == "tiny" else "sst2"
     perception.validate(config)
     assert config.freeze_head == (config.eval.select == "test") == (recipe == "paper")
+    if size == "tiny":  # it would learn from embedded text under the data set's name
+        config.dataset = "sst2"
+        with pytest.raises(UserError, match="is not what --config.data.source=embedded:python has"):
+            perception.validate(config)
 
 
 def test_a_recipe_that_there_is_not_is_refused():
