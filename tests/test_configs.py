@@ -117,7 +117,7 @@ def test_perception_is_valid_in_every_recipe_and_size(recipe, size):
     assert config.freeze_head == (config.eval.select == "test") == (recipe == "paper")
     if size == "tiny":  # it would learn from embedded text under the data set's name
         config.dataset = "sst2"
-        with pytest.raises(UserError, match="is not what --config.data.source=embedded"):
+        with pytest.raises(UserError, match="sst2 is not what"):
             perception.validate(config)
 
 
