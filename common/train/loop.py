@@ -55,6 +55,8 @@ def fit(
     """
     begun = time.perf_counter()
     validate(config)
+    if profile is not None:
+        profile.check(config.train.steps)
     lock = open_workdir(workdir, config) if is_main() else None
     try:
         if lock:

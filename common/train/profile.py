@@ -38,6 +38,17 @@ class Profile:
         )
         return cls(int(first), int(last))
 
+    def check(self, steps: int) -> None:
+        """A run of as many steps has to reach the first one.
+
+        Raises:
+          UserError: it does not.
+        """
+        require(
+            self.first <= steps,
+            f"--profile={self.first}:{self.last} begins behind the last step of the run, {steps}",
+        )
+
     def before(self, number: int) -> None:
         """Called ahead of step `number`."""
         if self.folder is not None and not self.running and self.first <= number <= self.last:

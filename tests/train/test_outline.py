@@ -48,6 +48,12 @@ def test_a_run_that_ends_before_the_last_step_still_writes_its_trace(tmp_path: P
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
 
 
+def test_steps_that_a_run_never_makes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="begins behind the last step of the run, 6"):
+        fit(toy.config(train__steps=6), toy.Toy(), tmp_path / "run", toy.mesh(), Profile(7, 8))
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("given", ["3", "4:3", "0:2", "a:b", "1:", "-1:2"])
 def test_other_profiles_are_refused(given: str) -> None:
     with pytest.raises(UserError, match="FIRST:LAST"):
