@@ -16,7 +16,6 @@ from common.model.lora import Lora, adapt
 from common.model.loss import cross_entropy
 from common.tasks.language_modelling import BYTES
 from common.tasks.translation import teacher_forcing
-from common.train import optimizer as optimizers
 from common.train.checkpoint import draw_reservoirs
 from common.train.state import Step, initial_values, optimizer_shardings
 from common.train.task import Outside, Task, Values
@@ -217,11 +216,8 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], 
     config = task.config
     mesh = sharding.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
-        update, schedule = optimizers.make(
-            config.optimizer, config.train.steps, task.own_rates(), structure.trainable
-        )
-        step = Step(task, structure, update, schedule, mesh, config.seed, config.train.accumulate)
+        step = Step.of(config, task, mesh)
+        structure, update = step.structure, step.optimizer
         trainable = initial_values(task, structure, config.seed, mesh)
         frozen, _ = draw_reservoirs(structure, config.seed, mesh)
         frozen |= task.outside(structure).values

@@ -199,6 +199,12 @@ def divisible(value: float, divisor: int) -> int:
     return rounded + divisor if rounded < 0.9 * value else rounded
 
 
+def between(first: float, last: float, layers: int) -> list[float]:
+    """A straight line over the layers, to two decimals."""
+    step = (last - first) / max(layers - 1, 1)
+    return [round(first + i * step, 2) for i in range(layers)]
+
+
 def openelm(
     layers: int,
     width: int,
@@ -219,12 +225,10 @@ def openelm(
       attention, feed_forward: width of the first and of the last layer, in units of the model's.
     """
 
-    def scales(ends: tuple[float, float]) -> list[float]:
-        first, last = ends
-        return [round(first + (last - first) * i / max(layers - 1, 1), 2) for i in range(layers)]
-
-    heads = tuple(divisible(width * scale, size * groups) // size for scale in scales(attention))
-    hidden = tuple(divisible(width * scale, divisor) for scale in scales(feed_forward))
+    heads = tuple(
+        divisible(width * scale, size * groups) // size for scale in between(*attention, layers)
+    )
+    hidden = tuple(divisible(width * scale, divisor) for scale in between(*feed_forward, layers))
     return Backbone(
         "openelm",
         vocabulary,

@@ -21,13 +21,15 @@ FIXED = ("finetune", "backbone", "pretrained", "dataset", "data.source")
 MODES = ("lora", "full")
 """Ways of training, by `config.finetune`, as the table has them."""
 
-ROWS = tuple(dict.fromkeys(name for name, _ in printed.table1()))
-"""Backbones of Table 1 in its order."""
-
 LAPTOP = "arctic_xs"
 
 EMBEDDED = "embedded"
 """The data set of the scale "tiny": paragraphs of the manual of Python."""
+
+
+def backbones() -> tuple[str, ...]:
+    """Those of Table 1 in its order."""
+    return tuple(dict.fromkeys(name for name, _ in printed.table1()))
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,13 @@ class Laboratory(laboratory.Laboratory):
         Raises:
           UserError: none was.
         """
-        rows, columns = ROWS, tuple(DATASETS)
+        every = rows = backbones()
+        columns = tuple(DATASETS)
         if self.scale == "laptop":
             rows = (LAPTOP,)
         if self.scale == "tiny":
-            first = {BACKBONES[name].family: name for name in reversed(ROWS)}
-            rows, columns = tuple(n for n in ROWS if n in first.values()), (EMBEDDED,)
+            first = {BACKBONES[name].family: name for name in reversed(every)}
+            rows, columns = tuple(n for n in every if n in first.values()), (EMBEDDED,)
         require(
             self.scale != "tiny" or not (self.datasets or self.places),
             "--scale=tiny is about embedded text: no --datasets, no --data",

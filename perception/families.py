@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from common.config import require
-from perception.backbones import Backbone, bert, divisible, mistral, openelm, phi, qwen2
+from perception.backbones import Backbone, bert, between, divisible, mistral, openelm, phi, qwen2
 from perception.json_fields import Fields, is_number
 
 ACTIVATIONS = {
@@ -189,13 +189,7 @@ def _scales(fields: Fields, name: str, default: float, layers: int) -> list[floa
         return [value] * layers
     fits = isinstance(value, list) and len(value) in (2, layers) and all(map(is_number, value))
     require(fits, f"{fields.path}: {name} must be 1, 2 or {layers} numbers, got {value!r}")
-    return _between(*value, layers) if len(value) == 2 else value
-
-
-def _between(first: float, last: float, layers: int) -> list[float]:
-    """A straight line, to two decimals."""
-    step = (last - first) / max(layers - 1, 1)
-    return [round(first + i * step, 2) for i in range(layers)]
+    return between(*value, layers) if len(value) == 2 else value
 
 
 def read_openelm(fields: Fields) -> Backbone:
@@ -231,7 +225,7 @@ def write_openelm(shape: Backbone) -> dict[str, Any]:
     groups = shape.heads[0] // shape.kv_heads[0]
 
     def makes_the_heads(ends: tuple[float, float]) -> bool:
-        scales = _between(*ends, shape.layers)
+        scales = between(*ends, shape.layers)
         heads = (divisible(shape.width * s, shape.size * groups) // shape.size for s in scales)
         return tuple(heads) == shape.heads
 

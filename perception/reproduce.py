@@ -52,10 +52,10 @@ def _own(options: Namespace) -> dict[str, Any]:
     from common.config import choose, require
     from configs.perception import RECIPES
     from perception.datasets import DATASETS
-    from perception.experiments import MODES, ROWS
+    from perception.experiments import MODES, backbones
 
     choose("--recipe", options.recipe, RECIPES)
-    known = {"backbones": ROWS, "datasets": tuple(DATASETS), "modes": MODES}
+    known = {"backbones": backbones(), "datasets": tuple(DATASETS), "modes": MODES}
     chosen = {n: tuple(filter(None, getattr(options, n).split(","))) for n in known}
     for name, some in chosen.items():
         for one in some:
@@ -75,7 +75,7 @@ def _own(options: Namespace) -> dict[str, Any]:
             found[key] = place
         return found
 
-    data, weights = places("data", known["datasets"]), places("pretrained", ROWS)
+    data, weights = places("data", known["datasets"]), places("pretrained", known["backbones"])
     require(
         options.target == "table1" or not options.dry_run,
         f"{options.target} trains nothing: --dry-run is for table1",

@@ -50,7 +50,7 @@ def reproduce_parser(
     parser.add_argument(
         "--seeds", type=config.positive("--seeds"), default=1, help="runs of each case"
     )
-    parser.add_argument("--out", type=Path, help=f"default runs/{paper}_SCALE")
+    parser.add_argument("--out", type=Path, help=f"default runs/{paper}_reproduce_SCALE")
     parser.epilog = "Any field of the configurations is an option: --config.data.source=files:DIR"
     return parser
 
@@ -70,7 +70,7 @@ def reproduce(
     """
     fields, rest = config.split_fields(sys.argv[1:])
     options = parser.parse_args(rest)
-    out = options.out or Path(f"runs/{paper}_{options.scale}")
+    out = options.out or Path(f"runs/{paper}_reproduce_{options.scale}")
     more = own(options)
 
     from common.sharding import make_mesh

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common import sharding, variables
+from common import sharding
 from common.config import to_json
 from common.distributed import agree, is_main
 from common.errors import UserError
@@ -26,7 +26,6 @@ from common.metrics.curve import Curve, Point
 from common.report.curve_plot import plot_curve
 from common.track.progress import Progress, peak_flops
 from common.track.tracker import Tracker
-from common.train import optimizer as optimizers
 from common.train.checkpoint import Checkpoints, draw_reservoirs, stored, verify_frozen
 from common.train.clock import Clock
 from common.train.feed import feed
@@ -85,13 +84,8 @@ class Run:
         self.mesh, self.signals = mesh, signals
         self.begun = begun
         self.profile = replace(profile, folder=workdir / "profile")
-        self.structure = variables.abstract(lambda: task.build(variables.Keys(0)))
-        update, schedule = optimizers.make(
-            config.optimizer, config.train.steps, task.own_rates(), self.structure.trainable
-        )
-        self.step = Step(
-            task, self.structure, update, schedule, mesh, config.seed, config.train.accumulate
-        )
+        self.step = Step.of(config, task, mesh)
+        self.structure = self.step.structure
         self.where = sharding.shardings(self.structure.trainable, mesh)
         self.checkpoints = Checkpoints(workdir, config.checkpoint.keep)
         self.frozen, self.drawn = draw_reservoirs(self.structure, config.seed, mesh)

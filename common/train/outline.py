@@ -11,7 +11,6 @@ from ml_collections import ConfigDict
 from common import sharding, variables
 from common.distributed import is_main
 from common.report.table import text
-from common.train import optimizer as optimizers
 from common.train.checkpoint import abstract
 from common.train.feed import put
 from common.train.state import Step, optimizer_shardings
@@ -43,11 +42,8 @@ def held(tree: Any) -> int:
 
 def show(config: ConfigDict, task: Task, mesh: Mesh) -> None:
     """Compiles the step for the first batch and prints what it is, holds and does. No parameter is ever allocated."""
-    structure = variables.abstract(lambda: task.build(variables.Keys(0)))
-    update, schedule = optimizers.make(
-        config.optimizer, config.train.steps, task.own_rates(), structure.trainable
-    )
-    step = Step(task, structure, update, schedule, mesh, config.seed, config.train.accumulate)
+    step = Step.of(config, task, mesh)
+    structure, update = step.structure, step.optimizer
     trainable, frozen = (abstract(some, mesh) for some in (structure.trainable, structure.frozen))
     where = optimizer_shardings(
         update, trainable, sharding.shardings(structure.trainable, mesh), mesh

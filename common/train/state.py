@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from common import sharding, variables
 from common.train import flops
+from common.train import optimizer as optimizers
 from common.train.task import Task
 from common.variables import Arrays, Structure
 
@@ -60,6 +62,16 @@ class Step:
     seed: int
     accumulate: int = 1
     compiled: dict[tuple, tuple[Any, int]] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: ConfigDict, task: Task, mesh: Mesh) -> "Step":
+        """The step of a run."""
+        structure = variables.abstract(lambda: task.build(variables.Keys(0)))
+        update, schedule = optimizers.make(
+            config.optimizer, config.train.steps, task.own_rates(), structure.trainable
+        )
+        accumulate = config.train.accumulate
+        return cls(task, structure, update, schedule, mesh, config.seed, accumulate)
 
     def gradients(
         self, loss: Callable, trainable: Arrays, frozen: Arrays, batch: Any, key: jax.Array

@@ -13,7 +13,7 @@ from common.errors import UserError
 from common.sharding import make_mesh
 from perception import figures, plan, reproduce, run, tables
 from perception.datasets import DATASETS
-from perception.experiments import ROWS, Case, Laboratory
+from perception.experiments import Case, Laboratory, backbones
 from perception.richness import SIZES
 
 
@@ -51,7 +51,7 @@ def places(*names: str) -> dict[str, str]:
 @pytest.mark.parametrize("scale", ["tiny", "laptop", "paper"])
 @pytest.mark.parametrize("recipe", ["fixed", "paper"])
 def test_every_run_has_a_valid_configuration_and_a_folder_of_its_own(make, scale, recipe) -> None:
-    weights = {name: Path("weights") for name in ROWS}
+    weights = {name: Path("weights") for name in backbones()}
     where = {} if scale == "tiny" else places(*DATASETS)
     lab = make(scale=scale, recipe=recipe, places=where, weights=weights)
     cases = lab.cases()
