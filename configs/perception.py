@@ -70,7 +70,7 @@ def _base() -> ConfigDict:
             "name": "adafactor",
             "learning_rate": 1e-4,
             "schedule": "cosine",
-            "warmup_steps": 500,
+            "warmup_steps": -1,
             "warmup_init": 0.0,
             "epsilon": 1e-30,
             "weight_decay": 1e-5,
@@ -95,7 +95,7 @@ def _laptop(config: ConfigDict) -> ConfigDict:
     """Shorter rows, a fifth of the steps."""
     config.data.max_length, config.model.dtype = 128, "bfloat16"
     config.data.buckets = (16, 32, 64, 128)
-    config.train.steps, config.optimizer.warmup_steps = 2000, 100
+    config.train.steps = 2000
     config.eval.update({"steps": 200, "tokens_per_batch": 8192})
     config.checkpoint.steps = 200
     return config

@@ -40,6 +40,7 @@ from common.config import choose, require
 from common.model.block import Block, Context
 from common.model.dropout import fold
 from common.model.linear import Linear
+from common.train.optimizer import warmup_steps
 
 ESTIMATORS = ("policy", "identity", "zero")
 REWARDS = ("signed", "norm")
@@ -191,7 +192,7 @@ def backskipped(
 def warmup(config: ConfigDict) -> int:
     """Steps ahead of the first that may skip."""
     own = config.model.backskip.warmup_steps
-    return config.optimizer.warmup_steps if own == -1 else own
+    return warmup_steps(config.optimizer, config.train.steps) if own == -1 else own
 
 
 def skips(config: ConfigDict, step: int) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from common.data.labelled import Rules, load_labelled
+from common.data.labelled import LabelledText, Rules, load_labelled
 from common.data.manual import SAME, TOPICS
 from common.errors import UserError
 
@@ -47,6 +47,20 @@ def test_json_lines_csv_and_gzip_are_read_alike(folder):
     for text in splits.values():
         assert text.texts == [("a good film",), ("größer",)]
         assert text.labels_M.tolist() == [1, 0]
+
+
+def test_examples_are_told_apart_by_texts_borders_labels_and_order():
+    texts, labels = [("a", "b"), ("c",)], np.asarray([0, 1], np.int32)
+    one = LabelledText(texts, labels)
+    assert one.fingerprint == LabelledText(list(texts), labels.astype(np.int64)).fingerprint
+    others = (
+        LabelledText(texts, 1 - labels),
+        LabelledText(texts[::-1], labels),
+        LabelledText(texts[::-1], labels[::-1]),
+        LabelledText([("a",), ("b", "c")], labels),
+        LabelledText([("ab",), ("c",)], labels),
+    )
+    assert len({one.fingerprint, *(other.fingerprint for other in others)}) == 6
 
 
 def test_a_quoted_field_of_a_csv_may_have_lines_and_commas(folder):

@@ -293,6 +293,17 @@ def test_other_classes_than_a_run_began_with_are_refused(full, make, mesh):
     path.write_text(names)
 
 
+def test_other_examples_than_a_run_began_with_are_refused(full, make, mesh):
+    """Even where tokenizer and classes are the same: its curve would be of two tests."""
+    path = full[0] / "examples.json"
+    kept = json.loads(path.read_text())
+    assert kept["train"] != kept["test"]
+    path.write_text(json.dumps({**kept, "test": kept["train"]}, indent=2) + "\n")
+    with pytest.raises(UserError, match=r"examples are not those of .*examples\.json: they have"):
+        run.fit(make("paper,tiny", **{"train.steps": 6}), full[0], mesh)
+    path.write_text(json.dumps(kept, indent=2) + "\n")
+
+
 def test_rows_of_the_authors_are_all_as_long_as_the_longest(make, mesh):
     """Filled up with the end of text, which "masked" rows, of the length of their bucket, do not see."""
     config = make("paper,tiny", **{"data.buckets": (16, 32), "data.max_length": 64})
