@@ -22,7 +22,7 @@ from common.data.corpus import TokenizedCorpus
 from common.data.subword import Subword
 from common.errors import UserError
 from common.sharding import make_mesh
-from common.train import loop
+from common.train import loop, trained
 from common.train.feed import put
 from common.train.task import Values
 from common.train.trained import load_run
@@ -30,6 +30,7 @@ from common.train.workdir import CONFIG, read_config
 from perception import datasets, finetuning, task
 from perception.backbones import Backbone
 from perception.finetuning import make_model, make_shape, make_tokenizer, open_pretrained, outside
+from perception.hugging_face import Pretrained
 from perception.model import PooledClassifier
 from perception.task import CLASSES, TOKENIZER, TextClassification, in_rows
 
@@ -119,10 +120,30 @@ def load(workdir: Path, mesh: Mesh | None = None) -> Trained:
     Raises:
       UserError: there is no run, it is of another program, it has no checkpoint, or its pretrained weights are gone.
     """
-    config = read_config(workdir)
+    config, mesh = read_config(workdir), mesh or make_mesh({"data": -1})
+    found, build, pretrained = _open(config, workdir)
+    values = load_run(workdir, config, build, mesh, outside(pretrained, mesh))
+    return Trained(config, *found, values, mesh)
+
+
+def load_own(config: ConfigDict, workdir: Path) -> tuple[Trained, str]:
+    """As `load`, but for the pretrained values, which are not read; and the fingerprint of their files.
+
+    Args:
+      config: of the run, where it may name another folder of these files.
+    """
+    mesh = make_mesh({"data": -1})
+    found, build, _ = _open(config, workdir)
+    values, fingerprint = trained.load_own(workdir, config, build, mesh)
+    return Trained(config, *found, values, mesh), fingerprint
+
+
+def _open(
+    config: ConfigDict, workdir: Path
+) -> tuple[tuple[Backbone, Subword, tuple[str, ...]], Callable, Pretrained | None]:
+    """What a run is of beside its values; what builds its model; and where the weights are."""
     with complete(workdir / CONFIG):
         validate(config)
-    mesh = mesh or make_mesh({"data": -1})
     tokenizer = Subword.load(workdir / TOKENIZER)
     try:
         classes = tuple(json.loads((workdir / CLASSES).read_text()))
@@ -130,11 +151,8 @@ def load(workdir: Path, mesh: Mesh | None = None) -> Trained:
         raise UserError(f"cannot read the classes from {workdir / CLASSES}: {error}") from error
     pretrained = open_pretrained(config)
     shape = make_shape(config, pretrained, tokenizer)
-    values = load_run(
-        workdir,
-        config,
-        lambda rngs: make_model(config, shape, len(classes), rngs=rngs),
-        mesh,
-        outside(pretrained, mesh),
-    )
-    return Trained(config, shape, tokenizer, classes, values, mesh)
+
+    def build(rngs: nnx.Rngs) -> PooledClassifier:
+        return make_model(config, shape, len(classes), rngs=rngs)
+
+    return (shape, tokenizer, classes), build, pretrained

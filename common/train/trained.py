@@ -1,6 +1,8 @@
 """A trained model out of a workdir: the values of its best checkpoint."""
 
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from common.train.checkpoint import (
     verify_frozen,
 )
 from common.train.task import NOTHING, Outside, Values
-from common.variables import Structure
+from common.variables import Arrays, Structure
 
 
 def load_best(
@@ -28,15 +30,28 @@ def load_best(
     outside: Outside = NOTHING,
 ) -> Values:
     """The values of a run's best checkpoint (or that of `step`) on `mesh`, reservoirs drawn again and verified."""
+    kept, meta, drawn = _kept(checkpoints, structure, config, mesh, step, outside.values)
+    verify_frozen(meta, drawn, outside.fingerprint)
+    return replace(kept, frozen={**outside.values, **kept.frozen})
+
+
+def _kept(
+    checkpoints: Checkpoints,
+    structure: Structure,
+    config: ConfigDict,
+    mesh: Any,
+    step: int | None,
+    outside: Arrays,
+) -> tuple[Values, dict, str]:
+    """What checkpoint and seed give, without what lies `outside`; the meta; the fingerprint of the drawn layers."""
     frozen, drawn = draw_reservoirs(structure, config.seed, mesh)
     target = {
         "trainable": abstract(structure.trainable, mesh),
-        "frozen": stored(structure, config.checkpoint.store_frozen, mesh, outside.values),
+        "frozen": stored(structure, config.checkpoint.store_frozen, mesh, outside),
     }
     state, meta = checkpoints.restore_best(target, step)
-    verify_frozen(meta, drawn, outside.fingerprint)
-    frozen = {**frozen, **outside.values, **state["frozen"]}
-    return Values(structure, state["trainable"], frozen, mesh)
+    values = Values(structure, state["trainable"], {**frozen, **state["frozen"]}, mesh)
+    return values, meta, drawn
 
 
 def load_run(
@@ -47,9 +62,20 @@ def load_run(
     outside: Callable[[Structure], Outside] = lambda structure: NOTHING,
 ) -> Values:
     """What a program that uses a trained run starts from. `outside` is that of its task."""
-    checkpoints = Checkpoints(workdir)
     structure = variables.abstract(lambda: build(variables.Keys(0)))
-    try:
+    with closing(Checkpoints(workdir)) as checkpoints:
         return load_best(checkpoints, structure, config, mesh, outside=outside(structure))
-    finally:
-        checkpoints.close()
+
+
+def load_own(
+    workdir: Path, config: ConfigDict, build: Callable[[nnx.Rngs], nnx.Module], mesh: Any
+) -> tuple[Values, str]:
+    """As `load_run`, without the frozen values that lie outside of the run, and these files' fingerprint; they are not
+    looked at."""
+    structure = variables.abstract(lambda: build(variables.Keys(0)))
+    given = {n: v for n, v in structure.frozen.items() if n not in structure.drawn}
+    with closing(Checkpoints(workdir)) as checkpoints:
+        values, meta, drawn = _kept(checkpoints, structure, config, mesh, None, given)
+    outside = meta.get("outside", "")
+    verify_frozen(meta, drawn, outside)
+    return values, outside
