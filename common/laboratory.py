@@ -8,7 +8,8 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.config import override_all, require
-from common.report.table import publish, write_csv
+from common.errors import UserError
+from common.report.table import keep, publish, write_csv
 from common.track.tracker import METRICS, SUMMARY, read_metrics
 
 
@@ -44,11 +45,18 @@ class Laboratory:
         """The summary and the folder of a run, which is trained if it is not there yet."""
         print(f"\n{name}", flush=True)
         workdir = self.out / "runs" / name
-        return self.train(config, workdir), workdir
+        try:
+            return self.train(config, workdir), workdir
+        except UserError as fault:  # the folder of a run is within what the user named
+            raise UserError(str(fault).replace("--workdir", "--out")) from fault
 
     def write(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
         """Prints a table and writes it as CSV and Markdown."""
         publish(self.out / name, columns, rows)
+
+    def keep(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
+        """As `write`, without printing: for a table that is not whole yet."""
+        keep(self.out / name, columns, rows)
 
     def write_csv(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
         """Writes what is too long to read."""

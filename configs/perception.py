@@ -52,7 +52,7 @@ def _base() -> ConfigDict:
                 "max_length": 512,
                 "tokenizer": "auto",
                 "vocab_size": 32_000,
-                "premise_only": False,
+                "premise_only": False,  # of snli
                 "cache_dir": ".cache",
             },
             "lora": {
@@ -87,7 +87,7 @@ def _paper(config: ConfigDict) -> ConfigDict:
     """What the authors' program does."""
     config.freeze_head, config.reinitialize, config.pool = True, "authors", "authors"
     config.data.update({"max_length": 1024, "premise_only": True})
-    config.eval.select = "test"
+    config.eval.select, config.model.dtype = "test", "authors"
     return config
 
 

@@ -64,6 +64,8 @@ class Laboratory(laboratory.Laboratory):
             config.backbone = "auto"
         if way == "full":
             config.quantize = "none"
+            if config.backbone != "auto" and config.data.tokenizer != "pretrained":
+                config.pretrained = ""
         elif config.data.tokenizer == "trained":
             config.data.tokenizer = "auto"
         return config
@@ -74,7 +76,7 @@ class Laboratory(laboratory.Laboratory):
         Raises:
           UserError: a configuration or the weights are at fault; before anything is trained.
         """
-        weights = self.configuration("full", 1).pretrained
+        weights = self.configuration("lora", 1).pretrained
         found = list(WAYS) if weights else ["full"]
         for way in found:
             config = self.configuration(way, 1)

@@ -20,16 +20,24 @@ from common.config import choose, complete, require
 from common.data.batching import evaluation_batches
 from common.data.corpus import TokenizedCorpus
 from common.data.subword import Subword
+from common.distributed import is_main
 from common.errors import UserError
 from common.sharding import make_mesh
-from common.train import loop, trained
+from common.train import loop, summary, trained
 from common.train.feed import put
 from common.train.task import Values
 from common.train.trained import load_run
 from common.train.workdir import CONFIG, read_config
 from perception import datasets, finetuning, task
 from perception.backbones import Backbone
-from perception.finetuning import make_model, make_shape, make_tokenizer, open_pretrained, outside
+from perception.finetuning import (
+    dtype_of,
+    make_model,
+    make_shape,
+    make_tokenizer,
+    open_pretrained,
+    outside,
+)
 from perception.hugging_face import Pretrained
 from perception.model import PooledClassifier
 from perception.task import CLASSES, TOKENIZER, TextClassification, in_rows
@@ -51,10 +59,9 @@ def validate(config: ConfigDict) -> None:
 
 def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, TextClassification]:
     """The configuration that the loop takes, and the task. Errors are those of the configuration and of the data."""
-    validate(config)
+    config = _resolved(config)
     pretrained = open_pretrained(config)
-    splits = ("train", "test") if config.eval.select == "test" else ("train", "valid", "test")
-    labelled = datasets.load(config, splits)
+    labelled = datasets.load(config)
     tokenizer = make_tokenizer(config, labelled[0]["train"])
     shape = make_shape(config, pretrained, tokenizer)
 
@@ -70,7 +77,28 @@ def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, TextClassificat
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
     """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
-    return loop.fit(*prepare(config, mesh), workdir, mesh)
+    before = ended(config, workdir)
+    return loop.fit(*prepare(config, mesh), workdir, mesh) if before is None else before
+
+
+def ended(config: ConfigDict, workdir: Path) -> dict | None:
+    """As `summary.ended`: what a run in `workdir` left that has made its steps on what is still the same data."""
+    config = _resolved(config)
+    kind, _, place = config.data.source.partition(":")
+    places = [Path(place).expanduser()] if kind == "files" else []
+    places += [Path(config.pretrained).expanduser()] if config.pretrained else []
+    found = summary.ended(config, workdir, places)
+    if found is not None and is_main():
+        print(f"{workdir} has ended before: nothing is read or trained")
+    return found
+
+
+def _resolved(config: ConfigDict) -> ConfigDict:
+    """A valid configuration, as the run keeps it."""
+    validate(config)
+    config = config.copy_and_resolve_references()
+    config.model.dtype = dtype_of(config)
+    return config
 
 
 @dataclass

@@ -52,6 +52,11 @@ class TextClassification(Classification):
         longest = config.data.max_length
         super().__init__(config, tokenizer, build, mesh, longest=longest, labelled=labelled)
 
+    @property
+    def select(self) -> str:
+        """The authors choose the best step by the test examples."""
+        return self.config.eval.select
+
     def rows(self, texts: Sequence[tuple[str, ...]], longest: int) -> tuple[list[list[int]], int]:
         return self.tokenizer.encode_and_count([text for (text,) in texts], longest)
 
@@ -60,8 +65,8 @@ class TextClassification(Classification):
         return None, self.tokenizer.pad
 
     def evaluate(self, values: Values, split: str) -> dict[str, float]:
-        """As `Classification.evaluate`; the authors choose the best step by the test examples."""
-        return super().evaluate(values, self.config.eval.select if split == "valid" else split)
+        """As `Classification.evaluate`, where "valid" is what the best step is chosen by."""
+        return super().evaluate(values, self.select if split == "valid" else split)
 
     def save(self, workdir: Path) -> None:
         """The tokenizer, the names of the classes and what tells the examples from others; those of a run that goes on

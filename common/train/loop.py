@@ -329,7 +329,7 @@ class Run:
             for name, value in metrics.items()
         )
         self.progress.write(
-            f"step {self.number}: valid {shown} ({self.clock['train']:.0f} s of training)"
+            f"step {self.number}: {self.task.select} {shown} ({self.clock['train']:.0f} s of training)"
             + (", the best so far" if better else "")
         )
         if better:

@@ -1,6 +1,7 @@
 """What a run leaves behind in `summary.json`."""
 
 import json
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +18,7 @@ from common.metrics.curve import Curve
 from common.track.tracker import SUMMARY
 from common.train.clock import Clock
 from common.train.task import Task
+from common.train.workdir import differences, has_checkpoints
 from common.variables import Structure
 
 
@@ -72,6 +74,37 @@ def summarize(run: Ended, test: dict[str, float], last: dict[str, float] | None 
         "config": to_json(run.config),
         "curve": run.curve.to_json(),
     }
+
+
+def ended(config: ConfigDict, workdir: Path, sources: Iterable[Path]) -> dict | None:
+    """The summary of a run that has made all the steps that are asked for, where nothing among its sources has changed
+    since: no data have to be read for it, and none of these places need be there any more.
+
+    None, on all processes, where there is none or that is not certain; processes other than the first get {}.
+
+    Args:
+      sources: files, and folders of files.
+    """
+    found, known = {}, False
+    if is_main():
+        with suppress(
+            OSError, ValueError, KeyError, TypeError, AttributeError
+        ):  # missing, or damaged
+            path = workdir / SUMMARY
+            found = json.loads(path.read_text())
+            known = (
+                found["steps"] == config.train.steps
+                and not differences(found["config"], config)
+                and has_checkpoints(workdir)
+                and max(map(_changed, sources), default=0.0) < path.stat().st_mtime
+            )
+    return found if agree(np.asarray([known]))[0] else None
+
+
+def _changed(place: Path) -> float:
+    """When a file, or one in a folder, was last written or put there, in seconds since 1970; 0 if it is not there."""
+    files = [place, *place.iterdir()] if place.is_dir() else [place]
+    return max(max(f.stat().st_mtime, f.stat().st_ctime) if f.exists() else 0.0 for f in files)
 
 
 def found_before(run: Ended) -> dict | None:

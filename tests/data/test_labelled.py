@@ -69,6 +69,14 @@ def test_a_quoted_field_of_a_csv_may_have_lines_and_commas(folder):
     assert load_labelled(data(f"files:{folder}"))[0]["train"].texts[0] == ("one, two\nthree",)
 
 
+def test_a_field_of_a_csv_may_be_as_long_as_it_likes(folder):
+    """Not only up to the 131,072 letters that Python's csv stops at."""
+    (folder / "train.jsonl").unlink()
+    (folder / "train.csv").write_text(f"text,label\n{'long ' * 40_000},0\nfour,1\n")
+    (text,) = load_labelled(data(f"files:{folder}"))[0]["train"].texts[0]
+    assert len(text) == 200_000
+
+
 def test_pairs_have_two_fields(folder):
     for path in folder.iterdir():
         path.write_text(lines([{"a": "x", "b": "y", "label": k} for k in (0, 1)]))

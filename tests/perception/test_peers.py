@@ -20,6 +20,7 @@ from jax.sharding import Mesh  # noqa: E402
 
 from common import variables  # noqa: E402
 from common.data.tensor_files import INDEX, TensorFiles  # noqa: E402
+from common.model.attend import BLOCK  # noqa: E402
 from common.model.lora import Lora, LoraLinear, adapt  # noqa: E402
 from common.sharding import make_mesh  # noqa: E402
 from common.train.checkpoint import abstract  # noqa: E402
@@ -98,6 +99,22 @@ def test_states_and_the_way_back(family: str, saved: str, tmp_path) -> None:
     assert not [name for name in notes["missing_keys"] if "pooler" not in name]
     assert not notes["unexpected_keys"] and not notes["mismatched_keys"]
     np.testing.assert_array_equal(peers.states(again, tokens_BL, lengths_B), wanted)
+
+
+@pytest.mark.parametrize("family", peers.CASES)
+def test_texts_of_several_blocks_of_attention(family: str, tmp_path) -> None:
+    """Mistral's window reaches from one block of queries into the one before."""
+    longest = 2 * BLOCK + 88
+    config = config_of(family)
+    config.max_position_embeddings = longest
+    if family == "mistral":
+        config.sliding_window = BLOCK // 2 + 7
+    model = randomize(transformers.AutoModel.from_config(config, attn_implementation="eager"))
+    model.save_pretrained(tmp_path)
+    tokens_BL, lengths_B = texts(peers.VOCABULARY, (longest, BLOCK + 3, 1))
+    wanted = peers.states(model, tokens_BL, lengths_B)
+    ours = states(open_model(tmp_path), tokens_BL, lengths_B)
+    compare(ours, wanted, lengths_B, f"{family}, {longest} positions")
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -264,6 +264,25 @@ def test_wrong_questions_are_refused_before_anything_is_trained(folder, tmp_path
     assert not (tmp_path / "out").exists()
 
 
+def test_full_training_of_another_backbone_has_nothing_of_the_weights(tmp_path) -> None:
+    """They are for the other ways; of a backbone by name it has neither shape nor tokenizer from them."""
+
+    def pretrained(way: str, *more: str) -> tuple[str, str]:
+        fields = ["--config.pretrained=DIR", *more]
+        mesh = make_mesh({"data": 1}, jax.devices()[:1])
+        lab = Laboratory("", 1, fields, tmp_path, mesh, "configs/perception.py:tiny")
+        config = lab.configuration(way, 1)
+        run.validate(config)
+        return config.backbone, config.pretrained
+
+    assert pretrained("full") == pretrained("lora") == ("auto", "DIR")
+    named = "--config.backbone=arctic_xs"
+    assert pretrained("full", named) == ("arctic_xs", "")
+    assert pretrained("lora", named) == ("arctic_xs", "DIR")
+    tokenizer = "--config.data.tokenizer=pretrained"
+    assert pretrained("full", named, tokenizer) == ("arctic_xs", "DIR")
+
+
 def reached(*values: float) -> Reached:
     return Reached(list(values), list(values), 1, 1.0, [1.0])
 
