@@ -99,7 +99,7 @@ def open_adapter(path: Path) -> tuple[Adapter, Path | None]:
     mode = config.get("finetune", "")
     require(
         mode == "lora",
-        f"{path} has no adapter: it is a run of --config.task={config.get('task', '')}"
+        f"{path} has no adapter: it is a run of --config.paper={config.get('paper', '')}"
         + (f" --config.finetune={mode}" if mode else ""),
     )
     trained = run.load(path)

@@ -34,8 +34,8 @@ TABLES = ("embed/table", "embed/positions/table")
 ENCODER = "encoder/"
 
 
-def validate(config: ConfigDict) -> None:
-    """Backbone, adapters and where things come from, without looking there."""
+def validate(config: ConfigDict, weights: bool = True) -> None:
+    """Backbone, adapters and where things come from, without looking there; `weights` says whether they have to."""
     choose("--config.backbone", config.backbone, ("auto", *BACKBONES))
     choose("--config.finetune", config.finetune, FINETUNE)
     choose("--config.pool", config.pool, POOLS)
@@ -59,7 +59,7 @@ def validate(config: ConfigDict) -> None:
     for name in _words(config.reinitialize):
         choose("--config.reinitialize", name, ("authors", *TABLES))
     require(
-        full or bool(config.pretrained),
+        full or bool(config.pretrained) or not weights,
         f"{option} begins with pretrained weights: --config.pretrained=DIR is missing, a folder with config.json,"
         " tokenizer.json and safetensors; without any there is --config.finetune=full",
     )
@@ -118,8 +118,8 @@ def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
     return Subword.load(Path(config.pretrained).expanduser() / TOKENIZER)
 
 
-def make_shape(config: ConfigDict, pretrained: Pretrained | None, tokenizer: Subword) -> Backbone:
-    """The backbone with the vocabulary and the positions of this run.
+def make_shape(config: ConfigDict, pretrained: Pretrained | None, vocabulary: int) -> Backbone:
+    """The backbone with the positions of this run and, where all of it is trained, as many ids as its tokenizer has.
 
     Raises:
       UserError: the tokenizer or the rows do not fit into it.
@@ -128,10 +128,10 @@ def make_shape(config: ConfigDict, pretrained: Pretrained | None, tokenizer: Sub
     longest, rate = config.data.max_length, config.model.dropout
     full = config.finetune == "full"
     if full:
-        shape = replace(shape, vocabulary=tokenizer.size)
+        shape = replace(shape, vocabulary=vocabulary)
     require(
-        tokenizer.size <= shape.vocabulary,
-        f"the tokenizer has {tokenizer.size:,} ids, the pretrained embeddings {shape.vocabulary:,} rows",
+        vocabulary <= shape.vocabulary,
+        f"the tokenizer has {vocabulary:,} ids, the pretrained embeddings {shape.vocabulary:,} rows",
     )
     # Positions that are random anyway may be as many as the rows need.
     if shape.learned and (full or TABLES[1] in reinitialized(config, shape.family)):

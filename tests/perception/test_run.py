@@ -173,8 +173,7 @@ def test_of_a_head_run_the_head_alone_is_trained(make):
 def test_the_confounds_of_the_authors_are_drawn_from_the_seed(make):
     """A head that stays as it began; positions that do not fit and are drawn anew; nothing of that in full training."""
     config = make("paper,tiny", finetune="lora", **{"data.max_length": 1024})
-    tokenizer = SimpleNamespace(size=300)
-    shape = make_shape(config, SimpleNamespace(shape=SHAPE), tokenizer)
+    shape = make_shape(config, SimpleNamespace(shape=SHAPE), 300)
     assert shape.learned == 1024
     found = structure(config, shape)
     assert all("lora_" in name for name in found.trainable)
@@ -211,7 +210,7 @@ def test_full_training_has_the_trained_tokenizer_or_the_pretrained_one(full, mak
     assert own.shape.vocabulary == own.tokenizer.size == 290
     config = make(**{"data.tokenizer": "pretrained"})
     tokenizer = run.make_tokenizer(config, None)
-    assert make_shape(config, SimpleNamespace(shape=SHAPE), tokenizer).vocabulary == 300
+    assert make_shape(config, SimpleNamespace(shape=SHAPE), tokenizer.size).vocabulary == 300
 
 
 def classified(monkeypatch, capsys, workdir: Path, text: bytes, *options: str) -> list[list[str]]:
