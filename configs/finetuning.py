@@ -9,7 +9,7 @@ from configs import training
 
 
 def _base() -> ConfigDict:
-    config = training.base()
+    config = training.base("reservoir")
     config.update(
         {
             "task": "classification",

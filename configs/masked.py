@@ -10,7 +10,7 @@ from configs import reservoirs, training
 
 def roberta(reservoir: str) -> ConfigDict:
     """RoBERTa base as fairseq pretrains it: 125,000 updates of 2,048 rows."""
-    config = training.base()
+    config = training.base("reservoir")
     config.update(
         {
             "task": "masked_lm",

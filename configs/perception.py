@@ -28,10 +28,9 @@ SIZES = ("laptop", "tiny")
 
 def _base() -> ConfigDict:
     """The recipe "fixed" at the paper's scale: section 3.1 and the authors' program."""
-    config = training.base()
+    config = training.base("perception")
     config.update(
         {
-            "task": "perception",
             "backbone": "arctic_xs",
             "pretrained": "",
             "finetune": "full",

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from ml_collections import ConfigDict
 
 
-def base() -> ConfigDict:
-    """A recipe adds `data` and `model`, and what its task needs."""
+def base(paper: str) -> ConfigDict:
+    """A recipe adds `data` and `model`, and what its task needs. `paper` is the package that trains it."""
     return ConfigDict(
         {
+            "paper": paper,
             "seed": 1,
             "optimizer": {
                 "name": "adamw",

@@ -10,7 +10,7 @@ from configs import reservoirs, training
 
 def base() -> ConfigDict:
     """Every field, with fairseq's values for transformer_iwslt_de_en where the paper follows them."""
-    config = training.base()
+    config = training.base("reservoir")
     config.update(
         {
             "task": "translation",

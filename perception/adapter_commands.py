@@ -139,7 +139,7 @@ def open_adapter(path: Path, weights: Path | None = None) -> tuple[Adapter, Path
     mode = config.get("finetune", "")
     require(
         mode == "lora",
-        f"{path} has no adapter: it is a run of --config.task={config.get('task', '')}"
+        f"{path} has no adapter: it is a run of --config.paper={config.get('paper', '')}"
         + (f" --config.finetune={mode}" if mode else ""),
     )
     base = _base(config, weights)

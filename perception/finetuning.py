@@ -37,8 +37,8 @@ TABLES = ("embed/table", "embed/positions/table")
 ENCODER = "encoder/"
 
 
-def validate(config: ConfigDict) -> None:
-    """Backbone, adapters and where things come from, without looking there."""
+def validate(config: ConfigDict, weights: bool = True) -> None:
+    """Backbone, adapters and where things come from, without looking there; `weights` says whether they have to."""
     choose("--config.backbone", config.backbone, ("auto", *BACKBONES))
     choose("--config.finetune", config.finetune, FINETUNE)
     choose("--config.pool", config.pool, POOLS)
@@ -62,7 +62,7 @@ def validate(config: ConfigDict) -> None:
     for name in _words(config.reinitialize):
         choose("--config.reinitialize", name, ("authors", *TABLES))
     require(
-        full or bool(config.pretrained),
+        full or bool(config.pretrained) or not weights,
         f"{option} begins with pretrained weights: --config.pretrained=DIR is missing, a folder with config.json,"
         " tokenizer.json and safetensors; without any there is --config.finetune=full",
     )
@@ -137,8 +137,8 @@ def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
     return Subword.load(path)
 
 
-def make_shape(config: ConfigDict, pretrained: Pretrained | None, tokenizer: Subword) -> Backbone:
-    """The backbone with the vocabulary and the positions of this run.
+def make_shape(config: ConfigDict, pretrained: Pretrained | None, vocabulary: int) -> Backbone:
+    """The backbone with the positions of this run and, where all of it is trained, as many ids as its tokenizer has.
 
     Raises:
       UserError: the tokenizer or the rows do not fit into it.
@@ -147,10 +147,10 @@ def make_shape(config: ConfigDict, pretrained: Pretrained | None, tokenizer: Sub
     longest, rate = config.data.max_length, config.model.dropout
     full = config.finetune == "full"
     if full:
-        shape = replace(shape, vocabulary=tokenizer.size)
+        shape = replace(shape, vocabulary=vocabulary)
     require(
-        tokenizer.size <= shape.vocabulary,
-        f"the tokenizer has {tokenizer.size:,} ids, the pretrained embeddings {shape.vocabulary:,} rows",
+        vocabulary <= shape.vocabulary,
+        f"the tokenizer has {vocabulary:,} ids, the pretrained embeddings {shape.vocabulary:,} rows",
     )
     # Positions that are random anyway may be as many as the rows need.
     if shape.learned and (full or TABLES[1] in reinitialized(config, shape.family)):
@@ -163,13 +163,13 @@ def make_shape(config: ConfigDict, pretrained: Pretrained | None, tokenizer: Sub
     return replace(shape, dropout=(rate,) * 3) if rate != -1 else shape
 
 
-def dtype_of(config: ConfigDict) -> str:
-    """The type of activations; "authors" is that of their program for a backbone that is named, otherwise "auto"."""
-    if config.model.dtype != "authors":
-        return config.model.dtype
-    if config.backbone == "auto":
-        return "auto"
-    return "bfloat16" if config.backbone in IN_BFLOAT16 else "float32"
+def with_type(config: ConfigDict) -> ConfigDict:
+    """A copy where the type "authors" is that of their program for a backbone that is named, otherwise "auto"."""
+    config = config.copy_and_resolve_references()
+    if config.model.dtype == "authors":
+        named = "bfloat16" if config.backbone in IN_BFLOAT16 else "float32"
+        config.model.dtype = "auto" if config.backbone == "auto" else named
+    return config
 
 
 def make_lora(config: ConfigDict) -> Lora:
@@ -187,7 +187,7 @@ def make_model(
     Raises:
       UserError: there is nothing that `config.lora.targets` or `config.reinitialize` could be about.
     """
-    dtype = compute_dtype(dtype_of(config))
+    dtype = compute_dtype(config.model.dtype)
     encoder = backbone(shape, rngs=rngs, dtype=dtype, remat=config.model.remat)
     made = PooledClassifier(encoder, shape.width, classes, config.pool, rngs=rngs)
     if config.finetune == "lora":

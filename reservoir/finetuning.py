@@ -10,9 +10,10 @@ from common.config import check_rate, choose, complete, require
 from common.errors import UserError
 from common.model.classifier import Classifier
 from common.tasks import classification
-from common.tasks.classification import Classification
+from common.tasks.classification import Build, Classification, Objective
 from common.tasks.masked_lm import vocabulary
 from common.train import loop
+from common.train.task import Sketch
 from common.variables import Arrays
 from reservoir import encoder
 from reservoir.placement import placement
@@ -66,8 +67,8 @@ def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
     return config
 
 
-def make_task(config: ConfigDict, pretrained: Pretrained, mesh: Mesh) -> Classification:
-    """The task, whose encoder starts at the values of the pretraining run."""
+def builder(config: ConfigDict, pretrained: Pretrained) -> Build:
+    """(number of classes, rngs=) -> the classifier."""
 
     def build(classes: int, *, rngs: nnx.Rngs) -> Classifier:
         return encoder.classifier(
@@ -79,21 +80,42 @@ def make_task(config: ConfigDict, pretrained: Pretrained, mesh: Mesh) -> Classif
             freeze_now=config.freeze_now,
         )
 
+    return build
+
+
+def make_task(config: ConfigDict, pretrained: Pretrained, mesh: Mesh) -> Classification:
+    """The task, whose encoder starts at the values of the pretraining run."""
+
     def start(trainable: Arrays) -> Arrays:
         values = pretrained.load(mesh)
         found = {**values.trainable, **values.frozen}
         return trainable | {n: x for n, x in found.items() if n.startswith("encoder/")}
 
-    longest = config.model.max_length
+    build, longest = builder(config, pretrained), config.model.max_length
     return Classification(config, pretrained.tokenizer, build, mesh, longest=longest, start=start)
+
+
+def _open(config: ConfigDict) -> tuple[ConfigDict, Pretrained]:
+    validate(config)
+    pretrained = open_run(Path(config.pretrained), "--config.pretrained")
+    return complete_model(config, pretrained), pretrained
 
 
 def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, Classification]:
     """The configuration that the loop takes, and the task. Errors are those of the configuration and of the data."""
-    validate(config)
-    pretrained = open_run(Path(config.pretrained), "--config.pretrained")
-    config = complete_model(config, pretrained)
+    config, pretrained = _open(config)
     return config, make_task(config, pretrained, mesh)
+
+
+def sketch(config: ConfigDict, multiple: int) -> Sketch:
+    """The run without its data, and two classes; `multiple` divides the rows of a batch.
+
+    Raises:
+      UserError: the configuration or the pretraining run are at fault.
+    """
+    config, pretrained = _open(config)
+    longest = min(max(config.data.buckets), config.model.max_length)
+    return Objective(config, builder(config, pretrained), 2).sketch(longest, multiple)
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:

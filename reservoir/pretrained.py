@@ -12,9 +12,8 @@ from common.tasks import masked_lm
 from common.tasks.masked_lm import TOKENIZER, vocabulary
 from common.train.task import Values
 from common.train.trained import load_run
-from common.train.workdir import CONFIG
+from common.train.workdir import CONFIG, read_run
 from reservoir import encoder, model
-from reservoir.run import read_run
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,10 +20,10 @@ from common.tasks.translation import (
     validate_search,
 )
 from common.train import loop
-from common.train.task import Task, Values
+from common.train.task import Sketch, Task, Values
 from common.train.trained import load_run
-from common.train.workdir import CONFIG, read_config
-from reservoir import encoder, model
+from common.train.workdir import CONFIG, read_run
+from reservoir import encoder, finetuning, model
 from reservoir.backskip import Backskipping, validate_steps
 from reservoir.model import language_model, translator
 
@@ -31,13 +31,22 @@ from reservoir.model import language_model, translator
 class Translation(Backskipping, translation.Translation):
     """Translation that can train past its reservoirs."""
 
+    class Objective(Backskipping, translation.Objective):
+        """Without data."""
+
 
 class MaskedLm(Backskipping, masked_lm.MaskedLm):
     """Masked language modelling that can."""
 
+    class Objective(Backskipping, masked_lm.Objective):
+        """Without data."""
+
 
 class LanguageModelling(Backskipping, language_modelling.LanguageModelling):
     """Language modelling of bytes that can."""
+
+    class Objective(Backskipping, language_modelling.Objective):
+        """Without data."""
 
 
 def _language_modelling(config: ConfigDict) -> None:
@@ -74,22 +83,22 @@ def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, Task]:
     return config, task(config, build, mesh)
 
 
+def sketch(config: ConfigDict, multiple: int) -> Sketch:
+    """The run without its data; `multiple` divides the rows of a batch. A fine-tuning needs its pretraining run.
+
+    Raises:
+      UserError: the configuration or that run are at fault.
+    """
+    if config.task == "classification":
+        return finetuning.sketch(config, multiple)
+    validate(config)
+    _, task, build = TASKS[config.task]
+    return task.Objective.sketch(config, build, multiple)
+
+
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
     """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
     return loop.fit(*prepare(config, mesh), workdir, mesh)
-
-
-def read_run(workdir: Path, task: str, option: str = "--workdir") -> ConfigDict:
-    """The configuration of a run, which has to be of this task.
-
-    Raises:
-      UserError: there is no run, or it is of another task.
-    """
-    config = read_config(workdir, option)
-    found = config.get("task", "")
-    whose = f"of the task {found}" if found else "of another program"
-    require(found == task, f"{option}={workdir} is a run {whose}, not {task}")
-    return config
 
 
 def parser(program: str) -> argparse.ArgumentParser:

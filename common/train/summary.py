@@ -87,9 +87,8 @@ def ended(config: ConfigDict, workdir: Path, sources: Iterable[Path]) -> dict | 
     """
     found, known = {}, False
     if is_main():
-        with suppress(
-            OSError, ValueError, KeyError, TypeError, AttributeError
-        ):  # missing, or damaged
+        # Missing, or damaged.
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             path = workdir / SUMMARY
             found = json.loads(path.read_text())
             known = (

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from common.variables import Arrays, Structure
 
@@ -38,6 +39,28 @@ class Outside:
 
 
 NOTHING = Outside({}, "")
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A run without its data and values: what a step can be compiled from.
+
+    Attributes:
+      config: as the loop takes it; `train.steps` is 0 where only the data say how many there are.
+      task: as far as `build`, `loss`, `loss_at` and `own_rates`.
+      batch: arrays of a global training batch, as `batches` gives them; of several shapes the one with longest rows.
+      tokens: in it, padding too; examples where rows have no length.
+    """
+
+    config: ConfigDict
+    task: "Task"
+    batch: Mapping[str, jax.ShapeDtypeStruct]
+    tokens: int
+
+
+def integers(*shape: int) -> jax.ShapeDtypeStruct:
+    """What stands for an array of token ids, labels or numbers of examples."""
+    return jax.ShapeDtypeStruct(shape, np.int32)
 
 
 class Task(Protocol):

@@ -120,6 +120,19 @@ def read_config(workdir: Path, option: str = "--workdir") -> ConfigDict:
     return from_json(_read(path))
 
 
+def read_run(workdir: Path, task: str, option: str = "--workdir") -> ConfigDict:
+    """The configuration of a run, which has to be of this task.
+
+    Raises:
+      UserError: there is no run, or it is of another task.
+    """
+    config = read_config(workdir, option)
+    found = config.get("task", "")
+    whose = f"of the task {found}" if found else "of another program"
+    require(found == task, f"{option}={workdir} is a run {whose}, not {task}")
+    return config
+
+
 def _read(path: Path) -> dict:
     try:
         values = json.loads(path.read_text())

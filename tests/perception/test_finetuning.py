@@ -12,7 +12,7 @@ from common import variables
 from common.variables import draw_frozen
 from configs import perception as recipes
 from perception.backbones import BACKBONES
-from perception.finetuning import dtype_of, make_model, make_shape, outside, reinitialized
+from perception.finetuning import make_model, make_shape, outside, reinitialized, with_type
 from perception.hugging_face import open_model
 from tests.perception.conftest import LORA, SHAPE
 
@@ -49,10 +49,10 @@ def test_frozen_matrices_are_read_in_the_type_that_they_are_computed_with(
 def test_the_recipe_of_the_authors_has_their_types(backbone, expected):
     config = recipes.get_config("paper")
     config.backbone = backbone
-    assert dtype_of(config) == expected
-    assert dtype_of(recipes.get_config()) == "auto"
+    assert with_type(config).model.dtype == expected
+    assert with_type(recipes.get_config()).model.dtype == "auto"
     config.model.dtype = "float32"
-    assert dtype_of(config) == "float32"
+    assert with_type(config).model.dtype == "float32"
 
 
 def test_of_a_head_run_the_head_alone_is_trained(make):
@@ -64,8 +64,7 @@ def test_of_a_head_run_the_head_alone_is_trained(make):
 def test_the_confounds_of_the_authors_are_drawn_from_the_seed(make):
     """A head that stays as it began; positions that do not fit and are drawn anew; nothing of that in full training."""
     config = make("paper,tiny", finetune="lora", **{"data.max_length": 1024})
-    tokenizer = SimpleNamespace(size=300)
-    shape = make_shape(config, SimpleNamespace(shape=SHAPE), tokenizer)
+    shape = make_shape(config, SimpleNamespace(shape=SHAPE), 300)
     assert shape.learned == 1024
     found = structure(config, shape)
     assert all("lora_" in name for name in found.trainable)

@@ -230,7 +230,7 @@ def test_wrong_adapters_are_refused_in_a_line(asked, folder, tmp_path) -> None:
         adapters, "merge", f"--adapter={lora}", f"--pretrained={tmp_path / 'other'}", out
     )
     full = asked / "runs" / "full_seed1"
-    assert "has no adapter: it is a run of --config.task=perception --config.finetune=full" in (
+    assert "has no adapter: it is a run of --config.paper=perception --config.finetune=full" in (
         refused(adapters, "merge", f"--adapter={full}", out)
     )
     assert "holds no run" in refused(adapters, "merge", f"--adapter={tmp_path}", out)
