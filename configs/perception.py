@@ -76,6 +76,7 @@ def _base() -> ConfigDict:
             "clip": 1.0,
         }
     )
+    # Adafactor has no use for beta1 and beta2: they are of adam and adamw, by optimizer.name.
     config.train.steps = 10_000
     config.eval.update({"steps": 500, "patience": 0, "tokens_per_batch": 16_384, "select": "valid"})
     config.checkpoint.steps = 500

@@ -28,14 +28,16 @@ def train(
     from common.train.profile import Profile
 
     profile = Profile.parse(options.profile)
-    papers = importlib.import_module(f"{paper}.{module}")
-    prepare = papers.prepare
+    own = importlib.import_module(f"{paper}.{module}")
+    prepare = own.prepare
     distributed.initialize()
     mesh = make_mesh(experiment.mesh)
     if options.dry_run:
         outline.show(*prepare(experiment, mesh), mesh)
         return
-    summary = papers.ended(experiment, options.workdir) if hasattr(papers, "ended") else None
+    summary = None
+    if hasattr(own, "ended") and not options.profile:
+        summary = own.ended(experiment, options.workdir)
     if summary is None:
         summary = unless_stopped(
             lambda: loop.fit(*prepare(experiment, mesh), options.workdir, mesh, profile)
