@@ -107,9 +107,8 @@ def _find(directory: Path, names: str, optional: bool) -> Path | None:
 def _records(path: Path) -> Iterator[Record]:
     lines = read_lines(path)
     if path.name.removesuffix(".gz").endswith(".csv"):
-        csv.field_size_limit(
-            sys.maxsize
-        )  # a text may be longer than the 131,072 that it has otherwise
+        # A text may be longer than the 131,072 letters that are the limit otherwise.
+        csv.field_size_limit(sys.maxsize)
         reader = csv.DictReader((f"{line}\n" for line in lines), strict=True)
         try:
             for row in reader:

@@ -1,5 +1,6 @@
 """What of a model is trained, what is frozen, at which values and in which type. Nothing is trained here."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from configs import perception as recipes
 from perception.backbones import BACKBONES
 from perception.finetuning import make_model, make_shape, outside, reinitialized, with_type
 from perception.hugging_face import open_model
+from perception.model import PooledClassifier
 from tests.perception.conftest import LORA, SHAPE
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -93,3 +95,39 @@ def test_which_tables_the_authors_draw_anew(make, name, expected):
     assert reinitialized(config, family) == expected
     config.reinitialize = "embed/table authors"
     assert reinitialized(config, family)[0] == "embed/table"
+
+
+class States(nnx.Module):
+    """An encoder whose states are known, those of padding too."""
+
+    def __call__(self, tokens_BL, lengths_B, key=None):
+        return STATES_BLD.astype(jnp.bfloat16)
+
+
+STATES_BLD = np.arange(2 * 4 * 3, dtype=np.float32).reshape(2, 4, 3)
+
+
+@pytest.mark.parametrize("pool", ["masked", "authors"])
+def test_the_head_reads_the_mean_and_the_last_state(pool):
+    """Of the text, of 3 and 1 tokens; or as the authors' program does, of the row with its padding."""
+    model = PooledClassifier(States(), 3, 5, pool, rngs=nnx.Rngs(0))
+    lengths = (3, 1) if pool == "masked" else (4, 4)
+    wanted_BE = np.stack(
+        [
+            np.concatenate([x_LD[:n].mean(0), x_LD[n - 1]])
+            for x_LD, n in zip(STATES_BLD, lengths, strict=True)
+        ]
+    )
+    given = jnp.zeros((2, 4), jnp.int32), jnp.asarray([3, 1])
+    np.testing.assert_allclose(model.pooled(*given), wanted_BE, rtol=1e-6)
+    logits_BN = wanted_BE @ model.head.kernel[...] + model.head.bias[...]
+    np.testing.assert_allclose(model(*given), logits_BN, rtol=1e-5)
+    assert model(*given).dtype == jnp.float32
+
+
+def test_dropout_is_that_of_the_backbone_or_one_for_all_places(make):
+    config, own = make(), replace(SHAPE, dropout=(0.1, 0.2, 0.3))
+    pretrained = SimpleNamespace(shape=own)
+    assert make_shape(config, pretrained, 300).dropout == own.dropout
+    config.model.dropout = 0.25
+    assert make_shape(config, pretrained, 300).dropout == (0.25, 0.25, 0.25)
