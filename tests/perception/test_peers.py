@@ -119,23 +119,27 @@ def test_texts_of_several_blocks_of_attention(family: str, tmp_path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_tied_output_layer_comes_back(tied: bool, tmp_path) -> None:
-    """Logits of a Qwen2 whose output layer is its table; and an untied one does not pretend to have one."""
+    """Logits of a Qwen2 whose output layer is its table, or goes along from the folder that it comes from; without that
+    folder an untied one does not pretend to have one."""
     config = config_of("qwen2")
     config.tie_word_embeddings = tied
     model = randomize(transformers.Qwen2ForCausalLM(config))
     model.tie_weights()
     model.save_pretrained(tmp_path / "in")
     pretrained = open_model(tmp_path / "in")
-    wanted = abstract(structure_of(pretrained.shape).trainable, alone())
-    export(tmp_path / "out", pretrained.shape, pretrained.load(wanted))
-    again, notes = transformers.Qwen2ForCausalLM.from_pretrained(
-        tmp_path / "out", output_loading_info=True
-    )
-    assert notes["missing_keys"] == ([] if tied else ["lm_head.weight"])
-    if tied:
-        tokens = torch.arange(12)[None]
-        with torch.inference_mode():
-            assert torch.equal(again(tokens).logits, model(tokens).logits)
+    values = pretrained.load(abstract(structure_of(pretrained.shape).trainable, alone()))
+    tokens = torch.arange(12)[None]
+    for name, like in (("out", None), ("like", pretrained)):
+        export(tmp_path / name, pretrained.shape, values, like=like)
+        again, notes = transformers.Qwen2ForCausalLM.from_pretrained(
+            tmp_path / name, output_loading_info=True
+        )
+        whole = tied or like is not None
+        assert notes["missing_keys"] == ([] if whole else ["lm_head.weight"])
+        assert not notes["unexpected_keys"]
+        if whole:
+            with torch.inference_mode():
+                assert torch.equal(again(tokens).logits, model(tokens).logits)
 
 
 # What peft matches in the authors' code.
