@@ -41,11 +41,13 @@ case $action in
     cd "$home/code" || exit
     # A session of its own: the connection may end.
     setsid launch/host.sh keep "$home/venv/bin/python" "$@" </dev/null >>"$log" 2>&1 &
-    until [[ -s $home/pid ]]; do sleep 0.1; done
+    until [[ -s $home/pid ]]; do
+      ((SECONDS < 60)) || fail "the process does not start"
+      sleep 0.1
+    done
     printf 'host %s: started, log in %s\n' "$TRAINLESS_PROCESS_ID" "$log"
     ;;
   keep) # COMMAND...
-    trap : TERM
     "$@" &
     printf '%s\n' $! >"$home/pid"
     wait $!

@@ -25,7 +25,8 @@ of run:
   --spot                cheap, and may be preempted at any time
   --queued              ask by a queued resource, called NAME too, which waits until there is room
   --create OPTION       one more option for gcloud's create, as often as needed: --create --network=lab
-  --setup COMMAND       run on each host before the packages are installed, such as mounting a disk
+  --setup COMMAND       run on each host before the packages are installed, such as mounting a disk; by resume
+                        once more, which it has to bear
   --log-dir DIR         where process-K.log goes on host K (default: train-less/logs in its home)
   --commit COMMIT       the code to run (default: HEAD, if no file differs from it)
   --ssh OPTION          one more option for gcloud's ssh and scp, as often as needed: --ssh --internal-ip
@@ -49,9 +50,9 @@ Each process finds in its environment
   TRAINLESS_PROCESS_ID      0, 1, ...: the number of its host
   TRAINLESS_COMMIT          the commit of the code, for the run's summary
 
-example: launch/tpu.sh run --type v5litepod-16 --zone us-west4-a --spot --queued \
-           --setup 'sudo apt-get install -y nfs-common && sudo mkdir -p /mnt/lab && sudo mount 10.0.0.2:/lab /mnt/lab' \
-           pod configs/wmt_ffn_res.py --config.data.source=files:/mnt/lab/wmt --workdir=/mnt/lab/runs/wmt
+example: launch/tpu.sh run --type v5litepod-16 --zone us-west4-a --spot --queued --setup 'mountpoint -q /mnt ||
+           { sudo apt-get install -y nfs-common && sudo mount 10.0.0.2:/lab /mnt; }' \
+           pod configs/wmt_ffn_res.py --config.data.source=files:/mnt/wmt --workdir=/mnt/runs/wmt
 END
 }
 
