@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -160,7 +161,7 @@ class Lock:
 
 
 def commit() -> str:
-    """The commit of the code, "+" if the tree differs from it; "unknown" outside a checkout."""
+    """The commit of the code, "+" if the tree differs from it; outside a checkout TRAINLESS_COMMIT, or "unknown"."""
     root = Path(__file__).parents[2]
 
     def git(*arguments: str) -> str:
@@ -171,4 +172,4 @@ def commit() -> str:
         dirty = git("status", "--porcelain", "--untracked-files=no")
         return git("rev-parse", "HEAD") + ("+" if dirty else "")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("TRAINLESS_COMMIT", "unknown")
