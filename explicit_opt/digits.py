@@ -91,7 +91,7 @@ def features_of(pixels_MD: np.ndarray, levels: int) -> np.ndarray:
 class Digits(Task):
     """The task that the training loop sees."""
 
-    objective, mode = "loss", "min"
+    objective, mode, unit = "loss", "min", "examples"
 
     def __init__(self, config: ConfigDict, mesh: Mesh):
         """Reads the images.

@@ -77,7 +77,7 @@ class Classification(Task):
       labelled: splits and names of the classes, where they have been read already.
     """
 
-    objective, mode = "accuracy", "max"
+    objective, mode, unit = "accuracy", "max", "examples"
 
     def __init__(
         self,

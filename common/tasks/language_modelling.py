@@ -74,7 +74,7 @@ def validate(config: ConfigDict) -> None:
 class LanguageModelling(Task):
     """The task that the training loop sees."""
 
-    objective, mode = "bits_per_byte", "min"
+    objective, mode, unit = "bits_per_byte", "min", "bytes"
 
     def __init__(self, config: ConfigDict, build: Build, mesh: Mesh):
         """Reads the data.

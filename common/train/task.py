@@ -52,6 +52,9 @@ class Task(Protocol):
     mode: str
     """"max" or "min"."""
 
+    unit = "tokens"
+    """What the weights of `loss` count."""
+
     tests_last = False
     """Whether the summary has the test of the last values too, beside that of the best."""
 

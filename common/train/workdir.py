@@ -31,6 +31,7 @@ FREE = (
     "checkpoint.steps",
     "checkpoint.seconds",
     "checkpoint.keep",
+    "checkpoint.snapshots",
     "data.cache_dir",
     "mesh.",
     "wandb.",
