@@ -30,8 +30,12 @@ def validate(config: ConfigDict) -> None:
             bool(config.pretrained),
             "--config.pretrained=RUN is missing: the folder of a masked language model",
         )
+        require(
+            config.pretrained_step >= 0,
+            f"--config.pretrained_step must be at least 0, got {config.pretrained_step}",
+        )
         choose("--config.reservoirs", config.reservoirs, encoder.RESERVOIRS)
-        for name in ("dropout", "head_dropout"):
+        for name in ("dropout", "attention_dropout", "head_dropout"):
             check_rate(f"--config.model.{name}", config.model[name])
         choose("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
         classification.validate(config)
@@ -58,6 +62,11 @@ def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
         except ValueError as error:
             raise UserError(f"--config.freeze_now: {error}") from error
         require(bool(chosen), f"{option} freezes nothing: --config.freeze_now={config.freeze_now}")
+    return inherit(config, model)
+
+
+def inherit(config: ConfigDict, model: ConfigDict) -> ConfigDict:
+    """A copy with this model of a pretraining run, but for the fields that fine-tuning has of its own."""
     config = config.copy_and_resolve_references()
     config.model = ConfigDict({**model.to_dict(), **config.model.to_dict()})
     if model.backskip.estimator != "none":
@@ -80,7 +89,7 @@ def make_task(config: ConfigDict, pretrained: Pretrained, mesh: Mesh) -> Classif
         )
 
     def start(trainable: Arrays) -> Arrays:
-        values = pretrained.load(mesh)
+        values = pretrained.load(mesh, config.pretrained_step)
         found = {**values.trainable, **values.frozen}
         return trainable | {n: x for n, x in found.items() if n.startswith("encoder/")}
 
