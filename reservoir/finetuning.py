@@ -13,6 +13,7 @@ from common.tasks import classification
 from common.tasks.classification import Classification
 from common.tasks.masked_lm import vocabulary
 from common.train import loop
+from common.train.checkpoint import check_snapshot
 from common.variables import Arrays
 from reservoir import encoder
 from reservoir.placement import placement
@@ -46,10 +47,12 @@ def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
     """A copy whose model is that of the pretraining run but for the fields that fine-tuning has of its own.
 
     Raises:
-      UserError: the run has no layers that `config.reservoirs` could be about.
+      UserError: the run has no layers that `config.reservoirs` could be about, or not the snapshot that is asked for.
     """
     model, mode = pretrained.config.model, config.reservoirs
     option = f"--config.reservoirs={mode}"
+    if config.pretrained_step:
+        check_snapshot(pretrained.workdir, config.pretrained_step)
     plain = model.reservoir == "none"
     require(mode != "tune" or not plain, f"{option}: {pretrained.workdir} has no reservoirs")
     if mode == "freeze_now":

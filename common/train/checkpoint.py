@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from common.config import require
 from common.distributed import barrier, is_main
 from common.errors import UserError
 from common.sharding import place, shardings
@@ -142,12 +143,7 @@ class Checkpoints:
         Raises:
           UserError: it is missing or damaged.
         """
-        there = snapshots(self._directory.parent)
-        if step not in there:
-            raise UserError(
-                f"no snapshot of step {step} in {self._directory / SNAPSHOTS}; there are: {there or 'none'}"
-                " (--config.checkpoint.snapshots says how often training makes one)"
-            )
+        check_snapshot(self._directory.parent, step)
         return self._use("snapshot", self._snapshots, step, target)
 
     def _use(
@@ -207,6 +203,18 @@ def snapshots(workdir: Path) -> list[int]:
     """The steps of which a run has snapshots, in their order."""
     found = (workdir / "checkpoints" / SNAPSHOTS).glob("*")
     return sorted(int(path.name) for path in found if path.name.isdecimal())
+
+
+def check_snapshot(workdir: Path, step: int) -> None:
+    """Raises:
+    UserError: the run has no snapshot of this step.
+    """
+    there = snapshots(workdir)
+    require(
+        step in there,
+        f"no snapshot of step {step} in {workdir / 'checkpoints' / SNAPSHOTS}; there are: {there or 'none'}"
+        " (--config.checkpoint.snapshots says how often training makes one)",
+    )
 
 
 def _differences(path: Path, target: Any) -> str:

@@ -225,7 +225,9 @@ def test_a_checkpoint_that_does_not_fit_its_configuration_is_not_called_damaged(
     config = json.loads((other / "config.json").read_text())
     config["model"]["hidden"] = 32
     (other / "config.json").write_text(json.dumps(config))
-    message = refused(classifying(other), folder, mesh)
+    with pytest.raises(UserError) as caught:
+        finetuning.fit(classifying(other), folder / "of_another", mesh)
+    message = str(caught.value)
     assert f"{other}/checkpoints/best/4, does not fit the configuration beside it" in message
     assert "encoder/stack/blocks/0/residuals/1/function/down/kernel is (24, 16) there" in message
 
