@@ -31,6 +31,7 @@ def roberta(reservoir: str) -> ConfigDict:
                 "heads": 12,
                 "activation": "gelu",
                 "dropout": 0.1,
+                "attention_dropout": 0.1,
                 "norm": "post",
                 "positions": "learned",
                 "max_length": 512,

@@ -105,11 +105,7 @@ def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
 def ended(config: ConfigDict, workdir: Path) -> dict | None:
     """As `summary.ended`: what a run in `workdir` left that has made its steps on what is still the same data."""
     validate(config)
-    config = with_type(config)
-    kind, _, place = config.data.source.partition(":")
-    places = [Path(place).expanduser()] if kind == "files" else []
-    places += [Path(config.pretrained).expanduser()] if config.pretrained else []
-    found = summary.ended(config, workdir, places)
+    found = summary.ended(with_type(config), workdir)
     if found is not None and is_main():
         print(f"{workdir} has ended before: nothing is read or trained")
     return found

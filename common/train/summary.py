@@ -1,7 +1,6 @@
 """What a run leaves behind in `summary.json`."""
 
 import json
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -76,14 +75,11 @@ def summarize(run: Ended, test: dict[str, float], last: dict[str, float] | None 
     }
 
 
-def ended(config: ConfigDict, workdir: Path, sources: Iterable[Path]) -> dict | None:
+def ended(config: ConfigDict, workdir: Path) -> dict | None:
     """The summary of a run that has made all the steps that are asked for, where nothing among its sources has changed
     since: no data have to be read for it, and none of these places need be there any more.
 
     None, on all processes, where there is none or that is not certain; processes other than the first get {}.
-
-    Args:
-      sources: files, and folders of files.
     """
     found, known = {}, False
     if is_main():
@@ -95,15 +91,22 @@ def ended(config: ConfigDict, workdir: Path, sources: Iterable[Path]) -> dict | 
                 found["steps"] == config.train.steps
                 and not differences(found["config"], config)
                 and has_checkpoints(workdir)
-                and max(map(_changed, sources), default=0.0) < path.stat().st_mtime
+                and changed(config) < path.stat().st_mtime
             )
     return found if agree(np.asarray([known]))[0] else None
 
 
-def _changed(place: Path) -> float:
-    """When a file, or one in a folder, was last written or put there, in seconds since 1970; 0 if it is not there."""
-    files = [place, *place.iterdir()] if place.is_dir() else [place]
-    return max(max(f.stat().st_mtime, f.stat().st_ctime) if f.exists() else 0.0 for f in files)
+def changed(config: ConfigDict) -> float:
+    """When the files of the data or of a pretrained model were last written or put there, in seconds since 1970.
+
+    0 where there are none, or no longer; data that are no files are known by the configuration alone.
+    """
+    kind, _, place = config.data.source.partition(":")
+    places = [place] if kind == "files" else []
+    places += [config.pretrained] if config.get("pretrained") else []
+    folders = [Path(place).expanduser() for place in places]
+    files = [f for folder in folders for f in (folder, *folder.glob("*")) if f.exists()]
+    return max((max(f.stat().st_mtime, f.stat().st_ctime) for f in files), default=0.0)
 
 
 def found_before(run: Ended) -> dict | None:

@@ -78,6 +78,9 @@ class Task(Protocol):
     select = "valid"
     """The examples by which the best step is chosen, as people call them."""
 
+    unit = "tokens"
+    """What the weights of `loss` count."""
+
     tests_last = False
     """Whether the summary has the test of the last values too, beside that of the best."""
 

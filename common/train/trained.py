@@ -1,11 +1,14 @@
-"""A trained model out of a workdir: the values of its best checkpoint."""
+"""A trained model out of a workdir: the values of its best checkpoint, of a snapshot, or the mean of some snapshots."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
@@ -30,17 +33,22 @@ def load_best(
     outside: Outside = NOTHING,
 ) -> Values:
     """The values of a run's best checkpoint (or that of `step`) on `mesh`, reservoirs drawn again and verified."""
-    kept, meta, drawn = _kept(checkpoints, structure, config, mesh, step, outside.values)
+    kept, meta, drawn = _kept(
+        lambda target: checkpoints.restore_best(target, step),
+        structure,
+        config,
+        mesh,
+        outside.values,
+    )
     verify_frozen(meta, drawn, outside.fingerprint)
     return replace(kept, frozen={**outside.values, **kept.frozen})
 
 
 def _kept(
-    checkpoints: Checkpoints,
+    restore: Callable[[Any], tuple[Any, dict]],
     structure: Structure,
     config: ConfigDict,
     mesh: Any,
-    step: int | None,
     outside: Arrays,
 ) -> tuple[Values, dict, str]:
     """What checkpoint and seed give, without what lies `outside`; the meta; the fingerprint of the drawn layers."""
@@ -49,7 +57,7 @@ def _kept(
         "trainable": abstract(structure.trainable, mesh),
         "frozen": stored(structure, config.checkpoint.store_frozen, mesh, outside),
     }
-    state, meta = checkpoints.restore_best(target, step)
+    state, meta = restore(target)
     values = Values(structure, state["trainable"], {**frozen, **state["frozen"]}, mesh)
     return values, meta, drawn
 
@@ -60,11 +68,33 @@ def load_run(
     build: Callable[[nnx.Rngs], nnx.Module],
     mesh: Any,
     outside: Callable[[Structure], Outside] = lambda structure: NOTHING,
+    snapshots: Sequence[int] = (),
 ) -> Values:
-    """What a program that uses a trained run starts from. `outside` is that of its task."""
+    """What a program that uses a trained run starts from. `outside` is that of its task.
+
+    Args:
+      snapshots: the mean of the trained values at these steps, in the place of the best checkpoint.
+    """
     structure = variables.abstract(lambda: build(variables.Keys(0)))
+    given = outside(structure)
     with closing(Checkpoints(workdir)) as checkpoints:
-        return load_best(checkpoints, structure, config, mesh, outside=outside(structure))
+        if not snapshots:
+            return load_best(checkpoints, structure, config, mesh, outside=given)
+        mean: Values | None = None
+        for step in snapshots:
+            kept, meta, drawn = _kept(
+                partial(checkpoints.restore_snapshot, step=step),
+                structure,
+                config,
+                mesh,
+                given.values,
+            )
+            verify_frozen(meta, drawn, given.fingerprint)
+            share = jax.tree.map(lambda x: x / len(snapshots), kept.trainable)
+            if mean is not None:
+                share = jax.tree.map(jnp.add, mean.trainable, share)
+            mean = replace(kept, trainable=share, frozen={**given.values, **kept.frozen})
+        return mean
 
 
 def load_own(
@@ -75,7 +105,7 @@ def load_own(
     structure = variables.abstract(lambda: build(variables.Keys(0)))
     given = {n: v for n, v in structure.frozen.items() if n not in structure.drawn}
     with closing(Checkpoints(workdir)) as checkpoints:
-        values, meta, drawn = _kept(checkpoints, structure, config, mesh, None, given)
+        kept, meta, drawn = _kept(checkpoints.restore_best, structure, config, mesh, given)
     outside = meta.get("outside", "")
     verify_frozen(meta, drawn, outside)
-    return values, outside
+    return kept, outside

@@ -32,6 +32,7 @@ FREE = (
     "checkpoint.steps",
     "checkpoint.seconds",
     "checkpoint.keep",
+    "checkpoint.snapshots",
     "data.cache_dir",
     "mesh.",
     "wandb.",
