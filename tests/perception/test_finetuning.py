@@ -18,8 +18,6 @@ from perception.hugging_face import open_model
 from perception.model import PooledClassifier
 from tests.perception.conftest import LORA, SHAPE
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 def structure(config: ConfigDict, shape=SHAPE) -> variables.Structure:
     return variables.abstract(lambda: make_model(config, shape, 6, rngs=nnx.Rngs(0)))

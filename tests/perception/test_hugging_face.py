@@ -21,8 +21,6 @@ from perception.hugging_face import Pretrained, check_shape, export, open_model
 from tests.perception.helpers import golden, golden_json, states, structure_of, write_folder
 from tests.programs import finish_two
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 FAMILIES = ("bert", "qwen2", "mistral", "phi", "openelm")
 SHARDED = {"data": 2, "fsdp": 2, "tensor": 2}
 

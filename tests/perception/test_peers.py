@@ -30,7 +30,7 @@ from perception.parameter_names import their_name  # noqa: E402
 from tests.perception import make_golden as peers  # noqa: E402
 from tests.perception.helpers import draw, states, structure_of, texts  # noqa: E402
 
-pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("quick_compilation")]
+pytestmark = pytest.mark.peers
 
 LONG = 64
 """Positions, all of which are used; more than ten of Mistral's windows."""

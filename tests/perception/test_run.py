@@ -23,8 +23,6 @@ from perception.finetuning import make_shape
 from perception.task import TextClassification
 from tests.perception.conftest import LORA, SHAPE
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 @pytest.fixture(scope="module")
 def said() -> io.StringIO:

@@ -23,8 +23,6 @@ from perception.hugging_face import export, open_model
 from perception.model import backbone
 from tests.perception.helpers import states
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 SHAPE = bert(1, 16, 24, 2, vocabulary=300, longest=16)
 ROWS = {"train": 120, "validation": 24, "test": 24}
 

@@ -16,8 +16,6 @@ from reservoir.backskip import Backskipping, Rule, observe, rewards, skip, skips
 from reservoir.model import validate
 from tests.model import helpers
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])
 TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 2, 0]])
 BATCH = {"source": jnp.asarray(SOURCE), "target": jnp.asarray(TARGET)}

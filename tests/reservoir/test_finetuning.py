@@ -23,8 +23,6 @@ from configs import masked
 from reservoir import evaluate, finetuning, run
 from reservoir.pretrained import open_run
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 SIZES = {"width": 16, "hidden": 24, "heads": 2, "max_length": 32}
 SEED = 11
 """Of fine-tuning; pretraining has another."""

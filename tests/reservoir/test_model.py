@@ -21,8 +21,6 @@ from configs import translation
 from reservoir.model import translator, validate
 from tests.model import helpers
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 KINDS = ("none", "transformer", "ffn")
 # Of the (3, 1) encoder.
 FROZEN_LAYER = "encoder/blocks/1/"

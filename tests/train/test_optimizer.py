@@ -185,7 +185,7 @@ def trained(sizes: dict[str, int], devices: int) -> dict[str, np.ndarray]:
     return {name: np.asarray(value) for name, value in values.items()}
 
 
-def test_adafactor_trains_the_same_on_every_mesh(quick_compilation):
+def test_adafactor_trains_the_same_on_every_mesh():
     one, eight = trained({}, 1), trained({"data": 2, "fsdp": 2, "tensor": 2}, 8)
     for name, value in one.items():
         np.testing.assert_allclose(eight[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
