@@ -18,10 +18,10 @@ test: lint ## lint, then the tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=15
 
 test-slow: $(VENV)/.dev ## the tests that take minutes
-	$(BIN)/python -m pytest -m slow
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m slow
 
 test-peers: $(VENV)/.peers ## side by side with transformers and peft, which this installs
-	$(BIN)/python -m pytest -m peers
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m peers
 
 bench: $(VENV)/.bench ## side by side with PyTorch peers; see benchmarks/README.md
 	$(BIN)/python -m benchmarks.reservoir_step

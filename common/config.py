@@ -153,7 +153,7 @@ def complete(source: object) -> Iterator[None]:
     """
     try:
         yield
-    except AttributeError as error:
+    except (AttributeError, KeyError) as error:
         field = str(error).splitlines()[0].strip("\"'")
         raise UserError(
             f"{source} is no configuration of this program: no field {field}"
@@ -212,12 +212,12 @@ def parse(program: str, argv: list[str] | None = None) -> tuple[ConfigDict, argp
     fields, rest = split_fields(sys.argv[1:] if argv is None else argv)
     options = parser.parse_args(rest)
     config = load(options.config)
+    override_all(config, fields)
     paper, own = program.split(".")[0], config.get("paper", "")
     require(
         own in ("", paper),
-        f"--config={options.config} is an experiment of {own}: see what trains it in its first lines",
+        f"--config={options.config} is an experiment of {own}, which {program} does not train",
     )
-    override_all(config, fields)
     path, _, argument = options.config.partition(":")
     name = Path(path).stem + (f"_{re.sub(r'[^A-Za-z0-9]+', '_', argument)}" if argument else "")
     options.workdir = Path(options.workdir or f"runs/{name}")

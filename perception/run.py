@@ -84,6 +84,8 @@ def sketch(config: ConfigDict, multiple: int) -> Sketch:
       UserError: the configuration or the folder are at fault.
     """
     with complete("--config"):
+        if config.dataset:
+            choose("--config.dataset", config.dataset, DATASETS)
         finetuning.validate(config, weights=False)
     _validate(config)
     config = with_type(config)

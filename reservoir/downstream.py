@@ -70,7 +70,7 @@ class Downstream(NamedTuple):
     group: Group
 
     def hours(self) -> list[float]:
-        """Of pretraining, up to where fine-tuning takes over."""
+        """Of pretraining: all of it, or up to the snapshot that fine-tuning starts from."""
         runs = self.pretraining.runs
         if not self.tuning.step:
             return [run.summary["train_seconds"] / 3600 for run in runs]
@@ -79,6 +79,16 @@ class Downstream(NamedTuple):
         return [
             float(np.interp(self.tuning.step, *zip(*points, strict=True))) / 3600
             for points in known
+        ]
+
+    def perplexity(self) -> list[float]:
+        """Of what fine-tuning starts from, on validation: the best of the run, or the last before its snapshot."""
+        before = self.tuning.step
+        return [
+            max((p for p in run.curve.points if p.step <= before), key=lambda p: p.step).value
+            if before and run.curve.points[0].step <= before
+            else run.curve.best.value
+            for run in self.pretraining.runs
         ]
 
 
@@ -133,13 +143,16 @@ def _row(row: Downstream) -> tuple:
         row.tuning.case.layers,
         layers_of(before[0].config).frozen,
         row.group.layers.frozen,
-        spread([run.curve.best.value for run in before], 3),
+        spread(row.perplexity(), 3),
         row.tuning.step or "best",
         spread(row.hours(), 3),
         spread([run.curve.best.value for run in row.group.runs], 2),
         spread([run.test for run in row.group.runs], 2),
     )
 
+
+FIXED = ("reservoirs=", "freeze_now=", "pretrained=", "pretrained_step=", "seed=")
+"""Fields of fine-tuning that differ between the runs of a figure."""
 
 FIGURES = ("fig2", "fig6", "fig11")
 """What is about fine-tuning."""
@@ -181,6 +194,8 @@ def configuration(lab: Laboratory, tuning: Tuning, seed: int) -> ConfigDict:
     if lab.scale != "paper":
         config = getattr(finetuning, lab.scale)(config)
     config.wandb.mode = "disabled"
+    given = [f for f in lab.finetune if f.startswith(FIXED)]
+    require(not given, f"--finetune={' '.join(given)}: the figure sets this itself, run by run")
     try:
         override_all(config, [f"--config.{field}" for field in lab.finetune])
     except UserError as error:

@@ -146,6 +146,9 @@ NEEDS = {
 
 def snapshot_steps(config: ConfigDict) -> range:
     """The steps of a pretraining run of which a snapshot is kept."""
+    require(
+        config.train.steps >= 1, f"--config.train.steps={config.train.steps} leaves nothing to keep"
+    )
     every = max(config.train.steps // SNAPSHOTS, 1)
     return range(every, config.train.steps + 1, every)
 
@@ -202,6 +205,8 @@ class Laboratory(laboratory.Laboratory):
             config.update_from_flattened_dict({f"model.{name}": value})
         config = self.override(config, seed=seed)
         if config.task == "masked_lm":
+            given = [f for f in self.fields if f.startswith("--config.checkpoint.snapshots=")]
+            require(not given, f"{''.join(given)}: Figure 6 says itself what is kept")
             config.checkpoint.snapshots = snapshot_steps(config)[0]
         return config
 

@@ -126,8 +126,8 @@ def sketch(config: ConfigDict, multiple: int) -> Sketch:
       UserError: the configuration or the pretraining run are at fault.
     """
     config, pretrained = _open(config)
-    longest = min(max(config.data.buckets), config.model.max_length)
-    return Objective(config, builder(config, pretrained), 2).sketch(longest, multiple)
+    task = Objective(config, builder(config, pretrained), 2)
+    return task.sketch(config.model.max_length, multiple)
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:

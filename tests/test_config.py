@@ -134,20 +134,33 @@ def test_choose_names_the_choices_and_the_nearest():
 
 
 def test_command_line():
-    config, options = parse("p", [TINY, "--config.train.steps=7", "--config.data.buckets=8,16"])
+    config, options = parse(
+        "reservoir.train", [TINY, "--config.train.steps=7", "--config.data.buckets=8,16"]
+    )
     assert (config.train.steps, config.data.buckets) == (7, (8, 16))
     assert options.workdir == Path("runs/wmt_ffn_res_tiny")
 
 
+def test_an_experiment_of_another_paper_is_refused():
+    with pytest.raises(
+        UserError, match=r"is an experiment of reservoir, which gmlp_lm\.train does"
+    ):
+        parse("gmlp_lm.train", [TINY])
+    with pytest.raises(
+        UserError, match=r"is an experiment of gmlp_lm, which reservoir\.train does"
+    ):
+        parse("reservoir.train", [TINY, "--config.paper=gmlp_lm"])
+
+
 def test_the_last_of_equal_options_counts():
-    config, _ = parse("p", ["--config.seed=2", TINY, "--config.seed=3"])
+    config, _ = parse("reservoir.train", ["--config.seed=2", TINY, "--config.seed=3"])
     assert config.seed == 3
 
 
 def test_workdir_is_named_by_the_configuration_unless_given():
-    _, options = parse("p", [f"--config={ROOT}/configs/iwslt_t_res.py"])
+    _, options = parse("reservoir.train", [f"--config={ROOT}/configs/iwslt_t_res.py"])
     assert options.workdir == Path("runs/iwslt_t_res")
-    _, options = parse("p", [TINY, "--workdir", "elsewhere"])
+    _, options = parse("reservoir.train", [TINY, "--workdir", "elsewhere"])
     assert options.workdir == Path("elsewhere")
 
 
@@ -158,6 +171,6 @@ def test_own_configuration_with_an_argument_of_its_own(tmp_path):
         "def get_config(argument=''):\n"
         "    return ConfigDict({'a': {'b': argument}})\n"
     )
-    config, options = parse("p", [f"--config={path}:x=1/y"])
+    config, options = parse("reservoir.train", [f"--config={path}:x=1/y"])
     assert config.a.b == "x=1/y"
     assert options.workdir == Path("runs/mine_x_1_y")

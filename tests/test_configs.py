@@ -166,6 +166,40 @@ def test_no_golden_file_is_left_over():
     assert {path.name for path in GOLDEN.iterdir()} == known
 
 
+SKETCHED = (
+    "iwslt_ffn_res",
+    "enwik8_t_res",
+    "enwik8_gmlp",
+    "babylm_cat",
+    "mnist_explicit",
+    "perception",
+)
+
+
+@pytest.mark.parametrize("name", SKETCHED)
+def test_a_sketch_has_the_arrays_of_a_batch(name):
+    """What is planned without data is what training feeds: names, types, and shapes but for the length of a bucket."""
+    config = load(name, "tiny")
+    run = importlib.import_module(f"{config.paper}.run")
+    _, task = run.prepare(config, sharding.make_mesh({"data": -1}))
+    first, _ = next(iter(task.batches(None)))
+    drawn = run.sketch(config, 8)
+    assert {n: (x.dtype, x.ndim) for n, x in first.items()} == {
+        n: (x.dtype, x.ndim) for n, x in drawn.batch.items()
+    }
+    for key, x in first.items():
+        longest = drawn.batch[key].shape
+        same_bucket = x.shape[1:] == longest[1:]
+        assert (x.shape == longest) if same_bucket else (x.size <= longest[0] * longest[1]), key
+    drawn_sizes, sizes = (
+        variables.count(variables.abstract(lambda one=one: one.build(variables.Keys(0))))
+        for one in (drawn.task, task)
+    )
+    assert drawn_sizes["frozen"] == sizes["frozen"]
+    # A vocabulary may come out smaller, and how many classes one's own data have only they say.
+    assert drawn_sizes["trainable"] >= 0.99 * sizes["trainable"]
+
+
 @pytest.mark.parametrize("name", [*TRANSLATION, *MASKED])
 def test_full_size_step_lowers_for_eight_devices(name):
     """Nothing is allocated and nothing compiled: shapes, partitions and types fit together."""

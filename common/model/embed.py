@@ -58,7 +58,8 @@ class Embed(nnx.Module):
         start: jax.Array | int = 0,
     ) -> jax.Array:
         """Returns (B, L, D); `start` is the position of the first token."""
-        x_BLD = self.table[...][tokens_BL] * self.scale
+        # A frozen table may be kept in the type of the computation; the sum is rounded once, whatever it is kept in.
+        x_BLD = self.table[...][tokens_BL].astype(jnp.float32) * self.scale
         if self.positions is not None:
             x_BLD = x_BLD + self.positions(start + jnp.arange(tokens_BL.shape[1]))
         if self.types is not None:

@@ -12,6 +12,7 @@ from common.report.table import Table
 
 IGNORED = (
     "seed",
+    "paper",
     "wandb.",
     "checkpoint.",
     "data.cache_dir",

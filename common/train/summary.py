@@ -1,6 +1,7 @@
 """What a run leaves behind in `summary.json`."""
 
 import json
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
@@ -104,9 +105,11 @@ def changed(config: ConfigDict) -> float:
     kind, _, place = config.data.source.partition(":")
     places = [place] if kind == "files" else []
     places += [config.pretrained] if config.get("pretrained") else []
-    folders = [Path(place).expanduser() for place in places]
-    files = [f for folder in folders for f in (folder, *folder.glob("*")) if f.exists()]
-    return max((max(f.stat().st_mtime, f.stat().st_ctime) for f in files), default=0.0)
+    folders = [Path(os.path.expanduser(place)) for place in places]
+    files = [f for folder in folders for f in (folder, *folder.rglob("*")) if f.exists()]
+    # Of a link both: it may be turned to other files that are older.
+    known = [stat for f in files for stat in (f.stat(), f.lstat())]
+    return max((max(stat.st_mtime, stat.st_ctime) for stat in known), default=0.0)
 
 
 def found_before(run: Ended) -> dict | None:
@@ -122,4 +125,6 @@ def found_before(run: Ended) -> dict | None:
     asked = json.loads(json.dumps(to_json(run.config)))
     known = found.get("steps") == run.number
     known &= found.get("config", {}).get("decode") == asked.get("decode")
+    if known:
+        (run.workdir / SUMMARY).touch()  # compared with the run's data and weights, as they are now
     return found if agree(np.asarray([known]))[0] else None

@@ -39,6 +39,28 @@ def test_a_run_that_has_ended_is_not_opened_again(lab: Toys) -> None:
     assert lab.opened == ["one"] * 2 and found["curve"] == again["curve"]
 
 
+def test_a_run_whose_data_were_written_since_is_opened_again(lab: Toys, tmp_path: Path) -> None:
+    """Files at any depth, and a link that is turned to older ones."""
+    old, data = tmp_path / "old", tmp_path / "data"
+    for folder in (old, data):
+        (folder / "train").mkdir(parents=True)
+        (folder / "train" / "a.txt").write_text(folder.name)
+    link = tmp_path / "link"
+    link.symlink_to(data)
+    config = toy.config(data={"source": f"files:{link}"})
+    lab.fit("one", config)
+    lab.fit("one", config)
+    assert lab.opened == ["one"]
+    (data / "train" / "a.txt").write_text("changed")
+    lab.fit("one", config)
+    lab.fit("one", config)  # it has been looked at since
+    assert lab.opened == ["one"] * 2
+    link.unlink()
+    link.symlink_to(old)
+    lab.fit("one", config)
+    assert lab.opened == ["one"] * 3
+
+
 def test_another_configuration_is_refused_or_gone_on_with(lab: Toys) -> None:
     lab.fit("one", toy.config(train__steps=10))
     with pytest.raises(UserError, match="belongs to a run with another configuration: seed"):
