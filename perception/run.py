@@ -44,10 +44,11 @@ from perception.task import CLASSES, TOKENIZER, TextClassification, in_rows
 
 
 def validate(config: ConfigDict) -> None:
-    """Everything that can be known without pretrained weights and data."""
+    """Everything that can be known of a run that is to be made, without pretrained weights and data."""
     with complete("--config"):
         datasets.validate(config)
         finetuning.validate(config)
+        finetuning.check_used(config)
     _validate(config)
 
 
@@ -85,6 +86,7 @@ def sketch(config: ConfigDict, multiple: int) -> Sketch:
     """
     with complete("--config"):
         finetuning.validate(config, weights=False)
+        finetuning.check_used(config)
     _validate(config)
     config = with_type(config)
     pretrained = open_pretrained(config) if config.pretrained else None
@@ -181,7 +183,9 @@ def _open(
 ) -> tuple[tuple[Backbone, Subword, tuple[str, ...]], Callable, Pretrained | None]:
     """What a run is of beside its values; what builds its model; and where the weights are."""
     with complete(workdir / CONFIG):
-        validate(config)
+        datasets.validate(config)
+        finetuning.validate(config)
+    _validate(config)
     tokenizer = Subword.load(workdir / TOKENIZER)
     try:
         classes = tuple(json.loads((workdir / CLASSES).read_text()))
