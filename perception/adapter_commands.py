@@ -15,7 +15,6 @@ from common.errors import UserError
 from common.report.table import publish, text
 from common.sharding import make_mesh
 from common.train.checkpoint import abstract
-from common.train.workdir import read_config
 from common.variables import Arrays
 from perception import arithmetic, hugging_face, run
 from perception.arithmetic import A, Adapter, B
@@ -36,7 +35,7 @@ MARK = "adapter.json"
 def merge(options: Namespace) -> None:
     """Base weights with an adapter in them."""
     require_empty(options.out)
-    adapter, source = open_adapter(options.adapter, options.pretrained)
+    adapter, source = open_adapter(options.adapter, weights=options.pretrained)
     source = options.pretrained or source
     require(
         source is not None,
@@ -58,8 +57,8 @@ def _require_same(base: Pretrained, fingerprint: str, what: str) -> None:
 def unmerge(options: Namespace) -> None:
     """The base weights again, to float rounding."""
     require_empty(options.out)
-    adapter, _ = open_adapter(options.adapter)
     merged = open_model(options.merged, "--merged")
+    adapter, _ = open_adapter(options.adapter, weights=options.merged)
     _export(options.out, merged, arithmetic.merge(_weights(merged), adapter, -1))
 
 
@@ -70,19 +69,25 @@ def add(options: Namespace) -> None:
     for given in options.adapters:
         path, colon, weight = given.rpartition(":")
         require(bool(colon and path), f"--adapters {given}: it is ADAPTER:WEIGHT, as in runs/a:0.5")
-        weights.append((path, number(f"the weight in --adapters {given}")(weight)))
-    save(
-        options.out,
-        arithmetic.combine([(open_adapter(Path(path))[0], weight) for path, weight in weights]),
-    )
+        weights.append((Path(path), number(f"the weight in --adapters {given}")(weight)))
+    found = [
+        (open_adapter(path, "--adapters", options.pretrained)[0], weight)
+        for path, weight in weights
+    ]
+    save(options.out, arithmetic.combine(found))
     print(f"written: {options.out}")
 
 
 def export(options: Namespace) -> None:
     """The encoder of a run, adapters merged into it, and in CLASSIFIER below it what reads its states."""
     require_empty(options.out)
-    config = read_config(options.run, "--run")
+    config = run.read(options.run, "--run")
     base = _base(config, options.pretrained)
+    require(
+        base is not None or not options.pretrained,
+        f"--pretrained={options.pretrained} would not be used: {options.run} began with random weights"
+        f" of --config.backbone={config.backbone}",
+    )
     trained, fingerprint = run.load_own(config, options.run)
     own = {**trained.values.frozen, **trained.values.trainable}
     encoder = {n.removeprefix(ENCODER): x for n, x in own.items() if n.startswith(ENCODER)}
@@ -124,23 +129,24 @@ def quantize(options: Namespace) -> None:
     )
 
 
-def open_adapter(path: Path, weights: Path | None = None) -> tuple[Adapter, Path | None]:
+def open_adapter(
+    path: Path, option: str = "--adapter", weights: Path | None = None
+) -> tuple[Adapter, Path | None]:
     """An adapter, and the folder of the weights that it is for where that is known. The weights are not read.
 
     Args:
-      weights: where they are if they are no longer where the run had them from.
+      option: of the command line, which names `path`.
+      weights: a folder of the same shape, if they are no longer where the run had them from.
 
     Raises:
       UserError: there is none, it is for weights that are nowhere, or a file is damaged.
     """
     if (path / MARK).is_file():
         return _saved(path), None
-    config = read_config(path, "the adapter")
-    mode = config.get("finetune", "")
+    config = run.read(path, option)
     require(
-        mode == "lora",
-        f"{path} has no adapter: it is a run of --config.paper={config.get('paper', '')}"
-        + (f" --config.finetune={mode}" if mode else ""),
+        config.finetune == "lora",
+        f"{option}={path} has no adapter: it is a run with --config.finetune={config.finetune}",
     )
     base = _base(config, weights)
     drawn = reinitialized(config, base.shape.family)
@@ -155,8 +161,9 @@ def open_adapter(path: Path, weights: Path | None = None) -> tuple[Adapter, Path
 
 
 def _base(config: ConfigDict, weights: Path | None) -> Pretrained | None:
-    """What a run began from, if it began from anything; `weights` where that is no longer where it was."""
-    if weights and not Path(config.get("pretrained", "")).expanduser().is_dir():
+    """What a run began from, if it began from anything: what lies in `weights`, or where the run had it from."""
+    if weights:
+        require(weights.expanduser().is_dir(), f"--pretrained={weights} is no folder")
         config.pretrained = str(weights)
     return open_pretrained(config)
 

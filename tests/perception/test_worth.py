@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from common.data.subword import Subword, build_subword
 from common.data.tensor_files import TensorFiles
 from common.errors import UserError
 from common.sharding import make_mesh
-from perception import adapters, comparison, run, worth
+from common.train.workdir import GROUPS
+from perception import adapters, classify, comparison, run, worth
 from perception.backbones import bert
 from perception.comparison import Laboratory, Reached, answer, noise
 from perception.hugging_face import export, open_model
@@ -139,7 +141,7 @@ def test_adapters_from_the_command_line(asked, folder) -> None:
 
 
 def test_the_weights_need_not_be_where_a_run_had_them_from(asked, folder, monkeypatch) -> None:
-    """For `add` no weights are read at all, and for `merge` those that are named."""
+    """For `add` no weights are read at all, for `unmerge` the merged ones, and for `merge` those that are named."""
     lora, out = asked / "runs" / "lora_seed1", folder / "elsewhere"
     with monkeypatch.context() as patch:
         patch.setattr(TensorFiles, "read", None)
@@ -149,10 +151,50 @@ def test_the_weights_need_not_be_where_a_run_had_them_from(asked, folder, monkey
         assert "model is no folder" in refused(
             adapters, "merge", f"--adapter={lora}", f"--out={out}"
         )
-        call(adapters, "merge", f"--adapter={lora}", f"--pretrained={moved}", f"--out={out}")
+        named = f"--pretrained={moved}"
+        call(adapters, "merge", f"--adapter={lora}", named, f"--out={out}")
+        call(adapters, "add", "--adapters", f"{lora}:1", named, f"--out={folder / 'unread_too'}")
+        given = (f"--merged={out}", f"--out={folder / 'base'}")
+        call(adapters, "unmerge", f"--adapter={lora}", *given)
     finally:
         moved.rename(folder / "model")
-    assert (out / "model.safetensors").is_file()
+    for n, value in kernels(folder / "model").items():
+        np.testing.assert_allclose(kernels(folder / "base")[n], value, atol=1e-6)
+
+
+def test_weights_that_are_named_are_those_that_are_read(asked, folder, tmp_path) -> None:
+    """Even where the run had others from is still there."""
+    write_weights(tmp_path / "other", 1)
+    named, out = f"--pretrained={tmp_path / 'other'}", f"--out={tmp_path / 'out'}"
+    for name in ("lora", "head"):
+        assert "was trained on other weights than those of" in refused(
+            adapters, "export", f"--run={asked / 'runs' / f'{name}_seed1'}", named, out
+        )
+    workdir = tmp_path / "full"
+    shutil.copytree(asked / "runs" / "full_seed1", workdir)
+    config = json.loads((workdir / "config.json").read_text()) | {"backbone": "tiny_bert"}
+    (workdir / "config.json").write_text(json.dumps(config))
+    assert "would not be used: " in refused(adapters, "export", f"--run={workdir}", named, out)
+    assert "nowhere is no folder" in refused(
+        adapters, "export", f"--run={workdir}", "--pretrained=nowhere", out
+    )
+
+
+def test_a_run_of_another_paper_is_refused_in_a_line(tmp_path) -> None:
+    values = {name: {} for name in GROUPS}
+    (tmp_path / "config.json").write_text(json.dumps(values | {"paper": "reservoir"}))
+    out, what = f"--out={tmp_path / 'out'}", f"={tmp_path} is a run of another program"
+    for option, program, *more in (
+        ("--run", adapters, "export", out),
+        ("--adapter", adapters, "merge", out),
+        ("--workdir", classify),
+    ):
+        told = refused(program, *more, f"{option}={tmp_path}")
+        assert told == f"{option}{what}: of reservoir"
+    told = refused(adapters, "add", "--adapters", f"{tmp_path}:1", out)
+    assert told == f"--adapters{what}: of reservoir"
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert refused(classify, f"--workdir={tmp_path}") == f"--workdir{what}"
 
 
 def test_a_run_in_full_is_exported_with_all_that_it_needs(asked, folder) -> None:
@@ -228,7 +270,7 @@ def test_wrong_adapters_are_refused_in_a_line(asked, folder, tmp_path) -> None:
         adapters, "merge", f"--adapter={lora}", f"--pretrained={tmp_path / 'other'}", out
     )
     full = asked / "runs" / "full_seed1"
-    assert "has no adapter: it is a run of --config.paper=perception --config.finetune=full" in (
+    assert "has no adapter: it is a run with --config.finetune=full" in (
         refused(adapters, "merge", f"--adapter={full}", out)
     )
     assert "holds no run" in refused(adapters, "merge", f"--adapter={tmp_path}", out)
