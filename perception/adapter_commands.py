@@ -19,14 +19,15 @@ from common.variables import Arrays
 from perception import arithmetic, hugging_face, run
 from perception.arithmetic import A, Adapter, B
 from perception.backbones import Backbone
+from perception.config_json import CONFIG
 from perception.finetuning import ENCODER, make_lora, open_pretrained, reinitialized
 from perception.hugging_face import Pretrained, open_model
 from perception.model import backbone
 from perception.quantize import costs
-from perception.task import CLASSES
 
 CLASSIFIER = "classifier"
-"""The folder beside exported weights that has the classifier: weight (N, 2 D), bias (N,), and names of the classes."""
+"""The folder beside exported weights that has the classifier: weight (N, 2 D), bias (N,), and in config.json the names
+of the classes and what it reads."""
 
 MARK = "adapter.json"
 """What `add` leaves beside the tensors: the fingerprint of the weights that the adapters are for."""
@@ -101,11 +102,21 @@ def export(options: Namespace) -> None:
             adapter = arithmetic.of_values(own, make_lora(config), fingerprint)
             encoder = arithmetic.merge(encoder, adapter)
     text = None if like else trained.tokenizer.to_json()
-    hugging_face.export(options.out, trained.shape, encoder, text, like)
-    with staged(options.out / CLASSIFIER) as folder:
-        head = {"weight": own["head/kernel"].T, "bias": own["head/bias"]}
+    head = {"weight": own["head/kernel"].T, "bias": own["head/bias"]}
+    reads = {
+        "pool": config.pool,
+        "max_length": config.data.max_length,
+        "pad": trained.tokenizer.pad,
+    }
+
+    def classifier(out: Path) -> None:
+        folder = out / CLASSIFIER
+        folder.mkdir()
         write(folder, {n: _tensor(np.asarray(x)) for n, x in head.items()})
-        (folder / CLASSES).write_text(json.dumps(trained.classes, indent=2) + "\n")
+        said = json.dumps(reads | {"classes": trained.classes}, indent=2)
+        (folder / CONFIG).write_text(said + "\n")
+
+    hugging_face.export(options.out, trained.shape, encoder, text, like, classifier)
     print(f"written: {options.out}")
 
 

@@ -18,7 +18,7 @@ from common.data.tensor_files import TensorFiles
 from common.errors import UserError
 from common.sharding import make_mesh
 from common.train.workdir import GROUPS
-from perception import adapters, classify, comparison, run, worth
+from perception import adapter_commands, adapters, classify, comparison, run, worth
 from perception.backbones import bert
 from perception.comparison import Laboratory, Reached, answer, noise
 from perception.hugging_face import export, open_model
@@ -211,8 +211,21 @@ def test_a_run_in_full_is_exported_with_all_that_it_needs(asked, folder) -> None
         pooled = np.concatenate([state_LD[:length].mean(0), state_LD[length - 1]])
         chances_N = np.exp(head["weight"] @ pooled + head["bias"])
         np.testing.assert_allclose(chances_N / chances_N.sum(), wanted_N, rtol=1e-4)
-    classes = json.loads((out / "classifier" / "classes.json").read_text())
-    assert classes == ["string-methods", "types"]
+    said = json.loads((out / "classifier" / "config.json").read_text())
+    assert said.pop("pad") == Subword.load(out / "tokenizer.json").pad
+    classes = ["string-methods", "types"]
+    assert said == {"pool": "masked", "max_length": 16, "classes": classes}
+
+
+def test_an_export_without_its_classifier_does_not_appear(asked, tmp_path, monkeypatch) -> None:
+    def fails(folder: Path, tensors: dict) -> None:
+        assert (tmp_path / "out").exists() is False
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(adapter_commands, "write", fails)
+    arguments = (f"--run={asked / 'runs' / 'full_seed1'}", f"--out={tmp_path / 'out'}")
+    assert "No space left on device" in refused(adapters, "export", *arguments)
+    assert not any(tmp_path.iterdir())
 
 
 def test_other_runs_are_exported_with_what_they_began_from(asked, folder) -> None:
@@ -226,11 +239,12 @@ def test_other_runs_are_exported_with_what_they_began_from(asked, folder) -> Non
 
 
 def test_an_adapter_beside_tables_of_its_own_is_exported_with_them(folder, tmp_path) -> None:
-    """No weights have them. Here there are more positions than those that are pretrained."""
+    """No weights have them. Here there are more positions than those that are pretrained, and the head reads rows with
+    their padding: its probabilities come out of the exported files alone."""
     config = load("configs/perception.py:tiny")
     fields = {"finetune": "lora", "reinitialize": "authors", "train.steps": 0, "eval.start": True}
     fields |= {"data.max_length": 32, "data.buckets": (32,), "wandb.mode": "disabled"}
-    fields |= {"backbone": "auto", "pretrained": str(folder / "model")}
+    fields |= {"backbone": "auto", "pretrained": str(folder / "model"), "pool": "authors"}
     config.update_from_flattened_dict(fields)
     workdir, out = tmp_path / "run", tmp_path / "out"
     run.fit(config, workdir, make_mesh({"data": 1}, jax.devices()[:1]))
@@ -246,6 +260,16 @@ def test_an_adapter_beside_tables_of_its_own_is_exported_with_them(folder, tmp_p
     assert table.shape == (32, 16) and open_model(out).shape.learned == 32
     for n, value in found.items():
         np.testing.assert_array_equal(value, base[n], err_msg=n)
+    said, lines = json.loads((out / "classifier" / "config.json").read_text()), ["a string", "x"]
+    assert said["pool"] == "authors"
+    rows, length = Subword.load(out / "tokenizer.json").encode(lines, 32), said["max_length"]
+    tokens_BL = np.asarray([row + [said["pad"]] * (length - len(row)) for row in rows])
+    states_BLD = states(open_model(out), tokens_BL, np.asarray([len(row) for row in rows]))
+    pooled_BE = np.concatenate([states_BLD.mean(1), states_BLD[:, -1]], axis=1)
+    head = kernels(out / "classifier")
+    logits_BN = pooled_BE @ head["weight"].T + head["bias"]
+    wanted_BN = run.load(workdir).probabilities(lines)
+    np.testing.assert_allclose(jax.nn.softmax(logits_BN), wanted_BN, rtol=1e-4)
 
 
 def test_the_cost_of_quantization_is_shown(folder, capsys) -> None:
