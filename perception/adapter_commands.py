@@ -15,19 +15,19 @@ from common.errors import UserError
 from common.report.table import publish, text
 from common.sharding import make_mesh
 from common.train.checkpoint import abstract
-from common.train.workdir import read_config
 from common.variables import Arrays
 from perception import arithmetic, hugging_face, run
 from perception.arithmetic import A, Adapter, B
 from perception.backbones import Backbone
+from perception.config_json import CONFIG
 from perception.finetuning import ENCODER, make_lora, open_pretrained, reinitialized
 from perception.hugging_face import Pretrained, open_model
 from perception.model import backbone
 from perception.quantize import costs
-from perception.task import CLASSES
 
 CLASSIFIER = "classifier"
-"""The folder beside exported weights that has the classifier: weight (N, 2 D), bias (N,), and names of the classes."""
+"""The folder beside exported weights that has the classifier: weight (N, 2 D), bias (N,), and in config.json the names
+of the classes and what it reads."""
 
 MARK = "adapter.json"
 """What `add` leaves beside the tensors: the fingerprint of the weights that the adapters are for."""
@@ -36,7 +36,7 @@ MARK = "adapter.json"
 def merge(options: Namespace) -> None:
     """Base weights with an adapter in them."""
     require_empty(options.out)
-    adapter, source = open_adapter(options.adapter, options.pretrained)
+    adapter, source = open_adapter(options.adapter, weights=options.pretrained)
     source = options.pretrained or source
     require(
         source is not None,
@@ -58,8 +58,8 @@ def _require_same(base: Pretrained, fingerprint: str, what: str) -> None:
 def unmerge(options: Namespace) -> None:
     """The base weights again, to float rounding."""
     require_empty(options.out)
-    adapter, _ = open_adapter(options.adapter)
     merged = open_model(options.merged, "--merged")
+    adapter, _ = open_adapter(options.adapter, weights=options.merged)
     _export(options.out, merged, arithmetic.merge(_weights(merged), adapter, -1))
 
 
@@ -70,19 +70,25 @@ def add(options: Namespace) -> None:
     for given in options.adapters:
         path, colon, weight = given.rpartition(":")
         require(bool(colon and path), f"--adapters {given}: it is ADAPTER:WEIGHT, as in runs/a:0.5")
-        weights.append((path, number(f"the weight in --adapters {given}")(weight)))
-    save(
-        options.out,
-        arithmetic.combine([(open_adapter(Path(path))[0], weight) for path, weight in weights]),
-    )
+        weights.append((Path(path), number(f"the weight in --adapters {given}")(weight)))
+    found = [
+        (open_adapter(path, "--adapters", options.pretrained)[0], weight)
+        for path, weight in weights
+    ]
+    save(options.out, arithmetic.combine(found))
     print(f"written: {options.out}")
 
 
 def export(options: Namespace) -> None:
     """The encoder of a run, adapters merged into it, and in CLASSIFIER below it what reads its states."""
     require_empty(options.out)
-    config = read_config(options.run, "--run")
+    config = run.read(options.run, "--run")
     base = _base(config, options.pretrained)
+    require(
+        base is not None or not options.pretrained,
+        f"--pretrained={options.pretrained} would not be used: {options.run} began with random weights"
+        f" of --config.backbone={config.backbone}",
+    )
     trained, fingerprint = run.load_own(config, options.run)
     own = {**trained.values.frozen, **trained.values.trainable}
     encoder = {n.removeprefix(ENCODER): x for n, x in own.items() if n.startswith(ENCODER)}
@@ -96,11 +102,21 @@ def export(options: Namespace) -> None:
             adapter = arithmetic.of_values(own, make_lora(config), fingerprint)
             encoder = arithmetic.merge(encoder, adapter)
     text = None if like else trained.tokenizer.to_json()
-    hugging_face.export(options.out, trained.shape, encoder, text, like)
-    with staged(options.out / CLASSIFIER) as folder:
-        head = {"weight": own["head/kernel"].T, "bias": own["head/bias"]}
+    head = {"weight": own["head/kernel"].T, "bias": own["head/bias"]}
+    reads = {
+        "pool": config.pool,
+        "max_length": config.data.max_length,
+        "pad": trained.tokenizer.pad,
+    }
+
+    def classifier(out: Path) -> None:
+        folder = out / CLASSIFIER
+        folder.mkdir()
         write(folder, {n: _tensor(np.asarray(x)) for n, x in head.items()})
-        (folder / CLASSES).write_text(json.dumps(trained.classes, indent=2) + "\n")
+        said = json.dumps(reads | {"classes": trained.classes}, indent=2)
+        (folder / CONFIG).write_text(said + "\n")
+
+    hugging_face.export(options.out, trained.shape, encoder, text, like, classifier)
     print(f"written: {options.out}")
 
 
@@ -124,23 +140,24 @@ def quantize(options: Namespace) -> None:
     )
 
 
-def open_adapter(path: Path, weights: Path | None = None) -> tuple[Adapter, Path | None]:
+def open_adapter(
+    path: Path, option: str = "--adapter", weights: Path | None = None
+) -> tuple[Adapter, Path | None]:
     """An adapter, and the folder of the weights that it is for where that is known. The weights are not read.
 
     Args:
-      weights: where they are if they are no longer where the run had them from.
+      option: of the command line, which names `path`.
+      weights: a folder of the same shape, if they are no longer where the run had them from.
 
     Raises:
       UserError: there is none, it is for weights that are nowhere, or a file is damaged.
     """
     if (path / MARK).is_file():
         return _saved(path), None
-    config = read_config(path, "the adapter")
-    mode = config.get("finetune", "")
+    config = run.read(path, option)
     require(
-        mode == "lora",
-        f"{path} has no adapter: it is a run of --config.paper={config.get('paper', '')}"
-        + (f" --config.finetune={mode}" if mode else ""),
+        config.finetune == "lora",
+        f"{option}={path} has no adapter: it is a run with --config.finetune={config.finetune}",
     )
     base = _base(config, weights)
     drawn = reinitialized(config, base.shape.family)
@@ -155,8 +172,9 @@ def open_adapter(path: Path, weights: Path | None = None) -> tuple[Adapter, Path
 
 
 def _base(config: ConfigDict, weights: Path | None) -> Pretrained | None:
-    """What a run began from, if it began from anything; `weights` where that is no longer where it was."""
-    if weights and not Path(config.get("pretrained", "")).expanduser().is_dir():
+    """What a run began from, if it began from anything: what lies in `weights`, or where the run had it from."""
+    if weights:
+        require(weights.expanduser().is_dir(), f"--pretrained={weights} is no folder")
         config.pretrained = str(weights)
     return open_pretrained(config)
 

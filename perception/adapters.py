@@ -23,7 +23,8 @@ def main() -> None:
 
     merge, folder = command("merge", "puts an adapter into its weights")
     merge.add_argument("--adapter", required=True, type=Path, metavar="ADAPTER")
-    merge.add_argument("--pretrained", **folder, help="default: where the run has its weights from")
+    where = {**folder, "help": "its weights; default: where the run had them from"}
+    merge.add_argument("--pretrained", **where)
     merge.add_argument("--out", required=True, **folder)
 
     unmerge, _ = command("unmerge", "takes an adapter out of merged weights")
@@ -33,11 +34,12 @@ def main() -> None:
 
     add, _ = command("add", "the weighted sum of adapters of the same weights")
     add.add_argument("--adapters", required=True, nargs="+", metavar="ADAPTER:WEIGHT")
+    add.add_argument("--pretrained", **where)
     add.add_argument("--out", required=True, **folder)
 
     export, _ = command("export", "the encoder of any run as weights, its classifier beside it")
     export.add_argument("--run", required=True, **folder)
-    export.add_argument("--pretrained", **folder, help="where the weights are that it began from")
+    export.add_argument("--pretrained", **where)
     export.add_argument("--out", required=True, **folder)
 
     quantize, _ = command(

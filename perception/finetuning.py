@@ -70,12 +70,6 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
         full or config.data.tokenizer != "trained",
         f"{option} reads what its weights were trained on: --config.data.tokenizer=trained is for full",
     )
-    named = full and config.backbone != "auto" and config.data.tokenizer != "pretrained"
-    require(
-        not (config.pretrained and named),
-        f"--config.pretrained={config.pretrained} would not be used: --config.finetune=full begins with random weights;"
-        " --config.backbone=auto takes its shape, --config.data.tokenizer=pretrained its tokenizer",
-    )
     needed = [
         f"--config.{field}={value}"
         for field, value, wanted in (
@@ -87,6 +81,20 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
     require(
         bool(config.pretrained) or not needed,
         f"{' and '.join(needed)} means that of --config.pretrained=DIR, which is missing",
+    )
+
+
+def check_used(config: ConfigDict) -> None:
+    """That a folder which is named is for something. Of a run that is there already it does no harm.
+
+    Raises:
+      UserError: neither weights, nor shape, nor tokenizer would come from it.
+    """
+    named = config.backbone != "auto" and config.data.tokenizer != "pretrained"
+    require(
+        not (config.pretrained and config.finetune == "full" and named),
+        f"--config.pretrained={config.pretrained} would not be used: --config.finetune=full begins with random weights;"
+        " --config.backbone=auto takes its shape, --config.data.tokenizer=pretrained its tokenizer",
     )
 
 

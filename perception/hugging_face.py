@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +117,7 @@ def export(
     values: Arrays,
     tokenizer_json: str | None = None,
     like: Pretrained | None = None,
+    beside: Callable[[Path], None] = lambda folder: None,
 ) -> None:
     """Writes a folder that transformers reads; all processes call it. It appears when it is complete.
 
@@ -125,6 +126,7 @@ def export(
       tokenizer_json: the content of tokenizer.json.
       like: the model that the values are of. Its names of tensors, and what it has beside them, are taken over: output
         layers, fields of its configuration, files of its tokenizer.
+      beside: writes into the folder what else belongs there, before it appears; called on the main process.
 
     Raises:
       UserError: the folder is not empty or cannot be written, or the family's files cannot express the backbone.
@@ -153,6 +155,7 @@ def export(
                     shutil.copyfile(like.directory / name, folder / name)
             if tokenizer_json is not None:
                 (folder / TOKENIZER).write_text(tokenizer_json)
+            beside(folder)
     barrier(f"export {directory}")
 
 

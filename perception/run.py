@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding, variables
-from common.config import choose, complete
+from common.config import choose, complete, require
 from common.data.batching import evaluation_batches
 from common.data.corpus import TokenizedCorpus
 from common.data.subword import Subword
@@ -42,12 +42,16 @@ from perception.finetuning import (
 from perception.hugging_face import Pretrained
 from perception.task import CLASSES, TOKENIZER, TextClassification, in_rows
 
+PAPER = "perception"
+"""Of this program, by `config.paper`."""
+
 
 def validate(config: ConfigDict) -> None:
-    """Everything that can be known without pretrained weights and data."""
+    """Everything that can be known of a run that is to be made, without pretrained weights and data."""
     with complete("--config"):
         datasets.validate(config)
         finetuning.validate(config)
+        finetuning.check_used(config)
     _validate(config)
 
 
@@ -87,6 +91,7 @@ def sketch(config: ConfigDict, multiple: int) -> Sketch:
         if config.dataset:
             choose("--config.dataset", config.dataset, DATASETS)
         finetuning.validate(config, weights=False)
+        finetuning.check_used(config)
     _validate(config)
     config = with_type(config)
     pretrained = open_pretrained(config) if config.pretrained else None
@@ -154,13 +159,28 @@ class Trained:
         return found_MN
 
 
+def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
+    """The configuration of a run, which `option` of a command line names.
+
+    Raises:
+      UserError: there is no run, or it is of another program.
+    """
+    config = read_config(workdir, option)
+    paper = config.get("paper", "")
+    require(
+        paper in ("", PAPER) and "finetune" in config,  # runs made earlier do not say their paper
+        f"{option}={workdir} is a run of another program" + (f": of {paper}" if paper else ""),
+    )
+    return config
+
+
 def load(workdir: Path, mesh: Mesh | None = None) -> Trained:
     """The best checkpoint of a run.
 
     Raises:
       UserError: there is no run, it is of another program, it has no checkpoint, or its pretrained weights are gone.
     """
-    config, mesh = read_config(workdir), mesh or make_mesh({"data": -1})
+    config, mesh = read(workdir), mesh or make_mesh({"data": -1})
     found, build, pretrained = _open(config, workdir)
     values = load_run(workdir, config, build, mesh, outside(pretrained, mesh))
     return Trained(config, *found, values, mesh)
@@ -183,7 +203,9 @@ def _open(
 ) -> tuple[tuple[Backbone, Subword, tuple[str, ...]], Callable, Pretrained | None]:
     """What a run is of beside its values; what builds its model; and where the weights are."""
     with complete(workdir / CONFIG):
-        validate(config)
+        datasets.validate(config)
+        finetuning.validate(config)
+    _validate(config)
     tokenizer = Subword.load(workdir / TOKENIZER)
     try:
         classes = tuple(json.loads((workdir / CLASSES).read_text()))

@@ -4,6 +4,7 @@ import itertools
 import sys
 from functools import cache
 
+import jax
 import numpy as np
 from flax import nnx
 
@@ -43,9 +44,12 @@ def parameters(name: str) -> tuple[int, int]:
 
 def table1(lab: Laboratory) -> None:
     """Weighted F1 of every cell that can be run, at the best and at the last step; the others stay empty, and so does
-    one whose data or weights are at fault. It is written after each row.
+    one whose data or weights are at fault, or that no memory is left for. It is written after each row.
 
     The mean is that of the columns that are shown, where a row has them all.
+
+    Raises:
+      UserError: there are cells that failed; everything else has been done and written.
     """
     lab.check()
     paper, rows, missing, failed = printed.table1(), [], {}, []
@@ -57,10 +61,11 @@ def table1(lab: Laboratory) -> None:
         for case in cells:
             try:
                 found[case.column] = lab.runs(case)
-            except UserError as fault:
+            except (UserError, jax.errors.JaxRuntimeError) as fault:
                 found[case.column] = []
-                failed.append(f"{backbone_} {mode} on {case.dataset}: {fault}")
-                print(f"error: {fault}; the cell stays empty", file=sys.stderr, flush=True)
+                why = str(fault).partition("\n")[0]
+                failed.append(f"{backbone_} {mode} on {case.dataset}: {why}")
+                print(f"error: {why}; the cell stays empty", file=sys.stderr, flush=True)
             if why := lab.missing(case):
                 missing[why] = missing.get(why, 0) + 1
         for name, which in (("best step", "test"), ("last step", "test_last")):
@@ -73,12 +78,13 @@ def table1(lab: Laboratory) -> None:
             rows.append((backbone_, mode, "printed", *cells))
         lab.keep("table1", header, rows)
     lab.write("table1", header, rows)
-    if failed:
-        print(f"{len(failed)} of {len(cases)} cells failed:")
-        print("".join(f"  {line}\n" for line in failed), end="")
     if missing:
         print(f"{sum(missing.values())} of {len(cases)} cells are empty for want of")
         print("".join(f"  {why} ({count})\n" for why, count in missing.items()), end="")
+    if failed:
+        print("failed:")
+        print("".join(f"  {line}\n" for line in failed), end="")
+        raise UserError(f"{len(failed)} of {len(cases)} cells failed and are empty")
 
 
 def table2(lab: Laboratory) -> None:

@@ -19,6 +19,7 @@ from common.metrics.classes import weighted_f1
 from common.sharding import make_mesh
 from common.track.tracker import read_metrics
 from perception import classify, datasets, run
+from perception.backbones import BACKBONES
 from perception.finetuning import make_shape
 from perception.task import TextClassification
 from tests.perception.conftest import LORA, SHAPE
@@ -136,6 +137,22 @@ def classified(monkeypatch, capsys, workdir: Path, text: bytes, *options: str) -
     finally:
         out = capsys.readouterr().out
     return [line.split("\t") for line in out.splitlines()]
+
+
+def test_weights_that_a_run_never_used_do_not_keep_it_from_being_used(
+    full, mesh, tmp_path, monkeypatch
+):
+    """Such runs were made before this was refused; now none is prepared."""
+    monkeypatch.setitem(BACKBONES, "tiny_bert", SHAPE)
+    workdir = shutil.copytree(full[0], tmp_path / "run")
+    config = json.loads((workdir / "config.json").read_text())
+    config |= {"backbone": "tiny_bert", "pretrained": str(tmp_path / "gone")}
+    (workdir / "config.json").write_text(json.dumps(config))
+    trained = run.load(workdir, mesh)
+    wanted = run.load(full[0], mesh).probabilities(["a string"])
+    np.testing.assert_array_equal(trained.probabilities(["a string"]), wanted)
+    with pytest.raises(UserError, match="gone would not be used"):
+        run.prepare(trained.config, mesh)
 
 
 def test_classify_prints_classes_and_probabilities(full, mesh, monkeypatch, capsys):

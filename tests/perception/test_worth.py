@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from common.data.subword import Subword, build_subword
 from common.data.tensor_files import TensorFiles
 from common.errors import UserError
 from common.sharding import make_mesh
-from perception import adapters, comparison, run, worth
+from common.train.workdir import GROUPS
+from perception import adapter_commands, adapters, classify, comparison, run, worth
 from perception.backbones import bert
 from perception.comparison import Laboratory, Reached, answer, noise
 from perception.hugging_face import export, open_model
@@ -139,7 +141,7 @@ def test_adapters_from_the_command_line(asked, folder) -> None:
 
 
 def test_the_weights_need_not_be_where_a_run_had_them_from(asked, folder, monkeypatch) -> None:
-    """For `add` no weights are read at all, and for `merge` those that are named."""
+    """For `add` no weights are read at all, for `unmerge` the merged ones, and for `merge` those that are named."""
     lora, out = asked / "runs" / "lora_seed1", folder / "elsewhere"
     with monkeypatch.context() as patch:
         patch.setattr(TensorFiles, "read", None)
@@ -149,10 +151,50 @@ def test_the_weights_need_not_be_where_a_run_had_them_from(asked, folder, monkey
         assert "model is no folder" in refused(
             adapters, "merge", f"--adapter={lora}", f"--out={out}"
         )
-        call(adapters, "merge", f"--adapter={lora}", f"--pretrained={moved}", f"--out={out}")
+        named = f"--pretrained={moved}"
+        call(adapters, "merge", f"--adapter={lora}", named, f"--out={out}")
+        call(adapters, "add", "--adapters", f"{lora}:1", named, f"--out={folder / 'unread_too'}")
+        given = (f"--merged={out}", f"--out={folder / 'base'}")
+        call(adapters, "unmerge", f"--adapter={lora}", *given)
     finally:
         moved.rename(folder / "model")
-    assert (out / "model.safetensors").is_file()
+    for n, value in kernels(folder / "model").items():
+        np.testing.assert_allclose(kernels(folder / "base")[n], value, atol=1e-6)
+
+
+def test_weights_that_are_named_are_those_that_are_read(asked, folder, tmp_path) -> None:
+    """Even where the run had others from is still there."""
+    write_weights(tmp_path / "other", 1)
+    named, out = f"--pretrained={tmp_path / 'other'}", f"--out={tmp_path / 'out'}"
+    for name in ("lora", "head"):
+        assert "was trained on other weights than those of" in refused(
+            adapters, "export", f"--run={asked / 'runs' / f'{name}_seed1'}", named, out
+        )
+    workdir = tmp_path / "full"
+    shutil.copytree(asked / "runs" / "full_seed1", workdir)
+    config = json.loads((workdir / "config.json").read_text()) | {"backbone": "tiny_bert"}
+    (workdir / "config.json").write_text(json.dumps(config))
+    assert "would not be used: " in refused(adapters, "export", f"--run={workdir}", named, out)
+    assert "nowhere is no folder" in refused(
+        adapters, "export", f"--run={workdir}", "--pretrained=nowhere", out
+    )
+
+
+def test_a_run_of_another_paper_is_refused_in_a_line(tmp_path) -> None:
+    values = {name: {} for name in GROUPS}
+    (tmp_path / "config.json").write_text(json.dumps(values | {"paper": "reservoir"}))
+    out, what = f"--out={tmp_path / 'out'}", f"={tmp_path} is a run of another program"
+    for option, program, *more in (
+        ("--run", adapters, "export", out),
+        ("--adapter", adapters, "merge", out),
+        ("--workdir", classify),
+    ):
+        told = refused(program, *more, f"{option}={tmp_path}")
+        assert told == f"{option}{what}: of reservoir"
+    told = refused(adapters, "add", "--adapters", f"{tmp_path}:1", out)
+    assert told == f"--adapters{what}: of reservoir"
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert refused(classify, f"--workdir={tmp_path}") == f"--workdir{what}"
 
 
 def test_a_run_in_full_is_exported_with_all_that_it_needs(asked, folder) -> None:
@@ -169,8 +211,21 @@ def test_a_run_in_full_is_exported_with_all_that_it_needs(asked, folder) -> None
         pooled = np.concatenate([state_LD[:length].mean(0), state_LD[length - 1]])
         chances_N = np.exp(head["weight"] @ pooled + head["bias"])
         np.testing.assert_allclose(chances_N / chances_N.sum(), wanted_N, rtol=1e-4)
-    classes = json.loads((out / "classifier" / "classes.json").read_text())
-    assert classes == ["string-methods", "types"]
+    said = json.loads((out / "classifier" / "config.json").read_text())
+    assert said.pop("pad") == Subword.load(out / "tokenizer.json").pad
+    classes = ["string-methods", "types"]
+    assert said == {"pool": "masked", "max_length": 16, "classes": classes}
+
+
+def test_an_export_without_its_classifier_does_not_appear(asked, tmp_path, monkeypatch) -> None:
+    def fails(folder: Path, tensors: dict) -> None:
+        assert (tmp_path / "out").exists() is False
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(adapter_commands, "write", fails)
+    arguments = (f"--run={asked / 'runs' / 'full_seed1'}", f"--out={tmp_path / 'out'}")
+    assert "No space left on device" in refused(adapters, "export", *arguments)
+    assert not any(tmp_path.iterdir())
 
 
 def test_other_runs_are_exported_with_what_they_began_from(asked, folder) -> None:
@@ -184,11 +239,12 @@ def test_other_runs_are_exported_with_what_they_began_from(asked, folder) -> Non
 
 
 def test_an_adapter_beside_tables_of_its_own_is_exported_with_them(folder, tmp_path) -> None:
-    """No weights have them. Here there are more positions than those that are pretrained."""
+    """No weights have them. Here there are more positions than those that are pretrained, and the head reads rows with
+    their padding: its probabilities come out of the exported files alone."""
     config = load("configs/perception.py:tiny")
     fields = {"finetune": "lora", "reinitialize": "authors", "train.steps": 0, "eval.start": True}
     fields |= {"data.max_length": 32, "data.buckets": (32,), "wandb.mode": "disabled"}
-    fields |= {"backbone": "auto", "pretrained": str(folder / "model")}
+    fields |= {"backbone": "auto", "pretrained": str(folder / "model"), "pool": "authors"}
     config.update_from_flattened_dict(fields)
     workdir, out = tmp_path / "run", tmp_path / "out"
     run.fit(config, workdir, make_mesh({"data": 1}, jax.devices()[:1]))
@@ -204,6 +260,16 @@ def test_an_adapter_beside_tables_of_its_own_is_exported_with_them(folder, tmp_p
     assert table.shape == (32, 16) and open_model(out).shape.learned == 32
     for n, value in found.items():
         np.testing.assert_array_equal(value, base[n], err_msg=n)
+    said, lines = json.loads((out / "classifier" / "config.json").read_text()), ["a string", "x"]
+    assert said["pool"] == "authors"
+    rows, length = Subword.load(out / "tokenizer.json").encode(lines, 32), said["max_length"]
+    tokens_BL = np.asarray([row + [said["pad"]] * (length - len(row)) for row in rows])
+    states_BLD = states(open_model(out), tokens_BL, np.asarray([len(row) for row in rows]))
+    pooled_BE = np.concatenate([states_BLD.mean(1), states_BLD[:, -1]], axis=1)
+    head = kernels(out / "classifier")
+    logits_BN = pooled_BE @ head["weight"].T + head["bias"]
+    wanted_BN = run.load(workdir).probabilities(lines)
+    np.testing.assert_allclose(jax.nn.softmax(logits_BN), wanted_BN, rtol=1e-4)
 
 
 def test_the_cost_of_quantization_is_shown(folder, capsys) -> None:
@@ -228,7 +294,7 @@ def test_wrong_adapters_are_refused_in_a_line(asked, folder, tmp_path) -> None:
         adapters, "merge", f"--adapter={lora}", f"--pretrained={tmp_path / 'other'}", out
     )
     full = asked / "runs" / "full_seed1"
-    assert "has no adapter: it is a run of --config.paper=perception --config.finetune=full" in (
+    assert "has no adapter: it is a run with --config.finetune=full" in (
         refused(adapters, "merge", f"--adapter={full}", out)
     )
     assert "holds no run" in refused(adapters, "merge", f"--adapter={tmp_path}", out)
