@@ -9,24 +9,24 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from common import sharding, variables
+from common.data.windows import crop
 from common.decode.beam import Search, beam_search
 from common.decode.generate import Writer
 from common.decode.sample import Sampling
 from common.model.lora import Lora, adapt
-from common.model.loss import cross_entropy
+from common.tasks import classification, language_modelling
 from common.tasks.language_modelling import BYTES
-from common.tasks.translation import teacher_forcing
 from common.train.checkpoint import draw_reservoirs
 from common.train.state import Step, initial_values, optimizer_shardings
 from common.train.task import Outside, Task, Values
 from configs import explicit, language, training, translation
+from explicit_opt import language as next_token
 from explicit_opt.counts import Noise
-from explicit_opt.model import FeedForward
 from gmlp_lm.model import language_model
-from perception.backbones import Backbone, bert, qwen2
+from perception.backbones import bert, qwen2
 from perception.model import PooledClassifier, backbone
-from reservoir.backskip import Backskipping
 from reservoir.model import translator
+from reservoir.run import Translation
 
 VOCABULARY = 10_000
 
@@ -46,17 +46,8 @@ def iwslt(variant: str = "none", **fields: object) -> ConfigDict:
     return config
 
 
-class _Translation(Backskipping, Task):
-    """A translator with given vocabularies, and its loss; no data."""
-
-    def __init__(self, config: ConfigDict):
-        self.config = config
-
-    def build(self, rngs: nnx.Rngs) -> nnx.Module:
-        return translator(self.config.model, VOCABULARY, VOCABULARY, rngs=rngs)
-
-    def loss(self, model, batch, key):
-        return teacher_forcing(model, batch, key, self.config.train.label_smoothing)
+def _translation(config: ConfigDict) -> Task:
+    return Translation.Objective(config, translator, (VOCABULARY, VOCABULARY))
 
 
 def random_batch(batch: int, length: int) -> dict[str, np.ndarray]:
@@ -66,25 +57,9 @@ def random_batch(batch: int, length: int) -> dict[str, np.ndarray]:
     return {n: generator.integers(4, VOCABULARY, (batch, length), dtype=np.int32) for n in names}
 
 
-class _NextToken(Task):
-    """The language model of explicit optimization with its noise, and its loss; no data."""
-
-    def __init__(self, config: ConfigDict, noise: Noise):
-        self.config, self.noise = config, noise
-
-    def build(self, rngs: nnx.Rngs) -> nnx.Module:
-        model = self.config.model
-        vocabulary = len(self.noise.keep_N)
-        return FeedForward(vocabulary, model.context, model.aggregate, model.cold, rngs=rngs)
-
-    def loss(self, model, batch, key):
-        loss_B = cross_entropy(model(batch["contexts"], self.noise), batch["targets"])
-        return loss_B.sum(), jnp.float32(len(loss_B))
-
-
 def translation_step(config: ConfigDict, batch: int = 64, length: int = 32) -> Callable[[], float]:
     """A call makes one whole training step and returns its loss."""
-    return _stepper(_Translation(config), [random_batch(batch, length)])
+    return _stepper(_translation(config), [random_batch(batch, length)])
 
 
 def next_token_step(
@@ -96,24 +71,10 @@ def next_token_step(
     noise = Noise.of(np.bincount(tokens_M, minlength=vocabulary))
     windows = np.lib.stride_tricks.sliding_window_view(tokens_M, context + 1)
     batches = [
-        {"contexts": part[:, :-1], "targets": part[:, -1]}
+        {"contexts": part[:, :-1], "targets": part[:, -1], "weights": np.ones(batch, np.float32)}
         for part in windows[: len(windows) // batch * batch].reshape(-1, batch, context + 1)
     ]
-    return _stepper(_NextToken(config, noise), batches)
-
-
-class _Bytes(Task):
-    """A language model of bytes, and its loss; no data."""
-
-    def __init__(self, config: ConfigDict):
-        self.config = config
-
-    def build(self, rngs: nnx.Rngs) -> nnx.Module:
-        return language_model(self.config.model, BYTES, rngs=rngs)
-
-    def loss(self, model, batch, key):
-        loss_BL = cross_entropy(model(batch["tokens"], key), batch["targets"])
-        return loss_BL.sum(), jnp.float32(loss_BL.size)
+    return _stepper(next_token.Objective(config, noise), batches)
 
 
 def bytes_config(kind: str, **fields: object) -> ConfigDict:
@@ -137,15 +98,19 @@ def laptop_step(kind: str, dtype: str) -> Callable[[], float]:
 
 
 def _language_step(config: ConfigDict, batch: int) -> Callable[[], float]:
-    text = np.random.default_rng(0).integers(0, BYTES, (batch, config.model.length + 1))
-    text = text.astype(np.int32)
-    return _stepper(_Bytes(config), [{"tokens": text[:, :-1], "targets": text[:, 1:]}])
+    length = config.model.length
+    text = np.random.default_rng(0).integers(0, BYTES, batch * (length + 1))
+    crops = crop(text, np.arange(batch) * (length + 1), length)
+    return _stepper(language_modelling.Objective(config, language_model), [crops])
 
 
 def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
     """A call reads `start` bytes and writes the `count` likeliest bytes after them, as the sampling program does."""
     config = bytes_config(kind, dtype="float32")
-    task, mesh = _Bytes(config), sharding.make_mesh({"data": -1})
+    task, mesh = (
+        language_modelling.Objective(config, language_model),
+        sharding.make_mesh({"data": -1}),
+    )
     structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
     values = Values(structure, initial_values(task, structure, config.seed, mesh), {}, mesh)
     writer = Writer(structure, mesh, config.model.length, Sampling(0.0))
@@ -158,22 +123,8 @@ def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
     return write
 
 
-class _Classification(Task):
-    """A classifier on a backbone, in full or with adapters, and its loss; no data."""
-
-    def __init__(self, shape: Backbone, finetune: str, dtype: str, classes: int):
-        self.config = training.base()
-        self.config.optimizer.update(
-            {"name": "adafactor", "learning_rate": 1e-4, "weight_decay": 1e-5, "clip": 1.0}
-        )
-        self.shape, self.finetune, self.dtype = shape, finetune, jnp.dtype(dtype)
-        self.classes = classes
-
-    def build(self, rngs: nnx.Rngs) -> nnx.Module:
-        encoder = backbone(self.shape, rngs=rngs, dtype=self.dtype)
-        if self.finetune == "lora":
-            adapt(encoder, self.shape.targets, Lora(), rngs=rngs)
-        return PooledClassifier(encoder, self.shape.width, self.classes, "masked", rngs=rngs)
+class _Classification(classification.Objective):
+    """With frozen values from the seed in place of pretrained ones."""
 
     def outside(self, structure: variables.Structure) -> Outside:
         def make():
@@ -181,12 +132,6 @@ class _Classification(Task):
             return {n: v.get_value() for n, v in variables.split(model).frozen.items()}
 
         return Outside(jax.jit(make)(), "")
-
-    def loss(self, model, batch, key):
-        tokens_BL = batch["tokens"]
-        lengths_B = jnp.full(len(tokens_BL), tokens_BL.shape[1])
-        loss_B = cross_entropy(model(tokens_BL, lengths_B, key), batch["labels"])
-        return loss_B.sum(), jnp.float32(len(loss_B))
 
 
 def classifier_step(
@@ -204,11 +149,26 @@ def classifier_step(
         shape = bert(*sizes, vocabulary=vocabulary, dropout=(0.0, 0.0, 0.0))
     else:
         shape = qwen2(*sizes, vocabulary=vocabulary)
+
+    def build(classes: int, *, rngs: nnx.Rngs) -> PooledClassifier:
+        encoder = backbone(shape, rngs=rngs, dtype=jnp.dtype(dtype))
+        if finetune == "lora":
+            adapt(encoder, shape.targets, Lora(), rngs=rngs)
+            variables.narrow(encoder, jnp.dtype(dtype))
+        return PooledClassifier(encoder, shape.width, classes, "masked", rngs=rngs)
+
+    config = training.base("perception")
+    config.optimizer.update(
+        {"name": "adafactor", "learning_rate": 1e-4, "weight_decay": 1e-5, "clip": 1.0}
+    )
     generator = np.random.default_rng(0)
-    tokens = generator.integers(0, vocabulary, (batch, length), dtype=np.int32)
-    labels = generator.integers(0, classes, batch, dtype=np.int32)
-    task = _Classification(shape, finetune, dtype, classes)
-    return _stepper(task, [{"tokens": tokens, "labels": labels}])
+    rows = {
+        "tokens": generator.integers(0, vocabulary, (batch, length), dtype=np.int32),
+        "lengths": np.full(batch, length, np.int32),
+        "ids": np.arange(batch, dtype=np.int32),
+        "labels": generator.integers(0, classes, batch, dtype=np.int32),
+    }
+    return _stepper(_Classification(config, build, classes), [rows])
 
 
 def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], float]:
@@ -244,7 +204,7 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], 
 def make_generate(beams: int, sentences: int = 32, length: int = 32) -> Callable[[], jax.Array]:
     """A call translates fixed random sentences into exactly `length` new tokens each, in float32."""
     config = iwslt(dtype="float32")
-    task = _Translation(config)
+    task = _translation(config)
     structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
     mesh = sharding.make_mesh({"data": -1})
     values = initial_values(task, structure, config.seed, mesh)

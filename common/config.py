@@ -212,6 +212,11 @@ def parse(program: str, argv: list[str] | None = None) -> tuple[ConfigDict, argp
     fields, rest = split_fields(sys.argv[1:] if argv is None else argv)
     options = parser.parse_args(rest)
     config = load(options.config)
+    paper, own = program.split(".")[0], config.get("paper", "")
+    require(
+        own in ("", paper),
+        f"--config={options.config} is an experiment of {own}: see what trains it in its first lines",
+    )
     override_all(config, fields)
     path, _, argument = options.config.partition(":")
     name = Path(path).stem + (f"_{re.sub(r'[^A-Za-z0-9]+', '_', argument)}" if argument else "")

@@ -11,7 +11,7 @@ def enwik8(reservoir: str) -> ConfigDict:
     It cites a recipe (Bachlechner et al.) that it does not print. This is a plain one: pre-norm layers, sequences of
     512 bytes, Adam with a warm-up and a cosine.
     """
-    config = language.base("enwik8")
+    config = language.base("reservoir", "enwik8")
     config.task = "language_modelling"
     config.data.batch = 64
     config.model = ConfigDict(
@@ -23,6 +23,7 @@ def enwik8(reservoir: str) -> ConfigDict:
             "length": 512,
             "activation": "relu",
             "dropout": 0.1,
+            "attention_dropout": 0.0,
             "norm": "pre",
             "positions": "sinusoidal",
             "remat": False,

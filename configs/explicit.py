@@ -7,7 +7,7 @@ from configs import training
 
 def _base() -> ConfigDict:
     """Epoch by epoch, stopped at the first that does not improve (section 3), from all three starts."""
-    config = training.base()
+    config = training.base("explicit_opt")
     config.start = "warm"
     config.solution = ConfigDict({"exponent": -1.0, "sign": -1})
     config.optimizer.update({"schedule": "constant", "warmup_steps": 0})

@@ -20,8 +20,8 @@ CORPORA = {
 LENGTH = 768
 
 
-def base(corpus: str) -> ConfigDict:
-    config = training.base()
+def base(paper: str, corpus: str) -> ConfigDict:
+    config = training.base(paper)
     config.data = ConfigDict(
         {
             **CORPORA[corpus],
@@ -77,7 +77,7 @@ def _model(kind: str) -> ConfigDict:
 
 def paper(kind: str, corpus: str) -> ConfigDict:
     """Tables 1 and 2 as printed; GPT_base is a GPT-2 of four layers."""
-    config = base(corpus)
+    config = base("gmlp_lm", corpus)
     config.model = _model(kind)
     config.model.width = 768
     return config
@@ -85,7 +85,7 @@ def paper(kind: str, corpus: str) -> ConfigDict:
 
 def code(kind: str, corpus: str) -> ConfigDict:
     """What was run: windows, no dropout, an attention 2 wide, and as "GPT_base" that attention alone."""
-    config = base(corpus)
+    config = base("gmlp_lm", corpus)
     config.model = _model(kind)
     config.model.update(
         {
@@ -108,7 +108,7 @@ def code(kind: str, corpus: str) -> ConfigDict:
 
 def fixed(kind: str, corpus: str) -> ConfigDict:
     """Equal parameters within 0.1 %, the same schedule and regularization, attention of a useful width."""
-    config = base(corpus)
+    config = base("gmlp_lm", corpus)
     config.model = _model(kind)
     hidden = {"gpt": 992, "gmlp": 2048, "gmlp_attn": 1842}
     config.model.update({"width": 512, "heads": 8, "hidden": hidden[kind]})

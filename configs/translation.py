@@ -10,7 +10,7 @@ from configs import reservoirs, training
 
 def base() -> ConfigDict:
     """Every field, with fairseq's values for transformer_iwslt_de_en where the paper follows them."""
-    config = training.base()
+    config = training.base("reservoir")
     config.update(
         {
             "task": "translation",
@@ -34,6 +34,7 @@ def base() -> ConfigDict:
                 "heads": 4,
                 "activation": "relu",
                 "dropout": 0.3,
+                "attention_dropout": 0.0,
                 "norm": "pre",
                 "positions": "sinusoidal",
                 "max_length": 1024,

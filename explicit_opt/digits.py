@@ -16,13 +16,13 @@ from ml_collections import ConfigDict
 
 from common import sharding
 from common.config import require
-from common.data.batching import iterate
+from common.data.batching import check_rows, iterate
 from common.data.examples import ExampleBatches, in_order
 from common.data.idx import read_idx
 from common.errors import UserError
 from common.model.loss import cross_entropy
 from common.train.feed import put
-from common.train.task import Batch, Task, Values
+from common.train.task import Batch, Sketch, Task, Values, integers
 from common.variables import Arrays
 from explicit_opt.language import exponent, validate_start
 from explicit_opt.model import SoftmaxLayers
@@ -31,6 +31,7 @@ from explicit_opt.solution import explicit_solution
 Images = tuple[np.ndarray, np.ndarray]
 """Pixels (M, D) uint8 and labels (M,)."""
 
+EMBEDDED = "embedded:digits"
 _HELD_OUT_DIGITS = 360  # about a fifth of scikit-learn's
 
 
@@ -59,14 +60,14 @@ def load_images(source: str) -> tuple[Images, Images]:
       UserError: the source is unknown, a file is missing or damaged, or there are not as many labels as images.
     """
     kind, _, place = source.partition(":")
-    if kind == "embedded" and place == "digits":
+    if source == EMBEDDED:
         from sklearn.datasets import load_digits
 
         pixels, labels = load_digits(return_X_y=True)
         pixels, cut = pixels.astype(np.uint8), len(labels) - _HELD_OUT_DIGITS
         return (pixels[:cut], labels[:cut]), (pixels[cut:], labels[cut:])
     if kind != "files":
-        raise UserError(f"data.source is {source!r}; it must be embedded:digits or files:DIR")
+        raise UserError(f"data.source is {source!r}; it must be {EMBEDDED} or files:DIR")
     directory = Path(os.path.expanduser(place))
     if not directory.is_dir():
         raise UserError(f"no directory {directory} (data.source)")
@@ -88,10 +89,44 @@ def features_of(pixels_MD: np.ndarray, levels: int) -> np.ndarray:
     return (pixels_MD.astype(np.float32) + 1) / np.float32(levels)
 
 
-class Digits(Task):
-    """The task that the training loop sees."""
+class Objective(Task):
+    """The classifier and its loss, without data.
 
-    objective, mode = "loss", "min"
+    Args:
+      width: pixels of an image.
+      outputs: classes.
+    """
+
+    objective, mode, unit = "loss", "min", "examples"
+
+    def __init__(self, config: ConfigDict, width: int, outputs: int):
+        self.config, self.width, self.outputs = config, width, outputs
+
+    @classmethod
+    def sketch(cls, config: ConfigDict, multiple: int) -> Sketch:
+        """Of ten digits, as large as MNIST's or scikit-learn's; `multiple` divides the rows of a batch."""
+        width, rows = 64 if config.data.source == EMBEDDED else 784, config.train.batch
+        check_rows(rows, multiple)
+        batch = {
+            "features": jax.ShapeDtypeStruct((rows, width), np.float32),
+            "targets": integers(rows),
+            "weights": jax.ShapeDtypeStruct((rows,), np.float32),
+        }
+        return Sketch(config, cls(config, width, 10), batch, rows)
+
+    def build(self, rngs: nnx.Rngs) -> SoftmaxLayers:
+        model = self.config.model
+        return SoftmaxLayers(self.width, self.outputs, model.layers, model.cold, rngs=rngs)
+
+    def loss(
+        self, model: SoftmaxLayers, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        loss_B = cross_entropy(model(batch["features"]), batch["targets"])
+        return jnp.sum(loss_B * batch["weights"]), jnp.sum(batch["weights"])
+
+
+class Digits(Objective):
+    """The task that the training loop sees."""
 
     def __init__(self, config: ConfigDict, mesh: Mesh):
         """Reads the images.
@@ -100,7 +135,7 @@ class Digits(Task):
           UserError: the configuration or the data are at fault.
         """
         validate(config)
-        self.config, self.mesh = config, mesh
+        self.mesh = mesh
         train, test = load_images(config.data.source)
         held_out = config.data.held_out
         require(
@@ -115,10 +150,11 @@ class Digits(Task):
             "valid": valid,
             "test": test,
         }
-        self.outputs = int(self.splits["train"][1].max()) + 1
+        outputs = int(self.splits["train"][1].max()) + 1
+        super().__init__(config, train[0].shape[1], outputs)
         for split, (pixels, labels) in self.splits.items():
             require(
-                pixels.shape[1] == train[0].shape[1] and int(labels.max()) < self.outputs,
+                pixels.shape[1] == self.width and int(labels.max()) < self.outputs,
                 f"the {split} images have other sizes or labels than the training images",
             )
         self.levels = int(self.splits["train"][0].max()) + 1
@@ -153,11 +189,6 @@ class Digits(Task):
 
         return gather
 
-    def build(self, rngs: nnx.Rngs) -> SoftmaxLayers:
-        model = self.config.model
-        width = self.splits["train"][0].shape[1]
-        return SoftmaxLayers(width, self.outputs, model.layers, model.cold, rngs=rngs)
-
     def start(self, trainable: Arrays) -> Arrays:
         if self.config.start == "cold":
             return trainable
@@ -189,12 +220,6 @@ class Digits(Task):
             )
             features = jax.nn.softmax(features @ kernels[-1])
         return kernels
-
-    def loss(
-        self, model: SoftmaxLayers, batch: Batch, key: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        loss_B = cross_entropy(model(batch["features"]), batch["targets"])
-        return jnp.sum(loss_B * batch["weights"]), jnp.sum(batch["weights"])
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.training_batches, start)

@@ -17,14 +17,14 @@ from ml_collections import ConfigDict
 
 from common import sharding
 from common.config import choose, require
-from common.data.batching import iterate
+from common.data.batching import check_rows, iterate
 from common.data.corpus import TokenizedCorpus, tokenize_corpus
 from common.data.examples import ExampleBatches, in_order
 from common.data.text import load_text
 from common.data.tokenizer import UNK, build_tokenizer
 from common.model.loss import cross_entropy
 from common.train.feed import put
-from common.train.task import Batch, Task, Values
+from common.train.task import Batch, Sketch, Task, Values, integers
 from common.train.workdir import save_tokenizer
 from common.variables import Arrays
 from explicit_opt.counts import Noise, count_pairs, language_solution, text_sharding
@@ -131,10 +131,42 @@ def count_windows(windows: Windows, vocabulary: int, mesh: Mesh) -> jax.Array:
     return count_pairs(*placed, vocabulary, mesh)
 
 
-class NextToken(Task):
-    """The task that the training loop sees."""
+class Objective(Task):
+    """The language model with its noise, and its loss, without data."""
 
     objective, mode = "perplexity", "min"
+
+    def __init__(self, config: ConfigDict, noise: Noise):
+        self.config, self.noise = config, noise
+
+    @classmethod
+    def sketch(cls, config: ConfigDict, multiple: int) -> Sketch:
+        """With a vocabulary as large as the configuration allows; `multiple` divides the rows of a batch."""
+        rows, context = config.train.batch, config.model.context
+        check_rows(rows, multiple)
+        batch = {
+            "contexts": integers(rows, context),
+            "targets": integers(rows),
+            "weights": jax.ShapeDtypeStruct((rows,), np.float32),
+        }
+        noise = Noise.of(np.ones(config.data.vocab_size, np.int64))
+        return Sketch(config, cls(config, noise), batch, rows)
+
+    def build(self, rngs: nnx.Rngs) -> FeedForward:
+        model = self.config.model
+        vocabulary = len(self.noise.keep_N)
+        return FeedForward(vocabulary, model.context, model.aggregate, model.cold, rngs=rngs)
+
+    def loss(
+        self, model: FeedForward, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        logits_BN = model(batch["contexts"], self.noise)
+        loss_B = cross_entropy(logits_BN, batch["targets"])
+        return jnp.sum(loss_B * batch["weights"]), jnp.sum(batch["weights"])
+
+
+class NextToken(Objective):
+    """The task that the training loop sees."""
 
     def __init__(self, config: ConfigDict, mesh: Mesh):
         """Reads and tokenizes the data.
@@ -143,7 +175,7 @@ class NextToken(Task):
           UserError: the configuration or the data are at fault.
         """
         validate(config)
-        self.config, self.mesh = config, mesh
+        self.mesh = mesh
         data = config.data
         cache = Path(os.path.expanduser(data.cache_dir))
         texts = {split: load_text(data, split) for split in ("train", "valid", "test")}
@@ -168,7 +200,7 @@ class NextToken(Task):
             require(len(windows) > 0, f"the {split} text has no tokens")
         train = self.splits["train"]
         self.targets_N = np.bincount(train.tokens_M, minlength=self.vocabulary)
-        self.noise = Noise.of(self.targets_N)
+        super().__init__(config, Noise.of(self.targets_N))
         self.multiple = sharding.batch_ways(mesh) * config.train.accumulate
         self.training_batches = ExampleBatches(
             train.gather, len(train), config.train.batch, multiple=self.multiple, seed=config.seed
@@ -178,10 +210,6 @@ class NextToken(Task):
     @property
     def batches_per_epoch(self) -> int:
         return self.training_batches.batches_per_epoch
-
-    def build(self, rngs: nnx.Rngs) -> FeedForward:
-        model = self.config.model
-        return FeedForward(self.vocabulary, model.context, model.aggregate, model.cold, rngs=rngs)
 
     def start(self, trainable: Arrays) -> Arrays:
         if self.config.start == "cold":
@@ -203,13 +231,6 @@ class NextToken(Task):
     def counts(self) -> jax.Array:
         """Co-occurrences at each lag, (K, N, N)."""
         return count_windows(self.splits["train"], self.vocabulary, self.mesh)
-
-    def loss(
-        self, model: FeedForward, batch: Batch, key: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        logits_BN = model(batch["contexts"], self.noise)
-        loss_B = cross_entropy(logits_BN, batch["targets"])
-        return jnp.sum(loss_B * batch["weights"]), jnp.sum(batch["weights"])
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.training_batches, start)

@@ -1,12 +1,14 @@
 """A configuration as a run: which task it is, and epochs as steps of the loop."""
 
 from pathlib import Path
+from types import ModuleType
 
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.config import complete
 from common.train import loop
+from common.train.task import Sketch
 from explicit_opt import digits, language
 
 Task = language.NextToken | digits.Digits
@@ -15,13 +17,24 @@ Task = language.NextToken | digits.Digits
 def validate(config: ConfigDict) -> None:
     """Everything that can be known without the data."""
     with complete("--config"):
-        (language if "aggregate" in config.model else digits).validate(config)
+        _module(config).validate(config)
         loop.validate(in_steps(config, 1))
 
 
-def make_task(config: ConfigDict, mesh: Mesh) -> Task:
+def _module(config: ConfigDict) -> ModuleType:
     """Language models have an `aggregate`, classifiers have layers."""
-    return (language.NextToken if "aggregate" in config.model else digits.Digits)(config, mesh)
+    return language if "aggregate" in config.model else digits
+
+
+def make_task(config: ConfigDict, mesh: Mesh) -> Task:
+    """The task with its data."""
+    return (language.NextToken if _module(config) is language else digits.Digits)(config, mesh)
+
+
+def sketch(config: ConfigDict, multiple: int) -> Sketch:
+    """The run without its data; `multiple` divides the rows of a batch. Errors are those of the configuration."""
+    validate(config)
+    return _module(config).Objective.sketch(config, multiple)
 
 
 def in_steps(config: ConfigDict, batches_per_epoch: int) -> ConfigDict:

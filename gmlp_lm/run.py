@@ -7,9 +7,9 @@ from ml_collections import ConfigDict
 
 from common.config import complete
 from common.tasks import language_modelling
-from common.tasks.language_modelling import BYTES, LanguageModelling
+from common.tasks.language_modelling import BYTES, LanguageModelling, Objective
 from common.train import loop
-from common.train.task import Values
+from common.train.task import Sketch, Values
 from common.train.trained import load_run
 from common.train.workdir import CONFIG, read_config
 from gmlp_lm import model
@@ -28,6 +28,12 @@ def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, LanguageModelli
     """The configuration that the loop takes, and the task. Errors are those of the configuration and of the data."""
     validate(config)
     return config, LanguageModelling(config, language_model, mesh)
+
+
+def sketch(config: ConfigDict, multiple: int) -> Sketch:
+    """The run without its data; `multiple` divides the rows of a batch. Errors are those of the configuration."""
+    validate(config)
+    return Objective.sketch(config, language_model, multiple)
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:

@@ -6,43 +6,54 @@ M texts, N classes.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import jax
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding, variables
-from common.config import choose, complete, require
+from common.config import choose, complete
 from common.data.batching import evaluation_batches
 from common.data.corpus import TokenizedCorpus
 from common.data.subword import Subword
+from common.distributed import is_main
 from common.errors import UserError
 from common.sharding import make_mesh
-from common.train import loop
+from common.tasks.classification import Objective
+from common.train import loop, summary, trained
 from common.train.feed import put
-from common.train.task import Values
+from common.train.task import Sketch, Values
 from common.train.trained import load_run
 from common.train.workdir import CONFIG, read_config
 from perception import datasets, finetuning, task
-from perception.backbones import Backbone
-from perception.finetuning import make_model, make_shape, make_tokenizer, open_pretrained, outside
-from perception.model import PooledClassifier
+from perception.backbones import BACKBONES, Backbone
+from perception.datasets import DATASETS
+from perception.finetuning import (
+    make_model,
+    make_shape,
+    make_tokenizer,
+    open_pretrained,
+    outside,
+    with_type,
+)
+from perception.hugging_face import Pretrained
 from perception.task import CLASSES, TOKENIZER, TextClassification, in_rows
 
 
 def validate(config: ConfigDict) -> None:
     """Everything that can be known without pretrained weights and data."""
     with complete("--config"):
-        require(
-            config.task == "perception",
-            f"--config.task={config.task!r} is trained by another program than perception.train",
-        )
         datasets.validate(config)
         finetuning.validate(config)
+    _validate(config)
+
+
+def _validate(config: ConfigDict) -> None:
+    """What does not depend on where weights and data come from."""
+    with complete("--config"):
         choose("--config.eval.select", config.eval.select, ("valid", "test"))
         task.validate(config)
         loop.validate(config)
@@ -51,15 +62,12 @@ def validate(config: ConfigDict) -> None:
 def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, TextClassification]:
     """The configuration that the loop takes, and the task. Errors are those of the configuration and of the data."""
     validate(config)
+    config = with_type(config)
     pretrained = open_pretrained(config)
-    splits = ("train", "test") if config.eval.select == "test" else ("train", "valid", "test")
-    labelled = datasets.load(config, splits)
+    labelled = datasets.load(config)
     tokenizer = make_tokenizer(config, labelled[0]["train"])
-    shape = make_shape(config, pretrained, tokenizer)
-
-    def build(classes: int, *, rngs: nnx.Rngs) -> PooledClassifier:
-        return make_model(config, shape, classes, rngs=rngs)
-
+    shape = make_shape(config, pretrained, tokenizer.size)
+    build = partial(make_model, config, shape)
     made = TextClassification(config, tokenizer, build, mesh, labelled, outside(pretrained, mesh))
     if config.lora.targets or config.reinitialize:
         # What these do not fit is known before anything is written.
@@ -67,9 +75,40 @@ def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, TextClassificat
     return config, made
 
 
+def sketch(config: ConfigDict, multiple: int) -> Sketch:
+    """The run without its data, with or without a folder of weights; `multiple` divides the rows of a batch.
+
+    The vocabulary is that of the backbone, or as large as the configuration allows; one's own data have two classes.
+
+    Raises:
+      UserError: the configuration or the folder are at fault.
+    """
+    with complete("--config"):
+        finetuning.validate(config, weights=False)
+    _validate(config)
+    config = with_type(config)
+    pretrained = open_pretrained(config) if config.pretrained else None
+    known = pretrained.shape if pretrained else BACKBONES[config.backbone]
+    trained = config.finetune == "full" and config.data.tokenizer != "pretrained"
+    vocabulary = config.data.vocab_size if trained else known.vocabulary
+    classes = DATASETS[config.dataset].classes if config.dataset else 2
+    build = partial(make_model, config, make_shape(config, pretrained, vocabulary))
+    return Objective(in_rows(config), build, classes).sketch(config.data.max_length, multiple)
+
+
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
     """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
-    return loop.fit(*prepare(config, mesh), workdir, mesh)
+    before = ended(config, workdir)
+    return loop.fit(*prepare(config, mesh), workdir, mesh) if before is None else before
+
+
+def ended(config: ConfigDict, workdir: Path) -> dict | None:
+    """As `summary.ended`: what a run in `workdir` left that has made its steps on what is still the same data."""
+    validate(config)
+    found = summary.ended(with_type(config), workdir)
+    if found is not None and is_main():
+        print(f"{workdir} has ended before: nothing is read or trained")
+    return found
 
 
 @dataclass
@@ -119,22 +158,36 @@ def load(workdir: Path, mesh: Mesh | None = None) -> Trained:
     Raises:
       UserError: there is no run, it is of another program, it has no checkpoint, or its pretrained weights are gone.
     """
-    config = read_config(workdir)
+    config, mesh = read_config(workdir), mesh or make_mesh({"data": -1})
+    found, build, pretrained = _open(config, workdir)
+    values = load_run(workdir, config, build, mesh, outside(pretrained, mesh))
+    return Trained(config, *found, values, mesh)
+
+
+def load_own(config: ConfigDict, workdir: Path) -> tuple[Trained, str]:
+    """As `load`, but for the pretrained values, which are not read; and the fingerprint of their files.
+
+    Args:
+      config: of the run, where it may name another folder of these files.
+    """
+    mesh = make_mesh({"data": -1})
+    found, build, _ = _open(config, workdir)
+    values, fingerprint = trained.load_own(workdir, config, build, mesh)
+    return Trained(config, *found, values, mesh), fingerprint
+
+
+def _open(
+    config: ConfigDict, workdir: Path
+) -> tuple[tuple[Backbone, Subword, tuple[str, ...]], Callable, Pretrained | None]:
+    """What a run is of beside its values; what builds its model; and where the weights are."""
     with complete(workdir / CONFIG):
         validate(config)
-    mesh = mesh or make_mesh({"data": -1})
     tokenizer = Subword.load(workdir / TOKENIZER)
     try:
         classes = tuple(json.loads((workdir / CLASSES).read_text()))
     except (OSError, ValueError) as error:
         raise UserError(f"cannot read the classes from {workdir / CLASSES}: {error}") from error
     pretrained = open_pretrained(config)
-    shape = make_shape(config, pretrained, tokenizer)
-    values = load_run(
-        workdir,
-        config,
-        lambda rngs: make_model(config, shape, len(classes), rngs=rngs),
-        mesh,
-        outside(pretrained, mesh),
-    )
-    return Trained(config, shape, tokenizer, classes, values, mesh)
+    shape = make_shape(config, pretrained, tokenizer.size)
+    build = partial(make_model, config, shape, len(classes))
+    return (shape, tokenizer, classes), lambda rngs: build(rngs=rngs), pretrained

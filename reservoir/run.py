@@ -20,10 +20,11 @@ from common.tasks.translation import (
     validate_search,
 )
 from common.train import loop
-from common.train.task import Task, Values
+from common.train.checkpoint import snapshots
+from common.train.task import Sketch, Task, Values
 from common.train.trained import load_run
-from common.train.workdir import CONFIG, read_config
-from reservoir import encoder, model
+from common.train.workdir import CONFIG, read_run
+from reservoir import encoder, finetuning, model
 from reservoir.backskip import Backskipping, validate_steps
 from reservoir.model import language_model, translator
 
@@ -31,13 +32,22 @@ from reservoir.model import language_model, translator
 class Translation(Backskipping, translation.Translation):
     """Translation that can train past its reservoirs."""
 
+    class Objective(Backskipping, translation.Objective):
+        """Without data."""
+
 
 class MaskedLm(Backskipping, masked_lm.MaskedLm):
     """Masked language modelling that can."""
 
+    class Objective(Backskipping, masked_lm.Objective):
+        """Without data."""
+
 
 class LanguageModelling(Backskipping, language_modelling.LanguageModelling):
     """Language modelling of bytes that can."""
+
+    class Objective(Backskipping, language_modelling.Objective):
+        """Without data."""
 
 
 def _language_modelling(config: ConfigDict) -> None:
@@ -74,22 +84,22 @@ def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, Task]:
     return config, task(config, build, mesh)
 
 
+def sketch(config: ConfigDict, multiple: int) -> Sketch:
+    """The run without its data; `multiple` divides the rows of a batch. A fine-tuning needs its pretraining run.
+
+    Raises:
+      UserError: the configuration or that run are at fault.
+    """
+    if config.task == "classification":
+        return finetuning.sketch(config, multiple)
+    validate(config)
+    _, task, build = TASKS[config.task]
+    return task.Objective.sketch(config, build, multiple)
+
+
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
     """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
     return loop.fit(*prepare(config, mesh), workdir, mesh)
-
-
-def read_run(workdir: Path, task: str, option: str = "--workdir") -> ConfigDict:
-    """The configuration of a run, which has to be of this task.
-
-    Raises:
-      UserError: there is no run, or it is of another task.
-    """
-    config = read_config(workdir, option)
-    found = config.get("task", "")
-    whose = f"of the task {found}" if found else "of another program"
-    require(found == task, f"{option}={workdir} is a run {whose}, not {task}")
-    return config
 
 
 def parser(program: str) -> argparse.ArgumentParser:
@@ -117,6 +127,12 @@ def parser(program: str) -> argparse.ArgumentParser:
         default=2048,
         help="the longest line that is translated, in tokens (default 2048)",
     )
+    options.add_argument(
+        "--average",
+        type=positive("--average"),
+        metavar="N",
+        help="the mean of the newest N snapshots (default: the best checkpoint)",
+    )
     return options
 
 
@@ -133,8 +149,19 @@ class TrainedRun:
             return self.translator.translate(self.values, lines)
 
 
+def _newest(workdir: Path, count: int) -> list[int]:
+    """The steps of the newest snapshots."""
+    there = snapshots(workdir)
+    require(
+        count <= len(there),
+        f"--average={count}: {workdir} has {len(there)} snapshots"
+        " (--config.checkpoint.snapshots says how often training makes one)",
+    )
+    return there[-count:]
+
+
 def load(options: argparse.Namespace) -> TrainedRun:
-    """The best checkpoint of a run, with the options of the command line in place of the run's.
+    """The best checkpoint of a run or the mean of snapshots, with the options of the command line in place of its own.
 
     Raises:
       UserError: there is no run, it is no translator, or it has no checkpoint.
@@ -154,7 +181,11 @@ def load(options: argparse.Namespace) -> TrainedRun:
     mesh = make_mesh({"data": -1})
     sizes = [tokenizer.size for tokenizer in tokenizers]
     values = load_run(
-        options.workdir, config, lambda rngs: translator(config.model, *sizes, rngs=rngs), mesh
+        options.workdir,
+        config,
+        lambda rngs: translator(config.model, *sizes, rngs=rngs),
+        mesh,
+        snapshots=_newest(options.workdir, options.average) if options.average else (),
     )
     return TrainedRun(
         config, mesh, values, Translator(config, tokenizers, mesh, search, options.max_tokens)

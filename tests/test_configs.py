@@ -4,32 +4,28 @@ After a wanted change of a configuration: TRAINLESS_UPDATE_GOLDEN=1 python -m py
 """
 
 import ast
+import importlib
 import os
 import re
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
-from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 from ml_collections import ConfigDict
 
 from common import config as configuration
 from common import sharding, variables
 from common.errors import UserError
-from common.tasks import translation
-from common.tasks.masked_lm import MaskedLm
 from common.train import optimizer
 from common.train.state import Step, optimizer_shardings
 from configs import language
 from explicit_opt import run as explicit
 from gmlp_lm import run as gmlp
 from perception import run as perception
-from reservoir import encoder, finetuning, model
+from reservoir import finetuning
 from reservoir import run as reservoir
 
 ROOT = Path(__file__).parents[1]
@@ -170,26 +166,6 @@ def test_no_golden_file_is_left_over():
     assert {path.name for path in GOLDEN.iterdir()} == known
 
 
-def full_size(config: ConfigDict) -> tuple[SimpleNamespace | MaskedLm, Callable, dict]:
-    """The task as far as its loss, the function that builds its model, and the shapes of a batch."""
-    vocabulary = config.data.vocab_size
-    if config.task == "masked_lm":
-        task = object.__new__(MaskedLm)
-        task.config, task.tokenizer = config, SimpleNamespace(size=vocabulary - 1)
-        build = lambda: encoder.masked_lm(config.model, vocabulary, rngs=nnx.Rngs(0))  # noqa: E731
-        return task, build, {"tokens": (8, config.model.max_length), "ids": (8,)}
-    task = SimpleNamespace(
-        loss=lambda network, batch, key: translation.teacher_forcing(
-            network, batch, key, config.train.label_smoothing
-        )
-    )
-    build = lambda: model.translator(  # noqa: E731
-        config.model, vocabulary, vocabulary, rngs=nnx.Rngs(0)
-    )
-    names = ("source", "target_inputs", "target_outputs")
-    return task, build, dict.fromkeys(names, (8, config.data.buckets[0]))
-
-
 @pytest.mark.parametrize("name", [*TRANSLATION, *MASKED])
 def test_full_size_step_lowers_for_eight_devices(name):
     """Nothing is allocated and nothing compiled: shapes, partitions and types fit together."""
@@ -197,8 +173,8 @@ def test_full_size_step_lowers_for_eight_devices(name):
     axes = (AxisType.Auto,) * len(sharding.MESH_AXES)
     mesh = AbstractMesh((2, 2, 2), sharding.MESH_AXES, axis_types=axes)
     whole, rows = sharding.replicated(mesh), sharding.batch_sharding(mesh)
-    task, build, shapes = full_size(config)
-    structure = variables.abstract(build)
+    drawn = importlib.import_module(f"{config.paper}.run").sketch(config, 4)
+    structure = variables.abstract(lambda: drawn.task.build(variables.Keys(0)))
 
     def placed(some: dict) -> tuple[dict, dict]:
         where = sharding.shardings(some, mesh)
@@ -224,13 +200,13 @@ def test_full_size_step_lowers_for_eight_devices(name):
         opt_where,
     )
     batch = {
-        key: jax.ShapeDtypeStruct(shape, jnp.int32, sharding=rows) for key, shape in shapes.items()
+        key: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows) for key, x in drawn.batch.items()
     }
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
-    step = Step(task, structure, update, schedule, mesh, config.seed, config.train.accumulate)
+    step = Step(drawn.task, structure, update, schedule, mesh, config.seed, config.train.accumulate)
     with jax.sharding.use_abstract_mesh(mesh):
         traced = jax.jit(
-            partial(step._step, task.loss), out_shardings=(where, opt_where, whole)
+            partial(step._step, drawn.task.loss), out_shardings=(where, opt_where, whole)
         ).trace(trainable, opt_state, frozen, batch, number)
         traced.lower(lowering_platforms=("cpu",))
     new, _, metrics = traced.out_info

@@ -87,7 +87,9 @@ class BucketedBatches(grain.MapDataset):
         self._members = members
         if rows:
             check_rows(rows, multiple)
-        self._rows = [rows or _rows(length, tokens_per_batch, multiple) for length in self._buckets]
+        self._rows = [
+            rows or rows_of(length, tokens_per_batch, multiple) for length in self._buckets
+        ]
         counts = [-(-len(m) // rows) for m, rows in zip(members, self._rows, strict=True)]
         self._batches = [(k, i) for k, count in enumerate(counts) for i in range(count)]
         self.batches_per_epoch = len(self._batches)
@@ -205,7 +207,7 @@ def evaluation_batches(
     members, _ = _fill_buckets(source, target, lengths)
     batches = []
     for length, examples in zip(lengths, members, strict=True):
-        size = _rows(length, rows * length or tokens_per_batch, multiple)
+        size = rows_of(length, rows * length or tokens_per_batch, multiple)
         for start in range(0, len(examples), size):
             ids = examples[start : start + size]
             batches.append((length, local_rows(ids, size, process_index, process_count)))
@@ -238,7 +240,8 @@ def _fill_buckets(
     return members, rest
 
 
-def _rows(length: int, tokens_per_batch: int, multiple: int) -> int:
+def rows_of(length: int, tokens_per_batch: int, multiple: int) -> int:
+    """Rows of a global batch: as many of `multiple` as the tokens allow, and at least that many."""
     return max(multiple, tokens_per_batch // length // multiple * multiple)
 
 

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 
 from common import sharding
 from common.config import require
-from common.data.batching import BucketedBatches, evaluation_batches, iterate
+from common.data.batching import BucketedBatches, check_rows, evaluation_batches, iterate
 from common.data.corpus import TokenizedCorpus
 from common.data.labelled import LabelledText, load_labelled
 from common.data.subword import Subword
@@ -25,7 +25,7 @@ from common.metrics.classes import accuracy, weighted_f1
 from common.model.classifier import Classifier
 from common.model.loss import cross_entropy
 from common.train.feed import put
-from common.train.task import Batch, Task, Values
+from common.train.task import Batch, Sketch, Task, Values, integers
 from common.train.workdir import save_tokenizer
 from common.variables import Arrays
 
@@ -65,7 +65,44 @@ def sequence(parts: Sequence[Sequence[int]], longest: int) -> tuple[list[int], b
     return [BOS, *parts[0][:first], EOS, EOS, *parts[1][:second]], a + b > room
 
 
-class Classification(Task):
+class Objective(Task):
+    """A classifier of texts and its loss, without data.
+
+    Args:
+      classes: their number.
+    """
+
+    objective, mode, unit = "accuracy", "max", "examples"
+
+    def __init__(self, config: ConfigDict, build: Build, classes: int):
+        self.config, self._build, self._classes = config, build, classes
+
+    def sketch(self, length: int, multiple: int) -> Sketch:
+        """With rows of this length; `multiple` divides their number."""
+        rows = self.config.data.batch
+        check_rows(rows, multiple)
+        each = dict.fromkeys(("lengths", "ids", "labels"), integers(rows))
+        batch = {"tokens": integers(rows, length), **each}
+        return Sketch(self.config, self, batch, rows * length)
+
+    def build(self, rngs: nnx.Rngs) -> Classifier:
+        return self._build(self._classes, rngs=rngs)
+
+    def _losses(
+        self, model: Classifier, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Logits (B, N) and loss (B,), 0 in empty rows."""
+        logits_BN = model(batch["tokens"], batch["lengths"], key)
+        return logits_BN, cross_entropy(logits_BN, batch["labels"]) * (batch["ids"] >= 0)
+
+    def loss(
+        self, model: Classifier, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        _, loss_B = self._losses(model, batch, key)
+        return jnp.sum(loss_B), jnp.sum(batch["ids"] >= 0, dtype=jnp.float32)
+
+
+class Classification(Objective):
     """The task that the training loop sees. Rows begin and end with marks, as RoBERTa's do.
 
     A task of rows that a tokenizer of another kind makes has `rows`, `marks` and `save` of its own.
@@ -76,8 +113,6 @@ class Classification(Task):
       start: as `Task.start`.
       labelled: splits and names of the classes, where they have been read already.
     """
-
-    objective, mode = "accuracy", "max"
 
     def __init__(
         self,
@@ -96,9 +131,10 @@ class Classification(Task):
           UserError: the configuration or the data are at fault.
         """
         validate(config)
-        self.config, self.mesh, self.tokenizer = config, mesh, tokenizer
-        self._build, self.start, self._longest = build, start, longest
         self.splits, self.classes = labelled or load_labelled(config.data)
+        super().__init__(config, build, len(self.classes))
+        self.mesh, self.tokenizer = mesh, tokenizer
+        self.start, self._longest = start, longest
         self._cut = 0
         self._corpora = {split: self._tokenize(text) for split, text in self.splits.items()}
         if self._cut and is_main():
@@ -150,22 +186,6 @@ class Classification(Task):
     @property
     def batches_per_epoch(self) -> float:
         return self.training_batches.batches_per_epoch
-
-    def build(self, rngs: nnx.Rngs) -> Classifier:
-        return self._build(len(self.classes), rngs=rngs)
-
-    def _losses(
-        self, model: Classifier, batch: Batch, key: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        """Logits (B, N) and loss (B,), 0 in empty rows."""
-        logits_BN = model(batch["tokens"], batch["lengths"], key)
-        return logits_BN, cross_entropy(logits_BN, batch["labels"]) * (batch["ids"] >= 0)
-
-    def loss(
-        self, model: Classifier, batch: Batch, key: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        _, loss_B = self._losses(model, batch, key)
-        return jnp.sum(loss_B), jnp.sum(batch["ids"] >= 0, dtype=jnp.float32)
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         for batch, position in iterate(self.training_batches, start):

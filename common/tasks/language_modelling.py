@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from common import sharding
 from common.config import choose, require
-from common.data.batching import iterate
+from common.data.batching import check_rows, iterate
 from common.data.byte_text import load_bytes
 from common.data.windows import Crops, scored_once
 from common.decode.generate import Writer, as_bytes
@@ -24,7 +24,7 @@ from common.decode.sample import Sampling
 from common.model.language_model import LanguageModel
 from common.model.loss import cross_entropy
 from common.train.feed import put
-from common.train.task import Batch, Task, Values
+from common.train.task import Batch, Sketch, Task, Values, integers
 
 BYTES = 256
 
@@ -71,10 +71,38 @@ def validate(config: ConfigDict) -> None:
     )
 
 
-class LanguageModelling(Task):
-    """The task that the training loop sees."""
+class Objective(Task):
+    """A language model of bytes and its loss, without data."""
 
-    objective, mode = "bits_per_byte", "min"
+    objective, mode, unit = "bits_per_byte", "min", "bytes"
+
+    def __init__(self, config: ConfigDict, build: Build):
+        self.config, self._build = config, build
+
+    @classmethod
+    def sketch(cls, config: ConfigDict, build: Build, multiple: int) -> Sketch:
+        """`multiple` divides the rows of a batch."""
+        rows, length = config.data.batch, config.model.length
+        check_rows(rows, multiple)
+        batch = {
+            "tokens": integers(rows, length),
+            "targets": integers(rows, length),
+            "weights": jax.ShapeDtypeStruct((rows, length), np.float32),
+        }
+        return Sketch(config, cls(config, build), batch, rows * length)
+
+    def build(self, rngs: nnx.Rngs) -> LanguageModel:
+        return self._build(self.config.model, BYTES, rngs=rngs)
+
+    def loss(
+        self, model: LanguageModel, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        loss_BL = cross_entropy(model(batch["tokens"], key), batch["targets"])
+        return jnp.sum(loss_BL * batch["weights"]), jnp.sum(batch["weights"])
+
+
+class LanguageModelling(Objective):
+    """The task that the training loop sees."""
 
     def __init__(self, config: ConfigDict, build: Build, mesh: Mesh):
         """Reads the data.
@@ -83,7 +111,8 @@ class LanguageModelling(Task):
           UserError: the configuration or the data are at fault.
         """
         validate(config)
-        self.config, self.mesh, self._build = config, mesh, build
+        super().__init__(config, build)
+        self.mesh = mesh
         self.splits = load_bytes(config.data)
         for split in ("valid", "test"):
             require(len(self.splits[split]) > 1, f"the {split} text has a single byte")
@@ -108,15 +137,6 @@ class LanguageModelling(Task):
     @property
     def batches_per_epoch(self) -> float:
         return len(self.splits["train"]) / (self.config.data.batch * self.config.model.length)
-
-    def build(self, rngs: nnx.Rngs) -> LanguageModel:
-        return self._build(self.config.model, BYTES, rngs=rngs)
-
-    def loss(
-        self, model: LanguageModel, batch: Batch, key: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        loss_BL = cross_entropy(model(batch["tokens"], key), batch["targets"])
-        return jnp.sum(loss_BL * batch["weights"]), jnp.sum(batch["weights"])
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.crops, start)

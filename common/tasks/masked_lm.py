@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 
 from common import sharding
 from common.config import require
-from common.data.batching import iterate
+from common.data.batching import check_rows, iterate
 from common.data.corpus import tokenize_corpus
 from common.data.examples import ExampleBatches, in_order
 from common.data.packing import PackedRows
@@ -29,7 +29,7 @@ from common.model.loss import cross_entropy
 from common.tasks.fields import check_transformer
 from common.tasks.masking import mask
 from common.train.feed import put
-from common.train.task import Batch, Task, Values
+from common.train.task import Batch, Sketch, Task, Values, integers
 from common.train.workdir import save_tokenizer
 
 # (model config, vocabulary, rngs=) -> model
@@ -62,13 +62,8 @@ def validate(config: ConfigDict) -> None:
     )
 
 
-def mask_id(tokenizer: Tokenizer) -> int:
-    """The first id that is no piece: text, whatever it says, never has it."""
-    return tokenizer.size
-
-
 def vocabulary(tokenizer: Tokenizer) -> int:
-    """Pieces, special ones included, and the mask."""
+    """Pieces, special ones included, and the mask. That is the last id: text, whatever it says, never has it."""
     return tokenizer.size + 1
 
 
@@ -77,10 +72,56 @@ def lengths(tokens_BL: jax.Array) -> jax.Array:
     return jnp.sum(tokens_BL != PAD, axis=1, dtype=jnp.int32)
 
 
-class MaskedLm(Task):
-    """The task that the training loop sees."""
+class Objective(Task):
+    """A masked language model and its loss, without data.
+
+    Args:
+      size: of the vocabulary; its last id is the mask.
+    """
 
     objective, mode = "perplexity", "min"
+
+    def __init__(self, config: ConfigDict, build: Build, size: int):
+        self.config, self._build, self._size = config, build, size
+
+    @classmethod
+    def sketch(cls, config: ConfigDict, build: Build, multiple: int) -> Sketch:
+        """With a vocabulary as large as the configuration allows; `multiple` divides the rows of a batch."""
+        rows, length = config.data.batch, config.model.max_length
+        check_rows(rows, multiple)
+        batch = {"tokens": integers(rows, length), "ids": integers(rows)}
+        return Sketch(config, cls(config, build, config.data.vocab_size), batch, rows * length)
+
+    def build(self, rngs: nnx.Rngs) -> MaskedLanguageModel:
+        return self._build(self.config.model, self._size, rngs=rngs)
+
+    def _guess(
+        self, model: MaskedLanguageModel, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Logits (B, M, V), targets (B, M) and weights (B, M).
+
+        The mask follows from the step's key: every step has one of its own, and nothing has to be saved. Without a
+        key it follows from the number of each row, so that all evaluations ask the same questions, in any batches.
+        """
+        tokens_BL = batch["tokens"]
+        if key is None:
+            always = jax.random.key(0)
+            keys_B = jax.vmap(lambda number: jax.random.fold_in(always, number))(batch["ids"])
+        else:
+            keys_B = jax.random.split(fold(key, 0), len(tokens_BL))
+        masked = mask(tokens_BL, keys_B, self._size - 1, self.config.data.masked)
+        logits_BMV = model(masked.inputs_BL, lengths(tokens_BL), masked.places_BM, fold(key, 1))
+        return logits_BMV, masked.targets_BM, masked.weights_BM
+
+    def loss(
+        self, model: MaskedLanguageModel, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        logits_BMV, targets_BM, weights_BM = self._guess(model, batch, key)
+        return jnp.sum(cross_entropy(logits_BMV, targets_BM) * weights_BM), jnp.sum(weights_BM)
+
+
+class MaskedLm(Objective):
+    """The task that the training loop sees."""
 
     def __init__(self, config: ConfigDict, build: Build, mesh: Mesh):
         """Reads and tokenizes the data.
@@ -89,11 +130,12 @@ class MaskedLm(Task):
           UserError: the configuration or the data are at fault.
         """
         validate(config)
-        self.config, self.mesh, self._build = config, mesh, build
+        self.mesh = mesh
         data = config.data
         cache = Path(os.path.expanduser(data.cache_dir))
         texts = {split: load_text(data, split) for split in ("train", "valid", "test")}
         self.tokenizer = build_tokenizer(data.vocab_size - 1, texts["train"], cache)
+        super().__init__(config, build, vocabulary(self.tokenizer))
         self.splits = {}
         for split, text in texts.items():
             corpus = tokenize_corpus(text, self.tokenizer, cache)
@@ -120,33 +162,6 @@ class MaskedLm(Task):
     @property
     def batches_per_epoch(self) -> float:
         return self.training_batches.batches_per_epoch
-
-    def build(self, rngs: nnx.Rngs) -> MaskedLanguageModel:
-        return self._build(self.config.model, vocabulary(self.tokenizer), rngs=rngs)
-
-    def _guess(
-        self, model: MaskedLanguageModel, batch: Batch, key: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Logits (B, M, V), targets (B, M) and weights (B, M).
-
-        The mask follows from the step's key: every step has one of its own, and nothing has to be saved. Without a
-        key it follows from the number of each row, so that all evaluations ask the same questions, in any batches.
-        """
-        tokens_BL = batch["tokens"]
-        if key is None:
-            always = jax.random.key(0)
-            keys_B = jax.vmap(lambda number: jax.random.fold_in(always, number))(batch["ids"])
-        else:
-            keys_B = jax.random.split(fold(key, 0), len(tokens_BL))
-        masked = mask(tokens_BL, keys_B, mask_id(self.tokenizer), self.config.data.masked)
-        logits_BMV = model(masked.inputs_BL, lengths(tokens_BL), masked.places_BM, fold(key, 1))
-        return logits_BMV, masked.targets_BM, masked.weights_BM
-
-    def loss(
-        self, model: MaskedLanguageModel, batch: Batch, key: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        logits_BMV, targets_BM, weights_BM = self._guess(model, batch, key)
-        return jnp.sum(cross_entropy(logits_BMV, targets_BM) * weights_BM), jnp.sum(weights_BM)
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.training_batches, start)

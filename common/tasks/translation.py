@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from common import sharding
 from common.config import choose, require
-from common.data.batching import BucketedBatches, evaluation_batches, iterate
+from common.data.batching import BucketedBatches, evaluation_batches, iterate, rows_of
 from common.data.corpus import TokenizedCorpus, tokenize_corpus
 from common.data.sources import ParallelText, load_parallel
 from common.data.tokenizer import Tokenizer, build_tokenizers
@@ -25,7 +25,7 @@ from common.model.encoder_decoder import EncoderDecoder
 from common.model.loss import cross_entropy
 from common.tasks.fields import check_transformer
 from common.train.feed import put
-from common.train.task import Batch, Task, Values
+from common.train.task import Batch, Sketch, Task, Values, integers
 from common.train.workdir import save_tokenizer
 
 # (model config, source vocabulary, target vocabulary, rngs=) -> model
@@ -202,10 +202,38 @@ class Translator:
         return result
 
 
-class Translation(Task):
-    """The task that the training loop sees."""
+class Objective(Task):
+    """A translator and its loss, without data.
+
+    Args:
+      sizes: of the vocabularies of source and target.
+    """
 
     objective, mode = "bleu", "max"
+
+    def __init__(self, config: ConfigDict, build: Build, sizes: tuple[int, int]):
+        self.config, self._build, self._sizes = config, build, sizes
+
+    @classmethod
+    def sketch(cls, config: ConfigDict, build: Build, multiple: int) -> Sketch:
+        """With vocabularies as large as the configuration allows; `multiple` divides the rows of a batch."""
+        task = cls(config, build, (config.data.vocab_size,) * 2)
+        length = max(config.data.buckets)
+        rows = rows_of(length, config.data.tokens_per_batch, multiple)
+        pairs = dict.fromkeys(("source", "target_inputs", "target_outputs"), integers(rows, length))
+        return Sketch(config, task, pairs | {"ids": integers(rows)}, rows * length)
+
+    def build(self, rngs: nnx.Rngs) -> EncoderDecoder:
+        return self._build(self.config.model, *self._sizes, rngs=rngs)
+
+    def loss(
+        self, model: EncoderDecoder, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        return teacher_forcing(model, batch, key, self.config.train.label_smoothing)
+
+
+class Translation(Objective):
+    """The task that the training loop sees."""
 
     def __init__(self, config: ConfigDict, build: Build, mesh: Mesh):
         """Reads and tokenizes the data.
@@ -214,8 +242,7 @@ class Translation(Task):
           UserError: the configuration or the data are at fault.
         """
         validate(config)
-        self.config, self.mesh = config, mesh
-        self._build = build
+        self.mesh = mesh
         self.texts = {
             split: load_parallel(config.data, split) for split in ("train", "valid", "test")
         }
@@ -225,6 +252,8 @@ class Translation(Task):
             self.texts["valid"] = ParallelText(valid.source[:limit], valid.target[:limit])
         cache = Path(os.path.expanduser(config.data.cache_dir))
         self.tokenizers = build_tokenizers(config.data, self.texts["train"], cache)
+        source, target = self.tokenizers
+        super().__init__(config, build, (source.size, target.size))
         self.translator = Translator(config, self.tokenizers, mesh, search_of(config))
         self._corpora = {split: self._tokenize(split, cache) for split in self.texts}
         for split in ("valid", "test"):
@@ -258,15 +287,6 @@ class Translation(Task):
     @property
     def batches_per_epoch(self) -> float:
         return self.training_batches.batches_per_epoch
-
-    def build(self, rngs: nnx.Rngs) -> EncoderDecoder:
-        sizes = [tokenizer.size for tokenizer in self.tokenizers]
-        return self._build(self.config.model, *sizes, rngs=rngs)
-
-    def loss(
-        self, model: EncoderDecoder, batch: Batch, key: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        return teacher_forcing(model, batch, key, self.config.train.label_smoothing)
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.training_batches, start)

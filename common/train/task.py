@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
 from common.variables import Arrays, Structure
 
@@ -40,6 +41,28 @@ class Outside:
 NOTHING = Outside({}, "")
 
 
+@dataclass(frozen=True)
+class Sketch:
+    """A run without its data and values: what a step can be compiled from.
+
+    Attributes:
+      config: as the loop takes it; `train.steps` is 0 where only the data say how many there are.
+      task: as far as `build`, `loss`, `loss_at` and `own_rates`.
+      batch: arrays of a global training batch, as `batches` gives them; of several shapes the one with longest rows.
+      tokens: in it, padding too; examples where rows have no length.
+    """
+
+    config: ConfigDict
+    task: "Task"
+    batch: Mapping[str, jax.ShapeDtypeStruct]
+    tokens: int
+
+
+def integers(*shape: int) -> jax.ShapeDtypeStruct:
+    """What stands for an array of token ids, labels or numbers of examples."""
+    return jax.ShapeDtypeStruct(shape, np.int32)
+
+
 class Task(Protocol):
     """Model, data, loss and evaluation of one kind of experiment. The loop knows no task by name.
 
@@ -51,6 +74,12 @@ class Task(Protocol):
 
     mode: str
     """"max" or "min"."""
+
+    select = "valid"
+    """The examples by which the best step is chosen, as people call them."""
+
+    unit = "tokens"
+    """What the weights of `loss` count."""
 
     tests_last = False
     """Whether the summary has the test of the last values too, beside that of the best."""

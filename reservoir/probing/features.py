@@ -25,10 +25,9 @@ from common.tasks.masked_lm import lengths
 from common.train.feed import put
 from common.train.task import Values
 from common.train.trained import load_run
-from common.train.workdir import CONFIG, read_config
+from common.train.workdir import CONFIG, read_config, read_run
 from common.variables import Structure
 from reservoir import model, pretrained
-from reservoir.run import read_run
 
 POOLS = ("first", "mean")
 _SHORTEST = 32  # tokens in the rows of the first bucket

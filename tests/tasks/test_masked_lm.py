@@ -15,7 +15,7 @@ from common import variables
 from common.data.tokenizer import BOS, PAD
 from common.errors import UserError
 from common.sharding import make_mesh
-from common.tasks.masked_lm import MaskedLm, lengths, mask_id, vocabulary
+from common.tasks.masked_lm import MaskedLm, lengths, vocabulary
 from common.tasks.masking import mask
 from common.track.tracker import read_metrics
 from common.train.checkpoint import draw_reservoirs
@@ -23,8 +23,6 @@ from common.train.state import initial_values
 from common.train.task import Values
 from configs import masked
 from reservoir import encoder, run
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 TEXT = "the a cat dog bird sat ran flew on in under mat tree house and then slept ate"
 WORDS = TEXT.split()
@@ -86,7 +84,7 @@ def test_evaluation_equals_a_reading_row_by_row(task, values):
     for number in range(len(rows)):
         tokens = jnp.asarray(rows[np.array([number])])
         key = jax.random.fold_in(jax.random.key(0), number)
-        asked = mask(tokens, key[None], mask_id(task.tokenizer), 0.15)
+        asked = mask(tokens, key[None], task.tokenizer.size, 0.15)
         logits = np.asarray(forward(asked.inputs_BL, lengths(tokens), everywhere)[0], np.float64)
         for place, weight in zip(asked.places_BM[0], asked.weights_BM[0], strict=True):
             if weight:
@@ -148,7 +146,7 @@ def test_every_step_masks_anew(task):
 
 
 def test_the_mask_is_no_piece_and_the_model_knows_it(task):
-    assert vocabulary(task.tokenizer) == 60 == mask_id(task.tokenizer) + 1
+    assert vocabulary(task.tokenizer) == 60 == task.tokenizer.size + 1
     assert max(max(row) for row in task.tokenizer.encode(["<mask> [MASK] zebra"])) < 59
 
 
