@@ -46,21 +46,18 @@ def _receive(port: int, count: int, until: float, seconds: float) -> Met:
     with server:
         while len(here) < count - 1 and (left := until - time.monotonic()) > 0:
             server.settimeout(min(left, 1.0))
-            try:
+            with suppress(OSError, ValueError, TypeError):  # nobody yet, or a stranger
                 connection, _ = server.accept()
                 connection.settimeout(5.0)
                 number, host = json.loads(_line(connection))
                 if not 0 < number < count:
                     raise ValueError(number)
-            except (OSError, ValueError, TypeError):  # nobody yet, or a stranger
-                continue
-            finally:
-                # They say nothing more for now: what can be read is the end of a connection.
-                for gone in [k for k, c in here.items() if select.select([c], [], [], 0)[0]]:
-                    here.pop(gone).close()
-            if number in here:
-                _tell(here[number], {"twice": host})
-            here[number], hosts[number] = connection, host
+                if number in here:
+                    _tell(here[number], {"twice": host})
+                here[number], hosts[number] = connection, host
+            # They say nothing more for now: what can be read is the end of a connection.
+            for gone in [k for k, c in here.items() if select.select([c], [], [], 0)[0]]:
+                here.pop(gone).close()
     missing = [k for k in range(1, count) if k not in here]
     message = f"{_named(missing)} did not come within {seconds:g} s"
     answer = {"absent": message} if missing else {"hosts": [hosts[k] for k in range(count)]}

@@ -34,6 +34,9 @@ ARRIVAL = "TRAINLESS_JOIN_SECONDS", 300
 
 AGAIN = "the same command goes on from the last checkpoint, with any number of processes"
 
+_ENDING = threading.Lock()
+"""Taken, and never given back, by the first that ends this process."""
+
 _ALIVE, _END = b".", b"end\n"
 
 _EXCHANGE = re.compile(
@@ -128,6 +131,7 @@ def _receive(connection: socket.socket) -> bytes:
 
 def end(process: int, line: str) -> NoReturn:
     """Prints the line and ends the process with LOST; nothing of it is waited for."""
+    _ENDING.acquire()
     print(f"error: {line}", file=sys.stderr, flush=True)
     _silence_errors()  # what the runtime says from now on names nobody
     if process == 0:
@@ -164,11 +168,12 @@ def leave(code: int) -> NoReturn:
     """Ends a process that failed. One of several does not wait for the others, which may be waiting for it."""
     if not several():
         sys.exit(code)
+    _ENDING.acquire()
     sys.stdout.flush()
     sys.stderr.flush()
-    _silence_errors()  # all has been said
-    # They may be failing alike, and have a line of their own to print before process 0 is missed.
-    time.sleep(2 if os.environ.get("TRAINLESS_PROCESS_ID") == "0" else 1)
+    _silence_errors()
+    # They may be failing alike, and have a line of their own to print before this one is missed.
+    time.sleep(3 if os.environ.get("TRAINLESS_PROCESS_ID") == "0" else 2)
     os._exit(code)
 
 
