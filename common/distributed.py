@@ -1,11 +1,15 @@
 """Several processes as one: start-up from the environment, and decisions that all of them share."""
 
+import atexit
 import os
+import signal
 
 import jax
 import numpy as np
 
+from common import watch
 from common.errors import UserError
+from common.meeting import Absent, meet
 
 COORDINATOR, PROCESSES, PROCESS = (
     "TRAINLESS_COORDINATOR",
@@ -15,7 +19,10 @@ COORDINATOR, PROCESSES, PROCESS = (
 
 
 def initialize() -> None:
-    """Joins the other processes if a launcher set TRAINLESS_COORDINATOR (host:port), _NUM_PROCESSES and _PROCESS_ID."""
+    """Joins the other processes if a launcher set TRAINLESS_COORDINATOR (host:port), _NUM_PROCESSES and _PROCESS_ID.
+
+    They have TRAINLESS_JOIN_SECONDS (300) to come; from then on a lost one ends all of them, see `watch`.
+    """
     address = os.environ.get(COORDINATOR)
     if not address:
         return
@@ -27,7 +34,34 @@ def initialize() -> None:
         ) from error
     if not 0 <= index < count:
         raise UserError(f"{PROCESS} must be between 0 and {count - 1}, got {index}")
-    jax.distributed.initialize(address, count, index)
+    silence, arrival = watch.seconds(watch.SILENCE), watch.seconds(watch.ARRIVAL)
+    if count == 1:
+        return
+    try:
+        connections, hosts = meet(address, count, index, arrival)
+    except Absent as absent:
+        watch.end(index, f"{absent}; {watch.AGAIN}")
+    watch.hold_abort()
+    watcher = watch.Watch(index, connections, hosts, silence)
+    watcher.start()
+    # The runtime's own bounds come later than ours.
+    jax.distributed.initialize(
+        address,
+        count,
+        index,
+        initialization_timeout=2 * silence + 60,
+        heartbeat_timeout_seconds=2 * silence + 60,
+        shutdown_timeout_seconds=3600,
+    )
+
+    # The runtime remembers SIGTERM, for programs that ask it. Here it acts at once, until a run takes it over.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def end() -> None:
+        jax.distributed.shutdown()  # waits until all have come to their end
+        watcher.end()
+
+    atexit.register(end)
     if jax.default_backend() == "cpu":
         # jaxlib 0.10.2: programs of several CPU processes that were kept and read again wait for each other for ever.
         jax.config.update("jax_enable_compilation_cache", False)

@@ -28,12 +28,22 @@ def finish(process: subprocess.Popen, code: int = 0) -> str:
     return output
 
 
-def finish_two(arguments: list[str]) -> None:
-    """Two processes with four devices each."""
+def free_address() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    contract = {"TRAINLESS_COORDINATOR": f"127.0.0.1:{port}", "TRAINLESS_NUM_PROCESSES": "2"}
-    processes = [start(arguments, 4, TRAINLESS_PROCESS_ID=str(rank), **contract) for rank in (0, 1)]
-    for process in processes:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def start_several(arguments: list[str], count: int, devices: int) -> list[subprocess.Popen]:
+    """As a launcher does; `devices` are those of each process."""
+    contract = {"TRAINLESS_COORDINATOR": free_address(), "TRAINLESS_NUM_PROCESSES": str(count)}
+    return [
+        start(arguments, devices, TRAINLESS_PROCESS_ID=str(rank), **contract)
+        for rank in range(count)
+    ]
+
+
+def finish_two(arguments: list[str]) -> None:
+    """Two processes with four devices each."""
+    for process in start_several(arguments, 2, 4):
         finish(process)

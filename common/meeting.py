@@ -1,0 +1,106 @@
+"""Processes meet before they join JAX's runtime, which would end all of them without a word about who did not come."""
+
+import json
+import select
+import socket
+import time
+from contextlib import suppress
+
+from common.errors import UserError
+
+Met = tuple[dict[int, socket.socket], list[str]]
+"""Connections, of process 0 with each of the others and of these with process 0; and the hosts of all, by number."""
+
+
+class Absent(Exception):
+    """Processes that did not come in time; the message names them."""
+
+
+def meet(address: str, count: int, index: int, seconds: float) -> Met:
+    """Waits until process 0, which listens at `address`, and all others are there.
+
+    Nobody listens there any more when it returns: JAX's coordinator will.
+
+    Raises:
+      Absent: some did not come within `seconds`.
+      UserError: the address is none, or taken; or two processes have one number.
+    """
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise UserError(f"TRAINLESS_COORDINATOR must be host:port, got {address!r}")
+    until = time.monotonic() + seconds
+    if index == 0:
+        return _receive(int(port), count, until, seconds)
+    return _arrive((host.strip("[]"), int(port)), index, until, seconds)
+
+
+def _receive(port: int, count: int, until: float, seconds: float) -> Met:
+    """Process 0: collects the others, and tells each of them who came."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        server = socket.create_server(("", port), family=family, backlog=count, dualstack_ipv6=both)
+    except OSError as error:
+        raise UserError(f"process 0 cannot listen on port {port}: {error.strerror}") from error
+    hosts, here = {0: socket.gethostname()}, {}
+    with server:
+        while len(here) < count - 1 and (left := until - time.monotonic()) > 0:
+            server.settimeout(min(left, 1.0))
+            with suppress(OSError, ValueError, TypeError):  # nobody yet, or a stranger
+                connection, _ = server.accept()
+                connection.settimeout(5.0)
+                number, host = json.loads(_line(connection))
+                if not 0 < number < count:
+                    raise ValueError(number)
+                if number in here:
+                    _tell(here[number], {"twice": host})
+                here[number], hosts[number] = connection, host
+            # They say nothing more for now: what can be read is the end of a connection.
+            for gone in [k for k, c in here.items() if select.select([c], [], [], 0)[0]]:
+                here.pop(gone).close()
+    missing = [k for k in range(1, count) if k not in here]
+    message = f"{_named(missing)} did not come within {seconds:g} s"
+    answer = {"absent": message} if missing else {"hosts": [hosts[k] for k in range(count)]}
+    for connection in here.values():
+        _tell(connection, answer)
+    if missing:
+        raise Absent(message)
+    return here, answer["hosts"]
+
+
+def _arrive(address: tuple[str, int], index: int, until: float, seconds: float) -> Met:
+    """Any other process: says that it is here, as often as process 0 begins anew, and waits for all."""
+    reason = "it ended again"
+    while (left := until - time.monotonic()) > 0:
+        try:
+            connection = socket.create_connection(address, timeout=left)
+            _tell(connection, [index, socket.gethostname()])
+            # Process 0 may have begun to wait later, and then gives up later.
+            connection.settimeout(left + seconds)
+            answer = json.loads(_line(connection))
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or reason
+            time.sleep(0.1)
+            continue
+        if "twice" in answer:
+            raise UserError(f"process {index} is started twice, here and on {answer['twice']}")
+        if "absent" in answer:
+            raise Absent(answer["absent"])
+        return {0: connection}, answer["hosts"]
+    where = ":".join(map(str, address))
+    raise Absent(f"process 0 did not answer at {where} within {seconds:g} s ({reason})")
+
+
+def _tell(connection: socket.socket, what: dict | list) -> None:
+    with suppress(OSError):  # that it has gone is found out later
+        connection.sendall((json.dumps(what) + "\n").encode())
+
+
+def _line(connection: socket.socket) -> bytes:
+    # Unbuffered: what comes behind the line is for others.
+    with connection.makefile("rb", buffering=0) as file:
+        return file.readline()
+
+
+def _named(numbers: list[int]) -> str:
+    return f"process{'es' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

@@ -1,0 +1,223 @@
+"""Processes that meet and watch each other, without JAX: whoever is lost, the others end soon and name it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from common.errors import UserError
+from common.meeting import Absent, meet
+from common.watch import LOST, SILENCE, seconds
+from tests.programs import ROOT, free_address
+
+# What it is told to do, as one of three. A process that only works does so for half a minute.
+PROGRAM = """
+import ctypes, os, socket, sys, time
+from common import program, watch
+from common.errors import UserError
+from common.meeting import Absent, meet
+
+process, behaviour = int(os.environ["TRAINLESS_PROCESS_ID"]), sys.argv[1]
+arrival, silence = map(float, sys.argv[2:])
+socket.gethostname = lambda: f"host-{process}"
+
+def main():
+    try:
+        met = meet(os.environ["TRAINLESS_COORDINATOR"], 3, process, arrival)
+    except Absent as absent:
+        watch.end(process, str(absent))
+    watch.hold_abort()
+    watcher = watch.Watch(process, *met, silence)
+    watcher.start()
+    print("ready", flush=True)
+    if behaviour == "fail":
+        raise UserError("the file is empty")
+    if behaviour == "break":
+        raise KeyError("a fault")
+    if behaviour == "abort":  # in a thread that knows no Python
+        ctypes.CDLL(None).abort()
+    if behaviour == "die":
+        time.sleep(1)
+        os.kill(os.getpid(), 9)
+    time.sleep({"early": 0, "late": 4}.get(behaviour, 30))
+    watcher.end()
+
+program.run(main)
+"""
+
+CASES = {
+    "killed": ("work", "work", "work"),
+    "first killed": ("work", "work", "work"),
+    "stopped": ("work", "work", "work"),
+    "first stopped": ("work", "work", "work"),
+    "absent": ("work", "work", None),
+    "first absent": (None, "work", "work"),
+    "user": ("work", "fail", "work"),
+    "all of them": ("fail", "fail", "fail"),
+    "fault": ("break", "work", "work"),
+    "aborting": ("die", "abort", "abort"),
+    "well": ("late", "early", "late"),
+}
+
+# Seconds in which all have to come, and after which one that says nothing is lost.
+ABSENT, STOPPED, OTHERS = (3, 60), (60, 3), (60, 60)
+
+
+class Run:
+    """Three processes of one case."""
+
+    def __init__(self, behaviours: tuple[str | None, ...], arrival: int, silence: int):
+        contract = {"TRAINLESS_COORDINATOR": free_address(), "TRAINLESS_NUM_PROCESSES": "3"}
+        self.processes = {
+            k: subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, behaviour, str(arrival), str(silence)],
+                cwd=ROOT,
+                env=os.environ | contract | {"TRAINLESS_PROCESS_ID": str(k)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for k, behaviour in enumerate(behaviours)
+            if behaviour
+        }
+
+    def send(self, number: signal.Signals, process: int) -> None:
+        for other in self.processes.values():
+            assert other.stdout.readline() == "ready\n"
+        self.processes[process].send_signal(number)
+
+    def ends(self, *numbers: int) -> tuple[list[int], list[str]]:
+        """Their exit codes and what they printed; far less than their half minute is waited for."""
+        outputs = [self.processes[k].communicate(timeout=20)[0] for k in numbers]
+        return [self.processes[k].returncode for k in numbers], [
+            text.removeprefix("ready\n") for text in outputs
+        ]
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[dict[str, Run]]:
+    """All cases at once, since they mostly wait."""
+    bounds = {"absent": ABSENT, "stopped": STOPPED, "well": STOPPED}
+    started = {
+        name: Run(behaviours, *bounds.get(name.removeprefix("first "), OTHERS))
+        for name, behaviours in CASES.items()
+    }
+    yield started
+    for run in started.values():
+        for process in run.processes.values():
+            process.kill()
+            process.communicate()
+
+
+def lost(number: int) -> str:
+    return f"error: process {number} (host-{number}) is lost: "
+
+
+@pytest.mark.parametrize(
+    ("case", "number", "victim"),
+    [
+        ("killed", signal.SIGKILL, 1),
+        ("first killed", signal.SIGKILL, 0),
+        ("stopped", signal.SIGSTOP, 1),
+        ("first stopped", signal.SIGSTOP, 0),
+    ],
+)
+def test_the_others_of_a_lost_process_name_it(runs, case, number, victim):
+    runs[case].send(number, victim)
+    codes, outputs = runs[case].ends(*({0, 1, 2} - {victim}))
+    assert codes == [LOST] * 2
+    for output in outputs:
+        assert output.startswith(lost(victim)) and output.count("\n") == 1
+        assert "the same command goes on from the last checkpoint" in output
+
+
+def test_one_that_never_comes_is_named(runs):
+    codes, outputs = runs["absent"].ends(0, 1)
+    assert codes == [LOST] * 2
+    assert outputs == ["error: process 2 did not come within 3 s\n"] * 2
+    codes, outputs = runs["first absent"].ends(1, 2)
+    assert codes == [LOST] * 2
+    for output in outputs:
+        assert "error: process 0 did not answer at 127.0.0.1:" in output
+        assert output.endswith("within 3 s (Connection refused)\n")
+
+
+def test_one_that_fails_says_why_and_the_others_name_it(runs):
+    codes, outputs = runs["user"].ends(0, 1, 2)
+    assert codes == [LOST, 2, LOST]
+    assert outputs[1] == "error: the file is empty\n"
+    assert outputs[0].startswith(lost(1)) and outputs[2].startswith(lost(1))
+    codes, outputs = runs["fault"].ends(0, 1, 2)
+    assert codes == [1, LOST, LOST]
+    assert "Traceback" in outputs[0] and "KeyError: 'a fault'" in outputs[0]
+    assert outputs[1].startswith(lost(0)) and outputs[2].startswith(lost(0))
+
+
+def test_a_fault_of_all_is_told_once_by_each(runs):
+    codes, outputs = runs["all of them"].ends(0, 1, 2)
+    assert codes == [2] * 3 and outputs == ["error: the file is empty\n"] * 3
+
+
+def test_the_line_comes_before_an_abort(runs):
+    """JAX's runtime aborts as soon as process 0 is gone; here it does a second before."""
+    codes, outputs = runs["aborting"].ends(0, 1, 2)
+    assert codes == [-signal.SIGKILL, LOST, LOST]
+    assert outputs[1].startswith(lost(0)) and outputs[2].startswith(lost(0))
+
+
+def test_who_ends_well_is_not_missed(runs):
+    """Neither at once nor after the three seconds in which it has to be heard of."""
+    codes, outputs = runs["well"].ends(0, 1, 2)
+    assert codes == [0] * 3 and outputs == [""] * 3
+
+
+def test_strangers_and_those_that_begin_anew_do_not_disturb_a_meeting():
+    address = free_address()
+    found = {}
+
+    def come(number: int) -> None:
+        found[number] = meet(address, 3, number, 20)
+
+    threads = [threading.Thread(target=come, args=(number,)) for number in range(3)]
+    threads[0].start()
+    host, port = address.split(":")
+    while True:
+        try:
+            stranger = socket.create_connection((host, int(port)))
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+    with stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    with socket.create_connection((host, int(port))) as early:
+        early.sendall(b'[2, "early"]\n')  # and it is gone
+    for thread in threads[1:]:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    connections, hosts = found[0]
+    assert sorted(connections) == [1, 2]
+    assert hosts == [socket.gethostname()] * 3
+    assert found[1][1] == found[2][1] == hosts
+    for connections, _ in found.values():
+        for connection in connections.values():
+            connection.close()
+
+
+def test_wrong_settings_are_told(monkeypatch):
+    with pytest.raises(UserError, match="must be host:port, got 'somewhere'"):
+        meet("somewhere", 2, 1, 1)
+    with socket.create_server(("", 0)) as taken:
+        with pytest.raises(UserError, match="process 0 cannot listen on port"):
+            meet(f"localhost:{taken.getsockname()[1]}", 2, 0, 1)
+        with pytest.raises(Absent):  # it accepts, and says nothing
+            meet(f"localhost:{taken.getsockname()[1]}", 2, 1, 0.2)
+    monkeypatch.setenv(SILENCE[0], "soon")
+    with pytest.raises(UserError, match="TRAINLESS_LOST_SECONDS must be a positive whole number"):
+        seconds(SILENCE)
