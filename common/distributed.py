@@ -58,8 +58,10 @@ def initialize() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def end() -> None:
-        jax.distributed.shutdown()  # waits until all have come to their end
-        watcher.end()
+        try:
+            jax.distributed.shutdown()  # waits until all have come to their end
+        finally:
+            watcher.end()
 
     atexit.register(end)
     if jax.default_backend() == "cpu":

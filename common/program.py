@@ -34,6 +34,8 @@ def run(main: Callable[[], None]) -> None:
     except BrokenPipeError:
         # Whoever read our output (head, less) has left. Python would complain once more while closing it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if watch.several():
+            watch.leave(1)
     except Exception as error:
         # Storage libraries pass it on in exceptions of their own.
         if os.strerror(errno.ENOSPC) not in str(error):

@@ -1,8 +1,9 @@
 """Several processes end together: a lost one is named, in bounded time, whatever the others are doing.
 
-A thread of each process holds a connection to process 0. One that was killed closes it; one that hangs, or whose
-machine is gone, is silent for TRAINLESS_LOST_SECONDS (60). Process 0 tells all the others, and everybody's thread
-prints one line and ends its process, which may be waiting for the lost one in the middle of a step:
+A thread of each process holds a connection to process 0. One that was killed closes it; one that is stopped, or whose
+machine is gone, is silent for TRAINLESS_LOST_SECONDS (60). (One whose main thread alone waits for ever is not found.)
+Process 0 tells all the others, and everybody's thread prints one line and ends its process, which may be waiting for
+the lost one in the middle of a step:
 
     error: process 1 (host-b) is lost: ...; the same command goes on from the last checkpoint ...
 
@@ -89,6 +90,9 @@ class Watch(threading.Thread):
         while selector.get_map():
             ready = {key.data: key.fileobj for key, _ in selector.select(pause)}
             now = time.monotonic()
+            if said and now - said > 3 * pause:
+                # It was this process that was stopped; what the others said meanwhile is still to be read.
+                heard = dict.fromkeys(heard, now)
             if now - said >= pause:
                 self._say(_ALIVE)
                 said = now
@@ -98,7 +102,7 @@ class Watch(threading.Thread):
                 words[number] = (words[number] + said_now)[-32:]
                 if found := re.search(rb"lost (\d+)\n", words[number]):
                     self._lost(int(found[1]))
-                elif words[number].endswith(_END):
+                elif _END in words[number]:
                     selector.unregister(connection)
                     del heard[number]
                 elif not said_now:
