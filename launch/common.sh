@@ -28,9 +28,15 @@ quote() {
 # Whether the option in front of the rest of the command line has a value behind it.
 need_value() { (($# >= 2)) || fault "$1 needs a value"; }
 
-need_whole() { [[ $2 =~ ^[0-9]+$ ]] || fault "$1 must be a whole number, not '$2'"; }
+need_whole() {
+  need_value "$@"
+  [[ $2 =~ ^(0|[1-9][0-9]*)$ ]] || fault "$1 must be a whole number, not '$2'"
+}
 
-need_positive() { [[ $2 =~ ^[1-9][0-9]*$ ]] || fault "$1 must be a positive whole number, not '$2'"; }
+need_positive() {
+  need_value "$@"
+  [[ $2 =~ ^[1-9][0-9]*$ ]] || fault "$1 must be a positive whole number, not '$2'"
+}
 
 need_program() { command -v "$1" >/dev/null || fault "there is no $1 here: $2"; }
 

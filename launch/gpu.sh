@@ -66,21 +66,22 @@ while [[ ${1-} == -* ]]; do
     *:--dry-run) dry_run=yes && shift && continue ;;
     slurm:--per-node) per_node=yes && shift && continue ;;
   esac
-  need_value "$@"
+  value=${2-}
   case $where:$1 in
-    *:-m | *:--module) module=$2 ;;
-    *:--log-dir) log_dir=$2 ;;
-    *:--grace) need_whole "$1" "$2" && grace=$2 ;;
-    host:--gpus) gpus=$2 ;;
-    host:-n | host:--processes) need_positive "$1" "$2" && processes=$2 ;;
-    slurm:--gpus) need_positive "$1" "$2" && gpus=$2 ;;
-    slurm:--nodes) need_positive "$1" "$2" && nodes=$2 ;;
-    slurm:--cpus) need_positive "$1" "$2" && cpus=$2 ;;
-    slurm:--notice) need_whole "$1" "$2" && notice=$2 ;;
-    slurm:--sbatch) more+=("$2") ;;
-    slurm:--commit) commit=$2 ;;
+    *:-m | *:--module) module=$value ;;
+    *:--log-dir) log_dir=$value ;;
+    *:--grace) need_whole "$@" && grace=$value ;;
+    host:--gpus) gpus=$value ;;
+    host:-n | host:--processes) need_positive "$@" && processes=$value ;;
+    slurm:--gpus) need_positive "$@" && gpus=$value ;;
+    slurm:--nodes) need_positive "$@" && nodes=$value ;;
+    slurm:--cpus) need_positive "$@" && cpus=$value ;;
+    slurm:--notice) need_whole "$@" && notice=$value ;;
+    slurm:--sbatch) more+=("$value") ;;
+    slurm:--commit) commit=$value ;;
     *) fault "unknown option $1 of $where" ;;
   esac
+  need_value "$@"
   shift 2
 done
 (($# >= 1)) || fault "CONFIG is needed"

@@ -77,23 +77,24 @@ while [[ ${1-} == -* ]]; do
     run:--spot) spot=yes && shift && continue ;;
     run:--queued) queued=yes && shift && continue ;;
   esac
-  need_value "$@"
+  value=${2-}
   case $action:$1 in
-    run:--ssh) ssh+=("$2") ;;
-    run:--type) type=$2 ;;
-    run:--zone) zone=$2 ;;
-    run:--project) project=$2 ;;
-    run:--runtime) runtime=$2 ;;
-    run:--create) create+=("$2") ;;
-    run:--setup) setup=$2 ;;
-    run:--log-dir) log_dir=$2 ;;
-    run:--commit) commit=$2 ;;
-    run:-m | run:--module) module=$2 ;;
-    run:--poll | resume:--poll) need_whole "$1" "$2" && poll=$2 ;;
-    follow:--host) need_whole "$1" "$2" && host=$2 ;;
-    stop:--grace) need_whole "$1" "$2" && grace=$2 ;;
+    run:--ssh) ssh+=("$value") ;;
+    run:--type) type=$value ;;
+    run:--zone) zone=$value ;;
+    run:--project) project=$value ;;
+    run:--runtime) runtime=$value ;;
+    run:--create) create+=("$value") ;;
+    run:--setup) setup=$value ;;
+    run:--log-dir) log_dir=$value ;;
+    run:--commit) commit=$value ;;
+    run:-m | run:--module) module=$value ;;
+    run:--poll | resume:--poll) need_whole "$@" && poll=$value ;;
+    follow:--host) need_whole "$@" && host=$value ;;
+    stop:--grace) need_whole "$@" && grace=$value ;;
     *) fault "unknown option $1 of $action" ;;
   esac
+  need_value "$@"
   shift 2
 done
 (($# >= 1)) || fault "NAME is needed"

@@ -206,6 +206,8 @@ def test_processes_of_a_host_share_the_gpus(cluster):
         (("slurm", "--notice", "1m", "c.py"), "--notice must be a whole number, not '1m'"),
         (("slurm", "--partition", "gpu", "c.py"), "unknown option --partition of slurm"),
         (("slurm", "--sbatch"), "--sbatch needs a value"),
+        (("slurm", "--nodes"), "--nodes needs a value"),
+        (("slurm", "--nodse"), "unknown option --nodse of slurm"),
         (("slurm", "--log-dir", "a%j", "c.py"), "Slurm gives % a meaning of its own"),
         (("slurm", "--commit", "nowhere", "c.py"), "there is no commit nowhere"),
         (("host", "--nodes", "2", "c.py"), "unknown option --nodes of host"),
