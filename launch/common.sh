@@ -64,6 +64,8 @@ find_python() {
   python=${PYTHON:-$root/.venv/bin/python}
   [[ -n ${PYTHON-} || -x $python ]] || python=python3
   command -v "$python" >/dev/null || fault "there is no $python"
+  # The program may be started from another folder.
+  [[ $python != */* || $python == /* ]] || python=$PWD/$python
 }
 
 # Sets $commit to the full name of the one that is asked for. Without one it is HEAD, which has to be all there is.
@@ -73,4 +75,11 @@ find_commit() {
     fault "uncommitted changes would stay behind: commit them, or say --commit HEAD"
   fi
   commit=$(git -C "$root" rev-parse --verify --quiet "${1:-HEAD}^{commit}") || fault "there is no commit $1"
+}
+
+# Whether the commit has the file of a CONFIG that is named from the root of the repository.
+need_committed() {
+  local file=${1%%:*}
+  [[ $file == /* ]] || git -C "$root" cat-file -e "$commit:./$file" 2>/dev/null ||
+    fault "there is no $file in commit ${commit:0:12}"
 }

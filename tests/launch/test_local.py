@@ -171,4 +171,5 @@ def test_wrong_use_is_one_line_and_exit_code_2(launch, tmp_path, args, message):
 
 def test_help_names_the_environment(launch):
     out, _ = launch("--help").communicate(timeout=60)
-    assert "TRAINLESS_COORDINATOR" in out and "example:" in out
+    assert "TRAINLESS_COORDINATOR" in out and "TRAINLESS_LOST_SECONDS" in out
+    assert "TRAINLESS_JOIN_SECONDS" in out and "with 75 when" in out and "example:" in out
