@@ -28,9 +28,15 @@ quote() {
 # Whether the option in front of the rest of the command line has a value behind it.
 need_value() { (($# >= 2)) || fault "$1 needs a value"; }
 
-need_whole() { [[ $2 =~ ^[0-9]+$ ]] || fault "$1 must be a whole number, not '$2'"; }
+need_whole() {
+  need_value "$@"
+  [[ $2 =~ ^(0|[1-9][0-9]*)$ ]] || fault "$1 must be a whole number, not '$2'"
+}
 
-need_positive() { [[ $2 =~ ^[1-9][0-9]*$ ]] || fault "$1 must be a positive whole number, not '$2'"; }
+need_positive() {
+  need_value "$@"
+  [[ $2 =~ ^[1-9][0-9]*$ ]] || fault "$1 must be a positive whole number, not '$2'"
+}
 
 need_program() { command -v "$1" >/dev/null || fault "there is no $1 here: $2"; }
 
@@ -58,6 +64,8 @@ find_python() {
   python=${PYTHON:-$root/.venv/bin/python}
   [[ -n ${PYTHON-} || -x $python ]] || python=python3
   command -v "$python" >/dev/null || fault "there is no $python"
+  # The program may be started from another folder.
+  [[ $python != */* || $python == /* ]] || python=$PWD/$python
 }
 
 # Sets $commit to the full name of the one that is asked for. Without one it is HEAD, which has to be all there is.
@@ -67,4 +75,11 @@ find_commit() {
     fault "uncommitted changes would stay behind: commit them, or say --commit HEAD"
   fi
   commit=$(git -C "$root" rev-parse --verify --quiet "${1:-HEAD}^{commit}") || fault "there is no commit $1"
+}
+
+# Whether the commit has the file of a CONFIG that is named from the root of the repository.
+need_committed() {
+  local file=${1%%:*}
+  [[ $file == /* ]] || git -C "$root" cat-file -e "$commit:./$file" 2>/dev/null ||
+    fault "there is no $file in commit ${commit:0:12}"
 }

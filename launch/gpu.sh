@@ -9,8 +9,9 @@ usage: launch/gpu.sh slurm [options] CONFIG [args...]
 
 slurm writes a batch file and submits it: `python -m MODULE --config=CONFIG args...` on every GPU of the job,
 as one run. Ahead of the job's time limit, and when Slurm preempts it, the run saves itself and the job is put
-back into the queue, where it goes on from there; a run that fails is not. The folder of the launcher, Python
-and the run's --workdir have to lie on storage that all nodes share.
+back into the queue, where it goes on from there; so it does when a process was lost, from the last checkpoint.
+A run that fails in all its processes is not. The folder of the launcher, Python and the run's --workdir have to
+lie on storage that all nodes share.
 
   --nodes N             nodes of the job (default: 1)
   --gpus N              GPUs of each node (default: 1)
@@ -20,6 +21,7 @@ and the run's --workdir have to lie on storage that all nodes share.
   --commit COMMIT       run the code of that commit, in a folder of the job's own (`data` and `runs` are those of
                         the checkout); without it the job runs the checkout as it is whenever it starts
   --log-dir DIR         where job.sh, job.log and process-K.log go (default: runs/slurm-<config>-<date>)
+  --restarts N          how often at most the job is put back (default: 20)
   --notice SECONDS      how long before the time limit the run is told to save (default: 120)
   --grace SECONDS       how long the others may go on once one process has ended (default: 60)
 
@@ -39,6 +41,10 @@ Each process finds in its environment
   TRAINLESS_NUM_PROCESSES   how many there are
   TRAINLESS_PROCESS_ID      0, 1, ...
   CUDA_VISIBLE_DEVICES      its GPUs
+and reads, where you set them,
+  TRAINLESS_LOST_SECONDS    silence after which a process is lost (default: 60)
+  TRAINLESS_JOIN_SECONDS    how long processes wait for each other at the start (default: 300)
+It ends with exit code 143 when it was told to stop and has saved, and 75 when another one is lost or never came.
 Python is $PYTHON, else the repository's .venv/bin/python, else python3; it needs jax[cuda12] or jax[cuda13].
 
 example: launch/gpu.sh slurm --nodes 2 --gpus 8 --cpus 12 --sbatch --partition=gpu --sbatch --time=8:00:00 \
@@ -59,28 +65,31 @@ case $where in
   *) fault "unknown command $where: slurm or host" ;;
 esac
 
-module=reservoir.train nodes=1 gpus='' per_node='' cpus='' more=() commit='' log_dir='' notice=120 grace='' processes=1
+module=reservoir.train nodes=1 gpus='' per_node='' cpus='' more=() commit='' log_dir=''
+notice=120 grace='' restarts=20 processes=1
 while [[ ${1-} == -* ]]; do
   case $where:$1 in
     *:-h | *:--help) usage && exit 0 ;;
     *:--dry-run) dry_run=yes && shift && continue ;;
     slurm:--per-node) per_node=yes && shift && continue ;;
   esac
-  need_value "$@"
+  value=${2-}
   case $where:$1 in
-    *:-m | *:--module) module=$2 ;;
-    *:--log-dir) log_dir=$2 ;;
-    *:--grace) need_whole "$1" "$2" && grace=$2 ;;
-    host:--gpus) gpus=$2 ;;
-    host:-n | host:--processes) need_positive "$1" "$2" && processes=$2 ;;
-    slurm:--gpus) need_positive "$1" "$2" && gpus=$2 ;;
-    slurm:--nodes) need_positive "$1" "$2" && nodes=$2 ;;
-    slurm:--cpus) need_positive "$1" "$2" && cpus=$2 ;;
-    slurm:--notice) need_whole "$1" "$2" && notice=$2 ;;
-    slurm:--sbatch) more+=("$2") ;;
-    slurm:--commit) commit=$2 ;;
+    *:-m | *:--module) module=$value ;;
+    *:--log-dir) log_dir=$value ;;
+    *:--grace) need_whole "$@" && grace=$value ;;
+    host:--gpus) gpus=$value ;;
+    host:-n | host:--processes) need_positive "$@" && processes=$value ;;
+    slurm:--gpus) need_positive "$@" && gpus=$value ;;
+    slurm:--nodes) need_positive "$@" && nodes=$value ;;
+    slurm:--cpus) need_positive "$@" && cpus=$value ;;
+    slurm:--restarts) need_whole "$@" && restarts=$value ;;
+    slurm:--notice) need_whole "$@" && notice=$value ;;
+    slurm:--sbatch) more+=("$value") ;;
+    slurm:--commit) commit=$value ;;
     *) fault "unknown option $1 of $where" ;;
   esac
+  need_value "$@"
   shift 2
 done
 (($# >= 1)) || fault "CONFIG is needed"
@@ -118,10 +127,17 @@ log_dir=${log_dir:-runs/slurm-$name-$(date +%Y-%m-%d_%H-%M-%S)}
 [[ $log_dir != *%* ]] || fault "Slurm gives % a meaning of its own: choose another --log-dir than $log_dir"
 [[ -n $dry_run ]] || need_program sbatch "submit from a node of the cluster"
 
-code=$root folder=$PWD
+code=$root folder=$PWD copied=
 if [[ -n $commit ]]; then
   find_commit "$commit"
+  need_committed "$config"
   code=$log_dir/code folder=$log_dir/code
+  # The same command again finds its copy, which the links complete.
+  if [[ -L $code/data && $(git -C "$code" rev-parse HEAD) == "$commit" ]] && git -C "$code" diff --quiet HEAD; then
+    copied=yes
+  elif [[ -e $code ]]; then
+    fault "$code is no whole copy of commit ${commit:0:12}: remove it, or choose another --log-dir"
+  fi
 fi
 per_host=$gpus place=slurm-gpu
 [[ -z $per_node ]] || per_host=1 place=slurm
@@ -138,7 +154,7 @@ start=(srun --nodes="$nodes" --ntasks="$((nodes * per_host))" --ntasks-per-node=
 
 batch() {
   printf '%s\n' '#!/usr/bin/env bash' '# One run of Train Less, written by launch/gpu.sh.' 'set -uo pipefail' \
-    "log_dir=$(quote "$log_dir")" "start=($(quote "${start[@]}"))"
+    "log_dir=$(quote "$log_dir") restarts=$restarts" "start=($(quote "${start[@]}"))"
   printf 'export PYTHONPATH=%s PYTHONUNBUFFERED=1\n' "$(quote "$code${PYTHONPATH:+:$PYTHONPATH}")"
   cat <<'END'
 
@@ -149,19 +165,30 @@ say() { printf '[launch] %s: %s\n' "$(date '+%F %T')" "$1"; }
 trap : TERM
 
 say "job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, start $((${SLURM_RESTART_COUNT:-0} + 1))"
-"${start[@]}"
+# What srun says of the ends of processes is kept: its exit code is the highest one of them, so that the 137 of a process
+# that was killed hides the 75 of the others, by which they say that they have lost it. A shell around each process
+# would know as well, but take the place of the process that Slurm signals.
+exec 3> >(trap '' TERM && exec tee "$log_dir/ends" >&2)
+shown=$!
+"${start[@]}" 2>&3 3>&-
 code=$?
+exec 3>&-
+wait "$shown"
+lost=
+! grep --quiet 'exit code 75$' "$log_dir/ends" || lost=yes
 
-# 128 + SIGTERM: the run was told to stop and has saved itself.
-if ((code != 143)); then
+# 128 + SIGTERM: the run was told to stop, and has saved itself if it had begun.
+if ((code != 143)) && [[ -z $lost ]]; then
   say "the run ended with exit code $code"
 elif [[ -e $log_dir/stop ]]; then
   say "stopped: $log_dir/stop exists"
 elif state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T) && [[ $state != RUNNING ]]; then
   # It is cancelled, or Slurm itself puts it back into the queue.
   say "left to Slurm, which calls it ${state:-unknown}"
+elif ((${SLURM_RESTART_COUNT:-0} >= restarts)); then
+  say "not put back, it was ${SLURM_RESTART_COUNT:-0} times (--restarts): the same command, submitted again, goes on"
 elif scontrol requeue "$SLURM_JOB_ID"; then
-  say "saved, and put back into the queue"
+  say "${lost:+a process was lost: }put back into the queue, where it goes on from the last checkpoint"
 else
   say 'step "requeue" failed: the same command, submitted again, goes on'
 fi
@@ -178,7 +205,7 @@ else
   rm -f "$log_dir/stop"
   batch >"$log_dir/job.sh" || fault "cannot write to $log_dir"
 fi
-if [[ -n $commit ]]; then
+if [[ -n $commit && -z $copied ]]; then
   step "copy the code" git clone --quiet --no-checkout "$root" "$code"
   step "check the commit out" git -C "$code" checkout --quiet --detach "$commit"
   step "link runs and data" ln -s "$root/runs" "$root/data" "$code"

@@ -30,8 +30,10 @@ case $action in
     "$uv" pip install --quiet --python "$home/venv/bin/python" \
       -r "$home/code/requirements.txt" 'jax[tpu]' || fail "cannot install the packages"
     ;;
-  start) # LOG_DIR COMMIT ARGUMENTS-OF-PYTHON...
+  start) # SECONDS LOG_DIR COMMIT ARGUMENTS-OF-PYTHON...
     ! running || fail "a run is going on here: launch/tpu.sh stop ends it"
+    watched=$1
+    shift
     mkdir -p "$1" || fail "cannot write to $1"
     log=$(cd "$1" && pwd)/process-$TRAINLESS_PROCESS_ID.log
     export TRAINLESS_COMMIT=$2 PYTHONUNBUFFERED=1 JAX_COMPILATION_CACHE_DIR=$home/compiled
@@ -45,6 +47,13 @@ case $action in
       ((SECONDS < 60)) || fail "the process does not start"
       sleep 0.1
     done
+    # What fails at once, for a mistyped argument or a missing package, is said here.
+    deadline=$((SECONDS + watched))
+    until [[ -s $home/exit ]] || ((SECONDS >= deadline)); do sleep 0.2; done
+    if [[ -s $home/exit && $(<"$home/exit") != 0 ]]; then
+      tail -n 5 "$log" >&2
+      fail "ended with exit code $(<"$home/exit"), the end of $log is above"
+    fi
     printf 'host %s: started, log in %s\n' "$TRAINLESS_PROCESS_ID" "$log"
     ;;
   keep) # COMMAND...

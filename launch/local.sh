@@ -20,12 +20,16 @@ Each process finds in its environment
   TRAINLESS_NUM_PROCESSES   N
   TRAINLESS_PROCESS_ID      0 .. N-1
   CUDA_VISIBLE_DEVICES      its share, with --gpus
+and reads, where you set them,
+  TRAINLESS_LOST_SECONDS    silence after which a process is lost (default: 60)
+  TRAINLESS_JOIN_SECONDS    how long processes wait for each other at the start (default: 300)
 and writes to its own log; the output of process 0 is shown here as well. Python is $PYTHON, else
 the repository's .venv/bin/python, else python3.
 
 Ctrl-C and SIGTERM go to every process, and the launcher waits for all of them to save and end; a
 second one kills them. Where one process fails, the others are ended (TERM, then KILL). The exit
-code is that of the first process that failed, or 0.
+code is that of the first process that failed, or 0; a process ends with 143 when it was told to stop
+and has saved, and with 75 when another one is lost or never came.
 
 example: launch/local.sh 2 configs/wmt_ffn_res.py:tiny --workdir=runs/two
 EOF

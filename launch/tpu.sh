@@ -10,13 +10,14 @@ usage: launch/tpu.sh run    [options] NAME CONFIG [args...]
 
 run     creates the TPU VM called NAME, or takes the one that is there; waits until it is ready; copies the code
         of a commit to all hosts; installs Python and the packages; starts `python -m MODULE --config=CONFIG
-        args...` on every host, as one run that outlives the connection. The request is kept in runs/tpu-NAME.
+        args...` on every host, as one run that outlives the connection. The request is kept in runs/tpu-NAME;
+        one of which a run was started gives way to another when that has started.
 resume  the same once more for that request: after a preemption on a new TPU VM, after stop on the same one.
         The run goes on from its last checkpoint.
 status  the state of the TPU VM and, where it is ready, of each host's process, with its last line
 follow  shows the log of a host as it grows; Ctrl-C ends only the showing
 stop    tells the run to save itself and waits until it has ended
-delete  gives the TPU VM back, with all that lies on its disks. You pay until then.
+delete  gives the TPU VM back, with all that lies on its disks. You pay until then. NAME is then free for another.
 
 of run:
   --type TYPE           accelerator type, such as v5litepod-16 or v6e-8 (needed)
@@ -33,6 +34,8 @@ of run:
   -m, --module MODULE   what each host runs (default: reservoir.train)
 of run and resume:
   --poll SECONDS        how often to look whether the TPU VM is ready (default: 30)
+  --watch SECONDS       how long to see whether the started processes go on; where one fails, the others are
+                        ended (default: 15)
 of follow:
   --host K              whose log (default: 0)
 of stop:
@@ -49,6 +52,9 @@ Each process finds in its environment
   TRAINLESS_NUM_PROCESSES   how many hosts there are
   TRAINLESS_PROCESS_ID      0, 1, ...: the number of its host
   TRAINLESS_COMMIT          the commit of the code, for the run's summary
+It ends with exit code 143 when it was told to stop and has saved, and 75 when another one is lost or never came:
+silent for 60 s, or not there 300 s after its start (what TRAINLESS_LOST_SECONDS and TRAINLESS_JOIN_SECONDS change
+where they are set, is not changed here).
 
 example: launch/tpu.sh run --type v5litepod-16 --zone us-west4-a --spot --queued --setup 'mountpoint -q /mnt ||
            { sudo apt-get install -y nfs-common && sudo mount 10.0.0.2:/lab /mnt; }' \
@@ -62,7 +68,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # --- what is asked for ---------------------------------------------------------------------------
 
 type='' zone='' project='' runtime='' spot='' queued='' create=() setup='' log_dir=train-less/logs commit=''
-module=reservoir.train poll=30 host=0 grace=300 ssh=()
+module=reservoir.train poll=30 watch=15 host=0 grace=300 ssh=() stage=asked
 action=${1-}
 case $action in
   -h | --help) usage && exit 0 ;;
@@ -77,23 +83,25 @@ while [[ ${1-} == -* ]]; do
     run:--spot) spot=yes && shift && continue ;;
     run:--queued) queued=yes && shift && continue ;;
   esac
-  need_value "$@"
+  value=${2-}
   case $action:$1 in
-    run:--ssh) ssh+=("$2") ;;
-    run:--type) type=$2 ;;
-    run:--zone) zone=$2 ;;
-    run:--project) project=$2 ;;
-    run:--runtime) runtime=$2 ;;
-    run:--create) create+=("$2") ;;
-    run:--setup) setup=$2 ;;
-    run:--log-dir) log_dir=$2 ;;
-    run:--commit) commit=$2 ;;
-    run:-m | run:--module) module=$2 ;;
-    run:--poll | resume:--poll) need_whole "$1" "$2" && poll=$2 ;;
-    follow:--host) need_whole "$1" "$2" && host=$2 ;;
-    stop:--grace) need_whole "$1" "$2" && grace=$2 ;;
+    run:--ssh) ssh+=("$value") ;;
+    run:--type) type=$value ;;
+    run:--zone) zone=$value ;;
+    run:--project) project=$value ;;
+    run:--runtime) runtime=$value ;;
+    run:--create) create+=("$value") ;;
+    run:--setup) setup=$value ;;
+    run:--log-dir) log_dir=$value ;;
+    run:--commit) commit=$value ;;
+    run:-m | run:--module) module=$value ;;
+    run:--poll | resume:--poll) need_whole "$@" && poll=$value ;;
+    run:--watch | resume:--watch) need_whole "$@" && watch=$value ;;
+    follow:--host) need_whole "$@" && host=$value ;;
+    stop:--grace) need_whole "$@" && grace=$value ;;
     *) fault "unknown option $1 of $action" ;;
   esac
+  need_value "$@"
   shift 2
 done
 (($# >= 1)) || fault "NAME is needed"
@@ -101,7 +109,17 @@ name=$1
 shift
 [[ $name =~ ^[a-z]([a-z0-9-]*[a-z0-9])?$ ]] || fault "NAME must be lower-case letters, digits and hyphens, not '$name'"
 
+# What every later command needs to know. `stage` is asked, started or deleted: how far the request has come.
 folder=$root/runs/tpu-$name
+request=(stage type zone project runtime spot queued create setup log_dir commit ssh arguments)
+keep() {
+  stage=$1
+  [[ -z $dry_run ]] || return 0
+  { mkdir -p "$folder" && declare -p "${request[@]}" >"$folder/request.new" &&
+    mv "$folder/request.new" "$folder/request"; } || fault "cannot write to $folder"
+}
+thing() { printf '%s\n' "--type $type${zone:+ --zone $zone}${project:+ --project $project}${queued:+ --queued}"; }
+
 if [[ $action == run ]]; then
   (($# >= 1)) || fault "CONFIG is needed"
   [[ -n $type ]] || fault "--type is needed, such as v5litepod-16"
@@ -118,6 +136,7 @@ if [[ $action == run ]]; then
     *) fault "--workdir=/DIR is needed behind CONFIG: a folder that all hosts have and that outlives the TPU VM" ;;
   esac
   find_commit "$commit"
+  need_committed "$1"
   if [[ -z $runtime ]]; then
     case $type in
       v5litepod-*) runtime=v2-alpha-tpuv5-lite ;;
@@ -126,12 +145,12 @@ if [[ $action == run ]]; then
       *) runtime=tpu-ubuntu2204-base ;;
     esac
   fi
-  # What resume, and every later command, needs to know.
-  request=(type zone project runtime spot queued create setup log_dir commit ssh arguments)
   arguments=(-m "$module" --config="$1" "${@:2}")
-  if [[ -z $dry_run ]]; then
-    mkdir -p "$folder" || fault "cannot write to $folder"
-    declare -p "${request[@]}" >"$folder/request" || fault "cannot write to $folder"
+  if [[ -f $folder/request ]]; then
+    # shellcheck source=/dev/null
+    { read -r stage && read -r before; } < <(source "$folder/request" && printf '%s\n' "$stage" && thing)
+    [[ $stage == deleted || $before == "$(thing)" ]] ||
+      fault "$name was asked for by $before; delete it first: launch/tpu.sh delete $name"
   fi
 else
   (($# == 0)) || fault "$action takes no $1"
@@ -235,6 +254,9 @@ await() {
 
 case $action in
   run | resume)
+    # What is created has to be known from now on. But a request of which a run was started is the one that resume
+    # goes on with, until another run has started.
+    [[ $stage == started ]] || keep asked
     bring_up
     new=train-less/code.new
     archive=$folder/code.tar.gz
@@ -243,7 +265,12 @@ case $action in
     # Beside the code of a run that may be going on; host.sh puts it in place, or refuses.
     on all "unpack" bash -c "rm -rf $new && mkdir -p $new && tar -xzf train-less.tar.gz -C $new"
     on all "install" "$new/launch/host.sh" install "$setup"
-    on all "start" "${place[@]}" start "$log_dir" "$commit" "${arguments[@]}"
+    # Hosts that did start would wait for the others.
+    if ! (on all "start" "${place[@]}" start "$watch" "$log_dir" "$commit" "${arguments[@]}"); then
+      on all "stop what has started" "${place[@]}" stop "$grace"
+      exit 1
+    fi
+    keep started
     [[ -n $dry_run ]] || say "started: launch/tpu.sh follow $name; in the end: launch/tpu.sh delete $name"
     ;;
   status)
@@ -262,7 +289,9 @@ case $action in
   follow) on "$host" "follow" train-less/code/launch/host.sh follow ;;
   stop) on all "stop" "${place[@]}" stop "$grace" ;;
   delete)
-    remove
+    if [[ -n $queued ]]; then look_for_queued; else look_for_vm; fi
+    if [[ -n $dry_run || -n $state ]]; then remove; else say "it is gone"; fi
+    keep deleted
     say "$folder/request stays, for resume"
     ;;
 esac

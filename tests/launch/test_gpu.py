@@ -8,6 +8,7 @@ import pytest
 from tests.launch.standins import Checkout, given
 
 # Runs the tasks of two nodes one after the other, as Slurm would place them, and returns the highest code of them.
+# $CODES are the codes that they end with, in place of their own.
 SRUN = r"""
 while [[ $1 == --* ]]; do
   case $1 in
@@ -23,6 +24,8 @@ for ((SLURM_PROCID = 0; SLURM_PROCID < tasks; SLURM_PROCID++)); do
   SLURM_LOCALID=$((SLURM_PROCID % per_node))
   "$@" >>"${output//%t/$SLURM_PROCID}"
   code=$?
+  code=$(cut -d' ' -f "$((SLURM_PROCID + 1))" <<<"${CODES:-$code}")
+  ((code == 0)) || echo "srun: error: node3: task $SLURM_PROCID: Exited with exit code $code" >&2
   ((code <= highest)) || highest=$code
 done
 exit "$highest"
@@ -38,6 +41,8 @@ JOB = {"SLURM_JOB_ID": "70000", "SLURM_JOB_NODELIST": "node[3-4]"}
 @pytest.fixture
 def cluster(tmp_path) -> Checkout:
     checkout = Checkout(tmp_path)
+    (checkout.root / "c.py").touch()
+    checkout.commit = checkout.commit_all()
     checkout.stand_in("sbatch", "echo Submitted batch job 70000; exit ${SBATCH:-0}")
     checkout.stand_in("srun", SRUN)
     checkout.stand_in("scontrol", SCONTROL)
@@ -117,6 +122,42 @@ def test_a_run_that_was_told_to_stop_is_put_back_into_the_queue(cluster):
 
 
 @pytest.mark.parametrize(
+    ("codes", "words"),
+    [
+        ("137 75", "a process was lost: put back into the queue"),
+        ("75 75", "a process was lost: put back into the queue"),
+        ("137 137", "the run ended with exit code 137"),
+        ("1 0", "the run ended with exit code 1"),
+    ],
+)
+def test_a_run_that_has_lost_a_process_is_put_back_though_its_code_is_hidden(cluster, codes, words):
+    job = submitted(cluster, "--gpus", "2", "c.py")
+    result = cluster.run("bash", job, CODES=codes, **JOB)
+    assert result.returncode == max(map(int, codes.split()))
+    assert words in result.stdout
+    assert "Exited with exit code" in result.stderr, "srun's words stay in the job's log"
+    requeued = ["requeue", "70000"] in cluster.calls("scontrol")
+    assert requeued == ("75" in codes)
+
+    # What an earlier start has lost is no reason to put this one back.
+    result = cluster.run("bash", job, CODES="1 0", **JOB)
+    assert "the run ended with exit code 1" in result.stdout
+
+
+@pytest.mark.parametrize("codes", ["143", "75"])
+def test_a_job_is_put_back_so_many_times_and_no_more(cluster, codes):
+    job = submitted(cluster, "--restarts", "2", "c.py")
+    for count in range(4):
+        result = cluster.run("bash", job, CODES=codes, SLURM_RESTART_COUNT=str(count), **JOB)
+        assert result.returncode == int(codes)
+        assert ("not put back, it was" in result.stdout) == (count >= 2)
+    assert cluster.calls("scontrol").count(["requeue", "70000"]) == 2
+
+    job = submitted(cluster, "--restarts", "0", "c.py")
+    assert "not put back, it was 0 times" in cluster.run("bash", job, CODES=codes, **JOB).stdout
+
+
+@pytest.mark.parametrize(
     ("code", "state", "stop", "words"),
     [
         ("0", "RUNNING", False, "the run ended with exit code 0"),
@@ -154,14 +195,33 @@ def test_a_job_runs_the_code_of_its_commit(cluster):
     assert cluster.run("bash", job, **JOB).returncode == 0
     assert str(code / "launch/place.sh") in cluster.calls("srun")[0]
 
+    # The same command again goes on with the copy, as long as it is one.
+    assert submitted(cluster, "--commit", first, "c.py") == job
+    assert len(cluster.calls("sbatch")) == 2
+    for commit in ("HEAD", first):
+        result = gpu(cluster, "slurm", "--log-dir", "my job", "--commit", commit, "c.py")
+        assert result.returncode == 2
+        full = cluster.git("rev-parse", commit)
+        assert f"code is no whole copy of commit {full[:12]}" in result.stderr
+        (code / "requirements.txt").write_text("changed\n")
+    assert len(cluster.calls("sbatch")) == 2
+
+
+def test_a_python_named_from_here_is_found_from_elsewhere(cluster):
+    trainer = cluster.root / "trainer"
+    trainer.symlink_to(cluster.bin / "trainer")
+    gpu(cluster, "slurm", "--log-dir", "my job", "c.py", PYTHON="./trainer")
+    job = cluster.root / "my job" / "job.sh"
+    result = cluster.run("env", "--chdir", cluster.folder, "bash", job, **JOB)
+    assert result.returncode == 0, result.stdout + result.stderr
+
 
 def test_a_step_that_fails_is_named(cluster):
     result = gpu(cluster, "slurm", "c.py", SBATCH="1")
     assert result.returncode == 1
     assert 'error: step "submit" failed: exit code 1' in result.stderr
-    (cluster.root / "taken" / "code").mkdir(parents=True)
-    (cluster.root / "taken" / "code" / "x").touch()
-    result = gpu(cluster, "slurm", "--log-dir", "taken", "--commit", "HEAD", "c.py")
+    cluster.stand_in("git", '[[ $1 != clone ]] || exit 1; PATH=${PATH#*:} exec git "$@"')
+    result = gpu(cluster, "slurm", "--log-dir", "full", "--commit", "HEAD", "c.py")
     assert result.returncode == 1
     assert 'error: step "copy the code" failed' in result.stderr
     assert len(cluster.calls("sbatch")) == 1
@@ -206,8 +266,11 @@ def test_processes_of_a_host_share_the_gpus(cluster):
         (("slurm", "--notice", "1m", "c.py"), "--notice must be a whole number, not '1m'"),
         (("slurm", "--partition", "gpu", "c.py"), "unknown option --partition of slurm"),
         (("slurm", "--sbatch"), "--sbatch needs a value"),
+        (("slurm", "--nodes"), "--nodes needs a value"),
+        (("slurm", "--nodse"), "unknown option --nodse of slurm"),
         (("slurm", "--log-dir", "a%j", "c.py"), "Slurm gives % a meaning of its own"),
         (("slurm", "--commit", "nowhere", "c.py"), "there is no commit nowhere"),
+        (("slurm", "--commit", "HEAD", "C.py:tiny"), "there is no C.py in commit"),
         (("host", "--nodes", "2", "c.py"), "unknown option --nodes of host"),
         (("host", "-n", "x", "c.py"), "-n must be a positive whole number, not 'x'"),
         (("host", "-n", "2", "--gpus", "0,1,2", "c.py"), "3 GPUs cannot be divided among 2"),
@@ -230,5 +293,7 @@ def test_what_is_missing_is_one_line_and_exit_code_2(cluster):
 
 
 def test_help_names_the_environment(cluster):
-    assert "TRAINLESS_COORDINATOR" in gpu(cluster, "--help").stdout
+    shown = gpu(cluster, "--help").stdout
+    assert "TRAINLESS_COORDINATOR" in shown and "TRAINLESS_LOST_SECONDS" in shown
+    assert "TRAINLESS_JOIN_SECONDS" in shown and "and 75 when" in shown
     assert "example:" in gpu(cluster, "slurm", "--help").stdout

@@ -156,6 +156,7 @@ def test_ctrl_c_on_a_terminal_reaches_all(launch, tmp_path):
         ((), "N and CONFIG are needed"),
         (("0", "c.py"), "N must be a positive whole number, not '0'"),
         (("--grace", "soon", "2", "c.py"), "--grace must be a whole number, not 'soon'"),
+        (("--grace", "08", "2", "c.py"), "--grace must be a whole number, not '08'"),
         (("--grcae", "3", "2", "c.py"), "unknown option --grcae"),
         (("-m",), "-m needs a value"),
     ],
@@ -170,4 +171,5 @@ def test_wrong_use_is_one_line_and_exit_code_2(launch, tmp_path, args, message):
 
 def test_help_names_the_environment(launch):
     out, _ = launch("--help").communicate(timeout=60)
-    assert "TRAINLESS_COORDINATOR" in out and "example:" in out
+    assert "TRAINLESS_COORDINATOR" in out and "TRAINLESS_LOST_SECONDS" in out
+    assert "TRAINLESS_JOIN_SECONDS" in out and "with 75 when" in out and "example:" in out

@@ -1,5 +1,6 @@
 """launch/tpu.sh against a stand-in for gcloud, which runs on two folders what it would run on two hosts."""
 
+import json
 import shlex
 import time
 from pathlib import Path
@@ -68,6 +69,10 @@ QUEUE = ["compute", "tpus", "queued-resources"]
 @pytest.fixture
 def cloud(tmp_path) -> Checkout:
     checkout = Checkout(tmp_path)
+    (checkout.root / "configs").mkdir()
+    for config in ("c.py", "configs/x.py"):
+        (checkout.root / config).touch()
+    checkout.commit = checkout.commit_all()
     for name, behaviour in (("gcloud", GCLOUD), ("curl", METADATA), ("python3", PIP)):
         checkout.stand_in(name, behaviour)
     (tmp_path / "vm.created").write_text("READY\n")
@@ -196,7 +201,70 @@ def test_a_step_that_fails_is_the_last_and_is_named(cloud, part, name):
     assert result.returncode == 1
     assert f'error: step "{name}" failed' in result.stderr
     assert "no active account" in result.stderr, "gcloud's own words are shown"
-    assert part in " ".join(cloud.calls("gcloud")[-1])
+    last = -2 if name == "start" else -1  # what has started is stopped
+    assert part in " ".join(cloud.calls("gcloud")[last])
+
+
+def test_a_start_that_fails_on_one_host_stops_the_others(cloud):
+    setup = "((HOST == 0)) || { mkdir -p train-less && touch train-less/logs; }"
+    run = ["run", *TYPE, "--watch", "0", "--setup", setup, "pod", "c.py", "--workdir=/w", "--wait"]
+    result = tpu(cloud, *run)
+    assert result.returncode == 1
+    assert "host 1: cannot write to" in result.stderr and 'step "start" failed' in result.stderr
+    assert (cloud.folder / "hosts/0/train-less/exit").read_text() == "143\n"
+
+    # The request is known all the same.
+    (cloud.folder / "hosts/1/train-less/logs").unlink()
+    edited = cloud.root / "runs/tpu-pod/request"
+    edited.write_text(edited.read_text().replace("touch train-less/logs", ":"))
+    assert tpu(cloud, "resume", "--watch", "0", "pod").returncode == 0
+    assert tpu(cloud, "stop", "pod").returncode == 0
+
+
+def test_processes_that_end_at_once_are_a_failed_start(cloud):
+    result = tpu(cloud, "run", *TYPE, "pod", "c.py", "--workdir=/w", TRAINER_CODE="2")
+    assert result.returncode == 1
+    for k in "01":
+        assert f"error: host {k}: ended with exit code 2" in result.stderr
+    assert result.stderr.count("--workdir=/w") == 2, "the end of each log is shown"
+
+
+def test_another_run_takes_the_place_of_a_request_once_it_has_started(cloud):
+    run = ["run", *TYPE, "--zone", "z", "pod", "c.py", "--workdir=/w"]
+    assert tpu(cloud, *run, "--first").returncode == 0
+    assert tpu(cloud, *run, "--second", FAIL="host.sh start").returncode == 1
+    assert tpu(cloud, "resume", "pod").returncode == 0
+    assert tpu(cloud, *run, "--second").returncode == 0
+    assert tpu(cloud, "resume", "pod").returncode == 0
+    started = [json.loads(line)[1][-1] for line in finished(cloud)[0].read_text().splitlines()]
+    assert started == ["--first", "--first", "--second", "--second"]
+
+
+def test_a_name_is_free_for_another_tpu_vm_once_it_is_deleted(cloud):
+    end = ["pod", "c.py", "--workdir=/w"]
+    here = [*TYPE, "--zone", "z", "--project", "p"]
+    assert tpu(cloud, "run", *here, *end, FAIL="create").returncode == 1
+    kept = (cloud.root / "runs/tpu-pod/request").read_text()
+    seen = len(cloud.calls("gcloud"))
+    for other in (
+        ["--type", "v6e-8", *here[2:]],
+        [*here, "--zone", "y"],
+        [*here, "--project", "q"],
+        [*here, "--queued"],
+    ):
+        result = tpu(cloud, "run", *other, *end)
+        assert result.returncode == 2
+        assert "asked for by --type v5litepod-16 --zone z --project p; delete" in result.stderr
+    assert len(cloud.calls("gcloud")) == seen
+    assert (cloud.root / "runs/tpu-pod/request").read_text() == kept
+
+    # It was never created, or somebody else has deleted it.
+    result = tpu(cloud, "delete", "pod")
+    assert result.returncode == 0 and "it is gone" in result.stderr
+    assert tpu(cloud, "run", "--type", "v6e-8", *end).returncode == 0
+    assert tpu(cloud, "delete", "pod").returncode == 0
+    assert tpu(cloud, "resume", "pod").returncode == 0, "what was deleted can be had again"
+    assert tpu(cloud, "run", *here, *end).returncode == 2
 
 
 def test_a_step_that_fails_on_one_host_is_named(cloud):
@@ -227,7 +295,8 @@ def test_a_dry_run_prints_the_commands_of_a_run_and_runs_none(cloud):
 
 
 def test_status_follow_stop_and_delete(cloud):
-    tpu(cloud, "run", *TYPE, "--zone", "z", "pod", "c.py", "--workdir=/w", "--wait")
+    options = [*TYPE, "--zone", "z", "--watch", "0"]
+    tpu(cloud, "run", *options, "pod", "c.py", "--workdir=/w", "--wait")
     started(cloud)
     shown = tpu(cloud, "status", "pod").stdout
     assert "TPU VM pod: READY" in shown and "host 0: running: " in shown and "host 1" in shown
@@ -260,7 +329,12 @@ def test_status_follow_stop_and_delete(cloud):
         (("run", *TYPE, "pod", "c.py"), "--workdir=/DIR is needed"),
         (("run", *TYPE, "pod", "c.py", "--workdir=runs/x"), "--workdir=/DIR is needed"),
         (("run", *TYPE, "pod", "c.py", "--workdir=gs://b/x"), "gs://b/x is none"),
+        (("run", *TYPE, "pod", "configs/X.py:tiny", "--workdir=/w"), "no configs/X.py in commit"),
+        (("run", *TYPE, "pod", "untracked.py", "--workdir=/w"), "no untracked.py in commit"),
         (("run", "--spto", "pod"), "unknown option --spto of run"),
+        (("run", "--spto"), "unknown option --spto of run"),
+        (("stop", "--grace"), "--grace needs a value"),
+        (("stop", "--grace", "08", "pod"), "--grace must be a whole number, not '08'"),
         (("run", "--type"), "--type needs a value"),
         (("run", "--commit", "nowhere", *TYPE, "pod", "c.py", "--workdir=/w"), "no commit nowhere"),
         (("resume", "--spot", "pod"), "unknown option --spot of resume"),
@@ -270,10 +344,11 @@ def test_status_follow_stop_and_delete(cloud):
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(cloud, arguments, message):
+    (cloud.root / "untracked.py").touch()
     result = tpu(cloud, *arguments)
     assert result.returncode == 2
     assert message in result.stderr and result.stderr.count("\n") == 1
-    assert not cloud.calls("gcloud")
+    assert not cloud.calls("gcloud") and not (cloud.root / "runs").exists()
 
 
 def test_uncommitted_changes_and_a_missing_gcloud_are_faults(cloud, tmp_path):
@@ -291,5 +366,7 @@ def test_uncommitted_changes_and_a_missing_gcloud_are_faults(cloud, tmp_path):
 
 
 def test_help_names_the_environment(cloud):
-    assert "TRAINLESS_COORDINATOR" in tpu(cloud, "--help").stdout
+    shown = tpu(cloud, "--help").stdout
+    assert "TRAINLESS_COORDINATOR" in shown and "TRAINLESS_LOST_SECONDS" in shown
+    assert "TRAINLESS_JOIN_SECONDS" in shown and "and 75 when" in shown
     assert "example:" in tpu(cloud, "run", "--help").stdout
