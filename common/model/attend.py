@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from common.model.backend import backend
 from common.model.dropout import dropout, fold
 
 BLOCK = 256
@@ -32,7 +33,7 @@ def attend(
 
     The backend's fused kernel is used where it has one for this type (cuDNN on GPUs: bfloat16 and float16).
     """
-    fused = jax.default_backend() == "gpu" and query_BTHK.dtype in (jnp.bfloat16, jnp.float16)
+    fused = backend() == "gpu" and query_BTHK.dtype in (jnp.bfloat16, jnp.float16)
     rate = 0.0 if key is None else rate
     if not fused or rate:
         return _attend(query_BTHK, key_BSHK, value_BSHK, causal, key_lengths_B, window, rate, key)
