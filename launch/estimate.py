@@ -82,10 +82,10 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     """
     require("paper" in config, "--config is no experiment: it has no field paper")
     mesh = make_mesh(config.mesh, topology.devices)
+    multiple = sharding.batch_ways(mesh) * config.train.accumulate
+    sketch = importlib.import_module(f"{config.paper}.run").sketch(config, multiple)
     # Types and parts that depend on the kind of device follow the mesh that is set.
     with jax.set_mesh(mesh):
-        multiple = sharding.batch_ways(mesh) * config.train.accumulate
-        sketch = importlib.import_module(f"{config.paper}.run").sketch(config, multiple)
         step = Step.of(sketch.config, sketch.task, mesh)
         dtype = str(compute_dtype(config.model.get("dtype", "float32")))
     rows = sharding.batch_sharding(mesh)

@@ -82,7 +82,7 @@ def _row(found: "Estimate") -> tuple:
     )
 
 
-def _figure(rows: list[tuple]):  # noqa: ANN202 (matplotlib is imported late)
+def _figure(rows: list[tuple]):
     from common.report.panels import COLOURS, panels
 
     names = ("GFLOPs of a chip", "MiB on a chip", "MiB received by a chip, each step")

@@ -6,8 +6,8 @@ from ml_collections import ConfigDict
 
 from common.config import flatten, override, require
 from common.errors import UserError
-from common.sharding import MESH_AXES
-from launch.estimate import Estimate, estimate
+from common.sharding import MESH_AXES, make_mesh
+from launch.estimate import Estimate, TooLarge, estimate
 from launch.topology import Topology
 
 BATCH = ("data.tokens_per_batch", "data.batch", "train.batch")
@@ -16,8 +16,8 @@ BATCH = ("data.tokens_per_batch", "data.batch", "train.batch")
 TIMES = (1, 2, 4)
 """Of the configured batch."""
 
-WIDTHS = (*map(len, MESH_AXES), 10, 8, 9, 14)
-COLUMNS = (*MESH_AXES, "batch", "GiB", "ms", "tokens/s")
+WIDTHS = (*map(len, MESH_AXES), 10, 9, 9, 14)
+COLUMNS = (*MESH_AXES, "batch", "MiB", "ms", "tokens/s")
 
 
 def meshes(devices: int) -> Iterator[tuple[int, int, int]]:
@@ -46,10 +46,16 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
     found: Estimate | None = None
     faults: list[UserError] = []
     for sizes in meshes(len(topology.devices)):
+        mesh = dict(zip(MESH_AXES, sizes, strict=True))
+        try:
+            make_mesh(mesh, topology.devices)
+        except UserError as fault:
+            print(_line((*sizes, "", str(fault))), flush=True)
+            faults.append(fault)
+            continue
         for times in TIMES:
             tried = config.copy_and_resolve_references()
-            for axis, size in zip(MESH_AXES, sizes, strict=True):
-                tried.mesh[axis] = size
+            tried.mesh.update(mesh)
             batch = flatten(config)[field] * times
             override(tried, field, str(batch))
             try:
@@ -57,22 +63,24 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
             except UserError as fault:
                 print(_line((*sizes, f"{batch:,}", str(fault))), flush=True)
                 faults.append(fault)
-                break
-            held = sum(one.held.values()) / 2**30
-            cells = (
-                f"{held:.2f}",
-                f"{1e3 * one.bound.seconds:.2f}",
-                f"{one.tokens_per_second:,.0f}",
-            )
-            print(_line((*sizes, f"{batch:,}", *cells)), one.bound.binds, flush=True)
+                if isinstance(fault, TooLarge):
+                    break
+                continue
+            print(_line((*sizes, f"{batch:,}", *_cells(one))), one.bound.binds, flush=True)
             if found is None or one.tokens_per_second > found.tokens_per_second:
                 found = one
     if found is None:
-        raise min(faults, key=lambda fault: getattr(fault, "missing", float("inf")))
-    winner = flatten(found.sketch.config)
-    chosen = [f"--config.mesh.{axis}={size}" for axis, size in found.mesh.shape.items()]
-    print(f"\nthe fastest that fits: {' '.join(chosen)} --config.{field}={winner[field]}\n")
+        least = min(faults, key=lambda fault: getattr(fault, "missing", float("inf")))
+        raise UserError(f"nothing of all this fits; what comes nearest: {least}")
+    options = [f"--config.mesh.{axis}={size}" for axis, size in found.mesh.shape.items()]
+    options.append(f"--config.{field}={flatten(found.sketch.config)[field]}")
+    print(f"\nthe fastest that fits: {' '.join(options)}\n")
     return found
+
+
+def _cells(one: Estimate) -> tuple[str, str, str]:
+    held = sum(one.held.values()) / 2**20
+    return f"{held:,.0f}", f"{1e3 * one.bound.seconds:.2f}", f"{one.tokens_per_second:,.0f}"
 
 
 def _line(cells: tuple) -> str:

@@ -1,6 +1,7 @@
 """Devices that this machine does not have: a slice of TPUs by name, or as many CPU devices as are asked for."""
 
 import importlib.util
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -24,12 +25,14 @@ class Chip:
       memory: bytes that a program may use.
       bandwidth: bytes per second from and to this memory.
       links: bytes per second that it receives from its neighbours, over all of its links.
+      most: chips of the largest slice.
       options: what else the compiler has to be told.
     """
 
     memory: int
     bandwidth: float
     links: float
+    most: int
     options: tuple[tuple[str, Any], ...] = ()
 
 
@@ -37,10 +40,10 @@ class Chip:
 # together; of v4 those of Jouppi et al., 2023 (arXiv:2304.01433), table 4: six links of 50 GB/s. Memory: what libtpu
 # says that there is when a program does not fit; of those pages' 32, 16, 95 and 32 GB it is most.
 CHIPS = {
-    "v4": Chip(int(30.75 * GIB), 1200e9, 300e9, (("chip_config_name", "megacore"),)),
-    "v5e": Chip(int(15.75 * GIB), 819e9, 200e9),
-    "v5p": Chip(int(95.74 * GIB), 2765e9, 600e9),
-    "v6e": Chip(int(31.25 * GIB), 1638e9, 400e9),
+    "v4": Chip(int(30.75 * GIB), 1200e9, 300e9, 4096, (("chip_config_name", "megacore"),)),
+    "v5e": Chip(int(15.75 * GIB), 819e9, 200e9, 256),
+    "v5p": Chip(int(95.74 * GIB), 2765e9, 600e9, 6144),
+    "v6e": Chip(int(31.25 * GIB), 1638e9, 400e9, 256),
 }
 
 
@@ -71,6 +74,9 @@ def find(name: str) -> Topology:
         require(shape.isdecimal() and 1 <= int(shape) <= 4096, f"--topology={name!r}: {_KNOWN}")
         return Topology(name, _cpus(int(shape)), None)
     require(kind in CHIPS, f"--topology={name!r}: {_KNOWN}")
+    count = math.prod(map(int, shape.split("x")))
+    most = CHIPS[kind].most
+    require(count <= most, f"--topology={name!r}: a slice of {kind} has at most {most:,} chips")
     return Topology(name, _tpus(name, shape, CHIPS[kind]), CHIPS[kind])
 
 
