@@ -154,6 +154,7 @@ def classifier_step(
         encoder = backbone(shape, rngs=rngs, dtype=jnp.dtype(dtype))
         if finetune == "lora":
             adapt(encoder, shape.targets, Lora(), rngs=rngs)
+            variables.narrow(encoder, jnp.dtype(dtype))
         return PooledClassifier(encoder, shape.width, classes, "masked", rngs=rngs)
 
     config = training.base("perception")

@@ -3,7 +3,8 @@
 IWSLT geometry: width 512, feed-forward 1024, 4 heads, 8 encoder layers of which 2 are reservoirs, 2 decoder layers,
 vocabulary 10,000, 64 x 32 tokens. Cases of one group take turns, each in its own process. Parts: "kinds" has every kind
 of reservoir, LayerDrop and backskipping beside the plain model; "deep" has 24 encoder layers with 8 reservoirs; "peers"
-is PyTorch, with and without dropout.
+is PyTorch, with and without dropout. With LayerDrop no step is like another: each leaves out other layers, two of eight
+on average, so that its time says something over many rounds alone.
 """
 
 import argparse

@@ -1,15 +1,21 @@
 """Experiments of a paper by one command: runs that are trained once, tables beside the printed ones."""
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import override_all, require
-from common.report.table import publish, write_csv
+from common.config import override_all, require, to_json
+from common.errors import UserError
+from common.report.table import keep, publish, write_csv
 from common.track.tracker import METRICS, SUMMARY, read_metrics
+from common.train.summary import changed
+
+ASKED = "asked.json"
+"""In the folder of a run that has ended: the configuration that it was asked for, before anything was added to it."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +47,35 @@ class Laboratory:
         return config
 
     def fit(self, name: str, config: ConfigDict) -> tuple[dict, Path]:
-        """The summary and the folder of a run, which is trained if it is not there yet."""
+        """The summary and the folder of a run, which is trained if it is not there yet.
+
+        One that has ended with this very configuration is not opened again: its summary is enough, and its data are
+        not read.
+        """
         print(f"\n{name}", flush=True)
         workdir = self.out / "runs" / name
-        return self.train(config, workdir), workdir
+        asked = to_json(config)
+        with suppress(OSError, ValueError):  # missing, or damaged
+            unchanged = changed(config) < (workdir / SUMMARY).stat().st_mtime
+            if unchanged and json.loads((workdir / ASKED).read_text()) == asked:
+                return json.loads((workdir / SUMMARY).read_text()), workdir
+        # Until it has ended, what lies there may be half of another run.
+        (workdir / ASKED).unlink(missing_ok=True)
+        try:
+            summary = self.train(config, workdir)
+        except UserError as fault:  # the folder of a run is within what the user named
+            raise UserError(str(fault).replace("--workdir", "--out")) from fault
+        if (workdir / SUMMARY).exists():
+            (workdir / ASKED).write_text(json.dumps(asked, indent=2) + "\n")
+        return summary, workdir
 
     def write(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
         """Prints a table and writes it as CSV and Markdown."""
         publish(self.out / name, columns, rows)
+
+    def keep(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
+        """As `write`, without printing: for a table that is not whole yet."""
+        keep(self.out / name, columns, rows)
 
     def write_csv(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
         """Writes what is too long to read."""

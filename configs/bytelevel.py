@@ -23,6 +23,7 @@ def enwik8(reservoir: str) -> ConfigDict:
             "length": 512,
             "activation": "relu",
             "dropout": 0.1,
+            "attention_dropout": 0.0,
             "norm": "pre",
             "positions": "sinusoidal",
             "remat": False,

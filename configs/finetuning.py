@@ -14,11 +14,19 @@ def _base() -> ConfigDict:
         {
             "task": "classification",
             "pretrained": "",
+            # The snapshot of the pretraining run that is taken; 0 is its best checkpoint.
+            "pretrained_step": 0,
             "reservoirs": "keep",
             "freeze_now": 4,
             "data": {"tfds_dir": "", "buckets": (16, 32, 64, 128, 256), "batch": 32},
             # The rest of the model is that of the pretraining run.
-            "model": {"dropout": 0.1, "head_dropout": 0.0, "remat": False, "dtype": "auto"},
+            "model": {
+                "dropout": 0.1,
+                "attention_dropout": 0.1,
+                "head_dropout": 0.0,
+                "remat": False,
+                "dtype": "auto",
+            },
         }
     )
     config.optimizer.update(

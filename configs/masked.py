@@ -31,6 +31,7 @@ def roberta(reservoir: str) -> ConfigDict:
                 "heads": 12,
                 "activation": "gelu",
                 "dropout": 0.1,
+                "attention_dropout": 0.1,
                 "norm": "post",
                 "positions": "learned",
                 "max_length": 512,
@@ -57,7 +58,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
     config.data.source, config.data.vocab_size, config.data.batch = "files:data/reviews", 8000, 32
     config.model.update({"encoder_layers": 6, "width": 256, "hidden": 1024, "heads": 4})
     config.model.update({"max_length": 128, "reservoirs": 2, "dtype": "bfloat16"})
-    config.optimizer.update({"learning_rate": 1e-3, "warmup_steps": 200})
+    config.optimizer.update({"learning_rate": 5e-4, "warmup_steps": 200})
     config.train.steps = 2000
     config.eval.update({"steps": 200, "sequences": 512, "batch": 64})
     config.checkpoint.steps = 200

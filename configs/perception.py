@@ -51,7 +51,7 @@ def _base() -> ConfigDict:
                 "max_length": 512,
                 "tokenizer": "auto",
                 "vocab_size": 32_000,
-                "premise_only": False,
+                "premise_only": False,  # of snli
                 "cache_dir": ".cache",
             },
             "lora": {
@@ -69,13 +69,14 @@ def _base() -> ConfigDict:
             "name": "adafactor",
             "learning_rate": 1e-4,
             "schedule": "cosine",
-            "warmup_steps": 500,
+            "warmup_steps": -1,
             "warmup_init": 0.0,
             "epsilon": 1e-30,
             "weight_decay": 1e-5,
             "clip": 1.0,
         }
     )
+    # Adafactor has no use for beta1 and beta2: they are of adam and adamw, by optimizer.name.
     config.train.steps = 10_000
     config.eval.update({"steps": 500, "patience": 0, "tokens_per_batch": 16_384, "select": "valid"})
     config.checkpoint.steps = 500
@@ -86,7 +87,7 @@ def _paper(config: ConfigDict) -> ConfigDict:
     """What the authors' program does."""
     config.freeze_head, config.reinitialize, config.pool = True, "authors", "authors"
     config.data.update({"max_length": 1024, "premise_only": True})
-    config.eval.select = "test"
+    config.eval.select, config.model.dtype = "test", "authors"
     return config
 
 
@@ -94,7 +95,7 @@ def _laptop(config: ConfigDict) -> ConfigDict:
     """Shorter rows, a fifth of the steps."""
     config.data.max_length, config.model.dtype = 128, "bfloat16"
     config.data.buckets = (16, 32, 64, 128)
-    config.train.steps, config.optimizer.warmup_steps = 2000, 100
+    config.train.steps = 2000
     config.eval.update({"steps": 200, "tokens_per_batch": 8192})
     config.checkpoint.steps = 200
     return config

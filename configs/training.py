@@ -25,7 +25,14 @@ def base(paper: str) -> ConfigDict:
             },
             "train": {"steps": 100_000, "max_seconds": 0.0, "accumulate": 1, "log_steps": 10},
             "eval": {"start": False, "steps": 1000, "seconds": 0.0, "patience": 10},
-            "checkpoint": {"steps": 1000, "seconds": 600.0, "keep": 2, "store_frozen": False},
+            "checkpoint": {
+                "steps": 1000,
+                "seconds": 600.0,
+                "keep": 2,
+                # Every so many steps the values, without the optimizer's, are kept for good; 0 for never.
+                "snapshots": 0,
+                "store_frozen": False,
+            },
             "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
             "wandb": {"mode": "offline", "project": "train-less", "name": ""},
         }

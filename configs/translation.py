@@ -34,6 +34,7 @@ def base() -> ConfigDict:
                 "heads": 4,
                 "activation": "relu",
                 "dropout": 0.3,
+                "attention_dropout": 0.0,
                 "norm": "pre",
                 "positions": "sinusoidal",
                 "max_length": 1024,

@@ -97,7 +97,7 @@ class Objective(Task):
       outputs: classes.
     """
 
-    objective, mode = "loss", "min"
+    objective, mode, unit = "loss", "min", "examples"
 
     def __init__(self, config: ConfigDict, width: int, outputs: int):
         self.config, self.width, self.outputs = config, width, outputs

@@ -4,6 +4,7 @@ from ml_collections import ConfigDict
 
 from common import variables
 from common.tasks.language_modelling import BYTES
+from common.train.optimizer import warmup_steps
 from configs import language
 from gmlp_lm import run
 from gmlp_lm.experiments import KINDS, Laboratory
@@ -92,7 +93,7 @@ def _settings(config: ConfigDict) -> dict[str, object]:
         "weight decay": optimizer.weight_decay,
         "learning rate": optimizer.learning_rate,
         "schedule": optimizer.schedule,
-        "warmup steps": optimizer.warmup_steps,
+        "warmup steps": warmup_steps(optimizer, train.steps),
         "clip": optimizer.clip,
         "sequence length": config.model.length,
         "width": config.model.width,

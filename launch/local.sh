@@ -12,12 +12,14 @@ the same code path as several hosts, without the hosts.
   -m, --module MODULE   what each process runs (default: reservoir.train)
   --log-dir DIR         where process-K.log goes (default: runs/local-<date>); logs are appended
   --grace SECONDS       from TERM to KILL, once a process has failed (default: 30)
+  --gpus LIST           divide these GPUs (0,1,2,...) among the processes, in order
   -h, --help            this text
 
 Each process finds in its environment
   TRAINLESS_COORDINATOR     host:port of process 0, on a free port of 127.0.0.1
   TRAINLESS_NUM_PROCESSES   N
   TRAINLESS_PROCESS_ID      0 .. N-1
+  CUDA_VISIBLE_DEVICES      its share, with --gpus
 and writes to its own log; the output of process 0 is shown here as well. Python is $PYTHON, else
 the repository's .venv/bin/python, else python3.
 
@@ -29,41 +31,35 @@ example: launch/local.sh 2 configs/wmt_ffn_res.py:tiny --workdir=runs/two
 EOF
 }
 
-fault() {
-  printf 'error: %s (see launch/local.sh --help)\n' "$1" >&2
-  exit 2
-}
-
-say() { printf '[launch] %s\n' "$1" >&2; }
+# shellcheck source-path=SCRIPTDIR
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # --- what is asked for ---------------------------------------------------------------------------
 
 module=reservoir.train
 log_dir=runs/local-$(date +%Y-%m-%d_%H-%M-%S)
-grace=30
+grace=30 gpus=()
 while [[ ${1-} == -* ]]; do
   case $1 in
     -h | --help) usage && exit 0 ;;
-    -m | --module | --log-dir | --grace) [[ $# -ge 2 ]] || fault "$1 needs a value" ;;
+    -m | --module | --log-dir | --grace | --gpus) need_value "$@" ;;
     *) fault "unknown option $1" ;;
   esac
   case $1 in
     -m | --module) module=$2 ;;
     --log-dir) log_dir=$2 ;;
-    --grace) grace=$2 ;;
+    --grace) need_whole --grace "$2" && grace=$2 ;;
+    --gpus) IFS=, read -ra gpus <<<"$2" ;;
   esac
   shift 2
 done
 [[ $# -ge 2 ]] || fault "N and CONFIG are needed"
 count=$1 config=$2
 shift 2
-[[ $count =~ ^[1-9][0-9]*$ ]] || fault "N must be a positive whole number, not '$count'"
-[[ $grace =~ ^[0-9]+$ ]] || fault "--grace must be a whole number of seconds, not '$grace'"
+need_positive N "$count"
+((${#gpus[@]} % count == 0)) || fault "${#gpus[@]} GPUs cannot be divided among $count processes"
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-python=${PYTHON:-$root/.venv/bin/python}
-[[ -n ${PYTHON-} || -x $python ]] || python=python3
-command -v "$python" >/dev/null || fault "there is no $python"
+find_python
 mkdir -p "$log_dir" || fault "cannot write to $log_dir"
 
 # The port is free now and could in principle be taken before process 0 binds it; the coordinator
@@ -120,6 +116,12 @@ for ((k = 0; k < count; k++)); do
     shown=$!
   else
     exec 3>>"$log"
+  fi
+  if ((${#gpus[@]})); then
+    share=$((${#gpus[@]} / count))
+    mine=("${gpus[@]:k*share:share}")
+    export CUDA_VISIBLE_DEVICES
+    CUDA_VISIBLE_DEVICES=$(IFS=, && printf '%s' "${mine[*]}")
   fi
   TRAINLESS_PROCESS_ID=$k "$python" -m "$module" "--config=$config" "$@" </dev/null >&3 2>&1 3>&- &
   pids[k]=$! running[k]=1

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from common import variables
 from common.config import number, require
@@ -16,12 +17,17 @@ from common.sharding import make_mesh
 from common.train.checkpoint import abstract
 from common.train.workdir import read_config
 from common.variables import Arrays
-from perception import arithmetic, run
+from perception import arithmetic, hugging_face, run
 from perception.arithmetic import A, Adapter, B
-from perception.finetuning import make_lora
-from perception.hugging_face import TOKENIZER, Pretrained, export, open_model
+from perception.backbones import Backbone
+from perception.finetuning import ENCODER, make_lora, open_pretrained, reinitialized
+from perception.hugging_face import Pretrained, open_model
 from perception.model import backbone
 from perception.quantize import costs
+from perception.task import CLASSES
+
+CLASSIFIER = "classifier"
+"""The folder beside exported weights that has the classifier: weight (N, 2 D), bias (N,), and names of the classes."""
 
 MARK = "adapter.json"
 """What `add` leaves beside the tensors: the fingerprint of the weights that the adapters are for."""
@@ -30,19 +36,23 @@ MARK = "adapter.json"
 def merge(options: Namespace) -> None:
     """Base weights with an adapter in them."""
     require_empty(options.out)
-    adapter, source = open_adapter(options.adapter)
+    adapter, source = open_adapter(options.adapter, options.pretrained)
     source = options.pretrained or source
     require(
         source is not None,
         f"--pretrained=DIR is missing: {options.adapter} does not say where its weights are",
     )
     base = open_model(source, "--pretrained")
-    require(
-        base.fingerprint == adapter.base,
-        f"--adapter={options.adapter} was trained on other weights than those of {source}"
-        f" (fingerprints {adapter.base[:12]} and {base.fingerprint[:12]})",
-    )
+    _require_same(base, adapter.base, f"--adapter={options.adapter}")
     _export(options.out, base, arithmetic.merge(_weights(base), adapter))
+
+
+def _require_same(base: Pretrained, fingerprint: str, what: str) -> None:
+    require(
+        base.fingerprint == fingerprint,
+        f"{what} was trained on other weights than those of {base.directory}"
+        f" (fingerprints {fingerprint[:12]} and {base.fingerprint[:12]})",
+    )
 
 
 def unmerge(options: Namespace) -> None:
@@ -68,10 +78,36 @@ def add(options: Namespace) -> None:
     print(f"written: {options.out}")
 
 
+def export(options: Namespace) -> None:
+    """The encoder of a run, adapters merged into it, and in CLASSIFIER below it what reads its states."""
+    require_empty(options.out)
+    config = read_config(options.run, "--run")
+    base = _base(config, options.pretrained)
+    trained, fingerprint = run.load_own(config, options.run)
+    own = {**trained.values.frozen, **trained.values.trainable}
+    encoder = {n.removeprefix(ENCODER): x for n, x in own.items() if n.startswith(ENCODER)}
+    like = None
+    if config.finetune != "full":
+        like = base
+        _require_same(base, fingerprint, f"--run={options.run}")
+        given = {n: w for n, w in _wanted(trained.shape).items() if n not in encoder}
+        encoder = {**base.load(given), **{n: x for n, x in encoder.items() if "lora_" not in n}}
+        if config.finetune == "lora":
+            adapter = arithmetic.of_values(own, make_lora(config), fingerprint)
+            encoder = arithmetic.merge(encoder, adapter)
+    text = None if like else trained.tokenizer.to_json()
+    hugging_face.export(options.out, trained.shape, encoder, text, like)
+    with staged(options.out / CLASSIFIER) as folder:
+        head = {"weight": own["head/kernel"].T, "bias": own["head/bias"]}
+        write(folder, {n: _tensor(np.asarray(x)) for n, x in head.items()})
+        (folder / CLASSES).write_text(json.dumps(trained.classes, indent=2) + "\n")
+    print(f"written: {options.out}")
+
+
 def quantize(options: Namespace) -> None:
     """Bytes and relative error of every kernel."""
     base = open_model(options.pretrained, "--pretrained")
-    wanted = _wanted(base)
+    wanted = _wanted(base.shape)
     found = list(costs(base.load, wanted, options.kind))
     rows = [(c.name.removesuffix("/kernel"), c.before, c.after, 100 * c.error) for c in found]
     before, after = (sum(getattr(c, name) for c in found) for name in ("before", "after"))
@@ -83,15 +119,19 @@ def quantize(options: Namespace) -> None:
     else:
         print(text(columns, rows))
     print(
-        f"{before / after:.2f} times smaller; --config.quantize={options.kind} trains on top of it"
+        f"{before / after:.2f} times smaller. No weights were written: a run with --config.quantize={options.kind}"
+        " quantizes them whenever it reads them"
     )
 
 
-def open_adapter(path: Path) -> tuple[Adapter, Path | None]:
-    """An adapter, and the folder of the weights that it is for where that is known.
+def open_adapter(path: Path, weights: Path | None = None) -> tuple[Adapter, Path | None]:
+    """An adapter, and the folder of the weights that it is for where that is known. The weights are not read.
+
+    Args:
+      weights: where they are if they are no longer where the run had them from.
 
     Raises:
-      UserError: there is none, or a file is damaged.
+      UserError: there is none, it is for weights that are nowhere, or a file is damaged.
     """
     if (path / MARK).is_file():
         return _saved(path), None
@@ -102,12 +142,23 @@ def open_adapter(path: Path) -> tuple[Adapter, Path | None]:
         f"{path} has no adapter: it is a run of --config.paper={config.get('paper', '')}"
         + (f" --config.finetune={mode}" if mode else ""),
     )
-    trained = run.load(path)
-    source = Path(trained.config.pretrained)
-    found = arithmetic.of_values(
-        trained.values.trainable, make_lora(trained.config), open_model(source).fingerprint
+    base = _base(config, weights)
+    drawn = reinitialized(config, base.shape.family)
+    require(
+        not drawn,
+        f"{path} was trained with --config.reinitialize={config.reinitialize}: its adapter is for weights with another"
+        f" {' and '.join(drawn)}, drawn from its seed; perception.adapters export writes them together",
     )
-    return found, source
+    trained, fingerprint = run.load_own(config, path)
+    found = arithmetic.of_values(trained.values.trainable, make_lora(config), fingerprint)
+    return found, base.directory
+
+
+def _base(config: ConfigDict, weights: Path | None) -> Pretrained | None:
+    """What a run began from, if it began from anything; `weights` where that is no longer where it was."""
+    if weights and not Path(config.get("pretrained", "")).expanduser().is_dir():
+        config.pretrained = str(weights)
+    return open_pretrained(config)
 
 
 def _saved(path: Path) -> Adapter:
@@ -128,23 +179,26 @@ def save(path: Path, adapter: Adapter) -> None:
     tensors = {}
     for name, parts in adapter.layers.items():
         for part, value in zip((A, B), map(np.asarray, parts), strict=True):
-            tensors[f"{name}/{part}"] = Tensor(value.shape, value.dtype, lambda x=value: x)
+            tensors[f"{name}/{part}"] = _tensor(value)
     with staged(path) as folder:
         write(folder, tensors)
         (folder / MARK).write_text(json.dumps({"base": adapter.base}) + "\n")
 
 
-def _wanted(pretrained: Pretrained) -> dict[str, jax.ShapeDtypeStruct]:
+def _tensor(value: np.ndarray) -> Tensor:
+    return Tensor(value.shape, value.dtype, lambda: value)
+
+
+def _wanted(shape: Backbone) -> dict[str, jax.ShapeDtypeStruct]:
     """All values of the encoder, spread over all devices."""
-    structure = variables.abstract(lambda: backbone(pretrained.shape, rngs=variables.Keys(0)))
+    structure = variables.abstract(lambda: backbone(shape, rngs=variables.Keys(0)))
     return abstract(structure.trainable, make_mesh({"fsdp": -1}))
 
 
 def _weights(pretrained: Pretrained) -> Arrays:
-    return pretrained.load(_wanted(pretrained))
+    return pretrained.load(_wanted(pretrained.shape))
 
 
 def _export(out: Path, like: Pretrained, values: Arrays) -> None:
-    tokenizer = like.directory / TOKENIZER
-    export(out, like.shape, values, tokenizer.read_text() if tokenizer.is_file() else None)
+    hugging_face.export(out, like.shape, values, like=like)
     print(f"written: {out}")

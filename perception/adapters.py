@@ -1,7 +1,8 @@
-"""What one does with adapters: python -m perception.adapters merge|unmerge|add|quantize (each with --help)
+"""What one does with adapters: python -m perception.adapters merge|unmerge|add|export|quantize (each with --help)
 
 An ADAPTER is the folder of a run that was trained with --config.finetune=lora, or what `add` wrote. Weights are folders
-of Hugging Face's format (config.json and safetensors). The classifier's head is no part of an adapter.
+of Hugging Face's format (config.json and safetensors). The classifier's head is no part of an adapter; `export` writes
+it into a folder of its own.
 """
 
 from pathlib import Path
@@ -34,7 +35,14 @@ def main() -> None:
     add.add_argument("--adapters", required=True, nargs="+", metavar="ADAPTER:WEIGHT")
     add.add_argument("--out", required=True, **folder)
 
-    quantize, _ = command("quantize", "what --config.quantize saves and costs, layer by layer")
+    export, _ = command("export", "the encoder of any run as weights, its classifier beside it")
+    export.add_argument("--run", required=True, **folder)
+    export.add_argument("--pretrained", **folder, help="where the weights are that it began from")
+    export.add_argument("--out", required=True, **folder)
+
+    quantize, _ = command(
+        "quantize", "measures what --config.quantize saves and costs, layer by layer"
+    )
     quantize.add_argument("--pretrained", required=True, **folder)
     quantize.add_argument("--kind", choices=KINDS, default=KINDS[-1])
     quantize.add_argument("--out", **folder, help="where to write the table")

@@ -13,6 +13,7 @@ from ml_collections import ConfigDict
 
 from common import laboratory
 from common.config import load, require
+from common.data.labelled import LabelledText
 from common.report.table import spread
 from common.track.tracker import SUMMARY, write_whole
 from perception import baseline, datasets, finetuning, richness, run
@@ -63,6 +64,8 @@ class Laboratory(laboratory.Laboratory):
             config.backbone = "auto"
         if way == "full":
             config.quantize = "none"
+            if config.backbone != "auto" and config.data.tokenizer != "pretrained":
+                config.pretrained = ""
         elif config.data.tokenizer == "trained":
             config.data.tokenizer = "auto"
         return config
@@ -73,7 +76,7 @@ class Laboratory(laboratory.Laboratory):
         Raises:
           UserError: a configuration or the weights are at fault; before anything is trained.
         """
-        weights = self.configuration("full", 1).pretrained
+        weights = self.configuration("lora", 1).pretrained
         found = list(WAYS) if weights else ["full"]
         for way in found:
             config = self.configuration(way, 1)
@@ -103,7 +106,7 @@ def worth(lab: Laboratory) -> None:
     splits, classes = datasets.load(config)
     tokens = richness.tokens(splits["train"].texts)
     found = {way: lab.reached(way) for way in ways}
-    found["baseline"] = _baseline(lab, config, splits, len(classes))
+    found["baseline"] = _baseline(lab, splits, len(classes))
     rows = [
         (
             {**WAYS, "baseline": BASELINE}[way],
@@ -122,10 +125,10 @@ def worth(lab: Laboratory) -> None:
     print(f"\n{sentence}")
 
 
-def _baseline(lab: Laboratory, config: ConfigDict, splits: dict, classes: int) -> Reached:
-    """Computed once, as a run is trained once."""
+def _baseline(lab: Laboratory, splits: dict[str, LabelledText], classes: int) -> Reached:
+    """Computed once for the same examples, as a run is trained once."""
     path = lab.out / "runs" / "baseline" / SUMMARY
-    asked = json.loads(json.dumps([config.dataset, config.data.to_dict()]))
+    asked = {name: text.fingerprint for name, text in splits.items()}
     result = None
     with suppress(OSError, ValueError, KeyError, TypeError):  # missing, or damaged
         kept = json.loads(path.read_text())

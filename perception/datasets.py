@@ -86,29 +86,30 @@ def validate(config: ConfigDict) -> None:
     )
 
 
-def load(
-    config: ConfigDict, splits: tuple[str, ...] = ("train", "valid", "test")
-) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
-    """These splits, a single text per example, and the names of the classes.
+def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
+    """The splits, a single text per example, and the names of the classes. Where the test chooses the best step there
+    is no "valid", and none is cut from the training examples.
 
-    What `config.data` says comes before what the data set has of its own. Of pairs the texts are joined by a space, or
-    with `config.data.premise_only` the second one is left out, as a slip in the authors' program does (but for every
-    thousandth example).
+    What `config.data` says comes before what the data set has of its own. Of pairs the texts are joined by a space; of
+    SNLI's, with `config.data.premise_only`, the second one is left out, as a slip in the authors' program does (but for
+    every thousandth example).
 
     Raises:
       UserError: the data are missing or at fault.
     """
     data, known = config.data, DATASETS[config.dataset] if config.dataset else OWN
     fields = data.fields or known.fields
+    premise_only = data.premise_only and config.dataset == "snli"
     read = ConfigDict(
         {
             "source": data.source or known.source,
             "splits": {split: data.splits[split] or known.splits[split] for split in SPLITS},
-            "fields": fields.split()[0] if data.premise_only else fields,
+            "fields": fields.split()[0] if premise_only else fields,
             "label": data.label or known.label,
             "tfds_dir": data.tfds_dir,
         }
     )
+    splits = ("train", "test") if config.eval.select == "test" else ("train", "valid", "test")
     # A split that the user names has to be there.
     cut = tuple(split for split in ("valid", "test") if not data.splits[split])
     rules = Rules(known.classes, known.unlabelled, cut, splits)

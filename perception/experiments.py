@@ -34,7 +34,7 @@ def backbones() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Case:
-    """A cell. `seed` tells its runs apart."""
+    """A cell."""
 
     backbone: str
     dataset: str
@@ -44,10 +44,6 @@ class Case:
     def column(self) -> str:
         """Of Table 1."""
         return EMBEDDED if self.dataset == EMBEDDED else DATASETS[self.dataset].column
-
-    def name(self, seed: int) -> str:
-        """Of the folder of a run."""
-        return f"{self.dataset}_{self.backbone}_{self.mode}_seed{seed}"
 
 
 @dataclass(frozen=True)
@@ -103,6 +99,21 @@ class Laboratory(laboratory.Laboratory):
             return f"--pretrained={case.backbone}=DIR"
         return ""
 
+    def name(self, case: Case, seed: int) -> str:
+        """Of the folder of a run; both recipes may have runs side by side."""
+        recipe = "" if self.recipe == "fixed" else f"_{self.recipe}"
+        return f"{case.dataset}_{case.backbone}_{case.mode}{recipe}_seed{seed}"
+
+    def check(self) -> None:
+        """Of all that can be run, before anything is.
+
+        Raises:
+          UserError: the configuration of a cell is at fault.
+        """
+        for case in self.cases():
+            if not self.missing(case):
+                run.validate(self.configuration(case, 1))
+
     def configuration(self, case: Case, seed: int) -> ConfigDict:
         """Of one run."""
         size = "" if self.scale == "paper" else f",{self.scale}"
@@ -127,14 +138,14 @@ class Laboratory(laboratory.Laboratory):
         if self.missing(case):
             return []
         seeds = range(1, 1 + self.seeds)
-        return [self.fit(case.name(s), self.configuration(case, s))[0] for s in seeds]
+        return [self.fit(self.name(case, s), self.configuration(case, s))[0] for s in seeds]
 
     def finished(self, case: Case) -> list[dict]:
         """The summaries of a cell that are there already."""
         found = []
         for seed in range(1, 1 + self.seeds):
             with suppress(OSError, ValueError):  # missing, or cut off
-                path = self.out / "runs" / case.name(seed) / SUMMARY
+                path = self.out / "runs" / self.name(case, seed) / SUMMARY
                 found.append(json.loads(path.read_text()))
         return found
 

@@ -11,11 +11,11 @@ from ml_collections import ConfigDict
 from common.config import check_rate, choose, require
 from common.data.labelled import LabelledText
 from common.data.subword import Subword, build_subword
-from common.model.lora import Lora, adapt
+from common.model.lora import Lora, adapt, is_target, linear_layers
 from common.model.quantized import KINDS, quantize_frozen
 from common.model.transformer import compute_dtype
 from common.train.task import NOTHING, Outside
-from common.variables import Structure, freeze, give
+from common.variables import Structure, freeze, give, narrow
 from perception.backbones import BACKBONES, Backbone
 from perception.hugging_face import TOKENIZER, Pretrained, check_shape, open_model
 from perception.model import POOLS, PooledClassifier, backbone
@@ -26,6 +26,9 @@ FINETUNE = ("full", "lora", "head")
 
 QUANTIZE = ("none", *KINDS)
 """What becomes of frozen kernels of linear layers (QLoRA)."""
+
+IN_BFLOAT16 = ("qwen2_1.5b", "openelm_3b", "phi_2", "mistral_7b")
+"""The backbones that the authors' program computes in bfloat16; the others it computes in float32."""
 
 TOKENIZERS = ("auto", "pretrained", "trained")
 TABLES = ("embed/table", "embed/positions/table")
@@ -40,7 +43,7 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
     choose("--config.finetune", config.finetune, FINETUNE)
     choose("--config.pool", config.pool, POOLS)
     choose("--config.quantize", config.quantize, QUANTIZE)
-    choose("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
+    choose("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16", "authors"))
     if config.model.dropout != -1:
         check_rate("--config.model.dropout", config.model.dropout)
     lora, option = config.lora, f"--config.finetune={config.finetune}"
@@ -66,6 +69,12 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
     require(
         full or config.data.tokenizer != "trained",
         f"{option} reads what its weights were trained on: --config.data.tokenizer=trained is for full",
+    )
+    named = full and config.backbone != "auto" and config.data.tokenizer != "pretrained"
+    require(
+        not (config.pretrained and named),
+        f"--config.pretrained={config.pretrained} would not be used: --config.finetune=full begins with random weights;"
+        " --config.backbone=auto takes its shape, --config.data.tokenizer=pretrained its tokenizer",
     )
     needed = [
         f"--config.{field}={value}"
@@ -111,11 +120,21 @@ def open_pretrained(config: ConfigDict) -> Pretrained | None:
 
 
 def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
-    """That of the pretrained model, or one trained on the training texts."""
+    """That of the pretrained model, or one trained on the training texts.
+
+    Raises:
+      UserError: the pretrained model has none.
+    """
     if config.finetune == "full" and config.data.tokenizer != "pretrained":
         lines = [text for (text,) in train.texts]
         return build_subword(config.data.vocab_size, lines, config.data.cache_dir)
-    return Subword.load(Path(config.pretrained).expanduser() / TOKENIZER)
+    path = Path(config.pretrained).expanduser() / TOKENIZER
+    require(
+        path.is_file(),
+        f"{path.parent} has no {TOKENIZER}: put that of the model there (OpenELM's folders have none; it reads with"
+        " that of Llama 2)",
+    )
+    return Subword.load(path)
 
 
 def make_shape(config: ConfigDict, pretrained: Pretrained | None, vocabulary: int) -> Backbone:
@@ -144,6 +163,15 @@ def make_shape(config: ConfigDict, pretrained: Pretrained | None, vocabulary: in
     return replace(shape, dropout=(rate,) * 3) if rate != -1 else shape
 
 
+def with_type(config: ConfigDict) -> ConfigDict:
+    """A copy where the type "authors" is that of their program for a backbone that is named, otherwise "auto"."""
+    config = config.copy_and_resolve_references()
+    if config.model.dtype == "authors":
+        named = "bfloat16" if config.backbone in IN_BFLOAT16 else "float32"
+        config.model.dtype = "auto" if config.backbone == "auto" else named
+    return config
+
+
 def make_lora(config: ConfigDict) -> Lora:
     lora = config.lora
     return Lora(lora.rank, lora.alpha or lora.rank, lora.dropout, lora.stabilized)
@@ -163,22 +191,25 @@ def make_model(
     encoder = backbone(shape, rngs=rngs, dtype=dtype, remat=config.model.remat)
     made = PooledClassifier(encoder, shape.width, classes, config.pool, rngs=rngs)
     if config.finetune == "lora":
-        targets = _words(config.lora.targets) or shape.targets
-        require(
-            adapt(encoder, targets, make_lora(config), rngs=rngs) > 0,
-            f"--config.lora.targets={config.lora.targets!r} names no layer; there are, for this backbone:"
-            f" {', '.join(shape.targets)}",
-        )
+        targets, layers = _words(config.lora.targets) or shape.targets, linear_layers(encoder)
+        for target in targets:
+            require(
+                any(is_target(path, target) for path in layers),
+                f"--config.lora.targets: {target!r} names no layer; there are, in this backbone:"
+                f" {', '.join(dict.fromkeys(path[-1] for path in layers))}",
+            )
+        adapt(encoder, targets, make_lora(config), rngs=rngs)
     elif config.finetune == "head":
         freeze(encoder)
         give(encoder)
-    if config.quantize != "none":
-        quantize_frozen(encoder, config.quantize)
     deviation = shape.width**-0.5 if shape.scaled_init else 0.02
     for name in reinitialized(config, shape.family):
         part = encoder.embed if name == TABLES[0] else encoder.embed.positions
         require(part is not None, f"--config.reinitialize={name}: this backbone has no such table")
         part.table.set_metadata(draw=("normal", deviation if name == TABLES[0] else 0.02))
+    narrow(encoder, dtype)
+    if config.quantize != "none":
+        quantize_frozen(encoder, config.quantize)
     if config.finetune == "lora" and config.freeze_head:
         freeze(made.head)
         for variable in (made.head.kernel, made.head.bias):

@@ -1,17 +1,19 @@
 """Pretrained weights from, and export to, a local folder of Hugging Face's format: config.json and safetensors."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from common import variables
 from common.config import require
-from common.data import tensor_files
+from common.data import cache, tensor_files
 from common.data.tensor_files import Tensor, TensorFiles
 from common.distributed import barrier, gather, is_main
 from common.variables import Arrays
@@ -22,6 +24,11 @@ from perception.model import backbone
 from perception.parameter_names import NAMES, OLD, Place, place, their_name
 
 TOKENIZER = "tokenizer.json"
+BESIDE = (
+    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "generation_config.json"),
+)
+"""Files of a folder that belong to a model beside its weights and its configuration."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +41,11 @@ class Pretrained:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (64 hex digits) of the files of weights."""
-        return self.files.fingerprint
+        """SHA-256 (64 hex digits) of the files of weights and of config.json, which says how they are used."""
+        said = (self.directory / CONFIG).read_text()
+        return cache.fingerprint([self.files.fingerprint, said])
 
-    def _found(self, name: str) -> str:
+    def found(self, name: str) -> str:
         """The name in these files: with or without the prefix, and BERT's older ones."""
         *module, leaf = name.split(".")
         old = ".".join([*module, OLD[leaf]]) if module[-1] == "LayerNorm" else name
@@ -69,7 +77,7 @@ class Pretrained:
 
     def _place(self, ours: str, shape: tuple[int, ...]) -> Place:
         there = place(self.shape.family, ours, shape)
-        name = self._found(there.name)
+        name = self.found(there.name)
         found = self.files.shape(name)
         require(
             found == there.whole,
@@ -104,13 +112,19 @@ def check_shape(name: str, given: Backbone, found: Backbone) -> None:
 
 
 def export(
-    directory: Path, shape: Backbone, values: Arrays, tokenizer_json: str | None = None
+    directory: Path,
+    shape: Backbone,
+    values: Arrays,
+    tokenizer_json: str | None = None,
+    like: Pretrained | None = None,
 ) -> None:
     """Writes a folder that transformers reads; all processes call it. It appears when it is complete.
 
     Args:
       values: all of the encoder's, by its names.
       tokenizer_json: the content of tokenizer.json.
+      like: the model that the values are of. Its names of tensors, and what it has beside them, are taken over: output
+        layers, fields of its configuration, files of its tokenizer.
 
     Raises:
       UserError: the folder is not empty or cannot be written, or the family's files cannot express the backbone.
@@ -121,19 +135,36 @@ def export(
     needed = {(name, v.shape) for name, v in structure.trainable.items()}
     if wrong := needed ^ {(name, x.shape) for name, x in values.items()}:
         raise ValueError(f"not the values of this backbone: {sorted(wrong)[:2]}")
-    config = config_json.to_json(shape)
     parts: dict[str, list[str]] = {}
     for ours in sorted(values):
-        parts.setdefault(their_name(shape.family, ours), []).append(ours)
+        name = their_name(shape.family, ours)
+        parts.setdefault(like.found(name) if like else name, []).append(ours)
     tensors = {name: _tensor(shape.family, ours, values) for name, ours in parts.items()}
+    config = _settings(shape, like)
     config["torch_dtype"] = max(tensors.values(), key=lambda t: t.size).dtype.name
+    if like:
+        tensors |= {n: like.files.tensor(n) for n in like.files.names - tensors.keys()}
     with tensor_files.staged(directory) if is_main() else nullcontext() as folder:
         tensor_files.write(folder, tensors)
         if folder is not None:
             (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+            for name in BESIDE if like else ():
+                if (like.directory / name).is_file():
+                    shutil.copyfile(like.directory / name, folder / name)
             if tokenizer_json is not None:
                 (folder / TOKENIZER).write_text(tokenizer_json)
     barrier(f"export {directory}")
+
+
+def _settings(shape: Backbone, like: Pretrained | None) -> dict[str, Any]:
+    """The fields of config.json: where there is a model that they come from, its own, but for what has changed."""
+    if like is None:
+        return config_json.to_json(shape)
+    theirs = json.loads((like.directory / CONFIG).read_text())
+    if shape == like.shape:
+        return theirs
+    ours = config_json.to_json(shape)
+    return theirs | {n: value for n, value in ours.items() if n != "architectures"}
 
 
 def _tensor(family: str, parts: list[str], values: Arrays) -> Tensor:

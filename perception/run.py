@@ -19,10 +19,11 @@ from common.config import choose, complete
 from common.data.batching import evaluation_batches
 from common.data.corpus import TokenizedCorpus
 from common.data.subword import Subword
+from common.distributed import is_main
 from common.errors import UserError
 from common.sharding import make_mesh
 from common.tasks.classification import Objective
-from common.train import loop
+from common.train import loop, summary, trained
 from common.train.feed import put
 from common.train.task import Sketch, Values
 from common.train.trained import load_run
@@ -30,7 +31,15 @@ from common.train.workdir import CONFIG, read_config
 from perception import datasets, finetuning, task
 from perception.backbones import BACKBONES, Backbone
 from perception.datasets import DATASETS
-from perception.finetuning import make_model, make_shape, make_tokenizer, open_pretrained, outside
+from perception.finetuning import (
+    make_model,
+    make_shape,
+    make_tokenizer,
+    open_pretrained,
+    outside,
+    with_type,
+)
+from perception.hugging_face import Pretrained
 from perception.task import CLASSES, TOKENIZER, TextClassification, in_rows
 
 
@@ -53,9 +62,9 @@ def _validate(config: ConfigDict) -> None:
 def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, TextClassification]:
     """The configuration that the loop takes, and the task. Errors are those of the configuration and of the data."""
     validate(config)
+    config = with_type(config)
     pretrained = open_pretrained(config)
-    splits = ("train", "test") if config.eval.select == "test" else ("train", "valid", "test")
-    labelled = datasets.load(config, splits)
+    labelled = datasets.load(config)
     tokenizer = make_tokenizer(config, labelled[0]["train"])
     shape = make_shape(config, pretrained, tokenizer.size)
     build = partial(make_model, config, shape)
@@ -77,6 +86,7 @@ def sketch(config: ConfigDict, multiple: int) -> Sketch:
     with complete("--config"):
         finetuning.validate(config, weights=False)
     _validate(config)
+    config = with_type(config)
     pretrained = open_pretrained(config) if config.pretrained else None
     known = pretrained.shape if pretrained else BACKBONES[config.backbone]
     trained = config.finetune == "full" and config.data.tokenizer != "pretrained"
@@ -88,7 +98,17 @@ def sketch(config: ConfigDict, multiple: int) -> Sketch:
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
     """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
-    return loop.fit(*prepare(config, mesh), workdir, mesh)
+    before = ended(config, workdir)
+    return loop.fit(*prepare(config, mesh), workdir, mesh) if before is None else before
+
+
+def ended(config: ConfigDict, workdir: Path) -> dict | None:
+    """As `summary.ended`: what a run in `workdir` left that has made its steps on what is still the same data."""
+    validate(config)
+    found = summary.ended(with_type(config), workdir)
+    if found is not None and is_main():
+        print(f"{workdir} has ended before: nothing is read or trained")
+    return found
 
 
 @dataclass
@@ -138,10 +158,30 @@ def load(workdir: Path, mesh: Mesh | None = None) -> Trained:
     Raises:
       UserError: there is no run, it is of another program, it has no checkpoint, or its pretrained weights are gone.
     """
-    config = read_config(workdir)
+    config, mesh = read_config(workdir), mesh or make_mesh({"data": -1})
+    found, build, pretrained = _open(config, workdir)
+    values = load_run(workdir, config, build, mesh, outside(pretrained, mesh))
+    return Trained(config, *found, values, mesh)
+
+
+def load_own(config: ConfigDict, workdir: Path) -> tuple[Trained, str]:
+    """As `load`, but for the pretrained values, which are not read; and the fingerprint of their files.
+
+    Args:
+      config: of the run, where it may name another folder of these files.
+    """
+    mesh = make_mesh({"data": -1})
+    found, build, _ = _open(config, workdir)
+    values, fingerprint = trained.load_own(workdir, config, build, mesh)
+    return Trained(config, *found, values, mesh), fingerprint
+
+
+def _open(
+    config: ConfigDict, workdir: Path
+) -> tuple[tuple[Backbone, Subword, tuple[str, ...]], Callable, Pretrained | None]:
+    """What a run is of beside its values; what builds its model; and where the weights are."""
     with complete(workdir / CONFIG):
         validate(config)
-    mesh = mesh or make_mesh({"data": -1})
     tokenizer = Subword.load(workdir / TOKENIZER)
     try:
         classes = tuple(json.loads((workdir / CLASSES).read_text()))
@@ -149,11 +189,5 @@ def load(workdir: Path, mesh: Mesh | None = None) -> Trained:
         raise UserError(f"cannot read the classes from {workdir / CLASSES}: {error}") from error
     pretrained = open_pretrained(config)
     shape = make_shape(config, pretrained, tokenizer.size)
-    values = load_run(
-        workdir,
-        config,
-        lambda rngs: make_model(config, shape, len(classes), rngs=rngs),
-        mesh,
-        outside(pretrained, mesh),
-    )
-    return Trained(config, shape, tokenizer, classes, values, mesh)
+    build = partial(make_model, config, shape, len(classes))
+    return (shape, tokenizer, classes), lambda rngs: build(rngs=rngs), pretrained

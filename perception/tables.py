@@ -1,12 +1,14 @@
 """Tables 1 and 2, measured beside printed."""
 
 import itertools
+import sys
 from functools import cache
 
 import numpy as np
 from flax import nnx
 
 from common import variables
+from common.errors import UserError
 from common.model.lora import Lora, adapt
 from common.report.table import spread
 from perception import printed
@@ -40,17 +42,25 @@ def parameters(name: str) -> tuple[int, int]:
 
 
 def table1(lab: Laboratory) -> None:
-    """Weighted F1 of every cell that can be run, at the best and at the last step; the others stay empty.
+    """Weighted F1 of every cell that can be run, at the best and at the last step; the others stay empty, and so does
+    one whose data or weights are at fault. It is written after each row.
 
     The mean is that of the columns that are shown, where a row has them all.
     """
-    paper, rows, missing = printed.table1(), [], {}
+    lab.check()
+    paper, rows, missing, failed = printed.table1(), [], {}, []
     cases = lab.cases()
     columns = tuple(dict.fromkeys(case.column for case in cases))
+    header = ("backbone", "finetuning", "", *columns, "mean")
     for (backbone_, mode), cells in itertools.groupby(cases, lambda c: (c.backbone, c.mode)):
         found = {}
         for case in cells:
-            found[case.column] = lab.runs(case)
+            try:
+                found[case.column] = lab.runs(case)
+            except UserError as fault:
+                found[case.column] = []
+                failed.append(f"{backbone_} {mode} on {case.dataset}: {fault}")
+                print(f"error: {fault}; the cell stays empty", file=sys.stderr, flush=True)
             if why := lab.missing(case):
                 missing[why] = missing.get(why, 0) + 1
         for name, which in (("best step", "test"), ("last step", "test_last")):
@@ -61,7 +71,11 @@ def table1(lab: Laboratory) -> None:
             values = [line[column] for column in columns]
             cells = (f"{value:.1f}" for value in (*values, float(np.mean(values))))
             rows.append((backbone_, mode, "printed", *cells))
-    lab.write("table1", ("backbone", "finetuning", "", *columns, "mean"), rows)
+        lab.keep("table1", header, rows)
+    lab.write("table1", header, rows)
+    if failed:
+        print(f"{len(failed)} of {len(cases)} cells failed:")
+        print("".join(f"  {line}\n" for line in failed), end="")
     if missing:
         print(f"{sum(missing.values())} of {len(cases)} cells are empty for want of")
         print("".join(f"  {why} ({count})\n" for why, count in missing.items()), end="")

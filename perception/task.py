@@ -16,7 +16,7 @@ from common.train.task import NOTHING, Outside, Values
 from common.train.workdir import has_checkpoints, save_tokenizer
 from common.variables import Structure
 
-TOKENIZER, CLASSES = "tokenizer.json", "classes.json"
+TOKENIZER, CLASSES, EXAMPLES = "tokenizer.json", "classes.json", "examples.json"
 
 
 def in_rows(config: ConfigDict) -> ConfigDict:
@@ -52,6 +52,11 @@ class TextClassification(Classification):
         longest = config.data.max_length
         super().__init__(config, tokenizer, build, mesh, longest=longest, labelled=labelled)
 
+    @property
+    def select(self) -> str:
+        """The authors choose the best step by the test examples."""
+        return self.config.eval.select
+
     def rows(self, texts: Sequence[tuple[str, ...]], longest: int) -> tuple[list[list[int]], int]:
         return self.tokenizer.encode_and_count([text for (text,) in texts], longest)
 
@@ -60,19 +65,25 @@ class TextClassification(Classification):
         return None, self.tokenizer.pad
 
     def evaluate(self, values: Values, split: str) -> dict[str, float]:
-        """As `Classification.evaluate`; the authors choose the best step by the test examples."""
-        return super().evaluate(values, self.config.eval.select if split == "valid" else split)
+        """As `Classification.evaluate`, where "valid" is what the best step is chosen by."""
+        return super().evaluate(values, self.select if split == "valid" else split)
 
     def save(self, workdir: Path) -> None:
-        """The tokenizer and the names of the classes; those of a run that goes on are not replaced."""
+        """The tokenizer, the names of the classes and what tells the examples from others; those of a run that goes on
+        are not replaced."""
         save_tokenizer(self.tokenizer, workdir / TOKENIZER)
-        path, names = workdir / CLASSES, json.dumps(self.classes, indent=2) + "\n"
-        require(
-            not path.exists() or not has_checkpoints(workdir) or path.read_text() == names,
-            f"the examples have other classes than {path}: they have changed since the run began;"
-            " choose another --workdir",
-        )
-        path.write_text(names)
+        examples = {name: text.fingerprint for name, text in self.splits.items()}
+        for name, what, values in (
+            (CLASSES, "have other classes than", self.classes),
+            (EXAMPLES, "are not those of", examples),
+        ):
+            path, text = workdir / name, json.dumps(values, indent=2) + "\n"
+            require(
+                not path.exists() or not has_checkpoints(workdir) or path.read_text() == text,
+                f"the examples {what} {path}: they have changed since the run began;"
+                " choose another --workdir",
+            )
+            path.write_text(text)
 
 
 def validate(config: ConfigDict) -> None:

@@ -40,6 +40,7 @@ from common.config import choose, require
 from common.model.block import Block, Context
 from common.model.dropout import fold
 from common.model.linear import Linear
+from common.train.optimizer import warmup_steps
 
 ESTIMATORS = ("policy", "identity", "zero")
 REWARDS = ("signed", "norm")
@@ -131,6 +132,15 @@ def _skip_backward(rule, residuals, g_BLD):
 skip.defvjp(_skip_forward, _skip_backward)
 
 
+@jax.custom_vjp
+def stand_for(y_BLD: jax.Array, x_BLD: jax.Array) -> jax.Array:
+    """y to the bit, which x + (y - x) would not be; its gradient is x's, as it is."""
+    return y_BLD
+
+
+stand_for.defvjp(lambda y, x: (y, None), lambda _, g_BLD: (jnp.zeros_like(g_BLD), g_BLD))
+
+
 class Backskip(Block):
     """Neighbouring reservoirs, through which training need not differentiate.
 
@@ -156,9 +166,7 @@ class Backskip(Block):
             return super().__call__(x_BLD, context, key)
         # Of what it reads of an encoder, a decoder's reservoir is not differentiated either.
         y_BLD = jax.lax.stop_gradient(super().__call__(x_BLD, context, key))
-        if self.estimator == "zero":
-            return y_BLD
-        return x_BLD + jax.lax.stop_gradient(y_BLD - x_BLD)
+        return y_BLD if self.estimator == "zero" else stand_for(y_BLD, x_BLD)
 
     def _policy(self, mu_BLD: jax.Array, context: Context, key: jax.Array) -> jax.Array:
         noise_BLD = jax.random.normal(fold(key, NOISE), mu_BLD.shape, mu_BLD.dtype)
@@ -191,7 +199,7 @@ def backskipped(
 def warmup(config: ConfigDict) -> int:
     """Steps ahead of the first that may skip."""
     own = config.model.backskip.warmup_steps
-    return config.optimizer.warmup_steps if own == -1 else own
+    return warmup_steps(config.optimizer, config.train.steps) if own == -1 else own
 
 
 def skips(config: ConfigDict, step: int) -> bool:

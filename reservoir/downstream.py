@@ -1,10 +1,14 @@
 """What masked language models with reservoirs are good for: Table 4 (probing), Figures 2, 6 and 11 (fine-tuning)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from common.config import require
+import numpy as np
+from ml_collections import ConfigDict
+
+from common.config import override_all, require
+from common.errors import UserError
 from common.metrics.curve import Curve
 from common.report.figures import layers_figure
 from common.report.groups import Group, Layers, layers_of
@@ -12,10 +16,10 @@ from common.report.panels import COLOURS, panels
 from common.report.runs import Run
 from common.report.table import spread
 from configs import finetuning
-from reservoir import finetuning as tuning
-from reservoir.experiments import Case, Laboratory
+from reservoir import finetuning as fine_tuning
+from reservoir.experiments import Case, Laboratory, snapshot_steps
 from reservoir.printed import printed
-from reservoir.probing.data import TABLE_4, load_task, task_path
+from reservoir.probing.data import TABLE_4, ProbingTask, load_task, task_path
 from reservoir.probing.data import TASKS as PROBES
 from reservoir.probing.features import open_reader
 from reservoir.probing.table import Table
@@ -35,6 +39,24 @@ QUICK = {"tiny": "quick", "laptop": "quick", "paper": "full"}
 """What the classifiers of the probing tasks are chosen among, by scale."""
 
 
+class Tuning(NamedTuple):
+    """A way from a pretrained model to a classifier; its seed is that of the pretraining.
+
+    Attributes:
+      step: of the snapshot that it starts from; 0 is the best checkpoint.
+    """
+
+    task: str
+    case: Case
+    mode: str
+    step: int = 0
+
+    def name(self, seed: int) -> str:
+        """Of the folder of a run."""
+        step = f"_step{self.step}" if self.step else ""
+        return f"{self.task}_{self.mode}{step}_{self.case.name(seed)}"
+
+
 class Downstream(NamedTuple):
     """A pretrained model, and what fine-tuning made of it in one way.
 
@@ -43,10 +65,21 @@ class Downstream(NamedTuple):
       group: the fine-tuned ones.
     """
 
-    case: Case
-    mode: str
+    tuning: Tuning
     pretraining: Group
     group: Group
+
+    def hours(self) -> list[float]:
+        """Of pretraining, up to where fine-tuning takes over."""
+        runs = self.pretraining.runs
+        if not self.tuning.step:
+            return [run.summary["train_seconds"] / 3600 for run in runs]
+        # Steps are alike: between two evaluations the clock goes evenly.
+        known = [[(0, 0.0), *((p.step, p.seconds) for p in run.curve.points)] for run in runs]
+        return [
+            float(np.interp(self.tuning.step, *zip(*points, strict=True))) / 3600
+            for points in known
+        ]
 
 
 def fig2(lab: Laboratory) -> None:
@@ -68,14 +101,18 @@ def _against_depth(lab: Laboratory, name: str, x: str) -> None:
 
 
 def fig6(lab: Laboratory) -> None:
-    """Accuracy against the time that pretraining took."""
+    """Accuracy against the time of pretraining: a model is fine-tuned from snapshots of one pretraining run."""
     found = _fine_tuned(lab, "fig6")
     figure, parts = panels(len(found))
     for axes, (task, rows) in zip(parts, found.items(), strict=True):
-        for number, row in enumerate(row for row in rows if row.mode == "keep"):
-            hours = [run.summary["train_seconds"] / 3600 for run in row.pretraining.runs]
-            tests = [run.test for run in row.group.runs]
-            axes.plot(hours, tests, "o", color=COLOURS[number], label=row.case.model)
+        for number, model in enumerate(dict.fromkeys(row.tuning.case.model for row in rows)):
+            own = [row for row in rows if row.tuning.case.model == model]
+            hours = [np.mean(row.hours()) for row in own]
+            tests = [[run.test for run in row.group.runs] for row in own]
+            colour = COLOURS[number]
+            axes.plot(hours, [np.mean(t) for t in tests], "o-", color=colour, label=model)
+            for seeds in zip(*tests, strict=True) if lab.seeds > 1 else ():
+                axes.plot(hours, seeds, ".", color=colour, alpha=0.45)
         axes.set(xlabel="pretraining (h)", ylabel=f"{task} test accuracy (%)")
         axes.legend(frameon=False)
         lab.write(f"fig6_{task}", _COLUMNS, [_row(row) for row in rows])
@@ -84,7 +121,7 @@ def fig6(lab: Laboratory) -> None:
 
 
 _COLUMNS = (
-    *("model", "layers", "frozen in pretraining", "in fine-tuning", "perplexity"),
+    *("model", "layers", "frozen in pretraining", "in fine-tuning", "perplexity", "step"),
     *("pretraining (h)", "best valid accuracy", "test accuracy"),
 )
 
@@ -93,18 +130,27 @@ def _row(row: Downstream) -> tuple:
     before = row.pretraining.runs
     return (
         row.group.line,
-        row.case.layers,
+        row.tuning.case.layers,
         layers_of(before[0].config).frozen,
         row.group.layers.frozen,
         spread([run.curve.best.value for run in before], 3),
-        spread([run.summary["train_seconds"] / 3600 for run in before], 3),
+        row.tuning.step or "best",
+        spread(row.hours(), 3),
         spread([run.curve.best.value for run in row.group.runs], 2),
         spread([run.test for run in row.group.runs], 2),
     )
 
 
-def _fine_tuned(lab: Laboratory, target: str) -> Mapping[str, list[Downstream]]:
-    """All rows of each task. Both are fine-tuned from one pretraining run per model, depth and seed."""
+FIGURES = ("fig2", "fig6", "fig11")
+"""What is about fine-tuning."""
+
+
+def tunings(lab: Laboratory, target: str) -> list[Tuning]:
+    """What a figure fine-tunes, task by task. All tasks start from one pretraining run per model, depth and seed.
+
+    Raises:
+      UserError: the data of no task are given, or a configuration is at fault.
+    """
     tasks = [task for task in TASKS if lab.scale != "laptop" or task in lab.places]
     require(
         bool(tasks), f"nothing to fine-tune on: {' or '.join(f'--data={t}=DIR' for t in TASKS)}"
@@ -112,42 +158,67 @@ def _fine_tuned(lab: Laboratory, target: str) -> Mapping[str, list[Downstream]]:
     for task in TASKS:
         if task not in tasks:
             print(f"{task} is left out: --data={task}=DIR says where it is")
-    (groups,) = lab.groups(target).values()
-    return {
-        task: [
-            Downstream(case, mode, group, _fine_tune(lab, task, case, mode, group))
-            for case, group in groups.items()
-            for mode in MODES[case.model]
-        ]
+    (cases,) = lab.needed(target).values()
+    every = target == "fig6"
+    found = [
+        Tuning(task, case, mode, step)
         for task in tasks
-    }
+        for case in cases
+        for mode in (("keep",) if every else MODES[case.model])
+        for step in (snapshot_steps(lab.configuration(case, 1)) if every else (0,))
+    ]
+    # Before pretraining, which may take days.
+    for tuning in found:
+        fine_tuning.validate(configuration(lab, tuning, 1))
+    if lab.fields:
+        print(f"{' '.join(lab.fields)}: of pretraining; fine-tuning has --finetune=FIELD=VALUE")
+    return found
 
 
-def _fine_tune(lab: Laboratory, task: str, case: Case, mode: str, before: Group) -> Group:
-    runs = []
+def configuration(lab: Laboratory, tuning: Tuning, seed: int) -> ConfigDict:
+    """Of one fine-tuning run."""
+    config = TASKS[tuning.task]()
+    if lab.scale != "paper":
+        config = getattr(finetuning, lab.scale)(config)
+    config.wandb.mode = "disabled"
+    try:
+        override_all(config, [f"--config.{field}" for field in lab.finetune])
+    except UserError as error:
+        raise UserError(f"--finetune: {error}") from error
+    config.reservoirs, config.freeze_now = tuning.mode, tuning.case.reservoirs
+    config.pretrained = str(lab.workdir(tuning.case, seed))
+    config.pretrained_step, config.seed = tuning.step, seed
+    if place := lab.places.get(tuning.task):
+        config.data.source = f"files:{place}"
+    return config
+
+
+def _fine_tuned(lab: Laboratory, target: str) -> Mapping[str, list[Downstream]]:
+    """All rows of each task."""
+    asked = tunings(lab, target)
+    (groups,) = lab.groups(target).values()
+    found: dict[str, list[Downstream]] = {}
+    for tuning in asked:
+        before = groups[tuning.case]
+        row = Downstream(tuning, before, _fine_tune(lab, tuning, before))
+        found.setdefault(tuning.task, []).append(row)
+    return found
+
+
+def _fine_tune(lab: Laboratory, tuning: Tuning, before: Group) -> Group:
+    case, runs = tuning.case, []
     for seed in range(1, 1 + lab.seeds):
-        name = f"{task}_{mode}_{case.name(seed)}"
-        config = TASKS[task]()
-        if lab.scale != "paper":
-            config = getattr(finetuning, lab.scale)(config)
-        config.reservoirs, config.freeze_now = mode, case.reservoirs
-        config.pretrained = str(lab.workdir(case, seed))
-        if place := lab.places.get(task):
-            config.data.source = f"files:{place}"
-        config.wandb.mode, config.seed = "disabled", seed
-        print(f"\n{name}", flush=True)
-        workdir = lab.out / "runs" / name
-        summary = tuning.fit(config, workdir, lab.mesh)
-        runs.append(Run(name, summary, Curve.from_json(summary["curve"])))
+        summary, workdir = lab.fit(tuning.name(seed), configuration(lab, tuning, seed))
+        runs.append(Run(workdir.name, summary, Curve.from_json(summary["curve"])))
     stack = layers_of(before.runs[0].config)
-    frozen = {"keep": stack.frozen, "tune": 0, "freeze_now": case.reservoirs}[mode]
-    line = case.model + _NAMES[mode]
+    frozen = {"keep": stack.frozen, "tune": 0, "freeze_now": case.reservoirs}[tuning.mode]
+    line = case.model + _NAMES[tuning.mode]
     layers = Layers(line, stack.total, frozen)
     return Group(f"{line}, {case.layers} layers", line, tuple(runs), layers)
 
 
 def table4(lab: Laboratory) -> None:
-    """Probing accuracy of every layer, beside printed where the depths agree."""
+    """Probing accuracy of every layer over the seeds, beside printed where the depths agree."""
     place = lab.places.get("probing")
     require(
         place is not None,
@@ -159,19 +230,28 @@ def table4(lab: Laboratory) -> None:
     paper, rows = printed("table4"), []
     (groups,) = lab.groups("table4").values()
     for case in groups:
-        for seed in range(1, 1 + lab.seeds):
-            read = open_reader(lab.workdir(case, seed), lab.mesh, None)
-            table = Table(read.layers, 1, QUICK[lab.scale])
-            for task in tasks:
-                print(f"{case.name(seed)}: {task.name}", flush=True)
-                table.add(task, {s: read(text) for s, text in task.sentences.items()})
-            rows += [(case.model, seed, *row) for row in table.rows()]
-        for layer in range(1, 1 + case.layers):
+        majority, *layers = _probed(lab, case, tasks)
+        if not rows:
+            rows.append(("", None, majority[1], "measured", *majority[2:]))
+        for layer, kind, *cells in layers:
+            rows.append((case.model, layer, kind, "measured", *cells))
             if case.layers == 12 and (cells := paper.get((case.model, str(layer)))):
                 chosen = [cells[TABLE_4.index(name)] for name in names]
-                rows.append((case.model, "printed", layer, None, *chosen))
-    columns = ("model", "seed", "layer", "kind", *(PROBES[name] for name in names))
+                rows.append((case.model, layer, kind, "printed", *chosen))
+    columns = ("model", "layer", "kind", "", *(PROBES[name] for name in names))
     lab.write("table4", columns, rows)
+
+
+def _probed(lab: Laboratory, case: Case, tasks: Sequence[ProbingTask]) -> list[tuple]:
+    """The rows of `Table`, each cell over the seeds of the pretraining."""
+    table: Table | None = None
+    for seed in range(1, 1 + lab.seeds):
+        read = open_reader(lab.workdir(case, seed), lab.mesh, None)
+        table = table or Table(read.layers, 1, QUICK[lab.scale])
+        for task in tasks:
+            print(f"{case.name(seed)}: {task.name}", flush=True)
+            table.add(task, {split: read(text) for split, text in task.sentences.items()})
+    return table.rows()
 
 
 def _paths(place: Path, name: str) -> tuple[Path, Path]:

@@ -18,6 +18,8 @@ def main() -> None:
     bleu = corpus_bleu(result, text.target, metric.lowercase, metric.tokenize)
     search = trained.translator.search
     print(f"{options.split}: BLEU {bleu.score:.2f} on {len(result)} sentences")
+    if options.split == "valid" and 0 < metric.sentences < len(result):
+        print(f"(training scores the first {metric.sentences} of them: --config.eval.sentences)")
     print(f"beams {search.beams}, length penalty {search.length_penalty:g}, {bleu.signature}")
 
 

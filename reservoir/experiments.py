@@ -13,7 +13,7 @@ from common.metrics.curve import Curve
 from common.report.groups import Group, layers_of
 from common.report.runs import Run
 from configs import bytelevel, masked, translation
-from reservoir import run
+from reservoir import finetuning, run
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,9 @@ SETTINGS = {
         60,
     ),
 }
+
+SNAPSHOTS = 5
+"""From how many of a masked language model's steps Figure 6 fine-tunes; the paper does not say."""
 
 SHOWN = {"iwslt": 8, "iwslt_deep": 8, "wmt": 24, "enwik8": 48, "roberta": 12}
 """Layers of the models whose curves Figures 7, 12 and 13 show."""
@@ -141,6 +144,12 @@ NEEDS = {
 }
 
 
+def snapshot_steps(config: ConfigDict) -> range:
+    """The steps of a pretraining run of which a snapshot is kept."""
+    every = max(config.train.steps // SNAPSHOTS, 1)
+    return range(every, config.train.steps + 1, every)
+
+
 @dataclass(frozen=True)
 class Case:
     """One row: a model of one depth. `seed` tells its runs apart."""
@@ -164,15 +173,18 @@ class Laboratory(laboratory.Laboratory):
     depths: which depths; empty for all of the scale.
     models: which models; empty for all that a table or figure has.
     places: setting -> the folder that its data are read from.
+    finetune: overrides of fine-tuning from the command line, "a.b=VALUE"; `fields` are those of pretraining.
     """
 
     settings: tuple[str, ...] = ()
     depths: tuple[int, ...] = ()
     models: tuple[str, ...] = ()
     places: dict[str, Path] = field(default_factory=dict)
+    finetune: tuple[str, ...] = ()
 
     def train(self, config: ConfigDict, workdir: Path) -> dict:
-        return run.fit(config, workdir, self.mesh)
+        program = finetuning if config.task == "classification" else run
+        return program.fit(config, workdir, self.mesh)
 
     def configuration(self, case: Case, seed: int) -> ConfigDict:
         """Of one run."""
@@ -188,7 +200,10 @@ class Laboratory(laboratory.Laboratory):
         for name, value in fields.items():
             value = case.reservoirs / case.layers if value is None else value
             config.update_from_flattened_dict({f"model.{name}": value})
-        return self.override(config, seed=seed)
+        config = self.override(config, seed=seed)
+        if config.task == "masked_lm":
+            config.checkpoint.snapshots = snapshot_steps(config)[0]
+        return config
 
     def needed(self, target: str) -> dict[str, list[Case]]:
         """The rows of a table or the points of a figure, by setting and then model by model.

@@ -13,6 +13,7 @@ from common.tasks import classification
 from common.tasks.classification import Build, Classification, Objective
 from common.tasks.masked_lm import vocabulary
 from common.train import loop
+from common.train.checkpoint import check_snapshot
 from common.train.task import Sketch
 from common.variables import Arrays
 from reservoir import encoder
@@ -31,8 +32,12 @@ def validate(config: ConfigDict) -> None:
             bool(config.pretrained),
             "--config.pretrained=RUN is missing: the folder of a masked language model",
         )
+        require(
+            config.pretrained_step >= 0,
+            f"--config.pretrained_step must be at least 0, got {config.pretrained_step}",
+        )
         choose("--config.reservoirs", config.reservoirs, encoder.RESERVOIRS)
-        for name in ("dropout", "head_dropout"):
+        for name in ("dropout", "attention_dropout", "head_dropout"):
             check_rate(f"--config.model.{name}", config.model[name])
         choose("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
         classification.validate(config)
@@ -43,10 +48,12 @@ def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
     """A copy whose model is that of the pretraining run but for the fields that fine-tuning has of its own.
 
     Raises:
-      UserError: the run has no layers that `config.reservoirs` could be about.
+      UserError: the run has no layers that `config.reservoirs` could be about, or not the snapshot that is asked for.
     """
     model, mode = pretrained.config.model, config.reservoirs
     option = f"--config.reservoirs={mode}"
+    if config.pretrained_step:
+        check_snapshot(pretrained.workdir, config.pretrained_step)
     plain = model.reservoir == "none"
     require(mode != "tune" or not plain, f"{option}: {pretrained.workdir} has no reservoirs")
     if mode == "freeze_now":
@@ -59,6 +66,11 @@ def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
         except ValueError as error:
             raise UserError(f"--config.freeze_now: {error}") from error
         require(bool(chosen), f"{option} freezes nothing: --config.freeze_now={config.freeze_now}")
+    return inherit(config, model)
+
+
+def inherit(config: ConfigDict, model: ConfigDict) -> ConfigDict:
+    """A copy with this model of a pretraining run, but for the fields that fine-tuning has of its own."""
     config = config.copy_and_resolve_references()
     config.model = ConfigDict({**model.to_dict(), **config.model.to_dict()})
     if model.backskip.estimator != "none":
@@ -87,7 +99,7 @@ def make_task(config: ConfigDict, pretrained: Pretrained, mesh: Mesh) -> Classif
     """The task, whose encoder starts at the values of the pretraining run."""
 
     def start(trainable: Arrays) -> Arrays:
-        values = pretrained.load(mesh)
+        values = pretrained.load(mesh, config.pretrained_step)
         found = {**values.trainable, **values.frozen}
         return trainable | {n: x for n, x in found.items() if n.startswith("encoder/")}
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from flax import nnx
 from ml_collections import ConfigDict
 
 from common.model import transformer
@@ -11,43 +12,43 @@ from common.model.gated_mlp import GatedMlp
 from common.model.recurrent import BiGru
 from common.model.spatial import Spatial
 
-# A layer that is trained: (model, rngs=, rate=) -> Block.
+# A layer that is trained: (model, rngs=) -> Block.
 Layer = Callable[..., Block]
 
 
-def _transformer_reservoir(model: ConfigDict, layer: Layer, causal: bool, **options) -> Block:
+def _transformer_reservoir(
+    model: ConfigDict, layer: Layer, causal: bool, *, rngs: nnx.Rngs
+) -> Block:
     """A whole layer of the stack, attention included."""
-    return layer(model, **options)
+    return layer(model, rngs=rngs)
 
 
-def _ffn_reservoir(model: ConfigDict, layer: Layer, causal: bool, **options) -> Block:
+def _ffn_reservoir(model: ConfigDict, layer: Layer, causal: bool, *, rngs: nnx.Rngs) -> Block:
     """FFN(LN(x)) + x, with no attention at all."""
-    feed_forward = transformer.feed_forward(model, rngs=options["rngs"])
-    return transformer.make_block(model, [feed_forward], **options)
+    feed_forward = transformer.feed_forward(model, rngs=rngs)
+    return transformer.make_block(model, [feed_forward], rngs=rngs)
 
 
-def _bigru_reservoir(model: ConfigDict, layer: Layer, causal: bool, **options) -> Block:
+def _bigru_reservoir(model: ConfigDict, layer: Layer, causal: bool, *, rngs: nnx.Rngs) -> Block:
     """A bidirectional GRU, half the width in each direction, and a projection."""
-    return transformer.make_block(model, [BiGru(model.width, rngs=options["rngs"])], **options)
+    return transformer.make_block(model, [BiGru(model.width, rngs=rngs)], rngs=rngs)
 
 
-def _cnn_reservoir(model: ConfigDict, layer: Layer, causal: bool, **options) -> Block:
+def _cnn_reservoir(model: ConfigDict, layer: Layer, causal: bool, *, rngs: nnx.Rngs) -> Block:
     """A layer of Wu et al. (2019): a dynamic convolution in the place of attention."""
-    rngs = options["rngs"]
     convolution = DynamicConvolution(
         model.width, model.heads, model.kernel, rngs=rngs, causal=causal
     )
     feed_forward = transformer.feed_forward(model, rngs=rngs)
-    return transformer.make_block(model, [convolution, feed_forward], **options)
+    return transformer.make_block(model, [convolution, feed_forward], rngs=rngs)
 
 
-def _gmlp_reservoir(model: ConfigDict, layer: Layer, causal: bool, **options) -> Block:
+def _gmlp_reservoir(model: ConfigDict, layer: Layer, causal: bool, *, rngs: nnx.Rngs) -> Block:
     """Not in the paper: positions are mixed by a random matrix that is never trained (see `Spatial`)."""
-    rngs = options["rngs"]
     longest = model.length if "length" in model else model.max_length
     spatial = Spatial(longest, rngs=rngs, causal=causal)
     gated = GatedMlp(model.width, model.hidden, spatial, rngs=rngs, activation=model.activation)
-    return transformer.make_block(model, [gated], **options)
+    return transformer.make_block(model, [gated], rngs=rngs)
 
 
 RESERVOIRS = {

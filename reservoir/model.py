@@ -37,16 +37,18 @@ def reservoir_layers(model: ConfigDict, stack: str = "encoder") -> tuple[int, ..
 def blocks(model: ConfigDict, stack: str, layer: Layer, *, rngs: nnx.Rngs) -> list[Block]:
     """The layers of a stack, its reservoirs frozen and as they are to be trained through."""
     frozen = reservoir_layers(model, stack)
-    # Dropout regularizes a frozen layer's neighbours; the paper does not say, so it is an option.
-    rate = model.dropout if model.reservoir_dropout else 0.0
+    still = model
+    if not model.reservoir_dropout:
+        # Dropout regularizes a frozen layer's neighbours; the paper does not say, so it is an option.
+        still = ConfigDict({**model.to_dict(), "dropout": 0.0, "attention_dropout": 0.0})
     made = []
     for index in range(model[STACKS[stack][0]]):
         if index in frozen:
             make = RESERVOIRS[model.reservoir]
-            block = make(model, layer, stack != "encoder", rngs=rngs, rate=rate)
+            block = make(still, layer, stack != "encoder", rngs=rngs)
             freeze(block)
         else:
-            block = layer(model, rngs=rngs, rate=model.dropout)
+            block = layer(model, rngs=rngs)
         made.append(block)
     if model.backskip.estimator == "none":
         return made

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,9 @@ from common.model.transformer import compute_dtype
 from common.report.table import text
 from common.track.tracker import SUMMARY
 from common.variables import Structure
-from reservoir import run
+from reservoir import downstream, encoder, run
 from reservoir.experiments import Laboratory
+from reservoir.finetuning import inherit
 
 SIZE = 2048
 """Of the matrices whose product tells how fast this machine is."""
@@ -22,21 +24,20 @@ SIZE = 2048
 
 def show(lab: Laboratory, target: str) -> None:
     """A line for each run, and the hours of all that are not there yet."""
-    rows, total, rates = [], 0.0, {}
-    for cases in lab.needed(target).values():
-        for case in cases:
-            config = lab.configuration(case, 1)
-            run.validate(config)
-            structure = abstract(config)
-            dtype = compute_dtype(config.model.dtype)
-            rates[dtype] = rates.get(dtype) or rate(dtype)
-            hours = config.train.steps * flops(config, structure) / rates[dtype] / 3600
-            counts = variables.count(structure)
-            for seed in range(1, 1 + lab.seeds):
-                done = (lab.workdir(case, seed) / SUMMARY).exists()
-                total += 0 if done else hours
-                sizes = (counts["trainable"], counts["total"], config.train.steps)
-                rows.append((case.name(seed), *sizes, f"{hours:.3g}", "yes" if done else ""))
+    rows, total, rates, structures = [], 0.0, {}, {}
+    for name, config in planned(lab, target):
+        # Fine-tuning goes from the same model to many a run.
+        kind = repr((config.task, config.model.to_dict(), config.get("reservoirs")))
+        structure = structures[kind] = structures.get(kind) or abstract(config)
+        dtype = compute_dtype(config.model.dtype)
+        rates[dtype] = rates.get(dtype) or rate(dtype)
+        hours = config.train.steps * flops(config, structure) / rates[dtype] / 3600
+        counts = variables.count(structure)
+        for seed in range(1, 1 + lab.seeds):
+            done = (lab.out / "runs" / name(seed) / SUMMARY).exists()
+            total += 0 if done else hours
+            sizes = (counts["trainable"], counts["total"], config.train.steps)
+            rows.append((name(seed), *sizes, f"{hours:.3g}", "yes" if done else ""))
     columns = ("run", "trained", "parameters", "steps", "hours, at least", "done")
     print(text(columns, rows))
     print(f"{total:.3g} hours of matrix products are left at the rate of this machine;")
@@ -45,8 +46,33 @@ def show(lab: Laboratory, target: str) -> None:
     )
 
 
+def planned(lab: Laboratory, target: str) -> Iterator[tuple[Callable[[int], str], ConfigDict]]:
+    """The name by the seed, and the configuration, of each run that a table or figure needs; pretraining first."""
+    for cases in lab.needed(target).values():
+        for case in cases:
+            config = lab.configuration(case, 1)
+            run.validate(config)
+            yield case.name, config
+    for tuning in downstream.tunings(lab, target) if target in downstream.FIGURES else ():
+        before = lab.configuration(tuning.case, 1)
+        config = inherit(downstream.configuration(lab, tuning, 1), before.model)
+        config.data.vocab_size = before.data.vocab_size
+        yield tuning.name, config
+
+
 def abstract(config: ConfigDict) -> Structure:
-    """The model with as many tokens as its vocabulary may have."""
+    """The model with as many tokens as its vocabulary may have; a classifier's with two classes."""
+    if config.task == "classification":
+        return variables.abstract(
+            lambda: encoder.classifier(
+                config.model,
+                config.data.vocab_size,
+                2,
+                rngs=variables.Keys(0),
+                reservoirs=config.reservoirs,
+                freeze_now=config.freeze_now,
+            )
+        )
     build = run.TASKS[config.task][-1]
     tokens = config.data.get("vocab_size", 256)
     sizes = (tokens, tokens) if config.task == "translation" else (tokens,)
@@ -56,15 +82,20 @@ def abstract(config: ConfigDict) -> Structure:
 def flops(config: ConfigDict, structure: Structure) -> float:
     """Of a training step: two operations for each weight and token forward, two for the gradient of what goes in.
 
-    And two for the gradient of the weight where it is trained. Tables count where they are the output layer.
+    And two for the gradient of the weight where it is trained. Tables count where they are the output layer. Rows of
+    fine-tuning are counted with the shortest of its lengths.
     """
     data, model = config.data, config.model
     length = model.get("length", model.get("max_length"))
+    classifies = config.task == "classification"
+    if classifies:
+        # No text is known: all are as short as they may be.
+        length = min(*data.buckets, length)
     tokens = data.get("tokens_per_batch") or data.batch * length
     total = 0
     for some, each in ((structure.trainable, 6), (structure.frozen, 4)):
         for name, variable in some.items():
-            is_output = name.endswith("table") and "source" not in name
+            is_output = name.endswith("table") and "source" not in name and not classifies
             if name.endswith("kernel") or is_output:
                 share = data.get("masked", 1.0) if is_output else 1.0
                 total += each * share * math.prod(variable.shape)

@@ -18,17 +18,20 @@ from reservoir import encoder, model
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """What a run is made of; `load` reads the values of its best checkpoint."""
+    """What a run is made of; `load` reads its values."""
 
     workdir: Path
     config: ConfigDict
     tokenizer: Tokenizer
 
-    def load(self, mesh: Mesh) -> Values:
+    def load(self, mesh: Mesh, step: int = 0) -> Values:
         """The values of a `MaskedLanguageModel`, reservoirs drawn again from the seed of this run.
 
+        Args:
+          step: that of a snapshot; 0 is the best checkpoint.
+
         Raises:
-          UserError: there is no checkpoint, or it is damaged.
+          UserError: there is no such checkpoint, it is damaged, or it does not fit the configuration beside it.
         """
         size = vocabulary(self.tokenizer)
         return load_run(
@@ -36,6 +39,7 @@ class Pretrained:
             self.config,
             lambda rngs: encoder.masked_lm(self.config.model, size, rngs=rngs),
             mesh,
+            snapshots=(step,) if step else (),
         )
 
 

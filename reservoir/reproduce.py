@@ -39,6 +39,13 @@ def main() -> None:
         " tasks sst2 and mnli, and the folder of probing",
     )
     parser.add_argument(
+        "--finetune",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="a field of the fine-tuning runs of fig2, fig6 and fig11: train.steps=100",
+    )
+    parser.add_argument(
         "--dry-run", action="store_true", help="list the runs, train none", dest="dry_run"
     )
     reproduce("reservoir", TARGETS, parser, _own)
@@ -48,7 +55,7 @@ def _own(options: Namespace) -> dict[str, Any]:
     from pathlib import Path
 
     from common.config import choose, require
-    from reservoir.downstream import TASKS
+    from reservoir.downstream import FIGURES, TASKS
     from reservoir.experiments import MODELS, SETTINGS
 
     settings, models, depths = (
@@ -61,6 +68,12 @@ def _own(options: Namespace) -> dict[str, Any]:
         choose("--models", model, MODELS)
     for depth in depths:
         require(depth.isdecimal(), f"--depths={options.depths}: {depth!r} is no number of layers")
+    for given in options.finetune:
+        require("=" in given, f"--finetune={given}: it is FIELD=VALUE")
+    require(
+        not options.finetune or options.target in FIGURES,
+        f"--finetune is for {', '.join(FIGURES)}: {options.target} fine-tunes nothing",
+    )
     places = {}
     for given in options.data:
         setting, equals, place = given.partition("=")
@@ -73,6 +86,7 @@ def _own(options: Namespace) -> dict[str, Any]:
         "models": models,
         "depths": tuple(map(int, depths)),
         "places": places,
+        "finetune": tuple(options.finetune),
     }
 
 

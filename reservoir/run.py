@@ -20,6 +20,7 @@ from common.tasks.translation import (
     validate_search,
 )
 from common.train import loop
+from common.train.checkpoint import snapshots
 from common.train.task import Sketch, Task, Values
 from common.train.trained import load_run
 from common.train.workdir import CONFIG, read_run
@@ -126,6 +127,12 @@ def parser(program: str) -> argparse.ArgumentParser:
         default=2048,
         help="the longest line that is translated, in tokens (default 2048)",
     )
+    options.add_argument(
+        "--average",
+        type=positive("--average"),
+        metavar="N",
+        help="the mean of the newest N snapshots (default: the best checkpoint)",
+    )
     return options
 
 
@@ -142,8 +149,19 @@ class TrainedRun:
             return self.translator.translate(self.values, lines)
 
 
+def _newest(workdir: Path, count: int) -> list[int]:
+    """The steps of the newest snapshots."""
+    there = snapshots(workdir)
+    require(
+        count <= len(there),
+        f"--average={count}: {workdir} has {len(there)} snapshots"
+        " (--config.checkpoint.snapshots says how often training makes one)",
+    )
+    return there[-count:]
+
+
 def load(options: argparse.Namespace) -> TrainedRun:
-    """The best checkpoint of a run, with the options of the command line in place of the run's.
+    """The best checkpoint of a run or the mean of snapshots, with the options of the command line in place of its own.
 
     Raises:
       UserError: there is no run, it is no translator, or it has no checkpoint.
@@ -163,7 +181,11 @@ def load(options: argparse.Namespace) -> TrainedRun:
     mesh = make_mesh({"data": -1})
     sizes = [tokenizer.size for tokenizer in tokenizers]
     values = load_run(
-        options.workdir, config, lambda rngs: translator(config.model, *sizes, rngs=rngs), mesh
+        options.workdir,
+        config,
+        lambda rngs: translator(config.model, *sizes, rngs=rngs),
+        mesh,
+        snapshots=_newest(options.workdir, options.average) if options.average else (),
     )
     return TrainedRun(
         config, mesh, values, Translator(config, tokenizers, mesh, search, options.max_tokens)

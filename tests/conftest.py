@@ -1,7 +1,8 @@
 """What all tests share: eight devices on the CPU, and a configuration that compiles in seconds."""
 
+import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,10 @@ from configs import translation
 # Before JAX is imported, which reads it from the environment: what one test compiles is there for the others, and for
 # the programs that they start.
 keep_compiled(Path(__file__).parents[1] / ".cache")
+
+# What a test compiles it runs once or a few times: XLA leaves most of its optimizations out, here and in the programs
+# that the tests start. JAX_DISABLE_MOST_OPTIMIZATIONS=0 leaves them in.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import jax  # noqa: E402
 
@@ -53,12 +58,3 @@ def make_config() -> Callable[..., ConfigDict]:
 def tiny_config(make_config) -> ConfigDict:
     """One with an FFN reservoir, free to be changed."""
     return make_config("ffn")
-
-
-@pytest.fixture(scope="module")
-def quick_compilation() -> Iterator[None]:
-    """For modules that compile much and run it once: XLA leaves most of its optimizations out."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from common.data.cache import fingerprint
 from common.data.records import Record, open_records
 from common.distributed import is_main
 from common.errors import UserError
@@ -31,6 +32,12 @@ class LabelledText:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (64 hex digits) of texts and labels, in their order."""
+        lines = (part for parts in self.texts for part in (str(len(parts)), *parts))
+        return fingerprint(lines, map(str, self.labels_M.tolist()))
 
 
 @dataclass(frozen=True)

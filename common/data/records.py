@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import sys
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,8 @@ def _find(directory: Path, names: str, optional: bool) -> Path | None:
 def _records(path: Path) -> Iterator[Record]:
     lines = read_lines(path)
     if path.name.removesuffix(".gz").endswith(".csv"):
+        # A text may be longer than the 131,072 letters that are the limit otherwise.
+        csv.field_size_limit(sys.maxsize)
         reader = csv.DictReader((f"{line}\n" for line in lines), strict=True)
         try:
             for row in reader:

@@ -31,7 +31,11 @@ TYPES = {
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(jnp.bfloat16),
 }
-_NAMES = {dtype: name for name, dtype in TYPES.items()}
+"""Of weights."""
+_COPIED = {"F64": np.float64, "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8}
+_COPIED |= {"U8": np.uint8, "BOOL": np.bool_}
+_ALL = {**TYPES, **{name: np.dtype(kind) for name, kind in _COPIED.items()}}
+_NAMES = {dtype: name for name, dtype in _ALL.items()}
 _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
@@ -64,12 +68,25 @@ class TensorFiles:
         Raises:
           UserError: the tensor is of another type.
         """
-        tensor = self._slice(name)
+        self._type(name, TYPES)
+        return self._slice(name)[index or ...]
+
+    def tensor(self, name: str) -> "Tensor":
+        """The whole of it, of whatever type, to be written elsewhere.
+
+        Raises:
+          UserError: numpy has no such type.
+        """
+        dtype = self._type(name, _ALL)
+        return Tensor(self.shape(name), dtype, lambda: self._slice(name)[...])
+
+    def _type(self, name: str, known: Mapping[str, np.dtype]) -> np.dtype:
+        found = self._slice(name).get_dtype()
         require(
-            tensor.get_dtype() in TYPES,
-            f"the tensor {name} of {self.directory} is of the type {tensor.get_dtype()}; known are {', '.join(TYPES)}",
+            found in known,
+            f"the tensor {name} of {self.directory} is of the type {found}; known are {', '.join(known)}",
         )
-        return tensor[index or ...]
+        return known[found]
 
     @cached_property
     def fingerprint(self) -> str:

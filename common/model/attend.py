@@ -31,9 +31,11 @@ def attend(
       window: where it is causal, a query sees this many keys, its own the last one; None for all.
       rate, key: of dropout of the weights.
 
-    The backend's fused kernel is used where it has one for this type (cuDNN on GPUs: bfloat16 and float16).
+    The backend's fused kernel is used where it has one for this type and this size of heads (cuDNN on GPUs: bfloat16
+    and float16, multiples of 8).
     """
     fused = backend() == "gpu" and query_BTHK.dtype in (jnp.bfloat16, jnp.float16)
+    fused &= query_BTHK.shape[-1] % 8 == 0
     rate = 0.0 if key is None else rate
     if not fused or rate:
         return _attend(query_BTHK, key_BSHK, value_BSHK, causal, key_lengths_B, window, rate, key)

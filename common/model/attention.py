@@ -17,9 +17,21 @@ from common.model.memory import Memory, Room
 
 
 class Attention(Function):
-    """Projections around `attend`. `causal` and padding decide what a position sees."""
+    """Projections around `attend`. `causal` and padding decide what a position sees.
 
-    def __init__(self, width: int, heads: int, *, rngs: nnx.Rngs, causal: bool = False):
+    Args:
+      rate: of dropout of the attention weights.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        *,
+        rngs: nnx.Rngs,
+        causal: bool = False,
+        rate: float = 0.0,
+    ):
         if width % heads:
             raise ValueError(f"width {width} is not divisible by {heads} heads")
         gain = (
@@ -33,7 +45,7 @@ class Attention(Function):
         self.query, self.key, self.value = inner(), inner(), inner()
         self.out = Linear(width, width, ("heads", "embed"), rngs=rngs)
         self.heads, self.size = heads, width // heads
-        self.causal = causal
+        self.causal, self.rate = causal, rate
 
     def _split(self, x_BLD: jax.Array) -> jax.Array:
         return x_BLD.reshape(*x_BLD.shape[:2], self.heads, -1)
@@ -61,7 +73,8 @@ class Attention(Function):
         # A causal query never sees the padding behind it.
         lengths = None if self.causal else context.lengths_B
         heads = self._all(x_BTD, jnp.arange(x_BTD.shape[1]))
-        return self._merge(attend(*heads, causal=self.causal, key_lengths_B=lengths))
+        y_BTHK = attend(*heads, causal=self.causal, key_lengths_B=lengths, rate=self.rate, key=key)
+        return self._merge(y_BTHK)
 
     def cache(self, batch: int, room: Room, context: Context) -> Any:
         """Keys and values of all hypotheses of a sentence side by side, and who of them wrote what each one sees.
@@ -120,7 +133,10 @@ class CrossAttention(Attention):
     ) -> jax.Array:
         query = self._split(self.query(x_BTD))
         keys_values = self._project(context.memory_BSD)
-        return self._merge(attend(query, *keys_values, key_lengths_B=context.memory_lengths_B))
+        lengths = context.memory_lengths_B
+        return self._merge(
+            attend(query, *keys_values, key_lengths_B=lengths, rate=self.rate, key=key)
+        )
 
     def cache(self, batch: int, room: Room, context: Context) -> Any:
         return store(*self._project(context.memory_BSD))

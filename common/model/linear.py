@@ -19,9 +19,10 @@ def matmul(x_BLD: jax.Array, kernel: jax.Array, transposed: bool = False) -> jax
     """x W in the precision of x, accumulated and returned in float32.
 
     The kernel, (D, F) or if `transposed` (F, D), is kept in float32 and rounded to x's type here, so its gradient
-    never passes through that type. The three products (forward, input gradient, weight gradient) are written out
-    because their form decides their speed on a CPU: forward and input gradient want two-dimensional operands, and
-    bfloat16 operands are fast only where the result is float32. See `_backward` for the third.
+    never passes through that type; one that is not trained may be kept in x's type. The three products (forward, input
+    gradient, weight gradient) are written out because their form decides their speed on a CPU: forward and input
+    gradient want two-dimensional operands, and bfloat16 operands are fast only where the result is float32. See
+    `_backward` for the third.
     """
     return _forward(x_BLD, kernel, transposed)[0]
 
@@ -57,7 +58,7 @@ def _backward(transposed, residuals, g_BLF):
         axes = tuple(range(x_BLD.ndim - 1))
         dkernel_DF = jax.lax.optimization_barrier(_dot(x_BLD, g_BLF, axes, axes))
     dkernel = dkernel_DF.T if transposed else dkernel_DF
-    return dx_RD.reshape(x_BLD.shape).astype(dtype), dkernel
+    return dx_RD.reshape(x_BLD.shape).astype(dtype), dkernel.astype(kernel.dtype)
 
 
 matmul.defvjp(_forward, _backward)

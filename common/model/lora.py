@@ -62,23 +62,33 @@ class LoraLinear(Linear):
         return self.kernel[...] + self.lora.scale * self.lora_a[...] @ self.lora_b[...]
 
 
+def linear_layers(model: nnx.Module) -> dict[tuple[str, ...], nnx.Module]:
+    """The paths of its linear layers, each with the module that has the layer by the last name of the path."""
+    return {
+        (*map(str, path), name): parent
+        for path, parent in nnx.iter_modules(model)
+        for name, part in vars(parent).items()
+        if isinstance(part, Linear)
+    }
+
+
+def is_target(path: tuple[str, ...], target: str) -> bool:
+    """Whether a path ends with a target, whole names: "query", "function/down"."""
+    names = tuple(target.split("/"))
+    return path[-len(names) :] == names
+
+
 def adapt(model: nnx.Module, targets: Iterable[str], lora: Lora, *, rngs: nnx.Rngs) -> int:
     """Freezes the model at values that will be given, and puts an adapter beside each linear layer that is a target.
-
-    Args:
-      targets: ends of paths, whole names: "query", "function/down".
 
     Returns:
       How many layers were adapted.
     """
     freeze(model)
     give(model)
-    targets = tuple(tuple(target.split("/")) for target in targets)
-    found = 0
-    for path, parent in list(nnx.iter_modules(model)):
-        for name, part in list(vars(parent).items()):
-            names = (*map(str, path), name)
-            if isinstance(part, Linear) and any(names[-len(t) :] == t for t in targets):
-                setattr(parent, name, LoraLinear(part, lora, rngs=rngs))
-                found += 1
+    targets, found = tuple(targets), 0
+    for path, parent in linear_layers(model).items():
+        if any(is_target(path, target) for target in targets):
+            setattr(parent, path[-1], LoraLinear(getattr(parent, path[-1]), lora, rngs=rngs))
+            found += 1
     return found

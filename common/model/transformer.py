@@ -19,36 +19,39 @@ def compute_dtype(name: str) -> jnp.dtype:
     return jnp.dtype(name)
 
 
-def make_block(
-    model: ConfigDict, functions: list[Function], *, rngs: nnx.Rngs, rate: float | None = None
-) -> Block:
+def make_block(model: ConfigDict, functions: list[Function], *, rngs: nnx.Rngs) -> Block:
     """Residuals around `functions`, with the placement of norms and the dropout that the model has."""
-    rate = model.dropout if rate is None else rate
-    return Block(
-        [Residual(f, model.width, rngs=rngs, placement=model.norm, rate=rate) for f in functions]
-    )
+    options = {"rngs": rngs, "placement": model.norm, "rate": model.dropout}
+    return Block([Residual(f, model.width, **options) for f in functions])
 
 
 def feed_forward(model: ConfigDict, *, rngs: nnx.Rngs) -> FeedForward:
     return FeedForward(model.width, model.hidden, rngs=rngs, activation=model.activation)
 
 
-def encoder_block(model: ConfigDict, *, rngs: nnx.Rngs, rate: float | None = None) -> Block:
-    mixer = Attention(model.width, model.heads, rngs=rngs)
-    return make_block(model, [mixer, feed_forward(model, rngs=rngs)], rngs=rngs, rate=rate)
+def attention(
+    model: ConfigDict, kind: type[Attention] = Attention, *, rngs: nnx.Rngs, causal: bool = False
+) -> Attention:
+    """Without dropout of its weights where the configuration has no such field."""
+    rate = model.get("attention_dropout", 0.0)
+    return kind(model.width, model.heads, rngs=rngs, causal=causal, rate=rate)
 
 
-def decoder_block(model: ConfigDict, *, rngs: nnx.Rngs, rate: float | None = None) -> Block:
-    mixer = Attention(model.width, model.heads, rngs=rngs, causal=True)
-    cross = CrossAttention(model.width, model.heads, rngs=rngs)
-    functions = [mixer, cross, feed_forward(model, rngs=rngs)]
-    return make_block(model, functions, rngs=rngs, rate=rate)
+def encoder_block(model: ConfigDict, *, rngs: nnx.Rngs) -> Block:
+    mixer = attention(model, rngs=rngs)
+    return make_block(model, [mixer, feed_forward(model, rngs=rngs)], rngs=rngs)
 
 
-def causal_block(model: ConfigDict, *, rngs: nnx.Rngs, rate: float | None = None) -> Block:
+def decoder_block(model: ConfigDict, *, rngs: nnx.Rngs) -> Block:
+    mixer = attention(model, rngs=rngs, causal=True)
+    cross = attention(model, CrossAttention, rngs=rngs)
+    return make_block(model, [mixer, cross, feed_forward(model, rngs=rngs)], rngs=rngs)
+
+
+def causal_block(model: ConfigDict, *, rngs: nnx.Rngs) -> Block:
     """A layer of a language model."""
-    mixer = Attention(model.width, model.heads, rngs=rngs, causal=True)
-    return make_block(model, [mixer, feed_forward(model, rngs=rngs)], rngs=rngs, rate=rate)
+    mixer = attention(model, rngs=rngs, causal=True)
+    return make_block(model, [mixer, feed_forward(model, rngs=rngs)], rngs=rngs)
 
 
 def stack(model: ConfigDict, blocks: list[Block], *, rngs: nnx.Rngs, drop: float = 0.0) -> Stack:

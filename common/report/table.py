@@ -62,14 +62,19 @@ def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[
         csv.writer(file, lineterminator="\n").writerows([columns, *rows])
 
 
-def publish(stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Prints a table and writes it to STEM.csv and STEM.md.
+def keep(stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Writes a table to STEM.csv and STEM.md.
 
     Raises:
       ValueError: a row is not as long as the header.
     """
     write_csv(f"{stem}.csv", columns, rows)
     Path(f"{stem}.md").write_text(markdown(columns, rows), encoding="utf-8")
+
+
+def publish(stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """As `keep`, and prints the table."""
+    keep(stem, columns, rows)
     print(f"\n{text(columns, rows)}\nwritten: {stem}.csv, .md")
 
 

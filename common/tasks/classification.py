@@ -72,7 +72,7 @@ class Objective(Task):
       classes: their number.
     """
 
-    objective, mode = "accuracy", "max"
+    objective, mode, unit = "accuracy", "max", "examples"
 
     def __init__(self, config: ConfigDict, build: Build, classes: int):
         self.config, self._build, self._classes = config, build, classes

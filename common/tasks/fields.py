@@ -30,4 +30,5 @@ def check_transformer(model: ConfigDict) -> None:
         model.width % 2 == 0 or model.positions != "sinusoidal",
         f"--config.model.width={model.width}: sinusoidal positions need an even width",
     )
-    check_rate("--config.model.dropout", model.dropout)
+    for name in ("dropout", "attention_dropout"):
+        check_rate(f"--config.model.{name}", model.get(name, 0.0))

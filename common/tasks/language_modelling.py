@@ -74,7 +74,7 @@ def validate(config: ConfigDict) -> None:
 class Objective(Task):
     """A language model of bytes and its loss, without data."""
 
-    objective, mode = "bits_per_byte", "min"
+    objective, mode, unit = "bits_per_byte", "min", "bytes"
 
     def __init__(self, config: ConfigDict, build: Build):
         self.config, self._build = config, build

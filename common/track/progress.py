@@ -54,7 +54,7 @@ def peak_flops(device_kind: str, dtype: Any) -> float | None:
 
 
 class Progress:
-    """Shows step, loss, tokens/s, time left and, where the peak is known, MFU.
+    """Shows step, loss, speed, time left and, where the peak is known, MFU.
 
     On a terminal this is a bar at the bottom of the screen; elsewhere a plain line every half
     minute. Rates are of the time since the last refresh; the time left is from the mean pace since
@@ -66,6 +66,7 @@ class Progress:
         total_steps: int,
         initial_step: int = 0,
         *,
+        unit: str = "tokens",
         enabled: bool = True,
         peak_flops: float | None = None,
         stream: TextIO | None = None,
@@ -75,11 +76,12 @@ class Progress:
         Args:
           total_steps: where the run ends.
           initial_step: steps done before, by the run that is resumed.
+          unit: what is counted, for the speed.
           enabled: False (every process but the first) shows nothing at all.
           peak_flops: FLOP/s of all devices together; None leaves MFU out.
           stream: where to write; None is stderr.
         """
-        self._total = total_steps
+        self._total, self._unit = total_steps, unit
         self._enabled = enabled
         self._peak = peak_flops
         self._stream = stream or sys.stderr
@@ -98,29 +100,32 @@ class Progress:
             )
         self._step = initial_step
         self._shown_step = -1
-        self._loss = 0.0
+        self._loss, self._left = 0.0, None
         self._first: tuple[float, int] | None = None
         self._restart(time.monotonic())
 
-    def update(self, step: int, loss: float, tokens: int, flops: float) -> None:
+    def update(
+        self, step: int, loss: float, count: int, flops: float, left: float | None = None
+    ) -> None:
         """Tells of steps done since the last update.
 
         Args:
           step: steps done, from the beginning of the run.
           loss: of the last of them.
-          tokens: processed since the last update, on all devices.
+          count: units processed since the last update, on all devices.
           flops: spent since the last update, on all devices.
+          left: seconds that the run may still take, if it has a limit.
         """
         if not self._enabled:
             return
         now = time.monotonic()
-        self._step, self._loss = step, loss
+        self._step, self._loss, self._left = step, loss, left
         if self._first is None:
             self._first = (now, step)
             self._restart(now)
             self._show(now)
             return
-        self._tokens += tokens
+        self._count += count
         self._flops += flops
         if now - self._since >= self._interval:
             self._show(now)
@@ -146,7 +151,7 @@ class Progress:
 
     def _restart(self, now: float) -> None:
         """Begins a new stretch of time to take rates over."""
-        self._since, self._tokens, self._flops = now, 0, 0.0
+        self._since, self._count, self._flops = now, 0, 0.0
 
     def _show(self, now: float) -> None:
         """Refreshes the bar or prints a line."""
@@ -155,12 +160,15 @@ class Progress:
         self._shown_step = self._step
         parts = [f"loss {self._loss:.4g}"]
         seconds = now - self._since
-        if self._tokens and seconds > 0:
-            parts.append(f"{tqdm.format_sizeof(self._tokens / seconds)} tokens/s")
+        if self._count and seconds > 0:
+            parts.append(f"{tqdm.format_sizeof(self._count / seconds)} {self._unit}/s")
         began, first_step = self._first
         if self._step > first_step:
             pace = (now - began) / (self._step - first_step)
-            parts.append(f"ETA {tqdm.format_interval(pace * (self._total - self._step))}")
+            left = pace * (self._total - self._step)
+            if self._left is not None:
+                left = max(min(left, self._left), 0.0)
+            parts.append(f"ETA {tqdm.format_interval(left)}")
         if self._peak and self._flops and seconds > 0:
             parts.append(f"MFU {self._flops / seconds / self._peak:.1%}")
         line = ", ".join(parts)

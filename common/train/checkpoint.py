@@ -1,4 +1,4 @@
-"""Checkpoints: the newest ones to go on from, the best one to use; and what is not stored because a seed says it.
+"""Checkpoints: the newest to go on from, the best to use, snapshots on the way; and what a seed says is not stored.
 
 The JSON part (`meta`) of a checkpoint holds step, clock, curve, data position and the fingerprint of the drawn layers;
 the array part what is trained, its optimizer state, and frozen weights that were given (pretrained).
@@ -6,6 +6,7 @@ the array part what is trained, its optimizer state, and frozen weights that wer
 
 import logging
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
+from common.config import require
 from common.distributed import barrier, is_main
 from common.errors import UserError
 from common.sharding import place, shardings
@@ -29,6 +31,10 @@ def checksum(tree: Any) -> jax.Array:
         return jnp.sum(jax.lax.bitcast_convert_type(x, unsigned).astype(jnp.uint32))
 
     return sum((one(leaf) for leaf in jax.tree.leaves(tree)), jnp.uint32(0))
+
+
+SNAPSHOTS = "snapshots"
+"""The folder of those that are kept for good: values alone, without the optimizer's."""
 
 
 class Damaged(Exception):
@@ -51,7 +57,12 @@ class Checkpoints:
         # The best and the one before: a run that is killed between best and latest goes on from before the best.
         self._best = self._manager("best", 2)
 
-    def _manager(self, name: str, keep: int) -> ocp.CheckpointManager:
+    @cached_property
+    def _snapshots(self) -> ocp.CheckpointManager:
+        """Of the few runs that have some."""
+        return self._manager(SNAPSHOTS, None)
+
+    def _manager(self, name: str, keep: int | None) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
         return ocp.CheckpointManager(self._directory / name, options=options)
 
@@ -62,13 +73,18 @@ class Checkpoints:
     def save(self, step: int, state: Any, meta: dict) -> None:
         """Starts writing; the arrays may be donated as soon as it returns.
 
-        What a checkpoint's curve calls the best is on disk before the checkpoint is.
+        What a checkpoint's curve calls the best is on disk before the checkpoint is, and so are earlier snapshots.
         """
-        self._best.wait_until_finished()
+        for manager in self._open[1:]:
+            manager.wait_until_finished()
         self._save(self._latest, step, state, meta)
 
     def save_best(self, step: int, state: Any, meta: dict) -> None:
         self._save(self._best, step, state, meta)
+
+    def save_snapshot(self, step: int, state: Any, meta: dict) -> None:
+        """One that is kept whatever comes after it."""
+        self._save(self._snapshots, step, state, meta)
 
     def _save(self, manager: ocp.CheckpointManager, step: int, state: Any, meta: dict) -> None:
         if step in manager.all_steps():
@@ -119,12 +135,32 @@ class Checkpoints:
                 f"no best checkpoint{'' if step is None else f' {step}'} in {self._directory / 'best'}: the run has"
                 " not reached its first evaluation, or it was removed"
             )
+        return self._use("best", self._best, chosen, target)
+
+    def restore_snapshot(self, target: Any, step: int) -> tuple[Any, dict]:
+        """The snapshot of `step`.
+
+        Raises:
+          UserError: it is missing or damaged.
+        """
+        check_snapshot(self._directory.parent, step)
+        return self._use("snapshot", self._snapshots, step, target)
+
+    def _use(
+        self, what: str, manager: ocp.CheckpointManager, step: int, target: Any
+    ) -> tuple[Any, dict]:
+        """Reads a checkpoint that is to be used, not gone on from."""
         try:
-            return self._read(self._best, chosen, target)
+            return self._read(manager, step, target)
         except Exception as error:
+            path = manager.directory / str(step)
+            if differences := _differences(path, target):
+                raise UserError(
+                    f"the {what} checkpoint, {path}, does not fit the configuration beside it: {differences}"
+                ) from error
             raise UserError(
-                f"the best checkpoint, {self._directory / 'best' / str(chosen)}, is damaged"
-                f" ({_reason(error)}); train on for another, or begin in another --workdir"
+                f"the {what} checkpoint, {path}, is damaged ({_reason(error)}); train on for another,"
+                " or begin in another --workdir"
             ) from error
 
     def _read(self, manager: ocp.CheckpointManager, step: int, target: Any) -> tuple[Any, dict]:
@@ -147,14 +183,57 @@ class Checkpoints:
         barrier(f"set aside {step}")
         self._latest.reload()
 
+    @property
+    def _open(self) -> list[ocp.CheckpointManager]:
+        """The newest first."""
+        managers = [self._latest, self._best]
+        return managers + ([self._snapshots] if "_snapshots" in vars(self) else [])
+
     def wait(self) -> None:
         """Until all that was saved is on disk."""
-        self._latest.wait_until_finished()
-        self._best.wait_until_finished()
+        for manager in self._open:
+            manager.wait_until_finished()
 
     def close(self) -> None:
-        self._latest.close()
-        self._best.close()
+        for manager in self._open:
+            manager.close()
+
+
+def snapshots(workdir: Path) -> list[int]:
+    """The steps of which a run has snapshots, in their order."""
+    found = (workdir / "checkpoints" / SNAPSHOTS).glob("*")
+    return sorted(int(path.name) for path in found if path.name.isdecimal())
+
+
+def check_snapshot(workdir: Path, step: int) -> None:
+    """Raises:
+    UserError: the run has no snapshot of this step.
+    """
+    there = snapshots(workdir)
+    require(
+        step in there,
+        f"no snapshot of step {step} in {workdir / 'checkpoints' / SNAPSHOTS}; there are: {there or 'none'}"
+        " (--config.checkpoint.snapshots says how often training makes one)",
+    )
+
+
+def _differences(path: Path, target: Any) -> str:
+    """What a checkpoint holds that `target` does not ask for, or in another shape, and the reverse; "" for nothing."""
+    try:
+        with ocp.StandardCheckpointer() as reader:
+            tree = reader.metadata(path / "state").item_metadata.tree
+    except Exception:  # orbax and its storage raise whatever a damaged file provokes
+        return ""
+    there, here = (
+        {n: x.shape for part in tree.values() for n, x in part.items()} for tree in (tree, target)
+    )
+    found = [
+        f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here"
+        for name in sorted(there.keys() | here.keys())
+        if there.get(name) != here.get(name)
+    ]
+    more = f" and {len(found) - 2} more" if len(found) > 2 else ""
+    return ", ".join(found[:2]) + more
 
 
 def draw_reservoirs(structure: Structure, seed: int, mesh: jax.sharding.Mesh) -> tuple[Arrays, str]:

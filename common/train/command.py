@@ -17,7 +17,8 @@ def train(
 ) -> None:
     """`python -m PAPER.train`: trains what `PAPER.run.prepare` makes of the command line, then shows the summary.
 
-    Another `program` of the paper may do the same with the `prepare` of another `module`.
+    Another `program` of the paper may do the same with the `prepare` of another `module`. A module that has `ended` is
+    asked first for the summary of a run that needs no preparation.
     """
     experiment, options = config.parse(f"{paper}.{program}")
 
@@ -27,15 +28,20 @@ def train(
     from common.train.profile import Profile
 
     profile = Profile.parse(options.profile)
-    prepare = importlib.import_module(f"{paper}.{module}").prepare
+    own = importlib.import_module(f"{paper}.{module}")
+    prepare = own.prepare
     distributed.initialize()
     mesh = make_mesh(experiment.mesh)
     if options.dry_run:
         outline.show(*prepare(experiment, mesh), mesh)
         return
-    summary = unless_stopped(
-        lambda: loop.fit(*prepare(experiment, mesh), options.workdir, mesh, profile)
-    )
+    summary = None
+    if hasattr(own, "ended") and not options.profile:
+        summary = own.ended(experiment, options.workdir)
+    if summary is None:
+        summary = unless_stopped(
+            lambda: loop.fit(*prepare(experiment, mesh), options.workdir, mesh, profile)
+        )
     if distributed.is_main():
         show(summary, options.workdir)
 

@@ -10,6 +10,7 @@ _LEAST = {
     **dict.fromkeys(("train.accumulate", "train.log_steps", "checkpoint.keep"), 1),
     **dict.fromkeys(("train.steps", "train.max_seconds", "eval.steps", "eval.seconds"), 0),
     **dict.fromkeys(("eval.patience", "checkpoint.steps", "checkpoint.seconds"), 0),
+    "checkpoint.snapshots": 0,
 }
 """The least that a number may be."""
 

@@ -112,6 +112,10 @@ class Run:
         kept = {n: x for n, x in self.frozen.items() if n in self.stored}
         return {"trainable": self.trainable, "frozen": kept, "optimizer": self.opt_state}
 
+    def _used(self) -> dict:
+        """What a trained model needs of them."""
+        return {name: part for name, part in self._arrays().items() if name != "optimizer"}
+
     def _meta(self) -> dict:
         return {
             "step": self.number,
@@ -201,6 +205,7 @@ class Run:
         self.progress = Progress(
             self.config.train.steps,
             self.number,
+            unit=self.task.unit,
             enabled=is_main(),
             peak_flops=peak * jax.device_count() if peak else None,
         )
@@ -227,28 +232,33 @@ class Run:
             return
         with self.clock.section("train"):
             for batch, position in feed(self.task.batches(self.position), self.mesh):
-                if not self.step.known(batch, self.number):
+                kind = self.step.kind(batch, self.number)
+                if kind not in self.step.compiled:
                     pending = self._read(pending)
                     with self.clock.section("compile"):
                         given = self.trainable, self.opt_state, self.frozen, batch
                         self.step.compile(*given, self.number)
                 self.profile.before(self.number + 1)
                 self.trainable, self.opt_state, metrics = self.step(
-                    self.trainable, self.opt_state, self.frozen, batch, self.number
+                    self.trainable, self.opt_state, self.frozen, batch, self.number, kind
                 )
                 self.number += 1
                 self.position = position
                 # The step just dispatched runs while the one before it is read: no waiting in the hot path.
                 self._read(pending)
-                flops = self.step.flops(batch, self.number - 1)
-                pending = self.number, metrics, float(flops)
+                pending = self.number, metrics, float(self.step.compiled[kind][1])
                 if not self.first_step:
                     pending = self._read(pending)
                     self.first_step = time.perf_counter() - self.begun
 
                 stop, due_eval, due_save = self._due(evaluated, until)
-                if due_eval or due_save or stop:
+                every = self.config.checkpoint.snapshots
+                due_snapshot = bool(every) and self.number % every == 0
+                if due_eval or due_save or due_snapshot or stop:
                     pending = self._read(pending)
+                if due_snapshot:
+                    with self.clock.section("checkpoint"):
+                        self.checkpoints.save_snapshot(self.number, self._used(), self._meta())
                 if due_eval:
                     self._evaluate()
                     evaluated = self.clock["train"]
@@ -302,7 +312,9 @@ class Run:
         self.profile.after(number)
         self.tokens += values["weight"]
         self.flops += flops
-        self.progress.update(number, values["loss"], int(values["weight"]), flops)
+        limit = self.config.train.max_seconds
+        left = limit - self.clock["train"] if limit else None
+        self.progress.update(number, values["loss"], int(values["weight"]), flops, left)
         if number % self.config.train.log_steps == 0:
             self.tracker.log(number, {f"train/{name}": value for name, value in values.items()})
         return None
@@ -329,14 +341,12 @@ class Run:
             for name, value in metrics.items()
         )
         self.progress.write(
-            f"step {self.number}: valid {shown} ({self.clock['train']:.0f} s of training)"
+            f"step {self.number}: {self.task.select} {shown} ({self.clock['train']:.0f} s of training)"
             + (", the best so far" if better else "")
         )
         if better:
             with self.clock.section("checkpoint"):
-                arrays = self._arrays()
-                arrays.pop("optimizer")
-                self.checkpoints.save_best(self.number, arrays, self._meta())
+                self.checkpoints.save_best(self.number, self._used(), self._meta())
 
     def _values(self) -> Values:
         return Values(self.structure, self.trainable, self.frozen, self.mesh)

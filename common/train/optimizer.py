@@ -8,11 +8,18 @@ from ml_collections import ConfigDict
 
 from common.config import choose, require
 
+WARMUP = 0.05
+"""The share of a run's steps that is its warm-up where nothing else is said."""
+
+
+def warmup_steps(optimizer: ConfigDict, steps: int) -> int:
+    """In which the rate rises, of so many in all; -1 in the configuration is their share `WARMUP`."""
+    return round(WARMUP * steps) if optimizer.warmup_steps == -1 else optimizer.warmup_steps
+
 
 def inverse_sqrt(optimizer: ConfigDict, steps: int) -> optax.Schedule:
     """fairseq's: linear from `warmup_init` to the rate, then rate * sqrt(warmup / step)."""
-    del steps
-    warmup = max(optimizer.warmup_steps, 1)
+    warmup = max(warmup_steps(optimizer, steps), 1)
 
     def schedule(step):
         step = jnp.asarray(step, jnp.float32)
@@ -29,7 +36,7 @@ def inverse_sqrt(optimizer: ConfigDict, steps: int) -> optax.Schedule:
 def _with_warmup(
     optimizer: ConfigDict, decay: Callable[[int], optax.Schedule], steps: int
 ) -> optax.Schedule:
-    warmup = optimizer.warmup_steps
+    warmup = warmup_steps(optimizer, steps)
     rise = optax.linear_schedule(optimizer.warmup_init, optimizer.learning_rate, max(warmup, 1))
     return (
         optax.join_schedules([rise, decay(max(steps - warmup, 1))], [warmup])
@@ -115,7 +122,12 @@ def validate(optimizer: ConfigDict) -> None:
         optimizer.name != "adagrad" or optimizer.weight_decay == 0,
         f"--config.optimizer.weight_decay={optimizer.weight_decay}: adagrad has none",
     )
-    for name in ("warmup_steps", "warmup_init", "clip", "weight_decay"):
+    require(
+        optimizer.warmup_steps >= -1,
+        "--config.optimizer.warmup_steps must not be negative, but for -1,"
+        f" a twentieth of the steps, got {optimizer.warmup_steps}",
+    )
+    for name in ("warmup_init", "clip", "weight_decay"):
         require(
             optimizer[name] >= 0,
             f"--config.optimizer.{name} must not be negative, got {optimizer[name]}",

@@ -53,6 +53,7 @@ class Step:
 
     Args:
       accumulate: into how many microbatches a batch is cut; gradients and weights are summed, then divided.
+      compiled: by `kind`, what runs, and its floating-point operations over all devices.
     """
 
     task: Task
@@ -133,9 +134,6 @@ class Step:
         )
         return trainable, opt_state, frozen
 
-    def known(self, batch: Mapping[str, jax.Array], number: int) -> bool:
-        return self.kind(batch, number) in self.compiled
-
     def compile(
         self,
         trainable: Arrays,
@@ -158,15 +156,21 @@ class Step:
         ).lower(*arguments)
         self.compiled[kind] = lowered.compile(), flops.count(step, *arguments)
 
-    def flops(self, batch: Mapping[str, jax.Array], number: int = 0) -> int:
-        """Floating-point operations of step `number` on a batch, compiled before, over all devices."""
-        return self.compiled[self.kind(batch, number)][1]
-
     def __call__(
-        self, trainable: Arrays, opt_state: Any, frozen: Arrays, batch: Any, number: int
+        self,
+        trainable: Arrays,
+        opt_state: Any,
+        frozen: Arrays,
+        batch: Any,
+        number: int,
+        kind: tuple | None = None,
     ) -> tuple:
-        """(trainable, opt_state, metrics) after one update; the first two arguments are given away."""
-        run, _ = self.compiled[self.kind(batch, number)]
+        """(trainable, opt_state, metrics) after one update; the first two arguments are given away.
+
+        Args:
+          kind: of this batch and number, where it is known.
+        """
+        run, _ = self.compiled[kind or self.kind(batch, number)]
         return run(trainable, opt_state, frozen, batch, jnp.int32(number))
 
     def kind(self, batch: Mapping[str, jax.Array], number: int) -> tuple:

@@ -17,6 +17,7 @@ from common.metrics.curve import Curve
 from common.track.tracker import SUMMARY
 from common.train.clock import Clock
 from common.train.task import Task
+from common.train.workdir import differences, has_checkpoints
 from common.variables import Structure
 
 
@@ -72,6 +73,40 @@ def summarize(run: Ended, test: dict[str, float], last: dict[str, float] | None 
         "config": to_json(run.config),
         "curve": run.curve.to_json(),
     }
+
+
+def ended(config: ConfigDict, workdir: Path) -> dict | None:
+    """The summary of a run that has made all the steps that are asked for, where nothing among its sources has changed
+    since: no data have to be read for it, and none of these places need be there any more.
+
+    None, on all processes, where there is none or that is not certain; processes other than the first get {}.
+    """
+    found, known = {}, False
+    if is_main():
+        # Missing, or damaged.
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            path = workdir / SUMMARY
+            found = json.loads(path.read_text())
+            known = (
+                found["steps"] == config.train.steps
+                and not differences(found["config"], config)
+                and has_checkpoints(workdir)
+                and changed(config) < path.stat().st_mtime
+            )
+    return found if agree(np.asarray([known]))[0] else None
+
+
+def changed(config: ConfigDict) -> float:
+    """When the files of the data or of a pretrained model were last written or put there, in seconds since 1970.
+
+    0 where there are none, or no longer; data that are no files are known by the configuration alone.
+    """
+    kind, _, place = config.data.source.partition(":")
+    places = [place] if kind == "files" else []
+    places += [config.pretrained] if config.get("pretrained") else []
+    folders = [Path(place).expanduser() for place in places]
+    files = [f for folder in folders for f in (folder, *folder.glob("*")) if f.exists()]
+    return max((max(f.stat().st_mtime, f.stat().st_ctime) for f in files), default=0.0)
 
 
 def found_before(run: Ended) -> dict | None:

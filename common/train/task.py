@@ -75,6 +75,12 @@ class Task(Protocol):
     mode: str
     """"max" or "min"."""
 
+    select = "valid"
+    """The examples by which the best step is chosen, as people call them."""
+
+    unit = "tokens"
+    """What the weights of `loss` count."""
+
     tests_last = False
     """Whether the summary has the test of the last values too, beside that of the best."""
 

@@ -1,9 +1,14 @@
-"""A trained model out of a workdir: the values of its best checkpoint."""
+"""A trained model out of a workdir: the values of its best checkpoint, of a snapshot, or the mean of some snapshots."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
@@ -16,7 +21,7 @@ from common.train.checkpoint import (
     verify_frozen,
 )
 from common.train.task import NOTHING, Outside, Values
-from common.variables import Structure
+from common.variables import Arrays, Structure
 
 
 def load_best(
@@ -28,15 +33,33 @@ def load_best(
     outside: Outside = NOTHING,
 ) -> Values:
     """The values of a run's best checkpoint (or that of `step`) on `mesh`, reservoirs drawn again and verified."""
+    kept, meta, drawn = _kept(
+        lambda target: checkpoints.restore_best(target, step),
+        structure,
+        config,
+        mesh,
+        outside.values,
+    )
+    verify_frozen(meta, drawn, outside.fingerprint)
+    return replace(kept, frozen={**outside.values, **kept.frozen})
+
+
+def _kept(
+    restore: Callable[[Any], tuple[Any, dict]],
+    structure: Structure,
+    config: ConfigDict,
+    mesh: Any,
+    outside: Arrays,
+) -> tuple[Values, dict, str]:
+    """What checkpoint and seed give, without what lies `outside`; the meta; the fingerprint of the drawn layers."""
     frozen, drawn = draw_reservoirs(structure, config.seed, mesh)
     target = {
         "trainable": abstract(structure.trainable, mesh),
-        "frozen": stored(structure, config.checkpoint.store_frozen, mesh, outside.values),
+        "frozen": stored(structure, config.checkpoint.store_frozen, mesh, outside),
     }
-    state, meta = checkpoints.restore_best(target, step)
-    verify_frozen(meta, drawn, outside.fingerprint)
-    frozen = {**frozen, **outside.values, **state["frozen"]}
-    return Values(structure, state["trainable"], frozen, mesh)
+    state, meta = restore(target)
+    values = Values(structure, state["trainable"], {**frozen, **state["frozen"]}, mesh)
+    return values, meta, drawn
 
 
 def load_run(
@@ -45,11 +68,44 @@ def load_run(
     build: Callable[[nnx.Rngs], nnx.Module],
     mesh: Any,
     outside: Callable[[Structure], Outside] = lambda structure: NOTHING,
+    snapshots: Sequence[int] = (),
 ) -> Values:
-    """What a program that uses a trained run starts from. `outside` is that of its task."""
-    checkpoints = Checkpoints(workdir)
+    """What a program that uses a trained run starts from. `outside` is that of its task.
+
+    Args:
+      snapshots: the mean of the trained values at these steps, in the place of the best checkpoint.
+    """
     structure = variables.abstract(lambda: build(variables.Keys(0)))
-    try:
-        return load_best(checkpoints, structure, config, mesh, outside=outside(structure))
-    finally:
-        checkpoints.close()
+    given = outside(structure)
+    with closing(Checkpoints(workdir)) as checkpoints:
+        if not snapshots:
+            return load_best(checkpoints, structure, config, mesh, outside=given)
+        mean: Values | None = None
+        for step in snapshots:
+            kept, meta, drawn = _kept(
+                partial(checkpoints.restore_snapshot, step=step),
+                structure,
+                config,
+                mesh,
+                given.values,
+            )
+            verify_frozen(meta, drawn, given.fingerprint)
+            share = jax.tree.map(lambda x: x / len(snapshots), kept.trainable)
+            if mean is not None:
+                share = jax.tree.map(jnp.add, mean.trainable, share)
+            mean = replace(kept, trainable=share, frozen={**given.values, **kept.frozen})
+        return mean
+
+
+def load_own(
+    workdir: Path, config: ConfigDict, build: Callable[[nnx.Rngs], nnx.Module], mesh: Any
+) -> tuple[Values, str]:
+    """As `load_run`, without the frozen values that lie outside of the run, and these files' fingerprint; they are not
+    looked at."""
+    structure = variables.abstract(lambda: build(variables.Keys(0)))
+    given = {n: v for n, v in structure.frozen.items() if n not in structure.drawn}
+    with closing(Checkpoints(workdir)) as checkpoints:
+        kept, meta, drawn = _kept(checkpoints.restore_best, structure, config, mesh, given)
+    outside = meta.get("outside", "")
+    verify_frozen(meta, drawn, outside)
+    return kept, outside

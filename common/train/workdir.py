@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import subprocess
 from pathlib import Path
 
@@ -31,6 +32,7 @@ FREE = (
     "checkpoint.steps",
     "checkpoint.seconds",
     "checkpoint.keep",
+    "checkpoint.snapshots",
     "data.cache_dir",
     "mesh.",
     "wandb.",
@@ -66,20 +68,25 @@ def _check(workdir: Path, config: ConfigDict) -> None:
         raise UserError(f"--workdir={workdir} is a file")
     path = workdir / CONFIG
     if path.exists() and has_checkpoints(workdir):
-        old, new = flatten(from_json(_read(path))), flatten(from_json(to_json(config)))
-        different = [
-            f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
-            for key in sorted(old.keys() | new.keys())
-            if old.get(key) != new.get(key) and not key.startswith(FREE)
-        ]
-        if different:
-            more = f" and {len(different) - 3} more" if len(different) > 3 else ""
+        lost = differences(_read(path), config)
+        if lost:
+            more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
             raise UserError(
-                f"{workdir} belongs to a run with another configuration: {', '.join(different[:3])}{more};"
+                f"{workdir} belongs to a run with another configuration: {', '.join(lost[:3])}{more};"
                 " choose another --workdir"
             )
     elif workdir.exists() and not path.exists() and any(p.name != LOCK for p in workdir.iterdir()):
         raise UserError(f"--workdir={workdir} is not empty and holds no run; choose another")
+
+
+def differences(there: dict, config: ConfigDict) -> list[str]:
+    """Fields in which a run, by the JSON of its configuration, is another one: "seed (1 there, 2 here)"."""
+    old, new = flatten(from_json(there)), flatten(from_json(to_json(config)))
+    return [
+        f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key) and not key.startswith(FREE)
+    ]
 
 
 def has_checkpoints(workdir: Path) -> bool:
@@ -155,7 +162,7 @@ class Lock:
 
 
 def commit() -> str:
-    """The commit of the code, "+" if the tree differs from it; "unknown" outside a checkout."""
+    """The commit of the code, "+" if the tree differs from it; outside a checkout TRAINLESS_COMMIT, or "unknown"."""
     root = Path(__file__).parents[2]
 
     def git(*arguments: str) -> str:
@@ -166,4 +173,4 @@ def commit() -> str:
         dirty = git("status", "--porcelain", "--untracked-files=no")
         return git("rev-parse", "HEAD") + ("+" if dirty else "")
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("TRAINLESS_COMMIT", "unknown")

@@ -29,13 +29,16 @@ class Table:
         self._probes: dict[str, list[list[Probe]]] = {}
 
     def add(self, task: ProbingTask, features: Mapping[str, np.ndarray]) -> None:
-        """Trains the classifiers of a task, with the seeds 1, 2, ...; features (K, N, D) of each split."""
+        """Trains the classifiers of a task, with the seeds 1, 2, ...; features (K, N, D) of each split.
+
+        Once more with the features of another run of the same model, cells are over both.
+        """
         grid = grid_for(task, self._grid)
         self._majority[task.name] = 100 * task.majority()
-        self._probes[task.name] = [
+        self._probes.setdefault(task.name, []).extend(
             probe(features, task.classes, len(task.labels), grid=grid, seed=seed)
             for seed in range(1, self._seeds + 1)
-        ]
+        )
 
     def rows(self) -> list[tuple]:
         """Layer, its kind, and the test accuracy of each task; first that of the most frequent answer."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from common.data.labelled import Rules, load_labelled
+from common.data.labelled import LabelledText, Rules, load_labelled
 from common.data.manual import SAME, TOPICS
 from common.errors import UserError
 
@@ -49,10 +49,32 @@ def test_json_lines_csv_and_gzip_are_read_alike(folder):
         assert text.labels_M.tolist() == [1, 0]
 
 
+def test_examples_are_told_apart_by_texts_borders_labels_and_order():
+    texts, labels = [("a", "b"), ("c",)], np.asarray([0, 1], np.int32)
+    one = LabelledText(texts, labels)
+    assert one.fingerprint == LabelledText(list(texts), labels.astype(np.int64)).fingerprint
+    others = (
+        LabelledText(texts, 1 - labels),
+        LabelledText(texts[::-1], labels),
+        LabelledText(texts[::-1], labels[::-1]),
+        LabelledText([("a",), ("b", "c")], labels),
+        LabelledText([("ab",), ("c",)], labels),
+    )
+    assert len({one.fingerprint, *(other.fingerprint for other in others)}) == 6
+
+
 def test_a_quoted_field_of_a_csv_may_have_lines_and_commas(folder):
     (folder / "train.jsonl").unlink()
     (folder / "train.csv").write_text('text,label\n"one, two\nthree",0\nfour,1\n')
     assert load_labelled(data(f"files:{folder}"))[0]["train"].texts[0] == ("one, two\nthree",)
+
+
+def test_a_field_of_a_csv_may_be_as_long_as_it_likes(folder):
+    """Not only up to the 131,072 letters that Python's csv stops at."""
+    (folder / "train.jsonl").unlink()
+    (folder / "train.csv").write_text(f"text,label\n{'long ' * 40_000},0\nfour,1\n")
+    (text,) = load_labelled(data(f"files:{folder}"))[0]["train"].texts[0]
+    assert len(text) == 200_000
 
 
 def test_pairs_have_two_fields(folder):

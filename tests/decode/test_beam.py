@@ -13,8 +13,6 @@ from common.decode import beam
 from common.decode.beam import Search, beam_search
 from tests.model import helpers
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 PAD, BOS, EOS = 0, 1, 2
 # The tokens of a hypothesis, its end included, and its score.
 Hypothesis = tuple[tuple[int, ...], float]

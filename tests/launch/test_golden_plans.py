@@ -6,6 +6,7 @@ the pinned compilers; where they are not installed the tests are skipped.
 
 import importlib.metadata
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -42,11 +43,15 @@ def cases() -> list:
 
 
 @pytest.fixture
-def least_effort():
-    before = jax.config.jax_exec_time_optimization_effort
-    jax.config.update("jax_exec_time_optimization_effort", -1.0)
+def as_planned() -> Iterator[None]:
+    """The optimizations of `launch.plan --quick`, which the tests otherwise leave out."""
+    wanted = {"jax_disable_most_optimizations": False, "jax_exec_time_optimization_effort": -1.0}
+    before = {name: jax.config.read(name) for name in wanted}
+    for name, value in wanted.items():
+        jax.config.update(name, value)
     yield
-    jax.config.update("jax_exec_time_optimization_effort", before)
+    for name, value in before.items():
+        jax.config.update(name, value)
 
 
 def need(topology: str) -> None:
@@ -64,7 +69,7 @@ def need(topology: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "size", "topology"), cases())
-def test_a_plan_is_the_golden_one(name, size, topology, least_effort):
+def test_a_plan_is_the_golden_one(name, size, topology, as_planned):
     need(topology)
     config = configuration.load(f"{ROOT}/configs/{name}.py" + (f":{size}" if size else ""))
     config.mesh.update({"data": 2, "fsdp": 2, "tensor": 2})

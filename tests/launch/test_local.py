@@ -155,7 +155,7 @@ def test_ctrl_c_on_a_terminal_reaches_all(launch, tmp_path):
     [
         ((), "N and CONFIG are needed"),
         (("0", "c.py"), "N must be a positive whole number, not '0'"),
-        (("--grace", "soon", "2", "c.py"), "--grace must be a whole number of seconds"),
+        (("--grace", "soon", "2", "c.py"), "--grace must be a whole number, not 'soon'"),
         (("--grcae", "3", "2", "c.py"), "unknown option --grcae"),
         (("-m",), "-m needs a value"),
     ],

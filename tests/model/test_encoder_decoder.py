@@ -18,8 +18,6 @@ from common.train import flops
 from common.variables import Structure
 from tests.model import helpers
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 # Sentences of 6, 3 and 1 tokens.
 SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0], [2, 0, 0, 0, 0, 0]])
 TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 9, 0], [1, 3, 0, 0, 0]])

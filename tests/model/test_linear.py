@@ -54,6 +54,20 @@ def test_bfloat16_is_close_and_the_kernels_gradient_stays_float32(transposed: bo
 
 
 @pytest.mark.parametrize("transposed", [False, True])
+def test_a_kernel_that_is_kept_in_bfloat16_is_no_other(transposed: bool):
+    """To the bit: it is rounded to that anyway."""
+    x, kernel, g = operands(transposed)
+    x, narrow = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
+    one, other = (
+        value_and_gradients(lambda x, k: matmul(x, k, transposed), x, k, g)
+        for k in (kernel, narrow)
+    )
+    assert other[2].dtype == jnp.bfloat16
+    for a, b in zip(one[:2], other[:2], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
 def test_bfloat16_products_are_accumulated_and_returned_in_float32(transposed: bool):
     """1 + 2^-12 has no bfloat16; neither the result nor the weight gradient may pass through that type."""
     small = 2.0**-12

@@ -29,6 +29,11 @@ def test_an_adapter_begins_with_no_change() -> None:
     assert all(name.endswith(("lora_a", "lora_b")) for name in structure.trainable)
     assert len(structure.trainable) == 2 * 3 * SHAPE.layers
     assert not structure.drawn  # its frozen values are given, no seed knows them
+    # As peft begins: A uniform up to one over the root of the inputs, B zero.
+    for name, value in structure.trainable.items():
+        most = float(jnp.abs(value[...]).max())
+        bound = value.shape[0] ** -0.5 if name.endswith("lora_a") else 0.0
+        assert 0.9 * bound <= most <= bound
 
 
 @pytest.mark.parametrize("stabilized", [False, True])

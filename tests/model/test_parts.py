@@ -98,24 +98,31 @@ def test_activations(name: str, expected):
     )
 
 
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 3), (True, 6)])
 @pytest.mark.parametrize("padded", [False, True])
-def test_attention_by_blocks_is_attention(monkeypatch, causal, padded):
-    """Values and gradients, against JAX's own; 11 queries in blocks of 4."""
+def test_attention_by_blocks_is_attention(monkeypatch, causal, window, padded):
+    """Values and gradients, against JAX's own; 11 queries in blocks of 4, by windows of less and of more."""
     monkeypatch.setattr(attend_module, "BLOCK", 4)
     random = np.random.default_rng(8)
     query, key, value, weight = (
         jnp.asarray(random.normal(size=(2, 11, 3, 5)), jnp.float32) for _ in range(4)
     )
-    lengths = jnp.array([7, 11]) if padded else None
+    lengths = jnp.array([9, 11]) if padded else None  # every window sees one that is no padding
 
     def ours(query, key, value):
-        y = attend_module.attend(query, key, value, causal=causal, key_lengths_B=lengths)
+        y = attend_module.attend(
+            query, key, value, causal=causal, key_lengths_B=lengths, window=window
+        )
         return (y * weight).sum(), y
 
     def theirs(query, key, value):
         y = jax.nn.dot_product_attention(
-            query, key, value, is_causal=causal, key_value_seq_lengths=lengths
+            query,
+            key,
+            value,
+            is_causal=causal,
+            key_value_seq_lengths=lengths,
+            local_window_size=window and (window - 1, 0),
         )
         return (y * weight).sum(), y
 
@@ -125,6 +132,19 @@ def test_attention_by_blocks_is_attention(monkeypatch, causal, padded):
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected
     )
+
+
+@pytest.mark.parametrize(("size", "fused"), [(16, True), (12, False)])
+def test_a_fused_kernel_is_asked_only_for_sizes_that_it_has(monkeypatch, size, fused):
+    """cuDNN's wants heads of a multiple of 8."""
+    asked = []
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(
+        jax.nn, "dot_product_attention", lambda q, k, v, **_: asked.append(q.shape) or q
+    )
+    x = jnp.ones((1, 3, 1, size), jnp.bfloat16)
+    assert attend_module.attend(x, x, x).shape == x.shape
+    assert bool(asked) == fused
 
 
 def test_a_sequence_of_padding_alone_is_a_number():

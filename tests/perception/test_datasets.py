@@ -79,7 +79,8 @@ def test_where_there_is_no_test_30_percent_are_cut(tmp_path):
     chosen = config(dataset="clickbait", **{"data.source": f"files:{tmp_path}"})
     assert len(datasets.load(chosen)[0]["test"]) == 6
     # The paper chooses by the test: then nothing is cut for a validation.
-    splits, _ = datasets.load(chosen, ("train", "test"))
+    chosen.eval.select = "test"
+    splits, _ = datasets.load(chosen)
     assert {name: len(text) for name, text in splits.items()} == {"train": 14, "test": 6}
 
 
@@ -94,6 +95,11 @@ def test_the_slip_in_snli_leaves_the_hypotheses_out(tmp_path):
     assert len(splits["train"]) == 6  # nobody agreed on the label of the seventh
     chosen.data.premise_only = True
     assert datasets.load(chosen)[0]["train"].texts[0] == ("premise 0",)
+    # It is a slip in the reading of SNLI: pairs of one's own stay pairs.
+    own = {"data.premise_only": True, "data.fields": "premise hypothesis"}
+    (tmp_path / "train.jsonl").write_text((tmp_path / "test.jsonl").read_text())
+    chosen = config(**own, **{"data.source": f"files:{tmp_path}"})
+    assert datasets.load(chosen)[0]["train"].texts[0] == ("premise 0 hypothesis 0",)
 
 
 def test_files_of_your_own(tmp_path):

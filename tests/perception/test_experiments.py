@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -11,7 +12,7 @@ from ml_collections import ConfigDict
 
 from common.errors import UserError
 from common.sharding import make_mesh
-from perception import figures, plan, reproduce, run, tables
+from perception import figures, plan, printed, reproduce, run, tables
 from perception.datasets import DATASETS
 from perception.experiments import Case, Laboratory, backbones
 from perception.richness import SIZES
@@ -56,7 +57,7 @@ def test_every_run_has_a_valid_configuration_and_a_folder_of_its_own(make, scale
     lab = make(scale=scale, recipe=recipe, places=where, weights=weights)
     cases = lab.cases()
     assert len(cases) == {"tiny": 4 * 2, "laptop": 12 * 2, "paper": 11 * 12 * 2}[scale]
-    assert len({case.name(1) for case in cases}) == len(cases)
+    assert len({lab.name(case, 1) for case in cases}) == len(cases)
     for case in cases:
         config = lab.configuration(case, 3)
         run.validate(config)
@@ -65,7 +66,9 @@ def test_every_run_has_a_valid_configuration_and_a_folder_of_its_own(make, scale
 
 
 def test_columns_are_those_of_the_printed_table() -> None:
-    assert [known.column for known in DATASETS.values()] == list(SIZES)
+    columns = [known.column for known in DATASETS.values()]
+    assert columns == list(SIZES)
+    assert all(list(row) == columns for row in printed.table1().values())
 
 
 def test_measured_stands_beside_printed_and_what_is_missing_is_named(
@@ -84,6 +87,44 @@ def test_measured_stands_beside_printed_and_what_is_missing_is_named(
     said = capsys.readouterr().out
     assert "6 of 12 cells are empty for want of" in said
     assert "--data=yelp=DIR (4)" in said and "--pretrained=phi_2=DIR (2)" in said
+
+
+def test_a_cell_that_fails_stays_empty_and_the_others_are_there(
+    make, tmp_path, capsys, monkeypatch
+) -> None:
+    """It is said when it happens and at the end; the table is there after each row."""
+    lab = make(datasets=("sst2", "emotion"), places=places("sst2", "emotion"))
+    lab = replace(lab, backbones=("arctic_xs", "arctic_s"), modes=("full",))
+    train, seen = Known.train, []
+
+    def fails(self: Known, config: ConfigDict, workdir: Path) -> dict:
+        seen.append((tmp_path / "table1.csv").exists())
+        if (config.backbone, config.dataset) == ("arctic_xs", "sst2"):
+            raise UserError("the loss is nan; choose another --workdir")
+        return train(self, config, workdir)
+
+    monkeypatch.setattr(Known, "train", fails)
+    tables.table1(lab)
+    assert seen == [False, False, True, True]
+    rows = read(tmp_path / "table1.csv")
+    assert [(r["sst2"], r["emot."]) for r in rows[::3]] == [("", "81.0"), ("81.0", "81.0")]
+    said = capsys.readouterr()
+    fault = "the loss is nan; choose another --out"
+    assert f"error: {fault}; the cell stays empty" in said.err
+    assert f"1 of 4 cells failed:\n  arctic_xs full on sst2: {fault}" in said.out
+
+
+def test_options_at_fault_end_it_before_anything_is_trained(make, monkeypatch) -> None:
+    monkeypatch.setattr(Known, "train", None)
+    lab = make(datasets=("sst2",), places=places("sst2"), fields=["--config.data.max_length=0"])
+    with pytest.raises(UserError, match="max_length must be at least 1"):
+        tables.table1(lab)
+
+
+def test_both_recipes_may_have_runs_side_by_side(make) -> None:
+    case = Case("arctic_xs", "sst2", "full")
+    assert make().name(case, 2) == "sst2_arctic_xs_full_seed2"
+    assert make(recipe="paper").name(case, 2) == "sst2_arctic_xs_full_paper_seed2"
 
 
 def test_a_mean_is_of_the_columns_that_are_shown(make, tmp_path) -> None:
@@ -117,7 +158,8 @@ def test_figure_1_takes_the_runs_that_are_there(make, tmp_path) -> None:
 
 def test_the_plan_says_what_would_be_done(make, tmp_path, capsys) -> None:
     lab = make(datasets=("sst2", "yelp"), places=places("sst2"))
-    lab.fit(Case("arctic_xs", "sst2", "full").name(1), lab.configuration(lab.cases()[2], 1))
+    case = Case("arctic_xs", "sst2", "full")
+    lab.fit(lab.name(case, 1), lab.configuration(case, 1))
     capsys.readouterr()
     plan.show(lab, "table1")
     lines = capsys.readouterr().out.splitlines()

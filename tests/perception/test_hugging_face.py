@@ -21,8 +21,6 @@ from perception.hugging_face import Pretrained, check_shape, export, open_model
 from tests.perception.helpers import golden, golden_json, states, structure_of, write_folder
 from tests.programs import finish_two
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 FAMILIES = ("bert", "qwen2", "mistral", "phi", "openelm")
 SHARDED = {"data": 2, "fsdp": 2, "tensor": 2}
 
@@ -84,6 +82,30 @@ def test_what_is_written_is_what_was_read(family: str, folder, tmp_path) -> None
     }
 
 
+def test_what_is_not_read_goes_along(own, tmp_path) -> None:
+    """Output layers of any type, fields that mean nothing here, files beside the weights; and names with a prefix."""
+    path, extra = own / "model.safetensors", {"cls.bias": np.arange(3.0, dtype=np.float16)}
+    extra["bert.embeddings.position_ids"] = np.arange(24)[None]
+    given = {f"bert.{name}": value for name, value in load_file(path).items()} | extra
+    save_file(given, path)
+    said = json.loads((own / "config.json").read_text()) | {"bos_token_id": 7, "cls": "x"}
+    (own / "config.json").write_text(json.dumps(said | {"architectures": ["BertForMaskedLM"]}))
+    (own / "vocab.txt").write_text("[PAD]\n")
+    model, out = open_model(own), tmp_path / "out"
+    values = load(model)
+    changed = "stack/blocks/0/residuals/1/function/up/kernel"
+    export(out, model.shape, values | {changed: 2 * values[changed]}, like=model)
+    theirs, found = "bert.encoder.layer.0.intermediate.dense.weight", load_file(out / path.name)
+    assert found.keys() == given.keys()
+    for name, value in found.items():
+        wanted = given[name] * (2 if name == theirs else 1)
+        assert value.dtype == given[name].dtype
+        np.testing.assert_array_equal(value, wanted)
+    config = json.loads((out / "config.json").read_text())
+    assert config == said | {"architectures": ["BertForMaskedLM"], "torch_dtype": "float32"}
+    assert (out / "vocab.txt").read_text() == "[PAD]\n"
+
+
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_narrow_types_are_read_and_written(dtype: type, folder, tmp_path) -> None:
     values = load(open_model(folder("openelm")), dtype)
@@ -121,6 +143,13 @@ def test_an_old_file_of_bert_is_read(own) -> None:
     save_file(renamed, path)
     for name, value in load(open_model(own)).items():
         np.testing.assert_array_equal(value, wanted[name])
+
+
+def test_other_settings_make_other_weights_of_the_same_files(own) -> None:
+    before, path = open_model(own).fingerprint, own / "config.json"
+    assert open_model(own).fingerprint == before
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_norm_eps": 1e-5}))
+    assert open_model(own).fingerprint != before
 
 
 WORDS = "embeddings.word_embeddings.weight"

@@ -20,6 +20,7 @@ from jax.sharding import Mesh  # noqa: E402
 
 from common import variables  # noqa: E402
 from common.data.tensor_files import INDEX, TensorFiles  # noqa: E402
+from common.model.attend import BLOCK  # noqa: E402
 from common.model.lora import Lora, LoraLinear, adapt  # noqa: E402
 from common.sharding import make_mesh  # noqa: E402
 from common.train.checkpoint import abstract  # noqa: E402
@@ -29,7 +30,7 @@ from perception.parameter_names import their_name  # noqa: E402
 from tests.perception import make_golden as peers  # noqa: E402
 from tests.perception.helpers import draw, states, structure_of, texts  # noqa: E402
 
-pytestmark = [pytest.mark.peers, pytest.mark.usefixtures("quick_compilation")]
+pytestmark = pytest.mark.peers
 
 LONG = 64
 """Positions, all of which are used; more than ten of Mistral's windows."""
@@ -100,25 +101,45 @@ def test_states_and_the_way_back(family: str, saved: str, tmp_path) -> None:
     np.testing.assert_array_equal(peers.states(again, tokens_BL, lengths_B), wanted)
 
 
+@pytest.mark.parametrize("family", peers.CASES)
+def test_texts_of_several_blocks_of_attention(family: str, tmp_path) -> None:
+    """Mistral's window reaches from one block of queries into the one before."""
+    longest = 2 * BLOCK + 88
+    config = config_of(family)
+    config.max_position_embeddings = longest
+    if family == "mistral":
+        config.sliding_window = BLOCK // 2 + 7
+    model = randomize(transformers.AutoModel.from_config(config, attn_implementation="eager"))
+    model.save_pretrained(tmp_path)
+    tokens_BL, lengths_B = texts(peers.VOCABULARY, (longest, BLOCK + 3, 1))
+    wanted = peers.states(model, tokens_BL, lengths_B)
+    ours = states(open_model(tmp_path), tokens_BL, lengths_B)
+    compare(ours, wanted, lengths_B, f"{family}, {longest} positions")
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_tied_output_layer_comes_back(tied: bool, tmp_path) -> None:
-    """Logits of a Qwen2 whose output layer is its table; and an untied one does not pretend to have one."""
+    """Logits of a Qwen2 whose output layer is its table, or goes along from the folder that it comes from; without that
+    folder an untied one does not pretend to have one."""
     config = config_of("qwen2")
     config.tie_word_embeddings = tied
     model = randomize(transformers.Qwen2ForCausalLM(config))
     model.tie_weights()
     model.save_pretrained(tmp_path / "in")
     pretrained = open_model(tmp_path / "in")
-    wanted = abstract(structure_of(pretrained.shape).trainable, alone())
-    export(tmp_path / "out", pretrained.shape, pretrained.load(wanted))
-    again, notes = transformers.Qwen2ForCausalLM.from_pretrained(
-        tmp_path / "out", output_loading_info=True
-    )
-    assert notes["missing_keys"] == ([] if tied else ["lm_head.weight"])
-    if tied:
-        tokens = torch.arange(12)[None]
-        with torch.inference_mode():
-            assert torch.equal(again(tokens).logits, model(tokens).logits)
+    values = pretrained.load(abstract(structure_of(pretrained.shape).trainable, alone()))
+    tokens = torch.arange(12)[None]
+    for name, like in (("out", None), ("like", pretrained)):
+        export(tmp_path / name, pretrained.shape, values, like=like)
+        again, notes = transformers.Qwen2ForCausalLM.from_pretrained(
+            tmp_path / name, output_loading_info=True
+        )
+        whole = tied or like is not None
+        assert notes["missing_keys"] == ([] if whole else ["lm_head.weight"])
+        assert not notes["unexpected_keys"]
+        if whole:
+            with torch.inference_mode():
+                assert torch.equal(again(tokens).logits, model(tokens).logits)
 
 
 # What peft matches in the authors' code.

@@ -1,7 +1,9 @@
 """Training, testing and use end to end, with and without pretrained weights."""
 
+import contextlib
 import io
 import json
+import shutil
 import sys
 from itertools import islice
 from pathlib import Path
@@ -11,77 +13,29 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from flax import nnx
-from ml_collections import ConfigDict
 
-from common import variables
-from common.data.manual import python
-from common.data.subword import build_subword
 from common.errors import UserError
 from common.metrics.classes import weighted_f1
 from common.sharding import make_mesh
 from common.track.tracker import read_metrics
-from common.variables import draw_frozen
-from configs import perception as recipes
 from perception import classify, datasets, run
-from perception.backbones import BACKBONES, bert
-from perception.finetuning import make_model, make_shape, reinitialized
-from perception.hugging_face import export
-from perception.model import backbone
+from perception.finetuning import make_shape
 from perception.task import TextClassification
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
-SHAPE = bert(1, 16, 24, 2, vocabulary=300, longest=16)
-LORA = {"finetune": "lora", "optimizer.schedule": "constant"}
-LINES = [text for (text,), _ in python("train")]
+from tests.perception.conftest import LORA, SHAPE
 
 
 @pytest.fixture(scope="module")
-def mesh():
-    return make_mesh({"data": 1}, jax.devices()[:1])
+def said() -> io.StringIO:
+    """What `full` printed."""
+    return io.StringIO()
 
 
 @pytest.fixture(scope="module")
-def weights() -> dict[str, jax.Array]:
-    """Random ones, larger than they begin, so that a layer matters."""
-    structure = variables.split(backbone(SHAPE, rngs=nnx.Rngs(7)))
-    return {name: 5 * value.get_value() for name, value in structure.trainable.items()}
-
-
-@pytest.fixture(scope="module")
-def pretrained(tmp_path_factory, weights) -> Path:
-    """A folder as Hugging Face's are."""
-    folder = tmp_path_factory.mktemp("weights") / "model"
-    tokenizer = build_subword(SHAPE.vocabulary, LINES, folder.parent)
-    export(folder, SHAPE, weights, tokenizer.to_json())
-    return folder
-
-
-@pytest.fixture(scope="module")
-def make(pretrained, tmp_path_factory):
-    """A function (argument, **fields) -> a short run, with the pretrained model's shape."""
-    cache = tmp_path_factory.mktemp("cache")
-
-    def config(argument: str = "tiny", **fields: object) -> ConfigDict:
-        made = recipes.get_config(argument)
-        made.wandb.mode = "disabled"
-        made.backbone, made.pretrained = "auto", str(pretrained)
-        made.data.update({"max_length": 16, "buckets": (16,), "cache_dir": str(cache)})
-        made.data.vocab_size = 290
-        made.train.steps, made.train.log_steps = 4, 1
-        made.eval.steps = made.checkpoint.steps = 2
-        made.update_from_flattened_dict(fields)
-        return made
-
-    return config
-
-
-@pytest.fixture(scope="module")
-def full(make, mesh, tmp_path_factory) -> tuple[Path, dict]:
+def full(make, mesh, said, tmp_path_factory) -> tuple[Path, dict]:
     """From random weights, by the authors' recipe."""
     workdir = tmp_path_factory.mktemp("runs") / "full"
-    return workdir, run.fit(make("paper,tiny"), workdir, mesh)
+    with contextlib.redirect_stderr(said):
+        return workdir, run.fit(make("paper,tiny"), workdir, mesh)
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +68,11 @@ def test_the_authors_choose_by_the_test(full):
     assert points[summary["best_step"]] == pytest.approx(summary["test"]["weighted_f1"])
     assert points[4] == pytest.approx(summary["test_last"]["weighted_f1"])
     assert set(summary["test"]) == set(summary["test_last"]) == {"accuracy", "weighted_f1", "loss"}
+
+
+def test_what_the_best_step_is_chosen_by_is_called_by_its_name(full, said):
+    text = said.getvalue()
+    assert "step 4: test accuracy" in text and "step 4: valid" not in text
 
 
 def state(workdir: Path, kind: str = "latest") -> dict:
@@ -158,50 +117,6 @@ def test_all_devices_train_what_one_trains(lora, make, tmp_path):
     wide = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
     run.fit(make(**LORA, **{"eval.steps": 4}), tmp_path / "eight", wide)
     np.testing.assert_allclose(losses(tmp_path / "eight"), losses(lora[0]), rtol=1e-4)
-
-
-def structure(config: ConfigDict, shape=SHAPE) -> variables.Structure:
-    return variables.abstract(lambda: make_model(config, shape, 6, rngs=nnx.Rngs(0)))
-
-
-def test_of_a_head_run_the_head_alone_is_trained(make):
-    found = structure(make(finetune="head"))
-    assert set(found.trainable) == {"head/kernel", "head/bias"}
-    assert found.frozen and not found.drawn
-
-
-def test_the_confounds_of_the_authors_are_drawn_from_the_seed(make):
-    """A head that stays as it began; positions that do not fit and are drawn anew; nothing of that in full training."""
-    config = make("paper,tiny", finetune="lora", **{"data.max_length": 1024})
-    shape = make_shape(config, SimpleNamespace(shape=SHAPE), 300)
-    assert shape.learned == 1024
-    found = structure(config, shape)
-    assert all("lora_" in name for name in found.trainable)
-    drawn = draw_frozen(found, 1)
-    assert set(drawn) == {"head/kernel", "head/bias", "encoder/embed/positions/table"}
-    table, kernel = drawn["encoder/embed/positions/table"], drawn["head/kernel"]
-    assert table.shape == (1024, 16) and table.std() == pytest.approx(0.02, rel=0.05)
-    assert 0.9 / 32**0.5 < np.abs(kernel).max() <= 1 / 32**0.5
-    config.finetune = "full"
-    assert not structure(config, shape).frozen
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("tiny_qwen2", ("embed/table",)),
-        ("tiny_phi", ("embed/table",)),
-        ("tiny_bert", ("embed/positions/table",)),
-        ("tiny_openelm", ()),
-        ("tiny_mistral", ()),
-    ],
-)
-def test_which_tables_the_authors_draw_anew(make, name, expected):
-    config = make(finetune="lora", reinitialize="authors")
-    family = BACKBONES[name].family
-    assert reinitialized(config, family) == expected
-    config.reinitialize = "embed/table authors"
-    assert reinitialized(config, family)[0] == "embed/table"
 
 
 def test_full_training_has_the_trained_tokenizer_or_the_pretrained_one(full, make, mesh):
@@ -262,7 +177,11 @@ def test_classify_labels_what_comes_before_a_fault():
         ({"finetune": "lora", "data.tokenizer": "trained"}, "tokenizer=trained is for full"),
         ({"finetune": "lora", "backbone": "arctic_xs"}, "is not --config.backbone=arctic_xs"),
         ({"finetune": "lora", "data.max_length": 17}, "longer than the 16 positions of the model"),
-        ({"finetune": "lora", "lora.targets": "qkv"}, "names no layer; there are, .*out, up, down"),
+        (
+            {"finetune": "lora", "lora.targets": "out qkv"},
+            "targets: 'qkv' names no layer; there are, .*: query, key, value, out, up, down",
+        ),
+        ({"backbone": "tiny_bert"}, "--config.pretrained=.* would not be used: .*finetune=full"),
         ({"finetune": "lora", "lora.rank": 0}, "lora.rank must be at least 1"),
         ({"finetune": "lora", "reinitialize": "embed"}, "did you mean embed/table"),
         ({"pool": "max"}, "choose one of masked, authors"),
@@ -270,7 +189,6 @@ def test_classify_labels_what_comes_before_a_fault():
         ({"eval.select": "train"}, "choose one of valid, test"),
         ({"data.vocab_size": 100}, "vocab_size 100 is below"),
         ({"data.max_length": 0}, "max_length must be at least 1, got 0"),
-        ({"task": "translation"}, "is trained by another program"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(
@@ -282,6 +200,28 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     assert not workdir.exists() and "\n" not in str(caught.value)
 
 
+def test_a_run_that_has_ended_needs_neither_data_nor_weights(
+    lora, make, mesh, pretrained, monkeypatch
+):
+    """Its summary is there. What has changed since, or more steps, need everything again."""
+    workdir, summary = lora
+    assert run.ended(make(**LORA), workdir)["test"] == summary["test"]
+    assert run.ended(make(**LORA, seed=2), workdir) is None
+    assert run.ended(make(**LORA), workdir / "other") is None
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets, "load", None)
+        moved = pretrained.rename(pretrained.with_name("moved"))
+        try:
+            assert run.fit(make(**LORA), workdir, mesh) == json.loads(
+                (workdir / "summary.json").read_text()
+            )
+            with pytest.raises(UserError, match="model is no folder"):
+                run.fit(make(**LORA, **{"train.steps": 5}), workdir, mesh)
+        finally:
+            moved.rename(pretrained)
+    assert run.ended(make(**LORA), workdir) is None
+
+
 def test_other_classes_than_a_run_began_with_are_refused(full, make, mesh):
     """The examples have changed since; the trained head is about others."""
     path = full[0] / "classes.json"
@@ -290,6 +230,25 @@ def test_other_classes_than_a_run_began_with_are_refused(full, make, mesh):
     with pytest.raises(UserError, match=r"have other classes than .*classes\.json"):
         run.fit(make("paper,tiny", **{"train.steps": 6}), full[0], mesh)
     path.write_text(names)
+
+
+def test_other_examples_than_a_run_began_with_are_refused(full, make, mesh):
+    """Even where tokenizer and classes are the same: its curve would be of two tests."""
+    path = full[0] / "examples.json"
+    kept = json.loads(path.read_text())
+    assert kept["train"] != kept["test"]
+    path.write_text(json.dumps({**kept, "test": kept["train"]}, indent=2) + "\n")
+    with pytest.raises(UserError, match=r"examples are not those of .*examples\.json: they have"):
+        run.fit(make("paper,tiny", **{"train.steps": 6}), full[0], mesh)
+    path.write_text(json.dumps(kept, indent=2) + "\n")
+
+
+def test_weights_without_a_tokenizer_say_where_it_comes_from(make, mesh, pretrained, tmp_path):
+    shutil.copytree(pretrained, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer.json").unlink()
+    config = make(finetune="head", pretrained=str(tmp_path / "model"))
+    with pytest.raises(UserError, match=r"model has no tokenizer\.json: .*OpenELM.*Llama 2"):
+        run.prepare(config, mesh)
 
 
 def test_rows_of_the_authors_are_all_as_long_as_the_longest(make, mesh):

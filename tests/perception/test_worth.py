@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from common import variables
+from common.config import load
 from common.data.manual import python
-from common.data.subword import build_subword
+from common.data.subword import Subword, build_subword
+from common.data.tensor_files import TensorFiles
 from common.errors import UserError
 from common.sharding import make_mesh
 from perception import adapters, comparison, run, worth
@@ -19,8 +21,7 @@ from perception.backbones import bert
 from perception.comparison import Laboratory, Reached, answer, noise
 from perception.hugging_face import export, open_model
 from perception.model import backbone
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+from tests.perception.helpers import states
 
 SHAPE = bert(1, 16, 24, 2, vocabulary=300, longest=16)
 ROWS = {"train": 120, "validation": 24, "test": 24}
@@ -137,12 +138,81 @@ def test_adapters_from_the_command_line(asked, folder) -> None:
         np.testing.assert_allclose(value, merged[n], atol=1e-6)
 
 
+def test_the_weights_need_not_be_where_a_run_had_them_from(asked, folder, monkeypatch) -> None:
+    """For `add` no weights are read at all, and for `merge` those that are named."""
+    lora, out = asked / "runs" / "lora_seed1", folder / "elsewhere"
+    with monkeypatch.context() as patch:
+        patch.setattr(TensorFiles, "read", None)
+        call(adapters, "add", "--adapters", f"{lora}:1", f"--out={folder / 'unread'}")
+    moved = (folder / "model").rename(folder / "moved")
+    try:
+        assert "model is no folder" in refused(
+            adapters, "merge", f"--adapter={lora}", f"--out={out}"
+        )
+        call(adapters, "merge", f"--adapter={lora}", f"--pretrained={moved}", f"--out={out}")
+    finally:
+        moved.rename(folder / "model")
+    assert (out / "model.safetensors").is_file()
+
+
+def test_a_run_in_full_is_exported_with_all_that_it_needs(asked, folder) -> None:
+    """Its probabilities come out of the exported files alone."""
+    workdir, out = asked / "runs" / "full_seed1", folder / "full"
+    call(adapters, "export", f"--run={workdir}", f"--out={out}")
+    lines = ["a string", "the debugger steps into a function", "types"]
+    rows = Subword.load(out / "tokenizer.json").encode(lines, 16)
+    lengths_B = np.asarray([len(row) for row in rows])
+    tokens_BL = np.asarray([row + [0] * (max(lengths_B) - len(row)) for row in rows])
+    states_BLD, head = states(open_model(out), tokens_BL, lengths_B), kernels(out / "classifier")
+    wanted_BN = run.load(workdir).probabilities(lines)
+    for state_LD, length, wanted_N in zip(states_BLD, lengths_B, wanted_BN, strict=True):
+        pooled = np.concatenate([state_LD[:length].mean(0), state_LD[length - 1]])
+        chances_N = np.exp(head["weight"] @ pooled + head["bias"])
+        np.testing.assert_allclose(chances_N / chances_N.sum(), wanted_N, rtol=1e-4)
+    classes = json.loads((out / "classifier" / "classes.json").read_text())
+    assert classes == ["string-methods", "types"]
+
+
+def test_other_runs_are_exported_with_what_they_began_from(asked, folder) -> None:
+    base = kernels(folder / "model")
+    for name, changed in (("head", 0), ("lora", 3)):
+        workdir, out = asked / "runs" / f"{name}_seed1", folder / f"exported_{name}"
+        call(adapters, "export", f"--run={workdir}", f"--out={out}")
+        found, head = kernels(out), run.load(workdir).values.trainable["head/kernel"]
+        assert sum((found[n] != base[n]).any() for n in base) == changed
+        np.testing.assert_array_equal(kernels(out / "classifier")["weight"], head.T)
+
+
+def test_an_adapter_beside_tables_of_its_own_is_exported_with_them(folder, tmp_path) -> None:
+    """No weights have them. Here there are more positions than those that are pretrained."""
+    config = load("configs/perception.py:tiny")
+    fields = {"finetune": "lora", "reinitialize": "authors", "train.steps": 0, "eval.start": True}
+    fields |= {"data.max_length": 32, "data.buckets": (32,), "wandb.mode": "disabled"}
+    fields |= {"backbone": "auto", "pretrained": str(folder / "model")}
+    config.update_from_flattened_dict(fields)
+    workdir, out = tmp_path / "run", tmp_path / "out"
+    run.fit(config, workdir, make_mesh({"data": 1}, jax.devices()[:1]))
+    assert "adapter is for weights with another embed/positions/table, drawn" in refused(
+        adapters, "merge", f"--adapter={workdir}", f"--out={out}"
+    )
+    call(adapters, "export", f"--run={workdir}", f"--out={out}")
+    base, found, name = kernels(folder / "model"), kernels(out), "position_embeddings.weight"
+    table = found.pop(f"embeddings.{name}")
+    np.testing.assert_array_equal(
+        table, run.load(workdir).values.frozen["encoder/embed/positions/table"]
+    )
+    assert table.shape == (32, 16) and open_model(out).shape.learned == 32
+    for n, value in found.items():
+        np.testing.assert_array_equal(value, base[n], err_msg=n)
+
+
 def test_the_cost_of_quantization_is_shown(folder, capsys) -> None:
     call(adapters, "quantize", f"--pretrained={folder / 'model'}", f"--out={folder / 'cost'}")
     with (folder / "cost" / "quantize_4bit.csv").open() as file:
         rows = list(csv.reader(file))
     assert len(rows) == 1 + 6 + 2 and rows[1][0].startswith("stack/blocks/0/")
-    assert "--config.quantize=4bit" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "No weights were written: a run with --config.quantize=4bit quantizes them" in said
 
 
 def refused(program, *arguments: object) -> str:
@@ -190,6 +260,25 @@ def test_wrong_questions_are_refused_before_anything_is_trained(folder, tmp_path
     assert "no directory" in told(f"--config.data.source=files:{tmp_path}/nowhere")
     assert "--seeds must be a whole number" in told("--seeds=0")
     assert not (tmp_path / "out").exists()
+
+
+def test_full_training_of_another_backbone_has_nothing_of_the_weights(tmp_path) -> None:
+    """They are for the other ways; of a backbone by name it has neither shape nor tokenizer from them."""
+
+    def pretrained(way: str, *more: str) -> tuple[str, str]:
+        fields = ["--config.pretrained=DIR", *more]
+        mesh = make_mesh({"data": 1}, jax.devices()[:1])
+        lab = Laboratory("", 1, fields, tmp_path, mesh, "configs/perception.py:tiny")
+        config = lab.configuration(way, 1)
+        run.validate(config)
+        return config.backbone, config.pretrained
+
+    assert pretrained("full") == pretrained("lora") == ("auto", "DIR")
+    named = "--config.backbone=arctic_xs"
+    assert pretrained("full", named) == ("arctic_xs", "")
+    assert pretrained("lora", named) == ("arctic_xs", "DIR")
+    tokenizer = "--config.data.tokenizer=pretrained"
+    assert pretrained("full", named, tokenizer) == ("arctic_xs", "DIR")
 
 
 def reached(*values: float) -> Reached:

@@ -3,15 +3,12 @@
 from pathlib import Path
 
 import jax
-import pytest
 from ml_collections import ConfigDict
 
 from common.sharding import make_mesh
 from common.track.tracker import read_metrics
 from configs import bytelevel
 from reservoir import run
-
-pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def small(estimator: str) -> ConfigDict:

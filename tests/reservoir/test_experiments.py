@@ -6,7 +6,6 @@ from pathlib import Path
 
 import jax
 import pytest
-from ml_collections import ConfigDict
 
 from common.config import to_json
 from common.errors import UserError
@@ -14,38 +13,12 @@ from common.sharding import make_mesh
 from reservoir import downstream, experiments, plan, plots, run, tables
 from reservoir.backskip import warmup
 from reservoir.experiments import MODELS, NEEDS, SETTINGS, Case, Laboratory
-from reservoir.placement import placement
+from reservoir.model import reservoir_layers
 from reservoir.printed import printed
 from tests.programs import finish, start
+from tests.reservoir.known import Known
 
 PAPER = [target for target in NEEDS if target not in ("fig2", "fig6", "fig11", "table4")]
-
-
-class Known(Laboratory):
-    """A laboratory whose runs are made up: the score rises to 30 plus the seed at step 200, in as many seconds."""
-
-    def train(self, config: ConfigDict, workdir: Path) -> dict:
-        run.validate(config)
-        lower = config.task != "translation"
-        seconds = 50.0 if config.model.reservoir == "none" else 40.0
-        best = 30.0 + config.seed
-        values = (200 - best, 100 - best, 101 - best) if lower else (best / 2, best, best - 1)
-        name = {"translation": "bleu", "masked_lm": "perplexity"}.get(config.task, "bits_per_byte")
-        points = [
-            {"step": 100 * n, "seconds": n * seconds, "flops": 1e9 * n, "value": value}
-            for n, value in enumerate(values, 1)
-        ]
-        curve = {"name": name, "mode": "min" if lower else "max", "points": points}
-        return {
-            "curve": curve,
-            "config": to_json(config),
-            "params": {"trainable": 2_000_000, "frozen": 500_000, "total": 2_500_000},
-            "seed": config.seed,
-            "test": {name: best},
-            "train_seconds": 3 * seconds,
-            "epochs": 6.0,
-            "seconds_to": {"95": 2 * seconds, "99": 2 * seconds, "100": 2 * seconds},
-        }
 
 
 def laboratory(out: Path, kind: type = Known, **fields) -> Laboratory:
@@ -79,9 +52,6 @@ def test_the_papers_grid_is_that_of_its_tables(tmp_path):
     for table in ("table1", "table2", "table5"):
         (cases,) = lab.needed(table).values()
         assert {(case.model, str(case.layers)) for case in cases} == set(printed(table))
-        for case in cases:
-            frozen = printed(table)[case.model, str(case.layers)]
-            assert len(frozen) == 5 and len(placement(case.layers, case.reservoirs)) in (2, 4)
     for table in ("table6", "table7"):
         asked = {
             (setting, case.model, str(case.layers))
@@ -91,6 +61,48 @@ def test_the_papers_grid_is_that_of_its_tables(tmp_path):
         assert asked == set(printed(table, keys=3))
     assert {key[0] for key in printed("table3")} <= set(NEEDS["table3"].models)
     assert len(printed("table4")) == 24
+
+
+PLACES = {
+    ("iwslt", 6): (2, 4),
+    ("iwslt", 8): (3, 5),
+    ("iwslt", 10): (4, 6),
+    ("iwslt", 12): (5, 7),
+    ("wmt", 12): (3, 5, 7, 9),
+    ("wmt", 16): (5, 7, 9, 11),
+    ("wmt", 24): (9, 11, 13, 15),
+    ("wmt", 32): (13, 15, 17, 19),
+}
+"""Frozen layers of the encoder, counted from 1: two of IWSLT's, four of WMT's, in the middle."""
+
+
+@pytest.mark.parametrize("table", ["table1", "table2", "table5"])
+def test_the_layers_that_the_papers_tables_freeze(tmp_path, table):
+    (cases,) = laboratory(tmp_path, scale="paper").needed(table).values()
+    for case in cases:
+        config = laboratory(tmp_path, scale="paper").configuration(case, 1)
+        found = tuple(layer + 1 for layer in reservoir_layers(config.model))
+        frozen = case.model in ("T Reservoir", "FFN Reservoir")
+        assert found == (PLACES[config_name(case), case.layers] if frozen else ())
+        assert config.model.decoder_layers == {"table1": 2, "table2": 1, "table5": 6}[table]
+        assert not reservoir_layers(config.model, "decoder")
+
+
+def config_name(case: Case) -> str:
+    return case.setting.removesuffix("_deep")
+
+
+def test_the_placements_of_figure_5(tmp_path):
+    lab = laboratory(tmp_path, scale="paper", depths=(8,))
+    (cases,) = lab.needed("fig5").values()
+    found = {c.model: reservoir_layers(lab.configuration(c, 1).model) for c in cases}
+    assert found == {
+        "Transformer": (),
+        "alternate": (2, 4),
+        "bottom": (0, 1),
+        "middle": (3, 4),
+        "top": (6, 7),
+    }
 
 
 def test_layerdrop_leaves_out_as_much_as_others_freeze_and_backskipping_waits_for_the_warmup(
@@ -136,6 +148,20 @@ def test_table_3_has_the_areas_of_one_horizon(tmp_path):
     assert plain["AUCC (BLEU hours)"] == f"{area * hours:.4f}"
     area = 40 * 15.5 / 2 + 40 * (15.5 + 31) / 2 + 70 * 31
     assert t["AUCC (BLEU hours)"] == f"{area * hours:.4f}"
+
+
+def test_only_areas_have_a_horizon(tmp_path, monkeypatch):
+    """Behind it lies the best of these runs, at 100 s; their areas end before, at 60 s."""
+    monkeypatch.setattr(Known, "horizon", lambda self, setting: 60 / 3600)
+    lab = laboratory(tmp_path, models=("Transformer",))
+    tables.table3(lab)
+    (row,) = read(tmp_path / "table3.csv")
+    at_60 = 15.5 + 15.5 / 5
+    area = 50 * 15.5 / 2 + 10 * (15.5 + at_60) / 2
+    assert row["best BLEU"] == "31.00" and row["AUCC (BLEU hours)"] == f"{area / 3600:.4f}"
+    tables.table7(laboratory(tmp_path, models=("Transformer",), settings=("iwslt",)))
+    (row,) = read(tmp_path / "table7.csv")
+    assert row["hours to 99 %"] == f"{100 / 3600:.4f}" and row["BLEU there"] == "31.00"
 
 
 @pytest.mark.parametrize("target", PAPER)

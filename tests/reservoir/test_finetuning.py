@@ -1,6 +1,7 @@
 """A pretraining run becomes classifiers: what stays frozen, what is trained, what is refused."""
 
 import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -22,8 +23,6 @@ from configs import masked
 from reservoir import evaluate, finetuning, run
 from reservoir.pretrained import open_run
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 SIZES = {"width": 16, "hidden": 24, "heads": 2, "max_length": 32}
 SEED = 11
 """Of fine-tuning; pretraining has another."""
@@ -36,6 +35,7 @@ def pretraining(reservoir: str, cache: Path) -> ConfigDict:
     config.model.update(SIZES)
     config.train.steps = 4
     config.eval.update({"steps": 4, "sequences": 8})
+    config.checkpoint.snapshots = 2
     return config
 
 
@@ -144,6 +144,16 @@ def test_layers_of_a_plain_run_can_be_frozen_now(folder, mesh, plain):
     assert all((np.asarray(trainable[n]) != before[n]).any() for n in changed)
 
 
+def test_a_snapshot_of_pretraining_is_another_start(folder, mesh, reservoirs, kept):
+    """That of its last step is the best checkpoint here; one from half-way is none."""
+    first = {}
+    for step in (2, 4):
+        config = classifying(reservoirs, pretrained_step=step, **{"train.steps": 1})
+        finetuning.fit(config, folder / f"from_{step}", mesh)
+        first[step] = losses(folder / f"from_{step}")[0]
+    assert first[4] == losses(kept[0])[0] != first[2]
+
+
 def losses(workdir: Path) -> list[float]:
     return [m["train/loss"] for m in read_metrics(workdir) if "train/loss" in m]
 
@@ -195,12 +205,29 @@ def test_what_does_not_fit_is_refused(folder, mesh, reservoirs, plain, kept):
     assert f"--config.pretrained={folder}/nowhere holds no run" in told(folder / "nowhere")
     assert "is a run of the task classification, not masked_lm" in told(kept[0])
     assert "has no reservoirs" in told(plain, reservoirs="tune")
+    assert "no snapshot of step 3 in" in told(reservoirs, pretrained_step=3)
+    assert "pretrained_step must be at least 0" in told(reservoirs, pretrained_step=-1)
     assert "is for a plain run" in told(reservoirs, reservoirs="freeze_now")
     fields = {"reservoirs": "freeze_now", "freeze_now": 3}
     assert "--config.freeze_now: 3 alternating reservoirs need 5 layers" in told(plain, **fields)
     assert "freezes nothing" in told(plain, **(fields | {"freeze_now": 0}))
     assert "did you mean tune?" in told(reservoirs, reservoirs="tuned")
     assert "examples of 1 texts" in told(reservoirs, **{"data.fields": "premise hypothesis"})
+
+
+def test_a_checkpoint_that_does_not_fit_its_configuration_is_not_called_damaged(
+    folder, mesh, reservoirs
+):
+    other = folder / "other"
+    shutil.copytree(reservoirs, other)
+    config = json.loads((other / "config.json").read_text())
+    config["model"]["hidden"] = 32
+    (other / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError) as caught:
+        finetuning.fit(classifying(other), folder / "of_another", mesh)
+    message = str(caught.value)
+    assert f"{other}/checkpoints/best/4, does not fit the configuration beside it" in message
+    assert "encoder/stack/blocks/0/residuals/1/function/down/kernel is (24, 16) there" in message
 
 
 def test_each_program_says_whose_run_it_is_not(kept, reservoirs, monkeypatch):

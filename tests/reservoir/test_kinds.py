@@ -18,8 +18,6 @@ from reservoir.kinds import BOTH_WAYS, RESERVOIRS
 from reservoir.model import validate
 from tests.model import helpers
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])
 TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 2, 0]])
 

@@ -21,8 +21,6 @@ from configs import translation
 from reservoir.model import translator, validate
 from tests.model import helpers
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 KINDS = ("none", "transformer", "ffn")
 # Of the (3, 1) encoder.
 FROZEN_LAYER = "encoder/blocks/1/"
@@ -289,6 +287,30 @@ def test_dropout_of_reservoirs_is_an_option(make_config):
         )
         model = structure.build(dict(structure.trainable), dict(structure.frozen))
         assert [block.residuals[0].rate for block in model.encoder.blocks] == expected
+
+
+def test_dropout_of_attention_weights(make_config):
+    """In all attention of encoder and decoder; in a reservoir as its other dropout. It is there in training alone."""
+    for on, quiet in ((True, 0.1), (False, 0.0)):
+        fields = {"dropout": 0.0, "attention_dropout": 0.1, "reservoir_dropout": on}
+        structure = helpers.structure_of(make_config("transformer", **fields).model)
+        values = helpers.random_values(structure.trainable, 0)
+        model = structure.build(values, variables.draw_frozen(structure, 1))
+        rates = [
+            [r.function.rate for r in block.residuals[:-1]]
+            for block in (*model.encoder.blocks, *model.decoder.blocks)
+        ]
+        assert rates == [[0.1], [quiet], [0.1], [0.1, 0.1], [0.1, 0.1]]
+    block, cross = model.encoder.blocks[0], model.decoder.blocks[0].residuals[1].function
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 6, 16)), jnp.float32)
+    context = Context(memory_BSD=x, memory_lengths_B=jnp.array([6]))
+    for call in (block, cross):
+        still, *drawn = (
+            call(x, context, key) for key in (None, *jax.random.split(jax.random.key(0)))
+        )
+        assert not np.allclose(still, drawn[0]) and not np.allclose(*drawn)
+    plain = helpers.structure_of(make_config("transformer", attention_dropout=0.0).model)
+    assert plain.paths.keys() == structure.paths.keys()
 
 
 # What freezing does to training.

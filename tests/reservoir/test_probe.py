@@ -18,8 +18,6 @@ from configs import masked
 from reservoir import make_probes, probe, run
 from reservoir.probing.features import Reader, open_reader
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 WORDS = ("the", "list", "of", "names", "that", "a", "class", "has", "when", "its", "value", "is")
 LINES = ["a list", "the value of a class .", "a class has the list of names that the list has when"]
 

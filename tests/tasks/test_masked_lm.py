@@ -24,8 +24,6 @@ from common.train.task import Values
 from configs import masked
 from reservoir import encoder, run
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 TEXT = "the a cat dog bird sat ran flew on in under mat tree house and then slept ate"
 WORDS = TEXT.split()
 

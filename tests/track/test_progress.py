@@ -86,6 +86,18 @@ def test_a_resumed_run_goes_on_counting(clock):
     assert lines[1].startswith("step 741/1000") and "ETA 00:32" in lines[1]  # 259 steps
 
 
+def test_the_time_left_is_not_more_than_the_run_may_take(clock):
+    """2,000 steps of 0.125 s would be 250 s; there are 100, then as few as steps are left."""
+    stream = io.StringIO()
+    bar = Progress(2001, stream=stream, unit="examples")
+    for step in range(1, 2001):
+        clock.now += 0.125
+        bar.update(step, 1.0, 50, 1e9, left=100 - 0.125 * step)
+    lines = stream.getvalue().splitlines()
+    assert "400 examples/s, ETA 01:09" in lines[1]  # 30.125 s are over
+    assert "ETA 00:00" in lines[-1]
+
+
 def test_the_bar_on_a_terminal(clock):
     stream = Terminal()
     bar = Progress(200, 100, stream=stream, peak_flops=1.6e10)

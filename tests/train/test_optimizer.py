@@ -9,6 +9,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from common import sharding, variables
+from common.errors import UserError
 from common.model.linear import Linear
 from common.sharding import make_mesh
 from common.train import optimizer as optimizers
@@ -84,6 +85,24 @@ def test_adafactor_is_what_a_slow_reading_gives(ours, name):
     expected = slow(values[name], [gradient[name] for gradient in gradients])
     for step, value in enumerate(expected):
         np.testing.assert_allclose(ours[step][name], value, rtol=2e-5, err_msg=f"step {step}")
+
+
+@pytest.mark.parametrize("schedule", optimizers.SCHEDULES)
+def test_warm_up_is_a_twentieth_of_the_steps_or_what_is_said(schedule):
+    """It grows with a run that is given more steps; the rate is highest where it ends."""
+    asked = settings()
+    asked.schedule, asked.warmup_init = schedule, 0.0
+    for said, steps, expected in ((-1, 400, 20), (-1, 50, 2), (-1, 4, 0), (7, 400, 7)):
+        asked.warmup_steps = said
+        optimizers.validate(asked)
+        _, rate = optimizers.make(asked, steps)
+        if expected:
+            assert float(rate(expected)) == pytest.approx(RATE)
+            assert float(rate(1)) == pytest.approx(RATE / expected)
+        assert optimizers.warmup_steps(asked, steps) == expected
+    asked.warmup_steps = -2
+    with pytest.raises(UserError, match="warmup_steps must not be negative, but for -1"):
+        optimizers.validate(asked)
 
 
 @pytest.mark.peers
@@ -166,7 +185,7 @@ def trained(sizes: dict[str, int], devices: int) -> dict[str, np.ndarray]:
     return {name: np.asarray(value) for name, value in values.items()}
 
 
-def test_adafactor_trains_the_same_on_every_mesh(quick_compilation):
+def test_adafactor_trains_the_same_on_every_mesh():
     one, eight = trained({}, 1), trained({"data": 2, "fsdp": 2, "tensor": 2}, 8)
     for name, value in one.items():
         np.testing.assert_allclose(eight[name], value, rtol=1e-4, atol=1e-6, err_msg=name)

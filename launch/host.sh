@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# What launch/tpu.sh runs on the hosts of a TPU VM, out of the code that it copied there. Beside the code lie
+# venv/, compiled/ (what JAX keeps), pid (of the training process), exit (its code, once it has ended) and log (a link).
+set -uo pipefail
+home=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+
+fail() {
+  printf 'error: host %s: %s\n' "${TRAINLESS_PROCESS_ID:-}" "$1" >&2
+  exit 1
+}
+
+running() {
+  local pid
+  pid=$(cat "$home/pid" 2>/dev/null) && [[ ! -e $home/exit ]] &&
+    grep --quiet TRAINLESS_COORDINATOR "/proc/$pid/environ" 2>/dev/null
+}
+
+action=$1
+shift
+case $action in
+  install) # SETUP
+    ! running || fail "a run is going on here: launch/tpu.sh stop ends it"
+    rm -rf "$home/code"
+    mv "$home/code.new" "$home/code" || fail "cannot replace the code"
+    [[ -z $1 ]] || bash -c "$1" || fail "--setup failed"
+    # uv brings its own Python: that of the images is older than 3.11.
+    uv=$home/uv/bin/uv
+    [[ -x $uv ]] || python3 -m pip install --quiet --target "$home/uv" uv || fail "cannot install uv"
+    "$uv" venv --quiet --allow-existing --python 3.12 "$home/venv" || fail "cannot install Python"
+    "$uv" pip install --quiet --python "$home/venv/bin/python" \
+      -r "$home/code/requirements.txt" 'jax[tpu]' || fail "cannot install the packages"
+    ;;
+  start) # LOG_DIR COMMIT ARGUMENTS-OF-PYTHON...
+    ! running || fail "a run is going on here: launch/tpu.sh stop ends it"
+    mkdir -p "$1" || fail "cannot write to $1"
+    log=$(cd "$1" && pwd)/process-$TRAINLESS_PROCESS_ID.log
+    export TRAINLESS_COMMIT=$2 PYTHONUNBUFFERED=1 JAX_COMPILATION_CACHE_DIR=$home/compiled
+    shift 2
+    ln -sfn "$log" "$home/log"
+    rm -f "$home/exit" "$home/pid"
+    cd "$home/code" || exit
+    # A session of its own: the connection may end.
+    setsid launch/host.sh keep "$home/venv/bin/python" "$@" </dev/null >>"$log" 2>&1 &
+    until [[ -s $home/pid ]]; do
+      ((SECONDS < 60)) || fail "the process does not start"
+      sleep 0.1
+    done
+    printf 'host %s: started, log in %s\n' "$TRAINLESS_PROCESS_ID" "$log"
+    ;;
+  keep) # COMMAND...
+    "$@" &
+    printf '%s\n' $! >"$home/pid"
+    wait $!
+    printf '%s\n' $? >"$home/exit"
+    ;;
+  stop) # SECONDS
+    running || exit 0
+    kill -TERM "$(cat "$home/pid")"
+    deadline=$((SECONDS + $1))
+    while running; do
+      ((SECONDS < deadline)) || fail "still running after $1 s"
+      sleep 0.2
+    done
+    ;;
+  status)
+    if running; then
+      state=running
+    elif [[ -e $home/exit ]]; then
+      state="ended with exit code $(<"$home/exit")"
+    elif [[ -e $home/pid ]]; then
+      state="lost: the host was started again"
+    else
+      state="not started"
+    fi
+    # A progress bar returns to the start of its line.
+    printf 'host %s: %s: %s\n' "$TRAINLESS_PROCESS_ID" "$state" \
+      "$(tail -n 1 "$home/log" 2>/dev/null | tr '\r' '\n' | tail -n 1)"
+    ;;
+  follow)
+    [[ -e $home/log ]] || fail "nothing was started here"
+    if running; then exec tail -n 50 --pid="$(cat "$home/pid")" -F "$home/log"; else exec tail -n 50 "$home/log"; fi
+    ;;
+esac

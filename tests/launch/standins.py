@@ -1,0 +1,91 @@
+"""A checkout with the launchers only, and programs first in PATH that write down how they are called."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+LAUNCH = Path(__file__).parents[2] / "launch"
+CONTRACT = ("TRAINLESS_COORDINATOR", "TRAINLESS_NUM_PROCESSES", "TRAINLESS_PROCESS_ID")
+
+# In place of the trainer: prints what it was given; with --wait among it, until SIGTERM comes.
+TRAINER = f"""#!{sys.executable}
+import json, os, signal, sys, time
+
+def stop(number, frame):
+    print("saved")
+    sys.exit(143)
+
+signal.signal(signal.SIGTERM, stop)
+names = {(*CONTRACT, "TRAINLESS_COMMIT", "CUDA_VISIBLE_DEVICES")}
+print(json.dumps([{{name: os.environ[name] for name in names if name in os.environ}}, sys.argv[1:]]), flush=True)
+if "--wait" in sys.argv:
+    time.sleep(60)
+sys.exit(int(os.environ.get("TRAINER_CODE", 0)))
+"""
+
+# A file per call, its arguments closed by NUL; then what the test says. $here is the test's folder.
+RECORDER = """#!/usr/bin/env bash
+here={here}
+printf '%s\\0' {name} "$@" >"$here/calls/$(printf %04d "$(find "$here/calls" -type f | wc -l)")"
+{behaviour}
+"""
+
+
+class Checkout:
+    """A git checkout below `folder`, whose launchers run among the stand-ins."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.root, self.bin = folder, folder / "my checkout", folder / "bin"
+        for made in (self.bin, folder / "calls"):
+            made.mkdir()
+        shutil.copytree(LAUNCH, self.root / "launch")
+        (self.root / "requirements.txt").write_text("jax\n")
+        self.executable(self.bin / "trainer", TRAINER)
+        self.git("init", "--quiet")
+        self.commit = self.commit_all()
+
+    def git(self, *arguments: str) -> str:
+        names = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
+        command = ["git", "-C", str(self.root), *names, *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    def commit_all(self) -> str:
+        self.git("add", "--all")
+        self.git("commit", "--quiet", "--message=all")
+        return self.git("rev-parse", "HEAD")
+
+    def executable(self, path: Path, text: str) -> None:
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def stand_in(self, name: str, behaviour: str = "") -> None:
+        quoted = f"'{self.folder}'"
+        text = RECORDER.format(here=quoted, name=name, behaviour=behaviour)
+        self.executable(self.bin / name, text)
+
+    def run(self, *command: str | Path, **environment: str) -> subprocess.CompletedProcess:
+        """Without the caller's place in a run, GPUs or Python."""
+        mine = {k: v for k, v in os.environ.items() if not k.startswith(("TRAINLESS_", "CUDA_"))}
+        mine |= {"PATH": f"{self.bin}:{mine['PATH']}", "PYTHON": str(self.bin / "trainer")}
+        return subprocess.run(
+            command,
+            cwd=self.root,
+            env=mine | environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def calls(self, name: str) -> list[list[str]]:
+        """The arguments of all calls of a stand-in so far."""
+        recorded = [p.read_text().split("\0") for p in sorted((self.folder / "calls").iterdir())]
+        return [call[1:-1] for call in recorded if call[0] == name]
+
+
+def given(log: Path) -> tuple[dict[str, str], list[str]]:
+    """Environment and arguments that a trainer has written to its log."""
+    environment, arguments = json.loads(log.read_text().splitlines()[0])
+    return environment, arguments

@@ -1,0 +1,295 @@
+"""launch/tpu.sh against a stand-in for gcloud, which runs on two folders what it would run on two hosts."""
+
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launch.standins import Checkout, given
+
+# The file `vm` holds the states that the TPU VM goes through, `queue` those of the queued resource; a missing file is
+# a missing thing. $FAIL is a part of the call that fails.
+GCLOUD = r"""
+if [[ -n ${FAIL-} && $* == *$FAIL* ]]; then echo "ERROR: (gcloud) no active account" >&2; exit 1; fi
+cd "$here" || exit
+case $4 in
+  describe)
+    thing=vm
+    [[ $3 == tpu-vm ]] || thing=queue
+    [[ -e $thing ]] || { echo "ERROR: NOT_FOUND: Resource 'projects/p/$5' was not found" >&2; exit 1; }
+    head -n 1 "$thing"
+    (($(wc -l <"$thing") == 1)) || sed -i 1d "$thing"
+    ;;
+  create)
+    cp "$here/vm.created" vm
+    [[ $3 == tpu-vm ]] || cp "$here/queue.created" queue
+    ;;
+  delete) rm -f vm queue && rm -rf hosts && mkdir -p hosts/0 hosts/1 ;;
+  scp) for host in hosts/*; do cp "$5" "$host/${6#*:}"; done ;;
+  ssh)
+    for argument; do
+      case $argument in
+        --worker=*) worker=${argument#*=} ;;
+        --command=*) command=${argument#*=} ;;
+      esac
+    done
+    code=0
+    for k in 0 1; do
+      [[ $worker == all || $worker == "$k" ]] || continue
+      (cd "hosts/$k" && HOST=$k bash -c "$command") || code=$?
+    done
+    exit "$code"
+    ;;
+esac
+"""
+METADATA = r"""
+case ${*: -1} in
+  */agent-worker-number) echo "$HOST" ;;
+  */worker-network-endpoints) echo "${ENDPOINTS:-host-a,host-b}" ;;
+esac
+"""
+# `python3 -m pip install --target DIR uv` brings a uv, whose environments hold the trainer.
+PIP = r"""
+mkdir -p "${*: -2:1}/bin"
+cat >"${*: -2:1}/bin/uv" <<END
+#!/usr/bin/env bash
+[[ \$1 == venv ]] || exit 0
+mkdir -p "\${*: -1}/bin" && ln -sfn "$here/bin/trainer" "\${*: -1}/bin/python"
+END
+chmod +x "${*: -2:1}/bin/uv"
+"""
+ARGUMENTS = ["--workdir=/mnt/a b", "it's", '"quoted" $HOME *', "", "two\nlines", "--x=`id`"]
+TYPE = ["--type", "v5litepod-16"]
+VM = ["compute", "tpus", "tpu-vm"]
+QUEUE = ["compute", "tpus", "queued-resources"]
+
+
+@pytest.fixture
+def cloud(tmp_path) -> Checkout:
+    checkout = Checkout(tmp_path)
+    for name, behaviour in (("gcloud", GCLOUD), ("curl", METADATA), ("python3", PIP)):
+        checkout.stand_in(name, behaviour)
+    (tmp_path / "vm.created").write_text("READY\n")
+    (tmp_path / "queue.created").write_text("ACTIVE\n")
+    for k in "01":
+        (tmp_path / "hosts" / k).mkdir(parents=True)
+    return checkout
+
+
+def tpu(cloud: Checkout, *arguments: str, **environment: str):
+    return cloud.run(cloud.root / "launch" / "tpu.sh", *arguments, **environment)
+
+
+def finished(cloud: Checkout) -> list[Path]:
+    """The logs of both hosts, once their trainers have ended."""
+    hosts = [cloud.folder / "hosts" / k for k in "01"]
+    deadline = time.monotonic() + 30
+    while not all((host / "train-less/exit").exists() for host in hosts):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return [host / f"train-less/logs/process-{host.name}.log" for host in hosts]
+
+
+def started(cloud: Checkout) -> None:
+    for k in "01":
+        log = cloud.folder / f"hosts/{k}/train-less/logs/process-{k}.log"
+        deadline = time.monotonic() + 30
+        while "\n" not in log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def test_run_creates_copies_installs_and_starts(cloud):
+    options = [*TYPE, "--zone", "z", "--project", "p", "--spot", "--create", "--network=my lab"]
+    options += ["--ssh", "--internal-ip", "--setup", "echo 'a  b' >mounted", "-m", "gmlp_lm.train"]
+    result = tpu(cloud, "run", *options, "pod", "configs/x.py:tiny", *ARGUMENTS)
+    assert result.returncode == 0, result.stderr
+    where, to = ["--zone=z", "--project=p"], ["--internal-ip", "--worker=all"]
+    calls = cloud.calls("gcloud")
+    describe = [*VM, "describe", "pod", *where, "--format=value(state)"]
+    kind = ["--accelerator-type=v5litepod-16", "--version=v2-alpha-tpuv5-lite", "--spot"]
+    code = str(cloud.root / "runs/tpu-pod/code.tar.gz")
+    assert calls[:4] == [
+        describe,
+        [*VM, "create", "pod", *where, *kind, "--network=my lab"],
+        describe,
+        [*VM, "scp", code, "pod:train-less.tar.gz", *where, *to],
+    ]
+    assert [call[:-1] for call in calls[4:]] == [[*VM, "ssh", "pod", *where, *to]] * 3
+    assert cloud.calls("python3")[0][:3] == ["-m", "pip", "install"]
+
+    program = ["-m", "gmlp_lm.train", "--config=configs/x.py:tiny", *ARGUMENTS]
+    for k, log in enumerate(finished(cloud)):
+        place = {"COORDINATOR": "host-a:8482", "NUM_PROCESSES": "2", "PROCESS_ID": str(k)}
+        place["COMMIT"] = cloud.commit
+        expected = {f"TRAINLESS_{name}": value for name, value in place.items()}
+        assert given(log) == (expected, program)
+        assert (cloud.folder / f"hosts/{k}/mounted").read_text() == "a  b\n"
+
+
+def test_the_older_form_of_the_endpoints_names_the_first_address(cloud):
+    endpoints = "w-0:77:10.0.0.5,w-1:78:10.0.0.6"
+    tpu(cloud, "run", *TYPE, "pod", "c.py", "--workdir=/w", ENDPOINTS=endpoints)
+    assert given(finished(cloud)[1])[0]["TRAINLESS_COORDINATOR"] == "10.0.0.5:8482"
+
+
+def test_what_is_there_is_taken(cloud):
+    (cloud.folder / "vm").write_text("CREATING\nREADY\n")
+    result = tpu(cloud, "run", *TYPE, "--poll", "0", "pod", "c.py", "--workdir", "/w")
+    assert result.returncode == 0, result.stderr
+    assert "pod is CREATING; looking again in 0 s" in result.stderr
+    verbs = [call[3] for call in cloud.calls("gcloud")]
+    assert verbs == ["describe", "describe", "scp", "ssh", "ssh", "ssh"]
+    finished(cloud)
+
+
+def test_a_queued_resource_is_waited_for(cloud):
+    (cloud.folder / "queue.created").write_text("WAITING_FOR_RESOURCES\nPROVISIONING\nACTIVE\n")
+    options = ["--type", "v6e-8", "--queued", "--poll", "0"]
+    result = tpu(cloud, "run", *options, "pod", "c.py", "--workdir=/w")
+    assert result.returncode == 0, result.stderr
+    kind = ["--accelerator-type=v6e-8", "--runtime-version=v2-alpha-tpuv6e"]
+    look = [*QUEUE, "describe", "pod", "--format=value(state.state)"]
+    assert cloud.calls("gcloud")[:6] == [
+        look,
+        [*QUEUE, "create", "pod", "--node-id=pod", *kind],
+        *[look] * 3,
+        [*VM, "describe", "pod", "--format=value(state)"],
+    ]
+    finished(cloud)
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_resume_after_preemption_starts_the_same_on_a_new_one(cloud, queued):
+    options = [*TYPE, "--zone", "z", *["--queued"] * queued]
+    tpu(cloud, "run", *options, "pod", "c.py", *ARGUMENTS)
+    before = given(finished(cloud)[0])
+    (cloud.folder / "vm").write_text("PREEMPTED\n")
+    (cloud.root / "launch" / "later").touch()
+    cloud.commit_all()
+    seen = len(cloud.calls("gcloud"))
+    result = tpu(cloud, "resume", "--poll", "0", "pod")
+    assert result.returncode == 0, result.stderr
+    calls = cloud.calls("gcloud")[seen:]
+    removal = [*(QUEUE if queued else VM), "delete", "pod", "--zone=z", *["--force"] * queued]
+    assert [*removal, "--quiet"] in calls
+    assert calls.index([*removal, "--quiet"]) < [call[3] for call in calls].index("create")
+    assert given(finished(cloud)[0]) == before, (
+        "the same commit and arguments, from a host without a log"
+    )
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        ("describe", "look for TPU VM pod"),
+        ("create", "create"),
+        ("scp", "copy the code"),
+        ("code.new &&", "unpack"),
+        ("host.sh install", "install"),
+        ("host.sh start", "start"),
+    ],
+)
+def test_a_step_that_fails_is_the_last_and_is_named(cloud, part, name):
+    result = tpu(cloud, "run", *TYPE, "pod", "c.py", "--workdir=/w", FAIL=part)
+    assert result.returncode == 1
+    assert f'error: step "{name}" failed' in result.stderr
+    assert "no active account" in result.stderr, "gcloud's own words are shown"
+    assert part in " ".join(cloud.calls("gcloud")[-1])
+
+
+def test_a_step_that_fails_on_one_host_is_named(cloud):
+    result = tpu(cloud, "run", *TYPE, "--setup", "((HOST == 0))", "pod", "c.py", "--workdir=/w")
+    assert result.returncode == 1
+    assert "--setup failed" in result.stderr and 'step "install" failed' in result.stderr
+
+
+def test_a_tpu_vm_that_stops_while_waited_for_is_a_fault(cloud):
+    (cloud.folder / "vm.created").write_text("CREATING\nSTOPPED\n")
+    result = tpu(cloud, "run", *TYPE, "--poll", "0", "pod", "c.py", "--workdir=/w")
+    assert result.returncode == 1
+    assert 'step "wait" failed: pod is STOPPED' in result.stderr
+
+
+def test_a_dry_run_prints_the_commands_of_a_run_and_runs_none(cloud):
+    arguments = ["run", *TYPE, "pod", "c.py", "--workdir=/mnt/a b", "it's", '"quoted" $HOME *', ""]
+    printed = tpu(cloud, "run", "--dry-run", *arguments[1:])
+    assert printed.returncode == 0, printed.stderr
+    assert not cloud.calls("gcloud") and not (cloud.root / "runs").exists()
+    commands = [
+        shlex.split(line) for line in printed.stdout.splitlines() if not line.startswith("#")
+    ]
+    tpu(cloud, *arguments)
+    finished(cloud)
+    assert [c[1:] for c in commands if c[0] == "gcloud"] == cloud.calls("gcloud")
+    assert [c[3] for c in commands if c[0] == "git"] == ["archive"]
+
+
+def test_status_follow_stop_and_delete(cloud):
+    tpu(cloud, "run", *TYPE, "--zone", "z", "pod", "c.py", "--workdir=/w", "--wait")
+    started(cloud)
+    shown = tpu(cloud, "status", "pod").stdout
+    assert "TPU VM pod: READY" in shown and "host 0: running: " in shown and "host 1" in shown
+
+    again = tpu(cloud, "resume", "pod")
+    assert again.returncode == 1 and "a run is going on here" in again.stderr
+
+    assert tpu(cloud, "stop", "pod").returncode == 0
+    assert [log.read_text().splitlines()[1:] for log in finished(cloud)] == [["saved"]] * 2
+    assert "host 1: ended with exit code 143: saved" in tpu(cloud, "status", "pod").stdout
+
+    assert tpu(cloud, "follow", "--host", "1", "pod").stdout.endswith("saved\n")
+    to = ["--worker=1", "--command=train-less/code/launch/host.sh follow"]
+    assert cloud.calls("gcloud")[-1] == [*VM, "ssh", "pod", "--zone=z", *to]
+
+    assert tpu(cloud, "delete", "pod").returncode == 0
+    assert cloud.calls("gcloud")[-1] == [*VM, "delete", "pod", "--zone=z", "--quiet"]
+    assert "TPU VM pod: gone" in tpu(cloud, "status", "pod").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "a command is needed"),
+        (("launch",), "unknown command launch"),
+        (("run",), "NAME is needed"),
+        (("run", "pod"), "CONFIG is needed"),
+        (("run", "Pod_1", "c.py"), "NAME must be lower-case letters"),
+        (("run", "pod", "c.py"), "--type is needed"),
+        (("run", *TYPE, "pod", "c.py"), "--workdir=/DIR is needed"),
+        (("run", *TYPE, "pod", "c.py", "--workdir=runs/x"), "--workdir=/DIR is needed"),
+        (("run", *TYPE, "pod", "c.py", "--workdir=gs://b/x"), "gs://b/x is none"),
+        (("run", "--spto", "pod"), "unknown option --spto of run"),
+        (("run", "--type"), "--type needs a value"),
+        (("run", "--commit", "nowhere", *TYPE, "pod", "c.py", "--workdir=/w"), "no commit nowhere"),
+        (("resume", "--spot", "pod"), "unknown option --spot of resume"),
+        (("resume", "--poll", "soon", "pod"), "--poll must be a whole number, not 'soon'"),
+        (("resume", "pod"), "nothing is known of pod"),
+        (("stop", "pod", "now"), "stop takes no now"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(cloud, arguments, message):
+    result = tpu(cloud, *arguments)
+    assert result.returncode == 2
+    assert message in result.stderr and result.stderr.count("\n") == 1
+    assert not cloud.calls("gcloud")
+
+
+def test_uncommitted_changes_and_a_missing_gcloud_are_faults(cloud, tmp_path):
+    (cloud.root / "requirements.txt").write_text("jax==0\n")
+    run = ["run", *TYPE, "pod", "c.py", "--workdir=/w"]
+    result = tpu(cloud, *run)
+    assert result.returncode == 2 and "uncommitted changes would stay behind" in result.stderr
+    run[1:1] = ["--commit", "HEAD"]
+    (tmp_path / "few").mkdir()
+    for name in ("bash", "git", "dirname", "basename", "mkdir"):
+        found = next(p for p in map(Path, ("/usr/bin", "/bin")) if (p / name).exists())
+        (tmp_path / "few" / name).symlink_to(found / name)
+    result = tpu(cloud, *run, PATH=str(tmp_path / "few"))
+    assert result.returncode == 2 and "there is no gcloud here" in result.stderr
+
+
+def test_help_names_the_environment(cloud):
+    assert "TRAINLESS_COORDINATOR" in tpu(cloud, "--help").stdout
+    assert "example:" in tpu(cloud, "run", "--help").stdout

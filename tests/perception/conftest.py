@@ -1,0 +1,62 @@
+"""A small pretrained model, and configurations of short runs on it."""
+
+from pathlib import Path
+
+import jax
+import pytest
+from flax import nnx
+from ml_collections import ConfigDict
+
+from common import variables
+from common.data.manual import python
+from common.data.subword import build_subword
+from common.sharding import make_mesh
+from configs import perception as recipes
+from perception.backbones import bert
+from perception.hugging_face import export
+from perception.model import backbone
+
+SHAPE = bert(1, 16, 24, 2, vocabulary=300, longest=16)
+LORA = {"finetune": "lora", "optimizer.schedule": "constant"}
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return make_mesh({"data": 1}, jax.devices()[:1])
+
+
+@pytest.fixture(scope="module")
+def weights() -> dict[str, jax.Array]:
+    """Random ones, larger than they begin, so that a layer matters."""
+    structure = variables.split(backbone(SHAPE, rngs=nnx.Rngs(7)))
+    return {name: 5 * value.get_value() for name, value in structure.trainable.items()}
+
+
+@pytest.fixture(scope="module")
+def pretrained(tmp_path_factory, weights) -> Path:
+    """A folder as Hugging Face's are."""
+    folder = tmp_path_factory.mktemp("weights") / "model"
+    tokenizer = build_subword(
+        SHAPE.vocabulary, [text for (text,), _ in python("train")], folder.parent
+    )
+    export(folder, SHAPE, weights, tokenizer.to_json())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def make(pretrained, tmp_path_factory):
+    """A function (argument, **fields) -> a short run, with the pretrained model's shape."""
+    cache = tmp_path_factory.mktemp("cache")
+
+    def config(argument: str = "tiny", **fields: object) -> ConfigDict:
+        made = recipes.get_config(argument)
+        made.wandb.mode = "disabled"
+        made.backbone, made.pretrained = "auto", str(pretrained)
+        made.data.update({"max_length": 16, "buckets": (16,), "cache_dir": str(cache)})
+        made.data.vocab_size = 290
+        made.train.steps, made.train.log_steps = 4, 1
+        made.eval.steps = made.checkpoint.steps = 2
+        made.update_from_flattened_dict(fields)
+        return made
+
+    return config

@@ -1,0 +1,131 @@
+"""What of a model is trained, what is frozen, at which values and in which type. Nothing is trained here."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from ml_collections import ConfigDict
+
+from common import variables
+from common.variables import draw_frozen
+from configs import perception as recipes
+from perception.backbones import BACKBONES
+from perception.finetuning import make_model, make_shape, outside, reinitialized, with_type
+from perception.hugging_face import open_model
+from perception.model import PooledClassifier
+from tests.perception.conftest import LORA, SHAPE
+
+
+def structure(config: ConfigDict, shape=SHAPE) -> variables.Structure:
+    return variables.abstract(lambda: make_model(config, shape, 6, rngs=nnx.Rngs(0)))
+
+
+def test_frozen_matrices_are_read_in_the_type_that_they_are_computed_with(
+    make, mesh, pretrained, weights
+):
+    """Half the memory of the base; norms, biases and what is drawn stay as they are."""
+    config = make(**LORA, reinitialize="embed/positions/table", **{"model.dtype": "bfloat16"})
+    found = structure(config)
+    values = outside(open_model(pretrained), mesh)(found).values
+    assert set(values) == {n for n in found.frozen if "positions" not in n}
+    for name, value in values.items():
+        wanted = weights[name.removeprefix("encoder/")]
+        assert value.dtype == (jnp.bfloat16 if wanted.ndim == 2 else jnp.float32)
+        np.testing.assert_array_equal(value, wanted.astype(value.dtype))
+    assert found.frozen["encoder/embed/positions/table"].dtype == jnp.float32
+    assert all(variable.dtype == jnp.float32 for variable in found.trainable.values())
+
+
+@pytest.mark.parametrize(
+    ("backbone", "expected"),
+    [
+        *(("qwen2_1.5b", "bfloat16"), ("openelm_3b", "bfloat16")),
+        *(("qwen2_0.5b", "float32"), ("arctic_l", "float32"), ("auto", "auto")),
+    ],
+)
+def test_the_recipe_of_the_authors_has_their_types(backbone, expected):
+    config = recipes.get_config("paper")
+    config.backbone = backbone
+    assert with_type(config).model.dtype == expected
+    assert with_type(recipes.get_config()).model.dtype == "auto"
+    config.model.dtype = "float32"
+    assert with_type(config).model.dtype == "float32"
+
+
+def test_of_a_head_run_the_head_alone_is_trained(make):
+    found = structure(make(finetune="head"))
+    assert set(found.trainable) == {"head/kernel", "head/bias"}
+    assert found.frozen and not found.drawn
+
+
+def test_the_confounds_of_the_authors_are_drawn_from_the_seed(make):
+    """A head that stays as it began; positions that do not fit and are drawn anew; nothing of that in full training."""
+    config = make("paper,tiny", finetune="lora", **{"data.max_length": 1024})
+    shape = make_shape(config, SimpleNamespace(shape=SHAPE), 300)
+    assert shape.learned == 1024
+    found = structure(config, shape)
+    assert all("lora_" in name for name in found.trainable)
+    drawn = draw_frozen(found, 1)
+    assert set(drawn) == {"head/kernel", "head/bias", "encoder/embed/positions/table"}
+    table, kernel = drawn["encoder/embed/positions/table"], drawn["head/kernel"]
+    assert table.shape == (1024, 16) and table.std() == pytest.approx(0.02, rel=0.05)
+    assert 0.9 / 32**0.5 < np.abs(kernel).max() <= 1 / 32**0.5
+    config.finetune = "full"
+    assert not structure(config, shape).frozen
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tiny_qwen2", ("embed/table",)),
+        ("tiny_phi", ("embed/table",)),
+        ("tiny_bert", ("embed/positions/table",)),
+        ("tiny_openelm", ()),
+        ("tiny_mistral", ()),
+    ],
+)
+def test_which_tables_the_authors_draw_anew(make, name, expected):
+    config = make(finetune="lora", reinitialize="authors")
+    family = BACKBONES[name].family
+    assert reinitialized(config, family) == expected
+    config.reinitialize = "embed/table authors"
+    assert reinitialized(config, family)[0] == "embed/table"
+
+
+class States(nnx.Module):
+    """An encoder whose states are known, those of padding too."""
+
+    def __call__(self, tokens_BL, lengths_B, key=None):
+        return STATES_BLD.astype(jnp.bfloat16)
+
+
+STATES_BLD = np.arange(2 * 4 * 3, dtype=np.float32).reshape(2, 4, 3)
+
+
+@pytest.mark.parametrize("pool", ["masked", "authors"])
+def test_the_head_reads_the_mean_and_the_last_state(pool):
+    """Of the text, of 3 and 1 tokens; or as the authors' program does, of the row with its padding."""
+    model = PooledClassifier(States(), 3, 5, pool, rngs=nnx.Rngs(0))
+    lengths = (3, 1) if pool == "masked" else (4, 4)
+    wanted_BE = np.stack(
+        [
+            np.concatenate([x_LD[:n].mean(0), x_LD[n - 1]])
+            for x_LD, n in zip(STATES_BLD, lengths, strict=True)
+        ]
+    )
+    given = jnp.zeros((2, 4), jnp.int32), jnp.asarray([3, 1])
+    np.testing.assert_allclose(model.pooled(*given), wanted_BE, rtol=1e-6)
+    logits_BN = wanted_BE @ model.head.kernel[...] + model.head.bias[...]
+    np.testing.assert_allclose(model(*given), logits_BN, rtol=1e-5)
+    assert model(*given).dtype == jnp.float32
+
+
+def test_dropout_is_that_of_the_backbone_or_one_for_all_places(make):
+    config, own = make(), replace(SHAPE, dropout=(0.1, 0.2, 0.3))
+    pretrained = SimpleNamespace(shape=own)
+    assert make_shape(config, pretrained, 300).dropout == own.dropout
+    config.model.dropout = 0.25
+    assert make_shape(config, pretrained, 300).dropout == (0.25, 0.25, 0.25)

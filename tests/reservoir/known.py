@@ -1,0 +1,53 @@
+"""An experiment whose runs are made up."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from common.config import to_json
+from reservoir import finetuning, run
+from reservoir.experiments import Laboratory
+
+NAMES = {"translation": "bleu", "masked_lm": "perplexity", "classification": "accuracy"}
+
+
+@dataclass(frozen=True)
+class Known(Laboratory):
+    """A laboratory whose runs are made up: the score rises to 30 plus the seed at step 200, in as many seconds.
+
+    Attributes:
+      asked: the configurations of all runs.
+    """
+
+    asked: list[ConfigDict] = field(default_factory=list)
+
+    def train(self, config: ConfigDict, workdir: Path) -> dict:
+        classifies = config.task == "classification"
+        (finetuning if classifies else run).validate(config)
+        self.asked.append(config)
+        lower = config.task not in ("translation", "classification")
+        plain = (
+            "transformer_seed" in workdir.name if classifies else config.model.reservoir == "none"
+        )
+        seconds = 50.0 if plain else 40.0
+        best = (
+            30.0 + config.seed + (20 if classifies else 0) + (5 if classifies and not plain else 0)
+        )
+        values = (200 - best, 100 - best, 101 - best) if lower else (best / 2, best, best - 1)
+        name = NAMES.get(config.task, "bits_per_byte")
+        points = [
+            {"step": 100 * n, "seconds": n * seconds, "flops": 1e9 * n, "value": value}
+            for n, value in enumerate(values, 1)
+        ]
+        curve = {"name": name, "mode": "min" if lower else "max", "points": points}
+        return {
+            "curve": curve,
+            "config": to_json(config),
+            "params": {"trainable": 2_000_000, "frozen": 500_000, "total": 2_500_000},
+            "seed": config.seed,
+            "test": {name: best},
+            "train_seconds": 3 * seconds,
+            "epochs": 6.0,
+            "seconds_to": {"95": 2 * seconds, "99": 2 * seconds, "100": 2 * seconds},
+        }

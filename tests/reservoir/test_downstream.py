@@ -1,0 +1,171 @@
+"""Table 4 and Figures 2, 6 and 11: what they make of runs whose figures are known."""
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from common.sharding import make_mesh
+from reservoir import downstream, plan
+from reservoir.experiments import snapshot_steps
+from reservoir.probing import table
+from reservoir.probing.classifier import Probe
+from tests.reservoir.known import Known
+
+
+def laboratory(out: Path, **fields) -> Known:
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    return Known(out=out, mesh=mesh, **{"scale": "tiny", "seeds": 2, "fields": [], **fields})
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def made(out: Path) -> set[str]:
+    return {path.name for path in out.iterdir()}
+
+
+@pytest.mark.parametrize("target", ["fig2", "fig11"])
+def test_accuracy_against_depth(tmp_path: Path, target: str):
+    """Fine-tuned from each pretrained model in each way; 50 + seed, and 5 more if it has reservoirs."""
+    getattr(downstream, target)(laboratory(tmp_path))
+    assert made(tmp_path) == {
+        f"{target}_{task}.{end}" for task in downstream.TASKS for end in ("csv", "md", "png")
+    }
+    for task in downstream.TASKS:
+        rows = read(tmp_path / f"{target}_{task}.csv")
+        assert [(r["model"], r["frozen in pretraining"], r["in fine-tuning"]) for r in rows] == [
+            ("Transformer", "0", "0"),
+            ("Transformer, frozen in fine-tuning", "0", "1"),
+            ("T Reservoir", "1", "1"),
+            ("T Reservoir, reservoirs tuned", "1", "0"),
+            ("FFN Reservoir", "1", "1"),
+            ("FFN Reservoir, reservoirs tuned", "1", "0"),
+        ]
+        tests = [row["test accuracy"] for row in rows]
+        assert tests == ["51.50 ± 0.71"] * 2 + ["56.50 ± 0.71"] * 4
+        assert {row["step"] for row in rows} == {"best"}
+        hours = (150 / 3600, 120 / 3600)  # as long as the whole run
+        assert [row["pretraining (h)"] for row in rows] == [
+            f"{hours[n > 1]:.3f} ± 0.000" for n in range(6)
+        ]
+
+
+def test_accuracy_against_the_time_of_pretraining(tmp_path: Path):
+    """Five snapshots of each run; the clock of the made-up runs is known at steps 100, 200 and 300."""
+    lab = laboratory(tmp_path, fields=["--config.train.steps=250"])
+    downstream.fig6(lab)
+    for task in downstream.TASKS:
+        rows = read(tmp_path / f"fig6_{task}.csv")
+        assert [row["model"] for row in rows[::5]] == [
+            "Transformer",
+            "T Reservoir",
+            "FFN Reservoir",
+        ]
+        assert [row["step"] for row in rows] == ["50", "100", "150", "200", "250"] * 3
+        for number, row in enumerate(rows):
+            seconds = (50.0, 40.0)[number >= 5] * int(row["step"]) / 100
+            assert row["pretraining (h)"] == f"{seconds / 3600:.3f} ± 0.000"
+    assert "fig6.png" in made(tmp_path)
+    starts = {(c.pretrained, c.pretrained_step) for c in lab.asked if c.task == "classification"}
+    pretrained = {place for place, _ in starts}
+    assert len(pretrained) == 6 and {step for _, step in starts} == {50, 100, 150, 200, 250}
+    # Those that pretraining keeps.
+    for config in lab.asked:
+        if config.task == "masked_lm":
+            assert config.checkpoint.snapshots == 50 and list(snapshot_steps(config))[-1] == 250
+
+
+def test_fine_tuning_has_options_of_its_own(tmp_path: Path, capsys):
+    lab = laboratory(
+        tmp_path, fields=["--config.train.steps=250"], finetune=("train.steps=7",), seeds=1
+    )
+    downstream.fig2(lab)
+    assert {(c.task, c.train.steps) for c in lab.asked} == {
+        ("masked_lm", 250),
+        ("classification", 7),
+    }
+    assert (
+        "--config.train.steps=250: of pretraining; fine-tuning has --finetune"
+        in capsys.readouterr().out
+    )
+    # Before anything is pretrained.
+    for field, message in (
+        ("train.stepz=7", "--finetune: unknown option"),
+        ("data.batch=0", "data.batch must be at least 1"),
+    ):
+        lab = laboratory(tmp_path / "wrong", finetune=(field,))
+        with pytest.raises(UserError, match=message):
+            downstream.fig2(lab)
+        assert not lab.asked
+
+
+def test_tasks_without_data_are_left_out(tmp_path: Path, capsys):
+    lab = laboratory(tmp_path, scale="laptop", places={"sst2": tmp_path}, seeds=1)
+    assert {tuning.task for tuning in downstream.tunings(lab, "fig2")} == {"sst2"}
+    assert "mnli is left out: --data=mnli=DIR says where it is" in capsys.readouterr().out
+    with pytest.raises(UserError, match="nothing to fine-tune on: --data=sst2=DIR or --data=mnli"):
+        downstream.tunings(laboratory(tmp_path, scale="laptop"), "fig2")
+
+
+def test_the_plan_has_fine_tuning_too(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(plan, "rate", lambda dtype: 1e9)
+    models = ("FFN Reservoir",)
+    lab = laboratory(tmp_path, models=models, seeds=1, finetune=("train.steps=7",))
+    plan.show(lab, "fig2")
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()]
+    rows = {line[0]: line for line in shown if line and "_seed" in line[0]}
+    assert len(rows) == 1 + 2 * 2 and not lab.asked
+    kept, tuned = (rows[f"sst2_{mode}_roberta_3_ffn_reservoir_seed1"] for mode in ("keep", "tune"))
+    frozen = 2 * 128 * 256 + 256 + 128 + 2 * 128
+    count = lambda cell: int(cell.replace(",", ""))  # noqa: E731
+    assert count(tuned[1]) == count(tuned[2]) == count(kept[2]) == count(kept[1]) + frozen
+    assert kept[3] == "7" and 0 < float(kept[4]) < float(tuned[4])
+    plan.show(lab, "fig6")
+    assert capsys.readouterr().out.count("sst2_keep_step") == 5
+
+
+# Probing.
+
+
+class Features:
+    """Those of a run of 12 layers: one number for all sentences of a layer, the layer and a tenth of the seed."""
+
+    def __init__(self, seed: int):
+        self.seed, self.layers = seed, ["embeddings", *("trained", "reservoir") * 6]
+
+    def __call__(self, sentences: list[str]) -> np.ndarray:
+        layers = np.arange(13.0)[:, None, None] + self.seed / 10
+        return np.broadcast_to(layers, (13, len(sentences), 1)).astype(np.float32)
+
+
+def probe(features: Mapping[str, np.ndarray], *rest: object, **options: object) -> list[Probe]:
+    return [Probe(50, 0.0, 1e-5, 0.5, float(x) / 100) for x in features["test"][:, 0, 0]]
+
+
+def test_table_4_is_over_the_seeds_and_beside_printed(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(table, "probe", probe)
+    monkeypatch.setattr(
+        downstream, "open_reader", lambda workdir, mesh, pool: Features(int(workdir.name[-1]))
+    )
+    lines = [f"{part}\t{label}\tOne two ." for part in ("tr", "va", "te") for label in "aab"]
+    for task in ("sentence_length", "bigram_shift"):
+        (tmp_path / f"{task}.txt").write_text("\n".join(lines))
+    out = tmp_path / "out"
+    downstream.table4(laboratory(out, scale="paper", seeds=3, places={"probing": tmp_path}))
+    majority, *rows = read(out / "table4.csv")
+    assert majority["kind"] == "majority class" and majority["SentLen"] == "66.67"
+    assert len(rows) == 2 * (13 + 12)
+    plain = rows[:25]
+    assert [row[""] for row in plain] == ["measured", *("measured", "printed") * 12]
+    assert [row["layer"] for row in plain] == ["0", *(str(n) for n in range(1, 13) for _ in "mp")]
+    # Layers 1 of the seeds 1 to 3: 1.1, 1.2 and 1.3.
+    assert plain[1]["SentLen"] == plain[1]["BShift"] == "1.20 ± 0.10"
+    assert plain[2]["SentLen"] == "84.56 ± 0.54" and plain[2]["BShift"] == "49.99 ± 0.01"
+    assert rows[-1]["model"] == "T Reservoir" and rows[-1]["SentLen"] == "70.61 ± 0.18"

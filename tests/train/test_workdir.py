@@ -1,0 +1,14 @@
+"""What a run says of the code that trained it."""
+
+from pathlib import Path
+
+from common.train import workdir
+
+
+def test_the_commit_outside_of_a_checkout_is_what_the_launcher_says(monkeypatch, tmp_path):
+    monkeypatch.setattr(workdir, "__file__", str(tmp_path / "common" / "train" / "workdir.py"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(Path(tmp_path).parent))
+    monkeypatch.delenv("TRAINLESS_COMMIT", raising=False)
+    assert workdir.commit() == "unknown"
+    monkeypatch.setenv("TRAINLESS_COMMIT", "abc")
+    assert workdir.commit() == "abc"
