@@ -3,8 +3,10 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import NamedTuple
+
+from launch import hlo
+from launch.hlo import Instruction, Program
 
 KINDS = (
     "all-reduce",
@@ -15,13 +17,12 @@ KINDS = (
     "collective-broadcast",
 )
 
-_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) .*\{$")
-_OPERATION = re.compile(
-    rf"= (?P<type>.*?) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\(.*?\)(?P<rest>, .*|$)"
-)
-_CALLED = re.compile(r"(?:calls|to_apply|body|condition|\w+_computation)=%?([\w.-]+)")
-_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+# How the compiler for TPUs writes two things down. An operation that it spreads over several fusions, so that it goes
+# on beside other work, is in all of them, with the same channel; and a sum of which every device keeps a part is in a
+# fusion of its own, as a sum that all of them get and a slice of it.
+_PART = "async_collective_fusion_config"
+_SCATTERED = "all-reduce-scatter"
+
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 
 
@@ -34,7 +35,7 @@ class Row(NamedTuple):
 
 
 class Collectives(NamedTuple):
-    """Rows by kind; and loops that hold collectives though the compiler does not know how often they run."""
+    """Rows by kind; and loops that hold collectives though nobody knows how often they run."""
 
     rows: list[Row]
     unknown_loops: int
@@ -49,60 +50,42 @@ def read(text: str, devices: int) -> Collectives:
     """The collectives of one program that runs on so many devices.
 
     The body of a loop counts as often as the loop runs, once where that is not known; of a branch all arms count.
-    Parts of one operation that the compiler has spread over several fusions are one: they share its channel.
     """
-    found: dict[str, list[tuple[str, str | None, float]]] = defaultdict(list)
-    calls: dict[str, list[tuple[str, int | None]]] = defaultdict(list)
-    entry = computation = ""
-    for line in text.splitlines():
-        if header := _COMPUTATION.match(line):
-            computation = header[2]
-            entry = computation if header[1] else entry
-            continue
-        # A reduction's own function holds none.
-        operation = _OPERATION.search(line)
-        if operation:
-            channel = re.search(r"channel_id=(\d+)", operation["rest"])
-            size = _received(operation, devices)
-            found[computation].append((operation["kind"], channel and channel[1], size))
-        elif "=%" in line or "_computations={" in line:
-            calls[computation] += _calls(line)
-    times, unknown = _times(entry, calls, {name for name in found})
+    program = hlo.parse(text)
+    times, unknown = _times(program)
     counts: dict[str, int] = dict.fromkeys(KINDS, 0)
     sizes: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     seen: set[str] = set()
-    for name, operations in found.items():
-        for kind, channel, size in operations:
-            if not times[name] or channel in seen:
+    for name, often in times.items():
+        for instruction in program.computations[name].instructions.values():
+            kind = instruction.operation.removesuffix("-start")
+            if kind not in KINDS:
                 continue
-            seen |= {channel} - {None}
-            counts[kind] += times[name]
-            sizes[kind] += times[name] * size
+            if _PART in instruction.rest:
+                channel = re.search(r"channel_id=(\d+)", instruction.rest)[1]
+                if channel in seen:
+                    continue
+                seen.add(channel)
+            received = _received(kind, instruction, devices)
+            if name.startswith(_SCATTERED):
+                kind, received = "reduce-scatter", received / 2
+            counts[kind] += often
+            sizes[kind] += often * received
     rows = [Row(kind, counts[kind], round(sizes[kind])) for kind in KINDS if counts[kind]]
     return Collectives(rows, unknown)
 
 
-def _calls(line: str) -> Iterator[tuple[str, int | None]]:
-    """Computations that an instruction runs, and how often; None where that is not known."""
-    times: int | None = 1
-    if " while(" in line:
-        trips = _TRIPS.search(line)
-        times = int(trips[1]) if trips else None
-    names = _CALLED.findall(line)
-    for branches in _BRANCHES.findall(line):
-        names += re.findall(r"[\w.-]+", branches)
-    return ((name, times) for name in names)
-
-
-def _times(
-    entry: str, calls: dict[str, list[tuple[str, int | None]]], wanted: set[str]
-) -> tuple[dict[str, int], int]:
-    """How often a step runs each computation; and how many loops with a `wanted` one inside run unknown times."""
+def _times(program: Program) -> tuple[dict[str, int], int]:
+    """How often a step runs each computation; and how many loops that hold collectives run unknown times."""
     holds: dict[str, bool] = {}
 
     def inside(name: str) -> bool:
         if name not in holds:
-            holds[name] = name in wanted or any(inside(inner) for inner, _ in calls[name])
+            instructions = program.computations[name].instructions.values()
+            holds[name] = any(
+                one.operation.removesuffix("-start") in KINDS or any(map(inside, one.called))
+                for one in instructions
+            )
         return holds[name]
 
     times: dict[str, int] = defaultdict(int)
@@ -111,30 +94,36 @@ def _times(
     def visit(name: str, often: int) -> None:
         nonlocal unknown
         times[name] += often
-        for inner, trips in calls[name]:
-            if inside(inner):
+        computation = program.computations[name]
+        for instruction in computation.instructions.values():
+            inner = [called for called in instruction.called if inside(called)]
+            trips: int | None = 1
+            if inner and instruction.operation == "while":
+                trips = hlo.trips(program, computation, instruction)
                 unknown += trips is None
-                visit(inner, often * (1 if trips is None else trips))
+            for called in inner:
+                visit(called, often * (1 if trips is None else trips))
 
-    visit(entry, 1)
+    visit(program.entry, 1)
     return times, unknown
 
 
-def _received(operation: re.Match, devices: int) -> float:
+def _received(kind: str, instruction: Instruction, devices: int) -> float:
     """Bytes that a device has to receive, by whatever way they are sent.
 
     Of n devices with results of S bytes: (n - 1) / n S when parts are gathered or exchanged, twice that in a sum that
     all of them get, since it is one of parts and their gathering; (n - 1) S where each keeps the sum of a part.
     """
-    arrays = _ARRAY.findall(operation["type"])
-    if operation["start"] and operation["kind"] in ("all-gather", "collective-permute"):
+    arrays = _ARRAY.findall(instruction.type)
+    paired = instruction.operation in ("all-gather-start", "collective-permute-start")
+    if paired:
         # Begun here and ended elsewhere, it hands on operands, results, and numbers that are its own affair.
         arrays = [array for array in arrays if array[1]]
         arrays = arrays[len(arrays) // 2 :]
     size = sum(_size(*array) for array in arrays)
-    n = _group(operation["rest"], devices)
+    n = _group(instruction.rest, devices)
     share = (n - 1) / n
-    match operation["kind"]:
+    match kind:
         case "all-reduce":
             return 2 * share * size
         case "reduce-scatter":

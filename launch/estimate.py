@@ -141,7 +141,7 @@ def _too_large(error: Exception, topology: Topology) -> TooLarge | None:
     missing = needed - topology.chip.memory
     return TooLarge(
         f"the step does not fit: it needs {needed / 2**30:.2f} GiB on each chip of {topology.name}, which has"
-        f" {topology.chip.memory / 2**30:.2f}; {missing / 2**30:.2f} are missing",
+        f" {topology.chip.memory / 2**30:.2f}; {missing / 2**30:.2f} GiB are missing",
         missing,
     )
 

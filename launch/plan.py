@@ -48,7 +48,7 @@ def main() -> None:
 
     from common import config
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before JAX is imported
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before JAX is imported
 
     fields, rest = config.split_fields(sys.argv[1:])
     options = arguments().parse_args(rest)
@@ -110,7 +110,7 @@ def rows(found: "Estimate", price: float | None = None) -> list[tuple[str, str, 
         ),
     ]
     lines += [
-        (f"{kind}, each device", f"{count:,} x", f"{received / MIB:,.1f} MiB received")
+        (f"{kind}, each device", f"{count:,} x", f"{received / MIB:,.3f} MiB received")
         for kind, count, received in found.collectives.rows
     ]
     if found.collectives.unknown_loops:
@@ -130,7 +130,7 @@ def _times(found: "Estimate", price: float | None) -> list[tuple[str, str, str]]
     lines = [
         (
             f"ms of a step, {part}",
-            f"{1e3 * seconds:.3f}",
+            f"{1e3 * seconds:,.4g}",
             "binds" if part == found.bound.binds else "",
         )
         for part, seconds in vars(found.bound).items()

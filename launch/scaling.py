@@ -51,7 +51,7 @@ def main() -> None:
     from launch import topology
     from launch.estimate import estimate
 
-    topology.prepare(f"cpu:{max(SHAPES)}")
+    topology.prepare(f"cpu:{max(SHAPES)}" if options.kind == "cpu" else options.kind)
     jax.config.update("jax_exec_time_optimization_effort", -1.0)
     rows = []
     for name, (path, field, each) in RUNS.items():

@@ -61,9 +61,11 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
             try:
                 one = estimate(tried, topology)
             except UserError as fault:
-                print(_line((*sizes, f"{batch:,}", str(fault))), flush=True)
+                large = isinstance(fault, TooLarge)
+                reason = f"{fault.missing / 2**20:,.0f} are missing" if large else str(fault)
+                print(_line((*sizes, f"{batch:,}", reason)), flush=True)
                 faults.append(fault)
-                if isinstance(fault, TooLarge):
+                if large:
                     break
                 continue
             print(_line((*sizes, f"{batch:,}", *_cells(one))), one.bound.binds, flush=True)
@@ -80,7 +82,7 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
 
 def _cells(one: Estimate) -> tuple[str, str, str]:
     held = sum(one.held.values()) / 2**20
-    return f"{held:,.0f}", f"{1e3 * one.bound.seconds:.2f}", f"{one.tokens_per_second:,.0f}"
+    return f"{held:,.0f}", f"{1e3 * one.bound.seconds:,.4g}", f"{one.tokens_per_second:,.0f}"
 
 
 def _line(cells: tuple) -> str:

@@ -100,6 +100,9 @@ def prepare(name: str) -> None:
     jax.config.update("jax_platforms", "cpu")
     if match := re.fullmatch(r"cpu:([1-9]\d{0,3})", name):
         jax.config.update("jax_num_cpu_devices", int(match[1]))
+    else:
+        # What is kept of programs for TPUs can be read by TPUs alone.
+        jax.config.update("jax_enable_compilation_cache", False)
 
 
 def _tpus(name: str, shape: str, chip: Chip) -> list[Any]:

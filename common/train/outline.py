@@ -66,7 +66,7 @@ def show(config: ConfigDict, task: Task, mesh: Mesh) -> None:
     batch = put(first, mesh)
     sizes = compile_for(step, batch)
     sizes["in all"] = sum(sizes.values())
-    flops = step.flops(batch)
+    _, flops = step.compiled[step.kind(batch, 0)]
     if not is_main():
         return
     show_parameters(step.structure)

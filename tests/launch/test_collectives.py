@@ -11,8 +11,16 @@ from launch.collectives import Collectives, Row, read
 KIB = 1024
 
 
+ADD = """%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %sum.1 = f32[] add(%a, %b)
+}
+%fused (p: f32[256]) -> f32[256] {
+  ROOT %sine = f32[256]{0} sine(%p)
+}"""
+
+
 def program(*lines: str, more: str = "") -> str:
-    return "\n".join([more, "ENTRY %main (x: f32[256]) -> f32[256] {", *lines, "}"])
+    return "\n".join([ADD, more, "ENTRY %main (x: f32[256]) -> f32[256] {", *lines, "}"])
 
 
 @pytest.mark.parametrize(
@@ -86,10 +94,66 @@ def test_parts_of_one_operation_in_several_fusions_are_one() -> None:
     part = (
         "%a.{0} (p: f32[64]) -> f32[256] {{\n  %g.{0} = f32[256]{{0}} all-gather(%p), channel_id=7,"
     )
-    part += " replica_groups=[2,4]<=[8], dimensions={{0}}\n}}"
+    part += (
+        ' replica_groups=[2,4]<=[8], backend_config={{"async_collective_fusion_config":{{}}}}\n}}'
+    )
     lines = [f"%f.{n} = f32[256]{{0}} fusion(%x), kind=kOutput, calls=%a.{n}" for n in range(3)]
     text = program(*lines, more="\n".join(part.format(n) for n in range(3)))
     assert read(text, 8).rows == [Row("all-gather", 1, 768)]
+
+
+def test_a_sum_of_which_devices_keep_parts_costs_half_of_one_that_all_get() -> None:
+    """Two fusions of this kind are two operations, though they have one channel."""
+    fusion = "%all-reduce-scatter.{0} (p: f32[256]) -> f32[64] {{\n  %s = f32[256]{{0}} all-reduce(%p), channel_id=1,"
+    fusion += (
+        " replica_groups=[2,4]<=[8], to_apply=%add\n  ROOT %d = f32[64]{{0}} dynamic-slice(%s)\n}}"
+    )
+    lines = [
+        f"%f.{n} = f32[64]{{0}} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.{n}"
+        for n in (1, 2)
+    ]
+    text = program(*lines, more="\n".join(fusion.format(n) for n in (1, 2)))
+    assert read(text, 8).rows == [Row("reduce-scatter", 2, 2 * 768)]
+
+
+COUNTER = """%body (p: (u32[], f32[256])) -> (u32[], f32[256]) {
+  %p = (u32[], f32[256]{0}) parameter(0)
+  %i = u32[] get-tuple-element(%p), index=0
+  %copy = u32[] copy(%i)
+  %two = u32[] constant(2)
+  %next = u32[] add(%copy, %two)
+  %x = f32[256]{0} get-tuple-element(%p), index=1
+  %sum = f32[256]{0} all-reduce(%x), channel_id=3, replica_groups=[1,8]<=[8], to_apply=%add
+  ROOT %t = (u32[], f32[256]{0}) tuple(%next, %sum)
+}
+%rest (p: (u32[], f32[256])) -> pred[] {
+  %p = (u32[], f32[256]{0}) parameter(0)
+  %i = u32[] get-tuple-element(%p), index=0
+  %end = u32[] constant(7)
+  ROOT %less = pred[] compare(%i, %end), direction=LT
+}"""
+
+
+@pytest.mark.parametrize(
+    ("change", "times", "unknown"),
+    [
+        (("", ""), 4, 0),  # 0, 2, 4, 6
+        (("direction=LT", "direction=NE"), 1, 1),
+        (("add(%copy", "multiply(%copy"), 1, 1),
+        (("constant(7)", "parameter(1)"), 1, 1),
+    ],
+)
+def test_a_loop_of_which_the_compiler_does_not_tell_is_counted_by_its_counter(
+    change: tuple[str, str], times: int, unknown: int
+) -> None:
+    lines = (
+        "%zero = u32[] constant(0)",
+        "%from = u32[] copy(%zero)",
+        "%given = (u32[], f32[256]{0}) tuple(%from, /*index=1*/%x)",
+        "%w = (u32[], f32[256]{0}) while(%given), condition=%rest, body=%body",
+    )
+    found = read(program(*lines, more=COUNTER.replace(*change)), 8)
+    assert (found.rows[0].count, found.unknown_loops) == (times, unknown)
 
 
 def test_a_program_of_this_compiler_sends_what_it_was_asked_to() -> None:

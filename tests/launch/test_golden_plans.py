@@ -45,13 +45,13 @@ def cases() -> list:
 @pytest.fixture
 def as_planned() -> Iterator[None]:
     """The optimizations of `launch.plan --quick`, which the tests otherwise leave out."""
-    wanted = {"jax_disable_most_optimizations": False, "jax_exec_time_optimization_effort": -1.0}
-    before = {name: jax.config.read(name) for name in wanted}
-    for name, value in wanted.items():
-        jax.config.update(name, value)
+    optimizations, effort = "jax_disable_most_optimizations", "jax_exec_time_optimization_effort"
+    before = jax.config.read(optimizations), jax.config.jax_exec_time_optimization_effort
+    jax.config.update(optimizations, False)
+    jax.config.update(effort, -1.0)
     yield
-    for name, value in before.items():
-        jax.config.update(name, value)
+    jax.config.update(optimizations, before[0])
+    jax.config.update(effort, before[1])
 
 
 def need(topology: str) -> None:
@@ -68,6 +68,7 @@ def need(topology: str) -> None:
         pytest.skip(f"the text is of libtpu {wanted}")
 
 
+@pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
 @pytest.mark.parametrize(("name", "size", "topology"), cases())
 def test_a_plan_is_the_golden_one(name, size, topology, as_planned):
     need(topology)

@@ -63,7 +63,7 @@ def test_the_run_costs_what_its_steps_take_on_all_chips(found: estimate.Estimate
     assert known.chip_hours == pytest.approx(1000 * 3.6 * 8 / 3600)
     assert known.tokens_per_second == pytest.approx(64 / 3.6)
     lines = {name: (much, remark) for name, much, remark in plan.rows(known, price=1.5)}
-    assert lines["ms of a step, memory"] == ("3600.000", "binds")
+    assert lines["ms of a step, memory"] == ("3,600", "binds")
     assert lines["ms of a step, compute"][1] == ""
     assert lines["chip-hours of the run, at least"] == ("8.00", "1,000 steps, 1.00 hours")
     assert lines["cost of the run, at least"][0] == "12.00"
@@ -151,7 +151,7 @@ def test_both_ways_of_the_compiler_to_say_so_are_understood(monkeypatch, words: 
 
     monkeypatch.setattr(estimate.outline, "compile_for", full)
     slice_ = Topology("v5e:2x4", jax.devices()[:8], CHIPS["v5e"])
-    with pytest.raises(estimate.TooLarge, match=r"4\.50 are missing") as error:
+    with pytest.raises(estimate.TooLarge, match=r"4\.50 GiB are missing") as error:
         estimate.estimate(small(), slice_)
     assert error.value.missing == int(4.5 * GIB)
 
