@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from common.model.backend import backend
 from common.model.dropout import dropout, fold
 
 BLOCK = 256
@@ -33,7 +34,7 @@ def attend(
     The backend's fused kernel is used where it has one for this type and this size of heads (cuDNN on GPUs: bfloat16
     and float16, multiples of 8).
     """
-    fused = jax.default_backend() == "gpu" and query_BTHK.dtype in (jnp.bfloat16, jnp.float16)
+    fused = backend() == "gpu" and query_BTHK.dtype in (jnp.bfloat16, jnp.float16)
     fused &= query_BTHK.shape[-1] % 8 == 0
     rate = 0.0 if key is None else rate
     if not fused or rate:

@@ -9,12 +9,14 @@ X any leading axes, M inputs, N outputs, P parts.
 import jax
 import jax.numpy as jnp
 
+from common.model.backend import backend
+
 PARTS = 4
 """With 8, matrices that no cache holds take longer again."""
 
 
 def _parts(size: int) -> int:
-    return PARTS if jax.default_backend() == "cpu" and size % PARTS == 0 else 1
+    return PARTS if backend() == "cpu" and size % PARTS == 0 else 1
 
 
 def row_times(x_XM: jax.Array, matrix_XMN: jax.Array) -> jax.Array:

@@ -1,11 +1,11 @@
 """Transformer blocks from a configuration: the one place where their parts are put together."""
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
 from common.model.attention import Attention, CrossAttention
+from common.model.backend import backend
 from common.model.block import Block, Function, Residual
 from common.model.embed import Embed
 from common.model.encoder_decoder import Stack
@@ -15,7 +15,7 @@ from common.model.feed_forward import FeedForward
 def compute_dtype(name: str) -> jnp.dtype:
     """The type of activations; "auto" is bfloat16 on an accelerator and float32 on a CPU."""
     if name == "auto":
-        name = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        name = "float32" if backend() == "cpu" else "bfloat16"
     return jnp.dtype(name)
 
 

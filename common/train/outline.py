@@ -8,12 +8,11 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common import sharding, variables
+from common import variables
 from common.distributed import is_main
 from common.report.table import text
-from common.train.checkpoint import abstract
 from common.train.feed import put
-from common.train.state import Step, optimizer_shardings
+from common.train.state import Step
 from common.train.task import Task
 from common.variables import Structure
 
@@ -40,25 +39,17 @@ def held(tree: Any) -> int:
     )
 
 
-def show(config: ConfigDict, task: Task, mesh: Mesh) -> None:
-    """Compiles the step for the first batch and prints what it is, holds and does. No parameter is ever allocated."""
-    step = Step.of(config, task, mesh)
-    structure, update = step.structure, step.optimizer
-    trainable, frozen = (abstract(some, mesh) for some in (structure.trainable, structure.frozen))
-    where = optimizer_shardings(
-        update, trainable, sharding.shardings(structure.trainable, mesh), mesh
-    )
-    opt_state = jax.tree.map(
-        lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),
-        jax.eval_shape(update.init, trainable),
-        where,
-    )
-    with jax.set_mesh(mesh):
-        first, _ = next(iter(task.batches(None)))
-        batch = put(first, mesh)
+def compile_for(step: Step, batch: Mapping[str, Any]) -> dict[str, int]:
+    """Compiles the step for a batch, or for what stands for one; nothing else is allocated.
+
+    Returns:
+      what it holds, in bytes on each device.
+    """
+    trainable, opt_state, frozen = step.arguments()
+    with jax.set_mesh(step.mesh):
         step.compile(trainable, opt_state, frozen, batch)
-    compiled, flops = step.compiled[step.kind(batch, 0)]
-    sizes = {
+    compiled, _ = step.compiled[step.kind(batch, 0)]
+    return {
         "parameters, trained": held(trainable),
         "parameters, frozen": held(frozen),
         "optimizer": held(opt_state),
@@ -66,10 +57,19 @@ def show(config: ConfigDict, task: Task, mesh: Mesh) -> None:
         # What goes in and is changed comes out in its place.
         "activations, gradients and the like": compiled.memory_analysis().temp_size_in_bytes,
     }
+
+
+def show(config: ConfigDict, task: Task, mesh: Mesh) -> None:
+    """Compiles the step for the first batch and prints what it is, holds and does. No parameter is ever allocated."""
+    step = Step.of(config, task, mesh)
+    first, _ = next(iter(task.batches(None)))
+    batch = put(first, mesh)
+    sizes = compile_for(step, batch)
     sizes["in all"] = sum(sizes.values())
+    _, flops = step.compiled[step.kind(batch, 0)]
     if not is_main():
         return
-    show_parameters(structure)
+    show_parameters(step.structure)
     _show_batch(batch)
     rows = [(name, f"{size / MIB:,.1f}") for name, size in sizes.items()]
     print(f"\n{text(('on each device', 'MiB'), rows)}")

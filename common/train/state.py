@@ -14,6 +14,7 @@ from ml_collections import ConfigDict
 from common import sharding, variables
 from common.train import flops
 from common.train import optimizer as optimizers
+from common.train.checkpoint import abstract
 from common.train.task import Task
 from common.variables import Arrays, Structure
 
@@ -116,6 +117,22 @@ class Step:
             "learning_rate": jnp.asarray(self.schedule(number), jnp.float32),
         }
         return optax.apply_updates(trainable, updates), opt_state, metrics
+
+    def arguments(self) -> tuple[Arrays, Any, Arrays]:
+        """What stands for trainable values, optimizer state and frozen values on the mesh; none is allocated."""
+        structure = self.structure
+        trainable, frozen = (
+            abstract(x, self.mesh) for x in (structure.trainable, structure.frozen)
+        )
+        where = optimizer_shardings(
+            self.optimizer, trainable, sharding.shardings(structure.trainable, self.mesh), self.mesh
+        )
+        opt_state = jax.tree.map(
+            lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),
+            jax.eval_shape(self.optimizer.init, trainable),
+            where,
+        )
+        return trainable, opt_state, frozen
 
     def compile(
         self,

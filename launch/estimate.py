@@ -1,0 +1,162 @@
+"""The step of a configuration, compiled for devices that are not there: what it holds, computes and sends."""
+
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Mesh, PartitionSpec
+from ml_collections import ConfigDict
+
+from common import sharding
+from common.config import require
+from common.errors import UserError
+from common.model.transformer import compute_dtype
+from common.sharding import make_mesh
+from common.train import outline
+from common.train.state import Step
+from common.train.task import Sketch
+from common.variables import Structure
+from launch import collectives, roofline
+from launch.collectives import Collectives
+from launch.roofline import Bound
+from launch.topology import Topology
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class TooLarge(UserError):
+    """A step that no chip can hold its share of; `missing` bytes on each of them."""
+
+    def __init__(self, message: str, missing: int):
+        super().__init__(message)
+        self.missing = missing
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A step and its costs.
+
+    Attributes:
+      held: bytes on each device, by what they are.
+      flops: of matrix products, on all devices together, counted in the program (`common.train.flops`).
+      compiled_flops: of one device, as the compiler counts them: all arithmetic, and the body of a loop once.
+      traffic: bytes that one device reads and writes, as the compiler counts them.
+      dtype: of activations.
+      bound: None where no speed is known.
+    """
+
+    sketch: Sketch
+    topology: Topology
+    mesh: Mesh
+    structure: Structure
+    held: Mapping[str, int]
+    flops: int
+    compiled_flops: float
+    traffic: float
+    collectives: Collectives
+    dtype: str
+    bound: Bound | None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """At most."""
+        return self.sketch.tokens / self.bound.seconds if self.bound else None
+
+    @property
+    def chip_hours(self) -> float | None:
+        """Of the whole run, at least; None where that is not known."""
+        steps = self.sketch.config.train.steps
+        if not self.bound or not steps:
+            return None
+        return steps * self.bound.seconds * len(self.topology.devices) / 3600
+
+
+def estimate(config: ConfigDict, topology: Topology) -> Estimate:
+    """Compiles the training step for the mesh of the configuration over these devices.
+
+    Raises:
+      UserError: the configuration does not fit to them; `TooLarge`: the step does not fit into their memory.
+    """
+    require("paper" in config, "--config is no experiment: it has no field paper")
+    mesh = make_mesh(config.mesh, topology.devices)
+    multiple = sharding.batch_ways(mesh) * config.train.accumulate
+    sketch = importlib.import_module(f"{config.paper}.run").sketch(config, multiple)
+    # Types and parts that depend on the kind of device follow the mesh that is set.
+    with jax.set_mesh(mesh):
+        step = Step.of(sketch.config, sketch.task, mesh)
+        dtype = str(compute_dtype(config.model.get("dtype", "float32")))
+    rows = sharding.batch_sharding(mesh)
+    batch = {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows)
+        for name, x in sketch.batch.items()
+    }
+    try:
+        held = outline.compile_for(step, batch)
+    except jax.errors.JaxRuntimeError as error:
+        raise _too_large(error, topology) or error from error
+    compiled, flops = step.compiled[step.kind(batch, 0)]
+    memory = compiled.memory_analysis()
+    # What comes out in place of what went in is in there once.
+    total = memory.argument_size_in_bytes + memory.output_size_in_bytes
+    total += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
+    total -= memory.alias_size_in_bytes
+    held["padding and the program"] = max(0, total - sum(held.values()))
+    costs = compiled.cost_analysis()
+    devices = len(topology.devices)
+    sent = collectives.read(compiled.as_text(), devices)
+    bound = None
+    if topology.chip:
+        # The compiler's count is the larger one where devices do the same work.
+        share = max(flops / devices, costs["flops"])
+        work = share, costs["bytes accessed"], sent.received
+        bound = roofline.bound(topology.chip, topology.peak(dtype), *work)
+    return Estimate(
+        sketch,
+        topology,
+        mesh,
+        step.structure,
+        held,
+        flops,
+        costs["flops"],
+        costs["bytes accessed"],
+        sent,
+        dtype,
+        bound,
+    )
+
+
+def _too_large(error: Exception, topology: Topology) -> TooLarge | None:
+    """What the compiler says when the memory of a chip does not suffice."""
+    text = str(error)
+    found = re.search(
+        r"\(([\d.]+)([KMGT]?)\) exceeds available HBM|Used ([\d.]+)([KMGT]?) of", text
+    )
+    if "RESOURCE_EXHAUSTED" not in text or not found or not topology.chip:
+        return None
+    number, unit = (part for part in found.groups() if part is not None)
+    needed = round(float(number) * _UNITS[unit])
+    missing = needed - topology.chip.memory
+    return TooLarge(
+        f"the step does not fit: it needs {needed / 2**30:.2f} GiB on each chip of {topology.name}, which has"
+        f" {topology.chip.memory / 2**30:.2f}; {missing / 2**30:.2f} GiB are missing",
+        missing,
+    )
+
+
+def shardings(structure: Structure, mesh: Mesh) -> list[tuple[str, str, str, int]]:
+    """Rows (arrays, shape, partition, how many are alike): those of all blocks in one."""
+    rows: dict[tuple[str, str, str], int] = {}
+    for kind in (structure.trainable, structure.frozen):
+        for name, place in sharding.shardings(kind, mesh).items():
+            shape = "x".join(map(str, kind[name].shape)) or "1"
+            row = (re.sub(r"\d+", "*", name), shape, _shown(place.spec))
+            rows[row] = rows.get(row, 0) + 1
+    return sorted((*row, count) for row, count in rows.items())
+
+
+def _shown(spec: PartitionSpec) -> str:
+    parts: list[Any] = [part if isinstance(part, tuple) else (part,) for part in spec]
+    return " ".join("+".join(filter(None, part)) or "-" for part in parts)

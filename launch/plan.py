@@ -1,0 +1,153 @@
+"""What a run will need on devices that are not there: python -m launch.plan --config=CONFIG --topology=v5e:4x4"""
+
+from argparse import ArgumentParser
+from typing import TYPE_CHECKING
+
+from common.program import run
+
+if TYPE_CHECKING:
+    from launch.estimate import Estimate
+
+MIB = 2**20
+
+
+def arguments() -> ArgumentParser:
+    from common import config
+
+    parser = config.parser_for("launch.plan")
+    parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="the run's")
+    parser.add_argument(
+        "--topology",
+        required=True,
+        metavar="KIND:SHAPE",
+        help="a slice of TPUs, such as v5e:4x4 or v5p:2x2x2, or CPU devices, such as cpu:8",
+    )
+    parser.add_argument(
+        "--price", type=config.number("--price"), help="of an hour of one chip, in any currency"
+    )
+    parser.add_argument(
+        "--shardings", action="store_true", help="also how every parameter is split"
+    )
+    parser.add_argument(
+        "--sweep",
+        action="store_true",
+        help="try meshes and sizes of the batch; name the fastest that fits",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="the compiler takes less trouble and about half the time; counts are a little higher",
+    )
+    parser.epilog = "Any field of the configuration is an option: --config.mesh.fsdp=4"
+    return parser
+
+
+def main() -> None:
+    import os
+    import sys
+
+    from common import config
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before JAX is imported
+
+    fields, rest = config.split_fields(sys.argv[1:])
+    options = arguments().parse_args(rest)
+    experiment = config.load(options.config)
+    config.override_all(experiment, fields)
+    config.require(options.price is None or options.price >= 0, "--price must not be negative")
+
+    import jax
+
+    from launch import sweep, topology
+    from launch.estimate import estimate
+
+    topology.prepare(options.topology)
+    if options.quick:
+        jax.config.update("jax_exec_time_optimization_effort", -1.0)
+    devices = topology.find(options.topology)
+    found = sweep.best(experiment, devices) if options.sweep else estimate(experiment, devices)
+    show(found, options.price, options.shardings)
+
+
+def show(found: "Estimate", price: float | None, shardings: bool) -> None:
+    """Prints the table."""
+    from common.report.table import text
+    from launch import estimate
+
+    if shardings:
+        columns = ("parameters", "shape", "split over", "alike")
+        print(text(columns, estimate.shardings(found.structure, found.mesh)))
+    print(text(("what", "how much", ""), rows(found, price)))
+
+
+def rows(found: "Estimate", price: float | None = None) -> list[tuple[str, str, str]]:
+    """Lines of the table: what, how much, and a remark."""
+    from common import variables
+
+    topology, sketch, chips = found.topology, found.sketch, len(found.topology.devices)
+    counts = variables.count(found.structure)
+    mesh = " x ".join(f"{axis}={size}" for axis, size in found.mesh.shape.items())
+    lines = [
+        ("devices", f"{chips}", f"{topology.name}, {mesh}, {found.dtype}"),
+        ("parameters, trained", f"{counts['trainable']:,}", ""),
+        ("parameters, frozen", f"{counts['frozen']:,}", ""),
+        ("tokens of a step", f"{sketch.tokens:,}", _shapes(found)),
+    ]
+    lines += [
+        (f"MiB on each device: {name}", f"{size / MIB:,.1f}", "")
+        for name, size in found.held.items()
+    ]
+    total, chip = sum(found.held.values()), topology.chip
+    room = f"of {chip.memory / MIB:,.0f}: {total / chip.memory:.0%}" if chip else ""
+    lines.append(("MiB on each device: in all", f"{total / MIB:,.1f}", room))
+    lines += [
+        ("FLOPs of a step", f"{found.flops:.4g}", "matrix products, counted in the program"),
+        ("FLOPs of a token", f"{found.flops / sketch.tokens:.4g}", ""),
+        (
+            "FLOPs of a step, compiled",
+            f"{found.compiled_flops * chips:.4g}",
+            "all arithmetic on all devices; the body of a loop once",
+        ),
+    ]
+    lines += [
+        (f"{kind}, each device", f"{count:,} x", f"{received / MIB:,.3f} MiB received")
+        for kind, count, received in found.collectives.rows
+    ]
+    if found.collectives.unknown_loops:
+        remark = "loops with collectives that run unknown times: counted once"
+        lines.append(("", f"{found.collectives.unknown_loops}", remark))
+    return lines + _times(found, price)
+
+
+def _shapes(found: "Estimate") -> str:
+    shapes = {name: "x".join(map(str, x.shape)) for name, x in found.sketch.batch.items()}
+    return ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+
+
+def _times(found: "Estimate", price: float | None) -> list[tuple[str, str, str]]:
+    if not found.bound:
+        return [("time", "", f"of {found.topology.name} no speed is known: name a slice of TPUs")]
+    lines = [
+        (
+            f"ms of a step, {part}",
+            f"{1e3 * seconds:,.4g}",
+            "binds" if part == found.bound.binds else "",
+        )
+        for part, seconds in vars(found.bound).items()
+    ]
+    steps = found.sketch.config.train.steps
+    lines.append(("tokens per second, at most", f"{found.tokens_per_second:,.0f}", ""))
+    hours = found.chip_hours
+    if hours is None:
+        return [*lines, ("the whole run", "", "only the data say how many steps it has")]
+    wall = steps * found.bound.seconds / 3600
+    lines.append(
+        ("chip-hours of the run, at least", f"{hours:,.2f}", f"{steps:,} steps, {wall:,.2f} hours")
+    )
+    if price is not None:
+        lines.append(("cost of the run, at least", f"{hours * price:,.2f}", f"{price} a chip-hour"))
+    return lines
+
+
+if __name__ == "__main__":
+    run(main)

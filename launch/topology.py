@@ -1,0 +1,136 @@
+"""Devices that this machine does not have: a slice of TPUs by name, or as many CPU devices as are asked for."""
+
+import importlib.util
+import math
+import os
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from common.config import require
+from common.errors import UserError
+from common.track.progress import peak_flops
+
+LIBTPU = "libtpu==0.0.42.1"
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One accelerator, as far as a plan needs it; its peak is in `common.track.progress`.
+
+    Attributes:
+      memory: bytes that a program may use.
+      bandwidth: bytes per second from and to this memory.
+      links: bytes per second that it receives from its neighbours, over all of its links.
+      most: chips of the largest slice.
+      options: what else the compiler has to be told.
+    """
+
+    memory: int
+    bandwidth: float
+    links: float
+    most: int
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+# Bandwidths: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}, where those of links are given for both directions
+# together; of v4 those of Jouppi et al., 2023 (arXiv:2304.01433), table 4: six links of 50 GB/s. Memory: what libtpu
+# says that there is when a program does not fit; of those pages' 32, 16, 95 and 32 GB it is most.
+CHIPS = {
+    "v4": Chip(int(30.75 * GIB), 1200e9, 300e9, 4096, (("chip_config_name", "megacore"),)),
+    "v5e": Chip(int(15.75 * GIB), 819e9, 200e9, 256),
+    "v5p": Chip(int(95.74 * GIB), 2765e9, 600e9, 6144),
+    "v6e": Chip(int(31.25 * GIB), 1638e9, 400e9, 256),
+}
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Devices to compile for; of CPUs no speed is known."""
+
+    name: str
+    devices: list[Any]
+    chip: Chip | None
+
+    def peak(self, dtype: str) -> float | None:
+        """FLOP/s of one device; float32 is multiplied no faster than 16-bit numbers."""
+        kind = self.devices[0].device_kind
+        return peak_flops(kind, dtype) or peak_flops(kind, "bfloat16")
+
+
+def find(name: str) -> Topology:
+    """The devices of "v5e:4x4" or "cpu:8".
+
+    Raises:
+      UserError: there is no such topology, or no compiler for it.
+    """
+    match = re.fullmatch(r"(\w+):(\d+(?:x\d+)*)", name)
+    require(match is not None, f"--topology={name!r}: {_KNOWN}")
+    kind, shape = match.groups()
+    if kind == "cpu":
+        require(shape.isdecimal() and 1 <= int(shape) <= 4096, f"--topology={name!r}: {_KNOWN}")
+        return Topology(name, _cpus(int(shape)), None)
+    require(kind in CHIPS, f"--topology={name!r}: {_KNOWN}")
+    count = math.prod(map(int, shape.split("x")))
+    most = CHIPS[kind].most
+    require(count <= most, f"--topology={name!r}: a slice of {kind} has at most {most:,} chips")
+    return Topology(name, _tpus(name, shape, CHIPS[kind]), CHIPS[kind])
+
+
+_KNOWN = (
+    f"there are slices of {', '.join(CHIPS)}, such as v5e:4x4 and v5p:2x2x2, and CPU devices, such as"
+    " cpu:8"
+)
+
+
+def _cpus(count: int) -> list[Any]:
+    devices = jax.devices("cpu")
+    require(
+        len(devices) >= count,
+        f"--topology=cpu:{count}: this process has been given {len(devices)} CPU devices",
+    )
+    return devices[:count]
+
+
+def prepare(name: str) -> None:
+    """Before JAX looks for devices: there are to be CPUs alone, as many as the topology needs."""
+    jax.config.update("jax_platforms", "cpu")
+    if match := re.fullmatch(r"cpu:([1-9]\d{0,3})", name):
+        jax.config.update("jax_num_cpu_devices", int(match[1]))
+    else:
+        # What is kept of programs for TPUs can be read by TPUs alone.
+        jax.config.update("jax_enable_compilation_cache", False)
+
+
+def _tpus(name: str, shape: str, chip: Chip) -> list[Any]:
+    require(
+        importlib.util.find_spec("libtpu") is not None,
+        f"--topology={name} needs the TPU compiler: pip install {LIBTPU} (Linux; no TPU is needed);"
+        " --topology=cpu:8 works without it",
+    )
+    # It looks for TPUs, for a server that would know of them and for other programs that use them, and complains of
+    # finding none.
+    environment = {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-16",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_MIN_LOG_LEVEL": "3",
+        "TPU_STDERR_LOG_LEVEL": "3",
+    }
+    for variable, value in environment.items():
+        os.environ.setdefault(variable, value)
+    from jax.experimental import topologies
+
+    options = dict(chip.options)
+    if set(shape.split("x")) == {"1"}:
+        options["chips_per_host_bounds"] = (1, 1, 1)
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
+        return list(found.devices)
+    except Exception as error:  # whatever the compiler has against this shape
+        reason = str(error).removeprefix("INVALID_ARGUMENT: ")
+        raise UserError(f"--topology={name!r} does not exist ({reason}); {_KNOWN}") from error

@@ -1,0 +1,246 @@
+"""python -m launch.plan: which devices there are, what is said of a run on them, and which mesh is the fastest."""
+
+import dataclasses
+import importlib.util
+import sys
+
+import jax
+import pytest
+from ml_collections import ConfigDict
+
+from common.config import load
+from common.errors import UserError
+from common.model.transformer import compute_dtype
+from common.report.table import text
+from common.sharding import make_mesh
+from configs import explicit
+from launch import estimate, plan, roofline, sweep, topology
+from launch.roofline import Bound
+from launch.topology import CHIPS, Topology, find
+
+needs_libtpu = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler"
+)
+
+GIB = 2**30
+
+
+def small(**mesh: int) -> ConfigDict:
+    config = explicit.mnist()
+    config.mesh.update(mesh)
+    return config
+
+
+@pytest.fixture(scope="module")
+def found() -> estimate.Estimate:
+    return estimate.estimate(small(fsdp=2, tensor=2), find("cpu:8"))
+
+
+def test_a_plan_says_what_a_device_holds_and_a_step_computes(found: estimate.Estimate) -> None:
+    """784 x 10 weights, their outputs ten on two devices, Adam's two moments of each, 64 rows of digits."""
+    assert found.mesh.shape == {"data": 2, "fsdp": 2, "tensor": 2}
+    weights = 784 * 10 * 4
+    assert found.held["parameters, trained"] * 2 in (weights, weights // 2)
+    assert found.held["optimizer"] >= 2 * found.held["parameters, trained"]
+    assert found.held["batch"] == 64 // 4 * (784 + 2) * 4
+    assert found.flops == 2 * 2 * 64 * 784 * 10  # forward, and the gradient of the weights
+    shown = text(("what", "how much", ""), plan.rows(found))
+    assert "parameters, trained" in shown and "7,840" in shown
+    assert "all-reduce, each device" in shown
+    assert "no speed is known" in shown
+
+
+def test_the_run_costs_what_its_steps_take_on_all_chips(found: estimate.Estimate) -> None:
+    config = found.sketch.config.copy_and_resolve_references()
+    config.train.steps = 1000
+    slice_ = Topology("v5e:2x4", found.topology.devices, CHIPS["v5e"])
+    known = dataclasses.replace(
+        found,
+        topology=slice_,
+        sketch=dataclasses.replace(found.sketch, config=config),
+        bound=Bound(compute=1.8, memory=3.6, links=0.9),
+    )
+    assert known.chip_hours == pytest.approx(1000 * 3.6 * 8 / 3600)
+    assert known.tokens_per_second == pytest.approx(64 / 3.6)
+    lines = {name: (much, remark) for name, much, remark in plan.rows(known, price=1.5)}
+    assert lines["ms of a step, memory"] == ("3,600", "binds")
+    assert lines["ms of a step, compute"][1] == ""
+    assert lines["chip-hours of the run, at least"] == ("8.00", "1,000 steps, 1.00 hours")
+    assert lines["cost of the run, at least"][0] == "12.00"
+    assert "cost of the run, at least" not in {name for name, *_ in plan.rows(known)}
+
+
+def test_a_step_waits_for_the_slowest_part_of_a_chip() -> None:
+    chip = CHIPS["v5e"]
+    one = roofline.bound(chip, 197e12, flops=197e12, traffic=819e9 / 2, received=200e9 * 3)
+    assert (one.compute, one.memory, one.links) == (1, 0.5, 3)
+    assert one.seconds == 3 and one.binds == "links"
+
+
+@pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5litepod-16", "cpu:0", "cpu:2x2", "", "v5e:x"])
+def test_other_topologies_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match="slices of v4, v5e, v5p, v6e, such as"):
+        find(name)
+
+
+def test_a_slice_has_an_end() -> None:
+    with pytest.raises(UserError, match="a slice of v5e has at most 256 chips"):
+        find("v5e:16x32")
+
+
+def test_a_missing_compiler_is_named_with_the_way_without(monkeypatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install libtpu==.*--topology=cpu:8 works without"):
+        find("v5e:4x4")
+
+
+@needs_libtpu
+def test_a_shape_that_no_hosts_make_up_is_refused() -> None:
+    with pytest.raises(UserError, match=r"'v5e:3x3' does not exist.*slices of v4"):
+        find("v5e:3x3")
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("v5e:1x1", 1), ("v5e:4x4", 16), ("v4:2x2x2", 8), ("v5p:2x2x2", 8), ("v6e:2x4", 8)],
+)
+def test_a_device_is_a_chip_whose_peak_is_known(name: str, count: int) -> None:
+    slice_ = find(name)
+    assert len(slice_.devices) == count
+    assert slice_.peak("bfloat16") == slice_.peak("float32") > 1e14
+
+
+@needs_libtpu
+def test_types_are_those_of_the_devices_that_are_compiled_for() -> None:
+    mesh = make_mesh({"data": -1}, find("v5e:2x4").devices)
+    with jax.set_mesh(mesh):
+        assert compute_dtype("auto") == "bfloat16"
+    assert compute_dtype("auto") == "float32"
+
+
+@needs_libtpu
+def test_tensor_stays_within_a_host_as_in_training() -> None:
+    with pytest.raises(UserError, match=r"mesh.tensor=8 spans several processes"):
+        estimate.estimate(small(data=1, tensor=8), find("v5e:2x4"))
+
+
+@needs_libtpu
+def test_a_step_that_is_too_large_says_by_how_much() -> None:
+    config = small()
+    config.train.batch = 2**26
+    with pytest.raises(
+        estimate.TooLarge, match=r"on each chip of v5e:2x4, which has 15\.75"
+    ) as error:
+        estimate.estimate(config, find("v5e:2x4"))
+    needed = 2**26 / 8 * 784 * 4
+    assert error.value.missing > needed - 16 * GIB
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (20.25G)"
+        " exceeds available HBM (15.75G).",
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.25G of 15.75G hbm. Exceeded by 4.5G.",
+    ],
+)
+def test_both_ways_of_the_compiler_to_say_so_are_understood(monkeypatch, words: str) -> None:
+    def full(*_):
+        raise jax.errors.JaxRuntimeError(words)
+
+    monkeypatch.setattr(estimate.outline, "compile_for", full)
+    slice_ = Topology("v5e:2x4", jax.devices()[:8], CHIPS["v5e"])
+    with pytest.raises(estimate.TooLarge, match=r"4\.50 GiB are missing") as error:
+        estimate.estimate(small(), slice_)
+    assert error.value.missing == int(4.5 * GIB)
+
+
+def test_an_odd_batch_is_refused_as_in_training() -> None:
+    with pytest.raises(UserError, match="64"):
+        estimate.estimate(small(data=3), Topology("cpu:3", jax.devices()[:3], None))
+
+
+class Fake:
+    """What `sweep` asks of an estimate: tensor=2 is four times as fast, and only 16 rows fit on a device."""
+
+    bound = Bound(1.0, 0.5, 0.25)
+
+    def __init__(self, config: ConfigDict, room: int):
+        rows = config.train.batch
+        self.sketch = dataclasses.make_dataclass("S", ["config", "tokens"])(config, rows)
+        sizes = {axis: config.mesh[axis] for axis in ("data", "fsdp", "tensor")}
+        self.mesh = dataclasses.make_dataclass("M", ["shape"])(sizes)
+        self.held = {"all": rows}
+        held = rows // (sizes["data"] * sizes["fsdp"])
+        if held > room:
+            raise estimate.TooLarge(f"{held - room} are missing", held - room)
+        self.tokens_per_second = rows * sizes["tensor"] ** 2
+
+
+@pytest.fixture
+def eight() -> Topology:
+    return Topology("v5e:2x4", jax.devices()[:8], CHIPS["v5e"])
+
+
+def test_a_sweep_names_the_fastest_that_fits(monkeypatch, capsys, eight: Topology) -> None:
+    monkeypatch.setattr(sweep, "estimate", lambda config, _: Fake(config, room=16))
+    best = sweep.best(small(), eight)
+    # 64 rows fit as four times sixteen, 128 as eight times.
+    assert (best.mesh.shape["tensor"], best.sketch.config.train.batch) == (2, 64)
+    shown = capsys.readouterr().out
+    assert "--config.mesh.tensor=2 --config.train.batch=64" in shown
+    tried = [line.split() for line in shown.splitlines()]
+    assert (
+        len([line for line in tried if line[:3] == ["8", "1", "1"]]) == 3
+    )  # 64, 128 and, too large, 256
+    assert len([line for line in tried if line[:3] == ["1", "1", "8"]]) == 1  # too large at once
+
+
+def test_where_nothing_fits_the_least_that_is_missing_is_said(monkeypatch, eight: Topology) -> None:
+    monkeypatch.setattr(sweep, "estimate", lambda config, _: Fake(config, room=1))
+    with pytest.raises(UserError, match=r"nothing of all this fits.* 7 are missing"):
+        sweep.best(small(), eight)
+
+
+def test_meshes_are_all_that_make_up_the_devices() -> None:
+    found = list(sweep.meshes(12))
+    assert len(set(found)) == len(found) == 18  # ordered factorizations of 2 x 2 x 3 into three
+    assert all(data * fsdp * tensor == 12 for data, fsdp, tensor in found)
+
+
+def test_of_cpus_there_is_no_fastest() -> None:
+    with pytest.raises(UserError, match="no speed is known"):
+        sweep.best(small(), find("cpu:8"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--topology=cpu:8", "--price=-1"], "--price must not be negative"),
+        (["--topology=cpu:8", "--config.mesh.tensr=2"], "mesh.tensor"),
+        (["--topology=cpu:8", "--config.mesh.tensor=3"], "needs 6 devices|needs 3 devices"),
+        ([], "--topology"),
+    ],
+)
+def test_wrong_options_are_told_in_a_line(monkeypatch, options: list[str], words: str) -> None:
+    given = ["plan", "--config=configs/mnist_explicit.py", *options]
+    monkeypatch.setattr(sys, "argv", given)
+    monkeypatch.setattr(topology, "prepare", lambda name: None)
+    with pytest.raises(UserError, match=words):
+        plan.main()
+
+
+def test_a_file_that_is_no_experiment_is_refused() -> None:
+    with pytest.raises(UserError, match="no experiment"):
+        estimate.estimate(ConfigDict({"mesh": {}}), find("cpu:8"))
+
+
+def test_the_experiments_of_the_weak_scaling_have_as_large_batches_as_said() -> None:
+    from launch.scaling import RUNS, SHAPES
+
+    for path, field, each in RUNS.values():
+        config = load(path)
+        group, name = field.split(".")
+        configured = config[group][name] / each
+        assert configured in SHAPES, path

@@ -1,0 +1,103 @@
+"""The count of operations against the compiler's, a block of each kind at a time.
+
+The compiler counts additions, exponentials and the like too, so the blocks are wide and the sequences short enough that
+matrix products are all but a little of it. Nothing is compiled or run: both counts are of the program as it is lowered.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from common import variables
+from common.model import transformer
+from common.model.block import Block, Context
+from common.model.lora import Lora, adapt
+from common.train import flops
+from configs import language, translation
+from gmlp_lm import model as gmlp_lm
+from perception import model as perception
+from perception.backbones import BACKBONES
+from reservoir.kinds import RESERVOIRS
+
+ROWS, LENGTH, WIDTH = 2, 64, 512
+
+
+def recipe():
+    model = translation.wmt("ffn").model
+    model.update({"dropout": 0.0, "max_length": LENGTH, "kernel": 15})
+    return model
+
+
+def plain(rngs) -> Block:
+    return transformer.encoder_block(recipe(), rngs=rngs)
+
+
+def reservoir(kind: str) -> Callable[..., Block]:
+    def make(rngs) -> Block:
+        made = RESERVOIRS[kind](recipe(), transformer.encoder_block, False, rngs=rngs)
+        variables.freeze(made)
+        return made
+
+    return make
+
+
+def of_a_gmlp(attention: bool) -> Callable[..., Block]:
+    def make(rngs) -> Block:
+        model = language.paper("gmlp_attn" if attention else "gmlp", "enwik8").model
+        model.update({"width": WIDTH, "length": LENGTH, "dropout": 0.0})
+        return transformer.make_block(model, gmlp_lm.functions(model, 0, rngs=rngs), rngs=rngs)
+
+    return make
+
+
+def of_qwen2(rngs) -> Block:
+    """Fewer heads of keys than of queries, and a gated feed-forward layer."""
+    shape = replace(BACKBONES["qwen2_0.5b"], dropout=(0.0,) * 3)
+    return perception.block(shape, 0, rngs=rngs)
+
+
+def adapted(rngs) -> Block:
+    made = of_qwen2(rngs)
+    assert adapt(made, ("query", "value"), Lora(rank=16, rate=0.0), rngs=rngs) == 2
+    return made
+
+
+BLOCKS = {
+    "transformer": plain,
+    **{f"{kind} reservoir": reservoir(kind) for kind in RESERVOIRS},
+    "gMLP": of_a_gmlp(False),
+    "gMLP with attention": of_a_gmlp(True),
+    "Qwen2": of_qwen2,
+    "Qwen2 with LoRA": adapted,
+}
+
+
+@pytest.fixture
+def unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler counts the body of a loop once; the equations of a GRU are written out for it here."""
+    scan = jax.lax.scan
+    monkeypatch.setattr(jax.lax, "scan", lambda *given, **o: scan(*given, **{**o, "unroll": True}))
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_operations_are_those_that_the_compiler_counts(name: str, unrolled: None) -> None:
+    structure = variables.abstract(lambda: BLOCKS[name](variables.Keys(0)))
+    width = {"Qwen2": 896}.get(name.split()[0], WIDTH)
+    x_BLD = jax.ShapeDtypeStruct((ROWS, LENGTH, width), jnp.float32)
+    values = [
+        {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in some.items()}
+        for some in (structure.trainable, structure.frozen)
+    ]
+
+    def loss(trainable, x_BLD, frozen):
+        y_BLD = structure.build(trainable, frozen)(x_BLD, Context())
+        return jnp.sum(y_BLD.astype(jnp.float32) ** 2)
+
+    gradient = jax.grad(loss, argnums=(0, 1))
+    arguments = (values[0], x_BLD, values[1])
+    ours = flops.count(gradient, *arguments)
+    compilers = jax.jit(gradient).lower(*arguments).cost_analysis()["flops"]
+    assert ours == pytest.approx(compilers, rel=0.03)
