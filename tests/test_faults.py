@@ -141,8 +141,14 @@ COMMAND_LINES = [
     ([f"--config={ROOT}/configs"], f"no configuration file {ROOT}/configs"),
     ([f"--config={ROOT}/LICENSE"], "LICENSE is not a Python file"),
     ([f"{TINY[:-5]}:tinny"], "unknown argument 'tinny'; there is laptop and tiny"),
-    ([f"--config={ROOT}/configs/mnist_explicit.py:tiny"], "no configuration of this program"),
-    ([f"--config={ROOT}/configs/babylm_cat.py"], "no configuration of this program: no field"),
+    (
+        [f"--config={ROOT}/configs/mnist_explicit.py:tiny"],
+        "is an experiment of explicit_opt, which",
+    ),
+    (
+        [f"--config={ROOT}/configs/babylm_cat.py", "--config.paper=reservoir"],
+        "of this program: no field",
+    ),
 ]
 
 

@@ -39,10 +39,11 @@ def lab(tmp_path_factory) -> Laboratory:
     """With its three runs, which every table and the figure share."""
     folder = tmp_path_factory.mktemp("lab")
     text = b"the cat sat on the mat and the dog sat on the log .\n" * 200
+    (folder / "data").mkdir()
     for split in ("train", "valid", "test"):
-        (folder / f"{split}.txt").write_bytes(text)
+        (folder / "data" / f"{split}.txt").write_bytes(text)
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    places = {"wikitext2": folder}
+    places = {"wikitext2": folder / "data"}
     made = Laboratory("tiny", 1, QUICK, folder / "out", mesh, "fixed", ("wikitext2",), places)
     experiments.table3(made)
     return made
