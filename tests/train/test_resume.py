@@ -1,18 +1,16 @@
-"""The whole program, killed and started again, on one process and on several."""
+"""The whole program, killed and started again."""
 
 import json
 import random
-import shutil
 import signal
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from common.track.tracker import read_metrics
-from tests.programs import finish, finish_two, start
+from tests.programs import finish, start
 
 STEPS = 60
 SMALL = {
@@ -95,44 +93,3 @@ def test_a_killed_run_resumes_bit_for_bit(
     assert list(losses(workdir)) == list(range(1, STEPS + 1))
     assert curve(workdir) == curve(uninterrupted)
     assert final_checksum(workdir) == final_checksum(uninterrupted)
-
-
-def test_one_checkpoint_goes_on_anywhere(tmp_path: Path, cache: Path) -> None:
-    """Ten steps on eight devices; then one device, and two processes with four each, to the twentieth."""
-    mesh = {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2}
-    short = {"checkpoint__steps": 10, "eval__steps": 20, "data__buckets": "32"}
-    eight, one, two = (tmp_path / name for name in ("eight", "one", "two"))
-    finish(start(command(eight, cache, train__steps=10, **mesh, **short), 8))
-    for copy in (one, two):
-        shutil.copytree(eight, copy)
-    finish(start(command(eight, cache, train__steps=20, **mesh, **short), 8))
-    finish(start(command(one, cache, train__steps=20, **short), 1))
-    finish_two(command(two, cache, train__steps=20, **mesh, **short))
-    expected = losses(eight)
-    assert list(expected) == list(range(1, 21))
-    for workdir in (one, two):
-        assert list(losses(workdir)) == list(expected)
-        for step, loss in losses(workdir).items():
-            assert loss == pytest.approx(expected[step], rel=1e-4), (workdir.name, step)
-
-
-def test_two_processes_train_what_one_trains(tmp_path: Path, cache: Path) -> None:
-    """From the first step on, eight devices as (8, 1, 1); the launcher starts the processes."""
-    fields = {"train__steps": 5, "eval__steps": 5, "data__tokens_per_batch": 1024}
-    one, two = tmp_path / "one", tmp_path / "two"
-    finish(start(command(one, cache, **fields)))
-    _, _, _, config, *options = command(two, cache, **fields)
-    launcher = [
-        "bash",
-        "launch/local.sh",
-        "--log-dir",
-        str(tmp_path / "logs"),
-        "2",
-        config.removeprefix("--config="),
-    ]
-    finish(start([*launcher, *options], 4, PYTHON=sys.executable))
-    a, b = losses(one), losses(two)
-    np.testing.assert_allclose([b[step] for step in a], list(a.values()), rtol=1e-4)
-    scores = [json.loads((w / "summary.json").read_text()) for w in (one, two)]
-    assert scores[0]["test"]["loss"] == pytest.approx(scores[1]["test"]["loss"], rel=1e-4)
-    assert scores[1]["processes"] == 2

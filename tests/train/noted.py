@@ -1,0 +1,146 @@
+"""Runs that note which examples every step is given.
+
+`python -m tests.train.noted --config=...` is `python -m reservoir.train --config=...`;
+`python -m tests.train.noted FOLDER CACHE STEP` trains three tasks, one after the other, each up to that step.
+"""
+
+import json
+import sys
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+
+from common import program
+
+STEPS = 60
+TASKS = {
+    "translation": (
+        "reservoir",
+        "configs/wmt_ffn_res.py:tiny",
+        {"data.vocab_size": 300, "data.tokens_per_batch": 512, "data.buckets": (32,)}
+        | {"model.width": 32, "model.hidden": 64, "model.heads": 2, "eval.sentences": 8}
+        | {"decode.beams": 2, "decode.extra": 4},
+    ),
+    "bytes": (
+        "gmlp_lm",
+        "configs/enwik8_gmlp.py:tiny",
+        {"data.batch": 8},
+    ),
+    "classes": (
+        "perception",
+        "configs/perception.py:tiny",
+        {"data.vocab_size": 300, "data.buckets": (64,)},
+    ),
+}
+
+
+def rows(batch: dict) -> list[int]:
+    """What tells the rows of a batch apart: the numbers of the examples, else a checksum."""
+    if "ids" in batch:
+        return batch["ids"].tolist()
+    return [zlib.crc32(b"".join(map(bytes, row))) for row in zip(*batch.values(), strict=True)]
+
+
+def noting(run_class: type) -> type:
+    """A `loop.Run` that writes beside its workdir what its batches are, also those that it only reads ahead."""
+
+    class Noting(run_class):
+        def train(self, until: int) -> None:
+            self.task.batches, inner = self._noted, self.task.batches
+            self._inner = inner
+            super().train(until)
+
+        def _noted(self, start: dict | None) -> Iterator:
+            import jax
+
+            folder = notes(self.workdir)
+            folder.mkdir(exist_ok=True)
+            place = {"process": jax.process_index(), "of": jax.process_count()}
+            with (folder / f"{place['process']}.jsonl").open("a", buffering=1) as file:
+                for step, (batch, position) in enumerate(self._inner(start), self.number + 1):
+                    file.write(json.dumps(place | {"step": step, "rows": rows(batch)}) + "\n")
+                    yield batch, position
+
+    return Noting
+
+
+def notes(workdir: Path) -> Path:
+    return workdir.with_name(f"{workdir.name}-notes")
+
+
+def seen(workdir: Path) -> dict[int, set[tuple[int, ...]]]:
+    """The global batches of each step, of all starts of a run: one, where none was given something else."""
+    parts = defaultdict(lambda: defaultdict(set))
+    for file in notes(workdir).iterdir():
+        for line in map(json.loads, file.read_text().splitlines()):
+            parts[line["step"], line["of"]][line["process"]].add(tuple(line["rows"]))
+    found = defaultdict(set)
+    for (step, of), by_process in parts.items():
+        if len(by_process) == of:  # not read ahead by some, and then killed
+            for choice in product(*(by_process[k] for k in range(of))):
+                found[step].add(sum(choice, ()))
+    return found
+
+
+EVERYWHERE = {
+    "train.steps": STEPS,
+    "train.log_steps": 1,
+    "eval.steps": 10**6,
+    "checkpoint.steps": 10**6,
+    "wandb.mode": "disabled",
+}
+
+
+def session(
+    folder: Path, cache: Path, until: int, tasks: Iterable[str] = TASKS, devices: list | None = None
+) -> None:
+    """Trains each of the tasks up to step `until`, from where it stands, on all devices or on these."""
+    import time
+
+    import jax
+
+    from common.config import load
+    from common.distributed import is_main
+    from common.sharding import make_mesh
+    from common.train.loop import Run
+    from common.train.preemption import Signals
+    from common.train.profile import Profile
+    from common.train.workdir import open_workdir
+
+    mesh = make_mesh({"data": -1}, devices)
+    for name in tasks:
+        paper, path, fields = TASKS[name]
+        config = load(path)
+        config.update_from_flattened_dict(EVERYWHERE | fields | {"data.cache_dir": str(cache)})
+        config, task = import_module(f"{paper}.run").prepare(config, mesh)
+        lock = open_workdir(folder / name, config) if is_main() else None
+        with jax.set_mesh(mesh), Signals() as signals:
+            begun = time.perf_counter()
+            run = noting(Run)(config, task, folder / name, mesh, signals, begun, Profile())
+            run.open()
+            run.train(until)
+            run.close()
+        if lock:
+            lock.release()
+
+
+def main() -> None:
+    from common import distributed
+    from common.train import loop
+
+    if sys.argv[1].startswith("--config"):
+        from reservoir.train import main as train
+
+        loop.Run = noting(loop.Run)
+        train()
+    else:
+        distributed.initialize()
+        folder, cache, until = sys.argv[1:]
+        session(Path(folder), Path(cache), int(until))
+
+
+if __name__ == "__main__":
+    program.run(main)

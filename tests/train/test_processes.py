@@ -1,0 +1,149 @@
+"""Several processes train what one trains, and a run goes on with any number of them, however it ended."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from common.track.tracker import METRICS, read_metrics
+from common.watch import LOST
+from tests.programs import finish, start, start_several
+from tests.train.noted import EVERYWHERE, STEPS, TASKS, seen, session
+
+SHORT = 5
+
+
+def losses(workdir: Path) -> dict[int, float]:
+    return {m["step"]: m["train/loss"] for m in read_metrics(workdir) if "train/loss" in m}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
+    """One process with one device trains all tasks, and is never interrupted."""
+    folder = tmp_path_factory.mktemp("alone")
+    session(folder, cache, SHORT, [t for t in TASKS if t != "translation"], jax.devices()[:1])
+    session(folder, cache, STEPS, ["translation"], jax.devices()[:1])
+    return folder
+
+
+def check(workdir: Path, alone: Path, steps: int) -> None:
+    """Up to `steps`, each step had the examples that it has in one process, however often it was made, and its loss."""
+    expected, found = losses(alone / workdir.name), losses(workdir)
+    assert list(found) == list(range(1, steps + 1))
+    one = [expected[step] for step in found]
+    np.testing.assert_allclose(list(found.values()), one, rtol=1e-4, err_msg=workdir.name)
+    examples, rightly = seen(workdir), seen(alone / workdir.name)
+    for step in range(1, steps + 1):
+        assert len(rightly[step]) == 1
+        assert examples[step] == rightly[step], (workdir.name, step)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        (2, 1),
+        pytest.param((2, 1, 4), marks=pytest.mark.slow),
+        pytest.param((4, 2), marks=pytest.mark.slow),
+    ],
+)
+def test_any_number_of_processes_trains_the_same(
+    counts: tuple[int, ...], tmp_path: Path, cache: Path, alone: Path
+) -> None:
+    """Translation with a reservoir, a language model of bytes, and classification; a device each, and a step or two."""
+    for count, until in zip(counts, range(SHORT + 1 - len(counts), SHORT + 1), strict=True):
+        if count == 1:
+            session(tmp_path, cache, until, devices=jax.devices()[:1])
+            continue
+        program = [sys.executable, "-m", "tests.train.noted", tmp_path, cache, str(until)]
+        for process in start_several([*map(str, program)], count, 1):
+            finish(process)
+    for name in TASKS:
+        check(tmp_path / name, alone, SHORT)
+
+
+class Session:
+    """Programs of one run, and what has become of them."""
+
+    def __init__(self, workdir: Path, cache: Path):
+        self.workdir = workdir
+        _, config, fields = TASKS["translation"]
+        fields = {
+            k: ",".join(map(str, v)) if isinstance(v, tuple) else v for k, v in fields.items()
+        }
+        fields = EVERYWHERE | fields | {"data.cache_dir": cache, "checkpoint.steps": 7}
+        self.config = config
+        self.options = [f"--workdir={workdir}", *(f"--config.{k}={v}" for k, v in fields.items())]
+        self.mesh = [f"--config.mesh.{axis}=2" for axis in ("data", "fsdp", "tensor")]
+        self.program = [sys.executable, "-m", "tests.train.noted", f"--config={config}"]
+
+    def goes_on(self, steps: int, process: subprocess.Popen) -> None:
+        """Waits until the program just started has made so many steps more than are saved."""
+        metrics = self.workdir / METRICS
+        before = metrics.stat().st_mtime_ns if metrics.exists() else 0
+        first = self.saved()
+        # What was made and not saved stands there until the program has begun.
+        while (
+            not metrics.exists()
+            or metrics.stat().st_mtime_ns == before
+            or max(losses(self.workdir), default=0) < first + steps
+        ):
+            assert process.poll() is None, process.communicate()[0][-3000:]
+            time.sleep(0.02)
+
+    def saved(self) -> int:
+        folders = (self.workdir / "checkpoints" / "latest").glob("*")
+        return max((int(f.name) for f in folders if f.name.isdecimal()), default=0)
+
+
+def test_a_run_is_moved_and_shot_and_ends_the_same(
+    tmp_path: Path, cache: Path, alone: Path
+) -> None:
+    """SIGTERM to two processes, SIGKILL to the one that goes on, SIGKILL to one of two, and the end on one."""
+    run = Session(tmp_path / "translation", cache)
+    launcher = [
+        "bash",
+        "launch/local.sh",
+        "-m",
+        "tests.train.noted",
+        "--log-dir",
+        f"{tmp_path}/logs",
+    ]
+    two = start([*launcher, "2", run.config, *run.options, *run.mesh], 4, PYTHON=sys.executable)
+    run.goes_on(3, two)
+    two.send_signal(signal.SIGTERM)
+    finish(two, 128 + signal.SIGTERM)
+    logs = [(tmp_path / "logs" / f"process-{k}.log").read_text() for k in (0, 1)]
+    steps = [re.search(r"SIGTERM: saved step (\d+) in .*; the same command", log) for log in logs]
+    assert steps[0][1] == steps[1][1] == str(run.saved())
+
+    one = start([*run.program, *run.options])
+    run.goes_on(10, one)
+    one.kill()
+    finish(one, -signal.SIGKILL)
+    assert run.saved() < STEPS, "killed too late"
+
+    first, second = start_several([*run.program, *run.options, *run.mesh], 2, 4)
+    run.goes_on(8, first)
+    second.kill()
+    killed = time.monotonic()
+    output = finish(first, LOST)
+    assert time.monotonic() - killed < 30
+    assert re.search(r"error: process 1 \(.+\) is lost: .*; the same command goes on", output)
+    finish(second, -signal.SIGKILL)
+    assert run.saved() < STEPS, "killed too late"
+
+    left = run.saved()
+    output = finish(start([*run.program, *run.options, *run.mesh], 8))
+    assert f"going on from step {left}" in output
+    check(run.workdir, alone, STEPS)
