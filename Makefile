@@ -27,10 +27,10 @@ bench: $(VENV)/.bench ## side by side with PyTorch peers; see benchmarks/README.
 	$(BIN)/python -m benchmarks.reservoir_step
 	$(BIN)/python -m benchmarks.decode
 	$(BIN)/python -m benchmarks.loop_overhead
+	$(BIN)/python -m benchmarks.two_processes
 	$(BIN)/python -m benchmarks.explicit
 	$(BIN)/python -m benchmarks.gmlp
 	$(BIN)/python -m benchmarks.lora
-	$(BIN)/python -m benchmarks.two_processes
 
 lint: $(VENV)/.dev ## ruff, changing nothing
 	$(BIN)/ruff check .

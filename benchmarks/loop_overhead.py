@@ -8,7 +8,6 @@ clocks of their own.
 
 import argparse
 import json
-import tempfile
 import time
 from pathlib import Path
 
@@ -27,32 +26,18 @@ def main() -> None:
     import jax
     import numpy as np
 
+    from benchmarks import tiny_run
     from benchmarks.harness import machine
-    from common.config import load
-    from common.sharding import make_mesh
-    from common.tasks.translation import Translation
     from common.train.feed import put
-    from common.train.loop import Run
-    from common.train.preemption import Signals
-    from reservoir.model import translator
 
-    config = load("configs/wmt_ffn_res.py:tiny")
-    config.wandb.mode = "offline"
-    config.eval.steps = config.checkpoint.steps = 10**9
-    config.checkpoint.seconds = 0.0
-    mesh = make_mesh(config.mesh)
-    task = Translation(config, translator, mesh)
-    with tempfile.TemporaryDirectory() as folder, jax.set_mesh(mesh), Signals() as signals:
-        run = Run(config, task, Path(folder), mesh, signals, time.perf_counter())
-        run.open()
+    with tiny_run.tiny_run() as run:
+        task = run.task
 
         def loop(steps: int) -> float:
-            tokens, seconds = run.tokens, run.clock["train"]
-            run.train(until=run.number + steps)
-            return (run.tokens - tokens) / (run.clock["train"] - seconds)
+            return tiny_run.train(run, steps)
 
         loop(10)
-        batch = put(next(task.batches(None))[0], mesh)
+        batch = put(next(task.batches(None))[0], run.mesh)
         weight = int(np.count_nonzero(batch["target_outputs"]))
 
         def bare(steps: int) -> float:
@@ -79,7 +64,6 @@ def main() -> None:
             }
             for _ in range(options.rounds)
         ]
-        run.close()
     ratios = {
         "loop over bare step": float(np.median([r["loop"] / r["bare step"] for r in rounds])),
         "data over model": float(np.median([r["data"] / r["bare step"] for r in rounds])),

@@ -1,13 +1,14 @@
-"""What exchanging between processes costs: python -m benchmarks.two_processes
+"""What it costs to be several processes: python -m benchmarks.two_processes
 
-The training loop of a byte language model (4 layers, width 256, 16 x 256 bytes) as two processes of one device each,
-started by launch/local.sh, beside one process of two devices. Each run is a program of its own; its seconds are those
-of training alone, without start, compilation and evaluation.
+The loop with the tiny configuration, on two devices of this CPU: both in one process, or one in each of two, which
+exchange gradients over loopback and compare notes now and then. All three processes live throughout and take turns.
 """
 
 import argparse
 import json
 import os
+import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -15,70 +16,105 @@ from pathlib import Path
 
 from common import program
 
-ROOT = Path(__file__).parents[1]
-CASES = ("two processes", "two devices")
-TARGETS = {"two processes / two devices": 1 / 0.85}
-
-
-def command(case: str, steps: int, workdir: Path) -> list[str]:
-    """Of one run."""
-    config = "configs/enwik8_transformer.py:tiny"
-    fields = {
-        "model.width": 256,
-        "model.hidden": 1024,
-        "model.length": 256,
-        "eval.stride": 256,
-        "eval.tokens": 256,
-        "eval.steps": 10**9,
-        "checkpoint.steps": 0,
-        "checkpoint.seconds": 0.0,
-        "train.steps": steps,
-        "wandb.mode": "disabled",
-    }
-    rest = [*(f"--config.{name}={value}" for name, value in fields.items()), f"--workdir={workdir}"]
-    if case == "two processes":
-        logs = workdir.with_name("logs")
-        launcher = ["launch/local.sh", "--module", "reservoir.train", "--log-dir", str(logs)]
-        return [*launcher, "2", config, *rest]
-    return [sys.executable, "-m", "reservoir.train", f"--config={config}", *rest]
-
-
-def run(case: str, steps: int) -> float:
-    """Seconds of training."""
-    devices = "1" if case == "two processes" else "2"
-    environment = {**os.environ, "PYTHON": sys.executable, "JAX_PLATFORMS": "cpu"}
-    with tempfile.TemporaryDirectory() as folder:
-        workdir = Path(folder) / "run"
-        done = subprocess.run(
-            command(case, steps, workdir),
-            cwd=ROOT,
-            env={**environment, "JAX_NUM_CPU_DEVICES": devices},
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            sys.exit(
-                f"{case}: exit code {done.returncode}\n{done.stdout[-500:]}{done.stderr[-2000:]}"
-            )
-        return json.loads((workdir / "summary.json").read_text())["train_seconds"]
+TARGET = 0.85
+CASES = {"1 process x 2 devices": 1, "2 processes x 1 device": 2}
+WARM_UP = 10
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=40, help="steps of one round")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", default="results/benchmarks/two_processes.json")
+    parser.add_argument("--steps", type=int, default=100, help="steps of one round")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--out", type=Path, default=Path("results/benchmarks/two_processes.json"))
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.worker:
+        work(options.worker)
+        return
 
-    from benchmarks.harness import Timing, ratio, report
+    from benchmarks.harness import machine
 
-    seconds: dict[str, list[float]] = {case: [] for case in CASES}
-    for number in range(options.rounds):
-        for case in CASES if number % 2 == 0 else reversed(CASES):
-            seconds[case].append(run(case, options.steps) / options.steps)
-    timings = {case: Timing(tuple(found)) for case, found in seconds.items()}
-    title = f"a step of the training loop, {options.steps} steps a run, float32"
-    report(title, timings, [ratio(timings, *CASES)], TARGETS, options.out)
+    with tempfile.TemporaryDirectory() as folder:
+        groups = {name: start(Path(folder) / str(n), n) for name, n in CASES.items()}
+        for group in groups.values():
+            train(group, WARM_UP)
+        rounds = []
+        for number in range(options.rounds):
+            order = list(CASES) if number % 2 == 0 else list(CASES)[::-1]
+            rounds.append({name: train(groups[name], options.steps) for name in order})
+        workers = [worker for group in groups.values() for worker in group]
+        for worker in workers:
+            worker.stdin.close()  # of all: they wait for each other
+        for worker in workers:
+            worker.wait()
+
+    one, two = CASES
+    ratio = statistics.median(r[two] / r[one] for r in rounds)
+    for name in CASES:
+        median = statistics.median(r[name] for r in rounds)
+        print(f"{name:24s} {median:10,.0f} target tokens/s (median)")
+    met = "yes" if ratio >= TARGET else "no"
+    print(f"{'ratio':24s} {ratio:10.3f}   target >= {TARGET:g}   met {met}")
+    record = {
+        "machine": machine(),
+        "tokens_per_second": rounds,
+        "ratios": {f"{two} over {one}": ratio},
+        "targets": {f"{two} over {one}": TARGET},
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(record, indent=2) + "\n")
+    print(f"written to {options.out}")
+
+
+def start(workdir: Path, count: int) -> list[subprocess.Popen]:
+    """`count` processes with two devices in all, which wait to be told how many steps to train."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(2 // count)}
+    if count > 1:
+        environment["TRAINLESS_COORDINATOR"] = f"127.0.0.1:{port}"
+        environment["TRAINLESS_NUM_PROCESSES"] = str(count)
+    command = [sys.executable, "-m", "benchmarks.two_processes", "--worker", str(workdir)]
+    return [
+        subprocess.Popen(
+            command,
+            env=environment | {"TRAINLESS_PROCESS_ID": str(k)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if k else None,
+            text=True,
+        )
+        for k in range(count)
+    ]
+
+
+def train(group: list[subprocess.Popen], steps: int) -> float:
+    """Tokens per second, as the first process has them, of all of them."""
+    for worker in group:
+        worker.stdin.write(f"{steps}\n")
+        worker.stdin.flush()
+    speeds = []
+    for worker in group:
+        for line in worker.stdout:  # behind the table of parameters
+            if line.startswith("speed "):
+                speeds.append(float(line.split()[1]))
+                break
+        else:
+            sys.exit(f"a process ended with exit code {worker.wait()}")
+    return speeds[0]
+
+
+def work(workdir: Path) -> None:
+    """One of the processes."""
+    from common import distributed
+
+    distributed.initialize()
+
+    from benchmarks import tiny_run
+
+    with tiny_run.tiny_run(workdir) as run:
+        for line in sys.stdin:
+            print(f"speed {tiny_run.train(run, int(line))}", flush=True)
 
 
 if __name__ == "__main__":

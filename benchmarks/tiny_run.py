@@ -1,0 +1,41 @@
+"""The tiny translation run, ready to be timed: it neither evaluates nor saves but where it is stopped."""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+
+from common.config import load
+from common.sharding import make_mesh
+from common.tasks.translation import Translation
+from common.train.loop import Run
+from common.train.preemption import Signals
+from common.train.profile import Profile
+from reservoir.model import translator
+
+
+@contextmanager
+def tiny_run(workdir: Path | None = None) -> Iterator[Run]:
+    """An open run on all devices of all processes, which have `workdir` in common; a folder of its own without."""
+    config = load("configs/wmt_ffn_res.py:tiny")
+    config.wandb.mode = "offline"
+    config.eval.steps = config.checkpoint.steps = 10**9
+    config.checkpoint.seconds = 0.0
+    mesh = make_mesh(config.mesh)
+    task = Translation(config, translator, mesh)
+    with tempfile.TemporaryDirectory() as folder, jax.set_mesh(mesh), Signals() as signals:
+        begun = time.perf_counter()
+        run = Run(config, task, workdir or Path(folder), mesh, signals, begun, Profile())
+        run.open()
+        yield run
+        run.close()
+
+
+def train(run: Run, steps: int) -> float:
+    """Trains on; tokens per second of the clock that counts training alone."""
+    tokens, seconds = run.tokens, run.clock["train"]
+    run.train(until=run.number + steps)
+    return (run.tokens - tokens) / (run.clock["train"] - seconds)
