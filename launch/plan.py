@@ -136,16 +136,16 @@ def _times(found: "Estimate", price: float | None) -> list[tuple[str, str, str]]
         for part, seconds in vars(found.bound).items()
     ]
     steps = found.sketch.config.train.steps
-    lines.append(("tokens per second, at most", f"{found.tokens_per_second:,.0f}", ""))
+    lines.append(("tokens per second, by this", f"{found.tokens_per_second:,.0f}", ""))
     hours = found.chip_hours
     if hours is None:
         return [*lines, ("the whole run", "", "only the data say how many steps it has")]
     wall = steps * found.bound.seconds / 3600
     lines.append(
-        ("chip-hours of the run, at least", f"{hours:,.2f}", f"{steps:,} steps, {wall:,.2f} hours")
+        ("chip-hours of the run, by this", f"{hours:,.2f}", f"{steps:,} steps, {wall:,.2f} hours")
     )
     if price is not None:
-        lines.append(("cost of the run, at least", f"{hours * price:,.2f}", f"{price} a chip-hour"))
+        lines.append(("cost of the run, by this", f"{hours * price:,.2f}", f"{price} a chip-hour"))
     return lines
 
 

@@ -1,4 +1,4 @@
-"""How long a step takes at least: each part of a chip at its full speed, all of them at once."""
+"""How long a step takes with each part of a chip at its full speed, all of them at once."""
 
 from dataclasses import dataclass
 

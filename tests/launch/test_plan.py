@@ -65,9 +65,9 @@ def test_the_run_costs_what_its_steps_take_on_all_chips(found: estimate.Estimate
     lines = {name: (much, remark) for name, much, remark in plan.rows(known, price=1.5)}
     assert lines["ms of a step, memory"] == ("3,600", "binds")
     assert lines["ms of a step, compute"][1] == ""
-    assert lines["chip-hours of the run, at least"] == ("8.00", "1,000 steps, 1.00 hours")
-    assert lines["cost of the run, at least"][0] == "12.00"
-    assert "cost of the run, at least" not in {name for name, *_ in plan.rows(known)}
+    assert lines["chip-hours of the run, by this"] == ("8.00", "1,000 steps, 1.00 hours")
+    assert lines["cost of the run, by this"][0] == "12.00"
+    assert "cost of the run, by this" not in {name for name, *_ in plan.rows(known)}
 
 
 def test_a_step_waits_for_the_slowest_part_of_a_chip() -> None:
