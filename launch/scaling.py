@@ -30,7 +30,7 @@ COLUMNS = (
     "optimizer, MiB on a chip",
     "all, MiB on a chip",
     "received, MiB by a chip",
-    "ms of a step, at least",
+    "ms of a step, estimated",
     "binds",
 )
 
@@ -91,7 +91,8 @@ def _figure(rows: list[tuple]):
         some = [row for row in rows if row[0] == run_name]
         chips = [row[1] for row in some]
         style = {"marker": "o", "markersize": 4, "color": COLOURS[number]}
-        axes[0].plot(chips, [row[4] for row in some], label=run_name, **style)
+        axes[0].plot(chips, [row[3] for row in some], label=run_name, **style)
+        axes[0].plot(chips, [row[4] for row in some], "--", label=f"{run_name}: compiled", **style)
         axes[1].plot(chips, [row[5] for row in some], label=f"{run_name}: parameters", **style)
         axes[1].plot(chips, [row[6] for row in some], "--", label=f"{run_name}: optimizer", **style)
         axes[2].plot(chips, [row[8] for row in some], label=run_name, **style)

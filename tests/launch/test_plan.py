@@ -1,8 +1,10 @@
 """python -m launch.plan: which devices there are, what is said of a run on them, and which mesh is the fastest."""
 
+import csv
 import dataclasses
 import importlib.util
 import sys
+from pathlib import Path
 
 import jax
 import pytest
@@ -14,7 +16,7 @@ from common.model.transformer import compute_dtype
 from common.report.table import text
 from common.sharding import make_mesh
 from configs import explicit
-from launch import estimate, plan, roofline, sweep, topology
+from launch import estimate, plan, roofline, scaling, sweep, topology
 from launch.roofline import Bound
 from launch.topology import CHIPS, Topology, find
 
@@ -236,11 +238,25 @@ def test_a_file_that_is_no_experiment_is_refused() -> None:
         estimate.estimate(ConfigDict({"mesh": {}}), find("cpu:8"))
 
 
-def test_the_experiments_of_the_weak_scaling_have_as_large_batches_as_said() -> None:
-    from launch.scaling import RUNS, SHAPES
+@pytest.mark.parametrize("name", scaling.RUNS)
+def test_more_chips_do_the_same_work_each_and_hold_less(name: str) -> None:
+    """The table that is kept: what is split falls as 1/fsdp, beside arrays that no device divides (norms, biases)."""
+    with (Path(__file__).parents[2] / "results" / "launch" / "weak_scaling.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["run"] == name]
+    chips = [int(row["chips"]) for row in rows]
+    assert chips == list(scaling.SHAPES)
+    work = [float(row["GFLOPs of a chip"]) for row in rows]
+    assert max(work) <= 1.02 * min(work)
+    for what in ("parameters", "optimizer"):
+        held = [float(row[f"{what}, MiB on a chip"]) for row in rows]
+        split = (held[0] - held[-1]) / (1 / chips[0] - 1 / chips[-1])
+        whole = held[0] - split / chips[0]
+        assert whole < 0.01 * split
+        assert held == pytest.approx([split / count + whole for count in chips], rel=0.01)
+    assert all(float(row["received, MiB by a chip"]) > 0 for row in rows)
 
-    for path, field, each in RUNS.values():
-        config = load(path)
+
+def test_the_batches_of_the_weak_scaling_are_the_configured_ones_on_some_number_of_chips() -> None:
+    for path, field, each in scaling.RUNS.values():
         group, name = field.split(".")
-        configured = config[group][name] / each
-        assert configured in SHAPES, path
+        assert load(path)[group][name] / each in scaling.SHAPES
