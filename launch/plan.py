@@ -36,7 +36,7 @@ def arguments() -> ArgumentParser:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="the compiler takes less trouble and about half the time; counts are a little higher",
+        help="the compiler takes less trouble and time; its memory and traffic come out differently",
     )
     parser.epilog = "Any field of the configuration is an option: --config.mesh.fsdp=4"
     return parser
