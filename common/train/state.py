@@ -11,7 +11,7 @@ import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common import sharding, variables
+from common import heap, sharding, variables
 from common.train import flops
 from common.train import optimizer as optimizers
 from common.train.checkpoint import abstract
@@ -154,7 +154,9 @@ class Step:
             donate_argnums=(0, 1),
             out_shardings=(where(trainable), where(opt_state), whole),
         ).lower(*arguments)
+        heap.trim()
         self.compiled[kind] = lowered.compile(), flops.count(step, *arguments)
+        heap.trim()
 
     def __call__(
         self,

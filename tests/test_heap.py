@@ -1,0 +1,32 @@
+import ctypes
+import os
+from pathlib import Path
+
+import pytest
+
+from common import heap
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_what_is_free_goes_back_to_the_system():
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "malloc_trim"):
+        pytest.skip("the C library has no malloc_trim")
+    library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    library.free.argtypes = [ctypes.c_void_p]
+    # Small enough to lie in the heap itself, whose end the last one holds.
+    size, count = 32 * 1024, 4096
+    pieces = [library.malloc(size) for _ in range(count)]
+    for piece in pieces:
+        ctypes.memset(piece, 1, size)
+    for piece in pieces[:-1]:
+        library.free(piece)
+    before = resident()
+    heap.trim()
+    after = resident()
+    library.free(pieces[-1])
+    assert before - after > size * count // 2
