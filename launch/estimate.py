@@ -83,6 +83,9 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     require("paper" in config, "--config is no experiment: it has no field paper")
     mesh = make_mesh(config.mesh, topology.devices)
     multiple = sharding.batch_ways(mesh) * config.train.accumulate
+    if topology.stands_in and config.model.get("dtype") == "auto":
+        config = config.copy_and_resolve_references()
+        config.model.dtype = "bfloat16"  # as on the chips
     sketch = importlib.import_module(f"{config.paper}.run").sketch(config, multiple)
     # Types and parts that depend on the kind of device follow the mesh that is set.
     with jax.set_mesh(mesh):
@@ -96,7 +99,10 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     try:
         held = outline.compile_for(step, batch)
     except jax.errors.JaxRuntimeError as error:
-        raise _too_large(error, topology) or error from error
+        needed = _needed(str(error))
+        if needed is None or not topology.chip:
+            raise
+        raise _too_large(needed, topology) from error
     compiled, flops = step.compiled[step.kind(batch, 0)]
     memory = compiled.memory_analysis()
     # What comes out in place of what went in is in there once.
@@ -104,6 +110,8 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     total += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
     total -= memory.alias_size_in_bytes
     held["padding and the program"] = max(0, total - sum(held.values()))
+    if topology.stands_in and total > topology.chip.memory:
+        raise _too_large(total, topology)
     costs = compiled.cost_analysis()
     devices = len(topology.devices)
     sent = collectives.read(compiled.as_text(), devices)
@@ -111,8 +119,8 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     if topology.chip:
         # The compiler's count is the larger one where devices do the same work.
         share = max(flops / devices, costs["flops"])
-        work = share, costs["bytes accessed"], sent.received
-        bound = roofline.bound(topology.chip, topology.peak(dtype), *work)
+        traffic = None if topology.stands_in else costs["bytes accessed"]
+        bound = roofline.bound(topology.chip, topology.peak(dtype), share, traffic, sent.received)
     return Estimate(
         sketch,
         topology,
@@ -128,21 +136,24 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     )
 
 
-def _too_large(error: Exception, topology: Topology) -> TooLarge | None:
-    """What the compiler says when the memory of a chip does not suffice."""
-    text = str(error)
+def _needed(words: str) -> int | None:
+    """Bytes of a chip's memory that a step would take, from what the compiler says when they are too many."""
     found = re.search(
-        r"\(([\d.]+)([KMGT]?)\) exceeds available HBM|Used ([\d.]+)([KMGT]?) of", text
+        r"\(([\d.]+)([KMGT]?)\) exceeds available HBM|Used ([\d.]+)([KMGT]?) of", words
     )
-    if "RESOURCE_EXHAUSTED" not in text or not found or not topology.chip:
+    if "RESOURCE_EXHAUSTED" not in words or not found:
         return None
     number, unit = (part for part in found.groups() if part is not None)
-    needed = round(float(number) * _UNITS[unit])
-    missing = needed - topology.chip.memory
+    return round(float(number) * _UNITS[unit])
+
+
+def _too_large(needed: int, topology: Topology) -> TooLarge:
+    room = topology.chip.memory
+    by = " by the count of the CPU's compiler" if topology.stands_in else ""
     return TooLarge(
-        f"the step does not fit: it needs {needed / 2**30:.2f} GiB on each chip of {topology.name}, which has"
-        f" {topology.chip.memory / 2**30:.2f}; {missing / 2**30:.2f} GiB are missing",
-        missing,
+        f"the step does not fit: it needs {needed / 2**30:.2f} GiB{by} on each chip of {topology.name}, which has"
+        f" {room / 2**30:.2f}; {(needed - room) / 2**30:.2f} GiB are missing",
+        needed - room,
     )
 
 

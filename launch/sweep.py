@@ -76,7 +76,8 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
         raise UserError(f"nothing of all this fits; what comes nearest: {least}")
     options = [f"--config.mesh.{axis}={size}" for axis, size in found.mesh.shape.items()]
     options.append(f"--config.{field}={flatten(found.sketch.config)[field]}")
-    print(f"\nthe fastest that fits: {' '.join(options)}\n")
+    by = ", by compute and links alone" if found.bound.memory is None else ""
+    print(f"\nthe fastest that fits{by}: {' '.join(options)}\n")
     return found
 
 

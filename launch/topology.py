@@ -4,6 +4,7 @@ import importlib.util
 import math
 import os
 import re
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,35 +50,39 @@ CHIPS = {
 
 @dataclass(frozen=True)
 class Topology:
-    """Devices to compile for; of CPUs no speed is known."""
+    """Devices to compile for.
+
+    Attributes:
+      chip: None of CPUs, of which no speed is known.
+    """
 
     name: str
     devices: list[Any]
     chip: Chip | None
 
+    @property
+    def stands_in(self) -> bool:
+        """Whether CPU devices stand for the chips, since their compiler is not here."""
+        return self.chip is not None and self.devices[0].platform == "cpu"
+
     def peak(self, dtype: str) -> float | None:
         """FLOP/s of one device; float32 is multiplied no faster than 16-bit numbers."""
-        kind = self.devices[0].device_kind
+        kind = f"TPU {self.name.partition(':')[0]}"
         return peak_flops(kind, dtype) or peak_flops(kind, "bfloat16")
 
 
 def find(name: str) -> Topology:
-    """The devices of "v5e:4x4" or "cpu:8".
+    """The devices of "v5e:4x4" or "cpu:8". Where the compiler for TPUs is not installed, CPU devices in their place.
 
     Raises:
-      UserError: there is no such topology, or no compiler for it.
+      UserError: there is no such topology, or `prepare` was told of another one.
     """
-    match = re.fullmatch(r"(\w+):(\d+(?:x\d+)*)", name)
-    require(match is not None, f"--topology={name!r}: {_KNOWN}")
-    kind, shape = match.groups()
+    kind, sizes = _read(name)
+    count = math.prod(sizes)
     if kind == "cpu":
-        require(shape.isdecimal() and 1 <= int(shape) <= 4096, f"--topology={name!r}: {_KNOWN}")
-        return Topology(name, _cpus(int(shape)), None)
-    require(kind in CHIPS, f"--topology={name!r}: {_KNOWN}")
-    count = math.prod(map(int, shape.split("x")))
-    most = CHIPS[kind].most
-    require(count <= most, f"--topology={name!r}: a slice of {kind} has at most {most:,} chips")
-    return Topology(name, _tpus(name, shape, CHIPS[kind]), CHIPS[kind])
+        return Topology(name, _cpus(name, count), None)
+    devices = _tpus(name, sizes, CHIPS[kind]) if has_compiler() else _cpus(name, count)
+    return Topology(name, devices, CHIPS[kind])
 
 
 _KNOWN = (
@@ -86,31 +91,62 @@ _KNOWN = (
 )
 
 
-def _cpus(count: int) -> list[Any]:
+def _read(name: str) -> tuple[str, tuple[int, ...]]:
+    """("v5e", (4, 4)) or ("cpu", (8,))."""
+    match = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)*)", name)
+    require(match is not None, f"--topology={name!r}: {_KNOWN}")
+    kind, sizes = match[1], tuple(map(int, match[2].split("x")))
+    if kind == "cpu":
+        require(len(sizes) == 1 and sizes[0] <= 4096, f"--topology={name!r}: {_KNOWN}")
+        return kind, sizes
+    require(kind in CHIPS, f"--topology={name!r}: {_KNOWN}")
+    most = CHIPS[kind].most
+    require(
+        math.prod(sizes) <= most,
+        f"--topology={name!r}: a slice of {kind} has at most {most:,} chips",
+    )
+    return kind, sizes
+
+
+def has_compiler() -> bool:
+    """Whether the compiler for TPUs is installed."""
+    return importlib.util.find_spec("libtpu") is not None
+
+
+def _cpus(name: str, count: int) -> list[Any]:
     devices = jax.devices("cpu")
     require(
         len(devices) >= count,
-        f"--topology=cpu:{count}: this process has been given {len(devices)} CPU devices",
+        f"--topology={name}: this process has been given {len(devices)} CPU devices",
     )
     return devices[:count]
 
 
 def prepare(name: str) -> None:
-    """Before JAX looks for devices: there are to be CPUs alone, as many as the topology needs."""
+    """Before JAX looks for devices: there are to be CPUs alone, as many as the topology needs.
+
+    Says on stderr where CPU devices are to stand for chips.
+
+    Raises:
+      UserError: there is no such topology.
+    """
+    kind, sizes = _read(name)
+    count = math.prod(sizes)
     jax.config.update("jax_platforms", "cpu")
-    if match := re.fullmatch(r"cpu:([1-9]\d{0,3})", name):
-        jax.config.update("jax_num_cpu_devices", int(match[1]))
-    else:
+    if kind != "cpu" and has_compiler():
         # What is kept of programs for TPUs can be read by TPUs alone.
         jax.config.update("jax_enable_compilation_cache", False)
+        return
+    jax.config.update("jax_num_cpu_devices", count)
+    if kind != "cpu":
+        print(
+            f"the TPU compiler is not installed: {count:,} CPU devices stand for the chips of {name}, and the CPU's"
+            f" compiler for theirs; the real one is pip install {LIBTPU} (Linux; no TPU is needed)",
+            file=sys.stderr,
+        )
 
 
-def _tpus(name: str, shape: str, chip: Chip) -> list[Any]:
-    require(
-        importlib.util.find_spec("libtpu") is not None,
-        f"--topology={name} needs the TPU compiler: pip install {LIBTPU} (Linux; no TPU is needed);"
-        " --topology=cpu:8 works without it",
-    )
+def _tpus(name: str, sizes: tuple[int, ...], chip: Chip) -> list[Any]:
     # It looks for TPUs, for a server that would know of them and for other programs that use them, and complains of
     # finding none.
     environment = {
@@ -126,7 +162,7 @@ def _tpus(name: str, shape: str, chip: Chip) -> list[Any]:
     from jax.experimental import topologies
 
     options = dict(chip.options)
-    if set(shape.split("x")) == {"1"}:
+    if set(sizes) == {1}:
         options["chips_per_host_bounds"] = (1, 1, 1)
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)

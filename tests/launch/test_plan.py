@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -15,6 +16,7 @@ from common.errors import UserError
 from common.model.transformer import compute_dtype
 from common.report.table import text
 from common.sharding import make_mesh
+from common.track.progress import peak_flops
 from configs import explicit
 from launch import estimate, plan, roofline, scaling, sweep, topology
 from launch.roofline import Bound
@@ -79,10 +81,11 @@ def test_a_step_waits_for_the_slowest_part_of_a_chip() -> None:
     assert one.seconds == 3 and one.binds == "links"
 
 
+@pytest.mark.parametrize("read", [find, topology.prepare])
 @pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5litepod-16", "cpu:0", "cpu:2x2", "", "v5e:x"])
-def test_other_topologies_are_refused(name: str) -> None:
+def test_other_topologies_are_refused(name: str, read: Callable) -> None:
     with pytest.raises(UserError, match="slices of v4, v5e, v5p, v6e, such as"):
-        find(name)
+        read(name)
 
 
 def test_a_slice_has_an_end() -> None:
@@ -90,10 +93,51 @@ def test_a_slice_has_an_end() -> None:
         find("v5e:16x32")
 
 
-def test_a_missing_compiler_is_named_with_the_way_without(monkeypatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install libtpu==.*--topology=cpu:8 works without"):
-        find("v5e:4x4")
+@pytest.fixture
+def without_compiler(monkeypatch) -> None:
+    monkeypatch.setattr(topology, "has_compiler", lambda: False)
+
+
+def test_without_the_compiler_as_many_cpu_devices_stand_for_the_chips(
+    without_compiler: None, monkeypatch, capsys
+) -> None:
+    given = {}
+    monkeypatch.setattr(jax.config, "update", given.__setitem__)
+    topology.prepare("v5p:2x2x2")
+    assert given == {"jax_platforms": "cpu", "jax_num_cpu_devices": 8}
+    said = capsys.readouterr()
+    assert not said.out and len(said.err.splitlines()) == 1
+    assert "8 CPU devices stand for the chips of v5p:2x2x2" in said.err
+    assert f"pip install {topology.LIBTPU}" in said.err
+
+
+def test_what_depends_on_names_is_known_without_the_compiler(without_compiler: None) -> None:
+    """And what the chips' memory would move is not."""
+    config = small(fsdp=2)
+    config.model.dtype = "auto"
+    found = estimate.estimate(config, find("v5p:2x2x2"))
+    assert found.dtype == "bfloat16"  # as on the chips
+    assert found.bound.compute == pytest.approx(found.compiled_flops / 459e12)
+    assert found.bound.links == pytest.approx(found.collectives.received / 600e9)
+    assert found.bound.memory is None and found.bound.seconds > 0
+    lines = {name: (much, remark) for name, much, remark in plan.rows(found)}
+    assert "the CPU's" in lines["compiler"][1]
+    assert lines["MiB on each device: in all"][1] == "of 98,038: 0%"
+    assert lines["ms of a step, memory"][0] == ""
+
+
+def test_what_does_not_fit_by_the_cpus_compiler_does_not_fit(without_compiler: None) -> None:
+    config = small()
+    config.train.batch = 2**26
+    with pytest.raises(estimate.TooLarge, match=r"by the count of the CPU's compiler") as error:
+        estimate.estimate(config, find("v5e:2x4"))
+    assert error.value.missing > 2**26 / 8 * 784 * 4 - 16 * GIB
+
+
+def test_weak_scaling_is_not_made_up_without_the_compiler(without_compiler: None, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["scaling"])
+    with pytest.raises(UserError, match="--kind=cpu works without"):
+        scaling.main()
 
 
 @needs_libtpu
@@ -111,6 +155,7 @@ def test_a_device_is_a_chip_whose_peak_is_known(name: str, count: int) -> None:
     slice_ = find(name)
     assert len(slice_.devices) == count
     assert slice_.peak("bfloat16") == slice_.peak("float32") > 1e14
+    assert peak_flops(slice_.devices[0].device_kind, "bfloat16") == slice_.peak("bfloat16")
 
 
 @needs_libtpu
