@@ -82,6 +82,11 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     """
     require("paper" in config, "--config is no experiment: it has no field paper")
     mesh = make_mesh(config.mesh, topology.devices)
+    tensor = mesh.shape["tensor"]
+    require(
+        topology.host % tensor == 0,  # of CPU devices in place of chips the mesh knows no hosts
+        f"mesh.tensor={tensor} spans several processes; it must divide the {topology.host} chips of a host",
+    )
     multiple = sharding.batch_ways(mesh) * config.train.accumulate
     if topology.stands_in and config.model.get("dtype") == "auto":
         config = config.copy_and_resolve_references()

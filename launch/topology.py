@@ -27,6 +27,7 @@ class Chip:
       bandwidth: bytes per second from and to this memory.
       links: bytes per second that it receives from its neighbours, over all of its links.
       most: chips of the largest slice.
+      host: of the largest host.
       options: what else the compiler has to be told.
     """
 
@@ -34,6 +35,7 @@ class Chip:
     bandwidth: float
     links: float
     most: int
+    host: int
     options: tuple[tuple[str, Any], ...] = ()
 
 
@@ -41,10 +43,10 @@ class Chip:
 # together; of v4 those of Jouppi et al., 2023 (arXiv:2304.01433), table 4: six links of 50 GB/s. Memory: what libtpu
 # says that there is when a program does not fit; of those pages' 32, 16, 95 and 32 GB it is most.
 CHIPS = {
-    "v4": Chip(int(30.75 * GIB), 1200e9, 300e9, 4096, (("chip_config_name", "megacore"),)),
-    "v5e": Chip(int(15.75 * GIB), 819e9, 200e9, 256),
-    "v5p": Chip(int(95.74 * GIB), 2765e9, 600e9, 6144),
-    "v6e": Chip(int(31.25 * GIB), 1638e9, 400e9, 256),
+    "v4": Chip(int(30.75 * GIB), 1200e9, 300e9, 4096, 4, (("chip_config_name", "megacore"),)),
+    "v5e": Chip(int(15.75 * GIB), 819e9, 200e9, 256, 8),
+    "v5p": Chip(int(95.74 * GIB), 2765e9, 600e9, 6144, 4),
+    "v6e": Chip(int(31.25 * GIB), 1638e9, 400e9, 256, 8),
 }
 
 
@@ -64,6 +66,13 @@ class Topology:
     def stands_in(self) -> bool:
         """Whether CPU devices stand for the chips, since their compiler is not here."""
         return self.chip is not None and self.devices[0].platform == "cpu"
+
+    @property
+    def host(self) -> int:
+        """How many neighbours in `devices` one host has."""
+        if self.chip is None:
+            return len(self.devices)
+        return math.prod(_host(self.chip, _read(self.name)[1]))
 
     def peak(self, dtype: str) -> float | None:
         """FLOP/s of one device; float32 is multiplied no faster than 16-bit numbers."""
@@ -100,12 +109,30 @@ def _read(name: str) -> tuple[str, tuple[int, ...]]:
         require(len(sizes) == 1 and sizes[0] <= 4096, f"--topology={name!r}: {_KNOWN}")
         return kind, sizes
     require(kind in CHIPS, f"--topology={name!r}: {_KNOWN}")
-    most = CHIPS[kind].most
+    most, host = CHIPS[kind].most, _host(CHIPS[kind], sizes)
     require(
         math.prod(sizes) <= most,
         f"--topology={name!r}: a slice of {kind} has at most {most:,} chips",
     )
+    require(
+        len(sizes) in (2, 3)
+        and all(n % of_host == 0 for n, of_host in zip(sizes, host, strict=False)),
+        f"--topology={name!r} does not exist: its hosts have {'x'.join(map(str, host))} chips each; {_KNOWN}",
+    )
     return kind, sizes
+
+
+def _host(chip: Chip, sizes: tuple[int, ...]) -> tuple[int, int, int]:
+    """The chips of each host of a slice, along its dimensions.
+
+    2 x 2 of them; a single chip has a host of its own, and eight of v5e and v6e share one, as in v5litepod-8 and v6e-8
+    (docs.cloud.google.com/tpu/docs/{v5e,v6e}), though machines of four could make up such a slice.
+    """
+    if math.prod(sizes) == 1:
+        return 1, 1, 1
+    if chip.host == 8 and sizes in ((2, 4), (4, 2)):
+        return *sizes, 1
+    return 2, 2, 1
 
 
 def has_compiler() -> bool:
@@ -161,9 +188,7 @@ def _tpus(name: str, sizes: tuple[int, ...], chip: Chip) -> list[Any]:
         os.environ.setdefault(variable, value)
     from jax.experimental import topologies
 
-    options = dict(chip.options)
-    if set(sizes) == {1}:
-        options["chips_per_host_bounds"] = (1, 1, 1)
+    options = dict(chip.options, chips_per_host_bounds=_host(chip, sizes))
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
         return list(found.devices)

@@ -26,6 +26,9 @@ needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler"
 )
 
+# What is compiled for TPUs is kept, and cannot be read here.
+pytestmark = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
+
 GIB = 2**30
 
 
@@ -140,10 +143,10 @@ def test_weak_scaling_is_not_made_up_without_the_compiler(without_compiler: None
         scaling.main()
 
 
-@needs_libtpu
-def test_a_shape_that_no_hosts_make_up_is_refused() -> None:
-    with pytest.raises(UserError, match=r"'v5e:3x3' does not exist.*slices of v4"):
-        find("v5e:3x3")
+@pytest.mark.parametrize("name", ["v5e:3x3", "v5e:1x2", "v5p:2x1x2", "v5e:4"])
+def test_a_shape_that_no_hosts_make_up_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=f"'{name}' does not exist: its hosts.*slices of v4"):
+        find(name)
 
 
 @needs_libtpu
@@ -167,9 +170,30 @@ def test_types_are_those_of_the_devices_that_are_compiled_for() -> None:
 
 
 @needs_libtpu
-def test_tensor_stays_within_a_host_as_in_training() -> None:
+@pytest.mark.parametrize(
+    ("name", "hosts"),
+    [
+        ("v5e:1x1", 1),
+        ("v5e:2x2", 1),
+        ("v5e:2x4", 1),
+        ("v6e:4x2", 1),
+        ("v5e:4x4", 4),
+        ("v5p:2x2x2", 2),
+    ],
+)
+def test_a_host_has_four_chips_or_all_of_a_small_slice(name: str, hosts: int) -> None:
+    slice_ = find(name)
+    assert len({device.process_index for device in slice_.devices}) == hosts
+    assert slice_.host * hosts == len(slice_.devices)
+
+
+@pytest.mark.parametrize("compiler", [pytest.param(True, marks=needs_libtpu), False])
+def test_tensor_stays_within_a_host_as_in_training(monkeypatch, compiler: bool) -> None:
+    monkeypatch.setattr(topology, "has_compiler", lambda: compiler)
+    config = small(data=1, tensor=8)
+    assert estimate.estimate(config, find("v5e:2x4")).mesh.shape["tensor"] == 8
     with pytest.raises(UserError, match=r"mesh.tensor=8 spans several processes"):
-        estimate.estimate(small(data=1, tensor=8), find("v5e:2x4"))
+        estimate.estimate(config, find("v5p:2x2x2"))
 
 
 @needs_libtpu
