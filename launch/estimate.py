@@ -78,7 +78,8 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     """Compiles the training step for the mesh of the configuration over these devices.
 
     Raises:
-      UserError: the configuration does not fit to them; `TooLarge`: the step does not fit into their memory.
+      UserError: the configuration does not fit to them, or the compiler fails; `TooLarge`: the step does not fit into
+        their memory.
     """
     require("paper" in config, "--config is no experiment: it has no field paper")
     mesh = make_mesh(config.mesh, topology.devices)
@@ -104,10 +105,12 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     try:
         held = outline.compile_for(step, batch)
     except jax.errors.JaxRuntimeError as error:
-        needed = _needed(str(error))
-        if needed is None or not topology.chip:
-            raise
-        raise _too_large(needed, topology) from error
+        words = str(error)
+        missing = _missing(words, topology.chip.memory) if topology.chip else None
+        if missing is None:
+            first, *_ = words.splitlines() or [type(error).__name__]
+            raise UserError(f"the compiler fails for {topology.name}: {first}") from error
+        raise _too_large(missing, topology) from error
     compiled, flops = step.compiled[step.kind(batch, 0)]
     memory = compiled.memory_analysis()
     # What comes out in place of what went in is in there once.
@@ -116,7 +119,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     total -= memory.alias_size_in_bytes
     held["padding and the program"] = max(0, total - sum(held.values()))
     if topology.stands_in and total > topology.chip.memory:
-        raise _too_large(total, topology)
+        raise _too_large(total - topology.chip.memory, topology)
     costs = compiled.cost_analysis()
     devices = len(topology.devices)
     sent = collectives.read(compiled.as_text(), devices)
@@ -141,24 +144,30 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     )
 
 
-def _needed(words: str) -> int | None:
-    """Bytes of a chip's memory that a step would take, from what the compiler says when they are too many."""
-    found = re.search(
-        r"\(([\d.]+)([KMGT]?)\) exceeds available HBM|Used ([\d.]+)([KMGT]?) of", words
-    )
-    if "RESOURCE_EXHAUSTED" not in words or not found:
-        return None
-    number, unit = (part for part in found.groups() if part is not None)
+def _missing(words: str, room: int) -> int | None:
+    """Bytes that a step takes beyond a chip's main memory, from the compiler's words; None where they are of other
+    faults, such as too little of the memory within a core (vmem, smem)."""
+    amount = r"([\d.]+)([KMGT]?)"
+    if found := re.search(rf"Exceeded hbm capacity by {amount}", words):
+        return _bytes(*found.groups())
+    used = rf"Used {amount} of [\d.]+[KMGT]? hbm", rf"\({amount}\) exceeds available HBM"
+    for form in used:
+        if found := re.search(form, words):
+            return _bytes(*found.groups()) - room
+    return None
+
+
+def _bytes(number: str, unit: str) -> int:
     return round(float(number) * _UNITS[unit])
 
 
-def _too_large(needed: int, topology: Topology) -> TooLarge:
+def _too_large(missing: int, topology: Topology) -> TooLarge:
     room = topology.chip.memory
     by = " by the count of the CPU's compiler" if topology.stands_in else ""
     return TooLarge(
-        f"the step does not fit: it needs {needed / 2**30:.2f} GiB{by} on each chip of {topology.name}, which has"
-        f" {room / 2**30:.2f}; {(needed - room) / 2**30:.2f} GiB are missing",
-        needed - room,
+        f"the step does not fit: it needs {(room + missing) / 2**30:.2f} GiB{by} on each chip of {topology.name}, which"
+        f" has {room / 2**30:.2f}; {missing / 2**30:.2f} GiB are missing",
+        missing,
     )
 
 

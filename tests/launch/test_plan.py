@@ -208,23 +208,61 @@ def test_a_step_that_is_too_large_says_by_how_much() -> None:
     assert error.value.missing > needed - 16 * GIB
 
 
+@pytest.fixture
+def eight() -> Topology:
+    return Topology("v5e:2x4", jax.devices()[:8], CHIPS["v5e"])
+
+
+def failing(monkeypatch, words: str) -> None:
+    """A compiler that says this."""
+
+    def compile_for(*_):
+        raise jax.errors.JaxRuntimeError(words)
+
+    monkeypatch.setattr(estimate.outline, "compile_for", compile_for)
+
+
 @pytest.mark.parametrize(
     "words",
     [
         "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (20.25G)"
         " exceeds available HBM (15.75G).",
         "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.25G of 15.75G hbm. Exceeded by 4.5G.",
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 20.2G of"
+        " 15.7G hbm. Exceeded hbm capacity by 4.50G.\n\nTotal hbm usage >= 20.5G:\n    reserved  258.00M",
+        "Used 20.25G of 15.75G hbm. Exceeded hbm capacity by 4608.0M.",
     ],
 )
-def test_both_ways_of_the_compiler_to_say_so_are_understood(monkeypatch, words: str) -> None:
-    def full(*_):
-        raise jax.errors.JaxRuntimeError(words)
-
-    monkeypatch.setattr(estimate.outline, "compile_for", full)
-    slice_ = Topology("v5e:2x4", jax.devices()[:8], CHIPS["v5e"])
+def test_all_ways_of_the_compiler_to_say_so_are_understood(monkeypatch, eight, words: str) -> None:
+    failing(monkeypatch, words)
     with pytest.raises(estimate.TooLarge, match=r"4\.50 GiB are missing") as error:
-        estimate.estimate(small(), slice_)
+        estimate.estimate(small(), eight)
     assert error.value.missing == int(4.5 * GIB)
+
+
+OTHER_FAULTS = [
+    "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 20.25M of 16.00M vmem. Exceeded vmem capacity by"
+    " 4.25M.",
+    "INTERNAL: Mosaic failed to compile",
+]
+
+
+@pytest.mark.parametrize("words", OTHER_FAULTS)
+def test_other_words_of_the_compiler_are_handed_on_in_a_line(monkeypatch, eight, words) -> None:
+    failing(monkeypatch, f"{words}\n\nmany\nlines")
+    with pytest.raises(UserError) as error:
+        estimate.estimate(small(), eight)
+    assert not isinstance(error.value, estimate.TooLarge)
+    assert str(error.value) == f"the compiler fails for v5e:2x4: {words}"
+
+
+def test_a_sweep_goes_on_where_the_compiler_fails(monkeypatch, capsys, eight: Topology) -> None:
+    failing(monkeypatch, OTHER_FAULTS[0])
+    with pytest.raises(UserError, match="nothing of all this fits"):
+        sweep.best(small(), eight)
+    shown = capsys.readouterr().out.splitlines()
+    tried = [line.split()[:4] for line in shown if "Ran out of memory in memory space vmem" in line]
+    assert [*map(str, (8, 1, 1, 64))] in tried and [*map(str, (1, 1, 8, 256))] in tried
 
 
 def test_an_odd_batch_is_refused_as_in_training() -> None:
@@ -247,11 +285,6 @@ class Fake:
         if held > room:
             raise estimate.TooLarge(f"{held - room} are missing", held - room)
         self.tokens_per_second = rows * sizes["tensor"] ** 2
-
-
-@pytest.fixture
-def eight() -> Topology:
-    return Topology("v5e:2x4", jax.devices()[:8], CHIPS["v5e"])
 
 
 def test_a_sweep_names_the_fastest_that_fits(monkeypatch, capsys, eight: Topology) -> None:
