@@ -19,7 +19,7 @@ from common.train import outline
 from common.train.state import Step
 from common.train.task import Sketch
 from common.variables import Structure
-from launch import collectives, roofline
+from launch import collectives, roofline, traffic
 from launch.collectives import Collectives
 from launch.roofline import Bound
 from launch.topology import Topology
@@ -43,7 +43,7 @@ class Estimate:
       held: bytes on each device, by what they are.
       flops: of matrix products, on all devices together, counted in the program (`common.train.flops`).
       compiled_flops: of one device, as the compiler counts them: all arithmetic, and the body of a loop once.
-      traffic: bytes that one device reads and writes, as the compiler counts them.
+      traffic: bytes that one device reads and writes, as the compiler counts them, but loops as often as they run.
       dtype: of activations.
       bound: None where no speed is known.
     """
@@ -122,13 +122,15 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
         raise _too_large(total - topology.chip.memory, topology)
     costs = compiled.cost_analysis()
     devices = len(topology.devices)
-    sent = collectives.read(compiled.as_text(), devices)
+    program = compiled.as_text()
+    sent = collectives.read(program, devices)
+    moved = costs["bytes accessed"] * traffic.repeated(program)
     bound = None
     if topology.chip:
         # The compiler's count is the larger one where devices do the same work.
         share = max(flops / devices, costs["flops"])
-        traffic = None if topology.stands_in else costs["bytes accessed"]
-        bound = roofline.bound(topology.chip, topology.peak(dtype), share, traffic, sent.received)
+        known = None if topology.stands_in else moved
+        bound = roofline.bound(topology.chip, topology.peak(dtype), share, known, sent.received)
     return Estimate(
         sketch,
         topology,
@@ -137,7 +139,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
         held,
         flops,
         costs["flops"],
-        costs["bytes accessed"],
+        moved,
         sent,
         dtype,
         bound,
