@@ -14,7 +14,6 @@ from common import sharding
 from common.config import require
 from common.errors import UserError
 from common.model.transformer import compute_dtype
-from common.sharding import make_mesh
 from common.train import outline
 from common.train.state import Step
 from common.train.task import Sketch
@@ -82,12 +81,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
         their memory.
     """
     require("paper" in config, "--config is no experiment: it has no field paper")
-    mesh = make_mesh(config.mesh, topology.devices)
-    tensor = mesh.shape["tensor"]
-    require(
-        topology.host % tensor == 0,  # of CPU devices in place of chips the mesh knows no hosts
-        f"mesh.tensor={tensor} spans several processes; it must divide the {topology.host} chips of a host",
-    )
+    mesh = topology.mesh(config.mesh)
     multiple = sharding.batch_ways(mesh) * config.train.accumulate
     if topology.stands_in and config.model.get("dtype") == "auto":
         config = config.copy_and_resolve_references()

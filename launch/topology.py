@@ -5,13 +5,16 @@ import math
 import os
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from common.config import require
 from common.errors import UserError
+from common.sharding import make_mesh
 from common.track.progress import peak_flops
 
 LIBTPU = "libtpu==0.0.42.1"
@@ -73,6 +76,16 @@ class Topology:
         if self.chip is None:
             return len(self.devices)
         return math.prod(_host(self.chip, _read(self.name)[1]))
+
+    def mesh(self, sizes: Mapping[str, int]) -> Mesh:
+        """`make_mesh` of these devices, and its errors. CPU devices in place of chips have the chips' hosts."""
+        mesh = make_mesh(sizes, self.devices)
+        tensor = mesh.shape["tensor"]
+        require(
+            self.host % tensor == 0,
+            f"mesh.tensor={tensor} spans several processes; it must divide the {self.host} chips of a host",
+        )
+        return mesh
 
     def peak(self, dtype: str) -> float | None:
         """FLOP/s of one device; float32 is multiplied no faster than 16-bit numbers."""

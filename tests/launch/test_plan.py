@@ -271,39 +271,60 @@ def test_an_odd_batch_is_refused_as_in_training() -> None:
 
 
 class Fake:
-    """What `sweep` asks of an estimate: tensor=2 is four times as fast, and only 16 rows fit on a device."""
+    """What `sweep` asks of an estimate: `room` rows fit on a device at a time; the speed is as the square of `tensor`,
+    and falls with the cube of the parts of a batch."""
 
     bound = Bound(1.0, 0.5, 0.25)
 
     def __init__(self, config: ConfigDict, room: int):
-        rows = config.train.batch
+        rows, parts = config.train.batch, config.train.accumulate
         self.sketch = dataclasses.make_dataclass("S", ["config", "tokens"])(config, rows)
         sizes = {axis: config.mesh[axis] for axis in ("data", "fsdp", "tensor")}
         self.mesh = dataclasses.make_dataclass("M", ["shape"])(sizes)
         self.held = {"all": rows}
-        held = rows // (sizes["data"] * sizes["fsdp"])
+        held = rows // (sizes["data"] * sizes["fsdp"] * parts)
         if held > room:
             raise estimate.TooLarge(f"{held - room} are missing", held - room)
-        self.tokens_per_second = rows * sizes["tensor"] ** 2
+        self.tokens_per_second = rows * sizes["tensor"] ** 2 / parts**3
+
+
+def swept(monkeypatch, capsys, topology: Topology, room: int) -> tuple[str, list[list[str]]]:
+    """The line of the fastest, and what was tried: data, fsdp, tensor, batch, accumulate."""
+    monkeypatch.setattr(sweep, "estimate", lambda config, _: Fake(config, room))
+    sweep.best(small(), topology)
+    shown = capsys.readouterr().out.splitlines()
+    (winner,) = (line for line in shown if line.startswith("the fastest that fits: "))
+    return winner.partition(": ")[2], [line.split()[:5] for line in shown]
 
 
 def test_a_sweep_names_the_fastest_that_fits(monkeypatch, capsys, eight: Topology) -> None:
-    monkeypatch.setattr(sweep, "estimate", lambda config, _: Fake(config, room=16))
-    best = sweep.best(small(), eight)
+    winner, tried = swept(monkeypatch, capsys, eight, room=16)
     # 64 rows fit as four times sixteen, 128 as eight times.
-    assert (best.mesh.shape["tensor"], best.sketch.config.train.batch) == (2, 64)
-    shown = capsys.readouterr().out
-    assert "--config.mesh.tensor=2 --config.train.batch=64" in shown
-    tried = [line.split() for line in shown.splitlines()]
-    assert (
-        len([line for line in tried if line[:3] == ["8", "1", "1"]]) == 3
-    )  # 64, 128 and, too large, 256
-    assert len([line for line in tried if line[:3] == ["1", "1", "8"]]) == 1  # too large at once
+    assert winner.endswith("--config.mesh.tensor=2 --config.train.batch=64")
+    assert [line[3:] for line in tried if line[:3] == ["8", "1", "1"]] == [
+        ["64", "1"],
+        ["128", "1"],
+        ["256", "1"],  # too large
+    ]
+
+
+def test_a_batch_that_does_not_fit_is_tried_in_parts(monkeypatch, capsys, eight: Topology) -> None:
+    winner, tried = swept(monkeypatch, capsys, eight, room=2)
+    assert [line[3:] for line in tried if line[:3] == ["8", "1", "1"]] == [
+        ["64", "1"],
+        ["64", "2"],
+        ["64", "4"],  # which fits
+    ]
+    assert [line[4] for line in tried if line[:3] == ["1", "1", "8"]] == ["1", "2", "4", "8"]
+    assert winner == (
+        "--config.mesh.data=8 --config.mesh.fsdp=1 --config.mesh.tensor=1 --config.train.batch=64"
+        " --config.train.accumulate=4"
+    )
 
 
 def test_where_nothing_fits_the_least_that_is_missing_is_said(monkeypatch, eight: Topology) -> None:
-    monkeypatch.setattr(sweep, "estimate", lambda config, _: Fake(config, room=1))
-    with pytest.raises(UserError, match=r"nothing of all this fits.* 7 are missing"):
+    monkeypatch.setattr(sweep, "estimate", lambda config, _: Fake(config, room=0))
+    with pytest.raises(UserError, match=r"nothing of all this fits.* 1 are missing"):
         sweep.best(small(), eight)
 
 
