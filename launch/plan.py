@@ -149,9 +149,10 @@ def _times(found: "Estimate", price: float | None) -> list[tuple[str, str, str]]
     if hours is None:
         return [*lines, ("the whole run", "", "only the data say how many steps it has")]
     wall = steps * found.bound.seconds / 3600
-    lines.append(
-        ("chip-hours of the run, by this", f"{hours:,.2f}", f"{steps:,} steps, {wall:,.2f} hours")
+    remark = (
+        f"{steps:,} steps, {wall:,.2f} hours, every batch taken to be as long as this, the longest"
     )
+    lines.append(("chip-hours of the run, by this", f"{hours:,.2f}", remark))
     if price is not None:
         lines.append(("cost of the run, by this", f"{hours * price:,.2f}", f"{price} a chip-hour"))
     return lines

@@ -32,6 +32,7 @@ COLUMNS = (
     "received, MiB by a chip",
     "ms of a step, estimated",
     "binds",
+    "the compiler's effort",
 )
 
 
@@ -85,6 +86,7 @@ def _row(found: "Estimate") -> tuple:
         sum(held.values()) / mib,
         found.collectives.received / mib,
         *((1e3 * bound.seconds, bound.binds) if bound else (None, None)),
+        "little (--quick)",
     )
 
 
