@@ -147,6 +147,11 @@ def _group(rest: str, devices: int) -> int:
     return devices
 
 
+def array_bytes(type_: str) -> int:
+    """Bytes of all arrays of a type such as (f32[8,128]{1,0}, s32[])."""
+    return sum(_size(*array) for array in _ARRAY.findall(type_))
+
+
 def _size(kind: str, shape: str) -> int:
     """Bytes of an array such as bf16[512,2048]."""
     bits = 8 if kind == "pred" else int(re.search(r"\d+", kind)[0])

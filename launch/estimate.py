@@ -14,12 +14,11 @@ from common import sharding
 from common.config import require
 from common.errors import UserError
 from common.model.transformer import compute_dtype
-from common.sharding import make_mesh
 from common.train import outline
 from common.train.state import Step
 from common.train.task import Sketch
 from common.variables import Structure
-from launch import collectives, roofline
+from launch import collectives, roofline, traffic
 from launch.collectives import Collectives
 from launch.roofline import Bound
 from launch.topology import Topology
@@ -43,7 +42,7 @@ class Estimate:
       held: bytes on each device, by what they are.
       flops: of matrix products, on all devices together, counted in the program (`common.train.flops`).
       compiled_flops: of one device, as the compiler counts them: all arithmetic, and the body of a loop once.
-      traffic: bytes that one device reads and writes, as the compiler counts them.
+      traffic: bytes that one device reads and writes, as the compiler counts them, but loops as often as they run.
       dtype: of activations.
       bound: None where no speed is known.
     """
@@ -78,11 +77,15 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     """Compiles the training step for the mesh of the configuration over these devices.
 
     Raises:
-      UserError: the configuration does not fit to them; `TooLarge`: the step does not fit into their memory.
+      UserError: the configuration does not fit to them, or the compiler fails; `TooLarge`: the step does not fit into
+        their memory.
     """
     require("paper" in config, "--config is no experiment: it has no field paper")
-    mesh = make_mesh(config.mesh, topology.devices)
+    mesh = topology.mesh(config.mesh)
     multiple = sharding.batch_ways(mesh) * config.train.accumulate
+    if topology.stands_in and config.model.get("dtype") == "auto":
+        config = config.copy_and_resolve_references()
+        config.model.dtype = "bfloat16"  # as on the chips
     sketch = importlib.import_module(f"{config.paper}.run").sketch(config, multiple)
     # Types and parts that depend on the kind of device follow the mesh that is set.
     with jax.set_mesh(mesh):
@@ -96,7 +99,12 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     try:
         held = outline.compile_for(step, batch)
     except jax.errors.JaxRuntimeError as error:
-        raise _too_large(error, topology) or error from error
+        words = str(error)
+        missing = _missing(words, topology.chip.memory) if topology.chip else None
+        if missing is None:
+            first, *_ = words.splitlines() or [type(error).__name__]
+            raise UserError(f"the compiler fails for {topology.name}: {first}") from error
+        raise _too_large(missing, topology) from error
     compiled, flops = step.compiled[step.kind(batch, 0)]
     memory = compiled.memory_analysis()
     # What comes out in place of what went in is in there once.
@@ -104,15 +112,19 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     total += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
     total -= memory.alias_size_in_bytes
     held["padding and the program"] = max(0, total - sum(held.values()))
+    if topology.stands_in and total > topology.chip.memory:
+        raise _too_large(total - topology.chip.memory, topology)
     costs = compiled.cost_analysis()
     devices = len(topology.devices)
-    sent = collectives.read(compiled.as_text(), devices)
+    program = compiled.as_text()
+    sent = collectives.read(program, devices)
+    moved = costs["bytes accessed"] * traffic.repeated(program)
     bound = None
     if topology.chip:
         # The compiler's count is the larger one where devices do the same work.
         share = max(flops / devices, costs["flops"])
-        work = share, costs["bytes accessed"], sent.received
-        bound = roofline.bound(topology.chip, topology.peak(dtype), *work)
+        known = None if topology.stands_in else moved
+        bound = roofline.bound(topology.chip, topology.peak(dtype), share, known, sent.received)
     return Estimate(
         sketch,
         topology,
@@ -121,27 +133,36 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
         held,
         flops,
         costs["flops"],
-        costs["bytes accessed"],
+        moved,
         sent,
         dtype,
         bound,
     )
 
 
-def _too_large(error: Exception, topology: Topology) -> TooLarge | None:
-    """What the compiler says when the memory of a chip does not suffice."""
-    text = str(error)
-    found = re.search(
-        r"\(([\d.]+)([KMGT]?)\) exceeds available HBM|Used ([\d.]+)([KMGT]?) of", text
-    )
-    if "RESOURCE_EXHAUSTED" not in text or not found or not topology.chip:
-        return None
-    number, unit = (part for part in found.groups() if part is not None)
-    needed = round(float(number) * _UNITS[unit])
-    missing = needed - topology.chip.memory
+def _missing(words: str, room: int) -> int | None:
+    """Bytes that a step takes beyond a chip's main memory, from the compiler's words; None where they are of other
+    faults, such as too little of the memory within a core (vmem, smem)."""
+    amount = r"([\d.]+)([KMGT]?)"
+    if found := re.search(rf"Exceeded hbm capacity by {amount}", words):
+        return _bytes(*found.groups())
+    used = rf"Used {amount} of [\d.]+[KMGT]? hbm", rf"\({amount}\) exceeds available HBM"
+    for form in used:
+        if found := re.search(form, words):
+            return _bytes(*found.groups()) - room
+    return None
+
+
+def _bytes(number: str, unit: str) -> int:
+    return round(float(number) * _UNITS[unit])
+
+
+def _too_large(missing: int, topology: Topology) -> TooLarge:
+    room = topology.chip.memory
+    by = " by the count of the CPU's compiler" if topology.stands_in else ""
     return TooLarge(
-        f"the step does not fit: it needs {needed / 2**30:.2f} GiB on each chip of {topology.name}, which has"
-        f" {topology.chip.memory / 2**30:.2f}; {missing / 2**30:.2f} GiB are missing",
+        f"the step does not fit: it needs {(room + missing) / 2**30:.2f} GiB{by} on each chip of {topology.name}, which"
+        f" has {room / 2**30:.2f}; {missing / 2**30:.2f} GiB are missing",
         missing,
     )
 

@@ -99,6 +99,10 @@ def rows(found: "Estimate", price: float | None = None) -> list[tuple[str, str, 
     ]
     total, chip = sum(found.held.values()), topology.chip
     room = f"of {chip.memory / MIB:,.0f}: {total / chip.memory:.0%}" if chip else ""
+    if topology.stands_in:
+        lines.insert(
+            1, ("compiler", "", "the CPU's, in place of the TPU's: it makes another program")
+        )
     lines.append(("MiB on each device: in all", f"{total / MIB:,.1f}", room))
     lines += [
         ("FLOPs of a step", f"{found.flops:.4g}", "matrix products, counted in the program"),
@@ -133,17 +137,22 @@ def _times(found: "Estimate", price: float | None) -> list[tuple[str, str, str]]
             f"{1e3 * seconds:,.4g}",
             "binds" if part == found.bound.binds else "",
         )
-        for part, seconds in vars(found.bound).items()
+        for part, seconds in found.bound.parts.items()
     ]
+    if found.bound.memory is None:
+        lines.append(
+            ("ms of a step, memory", "", "only the TPU's compiler knows what it would move")
+        )
     steps = found.sketch.config.train.steps
     lines.append(("tokens per second, by this", f"{found.tokens_per_second:,.0f}", ""))
     hours = found.chip_hours
     if hours is None:
         return [*lines, ("the whole run", "", "only the data say how many steps it has")]
     wall = steps * found.bound.seconds / 3600
-    lines.append(
-        ("chip-hours of the run, by this", f"{hours:,.2f}", f"{steps:,} steps, {wall:,.2f} hours")
+    remark = (
+        f"{steps:,} steps, {wall:,.2f} hours, every batch taken to be as long as this, the longest"
     )
+    lines.append(("chip-hours of the run, by this", f"{hours:,.2f}", remark))
     if price is not None:
         lines.append(("cost of the run, by this", f"{hours * price:,.2f}", f"{price} a chip-hour"))
     return lines

@@ -12,24 +12,30 @@ class Bound:
     Attributes:
       compute: matrix products, at the peak of their type.
       memory: what the program reads and writes, by the compiler's count; a part of it stays in memory on the chip, so
-        that this one may lie above what it takes.
+        that this one may lie above what it takes; None where the program is another compiler's.
       links: what the chip receives from others, over all of its links.
     """
 
     compute: float
-    memory: float
+    memory: float | None
     links: float
 
     @property
+    def parts(self) -> dict[str, float]:
+        """Those that are known, by name."""
+        return {part: seconds for part, seconds in vars(self).items() if seconds is not None}
+
+    @property
     def seconds(self) -> float:
-        return max(self.compute, self.memory, self.links)
+        return max(self.parts.values())
 
     @property
     def binds(self) -> str:
         """What the others wait for."""
-        return max(vars(self), key=lambda part: vars(self)[part])
+        return max(self.parts, key=self.parts.__getitem__)
 
 
-def bound(chip: Chip, peak: float, flops: float, traffic: float, received: float) -> Bound:
+def bound(chip: Chip, peak: float, flops: float, traffic: float | None, received: float) -> Bound:
     """Of one chip's share of a step: floating-point operations, bytes of memory traffic, bytes received."""
-    return Bound(flops / peak, traffic / chip.bandwidth, received / chip.links)
+    memory = None if traffic is None else traffic / chip.bandwidth
+    return Bound(flops / peak, memory, received / chip.links)

@@ -32,6 +32,7 @@ COLUMNS = (
     "received, MiB by a chip",
     "ms of a step, estimated",
     "binds",
+    "the compiler's effort",
 )
 
 
@@ -51,7 +52,13 @@ def main() -> None:
     from launch import topology
     from launch.estimate import estimate
 
-    topology.prepare(f"cpu:{max(SHAPES)}" if options.kind == "cpu" else options.kind)
+    cpu = options.kind == "cpu"
+    config.require(
+        cpu or topology.has_compiler(),
+        f"--kind={options.kind} needs the TPU compiler: pip install {topology.LIBTPU}; --kind=cpu works without it",
+    )
+    largest = max(SHAPES)
+    topology.prepare(f"cpu:{largest}" if cpu else f"{options.kind}:{SHAPES[largest]}")
     jax.config.update("jax_exec_time_optimization_effort", -1.0)
     rows = []
     for name, (path, field, each) in RUNS.items():
@@ -59,7 +66,7 @@ def main() -> None:
             experiment = config.load(path)
             config.override(experiment, field, str(each * chips))
             experiment.mesh.update({"data": 1, "fsdp": chips, "tensor": 1})
-            wanted = f"cpu:{chips}" if options.kind == "cpu" else f"{options.kind}:{shape}"
+            wanted = f"cpu:{chips}" if cpu else f"{options.kind}:{shape}"
             rows.append((name, *_row(estimate(experiment, topology.find(wanted)))))
             print(*rows[-1], sep="  ", flush=True)
     publish(options.out / "weak_scaling", COLUMNS, rows)
@@ -79,6 +86,7 @@ def _row(found: "Estimate") -> tuple:
         sum(held.values()) / mib,
         found.collectives.received / mib,
         *((1e3 * bound.seconds, bound.binds) if bound else (None, None)),
+        "little (--quick)",
     )
 
 

@@ -6,18 +6,21 @@ from ml_collections import ConfigDict
 
 from common.config import flatten, override, require
 from common.errors import UserError
-from common.sharding import MESH_AXES, make_mesh
+from common.sharding import MESH_AXES
 from launch.estimate import Estimate, TooLarge, estimate
 from launch.topology import Topology
 
 BATCH = ("data.tokens_per_batch", "data.batch", "train.batch")
 """What says how large a batch is; a configuration has one of them."""
 
-TIMES = (1, 2, 4)
-"""Of the configured batch."""
+TIMES = (2, 4)
+"""Of the configured batch, where it fits."""
 
-WIDTHS = (*map(len, MESH_AXES), 10, 9, 9, 14)
-COLUMNS = (*MESH_AXES, "batch", "MiB", "ms", "tokens/s")
+PARTS = (2, 4, 8)
+"""In which it is worked on one after the other, where it does not."""
+
+WIDTHS = (*map(len, MESH_AXES), 10, 10, 9, 9, 14)
+COLUMNS = (*MESH_AXES, "batch", "accumulate", "MiB", "ms", "tokens/s")
 
 
 def meshes(devices: int) -> Iterator[tuple[int, int, int]]:
@@ -31,7 +34,8 @@ def meshes(devices: int) -> Iterator[tuple[int, int, int]]:
 def best(config: ConfigDict, topology: Topology) -> Estimate:
     """The one with the most tokens per second by the bound; a line for each is printed as soon as it is known.
 
-    A batch that does not fit is not tried in a larger size.
+    Where the configured batch fits, larger ones are tried until one does not; where it does not fit, the same one in
+    more and more parts (`train.accumulate`) until it does.
 
     Raises:
       UserError: none fits or is possible, or no speed is known.
@@ -48,36 +52,58 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
     for sizes in meshes(len(topology.devices)):
         mesh = dict(zip(MESH_AXES, sizes, strict=True))
         try:
-            make_mesh(mesh, topology.devices)
+            topology.mesh(mesh)
         except UserError as fault:
-            print(_line((*sizes, "", str(fault))), flush=True)
+            print(_line((*sizes, "", "", str(fault))), flush=True)
             faults.append(fault)
             continue
-        for times in TIMES:
-            tried = config.copy_and_resolve_references()
-            tried.mesh.update(mesh)
-            batch = flatten(config)[field] * times
-            override(tried, field, str(batch))
-            try:
-                one = estimate(tried, topology)
-            except UserError as fault:
-                large = isinstance(fault, TooLarge)
-                reason = f"{fault.missing / 2**20:,.0f} are missing" if large else str(fault)
-                print(_line((*sizes, f"{batch:,}", reason)), flush=True)
-                faults.append(fault)
-                if large:
-                    break
+        for tried, one in _outcomes(config, field, mesh, topology):
+            what = *sizes, f"{flatten(tried)[field]:,}", tried.train.accumulate
+            if isinstance(one, UserError):
+                large = isinstance(one, TooLarge)
+                reason = f"{one.missing / 2**20:,.0f} are missing" if large else str(one)
+                print(_line((*what, reason)), flush=True)
+                faults.append(one)
                 continue
-            print(_line((*sizes, f"{batch:,}", *_cells(one))), one.bound.binds, flush=True)
+            print(_line((*what, *_cells(one))), one.bound.binds, flush=True)
             if found is None or one.tokens_per_second > found.tokens_per_second:
                 found = one
     if found is None:
         least = min(faults, key=lambda fault: getattr(fault, "missing", float("inf")))
         raise UserError(f"nothing of all this fits; what comes nearest: {least}")
+    chosen, given = flatten(found.sketch.config), flatten(config)
     options = [f"--config.mesh.{axis}={size}" for axis, size in found.mesh.shape.items()]
-    options.append(f"--config.{field}={flatten(found.sketch.config)[field]}")
-    print(f"\nthe fastest that fits: {' '.join(options)}\n")
+    options.append(f"--config.{field}={chosen[field]}")
+    if chosen["train.accumulate"] != given["train.accumulate"]:
+        options.append(f"--config.train.accumulate={chosen['train.accumulate']}")
+    by = ", by compute and links alone" if found.bound.memory is None else ""
+    print(f"\nthe fastest that fits{by}: {' '.join(options)}\n")
     return found
+
+
+def _outcomes(
+    config: ConfigDict, field: str, mesh: dict[str, int], topology: Topology
+) -> Iterator[tuple[ConfigDict, Estimate | UserError]]:
+    """What is tried with one mesh, and what comes of it."""
+
+    def attempt(times: int, parts: int) -> tuple[ConfigDict, Estimate | UserError]:
+        tried = config.copy_and_resolve_references()
+        tried.mesh.update(mesh)
+        override(tried, field, str(flatten(config)[field] * times))
+        tried.train.accumulate *= parts
+        try:
+            return tried, estimate(tried, topology)
+        except UserError as fault:
+            return tried, fault
+
+    first = attempt(1, 1)
+    yield first
+    large = isinstance(first[1], TooLarge)
+    for times, parts in [(1, n) for n in PARTS] if large else [(n, 1) for n in TIMES]:
+        following = attempt(times, parts)
+        yield following
+        if isinstance(following[1], TooLarge) != large:
+            return
 
 
 def _cells(one: Estimate) -> tuple[str, str, str]:

@@ -54,6 +54,14 @@ def attend(
     )
 
 
+def spans(queries: int, keys: int, causal: bool) -> list[tuple[int, int, int]]:
+    """(start, end, seen): queries that are worked on together, and how many of the keys they are multiplied with."""
+    if not causal:
+        return [(0, queries, keys)]
+    ends = [min(start + BLOCK, queries) for start in range(0, queries, BLOCK)]
+    return [(start, end, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
 def _attend(
     query_BTHK, key_BSHK, value_BSHK, causal, key_lengths_B, window, rate, key
 ) -> jax.Array:
@@ -62,9 +70,7 @@ def _attend(
     query_BHTK = query_BTHK.transpose(0, 2, 1, 3) * query_BTHK.shape[-1] ** -0.5
     key_BHKS, value_BHSK = store(key_BSHK, value_BSHK)
     blocks = []
-    for start in range(0, queries, BLOCK if causal else queries):
-        end = min(start + BLOCK, queries) if causal else queries
-        seen = end if causal else keys
+    for start, end, seen in spans(queries, keys, causal):
         logits_BHTS = jnp.matmul(
             query_BHTK[:, :, start:end], key_BHKS[..., :seen], preferred_element_type=jnp.float32
         )

@@ -8,12 +8,19 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval
 
+from common.model.attend import spans
+
+_FUSED = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 4}
+"""What cuDNN's attention is in a program, and how many products of all queries and keys each is instead of."""
+
 
 def count(function: Callable, *arguments: Any) -> int:
     """Multiply-adds of all matrix products and convolutions, times two; what no output needs does not count.
 
     The matrix products are all but a few per cent of a transformer's arithmetic. Frozen weights have no weight gradient
     in the program, so their saving shows. A loop counts as often as it runs; of a branch the most expensive arm counts.
+    The fused attention of GPUs counts as the products that it replaces (`common.model.attend`): two forward, four
+    backward. The logits that its backward pass computes once more are none of them, as is usual for MFU.
     """
     closed = jax.make_jaxpr(function)(*arguments)
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
@@ -36,6 +43,11 @@ def _equation(equation: Any) -> int:
         kernel = equation.invars[1].aval.shape
         outputs = parameters["dimension_numbers"].rhs_spec[0]
         return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) // kernel[outputs]
+    if name in _FUSED:
+        (rows, queries, heads, size), (_, keys, *_) = (x.aval.shape for x in equation.invars[:2])
+        parts = spans(queries, keys, "CAUSAL" in parameters["mask_type"].name)
+        pairs = sum((end - start) * seen for start, end, seen in parts)
+        return _FUSED[name] * 2 * rows * heads * size * pairs
     if name == "cond":
         return max(_count(branch.jaxpr) for branch in parameters["branches"])
     inner = [

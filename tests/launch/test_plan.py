@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -15,14 +16,19 @@ from common.errors import UserError
 from common.model.transformer import compute_dtype
 from common.report.table import text
 from common.sharding import make_mesh
+from common.track.progress import peak_flops
 from configs import explicit
 from launch import estimate, plan, roofline, scaling, sweep, topology
+from launch.collectives import Row
 from launch.roofline import Bound
 from launch.topology import CHIPS, Topology, find
 
 needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler"
 )
+
+# What is compiled for TPUs is kept, and cannot be read here.
+pytestmark = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
 
 GIB = 2**30
 
@@ -38,18 +44,64 @@ def found() -> estimate.Estimate:
     return estimate.estimate(small(fsdp=2, tensor=2), find("cpu:8"))
 
 
+@pytest.fixture
+def without_compiler(monkeypatch) -> None:
+    monkeypatch.setattr(topology, "has_compiler", lambda: False)
+
+
 def test_a_plan_says_what_a_device_holds_and_a_step_computes(found: estimate.Estimate) -> None:
-    """784 x 10 weights, their outputs ten on two devices, Adam's two moments of each, 64 rows of digits."""
+    """784 x 10 weights, split over fsdp and tensor; Adam's two moments of each and two counters; 64 rows over data and
+    fsdp: of digits, labels and weights."""
     assert found.mesh.shape == {"data": 2, "fsdp": 2, "tensor": 2}
-    weights = 784 * 10 * 4
-    assert found.held["parameters, trained"] * 2 in (weights, weights // 2)
-    assert found.held["optimizer"] >= 2 * found.held["parameters, trained"]
-    assert found.held["batch"] == 64 // 4 * (784 + 2) * 4
+    weights = 784 * 10 * 4 // 4
+    rows = 64 // 4 * (784 + 1 + 1) * 4
+    inputs = {"trained": weights, "frozen": 0}
+    assert {name: found.held[f"parameters, {name}"] for name in inputs} == inputs
+    assert found.held["optimizer"] == 2 * weights + 2 * 4
+    assert found.held["batch"] == rows
+    assert weights < found.held["activations, gradients and the like"] < 10 * rows
+    assert 0 <= found.held["padding and the program"] < weights
     assert found.flops == 2 * 2 * 64 * 784 * 10  # forward, and the gradient of the weights
-    shown = text(("what", "how much", ""), plan.rows(found))
-    assert "parameters, trained" in shown and "7,840" in shown
-    assert "all-reduce, each device" in shown
-    assert "no speed is known" in shown
+    lines = {name: (much, remark) for name, much, remark in plan.rows(found)}
+    assert lines["parameters, trained"][0] == "7,840"
+    total = sum(found.held.values()) / 2**20
+    assert lines["MiB on each device: in all"] == (f"{total:,.1f}", "")
+    assert lines["FLOPs of a token"][0] == f"{found.flops / 64:.4g}"
+    assert "no speed is known" in lines["time"][1]
+    assert "7,840" in text(("what", "how much", ""), plan.rows(found))
+
+
+def test_a_device_receives_the_gradient_and_no_more() -> None:
+    """Rows alone are split: the sum over eight of 784 x 10 gradients, of the loss and of its weights."""
+    found = estimate.estimate(small(), find("cpu:8"))
+    once = (784 * 10 + 2) * 4
+    assert found.collectives.rows == [Row("all-reduce", 1, 2 * 7 * once // 8)]
+    lines = {name: (much, remark) for name, much, remark in plan.rows(found)}
+    mib = f"{2 * 7 * once / 8 / 2**20:,.3f} MiB received"
+    assert lines["all-reduce, each device"] == ("1 x", mib)
+
+
+@needs_libtpu
+def test_the_bound_is_that_of_a_chips_share() -> None:
+    """Speeds of a v5e as printed: 197 TFLOP/s, 819 GB/s, 1,600 Gbit/s. The digits are 64, their products 4 MFLOPs."""
+    found = estimate.estimate(small(), find("v5e:2x4"))
+    least = 2 * 2 * 64 * 784 * 10 / 8
+    assert found.compiled_flops == pytest.approx(least, rel=0.6) and found.compiled_flops > least
+    assert found.bound.compute == pytest.approx(found.compiled_flops / 197e12)
+    assert found.bound.links == pytest.approx(2 * 7 / 8 * (784 * 10 + 2) * 4 / 200e9)
+    read_and_written = 64 // 8 * 786 * 4 + 2 * 3 * 784 * 10 * 4  # the batch; weights and moments
+    assert found.bound.memory == pytest.approx(found.traffic / 819e9)
+    assert found.traffic > read_and_written
+
+
+def test_products_in_loops_are_in_the_bound(without_compiler: None) -> None:
+    """The compiler counts one of four parts of the batch."""
+    config = small()
+    config.train.batch, config.train.accumulate = 4096, 4
+    found = estimate.estimate(config, find("v5e:2x4"))
+    assert found.flops == 2 * 2 * 4096 * 784 * 10
+    assert found.compiled_flops < found.flops / 8 / 3
+    assert found.bound.compute == pytest.approx(found.flops / 8 / 197e12)
 
 
 def test_the_run_costs_what_its_steps_take_on_all_chips(found: estimate.Estimate) -> None:
@@ -67,7 +119,8 @@ def test_the_run_costs_what_its_steps_take_on_all_chips(found: estimate.Estimate
     lines = {name: (much, remark) for name, much, remark in plan.rows(known, price=1.5)}
     assert lines["ms of a step, memory"] == ("3,600", "binds")
     assert lines["ms of a step, compute"][1] == ""
-    assert lines["chip-hours of the run, by this"] == ("8.00", "1,000 steps, 1.00 hours")
+    much, remark = lines["chip-hours of the run, by this"]
+    assert much == "8.00" and remark.startswith("1,000 steps, 1.00 hours, every batch taken to be")
     assert lines["cost of the run, by this"][0] == "12.00"
     assert "cost of the run, by this" not in {name for name, *_ in plan.rows(known)}
 
@@ -79,10 +132,11 @@ def test_a_step_waits_for_the_slowest_part_of_a_chip() -> None:
     assert one.seconds == 3 and one.binds == "links"
 
 
+@pytest.mark.parametrize("read", [find, topology.prepare])
 @pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5litepod-16", "cpu:0", "cpu:2x2", "", "v5e:x"])
-def test_other_topologies_are_refused(name: str) -> None:
+def test_other_topologies_are_refused(name: str, read: Callable) -> None:
     with pytest.raises(UserError, match="slices of v4, v5e, v5p, v6e, such as"):
-        find(name)
+        read(name)
 
 
 def test_a_slice_has_an_end() -> None:
@@ -90,16 +144,52 @@ def test_a_slice_has_an_end() -> None:
         find("v5e:16x32")
 
 
-def test_a_missing_compiler_is_named_with_the_way_without(monkeypatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install libtpu==.*--topology=cpu:8 works without"):
-        find("v5e:4x4")
+def test_without_the_compiler_as_many_cpu_devices_stand_for_the_chips(
+    without_compiler: None, monkeypatch, capsys
+) -> None:
+    given = {}
+    monkeypatch.setattr(jax.config, "update", given.__setitem__)
+    topology.prepare("v5p:2x2x2")
+    assert given == {"jax_platforms": "cpu", "jax_num_cpu_devices": 8}
+    said = capsys.readouterr()
+    assert not said.out and len(said.err.splitlines()) == 1
+    assert "8 CPU devices stand for the chips of v5p:2x2x2" in said.err
+    assert f"pip install {topology.LIBTPU}" in said.err
 
 
-@needs_libtpu
-def test_a_shape_that_no_hosts_make_up_is_refused() -> None:
-    with pytest.raises(UserError, match=r"'v5e:3x3' does not exist.*slices of v4"):
-        find("v5e:3x3")
+def test_what_depends_on_names_is_known_without_the_compiler(without_compiler: None) -> None:
+    """And what the chips' memory would move is not."""
+    config = small(fsdp=2)
+    config.model.dtype = "auto"
+    found = estimate.estimate(config, find("v5p:2x2x2"))
+    assert found.dtype == "bfloat16"  # as on the chips
+    assert found.bound.compute == pytest.approx(found.compiled_flops / 459e12)
+    assert found.bound.links == pytest.approx(found.collectives.received / 600e9)
+    assert found.bound.memory is None and found.bound.seconds > 0
+    lines = {name: (much, remark) for name, much, remark in plan.rows(found)}
+    assert "the CPU's" in lines["compiler"][1]
+    assert lines["MiB on each device: in all"][1] == "of 98,038: 0%"
+    assert lines["ms of a step, memory"][0] == ""
+
+
+def test_what_does_not_fit_by_the_cpus_compiler_does_not_fit(without_compiler: None) -> None:
+    config = small()
+    config.train.batch = 2**26
+    with pytest.raises(estimate.TooLarge, match=r"by the count of the CPU's compiler") as error:
+        estimate.estimate(config, find("v5e:2x4"))
+    assert error.value.missing > 2**26 / 8 * 784 * 4 - 16 * GIB
+
+
+def test_weak_scaling_is_not_made_up_without_the_compiler(without_compiler: None, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["scaling"])
+    with pytest.raises(UserError, match="--kind=cpu works without"):
+        scaling.main()
+
+
+@pytest.mark.parametrize("name", ["v5e:3x3", "v5e:1x2", "v5p:2x1x2", "v5e:4"])
+def test_a_shape_that_no_hosts_make_up_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match=f"'{name}' does not exist: its hosts.*slices of v4"):
+        find(name)
 
 
 @needs_libtpu
@@ -111,6 +201,7 @@ def test_a_device_is_a_chip_whose_peak_is_known(name: str, count: int) -> None:
     slice_ = find(name)
     assert len(slice_.devices) == count
     assert slice_.peak("bfloat16") == slice_.peak("float32") > 1e14
+    assert peak_flops(slice_.devices[0].device_kind, "bfloat16") == slice_.peak("bfloat16")
 
 
 @needs_libtpu
@@ -122,9 +213,30 @@ def test_types_are_those_of_the_devices_that_are_compiled_for() -> None:
 
 
 @needs_libtpu
-def test_tensor_stays_within_a_host_as_in_training() -> None:
+@pytest.mark.parametrize(
+    ("name", "hosts"),
+    [
+        ("v5e:1x1", 1),
+        ("v5e:2x2", 1),
+        ("v5e:2x4", 1),
+        ("v6e:4x2", 1),
+        ("v5e:4x4", 4),
+        ("v5p:2x2x2", 2),
+    ],
+)
+def test_a_host_has_four_chips_or_all_of_a_small_slice(name: str, hosts: int) -> None:
+    slice_ = find(name)
+    assert len({device.process_index for device in slice_.devices}) == hosts
+    assert slice_.host * hosts == len(slice_.devices)
+
+
+@pytest.mark.parametrize("compiler", [pytest.param(True, marks=needs_libtpu), False])
+def test_tensor_stays_within_a_host_as_in_training(monkeypatch, compiler: bool) -> None:
+    monkeypatch.setattr(topology, "has_compiler", lambda: compiler)
+    config = small(data=1, tensor=8)
+    assert estimate.estimate(config, find("v5e:2x4")).mesh.shape["tensor"] == 8
     with pytest.raises(UserError, match=r"mesh.tensor=8 spans several processes"):
-        estimate.estimate(small(data=1, tensor=8), find("v5e:2x4"))
+        estimate.estimate(config, find("v5p:2x2x2"))
 
 
 @needs_libtpu
@@ -135,8 +247,22 @@ def test_a_step_that_is_too_large_says_by_how_much() -> None:
         estimate.TooLarge, match=r"on each chip of v5e:2x4, which has 15\.75"
     ) as error:
         estimate.estimate(config, find("v5e:2x4"))
-    needed = 2**26 / 8 * 784 * 4
-    assert error.value.missing > needed - 16 * GIB
+    needed = 2**26 / 8 * (784 + 2) * 4
+    assert 0 < error.value.missing - (needed - 15.75 * GIB) < 4 * GIB
+
+
+@pytest.fixture
+def eight() -> Topology:
+    return Topology("v5e:2x4", jax.devices()[:8], CHIPS["v5e"])
+
+
+def failing(monkeypatch, words: str) -> None:
+    """A compiler that says this."""
+
+    def compile_for(*_):
+        raise jax.errors.JaxRuntimeError(words)
+
+    monkeypatch.setattr(estimate.outline, "compile_for", compile_for)
 
 
 @pytest.mark.parametrize(
@@ -145,17 +271,41 @@ def test_a_step_that_is_too_large_says_by_how_much() -> None:
         "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO temporaries (20.25G)"
         " exceeds available HBM (15.75G).",
         "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.25G of 15.75G hbm. Exceeded by 4.5G.",
+        "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. Used 20.2G of"
+        " 15.7G hbm. Exceeded hbm capacity by 4.50G.\n\nTotal hbm usage >= 20.5G:\n    reserved  258.00M",
+        "Used 20.25G of 15.75G hbm. Exceeded hbm capacity by 4608.0M.",
     ],
 )
-def test_both_ways_of_the_compiler_to_say_so_are_understood(monkeypatch, words: str) -> None:
-    def full(*_):
-        raise jax.errors.JaxRuntimeError(words)
-
-    monkeypatch.setattr(estimate.outline, "compile_for", full)
-    slice_ = Topology("v5e:2x4", jax.devices()[:8], CHIPS["v5e"])
+def test_all_ways_of_the_compiler_to_say_so_are_understood(monkeypatch, eight, words: str) -> None:
+    failing(monkeypatch, words)
     with pytest.raises(estimate.TooLarge, match=r"4\.50 GiB are missing") as error:
-        estimate.estimate(small(), slice_)
+        estimate.estimate(small(), eight)
     assert error.value.missing == int(4.5 * GIB)
+
+
+OTHER_FAULTS = [
+    "RESOURCE_EXHAUSTED: Ran out of memory in memory space vmem. Used 20.25M of 16.00M vmem. Exceeded vmem capacity by"
+    " 4.25M.",
+    "INTERNAL: Mosaic failed to compile",
+]
+
+
+@pytest.mark.parametrize("words", OTHER_FAULTS)
+def test_other_words_of_the_compiler_are_handed_on_in_a_line(monkeypatch, eight, words) -> None:
+    failing(monkeypatch, f"{words}\n\nmany\nlines")
+    with pytest.raises(UserError) as error:
+        estimate.estimate(small(), eight)
+    assert not isinstance(error.value, estimate.TooLarge)
+    assert str(error.value) == f"the compiler fails for v5e:2x4: {words}"
+
+
+def test_a_sweep_goes_on_where_the_compiler_fails(monkeypatch, capsys, eight: Topology) -> None:
+    failing(monkeypatch, OTHER_FAULTS[0])
+    with pytest.raises(UserError, match="nothing of all this fits"):
+        sweep.best(small(), eight)
+    shown = capsys.readouterr().out.splitlines()
+    tried = [line.split()[:4] for line in shown if "Ran out of memory in memory space vmem" in line]
+    assert [*map(str, (8, 1, 1, 64))] in tried and [*map(str, (1, 1, 8, 256))] in tried
 
 
 def test_an_odd_batch_is_refused_as_in_training() -> None:
@@ -164,44 +314,60 @@ def test_an_odd_batch_is_refused_as_in_training() -> None:
 
 
 class Fake:
-    """What `sweep` asks of an estimate: tensor=2 is four times as fast, and only 16 rows fit on a device."""
+    """What `sweep` asks of an estimate: `room` rows fit on a device at a time; the speed is as the square of `tensor`,
+    and falls with the cube of the parts of a batch."""
 
     bound = Bound(1.0, 0.5, 0.25)
 
     def __init__(self, config: ConfigDict, room: int):
-        rows = config.train.batch
+        rows, parts = config.train.batch, config.train.accumulate
         self.sketch = dataclasses.make_dataclass("S", ["config", "tokens"])(config, rows)
         sizes = {axis: config.mesh[axis] for axis in ("data", "fsdp", "tensor")}
         self.mesh = dataclasses.make_dataclass("M", ["shape"])(sizes)
         self.held = {"all": rows}
-        held = rows // (sizes["data"] * sizes["fsdp"])
+        held = rows // (sizes["data"] * sizes["fsdp"] * parts)
         if held > room:
             raise estimate.TooLarge(f"{held - room} are missing", held - room)
-        self.tokens_per_second = rows * sizes["tensor"] ** 2
+        self.tokens_per_second = rows * sizes["tensor"] ** 2 / parts**3
 
 
-@pytest.fixture
-def eight() -> Topology:
-    return Topology("v5e:2x4", jax.devices()[:8], CHIPS["v5e"])
+def swept(monkeypatch, capsys, topology: Topology, room: int) -> tuple[str, list[list[str]]]:
+    """The line of the fastest, and what was tried: data, fsdp, tensor, batch, accumulate."""
+    monkeypatch.setattr(sweep, "estimate", lambda config, _: Fake(config, room))
+    sweep.best(small(), topology)
+    shown = capsys.readouterr().out.splitlines()
+    (winner,) = (line for line in shown if line.startswith("the fastest that fits: "))
+    return winner.partition(": ")[2], [line.split()[:5] for line in shown]
 
 
 def test_a_sweep_names_the_fastest_that_fits(monkeypatch, capsys, eight: Topology) -> None:
-    monkeypatch.setattr(sweep, "estimate", lambda config, _: Fake(config, room=16))
-    best = sweep.best(small(), eight)
+    winner, tried = swept(monkeypatch, capsys, eight, room=16)
     # 64 rows fit as four times sixteen, 128 as eight times.
-    assert (best.mesh.shape["tensor"], best.sketch.config.train.batch) == (2, 64)
-    shown = capsys.readouterr().out
-    assert "--config.mesh.tensor=2 --config.train.batch=64" in shown
-    tried = [line.split() for line in shown.splitlines()]
-    assert (
-        len([line for line in tried if line[:3] == ["8", "1", "1"]]) == 3
-    )  # 64, 128 and, too large, 256
-    assert len([line for line in tried if line[:3] == ["1", "1", "8"]]) == 1  # too large at once
+    assert winner.endswith("--config.mesh.tensor=2 --config.train.batch=64")
+    assert [line[3:] for line in tried if line[:3] == ["8", "1", "1"]] == [
+        ["64", "1"],
+        ["128", "1"],
+        ["256", "1"],  # too large
+    ]
+
+
+def test_a_batch_that_does_not_fit_is_tried_in_parts(monkeypatch, capsys, eight: Topology) -> None:
+    winner, tried = swept(monkeypatch, capsys, eight, room=2)
+    assert [line[3:] for line in tried if line[:3] == ["8", "1", "1"]] == [
+        ["64", "1"],
+        ["64", "2"],
+        ["64", "4"],  # which fits
+    ]
+    assert [line[4] for line in tried if line[:3] == ["1", "1", "8"]] == ["1", "2", "4", "8"]
+    assert winner == (
+        "--config.mesh.data=8 --config.mesh.fsdp=1 --config.mesh.tensor=1 --config.train.batch=64"
+        " --config.train.accumulate=4"
+    )
 
 
 def test_where_nothing_fits_the_least_that_is_missing_is_said(monkeypatch, eight: Topology) -> None:
-    monkeypatch.setattr(sweep, "estimate", lambda config, _: Fake(config, room=1))
-    with pytest.raises(UserError, match=r"nothing of all this fits.* 7 are missing"):
+    monkeypatch.setattr(sweep, "estimate", lambda config, _: Fake(config, room=0))
+    with pytest.raises(UserError, match=r"nothing of all this fits.* 1 are missing"):
         sweep.best(small(), eight)
 
 

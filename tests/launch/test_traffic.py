@@ -1,0 +1,108 @@
+"""Traffic of loops, read from the text of compiled programs."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from launch import estimate
+from launch.topology import Topology
+from launch.traffic import repeated
+
+LOOP = """%fused (whole: f32[10,256], place: s32[]) -> f32[256] {
+  %whole = f32[10,256]{1,0} parameter(0)
+  %place = s32[] parameter(1)
+  %part = f32[1,256]{1,0} dynamic-slice(%whole, %place, %place), dynamic_slice_sizes={1,256}
+  ROOT %flat = f32[256]{0} bitcast(%part)
+}
+%stored (whole: f32[10,256], part: f32[256], place: s32[]) -> f32[10,256] {
+  %whole = f32[10,256]{1,0} parameter(0)
+  %part = f32[256]{0} parameter(1)
+  %place = s32[] parameter(2)
+  %row = f32[1,256]{1,0} bitcast(%part)
+  ROOT %new = f32[10,256]{1,0} dynamic-update-slice(%whole, %row, %place, %place)
+}
+%body (p: (s32[], f32[10,256])) -> (s32[], f32[10,256]) {
+  %p = (s32[], f32[10,256]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = f32[10,256]{1,0} get-tuple-element(%p), index=1
+LINE
+  ROOT %t = (s32[], f32[10,256]{1,0}) tuple(%i, %x)
+}
+%rest (p: (s32[], f32[10,256])) -> pred[] {
+  %p = (s32[], f32[10,256]{1,0}) parameter(0)
+  ROOT %yes = pred[] constant(true)
+}
+ENTRY %main (x: f32[10,256], i: s32[]) -> (s32[], f32[10,256]) {
+  %x = f32[10,256]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %twice = f32[10,256]{1,0} add(%x, %x)
+  %given = (s32[], f32[10,256]{1,0}) tuple(%i, %twice)
+  ROOT %w = (s32[], f32[10,256]{1,0}) while(%given), condition=%rest, body=%body, TRIPS
+}
+"""
+CONSTANT = "%r = f32[256]{0} constant({...})\n  "
+ROW = 256 * 4
+WHOLE = 10 * ROW
+OUTSIDE = 3 * WHOLE  # two operands and a result
+
+
+@pytest.mark.parametrize(
+    ("line", "inside"),
+    [
+        ("%a = f32[10,256]{1,0} multiply(%x, %x)", 3 * WHOLE),
+        ("%a = f32[10,256]{1,0:T(8,128)} copy(%x)", 2 * WHOLE),
+        ("%a = f32[1,256]{1,0} dynamic-slice(%x, %i, %i), dynamic_slice_sizes={1,256}", 2 * ROW),
+        ("%a = f32[256]{0} fusion(%x, %i), kind=kLoop, calls=%fused", 2 * ROW + 4),
+        # The place where a row goes is written, and nothing else of what it lies in is touched.
+        (f"{CONSTANT}%a = f32[10,256]{{1,0}} fusion(%x, %r, %i), kind=kLoop, calls=%stored", 2 * ROW + 4),
+        ("%a = f32[10,256]{1,0} bitcast(%x)", 0),
+    ],
+)  # fmt: skip
+def test_a_loop_moves_its_bytes_as_often_as_it_runs(line: str, inside: int) -> None:
+    trips = 'backend_config={"known_trip_count":{"n":"7"}}'
+    text = LOOP.replace("LINE", f"  {line}").replace("TRIPS", trips)
+    assert repeated(text) == pytest.approx((OUTSIDE + 7 * inside) / (OUTSIDE + inside))
+    assert repeated(text.replace(trips, "metadata={}")) == 1  # nobody knows how often
+
+
+def test_a_loop_of_this_compiler_moves_what_its_passes_one_after_the_other_do() -> None:
+    """By the compiler's own count of the program without a loop."""
+
+    def function(count: int, unroll: bool) -> Callable:
+        def once(x, weights):
+            return jnp.tanh(x @ weights) * 0.5
+
+        def made(x, weights):
+            if not unroll:
+                return jax.lax.fori_loop(0, count, lambda _, x: once(x, weights), x)
+            for _ in range(count):
+                x = once(x, weights)
+            return x
+
+        return made
+
+    def traffic(count: int, unroll: bool) -> tuple[float, float]:
+        x = jax.ShapeDtypeStruct((64, 128), jnp.float32)
+        weights = jax.ShapeDtypeStruct((128, 128), jnp.float32)
+        compiled = jax.jit(function(count, unroll)).lower(x, weights).compile()
+        return compiled.cost_analysis()["bytes accessed"], repeated(compiled.as_text())
+
+    expected, one = traffic(6, unroll=True)
+    assert one == 1
+    once, often = traffic(6, unroll=False)
+    assert once < expected / 3
+    assert once * often == pytest.approx(expected, rel=0.1)
+
+
+def test_accumulation_moves_what_as_many_small_steps_do(make_config) -> None:
+    """But for the optimizer, which comes once."""
+    one = Topology("cpu:1", jax.devices()[:1], None)
+    config = make_config(dropout=0.0, encoder_layers=1, decoder_layers=1)
+    small = estimate.estimate(config, one)
+    config.train.accumulate = 4
+    config.data.tokens_per_batch *= 4
+    found = estimate.estimate(config, one)
+    assert found.flops == 4 * small.flops
+    assert found.traffic == pytest.approx(4 * small.traffic, rel=0.05)
