@@ -86,14 +86,16 @@ class Pretrained:
         return Place(name, found, there.start, there.turned)
 
 
-def open_model(directory: Path, option: str = "--config.pretrained") -> Pretrained:
-    """The model in a folder, which `option` of a command line names.
+def open_model(
+    directory: Path, option: str = "--config.pretrained", advice: str = ""
+) -> Pretrained:
+    """The model in a folder, which `option` of a command line names; `advice` is for where there is no folder.
 
     Raises:
       UserError: there is none, its family or a field of its configuration is unknown here, or a file is damaged.
     """
     directory = directory.expanduser()
-    require(directory.is_dir(), f"{option}={directory} is no folder")
+    require(directory.is_dir(), f"{option}={directory} is no folder{advice}")
     return Pretrained(directory, config_json.read(directory / CONFIG), TensorFiles(directory))
 
 

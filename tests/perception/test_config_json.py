@@ -53,7 +53,7 @@ def test_a_family_is_known_by_its_architecture_too() -> None:
 
 FIELDS = {
     "unknown family": ("bert", {"model_type": "gpt2"}, "model_type='gpt2': choose one of bert, "),
-    "no family": ("bert", {"model_type": None}, "model_type='None': choose one of bert, "),
+    "no family": ("bert", {"model_type": None}, "has no model_type: "),
     "Phi-3 is another family": (
         "phi",
         {"model_type": None, "architectures": ["Phi3Model"]},

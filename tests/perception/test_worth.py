@@ -1,10 +1,12 @@
 """The paper's question on a user's data, and what one does with the adapters that come of it: programs, end to end."""
 
 import csv
+import io
 import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -140,18 +142,25 @@ def test_adapters_from_the_command_line(asked, folder) -> None:
         np.testing.assert_allclose(value, merged[n], atol=1e-6)
 
 
-def test_the_weights_need_not_be_where_a_run_had_them_from(asked, folder, monkeypatch) -> None:
-    """For `add` no weights are read at all, for `unmerge` the merged ones, and for `merge` those that are named."""
+def test_the_weights_need_not_be_where_a_run_had_them_from(
+    asked, folder, monkeypatch, capsys
+) -> None:
+    """For `add` no weights are read at all, for `unmerge` the merged ones, and elsewhere those that are named."""
     lora, out = asked / "runs" / "lora_seed1", folder / "elsewhere"
     with monkeypatch.context() as patch:
         patch.setattr(TensorFiles, "read", None)
         call(adapters, "add", "--adapters", f"{lora}:1", f"--out={folder / 'unread'}")
     moved = (folder / "model").rename(folder / "moved")
     try:
-        assert "model is no folder" in refused(
-            adapters, "merge", f"--adapter={lora}", f"--out={out}"
-        )
+        gone = "model is no folder any more: --pretrained=DIR says where it is now"
+        assert gone in refused(adapters, "merge", f"--adapter={lora}", f"--out={out}")
+        assert gone in refused(classify, f"--workdir={lora}")
         named = f"--pretrained={moved}"
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"a string\n")))
+            call(classify, f"--workdir={lora}", named)
+        *_, row = capsys.readouterr().out.splitlines()
+        assert {*row.split("\t")[::2]} == {"string-methods", "types"}
         call(adapters, "merge", f"--adapter={lora}", named, f"--out={out}")
         call(adapters, "add", "--adapters", f"{lora}:1", named, f"--out={folder / 'unread_too'}")
         given = (f"--merged={out}", f"--out={folder / 'base'}")
@@ -306,6 +315,12 @@ def test_wrong_adapters_are_refused_in_a_line(asked, folder, tmp_path) -> None:
     assert "the following arguments are required: --merged" in refused(
         adapters, "unmerge", f"--adapter={lora}", out
     )
+    assert "nothing is merged into them" in refused(
+        adapters, "unmerge", f"--adapter={lora}", f"--merged={folder / 'model'}", out
+    )
+    assert "README.md is no folder" in refused(
+        adapters, "quantize", f"--pretrained={folder / 'model'}", "--out=README.md/x"
+    )
     (tmp_path / "sum").mkdir()
     (tmp_path / "sum" / "adapter.json").write_text("{")
     damaged = f"--adapter={tmp_path / 'sum'}"
@@ -326,6 +341,8 @@ def test_wrong_questions_are_refused_before_anything_is_trained(folder, tmp_path
     assert "no directory" in told(f"--config.data.source=files:{tmp_path}/nowhere")
     assert "--seeds must be a whole number" in told("--seeds=0")
     assert not (tmp_path / "out").exists()
+    (tmp_path / "out").write_text("a file")
+    assert f"cannot write to --out={tmp_path / 'out'}: " in told("--config.train.steps=1")
 
 
 def test_full_training_of_another_backbone_has_nothing_of_the_weights(tmp_path) -> None:
