@@ -365,14 +365,17 @@ def test_full_training_of_another_backbone_has_nothing_of_the_weights(tmp_path) 
 
 
 def reached(*values: float) -> Reached:
-    return Reached(list(values), list(values), 1, 1.0, [1.0])
+    """At the best step; at the last one half of it."""
+    return Reached([value / 2 for value in values], list(values), 1, 1.0, [1.0])
 
 
 def test_the_answer_is_a_verdict_only_beyond_the_noise() -> None:
+    """At the best steps, and of as many test examples and seeds as there are, whatever was trained on."""
     found = {"lora": reached(90.0), "head": reached(80.0), "full": reached(75.0)}
     found["baseline"] = reached(70.0)
     sentence = answer(found, 1000, 25_000, 10_000)
     assert "so pretraining is worth +15.0 points" in sentence and "counting" not in sentence
+    assert f"(give or take {noise([90.0], [75.0], 10_000):.1f})" in sentence
     worse = answer(found | {"full": reached(95.0)}, 1000, 25_000, 10_000)
     assert "so pretraining costs -5.0 points" in worse
     few = answer(found | {"full": reached(89.0), "baseline": reached(91.0)}, 1000, 25_000, 100)
@@ -384,4 +387,7 @@ def test_the_answer_is_a_verdict_only_beyond_the_noise() -> None:
 def test_noise_is_that_of_shares_and_of_seeds() -> None:
     """Two shares of a half measured on 5,000 examples differ by 1 % (standard error); seeds come on top."""
     assert noise([50.0], [50.0], 5000) == pytest.approx(2 * 1.0)
-    assert noise([49.0, 51.0], [50.0], 5000) == pytest.approx(2 * np.sqrt(1 + 2 / 2))
+    seeds = [49.0, 51.0]
+    assert noise(seeds, [50.0], 5000) == pytest.approx(2 * np.sqrt(1 + 2 / 2))
+    assert noise([50.0], seeds, 5000) == pytest.approx(2 * np.sqrt(1 + 2 / 2))
+    assert noise(seeds, seeds, 5000) == pytest.approx(2 * np.sqrt(1 + 2 / 2 + 2 / 2))
