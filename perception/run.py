@@ -231,8 +231,10 @@ def _open(
     tokenizer = Subword.load(workdir / TOKENIZER)
     try:
         classes = tuple(json.loads((workdir / CLASSES).read_text()))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"cannot read the classes from {workdir / CLASSES}: {error}") from error
+    except OSError as error:
+        raise UserError(f"{workdir} has no {CLASSES} to read: {error.strerror}") from error
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{workdir / CLASSES} is damaged: {error}") from error
     pretrained = begun_from(config, weights)
     shape = make_shape(config, pretrained, tokenizer.size)
     build = partial(make_model, config, shape, len(classes))
