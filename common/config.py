@@ -6,6 +6,7 @@ import difflib
 import importlib.util
 import json
 import math
+import os
 import re
 import sys
 import traceback
@@ -137,6 +138,18 @@ def choose(option: str, value: str, known: Mapping[str, Any] | tuple) -> None:
         value in known,
         f"{option}={value!r}: choose one of {', '.join(known)}{_nearest(value, known)}",
     )
+
+
+def check_folder(option: str, folder: Path) -> None:
+    """A wrong place for results shows before the work, not after it. Nothing is made yet.
+
+    Raises:
+      UserError: there is no such folder, and none can be made.
+    """
+    place = folder.absolute()
+    there = next(path for path in (place, *place.parents) if path.exists())
+    require(there.is_dir(), f"cannot write to {option}={folder}: {there} is no folder")
+    require(os.access(there, os.W_OK), f"cannot write to {option}={folder}: no right to do so")
 
 
 def check_rate(option: str, rate: float) -> None:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from common import variables
-from common.config import number, require
+from common.config import check_folder, number, require
 from common.data.tensor_files import Tensor, TensorFiles, require_empty, staged, write
 from common.errors import UserError
 from common.report.table import publish, text
@@ -20,7 +19,7 @@ from perception import arithmetic, hugging_face, run
 from perception.arithmetic import A, Adapter, B
 from perception.backbones import Backbone
 from perception.config_json import CONFIG
-from perception.finetuning import ENCODER, make_lora, open_pretrained, reinitialized
+from perception.finetuning import ENCODER, make_lora, reinitialized
 from perception.hugging_face import Pretrained, open_model
 from perception.model import backbone
 from perception.quantize import costs
@@ -60,6 +59,10 @@ def unmerge(options: Namespace) -> None:
     require_empty(options.out)
     merged = open_model(options.merged, "--merged")
     adapter, _ = open_adapter(options.adapter, weights=options.merged)
+    require(
+        merged.fingerprint != adapter.base,
+        f"--merged={options.merged} has the weights that {options.adapter} was trained on: nothing is merged into them",
+    )
     _export(options.out, merged, arithmetic.merge(_weights(merged), adapter, -1))
 
 
@@ -83,12 +86,7 @@ def export(options: Namespace) -> None:
     """The encoder of a run, adapters merged into it, and in CLASSIFIER below it what reads its states."""
     require_empty(options.out)
     config = run.read(options.run, "--run")
-    base = _base(config, options.pretrained)
-    require(
-        base is not None or not options.pretrained,
-        f"--pretrained={options.pretrained} would not be used: {options.run} began with random weights"
-        f" of --config.backbone={config.backbone}",
-    )
+    base = run.begun_from(config, options.pretrained)
     trained, fingerprint = run.load_own(config, options.run)
     own = {**trained.values.frozen, **trained.values.trainable}
     encoder = {n.removeprefix(ENCODER): x for n, x in own.items() if n.startswith(ENCODER)}
@@ -122,6 +120,8 @@ def export(options: Namespace) -> None:
 
 def quantize(options: Namespace) -> None:
     """Bytes and relative error of every kernel."""
+    if options.out:
+        check_folder("--out", options.out)
     base = open_model(options.pretrained, "--pretrained")
     wanted = _wanted(base.shape)
     found = list(costs(base.load, wanted, options.kind))
@@ -159,7 +159,7 @@ def open_adapter(
         config.finetune == "lora",
         f"{option}={path} has no adapter: it is a run with --config.finetune={config.finetune}",
     )
-    base = _base(config, weights)
+    base = run.begun_from(config, weights)
     drawn = reinitialized(config, base.shape.family)
     require(
         not drawn,
@@ -169,14 +169,6 @@ def open_adapter(
     trained, fingerprint = run.load_own(config, path)
     found = arithmetic.of_values(trained.values.trainable, make_lora(config), fingerprint)
     return found, base.directory
-
-
-def _base(config: ConfigDict, weights: Path | None) -> Pretrained | None:
-    """What a run began from, if it began from anything: what lies in `weights`, or where the run had it from."""
-    if weights:
-        require(weights.expanduser().is_dir(), f"--pretrained={weights} is no folder")
-        config.pretrained = str(weights)
-    return open_pretrained(config)
 
 
 def _saved(path: Path) -> Adapter:

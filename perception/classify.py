@@ -42,6 +42,12 @@ def main() -> None:
         "--workdir", required=True, type=Path, metavar="RUN", help="the run's folder"
     )
     parser.add_argument(
+        "--pretrained",
+        type=Path,
+        metavar="DIR",
+        help="its pretrained weights; default: where the run had them from",
+    )
+    parser.add_argument(
         "--top", type=positive("--top"), metavar="K", help="so many classes (default: all)"
     )
     parser.add_argument(
@@ -51,7 +57,7 @@ def main() -> None:
 
     from perception.run import load
 
-    trained = load(options.workdir)
+    trained = load(options.workdir, weights=options.pretrained)
     for lines in batches(sys.stdin.buffer, options.batch):
         for row in trained.probabilities(lines, options.batch) if lines else ():
             likeliest = (-row).argsort(kind="stable")[: options.top]

@@ -64,6 +64,10 @@ def from_json(values: dict[str, Any], path: Path) -> Backbone:
     given = Fields(path, {**values, **rope})
     given.only(quantization_config=None)
     family = values.get("model_type") or _family_of(values.get("architectures"))
+    require(
+        bool(family or values.get("architectures")),
+        f"{path} has no model_type: it is of no model of Hugging Face's",
+    )
     choose(f"{path}: model_type", str(family), FAMILIES)
     return FAMILIES[family].read(given)
 

@@ -113,15 +113,18 @@ def reinitialized(config: ConfigDict, family: str) -> tuple[str, ...]:
     return () if config.finetune == "full" else tuple(dict.fromkeys(names))
 
 
-def open_pretrained(config: ConfigDict) -> Pretrained | None:
+def open_pretrained(config: ConfigDict, advice: str = "") -> Pretrained | None:
     """The model that the run takes its weights or its shape from; a run in full may do without.
+
+    Args:
+      advice: for where its folder is not there.
 
     Raises:
       UserError: there is none, or it is not the backbone that is asked for.
     """
     if config.finetune == "full" and config.backbone != "auto":
         return None
-    found = open_model(Path(config.pretrained))
+    found = open_model(Path(config.pretrained), advice=advice)
     if config.backbone != "auto":
         check_shape(config.backbone, BACKBONES[config.backbone], found.shape)
     return found

@@ -62,14 +62,19 @@ class Pretrained:
           wanted: by the encoder's names, such as "embed/table"; each with a sharding.
 
         Raises:
-          UserError: a tensor is missing or of another shape.
+          UserError: a tensor is missing or of another shape, or has numbers that are not finite.
         """
         # All are checked before the first is read.
         places = {ours: self._place(ours, want.shape) for ours, want in wanted.items()}
 
         def load(ours: str, want: jax.ShapeDtypeStruct) -> jax.Array:
             def part(index: tuple[slice, ...]) -> np.ndarray:
-                return places[ours].read(self.files, index, want.shape).astype(want.dtype)
+                found = places[ours].read(self.files, index, want.shape)
+                require(
+                    bool(np.isfinite(found).all()),
+                    f"the tensor {places[ours].name} of {self.directory} has numbers that are not finite",
+                )
+                return found.astype(want.dtype)
 
             return jax.make_array_from_callback(want.shape, want.sharding, part)
 
@@ -86,14 +91,16 @@ class Pretrained:
         return Place(name, found, there.start, there.turned)
 
 
-def open_model(directory: Path, option: str = "--config.pretrained") -> Pretrained:
-    """The model in a folder, which `option` of a command line names.
+def open_model(
+    directory: Path, option: str = "--config.pretrained", advice: str = ""
+) -> Pretrained:
+    """The model in a folder, which `option` of a command line names; `advice` is for where there is no folder.
 
     Raises:
       UserError: there is none, its family or a field of its configuration is unknown here, or a file is damaged.
     """
     directory = directory.expanduser()
-    require(directory.is_dir(), f"{option}={directory} is no folder")
+    require(directory.is_dir(), f"{option}={directory} is no folder{advice}")
     return Pretrained(directory, config_json.read(directory / CONFIG), TensorFiles(directory))
 
 

@@ -174,14 +174,36 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     return config
 
 
-def load(workdir: Path, mesh: Mesh | None = None) -> Trained:
+def begun_from(config: ConfigDict, weights: Path | None = None) -> Pretrained | None:
+    """What a run began from, if it began from anything: what lies in `weights`, or where the run had it from.
+
+    Raises:
+      UserError: there is nothing, or it is of another shape; or `weights` are for a run that began with random ones.
+    """
+    if not weights:
+        return open_pretrained(config, " any more: --pretrained=DIR says where it is now")
+    require(weights.expanduser().is_dir(), f"--pretrained={weights} is no folder")
+    config.pretrained = str(weights)
+    found = open_pretrained(config)
+    require(
+        found is not None,
+        f"--pretrained={weights} would not be used: the run began with random weights of"
+        f" --config.backbone={config.backbone}",
+    )
+    return found
+
+
+def load(workdir: Path, mesh: Mesh | None = None, weights: Path | None = None) -> Trained:
     """The best checkpoint of a run.
+
+    Args:
+      weights: the pretrained ones, if they are no longer where the run had them from.
 
     Raises:
       UserError: there is no run, it is of another program, it has no checkpoint, or its pretrained weights are gone.
     """
     config, mesh = read(workdir), mesh or make_mesh({"data": -1})
-    found, build, pretrained = _open(config, workdir)
+    found, build, pretrained = _open(config, workdir, weights)
     values = load_run(workdir, config, build, mesh, outside(pretrained, mesh))
     return Trained(config, *found, values, mesh)
 
@@ -199,7 +221,7 @@ def load_own(config: ConfigDict, workdir: Path) -> tuple[Trained, str]:
 
 
 def _open(
-    config: ConfigDict, workdir: Path
+    config: ConfigDict, workdir: Path, weights: Path | None = None
 ) -> tuple[tuple[Backbone, Subword, tuple[str, ...]], Callable, Pretrained | None]:
     """What a run is of beside its values; what builds its model; and where the weights are."""
     with complete(workdir / CONFIG):
@@ -209,9 +231,11 @@ def _open(
     tokenizer = Subword.load(workdir / TOKENIZER)
     try:
         classes = tuple(json.loads((workdir / CLASSES).read_text()))
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot read the classes from {workdir / CLASSES}: {error}") from error
-    pretrained = open_pretrained(config)
+    except OSError as error:
+        raise UserError(f"{workdir} has no {CLASSES} to read: {error.strerror}") from error
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{workdir / CLASSES} is damaged: {error}") from error
+    pretrained = begun_from(config, weights)
     shape = make_shape(config, pretrained, tokenizer.size)
     build = partial(make_model, config, shape, len(classes))
     return (shape, tokenizer, classes), lambda rngs: build(rngs=rngs), pretrained

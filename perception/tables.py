@@ -61,9 +61,10 @@ def table1(lab: Laboratory) -> None:
         for case in cells:
             try:
                 found[case.column] = lab.runs(case)
-            except (UserError, jax.errors.JaxRuntimeError) as fault:
+            except (UserError, MemoryError, jax.errors.JaxRuntimeError) as fault:
                 found[case.column] = []
-                why = str(fault).partition("\n")[0]
+                # Python's own has nothing to say.
+                why = str(fault).partition("\n")[0] or "out of memory"
                 failed.append(f"{backbone_} {mode} on {case.dataset}: {why}")
                 print(f"error: {why}; the cell stays empty", file=sys.stderr, flush=True)
             if why := lab.missing(case):

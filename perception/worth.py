@@ -23,6 +23,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/worth"), metavar="DIR")
     fields, rest = config.split_fields(sys.argv[1:])
     options = parser.parse_args(rest)
+    config.check_folder("--out", options.out)
 
     from common.sharding import make_mesh
     from common.train.command import unless_stopped

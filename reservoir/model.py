@@ -106,7 +106,11 @@ def validate(model: ConfigDict) -> None:
     check_rate("--config.model.layerdrop", model.layerdrop)
     if model.reservoir != "none":
         frozen = {stack: _places(model, stack) for stack in STACKS if STACKS[stack][0] in model}
-        require(any(frozen.values()), _NOT_ONE.format(model.reservoir, model.reservoirs))
+        require(
+            any(frozen.values()),
+            f"--config.model.reservoir={model.reservoir} but there is none:"
+            f" --config.model.reservoirs={model.reservoirs}, --config.model.placement={model.placement}",
+        )
         causal = any(places for stack, places in frozen.items() if stack != "encoder")
         require(
             model.reservoir not in BOTH_WAYS or not causal,
@@ -123,9 +127,6 @@ def validate(model: ConfigDict) -> None:
         )
     require(model.kernel >= 1, f"--config.model.kernel must be at least 1, got {model.kernel}")
     backskip.validate(model)
-
-
-_NOT_ONE = "--config.model.reservoir={} but there is none: --config.model.reservoirs must be at least 1, got {}"
 
 
 def _places(model: ConfigDict, stack: str) -> tuple[int, ...]:

@@ -4,20 +4,10 @@ import time
 from pathlib import Path
 
 from common import program
-from common.errors import UserError
-
-
-def _make(folder: Path) -> Path:
-    """A wrong path shows before the work, not after it."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror}") from error
-    return folder
 
 
 def main() -> None:
-    from common.config import choose, parser_for, positive, require
+    from common.config import check_folder, choose, parser_for, positive, require
     from common.sharding import make_mesh
     from reservoir.probing.classifier import GRIDS
     from reservoir.probing.data import TABLE_4, TASKS, load_task
@@ -49,7 +39,8 @@ def main() -> None:
     require(len(set(names)) == len(names), f"--tasks={options.tasks} has a task twice")
     tasks = [load_task(options.data, name) for name in names]
     read = open_reader(options.workdir, make_mesh({"data": -1}), options.pool)
-    out = _make(options.out or options.workdir / "probing")
+    out = options.out or options.workdir / "probing"
+    check_folder("--out", out)
 
     table = Table(read.layers, options.seeds, options.grid)
     for task in tasks:

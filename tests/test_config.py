@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from ml_collections import ConfigDict
 
-from common.config import choose, flatten, from_json, load, override, parse, to_json
+from common.config import check_folder, choose, flatten, from_json, load, override, parse, to_json
 from common.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -131,6 +131,19 @@ def test_choose_names_the_choices_and_the_nearest():
     with pytest.raises(UserError) as caught:
         choose("--x", "adamx", {"adam": 1, "lion": 2})
     assert str(caught.value) == "--x='adamx': choose one of adam, lion; did you mean adam?"
+
+
+def test_a_wrong_place_for_results_is_known_before_anything_is_made(tmp_path):
+    """Nor is a right one made."""
+    (tmp_path / "file").write_text("x")
+    for wrong in ("file", "file/below/it"):
+        with pytest.raises(
+            UserError, match=rf"^cannot write to --out=.*{wrong}: .*file is no folder"
+        ):
+            check_folder("--out", tmp_path / wrong)
+    check_folder("--out", tmp_path)
+    check_folder("--out", tmp_path / "new" / "deep")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_command_line():

@@ -147,8 +147,11 @@ def _classes(train: Sequence[Record], label: str, count: int) -> list[str]:
 
 def _label(record: Record, field: str) -> str:
     place, label = record[0], _field(record, field)
-    if label is None or not str(label).strip():
+    # What is not a number is not itself.
+    if label is None or label != label or not str(label).strip():
         raise UserError(f"{place}: the label is missing")
+    if isinstance(label, list | dict):
+        raise UserError(f"{place}: the label must be a word or a number, got {label!r}")
     return str(label)
 
 

@@ -100,8 +100,14 @@ class Tokenizer:
         try:
             with np.load(path, allow_pickle=False) as file:
                 return cls(file["model"].tobytes(), file["pieces"])
-        except (OSError, ValueError, KeyError, EOFError, RuntimeError, BadZipFile) as error:
-            raise UserError(f"cannot read a tokenizer from {path}: {error}") from error
+        except OSError as error:
+            reason = error.strerror or error
+            raise UserError(f"cannot read a tokenizer from {path}: {reason}") from error
+        except (ValueError, KeyError, EOFError, RuntimeError, BadZipFile) as error:
+            # NumPy takes what is no archive for a pickle, and says how to load that.
+            raise UserError(
+                f"cannot read a tokenizer from {path}: it is damaged, or none"
+            ) from error
 
 
 def build_tokenizers(

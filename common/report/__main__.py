@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from common import program
-from common.config import parser_for
+from common.config import check_folder, parser_for
 from common.errors import UserError
 
 
@@ -47,10 +47,7 @@ def main() -> None:
     options = parser.parse_args()
     if bool(options.runs) == bool(options.wandb):
         raise UserError("name the runs to compare, or a wandb project with --wandb")
-    try:
-        options.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"cannot write to --out={options.out}: {error.strerror}") from error
+    check_folder("--out", options.out)
     runs = load_wandb(options.wandb) if options.wandb else load_local(*options.runs)
     compared = groups(runs)
     measure = (options.axis, options.horizon)

@@ -78,6 +78,7 @@ def reproduce(
     options = parser.parse_args(rest)
     out = options.out or Path(f"runs/{paper}_reproduce_{options.scale}")
     more = own(options)
+    config.check_folder("--out", out)
 
     from common.sharding import make_mesh
 

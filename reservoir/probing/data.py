@@ -58,8 +58,8 @@ def load_task(directory: Path, name: str) -> ProbingTask:
     """Reads NAME.txt or NAME.txt.gz. Fields between the label and the sentence are not used.
 
     Raises:
-      UserError: no such file; a line with too few fields, an unknown partition or no words; a partition without lines;
-        a label that training does not have, or no second label.
+      UserError: no such file; a line with too few fields, an unknown partition, no label or no words; a partition
+        without lines; a label that training does not have, or no second label.
     """
     path = _find(directory, name)
     examples: dict[str, list[tuple[int, str, str]]] = {split: [] for split in PARTITIONS.values()}
@@ -76,6 +76,7 @@ def load_task(directory: Path, name: str) -> ProbingTask:
             partition in PARTITIONS,
             f"{where}: the partition is {partition!r}; it must be one of {', '.join(PARTITIONS)}",
         )
+        require(bool(label.strip()), f"{where}: the label is missing")
         require(bool(sentence.strip()), f"{where}: the sentence has no words")
         examples[PARTITIONS[partition]].append((number, label, sentence))
     for partition, split in PARTITIONS.items():

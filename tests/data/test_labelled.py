@@ -109,6 +109,8 @@ def test_without_names_words_are_sorted(folder):
         ('{"text": "x", "label": 2}', r"the label 2 is none of the 2 classes \(0 to 1: 0, 1\)"),
         ('{"text": "x", "label": -1}', "the label -1 is none of the 2 classes"),
         ('{"text": "x", "label": "good"}', "the label 'good' is none of the 2 classes"),
+        ('{"text": "x", "label": NaN}', "the label is missing"),
+        ('{"text": "x", "label": ["a", "b"]}', "label must be a word or a number, got \\['a', 'b"),
         ("x", "is no JSON"),
         ("[1]", "is no JSON object"),
         ("", "is no JSON"),

@@ -21,6 +21,54 @@ OTHERS = {
 }
 
 
+def sizes(layers: int, width: int, hidden: int, heads: int, vocabulary: int) -> dict[str, int]:
+    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+    return dict(
+        zip((*names, "vocab_size"), (layers, width, hidden, heads, vocabulary), strict=True)
+    )
+
+
+QWEN2 = {"model_type": "qwen2", "num_key_value_heads": 2, "rope_theta": 1e6, "rms_norm_eps": 1e-6}
+QWEN2 |= {"tie_word_embeddings": True, "use_sliding_window": False, "sliding_window": 131_072}
+QWEN2 |= {"max_position_embeddings": 131_072, "hidden_act": "silu", "attention_dropout": 0.0}
+BERT = {"model_type": "bert", "max_position_embeddings": 512, "type_vocab_size": 2}
+BERT |= {"layer_norm_eps": 1e-12, "hidden_act": "gelu", "position_embedding_type": "absolute"}
+BERT |= {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+PHI = {"model_type": "phi", "partial_rotary_factor": 0.4, "rope_theta": 1e4, "layer_norm_eps": 1e-5}
+PHI |= {"hidden_act": "gelu_new", "resid_pdrop": 0.1, "embd_pdrop": 0.0, "attention_dropout": 0.0}
+PHI |= {"max_position_embeddings": 2048, "tie_word_embeddings": False, "qk_layernorm": False}
+MISTRAL = {"model_type": "mistral", "num_key_value_heads": 8, "sliding_window": 4096}
+MISTRAL |= {"rope_theta": 1e4, "rms_norm_eps": 1e-5, "max_position_embeddings": 32_768}
+MISTRAL |= {"hidden_act": "silu", "tie_word_embeddings": False}
+OPENELM = {
+    "model_type": "openelm",
+    "num_gqa_groups": 4,
+    "ffn_dim_divisor": 256,
+    "vocab_size": 32_000,
+}
+OPENELM |= {"qkv_multipliers": [0.5, 1.0], "ffn_multipliers": [0.5, 4.0], "ffn_with_glu": True}
+OPENELM |= {"rope_freq_constant": 10_000, "max_context_length": 2048, "activation_fn_name": "swish"}
+OPENELM |= {"normalize_qk_projections": True, "share_input_output_layers": True}
+
+PUBLISHED = {
+    "qwen2_0.5b": QWEN2 | sizes(24, 896, 4864, 14, 151_936),
+    "qwen2_1.5b": QWEN2 | sizes(28, 1536, 8960, 12, 151_936),
+    "arctic_xs": BERT | sizes(6, 384, 1536, 12, 30_522),
+    "arctic_l": BERT | sizes(24, 1024, 4096, 16, 30_522),
+    "phi_2": PHI | sizes(32, 2560, 10_240, 32, 51_200),
+    "mistral_7b": MISTRAL | sizes(32, 4096, 14_336, 32, 32_000),
+    "openelm_270m": OPENELM | {"num_transformer_layers": 16, "model_dim": 1280, "head_dim": 64},
+    "openelm_3b": OPENELM | {"num_transformer_layers": 36, "model_dim": 3072, "head_dim": 128},
+}
+"""What the files of the paper's models say: weights of these are what `check_shape` must not refuse."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_backbones_are_those_that_were_published(name: str) -> None:
+    """Also where no number of parameters shows it: positions, windows, norms, activations, dropout."""
+    assert from_json(PUBLISHED[name], PATH) == BACKBONES[name]
+
+
 @pytest.mark.parametrize("name", [*BACKBONES, *OTHERS])
 def test_every_backbone_can_be_told_to_transformers_and_back(name: str) -> None:
     shape = {**BACKBONES, **OTHERS}[name]
@@ -53,7 +101,7 @@ def test_a_family_is_known_by_its_architecture_too() -> None:
 
 FIELDS = {
     "unknown family": ("bert", {"model_type": "gpt2"}, "model_type='gpt2': choose one of bert, "),
-    "no family": ("bert", {"model_type": None}, "model_type='None': choose one of bert, "),
+    "no family": ("bert", {"model_type": None}, "has no model_type: "),
     "Phi-3 is another family": (
         "phi",
         {"model_type": None, "architectures": ["Phi3Model"]},

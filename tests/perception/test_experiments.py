@@ -100,6 +100,8 @@ OUT_OF_MEMORY = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 by
             "the loss is nan; choose another --out",
         ),
         (jax.errors.JaxRuntimeError(f"{OUT_OF_MEMORY}\nBufferAssignment: ..."), OUT_OF_MEMORY),
+        (MemoryError(), "out of memory"),
+        (MemoryError("Unable to allocate 9 GiB"), "Unable to allocate 9 GiB"),
     ],
 )
 def test_a_cell_that_fails_stays_empty_and_the_others_are_there(
@@ -197,6 +199,8 @@ def test_wrong_options_are_refused_in_a_line(monkeypatch, tmp_path) -> None:
     assert "table2 trains nothing: --dry-run is for table1" in told("table2", "--dry-run")
     assert "no --datasets, no --data" in told("table1", "--datasets=sst2")
     assert not (tmp_path / "out").exists()
+    (tmp_path / "out").write_text("a file")
+    assert "out is no folder" in told("table1", "--config.train.steps=1")
 
 
 def test_what_a_cell_is_cannot_be_set_from_outside(make) -> None:

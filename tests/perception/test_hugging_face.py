@@ -163,6 +163,10 @@ WEIGHTS = {
         lambda w: w.update({WORDS: w[WORDS].astype(np.float64)}),
         f"the tensor {WORDS} of .* is of the type F64; known are F32, F16, BF16",
     ),
+    "numbers": (
+        lambda w: w.update({WORDS: np.where(w[WORDS] == w[WORDS].max(), np.nan, w[WORDS])}),
+        f"the tensor {WORDS} of .* has numbers that are not finite",
+    ),
 }
 
 

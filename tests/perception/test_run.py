@@ -260,6 +260,16 @@ def test_other_examples_than_a_run_began_with_are_refused(full, make, mesh):
     path.write_text(json.dumps(kept, indent=2) + "\n")
 
 
+def test_a_run_without_its_classes_is_not_used(full, mesh, tmp_path):
+    workdir = shutil.copytree(full[0], tmp_path / "run")
+    (workdir / "classes.json").write_text("3")
+    with pytest.raises(UserError, match=r"classes\.json is damaged: "):
+        run.load(workdir, mesh)
+    (workdir / "classes.json").unlink()
+    with pytest.raises(UserError, match=r"run has no classes\.json to read: No such file"):
+        run.load(workdir, mesh)
+
+
 def test_weights_without_a_tokenizer_say_where_it_comes_from(make, mesh, pretrained, tmp_path):
     shutil.copytree(pretrained, tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").unlink()

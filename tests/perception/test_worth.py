@@ -1,10 +1,12 @@
 """The paper's question on a user's data, and what one does with the adapters that come of it: programs, end to end."""
 
 import csv
+import io
 import json
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -16,6 +18,7 @@ from common.data.manual import python
 from common.data.subword import Subword, build_subword
 from common.data.tensor_files import TensorFiles
 from common.errors import UserError
+from common.report.runs import load_local
 from common.sharding import make_mesh
 from common.train.workdir import GROUPS
 from perception import adapter_commands, adapters, classify, comparison, run, worth
@@ -97,14 +100,16 @@ def test_everything_stands_side_by_side(asked) -> None:
         assert summary["config"]["quantize"] == ("none" if name == "full" else "4bit")
     sentence = (asked / "answer.txt").read_text()
     assert sentence.startswith("On these 120 training examples") and sentence.count("\n") == 1
+    compared = load_local(str(asked / "runs"))  # what common.report takes
+    assert {run.name for run in compared} == {"lora_seed1", "head_seed1", "full_seed1"}
 
 
 def test_a_second_call_trains_nothing(asked, folder) -> None:
     logs = {path: path.read_bytes() for path in asked.rglob("*.jsonl")}
-    kept = (asked / "runs" / "baseline" / "summary.json").read_bytes()
+    kept = (asked / "baseline.json").read_bytes()
     ask(folder)
     assert {path: path.read_bytes() for path in asked.rglob("*.jsonl")} == logs
-    assert (asked / "runs" / "baseline" / "summary.json").read_bytes() == kept
+    assert (asked / "baseline.json").read_bytes() == kept
 
 
 def kernels(model: Path) -> dict[str, np.ndarray]:
@@ -140,18 +145,25 @@ def test_adapters_from_the_command_line(asked, folder) -> None:
         np.testing.assert_allclose(value, merged[n], atol=1e-6)
 
 
-def test_the_weights_need_not_be_where_a_run_had_them_from(asked, folder, monkeypatch) -> None:
-    """For `add` no weights are read at all, for `unmerge` the merged ones, and for `merge` those that are named."""
+def test_the_weights_need_not_be_where_a_run_had_them_from(
+    asked, folder, monkeypatch, capsys
+) -> None:
+    """For `add` no weights are read at all, for `unmerge` the merged ones, and elsewhere those that are named."""
     lora, out = asked / "runs" / "lora_seed1", folder / "elsewhere"
     with monkeypatch.context() as patch:
         patch.setattr(TensorFiles, "read", None)
         call(adapters, "add", "--adapters", f"{lora}:1", f"--out={folder / 'unread'}")
     moved = (folder / "model").rename(folder / "moved")
     try:
-        assert "model is no folder" in refused(
-            adapters, "merge", f"--adapter={lora}", f"--out={out}"
-        )
+        gone = "model is no folder any more: --pretrained=DIR says where it is now"
+        assert gone in refused(adapters, "merge", f"--adapter={lora}", f"--out={out}")
+        assert gone in refused(classify, f"--workdir={lora}")
         named = f"--pretrained={moved}"
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"a string\n")))
+            call(classify, f"--workdir={lora}", named)
+        *_, row = capsys.readouterr().out.splitlines()
+        assert {*row.split("\t")[::2]} == {"string-methods", "types"}
         call(adapters, "merge", f"--adapter={lora}", named, f"--out={out}")
         call(adapters, "add", "--adapters", f"{lora}:1", named, f"--out={folder / 'unread_too'}")
         given = (f"--merged={out}", f"--out={folder / 'base'}")
@@ -306,6 +318,12 @@ def test_wrong_adapters_are_refused_in_a_line(asked, folder, tmp_path) -> None:
     assert "the following arguments are required: --merged" in refused(
         adapters, "unmerge", f"--adapter={lora}", out
     )
+    assert "nothing is merged into them" in refused(
+        adapters, "unmerge", f"--adapter={lora}", f"--merged={folder / 'model'}", out
+    )
+    assert "README.md is no folder" in refused(
+        adapters, "quantize", f"--pretrained={folder / 'model'}", "--out=README.md/x"
+    )
     (tmp_path / "sum").mkdir()
     (tmp_path / "sum" / "adapter.json").write_text("{")
     damaged = f"--adapter={tmp_path / 'sum'}"
@@ -326,6 +344,8 @@ def test_wrong_questions_are_refused_before_anything_is_trained(folder, tmp_path
     assert "no directory" in told(f"--config.data.source=files:{tmp_path}/nowhere")
     assert "--seeds must be a whole number" in told("--seeds=0")
     assert not (tmp_path / "out").exists()
+    (tmp_path / "out").write_text("a file")
+    assert f"cannot write to --out={tmp_path / 'out'}: " in told("--config.train.steps=1")
 
 
 def test_full_training_of_another_backbone_has_nothing_of_the_weights(tmp_path) -> None:
@@ -348,14 +368,17 @@ def test_full_training_of_another_backbone_has_nothing_of_the_weights(tmp_path) 
 
 
 def reached(*values: float) -> Reached:
-    return Reached(list(values), list(values), 1, 1.0, [1.0])
+    """At the best step; at the last one half of it."""
+    return Reached([value / 2 for value in values], list(values), 1, 1.0, [1.0])
 
 
 def test_the_answer_is_a_verdict_only_beyond_the_noise() -> None:
+    """At the best steps, and of as many test examples and seeds as there are, whatever was trained on."""
     found = {"lora": reached(90.0), "head": reached(80.0), "full": reached(75.0)}
     found["baseline"] = reached(70.0)
     sentence = answer(found, 1000, 25_000, 10_000)
     assert "so pretraining is worth +15.0 points" in sentence and "counting" not in sentence
+    assert f"(give or take {noise([90.0], [75.0], 10_000):.1f})" in sentence
     worse = answer(found | {"full": reached(95.0)}, 1000, 25_000, 10_000)
     assert "so pretraining costs -5.0 points" in worse
     few = answer(found | {"full": reached(89.0), "baseline": reached(91.0)}, 1000, 25_000, 100)
@@ -367,4 +390,7 @@ def test_the_answer_is_a_verdict_only_beyond_the_noise() -> None:
 def test_noise_is_that_of_shares_and_of_seeds() -> None:
     """Two shares of a half measured on 5,000 examples differ by 1 % (standard error); seeds come on top."""
     assert noise([50.0], [50.0], 5000) == pytest.approx(2 * 1.0)
-    assert noise([49.0, 51.0], [50.0], 5000) == pytest.approx(2 * np.sqrt(1 + 2 / 2))
+    seeds = [49.0, 51.0]
+    assert noise(seeds, [50.0], 5000) == pytest.approx(2 * np.sqrt(1 + 2 / 2))
+    assert noise([50.0], seeds, 5000) == pytest.approx(2 * np.sqrt(1 + 2 / 2))
+    assert noise(seeds, seeds, 5000) == pytest.approx(2 * np.sqrt(1 + 2 / 2 + 2 / 2))

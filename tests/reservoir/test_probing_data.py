@@ -55,6 +55,7 @@ def test_a_packed_file_and_the_most_frequent_answer(tmp_path):
         ((*LINES, ""), "line 5: a partition, a label and a sentence are expected"),
         ((*LINES, "dev\tPAST\tIt was ."), "line 5: the partition is 'dev'; it must be one of tr"),
         ((*LINES, "tr\tPAST\t "), "line 5: the sentence has no words"),
+        ((*LINES, "tr\t\tHe went ."), "line 5: the label is missing"),
         ((*LINES, "te\tFUT\tIt will be ."), "line 5: the label 'FUT' is not in the partition tr"),
         (LINES[:3], "has no lines of the partition te"),
         ((LINES[0], *LINES[2:]), "has only the label 'PAST' in its partition tr"),
