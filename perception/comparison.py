@@ -15,7 +15,7 @@ from common import laboratory
 from common.config import load, require
 from common.data.labelled import LabelledText
 from common.report.table import spread
-from common.track.tracker import SUMMARY, write_whole
+from common.track.tracker import write_whole
 from perception import baseline, datasets, finetuning, richness, run
 from perception.experiments import f1
 
@@ -127,7 +127,7 @@ def worth(lab: Laboratory) -> None:
 
 def _baseline(lab: Laboratory, splits: dict[str, LabelledText], classes: int) -> Reached:
     """Computed once for the same examples, as a run is trained once."""
-    path = lab.out / "runs" / "baseline" / SUMMARY
+    path = lab.out / "baseline.json"  # not among the runs, which can be compared
     asked = {name: text.fingerprint for name, text in splits.items()}
     result = None
     with suppress(OSError, ValueError, KeyError, TypeError):  # missing, or damaged
@@ -137,7 +137,7 @@ def _baseline(lab: Laboratory, splits: dict[str, LabelledText], classes: int) ->
     if result is None:
         print(f"\n{BASELINE}", flush=True)
         result = baseline.fit(splits)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        lab.out.mkdir(parents=True, exist_ok=True)
         text = json.dumps({"asked": asked, "result": result._asdict()}, indent=2)
         write_whole(path, text + "\n")
     trained = result.features * (classes if classes > 2 else 1)

@@ -58,8 +58,8 @@ def load_task(directory: Path, name: str) -> ProbingTask:
     """Reads NAME.txt or NAME.txt.gz. Fields between the label and the sentence are not used.
 
     Raises:
-      UserError: no such file; a line with too few fields, an unknown partition, no label or no words; a partition without lines;
-        a label that training does not have, or no second label.
+      UserError: no such file; a line with too few fields, an unknown partition, no label or no words; a partition
+        without lines; a label that training does not have, or no second label.
     """
     path = _find(directory, name)
     examples: dict[str, list[tuple[int, str, str]]] = {split: [] for split in PARTITIONS.values()}

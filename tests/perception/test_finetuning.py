@@ -15,7 +15,7 @@ from configs import perception as recipes
 from perception.backbones import BACKBONES
 from perception.finetuning import make_model, make_shape, outside, reinitialized, with_type
 from perception.hugging_face import open_model
-from perception.model import PooledClassifier
+from perception.model import PooledClassifier, backbone
 from tests.perception.conftest import LORA, SHAPE
 
 
@@ -129,3 +129,29 @@ def test_dropout_is_that_of_the_backbone_or_one_for_all_places(make):
     assert make_shape(config, pretrained, 300).dropout == own.dropout
     config.model.dropout = 0.25
     assert make_shape(config, pretrained, 300).dropout == (0.25, 0.25, 0.25)
+
+
+def std(values: dict, end: str) -> float:
+    """Of all that a path ends with; there has to be some."""
+    found = [np.asarray(x[...]).ravel() for n, x in values.items() if n.endswith(end)]
+    return np.concatenate(found).std()
+
+
+@pytest.mark.parametrize("name", ["tiny_bert", "tiny_openelm"])
+def test_training_begins_where_the_published_models_began(name):
+    """BERT at 0.02 everywhere, its padding at 0; OpenELM by the number of inputs, and of layers where residuals end."""
+    shape = BACKBONES[name]
+    values = variables.split(backbone(shape, rngs=nnx.Rngs(0))).trainable
+    wanted = {"embed/table": 0.02, "function/up/kernel": 0.02, "function/out/kernel": 0.02}
+    if name == "tiny_openelm":
+        residual = (2 * shape.layers * shape.width) ** -0.5
+        wanted = {"embed/table": shape.width**-0.5, "function/up/kernel": shape.width**-0.5}
+        wanted |= {"function/out/kernel": residual, "function/down/kernel": residual}
+    for end, deviation in wanted.items():
+        assert std(values, end) == pytest.approx(deviation, rel=0.05), end
+    for path, value in values.items():
+        if path.endswith(("bias", "scale")):
+            assert (value[...] == path.endswith("scale")).all()
+    if name == "tiny_bert":
+        assert not values["embed/table"][0].any() and values["embed/table"][1].any()
+        assert std(values, "embed/positions/table") == pytest.approx(0.02, rel=0.05)

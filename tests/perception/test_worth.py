@@ -18,6 +18,7 @@ from common.data.manual import python
 from common.data.subword import Subword, build_subword
 from common.data.tensor_files import TensorFiles
 from common.errors import UserError
+from common.report.runs import load_local
 from common.sharding import make_mesh
 from common.train.workdir import GROUPS
 from perception import adapter_commands, adapters, classify, comparison, run, worth
@@ -99,14 +100,16 @@ def test_everything_stands_side_by_side(asked) -> None:
         assert summary["config"]["quantize"] == ("none" if name == "full" else "4bit")
     sentence = (asked / "answer.txt").read_text()
     assert sentence.startswith("On these 120 training examples") and sentence.count("\n") == 1
+    compared = load_local(str(asked / "runs"))  # what common.report takes
+    assert {run.name for run in compared} == {"lora_seed1", "head_seed1", "full_seed1"}
 
 
 def test_a_second_call_trains_nothing(asked, folder) -> None:
     logs = {path: path.read_bytes() for path in asked.rglob("*.jsonl")}
-    kept = (asked / "runs" / "baseline" / "summary.json").read_bytes()
+    kept = (asked / "baseline.json").read_bytes()
     ask(folder)
     assert {path: path.read_bytes() for path in asked.rglob("*.jsonl")} == logs
-    assert (asked / "runs" / "baseline" / "summary.json").read_bytes() == kept
+    assert (asked / "baseline.json").read_bytes() == kept
 
 
 def kernels(model: Path) -> dict[str, np.ndarray]:
