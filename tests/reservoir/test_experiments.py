@@ -150,6 +150,14 @@ def test_table_3_has_the_areas_of_one_horizon(tmp_path):
     assert t["AUCC (BLEU hours)"] == f"{area * hours:.4f}"
 
 
+def test_the_horizons_are_the_papers_where_the_runs_are(tmp_path):
+    """Hours on its machine; small runs end where the longest of them does."""
+    paper = {"iwslt": 4, "iwslt_deep": 4, "wmt": 20, "enwik8": 30, "roberta": 60}
+    lab = laboratory(tmp_path, scale="paper")
+    assert {setting: lab.horizon(setting) for setting in SETTINGS} == paper
+    assert laboratory(tmp_path, scale="laptop").horizon("wmt") == "longest"
+
+
 def test_only_areas_have_a_horizon(tmp_path, monkeypatch):
     """Behind it lies the best of these runs, at 100 s; their areas end before, at 60 s."""
     monkeypatch.setattr(Known, "horizon", lambda self, setting: 60 / 3600)

@@ -144,6 +144,15 @@ def test_layers_of_a_plain_run_can_be_frozen_now(folder, mesh, plain):
     assert all((np.asarray(trainable[n]) != before[n]).any() for n in changed)
 
 
+def test_the_layers_are_those_of_pretraining_and_dropout_is_that_of_fine_tuning(tmp_path):
+    before = pretraining("ffn", tmp_path).model
+    before.dropout = before.attention_dropout = 0.5
+    own = {"model.dropout": 0.25, "model.attention_dropout": 0.125, "model.head_dropout": 0.0}
+    found = finetuning.inherit(classifying(tmp_path, **own), before).model
+    assert (found.width, found.reservoir, found.reservoirs) == (16, "ffn", before.reservoirs)
+    assert (found.dropout, found.attention_dropout, found.head_dropout) == (0.25, 0.125, 0.0)
+
+
 def test_a_snapshot_of_pretraining_is_another_start(folder, mesh, reservoirs, kept):
     """That of its last step is the best checkpoint here; one from half-way is none."""
     first = {}
