@@ -286,9 +286,9 @@ class Run:
             )
             received = self.signals.received or 0
             votes = agree(np.asarray([received, late, evaluate, save]))
-            self.signals.received = int(votes[0]) or None
-            late, evaluate, save = map(bool, votes[1:])
-            stop = bool(self.signals.received)
+            stop, late, evaluate, save = map(bool, votes)
+            if stop:  # One that came here meanwhile is for the next time.
+                self.signals.received = int(votes[0])
         if last or late:
             self.finished = "steps" if last else "seconds"
         evaluate |= bool(evaluation.steps) and self.number % evaluation.steps == 0

@@ -15,7 +15,7 @@ from flax import nnx
 from common import variables
 from common.errors import UserError
 from common.track.tracker import read_metrics
-from common.train import checkpoint
+from common.train import checkpoint, loop
 from common.train import task as tasks
 from common.train.checkpoint import Checkpoints
 from common.train.preemption import Preempted
@@ -285,6 +285,24 @@ def test_a_signal_saves_and_the_run_goes_on(tmp_path: Path) -> None:
     assert stop.value.exit_code == 143
     toy.run(tmp_path / "run", Interrupted())
     assert losses(tmp_path / "run") == losses(tmp_path / "once")
+
+
+def test_a_signal_that_comes_while_processes_agree_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait there for each other and for the step: most of the time, and it is when several have one at once."""
+    asked = []
+
+    def agree(decision):
+        asked.append(decision)
+        if len(asked) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return decision
+
+    monkeypatch.setattr(loop, "agree", agree)
+    with pytest.raises(Preempted, match="SIGTERM: saved step 6 in"):
+        toy.run(tmp_path)
+    assert [int(decision[0]) for decision in asked] == [0] * 5 + [signal.SIGTERM]
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
