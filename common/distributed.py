@@ -48,7 +48,8 @@ def initialize(asked: Callable[[], Mapping[str, str]] = dict) -> None:
     if count == 1:
         return
     try:
-        connections, hosts = meet(address, count, index, arrival, asked())
+        same = {PROCESSES: str(count), watch.SILENCE[0]: str(silence)} | asked()
+        connections, hosts = meet(address, count, index, arrival, same)
     except Absent as absent:
         watch.end(index, f"{absent}; {watch.AGAIN}")
     watch.hold_abort()

@@ -66,11 +66,12 @@ def _receive(port: int, count: int, until: float, seconds: float, asked: dict[st
             for gone in [k for k, c in here.items() if select.select([c], [], [], 0)[0]]:
                 here.pop(gone).close()
     missing = [k for k in range(1, count) if k not in here]
-    if missing:
-        answer = {"absent": f"{_named(missing)} did not come within {seconds:g} s"}
-    elif unlike := next((k for k in sorted(theirs) if theirs[k] != asked), None):
+    # Those that disagree on how many they are would wait for one too many.
+    if unlike := next((k for k in sorted(theirs) if theirs[k] != asked), None):
         how = _differences(asked, theirs[unlike])
         answer = {"unlike": f"process {unlike} ({hosts[unlike]}) is unlike process 0: {how}"}
+    elif missing:
+        answer = {"absent": f"{_named(missing)} did not come within {seconds:g} s"}
     else:
         answer = {"hosts": [hosts[k] for k in range(count)]}
     for connection in here.values():
