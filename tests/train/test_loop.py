@@ -318,16 +318,20 @@ def test_a_process_that_has_another_folder_says_so(
         toy.run(tmp_path)
 
 
-def test_who_fails_to_write_waits_for_nobody() -> None:
+def test_who_fails_to_write_waits_for_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waited = []
-    barrier = checkpoint.unless_failing(lambda **arguments: waited.append(arguments))
-    barrier(key="written", timeout_ms=5)
+    barrier = lambda **arguments: waited.append(arguments["key"])  # noqa: E731
     with pytest.raises(OSError, match="read-only"):
         try:
             raise OSError("read-only")
         finally:
-            barrier(key="failed", timeout_ms=5)
-    assert waited == [{"key": "written", "timeout_ms": 5}]
+            checkpoint.unless_failing(barrier)(key="written", timeout_ms=5)
+    assert not waited
+    monkeypatch.setattr(ocp.multihost, "get_barrier_sync_fn", lambda: barrier)
+    toy.run(tmp_path, train__steps=1)
+    assert waited, "all that wait for a checkpoint do it there"
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:
