@@ -3,11 +3,13 @@
 import atexit
 import os
 import signal
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
 
 from common import watch
+from common.config import require
 from common.errors import UserError
 from common.meeting import Absent, meet
 
@@ -18,13 +20,21 @@ COORDINATOR, PROCESSES, PROCESS = (
 )
 
 
-def initialize() -> None:
+def initialize(asked: Callable[[], Mapping[str, str]] = dict) -> None:
     """Joins the other processes if a launcher set TRAINLESS_COORDINATOR (host:port), _NUM_PROCESSES and _PROCESS_ID.
 
     They have TRAINLESS_JOIN_SECONDS (300) to come; from then on a lost one ends all of them, see `watch`.
+
+    Args:
+      asked: says what this process was started with, which has to be the same on all of them.
+
+    Raises:
+      UserError: a setting is wrong, or the processes are unlike.
     """
     address = os.environ.get(COORDINATOR)
     if not address:
+        # N processes on their own would each train the same.
+        require(not watch.several(), f"{PROCESSES} is set, so {COORDINATOR} must be host:port")
         return
     try:
         count, index = int(os.environ[PROCESSES]), int(os.environ[PROCESS])
@@ -38,7 +48,8 @@ def initialize() -> None:
     if count == 1:
         return
     try:
-        connections, hosts = meet(address, count, index, arrival)
+        same = {PROCESSES: str(count), watch.SILENCE[0]: str(silence)} | asked()
+        connections, hosts = meet(address, count, index, arrival, same)
     except Absent as absent:
         watch.end(index, f"{absent}; {watch.AGAIN}")
     watch.hold_abort()

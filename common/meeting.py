@@ -4,6 +4,7 @@ import json
 import select
 import socket
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 
 from common.errors import UserError
@@ -16,25 +17,31 @@ class Absent(Exception):
     """Processes that did not come in time; the message names them."""
 
 
-def meet(address: str, count: int, index: int, seconds: float) -> Met:
+def meet(
+    address: str, count: int, index: int, seconds: float, asked: Mapping[str, str] | None = None
+) -> Met:
     """Waits until process 0, which listens at `address`, and all others are there.
 
     Nobody listens there any more when it returns: JAX's coordinator will.
 
+    Args:
+      asked: what this process was started with, by name; the same on all.
+
     Raises:
       Absent: some did not come within `seconds`.
-      UserError: the address is none, or taken; or two processes have one number.
+      UserError: the address is none, or taken; two processes have one number; or were asked for different things.
     """
+    asked = dict(asked or {})
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UserError(f"TRAINLESS_COORDINATOR must be host:port, got {address!r}")
     until = time.monotonic() + seconds
     if index == 0:
-        return _receive(int(port), count, until, seconds)
-    return _arrive((host.strip("[]"), int(port)), index, until, seconds)
+        return _receive(int(port), count, until, seconds, asked)
+    return _arrive((host.strip("[]"), int(port)), index, until, seconds, asked)
 
 
-def _receive(port: int, count: int, until: float, seconds: float) -> Met:
+def _receive(port: int, count: int, until: float, seconds: float, asked: dict[str, str]) -> Met:
     """Process 0: collects the others, and tells each of them who came."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
@@ -42,39 +49,60 @@ def _receive(port: int, count: int, until: float, seconds: float) -> Met:
         server = socket.create_server(("", port), family=family, backlog=count, dualstack_ipv6=both)
     except OSError as error:
         raise UserError(f"process 0 cannot listen on port {port}: {error.strerror}") from error
-    hosts, here = {0: socket.gethostname()}, {}
+    hosts, here, theirs = {0: socket.gethostname()}, {}, {}
     with server:
         while len(here) < count - 1 and (left := until - time.monotonic()) > 0:
             server.settimeout(min(left, 1.0))
             with suppress(OSError, ValueError, TypeError):  # nobody yet, or a stranger
                 connection, _ = server.accept()
                 connection.settimeout(5.0)
-                number, host = json.loads(_line(connection))
+                number, host, what = json.loads(_line(connection))
                 if not 0 < number < count:
                     raise ValueError(number)
                 if number in here:
                     _tell(here[number], {"twice": host})
-                here[number], hosts[number] = connection, host
+                here[number], hosts[number], theirs[number] = connection, host, dict(what)
             # They say nothing more for now: what can be read is the end of a connection.
             for gone in [k for k, c in here.items() if select.select([c], [], [], 0)[0]]:
                 here.pop(gone).close()
     missing = [k for k in range(1, count) if k not in here]
-    message = f"{_named(missing)} did not come within {seconds:g} s"
-    answer = {"absent": message} if missing else {"hosts": [hosts[k] for k in range(count)]}
+    # Those that disagree on how many they are would wait for one too many.
+    if unlike := next((k for k in sorted(theirs) if theirs[k] != asked), None):
+        how = _differences(asked, theirs[unlike])
+        answer = {"unlike": f"process {unlike} ({hosts[unlike]}) is unlike process 0: {how}"}
+    elif missing:
+        answer = {"absent": f"{_named(missing)} did not come within {seconds:g} s"}
+    else:
+        answer = {"hosts": [hosts[k] for k in range(count)]}
     for connection in here.values():
         _tell(connection, answer)
-    if missing:
-        raise Absent(message)
-    return here, answer["hosts"]
+    return here, _hosts(answer)
 
 
-def _arrive(address: tuple[str, int], index: int, until: float, seconds: float) -> Met:
+def _differences(first: dict[str, str], other: dict[str, str]) -> str:
+    names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(f"{n} is {other.get(n)}, not {first.get(n)}" for n in names[:3]) + more
+
+
+def _hosts(answer: dict) -> list[str]:
+    """What process 0 has to say to all, itself included."""
+    if "absent" in answer:
+        raise Absent(answer["absent"])
+    if "unlike" in answer:
+        raise UserError(answer["unlike"])
+    return answer["hosts"]
+
+
+def _arrive(
+    address: tuple[str, int], index: int, until: float, seconds: float, asked: dict[str, str]
+) -> Met:
     """Any other process: says that it is here, as often as process 0 begins anew, and waits for all."""
     reason = "it ended again"
     while (left := until - time.monotonic()) > 0:
         try:
             connection = socket.create_connection(address, timeout=left)
-            _tell(connection, [index, socket.gethostname()])
+            _tell(connection, [index, socket.gethostname(), asked])
             # Process 0 may have begun to wait later, and then gives up later.
             connection.settimeout(left + seconds)
             answer = json.loads(_line(connection))
@@ -84,9 +112,7 @@ def _arrive(address: tuple[str, int], index: int, until: float, seconds: float) 
             continue
         if "twice" in answer:
             raise UserError(f"process {index} is started twice, here and on {answer['twice']}")
-        if "absent" in answer:
-            raise Absent(answer["absent"])
-        return {0: connection}, answer["hosts"]
+        return {0: connection}, _hosts(answer)
     where = ":".join(map(str, address))
     raise Absent(f"process 0 did not answer at {where} within {seconds:g} s ({reason})")
 

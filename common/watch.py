@@ -123,6 +123,8 @@ class Watch(threading.Thread):
     def _lost(self, number: int) -> NoReturn:
         self._say(b"lost %d\n" % number)
         reason = "it failed (its log says why), was killed, hangs or is out of reach"
+        if number == self._process:
+            reason = "the others have not heard of this one for too long"
         end(self._process, f"process {number} ({self._hosts[number]}) is lost: {reason}; {AGAIN}")
 
 

@@ -208,6 +208,8 @@ fi
 if [[ -n $commit && -z $copied ]]; then
   step "copy the code" git clone --quiet --no-checkout "$root" "$code"
   step "check the commit out" git -C "$code" checkout --quiet --detach "$commit"
+  # A link to a folder that is not there could not be written below.
+  [[ -n $dry_run ]] || mkdir -p "$root/runs" || fault "cannot write to $root"
   step "link runs and data" ln -s "$root/runs" "$root/data" "$code"
 fi
 step "submit" "${submit[@]}"

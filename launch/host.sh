@@ -5,7 +5,7 @@ set -uo pipefail
 home=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
 fail() {
-  printf 'error: host %s: %s\n' "${TRAINLESS_PROCESS_ID:-}" "$1" >&2
+  printf 'error: host %s: %s\n' "${TRAINLESS_PROCESS_ID:-$(hostname)}" "$1" >&2
   exit 1
 }
 

@@ -21,7 +21,7 @@ delete  gives the TPU VM back, with all that lies on its disks. You pay until th
 
 of run:
   --type TYPE           accelerator type, such as v5litepod-16 or v6e-8 (needed)
-  --zone ZONE, --project PROJECT   where (default: what gcloud is configured with)
+  --zone ZONE, --project PROJECT   where (default: what gcloud is configured with then)
   --runtime VERSION     software of the VM (default: the one that Google names for JAX on that type)
   --spot                cheap, and may be preempted at any time
   --queued              ask by a queued resource, called NAME too, which waits until there is room
@@ -118,7 +118,18 @@ keep() {
   { mkdir -p "$folder" && declare -p "${request[@]}" >"$folder/request.new" &&
     mv "$folder/request.new" "$folder/request"; } || fault "cannot write to $folder"
 }
+need_gcloud() { [[ -n $dry_run ]] || need_program gcloud "https://cloud.google.com/sdk/docs/install"; }
 thing() { printf '%s\n' "--type $type${zone:+ --zone $zone}${project:+ --project $project}${queued:+ --queued}"; }
+
+# Sets a variable that is empty to what gcloud is configured with now, which may be something else by the time of
+# `delete`: another thing of that name would be deleted, or nothing found while this one is paid for.
+pin() { # VARIABLE PROPERTY
+  if [[ -z ${!1} && -n $dry_run ]]; then
+    step "ask which $1 gcloud is configured with" gcloud config get-value "$2"
+  elif [[ -z ${!1} ]]; then
+    printf -v "$1" %s "$(gcloud config get-value "$2" 2>/dev/null)"
+  fi
+}
 
 if [[ $action == run ]]; then
   (($# >= 1)) || fault "CONFIG is needed"
@@ -146,6 +157,9 @@ if [[ $action == run ]]; then
     esac
   fi
   arguments=(-m "$module" --config="$1" "${@:2}")
+  need_gcloud
+  pin zone compute/zone
+  pin project core/project
   if [[ -f $folder/request ]]; then
     # shellcheck source=/dev/null
     { read -r stage && read -r before; } < <(source "$folder/request" && printf '%s\n' "$stage" && thing)
@@ -157,8 +171,8 @@ else
   [[ -f $folder/request ]] || fault "nothing is known of $name: $folder/request is missing"
   # shellcheck source=/dev/null
   source "$folder/request"
+  need_gcloud
 fi
-[[ -n $dry_run ]] || need_program gcloud "https://cloud.google.com/sdk/docs/install"
 
 # --- gcloud --------------------------------------------------------------------------------------
 
@@ -175,7 +189,8 @@ look() {
     step "$name_of_step" "$@"
   elif ! state=$("$@" 2>"$folder/errors"); then
     state=
-    grep --quiet --ignore-case 'not.found' "$folder/errors" && return
+    # Not "is not found or access is unauthorized", which gcloud says of a place.
+    grep --quiet --extended-regexp 'NOT_FOUND|was not found' "$folder/errors" && return
     cat "$folder/errors" >&2
     fail_step "$name_of_step" "gcloud has no answer"
   fi

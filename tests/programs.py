@@ -23,7 +23,11 @@ def start(arguments: list[str], devices: int = 1, **environment: str) -> subproc
 
 
 def finish(process: subprocess.Popen, code: int = 0) -> str:
-    output, _ = process.communicate(timeout=240)
+    try:
+        output, _ = process.communicate(timeout=600)
+    except subprocess.TimeoutExpired:
+        process.kill()  # the others of its run miss it, and end as well
+        raise
     assert process.returncode == code, output[-3000:]
     return output
 

@@ -196,7 +196,7 @@ def test_strangers_and_those_that_begin_anew_do_not_disturb_a_meeting():
     with stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
     with socket.create_connection((host, int(port))) as early:
-        early.sendall(b'[2, "early"]\n')  # and it is gone
+        early.sendall(b'[2, "early", {}]\n')  # and it is gone
     for thread in threads[1:]:
         thread.start()
     for thread in threads:
@@ -208,6 +208,26 @@ def test_strangers_and_those_that_begin_anew_do_not_disturb_a_meeting():
     for connections, _ in found.values():
         for connection in connections.values():
             connection.close()
+
+
+def test_processes_that_were_asked_for_different_things_say_which():
+    address, said = free_address(), {}
+    asked = [{"--workdir": "runs/a", "--config.seed": "1", "the code": "abc"}] * 3
+    asked[2] = asked[2] | {"--config.seed": "2", "the code": "abc+"}
+
+    def come(number: int) -> None:
+        with pytest.raises(UserError) as fault:
+            meet(address, 3, number, 20, asked[number])
+        said[number] = str(fault.value)
+
+    threads = [threading.Thread(target=come, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    who = f"process 2 ({socket.gethostname()}) is unlike process 0: "
+    assert set(said.values()) == {who + "--config.seed is 2, not 1, the code is abc+, not abc"}
+    assert len(said) == 3
 
 
 def test_wrong_settings_are_told(monkeypatch):

@@ -30,7 +30,7 @@ def train(
     profile = Profile.parse(options.profile)
     own = importlib.import_module(f"{paper}.{module}")
     prepare = own.prepare
-    distributed.initialize()
+    distributed.initialize(lambda: _asked(f"{paper}.{program}", experiment, options))
     mesh = make_mesh(experiment.mesh)
     if options.dry_run:
         outline.show(*prepare(experiment, mesh), mesh)
@@ -44,6 +44,17 @@ def train(
         )
     if distributed.is_main():
         show(summary, options.workdir)
+
+
+def _asked(program: str, experiment: ConfigDict, options: Namespace) -> dict[str, str]:
+    """What all processes of a run have to be started with; where each keeps its cache is its own business."""
+    from common.train.workdir import commit
+
+    asked = {"the program": program, "the code": commit(), "--workdir": options.workdir}
+    asked |= {"--dry-run": options.dry_run, "--profile": options.profile}
+    asked |= {f"--config.{name}": value for name, value in config.flatten(experiment).items()}
+    asked.pop("--config.data.cache_dir", None)
+    return {name: str(value) for name, value in asked.items()}
 
 
 def reproduce_parser(

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from common import sharding
 from common.config import to_json
-from common.distributed import agree, is_main
+from common.distributed import agree, barrier, is_main
 from common.errors import UserError
 from common.metrics.aucc import aucc
 from common.metrics.curve import Curve, Point
@@ -37,7 +37,7 @@ from common.train.state import Step, initial_values, optimizer_shardings
 from common.train.summary import found_before, summarize
 from common.train.task import Task, Values
 from common.train.trained import load_best
-from common.train.workdir import commit, open_workdir
+from common.train.workdir import check_shared, commit, open_workdir
 
 # How often several processes compare notes (signals, clocks): a collective call each time.
 AGREE_EVERY = 10
@@ -58,8 +58,11 @@ def fit(
         profile.check(config.train.steps)
     lock = open_workdir(workdir, config) if is_main() else None
     try:
+        barrier("the workdir is open")
         if lock:
             task.save(workdir)
+        else:
+            check_shared(workdir)
         with jax.set_mesh(mesh), Signals() as signals:
             return Run(config, task, workdir, mesh, signals, begun, profile or Profile()).go()
     finally:
@@ -286,9 +289,9 @@ class Run:
             )
             received = self.signals.received or 0
             votes = agree(np.asarray([received, late, evaluate, save]))
-            self.signals.received = int(votes[0]) or None
-            late, evaluate, save = map(bool, votes[1:])
-            stop = bool(self.signals.received)
+            stop, late, evaluate, save = map(bool, votes)
+            if stop:  # One that came here meanwhile is for the next time.
+                self.signals.received = int(votes[0])
         if last or late:
             self.finished = "steps" if last else "seconds"
         evaluate |= bool(evaluation.steps) and self.number % evaluation.steps == 0

@@ -4,6 +4,7 @@ import fcntl
 import json
 import os
 import subprocess
+import time
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -15,6 +16,9 @@ from common.errors import UserError
 
 CONFIG = "config.json"
 LOCK = "lock"
+
+VISIBLE_SECONDS = 60
+"""How long a network file system may take to show on one host what another has written."""
 
 # What every run has.
 GROUPS = ("seed", "model", "optimizer", "train", "eval", "checkpoint", "mesh", "wandb")
@@ -60,6 +64,22 @@ def open_workdir(workdir: Path, config: ConfigDict) -> "Lock":
     except OSError as error:
         raise UserError(f"cannot write to --workdir={workdir}: {error.strerror}") from error
     return lock
+
+
+def check_shared(workdir: Path) -> None:
+    """The folder that the first process has opened, on another one: all write their parts of a checkpoint there.
+
+    Raises:
+      UserError: it is not the same folder here, or cannot be written.
+    """
+    deadline = time.monotonic() + VISIBLE_SECONDS
+    while not (workdir / CONFIG).is_file():
+        require(
+            time.monotonic() < deadline,
+            f"--workdir={workdir} is another folder here than for process 0: all processes have to share one",
+        )
+        time.sleep(0.5)
+    require(os.access(workdir, os.W_OK), f"cannot write to --workdir={workdir}")
 
 
 def _check(workdir: Path, config: ConfigDict) -> None:

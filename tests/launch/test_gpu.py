@@ -191,6 +191,7 @@ def test_a_job_runs_the_code_of_its_commit(cluster):
     code = job.parent / "code"
     assert (code / "requirements.txt").read_text() == "jax\n"
     assert (code / "runs").resolve() == cluster.root / "runs"
+    assert (code / "runs").is_dir(), "though nothing was run in the checkout before"
     assert f"--chdir={code}" in cluster.calls("sbatch")[0]
     assert cluster.run("bash", job, **JOB).returncode == 0
     assert str(code / "launch/place.sh") in cluster.calls("srun")[0]

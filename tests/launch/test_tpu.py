@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import socket
 import time
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from tests.launch.standins import Checkout, given
 # The file `vm` holds the states that the TPU VM goes through, `queue` those of the queued resource; a missing file is
 # a missing thing. $FAIL is a part of the call that fails.
 GCLOUD = r"""
-if [[ -n ${FAIL-} && $* == *$FAIL* ]]; then echo "ERROR: (gcloud) no active account" >&2; exit 1; fi
+if [[ -n ${FAIL-} && $* == *$FAIL* ]]; then echo "ERROR: (gcloud) ${ERROR-no active account}" >&2; exit 1; fi
+if [[ $1 == config ]]; then echo "$CONFIGURED"; exit; fi
 cd "$here" || exit
 case $4 in
   describe)
@@ -86,6 +88,11 @@ def tpu(cloud: Checkout, *arguments: str, **environment: str):
     return cloud.run(cloud.root / "launch" / "tpu.sh", *arguments, **environment)
 
 
+def done(cloud: Checkout) -> list[list[str]]:
+    """The calls of gcloud, but for those that ask for its configuration."""
+    return [call for call in cloud.calls("gcloud") if call[0] != "config"]
+
+
 def finished(cloud: Checkout) -> list[Path]:
     """The logs of both hosts, once their trainers have ended."""
     hosts = [cloud.folder / "hosts" / k for k in "01"]
@@ -111,7 +118,7 @@ def test_run_creates_copies_installs_and_starts(cloud):
     result = tpu(cloud, "run", *options, "pod", "configs/x.py:tiny", *ARGUMENTS)
     assert result.returncode == 0, result.stderr
     where, to = ["--zone=z", "--project=p"], ["--internal-ip", "--worker=all"]
-    calls = cloud.calls("gcloud")
+    calls = done(cloud)
     describe = [*VM, "describe", "pod", *where, "--format=value(state)"]
     kind = ["--accelerator-type=v5litepod-16", "--version=v2-alpha-tpuv5-lite", "--spot"]
     code = str(cloud.root / "runs/tpu-pod/code.tar.gz")
@@ -144,7 +151,7 @@ def test_what_is_there_is_taken(cloud):
     result = tpu(cloud, "run", *TYPE, "--poll", "0", "pod", "c.py", "--workdir", "/w")
     assert result.returncode == 0, result.stderr
     assert "pod is CREATING; looking again in 0 s" in result.stderr
-    verbs = [call[3] for call in cloud.calls("gcloud")]
+    verbs = [call[3] for call in done(cloud)]
     assert verbs == ["describe", "describe", "scp", "ssh", "ssh", "ssh"]
     finished(cloud)
 
@@ -156,7 +163,7 @@ def test_a_queued_resource_is_waited_for(cloud):
     assert result.returncode == 0, result.stderr
     kind = ["--accelerator-type=v6e-8", "--runtime-version=v2-alpha-tpuv6e"]
     look = [*QUEUE, "describe", "pod", "--format=value(state.state)"]
-    assert cloud.calls("gcloud")[:6] == [
+    assert done(cloud)[:6] == [
         look,
         [*QUEUE, "create", "pod", "--node-id=pod", *kind],
         *[look] * 3,
@@ -173,10 +180,10 @@ def test_resume_after_preemption_starts_the_same_on_a_new_one(cloud, queued):
     (cloud.folder / "vm").write_text("PREEMPTED\n")
     (cloud.root / "launch" / "later").touch()
     cloud.commit_all()
-    seen = len(cloud.calls("gcloud"))
+    seen = len(done(cloud))
     result = tpu(cloud, "resume", "--poll", "0", "pod")
     assert result.returncode == 0, result.stderr
-    calls = cloud.calls("gcloud")[seen:]
+    calls = done(cloud)[seen:]
     removal = [*(QUEUE if queued else VM), "delete", "pod", "--zone=z", *["--force"] * queued]
     assert [*removal, "--quiet"] in calls
     assert calls.index([*removal, "--quiet"]) < [call[3] for call in calls].index("create")
@@ -245,7 +252,7 @@ def test_a_name_is_free_for_another_tpu_vm_once_it_is_deleted(cloud):
     here = [*TYPE, "--zone", "z", "--project", "p"]
     assert tpu(cloud, "run", *here, *end, FAIL="create").returncode == 1
     kept = (cloud.root / "runs/tpu-pod/request").read_text()
-    seen = len(cloud.calls("gcloud"))
+    seen = len(done(cloud))
     for other in (
         ["--type", "v6e-8", *here[2:]],
         [*here, "--zone", "y"],
@@ -255,7 +262,7 @@ def test_a_name_is_free_for_another_tpu_vm_once_it_is_deleted(cloud):
         result = tpu(cloud, "run", *other, *end)
         assert result.returncode == 2
         assert "asked for by --type v5litepod-16 --zone z --project p; delete" in result.stderr
-    assert len(cloud.calls("gcloud")) == seen
+    assert len(done(cloud)) == seen
     assert (cloud.root / "runs/tpu-pod/request").read_text() == kept
 
     # It was never created, or somebody else has deleted it.
@@ -267,10 +274,28 @@ def test_a_name_is_free_for_another_tpu_vm_once_it_is_deleted(cloud):
     assert tpu(cloud, "run", *here, *end).returncode == 2
 
 
+def test_a_tpu_vm_stays_where_gcloud_was_configured_to_be(cloud):
+    run = ["run", *TYPE, "pod", "c.py", "--workdir=/w"]
+    assert tpu(cloud, *run, CONFIGURED="here").returncode == 0
+    assert tpu(cloud, "delete", "pod", CONFIGURED="elsewhere").returncode == 0
+    assert all({"--zone=here", "--project=here"} < set(call) for call in done(cloud))
+    assert done(cloud)[-1] == [*VM, "delete", "pod", "--zone=here", "--project=here", "--quiet"]
+
+
+def test_what_may_not_be_looked_at_is_not_gone(cloud):
+    run = ["run", *TYPE, "--zone", "z", "pod", "c.py", "--workdir=/w"]
+    assert tpu(cloud, *run).returncode == 0
+    denied = "PERMISSION_DENIED: Location z is not found or access is unauthorized."
+    result = tpu(cloud, "delete", "pod", FAIL="describe", ERROR=denied)
+    assert result.returncode == 1 and denied in result.stderr and "gone" not in result.stderr
+    assert 'stage="started"' in (cloud.root / "runs/tpu-pod/request").read_text()
+
+
 def test_a_step_that_fails_on_one_host_is_named(cloud):
     result = tpu(cloud, "run", *TYPE, "--setup", "((HOST == 0))", "pod", "c.py", "--workdir=/w")
     assert result.returncode == 1
-    assert "--setup failed" in result.stderr and 'step "install" failed' in result.stderr
+    assert f"error: host {socket.gethostname()}: --setup failed" in result.stderr
+    assert 'step "install" failed' in result.stderr
 
 
 def test_a_tpu_vm_that_stops_while_waited_for_is_a_fault(cloud):

@@ -15,7 +15,7 @@ from flax import nnx
 from common import variables
 from common.errors import UserError
 from common.track.tracker import read_metrics
-from common.train import checkpoint
+from common.train import checkpoint, loop, workdir
 from common.train import task as tasks
 from common.train.checkpoint import Checkpoints
 from common.train.preemption import Preempted
@@ -285,6 +285,53 @@ def test_a_signal_saves_and_the_run_goes_on(tmp_path: Path) -> None:
     assert stop.value.exit_code == 143
     toy.run(tmp_path / "run", Interrupted())
     assert losses(tmp_path / "run") == losses(tmp_path / "once")
+
+
+def test_a_signal_that_comes_while_processes_agree_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They wait there for each other and for the step: most of the time, and it is when several have one at once."""
+    asked = []
+
+    def agree(decision):
+        asked.append(decision)
+        if len(asked) == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return decision
+
+    monkeypatch.setattr(loop, "agree", agree)
+    with pytest.raises(Preempted, match="SIGTERM: saved step 6 in"):
+        toy.run(tmp_path)
+    assert [int(decision[0]) for decision in asked] == [0] * 5 + [signal.SIGTERM]
+
+
+def test_a_process_that_has_another_folder_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "is_main", lambda: False)
+    monkeypatch.setattr(workdir, "VISIBLE_SECONDS", 0)
+    with pytest.raises(UserError, match="is another folder here than for process 0"):
+        toy.run(tmp_path)
+    (tmp_path / workdir.CONFIG).touch()
+    monkeypatch.setattr(os, "access", lambda *_: False)  # to the superuser it is true
+    with pytest.raises(UserError, match=f"cannot write to --workdir={tmp_path}"):
+        toy.run(tmp_path)
+
+
+def test_who_fails_to_write_waits_for_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited = []
+    barrier = lambda **arguments: waited.append(arguments["key"])  # noqa: E731
+    with pytest.raises(OSError, match="read-only"):
+        try:
+            raise OSError("read-only")
+        finally:
+            checkpoint.unless_failing(barrier)(key="written", timeout_ms=5)
+    assert not waited
+    monkeypatch.setattr(ocp.multihost, "get_barrier_sync_fn", lambda: barrier)
+    toy.run(tmp_path, train__steps=1)
+    assert waited, "all that wait for a checkpoint do it there"
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:

@@ -11,12 +11,62 @@ import jax
 import numpy as np
 import pytest
 
+from common import distributed
+from common.errors import UserError
 from common.track.tracker import METRICS, read_metrics
+from common.train import command
 from common.watch import LOST
 from tests.programs import finish, start, start_several
 from tests.train.noted import EVERYWHERE, STEPS, TASKS, seen, session
 
 SHORT = 5
+
+
+class Met(Exception):
+    """Instead of a meeting."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "differing"),
+    [
+        ([], {}, set()),
+        (["--config.data.cache_dir=/here"], {}, set()),
+        (["--config.seed=2", "--profile=2:3"], {}, {"--config.seed", "--profile"}),
+        (["--dry-run", "--workdir=runs/x"], {}, {"--dry-run", "--workdir"}),
+        ([], {"TRAINLESS_NUM_PROCESSES": "3"}, {"TRAINLESS_NUM_PROCESSES"}),
+        ([], {"TRAINLESS_LOST_SECONDS": "7"}, {"TRAINLESS_LOST_SECONDS"}),
+        ([], {"TRAINLESS_JOIN_SECONDS": "7"}, set()),
+    ],
+)
+def test_all_that_processes_have_in_common_is_compared(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], environment: dict, differing: set
+) -> None:
+    """What is the business of each, such as its cache, is not."""
+    found = []
+
+    def meet(address, count, index, seconds, asked):
+        found.append(asked)
+        raise Met
+
+    monkeypatch.setattr(distributed, "meet", meet)
+    contract = {"TRAINLESS_COORDINATOR": "here:1", "TRAINLESS_PROCESS_ID": "0"}
+    for more, settings in (([], {}), (arguments, environment)):
+        for name, value in (contract | {"TRAINLESS_NUM_PROCESSES": "2"} | settings).items():
+            monkeypatch.setenv(name, value)
+        command_line = ["train", "--config=configs/wmt_ffn_res.py:tiny", *more]
+        monkeypatch.setattr(sys, "argv", command_line)
+        with pytest.raises(Met):
+            command.train("reservoir", lambda *_: None)
+    first, other = found
+    assert {name for name in first if first[name] != other[name]} == differing
+
+
+def test_processes_that_know_of_no_meeting_do_not_train_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRAINLESS_NUM_PROCESSES", "2")
+    with pytest.raises(UserError, match="so TRAINLESS_COORDINATOR must be host:port"):
+        distributed.initialize()
 
 
 def losses(workdir: Path) -> dict[int, float]:
