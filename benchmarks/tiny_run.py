@@ -2,7 +2,7 @@
 
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,9 +18,15 @@ from reservoir.model import translator
 
 
 @contextmanager
-def tiny_run(workdir: Path | None = None) -> Iterator[Run]:
-    """An open run on all devices of all processes, which have `workdir` in common; a folder of its own without."""
+def tiny_run(workdir: Path | None = None, model: Mapping[str, int] | None = None) -> Iterator[Run]:
+    """An open run on all devices of all processes.
+
+    Args:
+      workdir: what the processes have in common; a folder of its own without.
+      model: fields in which the model is another than the tiny one.
+    """
     config = load("configs/wmt_ffn_res.py:tiny")
+    config.model.update(model or {})
     config.wandb.mode = "offline"
     config.eval.steps = config.checkpoint.steps = 10**9
     config.checkpoint.seconds = 0.0

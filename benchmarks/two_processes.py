@@ -1,7 +1,8 @@
 """What it costs to be several processes: python -m benchmarks.two_processes
 
-The loop with the tiny configuration, on two devices of this CPU: both in one process, or one in each of two, which
-exchange gradients over loopback and compare notes now and then. All three processes live throughout and take turns.
+The loop on two devices of this CPU: both in one process, or one in each of two, which exchange gradients over loopback
+and compare notes now and then. With the tiny configuration, whose step is a tenth of a second, and with the laptop's
+translator on the same data. All processes of a size live throughout and take turns.
 """
 
 import argparse
@@ -18,55 +19,62 @@ from common import program
 
 TARGET = 0.85
 CASES = {"1 process x 2 devices": 1, "2 processes x 1 device": 2}
-WARM_UP = 10
+LAPTOP = {"width": 256, "hidden": 1024, "encoder_layers": 6, "decoder_layers": 2, "reservoirs": 2}
+SIZES = {"tiny": ({}, 100), "laptop": (LAPTOP, 10)}
+"""Fields of the model, and the steps of one round."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=100, help="steps of one round")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES)
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/two_processes.json"))
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--worker", nargs=2, metavar=("SIZE", "DIR"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        work(options.worker)
+        work(*options.worker)
         return
 
     from benchmarks.harness import machine
 
-    with tempfile.TemporaryDirectory() as folder:
-        groups = {name: start(Path(folder) / str(n), n) for name, n in CASES.items()}
-        for group in groups.values():
-            train(group, WARM_UP)
-        rounds = []
-        for number in range(options.rounds):
-            order = list(CASES) if number % 2 == 0 else list(CASES)[::-1]
-            rounds.append({name: train(groups[name], options.steps) for name in order})
-        workers = [worker for group in groups.values() for worker in group]
-        for worker in workers:
-            worker.stdin.close()  # of all: they wait for each other
-        for worker in workers:
-            worker.wait()
-
     one, two = CASES
-    ratio = statistics.median(r[two] / r[one] for r in rounds)
-    for name in CASES:
-        median = statistics.median(r[name] for r in rounds)
-        print(f"{name:24s} {median:10,.0f} target tokens/s (median)")
-    met = "yes" if ratio >= TARGET else "no"
-    print(f"{'ratio':24s} {ratio:10.3f}   target >= {TARGET:g}   met {met}")
-    record = {
-        "machine": machine(),
-        "tokens_per_second": rounds,
-        "ratios": {f"{two} over {one}": ratio},
-        "targets": {f"{two} over {one}": TARGET},
-    }
+    record = {"machine": machine(), "tokens_per_second": {}, "ratios": {}, "targets": {}}
+    for size in options.sizes:
+        rounds = measure(size, options.rounds)
+        ratio = statistics.median(r[two] / r[one] for r in rounds)
+        for name in CASES:
+            median = statistics.median(r[name] for r in rounds)
+            print(f"{size}, {name:24s} {median:10,.0f} target tokens/s (median)")
+        met = "yes" if ratio >= TARGET else "no"
+        print(f"{size}, {'ratio':24s} {ratio:10.3f}   target >= {TARGET:g}   met {met}")
+        record["tokens_per_second"][size] = rounds
+        record["ratios"][f"{size}: {two} over {one}"] = ratio
+        record["targets"][f"{size}: {two} over {one}"] = TARGET
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(record, indent=2) + "\n")
     print(f"written to {options.out}")
 
 
-def start(workdir: Path, count: int) -> list[subprocess.Popen]:
+def measure(size: str, count: int) -> list[dict[str, float]]:
+    """Tokens per second of both cases, in `count` rounds."""
+    steps = SIZES[size][1]
+    with tempfile.TemporaryDirectory() as folder:
+        groups = {name: start(size, Path(folder) / str(n), n) for name, n in CASES.items()}
+        for group in groups.values():
+            train(group, 10)
+        rounds = []
+        for number in range(count):
+            order = list(CASES) if number % 2 == 0 else list(CASES)[::-1]
+            rounds.append({name: train(groups[name], steps) for name in order})
+        workers = [worker for group in groups.values() for worker in group]
+        for worker in workers:
+            worker.stdin.close()  # of all: they wait for each other
+        for worker in workers:
+            worker.wait()
+    return rounds
+
+
+def start(size: str, workdir: Path, count: int) -> list[subprocess.Popen]:
     """`count` processes with two devices in all, which wait to be told how many steps to train."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -74,7 +82,7 @@ def start(workdir: Path, count: int) -> list[subprocess.Popen]:
     if count > 1:
         environment["TRAINLESS_COORDINATOR"] = f"127.0.0.1:{port}"
         environment["TRAINLESS_NUM_PROCESSES"] = str(count)
-    command = [sys.executable, "-m", "benchmarks.two_processes", "--worker", str(workdir)]
+    command = [sys.executable, "-m", "benchmarks.two_processes", "--worker", size, str(workdir)]
     return [
         subprocess.Popen(
             command,
@@ -104,7 +112,7 @@ def train(group: list[subprocess.Popen], steps: int) -> float:
     return speeds[0]
 
 
-def work(workdir: Path) -> None:
+def work(size: str, workdir: str) -> None:
     """One of the processes."""
     from common import distributed
 
@@ -112,7 +120,7 @@ def work(workdir: Path) -> None:
 
     from benchmarks import tiny_run
 
-    with tiny_run.tiny_run(workdir) as run:
+    with tiny_run.tiny_run(Path(workdir), SIZES[size][0]) as run:
         for line in sys.stdin:
             print(f"speed {tiny_run.train(run, int(line))}", flush=True)
 
