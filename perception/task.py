@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from common.config import require
 from common.data.labelled import LabelledText
 from common.data.subword import Subword
+from common.metrics.predictions import Classes
 from common.tasks import classification
 from common.tasks.classification import Build, Classification
 from common.train.task import NOTHING, Outside, Values
@@ -64,9 +65,9 @@ class TextClassification(Classification):
     def marks(self) -> tuple[int | None, int]:
         return None, self.tokenizer.pad
 
-    def evaluate(self, values: Values, split: str) -> dict[str, float]:
-        """As `Classification.evaluate`, where "valid" is what the best step is chosen by."""
-        return super().evaluate(values, self.select if split == "valid" else split)
+    def predict(self, values: Values, split: str) -> Classes:
+        """As `Classification.predict`, where "valid" is what the best step is chosen by."""
+        return super().predict(values, self.select if split == "valid" else split)
 
     def save(self, workdir: Path) -> None:
         """The tokenizer, the names of the classes and what tells the examples from others; those of a run that goes on

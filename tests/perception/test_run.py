@@ -16,6 +16,8 @@ import pytest
 
 from common.errors import UserError
 from common.metrics.classes import weighted_f1
+from common.metrics.predictions import PREDICTIONS
+from common.metrics.predictions import load as load_predictions
 from common.sharding import make_mesh
 from common.track.tracker import read_metrics
 from perception import classify, datasets, run
@@ -60,6 +62,17 @@ def test_a_run_in_use_gives_what_its_summary_says(full, lora, mesh):
     for workdir, summary in (full, lora):
         assert measured(workdir, mesh) == pytest.approx(summary["test"]["weighted_f1"])
         assert summary["objective"] == "weighted_f1"
+
+
+def test_a_run_keeps_the_probabilities_of_every_test_example(lora, mesh):
+    workdir, summary = lora
+    kept = load_predictions(workdir / PREDICTIONS)
+    assert kept.metrics() == pytest.approx(summary["test"], rel=1e-5)
+    trained = run.load(workdir, mesh)
+    splits, classes = datasets.load(trained.config)
+    assert (kept.names, kept.examples) == (classes, splits["test"].fingerprint)
+    found_MN = trained.probabilities([text for (text,) in splits["test"].texts], rows=16)
+    np.testing.assert_allclose(kept.probabilities_MN, found_MN, atol=2e-3)
 
 
 def test_the_authors_choose_by_the_test(full):
