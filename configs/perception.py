@@ -73,6 +73,7 @@ def _base() -> ConfigDict:
             "warmup_init": 0.0,
             "epsilon": 1e-30,
             "weight_decay": 1e-5,
+            "decay": "all",  # as transformers' Adafactor does when it is given every parameter
             "clip": 1.0,
         }
     )
