@@ -160,8 +160,8 @@ def noise(one: Sequence[float], other: Sequence[float], examples: int) -> float:
 
 def answer(found: dict[str, Reached], examples: int, tokens: float, tests: int) -> str:
     """One sentence: what pretraining is worth here, in points of F1 at the best steps."""
-    line = richness.printed_line()
-    expected = f"{line.gap(tokens):+.1f} (R² {line.r_squared:.2f})"
+    line = richness.expectation()
+    expected = f"{line.gap(tokens):+.1f} ± {line.margin(tokens):.1f}"
     best = {way: float(np.mean(one.best)) for way, one in found.items()}
     size = f"On these {examples:,} training examples (about {tokens:,.0f} tokens)"
     others = f"all weights from random ones {best['full']:.1f}, {BASELINE} {best['baseline']:.1f}"
