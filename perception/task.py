@@ -15,7 +15,7 @@ from common.tasks import classification
 from common.tasks.classification import Build, Classification
 from common.train.task import NOTHING, Outside, Values
 from common.train.workdir import has_checkpoints, save_tokenizer
-from common.variables import Structure
+from common.variables import Arrays, Structure
 
 TOKENIZER, CLASSES, EXAMPLES = "tokenizer.json", "classes.json", "examples.json"
 
@@ -34,7 +34,7 @@ class TextClassification(Classification):
     Args:
       build: (number of classes, rngs=) -> model
       labelled: splits and names of the classes; with `config.eval.select` "test" there need be no "valid".
-      outside: as `Task.outside`.
+      start, outside: as `Task.start` and `Task.outside`.
     """
 
     objective, mode, tests_last = "weighted_f1", "max", True
@@ -46,12 +46,16 @@ class TextClassification(Classification):
         build: Build,
         mesh: Mesh,
         labelled: tuple[dict[str, LabelledText], tuple[str, ...]],
+        *,
+        start: Callable[[Arrays], Arrays] = lambda trainable: trainable,
         outside: Callable[[Structure], Outside] = lambda structure: NOTHING,
     ):
         self.outside = outside
         config = in_rows(config)
         longest = config.data.max_length
-        super().__init__(config, tokenizer, build, mesh, longest=longest, labelled=labelled)
+        super().__init__(
+            config, tokenizer, build, mesh, longest=longest, start=start, labelled=labelled
+        )
 
     @property
     def select(self) -> str:
