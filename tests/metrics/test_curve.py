@@ -17,6 +17,14 @@ def test_best_is_the_first_of_the_best():
     assert curve("min", 3.0, 1.0, 2.0, 1.0).best.step == 20
 
 
+@pytest.mark.parametrize(("mode", "improved"), [("max", 2.5), ("min", 1.5)])
+def test_only_a_strict_improvement_is_better(mode, improved):
+    measured = curve(mode, 2.0)
+    assert measured.better(improved, than=2.0)
+    assert not measured.better(2.0, than=2.0)
+    assert not measured.better(2.0, than=improved)
+
+
 def test_running_best_keeps_positions_and_never_gets_worse():
     rising = curve("max", 1.0, 3.0, 2.0, 4.0).running_best()
     assert [p.value for p in rising] == [1.0, 3.0, 3.0, 4.0]
