@@ -4,6 +4,7 @@ import json
 import math
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from common.metrics.curve import Axis, Curve
 from common.report.table import spread
 from common.tasks.language_modelling import LanguageModelling
 from common.track.tracker import write_whole
+from common.train.task import Task
 from configs import language
 from gmlp_lm import figures, run
 from gmlp_lm.model import language_model
@@ -69,8 +71,8 @@ class Laboratory(laboratory.Laboratory):
     corpora: tuple[str, ...] = ("wikitext2",)
     places: dict[str, Path] = field(default_factory=dict)
 
-    def train(self, config: ConfigDict, workdir: Path) -> dict:
-        return run.fit(config, workdir, self.mesh)
+    def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
+        return run.prepare(config, self.mesh)
 
     def configuration(self, kind: str, corpus: str, seed: int) -> ConfigDict:
         size = "" if self.scale == "paper" else f",{self.scale}"
@@ -84,16 +86,15 @@ class Laboratory(laboratory.Laboratory):
         config.eval.sample = config.eval.sample or min(120, config.model.length // 2)
         return config
 
-    def case(self, corpus: str, kind: str, seed: int) -> tuple[dict, Path]:
-        """Summary and folder of one of the twelve experiments."""
-        config = self.configuration(kind, corpus, seed)
-        return self.fit(f"{corpus}_{kind}_{self.recipe}_seed{seed}", config)
-
     def cases(self, corpus: str) -> dict[str, list[tuple[dict, Path]]]:
-        """The three models of one corpus, each with all its seeds."""
+        """Summary and folder of the three models of one corpus, each with all its seeds."""
+        names = {kind: f"{corpus}_{kind}_{self.recipe}" for kind in KINDS}
+        found = self.runs(
+            {name: partial(self.configuration, kind, corpus) for kind, name in names.items()}
+        )
         return {
-            kind: [self.case(corpus, kind, seed) for seed in range(1, 1 + self.seeds)]
-            for kind in KINDS
+            kind: [(ran.summary, ran.workdir) for ran in found[name]]
+            for kind, name in names.items()
         }
 
 
@@ -256,8 +257,8 @@ def table4(lab: Laboratory) -> None:
     """What the three models write along the training, always after the same prompt and with the same random numbers."""
     corpus = "wikitext2" if "wikitext2" in lab.corpora else lab.corpora[0]
     written = {}
-    for kind in KINDS:
-        summary, workdir = lab.case(corpus, kind, 1)
+    for kind, runs in lab.cases(corpus).items():
+        summary, workdir = runs[0]
         logged = {m["step"]: m["valid/sample"] for m in evaluations(workdir, "valid/sample")}
         steps = [min(logged, key=lambda s, a=a: abs(s - a * summary["steps"])) for a in TABLE_4]
         written[kind] = {step: logged[step] for step in steps}

@@ -68,8 +68,28 @@ def reproduce_parser(
         "--seeds", type=config.positive("--seeds"), default=1, help="runs of each case"
     )
     parser.add_argument("--out", type=Path, help=f"default runs/{paper}_reproduce_SCALE")
+    add_fairness(parser)
     parser.epilog = "Any field of the configurations is an option: --config.data.source=files:DIR"
     return parser
+
+
+def add_fairness(parser: ArgumentParser) -> None:
+    """The options under which runs are compared on equal terms."""
+    parser.add_argument(
+        "--turns",
+        type=config.positive("--turns"),
+        default=0,
+        metavar="N",
+        help="the runs of a seed train N steps at a time, in turns, so that their seconds can be compared",
+    )
+    parser.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="FIELD=V1,V2",
+        help="every case tries the same values with seed 1, chosen by validation:"
+        " optimizer.learning_rate=1e-4,3e-4,1e-3",
+    )
 
 
 def reproduce(
@@ -91,6 +111,7 @@ def reproduce(
     more = own(options)
     config.check_folder("--out", out)
 
+    from common.laboratory import parse_sweep
     from common.sharding import make_mesh
 
     make = importlib.import_module(f"{paper}.experiments").Laboratory
@@ -98,7 +119,8 @@ def reproduce(
     mesh = ConfigDict({"mesh": {"data": -1, "fsdp": 1, "tensor": 1}})
     config.override_all(mesh, [f for f in fields if f.startswith("--config.mesh.")])
     mesh = make_mesh(mesh.mesh)
-    lab = make(options.scale, options.seeds, fields, out, mesh, **more)
+    fair = {"turns": options.turns, "sweep": parse_sweep(options.sweep)}
+    lab = make(options.scale, options.seeds, fields, out, mesh, **fair, **more)
     if getattr(options, "dry_run", False):
         importlib.import_module(f"{paper}.plan").show(lab, options.target)
         return

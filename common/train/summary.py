@@ -91,6 +91,7 @@ def ended(config: ConfigDict, workdir: Path) -> dict | None:
             known = (
                 found["steps"] == config.train.steps
                 and not differences(found["config"], config)
+                and (bool(found["test"]) or not config.eval.test)
                 and has_checkpoints(workdir)
                 and changed(config) < path.stat().st_mtime
             )
@@ -125,6 +126,7 @@ def found_before(run: Ended) -> dict | None:
     asked = json.loads(json.dumps(to_json(run.config)))
     known = found.get("steps") == run.number
     known &= found.get("config", {}).get("decode") == asked.get("decode")
+    known &= bool(found.get("test")) or not run.config.eval.test
     if known:
         (run.workdir / SUMMARY).touch()  # compared with the run's data and weights, as they are now
     return found if agree(np.asarray([known]))[0] else None
