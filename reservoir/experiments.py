@@ -86,6 +86,11 @@ MODELS = {
     "FFN Reservoir": ("ffn", {}),
     # Its rate is not printed: what is skipped on average is as much as the others freeze.
     "LayerDrop": ("none", {"layerdrop": None}),
+    # What freezing does, and what the initialization does: each without the other.
+    "Orthogonal T trained": ("transformer", {"reservoir_trained": True}),
+    "Orthogonal FFN trained": ("ffn", {"reservoir_trained": True}),
+    "Xavier T Reservoir": ("transformer", {"reservoir_init": "xavier"}),
+    "Xavier FFN Reservoir": ("ffn", {"reservoir_init": "xavier"}),
     "BiGRU Reservoir": ("bigru", {}),
     "CNN Reservoir": ("cnn", {}),
     "Backskip Reservoir": ("transformer", {"backskip.estimator": "policy"}),
