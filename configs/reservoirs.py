@@ -12,6 +12,8 @@ def fields() -> dict:
         "reservoir_init": "orthogonal",
         "reservoir_gain": 1.0,
         "reservoir_dropout": True,
+        # Of a reservoir; 0 is the model's `hidden`, and for a bigru its width.
+        "reservoir_hidden": 0,
         "kernel": 7,
         "layerdrop": 0.0,
         # Of all other layers, which are trained.

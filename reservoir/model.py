@@ -56,10 +56,10 @@ def blocks(model: ConfigDict, stack: str, layer: Layer, *, rngs: nnx.Rngs) -> li
     """The layers of a stack, its reservoirs frozen and as they are to be trained through."""
     places = reservoir_layers(model, stack)
     matrix = RESERVOIR_INITS[model.reservoir_init], model.reservoir_gain
-    still = model
+    still = ConfigDict({**model.to_dict(), "hidden": model.reservoir_hidden or model.hidden})
     if not model.reservoir_dropout:
         # Dropout regularizes a frozen layer's neighbours; the paper does not say, so it is an option.
-        still = ConfigDict({**model.to_dict(), "dropout": 0.0, "attention_dropout": 0.0})
+        still.update({"dropout": 0.0, "attention_dropout": 0.0})
     made = []
     for index in range(model[STACKS[stack][0]]):
         if index in places:
@@ -130,6 +130,10 @@ def validate(model: ConfigDict) -> None:
     choose("--config.model.reservoir_init", model.reservoir_init, RESERVOIR_INITS)
     choose("--config.model.init", model.init, INITS)
     require(
+        model.reservoir_hidden >= 0,
+        f"--config.model.reservoir_hidden must be at least 0, got {model.reservoir_hidden}",
+    )
+    require(
         model.reservoir_gain > 0,
         f"--config.model.reservoir_gain must be above 0, got {model.reservoir_gain}",
     )
@@ -156,13 +160,13 @@ def validate(model: ConfigDict) -> None:
             f"--config.model.reservoir: a {model.reservoir} sees what follows, so no decoder and no language model"
             " can have it",
         )
+        hidden = "reservoir_hidden" if model.reservoir_hidden else "hidden"
+        shared = {"bigru": "the two directions", "gmlp": "the two halves"}.get(model.reservoir, "")
+        if model.reservoir == "bigru" and not model.reservoir_hidden:
+            hidden = "width"
         require(
-            model.reservoir != "bigru" or model.width % 2 == 0,
-            f"--config.model.width={model.width}: the two directions of a bigru share it",
-        )
-        require(
-            model.reservoir != "gmlp" or model.hidden % 2 == 0,
-            f"--config.model.hidden={model.hidden}: the two halves of a gmlp share it",
+            not shared or model[hidden] % 2 == 0,
+            f"--config.model.{hidden}={model[hidden]}: {shared} of a {model.reservoir} share it",
         )
     require(model.kernel >= 1, f"--config.model.kernel must be at least 1, got {model.kernel}")
     backskip.validate(model)

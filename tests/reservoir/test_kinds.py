@@ -169,6 +169,21 @@ def test_runs_of_an_earlier_version_have_the_defaults(make_config):
     assert filled.reservoir_init == "orthogonal" and filled.backskip.reward == "own_rms"
 
 
+@pytest.mark.parametrize("kind", RESERVOIRS)
+def test_a_reservoir_can_have_a_hidden_size_of_its_own(make_config, kind: str):
+    """A bigru is projected up by it, and back to the width; trained layers keep theirs."""
+    model, frozen = built(make_config(kind, max_length=8, reservoir_hidden=40).model)
+    shapes = {name.partition("function/")[2]: value.shape for name, value in frozen.items()}
+    if kind == "bigru":
+        assert shapes["forward/inputs/reset/kernel"] == (16, 20)
+        assert shapes["backward/states/new/kernel"] == (20, 20)
+        assert shapes["out/kernel"] == (40, 16)
+    else:
+        assert shapes["up/kernel"] == (16, 40)
+    assert model.encoder.blocks[0].residuals[1].function.up.kernel.shape == (16, 24)
+    assert np.all(np.isfinite(model(SOURCE, TARGET)))
+
+
 # LayerDrop.
 
 
