@@ -6,7 +6,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-peers bench lint format clean
+.PHONY: help demo test test-slow test-peers mutants bench lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,6 +22,10 @@ test-slow: $(VENV)/.dev ## the tests that take minutes
 
 test-peers: $(VENV)/.peers ## side by side with transformers and peft, which this installs
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m peers
+
+mutants: $(VENV)/.mutants ## mutation testing of what measures and of the training step, half an hour; see tests/mutants.py
+	rm -rf mutants
+	$(BIN)/python -m tests.mutants
 
 bench: $(VENV)/.bench ## side by side with PyTorch peers; see benchmarks/README.md
 	$(BIN)/python -m benchmarks.reservoir_step
@@ -41,7 +45,7 @@ format: $(VENV)/.dev ## ruff, mending what it can
 	$(BIN)/ruff format .
 
 clean: ## remove caches and builds; the virtual environment and runs/ stay
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache mutants
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
 # An empty file per set of packages stands for "installed", newer than the list it came from.
@@ -49,7 +53,8 @@ $(VENV)/.run: requirements.txt | $(BIN)/python
 $(VENV)/.dev: requirements-dev.txt requirements.txt | $(BIN)/python
 $(VENV)/.bench: benchmarks/requirements.txt $(VENV)/.run
 $(VENV)/.peers: tests/requirements-peers.txt $(VENV)/.bench $(VENV)/.dev
-$(VENV)/.run $(VENV)/.dev $(VENV)/.bench $(VENV)/.peers:
+$(VENV)/.mutants: tests/requirements-mutants.txt $(VENV)/.dev
+$(VENV)/.run $(VENV)/.dev $(VENV)/.bench $(VENV)/.peers $(VENV)/.mutants:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 

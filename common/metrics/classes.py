@@ -15,4 +15,4 @@ def weighted_f1(labels_M: np.ndarray, guesses_M: np.ndarray) -> float:
     """F1 of every class, averaged by how many examples have it, in percent; 0 for a class that is never guessed."""
     from sklearn.metrics import f1_score
 
-    return 100 * float(f1_score(labels_M, guesses_M, average="weighted", zero_division=0))
+    return 100 * float(f1_score(labels_M, guesses_M, average="weighted"))

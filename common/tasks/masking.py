@@ -60,7 +60,7 @@ def mask(tokens_BL: jax.Array, keys_B: jax.Array, mask_id: int, rate: float) -> 
         other_M = jax.random.randint(token_key, targets_M.shape, FIRST, mask_id)
         shown_M = jnp.where(kind_M < REPLACED + CHANGED, other_M, targets_M)
         shown_M = jnp.where(kind_M < REPLACED, mask_id, shown_M)
-        shown_M = jnp.where(weights_M > 0, shown_M, targets_M).astype(tokens_L.dtype)
+        shown_M = jnp.where(weights_M > 0, shown_M, targets_M)
         return Masked(tokens_L.at[places_M].set(shown_M), places_M, targets_M, weights_M)
 
     return jax.vmap(one)(tokens_BL, keys_B)

@@ -1,9 +1,10 @@
+import itertools
 import math
 
 import pytest
 
 from common.errors import UserError
-from common.metrics.aucc import aucc, outline, reaching, shared_horizon, time_to
+from common.metrics.aucc import aucc, mean_outline, outline, reaching, shared_horizon, time_to
 from common.metrics.curve import Curve, Point
 
 HOUR = 3600.0
@@ -39,6 +40,31 @@ def test_held_beyond_the_last_point_and_cut_before_it():
     assert aucc(short, horizon=1.0) == pytest.approx(2.5)
     assert aucc(short, horizon=2.0) == aucc(short)
     assert outline(short, "seconds", 1.0) == [(0.0, 0.0), (1.0, 5.0)]
+
+
+def test_a_curve_cut_between_two_points_is_interpolated_between_them():
+    measured = curve("max", [(2.0, 10.0), (6.0, 30.0)])
+    assert outline(measured, "seconds", 5.0) == [(0.0, 0.0), (2.0, 10.0), (5.0, 25.0)]
+    assert aucc(measured, horizon=5.0) == pytest.approx(10 + 3 * (10 + 25) / 2)
+
+
+def test_a_second_value_at_the_horizon_is_the_end_of_the_outline():
+    """Steps that cost no counted FLOPs lie at the same position of that axis."""
+    measured = curve("max", [(1.0, 5.0), (2.0, 8.0), (2.0, 10.0)])
+    assert outline(measured, "seconds", 2.0)[-1] == (2.0, 10.0)
+
+
+def test_the_mean_outline_has_the_mean_area_of_its_curves():
+    """The shorter curve is held at its best value up to the end of the longer one."""
+    curves = [curve("max", [(1.0, 4.0), (2.0, 8.0)]), curve("max", [(2.0, 4.0), (4.0, 2.0)])]
+    line = mean_outline(curves, "seconds")
+    assert line == [(0.0, 0.0), (1.0, 3.0), (2.0, 6.0), (4.0, 6.0)]
+    area = sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in itertools.pairwise(line))
+    assert area == pytest.approx(sum(aucc(c, horizon=4.0) for c in curves) / 2)
+    assert mean_outline(curves, "seconds", 1.5)[-1] == (1.5, 4.5)
+    assert mean_outline(curves, "step")[-1] == (40.0, 6.0)
+    assert mean_outline(curves[1:], "seconds", 3.0) == outline(curves[1], "seconds", 3.0)
+    assert mean_outline(curves[:1], "seconds") == outline(curves[0], "seconds")
 
 
 def test_held_value_is_the_best_not_the_last():
@@ -83,6 +109,12 @@ def test_time_to_of_a_min_metric_divides():
     assert time_to(measured, 0.99) == 3.0
 
 
+def test_time_to_of_a_metric_between_0_and_1():
+    measured = curve("max", [(1.0, 0.7), (2.0, 0.77), (3.0, 0.8)])
+    assert time_to(measured, 0.95) == 2.0  # 0.76
+    assert time_to(measured, 0.99) == 3.0
+
+
 def test_time_to_of_negative_values_is_on_the_easy_side():
     assert time_to(curve("max", [(1.0, -3.0), (2.0, -2.1), (3.0, -2.0)]), 0.95) == 2.0
 
@@ -107,3 +139,5 @@ def test_the_shared_horizon_is_an_end_of_a_curve():
     assert shared_horizon(curves, "seconds") == 3.0
     assert shared_horizon(curves, "step", "shortest") == 10.0
     assert shared_horizon([Curve("BLEU", "max", [Point(1, 1.0, 0.0, 5.0)])], "flops") is None
+    assert shared_horizon([], "seconds") is None
+    assert shared_horizon([Curve("BLEU", "max"), *curves], "seconds", "shortest") == 1.0

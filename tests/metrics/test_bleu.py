@@ -1,3 +1,5 @@
+import logging
+
 import pytest
 
 from common.errors import UserError
@@ -33,10 +35,18 @@ def test_signature_tells_what_was_done():
     assert "tok:none" in none.signature
 
 
+@pytest.mark.parametrize(("tokenize", "warned"), [("none", False), ("13a", True)])
+def test_only_text_declared_as_tokenised_gives_no_warning(caplog, tokenize, warned):
+    """sacrebleu warns where a hundred translations end in a token for the full stop."""
+    with caplog.at_level(logging.WARNING, "sacrebleu"):
+        corpus_bleu(["a cat sat on a mat ."] * 100, ["a cat sat there ."] * 100, tokenize=tokenize)
+    assert any("tokenized" in record.getMessage() for record in caplog.records) == warned
+
+
 def test_faults_are_told():
     with pytest.raises(UserError, match="1 translations and 2 references"):
         corpus_bleu(["a"], ["a", "b"])
-    with pytest.raises(UserError, match="at least one sentence"):
+    with pytest.raises(UserError, match=r"^BLEU needs at least one sentence$"):
         corpus_bleu([], [])
-    with pytest.raises(UserError, match="'moses' is not one of"):
+    with pytest.raises(UserError, match=r"'moses' is not one of 13a, intl, char, zh, none$"):
         corpus_bleu(["a"], ["a"], tokenize="moses")

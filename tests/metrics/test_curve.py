@@ -17,10 +17,18 @@ def test_best_is_the_first_of_the_best():
     assert curve("min", 3.0, 1.0, 2.0, 1.0).best.step == 20
 
 
+@pytest.mark.parametrize(("mode", "improved"), [("max", 2.5), ("min", 1.5)])
+def test_only_a_strict_improvement_is_better(mode, improved):
+    measured = curve(mode, 2.0)
+    assert measured.better(improved, than=2.0)
+    assert not measured.better(2.0, than=2.0)
+    assert not measured.better(2.0, than=improved)
+
+
 def test_running_best_keeps_positions_and_never_gets_worse():
-    rising = curve("max", 1.0, 3.0, 2.0, 4.0).running_best()
-    assert [p.value for p in rising] == [1.0, 3.0, 3.0, 4.0]
-    assert [p.step for p in rising] == [10, 20, 30, 40]
+    rising = curve("max", 1.0, 3.0, 2.0, 4.0, 2.0).running_best()
+    assert [p.value for p in rising] == [1.0, 3.0, 3.0, 4.0, 4.0]
+    assert [p.step for p in rising] == [10, 20, 30, 40, 50]
     assert [p.value for p in curve("min", 3.0, 1.0, 2.0).running_best()] == [3.0, 1.0, 1.0]
 
 
@@ -47,6 +55,23 @@ def test_a_point_out_of_order_is_refused(point):
     with pytest.raises(ValueError, match="must not go back"):
         measured.add(point)
     assert len(measured.points) == 1
+
+
+def test_points_may_lie_at_zero_and_at_the_position_of_the_last_point():
+    """A run that is measured before its first step; steps whose FLOPs are not counted."""
+    measured = Curve("metric", "max")
+    assert measured.add(Point(0, 0.0, 0.0, 1.0))
+    assert measured.add(Point(0, 0.0, 0.0, 2.0))
+    assert [p.value for p in measured.points] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(("axis", "end"), [("step", 20), ("seconds", 120.0), ("flops", 2e9)])
+def test_a_curve_until_a_position_has_the_points_up_to_it(axis, end):
+    measured = curve("min", 3.0, 2.0, 1.0)
+    cut = measured.until(axis, end)
+    assert (cut.name, cut.mode) == ("metric", "min")
+    assert cut.points == measured.points[:2]
+    assert len(measured.points) == 3
 
 
 def test_negative_time_is_refused():

@@ -59,7 +59,7 @@ def test_other_strategies_of_appendix_c(strategy: str, expected: str):
         (4, 5, "bottom", "5 reservoirs need 5 layers"),
         (4, 1, "LRL", "for 3 layers, there are 4"),
         (4, 1, "botom", "unknown placement 'botom'"),
-        (4, 1, "", "unknown placement ''"),
+        (4, 1, "", "''; it is one of alternate, bottom, middle, top, or a pattern of L and R"),
     ],
 )
 def test_reservoirs_that_do_not_fit(layers: int, reservoirs: int, strategy: str, message: str):

@@ -71,6 +71,15 @@ def test_eighty_ten_ten(drawn):
     assert (shown == tokens)[chosen].mean() == pytest.approx(0.1 + 0.1 / pieces, abs=0.006)
 
 
+def test_the_tokens_of_a_row_are_masked_independently(drawn):
+    """All of the chosen tokens of a row become the mask with the product of their chances."""
+    _, shown, chosen = drawn
+    counts = chosen.sum(1)
+    hidden = (chosen & (shown == MASK)).sum(1) == counts
+    for count in (4, 5):
+        assert hidden[counts == count].mean() == pytest.approx(0.8**count, abs=0.02)
+
+
 def test_another_token_is_any_piece_and_no_special_one(drawn):
     tokens, shown, chosen = drawn
     others = shown[chosen & (shown != MASK) & (shown != tokens)]
@@ -91,6 +100,14 @@ def test_there_is_room_for_the_most_that_may_be_chosen(length, rate):
     assert found.places_BM.shape[1] == most(length, rate)
     # Had a row needed more places than there are, it would have fewer than rate times its length.
     assert float(found.weights_BM.sum(1).mean()) == pytest.approx(rate * length, abs=0.15)
+
+
+@pytest.mark.parametrize(("length", "rate"), [(8, 0.15), (512, 0.15), (20, 0.99)])
+def test_the_row_with_the_most_chosen_tokens_uses_every_place(length, rate):
+    tokens = jnp.full((500, length), FIRST, jnp.int32)
+    found = mask(tokens, jax.random.split(jax.random.key(0), 500), MASK, rate)
+    assert found.weights_BM.sum(1).max() == found.places_BM.shape[1] == most(length, rate)
+    assert found.inputs_BL.dtype == jnp.int32 and found.weights_BM.dtype == jnp.float32
 
 
 def test_a_row_depends_on_its_key_alone():

@@ -1,4 +1,7 @@
-"""Adafactor: a reading in NumPy, transformers' own, and the same training on every mesh."""
+"""Optimizers against the published algorithms in NumPy, schedules against their formulas, and what is refused.
+
+Adafactor also against that of transformers, and the same training on every mesh. Weight decay of matrices.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +24,17 @@ RATE, DECAY, STEPS = 0.05, 0.1, 4
 SHAPES = {"matrix": (3, 5), "tall": (6, 1), "vector": (4,), "single": (1,)}
 
 
-def settings() -> ConfigDict:
+def settings(**fields: object) -> ConfigDict:
+    """Adafactor's, but for these fields."""
     fields = {
         "name": "adafactor",
         "learning_rate": RATE,
         "schedule": "constant",
         "epsilon": 1e-30,
         "weight_decay": DECAY,
+        "decay": "all",
         "warmup_steps": 0,
-    }
+    } | fields
     return toy.config(**{f"optimizer__{name}": value for name, value in fields.items()}).optimizer
 
 
@@ -46,17 +51,164 @@ def drawn() -> tuple[dict, list[dict]]:
     return draw(1.0), [draw(scale) for scale in (1e-3, 1.0, 5.0, 1e-2)]
 
 
+def parameters(values: dict, gradients: list[dict], optimizer: ConfigDict, **options) -> list[dict]:
+    """The parameters after every step of an optimizer."""
+    update, _ = optimizers.make(optimizer, STEPS, **options)
+    state, found = update.init(values), []
+
+    @jax.jit
+    def step(gradient, state, values):
+        updates, state = update.update(gradient, state, values)
+        return optax.apply_updates(values, updates), state
+
+    for gradient in gradients:
+        values, state = step(gradient, state, values)
+        found.append(jax.tree.map(np.asarray, values))
+    return found
+
+
 @pytest.fixture(scope="module")
 def ours() -> list[dict]:
-    """The parameters after every step."""
+    """The parameters after every step of Adafactor."""
+    return parameters(*drawn(), settings())
+
+
+def test_adagrad_is_that_of_pytorch_from_the_first_step_on():
+    """p -= rate g / (sqrt(sum of g^2) + epsilon), the sum from 0: small gradients make steps as large as large ones."""
+    gradients = np.array([[1e-3, 0, 2, 1e-2], [-2e-3, 0, -1, 0], [1e-3, 0, 3, 5]], np.float32)
+    values = np.array([1, 2, 3, 4], np.float32)
+    optimizer = settings(name="adagrad", weight_decay=0.0, epsilon=1e-10)
+    steps = parameters({"x": values}, [{"x": g} for g in gradients], optimizer)
+    sums = np.zeros(4)
+    for gradient, found in zip(gradients.astype(float), steps, strict=True):
+        sums += gradient**2
+        values = values - RATE * gradient / (np.sqrt(sums) + 1e-10)
+        np.testing.assert_allclose(found["x"], values, rtol=1e-6)
+    first = steps[0]["x"] - np.array([1, 2, 3, 4])
+    np.testing.assert_allclose(first, [-RATE, 0, -RATE, -RATE], atol=1e-6)
+
+
+def test_epsilon_of_adagrad_has_the_unit_of_a_gradient():
+    """A first gradient of the size of epsilon takes a step of rate / sqrt(2) (of rate / 2 in PyTorch,
+    which adds epsilon behind the root); a gradient of 0 none."""
+    optimizer = settings(name="adagrad", weight_decay=0.0, epsilon=1e-3)
+    values, gradient = {"x": np.zeros(2, np.float32)}, {"x": np.array([1e-3, 0.0], np.float32)}
+    (found,) = parameters(values, [gradient], optimizer)
+    np.testing.assert_allclose(found["x"], [-RATE / np.sqrt(2), 0.0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+@pytest.mark.parametrize("decay", [0.0, DECAY])
+def test_adam_is_the_published_algorithm(decoupled: bool, decay: float):
+    """With bias correction; the decay is part of the gradient ("adam") or of the step ("adamw")."""
+    beta1, beta2, epsilon = 0.8, 0.9, 1e-2
+    fields = {"name": "adamw" if decoupled else "adam", "weight_decay": decay}
+    optimizer = settings(beta1=beta1, beta2=beta2, epsilon=epsilon, **fields)
     values, gradients = drawn()
-    update, _ = optimizers.make(settings(), STEPS)
-    state, found = update.init(values), []
-    for gradient in gradients:
-        updates, state = update.update(gradient, state, values)
-        values = optax.apply_updates(values, updates)
-        found.append(values)
-    return found
+    value, first, second = values["matrix"].astype(float), 0.0, 0.0
+    steps = parameters(values, gradients, optimizer)
+    for step, (gradient, found) in enumerate(zip(gradients, steps, strict=True), start=1):
+        gradient = gradient["matrix"] + (0 if decoupled else decay * value)
+        first = beta1 * first + (1 - beta1) * gradient
+        second = beta2 * second + (1 - beta2) * gradient**2
+        update = first / (1 - beta1**step) / (np.sqrt(second / (1 - beta2**step)) + epsilon)
+        value = value - RATE * (update + (decay * value if decoupled else 0))
+        np.testing.assert_allclose(found["matrix"], value, rtol=1e-5, atol=1e-6)
+
+
+def test_clipping_bounds_the_norm_of_all_gradients_together():
+    """A norm of 13 is brought to 2; one below 2 stays; 0 turns clipping off."""
+    gradients = [{"x": np.float32([3.0, 4.0]), "y": np.float32([12.0])}]
+    values = jax.tree.map(np.zeros_like, gradients[0])
+    fields = {"name": "adagrad", "weight_decay": 0.0, "epsilon": 1.0}
+    # With an epsilon of 1 the first step tells a gradient's size: g / sqrt(g^2 + 1).
+    for clip, scale in ((2.0, 2 / 13), (20.0, 1.0), (0.0, 1.0)):
+        (found,) = parameters(values, gradients, settings(clip=clip, **fields))
+        for name, gradient in gradients[0].items():
+            expected = -RATE * scale * gradient / np.sqrt((scale * gradient) ** 2 + 1)
+            np.testing.assert_allclose(found[name], expected, rtol=1e-5)
+
+
+def test_parts_with_a_rate_of_their_own_have_plain_adam():
+    """The part is named by a whole component of a path; the others keep the optimizer, its decay and its clipping."""
+    names = ("encoder/policy/kernel", "encoder/policymaker/kernel", "other")
+    values = {name: np.float32([1.0]) for name in names}
+    gradients = [{name: np.float32([30.0]) for name in names}]
+    optimizer = settings(name="adamw", epsilon=1e-8, clip=1.0)
+    (found,) = parameters(values, gradients, optimizer, own={"policy": 0.5}, names=names)
+    assert found["encoder/policy/kernel"] == pytest.approx(1 - 0.5, rel=1e-5)
+    for name in names[1:]:
+        assert found[name] == pytest.approx(1 - RATE * (1 + DECAY), rel=1e-5)
+    (without,) = parameters(values, gradients, optimizer, own={"absent": 0.5}, names=names)
+    assert all(without[name] == pytest.approx(found["other"]) for name in names)
+
+
+def rates(steps: int, at: list[int], **fields: object) -> list[float]:
+    """The learning rate before these updates."""
+    _, schedule = optimizers.make(settings(**fields), steps)
+    return [float(schedule(step)) for step in at]
+
+
+def test_schedules_are_their_formulas():
+    """Linear warm-up from `warmup_init` over 4 of 20 steps to 0.05, then the decay."""
+    at, rise = [0, 1, 2, 4], [0.01, 0.02, 0.03, 0.05]
+    warm = {"warmup_steps": 4, "warmup_init": 0.01}
+    late = [8, 12, 16, 20, 30]
+    falls = {
+        "constant": [RATE] * 5,
+        "linear": [0.0375, 0.025, 0.0125, 0.0, 0.0],
+        "cosine": [RATE * (1 + np.cos(np.pi * x)) / 2 for x in (0.25, 0.5, 0.75, 1, 1)],
+        "inverse_sqrt": [RATE * np.sqrt(4 / step) for step in late],
+    }
+    assert falls.keys() == optimizers.SCHEDULES.keys()
+    for schedule, fall in falls.items():
+        found = rates(20, at + late, schedule=schedule, **warm)
+        assert found == pytest.approx(rise + fall, abs=1e-8), schedule
+
+
+def test_schedules_without_warm_up_begin_at_the_full_rate():
+    """Whatever `warmup_init` is."""
+    expected = {"constant": [RATE] * 3, "linear": [RATE, RATE / 2, 0.0]}
+    expected["cosine"] = expected["linear"]
+    expected["inverse_sqrt"] = [0.01, RATE, RATE / np.sqrt(10), RATE / np.sqrt(20)]
+    for schedule, values in expected.items():
+        at = [0, 1, 10, 20] if schedule == "inverse_sqrt" else [0, 10, 20]
+        found = rates(20, at, schedule=schedule, warmup_steps=0, warmup_init=0.01)
+        assert found == pytest.approx(values, abs=1e-8), schedule
+
+
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
+def test_a_run_shorter_than_its_warm_up_only_rises(schedule: str):
+    found = rates(4, [0, 2, 4, 8], schedule=schedule, warmup_steps=8, warmup_init=0.0)
+    assert found == pytest.approx([0.0, RATE / 4, RATE / 2, RATE], abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "sgd"}, r"--config\.optimizer\.name.*sgd.*adam"),
+        ({"schedule": "step"}, r"--config\.optimizer\.schedule.*step.*cosine"),
+        ({"learning_rate": 0.0}, r"^--config.optimizer.learning_rate must be above 0, got 0\.0$"),
+        ({"epsilon": 0.0}, r"^--config.optimizer.epsilon must be above 0, got 0\.0$"),
+        ({"name": "adagrad"}, r"weight_decay=0\.1: adagrad has none$"),
+        ({"warmup_steps": -2}, r"^--config.optimizer.warmup_steps must not be negative, but for"),
+        ({"warmup_init": -1.0}, r"^--config.optimizer.warmup_init must not be negative, got -1"),
+        ({"clip": -0.5}, r"^--config.optimizer.clip must not be negative, got -0\.5$"),
+        ({"weight_decay": -0.1}, r"^--config.optimizer.weight_decay must not be negative"),
+        ({"beta1": 1.0}, r"^--config.optimizer.beta1 must be in \[0, 1\), got 1\.0$"),
+        ({"beta2": -0.1}, r"^--config.optimizer.beta2 must be in \[0, 1\), got -0\.1$"),
+    ],
+)
+def test_settings_that_cannot_train_are_a_users_fault(fields: dict, message: str):
+    with pytest.raises(UserError, match=message):
+        optimizers.validate(settings(**fields))
+
+
+def test_the_least_and_largest_settings_are_valid():
+    least = {"clip": 0.0, "beta1": 0.0, "beta2": 0.0, "learning_rate": 1e-9, "warmup_init": 0.0}
+    optimizers.validate(settings(weight_decay=0.0, warmup_steps=-1, **least))
+    optimizers.validate(settings(beta1=0.999999, beta2=0.999999, learning_rate=2.0, epsilon=1.0))
+    optimizers.validate(settings(name="adagrad", weight_decay=0.0))
 
 
 def slow(values: np.ndarray, gradients: list[np.ndarray]) -> list[np.ndarray]:
@@ -103,6 +255,72 @@ def test_warm_up_is_a_twentieth_of_the_steps_or_what_is_said(schedule):
     asked.warmup_steps = -2
     with pytest.raises(UserError, match="warmup_steps must not be negative, but for -1"):
         optimizers.validate(asked)
+
+
+MATRICES = ("layer/kernel", "spatial/weight", "embed/table")
+VECTORS = ("layer/bias", "norm/scale", "spatial/bias", "embed/positions/table")
+
+
+def decaying() -> dict:
+    """Parameters named and shaped as the core's are; a gate bias and position embeddings have two dimensions."""
+    shapes = ((2, 3), (1, 4, 4), (5, 3), (3,), (3,), (1, 4), (4, 3))
+    return {n: jnp.ones(s) for n, s in zip(MATRICES + VECTORS, shapes, strict=True)}
+
+
+@pytest.mark.parametrize("own", [None, {"spatial": 1e-3}])
+@pytest.mark.parametrize("name", ["adam", "adamw", "adafactor"])
+def test_weight_decay_shrinks_matrices_and_nothing_else(name, own):
+    """After steps with zero gradients; a part with an optimizer of its own decays nowhere."""
+    asked, values = settings(), decaying()
+    asked.update({"name": name, "decay": "matrices", "weight_decay": DECAY})
+    zeros = jax.tree.map(jnp.zeros_like, values)
+    update, _ = optimizers.make(asked, STEPS, own, values)
+    updates, _ = update.update(zeros, update.init(values), values)
+    after = optax.apply_updates(values, updates)
+    shrunk = {n for n in values if float(jnp.max(after[n])) < 1}
+    assert shrunk == {n for n in MATRICES if not (own and n.startswith("spatial"))}
+    if name != "adam":  # whose decay is in the gradient
+        np.testing.assert_allclose(after["layer/kernel"], 1 - RATE * DECAY, rtol=1e-6)
+    for kept in values.keys() - shrunk:
+        np.testing.assert_array_equal(after[kept], values[kept])
+
+
+def test_weight_decay_of_all_shrinks_every_parameter():
+    asked, values = settings(), decaying()
+    update, _ = optimizers.make(asked, STEPS)
+    zeros = jax.tree.map(jnp.zeros_like, values)
+    updates, _ = update.update(zeros, update.init(values), values)
+    after = optax.apply_updates(values, updates)
+    assert all(float(jnp.max(x)) < 1 for x in after.values())
+    asked.decay = "kernels"
+    with pytest.raises(UserError, match="decay='kernels': choose one of matrices, all"):
+        optimizers.validate(asked)
+
+
+@pytest.mark.peers
+def test_adamw_is_that_of_torch_with_two_parameter_groups():
+    torch = pytest.importorskip("torch")
+    asked, values = settings(), decaying()
+    asked.update({"name": "adamw", "decay": "matrices", "epsilon": 1e-8})
+    parameters = {n: torch.nn.Parameter(torch.tensor(np.asarray(v))) for n, v in values.items()}
+    groups = [
+        {"params": [parameters[n] for n in names], "weight_decay": decay}
+        for names, decay in ((MATRICES, DECAY), (VECTORS, 0.0))
+    ]
+    theirs = torch.optim.AdamW(groups, lr=RATE, betas=(asked.beta1, asked.beta2), eps=1e-8)
+    update, _ = optimizers.make(asked, STEPS)
+    state, generator = update.init(values), np.random.default_rng(0)
+    for _ in range(STEPS):
+        gradients = {
+            n: generator.standard_normal(v.shape).astype(np.float32) for n, v in values.items()
+        }
+        for name, parameter in parameters.items():
+            parameter.grad = torch.tensor(gradients[name])
+        theirs.step()
+        updates, state = update.update(gradients, state, values)
+        values = optax.apply_updates(values, updates)
+    for name, parameter in parameters.items():
+        np.testing.assert_allclose(values[name], parameter.detach().numpy(), rtol=2e-5)
 
 
 @pytest.mark.peers

@@ -1,0 +1,314 @@
+"""The compiled step against the same step in NumPy, for a loss whose gradient shows its dropout mask.
+
+B rows, F features.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from jax.sharding import Mesh
+
+from common import sharding, variables
+from common.model.dropout import dropout
+from common.model.linear import Linear
+from common.sharding import make_mesh
+from common.train.checkpoint import draw_reservoirs
+from common.train.feed import put
+from common.train.state import Step, initial_values, optimizer_shardings
+from common.variables import freeze
+from tests.train import toy
+
+FEATURES = 64
+SEED, RATE, DECAY, MOMENTUM = 3, 0.5, 0.1, 0.9
+SCALE = 2.0
+"""What dropout at rate 0.5 multiplies the kept features by."""
+
+
+class Model(nnx.Module):
+    """Frozen features, of which a trained kernel takes a weighted sum behind dropout."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.features = Linear(4, FEATURES, ("embed", "mlp"), rngs=rngs)
+        freeze(self.features)
+        self.trained = Linear(FEATURES, 1, ("mlp", "embed"), rngs=rngs)
+
+    def __call__(self, x_BD: jax.Array, key: jax.Array) -> jax.Array:
+        return self.trained(dropout(self.features(x_BD), 0.5, key))[:, 0]
+
+
+class Weighted(toy.Toy):
+    """Its loss is the model's output times the weight of a row; at odd steps, twice that."""
+
+    def build(self, rngs: nnx.Rngs) -> nnx.Module:
+        return Model(rngs)
+
+    def loss(self, model, batch, key) -> tuple[jax.Array, jax.Array]:
+        return jnp.sum(batch["weight"] * model(batch["x"], key)), batch["weight"].sum()
+
+    def doubled(self, model, batch, key) -> tuple[jax.Array, jax.Array]:
+        loss, weight = self.loss(model, batch, key)
+        return 2 * loss, weight
+
+    def loss_at(self, step: int) -> Callable:
+        return self.doubled if step % 2 else self.loss
+
+    def own_rates(self) -> dict[str, float]:
+        return {"bias": 0.25}
+
+
+def rows(count: int, weights: list[float], same: bool = False) -> dict[str, np.ndarray]:
+    x = np.random.default_rng(0).standard_normal((count, 4)).astype(np.float32)
+    return {"weight": np.asarray(weights, np.float32), "x": x[:1].repeat(count, 0) if same else x}
+
+
+def schedule(number: int) -> jax.Array:
+    return 0.5 / (1 + number)
+
+
+def momentum() -> optax.GradientTransformation:
+    """SGD with weight decay and momentum: its update depends on gradients, parameters and state."""
+    return optax.chain(
+        optax.add_decayed_weights(DECAY),
+        optax.trace(MOMENTUM),
+        optax.scale_by_learning_rate(schedule),
+    )
+
+
+def one_device() -> Mesh:
+    return make_mesh({"data": 1}, jax.devices()[:1])
+
+
+class Run:
+    """A step, compiled on demand, and the state that it changes."""
+
+    def __init__(self, mesh: Mesh | None = None, **fields):
+        self.mesh, self.task = mesh or one_device(), Weighted()
+        structure = variables.abstract(lambda: self.task.build(nnx.Rngs(0)))
+        options = {"seed": SEED} | fields
+        self.step = Step(self.task, structure, momentum(), schedule, self.mesh, **options)
+        self.values = initial_values(self.task, structure, SEED, self.mesh)
+        where = sharding.shardings(structure.trainable, self.mesh)
+        places = optimizer_shardings(self.step.optimizer, self.values, where, self.mesh)
+        self.state = jax.jit(self.step.optimizer.init, out_shardings=places)(self.values)
+        self.frozen, _ = draw_reservoirs(structure, SEED, self.mesh)
+
+    def __call__(self, batch: dict[str, np.ndarray], number: int = 0) -> dict[str, float]:
+        """Takes one step; returns its metrics."""
+        batch = put(batch, self.mesh)
+        if self.step.kind(batch, number) not in self.step.compiled:
+            self.step.compile(self.values, self.state, self.frozen, batch, number)
+        self.values, self.state, metrics = self.step(
+            self.values, self.state, self.frozen, batch, number
+        )
+        return jax.tree.map(float, metrics)
+
+    def numpy(self) -> dict[str, np.ndarray]:
+        return {name: np.array(value) for name, value in self.values.items()}
+
+    def gradients(self, batch: dict[str, np.ndarray], key: jax.Array) -> tuple:
+        """(sum of the loss, sum of the weights, gradient of the kernel (F,))."""
+        gradients = jax.jit(self.step.gradients, static_argnums=0)
+        loss, weight, grads = gradients(self.task.loss, self.values, self.frozen, batch, key)
+        return float(loss), float(weight), np.asarray(grads["trained/kernel"])[:, 0]
+
+    def features(self, batch: dict[str, np.ndarray]) -> np.ndarray:
+        frozen = {name: np.asarray(value) for name, value in self.frozen.items()}
+        return batch["x"] @ frozen["features/kernel"] + frozen["features/bias"]
+
+
+@pytest.fixture(scope="module")
+def plain() -> Run:
+    return Run()
+
+
+@pytest.fixture(scope="module")
+def accumulating() -> Run:
+    """Batches in two microbatches."""
+    return Run(accumulate=2)
+
+
+def test_microbatches_have_dropout_masks_of_their_own(accumulating: Run) -> None:
+    """Two equal rows, one in each microbatch: a feature is kept in none, one or both of them."""
+    batch = rows(2, [1.0, 1.0], same=True)
+    _, _, gradient_F = accumulating.gradients(batch, jax.random.key(5))
+    kept_F = gradient_F / (SCALE * accumulating.features(batch)[0])
+    assert np.allclose(kept_F, kept_F.round(), atol=1e-4)
+    times = np.bincount(kept_F.round().astype(int), minlength=3)
+    assert len(times) == 3 and times[1] == pytest.approx(FEATURES / 2, abs=16)  # 4 deviations
+    assert times[0] > 0 and times[2] > 0
+
+
+def test_microbatches_add_up_to_the_batch(accumulating: Run) -> None:
+    """Sums of the loss, of the weights and of the gradients, whatever the masks: here of rows that are kept whole."""
+    batch = rows(6, [1.0, 0.0, 2.0, 0.5, 3.0, 1.5])
+    key = jax.random.key(5)
+    loss, weight, gradient_F = accumulating.gradients(batch, key)
+    masked_BF = np.zeros((6, FEATURES), np.float32)
+    for number in range(2):
+        part_BF = accumulating.features(batch)[number::2]
+        masked_BF[number::2] = dropout(part_BF, 0.5, jax.random.fold_in(key, number))
+    expected_F = batch["weight"] @ masked_BF
+    values = accumulating.numpy()
+    assert weight == 8.0
+    np.testing.assert_allclose(gradient_F, expected_F, rtol=1e-4, atol=1e-5)
+    total = expected_F @ values["trained/kernel"][:, 0] + 8.0 * values["trained/bias"][0]
+    assert loss == pytest.approx(total, rel=1e-4)
+
+
+def test_two_steps_are_those_of_numpy() -> None:
+    """Gradients are of the weighted mean; weight decay, momentum and the schedule act on them; the bias is 0."""
+    run, batch = Run(), rows(4, [0.5, 1.0, 0.0, 2.0])
+    total_weight, trace_F = 3.5, np.zeros(FEATURES)
+    for number in range(2):
+        kernel_F = run.numpy()["trained/kernel"][:, 0]
+        bias = run.numpy()["trained/bias"][0]
+        key = jax.random.fold_in(jax.random.key(SEED), number)
+        masked_BF = np.asarray(dropout(run.features(batch), 0.5, key))
+        times = 1 + number  # the loss is doubled at step 1
+        gradient_F = times * batch["weight"] @ masked_BF / total_weight
+        metrics = run(batch, number)
+        norm = np.sqrt(np.sum(gradient_F**2) + times**2)  # the bias has a gradient of 1
+        assert metrics["gradient_norm"] == pytest.approx(norm, rel=1e-4)
+        assert metrics["loss"] == pytest.approx(gradient_F @ kernel_F + times * bias, abs=1e-4)
+        assert metrics["weight"] == total_weight
+        assert metrics["learning_rate"] == pytest.approx(0.5 / (1 + number))
+        trace_F = MOMENTUM * trace_F + gradient_F + DECAY * kernel_F
+        expected_F = kernel_F - 0.5 / (1 + number) * trace_F
+        found_F = run.numpy()["trained/kernel"][:, 0]
+        np.testing.assert_allclose(found_F, expected_F, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
+def test_a_batch_of_little_weight_is_divided_by_one(plain: Run, weight: float) -> None:
+    """A batch of padding alone changes nothing through its gradient and gives finite metrics."""
+    batch = rows(4, [0.0, weight, 0.0, 0.0])
+    metrics = plain(batch, 8)
+    key = jax.random.fold_in(jax.random.key(SEED), 8)
+    masked_BF = np.asarray(dropout(plain.features(batch), 0.5, key))
+    norm = np.sqrt(np.sum((weight * masked_BF[1]) ** 2) + weight**2)
+    assert metrics["weight"] == weight
+    assert metrics["gradient_norm"] == pytest.approx(norm, rel=1e-4)
+    assert np.isfinite(metrics["loss"]) and (weight or metrics["loss"] == 0)
+
+
+def test_seed_and_number_of_a_step_decide_its_masks(plain: Run) -> None:
+    """So a resumed run draws what an uninterrupted one does."""
+    batch = rows(4, [1.0] * 4)
+    first, second, again = (plain(batch, number)["gradient_norm"] for number in (0, 2, 0))
+    assert first == again != second
+    assert Run(seed=SEED + 1)(batch, 0)["gradient_norm"] not in (first, second)
+
+
+def test_one_program_per_shape_and_loss(plain: Run) -> None:
+    plain.step.compiled.clear()
+    small, large = rows(4, [1.0] * 4), rows(8, [1.0] * 8)
+    for batch, number in ((small, 8), (large, 8), (small, 9), (small, 10), (large, 10)):
+        plain(batch, number)
+    assert len(plain.step.compiled) == 3
+    reordered = dict(reversed(small.items()))
+    assert plain.step.kind(small, 0) == plain.step.kind(reordered, 98)
+    assert len({plain.step.kind(b, n) for b in (small, large) for n in (0, 1, 2, 3)}) == 4
+    with pytest.raises(KeyError):
+        plain.step(plain.values, plain.state, plain.frozen, put(large, plain.mesh), 9)
+
+    # x W for the features and for the output, and the gradient of the trained kernel, per row.
+    products = 2 * 4 * FEATURES + 2 * 2 * FEATURES
+    flops = {kind[-1][1][0]: count for kind, (_, count) in plain.step.compiled.items()}
+    assert flops == {4: 4 * products, 8: 8 * products}
+
+
+def test_a_program_that_is_named_is_the_one_that_runs(plain: Run) -> None:
+    """The loop looks the program up once; the doubled loss has twice the gradient."""
+    batch = rows(4, [1.0] * 4)
+    norms = [plain(batch, number)["gradient_norm"] for number in (8, 9)]
+    for number in (8, 9):
+        kind = plain.step.kind(put(batch, plain.mesh), number)
+        plain.values, plain.state, metrics = plain.step(
+            plain.values, plain.state, plain.frozen, put(batch, plain.mesh), 8, kind
+        )
+        norms.append(float(metrics["gradient_norm"]))
+    assert norms[2] == norms[0]
+    assert norms[3] == pytest.approx(2 * norms[0], rel=1e-4)
+
+
+def test_the_state_before_a_step_is_donated_to_it(plain: Run) -> None:
+    """Two copies of parameters and moments would not fit where one does."""
+    before = jax.tree.leaves((plain.values, plain.state))
+    plain(rows(4, [1.0] * 4), 8)
+    assert all(array.is_deleted() for array in before if array.size >= FEATURES)
+    assert not any(array.is_deleted() for array in plain.frozen.values())
+
+
+@pytest.fixture(scope="module")
+def sharded() -> Run:
+    return Run(make_mesh({"data": 2, "fsdp": 2, "tensor": 2}, jax.devices()[:8]))
+
+
+def test_a_step_keeps_every_array_where_it_was(sharded: Run) -> None:
+    with jax.set_mesh(sharded.mesh):
+        before = jax.tree.map(lambda x: x.sharding, (sharded.values, sharded.state))
+        batch = put(rows(8, [1.0] * 8), sharded.mesh)
+        sharded.step.compile(sharded.values, sharded.state, sharded.frozen, batch)
+        arguments = sharded.values, sharded.state, sharded.frozen, batch, 0
+        sharded.values, sharded.state, metrics = sharded.step(*arguments)
+    after = jax.tree.map(lambda x: x.sharding, (sharded.values, sharded.state))
+    assert before == after
+    assert not sharded.values["trained/kernel"].sharding.is_fully_replicated
+    assert all(metric.sharding.is_fully_replicated for metric in metrics.values())
+
+
+def test_arguments_stand_for_the_arrays_of_a_run(sharded: Run) -> None:
+    """Shape, type and sharding of every array: `launch.plan` compiles the step from them."""
+
+    def described(tree):
+        return jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), tree)
+
+    found = sharded.step.arguments()
+    assert described(found) == described((sharded.values, sharded.state, sharded.frozen))
+    assert all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(found))
+
+
+def test_moments_have_the_sharding_of_their_parameters(sharded: Run) -> None:
+    """Adafactor's sums over rows or columns, and counters, are replicated."""
+    where = sharding.shardings(sharded.step.structure.trainable, sharded.mesh)
+    sums = optax.scale_by_factored_rms(min_dim_size_to_factor=1)
+    update = optax.chain(optax.scale_by_adam(), sums)
+    shapes = jax.eval_shape(lambda: sharded.values)
+    adam, factored = optimizer_shardings(update, shapes, where, sharded.mesh)
+    assert adam.mu == adam.nu == where
+    assert factored.v["trained/bias"] == where["trained/bias"]
+    replicated = [adam.count, factored.count, *factored.v_row.values(), *factored.v_col.values()]
+    assert all(place.is_fully_replicated for place in replicated)
+
+
+def test_initial_values_follow_from_the_seed_on_every_mesh(plain: Run, sharded: Run) -> None:
+    structure = sharded.step.structure
+    for seed in (SEED, SEED + 1):
+        model = Weighted().build(variables.Keys(seed))
+        expected = np.asarray(model.trained.kernel.get_value())
+        for run in (plain, sharded):
+            values = initial_values(run.task, structure, seed, run.mesh)
+            assert values.keys() == {"trained/kernel", "trained/bias"}
+            where = sharding.shardings(structure.trainable, run.mesh)
+            assert {name: value.sharding for name, value in values.items()} == where
+            np.testing.assert_allclose(values["trained/kernel"], expected, rtol=1e-6)
+
+
+def test_the_step_of_a_run_has_its_seed_schedule_and_own_rates() -> None:
+    fields = {"optimizer__schedule": "linear", "train__steps": 10, "train__accumulate": 2}
+    config, mesh = toy.config(seed=9, **fields), one_device()
+    step = Step.of(config, task := Weighted(), mesh)
+    assert (step.task, step.mesh, step.seed, step.accumulate) == (task, mesh, 9, 2)
+    assert step.structure.trainable.keys() == {"trained/kernel", "trained/bias"}
+    assert step.structure.frozen.keys() == {"features/kernel", "features/bias"}
+    rates = [float(step.schedule(number)) for number in (0, 5, 10)]
+    assert rates == pytest.approx([0.05, 0.025, 0.0])
+    values = {name: jnp.ones(v.shape) for name, v in step.structure.trainable.items()}
+    updates, _ = jax.jit(step.optimizer.update)(values, step.optimizer.init(values), values)
+    assert updates["trained/bias"] == pytest.approx(-0.25, rel=1e-4)
+    assert updates["trained/kernel"] == pytest.approx(-0.05, rel=1e-4)
