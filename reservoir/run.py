@@ -168,6 +168,7 @@ def load(options: argparse.Namespace) -> TrainedRun:
     """
     config = read_run(options.workdir, "translation")
     with complete(options.workdir / CONFIG):
+        config.model = model.with_defaults(config.model)
         model.validate(config.model)
         translation.validate(config)
     if options.batch_tokens:

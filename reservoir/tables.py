@@ -1,11 +1,11 @@
-"""Tables 1 to 3 and 5 to 7, measured beside printed."""
+"""Tables 1 to 3 and 5 to 7, measured beside printed, and the controls of Table 1."""
 
 from collections.abc import Mapping, Sequence
 
 from common.report.comparison import aucc_rows, time_rows
 from common.report.groups import Group
 from common.report.table import spread
-from reservoir.experiments import Case, Laboratory
+from reservoir.experiments import MODELS, Case, Laboratory
 from reservoir.printed import printed
 
 HOUR = 3600
@@ -26,12 +26,17 @@ def table5(lab: Laboratory) -> None:
     _convergence(lab, "table5", "s")
 
 
+def controls(lab: Laboratory) -> None:
+    """The columns of Table 1, for freezing and initialization without each other, and for the plain model's depth."""
+    _convergence(lab, "controls", "s")
+
+
 def _convergence(lab: Laboratory, name: str, unit: str) -> None:
     """Best score, time until it and its ratio to the plain model of the same depth, parameters, time of an epoch."""
     (groups,) = lab.groups(name).values()
     hours = {case: _hours_to(group, "100") for case, group in groups.items()}
     plain = {c.layers: _mean(hours[c]) for c in groups if c.model == "Transformer"}
-    paper = printed(name)
+    paper = printed(name) if name.startswith("table") else {}
     rows = []
     for case, group in groups.items():
         reference = plain.get(case.layers)
@@ -48,8 +53,11 @@ _COLUMNS = ("model", "layers", "frozen", "")
 
 
 def _row(case: Case, *cells: str | None) -> tuple:
-    frozen = {"Transformer": "0", "LayerDrop": f"{case.reservoirs} dropped"}
-    return case.model, case.layers, frozen.get(case.model, str(case.reservoirs)), *cells
+    kind, fields = MODELS[case.model]
+    frozen = "0" if kind == "none" or fields.get("reservoir_trained") else str(case.reservoirs)
+    if "layerdrop" in fields:
+        frozen = f"{case.reservoirs} dropped"
+    return case.model, case.layers, frozen, *cells
 
 
 def table3(lab: Laboratory) -> None:

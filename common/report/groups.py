@@ -112,6 +112,8 @@ def layers_of(config: Mapping[str, Any]) -> Layers | None:
             return Layers(f"{plain}, frozen in fine-tuning", total, config["freeze_now"])
         return Layers(model.get("kind", plain), total, 0)
     kind = _KINDS.get(reservoir, reservoir)
+    if model.get("reservoir_trained"):
+        return Layers(f"{kind}, trained", total, 0)
     if model.get("backskip", {}).get("estimator", "none") != "none":
         kind += " backskip"
     if mode == "tune":
