@@ -4,6 +4,7 @@ import gzip
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -166,6 +167,9 @@ def test_any_text_is_measured_as_a_split_is(trained, mesh, tmp_path):
 def test_a_longer_context_for_every_byte_is_measured_by_a_smaller_stride(trained, mesh):
     """Byte by byte: with a stride of 1 each byte is read after all the 24 before it."""
     config, values = run.load(trained[0], mesh)
+    generator = np.random.default_rng(0)  # values under which every byte of context matters
+    noisy = {n: x + 0.2 * generator.normal(size=x.shape) for n, x in values.trainable.items()}
+    values = replace(values, trainable=jax.tree.map(lambda x: x.astype(jnp.float32), noisy))
     text = np.frombuffer(b"The for statement is used to iterate over the elements.", np.uint8)
     after = reader(values)
     expected = 0.0
