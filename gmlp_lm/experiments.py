@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from common import laboratory
@@ -99,8 +98,8 @@ class Laboratory(laboratory.Laboratory):
 
 
 def table3(lab: Laboratory) -> None:
-    """Every case beside its printed row; then which model wins, and at what."""
-    rows, winners = [], []
+    """Every case beside its printed row; then all three at equal data, FLOPs and seconds."""
+    rows, equal = [], []
     for corpus in lab.corpora:
         cases = lab.cases(corpus)
         for kind, runs in cases.items():
@@ -108,12 +107,11 @@ def table3(lab: Laboratory) -> None:
             data = read_from(runs, corpus)
             rows.append((f"#{number}", KINDS[kind], data, "measured", *_measured(lab, runs)))
             rows.append((f"#{number}", KINDS[kind], corpus, "printed", *_printed(corpus, kind)))
-        winners += _comparison(corpus, cases)
+        equal += _comparison(corpus, cases)
     columns = ("", "model", "data", "", *COLUMNS)
     lab.write("table3", columns, rows)
     values = [f"{name} {bits}" for bits in ("bits/byte", "mean") for name in KINDS.values()]
-    names = ("data", "at equal", "up to", *values, "lowest", "lowest mean")
-    lab.write("table3_winners", names, winners)
+    lab.write("table3_equal", ("data", "at equal", "up to", *values), equal)
 
 
 def read_from(runs: list[tuple[dict, Path]], corpus: str) -> str:
@@ -216,12 +214,8 @@ def _comparison(corpus: str, cases: dict[str, list[tuple[dict, Path]]]) -> list[
         areas = {k: [aucc(c, axis, horizon) / horizon for c in some] for k, some in curves.items()}
         cells = [spread(v, 3) for some in (values, areas) for v in some.values()]
         unit = {"step": "steps", "flops": "FLOPs", "seconds": "s"}[axis]
-        rows.append((data, name, f"{horizon:.4g} {unit}", *cells, _lowest(values), _lowest(areas)))
+        rows.append((data, name, f"{horizon:.4g} {unit}", *cells))
     return rows
-
-
-def _lowest(values: dict[str, list[float]]) -> str:
-    return KINDS[min(values, key=lambda kind: float(np.mean(values[kind])))]
 
 
 def fig4(lab: Laboratory) -> None:
