@@ -63,7 +63,7 @@ def make_solution(context: int, tokens: int) -> Callable[[], float]:
 
     # The four special pieces come first in a corpus and two of them are no tokens of the model.
     corpus = TokenizedCorpus(random_text(tokens) + 2, np.array([0, tokens]))
-    windows = Windows(corpus, context)
+    windows = Windows(corpus.tokens, corpus.lengths, context)
     mesh = sharding.make_mesh({"data": -1})
 
     def solve() -> float:

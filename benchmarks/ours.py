@@ -161,6 +161,7 @@ def classifier_step(
     config.optimizer.update(
         {"name": "adafactor", "learning_rate": 1e-4, "weight_decay": 1e-5, "clip": 1.0}
     )
+    config.optimizer.decay = "all"  # as the peer's does
     generator = np.random.default_rng(0)
     rows = {
         "tokens": generator.integers(0, vocabulary, (batch, length), dtype=np.int32),

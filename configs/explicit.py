@@ -6,7 +6,7 @@ from configs import training
 
 
 def _base() -> ConfigDict:
-    """Epoch by epoch, stopped at the first that does not improve (section 3), from all three starts."""
+    """Trains epoch by epoch and stops at the first that does not improve, from any start."""
     config = training.base("explicit_opt")
     config.start = "warm"
     config.solution = ConfigDict({"exponent": -1.0, "sign": -1})
@@ -33,6 +33,7 @@ def babylm(aggregate: str) -> ConfigDict:
     )
     config.model = ConfigDict({"aggregate": aggregate, "context": 1, "cold": "torch"})
     config.optimizer.update({"name": "adagrad", "learning_rate": 0.01, "epsilon": 1e-10})
+    # Training perplexity is measured on every n-th token, this many of the whole text.
     config.eval.train_tokens = 100_000
     return config
 
@@ -49,7 +50,8 @@ def tiny_text(config: ConfigDict) -> ConfigDict:
 def mnist() -> ConfigDict:
     """The digit classifiers of sections 3.2 and 3.3; optimizer and cold start as fit the printed numbers."""
     config = _base()
-    config.data = ConfigDict({"source": "files:data/mnist", "held_out": 0})
+    # The last 10,000 training images decide when to stop, so that the test images choose nothing.
+    config.data = ConfigDict({"source": "files:data/mnist", "held_out": 10_000})
     config.model = ConfigDict({"layers": 1, "cold": "normal"})
     config.solution.priming = 0.0
     config.optimizer.update({"name": "adam", "learning_rate": 1e-3, "beta2": 0.999})
@@ -59,7 +61,7 @@ def mnist() -> ConfigDict:
 
 def tiny_digits(config: ConfigDict) -> ConfigDict:
     """The same on the 1,797 digits of scikit-learn: seconds on two CPU cores."""
-    config.data.source = "embedded:digits"
+    config.data.source, config.data.held_out = "embedded:digits", 200
     config.train.epochs = 10
     return config
 

@@ -32,7 +32,8 @@ def _base() -> ConfigDict:
     config.optimizer.update(
         {"learning_rate": 1e-5, "schedule": "linear", "warmup_init": 0.0, "epsilon": 1e-6}
     )
-    config.optimizer.weight_decay = 0.1
+    # fairseq's Adam decays every parameter.
+    config.optimizer.update({"weight_decay": 0.1, "decay": "all"})
     config.eval.update({"patience": 0, "tokens_per_batch": 16_384})
     return config
 

@@ -46,7 +46,8 @@ def roberta(reservoir: str) -> ConfigDict:
     config.optimizer.update(
         {"schedule": "linear", "warmup_steps": 10_000, "warmup_init": 0.0, "epsilon": 1e-6}
     )
-    config.optimizer.weight_decay = 0.01
+    # fairseq's Adam decays every parameter.
+    config.optimizer.update({"weight_decay": 0.01, "decay": "all"})
     config.train.steps = 125_000
     config.eval.update({"steps": 2500, "patience": 0, "sequences": 0, "batch": 256})
     config.checkpoint.steps = 2500

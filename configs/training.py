@@ -21,6 +21,8 @@ def base(paper: str) -> ConfigDict:
                 "beta2": 0.98,
                 "epsilon": 1e-8,
                 "weight_decay": 0.0,
+                # "matrices": no biases, norm scales, gate biases or position embeddings; or "all".
+                "decay": "matrices",
                 "clip": 0.0,
             },
             "train": {"steps": 100_000, "max_seconds": 0.0, "accumulate": 1, "log_steps": 10},

@@ -64,7 +64,8 @@ def iwslt(reservoir: str) -> ConfigDict:
     config.data.source = "files:data/iwslt14_de_en"
     config.model.encoder_layers = 6
     config.model.reservoir = reservoir
-    config.optimizer.weight_decay = 1e-4
+    # fairseq's Adam decays every parameter.
+    config.optimizer.update({"weight_decay": 1e-4, "decay": "all"})
     return config
 
 

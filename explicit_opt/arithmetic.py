@@ -11,31 +11,53 @@ from common import variables
 from common.report.table import spread
 from common.train.task import Values
 from explicit_opt.counts import language_solution
-from explicit_opt.experiments import CONTEXTS, PRINTED, Laboratory
+from explicit_opt.experiments import CONTEXTS, PRINTED, Laboratory, digits_run
 from explicit_opt.language import NextToken
 
 OPTIMIZERS = {"adam": 1e-3, "adagrad": 1e-2}
 """Learning rates."""
 
+STARTS = (
+    ("warm", "normal"),
+    ("scaled", "normal"),
+    ("zero", "normal"),
+    ("cold", "normal"),
+    ("cold", "torch"),
+)
+"""Starts, and what a cold one is drawn from."""
+
+
+DOCUMENTS = ("line", "file")
+"""Where contexts end; the paper does not say."""
+
 
 def formula(lab: Laboratory) -> None:
-    """Perplexities before training under other exponents and the other sign, beside the printed T-p and D-p."""
+    """Perplexities before training under other exponents, the other sign and two readings of documents.
+
+    Counted on all training tokens. Beside them the printed columns, and the least that any table with K = 1 can reach
+    on this text. Development perplexity is of the whole development text.
+    """
     rows = []
-    for aggregate in PRINTED:
+    for documents in DOCUMENTS:
+        for aggregate in PRINTED:
+            for context in CONTEXTS:
+                if aggregate == "cat" and context == 1:
+                    continue  # the same model as the sum
+                fields = {"data.documents": documents, "data.tokens": 0, "data.held_out_share": 1.0}
+                task = NextToken(lab.language(aggregate, context, "explicit", **fields), lab.mesh)
+                counts, model = task.counts(), (aggregate, context, documents)
+                if context == 1:
+                    bound = bigram_perplexity(counts)
+                    rows.append((*model, "maximum-likelihood bigram, a bound", bound, None))
+                for name, exponent, sign in _readings(context):
+                    rows.append((*model, name, *_perplexities(task, counts, exponent, sign)))
+    for aggregate, printed in PRINTED.items():
         for context in CONTEXTS:
-            if aggregate == "cat" and context == 1:
-                continue  # the same model as the sum
-            config = lab.language(aggregate, context, "explicit")
-            config.eval.train_tokens = 0
-            task = NextToken(config, lab.mesh)
-            counts = task.counts()
-            if context == 1:
-                rows.append((aggregate, 1, "maximum-likelihood bigram", bigram_perplexity(counts), None))  # fmt: skip
-            for name, exponent, sign in _readings(context):
-                found = _perplexities(task, counts, exponent, sign)
-                rows.append((aggregate, context, name, *found))
-            rows.append((aggregate, context, "printed", *PRINTED[aggregate][context][2:4]))
-    lab.write("formula", ("input", "K", "prior", "training", "development"), rows)
+            for name, first in (("explicit", 2), ("cold", 0), ("warm", 4)):
+                cells = printed[context][first : first + 2]
+                rows.append((aggregate, context, "", f"printed, {name}", *cells))
+    columns = ("input", "K", "documents", "prior", "training", "development")
+    lab.write("formula", columns, rows)
 
 
 def _readings(context: int) -> list[tuple[str, float, int]]:
@@ -69,20 +91,20 @@ def _perplexities(task: NextToken, counts: jax.Array, exponent: float, sign: int
 
 
 def sensitivity(lab: Laboratory) -> None:
-    """Test accuracy of one layer over digits, from the explicit and from two cold starts, by two optimizers."""
+    """Test accuracy of one layer over digits, from every start, by two optimizers."""
     rows = []
     for optimizer, rate in OPTIMIZERS.items():
-        for start, cold in (("warm", "normal"), ("cold", "normal"), ("cold", "torch")):
-            accuracies, epochs = [], []
+        for start, cold in STARTS:
+            tested, epochs = [], []
             for seed in range(1, 1 + lab.seeds):
-                config = lab.digits(1, start, seed)
+                config = lab.digits(1, start, seed, **{"model.cold": cold})
                 config.optimizer.update({"name": optimizer, "learning_rate": rate})
-                config.model.cold = cold
-                name = f"digits_1_{start}_{cold}_{optimizer}_seed{seed}"
-                summary, _ = lab.fit(name, config)
-                accuracies.append(summary["test"]["accuracy"])
-                epochs.append(len(summary["curve"]["points"]) - 1)
+                name = lab.named(f"digits_1_{start}_{cold}_{optimizer}_seed{seed}")
+                found, points = digits_run(lab, name, config)
+                tested.append(found)
+                epochs.append(len(points) - 1)
             drawn = {"normal": "N(0, 1)", "torch": "U(±1/√D)"}[cold] if start == "cold" else ""
-            rows.append((optimizer, f"{rate:g}", start, drawn, spread(accuracies, 2), spread(epochs, 0)))  # fmt: skip
-    columns = ("optimizer", "rate", "start", "drawn from", "test accuracy %", "epochs")
-    lab.write("sensitivity", columns, rows)
+            cells = [spread([t[metric] for t in tested], 2) for metric in ("accuracy", "loss")]
+            rows.append((optimizer, f"{rate:g}", start, drawn, *cells, spread(epochs, 0)))
+    columns = ("optimizer", "rate", "start", "drawn from", "test accuracy %", "test cross-entropy")
+    lab.write(lab.named("sensitivity"), (*columns, "epochs"), rows)

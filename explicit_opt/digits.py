@@ -24,9 +24,9 @@ from common.model.loss import cross_entropy
 from common.train.feed import put
 from common.train.task import Batch, Sketch, Task, Values, integers
 from common.variables import Arrays
-from explicit_opt.language import exponent, validate_start
+from explicit_opt.language import exponent, validate_start, zeros
 from explicit_opt.model import SoftmaxLayers
-from explicit_opt.solution import explicit_solution
+from explicit_opt.solution import explicit_solution, fit_scale
 
 Images = tuple[np.ndarray, np.ndarray]
 """Pixels (M, D) uint8 and labels (M,)."""
@@ -49,6 +49,11 @@ def validate(config: ConfigDict) -> None:
         config.solution.priming == 0 or config.solution.priming >= 1,
         "--config.solution.priming must be at least 1, or 0 for the average norm of the features,"
         f" got {config.solution.priming}",
+    )
+    require(
+        config.start != "zero" or config.model.layers == 1,
+        f"--config.start=zero cannot train --config.model.layers={config.model.layers}: the outputs of a hidden layer"
+        " would all stay alike; it is for one layer",
     )
     validate_start(config)
 
@@ -142,7 +147,7 @@ class Digits(Objective):
             held_out < len(train[1]),
             f"--config.data.held_out={held_out} leaves nothing of {len(train[1])} training images",
         )
-        # The paper stops where the test loss rises; with images held out, these decide.
+        # The paper seems to stop where the test loss rises: that is held_out=0.
         cut = len(train[1]) - held_out
         valid = tuple(part[cut:] for part in train) if held_out else test
         self.splits: dict[str, Images] = {
@@ -192,6 +197,8 @@ class Digits(Objective):
     def start(self, trainable: Arrays) -> Arrays:
         if self.config.start == "cold":
             return trainable
+        if self.config.start == "zero":
+            return zeros(trainable)
         layers = self.solution()
         return {
             f"layers/{number}/kernel": jax.device_put(
@@ -203,9 +210,15 @@ class Digits(Objective):
     def solution(self) -> list[jax.Array]:
         """Layer by layer from the bottom: the classes are the targets of every layer, dimension i those of class i.
 
-        A hidden layer's output is a softmax, of norm 1, so the layers above the first have K = 1 (section 3.3).
+        A hidden layer's output is a softmax, of norm 1, so the layers above the first have K = 1 (section 3.3). With
+        `start=scaled` each layer is multiplied by the scalar under which it alone predicts the training labels best.
         """
         features, targets = jnp.asarray(self.features("train")), self.splits["train"][1]
+
+        @jax.jit
+        def loss(scale: jax.Array, logits_MN: jax.Array) -> jax.Array:
+            return cross_entropy(scale * logits_MN, targets).mean()
+
         solution, kernels = self.config.solution, []
         for number in range(self.config.model.layers):
             kernels.append(
@@ -218,7 +231,11 @@ class Digits(Objective):
                     sign=solution.sign,
                 )
             )
-            features = jax.nn.softmax(features @ kernels[-1])
+            logits_MN = features @ kernels[-1]
+            if self.config.start == "scaled":
+                scale = fit_scale(lambda s, z=logits_MN: float(loss(s, z)))
+                kernels[-1], logits_MN = scale * kernels[-1], scale * logits_MN
+            features = jax.nn.softmax(logits_MN)
         return kernels
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:

@@ -8,7 +8,9 @@ import numpy as np
 from common.report.panels import COLOURS, panels
 
 Curves = Mapping[str, Sequence[tuple[float, float]]]
-"""Name of a run -> (epoch, value)."""
+"""Name of a run, which ends with its start -> (epoch, value)."""
+
+STYLES = {"cold": "--", "zero": ":", "warm": "-", "scaled": "-."}
 
 
 def scaling_and_curves(
@@ -36,11 +38,11 @@ def perplexities(curves: Mapping[str, Curves], path: Path) -> None:
 
 
 def digits(
-    curves: Curves, scan: Sequence[tuple[float, float, float]], norm: float, path: Path
+    curves: Curves, scan: Sequence[tuple[float, float, float]], norm: float, path: Path, split: str
 ) -> None:
-    """Figure 2: accuracy by epoch, and the explicit solution's over the priming number."""
+    """Figure 2: accuracy on `split` by epoch, and the explicit solution's test accuracy over the priming number."""
     figure, (left, right) = panels(2)
-    _draw(left, curves, "test accuracy (%)", "trained", log_y=False)
+    _draw(left, curves, f"{split} accuracy (%)", "trained", log_y=False)
     primings, weights, intercept = zip(*scan, strict=True)
     right.plot(primings, weights, color=COLOURS[0], label="weights, eq. (3)")
     right.plot(primings, intercept, color=COLOURS[1], label="separate intercept")
@@ -53,11 +55,11 @@ def digits(
 
 
 def _draw(part, curves: Curves, value: str, title: str, log_y: bool = True) -> None:
-    """Cold starts dashed, warm ones solid; the value before training stands at epoch 0.5."""
+    """One line style per start, one colour per model; the value before training stands at epoch 0.5."""
     groups = list(dict.fromkeys(name.split(",")[0] for name in curves))
     for name, points in curves.items():
         colour = COLOURS[groups.index(name.split(",")[0]) % len(COLOURS)]
-        style = "--" if name.endswith("cold") else "-"
+        style = STYLES[name.split(", ")[-1]]
         part.plot(*zip(*points, strict=True), style, marker=".", color=colour, label=name)
     part.set(xscale="log", yscale="log" if log_y else "linear", xlabel="epoch")
     part.set(ylabel=value, title=title)

@@ -6,6 +6,7 @@ B examples, M tokens, K tokens before, N vocabulary.
 import math
 import os
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 
 import jax
@@ -15,10 +16,10 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common import sharding
+from common import sharding, variables
 from common.config import choose, require
 from common.data.batching import check_rows, iterate
-from common.data.corpus import TokenizedCorpus, tokenize_corpus
+from common.data.corpus import tokenize_corpus
 from common.data.examples import ExampleBatches, in_order
 from common.data.text import load_text
 from common.data.tokenizer import UNK, build_tokenizer
@@ -29,8 +30,12 @@ from common.train.workdir import save_tokenizer
 from common.variables import Arrays
 from explicit_opt.counts import Noise, count_pairs, language_solution, text_sharding
 from explicit_opt.model import AGGREGATES, INITIALIZERS, FeedForward
+from explicit_opt.solution import fit_scale
 
-STARTS = ("cold", "explicit", "warm")
+STARTS = ("cold", "zero", "explicit", "warm", "scaled")
+"""Random values, zeros, the explicit solution without any training, trained from it, and trained from its multiple by a
+scalar that is fitted on training data."""
+
 PAD, OOV = 0, 1
 """The two tokens beside the pieces; `<pad>` stands before every document and is never a target."""
 
@@ -49,6 +54,15 @@ def validate(config: ConfigDict) -> None:
     require(
         config.data.tokens >= 0,
         f"--config.data.tokens must not be negative, got {config.data.tokens}",
+    )
+    require(
+        config.eval.train_tokens >= 0,
+        f"--config.eval.train_tokens must not be negative, got {config.eval.train_tokens}",
+    )
+    require(
+        not config.data.tokens or config.data.documents != "file",
+        f"--config.data.tokens={config.data.tokens} keeps whole documents, which would be a few files with"
+        " --config.data.documents=file: set it to 0",
     )
     require(
         0 < config.data.held_out_share <= 1,
@@ -81,15 +95,26 @@ def exponent(config: ConfigDict) -> float | None:
     return None if config.solution.exponent < 0 else config.solution.exponent
 
 
-class Windows:
-    """Every token of a text with the K before it, in its document; `<pad>` where there are fewer."""
+def zeros(trainable: Arrays) -> Arrays:
+    """Values of 0 with the shapes and shardings of these."""
+    return {name: jax.device_put(jnp.zeros_like(x), x.sharding) for name, x in trainable.items()}
 
-    def __init__(self, corpus: TokenizedCorpus, context: int, limit: int = 0):
-        tokens = np.asarray(corpus.tokens, np.int32)
-        places = np.arange(len(tokens)) - np.repeat(corpus.offsets[:-1], corpus.lengths)
-        end = limit or len(tokens)
-        self.tokens_M = np.where(tokens == UNK, OOV, tokens - _UNUSED)[:end].astype(np.int32)
-        self.places_M = places[:end]
+
+class Windows:
+    """Every token of a text with the K before it, in its document; `<pad>` where there are fewer.
+
+    Args:
+      tokens_M: ids as SentencePiece gives them.
+      lengths: tokens of each document.
+      limit: only the first so many tokens are kept; 0 for all.
+    """
+
+    def __init__(self, tokens_M: np.ndarray, lengths: np.ndarray, context: int, limit: int = 0):
+        tokens_M = np.asarray(tokens_M, np.int32)
+        places_M = np.arange(len(tokens_M)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        end = limit or len(tokens_M)
+        self.tokens_M = np.where(tokens_M == UNK, OOV, tokens_M - _UNUSED)[:end].astype(np.int32)
+        self.places_M = places_M[:end]
         self.context = context
 
     def __len__(self) -> int:
@@ -109,12 +134,14 @@ class Windows:
             "weights": (ids_B >= 0).astype(np.float32),
         }
 
-    def first(self, count: int) -> "Windows":
-        """Without what follows the first `count` tokens."""
-        part = object.__new__(Windows)
-        part.tokens_M, part.places_M = self.tokens_M[:count], self.places_M[:count]
-        part.context = self.context
-        return part
+
+def read_documents(data: ConfigDict, split: str) -> list[list[str]]:
+    """The lines of each document, without empty ones.
+
+    A text is tokenized line by line whatever its documents are: `data.documents` changes contexts only, never tokens.
+    """
+    documents = load_text(data, split)
+    return [[line for line in text.split("\n") if line.strip()] for text in documents]
 
 
 def count_windows(windows: Windows, vocabulary: int, mesh: Mesh) -> jax.Array:
@@ -178,24 +205,22 @@ class NextToken(Objective):
         self.mesh = mesh
         data = config.data
         cache = Path(os.path.expanduser(data.cache_dir))
-        texts = {split: load_text(data, split) for split in ("train", "valid", "test")}
-        if data.tokens:
-            # What is left out is left out of all sources alike; the same part for every seed of a run.
-            order = np.random.default_rng(0).permutation(len(texts["train"]))
-            texts["train"] = [texts["train"][number] for number in order]
+        texts = {split: read_documents(data, split) for split in ("train", "valid", "test")}
+        # Whatever is left out is left out of all sources alike; the order is the same for every seed and any limit.
+        order = np.random.default_rng(0).permutation(len(texts["train"]))
+        texts["train"] = [texts["train"][number] for number in order]
         step = round(1 / data.held_out_share)
         for split in ("valid", "test"):
             texts[split] = texts[split][::step]
-        self.tokenizer = build_tokenizer(data.vocab_size + _UNUSED, texts["train"], cache)
+        lines = {split: list(chain.from_iterable(text)) for split, text in texts.items()}
+        self.tokenizer = build_tokenizer(data.vocab_size + _UNUSED, lines["train"], cache)
         self.vocabulary = self.tokenizer.size - _UNUSED
-        self.splits = {
-            split: Windows(
-                tokenize_corpus(text, self.tokenizer, cache),
-                config.model.context,
-                data.tokens if split == "train" else 0,
-            )
-            for split, text in texts.items()
-        }
+        self.splits = {}
+        for split, text in texts.items():
+            corpus = tokenize_corpus(lines[split], self.tokenizer, cache)
+            ends = corpus.offsets[np.cumsum([0, *map(len, text)])]
+            limit = data.tokens if split == "train" else 0
+            self.splits[split] = Windows(corpus.tokens, np.diff(ends), config.model.context, limit)
         for split, windows in self.splits.items():
             require(len(windows) > 0, f"the {split} text has no tokens")
         train = self.splits["train"]
@@ -212,9 +237,23 @@ class NextToken(Objective):
         return self.training_batches.batches_per_epoch
 
     def start(self, trainable: Arrays) -> Arrays:
-        if self.config.start == "cold":
-            return trainable
-        return {"tables": self.solution()}
+        match self.config.start:
+            case "cold":
+                return trainable
+            case "zero":
+                return zeros(trainable)
+            case "scaled":
+                tables = self.solution()
+                structure = variables.abstract(lambda: self.build(variables.Keys(0)))
+
+                def loss(scale: float) -> float:
+                    return self._training_loss(
+                        Values(structure, {"tables": scale * tables}, {}, self.mesh)
+                    )
+
+                return {"tables": fit_scale(loss) * tables}
+            case _:
+                return {"tables": self.solution()}
 
     def solution(self) -> jax.Array:
         """The tables of eq. (3), from one pass over the training text."""
@@ -236,17 +275,23 @@ class NextToken(Objective):
         return iterate(self.training_batches, start)
 
     def evaluate(self, values: Values, split: str) -> dict[str, float]:
-        """Perplexity e^(L/M) and loss (nats per token) of a split, and the perplexity of the first training tokens."""
-        limit = self.config.eval.train_tokens or len(self.splits["train"])
+        """Perplexity e^(L/M) and loss (nats per token) of a split, and the perplexity of the training text."""
         loss = self._mean(values, self.splits[split])
-        train = self._mean(values, self.splits["train"].first(limit))
         return {
             "perplexity": _perplexity(loss),
             "loss": loss,
-            "train_perplexity": _perplexity(train),
+            "train_perplexity": _perplexity(self._training_loss(values)),
         }
 
-    def _mean(self, values: Values, windows: Windows) -> float:
+    def _training_loss(self, values: Values) -> float:
+        """Nats per token over every n-th training token, at most `eval.train_tokens` of them; 0 takes all."""
+        train = self.splits["train"]
+        return self._mean(
+            values, train, -(-len(train) // (self.config.eval.train_tokens or len(train)))
+        )
+
+    def _mean(self, values: Values, windows: Windows, stride: int = 1) -> float:
+        """Nats per token over every `stride`-th token, from the first on."""
         if self._sums is None:
             structure = values.structure
             self._sums = jax.jit(
@@ -258,7 +303,12 @@ class NextToken(Objective):
         total = weight = 0.0
         # As large as a step is fast with: nothing but the forward pass is kept.
         rows = -(-max(self.config.train.batch, 4096) // self.multiple) * self.multiple
-        for batch in in_order(windows.gather, len(windows), rows, multiple=self.multiple):
+
+        def gather(ids_B: np.ndarray) -> Batch:
+            return windows.gather(np.where(ids_B < 0, ids_B, stride * ids_B))
+
+        count = -(-len(windows) // stride)
+        for batch in in_order(gather, count, rows, multiple=self.multiple):
             sums = self._sums(values.trainable, values.frozen, put(batch, self.mesh))
             total, weight = total + float(sums[0]), weight + float(sums[1])
         return total / weight

@@ -4,10 +4,12 @@ M examples, D features, N outputs, K priming number (the norm of a feature vecto
 """
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.optimize import minimize_scalar
 
 from common.errors import UserError
 
@@ -104,6 +106,24 @@ def prior_exponent(priming: float, exponent: float | None = None) -> float:
     """(K - 1) / K, or what is put in its place."""
     _check_priming(priming)
     return (priming - 1) / priming if exponent is None else exponent
+
+
+def fit_scale(loss: Callable[[float], float]) -> float:
+    """Returns the s > 0 that minimises a training cross-entropy of the logits s h U. Not in the paper.
+
+    The confidence of the explicit solution grows with the norm of the features, whatever the targets are; s corrects it
+    and leaves the ranking of the outputs as it is. The cross-entropy is convex in s, so its minimum is the only one.
+
+    Args:
+      loss: mean cross-entropy over training data, a function of s.
+    """
+    found = minimize_scalar(
+        lambda log_s: loss(math.exp(log_s)),
+        bounds=(math.log(1e-3), math.log(10.0)),
+        method="bounded",
+        options={"xatol": 1e-3},
+    )
+    return math.exp(found.x)
 
 
 def average_norm(features_MD: jax.typing.ArrayLike) -> float:

@@ -19,7 +19,7 @@ from perception import arithmetic, hugging_face, run
 from perception.arithmetic import A, Adapter, B
 from perception.backbones import Backbone
 from perception.config_json import CONFIG
-from perception.finetuning import ENCODER, make_lora, reinitialized
+from perception.finetuning import ENCODER, TRAINS_ALL, make_lora, reinitialized
 from perception.hugging_face import Pretrained, open_model
 from perception.model import backbone
 from perception.quantize import costs
@@ -91,7 +91,7 @@ def export(options: Namespace) -> None:
     own = {**trained.values.frozen, **trained.values.trainable}
     encoder = {n.removeprefix(ENCODER): x for n, x in own.items() if n.startswith(ENCODER)}
     like = None
-    if config.finetune != "full":
+    if config.finetune not in TRAINS_ALL:
         like = base
         _require_same(base, fingerprint, f"--run={options.run}")
         given = {n: w for n, w in _wanted(trained.shape).items() if n not in encoder}

@@ -21,6 +21,7 @@ from perception.experiments import f1
 
 WAYS = {
     "lora": "LoRA on pretrained weights",
+    "full_pretrained": "all weights, from pretrained ones",
     "head": "the head alone, on pretrained weights",
     "full": "all weights, from random ones",
 }
@@ -62,8 +63,9 @@ class Laboratory(laboratory.Laboratory):
         config = self.override(load(self.spec), finetune=way, seed=seed)
         if config.pretrained and not any(f.startswith("--config.backbone=") for f in self.fields):
             config.backbone = "auto"
-        if way == "full":
+        if way in finetuning.TRAINS_ALL:
             config.quantize = "none"
+        if way == "full":
             if config.backbone != "auto" and config.data.tokenizer != "pretrained":
                 config.pretrained = ""
         elif config.data.tokenizer == "trained":
@@ -158,12 +160,12 @@ def noise(one: Sequence[float], other: Sequence[float], examples: int) -> float:
 
 def answer(found: dict[str, Reached], examples: int, tokens: float, tests: int) -> str:
     """One sentence: what pretraining is worth here, in points of F1 at the best steps."""
-    line = richness.printed_line()
-    expected = f"{line.gap(tokens):+.1f} (R² {line.r_squared:.2f})"
+    line = richness.expectation()
+    expected = f"{line.gap(tokens):+.1f} ± {line.margin(tokens):.1f}"
     best = {way: float(np.mean(one.best)) for way, one in found.items()}
     size = f"On these {examples:,} training examples (about {tokens:,.0f} tokens)"
     others = f"all weights from random ones {best['full']:.1f}, {BASELINE} {best['baseline']:.1f}"
-    weights = [way for way in ("lora", "head") if way in found]
+    weights = [way for way in ("lora", "full_pretrained", "head") if way in found]
     if not weights:
         return (
             f"{size} F1 is: {others}; pretrained weights were not tried (--config.pretrained=DIR), and what the"

@@ -18,8 +18,11 @@ from perception.datasets import DATASETS
 FIXED = ("finetune", "backbone", "pretrained", "dataset", "data.source")
 """Fields that a cell of the table sets itself."""
 
-MODES = ("lora", "full")
+PRINTED_MODES = ("lora", "full")
 """Ways of training, by `config.finetune`, as the table has them."""
+
+MODES = (*PRINTED_MODES, "full_pretrained")
+"""With the one that it lacks: LoRA and `full` differ in where they begin and in what is trained."""
 
 LAPTOP = "arctic_xs"
 
@@ -87,7 +90,7 @@ class Laboratory(laboratory.Laboratory):
         return [
             Case(backbone, dataset, mode)
             for backbone in self.backbones or rows
-            for mode in self.modes or MODES
+            for mode in self.modes or PRINTED_MODES
             for dataset in self.datasets or columns
         ]
 

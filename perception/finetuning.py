@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -15,14 +16,17 @@ from common.model.lora import Lora, adapt, is_target, linear_layers
 from common.model.quantized import KINDS, quantize_frozen
 from common.model.transformer import compute_dtype
 from common.train.task import NOTHING, Outside
-from common.variables import Structure, freeze, give, narrow
+from common.variables import Arrays, Frozen, Structure, freeze, give, narrow
 from perception.backbones import BACKBONES, Backbone
 from perception.hugging_face import TOKENIZER, Pretrained, check_shape, open_model
 from perception.model import POOLS, PooledClassifier, backbone
 from perception.quantize import load
 
-FINETUNE = ("full", "lora", "head")
-"""All from random weights; adapters and head on pretrained ones; the head alone."""
+FINETUNE = ("full", "full_pretrained", "lora", "head")
+"""All weights from random ones; all weights from pretrained ones; adapters and head on pretrained ones; the head."""
+
+TRAINS_ALL = FINETUNE[:2]
+"""The ways whose encoder is trained and therefore in the checkpoints."""
 
 QUANTIZE = ("none", *KINDS)
 """What becomes of frozen kernels of linear layers (QLoRA)."""
@@ -49,7 +53,7 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
     lora, option = config.lora, f"--config.finetune={config.finetune}"
     full = config.finetune == "full"
     require(
-        not full or config.quantize == "none",
+        config.finetune not in TRAINS_ALL or config.quantize == "none",
         f"--config.quantize={config.quantize} is of frozen weights; {option} trains them all",
     )
     require(lora.rank >= 1, f"--config.lora.rank must be at least 1, got {lora.rank}")
@@ -68,7 +72,8 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
     )
     require(
         full or config.data.tokenizer != "trained",
-        f"{option} reads what its weights were trained on: --config.data.tokenizer=trained is for full",
+        f"{option} reads what its weights were trained on: --config.data.tokenizer=trained is for"
+        " --config.finetune=full",
     )
     needed = [
         f"--config.{field}={value}"
@@ -103,7 +108,8 @@ def _words(text: str) -> list[str]:
 
 
 def reinitialized(config: ConfigDict, family: str) -> tuple[str, ...]:
-    """Frozen tables that are drawn from the seed: those named, and for "authors" theirs (confounds b and c)."""
+    """Tables of a pretrained model that are drawn from the seed instead: those named, and for "authors" theirs
+    (confounds b and c)."""
     theirs = {"qwen2": TABLES[:1], "phi": TABLES[:1], "bert": TABLES[1:]}.get(family, ())
     names = [
         name
@@ -174,12 +180,24 @@ def make_shape(config: ConfigDict, pretrained: Pretrained | None, vocabulary: in
     return replace(shape, dropout=(rate,) * 3) if rate != -1 else shape
 
 
-def with_type(config: ConfigDict) -> ConfigDict:
-    """A copy where the type "authors" is that of their program for a backbone that is named, otherwise "auto"."""
+def resolve(config: ConfigDict) -> ConfigDict:
+    """A copy with the values that the other fields imply.
+
+    The computation type "authors" becomes the type of their program for a named backbone, otherwise "auto". A learning
+    rate of 0 becomes the one of `config.finetune` in `config.learning_rates`, which the copy lacks: what a run stores
+    is the learning rate that it was trained with.
+    """
     config = config.copy_and_resolve_references()
     if config.model.dtype == "authors":
         named = "bfloat16" if config.backbone in IN_BFLOAT16 else "float32"
         config.model.dtype = "auto" if config.backbone == "auto" else named
+    if config.optimizer.learning_rate == 0:
+        rate = config.learning_rates[config.finetune]
+        option = f"--config.learning_rates.{config.finetune}"
+        require(rate > 0, f"{option} must be above 0, got {rate}")
+        config.optimizer.learning_rate = rate
+    if "learning_rates" in config:
+        del config.learning_rates
     return config
 
 
@@ -217,7 +235,8 @@ def make_model(
     for name in reinitialized(config, shape.family):
         part = encoder.embed if name == TABLES[0] else encoder.embed.positions
         require(part is not None, f"--config.reinitialize={name}: this backbone has no such table")
-        part.table.set_metadata(draw=("normal", deviation if name == TABLES[0] else 0.02))
+        if isinstance(part.table, Frozen):  # a trained one is drawn with all that is trained
+            part.table.set_metadata(draw=("normal", deviation if name == TABLES[0] else 0.02))
     narrow(encoder, dtype)
     if config.quantize != "none":
         quantize_frozen(encoder, config.quantize)
@@ -226,6 +245,24 @@ def make_model(
         for variable in (made.head.kernel, made.head.bias):
             variable.set_metadata(draw=("uniform", (2 * shape.width) ** -0.5))
     return made
+
+
+def start(config: ConfigDict, pretrained: Pretrained | None) -> Callable[[Arrays], Arrays]:
+    """`Task.start` of a run: with `full_pretrained` the encoder begins at the pretrained values, except the tables that
+    `config.reinitialize` names; every other run begins at random values."""
+
+    def read(trainable: Arrays) -> Arrays:
+        if config.finetune != "full_pretrained":
+            return trainable
+        drawn = reinitialized(config, pretrained.shape.family)
+        wanted = {
+            name.removeprefix(ENCODER): jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+            for name, x in trainable.items()
+            if name.startswith(ENCODER) and name.removeprefix(ENCODER) not in drawn
+        }
+        return {**trainable, **{ENCODER + n: x for n, x in pretrained.load(wanted).items()}}
+
+    return read
 
 
 def outside(pretrained: Pretrained | None, mesh: Mesh) -> Callable[[Structure], Outside]:

@@ -25,7 +25,11 @@ def main() -> None:
     )
     parser.add_argument("--backbones", default="", help="some of the rows: arctic_xs,openelm_270m")
     parser.add_argument("--datasets", default="", help="some of the columns: sst2,emotion")
-    parser.add_argument("--modes", default="", help="lora or full (default: both)")
+    parser.add_argument(
+        "--modes",
+        default="",
+        help="some of lora,full,full_pretrained (default: the table's, lora,full)",
+    )
     parser.add_argument(
         "--data",
         action="append",

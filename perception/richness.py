@@ -6,6 +6,7 @@ others are estimates from published descriptions of the data, good to perhaps a 
 little beside the factor of 1,500 between the smallest and the largest.
 """
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -52,14 +53,34 @@ column without its hypotheses."""
 
 
 class Line(NamedTuple):
-    """gap = intercept + slope ln(tokens), in points of F1; `r_squared` is the share of the variance it explains."""
+    """gap = intercept + slope ln(tokens), in points of F1.
+
+    Attributes:
+      r_squared: the share of the variance of the gaps that the line explains.
+      count: data sets that it was fitted to; mean, variance: of their ln(tokens).
+      deviation: of the residuals, by count - 2 degrees of freedom; infinite for two data sets.
+    """
 
     slope: float
     intercept: float
     r_squared: float
+    count: int
+    mean: float
+    variance: float
+    deviation: float
 
     def gap(self, tokens: float) -> float:
         return self.intercept + self.slope * float(np.log(tokens))
+
+    def margin(self, tokens: float) -> float:
+        """Half of the 95 % prediction interval for the gap of one further data set."""
+        from scipy import stats
+
+        if not math.isfinite(self.deviation):
+            return math.inf
+        distance = float(np.log(tokens)) - self.mean
+        share = 1 + (1 + distance**2 / self.variance) / self.count
+        return float(stats.t.ppf(0.975, self.count - 2)) * self.deviation * math.sqrt(share)
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Line:
@@ -67,8 +88,10 @@ def fit(points: Sequence[tuple[float, float]]) -> Line:
     x, y = np.log([tokens for tokens, _ in points]), np.asarray([gap for _, gap in points])
     slope = float(np.cov(x, y, bias=True)[0, 1] / np.var(x))
     intercept = float(y.mean() - slope * x.mean())
-    residual = float(np.mean((y - intercept - slope * x) ** 2))
-    return Line(slope, intercept, 1 - residual / float(np.var(y)) if np.var(y) else 0.0)
+    squares = float(np.sum((y - intercept - slope * x) ** 2))
+    explained = 1 - squares / (len(y) * float(np.var(y))) if np.var(y) else 0.0
+    deviation = math.sqrt(squares / (len(y) - 2)) if len(y) > 2 else math.inf
+    return Line(slope, intercept, explained, len(y), float(x.mean()), float(np.var(x)), deviation)
 
 
 def tokens(texts: Iterable[Sequence[str]]) -> float:
@@ -102,6 +125,7 @@ def points(by_column: Mapping[str, float]) -> list[tuple[float, float]]:
     return [(SIZES[column].tokens, gap) for column, gap in by_column.items()]
 
 
-def printed_line() -> Line:
-    """Figure 1's regression from the printed Table 1: a point for every data set, the mean over all backbones."""
-    return fit(points(means(gaps(printed.table1()))))
+def expectation() -> Line:
+    """Figure 1's regression from the printed Table 1 without its artefacts: a point for every data set, the mean over
+    backbones."""
+    return fit(points(means(without_artefacts(gaps(printed.table1())))))

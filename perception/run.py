@@ -32,12 +32,14 @@ from perception import datasets, finetuning, task
 from perception.backbones import BACKBONES, Backbone
 from perception.datasets import DATASETS
 from perception.finetuning import (
+    TRAINS_ALL,
     make_model,
     make_shape,
     make_tokenizer,
     open_pretrained,
     outside,
-    with_type,
+    resolve,
+    start,
 )
 from perception.hugging_face import Pretrained
 from perception.task import CLASSES, TOKENIZER, TextClassification, in_rows
@@ -60,19 +62,27 @@ def _validate(config: ConfigDict) -> None:
     with complete("--config"):
         choose("--config.eval.select", config.eval.select, ("valid", "test"))
         task.validate(config)
-        loop.validate(config)
+        loop.validate(resolve(config))
 
 
 def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, TextClassification]:
     """The configuration that the loop takes, and the task. Errors are those of the configuration and of the data."""
     validate(config)
-    config = with_type(config)
+    config = resolve(config)
     pretrained = open_pretrained(config)
     labelled = datasets.load(config)
     tokenizer = make_tokenizer(config, labelled[0]["train"])
     shape = make_shape(config, pretrained, tokenizer.size)
     build = partial(make_model, config, shape)
-    made = TextClassification(config, tokenizer, build, mesh, labelled, outside(pretrained, mesh))
+    made = TextClassification(
+        config,
+        tokenizer,
+        build,
+        mesh,
+        labelled,
+        start=start(config, pretrained),
+        outside=outside(pretrained, mesh),
+    )
     if config.lora.targets or config.reinitialize:
         # What these do not fit is known before anything is written.
         variables.abstract(lambda: made.build(variables.Keys(0)))
@@ -93,7 +103,7 @@ def sketch(config: ConfigDict, multiple: int) -> Sketch:
         finetuning.validate(config, weights=False)
         finetuning.check_used(config)
     _validate(config)
-    config = with_type(config)
+    config = resolve(config)
     pretrained = open_pretrained(config) if config.pretrained else None
     known = pretrained.shape if pretrained else BACKBONES[config.backbone]
     trained = config.finetune == "full" and config.data.tokenizer != "pretrained"
@@ -112,7 +122,7 @@ def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
 def ended(config: ConfigDict, workdir: Path) -> dict | None:
     """As `summary.ended`: what a run in `workdir` left that has made its steps on what is still the same data."""
     validate(config)
-    found = summary.ended(with_type(config), workdir)
+    found = summary.ended(resolve(config), workdir)
     if found is not None and is_main():
         print(f"{workdir} has ended before: nothing is read or trained")
     return found
@@ -175,12 +185,15 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
 
 
 def begun_from(config: ConfigDict, weights: Path | None = None) -> Pretrained | None:
-    """What a run began from, if it began from anything: what lies in `weights`, or where the run had it from.
+    """The pretrained model that using a run needs, None where it needs none: that in `weights`, or where the run had it
+    from.
 
     Raises:
       UserError: there is nothing, or it is of another shape; or `weights` are for a run that began with random ones.
     """
     if not weights:
+        if config.finetune in TRAINS_ALL and config.backbone != "auto":
+            return None  # the backbone's name says the shape, and the checkpoint has every value
         return open_pretrained(config, " any more: --pretrained=DIR says where it is now")
     require(weights.expanduser().is_dir(), f"--pretrained={weights} is no folder")
     config.pretrained = str(weights)

@@ -10,11 +10,12 @@ from ml_collections import ConfigDict
 from common.config import require
 from common.data.labelled import LabelledText
 from common.data.subword import Subword
+from common.metrics.predictions import Classes
 from common.tasks import classification
 from common.tasks.classification import Build, Classification
 from common.train.task import NOTHING, Outside, Values
 from common.train.workdir import has_checkpoints, save_tokenizer
-from common.variables import Structure
+from common.variables import Arrays, Structure
 
 TOKENIZER, CLASSES, EXAMPLES = "tokenizer.json", "classes.json", "examples.json"
 
@@ -33,7 +34,7 @@ class TextClassification(Classification):
     Args:
       build: (number of classes, rngs=) -> model
       labelled: splits and names of the classes; with `config.eval.select` "test" there need be no "valid".
-      outside: as `Task.outside`.
+      start, outside: as `Task.start` and `Task.outside`.
     """
 
     objective, mode, tests_last = "weighted_f1", "max", True
@@ -45,12 +46,16 @@ class TextClassification(Classification):
         build: Build,
         mesh: Mesh,
         labelled: tuple[dict[str, LabelledText], tuple[str, ...]],
+        *,
+        start: Callable[[Arrays], Arrays] = lambda trainable: trainable,
         outside: Callable[[Structure], Outside] = lambda structure: NOTHING,
     ):
         self.outside = outside
         config = in_rows(config)
         longest = config.data.max_length
-        super().__init__(config, tokenizer, build, mesh, longest=longest, labelled=labelled)
+        super().__init__(
+            config, tokenizer, build, mesh, longest=longest, start=start, labelled=labelled
+        )
 
     @property
     def select(self) -> str:
@@ -64,9 +69,9 @@ class TextClassification(Classification):
     def marks(self) -> tuple[int | None, int]:
         return None, self.tokenizer.pad
 
-    def evaluate(self, values: Values, split: str) -> dict[str, float]:
-        """As `Classification.evaluate`, where "valid" is what the best step is chosen by."""
-        return super().evaluate(values, self.select if split == "valid" else split)
+    def predict(self, values: Values, split: str) -> Classes:
+        """As `Classification.predict`, where "valid" is what the best step is chosen by."""
+        return super().predict(values, self.select if split == "valid" else split)
 
     def save(self, workdir: Path) -> None:
         """The tokenizer, the names of the classes and what tells the examples from others; those of a run that goes on

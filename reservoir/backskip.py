@@ -1,26 +1,32 @@
 """Backskipping (section 4.4): a trained layer learns without the gradient that passes through the reservoir above it.
 
-A reservoir F stands between trained layers P below and T above. In training a = mu + sigma eps, with mu what P gives,
-and y = F(a). Ordinarily P is given the gradient of y through F. Skipping, F is not differentiated: P is a policy with
-the density N(mu, sigma^2), its action a earns a reward at every position, made of the gradient g that arrives at y,
-and its gradient is that of REINFORCE with a learned baseline V(a), the value:
+A reservoir F stands between trained layers P below and T above. In training a = mu + sigma eps, with mu the output of
+P, and y = F(a). An ordinary step gives P the gradient of y through F. A step that skips does not differentiate F: P is
+a policy with the density N(mu, sigma^2), its action a earns a reward R at every position, made of the gradient g that
+arrives at y, and P gets the gradient of REINFORCE with a learned baseline V(a), the value. With r the root mean square
+of g over all valid positions of the batch:
 
-    reward = -mean over d of g        value loss = (reward - V)^2        gradient of mu = -(reward - V) eps / sigma
+    R = -mean over D of g / r        loss of the value = (R - V)^2        gradient of mu = -scale r (R - V) eps / sigma
 
-So far as printed; what the paper leaves open is a field of `config.model.backskip`:
+With scale = 1 this is the printed formula, its value being r V: the unit of rewards and values is the gradient's own
+size. So the gradient of mu is linear in g, whether the loss is a sum or a mean over tokens, and the value learns
+numbers of the order of 1. What the paper leaves open is a field of `config.model.backskip`:
 
-    estimator      "policy"; as controls "identity" (mu is given g, as through the residual connection alone) and "zero"
-                   (it is given nothing), both without noise; "none" trains through the reservoirs
-    warmup_steps   this long every step is an ordinary one (-1: as long as the learning rate rises); the value learns in
-                   all steps
+    estimator      "policy"; as controls "identity" (mu gets g, as through the residual connection alone), "zero" (mu
+                   gets nothing) and "noise" (the policy's noise; true gradients in all steps); "none" has neither
+    warmup_steps   number of steps that are all ordinary (-1: the warm-up of the learning rate); the value learns in all
     anneal, least  afterwards a step is ordinary with the probability anneal^(steps since), below `least` never
     sigma          of the noise, in ordinary steps too
-    reward         "norm": minus the root mean square of g over d. "signed": minus its mean, as printed; but what reads
-                   a sum only through norms, as pre-norm layers do, does not see a shift of it, so there the mean of its
-                   gradient is 0, and the reward nothing but rounding (a run says so)
-    normalize      the reward is divided by its standard deviation over the batch: it is small and shrinks
-    scale          of the gradient of mu
+    reward         "signed": as printed. A pre-norm model reads the residual stream through norms alone, which a shift
+                   of it does not change: there this mean is 0 up to rounding (a run warns). "own_rms": ours, not the
+                   paper's: minus the root mean square of g over D, divided by its standard deviation over the batch
+    scale          of the gradient of mu, relative to r
     value_rate     learning rate of the value, which has an Adam of its own
+
+Neighbouring reservoirs are one F, with one noise and one value, above which g is exact. Where several F stand in a
+stack, g is exact above the uppermost alone: each lower one is rewarded for the gradient that its own T is trained with,
+which in a step that skips is made of the estimates above. r is taken at each F anew, so estimates do not grow from one
+to the next.
 
 B batch, L length, D width.
 """
@@ -42,8 +48,11 @@ from common.model.dropout import fold
 from common.model.linear import Linear
 from common.train.optimizer import warmup_steps
 
-ESTIMATORS = ("policy", "identity", "zero")
-REWARDS = ("signed", "norm")
+ESTIMATORS = ("policy", "identity", "zero", "noise")
+REWARDS = ("signed", "own_rms")
+
+NEVER = ("none", "noise")
+"""Estimators with which no step skips."""
 
 NOISE = 2**16 + 1
 """Where a block's key is folded for its noise: beyond any of its residuals, and LayerDrop's."""
@@ -53,7 +62,6 @@ class Rule(NamedTuple):
     """The fields that the gradient depends on."""
 
     reward: str
-    normalize: bool
     sigma: float
     scale: float
 
@@ -69,27 +77,43 @@ class Value(nnx.Module):
         return self.down(jax.nn.gelu(self.up(a_BLD)), jnp.float32)[..., 0]
 
 
-def rewards(g_BLD: jax.Array, rule: Rule) -> tuple[jax.Array, jax.Array]:
-    """What each position earns for the gradient that arrives above it, and which positions count, (B, L) both.
+class Rewards(NamedTuple):
+    """Rewards of a batch, in float32.
 
-    Padding counts for nothing: no gradient arrives there, in an encoder or a decoder.
+    Attributes:
+      reward_BL: 0 where a position does not count.
+      valid_BL: positions that count: padding gets no gradient, in an encoder or a decoder.
+      size: r, the root mean square of g over the positions that count.
     """
+
+    reward_BL: jax.Array
+    valid_BL: jax.Array
+    size: jax.Array
+
+
+def rewards(g_BLD: jax.Array, rule: Rule) -> Rewards:
+    """Rewards of all positions for the gradient that arrives above them; the same for g and any multiple of g."""
     g_BLD = g_BLD.astype(jnp.float32)
     valid_BL = jnp.any(g_BLD != 0, axis=-1)
+    # Divided by the largest first: the squares of a small gradient would underflow.
+    largest = jnp.maximum(jnp.max(jnp.abs(g_BLD)), jnp.finfo(jnp.float32).tiny)
+    g_BLD = g_BLD / largest
+    size = jnp.sqrt(jnp.mean(jnp.square(g_BLD), where=valid_BL[..., None]))
+    size = jnp.where(jnp.any(valid_BL), size, 1)
     if rule.reward == "signed":
-        reward_BL = -jnp.mean(g_BLD, axis=-1)
+        reward_BL = -jnp.mean(g_BLD, axis=-1) / size
     else:
         reward_BL = -jnp.sqrt(jnp.mean(jnp.square(g_BLD), axis=-1))
-    if rule.normalize:
         deviation = jnp.std(reward_BL, where=valid_BL)
-        reward_BL = reward_BL / jnp.maximum(deviation, 1e-20)
-    return jnp.where(valid_BL, reward_BL, 0), valid_BL
+        # The deviation of a single position is 0.
+        reward_BL = reward_BL / jnp.where(deviation > 0, deviation, size)
+    return Rewards(jnp.where(valid_BL, reward_BL, 0), valid_BL, size * largest)
 
 
-def _error(rule: Rule, value_BL: jax.Array, g_BLD: jax.Array) -> jax.Array:
-    """By how much the value is above the reward, (B, L)."""
-    reward_BL, valid_BL = rewards(g_BLD, rule)
-    return jnp.where(valid_BL, value_BL - reward_BL, 0)
+def _error(rule: Rule, value_BL: jax.Array, g_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(V - R (B, L), 0 where a position does not count; r)."""
+    reward_BL, valid_BL, size = rewards(g_BLD, rule)
+    return jnp.where(valid_BL, value_BL - reward_BL, 0), size
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -99,7 +123,8 @@ def observe(rule: Rule, y_BLD: jax.Array, value_BL: jax.Array) -> jax.Array:
 
 
 def _observe_backward(rule, value_BL, g_BLD):
-    return g_BLD, 2 * _error(rule, value_BL, g_BLD)
+    error_BL, _ = _error(rule, value_BL, g_BLD)
+    return g_BLD, 2 * error_BL
 
 
 observe.defvjp(lambda rule, y, value: (y, value), _observe_backward)
@@ -123,8 +148,8 @@ def _skip_forward(rule, y_BLD, mu_BLD, noise_BLD, value_BL):
 
 def _skip_backward(rule, residuals, g_BLD):
     noise_BLD, value_BL = residuals
-    error_BL = _error(rule, value_BL, g_BLD)
-    gradient_BLD = error_BL[..., None] * noise_BLD * (rule.scale / rule.sigma)
+    error_BL, size = _error(rule, value_BL, g_BLD)
+    gradient_BLD = (rule.scale / rule.sigma) * size * error_BL[..., None] * noise_BLD
     nothing_BLD = jnp.zeros_like(g_BLD)
     return nothing_BLD, gradient_BLD.astype(g_BLD.dtype), nothing_BLD, 2 * error_BL
 
@@ -152,7 +177,7 @@ class Backskip(Block):
         super().__init__([residual for block in blocks for residual in block.residuals])
         settings = model.backskip
         self.estimator, self.skipping = settings.estimator, False
-        self.rule = Rule(settings.reward, bool(settings.normalize), settings.sigma, settings.scale)
+        self.rule = Rule(settings.reward, settings.sigma, settings.scale)
         self.baseline = Value(model.width, rngs=rngs) if self.estimator == "policy" else None
 
     def __call__(
@@ -162,15 +187,21 @@ class Backskip(Block):
             return super().__call__(x_BLD, context)
         if self.estimator == "policy":
             return self._policy(x_BLD, context, key)
+        if self.estimator == "noise":
+            return super().__call__(self._noisy(x_BLD, key)[0], context, key)
         if not self.skipping:
             return super().__call__(x_BLD, context, key)
         # Of what it reads of an encoder, a decoder's reservoir is not differentiated either.
         y_BLD = jax.lax.stop_gradient(super().__call__(x_BLD, context, key))
         return y_BLD if self.estimator == "zero" else stand_for(y_BLD, x_BLD)
 
-    def _policy(self, mu_BLD: jax.Array, context: Context, key: jax.Array) -> jax.Array:
+    def _noisy(self, mu_BLD: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """(a, eps)."""
         noise_BLD = jax.random.normal(fold(key, NOISE), mu_BLD.shape, mu_BLD.dtype)
-        action_BLD = mu_BLD + self.rule.sigma * noise_BLD
+        return mu_BLD + self.rule.sigma * noise_BLD, noise_BLD
+
+    def _policy(self, mu_BLD: jax.Array, context: Context, key: jax.Array) -> jax.Array:
+        action_BLD, noise_BLD = self._noisy(mu_BLD, key)
         fixed_BLD = jax.lax.stop_gradient(action_BLD)
         value_BL = self.baseline(fixed_BLD)
         if not self.skipping:
@@ -205,7 +236,7 @@ def warmup(config: ConfigDict) -> int:
 def skips(config: ConfigDict, step: int) -> bool:
     """Whether a step skips: never in the warm-up, in the end always; the same for one seed on every machine."""
     settings, since = config.model.backskip, step - warmup(config)
-    if settings.estimator == "none" or since < 0:
+    if settings.estimator in NEVER or since < 0:
         return False
     ordinary = settings.anneal**since
     # A stream of its own: the crops of a text are drawn from (seed, step).
@@ -264,14 +295,14 @@ def validate(model: ConfigDict) -> None:
 
 
 def validate_steps(config: ConfigDict) -> None:
-    """A run that is to skip has to get there; and a reward that cannot teach is named.
+    """Checks that a run reaches its first step that skips; warns of a reward that is 0.
 
     Raises:
       UserError: the run ends before its first step that may skip.
     """
     settings, name = config.model.backskip, "--config.model.backskip"
     require(
-        settings.estimator == "none" or warmup(config) < config.train.steps,
+        settings.estimator in NEVER or warmup(config) < config.train.steps,
         f"{name}.estimator={settings.estimator} never skips: {warmup(config)} steps of warm-up"
         f" ({name}.warmup_steps), and {config.train.steps} in all",
     )
@@ -281,7 +312,7 @@ def validate_steps(config: ConfigDict) -> None:
         and config.model.norm == "pre"
     ):
         print(
-            f"warning: {name}.reward=signed is 0 where norms stand before each layer, as --config.model.norm=pre has"
-            " them: what is rewarded is rounding",
+            f"warning: {name}.reward=signed, the paper's, is 0 up to rounding in a pre-norm model"
+            " (--config.model.norm=pre), as norms do not see a shift: the policy is rewarded for rounding errors",
             file=sys.stderr,
         )

@@ -90,8 +90,14 @@ MODELS = {
     "CNN Reservoir": ("cnn", {}),
     "Backskip Reservoir": ("transformer", {"backskip.estimator": "policy"}),
     "Backskip FFN Reservoir": ("ffn", {"backskip.estimator": "policy"}),
+    # Not the paper's reward.
+    "Backskip by own reward": (
+        "transformer",
+        {"backskip.estimator": "policy", "backskip.reward": "own_rms"},
+    ),
     "Identity gradient": ("transformer", {"backskip.estimator": "identity"}),
     "Zero gradient": ("transformer", {"backskip.estimator": "zero"}),
+    "Noise and true gradients": ("transformer", {"backskip.estimator": "noise"}),
     "alternate": ("transformer", {}),
     "bottom": ("transformer", {"placement": "bottom"}),
     "middle": ("transformer", {"placement": "middle"}),
@@ -103,7 +109,14 @@ MODELS = {
 PLAIN_T_FFN = ("Transformer", "T Reservoir", "FFN Reservoir")
 _CONVERGENCE = (*PLAIN_T_FFN, "LayerDrop")
 _BACKSKIP = ("Transformer", "T Reservoir", "Backskip Reservoir")
-_CONTROLS = ("FFN Reservoir", "Backskip FFN Reservoir", "Identity gradient", "Zero gradient")
+_CONTROLS = (
+    "Backskip by own reward",
+    "Identity gradient",
+    "Zero gradient",
+    "Noise and true gradients",
+    "FFN Reservoir",
+    "Backskip FFN Reservoir",
+)
 
 
 class Needs(NamedTuple):

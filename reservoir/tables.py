@@ -53,7 +53,7 @@ def _row(case: Case, *cells: str | None) -> tuple:
 
 
 def table3(lab: Laboratory) -> None:
-    """Backskipping beside training through the reservoirs, and beside two gradients that cost nothing."""
+    """Backskipping by the printed reward and by ours, beside its parts: other gradients, and its noise alone."""
     (groups,) = lab.groups("table3").values()
     areas = aucc_rows(list(groups.values()), "hours", lab.horizon("iwslt"))
     paper = printed("table3")

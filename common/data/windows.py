@@ -69,7 +69,7 @@ def crop(tokens_n: np.ndarray, starts_B: np.ndarray, length: int) -> Batch:
 def scored_once(
     tokens_n: np.ndarray, length: int, stride: int, rows: int, *, multiple: int = 1
 ) -> Iterator[Batch]:
-    """Batches in which every token but the first has weight 1 exactly once.
+    """Batches in which every token but the first has weight 1 exactly once; `ids` number the windows, -1 is none.
 
     Window k scores tokens k S + 1 to (k + 1) S, each with L - S to L - 1 tokens of context before those S, or all
     there are at the beginning.
@@ -83,4 +83,5 @@ def scored_once(
         batch = crop(tokens_n, starts, length)
         places = starts[:, None] + 1 + np.arange(length)
         own = (places > (numbers * stride)[:, None]) & (places <= ((numbers + 1) * stride)[:, None])
-        yield {**batch, "weights": batch["weights"] * own}
+        ids = np.where(numbers < count, numbers, -1).astype(np.int32)
+        yield {**batch, "ids": ids, "weights": batch["weights"] * own}

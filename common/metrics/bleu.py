@@ -2,8 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from common.errors import UserError
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics import BLEU
 
 # sacrebleu has more, but those download a model or need another package.
 TOKENIZERS = ("13a", "intl", "char", "zh", "none")
@@ -47,9 +53,28 @@ def corpus_bleu(
     if tokenize not in TOKENIZERS:
         raise UserError(f"BLEU tokenizer {tokenize!r} is not one of {', '.join(TOKENIZERS)}")
 
+    metric = bleu_metric(lowercase, tokenize)
+    score = metric.corpus_score(list(hypotheses), [list(references)]).score
+    return Bleu(score, str(metric.get_signature()))
+
+
+def bleu_metric(lowercase: bool, tokenize: str) -> "BLEU":
+    """sacrebleu's metric with these settings."""
     from sacrebleu.metrics import BLEU
 
     # force: sacrebleu would warn about tokenised text, which "none" declares.
-    metric = BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none")
-    score = metric.corpus_score(list(hypotheses), [list(references)]).score
-    return Bleu(score, str(metric.get_signature()))
+    return BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none")
+
+
+def sentence_statistics(
+    metric: "BLEU", hypotheses: Sequence[str], references: Sequence[str]
+) -> np.ndarray:
+    """Lengths and n-gram counts of each sentence, (M, 10); corpus BLEU is a function of their sums: see `bleu_of`."""
+    # What sacrebleu.significance resamples; sacrebleu has no public name for it.
+    found = metric._extract_corpus_statistics(list(hypotheses), [list(references)])
+    return np.asarray(found, np.int64)
+
+
+def bleu_of(metric: "BLEU", sums_S: np.ndarray) -> float:
+    """Corpus BLEU (0 to 100) of summed `sentence_statistics`, (10,)."""
+    return metric._compute_score_from_stats(sums_S.tolist()).score

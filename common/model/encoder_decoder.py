@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from common.model.block import Block, Context
+from common.model.chance import drawn
 from common.model.dropout import fold
 from common.model.embed import Embed
 from common.model.memory import Room
@@ -52,7 +53,7 @@ class Stack(nnx.Module):
                 x_BLD = call(x_BLD, context, own)
                 continue
             # A branch that is not taken is not computed, forward or backward.
-            kept = jax.random.bernoulli(fold(own, DROP), 1 - self.drop)
+            kept = drawn(fold(own, DROP), 1 - self.drop)
             x_BLD = jax.lax.cond(
                 kept, lambda x, call=call, own=own: call(x, context, own), lambda x: x, x_BLD
             )

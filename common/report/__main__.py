@@ -1,10 +1,14 @@
-"""Compares finished runs: python -m common.report RUN RUN --out=DIR"""
+"""Compares finished runs, with a verdict on groups of them: python -m common.report GROUP_A GROUP_B --out=DIR"""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common import program
-from common.config import check_folder, parser_for
+from common.config import check_folder, parser_for, positive, require
 from common.errors import UserError
+
+if TYPE_CHECKING:
+    from common.report.runs import Run
 
 
 def _horizon(text: str) -> float | str:
@@ -14,15 +18,36 @@ def _horizon(text: str) -> float | str:
         return text
 
 
+def _one(argument: str) -> "Run":
+    from common.report.runs import load_group
+
+    runs = load_group(argument)
+    require(len(runs) == 1, f"--examples: {argument} is {len(runs)} runs, name one")
+    return runs[0]
+
+
 def main() -> None:
     from common.report import comparison, figures
     from common.report.groups import differences, groups
-    from common.report.runs import load_local, load_wandb
-    from common.report.table import publish
+    from common.report.runs import load_wandb
+    from common.report.table import publish, text
+    from common.report.versus import (
+        against_first,
+        example_table,
+        explanation,
+        named_groups,
+        parse_margins,
+        sentence_table,
+        verdict_table,
+    )
 
     parser = parser_for("common.report")
     parser.add_argument(
-        "runs", nargs="*", metavar="RUN", help="folders of runs, folders of such, or summary files"
+        "runs",
+        nargs="*",
+        metavar="GROUP",
+        help="a folder of runs, a run's folder or summary file, a glob, or"
+        " wandb:ENTITY/PROJECT:GROUP; every group is compared with the first",
     )
     parser.add_argument("--wandb", metavar="ENTITY/PROJECT", help="take all runs of this project")
     parser.add_argument(
@@ -44,12 +69,34 @@ def main() -> None:
         choices=("own", "all"),
         help="times to percentages of a run's own best value or of the best of all",
     )
+    parser.add_argument(
+        "--margin",
+        action="append",
+        default=[],
+        metavar="METRIC=X",
+        help="the largest difference that does not matter, such as bleu=0.5",
+    )
+    parser.add_argument(
+        "--examples",
+        nargs=2,
+        metavar=("A", "B"),
+        help="instead, show the test examples on which two runs differ most",
+    )
+    parser.add_argument(
+        "--most", type=positive("--most"), default=10, help="how many examples (default 10)"
+    )
     options = parser.parse_args()
+    if options.examples:
+        require(not (options.runs or options.wandb), "--examples takes two runs and no others")
+        pair = [_one(argument) for argument in options.examples]
+        print(text(*example_table(*pair, options.most)))
+        return
+    margins = parse_margins(options.margin)
     if bool(options.runs) == bool(options.wandb):
         raise UserError("name the runs to compare, or a wandb project with --wandb")
     check_folder("--out", options.out)
-    runs = load_wandb(options.wandb) if options.wandb else load_local(*options.runs)
-    compared = groups(runs)
+    compared = groups(load_wandb(options.wandb)) if options.wandb else named_groups(options.runs)
+    found = against_first(compared, margins)
     measure = (options.axis, options.horizon)
     tables = {
         "runs": comparison.run_table(compared),
@@ -58,12 +105,18 @@ def main() -> None:
         "times": comparison.time_table(compared, *measure, reference=options.reference),
         "seeds": comparison.seed_table(compared, *measure),
     }
+    if found:
+        tables["verdicts"] = verdict_table(compared[0], found)
+        sentences = sentence_table(compared)
+        tables |= {"sentences": sentences} if sentences else {}
     drawn = {"curves": figures.curves_figure(compared, *measure)}
     if all(group.layers for group in compared):
         for x in ("updatable", "total"):
             drawn[f"layers_{x}"] = figures.layers_figure(compared, x, *measure)
     for name, table in tables.items():
         publish(options.out / name, *table)
+        if name == "verdicts":
+            print(explanation(found, compared))
     for name, figure in drawn.items():
         figure.savefig(options.out / f"{name}.png")
     print(f"figures: {', '.join(str(options.out / f'{name}.png') for name in drawn)}")

@@ -1,6 +1,8 @@
 """Finished runs, from their folders or from wandb."""
 
+import glob
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +12,11 @@ from typing import Any
 from common.config import require
 from common.errors import UserError
 from common.metrics.curve import Curve
+from common.metrics.predictions import PREDICTIONS, Predictions, load
 from common.track.tracker import SUMMARY
 
 # What `common.train.summary` writes and a comparison reads.
-_NEEDED = {"config": dict, "curve": dict, "test": dict, "params": dict, "seed": int}
+_NEEDED = {"config": dict, "curve": dict, "test": dict, "params": dict, "seed": int | None}
 
 # Seconds that one request to wandb may take.
 _WANDB_TIMEOUT = 20
@@ -27,11 +30,18 @@ class Run:
       name: of its folder, or its name in wandb.
       summary: what it left in `summary.json`.
       curve: its validation curve, of at least one point.
+      folder: where its predictions lie; None for a run that is known by its summary alone.
     """
 
     name: str
     summary: Mapping[str, Any]
     curve: Curve
+    folder: Path | None = None
+
+    @property
+    def place(self) -> str:
+        """Its folder, or its name where there is none."""
+        return str(self.folder or self.name)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -39,8 +49,18 @@ class Run:
         return self.summary["config"]
 
     @property
-    def seed(self) -> int:
+    def seed(self) -> int | None:
+        """None where nothing about the run is random."""
         return self.summary["seed"]
+
+    def predictions(self) -> Predictions | None:
+        """What it predicted for each test example; None where that was not kept.
+
+        Raises:
+          UserError: the file is damaged.
+        """
+        path = self.folder / PREDICTIONS if self.folder else None
+        return load(path) if path and path.exists() else None
 
     @property
     def test(self) -> float:
@@ -54,10 +74,13 @@ class Run:
         return value
 
 
-def run_of(summary: Any, name: str, source: str | Path | None = None) -> Run:
+def run_of(
+    summary: Any, name: str, source: str | Path | None = None, folder: Path | None = None
+) -> Run:
     """The run that left a summary.
 
     Args:
+      folder: of the run, where there is one.
       source: where the summary comes from, for complaints (default: the name).
 
     Raises:
@@ -65,14 +88,14 @@ def run_of(summary: Any, name: str, source: str | Path | None = None) -> Run:
     """
     source = source or name
     require(isinstance(summary, Mapping), f"{source} is not the summary of a run")
-    missing = [n for n, kind in _NEEDED.items() if not isinstance(summary.get(n), kind)]
+    missing = [n for n, k in _NEEDED.items() if n not in summary or not isinstance(summary[n], k)]
     require(not missing, f"{source} is not the summary of a run: it has no {', '.join(missing)}")
     try:
         curve = Curve.from_json(summary["curve"])
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
     require(bool(curve.points), f"{source}: the {curve.name} curve has no validation points")
-    return Run(name, summary, curve)
+    return Run(name, summary, curve, folder)
 
 
 def load_local(*paths: str | Path) -> list[Run]:
@@ -86,7 +109,28 @@ def load_local(*paths: str | Path) -> list[Run]:
       UserError: there is no run, it has not ended, or its summary is damaged.
     """
     files = [file for path in map(Path, paths) for file in _files(path)]
-    return [run_of(_read(file), _name(file), file) for file in files]
+    return [run_of(_read(file), _name(file), file, _folder(file)) for file in files]
+
+
+def load_group(argument: str) -> list[Run]:
+    """The runs that an argument of a command line names.
+
+    Args:
+      argument: the folder of a run or of several, the file of a summary, a glob of such ("runs/ffn_seed*"), or
+        "wandb:ENTITY/PROJECT:GROUP".
+
+    Raises:
+      UserError: it names no run that has ended.
+    """
+    kind, _, place = argument.partition(":")
+    if kind == "wandb":
+        project, _, group = place.partition(":")
+        return load_wandb(project, {"group": group} if group else None)
+    if not any(letter in argument for letter in "*?[") or Path(argument).exists():
+        return load_local(argument)
+    found = sorted(glob.glob(os.path.expanduser(argument)))
+    require(bool(found), f"no run matches {argument}")
+    return load_local(*found)
 
 
 def _files(path: Path) -> list[Path]:
@@ -98,6 +142,10 @@ def _files(path: Path) -> list[Path]:
     found = sorted(path.glob(f"*/{SUMMARY}"))
     require(bool(found), f"{path} has no {SUMMARY}: has the run ended?")
     return found
+
+
+def _folder(file: Path) -> Path | None:
+    return file.parent if file.name == SUMMARY else None
 
 
 def _name(file: Path) -> str:

@@ -21,10 +21,10 @@ from common.data.labelled import LabelledText, load_labelled
 from common.data.subword import Subword
 from common.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from common.distributed import is_main
-from common.metrics.classes import accuracy, weighted_f1
+from common.metrics.predictions import Classes
 from common.model.classifier import Classifier
 from common.model.loss import cross_entropy
-from common.train.feed import put
+from common.train.evaluate import PerExample
 from common.train.task import Batch, Sketch, Task, Values, integers
 from common.train.workdir import save_tokenizer
 from common.variables import Arrays
@@ -88,18 +88,17 @@ class Objective(Task):
     def build(self, rngs: nnx.Rngs) -> Classifier:
         return self._build(self._classes, rngs=rngs)
 
-    def _losses(
-        self, model: Classifier, batch: Batch, key: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        """Logits (B, N) and loss (B,), 0 in empty rows."""
-        logits_BN = model(batch["tokens"], batch["lengths"], key)
-        return logits_BN, cross_entropy(logits_BN, batch["labels"]) * (batch["ids"] >= 0)
-
     def loss(
         self, model: Classifier, batch: Batch, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        _, loss_B = self._losses(model, batch, key)
+        logits_BN = model(batch["tokens"], batch["lengths"], key)
+        loss_B = cross_entropy(logits_BN, batch["labels"]) * (batch["ids"] >= 0)
         return jnp.sum(loss_B), jnp.sum(batch["ids"] >= 0, dtype=jnp.float32)
+
+
+def _log_probabilities(model: Classifier, batch: Batch) -> dict[str, jax.Array]:
+    logits_BN = model(batch["tokens"], batch["lengths"])
+    return {"logs": jax.nn.log_softmax(logits_BN.astype(jnp.float32))}
 
 
 class Classification(Objective):
@@ -153,7 +152,7 @@ class Classification(Objective):
             process_index=jax.process_index(),
             process_count=jax.process_count(),
         )
-        self._compiled: Callable | None = None
+        self._log_probabilities = PerExample(_log_probabilities, mesh)
 
     def rows(self, texts: Sequence[tuple[str, ...]], longest: int) -> tuple[list[list[int]], int]:
         """The ids of every example, at most `longest` with what `marks` adds; and how many were cut."""
@@ -191,17 +190,8 @@ class Classification(Objective):
         for batch, position in iterate(self.training_batches, start):
             yield self._labelled(batch, "train"), position
 
-    def guesses(self, values: Values, split: str) -> tuple[np.ndarray, float]:
-        """The most likely class of every example, (M,), and the mean loss in nats."""
-        if self._compiled is None:
-            structure = values.structure
-
-            def guess(trainable, frozen, batch):
-                logits_BN, loss_B = self._losses(structure.build(trainable, frozen), batch, None)
-                return batch["ids"], jnp.argmax(logits_BN, -1), loss_B.sum()
-
-            self._compiled = jax.jit(guess, out_shardings=sharding.replicated(self.mesh))
-        found_M, total = np.zeros(len(self.splits[split]), np.int32), 0.0
+    def predict(self, values: Values, split: str) -> Classes:
+        """Probabilities of the classes for every example of a split."""
         batches = evaluation_batches(
             self._corpora[split],
             None,
@@ -211,23 +201,10 @@ class Classification(Objective):
             process_index=jax.process_index(),
             process_count=jax.process_count(),
         )
-        for batch in batches:
-            placed = put(self._labelled(batch, split), self.mesh)
-            ids_B, guess_B, loss = self._compiled(values.trainable, values.frozen, placed)
-            ids_B, guess_B = np.asarray(ids_B), np.asarray(guess_B)
-            found_M[ids_B[ids_B >= 0]] = guess_B[ids_B >= 0]
-            total += float(loss)
-        return found_M, total / len(found_M)
-
-    def evaluate(self, values: Values, split: str) -> dict[str, float]:
-        """Accuracy and weighted F1 (%), and loss (nats) over all examples of a split."""
-        guesses_M, loss = self.guesses(values, split)
-        labels_M = self.splits[split].labels_M
-        return {
-            "accuracy": accuracy(labels_M, guesses_M),
-            "weighted_f1": weighted_f1(labels_M, guesses_M),
-            "loss": loss,
-        }
+        text = self.splits[split]
+        labelled = (self._labelled(batch, split) for batch in batches)
+        logs_MN = self._log_probabilities(values, labelled, len(text))["logs"]
+        return Classes.of_log_probabilities(text.fingerprint, text.labels_M, logs_MN, self.classes)
 
     def save(self, workdir: Path) -> None:
         """The tokenizer; that of a run that goes on is not replaced."""

@@ -3,7 +3,6 @@
 B batch, L length, V vocabulary.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,12 +17,14 @@ from common import sharding
 from common.config import choose, require
 from common.data.batching import check_rows, iterate
 from common.data.byte_text import load_bytes
+from common.data.cache import fingerprint
 from common.data.windows import Crops, scored_once
 from common.decode.generate import Writer, as_bytes
 from common.decode.sample import Sampling
+from common.metrics.predictions import Losses
 from common.model.language_model import LanguageModel
 from common.model.loss import cross_entropy
-from common.train.feed import put
+from common.train.evaluate import PerExample
 from common.train.task import Batch, Sketch, Task, Values, integers
 
 BYTES = 256
@@ -131,7 +132,7 @@ class LanguageModelling(Objective):
             multiple=self.multiple,
             seed=config.seed,
         )
-        self._sums: Callable | None = None
+        self._losses = PerExample(self._rows, mesh)
         self._writer: Writer | None = None
 
     @property
@@ -141,36 +142,38 @@ class LanguageModelling(Objective):
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.crops, start)
 
+    def predict(self, values: Values, split: str) -> Losses:
+        """Loss of every byte but the first, by windows of `eval.stride` bytes."""
+        return self.losses(values, self.splits[split])
+
+    def losses(self, values: Values, text: np.ndarray) -> Losses:
+        """Loss of every byte of a text (n,) but the first, by windows of `eval.stride` bytes."""
+        settings, length = self.config.eval, self.config.model.length
+        batches = scored_once(text, length, settings.stride, settings.batch, multiple=self.multiple)
+        starts_M = np.arange(0, len(text) - 1, settings.stride) + 1
+        found = self._losses(values, batches, len(starts_M))
+        return Losses(
+            fingerprint([text.tobytes().hex()]),
+            found["nats"].astype(np.float64),
+            found["bytes"],
+            hits_M=np.zeros(0),
+            words_M=words_by_window(text, starts_M) if self.config.data.words else np.zeros(0),
+            unit="byte",
+        )
+
     def evaluate(self, values: Values, split: str) -> dict[str, float | str]:
         """Bits and nats per byte of every byte but the first; for text in words, perplexity per word.
 
         With "valid" comes a `sample` of what the model writes, where one is asked for.
         """
-        if self._sums is None:
-            structure = values.structure
-            self._sums = jax.jit(
-                lambda trainable, frozen, batch: self.loss(
-                    structure.build(trainable, frozen), batch, None
-                ),
-                out_shardings=sharding.replicated(self.mesh),
-            )
-        settings, text = self.config.eval, self.splits[split]
-        length = self.config.model.length
-        total = weight = 0.0
-        for batch in scored_once(
-            text, length, settings.stride, settings.batch, multiple=self.multiple
-        ):
-            sums = self._sums(values.trainable, values.frozen, put(batch, self.mesh))
-            total, weight = total + float(sums[0]), weight + float(sums[1])
-        metrics = {
-            "bits_per_byte": total / weight / math.log(2),
-            "nats_per_byte": total / weight,
-        }
-        if self.config.data.words:
-            metrics["perplexity_per_word"] = math.exp(min(total / words(text), 700.0))
-        if settings.sample and split == "valid":
+        metrics = super().evaluate(values, split)
+        if self.config.eval.sample and split == "valid":
             metrics["sample"] = self._sample(values)
         return metrics
+
+    def _rows(self, model: LanguageModel, batch: Batch) -> dict[str, jax.Array]:
+        loss_BL = cross_entropy(model(batch["tokens"]), batch["targets"]) * batch["weights"]
+        return {"nats": loss_BL.sum(1), "bytes": batch["weights"].sum(1)}
 
     def _sample(self, values: Values) -> str:
         """What the model writes after the prompt now; always from the same random numbers."""
@@ -190,3 +193,15 @@ def words(text: np.ndarray) -> int:
     """As WikiText's perplexities count: what lies between blanks, and the end of each line."""
     raw = text.tobytes()
     return len(raw.split()) + raw.count(b"\n")
+
+
+def words_by_window(text: np.ndarray, starts_M: np.ndarray) -> np.ndarray:
+    """`words` of a text by windows that begin at `starts_M`: a word counts where it begins, (M,).
+
+    What lies before the first window counts for it.
+    """
+    blank_n = np.isin(text, np.frombuffer(b" \t\n\r\x0b\x0c", np.uint8))
+    begins_n = ~blank_n & np.concatenate([[True], blank_n[:-1]])
+    counts_n = begins_n.astype(np.int64) + (text == ord("\n"))
+    first_M = np.concatenate([[0], starts_M[1:]])
+    return np.add.reduceat(counts_n, first_M)

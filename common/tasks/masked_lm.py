@@ -3,7 +3,6 @@
 B batch, L length, M masked positions, V vocabulary.
 """
 
-import math
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,17 +17,19 @@ from ml_collections import ConfigDict
 from common import sharding
 from common.config import require
 from common.data.batching import check_rows, iterate
+from common.data.cache import fingerprint
 from common.data.corpus import tokenize_corpus
 from common.data.examples import ExampleBatches, in_order
 from common.data.packing import PackedRows
 from common.data.text import load_text
 from common.data.tokenizer import PAD, Tokenizer, build_tokenizer
+from common.metrics.predictions import Losses
 from common.model.dropout import fold
 from common.model.encoder import MaskedLanguageModel
 from common.model.loss import cross_entropy
 from common.tasks.fields import check_transformer
 from common.tasks.masking import mask
-from common.train.feed import put
+from common.train.evaluate import PerExample
 from common.train.task import Batch, Sketch, Task, Values, integers
 from common.train.workdir import save_tokenizer
 
@@ -153,7 +154,7 @@ class MaskedLm(Objective):
             multiple=self.multiple,
             seed=config.seed,
         )
-        self._sums: Callable | None = None
+        self._losses = PerExample(self._rows, mesh)
 
     def _gather(self, split: str) -> Callable[[np.ndarray], Batch]:
         rows = self.splits[split]
@@ -166,34 +167,30 @@ class MaskedLm(Objective):
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.training_batches, start)
 
-    def evaluate(self, values: Values, split: str) -> dict[str, float]:
-        """Perplexity, loss (nats) and accuracy (%) over the masked tokens of a split."""
-        if self._sums is None:
-            structure = values.structure
-
-            def sums(trainable, frozen, batch):
-                model = structure.build(trainable, frozen)
-                logits_BMV, targets_BM, weights_BM = self._guess(model, batch, None)
-                loss_BM = cross_entropy(logits_BMV, targets_BM)
-                hit_BM = jnp.argmax(logits_BMV, -1) == targets_BM
-                return (loss_BM * weights_BM).sum(), (hit_BM * weights_BM).sum(), weights_BM.sum()
-
-            self._sums = jax.jit(sums, out_shardings=sharding.replicated(self.mesh))
+    def predict(self, values: Values, split: str) -> Losses:
+        """Loss of the masked tokens of every row of a split."""
         count = len(self.splits[split])
         if split == "valid" and self.config.eval.sequences:
             count = min(count, self.config.eval.sequences)
         rows = -(-self.config.eval.batch // self.multiple) * self.multiple
-        totals = np.zeros(3)
-        for batch in in_order(self._gather(split), count, rows, multiple=self.multiple):
-            totals += np.asarray(
-                self._sums(values.trainable, values.frozen, put(batch, self.mesh)), np.float64
-            )
-        loss = totals[0] / totals[2]
-        return {
-            "perplexity": math.exp(min(loss, 700.0)),
-            "loss": loss,
-            "accuracy": 100 * totals[1] / totals[2],
-        }
+        batches = in_order(self._gather(split), count, rows, multiple=self.multiple)
+        found = self._losses(values, batches, count)
+        tokens_ML = self.splits[split][np.arange(count)]
+        return Losses(
+            fingerprint([tokens_ML.tobytes().hex()]),
+            found["nats"].astype(np.float64),
+            found["weights"],
+            found["hits"],
+            words_M=np.zeros(0),
+            unit="token",
+        )
+
+    def _rows(self, model: MaskedLanguageModel, batch: Batch) -> dict[str, jax.Array]:
+        logits_BMV, targets_BM, weights_BM = self._guess(model, batch, None)
+        loss_BM = cross_entropy(logits_BMV, targets_BM)
+        hit_BM = jnp.argmax(logits_BMV, -1) == targets_BM
+        sums = {"nats": loss_BM, "hits": hit_BM, "weights": jnp.ones_like(loss_BM)}
+        return {name: (x_BM * weights_BM).sum(1) for name, x_BM in sums.items()}
 
     def save(self, workdir: Path) -> None:
         """The tokenizer; that of a run that goes on is not replaced."""

@@ -14,16 +14,18 @@ from ml_collections import ConfigDict
 from common import sharding
 from common.config import choose, require
 from common.data.batching import BucketedBatches, evaluation_batches, iterate, rows_of
+from common.data.cache import fingerprint
 from common.data.corpus import TokenizedCorpus, tokenize_corpus
 from common.data.sources import ParallelText, load_parallel
 from common.data.tokenizer import Tokenizer, build_tokenizers
 from common.decode.beam import Search, beam_search
 from common.distributed import is_main
 from common.metrics.bleu import TOKENIZERS as BLEU_TOKENIZERS
-from common.metrics.bleu import Bleu, corpus_bleu
+from common.metrics.predictions import Translations
 from common.model.encoder_decoder import EncoderDecoder
 from common.model.loss import cross_entropy
 from common.tasks.fields import check_transformer
+from common.train.evaluate import PerExample
 from common.train.feed import put
 from common.train.task import Batch, Sketch, Task, Values, integers
 from common.train.workdir import save_tokenizer
@@ -264,7 +266,7 @@ class Translation(Objective):
                 f"{self.training_batches.dropped:,} of {len(self.texts['train']):,} training pairs are left out:"
                 f" longer than the last of --config.data.buckets, {max(config.data.buckets)} tokens"
             )
-        self._loss: Callable | None = None
+        self._losses = PerExample(_losses, mesh)
 
     def _tokenize(self, split: str, cache: Path) -> tuple[TokenizedCorpus, TokenizedCorpus]:
         text, (source, target) = self.texts[split], self.tokenizers
@@ -291,33 +293,21 @@ class Translation(Objective):
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.training_batches, start)
 
-    def evaluate(self, values: Values, split: str) -> dict[str, float]:
-        """BLEU of the beam search, and loss (nats) and perplexity per token of the references."""
-        source, target = self._corpora[split]
+    def predict(self, values: Values, split: str) -> Translations:
+        """Translations by beam search, and the loss of every reference."""
+        (source, target), text = self._corpora[split], self.texts[split]
         hypotheses = self.translator.translate_corpus(values, source)
-        if self._loss is None:
-            structure = values.structure
-            self._loss = jax.jit(
-                lambda trainable, frozen, batch: teacher_forcing(
-                    structure.build(trainable, frozen), batch, None, 0.0
-                ),
-                out_shardings=sharding.replicated(self.mesh),
-            )
-        total = weight = 0.0
-        for batch in self.translator.batches(source, target):
-            sums = self._loss(values.trainable, values.frozen, put(batch, self.mesh))
-            total, weight = total + float(sums[0]), weight + float(sums[1])
-        loss = total / weight
-        return {
-            "bleu": self.score(hypotheses, split).score,
-            "loss": loss,
-            "perplexity": float(np.exp(min(loss, 50.0))),
-        }
-
-    def score(self, hypotheses: Sequence[str], split: str) -> Bleu:
-        """sacrebleu against the references of a split."""
+        losses = self._losses(values, self.translator.batches(source, target), len(source))
         metric = self.config.eval
-        return corpus_bleu(hypotheses, self.texts[split].target, metric.lowercase, metric.tokenize)
+        return Translations(
+            fingerprint(text.source, text.target),
+            tuple(hypotheses),
+            tuple(text.target),
+            losses["nats"],
+            losses["tokens"],
+            metric.lowercase,
+            metric.tokenize,
+        )
 
     def save(self, workdir: Path) -> None:
         """The tokenizers; those of a run that goes on are not replaced.
@@ -339,8 +329,20 @@ def teacher_forcing(
     model: EncoderDecoder, batch: Batch, key: jax.Array | None, smoothing: float
 ) -> tuple[jax.Array, jax.Array]:
     """(sum of the smoothed cross-entropy over the target tokens, their number)."""
+    loss_BT, weights_BT = _token_losses(model, batch, key, smoothing)
+    return jnp.sum(loss_BT), jnp.sum(weights_BT)
+
+
+def _token_losses(
+    model: EncoderDecoder, batch: Batch, key: jax.Array | None, smoothing: float
+) -> tuple[jax.Array, jax.Array]:
+    """Smoothed cross-entropy (B, T) of the target tokens, 0 in padding, and their weights (B, T)."""
     logits_BTV = model(batch["source"], batch["target_inputs"], key)
     targets_BT = batch["target_outputs"]
     weights_BT = (targets_BT != model.pad).astype(jnp.float32)
-    loss_BT = cross_entropy(logits_BTV, targets_BT, smoothing)
-    return jnp.sum(loss_BT * weights_BT), jnp.sum(weights_BT)
+    return cross_entropy(logits_BTV, targets_BT, smoothing) * weights_BT, weights_BT
+
+
+def _losses(model: EncoderDecoder, batch: Batch) -> dict[str, jax.Array]:
+    loss_BT, weights_BT = _token_losses(model, batch, None, 0.0)
+    return {"nats": loss_BT.sum(1), "tokens": weights_BT.sum(1)}

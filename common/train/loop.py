@@ -23,6 +23,7 @@ from common.distributed import agree, barrier, is_main
 from common.errors import UserError
 from common.metrics.aucc import aucc
 from common.metrics.curve import Curve, Point
+from common.metrics.predictions import PREDICTIONS
 from common.report.curve_plot import plot_curve
 from common.track.progress import Progress, peak_flops
 from common.track.tracker import Tracker
@@ -377,10 +378,13 @@ class Run:
             self.checkpoints, self.structure, self.config, self.mesh, best, self.outside
         )
         with self.clock.section("eval"):
-            test = self.task.evaluate(values, "test")
+            predictions = self.task.predict(values, "test")
+            test = predictions.metrics() if predictions else self.task.evaluate(values, "test")
             last = self.task.evaluate(self._values(), "test") if self.task.tests_last else None
         summary = summarize(self, test, last)
         if is_main():
+            if predictions:
+                predictions.save(self.workdir / PREDICTIONS)
             self.tracker.summary(summary)
             if self.number:
                 path = self.workdir / "curve.png"

@@ -1,7 +1,9 @@
 """Schedules and optimizers, by name."""
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
@@ -66,11 +68,37 @@ def constant(optimizer: ConfigDict, steps: int) -> optax.Schedule:
 SCHEDULES = {"inverse_sqrt": inverse_sqrt, "cosine": cosine, "linear": linear, "constant": constant}
 
 
+_UNDECAYED = ("bias", "positions/table")
+"""Ends of paths to arrays of two dimensions that are no matrices: biases of each gate head, and position embeddings."""
+
+
+def matrices(params: Any) -> Any:
+    """Marks the parameters that weight decay shrinks under `decay="matrices"`, as a tree of booleans.
+
+    As in GPT-2's public recipes, arrays of at least two dimensions decay: the weights of linear layers and of spatial
+    gating units, and the embeddings of tokens. Biases, norm scales and gate biases do not, and unlike there neither do
+    position embeddings.
+    """
+
+    def is_matrix(path: tuple, x: jax.Array) -> bool:
+        return x.ndim >= 2 and not path[-1].key.endswith(_UNDECAYED)
+
+    return jax.tree.map_with_path(is_matrix, params)
+
+
+DECAYS: dict[str, Callable | None] = {"matrices": matrices, "all": None}
+"""Masks of weight decay by name; without a mask every trainable parameter decays."""
+
+
+def _decay(optimizer: ConfigDict) -> optax.GradientTransformation:
+    return optax.add_decayed_weights(optimizer.weight_decay, DECAYS[optimizer.decay])
+
+
 def adam(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
     """Adam with L2 regularization in the gradient (what fairseq's "adam" does is decoupled: see adamw)."""
     parts = [optax.scale_by_adam(optimizer.beta1, optimizer.beta2, optimizer.epsilon)]
     if optimizer.weight_decay:
-        parts.insert(0, optax.add_decayed_weights(optimizer.weight_decay))
+        parts.insert(0, _decay(optimizer))
     return optax.chain(*parts, optax.scale_by_learning_rate(schedule))
 
 
@@ -82,6 +110,7 @@ def adamw(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTran
         optimizer.beta2,
         optimizer.epsilon,
         weight_decay=optimizer.weight_decay,
+        mask=DECAYS[optimizer.decay],
     )
 
 
@@ -99,7 +128,7 @@ def adafactor(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.Gradient
             decay_rate=0.8, min_dim_size_to_factor=1, epsilon=optimizer.epsilon
         ),
         optax.clip_by_block_rms(1.0),
-        optax.add_decayed_weights(optimizer.weight_decay),
+        _decay(optimizer),
         optax.scale_by_learning_rate(schedule),
     )
 
@@ -110,6 +139,7 @@ OPTIMIZERS = {"adam": adam, "adamw": adamw, "adagrad": adagrad, "adafactor": ada
 def validate(optimizer: ConfigDict) -> None:
     choose("--config.optimizer.name", optimizer.name, OPTIMIZERS)
     choose("--config.optimizer.schedule", optimizer.schedule, SCHEDULES)
+    choose("--config.optimizer.decay", optimizer.decay, DECAYS)
     require(
         optimizer.learning_rate > 0,
         f"--config.optimizer.learning_rate must be above 0, got {optimizer.learning_rate}",

@@ -10,6 +10,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from common.metrics.predictions import Predictions
 from common.variables import Arrays, Structure
 
 Batch = Mapping[str, np.ndarray]
@@ -120,8 +121,15 @@ class Task(Protocol):
         """This process's rows of the global training batches, without end, each with the JSON state from which the next
         batch follows. `start` is such a state; it does not depend on the number of processes."""
 
+    def predict(self, values: Values, split: str) -> Predictions | None:
+        """What the model predicts for each example of "valid" or "test", the same on every process; None where the
+        metrics are not made of examples."""
+        del values, split
+        return None
+
     def evaluate(self, values: Values, split: str) -> dict[str, float | str]:
         """Metrics on "valid" or "test", the same on every process; with "valid" also texts to look at."""
+        return self.predict(values, split).metrics()
 
     def save(self, workdir: Any) -> None:
         """Writes what using the trained model needs besides its weights (tokenizers)."""

@@ -1,6 +1,9 @@
 """Tables and figures: which runs they need, what they write, and that nothing is run twice."""
 
 import csv
+import dataclasses
+import json
+import sys
 
 import jax
 import numpy as np
@@ -11,6 +14,7 @@ from common.sharding import make_mesh
 from explicit_opt import arithmetic, experiments
 from explicit_opt.digits import Digits
 from explicit_opt.experiments import PRINTED, Laboratory
+from tests.programs import finish, start
 
 QUICK = ["--config.train.epochs=2", "--config.train.batch=512", "--config.data.tokens=30000"]
 
@@ -28,6 +32,7 @@ def test_table_1_has_every_cell_beside_the_printed_one(lab):
     with (lab.out / "table1.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 2 * 2
+    assert all(row["X-w"] for row in rows[::2]) and not any(row["X-w"] for row in rows[1::2])
     for measured, printed in zip(rows[::2], rows[1::2], strict=True):
         assert (measured[""], printed[""]) == ("measured", "printed")
         expected = PRINTED[printed["input"]][int(printed["K"])]
@@ -36,12 +41,14 @@ def test_table_1_has_every_cell_beside_the_printed_one(lab):
         # What the formula promises on any text: no worse than a cold start of two epochs, and training helps.
         assert float(measured["T-p"]) < float(measured["T-c"])
         assert float(measured["D-w"]) <= float(measured["D-p"])
+        # The scalar is fitted on the training text.
+        assert float(measured["T-sp"]) <= float(measured["T-p"])
     # One model for K = 1, run once.
     assert rows[0]["T-p"] == rows[4]["T-p"]
     assert sorted(p.name for p in (lab.out / "runs").iterdir()) == sorted(
         f"{aggregate}_k{k}_{start}_seed1"
         for aggregate, k in (("sum", 1), ("sum", 2), ("cat", 2))
-        for start in ("cold", "warm")
+        for start in ("cold", "scaled", "warm", "zero")
     )
     # The figures need no further run.
     before = {path: path.stat().st_mtime_ns for path in lab.out.glob("runs/*/checkpoints/latest/*")}
@@ -58,12 +65,60 @@ def test_the_digits_figure_and_its_table(tmp_path):
     lab = Laboratory("tiny", 2, ["--config.train.epochs=1"], tmp_path, mesh)
     experiments.fig2(lab)
     with (tmp_path / "fig2.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [(r["layers"], r["start"]) for r in rows] == [
-        (layers, start) for layers in "12" for start in ("explicit", "warm", "cold")
-    ]
-    assert all("±" in r["test accuracy %"] for r in rows)
+        rows = {(r["layers"], r["start"]): r for r in csv.DictReader(file)}
+    untrained = ["explicit, no training", "scaled, no training"]
+    assert [start for layers, start in rows if layers == "1"] == [*untrained, *experiments.TRAINED]
+    assert ("2", "zero") not in rows
+    for layers in "12":
+        explicit, scaled = (rows[layers, start] for start in untrained)
+        assert scaled["test cross-entropy"] != explicit["test cross-entropy"]
+        assert "±" in rows[layers, "warm"]["test accuracy %"]
+    # One scalar changes no ranking of one layer's outputs.
+    assert len({rows["1", start]["test accuracy %"] for start in untrained}) == 1
     assert (tmp_path / "fig2.png").stat().st_size > 10_000
+    with (tmp_path / "fig2_scan.csv").open() as file:
+        assert [int(float(r["K"])) for r in csv.DictReader(file)] == list(range(1, 65))
+
+
+def test_selection_by_our_protocol_sees_no_test_image_and_the_printed_protocol_takes_the_last_value(
+    tmp_path,
+):
+    mesh, found = make_mesh({"data": 1}, jax.devices()[:1]), {}
+    fields = ["--config.optimizer.learning_rate=0.3", "--config.train.epochs=6"]
+    for protocol in ("ours", "printed"):
+        lab = Laboratory("tiny", 1, fields, tmp_path, mesh, protocol)
+        config = lab.digits(1, "warm", 1)
+        task, name = Digits(config, mesh), lab.named("run")
+        test, points = experiments.digits_run(lab, name, config)
+        summary = json.loads((tmp_path / "runs" / name / "summary.json").read_text())
+        found[protocol] = (task, test, points, summary)
+    task, test, points, summary = found["ours"]
+    assert len(task.splits["valid"][1]) == 200 and test == summary["test"]
+    rows = {row.tobytes() for row in task.splits["test"][0]}
+    assert not rows & {row.tobytes() for row in task.splits["valid"][0]}
+    task, test, points, summary = found["printed"]
+    assert task.splits["valid"] is task.splits["test"]
+    assert (test["accuracy"], test["loss"]) == points[-1][1:]
+    # The run stopped where the loss had risen, so the last value is not the best one.
+    assert test["loss"] > summary["best_valid"]
+    language = {
+        protocol: Laboratory("tiny", 1, [], tmp_path, mesh, protocol).language("cat", 2, "warm")
+        for protocol in ("ours", "printed")
+    }
+    assert [c.eval.patience for c in language.values()] == [1, 0]
+
+
+def test_table_1_of_the_printed_protocol_has_the_last_epoch(lab):
+    """At a rate at which the development perplexity rises again, the last value is not the best."""
+    lab = dataclasses.replace(
+        lab, protocol="printed", fields=[*lab.fields, "--config.optimizer.learning_rate=1.0"]
+    )
+    experiments.table1(lab)
+    with (lab.out / "table1_printed.csv").open() as file:
+        row = next(r for r in csv.DictReader(file) if (r["input"], r["K"]) == ("cat", "2"))
+    points, _ = experiments.language_run(lab, "cat", 2, "warm", 1)
+    assert row["D-w"] == f"{points[-1][2]:.1f}" and points[-1][2] > min(p[2] for p in points)
+    assert "X-w" not in row
 
 
 def test_the_weights_form_is_flat_in_k_and_starts_where_the_separate_intercept_does(tmp_path):
@@ -82,13 +137,23 @@ def test_no_prior_beats_the_maximum_likelihood_bigram_and_eq_3_is_next_to_it(lab
     arithmetic.formula(lab)
     with (lab.out / "formula.csv").open() as file:
         rows = list(csv.DictReader(file))
-    one = {r["prior"]: float(r["training"]) for r in rows if (r["input"], r["K"]) == ("sum", "1")}
-    likeliest, third = one["maximum-likelihood bigram"], one["f^-(K-1)/K, eq. 3"]
-    assert likeliest < third < 1.2 * likeliest
-    assert third < 0.95 * one["f^-K/(K+1)"]
-    assert one["printed"] == PRINTED["sum"][1][2]
-    two = {r["prior"]: float(r["training"]) for r in rows if (r["input"], r["K"]) == ("cat", "2")}
-    assert two["f^-(K-1)/K, eq. 3"] < two["f^+(K-1)/K, section 2.1"]
+    found = {
+        (r["input"], r["K"], r["documents"], r["prior"]): (r["training"], r["development"])
+        for r in rows
+    }
+    third = {}
+    for documents in ("line", "file"):
+        one = {key[-1]: float(v[0]) for key, v in found.items() if key[:3] == ("sum", "1", documents)}  # fmt: skip
+        likeliest = one["maximum-likelihood bigram, a bound"]
+        third[documents] = one["f^-(K-1)/K, eq. 3"] / likeliest
+        assert 1 < third[documents] < 1.2
+        assert one["f^-(K-1)/K, eq. 3"] < 0.95 * one["f^-K/(K+1)"]
+        two = {key[-1]: float(v[0]) for key, v in found.items() if key[:3] == ("cat", "2", documents)}  # fmt: skip
+        assert two["f^-(K-1)/K, eq. 3"] < two["f^+(K-1)/K, section 2.1"]
+    # With contexts across lines hardly any is <pad>, which the noise makes uniform.
+    assert third["file"] < third["line"]
+    assert float(found["sum", "1", "", "printed, explicit"][0]) == PRINTED["sum"][1][2]
+    assert found["cat", "2", "", "printed, warm"] == ("25.8", "33.0")
 
 
 def test_the_bigram_of_maximum_likelihood_by_hand():
@@ -104,14 +169,13 @@ def test_sensitivity_has_every_start_under_every_optimizer(tmp_path):
     arithmetic.sensitivity(lab)
     with (tmp_path / "sensitivity.csv").open() as file:
         rows = list(csv.DictReader(file))
+    starts = [("warm", ""), ("scaled", ""), ("zero", ""), ("cold", "N(0, 1)"), ("cold", "U(±1/√D)")]
     assert [(r["optimizer"], r["start"], r["drawn from"]) for r in rows] == [
-        (optimizer, *start)
-        for optimizer in ("adam", "adagrad")
-        for start in (("warm", ""), ("cold", "N(0, 1)"), ("cold", "U(±1/√D)"))
+        (optimizer, *start) for optimizer in ("adam", "adagrad") for start in starts
     ]
     accuracy = [float(r["test accuracy %"]) for r in rows]
     # After one epoch the optimizer and the draw decide: that is the point of the table.
-    assert accuracy[0] > accuracy[1] and len(set(accuracy)) > 4
+    assert accuracy[0] > accuracy[3] and len(set(accuracy)) > 4
 
 
 def test_a_field_that_no_experiment_has_is_one_line(tmp_path):
@@ -119,3 +183,16 @@ def test_a_field_that_no_experiment_has_is_one_line(tmp_path):
     lab = Laboratory("tiny", 1, ["--config.model.depth=2"], tmp_path, mesh)
     with pytest.raises(UserError, match=r"unknown option --config\.model\.depth"):
         experiments.table1(lab)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["table1", "--protocol=paper"], "--protocol='paper': choose one of ours, printed"),
+        (["formula", "--protocol=printed"], "--protocol=printed: formula trains nothing"),
+    ],
+)
+def test_faults_of_the_protocol_are_one_line(tmp_path, arguments, message):
+    program = [sys.executable, "-m", "explicit_opt.reproduce", *arguments, f"--out={tmp_path}"]
+    said = finish(start(program), code=2)
+    assert said.startswith(f"error: {message}") and said.count("\n") == 1

@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from common import variables
 from common.errors import UserError
 from common.sharding import make_mesh
 from common.train import loop
+from common.train.state import initial_values
+from common.train.task import Values
 from configs import explicit
 from explicit_opt import run
+from explicit_opt.digits import Digits
 from explicit_opt.language import OOV, PAD, NextToken
 
 TEXT = "the cat sat\na dog sat on the mat\nthe dog ran\n" * 40
@@ -127,7 +131,7 @@ def test_eight_devices_find_the_same_solution(words, tmp_path):
     [
         ("at least 1, got 0", "model.context", 0),
         ("one of sum, cat", "model.aggregate", "max"),
-        ("one of cold, explicit, warm", "start", "hot"),
+        ("one of cold, zero, explicit, warm, scaled", "start", "hot"),
         ("one of torch, normal", "model.cold", "zeros"),
         ("-1 or 1", "solution.sign", 0),
         ("at least 1, got 0", "train.epochs", 0),
@@ -137,6 +141,7 @@ def test_eight_devices_find_the_same_solution(words, tmp_path):
         ("above 0 and at most 1", "data.held_out_share", 0.0),
         ("too large for the training text", "data.vocab_size", 5000),
         ("line, paragraph, file", "data.documents", "page"),
+        ("train_tokens must not be negative", "eval.train_tokens", -1),
         ("no directory", "data.source", "files:/nowhere"),
         ("embedded:python or files:DIR", "data.source", "web:x"),
         ("there is: python", "data.source", "embedded:latin"),
@@ -164,9 +169,9 @@ def test_a_run_does_not_go_on_with_another_text(words, mesh, tmp_path):
 
 def test_a_finished_run_takes_more_epochs(digits, mesh, tmp_path):
     digits.train.epochs = 1
-    assert run.fit(digits, tmp_path / "run", mesh)["steps"] == 23
+    assert run.fit(digits, tmp_path / "run", mesh)["steps"] == 20
     digits.train.epochs = 2
-    assert run.fit(digits, tmp_path / "run", mesh)["steps"] == 46
+    assert run.fit(digits, tmp_path / "run", mesh)["steps"] == 40
 
 
 def test_a_part_of_the_text_comes_from_all_of_it(words, mesh, tmp_path):
@@ -176,6 +181,101 @@ def test_a_part_of_the_text_comes_from_all_of_it(words, mesh, tmp_path):
     assert len(task.splits["train"]) == 600
     found = task.tokenizer.decode([(task.splits["train"].tokens_M + 2).tolist()])[0]
     assert min(found.count("cat"), found.count("dog")) > 20
+
+
+def two_halves(words: ConfigDict, folder: Path) -> None:
+    """A training text whose second half has no word of the first."""
+    generator = np.random.default_rng(0)
+    halves = (("the", "cat", "sat"), ("a", "dog", "ran", "on"))
+    lines = [" ".join(generator.choice(half, 5)) for half in halves for _ in range(300)]
+    (folder / "train.txt").write_text("\n".join(lines) + "\n")
+    words.data.vocab_size = 20
+
+
+def test_training_perplexity_is_that_of_the_whole_text_and_not_of_its_beginning(
+    words, mesh, tmp_path
+):
+    """Of values that know one half of the text only, a sample of 400 tokens measures what all tokens do."""
+    two_halves(words, tmp_path)
+    words.data.documents, words.eval.train_tokens = "file", 0  # a file keeps its order
+    task = NextToken(words, mesh)
+    tokens_M = task.splits["train"].tokens_M
+    known = np.unique(tokens_M[: len(tokens_M) // 3])
+    tables = np.zeros((2, task.vocabulary, task.vocabulary), np.float32)
+    tables[:, :, known] = 2.0
+    structure = variables.abstract(lambda: task.build(variables.Keys(0)))
+    values = Values(structure, {"tables": jax.numpy.asarray(tables)}, {}, mesh)
+    whole = task.evaluate(values, "valid")["train_perplexity"]
+    task.config.eval.train_tokens = 400
+    assert task.evaluate(values, "valid")["train_perplexity"] == pytest.approx(whole, rel=0.3)
+    # The first 400 tokens are all of the half that these values know.
+    assert set(tokens_M[:400]) <= set(known) and whole > 1.5 * len(known)
+
+
+def test_text_order_does_not_depend_on_the_limit_of_tokens(words, mesh, tmp_path):
+    two_halves(words, tmp_path)
+    whole = NextToken(words, mesh).splits["train"].tokens_M
+    words.data.tokens = 500
+    part = NextToken(words, mesh).splits["train"].tokens_M
+    np.testing.assert_array_equal(part, whole[:500])
+
+
+def test_documents_change_contexts_and_never_tokens(words, mesh):
+    lines = NextToken(words, mesh).splits
+    words.data.documents = "file"
+    files = NextToken(words, mesh).splits
+    for split in ("train", "valid", "test"):
+        assert len(lines[split]) == len(files[split])
+        assert (files[split].places_M == 0).sum() == 1
+    np.testing.assert_array_equal(lines["valid"].tokens_M, files["valid"].tokens_M)
+    words.data.tokens = 100
+    with pytest.raises(UserError, match="keeps whole documents"):
+        NextToken(words, mesh)
+
+
+@pytest.mark.parametrize("sizes", [{"data": 1}, {"data": 2, "fsdp": 2, "tensor": 2}])
+def test_a_scaled_start_is_the_multiple_that_fits_the_training_text_best(words, sizes):
+    mesh = make_mesh(sizes, jax.devices()[: np.prod(list(sizes.values()))])
+    words.start, words.model.context, words.eval.train_tokens = "scaled", 3, 500
+    task = NextToken(words, mesh)
+    structure = variables.abstract(lambda: task.build(variables.Keys(0)))
+    trainable = initial_values(task, structure, 1, mesh)
+    started, explicit = task.start(trainable)["tables"], task.solution()
+    assert started.sharding.is_equivalent_to(trainable["tables"].sharding, 3)
+    scale = float(np.median(started / explicit))
+    np.testing.assert_allclose(started, scale * explicit, rtol=1e-5)
+
+    def loss(s: float) -> float:
+        return task._training_loss(Values(structure, {"tables": s * explicit}, {}, mesh))
+
+    assert loss(scale) < min(loss(0.95 * scale), loss(1.05 * scale), loss(1.0))
+    words.start = "zero"
+    zero = task.start(trainable)["tables"]
+    assert not np.any(zero) and zero.sharding.is_equivalent_to(trainable["tables"].sharding, 3)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_scaled_layers_of_digits_are_better_calibrated(digits, mesh, layers):
+    """Each layer by its own scalar, at which the derivative of its training loss is 0."""
+    digits.model.layers = layers
+    task = Digits(digits, mesh)
+    explicit = task.solution()
+    digits.start = "scaled"
+    scaled = task.solution()
+    h_MD, targets = task.features("train"), task.splits["train"][1]
+    logits = h_MD @ np.asarray(scaled[0], np.float64)
+    chances = np.exp(logits - logits.max(1, keepdims=True))
+    chances /= chances.sum(1, keepdims=True)
+    rows = np.arange(len(targets))
+    slope = ((chances * logits).sum(1) - logits[rows, targets]).mean()
+    spread = logits.std(1).mean()
+    assert abs(slope) < 2e-3 * spread
+    assert not np.allclose(scaled[0], explicit[0], rtol=0.1)
+    if layers == 2:
+        digits.start = "zero"
+        with pytest.raises(UserError, match="start=zero cannot train") as caught:
+            Digits(digits, mesh)
+        assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_is_also_there_packed_is_read_once(words, mesh, tmp_path):
@@ -208,7 +308,8 @@ def images(tmp_path, digits) -> Path:
         idx(
             tmp_path / f"{part}-images-idx3-ubyte.gz", np.tile(labels[:, None, None] * 9, (1, 2, 2))
         )
-    digits.data.source, digits.train.batch = f"files:{tmp_path}", 10
+    digits.data.update({"source": f"files:{tmp_path}", "held_out": 0})
+    digits.train.batch = 10
     return tmp_path
 
 
@@ -240,6 +341,7 @@ def test_faults_of_images_are_one_line(images, digits, mesh, tmp_path, fault, da
 def test_mnist_before_any_training(digits, mesh, tmp_path, layers, accuracy, loss):
     """The paper prints 82.86 % for one layer at K = 105.99; the files give K = 105.10."""
     digits.data.source = f"files:{os.environ['TRAINLESS_DATA']}/mnist"
+    digits.data.held_out = 0
     digits.start, digits.model.layers = "explicit", layers
     task = run.make_task(digits, mesh)
     assert task.features("train").sum(1).mean() == pytest.approx(105.10, abs=0.005)

@@ -10,6 +10,7 @@ from common import variables
 from common.errors import UserError
 from common.model.block import Context
 from common.model.memory import settle
+from common.train import optimizer
 from configs import language
 from gmlp_lm.model import language_model, validate
 
@@ -140,3 +141,23 @@ def test_faults(fault, field, value):
         model[field] = value
     with pytest.raises(UserError, match=fault):
         validate(model)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_weight_decay_of_the_fair_recipe_leaves_biases_scales_and_positions_alone(kind):
+    """A step without gradients changes kernels, maps over positions and the byte table, and nothing else."""
+    config = language.choose(kind, "enwik8", "fixed,tiny")
+    values = {
+        name: variable.get_value()
+        for name, variable in variables.split(
+            language_model(config.model, 11, rngs=nnx.Rngs(0))
+        ).trainable.items()
+    }
+    config.optimizer.update({"schedule": "constant"})
+    update, _ = optimizer.make(config.optimizer, 10)
+    zeros = jax.tree.map(jnp.zeros_like, values)
+    updates, _ = update.update(zeros, update.init(values), values)
+    moved = {name.split("/")[-1] for name, change in updates.items() if np.any(change)}
+    assert moved == ({"kernel", "table"} if kind == "gpt" else {"kernel", "table", "weight"})
+    still = {name for name, change in updates.items() if not np.any(change)}
+    assert still == {name for name in values if name.endswith(("bias", "scale", "positions/table"))}

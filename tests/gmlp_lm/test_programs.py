@@ -16,6 +16,8 @@ from common import variables
 from common.decode.generate import Writer
 from common.decode.sample import Sampling
 from common.errors import UserError
+from common.metrics.predictions import PREDICTIONS
+from common.metrics.predictions import load as load_predictions
 from common.sharding import make_mesh
 from common.tasks.language_modelling import LanguageModelling, words
 from common.train.state import initial_values
@@ -54,6 +56,14 @@ def test_training_lowers_the_bits(trained):
     assert last < first < 8
     test = summary["test"]
     assert test["nats_per_byte"] == pytest.approx(test["bits_per_byte"] * math.log(2))
+
+
+def test_the_run_keeps_the_loss_of_every_test_window(trained):
+    workdir, summary = trained
+    kept = load_predictions(workdir / PREDICTIONS)
+    assert kept.metrics() == pytest.approx(summary["test"], rel=1e-12)
+    stride = small().eval.stride
+    assert set(kept.weights_M[:-1]) == {stride} and 0 < kept.weights_M[-1] <= stride
 
 
 def reader(values: Values) -> Callable[[list[int]], np.ndarray]:

@@ -18,6 +18,12 @@ from perception.model import backbone
 
 SHAPE = bert(1, 16, 24, 2, vocabulary=300, longest=16)
 LORA = {"finetune": "lora", "optimizer.schedule": "constant"}
+TUNED = {
+    "finetune": "full_pretrained",
+    "optimizer.schedule": "constant",
+    "optimizer.learning_rate": 0.0,
+    "learning_rates.full_pretrained": 2e-3,
+}
 
 
 @pytest.fixture(scope="module")

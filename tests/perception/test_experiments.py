@@ -65,6 +65,19 @@ def test_every_run_has_a_valid_configuration_and_a_folder_of_its_own(make, scale
         assert config.freeze_head == (recipe == "paper")
 
 
+def test_full_fine_tuning_is_a_row_on_request(make) -> None:
+    """The printed table has no such row; it needs weights, as LoRA does."""
+    fields = {"modes": ("full_pretrained",), "places": places("sst2"), "datasets": ("sst2",)}
+    (case,) = make(**fields).cases()
+    assert make(**fields).missing(case) == "--pretrained=arctic_xs=DIR"
+    lab = make(**fields, weights={"arctic_xs": Path("weights")})
+    config = lab.configuration(case, 2)
+    run.validate(config)
+    assert (config.finetune, config.pretrained) == ("full_pretrained", "weights")
+    tables.table1(lab)
+    assert [row["sst2"] for row in read(lab.out / "table1.csv")] == ["86.0", "85.0"]
+
+
 def test_columns_are_those_of_the_printed_table() -> None:
     columns = [known.column for known in DATASETS.values()]
     assert columns == list(SIZES)

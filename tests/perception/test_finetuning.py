@@ -10,10 +10,18 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from common import variables
+from common.sharding import place, shardings
 from common.variables import draw_frozen
 from configs import perception as recipes
 from perception.backbones import BACKBONES
-from perception.finetuning import make_model, make_shape, outside, reinitialized, with_type
+from perception.finetuning import (
+    make_model,
+    make_shape,
+    outside,
+    reinitialized,
+    resolve,
+    start,
+)
 from perception.hugging_face import open_model
 from perception.model import PooledClassifier, backbone
 from tests.perception.conftest import LORA, SHAPE
@@ -49,10 +57,10 @@ def test_frozen_matrices_are_read_in_the_type_that_they_are_computed_with(
 def test_the_recipe_of_the_authors_has_their_types(backbone, expected):
     config = recipes.get_config("paper")
     config.backbone = backbone
-    assert with_type(config).model.dtype == expected
-    assert with_type(recipes.get_config()).model.dtype == "auto"
+    assert resolve(config).model.dtype == expected
+    assert resolve(recipes.get_config()).model.dtype == "auto"
     config.model.dtype = "float32"
-    assert with_type(config).model.dtype == "float32"
+    assert resolve(config).model.dtype == "float32"
 
 
 def test_of_a_head_run_the_head_alone_is_trained(make):
@@ -75,6 +83,22 @@ def test_the_confounds_of_the_authors_are_drawn_from_the_seed(make):
     assert 0.9 / 32**0.5 < np.abs(kernel).max() <= 1 / 32**0.5
     config.finetune = "full"
     assert not structure(config, shape).frozen
+    config.finetune = "full_pretrained"
+    assert not structure(config, shape).frozen
+
+
+def test_full_fine_tuning_draws_the_tables_of_the_authors_anew_and_trains_them(
+    make, mesh, pretrained
+):
+    config = make(finetune="full_pretrained", reinitialize="authors")
+    kinds = structure(config).trainable
+    drawn = place(
+        {n: np.zeros(v.shape, np.float32) for n, v in kinds.items()}, shardings(kinds, mesh)
+    )
+    found = start(config, open_model(pretrained))(drawn)
+    assert {n for n, x in found.items() if x is drawn[n]} == {
+        *("encoder/embed/positions/table", "head/kernel", "head/bias")
+    }
 
 
 @pytest.mark.parametrize(

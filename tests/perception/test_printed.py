@@ -37,9 +37,34 @@ def test_the_regression_is_the_textbooks() -> None:
     assert line.gap(np.e**10) == pytest.approx(-13) and line.r_squared == pytest.approx(1)
 
 
+def test_prediction_intervals_are_the_textbooks() -> None:
+    """Least squares by the normal equations, with Student's t of n - 2 degrees of freedom (2.776 for n = 6)."""
+    tokens = np.array([1e3, 1e4, 3e4, 1e5, 1e6, 2e7])
+    gaps = np.array([3.0, 5.0, 2.5, 4.0, -1.0, 0.5])
+    line = richness.fit(list(zip(tokens, gaps, strict=True)))
+    design = np.stack([np.ones(6), np.log(tokens)], axis=1)
+    inverse = np.linalg.inv(design.T @ design)
+    residuals = gaps - design @ (inverse @ design.T @ gaps)
+    at = np.array([1, np.log(5e4)])
+    wanted = 2.776 * np.sqrt(residuals @ residuals / 4 * (1 + at @ inverse @ at))
+    assert line.margin(5e4) == pytest.approx(wanted, rel=1e-3)
+    assert richness.fit([(1e3, 1.0), (1e4, 2.0)]).margin(1e3) == np.inf
+
+
+def test_the_expectation_leaves_artefacts_out_and_has_an_interval() -> None:
+    """Neither the collapsed training nor SNLI; intervals that hold 0."""
+    line = richness.expectation()
+    found = {
+        name: (line.gap(size.tokens), line.margin(size.tokens))
+        for name, size in richness.SIZES.items()
+    }
+    assert found["rotten"] == pytest.approx((3.6, 6.8), abs=0.05)
+    assert found["sst2"] == pytest.approx((2.5, 6.6), abs=0.05)
+
+
 def test_figure_1_is_near_the_papers() -> None:
     """Its R^2 of 0.342 is of numbers of tokens that it does not print; with ours it is 0.37."""
-    line = richness.printed_line()
+    line = richness.fit(richness.points(richness.means(richness.gaps(printed.table1()))))
     assert line.slope < 0  # the richer, the less pretraining is worth
     assert abs(line.r_squared - printed.R_SQUARED) < 0.05
     found = richness.gaps(printed.table1())

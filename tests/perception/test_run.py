@@ -5,6 +5,7 @@ import io
 import json
 import shutil
 import sys
+from argparse import Namespace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,15 +15,19 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
+from common.data.tensor_files import TensorFiles
 from common.errors import UserError
 from common.metrics.classes import weighted_f1
+from common.metrics.predictions import PREDICTIONS
+from common.metrics.predictions import load as load_predictions
 from common.sharding import make_mesh
 from common.track.tracker import read_metrics
-from perception import classify, datasets, run
+from perception import adapter_commands, classify, datasets, run
 from perception.backbones import BACKBONES
-from perception.finetuning import make_shape
+from perception.finetuning import make_shape, resolve
+from perception.hugging_face import open_model
 from perception.task import TextClassification
-from tests.perception.conftest import LORA, SHAPE
+from tests.perception.conftest import LORA, SHAPE, TUNED
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +67,17 @@ def test_a_run_in_use_gives_what_its_summary_says(full, lora, mesh):
         assert summary["objective"] == "weighted_f1"
 
 
+def test_a_run_keeps_the_probabilities_of_every_test_example(lora, mesh):
+    workdir, summary = lora
+    kept = load_predictions(workdir / PREDICTIONS)
+    assert kept.metrics() == pytest.approx(summary["test"], rel=1e-5)
+    trained = run.load(workdir, mesh)
+    splits, classes = datasets.load(trained.config)
+    assert (kept.names, kept.examples) == (classes, splits["test"].fingerprint)
+    found_MN = trained.probabilities([text for (text,) in splits["test"].texts], rows=16)
+    np.testing.assert_allclose(kept.probabilities_MN, found_MN, atol=2e-3)
+
+
 def test_the_authors_choose_by_the_test(full):
     """The curve has the test of the best step and that of the last one."""
     _, summary = full
@@ -97,6 +113,88 @@ def test_of_a_lora_run_adapters_and_head_are_trained_and_stored(lora, mesh, weig
     assert len(values.frozen) == len(weights)
     moved = [n for n, x in values.trainable.items() if n.endswith("lora_b") and np.any(x != 0)]
     assert len(moved) == 3
+
+
+@pytest.fixture(scope="module")
+def tuned(make, mesh, tmp_path_factory) -> tuple[Path, dict]:
+    """All weights trained, from the pretrained ones."""
+    workdir = tmp_path_factory.mktemp("runs") / "tuned"
+    return workdir, run.fit(make(**TUNED, **{"eval.start": True}), workdir, mesh)
+
+
+def test_full_fine_tuning_starts_from_the_pretrained_weights(make, mesh, weights, tmp_path):
+    run.fit(make(**TUNED, **{"train.steps": 0, "eval.start": True}), tmp_path / "run", mesh)
+    values = run.load(tmp_path / "run", mesh).values
+    assert not values.frozen
+    for name, value in weights.items():
+        np.testing.assert_array_equal(values.trainable[f"encoder/{name}"], value, err_msg=name)
+
+
+def test_full_fine_tuning_trains_and_stores_every_weight(tuned, mesh, weights):
+    workdir, summary = tuned
+    stored = state(workdir)
+    assert not stored.get("frozen")
+    head = {"head/kernel", "head/bias"}
+    assert set(stored["trainable"]) == {f"encoder/{name}" for name in weights} | head
+    assert summary["params"]["frozen"] == 0
+    for name, value in weights.items():
+        assert np.any(stored["trainable"][f"encoder/{name}"] != value), name
+    assert (
+        summary["config"]["optimizer"]["learning_rate"] == TUNED["learning_rates.full_pretrained"]
+    )
+
+
+def test_full_fine_tuning_resumes_bit_exactly(tuned, make, mesh, tmp_path):
+    workdir, fields = tmp_path / "parts", TUNED | {"eval.start": True}
+    run.fit(make(**fields, **{"train.steps": 2}), workdir, mesh)
+    run.fit(make(**fields), workdir, mesh)
+    assert losses(workdir) == losses(tuned[0])
+    one, other = (jax.tree.leaves(state(folder)) for folder in (workdir, tuned[0]))
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_fully_fine_tuned_run_is_used_and_exported_without_the_pretrained_values(
+    tuned, mesh, monkeypatch, tmp_path
+):
+    workdir, summary = tuned
+    monkeypatch.setattr(TensorFiles, "read", None)
+    assert measured(workdir, mesh) == pytest.approx(summary["test"]["weighted_f1"])
+    out = tmp_path / "out"
+    adapter_commands.export(Namespace(run=workdir, pretrained=None, out=out))
+    monkeypatch.undo()
+    exported, trained = open_model(out), run.load(workdir, mesh).values.trainable
+    wanted = {
+        name.removeprefix("encoder/"): jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+        for name, x in trained.items()
+        if name.startswith("encoder/")
+    }
+    for name, value in exported.load(wanted).items():
+        np.testing.assert_array_equal(value, trained[f"encoder/{name}"], err_msg=name)
+    assert (out / "tokenizer.json").read_text() == (workdir / "tokenizer.json").read_text()
+
+
+def test_a_fully_fine_tuned_run_of_a_named_backbone_needs_no_folder(
+    tuned, mesh, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(BACKBONES, "tiny_bert", SHAPE)
+    workdir = shutil.copytree(tuned[0], tmp_path / "run")
+    config = json.loads((workdir / "config.json").read_text())
+    config |= {"backbone": "tiny_bert", "pretrained": str(tmp_path / "gone")}
+    (workdir / "config.json").write_text(json.dumps(config))
+    wanted = run.load(tuned[0], mesh).probabilities(["a string"])
+    np.testing.assert_array_equal(run.load(workdir, mesh).probabilities(["a string"]), wanted)
+
+
+def test_each_way_has_the_learning_rate_of_its_field(make):
+    rates = {"full": 1e-3, "full_pretrained": 2e-3, "lora": 3e-3, "head": 4e-3}
+    fields = {f"learning_rates.{way}": rate for way, rate in rates.items()}
+    for way, rate in rates.items():
+        config = make(**fields, finetune=way, **{"optimizer.learning_rate": 0.0})
+        assert resolve(config).optimizer.learning_rate == rate
+        config.optimizer.learning_rate = 0.5
+        assert resolve(config).optimizer.learning_rate == 0.5
+    assert "learning_rates" not in resolve(config)
 
 
 def losses(workdir: Path) -> list[float]:
@@ -191,7 +289,7 @@ def test_classify_labels_what_comes_before_a_fault():
         ({"finetune": "lora", "pretrained": ""}, "--config.pretrained=DIR is missing, a folder"),
         ({"pretrained": ""}, "--config.backbone=auto means that of --config.pretrained"),
         ({"finetune": "lora", "pretrained": "nowhere"}, "--config.pretrained=nowhere is no folder"),
-        ({"finetune": "lora", "data.tokenizer": "trained"}, "tokenizer=trained is for full"),
+        ({"finetune": "lora", "data.tokenizer": "trained"}, "tokenizer=trained is for .*=full"),
         ({"finetune": "lora", "backbone": "arctic_xs"}, "is not --config.backbone=arctic_xs"),
         ({"finetune": "lora", "data.max_length": 17}, "longer than the 16 positions of the model"),
         (
@@ -199,6 +297,22 @@ def test_classify_labels_what_comes_before_a_fault():
             "targets: 'qkv' names no layer; there are, .*: query, key, value, out, up, down",
         ),
         ({"backbone": "tiny_bert"}, "--config.pretrained=.* would not be used: .*finetune=full"),
+        (
+            {"finetune": "full_pretrained", "pretrained": ""},
+            "--config.pretrained=DIR is missing, a",
+        ),
+        (
+            {"finetune": "full_pretrained", "quantize": "int8"},
+            "quantize=int8 is of frozen weights; --config.finetune=full_pretrained trains them all",
+        ),
+        (
+            {"finetune": "full_pretrained", "data.tokenizer": "trained"},
+            "tokenizer=trained is for --config.finetune=full$",
+        ),
+        (
+            {"optimizer.learning_rate": 0.0, "learning_rates.full": -1.0},
+            "--config.learning_rates.full must be above 0, got -1.0",
+        ),
         ({"finetune": "lora", "lora.rank": 0}, "lora.rank must be at least 1"),
         ({"finetune": "lora", "reinitialize": "embed"}, "did you mean embed/table"),
         ({"pool": "max"}, "choose one of masked, authors"),

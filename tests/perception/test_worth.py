@@ -92,16 +92,16 @@ def test_everything_stands_side_by_side(asked) -> None:
     with (asked / "worth.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row[""] for row in rows] == [*comparison.WAYS.values(), comparison.BASELINE]
-    for row, name in zip(rows, ("lora", "head", "full"), strict=False):
+    for row, name in zip(rows, comparison.WAYS, strict=False):
         summary = json.loads((asked / "runs" / f"{name}_seed1" / "summary.json").read_text())
         assert row["F1, best step"] == f"{summary['test']['weighted_f1']:.2f}"
         assert row["F1, last step"] == f"{summary['test_last']['weighted_f1']:.2f}"
         assert int(row["parameters trained"]) == summary["params"]["trainable"]
-        assert summary["config"]["quantize"] == ("none" if name == "full" else "4bit")
+        assert summary["config"]["quantize"] == ("none" if "full" in name else "4bit")
     sentence = (asked / "answer.txt").read_text()
     assert sentence.startswith("On these 120 training examples") and sentence.count("\n") == 1
     compared = load_local(str(asked / "runs"))  # what common.report takes
-    assert {run.name for run in compared} == {"lora_seed1", "head_seed1", "full_seed1"}
+    assert {run.name for run in compared} == {f"{way}_seed1" for way in comparison.WAYS}
 
 
 def test_a_second_call_trains_nothing(asked, folder) -> None:
@@ -242,7 +242,7 @@ def test_an_export_without_its_classifier_does_not_appear(asked, tmp_path, monke
 
 def test_other_runs_are_exported_with_what_they_began_from(asked, folder) -> None:
     base = kernels(folder / "model")
-    for name, changed in (("head", 0), ("lora", 3)):
+    for name, changed in (("head", 0), ("lora", 3), ("full_pretrained", len(base))):
         workdir, out = asked / "runs" / f"{name}_seed1", folder / f"exported_{name}"
         call(adapters, "export", f"--run={workdir}", f"--out={out}")
         found, head = kernels(out), run.load(workdir).values.trainable["head/kernel"]

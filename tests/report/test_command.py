@@ -8,7 +8,7 @@ import pytest
 from tests.programs import ROOT, finish, start
 
 RUNS = [f"results/multi30k_{name}" for name in ("transformer", "t_res", "ffn_res")]
-TABLES = ("runs", "differences", "aucc", "times", "seeds")
+TABLES = ("runs", "differences", "aucc", "times", "seeds", "verdicts")
 
 
 def test_tables_and_figures_of_the_repositorys_results(tmp_path):

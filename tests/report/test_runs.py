@@ -47,7 +47,7 @@ def test_the_repositorys_own_results_are_runs():
         ('{"curve": ', "is damaged"),
         ("[1, 2]", "is not the summary of a run"),
         ({"benchmark": 1}, "it has no config, curve, test, params, seed"),
-        (summary([1.0]) | {"seed": None}, "it has no seed"),
+        (summary([1.0]) | {"seed": "one"}, "it has no seed"),
         (summary([]), "has no validation points"),
         (summary([1.0]) | {"curve": {"name": "bleu"}}, "not a validation curve"),
         (

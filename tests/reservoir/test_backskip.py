@@ -24,7 +24,7 @@ VALUE = "encoder/blocks/1/baseline/down/bias"
 
 
 def rule(**fields) -> Rule:
-    return Rule(**{"reward": "signed", "normalize": False, "sigma": 1.0, "scale": 1.0, **fields})
+    return Rule(**{"reward": "signed", "sigma": 1.0, "scale": 1.0, **fields})
 
 
 # The estimator.
@@ -59,21 +59,45 @@ def test_a_baseline_near_the_mean_reward_lowers_the_variance():
         value = jnp.full(mu.shape[:2], baseline)
         return jax.grad(quadratic)(mu, noise, value, rule()).std()
 
-    assert spread(-3.0) < 0.5 * spread(0.0)
+    # Values are in units of the root mean square of g, here sqrt(3^2 + 1).
+    assert spread(-3.0 / 10**0.5) < 0.5 * spread(0.0)
 
 
 def test_one_position_by_hand():
-    """g = (1, 3): reward -2; with V = 0.5 the gradient of mu is 2.5 eps / sigma, that of V 2 (0.5 + 2)."""
+    """g = (1, 3), of root mean square r = sqrt(5): with V = 0.5 the gradient of mu is r (0.5 + 2 / r) eps / sigma."""
     g, noise = jnp.array([[[1.0, 3.0]]]), jnp.array([[[0.2, -0.4]]])
-    value = jnp.full((1, 1), 0.5)
+    value, r = jnp.full((1, 1), 0.5), 5**0.5
 
     def loss(y, mu, value):
         return jnp.sum(g * skip(rule(sigma=0.5, scale=3.0), y, mu, noise, value))
 
     of_y, of_mu, of_value = jax.grad(loss, argnums=(0, 1, 2))(jnp.zeros((1, 1, 2)), noise, value)
     assert not np.any(of_y)
-    np.testing.assert_allclose(of_mu[0, 0], 3.0 * 2.5 * np.array([0.2, -0.4]) / 0.5, rtol=1e-6)
-    np.testing.assert_allclose(of_value, 5.0, rtol=1e-6)
+    expected = 3.0 * (0.5 * r + 2) * np.array([0.2, -0.4]) / 0.5
+    np.testing.assert_allclose(of_mu[0, 0], expected, rtol=1e-6)
+    np.testing.assert_allclose(of_value, 2 * (0.5 + 2 / r), rtol=1e-6)
+
+
+@pytest.mark.parametrize("reward", ["signed", "own_rms"])
+def test_the_estimate_is_linear_in_the_gradient_above(reward: str):
+    """A loss that is a sum over tokens and one that is a mean train the layer below alike, and the value the same."""
+    keys = jax.random.split(jax.random.key(0), 3)
+    g, noise = (jax.random.normal(key, (2, 5, 8)) for key in keys[:2])
+    value = jax.random.normal(keys[2], (2, 5))
+
+    def gradients(factor):
+        def loss(mu, value):
+            y = skip(rule(reward=reward), jnp.zeros_like(mu), mu, noise, value)
+            return jnp.sum(factor * g * y)
+
+        return jax.grad(loss, argnums=(0, 1))(noise, value)
+
+    (mu, of_value), (small_mu, small_value) = gradients(1.0), gradients(1e-3)
+    np.testing.assert_allclose(mu, 1000 * small_mu, rtol=1e-5)
+    np.testing.assert_allclose(of_value, small_value, rtol=1e-5)
+    # `scale` is relative to the size of g: with 1 both are of one order, however small g is.
+    assert 0.2 < jnp.std(small_mu) / jnp.std(1e-3 * g) < 5
+    np.testing.assert_allclose(gradients(1e-24)[0], 1e-24 * mu, rtol=1e-5)
 
 
 def test_an_ordinary_step_passes_the_gradient_and_teaches_the_value():
@@ -82,20 +106,23 @@ def test_an_ordinary_step_passes_the_gradient_and_teaches_the_value():
     loss = lambda y, value: jnp.sum(g * observe(rule(), y, value))  # noqa: E731
     of_y, of_value = jax.grad(loss, argnums=(0, 1))(jnp.zeros_like(g), value)
     np.testing.assert_array_equal(of_y, g)
-    np.testing.assert_array_equal(of_value, [[4.0, 0.0]])
+    np.testing.assert_allclose(of_value, [[4 / 5**0.5, 0.0]], rtol=1e-6)
 
 
 def test_rewards():
     g = jnp.array([[[1.0, 3.0], [-2.0, 0.0], [0.0, 0.0]]])
-    found, valid = rewards(g, rule())
-    np.testing.assert_allclose(found, [[-2, 1, 0]])
-    np.testing.assert_array_equal(valid, [[True, True, False]])
-    found, _ = rewards(g, rule(reward="norm"))
-    np.testing.assert_allclose(found, [[-(5**0.5), -(2**0.5), 0]], rtol=1e-6)
-    # Divided by the deviation of the two valid ones, 1.5; any scale of the gradient is the same then.
-    for scale in (1.0, 1e-6):
-        found, _ = rewards(scale * g, rule(normalize=True))
-        np.testing.assert_allclose(found, [[-2 / 1.5, 1 / 1.5, 0]], rtol=1e-5)
+    found = rewards(g, rule())
+    r = (14 / 4) ** 0.5
+    np.testing.assert_allclose(found.size, r, rtol=1e-6)
+    # The printed reward, minus the mean over the width, in units of r.
+    np.testing.assert_allclose(found.reward_BL, [[-2 / r, 1 / r, 0]], rtol=1e-6)
+    np.testing.assert_array_equal(found.valid_BL, [[True, True, False]])
+    # Our own: minus the root mean square of each, divided by the deviation of the two.
+    found = rewards(g, rule(reward="own_rms"))
+    own = np.array([-(5**0.5), -(2**0.5)])
+    np.testing.assert_allclose(found.reward_BL[0, :2], own / own.std(), rtol=1e-5)
+    nothing = rewards(jnp.zeros_like(g), rule())
+    assert not np.any(nothing.reward_BL) and nothing.size > 0
 
 
 # Which steps skip.
@@ -116,8 +143,9 @@ def test_when_a_step_skips(make_config):
     assert [skips(config, step) for step in range(300)] == skipped[:300].tolist()
     config.seed = 2
     assert [skips(config, step) for step in range(300)] != skipped[:300].tolist()
-    settings.estimator = "none"
-    assert not any(skips(config, step) for step in range(0, 1000, 50))
+    for estimator in ("none", "noise"):
+        settings.estimator = estimator
+        assert not any(skips(config, step) for step in range(0, 1000, 50))
 
 
 # In a model.
@@ -145,12 +173,12 @@ def prepared(make_config, kind: str, estimator: str, **fields):
     return Task(config), structure, helpers.random_values(structure.trainable, 0), frozen
 
 
-def gradients(task: Task, structure, trainable, frozen, step: int):
-    """Loss, gradients and counted operations of one step."""
+def gradients(task: Task, structure, trainable, frozen, step: int, factor: float = 1.0):
+    """Loss, gradients and counted operations of one step, whose loss is multiplied by `factor`."""
 
     def loss(trainable):
         model = structure.build(trainable, frozen)
-        return task.loss_at(step)(model, BATCH, jax.random.key(7))[0]
+        return factor * task.loss_at(step)(model, BATCH, jax.random.key(7))[0]
 
     function = jax.value_and_grad(loss)
     return *jax.jit(function)(trainable), flops.count(function, trainable)
@@ -197,6 +225,22 @@ def test_the_controls(make_config):
             exact = gradients(*plain[:2], trainable, empty, 0)
             found = gradients(task, structure, trainable, empty, 3)
             np.testing.assert_allclose(found[1][BELOW], exact[1][BELOW], rtol=1e-4, atol=1e-6)
+
+
+def test_noise_alone_is_the_policys_with_true_gradients(make_config):
+    """As an ordinary step of the policy, in all steps; no value is trained."""
+    task, structure, trainable, frozen = prepared(make_config, "ffn", "noise")
+    assert not any("baseline" in name for name in trainable)
+    assert task.loss_at(3) == task.loss_at(0)
+    loss, found, _ = gradients(task, structure, trainable, frozen, 3)
+    given = prepared(make_config, "ffn", "policy")
+    ordinary = gradients(given[0], given[1], {**given[2], **trainable}, frozen, 0)
+    np.testing.assert_allclose(loss, ordinary[0], rtol=1e-6)
+    for name, gradient in found.items():
+        np.testing.assert_allclose(gradient, ordinary[1][name], rtol=1e-4, atol=1e-5)
+    plain = prepared(make_config, "ffn", "none")
+    still = gradients(*plain[:2], trainable, frozen, 0)
+    assert not np.allclose(found[BELOW], still[1][BELOW], rtol=1e-2)
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -251,6 +295,13 @@ def test_two_reservoirs_that_are_no_neighbours(make_config, estimator: str):
     for name in (n for n in ordinary[1] if "baseline" in n and "/3/" in n):
         # What arrives above the upper one is exact: its value learns the same.
         np.testing.assert_allclose(skipping[1][name], ordinary[1][name], rtol=1e-4, atol=1e-6)
+    if estimator == "policy":
+        # Estimates of estimates: still of the size of the gradient, and linear in it.
+        scaled = gradients(*given, 3, 1000.0)[1]
+        for layer in (0, 2, 4):
+            name = BELOW.replace("/0/", f"/{layer}/", 1)
+            np.testing.assert_allclose(scaled[name], 1000 * skipping[1][name], rtol=1e-3, atol=1e-3)
+            assert np.std(skipping[1][name]) < 10 * np.std(ordinary[1][above])
 
 
 @pytest.mark.parametrize("estimator", ["policy", "identity", "zero"])
@@ -315,7 +366,7 @@ def test_a_run_that_would_never_skip_is_refused_and_a_reward_that_cannot_teach_i
     config.model.backskip.update({"estimator": "policy", "reward": "signed"})
     config.train.steps, config.optimizer.warmup_steps = 100, 99
     validate_steps(config)
-    assert "reward=signed is 0 where norms stand before" in capsys.readouterr().err
+    assert "reward=signed, the paper's, is 0 up to rounding" in capsys.readouterr().err
     config.model.norm, config.optimizer.warmup_steps = "post", 100
     with pytest.raises(UserError, match="never skips: 100 steps of warm-up"):
         validate_steps(config)

@@ -116,6 +116,19 @@ def test_layerdrop_leaves_out_as_much_as_others_freeze_and_backskipping_waits_fo
     assert warmup(skipping) == skipping.optimizer.warmup_steps == 4000
 
 
+def test_table_3_tells_the_printed_reward_from_ours_and_has_the_parts_of_the_policy(tmp_path):
+    lab = laboratory(tmp_path)
+    (cases,) = lab.needed("table3").values()
+    found = {}
+    for case in cases:
+        settings = lab.configuration(case, 1).model.backskip
+        found[case.model] = settings.estimator, settings.reward
+    assert found["Backskip Reservoir"] == ("policy", "signed")
+    assert found["Backskip by own reward"] == ("policy", "own_rms")
+    controls = ("Identity gradient", "Zero gradient", "Noise and true gradients")
+    assert [found[name][0] for name in controls] == ["identity", "zero", "noise"]
+
+
 def test_table_1_by_hand(tmp_path):
     """Two seeds: best 31 and 32; 100 s to it, 80 s with reservoirs; epochs of 25 and 20 s."""
     tables.table1(laboratory(tmp_path, seeds=2))

@@ -14,6 +14,8 @@ from ml_collections import ConfigDict
 from common import variables
 from common.data.tokenizer import BOS, PAD
 from common.errors import UserError
+from common.metrics.predictions import PREDICTIONS
+from common.metrics.predictions import load as load_predictions
 from common.sharding import make_mesh
 from common.tasks.masked_lm import MaskedLm, lengths, vocabulary
 from common.tasks.masking import mask
@@ -178,6 +180,13 @@ def test_training_lowers_the_perplexity(trained):
     first, last = (summary["curve"]["points"][i]["value"] for i in (0, -1))
     assert last < first < 60
     assert set(summary["test"]) == {"perplexity", "loss", "accuracy"}
+
+
+def test_the_run_keeps_the_loss_of_every_test_row(trained, task):
+    workdir, summary = trained
+    kept = load_predictions(workdir / PREDICTIONS)
+    assert kept.metrics() == pytest.approx(summary["test"], rel=1e-12)
+    assert len(kept) == len(task.splits["test"]) and (kept.hits_M <= kept.weights_M).all()
 
 
 def test_a_run_in_two_parts_is_the_same_to_the_bit(trained, folder, mesh, tmp_path):

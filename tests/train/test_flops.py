@@ -18,6 +18,7 @@ from common import variables
 from common.model import transformer
 from common.model.attend import attend
 from common.model.block import Block, Context
+from common.model.encoder_decoder import Stack
 from common.model.lora import Lora, adapt
 from common.train import flops
 from configs import language, translation
@@ -143,3 +144,52 @@ def test_fused_attention_counts_as_the_products_that_it_replaces(
     assert flops.count(program(), query, other, other) == plain
     if not options:
         assert plain == (6 if gradient else 2) * 2 * 2 * 300 * 200 * 3 * 16
+
+
+def counted(layers: int, drop: float, remat: bool, parts: int = 1) -> int:
+    """Operations of the gradient of a stack, over a batch that is cut into so many microbatches."""
+
+    def make(rngs) -> Stack:
+        blocks = [plain(rngs) for _ in range(layers)]
+        return Stack(blocks, WIDTH, rngs=rngs, drop=drop, remat=remat)
+
+    structure = variables.abstract(lambda: make(variables.Keys(0)))
+    trainable = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in structure.trainable.items()}
+
+    def gradient(trainable, x_BLD):
+        def loss(trainable, x_BLD):
+            y_BLD = structure.build(trainable, {})(x_BLD, Context(), jax.random.key(0))
+            return jnp.sum(y_BLD**2)
+
+        def add(total, x_BLD):
+            grads = jax.grad(loss, argnums=(0, 1))(trainable, x_BLD)[0]
+            return jax.tree.map(jnp.add, total, grads), None
+
+        zero = jax.tree.map(jnp.zeros_like, trainable)
+        return jax.lax.scan(add, zero, x_BLD.reshape(parts, -1, *x_BLD.shape[1:]))[0]
+
+    return flops.count(gradient, trainable, jax.ShapeDtypeStruct((2, 8, WIDTH), jnp.float32))
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_recomputation_is_not_counted(parts: int) -> None:
+    """Operations are those of the model, whatever the backward pass computes once more."""
+    assert counted(2, 0.0, True, parts) == counted(2, 0.0, False, parts) > 0
+
+
+@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_branch_of_a_known_chance_counts_with_its_expectation(remat: bool, parts: int) -> None:
+    """LayerDrop with 0.25: of each layer three quarters, forward and backward."""
+    of_a_layer = counted(3, 0.0, remat, parts) - counted(2, 0.0, remat, parts)
+    whole, dropped = (counted(2, drop, remat, parts) for drop in (0.0, 0.25))
+    # The gradient of the input of the lowest layer is needed by none, but a branch computes it.
+    assert dropped == pytest.approx(whole - 0.25 * 2 * of_a_layer, rel=0.01)
+
+
+def test_a_branch_of_unknown_chance_counts_its_most_expensive_arm() -> None:
+    def function(x, flag):
+        return jax.lax.cond(flag, lambda x: x @ x, lambda x: x, x)
+
+    x, flag = jax.ShapeDtypeStruct((8, 8), jnp.float32), jax.ShapeDtypeStruct((), bool)
+    assert flops.count(function, x, flag) == 2 * 8**3

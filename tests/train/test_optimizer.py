@@ -1,6 +1,6 @@
 """Optimizers against the published algorithms in NumPy, schedules against their formulas, and what is refused.
 
-Adafactor also against that of transformers, and the same training on every mesh.
+Adafactor also against that of transformers, and the same training on every mesh. Weight decay of matrices.
 """
 
 import jax
@@ -32,6 +32,7 @@ def settings(**fields: object) -> ConfigDict:
         "schedule": "constant",
         "epsilon": 1e-30,
         "weight_decay": DECAY,
+        "decay": "all",
         "warmup_steps": 0,
     } | fields
     return toy.config(**{f"optimizer__{name}": value for name, value in fields.items()}).optimizer
@@ -254,6 +255,72 @@ def test_warm_up_is_a_twentieth_of_the_steps_or_what_is_said(schedule):
     asked.warmup_steps = -2
     with pytest.raises(UserError, match="warmup_steps must not be negative, but for -1"):
         optimizers.validate(asked)
+
+
+MATRICES = ("layer/kernel", "spatial/weight", "embed/table")
+VECTORS = ("layer/bias", "norm/scale", "spatial/bias", "embed/positions/table")
+
+
+def decaying() -> dict:
+    """Parameters named and shaped as the core's are; a gate bias and position embeddings have two dimensions."""
+    shapes = ((2, 3), (1, 4, 4), (5, 3), (3,), (3,), (1, 4), (4, 3))
+    return {n: jnp.ones(s) for n, s in zip(MATRICES + VECTORS, shapes, strict=True)}
+
+
+@pytest.mark.parametrize("own", [None, {"spatial": 1e-3}])
+@pytest.mark.parametrize("name", ["adam", "adamw", "adafactor"])
+def test_weight_decay_shrinks_matrices_and_nothing_else(name, own):
+    """After steps with zero gradients; a part with an optimizer of its own decays nowhere."""
+    asked, values = settings(), decaying()
+    asked.update({"name": name, "decay": "matrices", "weight_decay": DECAY})
+    zeros = jax.tree.map(jnp.zeros_like, values)
+    update, _ = optimizers.make(asked, STEPS, own, values)
+    updates, _ = update.update(zeros, update.init(values), values)
+    after = optax.apply_updates(values, updates)
+    shrunk = {n for n in values if float(jnp.max(after[n])) < 1}
+    assert shrunk == {n for n in MATRICES if not (own and n.startswith("spatial"))}
+    if name != "adam":  # whose decay is in the gradient
+        np.testing.assert_allclose(after["layer/kernel"], 1 - RATE * DECAY, rtol=1e-6)
+    for kept in values.keys() - shrunk:
+        np.testing.assert_array_equal(after[kept], values[kept])
+
+
+def test_weight_decay_of_all_shrinks_every_parameter():
+    asked, values = settings(), decaying()
+    update, _ = optimizers.make(asked, STEPS)
+    zeros = jax.tree.map(jnp.zeros_like, values)
+    updates, _ = update.update(zeros, update.init(values), values)
+    after = optax.apply_updates(values, updates)
+    assert all(float(jnp.max(x)) < 1 for x in after.values())
+    asked.decay = "kernels"
+    with pytest.raises(UserError, match="decay='kernels': choose one of matrices, all"):
+        optimizers.validate(asked)
+
+
+@pytest.mark.peers
+def test_adamw_is_that_of_torch_with_two_parameter_groups():
+    torch = pytest.importorskip("torch")
+    asked, values = settings(), decaying()
+    asked.update({"name": "adamw", "decay": "matrices", "epsilon": 1e-8})
+    parameters = {n: torch.nn.Parameter(torch.tensor(np.asarray(v))) for n, v in values.items()}
+    groups = [
+        {"params": [parameters[n] for n in names], "weight_decay": decay}
+        for names, decay in ((MATRICES, DECAY), (VECTORS, 0.0))
+    ]
+    theirs = torch.optim.AdamW(groups, lr=RATE, betas=(asked.beta1, asked.beta2), eps=1e-8)
+    update, _ = optimizers.make(asked, STEPS)
+    state, generator = update.init(values), np.random.default_rng(0)
+    for _ in range(STEPS):
+        gradients = {
+            n: generator.standard_normal(v.shape).astype(np.float32) for n, v in values.items()
+        }
+        for name, parameter in parameters.items():
+            parameter.grad = torch.tensor(gradients[name])
+        theirs.step()
+        updates, state = update.update(gradients, state, values)
+        values = optax.apply_updates(values, updates)
+    for name, parameter in parameters.items():
+        np.testing.assert_allclose(values[name], parameter.detach().numpy(), rtol=2e-5)
 
 
 @pytest.mark.peers

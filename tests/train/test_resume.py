@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from common.metrics.predictions import PREDICTIONS, load
 from common.track.tracker import read_metrics
 from tests.programs import finish, start
 
@@ -54,6 +55,14 @@ def final_checksum(workdir: Path) -> int:
     return json.loads(meta.read_text())["checksum"]
 
 
+def predictions(workdir: Path) -> tuple:
+    """Translations and losses of the test sentences, which make what the summary says."""
+    kept = load(workdir / PREDICTIONS)
+    said = json.loads((workdir / "summary.json").read_text())["test"]
+    assert kept.metrics() == pytest.approx(said, rel=1e-12)
+    return kept.hypotheses, kept.nats_M.tolist(), kept.examples
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cache")
@@ -92,4 +101,5 @@ def test_a_killed_run_resumes_bit_for_bit(
     assert losses(workdir) == losses(uninterrupted)
     assert list(losses(workdir)) == list(range(1, STEPS + 1))
     assert curve(workdir) == curve(uninterrupted)
+    assert predictions(workdir) == predictions(uninterrupted)
     assert final_checksum(workdir) == final_checksum(uninterrupted)

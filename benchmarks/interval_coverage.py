@@ -1,0 +1,129 @@
+"""How honest the rule of every comparison is: coverage of its intervals, and how often equal systems differ by it.
+
+    python -m benchmarks.interval_coverage --experiments=1000
+
+Simulated experiments in which the truth is known: two systems of n seeds each are tested on the same M examples, each
+of which has a difficulty; seeds differ in quality; whether a seed gets an example right is drawn. Beside the rule of
+`common.report.verdict`, the percentile interval of a plain two-level bootstrap on the same experiments.
+"""
+
+import argparse
+import itertools
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+from benchmarks.harness import machine
+from common.metrics.curve import Curve, Point
+from common.metrics.predictions import Losses
+from common.report.runs import Run
+from common.report.table import publish
+from common.report.verdict import Comparison, compare
+
+SEEDS, EXAMPLES = (3, 5), (500, 5000)
+QUALITY, BETTER = 0.8, 0.95
+"""Of a mean seed, on the scale of a normal deviate: about 72 and 75 % right."""
+
+_CURVE = Curve("accuracy", "max", [Point(1, 1.0, 1.0, 1.0)])
+
+
+class Truth(NamedTuple):
+    """What experiments are drawn from.
+
+    Attributes:
+      seed_deviation: of the quality of seeds; 0.05 are 1.5 points of accuracy.
+      difficulty: standard deviation of the examples' difficulty.
+    """
+
+    qualities: tuple[float, float]
+    seed_deviation: float = 0.05
+    difficulty: float = 1.0
+
+    @property
+    def difference(self) -> float:
+        """Of the accuracies (%) of the two systems, over all seeds and all examples there could be."""
+        scale = np.sqrt(1 + self.difficulty**2 + self.seed_deviation**2)
+        first, second = (100 * stats.norm.cdf(quality / scale) for quality in self.qualities)
+        return float(first - second)
+
+    def draw(self, seeds: int, examples: int, generator: np.random.Generator) -> list[list[Run]]:
+        """The runs of both systems of one experiment."""
+        difficulty_M = generator.normal(0, self.difficulty, examples)
+        return [
+            [
+                _run(quality + generator.normal(0, self.seed_deviation), difficulty_M, generator)
+                for _ in range(seeds)
+            ]
+            for quality in self.qualities
+        ]
+
+
+def _run(quality: float, difficulty_M: np.ndarray, generator: np.random.Generator) -> Run:
+    right_M = difficulty_M + generator.normal(size=len(difficulty_M)) < quality
+    ones_M, none = np.ones(len(right_M)), np.zeros(0)
+    made = Losses("simulated", ones_M, ones_M, right_M.astype(float), none, "token")
+    return _Simulated("simulated", {"seed": 0}, _CURVE, made)
+
+
+class _Simulated(Run):
+    """A run whose predictions lie in memory."""
+
+    def predictions(self) -> Losses:
+        return self.folder
+
+
+def _accuracy(runs: list[list[Run]]) -> Comparison:
+    return next(one for one in compare(*runs, axes=()) if one.metric == "accuracy")
+
+
+def plain_interval(comparison: Comparison, generator: np.random.Generator) -> tuple[float, float]:
+    """The 95 % percentile interval of a bootstrap that draws seeds, and test examples for all of them."""
+    means = []
+    for sample in (comparison.a, comparison.b):
+        runs, resamples = sample.resampled_RB.shape
+        drawn_RB = generator.integers(0, runs, (runs, resamples))
+        means.append(np.take_along_axis(sample.resampled_RB, drawn_RB, axis=0).mean(0))
+    low, high = np.quantile(means[0] - means[1], [0.025, 0.975])
+    return float(low), float(high)
+
+
+def measure(truth: Truth, seeds: int, examples: int, experiments: int, seed: int = 0) -> dict:
+    """Shares (%) of so many experiments."""
+    generator = np.random.default_rng((seed, seeds, examples))
+    inside, plain, words, widths = [], [], [], []
+    for _ in range(experiments):
+        comparison = _accuracy(truth.draw(seeds, examples, generator))
+        inside.append(comparison.low <= truth.difference <= comparison.high)
+        low, high = plain_interval(comparison, generator)
+        plain.append(low <= truth.difference <= high)
+        words.append(comparison.word)
+        widths.append(2 * comparison.half_width)
+    return {
+        "seeds": seeds,
+        "examples": examples,
+        "difference": truth.difference,
+        "coverage": 100 * float(np.mean(inside)),
+        "coverage, plain bootstrap": 100 * float(np.mean(plain)),
+        **{word: 100 * words.count(word) / experiments for word in ("better", "worse")},
+        "mean width": float(np.mean(widths)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("benchmarks.interval_coverage")
+    parser.add_argument("--experiments", type=int, default=1000)
+    parser.add_argument("--out", type=Path, default=Path("results/benchmarks/interval_coverage"))
+    options = parser.parse_args()
+    truths = (Truth((QUALITY, QUALITY)), Truth((BETTER, QUALITY)))
+    cases = itertools.product(truths, SEEDS, EXAMPLES)
+    found = [measure(*case, options.experiments) for case in cases]
+    publish(options.out, tuple(found[0]), [tuple(one.values()) for one in found])
+    record = {**machine(), "experiments": options.experiments, "cases": found}
+    options.out.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

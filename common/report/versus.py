@@ -1,0 +1,167 @@
+"""Groups of runs against each other: the table of verdicts, and the test examples on which two runs differ most."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from common.config import require
+from common.metrics.predictions import Predictions, Translations
+from common.report.groups import Group, groups
+from common.report.runs import Run, load_group
+from common.report.table import Table, digits_for, spread
+from common.report.verdict import CONFIDENCE, MARGINS, Comparison, compare, correct
+
+
+def named_groups(arguments: Sequence[str]) -> list[Group]:
+    """The groups that a command line names: one for each argument, where an argument names several runs and the runs of
+    each have one configuration; otherwise the runs of all arguments, grouped by their configurations.
+
+    Raises:
+      UserError: an argument names no runs, or see `groups`.
+    """
+    loaded = [load_group(argument) for argument in arguments]
+    if len(loaded) > 1 and any(len(runs) > 1 for runs in loaded):
+        found = [groups(runs) for runs in loaded]
+        if all(len(some) == 1 for some in found):
+            names = [argument.rstrip("/").rpartition("/")[2] for argument in arguments]
+            names = names if len(set(names)) == len(names) else list(arguments)
+            return [
+                Group(name, name, one.runs, one.layers)
+                for name, (one,) in zip(names, found, strict=True)
+            ]
+    return groups(run for runs in loaded for run in runs)
+
+
+def parse_margins(given: Sequence[str]) -> dict[str, float]:
+    """`MARGINS` with those of the command line, "METRIC=NUMBER".
+
+    Raises:
+      UserError: one is not of this form, or negative.
+    """
+    margins = dict(MARGINS)
+    for text in given:
+        metric, equals, number = text.partition("=")
+        try:
+            margins[metric] = float(number)
+        except ValueError:
+            equals = ""
+        require(bool(metric and equals), f"--margin={text}: it is METRIC=NUMBER, such as bleu=0.5")
+        require(
+            math.isfinite(margins[metric]) and margins[metric] >= 0,
+            f"--margin={text}: a margin must be a number of at least 0",
+        )
+    return margins
+
+
+def against_first(
+    compared: Sequence[Group], margins: Mapping[str, float] = MARGINS
+) -> list[tuple[Group, Comparison]]:
+    """Every metric of every group but the first against the first, corrected together.
+
+    Errors are those of `verdict.compare`.
+    """
+    first, *others = compared
+    pairs = [(group, one) for group in others for one in compare(group.runs, first.runs, margins)]
+    corrected = correct([one for _, one in pairs])
+    return [(group, one) for (group, _), one in zip(pairs, corrected, strict=True)]
+
+
+def verdict_table(first: Group, found: Sequence[tuple[Group, Comparison]]) -> Table:
+    """A row per group and metric; the verdict is of the group, against the first one."""
+    columns = ("metric", "model", "mean ± sd", f"against {first.name}", "difference")
+    columns += (f"{CONFIDENCE:.0%} interval", "verdict", "margin", "noise of", "p (Holm)")
+    rows = []
+    for group, one in found:
+        digits = digits_for((*one.a.values, *one.b.values))
+        interval = "" if math.isnan(one.low) else f"{one.low:+.{digits}f} to {one.high:+.{digits}f}"
+        p = (one.corrected or one.p_values)[0]
+        cells = [f"{spread(s.values, digits)} (n={len(s.values)})" for s in (one.a, one.b)]
+        rows.append(
+            (
+                *(one.metric, group.name, *cells, f"{one.difference:+.{digits}f}", interval),
+                *(str(one), f"{one.margin:g}" if one.margin else "", one.noise),
+                "" if math.isnan(p) else f"{p:.2g}",
+            )
+        )
+    return Table(columns, rows)
+
+
+def explanation(found: Sequence[tuple[Group, Comparison]], compared: Sequence[Group]) -> str:
+    """What a reader of the table has to know."""
+    decidable = sum(one.decidable for _, one in found)
+    lines = [
+        "better, worse: the difference is not 0 (p < 0.05); equivalent: its whole interval lies within the margin;"
+        " fewer than three seeds decide nothing."
+    ]
+    if decidable > 1:
+        lines.append(
+            f"The {decidable} comparisons are corrected together by Holm's method; the intervals are not."
+        )
+    without = [run.name for g in compared for run in g.runs if run.predictions() is None]
+    if without:
+        lines.append(
+            f"Test metrics are left out: {', '.join(without[:3])}{' ...' * (len(without) > 3)} kept no predictions."
+        )
+    return "\n".join(lines)
+
+
+def sentence_table(compared: Sequence[Group]) -> Table | None:
+    """sacrebleu's paired bootstrap of each seed of each group against the same seed of the first: whether the choice of
+    test sentences alone explains a difference. Seeds are no part of it. None where the runs did not translate."""
+    from sacrebleu.significance import PairedTest
+
+    first, *others = compared
+    rows = []
+    for group in others:
+        for run, base in zip(group.runs, first.runs, strict=False):
+            mine, theirs = run.predictions(), base.predictions()
+            if not (isinstance(mine, Translations) and isinstance(theirs, Translations)):
+                return None
+            systems = [(base.name, list(theirs.hypotheses)), (run.name, list(mine.hypotheses))]
+            test = PairedTest(
+                systems,
+                {"BLEU": theirs.metric()},
+                [list(theirs.references)],
+                test_type="bs",
+                n_samples=1000,
+            )
+            _, scores = test()
+            (one, other) = scores["BLEU"]
+            rows.append((group.name, run.seed, other.score, one.score, f"{other.p_value:.3f}"))
+    columns = ("model", "seed", "BLEU", f"{first.name}", "p of the sentences alone")
+    return Table(columns, rows)
+
+
+def example_table(one: Run, other: Run, most: int) -> Table:
+    """The test examples on which two runs differ most, by the cost of each example.
+
+    Raises:
+      UserError: a run kept no predictions, or the runs were tested on different examples.
+    """
+    predicted: list[Predictions] = []
+    for run in (one, other):
+        found = run.predictions()
+        require(found is not None, f"the run {run.place} kept no predictions")
+        predicted.append(found)
+    mine, theirs = predicted
+    require(
+        (mine.kind, mine.examples) == (theirs.kind, theirs.examples),
+        f"{one.place} and {other.place} were tested on different examples: they cannot be compared",
+    )
+    difference_M = mine.costs_M - theirs.costs_M
+    order = np.argsort(-np.abs(difference_M), kind="stable")[:most]
+    rows, names = [], (f"A: {one.name}", f"B: {other.name}")
+    described = {number: (mine.describe(number), theirs.describe(number)) for number in order}
+    shared = [
+        name
+        for name in next(iter(described.values()))[0]
+        if all(a[name] == b[name] for a, b in described.values())
+    ]
+    own = [name for name in next(iter(described.values()))[0] if name not in shared]
+    for number, (a, b) in described.items():
+        cells = [one[name] for name in own for one in (a, b)]
+        shown = (a[name] for name in shared)
+        rows.append((int(number), *shown, *cells, f"{difference_M[number]:+.3f}"))
+    columns = ("example", *shared, *(f"{name}, {run}" for name in own for run in names))
+    return Table((*columns, f"cost, A - B ({mine.cost_unit})"), rows)

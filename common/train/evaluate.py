@@ -1,0 +1,48 @@
+"""The one evaluation loop: a function of the model over batches, its rows collected by example."""
+
+from collections.abc import Callable, Iterable
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from common import sharding
+from common.train.feed import put
+from common.train.task import Batch, Values
+
+Rows = Callable[[nnx.Module, Batch], dict[str, jax.Array]]
+"""(model, batch) -> arrays (B, ...), a row for each row of the batch."""
+
+
+class PerExample:
+    """Evaluates a function of the model on every example; compiled once per shape of a batch.
+
+    Args:
+      rows: what is measured of the examples of a batch, whose `ids` (B,) number them; -1 is an empty row.
+    """
+
+    def __init__(self, rows: Rows, mesh: Mesh):
+        self._rows, self._mesh = rows, mesh
+        self._compiled: Callable | None = None
+
+    def __call__(
+        self, values: Values, batches: Iterable[Batch], count: int
+    ) -> dict[str, np.ndarray]:
+        """Arrays (M, ...) in the order of the ids, the same on every process; `count` is M."""
+        if self._compiled is None:
+            structure, rows = values.structure, self._rows
+
+            def run(trainable, frozen, batch):
+                return batch["ids"], rows(structure.build(trainable, frozen), batch)
+
+            self._compiled = jax.jit(run, out_shardings=sharding.replicated(self._mesh))
+        found: dict[str, np.ndarray] = {}
+        for batch in batches:
+            placed = put(batch, self._mesh)
+            ids_B, rows = jax.device_get(self._compiled(values.trainable, values.frozen, placed))
+            filled_B = ids_B >= 0
+            for name, x in rows.items():
+                every = found.setdefault(name, np.zeros((count, *x.shape[1:]), x.dtype))
+                every[ids_B[filled_B]] = x[filled_B]
+        return found

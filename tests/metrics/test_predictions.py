@@ -1,0 +1,112 @@
+"""Predictions: their metrics are those of sacrebleu and scikit-learn, and the file keeps them."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score, f1_score, log_loss
+
+from common.errors import UserError
+from common.metrics.bleu import corpus_bleu
+from common.metrics.predictions import Classes, Losses, Predictions, Translations, load
+
+HYPOTHESES = ("the cat sat on the mat .", "A dog barks", "", "two men are walking in the rain")
+REFERENCES = ("the cat is on the mat .", "a dog barked", "one", "two men walk in the rain today")
+
+
+def classes(count: int = 200, seed: int = 0) -> Classes:
+    generator = np.random.default_rng(seed)
+    logs_MN = np.log(generator.dirichlet((1.0, 1.0, 1.0, 0.2), count))
+    labels_M = generator.integers(
+        0, 3, count
+    )  # the fourth class is guessed at times, and never right
+    return Classes.of_log_probabilities("examples", labels_M, logs_MN, ("a", "b", "c", "d"))
+
+
+def translations() -> Translations:
+    nats_M, tokens_M = np.array([3.0, 2.0, 1.0, 4.0]), np.array([7.0, 3.0, 1.0, 6.0])
+    return Translations("texts", HYPOTHESES, REFERENCES, nats_M, tokens_M, False, "13a")
+
+
+def losses() -> Losses:
+    nats_M, weights_M = np.array([8.0, 2.0, 0.5]), np.array([4.0, 4.0, 1.0])
+    return Losses("windows", nats_M, weights_M, np.zeros(0), np.array([1, 1, 0]), "byte")
+
+
+def test_metrics_of_classes_are_those_of_scikit_learn():
+    made = classes()
+    logs_MN = np.log(np.random.default_rng(0).dirichlet((1.0, 1.0, 1.0, 0.2), 200))
+    guesses_M = logs_MN.argmax(1)
+    found = made.metrics()
+    assert found["accuracy"] == pytest.approx(100 * accuracy_score(made.labels_M, guesses_M))
+    right = f1_score(made.labels_M, guesses_M, average="weighted", zero_division=0)
+    assert found["weighted_f1"] == pytest.approx(100 * right)
+    expected = log_loss(made.labels_M, np.exp(logs_MN), labels=range(4))
+    assert found["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_corpus_bleu_of_sentence_statistics_is_that_of_sacrebleu():
+    found = translations().metrics()
+    assert found["bleu"] == pytest.approx(corpus_bleu(HYPOTHESES, REFERENCES).score)
+    assert found["loss"] == pytest.approx(10 / 17)
+    assert found["perplexity"] == pytest.approx(np.exp(10 / 17))
+
+
+def test_losses_give_bits_per_byte_and_perplexity_per_word():
+    found = losses().metrics()
+    assert found["nats_per_byte"] == pytest.approx(10.5 / 9)
+    assert found["bits_per_byte"] == pytest.approx(10.5 / 9 / np.log(2))
+    assert found["perplexity_per_word"] == pytest.approx(np.exp(10.5 / 2))
+    assert "accuracy" not in found
+
+
+def test_losses_of_masked_tokens_have_accuracy():
+    made = Losses(
+        "r", np.array([4.0, 2.0]), np.array([3, 1]), np.array([2, 1]), np.zeros(0), "token"
+    )
+    found = made.metrics()
+    assert found == pytest.approx({"perplexity": np.exp(1.5), "loss": 1.5, "accuracy": 75.0})
+
+
+@pytest.mark.parametrize("make", [classes, translations, losses])
+def test_weights_of_a_resample_give_the_metrics_of_that_resample(make):
+    """Drawing examples 0, 0 and 2 is the same as a test set of these three."""
+    made: Predictions = make()
+    weights_BM = np.zeros((1, len(made)))
+    weights_BM[0, 0], weights_BM[0, 2] = 2, 1
+    found = made.measure(weights_BM @ made.statistics)
+    sums_S = np.asarray(made.statistics.todense() if make is classes else made.statistics)[
+        [0, 0, 2]
+    ]
+    expected = made.measure(sums_S.sum(0, keepdims=True))
+    for name, values_B in found.items():
+        assert values_B == pytest.approx(expected[name])
+
+
+@pytest.mark.parametrize("make", [classes, translations, losses])
+def test_the_file_keeps_metrics_examples_and_texts(make, tmp_path):
+    made = make()
+    made.save(tmp_path / "predictions.npz")
+    found = load(tmp_path / "predictions.npz")
+    assert type(found) is type(made) and found.examples == made.examples
+    assert found.metrics() == pytest.approx(made.metrics(), rel=1e-6)
+    assert found.describe(1) == made.describe(1)
+    np.testing.assert_array_equal(found.costs_M, made.costs_M)
+    assert [path.name for path in tmp_path.iterdir()] == ["predictions.npz"]
+
+
+def test_costs_rank_examples_from_right_to_wrong():
+    costs_M = translations().costs_M
+    assert costs_M.argmax() == 2, "the empty translation"
+    assert costs_M[0] == costs_M.min()
+    np.testing.assert_allclose(losses().costs_M, [2.0, 0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [(b"", "damaged"), (b"PK\x03\x04nothing", "damaged"), (None, "cannot read")],
+)
+def test_damaged_files_are_one_line(content, fault, tmp_path):
+    path = tmp_path / "predictions.npz"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=fault):
+        load(path)

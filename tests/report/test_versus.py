@@ -1,0 +1,154 @@
+"""python -m common.report on groups of runs: verdicts, and the examples on which two runs differ."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from common.metrics.predictions import PREDICTIONS, Classes, Translations
+from common.report.__main__ import main
+from tests.report.helpers import summary
+
+LINES = [f"there are {number} small birds in the garden" for number in range(60)]
+
+
+def classes(share: float, seed: int, examples: str = "test") -> Classes:
+    """The predictions of a run that gets this share of 400 examples right."""
+    generator = np.random.default_rng(seed)
+    chance_M = np.where(generator.random(400) < share, 0.9, 0.2)
+    logs_MN = np.log(np.stack([1 - chance_M, chance_M], axis=1))
+    return Classes.of_log_probabilities(examples, np.ones(400, np.int32), logs_MN, ("no", "yes"))
+
+
+def translations(errors: int, seed: int) -> Translations:
+    """The translations of a run with a wrong word in so many sentences."""
+    wrong = np.random.default_rng(seed).permutation(60)[:errors]
+    lines = [line.replace("birds", "cats") if i in wrong else line for i, line in enumerate(LINES)]
+    ones_M = np.ones(60)
+    return Translations("test", tuple(lines), tuple(LINES), ones_M, ones_M, False, "13a")
+
+
+def keep(folder: Path, predictions, *, seed: int, **options) -> None:
+    folder.mkdir(parents=True)
+    made = predictions.metrics()
+    name = "bleu" if "bleu" in made else "accuracy"
+    record = summary([made[name] - 1, made[name]], seed=seed, metric=name, **options)
+    (folder / "summary.json").write_text(json.dumps(record | {"test": made}))
+    predictions.save(folder / PREDICTIONS)
+
+
+@pytest.fixture
+def report(tmp_path, monkeypatch, capsys):
+    def call(*arguments: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["report", *arguments])
+        main()
+        return capsys.readouterr().out
+
+    return call
+
+
+def verdicts(path: Path) -> dict[str, str]:
+    """The verdict of each metric."""
+    lines = (path / "runs" / "report" / "verdicts.md").read_text().splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {row[0]: row[6] for row in cells[2:]}
+
+
+def test_groups_are_compared_with_the_first(tmp_path, report):
+    for seed in (1, 2, 3):
+        keep(tmp_path / "plain" / f"s{seed}", classes(0.6, seed), seed=seed)
+        keep(tmp_path / "ours" / f"s{seed}", classes(0.9, 9 + seed), seed=seed, reservoir="ffn")
+    output = report("plain", "ours")
+    found = verdicts(tmp_path)
+    assert found["accuracy"] == found["weighted_f1"] == found["loss"] == "better"
+    assert "corrected together by Holm" in output and "against plain" in output
+    report("ours", "plain")
+    assert verdicts(tmp_path)["accuracy"] == "worse"
+
+
+def test_runs_that_differ_only_in_the_seed_are_never_better(tmp_path, report):
+    for seed in range(1, 7):
+        keep(tmp_path / "a" / f"s{seed}", classes(0.8, seed), seed=seed)
+    for name in ("s1", "s2", "s3"):
+        (tmp_path / "b").mkdir(exist_ok=True)
+        (tmp_path / "a" / name).rename(tmp_path / "b" / name)
+    report("a", "b")
+    assert not {"better", "worse"} & set(verdicts(tmp_path).values())
+
+
+def test_a_glob_is_a_group_and_single_runs_decide_nothing(tmp_path, report):
+    for seed in (1, 2, 3):
+        keep(tmp_path / f"plain_seed{seed}", classes(0.6, seed), seed=seed)
+        keep(tmp_path / f"ours_seed{seed}", classes(0.9, 9 + seed), seed=seed, reservoir="ffn")
+    report("plain_seed*", "ours_seed*")
+    assert verdicts(tmp_path)["accuracy"] == "better"
+    report("plain_seed1", "ours_seed1")
+    assert set(verdicts(tmp_path).values()) == {"undecided (at least 2 more seeds)"}
+
+
+def test_a_margin_of_the_command_line_makes_groups_equivalent(tmp_path, report):
+    for seed in (1, 2, 3):
+        keep(tmp_path / "a" / f"s{seed}", classes(0.8, seed), seed=seed)
+        keep(tmp_path / "b" / f"s{seed}", classes(0.8, 9 + seed), seed=seed, reservoir="ffn")
+    report("a", "b")
+    assert verdicts(tmp_path)["accuracy"].startswith("undecided")
+    report("a", "b", "--margin=accuracy=20")
+    assert verdicts(tmp_path)["accuracy"] == "equivalent within 20"
+
+
+def test_translations_have_sacrebleus_paired_test_too(tmp_path, report):
+    for seed in (1, 2, 3):
+        keep(tmp_path / "a" / f"s{seed}", translations(40, seed), seed=seed)
+        keep(tmp_path / "b" / f"s{seed}", translations(4, 9 + seed), seed=seed, reservoir="ffn")
+    report("a", "b")
+    assert verdicts(tmp_path)["bleu"] == "better"
+    table = (tmp_path / "runs" / "report" / "sentences.md").read_text()
+    assert table.count("0.001") == 3, "the smallest p of 1,000 resamples"
+
+
+def test_the_examples_on_which_two_runs_differ_most(tmp_path, report):
+    keep(tmp_path / "a", translations(0, 1), seed=1)
+    keep(tmp_path / "b", translations(3, 1), seed=1)
+    output = report("--examples", "a", "b", "--most=3")
+    rows = output.strip().splitlines()[2:]
+    wrong = np.random.default_rng(1).permutation(60)[:3]
+    assert {int(row.split()[0]) for row in rows} == set(wrong.tolist())
+    assert all("cats" in row and "birds" in row for row in rows)
+
+
+def test_examples_of_classes_show_label_and_predictions(tmp_path, report):
+    keep(tmp_path / "a", classes(1.0, 1), seed=1)
+    keep(tmp_path / "b", classes(0.0, 1), seed=1)
+    output = report("--examples", "a", "b", "--most=1")
+    assert "yes (0.90)" in output and "no (0.80)" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["a", "b", "--margin=bleu=-1"], "--margin=bleu=-1: a margin must be a number of at least"),
+        (["a", "b", "--margin=bleu"], "--margin=bleu: it is METRIC=NUMBER"),
+        (["a", "b", "--margin=bleu=much"], "--margin=bleu=much: it is METRIC=NUMBER"),
+        (["a", "other"], "other/s1 and a/s1 were tested on different examples: they cannot be compared"),
+        (["a", "nobody*"], "no run matches nobody*"),
+        (["--examples", "a", "b"], "--examples: a is 3 runs, name one"),
+        (["a", "--examples", "a/s1", "b/s1"], "--examples takes two runs and no others"),
+        (["--examples", "a/s1", "without"], "the run without kept no predictions"),
+        (["--examples", "a/s1", "other/s1"], "a/s1 and other/s1 were tested on different examples"),
+    ],
+)
+def test_faults_are_one_line(arguments, complaint, tmp_path, report):
+    for seed in (1, 2, 3):
+        keep(tmp_path / "a" / f"s{seed}", classes(0.6, seed), seed=seed)
+        keep(tmp_path / "b" / f"s{seed}", classes(0.6, seed), seed=seed, reservoir="ffn")
+        keep(tmp_path / "other" / f"s{seed}", classes(0.6, seed, "others"), seed=seed)
+    keep(tmp_path / "without", classes(0.6, 1), seed=1)
+    (tmp_path / "without" / PREDICTIONS).unlink()
+    with pytest.raises(UserError) as fault:
+        report(*arguments)
+    assert str(fault.value).startswith(complaint)
+    assert not (tmp_path / "runs").exists()
