@@ -77,11 +77,11 @@ def mean_outline(
     Raises:
       UserError: a curve is empty or the horizon is not a positive number.
     """
-    horizon = shared_horizon(curves, axis) if horizon is None else horizon
     lines = [outline(curve, axis, horizon) for curve in curves]
     if len(lines) == 1:
         return lines[0]
     xs = sorted({x for line in lines for x, _ in line})
+    # np.interp holds the last value of a shorter line.
     ys = np.mean([np.interp(xs, *zip(*line, strict=True)) for line in lines], axis=0)
     return list(zip(xs, ys.tolist(), strict=True))
 
