@@ -66,7 +66,7 @@ def summarize(run: Ended, test: dict[str, float], last: dict[str, float] | None 
         "tokens": run.tokens,
         "flops": run.flops,
         "params": variables.count(run.structure),
-        "seed": run.config.seed,
+        "seed": None if run.task.seedless else run.config.seed,
         # More than one where a run was gone on with by other code.
         "commit": " ".join(run.commits),
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
