@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -11,9 +12,10 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import override, override_all, require, to_json
+from common.config import flatten, override, override_all, require, to_json
 from common.errors import UserError
 from common.metrics.curve import Curve
+from common.report import claims
 from common.report.runs import Run, run_of
 from common.report.table import keep, publish, write_csv
 from common.track.tracker import METRICS, SUMMARY, read_metrics
@@ -24,6 +26,20 @@ from common.train.workdir import has_checkpoints
 
 ASKED = "asked.json"
 """In the folder of a run that has ended: the configuration that it was asked for, before anything was added to it."""
+
+
+class Side(NamedTuple):
+    """An experiment that a claim is about.
+
+    Attributes:
+      name: of the case, the same for equal experiments.
+      experiment: its configurations.
+      missing: why it cannot be run at this scale or with these options; "" where it can.
+    """
+
+    name: str
+    experiment: "Experiment"
+    missing: str = ""
 
 
 Experiment = Callable[[int], ConfigDict]
@@ -121,6 +137,14 @@ class Laboratory:
         config.update_from_flattened_dict(values)
         return config
 
+    def side(self, text: str) -> Side:
+        """The experiment that a side of a claim names.
+
+        Raises:
+          UserError: there is no such experiment.
+        """
+        raise NotImplementedError
+
     def runs(self, cases: Mapping[str, Experiment]) -> dict[str, list[Ran]]:
         """The runs of several cases that are compared, a run per seed; what is missing is trained.
 
@@ -196,9 +220,16 @@ class Laboratory:
         workdir = self.out / "runs" / name
         with suppress(OSError, ValueError):  # missing, or damaged
             unchanged = changed(config) < (workdir / SUMMARY).stat().st_mtime
-            # Of a kept run there is nothing to open, whenever its data were put here.
-            unchanged |= not has_checkpoints(workdir)
-            if unchanged and json.loads((workdir / ASKED).read_text()) == _asked(config):
+            there = flatten(json.loads((workdir / ASKED).read_text()))
+            asked = flatten(_asked(config))
+            if not has_checkpoints(workdir):
+                # Of a kept run there is nothing to open, whenever its data were put here; and fields that
+                # configurations have only since then had no other value.
+                unchanged = True
+                given = {field.removeprefix("--config.").split("=")[0] for field in self.fields}
+                new = asked.keys() - there.keys() - given
+                asked = {name: value for name, value in asked.items() if name not in new}
+            if unchanged and there == asked:
                 return json.loads((workdir / SUMMARY).read_text())
         return None
 
@@ -219,6 +250,43 @@ class Laboratory:
             path = self.out / "runs" / name / ASKED
             path.write_text(json.dumps(_asked(config), indent=2) + "\n")
         return dict(zip(asked, summaries, strict=True))
+
+    def kept(self, name: str) -> list[Ran]:
+        """The tested runs of a case that there are, whatever their seeds and configurations."""
+        found = []
+        for path in sorted((self.out / "runs").glob(f"{name}_seed*/{SUMMARY}")):
+            # A name may begin with another one's: only a seed and the points of a sweep may follow.
+            if re.fullmatch(rf"{re.escape(name)}_seed\d+(_[a-z_]+=[^=]+)*", path.parent.name):
+                summary = json.loads(path.read_text())
+                if summary["test"]:
+                    found.append(Ran(path.parent.name, summary, path.parent))
+        return found
+
+    def claims(self, paper: str, only_kept: bool = False) -> None:
+        """Prints and writes what is known of the claims of a paper, in `claims`.
+
+        Args:
+          only_kept: train nothing; a side without tested runs is missing.
+
+        Raises:
+          UserError: a claim names an experiment or a metric that there is not.
+        """
+        read = claims.read(paper)
+        names = dict.fromkeys(s for one in read if one.kind == "runs" for s in (one.a, one.b))
+        sides = {text: self.side(text) for text in names}
+        missing = {text: side.missing for text, side in sides.items() if side.missing}
+        wanted = {side.name: side.experiment for side in sides.values() if not side.missing}
+        if only_kept:
+            ran = {name: self.kept(name) for name in wanted}
+            none = {t: "no runs are kept" for t, s in sides.items() if not ran.get(s.name)}
+            missing = none | missing
+        else:
+            ran = self.runs(wanted)
+        groups = {t: [r.run for r in ran[s.name]] for t, s in sides.items() if t not in missing}
+        findings = claims.find(read, groups, missing)
+        hours = claims.chip_hours(paper)
+        self.write("claims", *claims.table(findings, hours, self.scale))
+        print(claims.NOTE)
 
     def write(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
         """Prints a table and writes it as CSV and Markdown."""
