@@ -32,7 +32,8 @@ def controls(lab: Laboratory) -> None:
 
 
 def _convergence(lab: Laboratory, name: str, unit: str) -> None:
-    """Best score, time until it and its ratio to the plain model of the same depth, parameters, time of an epoch."""
+    """Best validation score, time until it and its ratio to the plain model of the same depth, parameters, time of an
+    epoch; and the test, which the paper's tables lack."""
     (groups,) = lab.groups(name).values()
     hours = {case: _hours_to(group, "100") for case, group in groups.items()}
     plain = {c.layers: _mean(hours[c]) for c in groups if c.model == "Transformer"}
@@ -42,10 +43,18 @@ def _convergence(lab: Laboratory, name: str, unit: str) -> None:
         reference = plain.get(case.layers)
         ratio = None if not reference else f"{_mean(hours[case]) / reference:.2f}"
         measured = (spread(_best(group), 2), spread(hours[case], 4), ratio, _parameters(group))
-        rows.append(_row(case, "measured", *measured, spread(_epoch(group, unit), 3)))
+        test = spread(_test(group), 2)
+        rows.append(_row(case, "measured", *measured, spread(_epoch(group, unit), 3), test))
         if cells := paper.get((case.model, str(case.layers))):
-            rows.append(_row(case, "printed", *cells))
-    columns = ("best BLEU", "hours to best", "ratio", "trained (all)", f"epoch ({unit})")
+            rows.append(_row(case, "printed", *cells, None))
+    columns = (
+        "best BLEU",
+        "hours to best",
+        "ratio",
+        "trained (all)",
+        f"epoch ({unit})",
+        "test BLEU",
+    )
     lab.write(name, (*_COLUMNS, *columns), rows)
 
 
@@ -103,6 +112,11 @@ def _partial(lab: Laboratory, name: str, percent: int) -> None:
 
 def _best(group: Group) -> list[float]:
     return [run.curve.best.value for run in group.runs]
+
+
+def _test(group: Group) -> list[float]:
+    """Test BLEU of the best checkpoint, or where runs keep several, as on WMT, of the mean of the best."""
+    return [run.summary.get("test_mean_of_best", run.summary["test"])["bleu"] for run in group.runs]
 
 
 def _hours_to(group: Group, percent: str) -> list[float]:
