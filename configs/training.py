@@ -26,7 +26,7 @@ def base(paper: str) -> ConfigDict:
                 "clip": 0.0,
             },
             "train": {"steps": 100_000, "max_seconds": 0.0, "accumulate": 1, "log_steps": 10},
-            "eval": {"start": False, "steps": 1000, "seconds": 0.0, "patience": 10},
+            "eval": {"start": False, "steps": 1000, "seconds": 0.0, "patience": 10, "test": True},
             "checkpoint": {
                 "steps": 1000,
                 "seconds": 600.0,

@@ -1,7 +1,6 @@
 """The experiments of the paper: which runs each table and figure needs, and the printed numbers beside them."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +10,7 @@ from common import laboratory, variables
 from common.laboratory import evaluations
 from common.report.table import spread
 from common.train.state import initial_values
-from common.train.task import Values
+from common.train.task import Task, Values
 from configs import explicit
 from explicit_opt import figures, run
 from explicit_opt.digits import Digits
@@ -69,8 +68,8 @@ class Laboratory(laboratory.Laboratory):
         """The name of a run or of a file, told apart by the protocol."""
         return name if self.protocol == "ours" else f"{name}_{self.protocol}"
 
-    def train(self, config: ConfigDict, workdir: Path) -> dict:
-        return run.fit(config, workdir, self.mesh)
+    def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
+        return run.prepare(config, self.mesh)
 
     def configuration(self, config: ConfigDict, **values: object) -> ConfigDict:
         """Of this scale, with the fields of the command line and of the experiment, which win."""

@@ -51,7 +51,7 @@ def _own(options: Namespace) -> dict[str, Any]:
 
     choose("--recipe", options.recipe, RECIPES)
     require(
-        TARGETS[options.target] != "settings" or not (options.corpora or options.data),
+        TARGETS.get(options.target) != "settings" or not (options.corpora or options.data),
         f"{options.target} reads no data: no --corpora, no --data",
     )
     default = "wikitext2" if options.scale == "tiny" else ",".join(CORPORA)

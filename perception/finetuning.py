@@ -180,12 +180,17 @@ def make_shape(config: ConfigDict, pretrained: Pretrained | None, vocabulary: in
     return replace(shape, dropout=(rate,) * 3) if rate != -1 else shape
 
 
+def solves_head(config: ConfigDict) -> bool:
+    """Whether the run is the optimum of the head: no step trains it."""
+    return config.finetune == "head" and config.train.steps == 0
+
+
 def resolve(config: ConfigDict) -> ConfigDict:
     """A copy with the values that the other fields imply.
 
     The computation type "authors" becomes the type of their program for a named backbone, otherwise "auto". A learning
     rate of 0 becomes the one of `config.finetune` in `config.learning_rates`, which the copy lacks: what a run stores
-    is the learning rate that it was trained with.
+    is the learning rate that it was trained with. A head without steps is solved for, and evaluated at its start.
     """
     config = config.copy_and_resolve_references()
     if config.model.dtype == "authors":
@@ -198,6 +203,8 @@ def resolve(config: ConfigDict) -> ConfigDict:
         config.optimizer.learning_rate = rate
     if "learning_rates" in config:
         del config.learning_rates
+    if solves_head(config):
+        config.eval.start = True
     return config
 
 

@@ -1,7 +1,8 @@
 """The experiments of the paper: settings, models, depths, and the runs that its tables and figures need."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,9 +11,9 @@ from ml_collections import ConfigDict
 from common import laboratory
 from common.config import require
 from common.errors import UserError
-from common.metrics.curve import Curve
+from common.laboratory import Ran
 from common.report.groups import Group, layers_of
-from common.report.runs import Run
+from common.train.task import Task
 from configs import bytelevel, masked, translation
 from reservoir import finetuning, run
 from reservoir.placement import placement
@@ -210,11 +211,21 @@ class Case:
     reservoirs: int
     own: bool = False
 
-    def name(self, seed: int) -> str:
-        """Of the folder of a run; the same for rows that are the same model."""
+    @property
+    def stem(self) -> str:
+        """Of the names of its runs; the same for rows that are the same model."""
         model = {"alternate": "T Reservoir", UPDATABLE: "Transformer"}.get(self.model, self.model)
         depth = f"{self.layers}r{self.reservoirs}" if self.own else str(self.layers)
-        return f"{self.setting}_{depth}_{model.lower().replace(' ', '_')}_seed{seed}"
+        return f"{self.setting}_{depth}_{model.lower().replace(' ', '_')}"
+
+    def name(self, seed: int) -> str:
+        """Of the folder of a run."""
+        return f"{self.stem}_seed{seed}"
+
+
+def _group(case: Case, ran: Sequence[Ran]) -> Group:
+    runs = tuple(one.run for one in ran)
+    return Group(f"{case.model}, {case.layers} layers", case.model, runs, layers_of(runs[0].config))
 
 
 @dataclass(frozen=True)
@@ -235,9 +246,9 @@ class Laboratory(laboratory.Laboratory):
     places: dict[str, Path] = field(default_factory=dict)
     finetune: tuple[str, ...] = ()
 
-    def train(self, config: ConfigDict, workdir: Path) -> dict:
+    def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
         program = finetuning if config.task == "classification" else run
-        return program.fit(config, workdir, self.mesh)
+        return program.prepare(config, self.mesh)
 
     def configuration(self, case: Case, seed: int) -> ConfigDict:
         """Of one run."""
@@ -317,19 +328,17 @@ class Laboratory(laboratory.Laboratory):
 
     def groups(self, target: str) -> dict[str, dict[Case, Group]]:
         """The same, each with the runs of all its seeds, which are trained where they are missing."""
+        needed = self.needed(target)
+        cases = [case for some in needed.values() for case in some]
+        found = self.runs({case.stem: partial(self.configuration, case) for case in cases})
         return {
-            setting: {case: self.group(case) for case in cases}
-            for setting, cases in self.needed(target).items()
+            setting: {case: _group(case, found[case.stem]) for case in some}
+            for setting, some in needed.items()
         }
 
     def group(self, case: Case) -> Group:
         """The runs of one row."""
-        runs = []
-        for seed in range(1, 1 + self.seeds):
-            summary, workdir = self.fit(case.name(seed), self.configuration(case, seed))
-            runs.append(Run(workdir.name, summary, Curve.from_json(summary["curve"])))
-        stack = layers_of(runs[0].config)
-        return Group(f"{case.model}, {case.layers} layers", case.model, tuple(runs), stack)
+        return _group(case, self.runs({case.stem: partial(self.configuration, case)})[case.stem])
 
     def workdir(self, case: Case, seed: int) -> Path:
         """The folder of a run that there is."""

@@ -73,7 +73,7 @@ def summarize(
         "tokens": run.tokens,
         "flops": run.flops,
         "params": variables.count(run.structure),
-        "seed": run.config.seed,
+        "seed": None if run.task.seedless else run.config.seed,
         # More than one where a run was gone on with by other code.
         "commit": " ".join(run.commits),
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
@@ -98,6 +98,7 @@ def ended(config: ConfigDict, workdir: Path) -> dict | None:
             known = (
                 found["steps"] == config.train.steps
                 and not differences(found["config"], config)
+                and (bool(found["test"]) or not config.eval.test)
                 and has_checkpoints(workdir)
                 and changed(config) < path.stat().st_mtime
             )
@@ -132,6 +133,7 @@ def found_before(run: Ended) -> dict | None:
     asked = json.loads(json.dumps(to_json(run.config)))
     known = found.get("steps") == run.number
     known &= found.get("config", {}).get("decode") == asked.get("decode")
+    known &= bool(found.get("test")) or not run.config.eval.test
     if known:
         (run.workdir / SUMMARY).touch()  # compared with the run's data and weights, as they are now
     return found if agree(np.asarray([known]))[0] else None
