@@ -283,12 +283,15 @@ class NextToken(Objective):
             "train_perplexity": _perplexity(self._training_loss(values)),
         }
 
+    @property
+    def training_stride(self) -> int:
+        """Every so many training tokens one is measured: at most `eval.train_tokens` of them; 0 takes all."""
+        total = len(self.splits["train"])
+        return -(-total // (self.config.eval.train_tokens or total))
+
     def _training_loss(self, values: Values) -> float:
-        """Nats per token over every n-th training token, at most `eval.train_tokens` of them; 0 takes all."""
-        train = self.splits["train"]
-        return self._mean(
-            values, train, -(-len(train) // (self.config.eval.train_tokens or len(train)))
-        )
+        """Nats per token over the measured training tokens."""
+        return self._mean(values, self.splits["train"], self.training_stride)
 
     def _mean(self, values: Values, windows: Windows, stride: int = 1) -> float:
         """Nats per token over every `stride`-th token, from the first on."""

@@ -14,6 +14,7 @@ from common.sharding import make_mesh
 from explicit_opt import arithmetic, experiments
 from explicit_opt.digits import Digits
 from explicit_opt.experiments import PRINTED, Laboratory
+from explicit_opt.language import NextToken
 from tests.programs import finish, start
 
 QUICK = ["--config.train.epochs=2", "--config.train.batch=512", "--config.data.tokens=30000"]
@@ -144,7 +145,8 @@ def test_no_prior_beats_the_maximum_likelihood_bigram_and_eq_3_is_next_to_it(lab
     third = {}
     for documents in ("line", "file"):
         one = {key[-1]: float(v[0]) for key, v in found.items() if key[:3] == ("sum", "1", documents)}  # fmt: skip
-        likeliest = one["maximum-likelihood bigram, a bound"]
+        assert one[arithmetic.BOUND] > 1
+        likeliest = one["the same on the measured tokens"]
         third[documents] = one["f^-(K-1)/K, eq. 3"] / likeliest
         assert 1 < third[documents] < 1.2
         assert one["f^-(K-1)/K, eq. 3"] < 0.95 * one["f^-K/(K+1)"]
@@ -154,6 +156,14 @@ def test_no_prior_beats_the_maximum_likelihood_bigram_and_eq_3_is_next_to_it(lab
     assert third["file"] < third["line"]
     assert float(found["sum", "1", "", "printed, explicit"][0]) == PRINTED["sum"][1][2]
     assert found["cat", "2", "", "printed, warm"] == ("25.8", "33.0")
+
+
+def test_the_bigram_on_all_tokens_is_the_bound_itself(lab):
+    config = lab.language("sum", 1, "explicit", **{"eval.train_tokens": 0})
+    task = NextToken(config, lab.mesh)
+    counts = task.counts()
+    found = arithmetic.sampled_bigram_perplexity(counts, task)
+    assert found == pytest.approx(arithmetic.bigram_perplexity(counts))
 
 
 def test_the_bigram_of_maximum_likelihood_by_hand():
