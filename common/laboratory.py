@@ -212,7 +212,7 @@ class Laboratory:
             [missing] if self.turns and missing else [{n: config} for n, config in missing.items()]
         )
         for some in together:
-            kept |= self._train(some)
+            kept |= self.train(some)
         return [Ran(name, kept[name], self.out / "runs" / name) for name in asked]
 
     def _kept(self, name: str, config: ConfigDict) -> dict | None:
@@ -233,7 +233,7 @@ class Laboratory:
                 return json.loads((workdir / SUMMARY).read_text())
         return None
 
-    def _train(self, asked: Mapping[str, ConfigDict]) -> dict[str, dict]:
+    def train(self, asked: Mapping[str, ConfigDict]) -> dict[str, dict]:
         """Trains, or resumes, runs: together, in turns; their summaries."""
         jobs = []
         for name, config in asked.items():

@@ -4,7 +4,7 @@ import glob
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,16 @@ class Run:
         """None where nothing about the run is random."""
         return self.summary["seed"]
 
+    @property
+    def timing(self) -> str:
+        """How the machine was shared while the run was timed: turns, paused, shared, alone, or unknown."""
+        return self.summary.get("timing", {}).get("kind", "unknown")
+
+    @property
+    def sessions(self) -> tuple[str, ...]:
+        """Equal for runs that took turns with each other; see `common.train.conditions`."""
+        return tuple(self.summary.get("timing", {}).get("sessions", ()))
+
     def predictions(self) -> Predictions | None:
         """What it predicted for each test example; None where that was not kept.
 
@@ -72,6 +82,14 @@ class Run:
         value = self.summary["test"].get(self.curve.name)
         require(value is not None, f"the run {self.name} has no test {self.curve.name}")
         return value
+
+
+def same_minutes(groups: Sequence[Sequence[Run]]) -> bool:
+    """Whether seconds of groups can be compared: each run took turns with runs of all other groups."""
+    if not all(run.timing == "turns" for group in groups for run in group):
+        return False
+    sessions = [sorted(run.sessions for run in group) for group in groups]
+    return all(other == sessions[0] for other in sessions)
 
 
 def run_of(
