@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +12,8 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from common import laboratory
-from common.laboratory import evaluations
+from common.config import choose
+from common.laboratory import Side, evaluations
 from common.metrics.aucc import aucc, outline
 from common.metrics.curve import Axis, Curve
 from common.report.runs import run_of, same_minutes
@@ -88,7 +90,7 @@ class Laboratory(laboratory.Laboratory):
 
     def cases(self, corpus: str) -> dict[str, list[tuple[dict, Path]]]:
         """Summary and folder of the three models of one corpus, each with all its seeds."""
-        names = {kind: f"{corpus}_{kind}_{self.recipe}" for kind in KINDS}
+        names = {kind: self.named(corpus, kind) for kind in KINDS}
         found = self.runs(
             {name: partial(self.configuration, kind, corpus) for kind, name in names.items()}
         )
@@ -96,6 +98,24 @@ class Laboratory(laboratory.Laboratory):
             kind: [(ran.summary, ran.workdir) for ran in found[name]]
             for kind, name in names.items()
         }
+
+    def named(self, corpus: str, kind: str) -> str:
+        """The case of a corpus and a kind of model."""
+        return f"{corpus}_{kind}_{self.recipe}"
+
+    def side(self, text: str) -> Side:
+        """Reads "CORPUS: KIND", such as "wikitext2: gmlp", in the laboratory's recipe."""
+        known = {f"{corpus}: {kind}": (corpus, kind) for corpus, kind in PRINTED}
+        choose("an experiment of a claim", text, known)
+        corpus, kind = known[text]
+        experiment = partial(self.configuration, kind, corpus)
+        scheme, _, place = experiment(1).data.source.partition(":")
+        missing = ""
+        if corpus not in self.corpora:
+            missing = f"--corpora={','.join((*self.corpora, corpus))}"
+        elif scheme == "files" and not Path(os.path.expanduser(place)).is_dir():
+            missing = f"--data={corpus}=PATH"
+        return Side(self.named(corpus, kind), experiment, missing)
 
 
 def table3(lab: Laboratory) -> None:
