@@ -38,7 +38,7 @@ def base(paper: str) -> ConfigDict:
                 "store_frozen": False,
             },
             "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
-            "wandb": {"mode": "offline", "project": "train-less", "name": ""},
+            "wandb": {"mode": "offline", "project": "train-less", "name": "", "group": ""},
         }
     )
 

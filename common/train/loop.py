@@ -263,6 +263,7 @@ class Run:
             wandb_mode=wandb.mode,
             project=wandb.project,
             name=wandb.name or None,
+            group=wandb.group or None,
             resume_step=self.number if resumed else None,
             enabled=is_main(),
         )
@@ -466,6 +467,7 @@ class Run:
         if is_main():
             if predictions:
                 predictions.save(self.workdir / PREDICTIONS)
+                self.tracker.file(self.workdir / PREDICTIONS)
             self.tracker.summary(summary)
             if self.number:
                 path = self.workdir / "curve.png"
