@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,9 +12,11 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from common import laboratory
-from common.laboratory import evaluations
+from common.config import choose
+from common.laboratory import Side, evaluations
 from common.metrics.aucc import aucc, outline
 from common.metrics.curve import Axis, Curve
+from common.report.runs import run_of, same_minutes
 from common.report.table import spread
 from common.tasks.language_modelling import LanguageModelling
 from common.track.tracker import write_whole
@@ -87,7 +90,7 @@ class Laboratory(laboratory.Laboratory):
 
     def cases(self, corpus: str) -> dict[str, list[tuple[dict, Path]]]:
         """Summary and folder of the three models of one corpus, each with all its seeds."""
-        names = {kind: f"{corpus}_{kind}_{self.recipe}" for kind in KINDS}
+        names = {kind: self.named(corpus, kind) for kind in KINDS}
         found = self.runs(
             {name: partial(self.configuration, kind, corpus) for kind, name in names.items()}
         )
@@ -95,6 +98,24 @@ class Laboratory(laboratory.Laboratory):
             kind: [(ran.summary, ran.workdir) for ran in found[name]]
             for kind, name in names.items()
         }
+
+    def named(self, corpus: str, kind: str) -> str:
+        """The case of a corpus and a kind of model."""
+        return f"{corpus}_{kind}_{self.recipe}"
+
+    def side(self, text: str) -> Side:
+        """Reads "CORPUS: KIND", such as "wikitext2: gmlp", in the laboratory's recipe."""
+        known = {f"{corpus}: {kind}": (corpus, kind) for corpus, kind in PRINTED}
+        choose("an experiment of a claim", text, known)
+        corpus, kind = known[text]
+        experiment = partial(self.configuration, kind, corpus)
+        scheme, _, place = experiment(1).data.source.partition(":")
+        missing = ""
+        if corpus not in self.corpora:
+            missing = f"--corpora={','.join((*self.corpora, corpus))}"
+        elif scheme == "files" and not Path(os.path.expanduser(place)).is_dir():
+            missing = f"--data={corpus}=PATH"
+        return Side(self.named(corpus, kind), experiment, missing)
 
 
 def table3(lab: Laboratory) -> None:
@@ -105,7 +126,9 @@ def table3(lab: Laboratory) -> None:
         for kind, runs in cases.items():
             number = 1 + list(PRINTED).index((corpus, kind))
             data = read_from(runs, corpus)
-            rows.append((f"#{number}", KINDS[kind], data, "measured", *_measured(lab, runs)))
+            timed = runs[0][0].get("timing", {}).get("kind", "unknown")
+            kinds = (f"#{number}", KINDS[kind], data, f"measured, timed {timed}")
+            rows.append((*kinds, *_measured(lab, runs)))
             rows.append((f"#{number}", KINDS[kind], corpus, "printed", *_printed(corpus, kind)))
         equal += _comparison(corpus, cases)
     columns = ("", "model", "data", "", *COLUMNS)
@@ -208,6 +231,8 @@ def _comparison(corpus: str, cases: dict[str, list[tuple[dict, Path]]]) -> list[
         for kind, runs in cases.items()
     }
     rows, data = [], read_from(cases["gpt"], corpus)
+    if not same_minutes([[run_of(s, w.name) for s, w in runs] for runs in cases.values()]):
+        axes.pop("wall-clock")  # the seconds of other minutes are not equal
     for name, axis in axes.items():
         horizon = min(c.points[-1].at(axis) for some in curves.values() for c in some)
         values = {k: [outline(c, axis, horizon)[-1][1] for c in some] for k, some in curves.items()}

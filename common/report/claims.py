@@ -5,6 +5,8 @@ A claim has two sides and a direction: A is better than B, worse, or equivalent,
 - runs: both sides are experiments of the paper; the rule of `common.report.verdict` decides;
 - test: arithmetic decides, in a test that is named: "confirmed: tests/a.py::test_b" or "refuted: tests/a.py::test_b";
 - plan: only the paper's own scale decides; options of `launch.plan` say what that would cost.
+
+`python -m common.report.claims` writes results/CLAIMS.md, the claims of all papers on one page.
 """
 
 import csv
@@ -14,7 +16,8 @@ from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 
-from common.config import choose, require
+from common import program
+from common.config import choose, parser_for, require
 from common.errors import UserError
 from common.report.runs import Run
 from common.report.table import Table, digits_for, spread
@@ -242,13 +245,37 @@ NOTE = (
 )
 
 
-def page(tables: Mapping[str, Path]) -> str:
-    """The tables of several papers on one page of Markdown.
+SCALES = ("paper", "laptop", "tiny")
 
-    Args:
-      tables: title -> the Markdown table that `reproduce claims` wrote.
+
+def page(results: Path) -> str:
+    """The claims of all papers on one page of Markdown, from what `reproduce claims` wrote to RESULTS/PAPER/SCALE.
+
+    Raises:
+      UserError: there are none.
     """
+    found = sorted(
+        results.glob("*/*/claims.md"),
+        key=lambda path: (path.parts[-3], SCALES.index(path.parts[-2])),
+    )
+    require(bool(found), f"{results} has no claims: python -m PAPER.reproduce claims writes them")
     parts = ["# Claims\n", f"{NOTE}\n"]
-    for title, path in tables.items():
-        parts += [f"## {title}\n", path.read_text(encoding="utf-8")]
+    for path in found:
+        paper, scale = path.parts[-3:-1]
+        out = path.parent.relative_to(results.parent)
+        command = f"python -m {paper}.reproduce claims --scale={scale} --kept --out={out}"
+        parts += [f"## {paper}, {scale}\n", f"`{command}`\n", path.read_text(encoding="utf-8")]
     return "\n".join(parts)
+
+
+def main() -> None:
+    parser = parser_for("common.report.claims")
+    parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR")
+    options = parser.parse_args()
+    path = options.results / "CLAIMS.md"
+    path.write_text(page(options.results), encoding="utf-8")
+    print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    program.run(main)

@@ -65,6 +65,11 @@ class Group:
     layers: Layers | None
 
     @property
+    def timed(self) -> str:
+        """How the machine was shared while the runs were timed: see `Run.timing`."""
+        return ", ".join(dict.fromkeys(run.timing for run in self.runs))
+
+    @property
     def curves(self) -> list[Curve]:
         return [run.curve for run in self.runs]
 

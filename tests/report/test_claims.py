@@ -199,3 +199,16 @@ def test_chip_hours_are_read_by_the_options_of_the_plan(paper, tmp_path):
         "plan,chip_hours,binds\n--config=a,12.5,memory\n"
     )
     assert claims.chip_hours(name) == {"--config=a": "12.5"}
+
+
+def test_the_page_has_the_tables_of_all_papers_and_their_commands(tmp_path):
+    for paper, scale in (("b", "tiny"), ("a", "tiny"), ("a", "laptop")):
+        folder = tmp_path / "results" / paper / scale
+        folder.mkdir(parents=True)
+        (folder / "claims.md").write_text(f"| {paper} {scale} |\n")
+    text = claims.page(tmp_path / "results")
+    places = [text.index(f"| {name} |") for name in ("a laptop", "a tiny", "b tiny")]
+    assert places == sorted(places)
+    assert "python -m b.reproduce claims --scale=tiny --kept --out=results/b/tiny" in text
+    with pytest.raises(UserError, match="has no claims"):
+        claims.page(tmp_path / "elsewhere")

@@ -139,7 +139,15 @@ def test_table_1_by_hand(tmp_path):
     assert plain["trained (all)"] == "2.0M (2.5M)" and plain["epoch (s)"] == "25.000 ± 0.000"
     assert t["ratio"] == ffn["ratio"] == "0.80" and t["epoch (s)"] == "20.000 ± 0.000"
     assert dropped["frozen"] == "1 dropped" and dropped["ratio"] == "1.00"
+    assert plain["test BLEU"] == "31.50 ± 0.71"
     assert short["model"] == UPDATABLE and short["layers"] == "2" and short["frozen"] == "0"
+
+
+def test_runs_that_did_not_take_turns_make_no_ratio_of_seconds(tmp_path):
+    tables.table1(laboratory(tmp_path, seeds=2, timing="shared"))
+    rows = read(tmp_path / "table1.csv")
+    assert {row["ratio"] for row in rows} == {""}
+    assert {row[""] for row in rows} == {"measured, timed shared"}
 
 
 def test_measured_stands_beside_printed(tmp_path):
@@ -148,7 +156,7 @@ def test_measured_stands_beside_printed(tmp_path):
     )
     tables.table1(lab)
     rows = read(tmp_path / "table1.csv")
-    assert [row[""] for row in rows] == ["measured", "printed"] * 2
+    assert [row[""] for row in rows] == ["measured, timed turns", "printed"] * 2
     assert rows[3]["best BLEU"] == "34.56 ± 0.16" and rows[3]["ratio"] == "0.86"
     tables.table6(laboratory(tmp_path, scale="paper", settings=("wmt",), depths={24: None}))
     rows = read(tmp_path / "table6.csv")
