@@ -139,10 +139,17 @@ def kernels(model: Path) -> dict[str, np.ndarray]:
     return safetensors.numpy.load_file(model / "model.safetensors")
 
 
-def test_adapters_from_the_command_line(asked, folder) -> None:
+QUANTIZED = (
+    "was trained on weights quantized to 4bit; with the unquantized weights it is another model"
+)
+
+
+def test_adapters_from_the_command_line(asked, folder, capsys) -> None:
     """Merged weights and back; half of an adapter and half of it again; and its negative."""
     lora, base = asked / "runs" / "lora_seed1", kernels(folder / "model")
     call(adapters, "merge", f"--adapter={lora}", f"--out={folder / 'merged'}")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"warning: --adapter={lora} {QUANTIZED}")
     merged = kernels(folder / "merged")
     trained = run.load(lora).values.trainable
     layer = "encoder/stack/blocks/0/residuals/1/function/up"
@@ -261,11 +268,13 @@ def test_an_export_without_its_classifier_does_not_appear(asked, tmp_path, monke
     assert not any(tmp_path.iterdir())
 
 
-def test_other_runs_are_exported_with_what_they_began_from(asked, folder) -> None:
+def test_other_runs_are_exported_with_what_they_began_from(asked, folder, capsys) -> None:
     base = kernels(folder / "model")
     for name, changed in (("head", 0), ("lora", 3), ("full_pretrained", len(base))):
         workdir, out = asked / "runs" / folder_of(name), folder / f"exported_{name}"
+        capsys.readouterr()
         call(adapters, "export", f"--run={workdir}", f"--out={out}")
+        assert (QUANTIZED in capsys.readouterr().err) == (name != "full_pretrained")
         found, head = kernels(out), run.load(workdir).values.trainable["head/kernel"]
         assert sum((found[n] != base[n]).any() for n in base) == changed
         np.testing.assert_array_equal(kernels(out / "classifier")["weight"], head.T)
