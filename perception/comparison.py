@@ -166,8 +166,8 @@ def judge(
 ) -> dict[tuple[str, str], Comparison]:
     """Weighted F1 on the test of pairs of ways, by the rule of `common.report.verdict`, corrected for their number.
 
-    The chosen way against random weights says what pretraining is worth with the better way to use it; all weights from
-    pretrained ones against all from random ones differ in nothing but where they begin.
+    The chosen way against random weights says what the pretrained weights give in the way that suits them; all weights
+    from pretrained ones against all from random ones differ in where they begin, and in the tokenizer that each has.
     """
     pairs = [("tf_idf", "full")]
     if chosen:
