@@ -9,6 +9,7 @@ M examples, F features, N classes.
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,8 +24,7 @@ from common.metrics.classes import weighted_f1
 from common.metrics.curve import Curve, Point
 from common.metrics.predictions import PREDICTIONS, Classes
 from common.track.tracker import SUMMARY, write_whole
-from common.train.workdir import CONFIG, commit
-from perception import datasets
+from common.train.workdir import commit
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -193,33 +193,32 @@ def regression(rows: "csr_matrix", labels_M: np.ndarray, penalty: float, solve: 
     return approximation.fit(rows, labels_M)
 
 
-def configuration(config: ConfigDict) -> ConfigDict:
-    """What of a run's configuration the baseline depends on."""
-    data = {name: config.data[name] for name in DATA}
-    return ConfigDict(
-        {
-            "paper": config.paper,
-            "baseline": "tf-idf",
-            "dataset": config.dataset,
-            "data": data,
-            "eval": {"select": config.eval.select},
-        }
-    )
-
-
-def run(config: ConfigDict, workdir: Path) -> dict:
-    """Leaves the summary and the predictions of a run in `workdir`; returns the summary, which has no seed.
+def run(
+    config: ConfigDict,
+    splits: Mapping[str, LabelledText],
+    classes: Sequence[str],
+    workdir: Path,
+) -> dict:
+    """Leaves the summary and the predictions of a run in `workdir`, unless it has those of the same examples already;
+    returns the summary, which has no seed.
 
     Args:
-      config: as `configuration` makes it.
+      config: of a run on these examples; what the baseline has of it is kept.
 
     Raises:
-      UserError: the data are missing or at fault.
+      UserError: the data are at fault.
     """
-    found = fit(*datasets.load(config))
-    test, classes = found.predictions.metrics(), len(found.predictions.names)
-    trained = (found.features + 1) * (classes if classes > 2 else 1)
+    examples = {name: split.fingerprint for name, split in splits.items()}
+    with suppress(OSError, ValueError, KeyError):  # missing, or damaged
+        there = json.loads((workdir / SUMMARY).read_text())
+        if there["examples"] == examples and (workdir / PREDICTIONS).exists():
+            return there
+    found = fit(splits, classes)
+    test = found.predictions.metrics()
+    trained = (found.features + 1) * (len(classes) if len(classes) > 2 else 1)
     curve = Curve("weighted_f1", "max", [Point(0, found.seconds, 0.0, found.chosen_f1)])
+    data = {name: config.data[name] for name in DATA}
+    kept = {"paper": config.paper, "baseline": "tf-idf", "dataset": config.dataset, "data": data}
     summary = {
         "objective": curve.name,
         "steps": 0,
@@ -235,11 +234,12 @@ def run(config: ConfigDict, workdir: Path) -> dict:
         "seed": None,
         "commit": commit(),
         "device": "CPU",
-        "config": to_json(config),
+        "config": to_json(ConfigDict(kept)),
+        "examples": examples,
         "curve": curve.to_json(),
     }
     workdir.mkdir(parents=True, exist_ok=True)
+    (workdir / SUMMARY).unlink(missing_ok=True)  # until the predictions are there too
     found.predictions.save(workdir / PREDICTIONS)
-    write_whole(workdir / CONFIG, json.dumps(to_json(config), indent=2) + "\n")
     write_whole(workdir / SUMMARY, json.dumps(summary, indent=2) + "\n")
     return summary

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -10,9 +10,11 @@ from ml_collections import ConfigDict
 
 from common import laboratory
 from common.config import load, require
+from common.data.labelled import LabelledText
 from common.report.runs import Run, load_local
 from common.report.table import spread
 from common.report.verdict import CONFIDENCE, MARGINS, Comparison, compare, correct
+from common.train.task import Task
 from perception import baseline, datasets, finetuning, richness, run
 
 METRIC = "weighted_f1"
@@ -49,6 +51,8 @@ WAYS = {
     "tf_idf": Way("TF-IDF and logistic regression", {}, random=False),
 }
 
+BASELINE = "tf_idf"
+
 FIXED = ("finetune", "seed")
 """Fields that the comparison sets itself."""
 
@@ -64,10 +68,8 @@ class Laboratory(laboratory.Laboratory):
     spec: str = ""
     margin: float = field(default=MARGINS[METRIC])
 
-    def train(self, config: ConfigDict, workdir: Path) -> dict:
-        if "baseline" in config:
-            return baseline.run(config, workdir)
-        return run.fit(config, workdir, self.mesh)
+    def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
+        return run.prepare(config, self.mesh)
 
     def configuration(self, way: str, seed: int) -> ConfigDict:
         """Of one run. Without another wish the backbone is that of the weights, where they are given."""
@@ -75,8 +77,6 @@ class Laboratory(laboratory.Laboratory):
             given = [f for f in self.fields if f.startswith(f"--config.{name}=")]
             require(not given, f"{''.join(given)}: the comparison sets this itself, run by run")
         config = self.override(load(self.spec), seed=seed, **WAYS[way].fields)
-        if way == "tf_idf":
-            return baseline.configuration(config)
         if config.pretrained and not any(f.startswith("--config.backbone=") for f in self.fields):
             config.backbone = "auto"
         if way in finetuning.TRAINS_ALL:
@@ -97,28 +97,35 @@ class Laboratory(laboratory.Laboratory):
         weights = self.configuration("lora", 1).pretrained
         found = [name for name, way in WAYS.items() if weights or not way.pretrained]
         for way in found:
+            if way == BASELINE:
+                continue
             config = self.configuration(way, 1)
-            if "baseline" not in config:
-                run.validate(config)
-                finetuning.open_pretrained(config)
+            run.validate(config)
+            finetuning.open_pretrained(config)
         return found
 
-    def runs(self, way: str) -> list[Run]:
-        """Trained for all seeds where that is missing; one run where nothing is random."""
-        if not WAYS[way].random:
-            _, folder = self.fit(way, self.configuration(way, 1))
-            return load_local(folder)
-        seeds = range(1, 1 + self.seeds)
-        folders = [self.fit(f"{way}_seed{s}", self.configuration(way, s))[1] for s in seeds]
-        return load_local(*folders)
+    def every(
+        self, splits: Mapping[str, LabelledText], classes: Sequence[str]
+    ) -> dict[str, list[Run]]:
+        """The runs of all ways, trained where they are missing: one for each seed, or one where nothing is random."""
+        ways = self.ways()
+        cases = {way: partial(self.configuration, way) for way in ways if WAYS[way].random}
+        found = {way: [ran.run for ran in some] for way, some in self.runs(cases).items()}
+        if "head" in ways:
+            _, folder = self.fit("head", self.configuration("head", 1))
+            found["head"] = load_local(folder)
+        folder = self.out / "runs" / BASELINE
+        print(f"\n{BASELINE}", flush=True)
+        baseline.run(self.configuration(BASELINE, 1), splits, classes, folder)
+        return {way: found.get(way) or load_local(folder) for way in ways}
 
 
 def worth(lab: Laboratory) -> None:
     """Everything side by side, what the rule of comparisons says of it, and the answer in sentences."""
-    ways = lab.ways()
+    lab.ways()  # whatever is at fault is known before the data are read
     config = lab.configuration("full", 1)
-    splits, _ = datasets.load(config)
-    found = {way: lab.runs(way) for way in ways}
+    splits, classes = datasets.load(config)
+    found = lab.every(splits, classes)
     columns = ("", "F1, last step", "F1, best step", "parameters trained", "FLOPs", "training (s)")
     lab.write("worth", columns, [_row(way, runs) for way, runs in found.items()])
     chosen = choose(found)

@@ -16,7 +16,7 @@ from common.model.lora import Lora, adapt, is_target, linear_layers
 from common.model.quantized import KINDS, quantize_frozen
 from common.model.transformer import compute_dtype
 from common.train.task import NOTHING, Outside
-from common.variables import Arrays, Frozen, Structure, freeze, give, narrow
+from common.variables import Arrays, Frozen, Structure, freeze, freeze_given, narrow
 from perception.backbones import BACKBONES, Backbone
 from perception.hugging_face import TOKENIZER, Pretrained, check_shape, open_model
 from perception.model import POOLS, PooledClassifier, backbone
@@ -236,8 +236,7 @@ def make_model(
             )
         adapt(encoder, targets, make_lora(config), rngs=rngs)
     elif config.finetune == "head":
-        freeze(encoder)
-        give(encoder)
+        freeze_given(encoder)
     deviation = shape.width**-0.5 if shape.scaled_init else 0.02
     for name in reinitialized(config, shape.family):
         part = encoder.embed if name == TABLES[0] else encoder.embed.positions

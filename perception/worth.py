@@ -16,6 +16,7 @@ from common import program
 def main() -> None:
     from common import config
     from common.report.verdict import MARGINS
+    from common.train.command import add_fairness
 
     parser = config.parser_for("perception.worth")
     parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="the configuration")
@@ -29,11 +30,13 @@ def main() -> None:
         metavar="POINTS",
         help="the largest difference of weighted F1 that does not matter (default: %(default)s)",
     )
+    add_fairness(parser)
     parser.add_argument("--out", type=Path, default=Path("runs/worth"), metavar="DIR")
     fields, rest = config.split_fields(sys.argv[1:])
     options = parser.parse_args(rest)
     config.check_folder("--out", options.out)
 
+    from common.laboratory import parse_sweep
     from common.sharding import make_mesh
     from common.train.command import unless_stopped
     from perception.comparison import Laboratory, worth
@@ -41,7 +44,8 @@ def main() -> None:
     asked = config.load(options.config)
     config.override_all(asked, fields)
     mesh = make_mesh(asked.mesh)
-    lab = Laboratory("", options.seeds, fields, options.out, mesh, options.config, options.margin)
+    given = "", options.seeds, fields, options.out, mesh, options.config, options.margin
+    lab = Laboratory(*given, turns=options.turns, sweep=parse_sweep(options.sweep))
     unless_stopped(lambda: worth(lab))
 
 

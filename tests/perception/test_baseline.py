@@ -134,12 +134,26 @@ def test_a_class_without_training_examples_has_a_small_probability() -> None:
 
 
 def test_the_baseline_is_a_run_without_a_seed(tmp_path) -> None:
-    config = baseline.configuration(get_config("tiny"))
-    summary = baseline.run(config, tmp_path / "run")
+    config = get_config("tiny")
+    splits, classes = datasets.load(config)
+    summary = baseline.run(config, splits, classes, tmp_path / "run")
     (found,) = load_local(tmp_path / "run")
     assert found.seed is None and found.test == summary["test"]["weighted_f1"]
     assert found.predictions().metrics() == pytest.approx(summary["test"])
     assert summary["params"]["trainable"] > 5000 and 0 < found.test < 100
+
+
+def test_the_baseline_is_fitted_again_where_the_examples_have_changed(
+    tmp_path, monkeypatch
+) -> None:
+    config, train, test = get_config("tiny"), texts(60, 0), texts(50, 2)
+    given = {"train": train, "test": test}
+    first = baseline.run(config, given, CLASSES, tmp_path / "run")
+    other = {"train": texts(70, 3), "test": test}
+    second = baseline.run(config, other, CLASSES, tmp_path / "run")
+    assert second["examples"]["train"] != first["examples"]["train"]
+    monkeypatch.setattr(baseline, "fit", None)
+    assert baseline.run(config, other, CLASSES, tmp_path / "run") == second
 
 
 @pytest.mark.skipif("TRAINLESS_DATA" not in os.environ, reason="TRAINLESS_DATA is not set")
