@@ -118,7 +118,10 @@ def sensitivity(lab: Laboratory) -> None:
                 tested.append(found)
                 epochs.append(len(points) - 1)
             drawn = {"normal": "N(0, 1)", "torch": "U(±1/√D)"}[cold] if start == "cold" else ""
-            cells = [spread([t[metric] for t in tested], 2) for metric in ("accuracy", "loss")]
+            cells = [
+                spread([t[metric] for t in tested], digits)
+                for metric, digits in (("accuracy", 2), ("loss", 3))
+            ]
             rows.append((optimizer, f"{rate:g}", start, drawn, *cells, spread(epochs, 0)))
     columns = ("optimizer", "rate", "start", "drawn from", "test accuracy %", "test cross-entropy")
     lab.write(lab.named("sensitivity"), (*columns, "epochs"), rows)

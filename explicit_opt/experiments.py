@@ -255,7 +255,8 @@ def untrained(config: ConfigDict, lab: Laboratory) -> dict[str, float]:
 
 
 def _digits_row(layers: int, start: str, tested: list[dict], epochs: list[int]) -> tuple:
-    accuracy, loss = (spread([t[name] for t in tested], 2) for name in ("accuracy", "loss"))
+    accuracy = spread([t["accuracy"] for t in tested], 2)
+    loss = spread([t["loss"] for t in tested], 3)
     return layers, start, accuracy, loss, spread(epochs, 0), PRINTED_DIGITS.get((layers, start))
 
 
