@@ -228,8 +228,9 @@ def fig2(lab: Laboratory) -> None:
     figures.digits(curves, scan, norm, path, "held-out" if lab.protocol == "ours" else "test")
     for column, name in ((1, "weights"), (2, "intercept")):
         highest = max(row[column] for row in scan)
-        tied = [f"{row[0]:g}" for row in scan if row[column] == highest]
-        print(f"best K of the {name} form: {', '.join(tied)} ({highest:.2f} %)")
+        tied = [row[0] for row in scan if row[column] == highest]
+        best = f"{tied[0]:g}" if len(tied) == 1 else f"{tied[0]:g} to {tied[-1]:g}, {len(tied)} tie"
+        print(f"best K of the {name} form: {best} ({highest:.2f} %)")
     print(f"average norm: {norm:.2f}\nfigure: {path}")
 
 
