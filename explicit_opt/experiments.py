@@ -306,8 +306,9 @@ def fig2(lab: Laboratory) -> None:
     figures.digits(curves, scan, norm, path, "held-out" if lab.protocol == "ours" else "test")
     for column, name in ((1, "weights"), (2, "intercept")):
         highest = max(row[column] for row in scan)
-        tied = [f"{row[0]:g}" for row in scan if row[column] == highest]
-        print(f"best K of the {name} form: {', '.join(tied)} ({highest:.2f} %)")
+        tied = [row[0] for row in scan if row[column] == highest]
+        best = f"{tied[0]:g}" if len(tied) == 1 else f"{tied[0]:g} to {tied[-1]:g}, {len(tied)} tie"
+        print(f"best K of the {name} form: {best} ({highest:.2f} %)")
     print(f"average norm: {norm:.2f}\nfigure: {path}")
 
 
@@ -332,7 +333,8 @@ def untrained(config: ConfigDict, lab: Laboratory) -> dict[str, float]:
 
 
 def _digits_row(layers: int, start: str, tested: list[dict], epochs: list[int]) -> tuple:
-    accuracy, loss = (spread([t[name] for t in tested], 2) for name in ("accuracy", "loss"))
+    accuracy = spread([t["accuracy"] for t in tested], 2)
+    loss = spread([t["loss"] for t in tested], 3)
     return layers, start, accuracy, loss, spread(epochs, 0), PRINTED_DIGITS.get((layers, start))
 
 
