@@ -11,7 +11,7 @@ from benchmarks.interval_coverage import BETTER, QUALITY, Truth, measure
 from common.errors import UserError
 from common.metrics.predictions import Classes, Losses
 from common.report.runs import Run
-from common.report.verdict import Comparison, Sample, compare, correct, resample
+from common.report.verdict import Comparison, Sample, check_margins, compare, correct, resample
 from tests.report.helpers import made
 
 
@@ -66,6 +66,59 @@ def test_runs_without_randomness_need_no_seeds_but_test_examples():
     assert noisy.word == "undecided"
 
 
+@pytest.mark.parametrize(
+    ("a", "margin", "word", "p_values"),
+    [
+        (30.0, 0.0, "undecided", (1.0, 1.0)),
+        (30.0, 0.5, "equivalent", (1.0, 0.0)),
+        (31.0, 0.5, "better", (0.0, 1.0)),
+        (31.0, 1.0, "better", (0.0, 1.0)),
+        (31.0, 2.0, "equivalent", (0.0, 0.0)),
+    ],
+)
+def test_groups_without_any_noise_are_compared_by_their_values(a, margin, word, p_values):
+    found = comparison((a,), (30.0,), margin=margin, seedless=True)
+    assert found.word == word
+    assert found.p_values == p_values
+    assert found.half_width == 0
+
+
+def test_a_single_seed_has_no_interval():
+    found = comparison(A[:1], B, margin=0.5)
+    assert math.isnan(found.half_width) and math.isnan(found.low)
+    assert math.isnan(found.p_values[0])
+    assert Sample((1.0,)).idiosyncratic_variance == 0
+    assert Sample((1.0,), seedless=True).seed_variance == 0
+
+
+def test_p_value_of_equivalence_is_that_of_the_nearer_margin():
+    """Twice the one-sided p-value of a difference beyond the margin, at most 1; without a margin none is equivalent."""
+    found = comparison(A, B, margin=1.5)
+    freedom = stats.ttest_ind(A, B, equal_var=False).df
+    error = math.sqrt((np.var(A, ddof=1) + np.var(B, ddof=1)) / 4)
+    expected = 2 * stats.t.sf((1.5 - found.difference) / error, freedom)
+    assert found.p_values[1] == pytest.approx(expected) and 0 < expected < 0.5
+    assert comparison(B, A, margin=1.5).p_values[1] == pytest.approx(expected)
+    assert comparison(A, B, margin=0.5).p_values[1] == 1
+    assert comparison(A, A, margin=0.0).p_values[1] == 1
+
+
+def test_variance_of_the_test_set_within_a_group_is_that_between_resamples():
+    """Two runs move apart by 2 and by 0 on the first two resamples, and by -2 and 0 on the others."""
+    resampled_RB = np.array([[11.0, 10.0, 9.0, 10.0], [9.0, 10.0, 11.0, 10.0]])
+    deviations_RB = resampled_RB - 10.0
+    expected = 2 * deviations_RB.var(axis=1, ddof=1).mean()
+    assert Sample((10.0, 10.0), False, resampled_RB).idiosyncratic_variance == pytest.approx(
+        expected
+    )
+    shifted_RB = resampled_RB + np.array([5.0, -3.0, 0.0, 7.0])  # what all runs share
+    moved = Sample((10.0, 10.0), False, shifted_RB)
+    assert moved.idiosyncratic_variance == pytest.approx(expected)
+    assert Sample((10.0, 10.0), True, resampled_RB).idiosyncratic_variance == 0
+    assert Sample((10.0,), False, resampled_RB[:1]).idiosyncratic_variance == 0
+    assert Sample((10.0, 10.0)).idiosyncratic_variance == 0
+
+
 def test_variance_of_test_examples_widens_the_interval():
     narrow, wide = comparison(A, B), comparison(A, B, shared=0.3)
     assert wide.half_width > narrow.half_width
@@ -82,6 +135,38 @@ def test_more_seeds_are_those_after_which_the_same_spread_decides():
     assert stats.t.ppf(0.975, 2 * seeds - 2) * spread < 1.0
     assert stats.t.ppf(0.975, 2 * seeds - 4) * math.sqrt(2 / (seeds - 1)) > 1.0
     assert str(found) == f"undecided (about {more} more seeds)"
+
+
+def test_more_seeds_may_also_decide_for_equivalence():
+    a, b = (30.0, 30.5, 31.0), (30.1, 30.5, 30.9)
+    found = comparison(a, b, margin=0.5)
+    assert found.word == "undecided" and 0 < found.more_seeds < 20
+    wider = comparison(a * 10, b * 10, margin=0.5)
+    assert wider.word == "equivalent" and wider.more_seeds == 0
+    assert comparison(a, b).more_seeds is None, "equal means are never told apart"
+
+
+def test_runs_without_randomness_lack_no_seeds():
+    solved, one = Sample((32.0,), seedless=True), Sample(A[:1])
+    for pair in ((solved, one), (one, solved)):
+        found = Comparison("bleu", "max", *pair, 0.0, 0.0, "seeds")
+        assert found.more_seeds == 2 and not found.decidable
+        assert str(found) == "undecided (at least 2 more seeds)"
+    trained = Comparison("bleu", "max", solved, Sample(A), 0.0, 0.0, "seeds")
+    assert trained.decidable and trained.more_seeds == 0
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "margin", "text"),
+    [
+        (A, B, 0.0, "better"),
+        (B, A, 0.0, "worse"),
+        (A, A, 0.5, "equivalent within 0.5"),
+        (A[:2], B, 0.0, "undecided (at least 1 more seed)"),
+    ],
+)
+def test_verdicts_in_words(a, b, margin, text):
+    assert str(comparison(a, b, margin=margin)) == text
 
 
 def test_no_number_of_seeds_replaces_test_examples():
@@ -157,6 +242,97 @@ def test_without_predictions_test_metrics_are_left_out():
     a, b = ([made([10, 20 + x], seed=s) for s, x in ((1, 0), (2, 1), (3, 2))] for _ in range(2))
     metrics = [one.metric for one in compare(a, b)]
     assert metrics == ["best valid bleu", "mean bleu over step", "mean bleu over flops"]
+
+
+def test_validation_values_and_areas_are_compared_to_the_end_of_the_shortest_curve():
+    a = [made([10, 20, 30], seed=s, seconds=2.0) for s in (1, 2, 3)]
+    b = [made([10, 30], seed=s, metric="bleu") for s in (1, 2, 3)]
+    best, steps, seconds = compare(a, b, {"bleu": 0.25}, ("step", "seconds"))
+    assert (best.metric, best.mode) == ("best valid bleu", "max")
+    assert best.a.values == (30.0,) * 3 and best.b.values == (30.0,) * 3
+    # 5 up to step 10, then 15 and 20 on average, over 20 steps.
+    assert steps.metric == "mean bleu over step"
+    assert steps.a.values == pytest.approx((10.0,) * 3)
+    assert steps.b.values == pytest.approx((12.5,) * 3)
+    # Up to second 2: (2 * 5) / 2 and (1 * 5 + 1 * 20) / 2.
+    assert seconds.metric == "mean bleu over seconds"
+    assert seconds.a.values == pytest.approx((5.0,) * 3)
+    assert seconds.b.values == pytest.approx((12.5,) * 3)
+    for found in (best, steps, seconds):
+        assert (found.margin, found.example_variance, found.noise) == (0.25, 0.0, "seeds")
+    assert compare(a, b)[0].margin == 0.5, "the default"
+    assert compare(a, b, {})[0].margin == 0
+
+
+def test_runs_that_nothing_is_random_in_are_seedless():
+    fixed, seeded = [made([10, 20], seed=None)], [made([10, 20], seed=s) for s in (1, 2)]
+    best = compare(fixed, seeded)[0]
+    assert best.a.seedless and not best.b.seedless
+    assert not compare([*fixed, *seeded], seeded)[0].a.seedless
+
+
+def test_an_axis_without_extent_is_left_out():
+    """FLOPs that were never counted."""
+    run = made([10, 20])
+    points = [dataclasses.replace(point, flops=0.0) for point in run.curve.points]
+    flat = Run(run.name, run.summary, dataclasses.replace(run.curve, points=points))
+    metrics = [one.metric for one in compare([flat], [run])]
+    assert metrics == ["best valid bleu", "mean bleu over step"]
+
+
+def test_metrics_that_not_all_runs_have_are_left_out():
+    """Accuracy of masked tokens, which older predictions lack."""
+
+    def losses(hits: np.ndarray, seed: int) -> Run:
+        ones_M = np.ones(4)
+        kept = Losses("w", ones_M, ones_M, hits, np.zeros(0), "token")
+        run = made([3.0, 2.0], metric="loss", mode="min", seed=seed)
+        return type("Kept", (Run,), {"predictions": lambda self: kept})(
+            run.name, run.summary, run.curve
+        )
+
+    with_hits = [losses(np.ones(4), seed) for seed in (1, 2)]
+    without = [losses(np.zeros(0), 3)]
+    assert [one.metric for one in compare(with_hits, with_hits)][:3] == [
+        *("perplexity", "loss", "accuracy")
+    ]
+    found = compare(with_hits, without)
+    assert [one.metric for one in found][:2] == ["perplexity", "loss"]
+    assert "accuracy" not in [one.metric for one in found]
+    assert (found[1].mode, found[1].margin, found[0].margin) == ("min", 0.01, 0.0)
+
+
+def test_seedless_runs_have_the_noise_of_test_examples_alone():
+    rights = np.arange(50) % 3 > 0
+    fixed = [predicted(rights, seed=None)]
+    found = compare(fixed, [predicted(~rights, seed=None)])[0]
+    assert found.noise == "test examples" and found.example_variance > 0
+    assert len(found.a.values) == len(found.b.values) == 1
+    mixed = compare(fixed, [predicted(~rights, seed=s) for s in (1, 2, 3)])[0]
+    assert mixed.noise == "seeds, test examples"
+    assert mixed.a.values == pytest.approx((66,)) and mixed.b.values == pytest.approx((34,) * 3)
+
+
+def test_resamples_are_the_same_for_all_runs_and_whenever_they_are_drawn():
+    nats_M = np.arange(30.0)
+    one, other = (
+        Losses("w", x, np.ones(30), np.zeros(0), np.zeros(0), "token")
+        for x in (nats_M, 30 - nats_M)
+    )
+    first, second = resample([one, other], 250)
+    assert first["loss"].shape == (250,)
+    np.testing.assert_allclose(first["loss"] + second["loss"], 30.0)
+    assert len(np.unique(first["loss"])) > 100
+    (again,) = resample([one], 250)
+    np.testing.assert_array_equal(again["loss"], first["loss"])
+    (fewer,) = resample([one], 100)
+    np.testing.assert_array_equal(fewer["loss"], first["loss"][:100])
+
+
+@pytest.mark.parametrize("margin", [math.nan, math.inf])
+def test_margins_that_are_no_numbers_are_refused(margin):
+    with pytest.raises(UserError, match="the margin of bleu must be a number of at least 0"):
+        check_margins({"loss": 0.0, "bleu": margin})
 
 
 def test_negative_margins_are_refused():
