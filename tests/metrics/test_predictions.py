@@ -43,6 +43,13 @@ def test_metrics_of_classes_are_those_of_scikit_learn():
     assert found["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_classes_are_kept_in_small_types():
+    made = classes()
+    assert made.examples == "examples" and len(made) == 200
+    types = [x.dtype for x in (made.labels_M, made.guesses_M, made.nats_M, made.probabilities_MN)]
+    assert types == [np.int32, np.int32, np.float32, np.float16]
+
+
 def test_corpus_bleu_of_sentence_statistics_is_that_of_sacrebleu():
     found = translations().metrics()
     assert found["bleu"] == pytest.approx(corpus_bleu(HYPOTHESES, REFERENCES).score)
