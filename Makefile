@@ -6,7 +6,7 @@ JOBS ?= 2
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-peers mutants bench lint format clean
+.PHONY: help demo test test-slow test-peers claims mutants bench lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,12 @@ test-peers: $(VENV)/.peers ## side by side with transformers and peft, which thi
 mutants: $(VENV)/.mutants ## mutation testing of what measures and of the training step, half an hour; see tests/mutants.py
 	rm -rf mutants
 	$(BIN)/python -m tests.mutants
+
+claims: $(VENV)/.run ## results/CLAIMS.md from the runs that are kept in results/; trains nothing
+	for folder in $(patsubst %/runs,%,$(wildcard results/*/*/runs)); do \
+	  set -- $$(echo $$folder | tr / ' ') && \
+	  $(BIN)/python -m $$2.reproduce claims --scale=$$3 --kept --out=$$folder || exit; done
+	$(BIN)/python -m common.report.claims
 
 bench: $(VENV)/.bench ## side by side with PyTorch peers; see benchmarks/README.md
 	$(BIN)/python -m benchmarks.reservoir_step

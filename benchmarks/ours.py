@@ -80,7 +80,7 @@ def next_token_step(
 def bytes_config(kind: str, **fields: object) -> ConfigDict:
     """Width 512, hidden 2048, 4 layers, 768 positions, no dropout, for each of the three kinds."""
     config = language.fixed(kind, "enwik8")
-    config.model.update({"hidden": 2048, "dropout": 0.0, **fields})
+    config.model.update({"width": 512, "heads": 8, "hidden": 2048, "dropout": 0.0, **fields})
     config.optimizer.update({"name": "adam", "weight_decay": 0.0, "clip": 0.0})
     return config
 

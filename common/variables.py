@@ -5,7 +5,7 @@ NNX describes the model; everything that trains it works on plain dictionaries `
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,14 +83,55 @@ def abstract(build: Callable[[], nnx.Module]) -> Structure:
     return split(nnx.eval_shape(build))
 
 
-def freeze(module: nnx.Module) -> None:
-    """Turns every Param below `module` into a Frozen one, drawn as the module's `reservoir_draws()` say."""
+ORTHOGONAL = ("orthogonal", 1.0)
+"""The draw of matrices where nothing else is said: orthogonal, of gain 1."""
+
+
+def draws(module: nnx.Module, matrix: tuple) -> Iterator[tuple[nnx.Module, str, tuple]]:
+    """Yields (part, attribute, draw) of every Param below `module`, as the part's `reservoir_draws()` say.
+
+    Args:
+      matrix: the draw that ("matrix",) stands for there.
+
+    Raises:
+      ValueError: a part does not say how one of its parameters is drawn.
+    """
+    for path, part in list(nnx.iter_modules(module)):
+        known = part.reservoir_draws() if hasattr(part, "reservoir_draws") else {}
+        for name, variable in list(vars(part).items()):
+            if not isinstance(variable, nnx.Param):
+                continue
+            if name not in known:
+                raise ValueError(
+                    f"{'/'.join(map(str, (*path, name)))} cannot be drawn from a seed:"
+                    f" {type(part).__name__}.reservoir_draws() has to say how"
+                )
+            yield part, name, matrix if known[name] == ("matrix",) else known[name]
+
+
+def freeze(module: nnx.Module, matrix: tuple = ORTHOGONAL) -> None:
+    """Turns every Param below `module` into a Frozen one that is drawn from the seed, see `draws`.
+
+    Raises:
+      ValueError: a parameter cannot be drawn.
+    """
+    for part, name, draw in draws(module, matrix):
+        _freeze(part, name, draw)
+
+
+def freeze_given(module: nnx.Module) -> None:
+    """Turns every Param below `module` into a Frozen one with a given value, such as a pretrained weight."""
     for _, part in nnx.iter_modules(module):
-        draws = part.reservoir_draws() if hasattr(part, "reservoir_draws") else {}
         for name, variable in list(vars(part).items()):
             if isinstance(variable, nnx.Param):
-                metadata = {"axes": variable.get_metadata("axes"), "draw": draws.get(name)}
-                setattr(part, name, Frozen(variable.get_value(), **metadata))
+                _freeze(part, name, None)
+    give(module)
+
+
+def _freeze(part: nnx.Module, name: str, draw: tuple | None) -> None:
+    variable = getattr(part, name)
+    metadata = {"axes": variable.get_metadata("axes"), "draw": draw}
+    setattr(part, name, Frozen(variable.get_value(), **metadata))
 
 
 def give(module: nnx.Module) -> None:
@@ -124,20 +165,26 @@ def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarra
     """A frozen value, the same on every platform: drawn in float64 on the host, rounded to float32.
 
     Args:
-      spec: ("orthogonal",) a (semi-)orthogonal matrix of gain 1; ("uniform", bound) in [-bound, bound];
-      ("normal", deviation) around 0; ("ones",); ("zeros",).
+      spec: of a matrix (inputs, outputs): ("orthogonal", gain) gain times a (semi-)orthogonal one; ("xavier", gain)
+      uniform up to gain sqrt(6 / (inputs + outputs)); ("fan_in", gain) normal of deviation gain / sqrt(inputs). Of any
+      shape: ("uniform", bound) in [-bound, bound]; ("normal", deviation) around 0; ("ones",); ("zeros",).
       name: the variable's path; with the seed it is the key of the draw.
     """
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
     match spec:
-        case ("orthogonal",):
+        case ("orthogonal", gain):
             rows, columns = shape
             q, r = np.linalg.qr(generator.standard_normal((max(shape), min(shape))))
             # The sign makes the distribution uniform over orthogonal matrices, and the value independent of
             # LAPACK's choice.
             q = q * np.sign(np.diagonal(r))
-            value = q if rows >= columns else q.T
+            value = gain * (q if rows >= columns else q.T)
+        case ("xavier", gain):
+            bound = gain * np.sqrt(6 / sum(shape))
+            value = generator.uniform(-bound, bound, shape)
+        case ("fan_in", gain):
+            value = gain / np.sqrt(shape[0]) * generator.standard_normal(shape)
         case ("uniform", bound):
             value = generator.uniform(-bound, bound, shape)
         case ("normal", deviation):

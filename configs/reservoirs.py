@@ -7,9 +7,17 @@ def fields() -> dict:
         "reservoir": "none",
         "reservoirs": 2,
         "placement": "alternate",
+        # True trains the layers in the places of reservoirs, from the same initialization.
+        "reservoir_trained": False,
+        "reservoir_init": "orthogonal",
+        "reservoir_gain": 1.0,
         "reservoir_dropout": True,
+        # Of a reservoir; 0 is the model's `hidden`, and for a bigru its width.
+        "reservoir_hidden": 0,
         "kernel": 7,
         "layerdrop": 0.0,
+        # Of all other layers, which are trained.
+        "init": "recipe",
         "backskip": {
             "estimator": "none",
             "warmup_steps": -1,

@@ -26,17 +26,19 @@ def base(paper: str) -> ConfigDict:
                 "clip": 0.0,
             },
             "train": {"steps": 100_000, "max_seconds": 0.0, "accumulate": 1, "log_steps": 10},
-            "eval": {"start": False, "steps": 1000, "seconds": 0.0, "patience": 10},
+            "eval": {"start": False, "steps": 1000, "seconds": 0.0, "patience": 10, "test": True},
             "checkpoint": {
                 "steps": 1000,
                 "seconds": 600.0,
                 "keep": 2,
+                # More than 1: so many of the best by validation, whose mean is tested too.
+                "keep_best": 1,
                 # Every so many steps the values, without the optimizer's, are kept for good; 0 for never.
                 "snapshots": 0,
                 "store_frozen": False,
             },
             "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
-            "wandb": {"mode": "offline", "project": "train-less", "name": ""},
+            "wandb": {"mode": "offline", "project": "train-less", "name": "", "group": ""},
         }
     )
 

@@ -3,15 +3,17 @@
 Neither table is in the paper."""
 
 import math
+from functools import partial
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from common import variables
 from common.report.table import spread
 from common.train.task import Values
 from explicit_opt.counts import language_solution
-from explicit_opt.experiments import CONTEXTS, PRINTED, Laboratory, digits_run
+from explicit_opt.experiments import CONTEXTS, PRINTED, Laboratory, digits_result
 from explicit_opt.language import NextToken
 
 OPTIMIZERS = {"adam": 1e-3, "adagrad": 1e-2}
@@ -27,6 +29,8 @@ STARTS = (
 """Starts, and what a cold one is drawn from."""
 
 
+BOUND = "maximum-likelihood bigram, all tokens: a bound"
+
 DOCUMENTS = ("line", "file")
 """Where contexts end; the paper does not say."""
 
@@ -34,8 +38,8 @@ DOCUMENTS = ("line", "file")
 def formula(lab: Laboratory) -> None:
     """Perplexities before training under other exponents, the other sign and two readings of documents.
 
-    Counted on all training tokens. Beside them the printed columns, and the least that any table with K = 1 can reach
-    on this text. Development perplexity is of the whole development text.
+    Counted on all training tokens and measured on every n-th. Beside them the printed columns, and the least that any
+    table with K = 1 can reach on this text. Development perplexity is of the whole development text.
     """
     rows = []
     for documents in DOCUMENTS:
@@ -47,8 +51,11 @@ def formula(lab: Laboratory) -> None:
                 task = NextToken(lab.language(aggregate, context, "explicit", **fields), lab.mesh)
                 counts, model = task.counts(), (aggregate, context, documents)
                 if context == 1:
-                    bound = bigram_perplexity(counts)
-                    rows.append((*model, "maximum-likelihood bigram, a bound", bound, None))
+                    measured = sampled_bigram_perplexity(counts, task)
+                    rows += [
+                        (*model, BOUND, bigram_perplexity(counts), None),
+                        (*model, "the same on the measured tokens", measured, None),
+                    ]
                 for name, exponent, sign in _readings(context):
                     rows.append((*model, name, *_perplexities(task, counts, exponent, sign)))
     for aggregate, printed in PRINTED.items():
@@ -76,6 +83,15 @@ def bigram_perplexity(counts_1NN: jax.Array) -> float:
     return math.exp(-likelihood / counts.sum())
 
 
+def sampled_bigram_perplexity(counts_1NN: jax.Array, task: NextToken) -> float:
+    """As `bigram_perplexity`, of those training tokens on which the task measures training perplexity."""
+    counts, train = np.asarray(counts_1NN[0], np.float64), task.splits["train"]
+    batch = train.gather(np.arange(0, len(train), task.training_stride))
+    before_B, target_B = batch["contexts"][:, 0], batch["targets"]
+    chances_B = counts[before_B, target_B] / counts.sum(1)[before_B]
+    return math.exp(-np.log(chances_B).mean())
+
+
 def _perplexities(task: NextToken, counts: jax.Array, exponent: float, sign: int) -> list[float]:
     tables = language_solution(
         counts,
@@ -92,19 +108,24 @@ def _perplexities(task: NextToken, counts: jax.Array, exponent: float, sign: int
 
 def sensitivity(lab: Laboratory) -> None:
     """Test accuracy of one layer over digits, from every start, by two optimizers."""
+    cases = {
+        (optimizer, *start): lab.named(f"digits_1_{'_'.join(start)}_{optimizer}")
+        for optimizer in OPTIMIZERS
+        for start in STARTS
+    }
+    found = lab.runs({name: partial(_digits, lab, *case) for case, name in cases.items()})
     rows = []
-    for optimizer, rate in OPTIMIZERS.items():
-        for start, cold in STARTS:
-            tested, epochs = [], []
-            for seed in range(1, 1 + lab.seeds):
-                config = lab.digits(1, start, seed, **{"model.cold": cold})
-                config.optimizer.update({"name": optimizer, "learning_rate": rate})
-                name = lab.named(f"digits_1_{start}_{cold}_{optimizer}_seed{seed}")
-                found, points = digits_run(lab, name, config)
-                tested.append(found)
-                epochs.append(len(points) - 1)
-            drawn = {"normal": "N(0, 1)", "torch": "U(±1/√D)"}[cold] if start == "cold" else ""
-            cells = [spread([t[metric] for t in tested], 2) for metric in ("accuracy", "loss")]
-            rows.append((optimizer, f"{rate:g}", start, drawn, *cells, spread(epochs, 0)))
+    for (optimizer, start, cold), name in cases.items():
+        tested, curves = zip(*(digits_result(lab, ran) for ran in found[name]), strict=True)
+        drawn = {"normal": "N(0, 1)", "torch": "U(±1/√D)"}[cold] if start == "cold" else ""
+        cells = [spread([t[metric] for t in tested], 2) for metric in ("accuracy", "loss")]
+        epochs = spread([len(points) - 1 for points in curves], 0)
+        rows.append((optimizer, f"{OPTIMIZERS[optimizer]:g}", start, drawn, *cells, epochs))
     columns = ("optimizer", "rate", "start", "drawn from", "test accuracy %", "test cross-entropy")
     lab.write(lab.named("sensitivity"), (*columns, "epochs"), rows)
+
+
+def _digits(lab: Laboratory, optimizer: str, start: str, cold: str, seed: int) -> ConfigDict:
+    config = lab.digits(1, start, seed, **{"model.cold": cold})
+    config.optimizer.update({"name": optimizer, "learning_rate": OPTIMIZERS[optimizer]})
+    return config

@@ -17,14 +17,16 @@ from ml_collections import ConfigDict
 from common import sharding
 from common.config import require
 from common.data.batching import check_rows, iterate
+from common.data.cache import fingerprint
 from common.data.examples import ExampleBatches, in_order
 from common.data.idx import read_idx
 from common.errors import UserError
+from common.metrics.predictions import Classes
 from common.model.loss import cross_entropy
-from common.train.feed import put
+from common.train.evaluate import PerExample
 from common.train.task import Batch, Sketch, Task, Values, integers
 from common.variables import Arrays
-from explicit_opt.language import exponent, validate_start, zeros
+from explicit_opt.language import exponent, seedless, validate_start, zeros
 from explicit_opt.model import SoftmaxLayers
 from explicit_opt.solution import explicit_solution, fit_scale
 
@@ -130,6 +132,10 @@ class Objective(Task):
         return jnp.sum(loss_B * batch["weights"]), jnp.sum(batch["weights"])
 
 
+def _log_probabilities(model: SoftmaxLayers, batch: Batch) -> dict[str, jax.Array]:
+    return {"logs": jax.nn.log_softmax(model(batch["features"]))}
+
+
 class Digits(Objective):
     """The task that the training loop sees."""
 
@@ -171,7 +177,11 @@ class Digits(Objective):
             multiple=self.multiple,
             seed=config.seed,
         )
-        self._sums: Callable | None = None
+        self._log_probabilities = PerExample(_log_probabilities, mesh)
+
+    @property
+    def seedless(self) -> bool:
+        return seedless(self.config)
 
     @property
     def batches_per_epoch(self) -> int:
@@ -241,26 +251,22 @@ class Digits(Objective):
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.training_batches, start)
 
-    def evaluate(self, values: Values, split: str) -> dict[str, float]:
-        """Cross-entropy (nats) and accuracy (%) of a split."""
-        if self._sums is None:
-            structure = values.structure
+    def predict(self, values: Values, split: str) -> Classes:
+        """Probabilities of the classes for every image of a split."""
+        pixels, labels = self.splits[split]
+        gather = self._gather(split)
 
-            def sums(trainable, frozen, batch):
-                logits_BN = structure.build(trainable, frozen)(batch["features"])
-                hit_B = jnp.argmax(logits_BN, -1) == batch["targets"]
-                loss_B = cross_entropy(logits_BN, batch["targets"])
-                weights_B = batch["weights"]
-                return (loss_B * weights_B).sum(), (hit_B * weights_B).sum(), weights_B.sum()
+        def numbered(ids_B: np.ndarray) -> Batch:
+            return {**gather(ids_B), "ids": ids_B.astype(np.int32)}
 
-            self._sums = jax.jit(sums, out_shardings=sharding.replicated(self.mesh))
-        count, rows = len(self.splits[split][1]), -(-1024 // self.multiple) * self.multiple
-        totals = np.zeros(3)
-        for batch in in_order(self._gather(split), count, rows, multiple=self.multiple):
-            totals += np.asarray(
-                self._sums(values.trainable, values.frozen, put(batch, self.mesh)), np.float64
-            )
-        return {"loss": totals[0] / totals[2], "accuracy": 100 * totals[1] / totals[2]}
+        rows = -(-1024 // self.multiple) * self.multiple
+        batches = in_order(numbered, len(labels), rows, multiple=self.multiple)
+        return Classes.of_log_probabilities(
+            fingerprint([pixels.tobytes().hex()], map(str, labels)),
+            labels,
+            self._log_probabilities(values, batches, len(labels))["logs"],
+            tuple(map(str, range(self.outputs))),
+        )
 
     def save(self, workdir: Path) -> None:
         del workdir  # the weights are all there is

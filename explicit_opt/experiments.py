@@ -1,6 +1,10 @@
 """The experiments of the paper: which runs each table and figure needs, and the printed numbers beside them."""
 
-from dataclasses import dataclass
+import itertools
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -8,14 +12,16 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from common import laboratory, variables
-from common.laboratory import evaluations
+from common.config import flatten, require
+from common.errors import UserError
+from common.laboratory import Experiment, Ran, Side, evaluations
 from common.report.table import spread
 from common.train.state import initial_values
-from common.train.task import Values
+from common.train.task import Task, Values
 from configs import explicit
 from explicit_opt import figures, run
 from explicit_opt.digits import Digits
-from explicit_opt.language import NextToken
+from explicit_opt.language import STARTS, NextToken
 from explicit_opt.solution import (
     average_norm,
     cooccurrences,
@@ -61,16 +67,18 @@ class Laboratory(laboratory.Laboratory):
       protocol: "ours" stops early, by data that are held out for it, and reports the best checkpoint. "printed" reports
         the last values: of language models after all epochs (Table 1), of digits after the first epoch that raises the
         test loss (section 4).
+      places: corpus -> the folder that it is read from, if not data/CORPUS.
     """
 
     protocol: str = "ours"
+    places: dict[str, Path] = field(default_factory=dict)
 
     def named(self, name: str) -> str:
         """The name of a run or of a file, told apart by the protocol."""
         return name if self.protocol == "ours" else f"{name}_{self.protocol}"
 
-    def train(self, config: ConfigDict, workdir: Path) -> dict:
-        return run.fit(config, workdir, self.mesh)
+    def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
+        return run.prepare(config, self.mesh)
 
     def configuration(self, config: ConfigDict, **values: object) -> ConfigDict:
         """Of this scale, with the fields of the command line and of the experiment, which win."""
@@ -88,35 +96,105 @@ class Laboratory(laboratory.Laboratory):
         self, aggregate: str, context: int, start: str, seed: int = 1, **values: object
     ) -> ConfigDict:
         """The fields of `values`, by their dotted names, belong to the experiment."""
-        values |= {"model.context": context, "start": start, "seed": seed}
+        values |= {"model.context": context, "start": start, "seed": seed, **self._place("babylm")}
         if self.protocol == "printed":
             values["eval.patience"] = 0
         return self.configuration(explicit.babylm(aggregate), **values)
 
     def digits(self, layers: int, start: str, seed: int, **values: object) -> ConfigDict:
         """As `language`."""
-        values |= {"model.layers": layers, "start": start, "seed": seed}
+        values |= {"model.layers": layers, "start": start, "seed": seed, **self._place("mnist")}
         if self.protocol == "printed":
             values["data.held_out"] = 0
         return self.configuration(explicit.mnist(), **values)
 
+    def _place(self, corpus: str) -> dict[str, str]:
+        place = self.places.get(corpus)
+        return {"data.source": f"files:{place}"} if place else {}
 
-def language_run(
-    lab: Laboratory, aggregate: str, context: int, start: str, seed: int
-) -> tuple[Points, float]:
-    """The curve of one run of the grid, and the test perplexity of its best checkpoint.
+    def language_case(self, aggregate: str, context: int, start: str) -> tuple[str, Experiment]:
+        """Name and configurations of a language model.
 
-    With K = 1 sum and concatenation are one model, run once, as in the paper.
+        With K = 1 sum and concatenation are one model, run once, as in the paper.
+        """
+        aggregate = "sum" if context == 1 else aggregate
+        name = self.named(f"{aggregate}_k{context}_{start}")
+        return name, partial(self.language, aggregate, context, start)
+
+    def digits_case(self, layers: int, start: str) -> tuple[str, Experiment]:
+        """Name and configurations of a classifier of digits."""
+        return self.named(f"digits_{layers}_{start}"), partial(self.digits, layers, start)
+
+    def side(self, text: str) -> Side:
+        """Reads "sum K: START", "cat K: START" or "digits LAYERS: START", such as "cat 2: warm".
+
+        Options of the command line that only the other family (texts, digits) has are left out.
+        """
+        model, _, start = text.partition(": ")
+        family, _, number = model.partition(" ")
+        require(
+            family in ("sum", "cat", "digits")
+            and number.isdecimal()
+            and int(number) > 0
+            and start in STARTS
+            and (family, start, number == "1") != ("digits", "zero", False),
+            f"there is no experiment {text!r}, but sum K, cat K (tokens before) and digits LAYERS with"
+            f" {', '.join(STARTS)} (zero: one layer), such as 'cat 2: warm'",
+        )
+        corpus = "mnist" if family == "digits" else "babylm"
+        lab = replace(self, fields=_fields_of(corpus, self.fields))
+        case = (
+            lab.digits_case(int(number), start)
+            if family == "digits"
+            else lab.language_case(family, int(number), start)
+        )
+        kind, _, place = case[1](1).data.source.partition(":")
+        absent = kind == "files" and not Path(os.path.expanduser(place)).is_dir()
+        return Side(*case, f"--data={corpus}=DIR" if absent else "")
+
+
+FAMILIES: dict[str, Callable[[], ConfigDict]] = {
+    "babylm": lambda: explicit.babylm("sum"),
+    "mnist": explicit.mnist,
+}
+"""Corpus -> a configuration of its models."""
+
+
+def _fields_of(corpus: str, fields: Iterable[str]) -> list[str]:
+    """Those options "--config.a.b=VALUE" that models of a corpus have, or no model has: these are refused later.
+
+    Raises:
+      UserError: one says where data lie, which models of all corpora would take.
     """
-    aggregate = "sum" if context == 1 else aggregate
-    config = lab.language(aggregate, context, start, seed)
-    name = lab.named(f"{aggregate}_k{context}_{start}_seed{seed}")
-    summary, workdir = lab.fit(name, config)
+    known = {name: flatten(make()) for name, make in FAMILIES.items()}
+    others = set().union(*known.values()) - set(known[corpus])
+    names = {text: text.removeprefix("--config.").partition("=")[0] for text in fields}
+    if "data.source" in names.values():
+        raise UserError(
+            "--config.data.source would be of texts and of digits: use"
+            f" {' and '.join(f'--data={name}=DIR' for name in FAMILIES)}"
+        )
+    return [text for text, name in names.items() if name not in others]
+
+
+def language_runs(
+    lab: Laboratory, aggregates: Iterable[str] = PRINTED
+) -> dict[tuple[str, int, str], list[tuple[Points, float]]]:
+    """(input, K, start) -> of each seed the curve, and the test perplexity of its best checkpoint."""
+    cells = itertools.product(aggregates, CONTEXTS, TRAINED)
+    cases = {cell: lab.language_case(*cell) for cell in cells}
+    found = lab.runs(dict(cases.values()))
+    return {
+        cell: [_language_result(ran) for ran in found[name]] for cell, (name, _) in cases.items()
+    }
+
+
+def _language_result(ran: Ran) -> tuple[Points, float]:
     points = [
         (number or 0.5, m["valid/train_perplexity"], m["valid/perplexity"])
-        for number, m in enumerate(evaluations(workdir, "valid/perplexity"))
+        for number, m in enumerate(evaluations(ran.workdir, "valid/perplexity"))
     ]
-    return points, summary["test"]["perplexity"]
+    return points, ran.summary["test"]["perplexity"]
 
 
 COLUMNS = {
@@ -136,13 +214,10 @@ def table1(lab: Laboratory) -> None:
     By our protocol at the epoch that is best on the development text, which makes D optimistic: X is the test
     perplexity of these checkpoints. By the printed protocol after the last epoch.
     """
-    ours, seeds, rows = lab.protocol == "ours", range(1, 1 + lab.seeds), []
+    ours, every, rows = lab.protocol == "ours", language_runs(lab), []
     for aggregate, printed in PRINTED.items():
         for context in CONTEXTS:
-            found = {
-                start: [language_run(lab, aggregate, context, start, seed) for seed in seeds]
-                for start in TRAINED
-            }
+            found = {start: every[aggregate, context, start] for start in TRAINED}
             columns = []
             for start, untrained in COLUMNS.values():
                 curves = [points for points, _ in found[start]]
@@ -175,7 +250,7 @@ def fig1(lab: Laboratory) -> None:
     slope, _ = np.polyfit(np.log(frequency), np.log(mean), 1)
     rows = list(zip(frequency.tolist(), mean.tolist(), strict=True))
     lab.write_csv("fig1_scaling", ("f", "mean co-occurrence"), rows)
-    curves = _of_aggregate(lab, "cat")
+    curves = _curves(lab, "cat")["cat"]
     _write_curves(lab, "fig1_curves", curves)
     path = lab.out / f"{lab.named('fig1')}.png"
     training = {name: [(e, t) for e, t, _ in p] for name, p in curves.items()}
@@ -185,7 +260,7 @@ def fig1(lab: Laboratory) -> None:
 
 def fig3(lab: Laboratory) -> None:
     """Development perplexity of Cat, training and development perplexity of Sum."""
-    cat, sums = _of_aggregate(lab, "cat"), _of_aggregate(lab, "sum")
+    cat, sums = _curves(lab, "cat", "sum").values()
     _write_curves(lab, "fig3_cat", cat)
     _write_curves(lab, "fig3_sum", sums)
     panels = {
@@ -200,23 +275,26 @@ def fig3(lab: Laboratory) -> None:
 
 def fig2(lab: Laboratory) -> None:
     """Digits: accuracy by epoch of one and two layers from each start; and of the explicit solution over K."""
+    # Two layers of zeros would never differ (see digits.validate).
+    trained = [(n, s) for n in (1, 2) for s in TRAINED if (n, s) != (2, "zero")]
+    cases = {case: lab.digits_case(*case) for case in trained}
+    found = lab.runs(dict(cases.values()))
+    results = {
+        case: [digits_result(lab, r) for r in found[name]] for case, (name, _) in cases.items()
+    }
     curves, rows, every = {}, [], []
     for layers in (1, 2):
         for start in ("explicit", "scaled"):
-            found = untrained(lab.digits(layers, start, 1), lab)
-            rows.append(_digits_row(layers, f"{start}, no training", [found], [0]))
-        # Two layers of zeros would never differ (see digits.validate).
-        for start in TRAINED if layers == 1 else [s for s in TRAINED if s != "zero"]:
-            tested, epochs = [], []
-            for seed in range(1, 1 + lab.seeds):
-                name = lab.named(f"digits_{layers}_{start}_seed{seed}")
-                found, points = digits_run(lab, name, lab.digits(layers, start, seed))
+            tested = untrained(lab.digits(layers, start, 1), lab)
+            rows.append(_digits_row(layers, f"{start}, no training", [tested], [0]))
+        for start in [s for n, s in trained if n == layers]:
+            seeds = results[layers, start]
+            for seed, (_, points) in enumerate(seeds, 1):
                 every += [(layers, start, seed, *point) for point in points]
-                curve = [(epoch, accuracy) for epoch, accuracy, _ in points]
-                curves.setdefault(f"{layers} layer{'s' * (layers > 1)}, {start}", curve)
-                tested.append(found)
-                epochs.append(len(points) - 1)
-            rows.append(_digits_row(layers, start, tested, epochs))
+            curve = [(epoch, accuracy) for epoch, accuracy, _ in seeds[0][1]]
+            curves[f"{layers} layer{'s' * (layers > 1)}, {start}"] = curve
+            epochs = [len(points) - 1 for _, points in seeds]
+            rows.append(_digits_row(layers, start, [tested for tested, _ in seeds], epochs))
     columns = ("layers", "start", "test accuracy %", "test cross-entropy", "epochs")
     lab.write(lab.named("fig2"), (*columns, "printed (MNIST) %"), rows)
     scan, norm = priming_scan(Digits(lab.digits(1, "explicit", 1), lab.mesh))
@@ -233,15 +311,14 @@ def fig2(lab: Laboratory) -> None:
     print(f"average norm: {norm:.2f}\nfigure: {path}")
 
 
-def digits_run(lab: Laboratory, name: str, config: ConfigDict) -> tuple[dict[str, float], Points]:
+def digits_result(lab: Laboratory, ran: Ran) -> tuple[dict[str, float], Points]:
     """Test metrics of a run by the protocol, and its curve (epoch, accuracy in %, loss) on the data that stop it."""
-    summary, workdir = lab.fit(name, config)
     points = [
         (number or 0.5, m["valid/accuracy"], m["valid/loss"])
-        for number, m in enumerate(evaluations(workdir, "valid/accuracy"))
+        for number, m in enumerate(evaluations(ran.workdir, "valid/accuracy"))
     ]
     if lab.protocol == "ours":
-        return summary["test"], points
+        return ran.summary["test"], points
     _, accuracy, loss = points[-1]  # nothing is held out: these are the test images
     return {"accuracy": accuracy, "loss": loss}, points
 
@@ -280,11 +357,16 @@ def priming_scan(task: Digits) -> tuple[list[tuple[float, float, float]], float]
     return rows, average_norm(train)
 
 
-def _of_aggregate(lab: Laboratory, aggregate: str) -> dict[str, Points]:
+def _curves(lab: Laboratory, *aggregates: str) -> dict[str, dict[str, Points]]:
+    """Input -> the curves of its models, with seed 1."""
+    found = language_runs(replace(lab, seeds=1), aggregates)
     return {
-        f"K = {context}, {start}": language_run(lab, aggregate, context, start, 1)[0]
-        for context in CONTEXTS
-        for start in TRAINED
+        aggregate: {
+            f"K = {context}, {start}": found[aggregate, context, start][0][0]
+            for context in CONTEXTS
+            for start in TRAINED
+        }
+        for aggregate in aggregates
     }
 
 

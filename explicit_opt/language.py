@@ -5,7 +5,7 @@ B examples, M tokens, K tokens before, N vocabulary.
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
@@ -19,12 +19,14 @@ from ml_collections import ConfigDict
 from common import sharding, variables
 from common.config import choose, require
 from common.data.batching import check_rows, iterate
+from common.data.cache import fingerprint
 from common.data.corpus import tokenize_corpus
 from common.data.examples import ExampleBatches, in_order
 from common.data.text import load_text
 from common.data.tokenizer import UNK, build_tokenizer
+from common.metrics.predictions import Losses
 from common.model.loss import cross_entropy
-from common.train.feed import put
+from common.train.evaluate import PerExample
 from common.train.task import Batch, Sketch, Task, Values, integers
 from common.train.workdir import save_tokenizer
 from common.variables import Arrays
@@ -42,6 +44,9 @@ PAD, OOV = 0, 1
 # SentencePiece's ids begin with <pad>, <s>, </s>, <unk>; ours with <pad>, <oov>: no sentence has a begin or an end.
 _UNUSED = 2
 TOKENIZER = "tokenizer.npz"
+
+STRETCH = 64
+"""Neighbouring tokens that are one test example: the losses of neighbours are not independent."""
 
 
 def validate(config: ConfigDict) -> None:
@@ -93,6 +98,11 @@ def validate_start(config: ConfigDict) -> None:
 def exponent(config: ConfigDict) -> float | None:
     """That of the solution's prior; a negative number stands for the paper's (K - 1) / K."""
     return None if config.solution.exponent < 0 else config.solution.exponent
+
+
+def seedless(config: ConfigDict) -> bool:
+    """Whether the seed changes nothing: the explicit solution is computed, not drawn, and not trained."""
+    return config.start == "explicit"
 
 
 def zeros(trainable: Arrays) -> Arrays:
@@ -230,7 +240,11 @@ class NextToken(Objective):
         self.training_batches = ExampleBatches(
             train.gather, len(train), config.train.batch, multiple=self.multiple, seed=config.seed
         )
-        self._sums: Callable | None = None
+        self._nats_of_rows = PerExample(self._rows, mesh)
+
+    @property
+    def seedless(self) -> bool:
+        return seedless(self.config)
 
     @property
     def batches_per_epoch(self) -> int:
@@ -274,44 +288,53 @@ class NextToken(Objective):
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.training_batches, start)
 
-    def evaluate(self, values: Values, split: str) -> dict[str, float]:
-        """Perplexity e^(L/M) and loss (nats per token) of a split, and the perplexity of the training text."""
-        loss = self._mean(values, self.splits[split])
-        return {
-            "perplexity": _perplexity(loss),
-            "loss": loss,
-            "train_perplexity": _perplexity(self._training_loss(values)),
-        }
-
-    def _training_loss(self, values: Values) -> float:
-        """Nats per token over every n-th training token, at most `eval.train_tokens` of them; 0 takes all."""
-        train = self.splits["train"]
-        return self._mean(
-            values, train, -(-len(train) // (self.config.eval.train_tokens or len(train)))
+    def predict(self, values: Values, split: str) -> Losses:
+        """Loss of every token of a split, by stretches of `STRETCH` tokens."""
+        windows = self.splits[split]
+        starts_M = np.arange(0, len(windows), STRETCH)
+        nats_M = np.add.reduceat(self._nats(values, windows).astype(np.float64), starts_M)
+        none = np.zeros(0)
+        return Losses(
+            # Not the contexts: models of several tokens before are compared on the same targets.
+            fingerprint([windows.tokens_M.tobytes().hex()]),
+            nats_M,
+            np.diff(np.append(starts_M, len(windows))),
+            hits_M=none,
+            words_M=none,
+            unit="token",
         )
 
-    def _mean(self, values: Values, windows: Windows, stride: int = 1) -> float:
-        """Nats per token over every `stride`-th token, from the first on."""
-        if self._sums is None:
-            structure = values.structure
-            self._sums = jax.jit(
-                lambda trainable, frozen, batch: self.loss(
-                    structure.build(trainable, frozen), batch, None
-                ),
-                out_shardings=sharding.replicated(self.mesh),
-            )
-        total = weight = 0.0
+    def evaluate(self, values: Values, split: str) -> dict[str, float]:
+        """Perplexity and loss (nats per token) of a split, and the perplexity of the training text."""
+        training = _perplexity(self._training_loss(values))
+        return {**super().evaluate(values, split), "train_perplexity": training}
+
+    @property
+    def training_stride(self) -> int:
+        """Every so many training tokens one is measured: at most `eval.train_tokens` of them; 0 takes all."""
+        total = len(self.splits["train"])
+        return -(-total // (self.config.eval.train_tokens or total))
+
+    def _training_loss(self, values: Values) -> float:
+        """Nats per token over the measured training tokens."""
+        nats = self._nats(values, self.splits["train"], self.training_stride)
+        return float(nats.mean(dtype=np.float64))
+
+    def _rows(self, model: FeedForward, batch: Batch) -> dict[str, jax.Array]:
+        return {"nats": cross_entropy(model(batch["contexts"], self.noise), batch["targets"])}
+
+    def _nats(self, values: Values, windows: Windows, stride: int = 1) -> np.ndarray:
+        """Loss of every `stride`-th token, from the first on."""
         # As large as a step is fast with: nothing but the forward pass is kept.
         rows = -(-max(self.config.train.batch, 4096) // self.multiple) * self.multiple
 
         def gather(ids_B: np.ndarray) -> Batch:
-            return windows.gather(np.where(ids_B < 0, ids_B, stride * ids_B))
+            batch = windows.gather(np.where(ids_B < 0, ids_B, stride * ids_B))
+            return {**batch, "ids": ids_B.astype(np.int32)}
 
         count = -(-len(windows) // stride)
-        for batch in in_order(gather, count, rows, multiple=self.multiple):
-            sums = self._sums(values.trainable, values.frozen, put(batch, self.mesh))
-            total, weight = total + float(sums[0]), weight + float(sums[1])
-        return total / weight
+        batches = in_order(gather, count, rows, multiple=self.multiple)
+        return self._nats_of_rows(values, batches, count)["nats"]
 
     def save(self, workdir: Path) -> None:
         """The tokenizer; that of a run that goes on is not replaced."""

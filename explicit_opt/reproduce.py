@@ -6,6 +6,7 @@ selects as the paper does.
 """
 
 from argparse import Namespace
+from typing import Any
 
 from common import program
 
@@ -18,6 +19,13 @@ TARGETS = {
     "sensitivity": "arithmetic",
 }
 """The paper's table and figures, and two tables of the page of proof, with the module of each."""
+
+CORPORA = {
+    **dict.fromkeys(("table1", "fig1", "fig3", "formula"), ("babylm",)),
+    **dict.fromkeys(("fig2", "sensitivity"), ("mnist",)),
+    "claims": ("babylm", "mnist"),
+}
+"""What each target reads."""
 
 SCALES = ("tiny", "laptop", "paper")
 
@@ -34,18 +42,45 @@ def main() -> None:
         default="ours",
         help="ours: early stopping by held-out data, best checkpoint (the default); printed: last values",
     )
+    parser.add_argument(
+        "--data",
+        action="append",
+        default=[],
+        metavar="CORPUS=DIR",
+        help="where babylm (a folder of texts) or mnist (a folder of IDX files) is, if not data/CORPUS",
+    )
     reproduce("explicit_opt", TARGETS, parser, _own)
 
 
-def _own(options: Namespace) -> dict[str, str]:
+def _own(options: Namespace) -> dict[str, Any]:
+    from pathlib import Path
+
     from common.config import choose, require
 
+    target, printed = options.target, options.protocol == "printed"
     choose("--protocol", options.protocol, PROTOCOLS)
+    require(not printed or target != "formula", "--protocol=printed: formula trains nothing")
     require(
-        options.target != "formula" or options.protocol == "ours",
-        f"--protocol={options.protocol}: formula trains nothing",
+        not printed or target != "claims",
+        "--protocol=printed: claims are about the best checkpoints",
     )
-    return {"protocol": options.protocol}
+    require(
+        not printed or not options.sweep,
+        "--protocol=printed holds out no data for --sweep to choose by",
+    )
+    require(
+        target != "formula" or not (options.turns or options.sweep),
+        "formula trains nothing: no --turns, no --sweep",
+    )
+    places = {}
+    for given in options.data:
+        corpus, equals, place = given.partition("=")
+        require(bool(equals and place), f"--data={given}: it is CORPUS=DIR")
+        choose("--data", corpus, CORPORA["claims"])
+        require(corpus in CORPORA[target], f"--data={given}: {target} reads no {corpus}")
+        require(Path(place).is_dir(), f"--data={given}: there is no folder {place}")
+        places[corpus] = Path(place)
+    return {"protocol": options.protocol, "places": places}
 
 
 if __name__ == "__main__":

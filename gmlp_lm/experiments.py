@@ -2,21 +2,25 @@
 
 import json
 import math
+import os
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 from ml_collections import ConfigDict
 
 from common import laboratory
-from common.laboratory import evaluations
+from common.config import choose
+from common.laboratory import Side, evaluations
 from common.metrics.aucc import aucc, outline
 from common.metrics.curve import Axis, Curve
+from common.report.runs import run_of, same_minutes
 from common.report.table import spread
 from common.tasks.language_modelling import LanguageModelling
 from common.track.tracker import write_whole
+from common.train.task import Task
 from configs import language
 from gmlp_lm import figures, run
 from gmlp_lm.model import language_model
@@ -69,8 +73,8 @@ class Laboratory(laboratory.Laboratory):
     corpora: tuple[str, ...] = ("wikitext2",)
     places: dict[str, Path] = field(default_factory=dict)
 
-    def train(self, config: ConfigDict, workdir: Path) -> dict:
-        return run.fit(config, workdir, self.mesh)
+    def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
+        return run.prepare(config, self.mesh)
 
     def configuration(self, kind: str, corpus: str, seed: int) -> ConfigDict:
         size = "" if self.scale == "paper" else f",{self.scale}"
@@ -84,35 +88,53 @@ class Laboratory(laboratory.Laboratory):
         config.eval.sample = config.eval.sample or min(120, config.model.length // 2)
         return config
 
-    def case(self, corpus: str, kind: str, seed: int) -> tuple[dict, Path]:
-        """Summary and folder of one of the twelve experiments."""
-        config = self.configuration(kind, corpus, seed)
-        return self.fit(f"{corpus}_{kind}_{self.recipe}_seed{seed}", config)
-
     def cases(self, corpus: str) -> dict[str, list[tuple[dict, Path]]]:
-        """The three models of one corpus, each with all its seeds."""
+        """Summary and folder of the three models of one corpus, each with all its seeds."""
+        names = {kind: self.named(corpus, kind) for kind in KINDS}
+        found = self.runs(
+            {name: partial(self.configuration, kind, corpus) for kind, name in names.items()}
+        )
         return {
-            kind: [self.case(corpus, kind, seed) for seed in range(1, 1 + self.seeds)]
-            for kind in KINDS
+            kind: [(ran.summary, ran.workdir) for ran in found[name]]
+            for kind, name in names.items()
         }
+
+    def named(self, corpus: str, kind: str) -> str:
+        """The case of a corpus and a kind of model."""
+        return f"{corpus}_{kind}_{self.recipe}"
+
+    def side(self, text: str) -> Side:
+        """Reads "CORPUS: KIND", such as "wikitext2: gmlp", in the laboratory's recipe."""
+        known = {f"{corpus}: {kind}": (corpus, kind) for corpus, kind in PRINTED}
+        choose("an experiment of a claim", text, known)
+        corpus, kind = known[text]
+        experiment = partial(self.configuration, kind, corpus)
+        scheme, _, place = experiment(1).data.source.partition(":")
+        missing = ""
+        if corpus not in self.corpora:
+            missing = f"--corpora={','.join((*self.corpora, corpus))}"
+        elif scheme == "files" and not Path(os.path.expanduser(place)).is_dir():
+            missing = f"--data={corpus}=PATH"
+        return Side(self.named(corpus, kind), experiment, missing)
 
 
 def table3(lab: Laboratory) -> None:
-    """Every case beside its printed row; then which model wins, and at what."""
-    rows, winners = [], []
+    """Every case beside its printed row; then all three at equal data, FLOPs and seconds."""
+    rows, equal = [], []
     for corpus in lab.corpora:
         cases = lab.cases(corpus)
         for kind, runs in cases.items():
             number = 1 + list(PRINTED).index((corpus, kind))
             data = read_from(runs, corpus)
-            rows.append((f"#{number}", KINDS[kind], data, "measured", *_measured(lab, runs)))
+            timed = runs[0][0].get("timing", {}).get("kind", "unknown")
+            kinds = (f"#{number}", KINDS[kind], data, f"measured, timed {timed}")
+            rows.append((*kinds, *_measured(lab, runs)))
             rows.append((f"#{number}", KINDS[kind], corpus, "printed", *_printed(corpus, kind)))
-        winners += _comparison(corpus, cases)
+        equal += _comparison(corpus, cases)
     columns = ("", "model", "data", "", *COLUMNS)
     lab.write("table3", columns, rows)
     values = [f"{name} {bits}" for bits in ("bits/byte", "mean") for name in KINDS.values()]
-    names = ("data", "at equal", "up to", *values, "lowest", "lowest mean")
-    lab.write("table3_winners", names, winners)
+    lab.write("table3_equal", ("data", "at equal", "up to", *values), equal)
 
 
 def read_from(runs: list[tuple[dict, Path]], corpus: str) -> str:
@@ -209,18 +231,16 @@ def _comparison(corpus: str, cases: dict[str, list[tuple[dict, Path]]]) -> list[
         for kind, runs in cases.items()
     }
     rows, data = [], read_from(cases["gpt"], corpus)
+    if not same_minutes([[run_of(s, w.name) for s, w in runs] for runs in cases.values()]):
+        axes.pop("wall-clock")  # the seconds of other minutes are not equal
     for name, axis in axes.items():
         horizon = min(c.points[-1].at(axis) for some in curves.values() for c in some)
         values = {k: [outline(c, axis, horizon)[-1][1] for c in some] for k, some in curves.items()}
         areas = {k: [aucc(c, axis, horizon) / horizon for c in some] for k, some in curves.items()}
         cells = [spread(v, 3) for some in (values, areas) for v in some.values()]
         unit = {"step": "steps", "flops": "FLOPs", "seconds": "s"}[axis]
-        rows.append((data, name, f"{horizon:.4g} {unit}", *cells, _lowest(values), _lowest(areas)))
+        rows.append((data, name, f"{horizon:.4g} {unit}", *cells))
     return rows
-
-
-def _lowest(values: dict[str, list[float]]) -> str:
-    return KINDS[min(values, key=lambda kind: float(np.mean(values[kind])))]
 
 
 def fig4(lab: Laboratory) -> None:
@@ -256,8 +276,8 @@ def table4(lab: Laboratory) -> None:
     """What the three models write along the training, always after the same prompt and with the same random numbers."""
     corpus = "wikitext2" if "wikitext2" in lab.corpora else lab.corpora[0]
     written = {}
-    for kind in KINDS:
-        summary, workdir = lab.case(corpus, kind, 1)
+    for kind, runs in lab.cases(corpus).items():
+        summary, workdir = runs[0]
         logged = {m["step"]: m["valid/sample"] for m in evaluations(workdir, "valid/sample")}
         steps = [min(logged, key=lambda s, a=a: abs(s - a * summary["steps"])) for a in TABLE_4]
         written[kind] = {step: logged[step] for step in steps}

@@ -50,9 +50,14 @@ def _own(options: Namespace) -> dict[str, Any]:
     from configs.language import CORPORA, RECIPES
 
     choose("--recipe", options.recipe, RECIPES)
+    trains = TARGETS.get(options.target) != "settings"
     require(
-        TARGETS[options.target] != "settings" or not (options.corpora or options.data),
+        trains or not (options.corpora or options.data),
         f"{options.target} reads no data: no --corpora, no --data",
+    )
+    require(
+        trains or not (options.turns or options.sweep),
+        f"{options.target} trains nothing: no --turns, no --sweep",
     )
     default = "wikitext2" if options.scale == "tiny" else ",".join(CORPORA)
     corpora = tuple((options.corpora or default).split(","))

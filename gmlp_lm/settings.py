@@ -69,7 +69,7 @@ def table1(lab: Laboratory) -> None:
 
 
 def table2(lab: Laboratory) -> None:
-    """Settings of the three recipes, at the paper's size; but for the widths they are those of all three models."""
+    """Settings of the three recipes, at the paper's size; but for widths and rates they are those of all models."""
     configs = [language.choose("gmlp", "enwik8", recipe) for recipe in language.RECIPES]
     found = [_settings(_checked(lab, config)) for config in configs]
     rows = [
@@ -91,6 +91,7 @@ def _settings(config: ConfigDict) -> dict[str, object]:
         "total steps": train.steps,
         "GELU dropout": 0,  # no model here has any
         "weight decay": optimizer.weight_decay,
+        "weights that decay": optimizer.decay if optimizer.weight_decay else "none",
         "learning rate": optimizer.learning_rate,
         "schedule": optimizer.schedule,
         "warmup steps": warmup_steps(optimizer, train.steps),

@@ -5,7 +5,6 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from common.config import load, require
 from common.data.labelled import LabelledText
 from common.report.table import spread
 from common.track.tracker import write_whole
+from common.train.task import Task
 from perception import baseline, datasets, finetuning, richness, run
 from perception.experiments import f1
 
@@ -52,8 +52,8 @@ class Laboratory(laboratory.Laboratory):
 
     spec: str = ""
 
-    def train(self, config: ConfigDict, workdir: Path) -> dict:
-        return run.fit(config, workdir, self.mesh)
+    def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
+        return run.prepare(config, self.mesh)
 
     def configuration(self, way: str, seed: int) -> ConfigDict:
         """Of one run. Without another wish the backbone is that of the weights, where they are given."""

@@ -3,6 +3,7 @@
 import json
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from ml_collections import ConfigDict
@@ -10,6 +11,7 @@ from ml_collections import ConfigDict
 from common import laboratory
 from common.config import require
 from common.track.tracker import SUMMARY
+from common.train.task import Task
 from configs.perception import get_config
 from perception import printed, run
 from perception.backbones import BACKBONES
@@ -67,8 +69,8 @@ class Laboratory(laboratory.Laboratory):
     places: dict[str, str] = field(default_factory=dict)
     weights: dict[str, Path] = field(default_factory=dict)
 
-    def train(self, config: ConfigDict, workdir: Path) -> dict:
-        return run.fit(config, workdir, self.mesh)
+    def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
+        return run.prepare(config, self.mesh)
 
     def cases(self) -> list[Case]:
         """All cells that were asked for, row by row.
@@ -102,10 +104,14 @@ class Laboratory(laboratory.Laboratory):
             return f"--pretrained={case.backbone}=DIR"
         return ""
 
-    def name(self, case: Case, seed: int) -> str:
-        """Of the folder of a run; both recipes may have runs side by side."""
+    def stem(self, case: Case) -> str:
+        """Of the names of a cell's runs; both recipes may have runs side by side."""
         recipe = "" if self.recipe == "fixed" else f"_{self.recipe}"
-        return f"{case.dataset}_{case.backbone}_{case.mode}{recipe}_seed{seed}"
+        return f"{case.dataset}_{case.backbone}_{case.mode}{recipe}"
+
+    def name(self, case: Case, seed: int) -> str:
+        """Of the folder of a run."""
+        return f"{self.stem(case)}_seed{seed}"
 
     def check(self) -> None:
         """Of all that can be run, before anything is.
@@ -140,8 +146,8 @@ class Laboratory(laboratory.Laboratory):
         """The summaries of a cell, trained where they are missing; none where that cannot be done."""
         if self.missing(case):
             return []
-        seeds = range(1, 1 + self.seeds)
-        return [self.fit(self.name(case, s), self.configuration(case, s))[0] for s in seeds]
+        found = self.runs({self.stem(case): partial(self.configuration, case)})
+        return [ran.summary for ran in found[self.stem(case)]]
 
     def finished(self, case: Case) -> list[dict]:
         """The summaries of a cell that are there already."""

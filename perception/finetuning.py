@@ -16,7 +16,7 @@ from common.model.lora import Lora, adapt, is_target, linear_layers
 from common.model.quantized import KINDS, quantize_frozen
 from common.model.transformer import compute_dtype
 from common.train.task import NOTHING, Outside
-from common.variables import Arrays, Frozen, Structure, freeze, give, narrow
+from common.variables import Arrays, Frozen, Structure, freeze, freeze_given, narrow
 from perception.backbones import BACKBONES, Backbone
 from perception.hugging_face import TOKENIZER, Pretrained, check_shape, open_model
 from perception.model import POOLS, PooledClassifier, backbone
@@ -180,12 +180,17 @@ def make_shape(config: ConfigDict, pretrained: Pretrained | None, vocabulary: in
     return replace(shape, dropout=(rate,) * 3) if rate != -1 else shape
 
 
+def solves_head(config: ConfigDict) -> bool:
+    """Whether the run is the optimum of the head: no step trains it."""
+    return config.finetune == "head" and config.train.steps == 0
+
+
 def resolve(config: ConfigDict) -> ConfigDict:
     """A copy with the values that the other fields imply.
 
     The computation type "authors" becomes the type of their program for a named backbone, otherwise "auto". A learning
     rate of 0 becomes the one of `config.finetune` in `config.learning_rates`, which the copy lacks: what a run stores
-    is the learning rate that it was trained with.
+    is the learning rate that it was trained with. A head without steps is solved for, and evaluated at its start.
     """
     config = config.copy_and_resolve_references()
     if config.model.dtype == "authors":
@@ -198,6 +203,8 @@ def resolve(config: ConfigDict) -> ConfigDict:
         config.optimizer.learning_rate = rate
     if "learning_rates" in config:
         del config.learning_rates
+    if solves_head(config):
+        config.eval.start = True
     return config
 
 
@@ -229,8 +236,7 @@ def make_model(
             )
         adapt(encoder, targets, make_lora(config), rngs=rngs)
     elif config.finetune == "head":
-        freeze(encoder)
-        give(encoder)
+        freeze_given(encoder)
     deviation = shape.width**-0.5 if shape.scaled_init else 0.02
     for name in reinitialized(config, shape.family):
         part = encoder.embed if name == TABLES[0] else encoder.embed.positions

@@ -28,7 +28,7 @@ from common.train.feed import put
 from common.train.task import Sketch, Values
 from common.train.trained import load_run
 from common.train.workdir import CONFIG, read_config
-from perception import datasets, finetuning, task
+from perception import datasets, finetuning, head, task
 from perception.backbones import BACKBONES, Backbone
 from perception.datasets import DATASETS
 from perception.finetuning import (
@@ -74,15 +74,12 @@ def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, TextClassificat
     tokenizer = make_tokenizer(config, labelled[0]["train"])
     shape = make_shape(config, pretrained, tokenizer.size)
     build = partial(make_model, config, shape)
-    made = TextClassification(
-        config,
-        tokenizer,
-        build,
-        mesh,
-        labelled,
-        start=start(config, pretrained),
-        outside=outside(pretrained, mesh),
-    )
+    given = config, tokenizer, build, mesh, labelled
+    read = outside(pretrained, mesh)
+    if finetuning.solves_head(config):
+        made = head.SolvedHead(*given, read)
+    else:
+        made = TextClassification(*given, start=start(config, pretrained), outside=read)
     if config.lora.targets or config.reinitialize:
         # What these do not fit is known before anything is written.
         variables.abstract(lambda: made.build(variables.Keys(0)))

@@ -10,7 +10,7 @@ from common.model.encoder import Encoder, MaskedHead, MaskedLanguageModel
 from common.model.linear import Linear
 from common.model.norm import LayerNorm
 from common.variables import freeze, give, thaw
-from reservoir.model import encoder_stack
+from reservoir.model import encoder_stack, reservoir_layers
 from reservoir.placement import placement
 
 DEVIATION = 0.02
@@ -20,13 +20,18 @@ RESERVOIRS = ("keep", "tune", "freeze_now")
 frozen in fine-tuning alone."""
 
 
-def as_bert(module: nnx.Module, rngs: nnx.Rngs) -> None:
-    """N(0, 0.02) for what is trained of matrices and tables; biases are 0 and norms 1 already, reservoirs stay."""
+def as_bert(module: MaskedLanguageModel | Classifier, model: ConfigDict, rngs: nnx.Rngs) -> None:
+    """N(0, 0.02) for trained matrices and tables; biases are 0 and norms 1 already. Layers that have an initialization
+    of their own keep it: reservoirs, also where they are trained, and all that `model.init` is about."""
     draw = initializers.normal(DEVIATION)
+    own = list(module.encoder.stack.blocks)
+    if model.init == "recipe":
+        own = [own[layer] for layer in reservoir_layers(model)] if model.reservoir_trained else []
+    started = {id(part) for block in own for _, part in nnx.iter_modules(block)}
     for _, part in nnx.iter_modules(module):
         name = "kernel" if isinstance(part, Linear) else "table"
         matrix = getattr(part, name, None)
-        if isinstance(matrix, nnx.Param):
+        if isinstance(matrix, nnx.Param) and id(part) not in started:
             matrix[...] = draw(rngs.params(), matrix.shape)
 
 
@@ -50,7 +55,7 @@ def masked_lm(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> MaskedLa
     """What pretraining trains, as RoBERTa starts it."""
     head = MaskedHead(vocabulary, model.width, rngs=rngs)
     made = MaskedLanguageModel(encoder(model, vocabulary, rngs=rngs), head)
-    as_bert(made, rngs)
+    as_bert(made, model, rngs)
     return made
 
 
@@ -71,7 +76,7 @@ def classifier(
     """
     head = ClassificationHead(model.width, classes, rngs=rngs, rate=model.head_dropout)
     made = Classifier(encoder(model, vocabulary, rngs=rngs), head)
-    as_bert(made, rngs)
+    as_bert(made, model, rngs)
     if reservoirs == "tune":
         thaw(made.encoder)
     if reservoirs == "freeze_now":

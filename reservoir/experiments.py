@@ -1,7 +1,8 @@
 """The experiments of the paper: settings, models, depths, and the runs that its tables and figures need."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,11 +10,13 @@ from ml_collections import ConfigDict
 
 from common import laboratory
 from common.config import require
-from common.metrics.curve import Curve
+from common.errors import UserError
+from common.laboratory import Ran
 from common.report.groups import Group, layers_of
-from common.report.runs import Run
+from common.train.task import Task
 from configs import bytelevel, masked, translation
 from reservoir import finetuning, run
+from reservoir.placement import placement
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,11 @@ class Setting:
     layers: str
     depths: dict[str, dict[int, int]]
     horizon: float
+
+    def reservoirs(self, scale: str, layers: int) -> int:
+        """The number of reservoirs at a depth; at one that the scale does not have, that of the nearest."""
+        known = self.depths[scale]
+        return known[min(known, key=lambda depth: abs(depth - layers))]
 
 
 _TRANSLATION = {"laptop": translation.laptop, "tiny": translation.tiny}
@@ -80,13 +88,26 @@ SNAPSHOTS = 5
 SHOWN = {"iwslt": 8, "iwslt_deep": 8, "wmt": 24, "enwik8": 48, "roberta": 12}
 """Layers of the models whose curves Figures 7, 12 and 13 show."""
 
+UPDATABLE = "Transformer of updatable depth"
+
 MODELS = {
     "Transformer": ("none", {}),
     "T Reservoir": ("transformer", {}),
     "FFN Reservoir": ("ffn", {}),
+    # As deep as models with reservoirs have layers that are trained: the control for depth, not in the paper's tables.
+    UPDATABLE: ("none", {}),
     # Its rate is not printed: what is skipped on average is as much as the others freeze.
-    "LayerDrop": ("none", {"layerdrop": None}),
+    "LayerDrop": ("none", {"layerdrop": lambda model, case: case.reservoirs / case.layers}),
+    # What freezing does, and what the initialization does: each without the other.
+    "Orthogonal T trained": ("transformer", {"reservoir_trained": True}),
+    "Orthogonal FFN trained": ("ffn", {"reservoir_trained": True}),
+    "Xavier T Reservoir": ("transformer", {"reservoir_init": "xavier"}),
+    "Xavier FFN Reservoir": ("ffn", {"reservoir_init": "xavier"}),
     "BiGRU Reservoir": ("bigru", {}),
+    "BiGRU Reservoir up-projected": (
+        "bigru",
+        {"reservoir_hidden": lambda model, case: model.hidden},
+    ),
     "CNN Reservoir": ("cnn", {}),
     "Backskip Reservoir": ("transformer", {"backskip.estimator": "policy"}),
     "Backskip FFN Reservoir": ("ffn", {"backskip.estimator": "policy"}),
@@ -103,11 +124,19 @@ MODELS = {
     "middle": ("transformer", {"placement": "middle"}),
     "top": ("transformer", {"placement": "top"}),
 }
-"""Rows of tables and lines of figures: a kind of reservoir, and fields of the model. Figure 5 names placements."""
+"""Rows of tables and lines of figures: a kind of reservoir, and fields of the model, some of them functions of the
+recipe's model and the case. Figure 5 names placements."""
 
 
 PLAIN_T_FFN = ("Transformer", "T Reservoir", "FFN Reservoir")
 _CONVERGENCE = (*PLAIN_T_FFN, "LayerDrop")
+_HYBRIDS = ("BiGRU Reservoir", "BiGRU Reservoir up-projected", "CNN Reservoir")
+_INITIALIZATION = (
+    "Orthogonal T trained",
+    "Orthogonal FFN trained",
+    "Xavier T Reservoir",
+    "Xavier FFN Reservoir",
+)
 _BACKSKIP = ("Transformer", "T Reservoir", "Backskip Reservoir")
 _CONTROLS = (
     "Backskip by own reward",
@@ -134,14 +163,14 @@ class Needs(NamedTuple):
 
 
 NEEDS = {
-    "table1": Needs(("iwslt",), _CONVERGENCE),
-    "table2": Needs(("wmt",), _CONVERGENCE),
+    "table1": Needs(("iwslt",), (*_CONVERGENCE, UPDATABLE)),
+    "table2": Needs(("wmt",), (*_CONVERGENCE, UPDATABLE)),
     "table3": Needs(("iwslt",), (*_BACKSKIP, *_CONTROLS), one_depth=True),
-    "table5": Needs(("iwslt_deep",), _CONVERGENCE),
+    "table5": Needs(("iwslt_deep",), (*_CONVERGENCE, UPDATABLE)),
     "table6": Needs(("iwslt", "iwslt_deep", "wmt"), _CONVERGENCE),
     "table7": Needs(("iwslt", "iwslt_deep", "wmt"), _CONVERGENCE),
     "fig1": Needs(("iwslt", "wmt", "enwik8"), PLAIN_T_FFN),
-    "fig3": Needs(("iwslt",), (*PLAIN_T_FFN, "BiGRU Reservoir", "CNN Reservoir")),
+    "fig3": Needs(("iwslt",), (*PLAIN_T_FFN, *_HYBRIDS)),
     "fig4": Needs(("iwslt_deep",), PLAIN_T_FFN),
     "fig5": Needs(("iwslt",), ("Transformer", "alternate", "bottom", "middle", "top")),
     "fig7": Needs(("roberta",), PLAIN_T_FFN),
@@ -153,6 +182,8 @@ NEEDS = {
     "fig2": Needs(("roberta",), PLAIN_T_FFN),
     "fig6": Needs(("roberta",), PLAIN_T_FFN, one_depth=True),
     "fig11": Needs(("roberta",), PLAIN_T_FFN),
+    # Not in the paper: is it the freezing, the initialization, or the number of layers that are trained?
+    "controls": Needs(("iwslt",), (*PLAIN_T_FFN, UPDATABLE, *_INITIALIZATION), one_depth=True),
     "fig13": Needs(("iwslt",), (*_BACKSKIP, "Identity gradient"), one_depth=True),
 }
 
@@ -168,17 +199,33 @@ def snapshot_steps(config: ConfigDict) -> range:
 
 @dataclass(frozen=True)
 class Case:
-    """One row: a model of one depth. `seed` tells its runs apart."""
+    """One row: a model of one depth. `seed` tells its runs apart.
+
+    Attributes:
+      own: whether the number of reservoirs is another than the setting has at this depth.
+    """
 
     setting: str
     model: str
     layers: int
     reservoirs: int
+    own: bool = False
+
+    @property
+    def stem(self) -> str:
+        """Of the names of its runs; the same for rows that are the same model."""
+        model = {"alternate": "T Reservoir", UPDATABLE: "Transformer"}.get(self.model, self.model)
+        depth = f"{self.layers}r{self.reservoirs}" if self.own else str(self.layers)
+        return f"{self.setting}_{depth}_{model.lower().replace(' ', '_')}"
 
     def name(self, seed: int) -> str:
-        """Of the folder of a run; the same for rows that are the same model."""
-        model = "T Reservoir" if self.model == "alternate" else self.model
-        return f"{self.setting}_{self.layers}_{model.lower().replace(' ', '_')}_seed{seed}"
+        """Of the folder of a run."""
+        return f"{self.stem}_seed{seed}"
+
+
+def _group(case: Case, ran: Sequence[Ran]) -> Group:
+    runs = tuple(one.run for one in ran)
+    return Group(f"{case.model}, {case.layers} layers", case.model, runs, layers_of(runs[0].config))
 
 
 @dataclass(frozen=True)
@@ -186,21 +233,22 @@ class Laboratory(laboratory.Laboratory):
     """Attributes beyond what all have.
 
     settings: which of the settings of a table or figure; empty for all.
-    depths: which depths; empty for all of the scale.
+    depths: which depths, each with its number of reservoirs, None for that of the setting; empty for all of the
+      scale.
     models: which models; empty for all that a table or figure has.
     places: setting -> the folder that its data are read from.
     finetune: overrides of fine-tuning from the command line, "a.b=VALUE"; `fields` are those of pretraining.
     """
 
     settings: tuple[str, ...] = ()
-    depths: tuple[int, ...] = ()
+    depths: Mapping[int, int | None] = field(default_factory=dict)
     models: tuple[str, ...] = ()
     places: dict[str, Path] = field(default_factory=dict)
     finetune: tuple[str, ...] = ()
 
-    def train(self, config: ConfigDict, workdir: Path) -> dict:
+    def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
         program = finetuning if config.task == "classification" else run
-        return program.fit(config, workdir, self.mesh)
+        return program.prepare(config, self.mesh)
 
     def configuration(self, case: Case, seed: int) -> ConfigDict:
         """Of one run."""
@@ -214,7 +262,7 @@ class Laboratory(laboratory.Laboratory):
         if place := self.places.get(case.setting):
             config.data.source = f"files:{place}"
         for name, value in fields.items():
-            value = case.reservoirs / case.layers if value is None else value
+            value = value(config.model, case) if callable(value) else value
             config.update_from_flattened_dict({f"model.{name}": value})
         config = self.override(config, seed=seed)
         if config.task == "masked_lm":
@@ -227,22 +275,22 @@ class Laboratory(laboratory.Laboratory):
         """The rows of a table or the points of a figure, by setting and then model by model.
 
         Raises:
-          UserError: the options leave nothing of it.
+          UserError: the options leave nothing of it, or reservoirs do not fit.
         """
         settings, models, one_depth = NEEDS[target]
         found = {}
         for setting in settings:
-            depths = SETTINGS[setting].depths[self.scale]
-            kept = [n for n in depths if not self.depths or n in self.depths]
-            if one_depth and kept:
-                kept = [SHOWN[setting] if SHOWN[setting] in kept else max(kept)]
-            found[setting] = [
-                Case(setting, model, layers, depths[layers])
+            depths = list(self.depths or SETTINGS[setting].depths[self.scale])
+            if one_depth:
+                depths = [SHOWN[setting] if SHOWN[setting] in depths else max(depths)]
+            cases = (
+                self.case(setting, model, layers)
                 for model in models
                 if not self.models or model in self.models
-                for layers in kept
+                for layers in depths
                 if not self.settings or setting in self.settings
-            ]
+            )
+            found[setting] = [case for case in cases if case]
         found = {setting: cases for setting, cases in found.items() if cases}
         require(
             bool(found),
@@ -251,21 +299,46 @@ class Laboratory(laboratory.Laboratory):
         )
         return found
 
+    def case(self, setting: str, model: str, layers: int) -> Case | None:
+        """The row of a model at a depth; without reservoirs there are plain ones alone.
+
+        Raises:
+          UserError: the reservoirs do not fit, or leave no layer that is trained.
+        """
+        usual = SETTINGS[setting].reservoirs(self.scale, layers)
+        given = self.depths.get(layers)
+        number = usual if given is None else given
+        if number == 0:
+            return Case(setting, model, layers, usual) if model == "Transformer" else None
+        kind, fields = MODELS[model]
+        try:
+            placement(layers, number if kind != "none" else 0, fields.get("placement", "alternate"))
+            require(
+                model == "Transformer" or number < layers,
+                f"{model}: {number} of {layers} layers leave none",
+            )
+        except (ValueError, UserError) as error:
+            raise UserError(
+                f"--depths={layers}: {error}; --depths={layers}:R says how many reservoirs"
+            ) from error
+        if model == UPDATABLE:
+            layers -= number
+            return Case(setting, model, layers, SETTINGS[setting].reservoirs(self.scale, layers))
+        return Case(setting, model, layers, number, number != usual)
+
     def groups(self, target: str) -> dict[str, dict[Case, Group]]:
         """The same, each with the runs of all its seeds, which are trained where they are missing."""
+        needed = self.needed(target)
+        cases = [case for some in needed.values() for case in some]
+        found = self.runs({case.stem: partial(self.configuration, case) for case in cases})
         return {
-            setting: {case: self.group(case) for case in cases}
-            for setting, cases in self.needed(target).items()
+            setting: {case: _group(case, found[case.stem]) for case in some}
+            for setting, some in needed.items()
         }
 
     def group(self, case: Case) -> Group:
         """The runs of one row."""
-        runs = []
-        for seed in range(1, 1 + self.seeds):
-            summary, workdir = self.fit(case.name(seed), self.configuration(case, seed))
-            runs.append(Run(workdir.name, summary, Curve.from_json(summary["curve"])))
-        stack = layers_of(runs[0].config)
-        return Group(f"{case.model}, {case.layers} layers", case.model, tuple(runs), stack)
+        return _group(case, self.runs({case.stem: partial(self.configuration, case)})[case.stem])
 
     def workdir(self, case: Case, seed: int) -> Path:
         """The folder of a run that there is."""

@@ -54,7 +54,7 @@ def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
     option = f"--config.reservoirs={mode}"
     if config.pretrained_step:
         check_snapshot(pretrained.workdir, config.pretrained_step)
-    plain = model.reservoir == "none"
+    plain = model.reservoir == "none" or model.reservoir_trained
     require(mode != "tune" or not plain, f"{option}: {pretrained.workdir} has no reservoirs")
     if mode == "freeze_now":
         require(

@@ -30,8 +30,9 @@ def _ffn_reservoir(model: ConfigDict, layer: Layer, causal: bool, *, rngs: nnx.R
 
 
 def _bigru_reservoir(model: ConfigDict, layer: Layer, causal: bool, *, rngs: nnx.Rngs) -> Block:
-    """A bidirectional GRU, half the width in each direction, and a projection."""
-    return transformer.make_block(model, [BiGru(model.width, rngs=rngs)], rngs=rngs)
+    """A bidirectional GRU and a projection; both directions together have `reservoir_hidden` features, or the width."""
+    mixer = BiGru(model.width, rngs=rngs, hidden=model.reservoir_hidden)
+    return transformer.make_block(model, [mixer], rngs=rngs)
 
 
 def _cnn_reservoir(model: ConfigDict, layer: Layer, causal: bool, *, rngs: nnx.Rngs) -> Block:

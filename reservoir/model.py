@@ -5,12 +5,13 @@ from ml_collections import ConfigDict
 
 from common.config import check_rate, choose, require
 from common.errors import UserError
-from common.model import transformer
+from common.model import initializers, transformer
 from common.model.block import Block
 from common.model.embed import Embed
 from common.model.encoder_decoder import EncoderDecoder, Stack
 from common.model.language_model import LanguageModel
 from common.variables import freeze
+from configs.reservoirs import fields
 from reservoir import backskip
 from reservoir.backskip import backskipped
 from reservoir.kinds import BOTH_WAYS, RESERVOIRS, Layer
@@ -24,8 +25,25 @@ STACKS = {
 """The fields of each kind of stack: its layers, how many are reservoirs, and where. A model has some of these."""
 
 
+RESERVOIR_INITS = {"orthogonal": "orthogonal", "xavier": "xavier", "normal": "fan_in"}
+"""By `model.reservoir_init`, how matrices of reservoirs are drawn, see `common.variables.draw`; `reservoir_gain` is
+their gain."""
+
+INITS = {"recipe": None, "orthogonal": ("orthogonal", 1.0), "normal": ("fan_in", 1.0)}
+"""By `model.init`, how trained layers start: as the recipe says (fairseq's Xavier; N(0, 0.02) in RoBERTa), or as
+reservoirs of that kind and gain 1 are drawn, biases included."""
+
+
+def with_defaults(model: ConfigDict) -> ConfigDict:
+    """A copy with the values that fields have which a run of an earlier version lacks."""
+    filled = ConfigDict({**fields(), **model.to_dict()})
+    if filled.backskip.reward == "norm":
+        filled.backskip.reward = "own_rms"
+    return filled
+
+
 def reservoir_layers(model: ConfigDict, stack: str = "encoder") -> tuple[int, ...]:
-    """Which layers of a stack are reservoirs.
+    """The places of reservoirs in a stack, whose layers `model.reservoir_trained` may train.
 
     Raises:
       ValueError: they do not fit.
@@ -36,23 +54,29 @@ def reservoir_layers(model: ConfigDict, stack: str = "encoder") -> tuple[int, ..
 
 def blocks(model: ConfigDict, stack: str, layer: Layer, *, rngs: nnx.Rngs) -> list[Block]:
     """The layers of a stack, its reservoirs frozen and as they are to be trained through."""
-    frozen = reservoir_layers(model, stack)
-    still = model
+    places = reservoir_layers(model, stack)
+    matrix = RESERVOIR_INITS[model.reservoir_init], model.reservoir_gain
+    still = ConfigDict({**model.to_dict(), "hidden": model.reservoir_hidden or model.hidden})
     if not model.reservoir_dropout:
         # Dropout regularizes a frozen layer's neighbours; the paper does not say, so it is an option.
-        still = ConfigDict({**model.to_dict(), "dropout": 0.0, "attention_dropout": 0.0})
+        still.update({"dropout": 0.0, "attention_dropout": 0.0})
     made = []
     for index in range(model[STACKS[stack][0]]):
-        if index in frozen:
+        if index in places:
             make = RESERVOIRS[model.reservoir]
             block = make(still, layer, stack != "encoder", rngs=rngs)
-            freeze(block)
+            if model.reservoir_trained:
+                initializers.redraw(block, matrix, rngs=rngs)
+            else:
+                freeze(block, matrix)
         else:
             block = layer(model, rngs=rngs)
+            if own := INITS[model.init]:
+                initializers.redraw(block, own, rngs=rngs)
         made.append(block)
     if model.backskip.estimator == "none":
         return made
-    return backskipped(made, frozen, model, rngs=rngs)
+    return backskipped(made, places, model, rngs=rngs)
 
 
 def encoder_blocks(model: ConfigDict, *, rngs: nnx.Rngs) -> list[Block]:
@@ -103,6 +127,25 @@ def validate(model: ConfigDict) -> None:
       UserError: an unknown reservoir, more of them than fit, or options without a reservoir.
     """
     choose("--config.model.reservoir", model.reservoir, ("none", *RESERVOIRS))
+    choose("--config.model.reservoir_init", model.reservoir_init, RESERVOIR_INITS)
+    choose("--config.model.init", model.init, INITS)
+    require(
+        model.reservoir_hidden >= 0,
+        f"--config.model.reservoir_hidden must be at least 0, got {model.reservoir_hidden}",
+    )
+    require(
+        model.reservoir_gain > 0,
+        f"--config.model.reservoir_gain must be above 0, got {model.reservoir_gain}",
+    )
+    require(
+        not model.reservoir_trained or model.reservoir != "none",
+        "--config.model.reservoir_trained=true with no reservoir: --config.model.reservoir is none",
+    )
+    require(
+        not model.reservoir_trained or model.backskip.estimator == "none",
+        f"--config.model.backskip.estimator={model.backskip.estimator} skips layers that"
+        " --config.model.reservoir_trained=true trains",
+    )
     check_rate("--config.model.layerdrop", model.layerdrop)
     if model.reservoir != "none":
         frozen = {stack: _places(model, stack) for stack in STACKS if STACKS[stack][0] in model}
@@ -117,13 +160,13 @@ def validate(model: ConfigDict) -> None:
             f"--config.model.reservoir: a {model.reservoir} sees what follows, so no decoder and no language model"
             " can have it",
         )
+        hidden = "reservoir_hidden" if model.reservoir_hidden else "hidden"
+        shared = {"bigru": "the two directions", "gmlp": "the two halves"}.get(model.reservoir, "")
+        if model.reservoir == "bigru" and not model.reservoir_hidden:
+            hidden = "width"
         require(
-            model.reservoir != "bigru" or model.width % 2 == 0,
-            f"--config.model.width={model.width}: the two directions of a bigru share it",
-        )
-        require(
-            model.reservoir != "gmlp" or model.hidden % 2 == 0,
-            f"--config.model.hidden={model.hidden}: the two halves of a gmlp share it",
+            not shared or model[hidden] % 2 == 0,
+            f"--config.model.{hidden}={model[hidden]}: {shared} of a {model.reservoir} share it",
         )
     require(model.kernel >= 1, f"--config.model.kernel must be at least 1, got {model.kernel}")
     backskip.validate(model)

@@ -49,7 +49,8 @@ def show(lab: Laboratory, target: str) -> None:
 def planned(lab: Laboratory, target: str) -> Iterator[tuple[Callable[[int], str], ConfigDict]]:
     """The name by the seed, and the configuration, of each run that a table or figure needs; pretraining first."""
     for cases in lab.needed(target).values():
-        for case in cases:
+        # Rows that are the same model have the same runs.
+        for case in {case.name(1): case for case in cases}.values():
             config = lab.configuration(case, 1)
             run.validate(config)
             yield case.name, config

@@ -51,6 +51,7 @@ def open_run(workdir: Path, option: str = "--workdir") -> Pretrained:
     """
     config = read_run(workdir, "masked_lm", option)
     with complete(workdir / CONFIG):
+        config.model = model.with_defaults(config.model)
         model.validate(config.model)
         masked_lm.validate(config)
     return Pretrained(workdir, config, Tokenizer.load(workdir / TOKENIZER))

@@ -13,10 +13,11 @@ TARGETS = {
     **dict.fromkeys(("table1", "table2", "table3", "table5", "table6", "table7"), "tables"),
     **dict.fromkeys(("fig1", "fig3", "fig4", "fig5", "fig7"), "plots"),
     **dict.fromkeys(("fig8", "fig9", "fig10", "fig12", "fig13"), "plots"),
+    "controls": "tables",
     "table4": "downstream",
     **dict.fromkeys(("fig2", "fig6", "fig11"), "downstream"),
 }
-"""The paper's tables and figures, with the module of each."""
+"""The paper's tables and figures, and our "controls" for Table 1, with the module of each."""
 
 SCALES = ("tiny", "laptop", "paper")
 
@@ -29,7 +30,12 @@ def main() -> None:
         "--settings", default="", help="some of iwslt,iwslt_deep,wmt,enwik8,roberta"
     )
     parser.add_argument("--models", default="", help='some of the rows: "Transformer,LayerDrop"')
-    parser.add_argument("--depths", default="", help="some of the depths: 6,8")
+    parser.add_argument(
+        "--depths",
+        default="",
+        help="some of the depths, or others: 6,8; 8:3 has 3 reservoirs (default: those of the nearest depth of"
+        " the scale)",
+    )
     parser.add_argument(
         "--data",
         action="append",
@@ -58,16 +64,13 @@ def _own(options: Namespace) -> dict[str, Any]:
     from reservoir.downstream import FIGURES, TASKS
     from reservoir.experiments import MODELS, SETTINGS
 
-    settings, models, depths = (
-        tuple(filter(None, text.split(",")))
-        for text in (options.settings, options.models, options.depths)
+    settings, models = (
+        tuple(filter(None, text.split(","))) for text in (options.settings, options.models)
     )
     for setting in settings:
         choose("--settings", setting, SETTINGS)
     for model in models:
         choose("--models", model, MODELS)
-    for depth in depths:
-        require(depth.isdecimal(), f"--depths={options.depths}: {depth!r} is no number of layers")
     for given in options.finetune:
         require("=" in given, f"--finetune={given}: it is FIELD=VALUE")
     require(
@@ -84,10 +87,30 @@ def _own(options: Namespace) -> dict[str, Any]:
     return {
         "settings": settings,
         "models": models,
-        "depths": tuple(map(int, depths)),
+        "depths": _depths(options.depths),
         "places": places,
         "finetune": tuple(options.finetune),
     }
+
+
+def _depths(text: str) -> dict[int, int | None]:
+    """The depths of "6,8:3", each with its number of reservoirs, if that is given.
+
+    Raises:
+      UserError: a number is missing or none, or a depth is there twice.
+    """
+    from common.config import require
+
+    found: dict[int, int | None] = {}
+    for part in filter(None, text.split(",")):
+        layers, colon, reservoirs = part.partition(":")
+        require(
+            layers.isdecimal() and int(layers) > 0 and (reservoirs.isdecimal() or not colon),
+            f"--depths={text}: {part!r} is neither LAYERS nor LAYERS:RESERVOIRS",
+        )
+        require(int(layers) not in found, f"--depths={text}: {layers} layers are named twice")
+        found[int(layers)] = int(reservoirs) if colon else None
+    return found
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""Tables 1 to 3 and 5 to 7, measured beside printed."""
+"""Tables 1 to 3 and 5 to 7, measured beside printed, and the controls of Table 1."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from common.report.comparison import aucc_rows, time_rows
 from common.report.groups import Group
+from common.report.runs import same_minutes
 from common.report.table import spread
-from reservoir.experiments import Case, Laboratory
+from reservoir.experiments import MODELS, Case, Laboratory
 from reservoir.printed import printed
 
 HOUR = 3600
@@ -26,21 +28,39 @@ def table5(lab: Laboratory) -> None:
     _convergence(lab, "table5", "s")
 
 
+def controls(lab: Laboratory) -> None:
+    """The columns of Table 1, for freezing and initialization without each other, and for the plain model's depth."""
+    _convergence(lab, "controls", "s")
+
+
 def _convergence(lab: Laboratory, name: str, unit: str) -> None:
-    """Best score, time until it and its ratio to the plain model of the same depth, parameters, time of an epoch."""
+    """Best validation score, time until it and its ratio to the plain model of the same depth, parameters, time of an
+    epoch; and the test, which the paper's tables lack.
+
+    A ratio of seconds is made of runs that took turns, and of no others.
+    """
     (groups,) = lab.groups(name).values()
     hours = {case: _hours_to(group, "100") for case, group in groups.items()}
+    timed = same_minutes([group.runs for group in groups.values()])
     plain = {c.layers: _mean(hours[c]) for c in groups if c.model == "Transformer"}
-    paper = printed(name)
+    paper = printed(name) if name.startswith("table") else {}
     rows = []
     for case, group in groups.items():
         reference = plain.get(case.layers)
-        ratio = None if not reference else f"{_mean(hours[case]) / reference:.2f}"
+        ratio = None if not reference or not timed else f"{_mean(hours[case]) / reference:.2f}"
         measured = (spread(_best(group), 2), spread(hours[case], 4), ratio, _parameters(group))
-        rows.append(_row(case, "measured", *measured, spread(_epoch(group, unit), 3)))
+        last = spread(_epoch(group, unit), 3), spread(_test(group), 2)
+        rows.append(_row(case, f"measured, timed {group.timed}", *measured, *last))
         if cells := paper.get((case.model, str(case.layers))):
-            rows.append(_row(case, "printed", *cells))
-    columns = ("best BLEU", "hours to best", "ratio", "trained (all)", f"epoch ({unit})")
+            rows.append(_row(case, "printed", *cells, None))
+    columns = (
+        "best BLEU",
+        "hours to best",
+        "ratio",
+        "trained (all)",
+        f"epoch ({unit})",
+        "test BLEU",
+    )
     lab.write(name, (*_COLUMNS, *columns), rows)
 
 
@@ -48,8 +68,11 @@ _COLUMNS = ("model", "layers", "frozen", "")
 
 
 def _row(case: Case, *cells: str | None) -> tuple:
-    frozen = {"Transformer": "0", "LayerDrop": f"{case.reservoirs} dropped"}
-    return case.model, case.layers, frozen.get(case.model, str(case.reservoirs)), *cells
+    kind, fields = MODELS[case.model]
+    frozen = "0" if kind == "none" or fields.get("reservoir_trained") else str(case.reservoirs)
+    if "layerdrop" in fields:
+        frozen = f"{case.reservoirs} dropped"
+    return case.model, case.layers, frozen, *cells
 
 
 def table3(lab: Laboratory) -> None:
@@ -60,7 +83,9 @@ def table3(lab: Laboratory) -> None:
     rows = []
     for (case, group), area in zip(groups.items(), areas, strict=True):
         best, seconds = spread(_best(group), 2), spread(_epoch(group, "s"), 2)
-        rows.append(_row(case, "measured", best, spread(area.raw, 4), seconds))
+        rows.append(
+            _row(case, f"measured, timed {group.timed}", best, spread(area.raw, 4), seconds)
+        )
         if cells := paper.get((case.model, str(case.layers))):
             rows.append(_row(case, "printed", *cells))
     lab.write("table3", (*_COLUMNS, "best BLEU", "AUCC (BLEU hours)", "epoch (s)"), rows)
@@ -82,11 +107,11 @@ def _partial(lab: Laboratory, name: str, percent: int) -> None:
     for setting, groups in lab.groups(name).items():
         # Of the best of the whole run, as in Tables 1, 2 and 5: the paper has a horizon for areas alone.
         found = time_rows(list(groups.values()), "hours", "longest", (percent,))
-        for case, (row,) in zip(groups, found, strict=True):
+        for (case, group), (row,) in zip(groups.items(), found, strict=True):
             hours = [x for x in row.positions("hours") if x is not None]
             there = [x for x in row.values() if x is not None]
             cells = (spread(hours, 4), spread(there, 2))
-            rows.append((setting, *_row(case, "measured", *cells)))
+            rows.append((setting, *_row(case, f"measured, timed {group.timed}", *cells)))
             if cells := paper.get((setting, case.model, str(case.layers))):
                 rows.append((setting, *_row(case, "printed", *cells)))
     columns = ("data", *_COLUMNS, f"hours to {percent} %", "BLEU there")
@@ -95,6 +120,13 @@ def _partial(lab: Laboratory, name: str, percent: int) -> None:
 
 def _best(group: Group) -> list[float]:
     return [run.curve.best.value for run in group.runs]
+
+
+def _test(group: Group) -> list[float]:
+    """Test BLEU of the best checkpoint, or of the mean of the best where runs keep several, as on WMT; NaN for runs
+    that were not tested."""
+    tests = (run.summary.get("test_mean_of_best", run.summary["test"]) for run in group.runs)
+    return [test.get("bleu", math.nan) for test in tests]
 
 
 def _hours_to(group: Group, percent: str) -> list[float]:

@@ -9,13 +9,15 @@ import pytest
 from flax import nnx
 
 from common import variables
+from common.model import initializers
 from common.model.block import Context
 from common.model.embed import Embed
 from common.model.feed_forward import FeedForward
 from common.model.linear import Linear
+from common.model.norm import RMSNorm
 from common.variables import Frozen, draw, fingerprint
 
-ORTHOGONAL = ("orthogonal",)
+ORTHOGONAL = ("orthogonal", 1.0)
 # What seed 1 gives under encoder/blocks/2/residuals/0/function/up, kernel (3, 2) and bias (4,).
 KERNEL = [[-0.23727761, -0.69970351], [-0.53883386, 0.67199385], [-0.80830526, -0.24256806]]
 BIAS = [0.26186057925224304, -0.3121289610862732, -0.1320468783378601, -0.21589592099189758]
@@ -124,11 +126,48 @@ def test_drawn_values_are_in_bounds_and_keyed_by_their_paths(pair: Pair):
     np.testing.assert_array_equal(values["second/up/kernel"], expected)
 
 
-def test_a_frozen_value_without_a_draw_is_kept():
+def test_freezing_a_parameter_that_no_seed_gives_names_it():
+    class Outer(nnx.Module):
+        def __init__(self):
+            self.norm = RMSNorm(4, rngs=nnx.Rngs(0))
+
+    with pytest.raises(ValueError, match=r"norm/scale cannot be drawn .*RMSNorm.reservoir_draws"):
+        variables.freeze(Outer())
+
+
+@pytest.mark.parametrize(
+    ("matrix", "deviation"),
+    [(("orthogonal", 2.0), 2 / 8), (("xavier", 2.0), 2 / 7), (("fan_in", 2.0), 2 / 8)],
+)
+def test_a_frozen_matrix_and_a_trained_one_have_the_distribution_that_is_asked_for(
+    matrix: tuple, deviation: float
+):
+    """Of 64 inputs and 34 outputs; biases are uniform as before."""
+    shape, bound = (64, 34), 1 / 8
+    frozen = Linear(*shape, ("embed", "mlp"), rngs=nnx.Rngs(0))
+    variables.freeze(frozen, matrix)
+    values = variables.draw_frozen(variables.split(frozen), 1)
+    trained = Linear(*shape, ("embed", "mlp"), rngs=nnx.Rngs(0))
+    initializers.redraw(trained, matrix, rngs=nnx.Rngs(1))
+    assert isinstance(trained.kernel, nnx.Param)
+    for kernel, bias in (
+        (values["kernel"], values["bias"]),
+        (trained.kernel[...], trained.bias[...]),
+    ):
+        assert np.std(kernel) == pytest.approx(deviation, rel=0.05)
+        assert 0.8 * bound < np.abs(bias).max() <= bound
+        gram = kernel.T @ kernel
+        orthogonal = np.allclose(gram, 4 * np.eye(34), atol=1e-4)
+        assert orthogonal == (matrix[0] == "orthogonal")
+        if matrix[0] == "xavier":
+            assert np.abs(kernel).max() <= 2 * (6 / 98) ** 0.5
+
+
+def test_a_frozen_value_that_is_given_is_kept():
     """A pretrained table: no seed says what it is."""
     table = Embed(5, 4, rngs=nnx.Rngs(0), positions="none")
     before = np.asarray(table.table[...])
-    variables.freeze(table)
+    variables.freeze_given(table)
     structure = variables.split(table)
     assert not structure.trainable and not structure.drawn
     assert isinstance(table.table, Frozen)

@@ -24,7 +24,8 @@ def load_bytes(data: "ConfigDict") -> dict[str, np.ndarray]:
 
     Args:
         data: has `source` ("embedded:python" or "files:DIR"); `file`, one file in DIR of which train, valid and test
-            are `shares` by position, or ""; and `splits`, the names of three files. A .gz or .zip may be left out;
+            are `shares` by position, or ""; `limit`, how many bytes at the beginning of that file are taken, 0 for all
+            (as where the field is missing); and `splits`, the names of three files. A .gz or .zip may be left out;
             "a|b" is the first of them that is there.
 
     Raises:
@@ -42,9 +43,9 @@ def load_bytes(data: "ConfigDict") -> dict[str, np.ndarray]:
         raise UserError(f"no directory {directory} (data.source)")
     if data.file:
         path = _find(directory, data.file)
-        return _cut(path, _read(path), data.shares)
+        return _cut(path, read_bytes(path)[: data.get("limit") or None], data.shares)
     paths = {split: _find(directory, data.splits[split]) for split in SPLITS}
-    return {split: _whole(path, _read(path), split) for split, path in paths.items()}
+    return {split: _whole(path, read_bytes(path), split) for split, path in paths.items()}
 
 
 def _manual(split: str) -> np.ndarray:
@@ -64,7 +65,12 @@ def _find(directory: Path, name: str) -> Path:
     )
 
 
-def _read(path: Path) -> bytes:
+def read_bytes(path: Path) -> bytes:
+    """Returns the contents of a file, unpacked where its name ends in .gz or .zip.
+
+    Raises:
+        UserError: the file is missing or damaged, or a .zip does not hold exactly one file.
+    """
     try:
         if path.suffix == ".zip":
             with zipfile.ZipFile(path) as archive:

@@ -71,8 +71,8 @@ def scored_once(
 ) -> Iterator[Batch]:
     """Batches in which every token but the first has weight 1 exactly once; `ids` number the windows, -1 is none.
 
-    Window k scores tokens k S + 1 to (k + 1) S, each with L - S to L - 1 tokens of context before those S, or all
-    there are at the beginning.
+    Window k scores tokens k S + 1 to (k + 1) S, each with L - S + 1 to L tokens of context, or all there are at the
+    beginning.
     """
     rows = -(-rows // multiple) * multiple
     count = -(-(len(tokens_n) - 1) // stride)

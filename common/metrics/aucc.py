@@ -16,7 +16,9 @@ from common.errors import UserError
 from common.metrics.curve import Axis, Curve, Point
 
 
-def outline(curve: Curve, axis: Axis, horizon: float | None = None) -> list[tuple[float, float]]:
+def outline(
+    curve: Curve, axis: Axis, horizon: float | None = None, held: bool = True
+) -> list[tuple[float, float]]:
     """The line (x, value) from 0 to the horizon whose area is the AUCC.
 
     It joins the validation points, each at the best value so far. Where the metric is to be
@@ -29,6 +31,7 @@ def outline(curve: Curve, axis: Axis, horizon: float | None = None) -> list[tupl
       curve: at least one point.
       axis: what x is.
       horizon: where to end, in units of the axis; None ends at the last point.
+      held: False joins the values as they were measured, eq. 1's g_t: a curve that collapses loses its area.
 
     Raises:
       UserError: the curve is empty or the horizon is not a positive number.
@@ -37,7 +40,8 @@ def outline(curve: Curve, axis: Axis, horizon: float | None = None) -> list[tupl
         raise UserError(f"the AUCC horizon must be a positive number, not {horizon}")
     if not curve.points:
         raise UserError(f"the {curve.name} curve has no validation points")
-    measured = [(point.at(axis), point.value) for point in curve.running_best()]
+    points = curve.running_best() if held else curve.points
+    measured = [(point.at(axis), point.value) for point in points]
     start = 0.0 if curve.mode == "max" else measured[0][1]
     line = [(0.0, start), *measured]
     if horizon is None:
@@ -50,8 +54,10 @@ def outline(curve: Curve, axis: Axis, horizon: float | None = None) -> list[tupl
     return [*kept, (horizon, y0 + (y1 - y0) * (horizon - x0) / (x1 - x0))]
 
 
-def aucc(curve: Curve, axis: Axis = "seconds", horizon: float | None = None) -> float:
-    """The area under the best validation value so far, by the trapezoid rule over `outline`.
+def aucc(
+    curve: Curve, axis: Axis = "seconds", horizon: float | None = None, held: bool = True
+) -> float:
+    """The area under the best validation value so far (or under what was measured, see `outline`), by trapezoids.
 
     Returns:
       The area in metric x axis units: BLEU-seconds on "seconds", the paper's BLEU-hours on "hours".
@@ -61,7 +67,7 @@ def aucc(curve: Curve, axis: Axis = "seconds", horizon: float | None = None) -> 
     Raises:
       UserError: the curve is empty or the horizon is not a positive number.
     """
-    line = outline(curve, axis, horizon)
+    line = outline(curve, axis, horizon, held)
     return sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in itertools.pairwise(line))
 
 

@@ -1,9 +1,15 @@
-"""How trainable parameters start: fairseq's choices, as functions (key, shape) -> float32 array."""
+"""How trainable parameters start: fairseq's choices, and others, as functions (key, shape) -> float32 array."""
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
+
+from common import variables
+
+Initializer = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
 
 def xavier_uniform(gain: float = 1.0):
@@ -33,6 +39,37 @@ def uniform(bound: float):
 def zeros(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     del key
     return jnp.zeros(shape, jnp.float32)
+
+
+def of_draw(spec: tuple) -> Initializer:
+    """Returns the initializer with the distribution of a draw, see `common.variables.draw`."""
+    match spec:
+        case ("orthogonal", gain):
+            return jax.nn.initializers.orthogonal(gain)
+        case ("xavier", gain):
+            return xavier_uniform(gain)
+        case ("fan_in", gain):
+            return lambda key, shape: normal(gain / math.sqrt(shape[0]))(key, shape)
+        case ("uniform", bound):
+            return uniform(bound)
+        case ("normal", deviation):
+            return normal(deviation)
+        case ("ones",):
+            return ones
+        case ("zeros",):
+            return zeros
+    raise ValueError(f"unknown draw {spec!r}")
+
+
+def redraw(module: nnx.Module, matrix: tuple, *, rngs: nnx.Rngs) -> None:
+    """Starts all trained parameters below `module` with the distributions that `variables.freeze` would draw from.
+
+    Raises:
+      ValueError: a parameter cannot be drawn.
+    """
+    for part, name, draw in variables.draws(module, matrix):
+        parameter = getattr(part, name)
+        parameter[...] = of_draw(draw)(rngs.params(), parameter.shape)
 
 
 def ones(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:

@@ -90,7 +90,7 @@ class Linear(nnx.Module):
 
     def reservoir_draws(self) -> dict[str, tuple]:
         bound = 1 / math.sqrt(self.kernel.shape[0])
-        return {"kernel": ("orthogonal",), "bias": ("uniform", bound)}
+        return {"kernel": ("matrix",), "bias": ("uniform", bound)}
 
     def product(self, x_BLD: jax.Array) -> jax.Array:
         """x W (B, L, F) in float32; a kernel that is no plain variable has a product of its own."""

@@ -13,7 +13,7 @@ from flax import nnx
 from common.model import initializers
 from common.model.dropout import dropout
 from common.model.linear import Linear, matmul
-from common.variables import freeze, give
+from common.variables import freeze_given
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,7 @@ def adapt(model: nnx.Module, targets: Iterable[str], lora: Lora, *, rngs: nnx.Rn
     Returns:
       How many layers were adapted.
     """
-    freeze(model)
-    give(model)
+    freeze_given(model)
     targets, found = tuple(targets), 0
     for path, parent in linear_layers(model).items():
         if any(is_target(path, target) for target in targets):

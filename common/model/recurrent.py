@@ -1,6 +1,6 @@
 """A bidirectional GRU (Cho et al., 2014) as a function of a block.
 
-B batch, L length, D width, N = 2 directions, F = D / 2 features of a direction, G = 3 F.
+B batch, L length, D width, N = 2 directions, F features of a direction, G = 3 F.
 """
 
 from typing import Any
@@ -28,17 +28,22 @@ class Direction(nnx.Module):
 
 
 class BiGru(Function):
-    """W [forward; backward], with the equations of torch.nn.GRU: each direction has half the width.
+    """W [forward; backward], with the equations of torch.nn.GRU.
 
     Both go through one loop. It sees the whole sequence, so it cannot decode.
+
+    Args:
+      hidden: features of both directions together; by default the width. With more, the state is wider than the model
+        (an up-projection), and W brings it back to the width.
     """
 
-    def __init__(self, width: int, *, rngs: nnx.Rngs):
-        if width % 2:
-            raise ValueError(f"width {width} cannot be shared by two directions")
-        self.forward = Direction(width, width // 2, rngs=rngs)
-        self.backward = Direction(width, width // 2, rngs=rngs)
-        self.out = Linear(width, width, ("mlp", "embed"), rngs=rngs)
+    def __init__(self, width: int, *, rngs: nnx.Rngs, hidden: int = 0):
+        hidden = hidden or width
+        if hidden % 2:
+            raise ValueError(f"hidden {hidden} cannot be shared by two directions")
+        self.forward = Direction(width, hidden // 2, rngs=rngs)
+        self.backward = Direction(width, hidden // 2, rngs=rngs)
+        self.out = Linear(hidden, width, ("mlp", "embed"), rngs=rngs)
 
     def __call__(
         self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None

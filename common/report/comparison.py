@@ -16,6 +16,7 @@ from common.metrics.aucc import aucc, reaching, shared_horizon
 from common.metrics.curve import Axis, Curve, Point
 from common.report.axis import Units, area_unit, shown_name, units
 from common.report.groups import Group
+from common.report.runs import same_minutes
 from common.report.table import Table, digits_for, spread
 
 Horizon = float | Literal["longest", "shortest"]
@@ -35,12 +36,14 @@ class AuccRow:
       best: the best validation value until the horizon.
       raw: area until the horizon, metric x axis units.
       normalised: `raw` over the largest of all runs; NaN where all are 0.
+      measured: as `raw`, under the values as they were measured instead of the best so far.
     """
 
     group: Group
     best: list[float]
     raw: list[float]
     normalised: list[float]
+    measured: list[float]
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,7 @@ def aucc_rows(
             best=[_until(curve, axis, end).best.value for curve in group.curves],
             raw=some,
             normalised=[area / largest for area in some],
+            measured=[aucc(curve, axis, end, held=False) for curve in group.curves],
         )
         for group, some in zip(compared, areas, strict=True)
     ]
@@ -142,10 +146,14 @@ def aucc_table(
     shown = _units(compared, axis, horizon)
     curve = compared[0].curves[0]
     raw = [[area / shown.scale for area in row.raw] for row in rows]
+    measured = [[area / shown.scale for area in row.measured] for row in rows]
+    # Seconds of other minutes, or of a machine that did other work, make no ratio.
+    ratio = comparable(compared, axis)
     best_digits = digits_for(value for row in rows for value in row.best)
     digits = digits_for(area for some in raw for area in some)
     columns = ("model", "seeds", f"best {shown_name(curve)}")
-    columns += (f"AUCC, {area_unit(curve, shown.unit)}", "AUCC / largest")
+    unit = area_unit(curve, shown.unit)
+    columns += (f"AUCC, {unit}", "AUCC / largest", f"as measured, {unit}")
     return Table(
         columns,
         [
@@ -154,9 +162,10 @@ def aucc_table(
                 len(row.raw),
                 spread(row.best, best_digits),
                 spread(areas, digits),
-                spread(row.normalised, 3),
+                spread(row.normalised, 3) if ratio else "",
+                spread(as_measured, digits),
             )
-            for row, areas in zip(rows, raw, strict=True)
+            for row, areas, as_measured in zip(rows, raw, measured, strict=True)
         ],
     )
 
@@ -213,7 +222,8 @@ def seed_table(
 def run_table(compared: Sequence[Group]) -> Table:
     """What the runs are: a row each."""
     name = shown_name(compared[0].curves[0])
-    columns = ("model", "run", "seed", "steps", "training (min)", f"best {name}", f"test {name}")
+    columns = ("model", "run", "seed", "steps", "training (min)", "timed", f"best {name}")
+    columns += (f"test {name}",)
     rows = []
     for group in compared:
         for run in group.runs:
@@ -222,11 +232,17 @@ def run_table(compared: Sequence[Group]) -> Table:
             rows.append(
                 (
                     *(group.name, run.name, run.seed, last.step, f"{last.seconds / 60:.1f}"),
+                    run.timing,
                     *(run.curve.best.value, run.test, params["trainable"], params["total"]),
                     *(summary.get("device"), str(summary.get("commit", ""))[:7]),
                 )
             )
     return Table((*columns, "trained parameters", "all", "device", "commit"), rows)
+
+
+def comparable(compared: Sequence[Group], axis: Axis) -> bool:
+    """Whether positions on an axis make ratios: steps and FLOPs always, times of runs that took turns."""
+    return axis in ("step", "flops") or same_minutes([group.runs for group in compared])
 
 
 def _until(curve: Curve, axis: Axis, end: float | None) -> Curve:

@@ -8,7 +8,7 @@ import numpy as np
 from common.config import require
 from common.metrics.curve import Axis
 from common.report.axis import shown_name
-from common.report.comparison import Horizon, aucc_rows, horizon_of
+from common.report.comparison import Horizon, aucc_rows, comparable, horizon_of
 from common.report.curve_plot import curve_figure
 from common.report.groups import Group
 from common.report.panels import COLOURS, panels
@@ -59,6 +59,8 @@ def layers_figure(
     _lines(left, compared, areas, x)
     _lines(right, compared, tests, x)
     left.set(xlabel=_LABELS[x], ylabel=f"validation AUCC / largest{better}")
+    if not comparable(compared, axis):
+        left.set_title("seconds of runs that did not take turns", fontsize=8)
     right.set(xlabel=_LABELS[x], ylabel=f"test {shown_name(curve)}{better}")
     handles, names = right.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)

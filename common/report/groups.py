@@ -65,6 +65,11 @@ class Group:
     layers: Layers | None
 
     @property
+    def timed(self) -> str:
+        """How the machine was shared while the runs were timed: see `Run.timing`."""
+        return ", ".join(dict.fromkeys(run.timing for run in self.runs))
+
+    @property
     def curves(self) -> list[Curve]:
         return [run.curve for run in self.runs]
 
@@ -112,6 +117,8 @@ def layers_of(config: Mapping[str, Any]) -> Layers | None:
             return Layers(f"{plain}, frozen in fine-tuning", total, config["freeze_now"])
         return Layers(model.get("kind", plain), total, 0)
     kind = _KINDS.get(reservoir, reservoir)
+    if model.get("reservoir_trained"):
+        return Layers(f"{kind}, trained", total, 0)
     if model.get("backskip", {}).get("estimator", "none") != "none":
         kind += " backskip"
     if mode == "tune":

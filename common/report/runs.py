@@ -4,7 +4,7 @@ import glob
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,16 @@ class Run:
         """None where nothing about the run is random."""
         return self.summary["seed"]
 
+    @property
+    def timing(self) -> str:
+        """How the machine was shared while the run was timed: turns, paused, shared, alone, or unknown."""
+        return self.summary.get("timing", {}).get("kind", "unknown")
+
+    @property
+    def sessions(self) -> tuple[str, ...]:
+        """Equal for runs that took turns with each other; see `common.train.conditions`."""
+        return tuple(self.summary.get("timing", {}).get("sessions", ()))
+
     def predictions(self) -> Predictions | None:
         """What it predicted for each test example; None where that was not kept.
 
@@ -72,6 +82,14 @@ class Run:
         value = self.summary["test"].get(self.curve.name)
         require(value is not None, f"the run {self.name} has no test {self.curve.name}")
         return value
+
+
+def same_minutes(groups: Sequence[Sequence[Run]]) -> bool:
+    """Whether seconds of groups can be compared: each run took turns with runs of all other groups."""
+    if not all(run.timing == "turns" for group in groups for run in group):
+        return False
+    sessions = [sorted(run.sessions for run in group) for group in groups]
+    return all(other == sessions[0] for other in sessions)
 
 
 def run_of(
@@ -181,16 +199,32 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
             raise ConnectionError("no API key (`wandb login` stores one)")
         api = wandb.Api(timeout=_WANDB_TIMEOUT)
         # lazy would fetch every summary in a request of its own.
-        found = [(r.name, r.summary_metrics) for r in api.runs(project, filters, lazy=False)]
+        found = [(r.name, r.summary_metrics, r) for r in api.runs(project, filters, lazy=False)]
     except ValueError as error:  # how wandb says that it does not know a project
         raise UserError(f"wandb: {error}: is {project} its name, and is it yours?") from error
     except Exception as error:  # wandb documents no list of what it raises.
         raise UserError(f"wandb: cannot read {project}: {error}") from error
-    ended = [(name, summary) for name, summary in found if "curve" in summary]
+    ended = [run for run in found if "curve" in run[1]]
     require(
         bool(ended), f"wandb: none of the {len(found)} runs of {project} that match has a summary"
     )
     if len(ended) < len(found):
-        left = ", ".join(name for name, summary in found if "curve" not in summary)
+        left = ", ".join(name for name, summary, _ in found if "curve" not in summary)
         print(f"wandb: left out, since they have no summary yet: {left}", file=sys.stderr)
-    return [run_of(summary, name, f"wandb run {project}/{name}") for name, summary in ended]
+    return [
+        run_of(summary, name, f"wandb run {project}/{name}", _download(remote, project))
+        for name, summary, remote in ended
+    ]
+
+
+def _download(remote: Any, project: str) -> Path | None:
+    """The folder that the predictions of a wandb run are kept in on this machine; None where it has none."""
+    folder = Path(".cache") / "wandb" / project / remote.id
+    if not (folder / PREDICTIONS).exists():
+        try:
+            remote.file(PREDICTIONS).download(root=str(folder), exist_ok=True)
+        except (
+            Exception
+        ):  # of a run of an earlier commit; wandb documents no list of what it raises
+            return None
+    return folder

@@ -27,7 +27,7 @@ from common.config import require
 from common.metrics.aucc import aucc
 from common.metrics.curve import Axis
 from common.metrics.predictions import MODES, Predictions
-from common.report.runs import Run
+from common.report.runs import Run, same_minutes
 
 Word = Literal["better", "worse", "equivalent", "undecided"]
 
@@ -235,7 +235,8 @@ def compare(
     """Every metric that both groups have, A - B, not corrected for their number.
 
     Metrics on test examples come from predictions; without them they are left out, since their noise is unknown. The
-    best validation value and the areas under the curves have the noise of seeds alone.
+    best validation value and the areas under the curves have the noise of seeds alone. Seconds are compared where the
+    runs took turns.
 
     Raises:
       UserError: the groups were tested on different examples, or a margin is negative.
@@ -246,7 +247,11 @@ def compare(
     best = [_seeds(group, [run.curve.best.value for run in group]) for group in (a, b)]
     margin = margins.get(objective, 0.0)
     found.append(Comparison(f"best valid {objective}", mode, *best, margin, 0.0, "seeds"))
-    for axis in axes:
+    timed = same_minutes([a, b])
+    if timed:
+        seconds = [_seeds(g, [r.curve.points[-1].seconds for r in g]) for g in (a, b)]
+        found.append(Comparison("training seconds", "min", *seconds, 0.0, 0.0, "seeds"))
+    for axis in (*axes, "seconds") if timed and axes else axes:
         end = min(run.curve.points[-1].at(axis) for run in (*a, *b))
         if end > 0:
             areas = [_seeds(g, [aucc(r.curve, axis, end) / end for r in g]) for g in (a, b)]

@@ -8,7 +8,7 @@ import numpy as np
 from common.config import require
 from common.metrics.predictions import Predictions, Translations
 from common.report.groups import Group, groups
-from common.report.runs import Run, load_group
+from common.report.runs import Run, load_group, same_minutes
 from common.report.table import Table, digits_for, spread
 from common.report.verdict import CONFIDENCE, MARGINS, Comparison, compare, correct
 
@@ -102,6 +102,11 @@ def explanation(found: Sequence[tuple[Group, Comparison]], compared: Sequence[Gr
     if without:
         lines.append(
             f"Test metrics are left out: {', '.join(without[:3])}{' ...' * (len(without) > 3)} kept no predictions."
+        )
+    if not same_minutes([group.runs for group in compared]):
+        lines.append(
+            "Seconds are not compared: the runs did not take turns (reproduce --turns=N), so they had other minutes of"
+            " the machine."
         )
     return "\n".join(lines)
 

@@ -190,8 +190,8 @@ class Classification(Objective):
         for batch, position in iterate(self.training_batches, start):
             yield self._labelled(batch, "train"), position
 
-    def predict(self, values: Values, split: str) -> Classes:
-        """Probabilities of the classes for every example of a split."""
+    def every(self, split: str) -> Iterator[Batch]:
+        """Batches with every example of a split once."""
         batches = evaluation_batches(
             self._corpora[split],
             None,
@@ -201,9 +201,12 @@ class Classification(Objective):
             process_index=jax.process_index(),
             process_count=jax.process_count(),
         )
+        return (self._labelled(batch, split) for batch in batches)
+
+    def predict(self, values: Values, split: str) -> Classes:
+        """Probabilities of the classes for every example of a split."""
         text = self.splits[split]
-        labelled = (self._labelled(batch, split) for batch in batches)
-        logs_MN = self._log_probabilities(values, labelled, len(text))["logs"]
+        logs_MN = self._log_probabilities(values, self.every(split), len(text))["logs"]
         return Classes.of_log_probabilities(text.fingerprint, text.labels_M, logs_MN, self.classes)
 
     def save(self, workdir: Path) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 SECTIONS = ("start", "train", "compile", "eval", "checkpoint")
 
@@ -16,13 +16,17 @@ class Clock:
         self._since = time.perf_counter()
 
     @contextmanager
-    def section(self, name: str) -> Iterator[None]:
-        """Counts the time inside for `name`, and not for the section around it."""
+    def section(self, name: str | None) -> Iterator[None]:
+        """Counts the time inside for `name`, and not for the section around it; for None see `paused`."""
         before = self._switch(name)
         try:
             yield
         finally:
             self._switch(before)
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Counts the time inside for nothing."""
+        return self.section(None)
 
     def _switch(self, name: str | None) -> str | None:
         now = time.perf_counter()

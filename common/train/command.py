@@ -10,6 +10,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from common import config
+from common.config import require
+
+CLAIMS = "claims"
+"""A target that every paper has: the table of its claims."""
 
 
 def train(
@@ -62,14 +66,37 @@ def reproduce_parser(
 ) -> ArgumentParser:
     """The options that all papers share; a paper may add its own."""
     parser = config.parser_for(f"{paper}.reproduce")
-    parser.add_argument("target", choices=targets)
+    parser.add_argument("target", choices=(*targets, CLAIMS))
     parser.add_argument("--scale", choices=scales, default="tiny", help="tiny needs no data")
     parser.add_argument(
         "--seeds", type=config.positive("--seeds"), default=1, help="runs of each case"
     )
     parser.add_argument("--out", type=Path, help=f"default runs/{paper}_reproduce_SCALE")
+    parser.add_argument(
+        "--kept", action="store_true", help="of claims: train nothing, take the runs that there are"
+    )
+    add_fairness(parser)
     parser.epilog = "Any field of the configurations is an option: --config.data.source=files:DIR"
     return parser
+
+
+def add_fairness(parser: ArgumentParser) -> None:
+    """The options under which runs are compared on equal terms."""
+    parser.add_argument(
+        "--turns",
+        type=config.positive("--turns"),
+        default=0,
+        metavar="N",
+        help="the runs of a seed train N steps at a time, in turns, so that their seconds can be compared",
+    )
+    parser.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="FIELD=V1,V2",
+        help="every case tries the same values with seed 1, chosen by validation:"
+        " optimizer.learning_rate=1e-4,3e-4,1e-3",
+    )
 
 
 def reproduce(
@@ -91,17 +118,26 @@ def reproduce(
     more = own(options)
     config.check_folder("--out", out)
 
+    from common.laboratory import parse_sweep
     from common.sharding import make_mesh
 
     make = importlib.import_module(f"{paper}.experiments").Laboratory
-    module = importlib.import_module(f"{paper}.{targets[options.target]}")
+    require(
+        not options.kept or options.target == CLAIMS,
+        f"--kept is for {CLAIMS}: {options.target} trains what is missing",
+    )
     mesh = ConfigDict({"mesh": {"data": -1, "fsdp": 1, "tensor": 1}})
     config.override_all(mesh, [f for f in fields if f.startswith("--config.mesh.")])
     mesh = make_mesh(mesh.mesh)
-    lab = make(options.scale, options.seeds, fields, out, mesh, **more)
+    fair = {"turns": options.turns, "sweep": parse_sweep(options.sweep)}
+    lab = make(options.scale, options.seeds, fields, out, mesh, **fair, **more)
     if getattr(options, "dry_run", False):
         importlib.import_module(f"{paper}.plan").show(lab, options.target)
         return
+    if options.target == CLAIMS:
+        unless_stopped(lambda: lab.claims(paper, options.kept))
+        return
+    module = importlib.import_module(f"{paper}.{targets[options.target]}")
     unless_stopped(lambda: getattr(module, options.target)(lab))
 
 

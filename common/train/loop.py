@@ -7,9 +7,11 @@ import math
 import signal
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +31,7 @@ from common.track.progress import Progress, peak_flops
 from common.track.tracker import Tracker
 from common.train.checkpoint import Checkpoints, draw_reservoirs, stored, verify_frozen
 from common.train.clock import Clock
+from common.train.conditions import Conditions, turns_id
 from common.train.feed import feed
 from common.train.fields import validate
 from common.train.outline import parameter_rows, show_parameters
@@ -37,38 +40,105 @@ from common.train.profile import Profile
 from common.train.state import Step, initial_values, optimizer_shardings
 from common.train.summary import found_before, summarize
 from common.train.task import Task, Values
-from common.train.trained import load_best
+from common.train.trained import load_best, load_top
 from common.train.workdir import check_shared, commit, open_workdir
 
 # How often several processes compare notes (signals, clocks): a collective call each time.
 AGREE_EVERY = 10
 
 
+class Job(NamedTuple):
+    """A run to be trained."""
+
+    config: ConfigDict
+    task: Task
+    workdir: Path
+
+
 def fit(
     config: ConfigDict, task: Task, workdir: Path, mesh: Mesh, profile: Profile | None = None
 ) -> dict:
-    """Trains, or goes on with, the run in `workdir`; returns its summary. `profile` says which steps are traced.
+    """Trains, or resumes, the run in `workdir`; returns its summary. `profile` says which steps are traced.
 
     Raises:
       UserError: the configuration, the workdir or the data are at fault, or the loss is no longer finite.
       Preempted: a signal came; the run is saved.
     """
+    (summary,) = fit_in_turns([Job(config, task, workdir)], mesh, 0, profile)
+    return summary
+
+
+def fit_in_turns(
+    jobs: Sequence[Job], mesh: Mesh, turn: int, profile: Profile | None = None
+) -> list[dict]:
+    """Trains, or resumes, several runs, `turn` steps of each at a time; returns their summaries.
+
+    Whatever else the machine does meanwhile slows all of them alike, so their training seconds can be compared. Their
+    results are those of runs without turns. With a `turn` of 0 each run is trained to its end before the next.
+
+    Raises:
+      UserError: as `fit`; the other runs are saved.
+      Preempted: a signal came; all runs are saved.
+    """
     begun = time.perf_counter()
-    validate(config)
-    if profile is not None:
-        profile.check(config.train.steps)
-    lock = open_workdir(workdir, config) if is_main() else None
-    try:
-        barrier("the workdir is open")
-        if lock:
-            task.save(workdir)
-        else:
-            check_shared(workdir)
-        with jax.set_mesh(mesh), Signals() as signals:
-            return Run(config, task, workdir, mesh, signals, begun, profile or Profile()).go()
-    finally:
-        if lock:
-            lock.release()
+    for job in jobs:
+        validate(job.config)
+        if profile is not None:
+            profile.check(job.config.train.steps)
+    session = turns_id() if turn else "alone"
+    with ExitStack() as stack:
+        for job in jobs:
+            _open(job, stack)
+        stack.enter_context(jax.set_mesh(mesh))
+        signals = stack.enter_context(Signals())
+        runs = []
+        for job in jobs:
+            run = Run(*job, mesh, signals, begun, profile or Profile())
+            stack.callback(run.close)
+            run.open(session)
+            runs.append(run)
+        ended = [run for run in runs if run.finished]
+        _take_turns([run for run in runs if run not in ended], turn)
+        known = {id(run): found_before(run) for run in ended}
+        return [run.finish() if known.get(id(run)) is None else known[id(run)] for run in runs]
+
+
+def _open(job: Job, stack: ExitStack) -> None:
+    """Locks the workdir of a run until the end of `stack`, and writes there what using the run needs."""
+    lock = open_workdir(job.workdir, job.config) if is_main() else None
+    if lock:
+        stack.callback(lock.release)
+    barrier("the workdir is open")
+    if lock:
+        job.task.save(job.workdir)
+    else:
+        check_shared(job.workdir)
+
+
+def _take_turns(runs: Sequence["Run"], turn: int) -> None:
+    """Trains every run to its end. The order of the runs is reversed from round to round, so that none is always the
+    first where the machine slows down or speeds up steadily."""
+    live = [(run, run.train(run.config.train.steps, turn)) for run in runs]
+    failure: Exception | None = None
+    while live and not failure:
+        for run, steps in tuple(live):
+            try:
+                next(steps)
+                continue
+            except StopIteration:
+                pass
+            except (Preempted, UserError) as error:
+                failure = error
+            live.remove((run, steps))
+            if failure:
+                break
+        live.reverse()
+    if failure:
+        for run, _ in live:
+            if run.number:
+                run.save()
+                run.checkpoints.wait()
+        raise failure
 
 
 class Run:
@@ -91,7 +161,7 @@ class Run:
         self.step = Step.of(config, task, mesh)
         self.structure = self.step.structure
         self.where = sharding.shardings(self.structure.trainable, mesh)
-        self.checkpoints = Checkpoints(workdir, config.checkpoint.keep)
+        self.checkpoints = Checkpoints(workdir, config.checkpoint.keep, config.checkpoint.keep_best)
         self.frozen, self.drawn = draw_reservoirs(self.structure, config.seed, mesh)
         self.outside = task.outside(self.structure)
         self.frozen |= self.outside.values
@@ -107,6 +177,7 @@ class Run:
         self.saved_at = 0.0
         self.first_step = 0.0
         self.commits = [commit()]
+        self.conditions = Conditions()
         self.tracker: Tracker | None = None
         self.progress: Progress | None = None
 
@@ -131,6 +202,7 @@ class Run:
             "finished": self.finished,
             "worse": self.worse,
             "commits": self.commits,
+            "sessions": self.conditions.sessions,
             "reservoirs": None if self.config.checkpoint.store_frozen else self.drawn,
             "outside": self.outside.fingerprint,
             "seed": self.config.seed,
@@ -161,6 +233,7 @@ class Run:
         self.clock = Clock(meta["clock"])
         self.curve = Curve.from_json(meta["curve"])
         self.tokens, self.flops, self.worse = meta["tokens"], meta["flops"], meta["worse"]
+        self.conditions.sessions = meta.get("sessions", ["alone"])
         self.commits = list(dict.fromkeys([*meta.get("commits", []), *self.commits]))
         # A run that was given more steps, seconds or patience goes on.
         train, patience = self.config.train, self.config.eval.patience
@@ -174,21 +247,11 @@ class Run:
 
     # The loop.
 
-    def go(self) -> dict:
-        """From wherever the run stands to its summary."""
-        try:
-            self.open()
-            if self.finished and (before := found_before(self)) is not None:
-                return before
-            if not self.finished:
-                self.train(self.config.train.steps)
-            return self._finish()
-        finally:
-            self.close()
-
-    def open(self) -> None:
-        """Values, files and displays; says what is trained and where it goes on from."""
+    def open(self, session: str = "alone") -> None:
+        """Values, files and displays; says what is trained and where it resumes. `session`: see `Conditions`."""
         resumed = self._begin()
+        if not self.finished:
+            self.conditions.begin(self.conditions.sessions, session)
         if is_main():
             show_parameters(self.structure)
             if resumed:
@@ -200,6 +263,7 @@ class Run:
             wandb_mode=wandb.mode,
             project=wandb.project,
             name=wandb.name or None,
+            group=wandb.group or None,
             resume_step=self.number if resumed else None,
             enabled=is_main(),
         )
@@ -223,8 +287,11 @@ class Run:
             self.tracker.finish()
         self.checkpoints.close()
 
-    def train(self, until: int) -> None:
-        """Steps up to number `until`, or to an earlier end: by patience, by time, or by a signal."""
+    def train(self, until: int, turn: int = 0) -> Iterator[None]:
+        """Trains up to step `until`, or to an earlier end: by patience, by time, or by a signal.
+
+        Yields after every `turn` steps, with no step in flight and the clock stopped; never where that is 0.
+        """
         pending: tuple[int, dict, float] | None = None
         evaluated = self.clock["train"]
         self.saved_at = time.perf_counter()
@@ -232,7 +299,7 @@ class Run:
             self._evaluate()
         if self.number >= self.config.train.steps:
             self.finished = "steps"
-            self._save()
+            self.save()
             return
         with self.clock.section("train"):
             for batch, position in feed(self.task.batches(self.position), self.mesh):
@@ -268,9 +335,13 @@ class Run:
                     evaluated = self.clock["train"]
                     stop = stop or self.finished == "patience"
                 if due_save or stop:
-                    self._save()
+                    self.save()
                 if stop:
                     break
+                if turn and self.number % turn == 0:
+                    pending = self._read(pending)
+                    with self.clock.paused():
+                        yield
         if self.signals.received and not self.finished:
             self._leave()
 
@@ -351,11 +422,16 @@ class Run:
         if better:
             with self.clock.section("checkpoint"):
                 self.checkpoints.save_best(self.number, self._used(), self._meta())
+        if self.config.checkpoint.keep_best > 1 and math.isfinite(value):
+            score = value if self.task.mode == "max" else -value
+            with self.clock.section("checkpoint"):
+                self.checkpoints.save_top(self.number, self._used(), self._meta(), score)
 
     def _values(self) -> Values:
         return Values(self.structure, self.trainable, self.frozen, self.mesh)
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Writes a checkpoint."""
         with self.clock.section("checkpoint"):
             self.checkpoints.save(self.number, self._arrays(), self._meta())
         self.saved_at = time.perf_counter()
@@ -370,27 +446,42 @@ class Run:
 
     # The end.
 
-    def _finish(self) -> dict:
+    def finish(self) -> dict:
+        """Tests the best values and writes the summary."""
+        self.conditions.stopped |= self.signals.continued
+        timing = self.conditions.describe()
         self.checkpoints.wait()
         self.signals.release()
         best = self.curve.best.step
         values = load_best(
             self.checkpoints, self.structure, self.config, self.mesh, best, self.outside
         )
-        with self.clock.section("eval"):
-            predictions = self.task.predict(values, "test")
-            test = predictions.metrics() if predictions else self.task.evaluate(values, "test")
-            last = self.task.evaluate(self._values(), "test") if self.task.tests_last else None
-        summary = summarize(self, test, last)
+        predictions, test, last, mean = None, {}, None, None
+        if self.config.eval.test:
+            with self.clock.section("eval"):
+                predictions = self.task.predict(values, "test")
+                test = predictions.metrics() if predictions else self.task.evaluate(values, "test")
+                last = self.task.evaluate(self._values(), "test") if self.task.tests_last else None
+                mean = self._test_mean()
+        summary = summarize(self, test, last, mean) | {"timing": timing}
         if is_main():
             if predictions:
                 predictions.save(self.workdir / PREDICTIONS)
+                self.tracker.file(self.workdir / PREDICTIONS)
             self.tracker.summary(summary)
             if self.number:
                 path = self.workdir / "curve.png"
                 plot_curve({self.workdir.resolve().name: self.curve}, path)
                 self.tracker.image("curve", path)
         return summary
+
+    def _test_mean(self) -> dict | None:
+        """The test of the mean of the best checkpoints, where the run keeps several."""
+        if self.config.checkpoint.keep_best == 1:
+            return None
+        given = self.structure, self.config, self.mesh
+        count = len(self.checkpoints.top())
+        return self.task.evaluate(load_top(self.checkpoints, *given, count, self.outside), "test")
 
     def _warn(self, line: str) -> None:
         if is_main():

@@ -43,7 +43,7 @@ def _with_warmup(
     return (
         optax.join_schedules([rise, decay(max(steps - warmup, 1))], [warmup])
         if warmup
-        else decay(steps)
+        else decay(max(steps, 1))
     )
 
 

@@ -39,11 +39,17 @@ class Ended(Protocol):
     commits: list[str]
 
 
-def summarize(run: Ended, test: dict[str, float], last: dict[str, float] | None = None) -> dict:
+def summarize(
+    run: Ended,
+    test: dict[str, float],
+    last: dict[str, float] | None = None,
+    mean: dict[str, float] | None = None,
+) -> dict:
     """Everything that was measured of a run that has ended.
 
     Args:
-      test: of the best values; last: of the last ones, where the task asks for them.
+      test: of the best values; last: of the last ones, where the task asks for them; mean: of the mean of the best
+        checkpoints, where the run keeps several.
     """
     seconds, best = run.clock.seconds(), run.curve.best
     return {
@@ -56,6 +62,7 @@ def summarize(run: Ended, test: dict[str, float], last: dict[str, float] | None 
         "final_valid": run.curve.points[-1].value,
         "test": test,
         **({} if last is None else {"test_last": last}),
+        **({} if mean is None else {"test_mean_of_best": mean}),
         "aucc": {axis: aucc(run.curve, axis) for axis in ("seconds", "hours", "step", "flops")},
         "seconds_to": {
             str(percent): time_to(run.curve, percent / 100) for percent in (95, 99, 100)
@@ -66,7 +73,7 @@ def summarize(run: Ended, test: dict[str, float], last: dict[str, float] | None 
         "tokens": run.tokens,
         "flops": run.flops,
         "params": variables.count(run.structure),
-        "seed": run.config.seed,
+        "seed": None if run.task.seedless else run.config.seed,
         # More than one where a run was gone on with by other code.
         "commit": " ".join(run.commits),
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
@@ -91,6 +98,7 @@ def ended(config: ConfigDict, workdir: Path) -> dict | None:
             known = (
                 found["steps"] == config.train.steps
                 and not differences(found["config"], config)
+                and (bool(found["test"]) or not config.eval.test)
                 and has_checkpoints(workdir)
                 and changed(config) < path.stat().st_mtime
             )
@@ -125,6 +133,7 @@ def found_before(run: Ended) -> dict | None:
     asked = json.loads(json.dumps(to_json(run.config)))
     known = found.get("steps") == run.number
     known &= found.get("config", {}).get("decode") == asked.get("decode")
+    known &= bool(found.get("test")) or not run.config.eval.test
     if known:
         (run.workdir / SUMMARY).touch()  # compared with the run's data and weights, as they are now
     return found if agree(np.asarray([known]))[0] else None

@@ -82,6 +82,9 @@ class Task(Protocol):
     unit = "tokens"
     """What the weights of `loss` count."""
 
+    seedless = False
+    """Whether nothing that the run does depends on the seed; its summary has none then."""
+
     tests_last = False
     """Whether the summary has the test of the last values too, beside that of the best."""
 

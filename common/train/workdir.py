@@ -30,7 +30,7 @@ FREE = (
     "train.epochs",
     "train.max_seconds",
     "train.log_steps",
-    *(f"eval.{name}" for name in ("start", "steps", "seconds", "patience")),
+    *(f"eval.{name}" for name in ("start", "steps", "seconds", "patience", "test")),
     *(f"eval.{name}" for name in ("batch", "buckets", "tokens_per_batch")),
     "decode.",
     "checkpoint.steps",

@@ -160,6 +160,7 @@ def _masked_lm(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
 def _translator(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
     config = read_run(workdir, "translation")
     with complete(workdir / CONFIG):
+        config.model = model.with_defaults(config.model)
         model.validate(config.model)
         translation.validate(config)
     tokenizers = translation.load_tokenizers(workdir)

@@ -44,6 +44,12 @@ def test_one_file_is_cut_90_5_5_by_position(tmp_path, how):
     assert b"".join(parts) == TEXT
 
 
+def test_only_the_first_bytes_of_a_file_are_cut_where_a_limit_is_given(tmp_path):
+    pack(tmp_path / "enwik8", "gz")
+    parts = [part.tobytes() for part in load_bytes(data(tmp_path, limit=100)).values()]
+    assert b"".join(parts) == TEXT[:100] and [len(part) for part in parts] == [90, 5, 5]
+
+
 def test_three_files_are_three_splits(tmp_path):
     for name, text in (("a.txt", b"one"), ("b.txt", b"two"), ("c.txt", b"\xff\x00")):
         (tmp_path / name).write_bytes(text)

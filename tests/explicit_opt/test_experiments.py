@@ -14,6 +14,7 @@ from common.sharding import make_mesh
 from explicit_opt import arithmetic, experiments
 from explicit_opt.digits import Digits
 from explicit_opt.experiments import PRINTED, Laboratory
+from explicit_opt.language import NextToken
 from tests.programs import finish, start
 
 QUICK = ["--config.train.epochs=2", "--config.train.batch=512", "--config.data.tokens=30000"]
@@ -89,7 +90,8 @@ def test_selection_by_our_protocol_sees_no_test_image_and_the_printed_protocol_t
         lab = Laboratory("tiny", 1, fields, tmp_path, mesh, protocol)
         config = lab.digits(1, "warm", 1)
         task, name = Digits(config, mesh), lab.named("run")
-        test, points = experiments.digits_run(lab, name, config)
+        (ran,) = lab.fit_all({name: config})
+        test, points = experiments.digits_result(lab, ran)
         summary = json.loads((tmp_path / "runs" / name / "summary.json").read_text())
         found[protocol] = (task, test, points, summary)
     task, test, points, summary = found["ours"]
@@ -116,7 +118,7 @@ def test_table_1_of_the_printed_protocol_has_the_last_epoch(lab):
     experiments.table1(lab)
     with (lab.out / "table1_printed.csv").open() as file:
         row = next(r for r in csv.DictReader(file) if (r["input"], r["K"]) == ("cat", "2"))
-    points, _ = experiments.language_run(lab, "cat", 2, "warm", 1)
+    points, _ = experiments.language_runs(lab)["cat", 2, "warm"][0]
     assert row["D-w"] == f"{points[-1][2]:.1f}" and points[-1][2] > min(p[2] for p in points)
     assert "X-w" not in row
 
@@ -144,7 +146,8 @@ def test_no_prior_beats_the_maximum_likelihood_bigram_and_eq_3_is_next_to_it(lab
     third = {}
     for documents in ("line", "file"):
         one = {key[-1]: float(v[0]) for key, v in found.items() if key[:3] == ("sum", "1", documents)}  # fmt: skip
-        likeliest = one["maximum-likelihood bigram, a bound"]
+        assert one[arithmetic.BOUND] > 1
+        likeliest = one["the same on the measured tokens"]
         third[documents] = one["f^-(K-1)/K, eq. 3"] / likeliest
         assert 1 < third[documents] < 1.2
         assert one["f^-(K-1)/K, eq. 3"] < 0.95 * one["f^-K/(K+1)"]
@@ -154,6 +157,14 @@ def test_no_prior_beats_the_maximum_likelihood_bigram_and_eq_3_is_next_to_it(lab
     assert third["file"] < third["line"]
     assert float(found["sum", "1", "", "printed, explicit"][0]) == PRINTED["sum"][1][2]
     assert found["cat", "2", "", "printed, warm"] == ("25.8", "33.0")
+
+
+def test_the_bigram_on_all_tokens_is_the_bound_itself(lab):
+    config = lab.language("sum", 1, "explicit", **{"eval.train_tokens": 0})
+    task = NextToken(config, lab.mesh)
+    counts = task.counts()
+    found = arithmetic.sampled_bigram_perplexity(counts, task)
+    assert found == pytest.approx(arithmetic.bigram_perplexity(counts))
 
 
 def test_the_bigram_of_maximum_likelihood_by_hand():
@@ -178,6 +189,24 @@ def test_sensitivity_has_every_start_under_every_optimizer(tmp_path):
     assert accuracy[0] > accuracy[3] and len(set(accuracy)) > 4
 
 
+def test_digits_train_in_turns_after_a_sweep_of_every_case(tmp_path):
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    fields = ["--config.train.epochs=1", "--config.train.batch=512"]
+    sweep = {"optimizer.learning_rate": ("1e-3", "1e-1")}
+    lab = Laboratory("tiny", 2, fields, tmp_path, mesh, turns=2, sweep=sweep)
+    experiments.fig2(lab)
+    with (tmp_path / "sweep.csv").open() as file:
+        tried = list(csv.DictReader(file))
+    cases = {f"digits_{n}_{s}" for n in (1, 2) for s in experiments.TRAINED} - {"digits_2_zero"}
+    assert {row["case"] for row in tried} == cases and len(tried) == 2 * len(cases)
+    chosen = {row["case"]: row["optimizer.learning_rate"] for row in tried if row[""] == "chosen"}
+    for case, rate in chosen.items():
+        for seed in (1, 2):
+            folder = tmp_path / "runs" / f"{case}_seed{seed}_learning_rate={rate}"
+            summary = json.loads((folder / "summary.json").read_text())
+            assert summary["test"] and summary["timing"]["kind"] == "turns"
+
+
 def test_a_field_that_no_experiment_has_is_one_line(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     lab = Laboratory("tiny", 1, ["--config.model.depth=2"], tmp_path, mesh)
@@ -190,9 +219,18 @@ def test_a_field_that_no_experiment_has_is_one_line(tmp_path):
     [
         (["table1", "--protocol=paper"], "--protocol='paper': choose one of ours, printed"),
         (["formula", "--protocol=printed"], "--protocol=printed: formula trains nothing"),
+        (["claims", "--protocol=printed"], "--protocol=printed: claims are about the best"),
+        (["formula", "--turns=5"], "formula trains nothing: no --turns, no --sweep"),
+        (
+            ["fig2", "--protocol=printed", "--sweep=train.batch=32,64"],
+            "--protocol=printed holds out no data for --sweep",
+        ),
+        (["fig2", "--data=babylm=/tmp"], "--data=babylm=/tmp: fig2 reads no babylm"),
+        (["fig2", "--data=mnist=/nowhere"], "--data=mnist=/nowhere: there is no folder /nowhere"),
+        (["fig2", "--data=mnist"], "--data=mnist: it is CORPUS=DIR"),
     ],
 )
-def test_faults_of_the_protocol_are_one_line(tmp_path, arguments, message):
+def test_faults_of_options_are_one_line(tmp_path, arguments, message):
     program = [sys.executable, "-m", "explicit_opt.reproduce", *arguments, f"--out={tmp_path}"]
     said = finish(start(program), code=2)
     assert said.startswith(f"error: {message}") and said.count("\n") == 1

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from common import variables
 from common.errors import UserError
+from common.metrics.predictions import PREDICTIONS, load
 from common.sharding import make_mesh
 from common.train import loop
 from common.train.state import initial_values
@@ -94,6 +95,48 @@ def test_digits_before_any_training(digits, mesh, tmp_path, layers):
     summary = run.fit(digits, tmp_path / "run", mesh)
     assert summary["test"]["accuracy"] > 80
     assert summary["params"]["total"] == 640 + 100 * (layers - 1)
+
+
+def test_predictions_of_digits_give_the_test_metrics_of_a_run_without_a_seed(
+    digits, mesh, tmp_path
+):
+    digits.start = "explicit"
+    summary = run.fit(digits, tmp_path / "run", mesh)
+    kept = load(tmp_path / "run" / PREDICTIONS)
+    assert kept.metrics() == pytest.approx(summary["test"])
+    task = Digits(digits, mesh)
+    features, labels = task.features("test"), task.splits["test"][1]
+    guesses = np.argmax(features @ np.asarray(task.solution()[0]), axis=1)
+    np.testing.assert_array_equal(kept.guesses_M, guesses)
+    np.testing.assert_array_equal(kept.labels_M, labels)
+    assert summary["seed"] is None
+    assert not Digits(digits_of(digits, "warm"), mesh).seedless
+
+
+def digits_of(config: ConfigDict, start: str) -> ConfigDict:
+    copy = config.copy_and_resolve_references()
+    copy.start = start
+    return copy
+
+
+def test_predictions_of_a_text_are_the_losses_of_64_neighbouring_tokens(words, mesh):
+    words.start = "explicit"
+    task = NextToken(words, mesh)
+    structure = variables.abstract(lambda: task.build(variables.Keys(0)))
+    values = Values(structure, {"tables": task.solution()}, {}, mesh)
+    found, test = task.predict(values, "test"), task.splits["test"]
+    assert found.weights_M.sum() == len(test) and set(found.weights_M[:-1]) == {64}
+    batch = test.gather(np.arange(64, 128))
+    logs = jax.nn.log_softmax(structure.build(values.trainable, {})(batch["contexts"], task.noise))
+    expected = -np.asarray(logs)[np.arange(64), batch["targets"]].sum()
+    assert found.nats_M[1] == pytest.approx(expected, rel=1e-4)
+    # Another context changes the losses, and not the examples: such runs can be compared.
+    words.model.context = 1
+    other = NextToken(words, mesh)
+    structure = variables.abstract(lambda: other.build(variables.Keys(0)))
+    shorter = other.predict(Values(structure, {"tables": other.solution()}, {}, mesh), "test")
+    assert shorter.examples == found.examples
+    assert shorter.nats_M[1] != found.nats_M[1]
 
 
 def test_an_explicit_run_goes_on_as_a_warm_one_would(digits, mesh, tmp_path):

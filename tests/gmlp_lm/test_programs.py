@@ -1,8 +1,10 @@
 """Training, evaluation and sampling end to end on the embedded text."""
 
+import gzip
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -152,6 +154,57 @@ def test_the_program_writes_text(trained):
     ):
         said = finish(start([*program, "--length=8", option]), code=2)
         assert said.startswith(message) and said.count("\n") == 1
+
+
+def test_any_text_is_measured_as_a_split_is(trained, mesh, tmp_path):
+    """The test split as a file, plain and packed; with a stride of 1 every byte has the longest context."""
+    workdir, summary = trained
+    text = LanguageModelling(small(), language_model, mesh).splits["test"]
+    (tmp_path / "text").write_bytes(text.tobytes())
+    (tmp_path / "text.gz").write_bytes(gzip.compress(text.tobytes()))
+    program = [sys.executable, "-m", "gmlp_lm.evaluate", f"--workdir={workdir}"]
+    plain = finish(start([*program, f"--text={tmp_path}/text"]))
+    bits, count = summary["test"]["bits_per_byte"], len(text) - 1
+    assert f"{bits:.4f} bits per byte of {count:,} bytes" in plain
+    per_word = bits * count / words(text)
+    assert f"{per_word:.4f} bits per word of {words(text):,} words" in plain
+    assert "stride 12 in windows of 24: 13 to 24 bytes of context" in plain
+    assert finish(start([*program, f"--text={tmp_path}/text.gz"])) == plain.replace(
+        "text:", "text.gz:"
+    )
+
+
+def test_a_longer_context_for_every_byte_is_measured_by_a_smaller_stride(trained, mesh):
+    """Byte by byte: with a stride of 1 each byte is read after all the 24 before it."""
+    config, values = run.load(trained[0], mesh)
+    generator = np.random.default_rng(0)  # values under which every byte of context matters
+    noisy = {n: x + 0.2 * generator.normal(size=x.shape) for n, x in values.trainable.items()}
+    values = replace(values, trainable=jax.tree.map(lambda x: x.astype(jnp.float32), noisy))
+    text = np.frombuffer(b"The for statement is used to iterate over the elements.", np.uint8)
+    after = reader(values)
+    expected = 0.0
+    for place in range(1, len(text)):
+        logits = after(text[max(place - 24, 0) : place].tolist())
+        expected -= logits[text[place]] - np.log(np.exp(logits).sum())
+    assert run.total_nats(config, values, text, 1) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (None, [], "cannot read "),
+        (b"", [], " has 0 bytes; the first is not scored"),
+        (b"a text", ["--stride=25"], "--stride=25 leaves out bytes: the run's windows have 24"),
+        (b"a text", ["--stride=0"], "--stride must be a whole number of at least 1, got '0'"),
+        (b"a text", ["--workdir=/nowhere"], "/nowhere"),
+    ],
+)
+def test_faults_of_a_text_are_one_line(trained, tmp_path, text, options, message):
+    if text is not None:
+        (tmp_path / "text.gz").write_bytes(gzip.compress(text))
+    program = [sys.executable, "-m", "gmlp_lm.evaluate", f"--workdir={trained[0]}"]
+    said = finish(start([*program, f"--text={tmp_path}/text.gz", *options]), code=2)
+    assert said.startswith("error: ") and message in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -141,3 +141,15 @@ def test_the_shared_horizon_is_an_end_of_a_curve():
     assert shared_horizon([Curve("BLEU", "max", [Point(1, 1.0, 0.0, 5.0)])], "flops") is None
     assert shared_horizon([], "seconds") is None
     assert shared_horizon([Curve("BLEU", "max"), *curves], "seconds", "shortest") == 1.0
+
+
+def test_the_area_as_measured_loses_what_a_curve_loses():
+    """Eq. 1 integrates g_t; the best value so far hides a collapse."""
+    collapsed = Curve(
+        "bleu", "max", [Point(s, s, s, v) for s, v in ((1, 10.0), (2, 2.0), (3, 1.0))]
+    )
+    assert aucc(collapsed, "step") == 5 + 10 + 10
+    assert aucc(collapsed, "step", held=False) == 5 + 6 + 1.5
+    assert aucc(collapsed, "step", 2.0, held=False) == 5 + 6
+    rising = Curve("bleu", "max", [Point(s, s, s, v) for s, v in ((1, 1.0), (2, 3.0))])
+    assert aucc(rising, "step", held=False) == aucc(rising, "step")

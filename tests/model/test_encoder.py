@@ -123,7 +123,7 @@ def test_it_starts_as_bert_does_and_reservoirs_as_reservoirs():
         else:
             assert (value == (1 if name.endswith("scale") else 0)).all(), name
     kernel = structure.frozen["encoder/stack/blocks/1/residuals/0/function/query/kernel"]
-    assert kernel.get_metadata("draw") == ("orthogonal",)
+    assert kernel.get_metadata("draw") == ("orthogonal", 1.0)
 
 
 def test_parameters_are_those_of_roberta_base():

@@ -62,6 +62,6 @@ def test_without_lengths_every_position_counts():
 
 def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="two directions"):
-        BiGru(7, rngs=nnx.Rngs(0))
+        BiGru(8, hidden=7, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="step by step"):
         golden()[0].cache(1, None, Context())

@@ -16,6 +16,7 @@ def summary(
     metric: str = "bleu",
     mode: str = "max",
     test: float = 30.0,
+    timing: dict | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
     """What a run leaves that is validated every 10 steps, `seconds` and 1e12 FLOPs."""
@@ -32,6 +33,7 @@ def summary(
         "commit": "0123456789",
         "device": "1 x cpu",
         "config": config,
+        **({"timing": timing} if timing else {}),
         "curve": {"name": metric, "mode": mode, "points": points},
     }
 

@@ -16,6 +16,7 @@ from common.report.comparison import (
 )
 from common.report.groups import groups
 from common.report.runs import run_of
+from common.report.verdict import compare
 from tests.report.helpers import made, summary
 
 HOUR = 3600.0
@@ -65,10 +66,17 @@ def test_the_paper_s_unit_and_layout():
         [made([30.0, v], seed=s, seconds=HOUR) for s, v in ((1, 34.0), (2, 35.0), (3, 36.0))]
     )
     columns, rows = aucc_table(compared, "hours", 4.0)
-    assert columns == ("model", "seeds", "best BLEU", "AUCC, BLEU·h", "AUCC / largest")
+    assert columns == (
+        "model",
+        "seeds",
+        "best BLEU",
+        "AUCC, BLEU·h",
+        "AUCC / largest",
+        "as measured, BLEU·h",
+    )
     # 15 + 32 + 2 * 34 = 115; each BLEU more is 2.5 more.
     assert rows == [
-        ("transformer, 6 layers", 3, "35.00 ± 1.00", "117.50 ± 2.50", "0.979 ± 0.021"),
+        ("transformer, 6 layers", 3, "35.00 ± 1.00", "117.50 ± 2.50", "", "117.50 ± 2.50"),
     ]
 
 
@@ -140,3 +148,31 @@ def test_tables_of_single_runs(two):
     assert (first["AUCC (seconds)"], first["seconds to 99 % of own"]) == (90.0, 3.0)
     assert table.rows[2][-1] is None
     assert "transformer, 6 layers | run2" in run_table(two)._repr_markdown_()
+
+
+def in_turns(one: tuple[str, ...], other: tuple[str, ...]) -> list:
+    """Groups of two seeds whose runs took part in these sets of turns."""
+    runs = [
+        made([10.0, 20.0], seed=seed, reservoir=kind, timing={"kind": "turns", "sessions": [name]})
+        for kind, names in (("none", one), ("ffn", other))
+        for seed, name in enumerate(names, 1)
+    ]
+    return groups(runs)
+
+
+def test_ratios_of_seconds_are_of_runs_that_took_turns_with_each_other():
+    together = in_turns(("turns a", "turns b"), ("turns b", "turns a"))
+    assert [row[4] for row in aucc_table(together, "seconds").rows] == ["1.000 ± 0.000"] * 2
+    apart = in_turns(("turns a", "turns b"), ("turns c", "turns d"))
+    assert [row[4] for row in aucc_table(apart, "seconds").rows] == [""] * 2
+    assert [row[4] for row in aucc_table(apart, "step").rows] == ["1.000 ± 0.000"] * 2
+    assert {row[5] for row in run_table(apart).rows} == {"turns"}
+
+
+def test_seconds_are_compared_where_runs_took_turns():
+    together = in_turns(("turns a", "turns b"), ("turns a", "turns b"))
+    metrics = [one.metric for one in compare(*(group.runs for group in together))]
+    assert metrics[1:] == [
+        "training seconds",
+        *(f"mean bleu over {axis}" for axis in ("step", "flops", "seconds")),
+    ]

@@ -100,6 +100,7 @@ def test_layers_of_other_models():
     drop = {"encoder_layers": 8, "reservoir": "none", "reservoirs": 2, "layerdrop": 0.25}
     assert str(layers_of({"model": drop})) == "LayerDrop, 8 layers"
     skip = {"encoder_layers": 7, "reservoir": "ffn", "reservoirs": 2, "placement": "alternate"}
+    assert str(layers_of({"model": skip | {"reservoir_trained": True}})) == "FFN, trained, 7 layers"
     skip["backskip"] = {"estimator": "policy"}
     assert str(layers_of({"model": skip})) == "FFN backskip, 2 of 7"
     assert str(layers_of({"model": skip | {"placement": "LRLRLRL"}})) == "FFN backskip, 3 of 7"

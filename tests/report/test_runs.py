@@ -5,10 +5,12 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.report.runs import load_local, load_wandb
+from common.metrics.predictions import PREDICTIONS, Losses
+from common.report.runs import load_group, load_local, load_wandb
 from tests.report.helpers import summary
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -84,7 +86,8 @@ def recorded(values, **options):
 
 
 @pytest.fixture
-def wandb(monkeypatch):
+def wandb(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # where files of wandb are kept
     """Stands in for the package: `projects` has the runs, `fault` is raised where runs are asked for."""
 
     class Api:
@@ -102,7 +105,10 @@ def wandb(monkeypatch):
         if path not in module.projects:
             raise ValueError(f"Could not find project {path.split('/')[1]}")
         for name, summary_ in module.projects[path].items():
-            yield types.SimpleNamespace(name=name, summary_metrics=summary_)
+            files = module.files.get(name, {})
+            yield types.SimpleNamespace(
+                name=name, summary_metrics=summary_, id=f"id_{name}", file=files.__getitem__
+            )
 
     def login(prompt, verify):
         assert prompt is False
@@ -110,6 +116,7 @@ def wandb(monkeypatch):
 
     module = types.ModuleType("wandb")
     module.Api, module.login = Api, login
+    module.files = {}
     module.projects, module.asked, module.fault, module.key = {}, [], None, True
     monkeypatch.setitem(sys.modules, "wandb", module)
     return module
@@ -128,6 +135,29 @@ def test_wandb_gives_the_runs_that_the_files_give(wandb, tmp_path, capsys):
     (local,) = load_local(write(tmp_path / "a.json", summary(values)))
     assert runs[0].curve == local.curve and runs[0].config == local.config
     assert capsys.readouterr().err == "wandb: left out, since they have no summary yet: new\n"
+
+
+def test_predictions_come_from_wandb_once(wandb):
+    kept = Losses("w", np.ones(3), np.ones(3), np.zeros(0), np.zeros(0), "token")
+    downloads = []
+
+    def download(root, exist_ok):
+        downloads.append(root)
+        Path(root).mkdir(parents=True)
+        kept.save(Path(root) / PREDICTIONS)
+
+    wandb.projects["me/p"] = {"a": recorded([8.0]), "b": recorded([8.0], seed=2)}
+    wandb.files["a"] = {PREDICTIONS: types.SimpleNamespace(download=download)}
+    for _ in range(2):
+        a, b = load_wandb("me/p")
+        assert a.predictions().metrics() == kept.metrics() and b.predictions() is None
+    assert len(downloads) == 1
+
+
+def test_a_group_of_wandb_is_asked_for_by_name(wandb):
+    wandb.projects["me/p"] = {"a": recorded([8.0])}
+    (run,) = load_group("wandb:me/p:plain")
+    assert run.name == "a" and wandb.asked == [("me/p", {"group": "plain"})]
 
 
 def test_wandb_faults_are_one_line_each(wandb):

@@ -133,7 +133,10 @@ def test_examples_of_classes_show_label_and_predictions(tmp_path, report):
         (["a", "b", "--margin=bleu=-1"], "--margin=bleu=-1: a margin must be a number of at least"),
         (["a", "b", "--margin=bleu"], "--margin=bleu: it is METRIC=NUMBER"),
         (["a", "b", "--margin=bleu=much"], "--margin=bleu=much: it is METRIC=NUMBER"),
-        (["a", "other"], "other/s1 and a/s1 were tested on different examples: they cannot be compared"),
+        (
+            ["a", "other"],
+            "a/s1 and other/s1 were tested on different examples: they cannot be compared",
+        ),
         (["a", "nobody*"], "no run matches nobody*"),
         (["--examples", "a", "b"], "--examples: a is 3 runs, name one"),
         (["a", "--examples", "a/s1", "b/s1"], "--examples takes two runs and no others"),

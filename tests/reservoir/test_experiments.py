@@ -10,9 +10,9 @@ import pytest
 from common.config import to_json
 from common.errors import UserError
 from common.sharding import make_mesh
-from reservoir import downstream, experiments, plan, plots, run, tables
+from reservoir import downstream, experiments, plan, plots, reproduce, run, tables
 from reservoir.backskip import warmup
-from reservoir.experiments import MODELS, NEEDS, SETTINGS, Case, Laboratory
+from reservoir.experiments import MODELS, NEEDS, SETTINGS, UPDATABLE, Case, Laboratory
 from reservoir.model import reservoir_layers
 from reservoir.printed import printed
 from tests.programs import finish, start
@@ -51,7 +51,8 @@ def test_the_papers_grid_is_that_of_its_tables(tmp_path):
     lab = laboratory(tmp_path, scale="paper")
     for table in ("table1", "table2", "table5"):
         (cases,) = lab.needed(table).values()
-        assert {(case.model, str(case.layers)) for case in cases} == set(printed(table))
+        asked = {(case.model, str(case.layers)) for case in cases if case.model != UPDATABLE}
+        assert asked == set(printed(table))
     for table in ("table6", "table7"):
         asked = {
             (setting, case.model, str(case.layers))
@@ -93,7 +94,7 @@ def config_name(case: Case) -> str:
 
 
 def test_the_placements_of_figure_5(tmp_path):
-    lab = laboratory(tmp_path, scale="paper", depths=(8,))
+    lab = laboratory(tmp_path, scale="paper", depths={8: None})
     (cases,) = lab.needed("fig5").values()
     found = {c.model: reservoir_layers(lab.configuration(c, 1).model) for c in cases}
     assert found == {
@@ -132,21 +133,32 @@ def test_table_3_tells_the_printed_reward_from_ours_and_has_the_parts_of_the_pol
 def test_table_1_by_hand(tmp_path):
     """Two seeds: best 31 and 32; 100 s to it, 80 s with reservoirs; epochs of 25 and 20 s."""
     tables.table1(laboratory(tmp_path, seeds=2))
-    plain, t, ffn, dropped = read(tmp_path / "table1.csv")
+    plain, t, ffn, dropped, short = read(tmp_path / "table1.csv")
     assert plain["best BLEU"] == "31.50 ± 0.71" and plain["frozen"] == "0"
     assert plain["hours to best"] == "0.0278 ± 0.0000" and plain["ratio"] == "1.00"
     assert plain["trained (all)"] == "2.0M (2.5M)" and plain["epoch (s)"] == "25.000 ± 0.000"
     assert t["ratio"] == ffn["ratio"] == "0.80" and t["epoch (s)"] == "20.000 ± 0.000"
     assert dropped["frozen"] == "1 dropped" and dropped["ratio"] == "1.00"
+    assert plain["test BLEU"] == "31.50 ± 0.71"
+    assert short["model"] == UPDATABLE and short["layers"] == "2" and short["frozen"] == "0"
+
+
+def test_runs_that_did_not_take_turns_make_no_ratio_of_seconds(tmp_path):
+    tables.table1(laboratory(tmp_path, seeds=2, timing="shared"))
+    rows = read(tmp_path / "table1.csv")
+    assert {row["ratio"] for row in rows} == {""}
+    assert {row[""] for row in rows} == {"measured, timed shared"}
 
 
 def test_measured_stands_beside_printed(tmp_path):
-    lab = laboratory(tmp_path, scale="paper", depths=(8,), models=("Transformer", "FFN Reservoir"))
+    lab = laboratory(
+        tmp_path, scale="paper", depths={8: None}, models=("Transformer", "FFN Reservoir")
+    )
     tables.table1(lab)
     rows = read(tmp_path / "table1.csv")
-    assert [row[""] for row in rows] == ["measured", "printed"] * 2
+    assert [row[""] for row in rows] == ["measured, timed turns", "printed"] * 2
     assert rows[3]["best BLEU"] == "34.56 ± 0.16" and rows[3]["ratio"] == "0.86"
-    tables.table6(laboratory(tmp_path, scale="paper", settings=("wmt",), depths=(24,)))
+    tables.table6(laboratory(tmp_path, scale="paper", settings=("wmt",), depths={24: None}))
     rows = read(tmp_path / "table6.csv")
     assert rows[1]["hours to 95 %"] == "5.262 ± 0.607" and rows[1]["data"] == "wmt"
     assert rows[0]["BLEU there"] == "31.00"
@@ -187,15 +199,19 @@ def test_only_areas_have_a_horizon(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("target", PAPER)
 def test_every_target_is_written(tmp_path, target):
-    module = tables if target.startswith("table") else plots
+    module = tables if reproduce.TARGETS[target] == "tables" else plots
     getattr(module, target)(laboratory(tmp_path))
     made = sorted(path.name for path in tmp_path.iterdir())
     assert any(name.endswith(".csv") for name in made) and any(n.endswith(".md") for n in made)
-    assert target.startswith("table") == (not any(name.endswith(".png") for name in made))
+    assert (module is tables) == (not any(name.endswith(".png") for name in made))
 
 
 def test_options_that_leave_nothing_are_named(tmp_path):
-    for fields in ({"depths": (7,)}, {"settings": ("wmt",)}, {"models": ("BiGRU Reservoir",)}):
+    for fields in (
+        {"depths": {4: 0}, "models": ("T Reservoir",)},
+        {"settings": ("wmt",)},
+        {"models": ("BiGRU Reservoir",)},
+    ):
         with pytest.raises(UserError, match="leave nothing of table1, which has iwslt and Transf"):
             tables.table1(laboratory(tmp_path, **fields))
     with pytest.raises(UserError, match="the probing tasks are missing: --data=probing=DIR"):
@@ -204,13 +220,97 @@ def test_options_that_leave_nothing_are_named(tmp_path):
         downstream.table4(laboratory(tmp_path, places={"probing": tmp_path}))
 
 
+def depths_of(lab: Laboratory, target: str, model: str) -> list[tuple[int, int]]:
+    """(layers, reservoirs) of a row's configurations."""
+    return [
+        (config.model.encoder_layers, len(reservoir_layers(config.model)))
+        for cases in lab.needed(target).values()
+        for case in cases
+        if case.model == model
+        for config in [lab.configuration(case, 1)]
+    ]
+
+
+def test_any_depth_can_be_asked_for(tmp_path):
+    """One that the scale does not have has as many reservoirs as the nearest, or as many as are asked for."""
+    lab = laboratory(tmp_path, scale="laptop", depths={4: None, 8: 3, 6: None})
+    assert depths_of(lab, "table1", "FFN Reservoir") == [(4, 2), (8, 3), (6, 2)]
+    assert depths_of(lab, "table1", "Transformer") == [(4, 0), (8, 0), (6, 0)]
+    assert depths_of(lab, "table1", UPDATABLE) == [(2, 0), (5, 0), (4, 0)]
+    (cases,) = lab.needed("table1").values()
+    rates = [lab.configuration(c, 1).model.layerdrop for c in cases if c.model == "LayerDrop"]
+    assert rates == [2 / 4, 3 / 8, 2 / 6]
+    # Another number of reservoirs is another run; the same model is the same, whatever row asks for it.
+    names = {(case.model, case.layers): case.name(1) for case in cases}
+    assert names["FFN Reservoir", 8] == "iwslt_8r3_ffn_reservoir_seed1"
+    assert names["FFN Reservoir", 4] == "iwslt_4_ffn_reservoir_seed1"
+    assert names["Transformer", 4] == names[UPDATABLE, 4] == "iwslt_4_transformer_seed1"
+    # Without reservoirs there is the plain model alone.
+    (cases,) = laboratory(tmp_path, scale="laptop", depths={4: 0}).needed("table1").values()
+    assert [(case.model, case.name(1)) for case in cases] == [
+        ("Transformer", "iwslt_4_transformer_seed1")
+    ]
+
+
+def test_depths_at_which_reservoirs_do_not_fit_are_refused(tmp_path):
+    message = r"--depths=2: 2 alternating reservoirs need 3 layers, there are 2; --depths=2:R says"
+    with pytest.raises(UserError, match=message):
+        laboratory(tmp_path, scale="laptop", depths={2: None}).needed("table1")
+    fields = {"scale": "laptop", "models": ("Transformer",)}
+    assert depths_of(laboratory(tmp_path, depths={2: None}, **fields), "table1", "Transformer") == [
+        (2, 0)
+    ]
+    for model in ("LayerDrop", UPDATABLE):
+        with pytest.raises(UserError, match="2 of 2 layers leave none"):
+            fields = {"scale": "laptop", "models": (model,)}
+            laboratory(tmp_path, depths={2: None}, **fields).needed("table1")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("6,x", "'x' is neither LAYERS nor LAYERS:RESERVOIRS"),
+        ("8:", "'8:' is neither"),
+        ("0", "'0' is neither"),
+        ("6,6:2", "6 layers are named twice"),
+    ],
+)
+def test_depths_that_are_no_numbers_are_refused(text: str, message: str):
+    assert reproduce._depths("6,8:3") == {6: None, 8: 3}
+    with pytest.raises(UserError, match=message):
+        reproduce._depths(text)
+
+
+def test_the_controls_separate_freezing_initialization_and_depth(tmp_path):
+    lab = laboratory(tmp_path, scale="laptop")
+    (cases,) = lab.needed("controls").values()
+    found = {case.model: lab.configuration(case, 1).model for case in cases}
+    trained, xavier = found["Orthogonal T trained"], found["Xavier T Reservoir"]
+    assert trained.reservoir_trained and trained.reservoir_init == "orthogonal"
+    assert not xavier.reservoir_trained and xavier.reservoir_init == "xavier"
+    assert {model.reservoir for model in (trained, xavier)} == {"transformer"}
+    assert found[UPDATABLE].encoder_layers == found["T Reservoir"].encoder_layers - 2
+    tables.controls(lab)
+    rows = {row["model"]: row["frozen"] for row in read(tmp_path / "controls.csv")}
+    assert rows["Orthogonal FFN trained"] == "0" and rows["Xavier FFN Reservoir"] == "2"
+
+
+def test_a_bigru_can_be_wider_than_the_model(tmp_path):
+    """As wide as the feed-forward layers of the same recipe."""
+    lab = laboratory(tmp_path)
+    (cases,) = lab.needed("fig3").values()
+    found = {case.model: lab.configuration(case, 1).model for case in cases}
+    assert found["BiGRU Reservoir"].reservoir_hidden == 0
+    assert found["BiGRU Reservoir up-projected"].reservoir_hidden == 256
+
+
 def test_the_plan_lists_runs_and_what_is_done(tmp_path, capsys):
     done = tmp_path / "runs" / "iwslt_3_ffn_reservoir_seed1"
     done.mkdir(parents=True)
     (done / "summary.json").write_text("{}")
     plan.show(laboratory(tmp_path, seeds=2), "table1")
     shown = capsys.readouterr().out.splitlines()
-    assert sum("_seed" in line for line in shown) == 8
+    assert sum("_seed" in line for line in shown) == 10
     assert [line.split()[0] for line in shown if line.endswith("yes")] == [done.name]
     assert len(list(tmp_path.iterdir())) == 1
 

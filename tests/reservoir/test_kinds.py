@@ -7,15 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from ml_collections import ConfigDict
 
 from common import variables
+from common.errors import UserError
 from common.model.block import Context
 from common.model.encoder_decoder import Stack
 from common.sharding import make_mesh
+from configs import masked
 from reservoir import run
 from reservoir.backskip import skips
+from reservoir.encoder import masked_lm
 from reservoir.kinds import BOTH_WAYS, RESERVOIRS
-from reservoir.model import validate
+from reservoir.model import translator, validate, with_defaults
 from tests.model import helpers
 
 SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])
@@ -69,6 +73,115 @@ def test_placement_is_a_field_of_the_configuration(make_config):
     for placement, layers in (("bottom", {"0"}), ("top", {"2"}), ("RRL", {"0", "1"})):
         _, frozen = built(make_config("ffn", placement=placement).model)
         assert {name.split("/")[2] for name in frozen} == layers
+
+
+# Freezing without the initialization, and the initialization without freezing.
+
+LAYER = "encoder/blocks/1/residuals/0/function"
+
+
+def started(model) -> dict:
+    """The values that training starts from."""
+    made = translator(model, 13, 11, rngs=variables.Keys(0))
+    return {name: v.get_value() for name, v in variables.split(made).trainable.items()}
+
+
+def test_a_reservoirs_layer_can_be_trained_from_the_same_initialization(make_config):
+    """The same layer in the same place, orthogonal as it is, and nothing is frozen; others start as they did."""
+    for kind, kernel in (("ffn", "up"), ("transformer", "query")):
+        model = make_config(kind, reservoir_trained=True, reservoir_gain=0.5).model
+        validate(model)
+        structure = helpers.structure_of(model)
+        assert not structure.frozen
+        frozen = helpers.structure_of(make_config(kind).model)
+        assert structure.paths.keys() == frozen.paths.keys()
+        values = started(model)
+        value = np.asarray(values[f"{LAYER}/{kernel}/kernel"])
+        np.testing.assert_allclose(value @ value.T, 0.25 * np.eye(16), atol=1e-5)
+        assert np.any(values[f"{LAYER}/{kernel}/bias"])
+        assert not np.any(values[f"encoder/blocks/0/residuals/0/function/{'query'}/bias"])
+
+
+def test_a_reservoir_can_be_frozen_at_another_initialization(make_config):
+    for init, gain in (("xavier", 1.0), ("normal", 2.0), ("orthogonal", 2.0)):
+        model = make_config("ffn", reservoir_init=init, reservoir_gain=gain).model
+        _, frozen = built(model)
+        kernel = frozen[f"{LAYER}/up/kernel"]
+        gram = kernel @ kernel.T
+        assert np.allclose(gram, gain**2 * np.eye(16), atol=1e-5) == (init == "orthogonal")
+        expected = {"xavier": (2 / (16 + 24)) ** 0.5, "normal": 2 / 4, "orthogonal": 2 / 24**0.5}
+        assert kernel.std() == pytest.approx(expected[init], rel=0.1)
+
+
+def test_all_trained_layers_can_start_orthogonal(make_config):
+    values = started(make_config("ffn", init="orthogonal").model)
+    for stack, layer in (("encoder", 0), ("encoder", 2), ("decoder", 1)):
+        kernel = np.asarray(values[f"{stack}/blocks/{layer}/residuals/0/function/out/kernel"])
+        np.testing.assert_allclose(kernel @ kernel.T, np.eye(16), atol=1e-5)
+
+
+def test_roberta_keeps_the_initialization_that_a_field_asks_for():
+    """Its own, N(0, 0.02), is for all else."""
+    config = masked.tiny(masked.roberta("ffn"))
+    config.model.update({"width": 16, "hidden": 24, "heads": 2, "max_length": 8})
+
+    def kernels(**fields) -> list[np.ndarray]:
+        model = ConfigDict({**config.model.to_dict(), **fields})
+        validate(model)
+        made = masked_lm(model, 13, rngs=variables.Keys(0))
+        values = variables.split(made).trainable
+        names = [f"encoder/stack/blocks/{n}/residuals/{i}/function/up" for n, i in ((0, 1), (1, 0))]
+        return [
+            np.asarray(values[f"{n}/kernel"].get_value()) for n in names if f"{n}/kernel" in values
+        ]
+
+    (first,) = kernels()
+    first_too, second = kernels(reservoir_trained=True)
+    assert first.std() == pytest.approx(0.02, rel=0.1) == first_too.std()
+    np.testing.assert_allclose(second @ second.T, np.eye(16), atol=1e-5)
+    (first,) = kernels(init="orthogonal")
+    np.testing.assert_allclose(first @ first.T, np.eye(16), atol=1e-5)
+
+
+def test_initializations_that_mean_nothing_are_refused(make_config):
+    for reservoir, fields, message in (
+        ("ffn", {"reservoir_init": "orthogonl"}, "did you mean orthogonal"),
+        ("ffn", {"init": "xavier"}, "init='xavier': choose one of recipe"),
+        ("ffn", {"reservoir_gain": 0.0}, "reservoir_gain must be above 0"),
+        ("none", {"reservoir_trained": True}, "reservoir_trained=true with no reservoir"),
+    ):
+        with pytest.raises(UserError, match=message):
+            validate(make_config(reservoir, **fields).model)
+    model = make_config("ffn", reservoir_trained=True).model
+    model.backskip.estimator = "zero"
+    with pytest.raises(UserError, match=r"skips layers that .*reservoir_trained=true trains"):
+        validate(model)
+
+
+def test_runs_of_an_earlier_version_have_the_defaults(make_config):
+    """Their configurations lack fields, and call our reward by an earlier name."""
+    old = make_config("ffn").model
+    for name in ("reservoir_init", "reservoir_gain", "reservoir_trained", "init"):
+        del old[name]
+    old.backskip.reward = "norm"
+    filled = with_defaults(old)
+    validate(filled)
+    assert filled.reservoir_init == "orthogonal" and filled.backskip.reward == "own_rms"
+
+
+@pytest.mark.parametrize("kind", RESERVOIRS)
+def test_a_reservoir_can_have_a_hidden_size_of_its_own(make_config, kind: str):
+    """A bigru is projected up by it, and back to the width; trained layers keep theirs."""
+    model, frozen = built(make_config(kind, max_length=8, reservoir_hidden=40).model)
+    shapes = {name.partition("function/")[2]: value.shape for name, value in frozen.items()}
+    if kind == "bigru":
+        assert shapes["forward/inputs/reset/kernel"] == (16, 20)
+        assert shapes["backward/states/new/kernel"] == (20, 20)
+        assert shapes["out/kernel"] == (40, 16)
+    else:
+        assert shapes["up/kernel"] == (16, 40)
+    assert model.encoder.blocks[0].residuals[1].function.up.kernel.shape == (16, 24)
+    assert np.all(np.isfinite(model(SOURCE, TARGET)))
 
 
 # LayerDrop.

@@ -47,6 +47,8 @@ def test_a_users_mistakes_are_named(make_config):
         ({"decoder_placement": "LRL"}, "decoder_placement: the pattern LRL is for 3 layers"),
         ({"reservoir": "bigru", "decoder_reservoirs": 1}, "no decoder and no language model"),
         ({"reservoir": "bigru", "width": 15}, "the two directions"),
+        ({"reservoir": "bigru", "reservoir_hidden": 15}, "reservoir_hidden=15: the two directions"),
+        ({"reservoir_hidden": -1}, "reservoir_hidden must be at least 0"),
         ({"kernel": 0}, "kernel must be at least 1"),
         ({"layerdrop": 1.0}, "layerdrop"),
         ({"layerdrop": -0.1}, "layerdrop"),

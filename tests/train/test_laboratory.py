@@ -1,6 +1,7 @@
 """Experiments: a run that has ended is not opened again, one that was asked for otherwise is."""
 
 import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -8,7 +9,8 @@ import pytest
 from ml_collections import ConfigDict
 
 from common.errors import UserError
-from common.laboratory import Laboratory
+from common.laboratory import Laboratory, parse_sweep
+from common.train.task import Task
 from tests.train import toy
 
 
@@ -18,9 +20,9 @@ class Toys(Laboratory):
 
     opened: list[str] = field(default_factory=list)
 
-    def train(self, config: ConfigDict, workdir: Path) -> dict:
-        self.opened.append(workdir.name)
-        return toy.fit(config, toy.Toy(poison=config.seed - 100), workdir, self.mesh)
+    def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
+        self.opened.append("one")
+        return config, toy.Toy(poison=config.seed - 100)
 
 
 @pytest.fixture
@@ -77,3 +79,112 @@ def test_a_run_that_was_cut_off_is_gone_on_with(lab: Toys) -> None:
         lab.fit("one", toy.config(train__steps=20, seed=110))
     assert lab.fit("one", toy.config(train__steps=5, seed=110))[0]["steps"] >= 5
     assert lab.opened == ["one"] * 3
+
+
+def cases(**rates: float) -> dict:
+    """Cases that differ in a learning rate, by seed."""
+    return {
+        name: lambda seed, rate=rate: toy.config(seed=seed, optimizer__learning_rate=rate)
+        for name, rate in rates.items()
+    }
+
+
+def tuned(tmp_path: Path, seeds: int = 2, **options) -> Toys:
+    grid = {"optimizer.learning_rate": ("1e-5", "0.05")}
+    return Toys("tiny", seeds, [], tmp_path, toy.mesh(), sweep=grid, **options)
+
+
+def test_every_case_tries_the_grid_and_the_best_in_validation_is_used_for_all_seeds(tmp_path):
+    found = tuned(tmp_path).runs(cases(one=1.0, two=2.0))
+    for name in ("one", "two"):
+        names = [ran.name for ran in found[name]]
+        assert names == [f"{name}_seed{seed}_learning_rate=0.05" for seed in (1, 2)]
+        assert all(ran.summary["test"] for ran in found[name])
+    rows = (tmp_path / "sweep.csv").read_text().splitlines()
+    assert len(rows) == 1 + 2 * 2 and sum(row.endswith("chosen") for row in rows) == 2
+
+
+def test_what_is_tried_never_touches_the_test_split(tmp_path):
+    tasks: list[toy.Toy] = []
+
+    class Watched(Toys):
+        def prepare(self, config):
+            tasks.append(toy.Toy())
+            return config, tasks[-1]
+
+    grid = {"optimizer.learning_rate": ("1e-5", "0.05")}
+    lab = Watched("tiny", 1, [], tmp_path, toy.mesh(), sweep=grid)
+    lab.runs(cases(one=1.0))
+    assert [task.evaluated.count("test") for task in tasks] == [0, 0, 1]
+    assert "test" not in tasks[0].evaluated + tasks[1].evaluated
+    # The chosen one was trained once, and tested from its checkpoint.
+    assert tasks[2].starts == [] and tasks[2].evaluated == ["test"]
+    loser = tmp_path / "runs" / "one_seed1_learning_rate=1e-5" / "summary.json"
+    assert json.loads(loser.read_text())["test"] == {}
+
+
+def test_a_sweep_that_is_asked_for_again_trains_nothing(tmp_path):
+    first, again = tuned(tmp_path), tuned(tmp_path)
+    trained = first.runs(cases(one=1.0))
+    opened = len(first.opened)
+    found = again.runs(cases(one=1.0))
+    # The chosen point of seed 1 has been tested since it was tried: it is opened for its validation, not trained.
+    assert len(again.opened) < opened
+    for one, other in zip(trained["one"], found["one"], strict=True):
+        assert one.summary["curve"] == other.summary["curve"]
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (["optimizer.learning_rate"], "it is FIELD=VALUE,VALUE"),
+        (["=1,2"], "it is FIELD=VALUE,VALUE"),
+        (["seed=1,1"], "a value is there twice"),
+        (["seed=1", "seed=2"], "seed is there twice"),
+    ],
+)
+def test_sweeps_of_another_form_are_refused(given, complaint):
+    with pytest.raises(UserError, match=complaint):
+        parse_sweep(given)
+
+
+def test_a_sweep_over_an_unknown_field_names_the_nearest(tmp_path):
+    lab = Toys("tiny", 1, [], tmp_path, toy.mesh(), sweep={"optimizer.learning_rat": ("1",)})
+    with pytest.raises(UserError, match=r"unknown option --sweep optimizer.learning_rat"):
+        lab.runs(cases(one=1.0))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_runs_of_one_seed_take_turns(tmp_path):
+    lab = Toys("tiny", 2, [], tmp_path, toy.mesh(), turns=4)
+    found = lab.runs(cases(one=0.05, two=0.1))
+    sessions = {
+        (name, ran.summary["seed"]): tuple(ran.summary["timing"]["sessions"])
+        for name, some in found.items()
+        for ran in some
+    }
+    assert sessions["one", 1] == sessions["two", 1] != sessions["one", 2] == sessions["two", 2]
+    assert all(ran.summary["timing"]["kind"] == "turns" for some in found.values() for ran in some)
+
+
+def test_where_the_data_lie_makes_no_other_run(tmp_path):
+    lab = Toys("tiny", 1, [], tmp_path, toy.mesh())
+    places = [tmp_path / place / "words" for place in ("here", "there")]
+    for place in places:
+        place.mkdir(parents=True)
+    for place in places:
+        lab.fit("one", toy.config(data={"source": f"files:{place}"}))
+    assert lab.opened == ["one"]
+
+
+def test_a_kept_run_stands_for_itself_whenever_its_data_were_written(tmp_path):
+    """Of a run in results/ there is a summary and no checkpoint; data that are put beside it later change nothing."""
+    lab = Toys("tiny", 1, [], tmp_path, toy.mesh())
+    data = tmp_path / "words"
+    data.mkdir()
+    config = toy.config(data={"source": f"files:{data}"})
+    _, workdir = lab.fit("one", config)
+    shutil.rmtree(workdir / "checkpoints")
+    (data / "train.txt").write_text("new")
+    lab.fit("one", config)
+    assert lab.opened == ["one"]

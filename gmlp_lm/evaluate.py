@@ -1,0 +1,53 @@
+"""Bits per byte of a trained run on any text: python -m gmlp_lm.evaluate --workdir=RUN --text=FILE"""
+
+import math
+from pathlib import Path
+
+from common import program
+
+
+def main() -> None:
+    from common.config import parser_for, positive, require
+
+    parser = parser_for("gmlp_lm.evaluate")
+    parser.add_argument("--workdir", required=True, type=Path, metavar="RUN")
+    parser.add_argument(
+        "--text",
+        required=True,
+        type=Path,
+        metavar="FILE",
+        help="any bytes; .gz and .zip are unpacked",
+    )
+    parser.add_argument(
+        "--stride",
+        type=positive("--stride"),
+        help="bytes scored in each window; fewer have more context and take longer (default: the run's)",
+    )
+    options = parser.parse_args()
+
+    import jax
+    import numpy as np
+
+    from common.data.byte_text import read_bytes
+    from common.sharding import make_mesh
+    from common.tasks.language_modelling import words
+    from gmlp_lm.run import load, total_nats
+
+    text = np.frombuffer(read_bytes(options.text), np.uint8)
+    require(len(text) > 1, f"--text={options.text} has {len(text)} bytes; the first is not scored")
+    config, values = load(options.workdir, make_mesh({"data": 1}, jax.devices()[:1]))
+    stride, length = options.stride or config.eval.stride, config.model.length
+    require(
+        stride <= length, f"--stride={stride} leaves out bytes: the run's windows have {length}"
+    )
+    bits = total_nats(config, values, text, stride) / math.log(2)
+    print(f"{options.text}: {bits / (len(text) - 1):.4f} bits per byte of {len(text) - 1:,} bytes")
+    if count := words(text):
+        print(f"{bits / count:.4f} bits per word of {count:,} words, line ends among them")
+    print(
+        f"stride {stride} in windows of {length}: {length - stride + 1} to {length} bytes of context"
+    )
+
+
+if __name__ == "__main__":
+    program.run(main)

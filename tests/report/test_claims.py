@@ -1,0 +1,214 @@
+"""Claims of a paper as data: what is read, what the runs say, and what is refused."""
+
+import csv
+import sys
+from dataclasses import dataclass
+
+import pytest
+
+from common.errors import UserError
+from common.laboratory import Laboratory, Side
+from common.report import claims
+from common.report.claims import Claim, find, outcome, read, table
+from common.report.runs import Run
+from tests.report.helpers import made
+from tests.train import toy
+
+HEADER = "id,section,claim,metric,a,b,direction,printed,evidence"
+
+
+@pytest.fixture
+def paper(tmp_path, monkeypatch):
+    """A function that makes a package with these rows of claims; its name."""
+
+    def make(*rows: str, header: str = HEADER) -> str:
+        name = f"paper_{len(list(tmp_path.iterdir()))}"
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "__init__.py").write_text("")
+        (folder / "claims.csv").write_text("\n".join([header, *rows]) + "\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return name
+
+    return make
+
+
+RUNS = "c1,3.2 Table 1,Frozen layers cost nothing,best valid error,slow,fast,better,34.6,runs"
+
+
+def test_a_claim_has_two_sides_and_evidence(paper):
+    (claim,) = read(paper(RUNS))
+    assert (claim.a, claim.b, claim.kind, claim.source) == ("slow", "fast", "runs", "")
+    name = paper('c2,2,x,,,,better,,"refuted: tests/a.py::test_b"')
+    (claim,) = read(name)
+    assert (claim.kind, claim.source) == ("refuted", "tests/a.py::test_b")
+
+
+@pytest.mark.parametrize(
+    ("row", "complaint"),
+    [
+        ("c1,3,x,m,a,b,faster,,runs", "line 2: direction"),
+        ("c1,3,x,m,a,b,better,,hearsay", "line 2: evidence"),
+        ("c1,3,x,m,a,,better,,runs", "line 2: runs need a metric and two sides"),
+        ("c1,3,x,,,,better,,refuted", "line 2: refuted of what"),
+        ("c1,3,,m,a,b,better,,runs", "line 2: no claim, or no section"),
+        ("c1,3,x,m,a,b,better,runs", "line 2: 8 cells, not 9"),
+        (f"{RUNS}\n{RUNS}", "line 3: c1 is there twice"),
+    ],
+)
+def test_damaged_claims_name_their_line(row, complaint, paper):
+    with pytest.raises(UserError, match=complaint):
+        read(paper(row))
+
+
+def test_other_columns_are_refused(paper):
+    with pytest.raises(UserError, match="the columns must be id, section"):
+        read(paper(header="id,claim"))
+
+
+def runs(*values: float, **options) -> list[Run]:
+    return [made([value - 1, value], seed=s, **options) for s, value in enumerate(values, 1)]
+
+
+def claim(direction: str = "better", **fields) -> Claim:
+    values = {
+        **{"id": "c", "section": "3", "claim": "x", "metric": "best valid bleu"},
+        **{"a": "a", "b": "b", "direction": direction, "printed": "", "evidence": "runs"},
+    }
+    return Claim(**values | fields)
+
+
+GROUPS = {"a": runs(31.0, 31.1, 31.2), "b": runs(30.0, 30.1, 30.2), "one": runs(33.0)}
+
+
+@pytest.mark.parametrize(
+    ("direction", "sides", "expected"),
+    [
+        ("better", ("a", "b"), "holds"),
+        ("worse", ("a", "b"), "does not hold: better"),
+        ("better", ("b", "a"), "does not hold: worse"),
+        ("worse", ("b", "a"), "holds"),
+        ("equivalent", ("a", "b"), "does not hold: better"),
+        ("equivalent", ("a", "a"), "holds"),
+        ("better", ("a", "a"), "does not hold: equivalent within 0.5"),
+        ("better", ("one", "b"), "undecided (at least 2 more seeds)"),
+    ],
+)
+def test_a_claim_holds_where_the_rule_says_what_it_says(direction, sides, expected):
+    (found,) = find([claim(direction, a=sides[0], b=sides[1])], GROUPS, {})
+    assert outcome(found, {}) == expected
+
+
+def test_arithmetic_and_plans_speak_for_themselves():
+    cases = {
+        "confirmed: tests/x.py::test_y": "holds by arithmetic (tests/x.py::test_y)",
+        "refuted: tests/x.py::test_y": "refuted by arithmetic (tests/x.py::test_y)",
+        "plan: --config=configs/a.py": "not run: 12.5 chip-hours on v5e",
+        "plan: --config=configs/b.py": "not run: ask launch.plan for its cost",
+    }
+    for evidence, expected in cases.items():
+        (found,) = find([claim(evidence=evidence)], {}, {})
+        assert outcome(found, {"--config=configs/a.py": "12.5"}) == expected
+
+
+def test_sides_without_runs_say_why():
+    (found,) = find([claim(a="gone")], GROUPS, {"gone": "--data=wmt=DIR"})
+    assert outcome(found, {}) == "not run: --data=wmt=DIR"
+
+
+def test_claims_are_corrected_together():
+    close = {"a": runs(30.5, 31.1, 31.7), "b": runs(29.7, 30.1, 30.4)}
+    (alone,) = find([claim()], close, {})
+    assert alone.comparison.corrected is None
+    many = find([claim(id=str(i), a="a" if i == 0 else "b") for i in range(9)], close, {})
+    assert many[0].comparison.corrected[0] == pytest.approx(9 * alone.comparison.p_values[0])
+
+
+def test_an_unknown_metric_is_named_with_the_known_ones():
+    with pytest.raises(UserError, match=r"claim c: its runs have no metric rouge, but best valid"):
+        find([claim(metric="rouge")], GROUPS, {})
+
+
+def test_counted_resources_need_no_interval():
+    cheap, dear = runs(30.0), runs(31.0)
+    cheap[0].summary["params"]["trainable"], dear[0].summary["params"]["trainable"] = 5, 10
+    groups = {"a": cheap, "b": dear}
+    (found,) = find([claim(metric="parameters")], groups, {})
+    assert outcome(found, {}) == "holds"
+    row = table([found], {}, "tiny").rows[0]
+    assert row[7] == "-5.00" and row[8] == ""
+
+
+@dataclass(frozen=True)
+class Toys(Laboratory):
+    def prepare(self, config):
+        return config, toy.Toy()
+
+    def side(self, text: str) -> Side:
+        if text == "absent":
+            return Side("absent", lambda seed: toy.config(), "--data=DIR")
+        if text not in ("slow", "fast"):
+            raise UserError(f"there is no experiment {text}")
+        rate = {"slow": 0.001, "fast": 0.05}[text]
+        return Side(
+            text, lambda seed: toy.config(seed=seed, optimizer__learning_rate=rate, train__steps=5)
+        )
+
+
+def kept(lab: Laboratory) -> list[dict]:
+    with (lab.out / "claims.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_claims_train_their_sides_and_write_the_table(paper, tmp_path, capsys):
+    lab = Toys("tiny", 3, [], tmp_path / "out", toy.mesh())
+    absent = "c2,3,With data,best valid error,absent,fast,better,,runs"
+    lab.claims(paper(RUNS, absent))
+    first, second = kept(lab)
+    assert (first["scale"], first["seeds"], first["printed"]) == ("tiny", "3 and 3", "34.6")
+    assert first["verdict"].startswith(("does not hold: worse", "undecided"))
+    assert second["verdict"] == "not run: --data=DIR"
+    assert "corrected together by Holm" in capsys.readouterr().out.replace("\n", " ")
+
+
+def test_kept_claims_train_nothing(paper, tmp_path):
+    lab = Toys("tiny", 3, [], tmp_path / "out", toy.mesh())
+    name = paper(RUNS)
+    lab.claims(name, only_kept=True)
+    assert kept(lab)[0]["verdict"] == "not run: no runs are kept"
+    assert not (lab.out / "runs").exists()
+    lab.claims(name)
+    trained = kept(lab)
+    (lab.out / "claims.csv").unlink()
+    lab.claims(name, only_kept=True)
+    assert kept(lab) == trained
+
+
+def test_an_experiment_that_there_is_not_is_named(paper, tmp_path):
+    lab = Toys("tiny", 1, [], tmp_path / "out", toy.mesh())
+    with pytest.raises(UserError, match="there is no experiment nobody"):
+        lab.claims(paper("c,3,x,best valid error,nobody,fast,better,,runs"))
+    assert not lab.out.exists()
+
+
+def test_chip_hours_are_read_by_the_options_of_the_plan(paper, tmp_path):
+    name = paper(RUNS)
+    assert claims.chip_hours(name) == {}
+    (tmp_path / name / "claims_plans.csv").write_text(
+        "plan,chip_hours,binds\n--config=a,12.5,memory\n"
+    )
+    assert claims.chip_hours(name) == {"--config=a": "12.5"}
+
+
+def test_the_page_has_the_tables_of_all_papers_and_their_commands(tmp_path):
+    for paper, scale in (("b", "tiny"), ("a", "tiny"), ("a", "laptop")):
+        folder = tmp_path / "results" / paper / scale
+        folder.mkdir(parents=True)
+        (folder / "claims.md").write_text(f"| {paper} {scale} |\n")
+    text = claims.page(tmp_path / "results")
+    places = [text.index(f"| {name} |") for name in ("a laptop", "a tiny", "b tiny")]
+    assert places == sorted(places)
+    assert "python -m b.reproduce claims --scale=tiny --kept --out=results/b/tiny" in text
+    with pytest.raises(UserError, match="has no claims"):
+        claims.page(tmp_path / "elsewhere")

@@ -1,0 +1,189 @@
+"""Several runs in one process that take turns: the same results, and seconds that can be compared."""
+
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from common.errors import UserError
+from common.train.conditions import Conditions
+from common.train.loop import Job, fit, fit_in_turns
+from common.train.preemption import Preempted, Signals
+from tests.train import toy
+
+
+def job(folder: Path, name: str, task: toy.Toy | None = None, **fields: object) -> Job:
+    return Job(toy.config(**fields), task or toy.Toy(), folder / name)
+
+
+def checksum(workdir: Path) -> int:
+    latest = max((workdir / "checkpoints" / "latest").iterdir(), key=lambda path: int(path.name))
+    return json.loads((latest / "meta" / "metadata").read_text())["checksum"]
+
+
+def values(summary: dict) -> list[tuple]:
+    return [(p["step"], p["value"]) for p in summary["curve"]["points"]]
+
+
+@pytest.mark.parametrize("turn", [1, 3, 50])
+def test_turns_change_no_result(tmp_path, turn):
+    """Of runs that are unlike, and of unlike lengths."""
+    kinds = {"one": {"seed": 1}, "two": {"seed": 2, "train__steps": 13}, "three": {"seed": 3}}
+    alone = {
+        name: fit(*job(tmp_path / "alone", name, **fields), toy.mesh())
+        for name, fields in kinds.items()
+    }
+    jobs = [job(tmp_path / "turns", name, **fields) for name, fields in kinds.items()]
+    for name, summary in zip(kinds, fit_in_turns(jobs, toy.mesh(), turn), strict=True):
+        assert values(summary) == values(alone[name]) and summary["test"] == alone[name]["test"]
+        assert checksum(tmp_path / "turns" / name) == checksum(tmp_path / "alone" / name)
+        assert summary["timing"]["kind"] == "turns"
+
+
+class Noted(toy.Toy):
+    """Notes whose step it was; and sends a signal with the batch of one."""
+
+    def __init__(self, name: str, order: list[str], stop_at: int = 0, **options):
+        super().__init__(**options)
+        self.name, self.order, self.stop_at = name, order, stop_at
+
+    def evaluate(self, values, split):
+        self.order.append(self.name)
+        if self.stop_at and self.order.count(self.name) == self.stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().evaluate(values, split)
+
+
+def test_the_order_of_runs_is_reversed_from_round_to_round(tmp_path):
+    order: list[str] = []
+    jobs = [job(tmp_path, name, Noted(name, order), eval__test=False) for name in "abc"]
+    fit_in_turns(jobs, toy.mesh(), 5)
+    assert "".join(order) == "abc" + "cba" + "abc" + "cba"
+
+
+def test_a_signal_saves_all_runs_and_the_same_call_resumes_them(tmp_path):
+    order: list[str] = []
+    jobs = [
+        job(tmp_path, "a"),
+        job(tmp_path, "b", Noted("b", order, stop_at=2)),
+        job(tmp_path, "c"),
+    ]
+    with pytest.raises(Preempted):
+        fit_in_turns(jobs, toy.mesh(), 4)
+    jobs = [job(tmp_path, name) for name in "abc"]
+    resumed = fit_in_turns(jobs, toy.mesh(), 4)
+    whole = fit(*job(tmp_path / "alone", "a"), toy.mesh())
+    assert [values(summary) for summary in resumed] == [values(whole)] * 3
+    assert all(len(summary["timing"]["sessions"]) == 2 for summary in resumed)
+    assert len({tuple(summary["timing"]["sessions"]) for summary in resumed}) == 1
+
+
+def test_a_run_that_fails_leaves_the_others_saved(tmp_path):
+    jobs = [job(tmp_path, "a"), job(tmp_path, "b", toy.Toy(poison=7)), job(tmp_path, "c")]
+    with pytest.raises(UserError, match="the loss is nan"):
+        fit_in_turns(jobs, toy.mesh(), 3)
+    for name in "ac":
+        steps = [int(path.name) for path in (tmp_path / name / "checkpoints" / "latest").iterdir()]
+        assert max(steps) >= 6
+
+
+def test_turns_of_a_run_that_has_ended_train_only_the_others(tmp_path):
+    first = fit(*job(tmp_path, "a"), toy.mesh())
+    jobs = [job(tmp_path, "a"), job(tmp_path, "b", seed=2)]
+    again, other = fit_in_turns(jobs, toy.mesh(), 3)
+    assert values(again) == values(first) and again["timing"] == first["timing"]
+    assert other["timing"]["kind"] == "turns"
+
+
+def test_a_run_that_is_resumed_alone_is_marked_as_paused(tmp_path):
+    fit(*job(tmp_path, "a", train__steps=10), toy.mesh())
+    assert fit(*job(tmp_path, "a"), toy.mesh())["timing"]["kind"] == "paused"
+
+
+def test_a_process_that_was_stopped_and_continued_is_marked():
+    with Signals() as signals:
+        assert not signals.continued
+        os.kill(os.getpid(), signal.SIGCONT)
+        assert signals.continued
+    conditions = Conditions()
+    conditions.begin([], "turns x")
+    conditions.stopped = True
+    assert conditions.describe()["kind"] == "paused"
+
+
+def _spin(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def test_processor_time_of_other_processes_is_seen():
+    conditions = Conditions()
+    conditions.begin([], "alone")
+    _spin(0.3)
+    own = conditions.others()
+    process = multiprocessing.get_context("spawn").Process(target=_spin, args=(1.5,))
+    process.start()
+    process.join()
+    conditions.begin([], "alone")
+    helper = _load("while True: pass")
+    with helper:
+        time.sleep(1.0)
+        seen = conditions.others()
+    assert seen > 0.5 / (os.cpu_count() or 1) and seen > own / 2
+    assert conditions.describe()["kind"] == "shared"
+
+
+@contextmanager
+def _load(code: str) -> Iterator[None]:
+    """Processes, one for each processor, that run this Python code meanwhile."""
+    import subprocess
+
+    started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(os.cpu_count() or 1)]
+    try:
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+HALF = "import time\nwhile True:\n t = time.monotonic() % 8\n if t > 4: time.sleep(8 - t)\n"
+"""Works four seconds and rests four."""
+
+
+class Heavy(toy.Toy):
+    """Steps of some milliseconds, so that their time is that of the processor."""
+
+    def loss(self, model, batch, key):
+        import jax
+        import jax.numpy as jnp
+
+        error, weight = super().loss(model, batch, key)
+        square = jnp.full((256, 256), batch["x"].mean())
+        busy = jax.lax.fori_loop(0, 20, lambda _, x: jnp.tanh(x @ x), square)
+        return error + 0.0 * busy.sum(), weight
+
+
+@pytest.mark.slow
+def test_seconds_of_equal_runs_agree_within_3_percent_in_turns_and_not_without(tmp_path):
+    def seconds(folder: Path, turn: int) -> list[float]:
+        jobs = [
+            job(folder, name, Heavy(), train__steps=1500, train__log_steps=1000, eval__steps=750)
+            for name in "abc"
+        ]
+        return [summary["train_seconds"] for summary in fit_in_turns(jobs, toy.mesh(), turn)]
+
+    def spread(found: list[float]) -> float:
+        return max(found) / min(found) - 1
+
+    with _load(HALF):
+        assert spread(seconds(tmp_path / "turns", 5)) < 0.03
+        assert spread(seconds(tmp_path / "without", 0)) > 0.03
