@@ -117,7 +117,9 @@ def found() -> tuple[dict[str, list[bool]], set[Mutant]]:
 def listed() -> set[Mutant]:
     """The survivors that are known, each of which has a reason."""
     entries = tomllib.loads(LISTED.read_text())["mutant"]
-    return {Mutant(e["function"], e["old"], e["new"]) for e in entries if e["reason"]}
+    return {
+        Mutant(e["function"], e["old"], new) for e in entries if e["reason"] for new in e["new"]
+    }
 
 
 def main() -> int:
