@@ -152,7 +152,7 @@ class Comparison:
             return float(distance == 0), float(distance >= self.margin)
         different = 2 * stats.t.sf(distance / error, freedom)
         beyond = 2 * stats.t.sf((self.margin - distance) / error, freedom)
-        return float(different), float(min(beyond, 1.0)) if self.margin else 1.0
+        return float(different), float(min(beyond, 1.0))
 
     @property
     def decidable(self) -> bool:

@@ -107,6 +107,8 @@ def test_the_file_keeps_metrics_examples_and_texts(make, tmp_path):
     found = load(tmp_path / "predictions.npz")
     assert type(found) is type(made) and found.examples == made.examples
     assert found.metrics() == pytest.approx(made.metrics(), rel=1e-6)
+    texts = [name for name in ("names", "hypotheses", "references") if hasattr(made, name)]
+    assert all(getattr(found, name) == getattr(made, name) for name in texts)
     assert found.describe(1) == made.describe(1)
     np.testing.assert_array_equal(found.costs_M, made.costs_M)
     assert [path.name for path in tmp_path.iterdir()] == ["predictions.npz"]
@@ -136,11 +138,23 @@ def test_costs_rank_examples_from_right_to_wrong():
 
 @pytest.mark.parametrize(
     ("content", "fault"),
-    [(b"", "damaged"), (b"PK\x03\x04nothing", "damaged"), (None, "cannot read")],
+    [
+        (b"", "damaged"),
+        (b"PK\x03\x04nothing", "damaged"),
+        (None, "^cannot read .*: No such file or directory$"),
+    ],
 )
 def test_damaged_files_are_one_line(content, fault, tmp_path):
     path = tmp_path / "predictions.npz"
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError, match=fault):
+        load(path)
+
+
+def test_files_with_pickles_are_refused(tmp_path):
+    """They could run anything."""
+    path = tmp_path / "predictions.npz"
+    np.savez(path, record=np.array([{"kind": "losses"}], object))
+    with pytest.raises(UserError, match="is damaged: Object arrays cannot be loaded"):
         load(path)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -11,7 +12,15 @@ from benchmarks.interval_coverage import BETTER, QUALITY, Truth, measure
 from common.errors import UserError
 from common.metrics.predictions import Classes, Losses
 from common.report.runs import Run
-from common.report.verdict import Comparison, Sample, check_margins, compare, correct, resample
+from common.report.verdict import (
+    CONFIDENCE,
+    Comparison,
+    Sample,
+    check_margins,
+    compare,
+    correct,
+    resample,
+)
 from tests.report.helpers import made
 
 
@@ -23,8 +32,9 @@ def comparison(a, b, margin=0.0, mode="max", shared=0.0, **options) -> Compariso
 A, B = (31.0, 31.5, 31.2, 31.4), (30.1, 30.4, 30.0, 30.2)
 
 
-def test_interval_of_seeds_alone_is_welchs():
-    found, expected = comparison(A, B), stats.ttest_ind(A, B, equal_var=False)
+@pytest.mark.parametrize(("a", "b"), [(A, B), (A, B[:3]), (A[:2], B[:2])])
+def test_interval_of_seeds_alone_is_welchs(a, b):
+    found, expected = comparison(a, b), stats.ttest_ind(a, b, equal_var=False)
     low, high = expected.confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((low, high))
     assert found.p_values[0] == pytest.approx(expected.pvalue)
@@ -39,6 +49,19 @@ def test_words_follow_direction_margin_and_interval():
     assert comparison(A, B, margin=2.0).word == "equivalent", "a difference that does not matter"
     assert comparison(A, B, margin=1.2).word == "better", "the interval reaches beyond the margin"
     assert comparison((30.0, 33.0, 27.0), B).word == "undecided"
+
+
+def test_corrected_p_values_decide_below_five_percent_only():
+    """They stand in for those of the comparison itself, which here are far below."""
+    found, limit = comparison(A, B, margin=0.5), 1 - CONFIDENCE
+    for corrected, word in (
+        ((limit, 1.0), "undecided"),
+        ((limit * 0.99, 1.0), "better"),
+        ((limit, limit), "undecided"),
+        ((1.0, limit * 0.99), "equivalent"),
+        ((0.0, limit * 0.99), "equivalent"),
+    ):
+        assert dataclasses.replace(found, corrected=corrected).word == word
 
 
 def test_equivalence_begins_where_the_interval_lies_within_the_margin():
@@ -84,9 +107,12 @@ def test_groups_without_any_noise_are_compared_by_their_values(a, margin, word, 
 
 
 def test_a_single_seed_has_no_interval():
-    found = comparison(A[:1], B, margin=0.5)
-    assert math.isnan(found.half_width) and math.isnan(found.low)
-    assert math.isnan(found.p_values[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = comparison(A[:1], B, margin=0.5)
+        assert math.isnan(found.half_width) and math.isnan(found.low)
+        assert math.isnan(found.p_values[0])
+    assert Sample((1.0, 3.0)).seed_variance == 2
     assert Sample((1.0,)).idiosyncratic_variance == 0
     assert Sample((1.0,), seedless=True).seed_variance == 0
 
