@@ -202,7 +202,7 @@ class Comparison:
             return f"undecided (at least {_more(more)})"
         if more is None:
             return f"undecided (not with {MOST_SEEDS} seeds either)"
-        return f"undecided (about {_more(more)})" if more else "undecided"
+        return f"undecided (about {_more(more)})"
 
 
 def _more(seeds: int) -> str:

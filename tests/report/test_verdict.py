@@ -163,6 +163,37 @@ def test_more_seeds_are_those_after_which_the_same_spread_decides():
     assert str(found) == f"undecided (about {more} more seeds)"
 
 
+def half_width(seeds: int) -> float:
+    """Of the interval between two groups of so many seeds with a variance of 1."""
+    return float(stats.t.ppf(0.975, 2 * seeds - 2) * math.sqrt(2 / seeds))
+
+
+@pytest.mark.parametrize("needed", [4, 99, 100, 101])
+def test_more_seeds_are_counted_up_to_a_hundred_in_a_group(needed):
+    """A difference that `needed` seeds decide, and one fewer would not."""
+    difference = (half_width(needed) + half_width(needed - 1)) / 2
+    values = (30.0, 31.0, 32.0)
+    found = comparison(tuple(x + difference for x in values), values)
+    if needed <= 100:
+        assert found.more_seeds == needed - 3
+        assert str(found) == f"undecided (about {needed - 3} more seed{'s' * (needed > 4)})"
+    else:
+        assert found.more_seeds is None
+
+
+def test_more_seeds_decide_as_soon_as_the_interval_lies_within_the_margin_or_excludes_zero():
+    values = (30.0, 31.0, 32.0)
+    for difference, margin, width in ((0.3, 0.5, 0.3), (0.1, 0.5, 0.4)):
+        found = comparison(tuple(x + difference for x in values), values, margin=margin)
+        seeds = 3 + found.more_seeds
+        assert half_width(seeds) < width <= half_width(seeds - 1)
+
+
+def test_equal_values_without_noise_are_never_decided():
+    found = comparison((30.0,), (30.0,), seedless=True)
+    assert str(found) == "undecided (not with 100 seeds either)"
+
+
 def test_more_seeds_may_also_decide_for_equivalence():
     a, b = (30.0, 30.5, 31.0), (30.1, 30.5, 30.9)
     found = comparison(a, b, margin=0.5)
@@ -213,6 +244,27 @@ def test_holm_takes_back_what_one_of_many_comparisons_shows_by_chance():
     assert correct([alone, comparison(A[:1], B)])[0].word == "better", (
         "what cannot be decided does not count"
     )
+
+
+def test_holm_corrects_each_comparison_that_can_be_decided():
+    """The smallest of two p-values is doubled, the other one stays; what cannot be decided stays as it is."""
+    strong, weak = comparison(A, B, margin=0.5), comparison((30.2, 30.5, 30.8), (29.4, 29.9, 30.2))
+    first, second, third = correct([strong, comparison(A[:1], B), weak])
+    assert second.corrected is None
+    assert strong.p_values[0] < weak.p_values[0] < 0.5
+    assert first.corrected == pytest.approx((2 * strong.p_values[0], 1.0))
+    assert third.corrected == pytest.approx((weak.p_values[0], 1.0))
+    assert [type(p) for p in first.corrected] == [float, float]
+    assert correct([strong])[0].corrected is None
+
+
+def test_only_what_was_decided_alone_is_undecided_after_correction():
+    apart = comparison((30.2, 30.5, 30.8), (29.3, 29.6, 29.9))
+    close = comparison((30.2, 30.5, 30.8), (30.1, 30.4, 30.7))
+    assert apart.word == "better" and close.word == "undecided"
+    undecided = [dataclasses.replace(one, corrected=(1.0, 1.0)) for one in (apart, close)]
+    assert str(undecided[0]) == "undecided (after correction)"
+    assert str(undecided[1]) == str(close) != "undecided (after correction)"
 
 
 def predicted(rights: np.ndarray, examples: str = "test", **options) -> Run:
@@ -271,21 +323,25 @@ def test_without_predictions_test_metrics_are_left_out():
 
 
 def test_validation_values_and_areas_are_compared_to_the_end_of_the_shortest_curve():
-    a = [made([10, 20, 30], seed=s, seconds=2.0) for s in (1, 2, 3)]
-    b = [made([10, 30], seed=s, metric="bleu") for s in (1, 2, 3)]
+    """Here at step 30, after 1.5 seconds and 3 seconds of the groups: areas over 1.5."""
+    a = [made([10, 20, 30], seed=s, seconds=0.5) for s in (1, 2, 3)]
+    b = [made([10, 30, 20, 40], seed=s) for s in (1, 2, 3)]
     best, steps, seconds = compare(a, b, {"bleu": 0.25}, ("step", "seconds"))
     assert (best.metric, best.mode) == ("best valid bleu", "max")
-    assert best.a.values == (30.0,) * 3 and best.b.values == (30.0,) * 3
-    # 5 up to step 10, then 15 and 20 on average, over 20 steps.
+    assert best.a.values == (30.0,) * 3 and best.b.values == (40.0,) * 3
     assert steps.metric == "mean bleu over step"
-    assert steps.a.values == pytest.approx((10.0,) * 3)
-    assert steps.b.values == pytest.approx((12.5,) * 3)
-    # Up to second 2: (2 * 5) / 2 and (1 * 5 + 1 * 20) / 2.
+    assert steps.a.values == pytest.approx(((5 + 15 + 25) / 3,) * 3)
+    assert steps.b.values == pytest.approx(((5 + 20 + 30) / 3,) * 3)
     assert seconds.metric == "mean bleu over seconds"
-    assert seconds.a.values == pytest.approx((5.0,) * 3)
-    assert seconds.b.values == pytest.approx((12.5,) * 3)
+    assert seconds.a.values == pytest.approx(((5 + 15 + 25) / 3,) * 3)
+    assert seconds.b.values == pytest.approx(((5 + (10 + 20) / 2 / 2) / 1.5,) * 3)
     for found in (best, steps, seconds):
         assert (found.margin, found.example_variance, found.noise) == (0.25, 0.0, "seeds")
+        assert found.mode == "max"
+    short = [made([10, 20], seed=s, seconds=0.25) for s in (1, 2, 3)]
+    assert [one.metric for one in compare(short, short, axes=("seconds",))] == [
+        *("best valid bleu", "mean bleu over seconds")
+    ]
     assert compare(a, b)[0].margin == 0.5, "the default"
     assert compare(a, b, {})[0].margin == 0
 
@@ -306,26 +362,46 @@ def test_an_axis_without_extent_is_left_out():
     assert metrics == ["best valid bleu", "mean bleu over step"]
 
 
+def kept(predictions, **options) -> Run:
+    """A run that has these predictions."""
+    run = made([3.0, 2.0], **options)
+    methods = {"predictions": lambda self: predictions}
+    return type("Kept", (Run,), methods)(run.name, run.summary, run.curve)
+
+
 def test_metrics_that_not_all_runs_have_are_left_out():
-    """Accuracy of masked tokens, which older predictions lack."""
+    """Accuracy, which older predictions lack."""
+    ones_M = np.ones(4)
+    hits, none = (Losses("w", ones_M, ones_M, x, ones_M, "byte") for x in (ones_M, np.zeros(0)))
+    a, b = ([kept(x, metric="loss", mode="min", seed=s) for s in (1, 2)] for x in (hits, none))
+    words = ["bits_per_byte", "nats_per_byte", "perplexity_per_word"]
+    assert [one.metric for one in compare(a, a)][:4] == [*words[:2], "accuracy", words[2]]
+    for groups in ((a, b), (b, a), (b, b)):
+        found = compare(*groups)
+        assert [one.metric for one in found][:4] == [*words, "best valid loss"]
+        assert [one.mode for one in found][:4] == ["min"] * 4
+        assert [one.margin for one in found][:4] == [0.01, 0.0, 0.0, 0.01]
 
-    def losses(hits: np.ndarray, seed: int) -> Run:
-        ones_M = np.ones(4)
-        kept = Losses("w", ones_M, ones_M, hits, np.zeros(0), "token")
-        run = made([3.0, 2.0], metric="loss", mode="min", seed=seed)
-        return type("Kept", (Run,), {"predictions": lambda self: kept})(
-            run.name, run.summary, run.curve
-        )
 
-    with_hits = [losses(np.ones(4), seed) for seed in (1, 2)]
-    without = [losses(np.zeros(0), 3)]
-    assert [one.metric for one in compare(with_hits, with_hits)][:3] == [
-        *("perplexity", "loss", "accuracy")
-    ]
-    found = compare(with_hits, without)
-    assert [one.metric for one in found][:2] == ["perplexity", "loss"]
-    assert "accuracy" not in [one.metric for one in found]
-    assert (found[1].mode, found[1].margin, found[0].margin) == ("min", 0.01, 0.0)
+def test_predictions_of_another_kind_are_not_compared():
+    losses = Losses("test", np.ones(10), np.ones(10), np.zeros(0), np.zeros(0), "token")
+    classes = predicted(np.ones(10, bool), seed=2)
+    for pair in (([kept(losses)], [classes]), ([classes], [kept(losses)])):
+        with pytest.raises(UserError, match="were tested on different examples"):
+            compare(*pair)
+
+
+def test_variance_of_test_examples_is_what_runs_share():
+    """On half of the examples A is right with a chance of 90 %, B of 50 %; on the other half the reverse.
+
+    So the difference of an example varies by 0.4 ** 2, whatever single runs get wrong.
+    """
+    generator, count = np.random.default_rng(2), 2000
+    first_M = np.arange(count) < count // 2
+    chances = np.where(first_M, 0.9, 0.5), np.where(first_M, 0.5, 0.9)
+    a, b = ([predicted(generator.random(count) < p, seed=s) for s in (1, 2, 3)] for p in chances)
+    found = next(one for one in compare(a, b) if one.metric == "accuracy")
+    assert found.example_variance == pytest.approx(100**2 * 0.4**2 / count, rel=0.2)
 
 
 def test_seedless_runs_have_the_noise_of_test_examples_alone():
