@@ -31,12 +31,14 @@ def base(paper: str) -> ConfigDict:
                 "steps": 1000,
                 "seconds": 600.0,
                 "keep": 2,
+                # More than 1: so many of the best by validation, whose mean is tested too.
+                "keep_best": 1,
                 # Every so many steps the values, without the optimizer's, are kept for good; 0 for never.
                 "snapshots": 0,
                 "store_frozen": False,
             },
             "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
-            "wandb": {"mode": "offline", "project": "train-less", "name": ""},
+            "wandb": {"mode": "offline", "project": "train-less", "name": "", "group": ""},
         }
     )
 

@@ -86,7 +86,7 @@ def wmt(reservoir: str) -> ConfigDict:
     config.model.reservoirs = 4
     config.train.steps = 300_000
     config.eval.steps, config.eval.tokens_per_batch = 2500, 16384
-    config.checkpoint.steps = 2500
+    config.checkpoint.steps, config.checkpoint.keep_best = 2500, 5
     return config
 
 

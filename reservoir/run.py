@@ -133,6 +133,12 @@ def parser(program: str) -> argparse.ArgumentParser:
         metavar="N",
         help="the mean of the newest N snapshots (default: the best checkpoint)",
     )
+    options.add_argument(
+        "--average_best",
+        type=positive("--average_best"),
+        metavar="N",
+        help="the mean of the N best checkpoints, of a run that keeps several (--config.checkpoint.keep_best)",
+    )
     return options
 
 
@@ -161,11 +167,15 @@ def _newest(workdir: Path, count: int) -> list[int]:
 
 
 def load(options: argparse.Namespace) -> TrainedRun:
-    """The best checkpoint of a run or the mean of snapshots, with the options of the command line in place of its own.
+    """The best checkpoint of a run or a mean of several, with the options of the command line in place of its own.
 
     Raises:
       UserError: there is no run, it is no translator, or it has no checkpoint.
     """
+    require(
+        not (options.average and options.average_best),
+        "--average is of snapshots and --average_best of the best checkpoints: give one of them",
+    )
     config = read_run(options.workdir, "translation")
     with complete(options.workdir / CONFIG):
         config.model = model.with_defaults(config.model)
@@ -187,6 +197,7 @@ def load(options: argparse.Namespace) -> TrainedRun:
         lambda rngs: translator(config.model, *sizes, rngs=rngs),
         mesh,
         snapshots=_newest(options.workdir, options.average) if options.average else (),
+        best=options.average_best or 0,
     )
     return TrainedRun(
         config, mesh, values, Translator(config, tokenizers, mesh, search, options.max_tokens)

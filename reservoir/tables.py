@@ -1,5 +1,6 @@
 """Tables 1 to 3 and 5 to 7, measured beside printed, and the controls of Table 1."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 from common.report.comparison import aucc_rows, time_rows
@@ -33,7 +34,8 @@ def controls(lab: Laboratory) -> None:
 
 
 def _convergence(lab: Laboratory, name: str, unit: str) -> None:
-    """Best score, time until it and its ratio to the plain model of the same depth, parameters, time of an epoch.
+    """Best validation score, time until it and its ratio to the plain model of the same depth, parameters, time of an
+    epoch; and the test, which the paper's tables lack.
 
     A ratio of seconds is made of runs that took turns, and of no others.
     """
@@ -47,12 +49,18 @@ def _convergence(lab: Laboratory, name: str, unit: str) -> None:
         reference = plain.get(case.layers)
         ratio = None if not reference or not timed else f"{_mean(hours[case]) / reference:.2f}"
         measured = (spread(_best(group), 2), spread(hours[case], 4), ratio, _parameters(group))
-        rows.append(
-            _row(case, f"measured, timed {group.timed}", *measured, spread(_epoch(group, unit), 3))
-        )
+        last = spread(_epoch(group, unit), 3), spread(_test(group), 2)
+        rows.append(_row(case, f"measured, timed {group.timed}", *measured, *last))
         if cells := paper.get((case.model, str(case.layers))):
-            rows.append(_row(case, "printed", *cells))
-    columns = ("best BLEU", "hours to best", "ratio", "trained (all)", f"epoch ({unit})")
+            rows.append(_row(case, "printed", *cells, None))
+    columns = (
+        "best BLEU",
+        "hours to best",
+        "ratio",
+        "trained (all)",
+        f"epoch ({unit})",
+        "test BLEU",
+    )
     lab.write(name, (*_COLUMNS, *columns), rows)
 
 
@@ -112,6 +120,13 @@ def _partial(lab: Laboratory, name: str, percent: int) -> None:
 
 def _best(group: Group) -> list[float]:
     return [run.curve.best.value for run in group.runs]
+
+
+def _test(group: Group) -> list[float]:
+    """Test BLEU of the best checkpoint, or of the mean of the best where runs keep several, as on WMT; NaN for runs
+    that were not tested."""
+    tests = (run.summary.get("test_mean_of_best", run.summary["test"]) for run in group.runs)
+    return [test.get("bleu", math.nan) for test in tests]
 
 
 def _hours_to(group: Group, percent: str) -> list[float]:

@@ -120,14 +120,20 @@ def load_local(*paths: str | Path) -> list[Run]:
     """Runs from this machine.
 
     Args:
-      paths: each the folder of a run, a folder of such folders (of which those that have ended are taken), or
-        the file of a summary.
+      paths: each the folder of a run, a folder of such folders (of which those that have ended are taken, but not
+        those of a sweep that were never tested), or the file of a summary.
 
     Raises:
       UserError: there is no run, it has not ended, or its summary is damaged.
     """
     files = [file for path in map(Path, paths) for file in _files(path)]
-    return [run_of(_read(file), _name(file), file, _folder(file)) for file in files]
+    runs = [run_of(_read(file), _name(file), file, _folder(file)) for file in files]
+    tested = [run for run in runs if run.summary["test"]]
+    if len(tested) < len(runs):
+        left = ", ".join(run.name for run in runs if not run.summary["test"])
+        print(f"left out, since they were never tested: {left}", file=sys.stderr)
+    require(bool(tested), f"{' '.join(map(str, paths))}: no run was tested")
+    return tested
 
 
 def load_group(argument: str) -> list[Run]:
@@ -199,16 +205,32 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
             raise ConnectionError("no API key (`wandb login` stores one)")
         api = wandb.Api(timeout=_WANDB_TIMEOUT)
         # lazy would fetch every summary in a request of its own.
-        found = [(r.name, r.summary_metrics) for r in api.runs(project, filters, lazy=False)]
+        found = [(r.name, r.summary_metrics, r) for r in api.runs(project, filters, lazy=False)]
     except ValueError as error:  # how wandb says that it does not know a project
         raise UserError(f"wandb: {error}: is {project} its name, and is it yours?") from error
     except Exception as error:  # wandb documents no list of what it raises.
         raise UserError(f"wandb: cannot read {project}: {error}") from error
-    ended = [(name, summary) for name, summary in found if "curve" in summary]
+    ended = [run for run in found if "curve" in run[1]]
     require(
         bool(ended), f"wandb: none of the {len(found)} runs of {project} that match has a summary"
     )
     if len(ended) < len(found):
-        left = ", ".join(name for name, summary in found if "curve" not in summary)
+        left = ", ".join(name for name, summary, _ in found if "curve" not in summary)
         print(f"wandb: left out, since they have no summary yet: {left}", file=sys.stderr)
-    return [run_of(summary, name, f"wandb run {project}/{name}") for name, summary in ended]
+    return [
+        run_of(summary, name, f"wandb run {project}/{name}", _download(remote, project))
+        for name, summary, remote in ended
+    ]
+
+
+def _download(remote: Any, project: str) -> Path | None:
+    """The folder that the predictions of a wandb run are kept in on this machine; None where it has none."""
+    folder = Path(".cache") / "wandb" / project / remote.id
+    if not (folder / PREDICTIONS).exists():
+        try:
+            remote.file(PREDICTIONS).download(root=str(folder), exist_ok=True)
+        except (
+            Exception
+        ):  # of a run of an earlier commit; wandb documents no list of what it raises
+            return None
+    return folder

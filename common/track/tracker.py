@@ -41,6 +41,7 @@ class Tracker:
         wandb_mode: str = "offline",
         project: str = "train-less",
         name: str | None = None,
+        group: str | None = None,
         resume_step: int | None = None,
         enabled: bool = True,
     ) -> None:
@@ -52,6 +53,7 @@ class Tracker:
           wandb_mode: "offline", "online" (falls back to offline), or "disabled".
           project: wandb project.
           name: wandb name of the run; None takes the folder's.
+          group: wandb group, such as the name of what differs in nothing but its seed.
           resume_step: the step of the checkpoint that the run goes on from: later lines are
             dropped and the same wandb run is continued. None begins anew, with an empty file.
           enabled: False (every process but the first) makes all methods do nothing.
@@ -82,6 +84,7 @@ class Tracker:
                 config=dict(config),
                 project=project,
                 name=name or self._workdir.resolve().name,
+                group=group,
                 id=identity,
                 resume="allow",
             )
@@ -120,6 +123,10 @@ class Tracker:
             run.log({name: wandb.Image(os.fspath(path))}, step=self._step)
 
         self._wandb(show)
+
+    def file(self, path: Path) -> None:
+        """Uploads a file of the workdir to wandb."""
+        self._wandb(lambda run: run.save(str(path), base_path=str(path.parent), policy="now"))
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Writes `summary.json`, in place of an earlier one, and the summary in wandb."""

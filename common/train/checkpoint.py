@@ -38,6 +38,10 @@ SNAPSHOTS = "snapshots"
 """The folder of those that are kept for good: values alone, without the optimizer's."""
 
 
+TOP = "top"
+"""The folder of the best ones, where a run keeps several: values alone."""
+
+
 class Damaged(Exception):
     """A checkpoint whose content is not what was written."""
 
@@ -65,8 +69,9 @@ def unless_failing(barrier: Callable[..., None]) -> Callable[..., None]:
 class Checkpoints:
     """The checkpoints below a workdir. All processes call all methods."""
 
-    def __init__(self, workdir: Path, keep: int = 2):
+    def __init__(self, workdir: Path, keep: int = 2, keep_best: int | None = None):
         self._directory = workdir.absolute() / "checkpoints"
+        self._keep_best = keep_best
         # Orbax reports what it can mend itself through absl; what cannot be mended is said here, in one line.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._latest = self._manager("latest", keep)
@@ -74,13 +79,21 @@ class Checkpoints:
         self._best = self._manager("best", 2)
 
     @cached_property
+    def _top(self) -> ocp.CheckpointManager:
+        """Of the runs that keep several of their best, by the score that each was saved with."""
+        return self._manager(TOP, self._keep_best, best_fn=lambda metrics: metrics["score"])
+
+    @cached_property
     def _snapshots(self) -> ocp.CheckpointManager:
         """Of the few runs that have some."""
         return self._manager(SNAPSHOTS, None)
 
-    def _manager(self, name: str, keep: int | None) -> ocp.CheckpointManager:
+    def _manager(
+        self, name: str, keep: int | None, best_fn: Callable[[dict], float] | None = None
+    ) -> ocp.CheckpointManager:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep,
+            best_fn=best_fn,
             enable_async_checkpointing=True,
             async_options=ocp.AsyncOptions(
                 barrier_sync_fn=unless_failing(ocp.multihost.get_barrier_sync_fn())
@@ -104,18 +117,39 @@ class Checkpoints:
     def save_best(self, step: int, state: Any, meta: dict) -> None:
         self._save(self._best, step, state, meta)
 
+    def save_top(self, step: int, state: Any, meta: dict, score: float) -> None:
+        """Saves one if it is among the `keep_best` best by their scores, in place of the last; more is better."""
+        kept = self.top()
+        if len(kept) < self._keep_best or score > self._score(kept[-1]):
+            self._save(self._top, step, state, meta, {"score": score})
+
+    def top(self) -> list[int]:
+        """The steps that `save_top` keeps, the best first."""
+        self._top.wait_until_finished()  # a score can be read when it is on disk
+        return sorted(self._top.all_steps(), key=self._score, reverse=True)
+
+    def _score(self, step: int) -> float:
+        return self._top.metrics(step)["score"]
+
     def save_snapshot(self, step: int, state: Any, meta: dict) -> None:
         """One that is kept whatever comes after it."""
         self._save(self._snapshots, step, state, meta)
 
-    def _save(self, manager: ocp.CheckpointManager, step: int, state: Any, meta: dict) -> None:
+    def _save(
+        self,
+        manager: ocp.CheckpointManager,
+        step: int,
+        state: Any,
+        meta: dict,
+        metrics: dict[str, float] | None = None,
+    ) -> None:
         if step in manager.all_steps():
             return
         meta = {**meta, "checksum": int(checksum(state))}
         arguments = ocp.args.Composite(
             state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
         )
-        manager.save(step, args=arguments, force=True)
+        manager.save(step, args=arguments, metrics=metrics, force=True)
 
     def restore(self, target: Any, say: Any = print) -> tuple[Any, dict]:
         """The newest intact checkpoint, its arrays placed as the abstract `target` says.
@@ -158,6 +192,14 @@ class Checkpoints:
                 " not reached its first evaluation, or it was removed"
             )
         return self._use("best", self._best, chosen, target)
+
+    def restore_top(self, target: Any, step: int) -> tuple[Any, dict]:
+        """One of those that `top` names.
+
+        Raises:
+          UserError: it is damaged.
+        """
+        return self._use("top", self._top, step, target)
 
     def restore_snapshot(self, target: Any, step: int) -> tuple[Any, dict]:
         """The snapshot of `step`.
@@ -209,7 +251,9 @@ class Checkpoints:
     def _open(self) -> list[ocp.CheckpointManager]:
         """The newest first."""
         managers = [self._latest, self._best]
-        return managers + ([self._snapshots] if "_snapshots" in vars(self) else [])
+        return managers + [
+            vars(self)[name] for name in ("_top", "_snapshots") if name in vars(self)
+        ]
 
     def wait(self) -> None:
         """Until all that was saved is on disk."""

@@ -7,7 +7,9 @@ from common.track.tracker import WANDB_MODES
 from common.train import optimizer as optimizers
 
 _LEAST = {
-    **dict.fromkeys(("train.accumulate", "train.log_steps", "checkpoint.keep"), 1),
+    **dict.fromkeys(
+        ("train.accumulate", "train.log_steps", "checkpoint.keep", "checkpoint.keep_best"), 1
+    ),
     **dict.fromkeys(("train.steps", "train.max_seconds", "eval.steps", "eval.seconds"), 0),
     **dict.fromkeys(("eval.patience", "checkpoint.steps", "checkpoint.seconds"), 0),
     "checkpoint.snapshots": 0,

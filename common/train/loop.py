@@ -40,7 +40,7 @@ from common.train.profile import Profile
 from common.train.state import Step, initial_values, optimizer_shardings
 from common.train.summary import found_before, summarize
 from common.train.task import Task, Values
-from common.train.trained import load_best
+from common.train.trained import load_best, load_top
 from common.train.workdir import check_shared, commit, open_workdir
 
 # How often several processes compare notes (signals, clocks): a collective call each time.
@@ -161,7 +161,7 @@ class Run:
         self.step = Step.of(config, task, mesh)
         self.structure = self.step.structure
         self.where = sharding.shardings(self.structure.trainable, mesh)
-        self.checkpoints = Checkpoints(workdir, config.checkpoint.keep)
+        self.checkpoints = Checkpoints(workdir, config.checkpoint.keep, config.checkpoint.keep_best)
         self.frozen, self.drawn = draw_reservoirs(self.structure, config.seed, mesh)
         self.outside = task.outside(self.structure)
         self.frozen |= self.outside.values
@@ -263,6 +263,7 @@ class Run:
             wandb_mode=wandb.mode,
             project=wandb.project,
             name=wandb.name or None,
+            group=wandb.group or None,
             resume_step=self.number if resumed else None,
             enabled=is_main(),
         )
@@ -421,6 +422,10 @@ class Run:
         if better:
             with self.clock.section("checkpoint"):
                 self.checkpoints.save_best(self.number, self._used(), self._meta())
+        if self.config.checkpoint.keep_best > 1 and math.isfinite(value):
+            score = value if self.task.mode == "max" else -value
+            with self.clock.section("checkpoint"):
+                self.checkpoints.save_top(self.number, self._used(), self._meta(), score)
 
     def _values(self) -> Values:
         return Values(self.structure, self.trainable, self.frozen, self.mesh)
@@ -451,22 +456,32 @@ class Run:
         values = load_best(
             self.checkpoints, self.structure, self.config, self.mesh, best, self.outside
         )
-        predictions, test, last = None, {}, None
+        predictions, test, last, mean = None, {}, None, None
         if self.config.eval.test:
             with self.clock.section("eval"):
                 predictions = self.task.predict(values, "test")
                 test = predictions.metrics() if predictions else self.task.evaluate(values, "test")
                 last = self.task.evaluate(self._values(), "test") if self.task.tests_last else None
-        summary = summarize(self, test, last) | {"timing": timing}
+                mean = self._test_mean()
+        summary = summarize(self, test, last, mean) | {"timing": timing}
         if is_main():
             if predictions:
                 predictions.save(self.workdir / PREDICTIONS)
+                self.tracker.file(self.workdir / PREDICTIONS)
             self.tracker.summary(summary)
             if self.number:
                 path = self.workdir / "curve.png"
                 plot_curve({self.workdir.resolve().name: self.curve}, path)
                 self.tracker.image("curve", path)
         return summary
+
+    def _test_mean(self) -> dict | None:
+        """The test of the mean of the best checkpoints, where the run keeps several."""
+        if self.config.checkpoint.keep_best == 1:
+            return None
+        given = self.structure, self.config, self.mesh
+        count = len(self.checkpoints.top())
+        return self.task.evaluate(load_top(self.checkpoints, *given, count, self.outside), "test")
 
     def _warn(self, line: str) -> None:
         if is_main():

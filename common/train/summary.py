@@ -39,11 +39,17 @@ class Ended(Protocol):
     commits: list[str]
 
 
-def summarize(run: Ended, test: dict[str, float], last: dict[str, float] | None = None) -> dict:
+def summarize(
+    run: Ended,
+    test: dict[str, float],
+    last: dict[str, float] | None = None,
+    mean: dict[str, float] | None = None,
+) -> dict:
     """Everything that was measured of a run that has ended.
 
     Args:
-      test: of the best values; last: of the last ones, where the task asks for them.
+      test: of the best values; last: of the last ones, where the task asks for them; mean: of the mean of the best
+        checkpoints, where the run keeps several.
     """
     seconds, best = run.clock.seconds(), run.curve.best
     return {
@@ -56,6 +62,7 @@ def summarize(run: Ended, test: dict[str, float], last: dict[str, float] | None 
         "final_valid": run.curve.points[-1].value,
         "test": test,
         **({} if last is None else {"test_last": last}),
+        **({} if mean is None else {"test_mean_of_best": mean}),
         "aucc": {axis: aucc(run.curve, axis) for axis in ("seconds", "hours", "step", "flops")},
         "seconds_to": {
             str(percent): time_to(run.curve, percent / 100) for percent in (95, 99, 100)

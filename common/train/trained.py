@@ -1,4 +1,4 @@
-"""A trained model out of a workdir: the values of its best checkpoint, of a snapshot, or the mean of some snapshots."""
+"""A trained model out of a workdir: the values of its best checkpoint, of a snapshot, or the mean of several."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -13,6 +13,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from common import variables
+from common.config import require
 from common.train.checkpoint import (
     Checkpoints,
     abstract,
@@ -69,32 +70,66 @@ def load_run(
     mesh: Any,
     outside: Callable[[Structure], Outside] = lambda structure: NOTHING,
     snapshots: Sequence[int] = (),
+    best: int = 0,
 ) -> Values:
     """What a program that uses a trained run starts from. `outside` is that of its task.
 
     Args:
       snapshots: the mean of the trained values at these steps, in the place of the best checkpoint.
+      best: the mean of so many of the best checkpoints, in its place.
     """
     structure = variables.abstract(lambda: build(variables.Keys(0)))
     given = outside(structure)
     with closing(Checkpoints(workdir)) as checkpoints:
+        if best:
+            return load_top(checkpoints, structure, config, mesh, best, given)
         if not snapshots:
             return load_best(checkpoints, structure, config, mesh, outside=given)
-        mean: Values | None = None
-        for step in snapshots:
-            kept, meta, drawn = _kept(
-                partial(checkpoints.restore_snapshot, step=step),
-                structure,
-                config,
-                mesh,
-                given.values,
-            )
-            verify_frozen(meta, drawn, given.fingerprint)
-            share = jax.tree.map(lambda x: x / len(snapshots), kept.trainable)
-            if mean is not None:
-                share = jax.tree.map(jnp.add, mean.trainable, share)
-            mean = replace(kept, trainable=share, frozen={**given.values, **kept.frozen})
-        return mean
+        return _mean(checkpoints.restore_snapshot, list(snapshots), structure, config, mesh, given)
+
+
+def load_top(
+    checkpoints: Checkpoints,
+    structure: Structure,
+    config: ConfigDict,
+    mesh: Any,
+    count: int,
+    outside: Outside = NOTHING,
+) -> Values:
+    """The mean of the trained values of the `count` best checkpoints by validation.
+
+    Raises:
+      UserError: the run has not kept as many.
+    """
+    there = checkpoints.top()
+    require(
+        count <= len(there),
+        f"the {count} best checkpoints are not there: the run has kept {len(there)}"
+        " (--config.checkpoint.keep_best says how many training keeps)",
+    )
+    return _mean(checkpoints.restore_top, there[:count], structure, config, mesh, outside)
+
+
+def _mean(
+    restore: Callable[..., tuple[Any, dict]],
+    steps: Sequence[int],
+    structure: Structure,
+    config: ConfigDict,
+    mesh: Any,
+    outside: Outside,
+) -> Values:
+    """The mean of the trained values of these checkpoints, which are read one after the other."""
+    mean: Values | None = None
+    for step in steps:
+        kept, meta, drawn = _kept(
+            partial(restore, step=step), structure, config, mesh, outside.values
+        )
+        verify_frozen(meta, drawn, outside.fingerprint)
+        share = jax.tree.map(lambda x: x / len(steps), kept.trainable)
+        if mean is not None:
+            share = jax.tree.map(jnp.add, mean.trainable, share)
+        mean = replace(kept, trainable=share, frozen={**outside.values, **kept.frozen})
+    return mean
 
 
 def load_own(

@@ -5,10 +5,12 @@ import sys
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.report.runs import load_local, load_wandb
+from common.metrics.predictions import PREDICTIONS, Losses
+from common.report.runs import load_group, load_local, load_wandb
 from tests.report.helpers import summary
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -77,6 +79,15 @@ def test_a_run_without_a_test_score_says_so(tmp_path):
         _ = load_local(path)[0].test
 
 
+def test_points_of_a_sweep_that_were_never_tested_are_left_out(tmp_path, capsys):
+    write(tmp_path / "a" / "summary.json", summary([1.0]))
+    write(tmp_path / "b" / "summary.json", summary([2.0]) | {"test": {}})
+    assert [run.name for run in load_local(tmp_path)] == ["a"]
+    assert capsys.readouterr().err == "left out, since they were never tested: b\n"
+    with pytest.raises(UserError, match="no run was tested"):
+        load_local(tmp_path / "b")
+
+
 def recorded(values, **options):
     """A summary as wandb keeps it: 8.0 came back as 8, and it added fields of its own."""
     text = json.dumps(summary(values, **options)).replace(".0,", ",").replace(".0}", "}")
@@ -84,7 +95,8 @@ def recorded(values, **options):
 
 
 @pytest.fixture
-def wandb(monkeypatch):
+def wandb(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # where files of wandb are kept
     """Stands in for the package: `projects` has the runs, `fault` is raised where runs are asked for."""
 
     class Api:
@@ -102,7 +114,10 @@ def wandb(monkeypatch):
         if path not in module.projects:
             raise ValueError(f"Could not find project {path.split('/')[1]}")
         for name, summary_ in module.projects[path].items():
-            yield types.SimpleNamespace(name=name, summary_metrics=summary_)
+            files = module.files.get(name, {})
+            yield types.SimpleNamespace(
+                name=name, summary_metrics=summary_, id=f"id_{name}", file=files.__getitem__
+            )
 
     def login(prompt, verify):
         assert prompt is False
@@ -110,6 +125,7 @@ def wandb(monkeypatch):
 
     module = types.ModuleType("wandb")
     module.Api, module.login = Api, login
+    module.files = {}
     module.projects, module.asked, module.fault, module.key = {}, [], None, True
     monkeypatch.setitem(sys.modules, "wandb", module)
     return module
@@ -128,6 +144,29 @@ def test_wandb_gives_the_runs_that_the_files_give(wandb, tmp_path, capsys):
     (local,) = load_local(write(tmp_path / "a.json", summary(values)))
     assert runs[0].curve == local.curve and runs[0].config == local.config
     assert capsys.readouterr().err == "wandb: left out, since they have no summary yet: new\n"
+
+
+def test_predictions_come_from_wandb_once(wandb):
+    kept = Losses("w", np.ones(3), np.ones(3), np.zeros(0), np.zeros(0), "token")
+    downloads = []
+
+    def download(root, exist_ok):
+        downloads.append(root)
+        Path(root).mkdir(parents=True)
+        kept.save(Path(root) / PREDICTIONS)
+
+    wandb.projects["me/p"] = {"a": recorded([8.0]), "b": recorded([8.0], seed=2)}
+    wandb.files["a"] = {PREDICTIONS: types.SimpleNamespace(download=download)}
+    for _ in range(2):
+        a, b = load_wandb("me/p")
+        assert a.predictions().metrics() == kept.metrics() and b.predictions() is None
+    assert len(downloads) == 1
+
+
+def test_a_group_of_wandb_is_asked_for_by_name(wandb):
+    wandb.projects["me/p"] = {"a": recorded([8.0])}
+    (run,) = load_group("wandb:me/p:plain")
+    assert run.name == "a" and wandb.asked == [("me/p", {"group": "plain"})]
 
 
 def test_wandb_faults_are_one_line_each(wandb):

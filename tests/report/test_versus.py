@@ -135,7 +135,7 @@ def test_examples_of_classes_show_label_and_predictions(tmp_path, report):
         (["a", "b", "--margin=bleu=much"], "--margin=bleu=much: it is METRIC=NUMBER"),
         (
             ["a", "other"],
-            "other/s1 and a/s1 were tested on different examples: they cannot be compared",
+            "a/s1 and other/s1 were tested on different examples: they cannot be compared",
         ),
         (["a", "nobody*"], "no run matches nobody*"),
         (["--examples", "a", "b"], "--examples: a is 3 runs, name one"),

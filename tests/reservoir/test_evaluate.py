@@ -39,21 +39,25 @@ def test_another_set_than_training_scores_is_named(perfect, monkeypatch, capsys)
     assert "training scores" not in capsys.readouterr().out
 
 
-def test_the_newest_snapshots_are_averaged(monkeypatch, make_config, tmp_path: Path):
+def test_the_newest_snapshots_or_the_best_checkpoints_are_averaged(
+    monkeypatch, make_config, tmp_path: Path
+):
     toy.run(tmp_path, train__steps=6, eval__steps=6, checkpoint__snapshots=2)
     asked = []
 
-    def load_run(*arguments: object, snapshots: list[int]) -> None:
-        asked.append(list(snapshots))
+    def load_run(*arguments: object, snapshots: list[int], best: int) -> None:
+        asked.append([*snapshots, *(["best"] * best)])
         raise UserError("as far as this test goes")
 
     monkeypatch.setattr(run, "load_run", load_run)
     monkeypatch.setattr(run, "read_run", lambda *options: make_config("ffn"))
     monkeypatch.setattr(run, "load_tokenizers", lambda workdir: ())
-    for given in ("", "--average=1", "--average=2"):
+    for given in ("", "--average=1", "--average=2", "--average_best=3"):
         with pytest.raises(UserError, match="as far as"):
             program(monkeypatch, f"--workdir={tmp_path}", *filter(None, [given]))
-    assert asked == [[], [6], [4, 6]]
+    assert asked == [[], [6], [4, 6], ["best"] * 3]
+    with pytest.raises(UserError, match="give one of them"):
+        program(monkeypatch, f"--workdir={tmp_path}", "--average=1", "--average_best=1")
     with pytest.raises(UserError, match=r"--average=4: .* has 3 snapshots \(--config.checkpoint"):
         program(monkeypatch, f"--workdir={tmp_path}", "--average=4")
     with pytest.raises(UserError, match="--average must be a whole number of at least 1"):

@@ -139,6 +139,7 @@ def test_table_1_by_hand(tmp_path):
     assert plain["trained (all)"] == "2.0M (2.5M)" and plain["epoch (s)"] == "25.000 ± 0.000"
     assert t["ratio"] == ffn["ratio"] == "0.80" and t["epoch (s)"] == "20.000 ± 0.000"
     assert dropped["frozen"] == "1 dropped" and dropped["ratio"] == "1.00"
+    assert plain["test BLEU"] == "31.50 ± 0.71"
     assert short["model"] == UPDATABLE and short["layers"] == "2" and short["frozen"] == "0"
 
 

@@ -112,7 +112,7 @@ class FakeWandb(types.ModuleType):
     def __init__(self, broken=(), key=True):
         super().__init__("wandb")
         self.broken, self.key = set(broken), key
-        self.inits, self.logged, self.summary = [], [], {}
+        self.inits, self.logged, self.summary, self.saved = [], [], {}, []
         self.teardowns = self.finished = 0
         self.Settings = dict
 
@@ -136,6 +136,10 @@ class FakeWandb(types.ModuleType):
     def log(self, values, step):
         self._may_fail("log")
         self.logged.append((step, values))
+
+    def save(self, path, base_path, policy):
+        self._may_fail("save")
+        self.saved.append((path, base_path, policy))
 
     def Table(self, columns, data):
         self._may_fail("Table")
@@ -163,11 +167,12 @@ def fake(monkeypatch):
 
 
 def use_everything(workdir, mode="offline"):
-    run = tracker(workdir, wandb_mode=mode)
+    run = tracker(workdir, wandb_mode=mode, group="plain")
     run.log(1, {"loss": 1.0})
     run.table("samples", ("a", "b"), [(1, "x")])
     run.image("curve", workdir / "curve.png")
     run.log(2, {"loss": 0.5})
+    run.file(workdir / "predictions.npz")
     run.summary({"loss": 0.5})
     run.finish()
     run.finish()
@@ -178,7 +183,7 @@ def test_wandb_gets_everything_at_its_step(tmp_path, fake):
     use_everything(tmp_path)
     (init,) = wandb.inits
     assert (init["mode"], init["dir"], init["resume"]) == ("offline", str(tmp_path), "allow")
-    assert init["config"] == {"seed": 1}
+    assert init["config"] == {"seed": 1} and init["group"] == "plain"
     assert init["settings"]["silent"] and init["settings"]["console"] == "off"
     assert wandb.logged == [
         (1, {"loss": 1.0}),
@@ -187,10 +192,11 @@ def test_wandb_gets_everything_at_its_step(tmp_path, fake):
         (2, {"loss": 0.5}),
     ]
     assert wandb.summary == {"loss": 0.5}
+    assert wandb.saved == [(str(tmp_path / "predictions.npz"), str(tmp_path), "now")]
     assert wandb.finished == 1
 
 
-@pytest.mark.parametrize("broken", ["init", "log", "Table", "finish"])
+@pytest.mark.parametrize("broken", ["init", "log", "Table", "save", "finish"])
 def test_no_fault_of_wandb_reaches_the_run(tmp_path, fake, capsys, broken):
     wandb = fake(broken=[broken])
     use_everything(tmp_path)

@@ -1,0 +1,75 @@
+"""The best checkpoints of a run, and their mean as a model."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import UserError
+from common.train.checkpoint import Checkpoints
+from common.train.task import Values
+from common.train.trained import load_run
+from tests.train import toy
+
+SCORES = [5.0, 2.0, 4.0, 1.0, 3.0, 6.0]
+"""Errors at steps 2, 4, ..., 12; the best three are those at 8, 4 and 10."""
+
+FIELDS = {"eval__steps": 2, "checkpoint__steps": 4, "checkpoint__keep_best": 3}
+
+
+class Noted(toy.Toy):
+    """Remembers the trained values of each evaluation."""
+
+    def __init__(self, scores: list[float]):
+        super().__init__(scores=scores)
+        self.seen: list[tuple[str, dict]] = []
+
+    def evaluate(self, values: Values, split: str) -> dict[str, float]:
+        self.seen.append((split, {n: np.asarray(x) for n, x in values.trainable.items()}))
+        return super().evaluate(values, split)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict], dict, dict]:
+    """(folder, values at the evaluations, values of the last test, summary); resumed after eight of twelve steps."""
+    folder, task = tmp_path_factory.mktemp("run"), Noted(SCORES)
+    toy.run(folder, task, train__steps=8, **FIELDS)
+    resumed = Noted(SCORES[4:])
+    summary = toy.run(folder, resumed, train__steps=12, **FIELDS)
+    seen = [*task.seen, *resumed.seen]
+    return folder, [v for split, v in seen if split == "valid"], seen[-1][1], summary
+
+
+def mean(values: list[dict], steps: tuple[int, ...]) -> dict:
+    return {n: sum(values[s // 2 - 1][n] for s in steps) / len(steps) for n in values[0]}
+
+
+def test_the_best_by_validation_are_kept_whether_or_not_they_were_the_best_so_far(run) -> None:
+    folder = run[0]
+    checkpoints = Checkpoints(folder)
+    assert checkpoints.top() == [8, 4, 10]
+    assert sorted(p.name for p in (folder / "checkpoints" / "top").glob("[0-9]*")) == [
+        "10",
+        "4",
+        "8",
+    ]
+    checkpoints.close()
+
+
+def test_the_mean_of_the_best_is_loaded_and_tested(run) -> None:
+    folder, values, tested, summary = run
+    for count, steps in ((1, (8,)), (2, (8, 4)), (3, (8, 4, 10))):
+        found = load_run(folder, toy.config(), toy.Model, toy.mesh(), best=count)
+        for name, expected in mean(values, steps).items():
+            np.testing.assert_allclose(found.trainable[name], expected, rtol=1e-6)
+    for name, expected in mean(values, (8, 4, 10)).items():
+        np.testing.assert_allclose(tested[name], expected, rtol=1e-6)
+    assert summary["test_mean_of_best"]["error"] != summary["test"]["error"]
+    with pytest.raises(UserError, match=r"the 4 best checkpoints are not there: .* has kept 3 "):
+        load_run(folder, toy.config(), toy.Model, toy.mesh(), best=4)
+
+
+def test_by_default_one_is_kept_and_no_mean_tested(tmp_path: Path) -> None:
+    summary = toy.run(tmp_path, train__steps=4, eval__steps=2)
+    assert "test_mean_of_best" not in summary
+    assert not (tmp_path / "checkpoints" / "top").exists()
