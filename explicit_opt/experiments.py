@@ -238,15 +238,7 @@ def table1(lab: Laboratory) -> None:
 
 def fig1(lab: Laboratory) -> None:
     """Left: token counts against the mean of their co-occurrences, K = 1. Right: training perplexity of Cat."""
-    task = NextToken(lab.language("sum", 1, "explicit"), lab.mesh)
-    counts, noise = np.asarray(task.counts()[0], np.float64), task.noise
-    found = np.asarray(noise.keep_N)[:, None] * counts + np.outer(
-        noise.uniform_N, np.asarray(noise.spill_N) @ counts
-    )
-    # With one feature the geometric mean is the co-occurrence itself; the mean is over the M tokens (eq. 13).
-    mean = counts.sum(1) @ found / counts.sum()
-    seen = counts.sum(0) > 0
-    frequency, mean = counts.sum(0)[seen], mean[seen]
+    frequency, mean = scaling(NextToken(lab.language("sum", 1, "explicit"), lab.mesh))
     slope, _ = np.polyfit(np.log(frequency), np.log(mean), 1)
     rows = list(zip(frequency.tolist(), mean.tolist(), strict=True))
     lab.write_csv("fig1_scaling", ("f", "mean co-occurrence"), rows)
@@ -256,6 +248,18 @@ def fig1(lab: Laboratory) -> None:
     training = {name: [(e, t) for e, t, _ in p] for name, p in curves.items()}
     figures.scaling_and_curves(frequency, mean, slope, training, path)
     print(f"slope of log mean co-occurrence over log count: {slope:.3f}\nfigure: {path}")
+
+
+def scaling(task: NextToken) -> tuple[np.ndarray, np.ndarray]:
+    """The count of every token that occurs, and the mean of its co-occurrences over the text (section 2.2, K = 1)."""
+    counts, noise = np.asarray(task.counts()[0], np.float64), task.noise
+    found = np.asarray(noise.keep_N)[:, None] * counts + np.outer(
+        noise.uniform_N, np.asarray(noise.spill_N) @ counts
+    )
+    # With one feature the geometric mean is the co-occurrence itself; the mean is over the M tokens (eq. 13).
+    mean = counts.sum(1) @ found / counts.sum()
+    seen = counts.sum(0) > 0
+    return counts.sum(0)[seen], mean[seen]
 
 
 def fig3(lab: Laboratory) -> None:
