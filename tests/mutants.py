@@ -1,27 +1,37 @@
 """Mutation testing of the modules that pyproject.toml lists for mutmut: `make mutants`.
 
-mutmut changes one expression at a time; a changed module (a mutant) that all of its own tests pass survives. The own
-tests of a module NAME.py are tests/**/test_NAME.py: mutmut by itself would take the tests during which a function was
-called, but a compiled function is called while it is traced and a shared fixture is made for the first test only.
-Fails where a module has less than 95 % of its mutants killed, and where the survivors are not those of mutants.toml.
+mutmut changes one expression of a function at a time; a changed function (a mutant) that all of its own tests pass
+survives. Two things differ from mutmut itself:
 
-mutmut leaves out module constants and decorated functions other than methods of a class; `mutmut run PATTERN`, `mutmut
-show NAME` and `mutmut browse` work on what this program leaves in mutants/.
+- The own tests of a module NAME.py are all of tests/**/test_NAME.py. mutmut takes those during which a function was
+  called, but a compiled function is called only while it is traced, and a shared fixture is made during one test.
+- Decorated functions are changed too: the properties of a verdict are its rule.
+
+Constants of a module are not changed. Fails where a module has less than 95 % of its mutants killed, and where the
+survivors are not those that mutants.toml lists. `mutmut run PATTERN`, `mutmut show NAME` and `mutmut browse` work on
+what this program leaves in mutants/.
 """
 
+import gc
 import sys
 import tomllib
 from collections import defaultdict
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+import libcst as cst
 import mutmut.__main__ as mutmut
+from mutmut.runners.harness import PytestRunner
 from mutmut.state import state
 from mutmut.utils.format_utils import get_module_from_key
 from mutmut.utils.format_utils import mangled_name_from_mutant_name as function_of
 
 LEAST = 0.95
 """The share of a module's mutants that its tests must kill."""
+
+IMPORTED_LATE = ("sacrebleu.metrics", "sklearn.metrics", "statsmodels.stats.multitest")
+"""What the modules import where they need it: here once, before a process is forked for every mutant."""
 
 LISTED = Path(__file__).with_name("mutants.toml")
 
@@ -37,22 +47,52 @@ class Mutant(NamedTuple):
         return f"{self.function}\n  - {self.old}\n  + {self.new}"
 
 
-def own_tests(function: str, tests: list[str]) -> set[str]:
-    """The tests, by pytest's names, of the module that a function belongs to."""
+def own_tests(function: str, seconds: dict[str, float]) -> list[str]:
+    """The tests of the module that a function belongs to, the quick ones first, given the seconds of every test."""
     file = f"test_{get_module_from_key(function).rpartition('.')[2]}.py"
-    return {test for test in tests if Path(test.partition("::")[0]).name == file}
+    own = [test for test in seconds if Path(test.partition("::")[0]).name == file]
+    return sorted(own, key=seconds.get)
+
+
+class Undecorated(cst.CSTTransformer):
+    """Turns `@property def f` into `def f` and `f = property(f)`: mutmut leaves decorated functions as they are."""
+
+    def leave_FunctionDef(self, original_node, updated_node):
+        name, decorators = updated_node.name.value, updated_node.decorators
+        kept = ("classmethod", "staticmethod")
+        if not decorators or getattr(decorators[0].decorator, "value", None) in kept:
+            return updated_node
+        value = cst.Name(name)
+        for decorator in reversed(decorators):
+            value = cst.Call(decorator.decorator, [cst.Arg(value)])
+        assignment = cst.Assign([cst.AssignTarget(cst.Name(name))], value)
+        function = updated_node.with_changes(decorators=[])
+        return cst.FlattenSentinel([function, cst.SimpleStatementLine([assignment])])
 
 
 def run() -> None:
     """Tests every mutant on the own tests of its module."""
-    collect = mutmut.run_stats_collection
+    write, collect = mutmut.write_all_mutants_to_file, mutmut.run_stats_collection
+    warm_up = PytestRunner.warm_up
+
+    def write_undecorated(*, out, source, filename):
+        source = cst.parse_module(source).visit(Undecorated()).code
+        return write(out=out, source=source, filename=filename)
 
     def collect_own(runner, tests=None) -> None:
         collect(runner, tests)
-        names, known = list(state().duration_by_test), state().tests_by_mangled_function_name
-        known.update({f: own_tests(f, names) for f in state().current_function_hashes})
+        seconds, tests_of = state().duration_by_test, state().tests_by_mangled_function_name
+        tests_of.update({f: own_tests(f, seconds) for f in state().current_function_hashes})
         mutmut.save_stats()
 
+    def warm_up_and_freeze(runner) -> None:
+        warm_up(runner)
+        for module in IMPORTED_LATE:
+            import_module(module)
+        gc.freeze()  # or every process would look through all of JAX's objects for garbage
+
+    PytestRunner.warm_up = warm_up_and_freeze
+    mutmut.write_all_mutants_to_file = write_undecorated
     mutmut.run_stats_collection = collect_own
     mutmut._run((), max_children=1)
 
@@ -77,7 +117,9 @@ def found() -> tuple[dict[str, list[bool]], set[Mutant]]:
 def listed() -> set[Mutant]:
     """The survivors that are known, each of which has a reason."""
     entries = tomllib.loads(LISTED.read_text())["mutant"]
-    return {Mutant(e["function"], e["old"], e["new"]) for e in entries if e["reason"]}
+    return {
+        Mutant(e["function"], e["old"], new) for e in entries if e["reason"] for new in e["new"]
+    }
 
 
 def main() -> int:

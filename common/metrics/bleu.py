@@ -72,7 +72,7 @@ def sentence_statistics(
     """Lengths and n-gram counts of each sentence, (M, 10); corpus BLEU is a function of their sums: see `bleu_of`."""
     # What sacrebleu.significance resamples; sacrebleu has no public name for it.
     found = metric._extract_corpus_statistics(list(hypotheses), [list(references)])
-    return np.asarray(found, np.int64)
+    return np.asarray(found)
 
 
 def bleu_of(metric: "BLEU", sums_S: np.ndarray) -> float:

@@ -72,7 +72,7 @@ class Predictions(ABC):
 
     def metrics(self) -> dict[str, float]:
         """The metrics of all examples."""
-        sums_BS = np.asarray(self.statistics.sum(axis=0), np.float64).reshape(1, -1)
+        sums_BS = np.asarray(self.statistics.sum(axis=0))[None]
         return {name: float(values[0]) for name, values in self.measure(sums_BS).items()}
 
     def save(self, path: Path) -> None:
@@ -80,7 +80,7 @@ class Predictions(ABC):
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         arrays = {name: x for name, x in values.items() if isinstance(x, np.ndarray)}
         plain = {name: x for name, x in values.items() if name not in arrays}
-        record = json.dumps({"kind": self.kind, **plain}, ensure_ascii=False)
+        record = json.dumps({"kind": self.kind, **plain})
         partial = path.with_name(path.name + ".partial")
         with partial.open("wb") as file:
             np.savez_compressed(file, record=_as_bytes(record), **arrays)
@@ -141,8 +141,7 @@ class Classes(Predictions):
             (ones_M, np.full(count, 3 * classes + 1)),
         )
         values, columns = (np.concatenate(parts) for parts in zip(*entries, strict=True))
-        shape = (count, 3 * classes + 2)
-        return sparse.csr_array((values, (np.tile(at_M, len(entries)), columns)), shape)
+        return sparse.csr_array((values, (np.tile(at_M, len(entries)), columns)))
 
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
         """Accuracy and weighted F1 (%), loss (nats). F1 of a class that is never right is 0."""

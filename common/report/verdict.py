@@ -152,7 +152,7 @@ class Comparison:
             return float(distance == 0), float(distance >= self.margin)
         different = 2 * stats.t.sf(distance / error, freedom)
         beyond = 2 * stats.t.sf((self.margin - distance) / error, freedom)
-        return float(different), float(min(beyond, 1.0)) if self.margin else 1.0
+        return float(different), float(min(beyond, 1.0))
 
     @property
     def decidable(self) -> bool:
@@ -202,7 +202,7 @@ class Comparison:
             return f"undecided (at least {_more(more)})"
         if more is None:
             return f"undecided (not with {MOST_SEEDS} seeds either)"
-        return f"undecided (about {_more(more)})" if more else "undecided"
+        return f"undecided (about {_more(more)})"
 
 
 def _more(seeds: int) -> str:

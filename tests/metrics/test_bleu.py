@@ -1,9 +1,10 @@
 import logging
 
+import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.metrics.bleu import corpus_bleu
+from common.metrics.bleu import bleu_metric, bleu_of, corpus_bleu, sentence_statistics
 
 REFERENCES = ["the cat sat on the mat .", "a dog barked at the moon tonight ."]
 
@@ -33,6 +34,19 @@ def test_signature_tells_what_was_done():
     assert plain.score < lower.score == pytest.approx(100.0)
     none = corpus_bleu(REFERENCES, REFERENCES, tokenize="none")
     assert "tok:none" in none.signature
+
+
+def test_sums_of_sentence_statistics_give_the_corpus_score():
+    """Also of a corpus in which a sentence stands twice."""
+    hypotheses = ["The cat sat on a mat .", "a dog barked at the sun today ."]
+    for lowercase, tokenize in ((False, "13a"), (True, "none")):
+        metric = bleu_metric(lowercase, tokenize)
+        counts_MS = sentence_statistics(metric, hypotheses, REFERENCES)
+        assert counts_MS.shape == (2, 10) and counts_MS.dtype == np.int64
+        for order in ([0, 1], [0, 1, 1]):
+            texts = [hypotheses[i] for i in order], [REFERENCES[i] for i in order]
+            expected = corpus_bleu(*texts, lowercase, tokenize).score
+            assert bleu_of(metric, counts_MS[order].sum(0)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("tokenize", "warned"), [("none", False), ("13a", True)])

@@ -1,5 +1,7 @@
 """Predictions: their metrics are those of sacrebleu and scikit-learn, and the file keeps them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, f1_score, log_loss
@@ -21,9 +23,9 @@ def classes(count: int = 200, seed: int = 0) -> Classes:
     return Classes.of_log_probabilities("examples", labels_M, logs_MN, ("a", "b", "c", "d"))
 
 
-def translations() -> Translations:
+def translations(lowercase: bool = False, tokenize: str = "13a") -> Translations:
     nats_M, tokens_M = np.array([3.0, 2.0, 1.0, 4.0]), np.array([7.0, 3.0, 1.0, 6.0])
-    return Translations("texts", HYPOTHESES, REFERENCES, nats_M, tokens_M, False, "13a")
+    return Translations("texts", HYPOTHESES, REFERENCES, nats_M, tokens_M, lowercase, tokenize)
 
 
 def losses() -> Losses:
@@ -43,11 +45,21 @@ def test_metrics_of_classes_are_those_of_scikit_learn():
     assert found["loss"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_classes_are_kept_in_small_types():
+    made = classes()
+    assert made.examples == "examples" and len(made) == 200
+    types = [x.dtype for x in (made.labels_M, made.guesses_M, made.nats_M, made.probabilities_MN)]
+    assert types == [np.int32, np.int32, np.float32, np.float16]
+
+
 def test_corpus_bleu_of_sentence_statistics_is_that_of_sacrebleu():
     found = translations().metrics()
     assert found["bleu"] == pytest.approx(corpus_bleu(HYPOTHESES, REFERENCES).score)
     assert found["loss"] == pytest.approx(10 / 17)
     assert found["perplexity"] == pytest.approx(np.exp(10 / 17))
+    lower = translations(lowercase=True, tokenize="none").metrics()
+    assert lower["bleu"] == pytest.approx(corpus_bleu(HYPOTHESES, REFERENCES, True, "none").score)
+    assert lower["bleu"] != found["bleu"]
 
 
 def test_losses_give_bits_per_byte_and_perplexity_per_word():
@@ -56,6 +68,13 @@ def test_losses_give_bits_per_byte_and_perplexity_per_word():
     assert found["bits_per_byte"] == pytest.approx(10.5 / 9 / np.log(2))
     assert found["perplexity_per_word"] == pytest.approx(np.exp(10.5 / 2))
     assert "accuracy" not in found
+
+
+@pytest.mark.parametrize(("words", "expected"), [(0, 2.5), (1, 2.5), (2, 1.25)])
+def test_perplexity_per_word_of_few_words_is_finite(words, expected):
+    """A resample may draw no stretch with a word."""
+    made = Losses("w", *np.array([[2.5], [4.0]]), np.zeros(0), np.array([words]), "byte")
+    assert made.metrics()["perplexity_per_word"] == pytest.approx(np.exp(expected))
 
 
 def test_losses_of_masked_tokens_have_accuracy():
@@ -68,17 +87,17 @@ def test_losses_of_masked_tokens_have_accuracy():
 
 @pytest.mark.parametrize("make", [classes, translations, losses])
 def test_weights_of_a_resample_give_the_metrics_of_that_resample(make):
-    """Drawing examples 0, 0 and 2 is the same as a test set of these three."""
+    """Drawing examples 0, 0 and 2 is the same as a test set of these three; so is each of several draws."""
     made: Predictions = make()
-    weights_BM = np.zeros((1, len(made)))
-    weights_BM[0, 0], weights_BM[0, 2] = 2, 1
+    weights_BM = np.zeros((2, len(made)))
+    weights_BM[0, 0], weights_BM[0, 2], weights_BM[1, 1] = 2, 1, 3
     found = made.measure(weights_BM @ made.statistics)
-    sums_S = np.asarray(made.statistics.todense() if make is classes else made.statistics)[
-        [0, 0, 2]
-    ]
-    expected = made.measure(sums_S.sum(0, keepdims=True))
-    for name, values_B in found.items():
-        assert values_B == pytest.approx(expected[name])
+    statistics = made.statistics.todense() if make is classes else made.statistics
+    for draw, examples in enumerate(([0, 0, 2], [1, 1, 1])):
+        expected = made.measure(np.asarray(statistics)[examples].sum(0, keepdims=True))
+        assert found.keys() == expected.keys()
+        for name, values_B in found.items():
+            assert values_B.shape == (2,) and values_B[draw] == pytest.approx(expected[name][0])
 
 
 @pytest.mark.parametrize("make", [classes, translations, losses])
@@ -88,9 +107,26 @@ def test_the_file_keeps_metrics_examples_and_texts(make, tmp_path):
     found = load(tmp_path / "predictions.npz")
     assert type(found) is type(made) and found.examples == made.examples
     assert found.metrics() == pytest.approx(made.metrics(), rel=1e-6)
+    texts = [name for name in ("names", "hypotheses", "references") if hasattr(made, name)]
+    assert all(getattr(found, name) == getattr(made, name) for name in texts)
     assert found.describe(1) == made.describe(1)
     np.testing.assert_array_equal(found.costs_M, made.costs_M)
     assert [path.name for path in tmp_path.iterdir()] == ["predictions.npz"]
+
+
+def test_an_example_is_described_for_a_person():
+    made = Classes.of_log_probabilities("e", np.array([1]), np.log([[0.75, 0.25]]), ("no", "yes"))
+    assert made.describe(0) == {"label": "yes", "prediction": "no (0.75)"}
+    reference, translation = REFERENCES[1], HYPOTHESES[1]
+    assert translations().describe(1) == {"reference": reference, "translation": translation}
+    assert losses().describe(0) == {"bytes": "4", "nats each": "2.000"}
+    assert losses().describe(2) == {"bytes": "1", "nats each": "0.500"}
+
+
+def test_translations_need_a_reference_each():
+    made = dataclasses.replace(translations(), references=REFERENCES[:3])
+    with pytest.raises(ValueError, match="zip"):
+        _ = made.costs_M
 
 
 def test_costs_rank_examples_from_right_to_wrong():
@@ -102,11 +138,23 @@ def test_costs_rank_examples_from_right_to_wrong():
 
 @pytest.mark.parametrize(
     ("content", "fault"),
-    [(b"", "damaged"), (b"PK\x03\x04nothing", "damaged"), (None, "cannot read")],
+    [
+        (b"", "damaged"),
+        (b"PK\x03\x04nothing", "damaged"),
+        (None, "^cannot read .*: No such file or directory$"),
+    ],
 )
 def test_damaged_files_are_one_line(content, fault, tmp_path):
     path = tmp_path / "predictions.npz"
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError, match=fault):
+        load(path)
+
+
+def test_files_with_pickles_are_refused(tmp_path):
+    """They could run anything."""
+    path = tmp_path / "predictions.npz"
+    np.savez(path, record=np.array([{"kind": "losses"}], object))
+    with pytest.raises(UserError, match="is damaged: Object arrays cannot be loaded"):
         load(path)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -11,7 +12,15 @@ from benchmarks.interval_coverage import BETTER, QUALITY, Truth, measure
 from common.errors import UserError
 from common.metrics.predictions import Classes, Losses
 from common.report.runs import Run
-from common.report.verdict import Comparison, Sample, compare, correct, resample
+from common.report.verdict import (
+    CONFIDENCE,
+    Comparison,
+    Sample,
+    check_margins,
+    compare,
+    correct,
+    resample,
+)
 from tests.report.helpers import made
 
 
@@ -23,8 +32,9 @@ def comparison(a, b, margin=0.0, mode="max", shared=0.0, **options) -> Compariso
 A, B = (31.0, 31.5, 31.2, 31.4), (30.1, 30.4, 30.0, 30.2)
 
 
-def test_interval_of_seeds_alone_is_welchs():
-    found, expected = comparison(A, B), stats.ttest_ind(A, B, equal_var=False)
+@pytest.mark.parametrize(("a", "b"), [(A, B), (A, B[:3]), (A[:2], B[:2])])
+def test_interval_of_seeds_alone_is_welchs(a, b):
+    found, expected = comparison(a, b), stats.ttest_ind(a, b, equal_var=False)
     low, high = expected.confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((low, high))
     assert found.p_values[0] == pytest.approx(expected.pvalue)
@@ -39,6 +49,19 @@ def test_words_follow_direction_margin_and_interval():
     assert comparison(A, B, margin=2.0).word == "equivalent", "a difference that does not matter"
     assert comparison(A, B, margin=1.2).word == "better", "the interval reaches beyond the margin"
     assert comparison((30.0, 33.0, 27.0), B).word == "undecided"
+
+
+def test_corrected_p_values_decide_below_five_percent_only():
+    """They stand in for those of the comparison itself, which here are far below."""
+    found, limit = comparison(A, B, margin=0.5), 1 - CONFIDENCE
+    for corrected, word in (
+        ((limit, 1.0), "undecided"),
+        ((limit * 0.99, 1.0), "better"),
+        ((limit, limit), "undecided"),
+        ((1.0, limit * 0.99), "equivalent"),
+        ((0.0, limit * 0.99), "equivalent"),
+    ):
+        assert dataclasses.replace(found, corrected=corrected).word == word
 
 
 def test_equivalence_begins_where_the_interval_lies_within_the_margin():
@@ -66,6 +89,62 @@ def test_runs_without_randomness_need_no_seeds_but_test_examples():
     assert noisy.word == "undecided"
 
 
+@pytest.mark.parametrize(
+    ("a", "margin", "word", "p_values"),
+    [
+        (30.0, 0.0, "undecided", (1.0, 1.0)),
+        (30.0, 0.5, "equivalent", (1.0, 0.0)),
+        (31.0, 0.5, "better", (0.0, 1.0)),
+        (31.0, 1.0, "better", (0.0, 1.0)),
+        (31.0, 2.0, "equivalent", (0.0, 0.0)),
+    ],
+)
+def test_groups_without_any_noise_are_compared_by_their_values(a, margin, word, p_values):
+    found = comparison((a,), (30.0,), margin=margin, seedless=True)
+    assert found.word == word
+    assert found.p_values == p_values
+    assert found.half_width == 0
+
+
+def test_a_single_seed_has_no_interval():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = comparison(A[:1], B, margin=0.5)
+        assert math.isnan(found.half_width) and math.isnan(found.low)
+        assert math.isnan(found.p_values[0])
+    assert Sample((1.0, 3.0)).seed_variance == 2
+    assert Sample((1.0,)).idiosyncratic_variance == 0
+    assert Sample((1.0,), seedless=True).seed_variance == 0
+
+
+def test_p_value_of_equivalence_is_that_of_the_nearer_margin():
+    """Twice the one-sided p-value of a difference beyond the margin, at most 1; without a margin none is equivalent."""
+    found = comparison(A, B, margin=1.5)
+    freedom = stats.ttest_ind(A, B, equal_var=False).df
+    error = math.sqrt((np.var(A, ddof=1) + np.var(B, ddof=1)) / 4)
+    expected = 2 * stats.t.sf((1.5 - found.difference) / error, freedom)
+    assert found.p_values[1] == pytest.approx(expected) and 0 < expected < 0.5
+    assert comparison(B, A, margin=1.5).p_values[1] == pytest.approx(expected)
+    assert comparison(A, B, margin=0.5).p_values[1] == 1
+    assert comparison(A, A, margin=0.0).p_values[1] == 1
+
+
+def test_variance_of_the_test_set_within_a_group_is_that_between_resamples():
+    """Two runs move apart by 2 and by 0 on the first two resamples, and by -2 and 0 on the others."""
+    resampled_RB = np.array([[11.0, 10.0, 9.0, 10.0], [9.0, 10.0, 11.0, 10.0]])
+    deviations_RB = resampled_RB - 10.0
+    expected = 2 * deviations_RB.var(axis=1, ddof=1).mean()
+    assert Sample((10.0, 10.0), False, resampled_RB).idiosyncratic_variance == pytest.approx(
+        expected
+    )
+    shifted_RB = resampled_RB + np.array([5.0, -3.0, 0.0, 7.0])  # what all runs share
+    moved = Sample((10.0, 10.0), False, shifted_RB)
+    assert moved.idiosyncratic_variance == pytest.approx(expected)
+    assert Sample((10.0, 10.0), True, resampled_RB).idiosyncratic_variance == 0
+    assert Sample((10.0,), False, resampled_RB[:1]).idiosyncratic_variance == 0
+    assert Sample((10.0, 10.0)).idiosyncratic_variance == 0
+
+
 def test_variance_of_test_examples_widens_the_interval():
     narrow, wide = comparison(A, B), comparison(A, B, shared=0.3)
     assert wide.half_width > narrow.half_width
@@ -82,6 +161,69 @@ def test_more_seeds_are_those_after_which_the_same_spread_decides():
     assert stats.t.ppf(0.975, 2 * seeds - 2) * spread < 1.0
     assert stats.t.ppf(0.975, 2 * seeds - 4) * math.sqrt(2 / (seeds - 1)) > 1.0
     assert str(found) == f"undecided (about {more} more seeds)"
+
+
+def half_width(seeds: int) -> float:
+    """Of the interval between two groups of so many seeds with a variance of 1."""
+    return float(stats.t.ppf(0.975, 2 * seeds - 2) * math.sqrt(2 / seeds))
+
+
+@pytest.mark.parametrize("needed", [4, 99, 100, 101])
+def test_more_seeds_are_counted_up_to_a_hundred_in_a_group(needed):
+    """A difference that `needed` seeds decide, and one fewer would not."""
+    difference = (half_width(needed) + half_width(needed - 1)) / 2
+    values = (30.0, 31.0, 32.0)
+    found = comparison(tuple(x + difference for x in values), values)
+    if needed <= 100:
+        assert found.more_seeds == needed - 3
+        assert str(found) == f"undecided (about {needed - 3} more seed{'s' * (needed > 4)})"
+    else:
+        assert found.more_seeds is None
+
+
+def test_more_seeds_decide_as_soon_as_the_interval_lies_within_the_margin_or_excludes_zero():
+    values = (30.0, 31.0, 32.0)
+    for difference, margin, width in ((0.3, 0.5, 0.3), (0.1, 0.5, 0.4)):
+        found = comparison(tuple(x + difference for x in values), values, margin=margin)
+        seeds = 3 + found.more_seeds
+        assert half_width(seeds) < width <= half_width(seeds - 1)
+
+
+def test_equal_values_without_noise_are_never_decided():
+    found = comparison((30.0,), (30.0,), seedless=True)
+    assert str(found) == "undecided (not with 100 seeds either)"
+
+
+def test_more_seeds_may_also_decide_for_equivalence():
+    a, b = (30.0, 30.5, 31.0), (30.1, 30.5, 30.9)
+    found = comparison(a, b, margin=0.5)
+    assert found.word == "undecided" and 0 < found.more_seeds < 20
+    wider = comparison(a * 10, b * 10, margin=0.5)
+    assert wider.word == "equivalent" and wider.more_seeds == 0
+    assert comparison(a, b).more_seeds is None, "equal means are never told apart"
+
+
+def test_runs_without_randomness_lack_no_seeds():
+    solved, one = Sample((32.0,), seedless=True), Sample(A[:1])
+    for pair in ((solved, one), (one, solved)):
+        found = Comparison("bleu", "max", *pair, 0.0, 0.0, "seeds")
+        assert found.more_seeds == 2 and not found.decidable
+        assert str(found) == "undecided (at least 2 more seeds)"
+    trained = Comparison("bleu", "max", solved, Sample(A), 0.0, 0.0, "seeds")
+    assert trained.decidable and trained.more_seeds == 0
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "margin", "text"),
+    [
+        (A, B, 0.0, "better"),
+        (B, A, 0.0, "worse"),
+        (A, A, 0.5, "equivalent within 0.5"),
+        (A[:2], B, 0.0, "undecided (at least 1 more seed)"),
+    ],
+)
+def test_verdicts_in_words(a, b, margin, text):
+    assert str(comparison(a, b, margin=margin)) == text
 
 
 def test_no_number_of_seeds_replaces_test_examples():
@@ -102,6 +244,27 @@ def test_holm_takes_back_what_one_of_many_comparisons_shows_by_chance():
     assert correct([alone, comparison(A[:1], B)])[0].word == "better", (
         "what cannot be decided does not count"
     )
+
+
+def test_holm_corrects_each_comparison_that_can_be_decided():
+    """The smallest of two p-values is doubled, the other one stays; what cannot be decided stays as it is."""
+    strong, weak = comparison(A, B, margin=0.5), comparison((30.2, 30.5, 30.8), (29.4, 29.9, 30.2))
+    first, second, third = correct([strong, comparison(A[:1], B), weak])
+    assert second.corrected is None
+    assert strong.p_values[0] < weak.p_values[0] < 0.5
+    assert first.corrected == pytest.approx((2 * strong.p_values[0], 1.0))
+    assert third.corrected == pytest.approx((weak.p_values[0], 1.0))
+    assert [type(p) for p in first.corrected] == [float, float]
+    assert correct([strong])[0].corrected is None
+
+
+def test_only_what_was_decided_alone_is_undecided_after_correction():
+    apart = comparison((30.2, 30.5, 30.8), (29.3, 29.6, 29.9))
+    close = comparison((30.2, 30.5, 30.8), (30.1, 30.4, 30.7))
+    assert apart.word == "better" and close.word == "undecided"
+    undecided = [dataclasses.replace(one, corrected=(1.0, 1.0)) for one in (apart, close)]
+    assert str(undecided[0]) == "undecided (after correction)"
+    assert str(undecided[1]) == str(close) != "undecided (after correction)"
 
 
 def predicted(rights: np.ndarray, examples: str = "test", **options) -> Run:
@@ -157,6 +320,121 @@ def test_without_predictions_test_metrics_are_left_out():
     a, b = ([made([10, 20 + x], seed=s) for s, x in ((1, 0), (2, 1), (3, 2))] for _ in range(2))
     metrics = [one.metric for one in compare(a, b)]
     assert metrics == ["best valid bleu", "mean bleu over step", "mean bleu over flops"]
+
+
+def test_validation_values_and_areas_are_compared_to_the_end_of_the_shortest_curve():
+    """Here at step 30, after 1.5 seconds and 3 seconds of the groups: areas over 1.5."""
+    a = [made([10, 20, 30], seed=s, seconds=0.5) for s in (1, 2, 3)]
+    b = [made([10, 30, 20, 40], seed=s) for s in (1, 2, 3)]
+    best, steps, seconds = compare(a, b, {"bleu": 0.25}, ("step", "seconds"))
+    assert (best.metric, best.mode) == ("best valid bleu", "max")
+    assert best.a.values == (30.0,) * 3 and best.b.values == (40.0,) * 3
+    assert steps.metric == "mean bleu over step"
+    assert steps.a.values == pytest.approx(((5 + 15 + 25) / 3,) * 3)
+    assert steps.b.values == pytest.approx(((5 + 20 + 30) / 3,) * 3)
+    assert seconds.metric == "mean bleu over seconds"
+    assert seconds.a.values == pytest.approx(((5 + 15 + 25) / 3,) * 3)
+    assert seconds.b.values == pytest.approx(((5 + (10 + 20) / 2 / 2) / 1.5,) * 3)
+    for found in (best, steps, seconds):
+        assert (found.margin, found.example_variance, found.noise) == (0.25, 0.0, "seeds")
+        assert found.mode == "max"
+    short = [made([10, 20], seed=s, seconds=0.25) for s in (1, 2, 3)]
+    assert [one.metric for one in compare(short, short, axes=("seconds",))] == [
+        *("best valid bleu", "mean bleu over seconds")
+    ]
+    assert compare(a, b)[0].margin == 0.5, "the default"
+    assert compare(a, b, {})[0].margin == 0
+
+
+def test_runs_that_nothing_is_random_in_are_seedless():
+    fixed, seeded = [made([10, 20], seed=None)], [made([10, 20], seed=s) for s in (1, 2)]
+    best = compare(fixed, seeded)[0]
+    assert best.a.seedless and not best.b.seedless
+    assert not compare([*fixed, *seeded], seeded)[0].a.seedless
+
+
+def test_an_axis_without_extent_is_left_out():
+    """FLOPs that were never counted."""
+    run = made([10, 20])
+    points = [dataclasses.replace(point, flops=0.0) for point in run.curve.points]
+    flat = Run(run.name, run.summary, dataclasses.replace(run.curve, points=points))
+    metrics = [one.metric for one in compare([flat], [run])]
+    assert metrics == ["best valid bleu", "mean bleu over step"]
+
+
+def kept(predictions, **options) -> Run:
+    """A run that has these predictions."""
+    run = made([3.0, 2.0], **options)
+    methods = {"predictions": lambda self: predictions}
+    return type("Kept", (Run,), methods)(run.name, run.summary, run.curve)
+
+
+def test_metrics_that_not_all_runs_have_are_left_out():
+    """Accuracy, which older predictions lack."""
+    ones_M = np.ones(4)
+    hits, none = (Losses("w", ones_M, ones_M, x, ones_M, "byte") for x in (ones_M, np.zeros(0)))
+    a, b = ([kept(x, metric="loss", mode="min", seed=s) for s in (1, 2)] for x in (hits, none))
+    words = ["bits_per_byte", "nats_per_byte", "perplexity_per_word"]
+    assert [one.metric for one in compare(a, a)][:4] == [*words[:2], "accuracy", words[2]]
+    for groups in ((a, b), (b, a), (b, b)):
+        found = compare(*groups)
+        assert [one.metric for one in found][:4] == [*words, "best valid loss"]
+        assert [one.mode for one in found][:4] == ["min"] * 4
+        assert [one.margin for one in found][:4] == [0.01, 0.0, 0.0, 0.01]
+
+
+def test_predictions_of_another_kind_are_not_compared():
+    losses = Losses("test", np.ones(10), np.ones(10), np.zeros(0), np.zeros(0), "token")
+    classes = predicted(np.ones(10, bool), seed=2)
+    for pair in (([kept(losses)], [classes]), ([classes], [kept(losses)])):
+        with pytest.raises(UserError, match="were tested on different examples"):
+            compare(*pair)
+
+
+def test_variance_of_test_examples_is_what_runs_share():
+    """On half of the examples A is right with a chance of 90 %, B of 50 %; on the other half the reverse.
+
+    So the difference of an example varies by 0.4 ** 2, whatever single runs get wrong.
+    """
+    generator, count = np.random.default_rng(2), 2000
+    first_M = np.arange(count) < count // 2
+    chances = np.where(first_M, 0.9, 0.5), np.where(first_M, 0.5, 0.9)
+    a, b = ([predicted(generator.random(count) < p, seed=s) for s in (1, 2, 3)] for p in chances)
+    found = next(one for one in compare(a, b) if one.metric == "accuracy")
+    assert found.example_variance == pytest.approx(100**2 * 0.4**2 / count, rel=0.2)
+
+
+def test_seedless_runs_have_the_noise_of_test_examples_alone():
+    rights = np.arange(50) % 3 > 0
+    fixed = [predicted(rights, seed=None)]
+    found = compare(fixed, [predicted(~rights, seed=None)])[0]
+    assert found.noise == "test examples" and found.example_variance > 0
+    assert len(found.a.values) == len(found.b.values) == 1
+    mixed = compare(fixed, [predicted(~rights, seed=s) for s in (1, 2, 3)])[0]
+    assert mixed.noise == "seeds, test examples"
+    assert mixed.a.values == pytest.approx((66,)) and mixed.b.values == pytest.approx((34,) * 3)
+
+
+def test_resamples_are_the_same_for_all_runs_and_whenever_they_are_drawn():
+    nats_M = np.arange(30.0)
+    one, other = (
+        Losses("w", x, np.ones(30), np.zeros(0), np.zeros(0), "token")
+        for x in (nats_M, 30 - nats_M)
+    )
+    first, second = resample([one, other], 250)
+    assert first["loss"].shape == (250,)
+    np.testing.assert_allclose(first["loss"] + second["loss"], 30.0)
+    assert len(np.unique(first["loss"])) > 100
+    (again,) = resample([one], 250)
+    np.testing.assert_array_equal(again["loss"], first["loss"])
+    (fewer,) = resample([one], 100)
+    np.testing.assert_array_equal(fewer["loss"], first["loss"][:100])
+
+
+@pytest.mark.parametrize("margin", [math.nan, math.inf])
+def test_margins_that_are_no_numbers_are_refused(margin):
+    with pytest.raises(UserError, match="the margin of bleu must be a number of at least 0"):
+        check_margins({"loss": 0.0, "bleu": margin})
 
 
 def test_negative_margins_are_refused():
