@@ -142,7 +142,7 @@ class Laboratory(laboratory.Laboratory):
         )
         return self.override(config, seed=seed, **own)
 
-    def runs(self, case: Case) -> list[dict]:
+    def summaries(self, case: Case) -> list[dict]:
         """The summaries of a cell, trained where they are missing; none where that cannot be done."""
         if self.missing(case):
             return []

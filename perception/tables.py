@@ -60,7 +60,7 @@ def table1(lab: Laboratory) -> None:
         found = {}
         for case in cells:
             try:
-                found[case.column] = lab.runs(case)
+                found[case.column] = lab.summaries(case)
             except (UserError, MemoryError, jax.errors.JaxRuntimeError) as fault:
                 found[case.column] = []
                 # Python's own has nothing to say.
