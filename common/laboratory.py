@@ -266,7 +266,7 @@ class Laboratory:
         """Prints and writes what is known of the claims of a paper, in `claims`.
 
         Args:
-          only_kept: train nothing; a side without tested runs is missing.
+          only_kept: train nothing; a side without tested runs is missing. Of the others no data are needed.
 
         Raises:
           UserError: a claim names an experiment or a metric that there is not.
@@ -275,13 +275,12 @@ class Laboratory:
         names = dict.fromkeys(s for one in read if one.kind == "runs" for s in (one.a, one.b))
         sides = {text: self.side(text) for text in names}
         missing = {text: side.missing for text, side in sides.items() if side.missing}
-        wanted = {side.name: side.experiment for side in sides.values() if not side.missing}
         if only_kept:
-            ran = {name: self.kept(name) for name in wanted}
-            none = {t: "no runs are kept" for t, s in sides.items() if not ran.get(s.name)}
-            missing = none | missing
+            ran = {side.name: self.kept(side.name) for side in sides.values()}
+            none = {t: "no runs are kept" for t, side in sides.items() if not ran[side.name]}
+            missing = {text: missing.get(text, why) for text, why in none.items()}
         else:
-            ran = self.runs(wanted)
+            ran = self.runs({s.name: s.experiment for s in sides.values() if not s.missing})
         groups = {t: [r.run for r in ran[s.name]] for t, s in sides.items() if t not in missing}
         findings = claims.find(read, groups, missing)
         hours = claims.chip_hours(paper)

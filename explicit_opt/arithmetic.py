@@ -118,7 +118,10 @@ def sensitivity(lab: Laboratory) -> None:
     for (optimizer, start, cold), name in cases.items():
         tested, curves = zip(*(digits_result(lab, ran) for ran in found[name]), strict=True)
         drawn = {"normal": "N(0, 1)", "torch": "U(±1/√D)"}[cold] if start == "cold" else ""
-        cells = [spread([t[metric] for t in tested], 2) for metric in ("accuracy", "loss")]
+        cells = [
+            spread([t[metric] for t in tested], digits)
+            for metric, digits in (("accuracy", 2), ("loss", 3))
+        ]
         epochs = spread([len(points) - 1 for points in curves], 0)
         rows.append((optimizer, f"{OPTIMIZERS[optimizer]:g}", start, drawn, *cells, epochs))
     columns = ("optimizer", "rate", "start", "drawn from", "test accuracy %", "test cross-entropy")

@@ -238,15 +238,7 @@ def table1(lab: Laboratory) -> None:
 
 def fig1(lab: Laboratory) -> None:
     """Left: token counts against the mean of their co-occurrences, K = 1. Right: training perplexity of Cat."""
-    task = NextToken(lab.language("sum", 1, "explicit"), lab.mesh)
-    counts, noise = np.asarray(task.counts()[0], np.float64), task.noise
-    found = np.asarray(noise.keep_N)[:, None] * counts + np.outer(
-        noise.uniform_N, np.asarray(noise.spill_N) @ counts
-    )
-    # With one feature the geometric mean is the co-occurrence itself; the mean is over the M tokens (eq. 13).
-    mean = counts.sum(1) @ found / counts.sum()
-    seen = counts.sum(0) > 0
-    frequency, mean = counts.sum(0)[seen], mean[seen]
+    frequency, mean = scaling(NextToken(lab.language("sum", 1, "explicit"), lab.mesh))
     slope, _ = np.polyfit(np.log(frequency), np.log(mean), 1)
     rows = list(zip(frequency.tolist(), mean.tolist(), strict=True))
     lab.write_csv("fig1_scaling", ("f", "mean co-occurrence"), rows)
@@ -256,6 +248,18 @@ def fig1(lab: Laboratory) -> None:
     training = {name: [(e, t) for e, t, _ in p] for name, p in curves.items()}
     figures.scaling_and_curves(frequency, mean, slope, training, path)
     print(f"slope of log mean co-occurrence over log count: {slope:.3f}\nfigure: {path}")
+
+
+def scaling(task: NextToken) -> tuple[np.ndarray, np.ndarray]:
+    """The count of every token that occurs, and the mean of its co-occurrences over the text (section 2.2, K = 1)."""
+    counts, noise = np.asarray(task.counts()[0], np.float64), task.noise
+    found = np.asarray(noise.keep_N)[:, None] * counts + np.outer(
+        noise.uniform_N, np.asarray(noise.spill_N) @ counts
+    )
+    # With one feature the geometric mean is the co-occurrence itself; the mean is over the M tokens (eq. 13).
+    mean = counts.sum(1) @ found / counts.sum()
+    seen = counts.sum(0) > 0
+    return counts.sum(0)[seen], mean[seen]
 
 
 def fig3(lab: Laboratory) -> None:
@@ -306,8 +310,9 @@ def fig2(lab: Laboratory) -> None:
     figures.digits(curves, scan, norm, path, "held-out" if lab.protocol == "ours" else "test")
     for column, name in ((1, "weights"), (2, "intercept")):
         highest = max(row[column] for row in scan)
-        tied = [f"{row[0]:g}" for row in scan if row[column] == highest]
-        print(f"best K of the {name} form: {', '.join(tied)} ({highest:.2f} %)")
+        tied = [row[0] for row in scan if row[column] == highest]
+        best = f"{tied[0]:g}" if len(tied) == 1 else f"{tied[0]:g} to {tied[-1]:g}, {len(tied)} tie"
+        print(f"best K of the {name} form: {best} ({highest:.2f} %)")
     print(f"average norm: {norm:.2f}\nfigure: {path}")
 
 
@@ -332,7 +337,8 @@ def untrained(config: ConfigDict, lab: Laboratory) -> dict[str, float]:
 
 
 def _digits_row(layers: int, start: str, tested: list[dict], epochs: list[int]) -> tuple:
-    accuracy, loss = (spread([t[name] for t in tested], 2) for name in ("accuracy", "loss"))
+    accuracy = spread([t["accuracy"] for t in tested], 2)
+    loss = spread([t["loss"] for t in tested], 3)
     return layers, start, accuracy, loss, spread(epochs, 0), PRINTED_DIGITS.get((layers, start))
 
 

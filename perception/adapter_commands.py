@@ -1,11 +1,13 @@
 """The commands of perception.adapters."""
 
 import json
+import sys
 from argparse import Namespace
 from pathlib import Path
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from common import variables
 from common.config import check_folder, number, require
@@ -87,6 +89,7 @@ def export(options: Namespace) -> None:
     require_empty(options.out)
     config = run.read(options.run, "--run")
     base = run.begun_from(config, options.pretrained)
+    _warn_if_quantized(config, f"--run={options.run}")
     trained, fingerprint = run.load_own(config, options.run)
     own = {**trained.values.frozen, **trained.values.trainable}
     encoder = {n.removeprefix(ENCODER): x for n, x in own.items() if n.startswith(ENCODER)}
@@ -160,6 +163,7 @@ def open_adapter(
         f"{option}={path} has no adapter: it is a run with --config.finetune={config.finetune}",
     )
     base = run.begun_from(config, weights)
+    _warn_if_quantized(config, f"{option}={path}")
     drawn = reinitialized(config, base.shape.family)
     require(
         not drawn,
@@ -169,6 +173,16 @@ def open_adapter(
     trained, fingerprint = run.load_own(config, path)
     found = arithmetic.of_values(trained.values.trainable, make_lora(config), fingerprint)
     return found, base.directory
+
+
+def _warn_if_quantized(config: ConfigDict, what: str) -> None:
+    """Written weights are those of the pretrained folder, which is not quantized."""
+    if config.quantize != "none":
+        print(
+            f"warning: {what} was trained on weights quantized to {config.quantize}; with the unquantized weights it is"
+            " another model, whose test result is not that of the run",
+            file=sys.stderr,
+        )
 
 
 def _saved(path: Path) -> Adapter:

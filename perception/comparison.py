@@ -1,10 +1,8 @@
 """The paper's question on any data: what pretrained weights, training from random ones, and counting words reach."""
 
-import json
-import math
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -13,34 +11,50 @@ from ml_collections import ConfigDict
 from common import laboratory
 from common.config import load, require
 from common.data.labelled import LabelledText
+from common.report.runs import Run, load_local
 from common.report.table import spread
-from common.track.tracker import write_whole
+from common.report.verdict import CONFIDENCE, MARGINS, Comparison, compare, correct
 from common.train.task import Task
 from perception import baseline, datasets, finetuning, richness, run
-from perception.experiments import f1
+
+METRIC = "weighted_f1"
+
+
+class Way(NamedTuple):
+    """One side of the comparison.
+
+    Attributes:
+      name: for people to read.
+      fields: of the configuration, that make it.
+      pretrained: it begins with pretrained weights.
+      random: its result depends on the seed.
+    """
+
+    name: str
+    fields: Mapping[str, object]
+    pretrained: bool = False
+    random: bool = True
+
 
 WAYS = {
-    "lora": "LoRA on pretrained weights",
-    "full_pretrained": "all weights, from pretrained ones",
-    "head": "the head alone, on pretrained weights",
-    "full": "all weights, from random ones",
+    "lora": Way("LoRA on pretrained weights", {"finetune": "lora"}, pretrained=True),
+    "full_pretrained": Way(
+        "all weights, from pretrained ones", {"finetune": "full_pretrained"}, pretrained=True
+    ),
+    "head": Way(
+        "the head alone, on pretrained weights",
+        {"finetune": "head", "train.steps": 0},
+        pretrained=True,
+        random=False,
+    ),
+    "full": Way("all weights, from random ones", {"finetune": "full"}),
+    "tf_idf": Way("TF-IDF and logistic regression", {}, random=False),
 }
-"""By `config.finetune`."""
 
-BASELINE = "TF-IDF and logistic regression"
+BASELINE = "tf_idf"
 
 FIXED = ("finetune", "seed")
 """Fields that the comparison sets itself."""
-
-
-class Reached(NamedTuple):
-    """What one way reached, by seed: F1 on the test examples at the last and at the best step, and what it took."""
-
-    last: list[float]
-    best: list[float]
-    trained: int
-    flops: float | None
-    seconds: list[float]
 
 
 @dataclass(frozen=True)
@@ -48,9 +62,11 @@ class Laboratory(laboratory.Laboratory):
     """Attributes beyond what all have.
 
     spec: the configuration, "FILE" or "FILE:ARGUMENT".
+    margin: the largest difference of weighted F1 (points) that does not matter.
     """
 
     spec: str = ""
+    margin: float = field(default=MARGINS[METRIC])
 
     def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
         return run.prepare(config, self.mesh)
@@ -60,7 +76,7 @@ class Laboratory(laboratory.Laboratory):
         for name in FIXED:
             given = [f for f in self.fields if f.startswith(f"--config.{name}=")]
             require(not given, f"{''.join(given)}: the comparison sets this itself, run by run")
-        config = self.override(load(self.spec), finetune=way, seed=seed)
+        config = self.override(load(self.spec), seed=seed, **WAYS[way].fields)
         if config.pretrained and not any(f.startswith("--config.backbone=") for f in self.fields):
             config.backbone = "auto"
         if way in finetuning.TRAINS_ALL:
@@ -73,113 +89,152 @@ class Laboratory(laboratory.Laboratory):
         return config
 
     def ways(self) -> list[str]:
-        """Those that can be run: without weights only the last one.
+        """Those that can be run: without weights none that begins with them.
 
         Raises:
           UserError: a configuration or the weights are at fault; before anything is trained.
         """
         weights = self.configuration("lora", 1).pretrained
-        found = list(WAYS) if weights else ["full"]
+        found = [name for name, way in WAYS.items() if weights or not way.pretrained]
         for way in found:
+            if way == BASELINE:
+                continue
             config = self.configuration(way, 1)
             run.validate(config)
             finetuning.open_pretrained(config)
         return found
 
-    def reached(self, way: str) -> Reached:
-        """Trained for all seeds where that is missing."""
-        found = [
-            self.fit(f"{way}_seed{seed}", self.configuration(way, seed))[0]
-            for seed in range(1, 1 + self.seeds)
-        ]
-        return Reached(
-            f1(found, "test_last"),
-            f1(found),
-            found[0]["params"]["trainable"],
-            float(np.mean([summary["flops"] for summary in found])),
-            [summary["train_seconds"] for summary in found],
-        )
+    def every(
+        self, splits: Mapping[str, LabelledText], classes: Sequence[str]
+    ) -> dict[str, list[Run]]:
+        """The runs of all ways, trained where they are missing: one for each seed, or one where nothing is random."""
+        ways = self.ways()
+        cases = {way: partial(self.configuration, way) for way in ways if WAYS[way].random}
+        found = {way: [ran.run for ran in some] for way, some in self.runs(cases).items()}
+        if "head" in ways:
+            _, folder = self.fit("head", self.configuration("head", 1))
+            found["head"] = load_local(folder)
+        folder = self.out / "runs" / BASELINE
+        print(f"\n{BASELINE}", flush=True)
+        baseline.run(self.configuration(BASELINE, 1), splits, classes, folder)
+        return {way: found.get(way) or load_local(folder) for way in ways}
 
 
 def worth(lab: Laboratory) -> None:
-    """Everything side by side, and the answer in a sentence."""
-    ways = lab.ways()
+    """Everything side by side, what the rule of comparisons says of it, and the answer in sentences."""
+    lab.ways()  # whatever is at fault is known before the data are read
     config = lab.configuration("full", 1)
     splits, classes = datasets.load(config)
-    tokens = richness.tokens(splits["train"].texts)
-    found = {way: lab.reached(way) for way in ways}
-    found["baseline"] = _baseline(lab, splits, len(classes))
-    rows = [
-        (
-            {**WAYS, "baseline": BASELINE}[way],
-            spread(one.last, 2),
-            spread(one.best, 2),
-            one.trained,
-            None if one.flops is None else f"{one.flops:.3g}",
-            spread(one.seconds, 1),
-        )
-        for way, one in found.items()
-    ]
+    found = lab.every(splits, classes)
     columns = ("", "F1, last step", "F1, best step", "parameters trained", "FLOPs", "training (s)")
-    lab.write("worth", columns, rows)
-    sentence = answer(found, len(splits["train"]), tokens, len(splits["test"]))
-    (lab.out / "answer.txt").write_text(f"{sentence}\n")
-    print(f"\n{sentence}")
+    lab.write("worth", columns, [_row(way, runs) for way, runs in found.items()])
+    chosen = choose(found)
+    verdicts = judge(found, chosen, lab.margin)
+    columns = ("weighted F1 of", "against", "difference", f"{CONFIDENCE:.0%} interval", "verdict")
+    rows = [
+        (WAYS[a].name, WAYS[b].name, f"{one.difference:+.2f}", _interval(one), str(one))
+        for (a, b), one in verdicts.items()
+    ]
+    lab.write(
+        "verdicts",
+        (*columns, "noise of"),
+        [(*r, v.noise) for r, v in zip(rows, verdicts.values(), strict=True)],
+    )
+    tokens = richness.tokens(splits["train"].texts)
+    size = len(splits["train"]), tokens, len(splits["test"])
+    lines = answer(found, chosen, verdicts, size, config.eval.select)
+    (lab.out / "answer.txt").write_text(f"{lines}\n")
+    print(f"\n{lines}")
 
 
-def _baseline(lab: Laboratory, splits: dict[str, LabelledText], classes: int) -> Reached:
-    """Computed once for the same examples, as a run is trained once."""
-    path = lab.out / "baseline.json"  # not among the runs, which can be compared
-    asked = {name: text.fingerprint for name, text in splits.items()}
-    result = None
-    with suppress(OSError, ValueError, KeyError, TypeError):  # missing, or damaged
-        kept = json.loads(path.read_text())
-        if kept["asked"] == asked:
-            result = baseline.Baseline(**kept["result"])
-    if result is None:
-        print(f"\n{BASELINE}", flush=True)
-        result = baseline.fit(splits)
-        lab.out.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"asked": asked, "result": result._asdict()}, indent=2)
-        write_whole(path, text + "\n")
-    trained = result.features * (classes if classes > 2 else 1)
-    return Reached([result.f1], [result.f1], trained, None, [result.seconds])
+def _row(way: str, runs: Sequence[Run]) -> tuple:
+    """Of the table of all ways; mean ± standard deviation over seeds."""
+    of = [run.summary for run in runs]
+    last, best = ([summary[which][METRIC] for summary in of] for which in ("test_last", "test"))
+    flops = float(np.mean([summary["flops"] for summary in of]))
+    seconds = [summary["train_seconds"] + summary["start_seconds"] for summary in of]
+    trained = of[0]["params"]["trainable"]
+    shown = f"{flops:.3g}" if flops else None  # a regression counts none
+    return WAYS[way].name, spread(last, 2), spread(best, 2), trained, shown, spread(seconds, 1)
 
 
-def noise(one: Sequence[float], other: Sequence[float], examples: int) -> float:
-    """Two standard errors of the difference of two mean F1 (%): of the choice of test examples and of the seeds.
+def choose(found: Mapping[str, Sequence[Run]]) -> str | None:
+    """The way with pretrained weights that was best where the best step is chosen: on the validation examples, never
+    on the test, but in a recipe that chooses by the test. None where there are no pretrained weights."""
 
-    The first as of two shares measured on examples of their own, which is more than on the same ones.
+    def valid(way: str) -> float:
+        return float(np.mean([run.curve.best.value for run in found[way]]))
+
+    return max((way for way in found if WAYS[way].pretrained), key=valid, default=None)
+
+
+def judge(
+    found: Mapping[str, Sequence[Run]], chosen: str | None, margin: float
+) -> dict[tuple[str, str], Comparison]:
+    """Weighted F1 on the test of pairs of ways, by the rule of `common.report.verdict`, corrected for their number.
+
+    The chosen way against random weights says what the pretrained weights give in the way that suits them; all weights
+    from pretrained ones against all from random ones differ in where they begin, and in the tokenizer that each has.
     """
-    share = min(max((np.mean(one) + np.mean(other)) / 200, 0.0), 1.0)
-    variance = 2 * 100**2 * share * (1 - share) / examples
-    for some in (one, other):
-        variance += np.var(some, ddof=1) / len(some) if len(some) > 1 else 0.0
-    return 2 * math.sqrt(variance)
+    pairs = [("tf_idf", "full")]
+    if chosen:
+        own = [(chosen, "full"), ("full_pretrained", "full"), ("tf_idf", chosen)]
+        pairs = list(dict.fromkeys([*own, *pairs]))
+    compared = [
+        next(c for c in compare(found[a], found[b], {METRIC: margin}) if c.metric == METRIC)
+        for a, b in pairs
+    ]
+    return dict(zip(pairs, correct(compared), strict=True))
 
 
-def answer(found: dict[str, Reached], examples: int, tokens: float, tests: int) -> str:
-    """One sentence: what pretraining is worth here, in points of F1 at the best steps."""
+def _interval(one: Comparison) -> str:
+    """Of a difference; "" where a single seed gives none."""
+    return "" if np.isnan(one.low) else f"{one.low:+.1f} to {one.high:+.1f}"
+
+
+def answer(
+    found: Mapping[str, Sequence[Run]],
+    chosen: str | None,
+    verdicts: Mapping[tuple[str, str], Comparison],
+    size: tuple[int, float, int],
+    select: str,
+) -> str:
+    """What was reached, what the rule says of it, and what the paper's table lets one expect; a line each.
+
+    Args:
+      size: training examples, their tokens, test examples.
+      select: what the best step was chosen by, and `chosen`: "valid" or "test".
+    """
+    examples, tokens, tests = size
+    reached = ", ".join(f"{WAYS[way].name} {_mean(runs)}" for way, runs in found.items())
+    lines = [
+        f"Weighted F1 on {tests:,} test examples, learned from {examples:,} (about {tokens:,.0f} tokens): {reached}."
+    ]
+    if chosen:
+        lines.append(
+            f"Of the ways to use pretrained weights {WAYS[chosen].name} is taken, chosen by"
+            f" {'the test examples, as the recipe does' if select == 'test' else 'the validation examples'}."
+        )
+    for (a, b), one in verdicts.items():
+        interval = _interval(one)
+        lines.append(
+            f"{WAYS[a].name} against {WAYS[b].name}: {one.difference:+.1f}"
+            f"{f' ({interval})' if interval else ''}: {one}."
+        )
     line = richness.expectation()
     expected = f"{line.gap(tokens):+.1f} ± {line.margin(tokens):.1f}"
-    best = {way: float(np.mean(one.best)) for way, one in found.items()}
-    size = f"On these {examples:,} training examples (about {tokens:,.0f} tokens)"
-    others = f"all weights from random ones {best['full']:.1f}, {BASELINE} {best['baseline']:.1f}"
-    weights = [way for way in ("lora", "full_pretrained", "head") if way in found]
-    if not weights:
-        return (
-            f"{size} F1 is: {others}; pretrained weights were not tried (--config.pretrained=DIR), and what the"
-            f" paper's data sets of this size let one expect of them is {expected}."
-        )
-    way = max(weights, key=best.__getitem__)
-    gap = best[way] - best["full"]
-    doubt = noise(found[way].best, found["full"].best, tests)
-    verdict = "is worth" if gap > 0 else "costs"
-    if abs(gap) <= doubt:
-        verdict = "shows no worth beyond the noise,"
-    beaten = best["baseline"] > max(best[way], best["full"])
+    untried = "" if chosen else "; here pretrained weights were not tried (--config.pretrained=DIR)"
+    lines.append(
+        "For LoRA against all weights from random ones the paper's data sets of this size let one expect"
+        f" {expected} ({CONFIDENCE:.0%} prediction interval){untried}."
+    )
+    return "\n".join(lines)
+
+
+def _mean(runs: Sequence[Run]) -> str:
+    values = [run.test for run in runs]
     return (
-        f"{size} F1 is: {WAYS[way]} {best[way]:.1f}, {others}; so pretraining {verdict} {gap:+.1f} points (give or"
-        f" take {doubt:.1f}), where the paper's data sets of this size let one expect {expected}"
-        + (", and counting words beats every network." if beaten else ".")
+        spread(values)
+        if len(values) > 1 or runs[0].seed is None
+        else f"{spread(values)} (one seed)"
     )

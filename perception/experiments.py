@@ -1,6 +1,7 @@
 """Table 1's grid: backbones, data sets and ways of training; the runs of a cell, or why there can be none."""
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -9,7 +10,8 @@ from pathlib import Path
 from ml_collections import ConfigDict
 
 from common import laboratory
-from common.config import require
+from common.config import choose, require
+from common.laboratory import Side
 from common.track.tracker import SUMMARY
 from common.train.task import Task
 from configs.perception import get_config
@@ -23,8 +25,11 @@ FIXED = ("finetune", "backbone", "pretrained", "dataset", "data.source")
 PRINTED_MODES = ("lora", "full")
 """Ways of training, by `config.finetune`, as the table has them."""
 
-MODES = (*PRINTED_MODES, "full_pretrained")
-"""With the one that it lacks: LoRA and `full` differ in where they begin and in what is trained."""
+TOKENIZER = "full_pretrained_tokenizer"
+"""Full training from random weights that reads with the tokenizer of the pretrained ones (section 2.3)."""
+
+MODES = (*PRINTED_MODES, "full_pretrained", TOKENIZER)
+"""With those that it lacks: LoRA and `full` differ in where they begin and in what is trained."""
 
 LAPTOP = "arctic_xs"
 
@@ -37,6 +42,11 @@ def backbones() -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name, _ in printed.table1()))
 
 
+def stand_ins() -> dict[str, str]:
+    """Family -> the backbone whose row the scale "tiny" fills with the small one of that family."""
+    return {BACKBONES[name].family: name for name in reversed(backbones())}
+
+
 @dataclass(frozen=True)
 class Case:
     """A cell."""
@@ -44,6 +54,11 @@ class Case:
     backbone: str
     dataset: str
     mode: str
+
+    @property
+    def finetune(self) -> str:
+        """The field of the configuration."""
+        return "full" if self.mode == TOKENIZER else self.mode
 
     @property
     def column(self) -> str:
@@ -78,23 +93,25 @@ class Laboratory(laboratory.Laboratory):
         Raises:
           UserError: none was.
         """
-        every = rows = backbones()
-        columns = tuple(DATASETS)
+        rows = columns = ()
         if self.scale == "laptop":
             rows = (LAPTOP,)
         if self.scale == "tiny":
-            first = {BACKBONES[name].family: name for name in reversed(every)}
-            rows, columns = tuple(n for n in every if n in first.values()), (EMBEDDED,)
+            first = stand_ins().values()
+            rows, columns = tuple(n for n in backbones() if n in first), (EMBEDDED,)
+        self._check_embedded()
+        return [
+            Case(backbone, dataset, mode)
+            for backbone in self.backbones or rows or backbones()
+            for mode in self.modes or PRINTED_MODES
+            for dataset in self.datasets or columns or DATASETS
+        ]
+
+    def _check_embedded(self) -> None:
         require(
             self.scale != "tiny" or not (self.datasets or self.places),
             "--scale=tiny is about embedded text: no --datasets, no --data",
         )
-        return [
-            Case(backbone, dataset, mode)
-            for backbone in self.backbones or rows
-            for mode in self.modes or PRINTED_MODES
-            for dataset in self.datasets or columns
-        ]
 
     def missing(self, case: Case) -> str:
         """Why a run cannot be made; "" where it can."""
@@ -128,12 +145,14 @@ class Laboratory(laboratory.Laboratory):
         size = "" if self.scale == "paper" else f",{self.scale}"
         config = get_config(f"{self.recipe}{size}")
         tiny = self.scale == "tiny"
-        own = {"finetune": case.mode, "backbone": case.backbone}
+        own = {"finetune": case.finetune, "backbone": case.backbone}
         if tiny:
             own["backbone"] = f"tiny_{BACKBONES[case.backbone].family}"
         if case.mode != "full":
             own["pretrained"] = str(self.weights[case.backbone])
             own["backbone"] = "auto" if tiny else case.backbone
+        if case.mode == TOKENIZER:
+            own["data.tokenizer"] = "pretrained"
         if not tiny:
             own |= {"dataset": case.dataset, "data.source": self.places[case.dataset]}
         given = [f for f in self.fields if f.startswith(tuple(f"--config.{n}=" for n in FIXED))]
@@ -142,12 +161,45 @@ class Laboratory(laboratory.Laboratory):
         )
         return self.override(config, seed=seed, **own)
 
-    def runs(self, case: Case) -> list[dict]:
-        """The summaries of a cell, trained where they are missing; none where that cannot be done."""
-        if self.missing(case):
-            return []
-        found = self.runs({self.stem(case): partial(self.configuration, case)})
-        return [ran.summary for ran in found[self.stem(case)]]
+    def summaries(self, cases: Sequence[Case]) -> dict[Case, list[dict]]:
+        """Those of cells that are compared, trained where they are missing; none where that cannot be done."""
+        known = {self.stem(c): partial(self.configuration, c) for c in cases if not self.missing(c)}
+        found = self.runs(known) if known else {}
+        return {case: [ran.summary for ran in found.get(self.stem(case), [])] for case in cases}
+
+    def side(self, text: str) -> Side:
+        """A cell of the table: "sst2: lora" of the backbone arctic_xs, "sst2@phi_2: full" of another one.
+
+        The ways are those of `MODES`. At the scale "tiny" every data set is the embedded one, and a backbone the small
+        one of its family.
+
+        Raises:
+          UserError: there is no such data set, backbone or way, or the configuration is at fault.
+        """
+        where, _, mode = text.partition(": ")
+        dataset, at, backbone = where.partition("@")
+        choose(f"{text}: data set", dataset, DATASETS)
+        choose(f"{text}: way", mode, MODES)
+        backbone = backbone if at else LAPTOP
+        choose(f"{text}: backbone", backbone, backbones())
+        self._check_embedded()
+        asked = {
+            "--datasets": (self.datasets, dataset),
+            "--backbones": (self.backbones, backbone),
+            "--modes": (self.modes, mode),
+        }
+        if out := [name for name, (some, one) in asked.items() if some and one not in some]:
+            return Side("", lambda seed: ConfigDict(), f"{out[0]} leaves it out")
+        if self.scale == "tiny":
+            small = stand_ins()[BACKBONES[backbone].family]
+            if at and backbone != small:
+                return Side("", lambda seed: ConfigDict(), f"the scale tiny has no {backbone}")
+            dataset, backbone = EMBEDDED, small
+        case = Case(backbone, dataset, mode)
+        missing = self.missing(case)
+        if not missing:
+            run.validate(self.configuration(case, 1))
+        return Side(self.stem(case), partial(self.configuration, case), missing)
 
     def finished(self, case: Case) -> list[dict]:
         """The summaries of a cell that are there already."""

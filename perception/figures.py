@@ -47,9 +47,9 @@ def _measured(lab: Laboratory) -> dict[tuple[str, str], dict[str, float]]:
     """As the printed table, from finished runs at their best step."""
     table: dict[tuple[str, str], dict[str, float]] = {}
     for case in lab.cases():
-        if case.dataset != EMBEDDED and (runs := lab.finished(case)):
+        if case.dataset != EMBEDDED and (runs := lab.kept(lab.stem(case))):
             row = table.setdefault((case.backbone, case.mode), {})
-            row[case.column] = float(np.mean(f1(runs)))
+            row[case.column] = float(np.mean(f1([ran.summary for ran in runs])))
     return table
 
 

@@ -23,7 +23,7 @@ def show(lab: Laboratory, target: str) -> None:
             config = lab.configuration(case, 1)
             run.validate(config)
             steps = config.train.steps
-            trained = size if case.mode in TRAINS_ALL else config.lora.rank * one
+            trained = size if case.finetune in TRAINS_ALL else config.lora.rank * one
         state = f"needs {why}" if why else f"{done} of {lab.seeds} done"
         rows.append((case.backbone, case.column, case.mode, size, trained, steps, state))
     columns = ("backbone", "data", "finetuning", "parameters", "trained", "steps", "")

@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument(
         "--modes",
         default="",
-        help="some of lora,full,full_pretrained (default: the table's, lora,full)",
+        help="some of lora,full,full_pretrained,full_pretrained_tokenizer (default: the table's, lora,full)",
     )
     parser.add_argument(
         "--data",
@@ -54,6 +54,7 @@ def _own(options: Namespace) -> dict[str, Any]:
     from pathlib import Path
 
     from common.config import choose, require
+    from common.train.command import CLAIMS
     from configs.perception import RECIPES
     from perception.datasets import DATASETS
     from perception.experiments import MODES, backbones
@@ -82,7 +83,11 @@ def _own(options: Namespace) -> dict[str, Any]:
     data, weights = places("data", known["datasets"]), places("pretrained", known["backbones"])
     require(
         options.target == "table1" or not options.dry_run,
-        f"{options.target} trains nothing: --dry-run is for table1",
+        f"--dry-run is for table1, not for {options.target}",
+    )
+    require(
+        options.target in ("table1", CLAIMS) or not (options.turns or options.sweep),
+        f"{options.target} trains nothing: --turns and --sweep are for table1 and {CLAIMS}",
     )
     return {
         **chosen,

@@ -46,6 +46,8 @@ def table1(lab: Laboratory) -> None:
     """Weighted F1 of every cell that can be run, at the best and at the last step; the others stay empty, and so does
     one whose data or weights are at fault, or that no memory is left for. It is written after each row.
 
+    With `turns` or a `sweep` all cells are trained together, and a fault of one ends it.
+
     The mean is that of the columns that are shown, where a row has them all.
 
     Raises:
@@ -56,11 +58,12 @@ def table1(lab: Laboratory) -> None:
     cases = lab.cases()
     columns = tuple(dict.fromkeys(case.column for case in cases))
     header = ("backbone", "finetuning", "", *columns, "mean")
+    together = lab.summaries(cases) if lab.turns or lab.sweep else {}
     for (backbone_, mode), cells in itertools.groupby(cases, lambda c: (c.backbone, c.mode)):
         found = {}
         for case in cells:
             try:
-                found[case.column] = lab.runs(case)
+                found[case.column] = (together or lab.summaries([case]))[case]
             except (UserError, MemoryError, jax.errors.JaxRuntimeError) as fault:
                 found[case.column] = []
                 # Python's own has nothing to say.

@@ -1,19 +1,20 @@
 """What masked language models with reservoirs are good for: Table 4 (probing), Figures 2, 6 and 11 (fine-tuning)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
-from common.config import override_all, require
+from common.config import choose, override_all, require
 from common.errors import UserError
-from common.metrics.curve import Curve
+from common.laboratory import Ran, Side
 from common.report.figures import layers_figure
 from common.report.groups import Group, Layers, layers_of
 from common.report.panels import COLOURS, panels
-from common.report.runs import Run
 from common.report.table import spread
 from configs import finetuning
 from reservoir import finetuning as fine_tuning
@@ -33,7 +34,8 @@ MODES = {
 }
 """What becomes of frozen layers in fine-tuning; "freeze_now" is the paper's "frozen finetuned", of a plain model."""
 
-_NAMES = {"keep": "", "freeze_now": ", frozen in fine-tuning", "tune": ", reservoirs tuned"}
+NAMES = {"keep": "", "freeze_now": ", frozen in fine-tuning", "tune": ", reservoirs tuned"}
+"""The same behind the name of a model."""
 
 QUICK = {"tiny": "quick", "laptop": "quick", "paper": "full"}
 """What the classifiers of the probing tasks are chosen among, by scale."""
@@ -51,10 +53,15 @@ class Tuning(NamedTuple):
     mode: str
     step: int = 0
 
+    @property
+    def stem(self) -> str:
+        """Of the names of its runs."""
+        step = f"_step{self.step}" if self.step else ""
+        return f"{self.task}_{self.mode}{step}_{self.case.stem}"
+
     def name(self, seed: int) -> str:
         """Of the folder of a run."""
-        step = f"_step{self.step}" if self.step else ""
-        return f"{self.task}_{self.mode}{step}_{self.case.name(seed)}"
+        return f"{self.stem}_seed{seed}"
 
 
 class Downstream(NamedTuple):
@@ -185,6 +192,8 @@ def tunings(lab: Laboratory, target: str) -> list[Tuning]:
         fine_tuning.validate(configuration(lab, tuning, 1))
     if lab.fields:
         print(f"{' '.join(lab.fields)}: of pretraining; fine-tuning has --finetune=FIELD=VALUE")
+    if lab.sweep:
+        print("--sweep: of fine-tuning; the configuration of pretraining is as it is")
     return found
 
 
@@ -209,27 +218,49 @@ def configuration(lab: Laboratory, tuning: Tuning, seed: int) -> ConfigDict:
 
 
 def _fine_tuned(lab: Laboratory, target: str) -> Mapping[str, list[Downstream]]:
-    """All rows of each task."""
+    """All rows of each task. A sweep is of fine-tuning."""
     asked = tunings(lab, target)
-    (groups,) = lab.groups(target).values()
+    (groups,) = replace(lab, sweep={}).groups(target).values()
+    runs = lab.runs({tuning.stem: partial(configuration, lab, tuning) for tuning in asked})
     found: dict[str, list[Downstream]] = {}
     for tuning in asked:
         before = groups[tuning.case]
-        row = Downstream(tuning, before, _fine_tune(lab, tuning, before))
+        row = Downstream(tuning, before, _group(tuning, before, runs[tuning.stem]))
         found.setdefault(tuning.task, []).append(row)
     return found
 
 
-def _fine_tune(lab: Laboratory, tuning: Tuning, before: Group) -> Group:
-    case, runs = tuning.case, []
-    for seed in range(1, 1 + lab.seeds):
-        summary, workdir = lab.fit(tuning.name(seed), configuration(lab, tuning, seed))
-        runs.append(Run(workdir.name, summary, Curve.from_json(summary["curve"])))
-    stack = layers_of(before.runs[0].config)
+def _group(tuning: Tuning, before: Group, ran: Sequence[Ran]) -> Group:
+    case, stack = tuning.case, layers_of(before.runs[0].config)
     frozen = {"keep": stack.frozen, "tune": 0, "freeze_now": case.reservoirs}[tuning.mode]
-    line = case.model + _NAMES[tuning.mode]
+    line = case.model + NAMES[tuning.mode]
     layers = Layers(line, stack.total, frozen)
-    return Group(f"{line}, {case.layers} layers", line, tuple(runs), layers)
+    return Group(f"{line}, {case.layers} layers", line, tuple(one.run for one in ran), layers)
+
+
+def side(lab: Laboratory, text: str, task: str, row: str, layers: int | None) -> Side:
+    """What `Laboratory.side` makes of a side of a claim that is about fine-tuning.
+
+    Raises:
+      UserError: there is no such model or way, or the configuration is at fault.
+    """
+    model, mode = row, "keep"
+    for name in MODES:
+        for way, words in NAMES.items():
+            if row == name + words:
+                model, mode = name, way
+    choose(f"{text}: model", row, [name + NAMES[way] for name in MODES for way in MODES[name]])
+    case, missing = lab.named(text, "roberta", model, layers)
+    if case is None:
+        return Side("", lambda seed: ConfigDict(), missing)
+    tuning = Tuning(task, case, mode)
+    if lab.scale == "laptop" and task not in lab.places:
+        missing = missing or f"--data={task}=DIR"
+    if lab.sweep:
+        missing = missing or "a sweep is of pretraining here; fig2 sweeps fine-tuning"
+    if not missing:
+        fine_tuning.validate(configuration(lab, tuning, 1))
+    return Side(tuning.stem, partial(configuration, lab, tuning), missing)
 
 
 def table4(lab: Laboratory) -> None:
@@ -244,8 +275,8 @@ def table4(lab: Laboratory) -> None:
     tasks = [load_task(place, name) for name in names]
     paper, rows = printed("table4"), []
     (groups,) = lab.groups("table4").values()
-    for case in groups:
-        majority, *layers = _probed(lab, case, tasks)
+    for case, group in groups.items():
+        majority, *layers = _probed(lab, group, tasks)
         if not rows:
             rows.append(("", None, majority[1], "measured", *majority[2:]))
         for layer, kind, *cells in layers:
@@ -257,14 +288,14 @@ def table4(lab: Laboratory) -> None:
     lab.write("table4", columns, rows)
 
 
-def _probed(lab: Laboratory, case: Case, tasks: Sequence[ProbingTask]) -> list[tuple]:
+def _probed(lab: Laboratory, group: Group, tasks: Sequence[ProbingTask]) -> list[tuple]:
     """The rows of `Table`, each cell over the seeds of the pretraining."""
     table: Table | None = None
-    for seed in range(1, 1 + lab.seeds):
-        read = open_reader(lab.workdir(case, seed), lab.mesh, None)
+    for run in group.runs:
+        read = open_reader(run.folder, lab.mesh, None)
         table = table or Table(read.layers, 1, QUICK[lab.scale])
         for task in tasks:
-            print(f"{case.name(seed)}: {task.name}", flush=True)
+            print(f"{run.name}: {task.name}", flush=True)
             table.add(task, {split: read(text) for split, text in task.sentences.items()})
     return table.rows()
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from common import laboratory
-from common.config import require
+from common.config import choose, require
 from common.errors import UserError
-from common.laboratory import Ran
+from common.laboratory import Experiment, Ran, Side
 from common.report.groups import Group, layers_of
 from common.train.task import Task
 from configs import bytelevel, masked, translation
@@ -280,9 +280,7 @@ class Laboratory(laboratory.Laboratory):
         settings, models, one_depth = NEEDS[target]
         found = {}
         for setting in settings:
-            depths = list(self.depths or SETTINGS[setting].depths[self.scale])
-            if one_depth:
-                depths = [SHOWN[setting] if SHOWN[setting] in depths else max(depths)]
+            depths = [self.shown(setting)] if one_depth else self.layers(setting)
             cases = (
                 self.case(setting, model, layers)
                 for model in models
@@ -298,6 +296,15 @@ class Laboratory(laboratory.Laboratory):
             f" {', '.join(settings)} and {', '.join(models)}",
         )
         return found
+
+    def layers(self, setting: str) -> list[int]:
+        """The depths that were asked for, or those of the scale."""
+        return list(self.depths or SETTINGS[setting].depths[self.scale])
+
+    def shown(self, setting: str) -> int:
+        """The one of them whose curves the paper shows, or the deepest."""
+        depths = self.layers(setting)
+        return SHOWN[setting] if SHOWN[setting] in depths else max(depths)
 
     def case(self, setting: str, model: str, layers: int) -> Case | None:
         """The row of a model at a depth; without reservoirs there are plain ones alone.
@@ -347,3 +354,57 @@ class Laboratory(laboratory.Laboratory):
     def horizon(self, setting: str) -> float | str:
         """T of the AUCC in hours, or "longest"."""
         return SETTINGS[setting].horizon if self.scale == "paper" else "longest"
+
+    def side(self, text: str) -> Side:
+        """A row of a table: "iwslt: T Reservoir" at the depth of `shown`, "wmt@24: T Reservoir" at another.
+
+        "sst2: T Reservoir" and "mnli: ..." are fine-tuned from such a row of roberta, its frozen layers kept; a way of
+        `downstream.NAMES` may follow, as in "sst2: T Reservoir, reservoirs tuned".
+
+        Raises:
+          UserError: there is no such setting, model or way, or the reservoirs do not fit.
+        """
+        from reservoir import downstream  # which needs this module
+
+        where, _, row = text.partition(": ")
+        setting, at, layers = where.partition("@")
+        choose(f"{text}: setting", setting, (*SETTINGS, *downstream.TASKS))
+        require(layers.isdecimal() or not at, f"{text}: {layers!r} is no number of layers")
+        depth = int(layers) if at else None
+        if setting in downstream.TASKS:
+            return downstream.side(self, text, setting, row, depth)
+        case, missing = self.named(text, setting, row, depth)
+        if case is None:
+            return Side("", lambda seed: ConfigDict(), missing)
+        return Side(case.stem, partial(self.configuration, case), missing)
+
+    def named(
+        self, text: str, setting: str, model: str, layers: int | None
+    ) -> tuple[Case | None, str]:
+        """The row that a side of a claim names, and why it cannot be run; no row where the options leave it out.
+
+        Raises:
+          UserError: there is no such model, or the reservoirs do not fit.
+        """
+        choose(f"{text}: model", model, MODELS)
+        if self.settings and setting not in self.settings:
+            return None, "--settings leaves it out"
+        if self.models and model not in self.models:
+            return None, "--models leaves it out"
+        case = self.case(setting, model, layers or self.shown(setting))
+        if case is None:
+            return None, "--depths leaves no reservoirs"
+        if layers and layers not in self.layers(setting):
+            return case, f"--depths={layers}"
+        kind, _, place = self.configuration(case, 1).data.source.partition(":")
+        there = kind != "files" or Path(place).exists()
+        return case, "" if there else f"--data={setting}=DIR"
+
+    def runs(self, cases: Mapping[str, Experiment]) -> dict[str, list[Ran]]:
+        """As for all papers; what is fine-tuned comes last, since it starts from runs that may be among the others."""
+        last = {n: make for n, make in cases.items() if make(1).task == "classification"}
+        first = {name: make for name, make in cases.items() if name not in last}
+        found: dict[str, list[Ran]] = {}
+        for some in filter(None, (first, last)):
+            found |= super().runs(some)
+        return found

@@ -61,6 +61,7 @@ def _own(options: Namespace) -> dict[str, Any]:
     from pathlib import Path
 
     from common.config import choose, require
+    from common.train.command import CLAIMS
     from reservoir.downstream import FIGURES, TASKS
     from reservoir.experiments import MODELS, SETTINGS
 
@@ -74,8 +75,12 @@ def _own(options: Namespace) -> dict[str, Any]:
     for given in options.finetune:
         require("=" in given, f"--finetune={given}: it is FIELD=VALUE")
     require(
-        not options.finetune or options.target in FIGURES,
-        f"--finetune is for {', '.join(FIGURES)}: {options.target} fine-tunes nothing",
+        not options.finetune or options.target in (*FIGURES, CLAIMS),
+        f"--finetune is for {', '.join((*FIGURES, CLAIMS))}: {options.target} fine-tunes nothing",
+    )
+    require(
+        not options.dry_run or options.target != CLAIMS,
+        f"--dry-run is for tables and figures, not for {CLAIMS}",
     )
     places = {}
     for given in options.data:

@@ -30,7 +30,7 @@ DIRECTIONS = ("better", "worse", "equivalent")
 EVIDENCE = ("runs", "confirmed", "refuted", "plan")
 
 RESOURCES = {"flops": "training FLOPs", "parameters": "trained parameters"}
-"""Metrics that no chance is in, by how a claim names them: fewer are better."""
+"""What is counted, by how a claim names it: fewer are better."""
 
 
 @dataclass(frozen=True)
@@ -165,12 +165,19 @@ def _compared(
 
 
 def _resources(metric: str, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
-    """Exact numbers: the mean over seeds, without noise."""
+    """Exact numbers without noise; FLOPs of runs that something else than their steps ended have the noise of seeds."""
 
     def value(run: Run) -> float:
         summary = run.summary
         return summary["flops"] if metric == "flops" else summary["params"]["trainable"]
 
+    stopped = {run.summary.get("stopped_by", "steps") for run in (*a, *b)}
+    if metric == "flops" and stopped != {"steps"}:
+        samples = [
+            Sample(tuple(map(value, g)), seedless=all(run.seed is None for run in g))
+            for g in (a, b)
+        ]
+        return Comparison(RESOURCES[metric], "min", *samples, 0.0, 0.0, "seeds")
     samples = [Sample((sum(map(value, g)) / len(g),), seedless=True) for g in (a, b)]
     return Comparison(RESOURCES[metric], "min", *samples, 0.0, 0.0, "nothing: counted")
 
@@ -215,10 +222,9 @@ def table(findings: Sequence[Finding], hours: Mapping[str, str], scale: str) -> 
             means = [
                 f"{s.mean:.4g}" if large else spread(s.values, digits) for s in (found.a, found.b)
             ]
-            difference = f"{found.difference:+.{digits}f}"
-            if large:
-                difference = f"{100 * found.difference / found.b.mean:+.1f} %"
-            interval = f"{found.low:+.{digits}f} to {found.high:+.{digits}f}"
+            share, digits, unit = (100 / found.b.mean, 1, " %") if large else (1, digits, "")
+            difference = f"{share * found.difference:+.{digits}f}{unit}"
+            interval = f"{share * found.low:+.{digits}f} to {share * found.high:+.{digits}f}{unit}"
             if math.isnan(found.low) or found.noise.startswith("nothing"):
                 interval = ""
             seeds = " and ".join(

@@ -120,14 +120,20 @@ def load_local(*paths: str | Path) -> list[Run]:
     """Runs from this machine.
 
     Args:
-      paths: each the folder of a run, a folder of such folders (of which those that have ended are taken), or
-        the file of a summary.
+      paths: each the folder of a run, a folder of such folders (of which those that have ended are taken, but not
+        those of a sweep that were never tested), or the file of a summary.
 
     Raises:
       UserError: there is no run, it has not ended, or its summary is damaged.
     """
     files = [file for path in map(Path, paths) for file in _files(path)]
-    return [run_of(_read(file), _name(file), file, _folder(file)) for file in files]
+    runs = [run_of(_read(file), _name(file), file, _folder(file)) for file in files]
+    tested = [run for run in runs if run.summary["test"]]
+    if len(tested) < len(runs):
+        left = ", ".join(run.name for run in runs if not run.summary["test"])
+        print(f"left out, since they were never tested: {left}", file=sys.stderr)
+    require(bool(tested), f"{' '.join(map(str, paths))}: no run was tested")
+    return tested
 
 
 def load_group(argument: str) -> list[Run]:

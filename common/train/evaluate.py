@@ -40,9 +40,9 @@ class PerExample:
         found: dict[str, np.ndarray] = {}
         for batch in batches:
             placed = put(batch, self._mesh)
-            ids_B, rows = jax.device_get(self._compiled(values.trainable, values.frozen, placed))
+            ids_B, parts = jax.device_get(self._compiled(values.trainable, values.frozen, placed))
             filled_B = ids_B >= 0
-            for name, x in rows.items():
+            for name, x in parts.items():
                 every = found.setdefault(name, np.zeros((count, *x.shape[1:]), x.dtype))
                 every[ids_B[filled_B]] = x[filled_B]
         return found

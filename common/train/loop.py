@@ -4,6 +4,7 @@ config -> mesh -> abstract model -> shardings -> values -> [restore] -> batch, s
 """
 
 import math
+import random
 import signal
 import sys
 import time
@@ -116,8 +117,9 @@ def _open(job: Job, stack: ExitStack) -> None:
 
 
 def _take_turns(runs: Sequence["Run"], turn: int) -> None:
-    """Trains every run to its end. The order of the runs is reversed from round to round, so that none is always the
-    first where the machine slows down or speeds up steadily."""
+    """Trains every run to its end. The order is drawn anew for every round: a fixed one would meet a load with a period
+    of its own always at the same run, and one that turns back would give the outer runs turns of twice the length."""
+    order = random.Random(0)
     live = [(run, run.train(run.config.train.steps, turn)) for run in runs]
     failure: Exception | None = None
     while live and not failure:
@@ -132,7 +134,7 @@ def _take_turns(runs: Sequence["Run"], turn: int) -> None:
             live.remove((run, steps))
             if failure:
                 break
-        live.reverse()
+        order.shuffle(live)
     if failure:
         for run, _ in live:
             if run.number:

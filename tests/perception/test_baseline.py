@@ -4,10 +4,11 @@ import os
 
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
-from common.data.labelled import LabelledText, load_labelled
+from common.data.labelled import LabelledText
+from common.errors import UserError
 from common.metrics.classes import weighted_f1
+from common.report.runs import load_local
 from configs.perception import get_config
 from perception import baseline, datasets, richness
 
@@ -40,30 +41,119 @@ def texts(count: int, seed: int) -> LabelledText:
     return LabelledText([(f"{pairs[k]} {n}",) for k, n in zip(labels, noise, strict=True)], labels)
 
 
+CLASSES = ("first", "second")
+
+
+def f1_of(found: baseline.Baseline) -> float:
+    return found.predictions.metrics()["weighted_f1"]
+
+
 def test_pairs_of_words_are_features() -> None:
     splits = {"train": texts(200, 0), "valid": texts(50, 1), "test": texts(50, 2)}
-    found = baseline.fit(splits)
-    assert found.f1 == found.chosen_f1 == 100 and found.seconds > 0
+    found = baseline.fit(splits, CLASSES)
+    assert f1_of(found) == found.chosen_f1 == 100 and found.seconds > 0
     assert found.inverse_penalty in baseline.INVERSE_PENALTIES
 
 
-def test_the_penalty_is_chosen_on_the_validation_examples() -> None:
+def test_rows_are_those_of_tf_idf_with_logarithmic_counts(monkeypatch) -> None:
+    """Columns are in another order, so the products of rows are compared; counted in parts."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    monkeypatch.setattr(baseline, "ROWS", 7)
+    train = [f"{text} a a a !" for (text,) in texts(60, 0).texts]
+    others = ["good not seen b", "!"]
+    theirs = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"\w+|[^\w\s]+")
+    wanted, known = theirs.fit_transform(train), theirs.transform(others)
+    features, rows = baseline.fit_features(train)
+    assert rows.shape == wanted.shape and rows.dtype == np.float32
+    found = rows @ rows.T, features(others) @ rows.T
+    for ours, reference in zip(found, (wanted @ wanted.T, known @ wanted.T), strict=True):
+        np.testing.assert_allclose(ours.toarray(), reference.toarray(), atol=1e-6)
+
+
+def test_the_number_of_features_does_not_grow_with_the_number_of_pairs(monkeypatch) -> None:
+    """Every text has words of its own, and two that all texts have; these are kept."""
+    monkeypatch.setattr(baseline, "FEATURES", 50)
+    many = [f"common word x{i} y{i} z{i}" for i in range(400)]
+    features, rows = baseline.fit_features(many)
+    assert rows.shape == (400, 50)
+    (shared,) = features(["common word"]).toarray()
+    assert np.count_nonzero(shared) == 3
+
+
+def test_the_penalty_of_the_baseline_is_chosen_on_the_validation_examples() -> None:
     """Where their labels are turned round, what fits least is best, and worse on the test."""
     splits = {"train": texts(60, 0), "valid": texts(50, 1), "test": texts(50, 2)}
     turned = LabelledText(splits["valid"].texts, 1 - splits["valid"].labels_M)
-    strict, free = baseline.fit({**splits, "valid": turned}), baseline.fit(splits)
-    assert strict.inverse_penalty < free.inverse_penalty and strict.f1 < free.f1
+    strict, free = (
+        baseline.fit({**splits, "valid": v}, CLASSES) for v in (turned, splits["valid"])
+    )
+    assert strict.inverse_penalty < free.inverse_penalty and f1_of(strict) < f1_of(free)
 
 
 def test_where_the_test_chooses_there_is_no_validation() -> None:
     """As in the authors' recipe, whose runs have none either."""
     train, test = texts(60, 0), texts(50, 2)
     turned = LabelledText(test.texts, 1 - test.labels_M)
-    found = baseline.fit({"train": train, "test": turned})
-    assert found.f1 == found.chosen_f1
-    assert found == baseline.fit({"train": train, "test": turned, "valid": turned})._replace(
-        seconds=found.seconds
-    )
+    found = baseline.fit({"train": train, "test": turned}, CLASSES)
+    assert f1_of(found) == found.chosen_f1
+    again = baseline.fit({"train": train, "test": turned, "valid": turned}, CLASSES)
+    assert found[:3] == again[:3] and f1_of(found) == f1_of(again)
+
+
+def test_large_data_are_fitted_by_stochastic_gradients(monkeypatch) -> None:
+    """The penalty on a sample, the model on all; the same whenever it is called."""
+    splits = {"train": texts(400, 0), "valid": texts(50, 1), "test": texts(50, 2)}
+    monkeypatch.setattr(baseline, "SOLVED", 0)
+    monkeypatch.setattr(baseline, "SAMPLE", 100)
+    seen, fitted = [], baseline.regression
+
+    def regression(rows, labels_M, penalty, solve):
+        seen.append((rows.shape[0], solve))
+        return fitted(rows, labels_M, penalty, solve)
+
+    monkeypatch.setattr(baseline, "regression", regression)
+    found = baseline.fit(splits, CLASSES)
+    assert seen == [(100, False)] * len(baseline.INVERSE_PENALTIES) + [(400, False)]
+    assert f1_of(found) == 100
+    again = baseline.fit(splits, CLASSES)
+    np.testing.assert_array_equal(again.predictions.nats_M, found.predictions.nats_M)
+
+
+def test_training_examples_of_one_class_are_refused() -> None:
+    alone = LabelledText([("a b",), ("c d",)], np.int32([1, 1]))
+    with pytest.raises(UserError, match="the training examples are all of one class"):
+        baseline.fit({"train": alone, "test": alone}, CLASSES)
+
+
+def test_a_class_without_training_examples_has_a_small_probability() -> None:
+    train, test = texts(60, 0), LabelledText([("not good a",), ("b",)], np.int32([0, 2]))
+    predictions = baseline.fit({"train": train, "test": test}, (*CLASSES, "third")).predictions
+    assert predictions.nats_M[1] == pytest.approx(-np.log(baseline.LEAST_CHANCE), rel=1e-3)
+    assert 2 not in predictions.guesses_M
+
+
+def test_the_baseline_is_a_run_without_a_seed(tmp_path) -> None:
+    config = get_config("tiny")
+    splits, classes = datasets.load(config)
+    summary = baseline.run(config, splits, classes, tmp_path / "run")
+    (found,) = load_local(tmp_path / "run")
+    assert found.seed is None and found.test == summary["test"]["weighted_f1"]
+    assert found.predictions().metrics() == pytest.approx(summary["test"])
+    assert summary["params"]["trainable"] > 5000 and 0 < found.test < 100
+
+
+def test_the_baseline_is_fitted_again_where_the_examples_have_changed(
+    tmp_path, monkeypatch
+) -> None:
+    config, train, test = get_config("tiny"), texts(60, 0), texts(50, 2)
+    given = {"train": train, "test": test}
+    first = baseline.run(config, given, CLASSES, tmp_path / "run")
+    other = {"train": texts(70, 3), "test": test}
+    second = baseline.run(config, other, CLASSES, tmp_path / "run")
+    assert second["examples"]["train"] != first["examples"]["train"]
+    monkeypatch.setattr(baseline, "fit", None)
+    assert baseline.run(config, other, CLASSES, tmp_path / "run") == second
 
 
 @pytest.mark.skipif("TRAINLESS_DATA" not in os.environ, reason="TRAINLESS_DATA is not set")
@@ -72,21 +162,15 @@ def test_counting_words_reaches_more_than_full_training_in_table_1() -> None:
     config = get_config()
     config.dataset = "rotten_tomatoes"
     config.data.source = f"files:{os.environ['TRAINLESS_DATA']}/rotten_tomatoes"
-    splits, _ = datasets.load(config)
+    splits, classes = datasets.load(config)
     assert [len(splits[name]) for name in ("train", "valid", "test")] == [8530, 1066, 1066]
-    assert baseline.fit(splits).f1 == pytest.approx(79.7, abs=0.5)
+    assert f1_of(baseline.fit(splits, classes)) == pytest.approx(79.7, abs=0.5)
     # The measured size of Figure 1, and what is taken for it from words.
     size = richness.SIZES["rotten"]
     assert richness.tokens(splits["train"].texts) == pytest.approx(size.tokens, rel=0.02)
 
 
-def test_embedded_examples_and_pairs_of_them() -> None:
-    data = ConfigDict({"source": "embedded:python", "fields": "text", "tfds_dir": ""})
-    data.splits = {"train": "train", "valid": "validation", "test": "test"}
-    splits, classes = load_labelled(data)
-    found = baseline.fit(
-        {name: LabelledText(s.texts[:300], s.labels_M[:300]) for name, s in splits.items()}
-    )
-    assert found.features > 5000 and 0 < found.f1 < 100 and len(classes) > 2
+def test_two_texts_of_an_example_are_read_one_after_the_other() -> None:
     pairs = LabelledText([("a b", "?"), ("c d", "!")] * 9, np.tile(np.int32([0, 1]), 9))
-    assert baseline.fit(dict.fromkeys(("train", "valid", "test"), pairs)).f1 == 100
+    found = baseline.fit(dict.fromkeys(("train", "valid", "test"), pairs), CLASSES)
+    assert f1_of(found) == 100

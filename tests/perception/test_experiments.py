@@ -3,6 +3,7 @@
 import csv
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,17 +15,34 @@ from common.errors import UserError
 from common.sharding import make_mesh
 from perception import figures, plan, printed, reproduce, run, tables
 from perception.datasets import DATASETS
-from perception.experiments import Case, Laboratory, backbones
+from perception.experiments import TOKENIZER, Case, Laboratory, backbones
 from perception.richness import SIZES
 
 
 class Known(Laboratory):
     """A laboratory whose runs are made up: 80 and the seed, or with LoRA 85 and the seed; one less at the last step."""
 
-    def train(self, config: ConfigDict, workdir: Path) -> dict:
+    def train(self, asked: Mapping[str, ConfigDict]) -> dict[str, dict]:
+        return {name: self.made(name, config) for name, config in asked.items()}
+
+    def made(self, name: str, config: ConfigDict) -> dict:
         run.validate(config)
         best = config.seed + (80.0 if config.finetune == "full" else 85.0)
-        summary = {"test": {"weighted_f1": best}, "test_last": {"weighted_f1": best - 1}}
+        points = [{"step": 1, "seconds": 1.0, "flops": 1.0, "value": best}]
+        summary = {
+            "test": {"weighted_f1": best},
+            "test_last": {"weighted_f1": best - 1},
+            "curve": {"name": "weighted_f1", "mode": "max", "points": points},
+            **{
+                "best_valid": best,
+                "steps": 1,
+                "flops": 1.0,
+                "config": {},
+                "params": {},
+                "seed": config.seed,
+            },
+        }
+        workdir = self.out / "runs" / name
         workdir.mkdir(parents=True, exist_ok=True)
         (workdir / "summary.json").write_text(json.dumps(summary))
         return summary
@@ -78,6 +96,45 @@ def test_full_fine_tuning_is_a_row_on_request(make) -> None:
     assert [row["sst2"] for row in read(lab.out / "table1.csv")] == ["86.0", "85.0"]
 
 
+@pytest.mark.parametrize("recipe", ["fixed", "paper"])
+def test_the_pretrained_tokenizer_is_a_row_on_request(make, recipe) -> None:
+    """Random weights, and of the pretrained folder the tokenizer alone."""
+    case = Case("arctic_xs", "sst2", TOKENIZER)
+    assert make(places=places("sst2")).missing(case) == "--pretrained=arctic_xs=DIR"
+    weights = {"arctic_xs": Path("weights")}
+    for scale, backbone in (("laptop", "arctic_xs"), ("tiny", "auto")):
+        lab = make(scale=scale, recipe=recipe, places=places("sst2"), weights=weights)
+        config = lab.configuration(case, 1)
+        run.validate(config)
+        assert (config.finetune, config.data.tokenizer) == ("full", "pretrained")
+        assert (config.backbone, config.pretrained) == (backbone, "weights")
+
+
+@pytest.mark.parametrize(
+    "fair", [{"turns": 5}, {"sweep": {"optimizer.learning_rate": ("1e-4", "1e-3")}}]
+)
+def test_in_turns_and_in_a_sweep_all_cells_are_trained_together(make, monkeypatch, fair) -> None:
+    """Two ways on two data sets: one call with all four, or two for each point and then the chosen ones."""
+    together, train = [], Known.train
+
+    def counted(self: Known, asked: Mapping[str, ConfigDict]) -> dict[str, dict]:
+        together.append(set(asked))
+        return train(self, asked)
+
+    monkeypatch.setattr(Known, "train", counted)
+    weights = {"arctic_xs": Path("weights")}
+    chosen = {"datasets": ("sst2", "emotion"), "places": places("sst2", "emotion")}
+    lab = make(weights=weights, **chosen, **fair)
+    tables.table1(lab)
+    if lab.turns:
+        (names,) = together
+        assert len(names) == 4
+    else:
+        assert len(read(lab.out / "sweep.csv")) == 2 * 4
+    best = read(lab.out / "table1.csv")[0]
+    assert best["sst2"] == best["emot."] == "86.0"
+
+
 def test_columns_are_those_of_the_printed_table() -> None:
     columns = [known.column for known in DATASETS.values()]
     assert columns == list(SIZES)
@@ -108,10 +165,7 @@ OUT_OF_MEMORY = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 by
 @pytest.mark.parametrize(
     ("fault", "told"),
     [
-        (
-            UserError("the loss is nan; choose another --workdir"),
-            "the loss is nan; choose another --out",
-        ),
+        (UserError("the loss is nan"), "the loss is nan"),
         (jax.errors.JaxRuntimeError(f"{OUT_OF_MEMORY}\nBufferAssignment: ..."), OUT_OF_MEMORY),
         (MemoryError(), "out of memory"),
         (MemoryError("Unable to allocate 9 GiB"), "Unable to allocate 9 GiB"),
@@ -123,15 +177,15 @@ def test_a_cell_that_fails_stays_empty_and_the_others_are_there(
     """It is said when it happens and at the end, which is an error; the table is there after each row."""
     lab = make(datasets=("sst2", "emotion"), places=places("sst2", "emotion"))
     lab = replace(lab, backbones=("arctic_xs", "arctic_s"), modes=("full",))
-    train, seen = Known.train, []
+    made, seen = Known.made, []
 
-    def fails(self: Known, config: ConfigDict, workdir: Path) -> dict:
+    def fails(self: Known, name: str, config: ConfigDict) -> dict:
         seen.append((tmp_path / "table1.csv").exists())
         if (config.backbone, config.dataset) == ("arctic_xs", "sst2"):
             raise fault
-        return train(self, config, workdir)
+        return made(self, name, config)
 
-    monkeypatch.setattr(Known, "train", fails)
+    monkeypatch.setattr(Known, "made", fails)
     with pytest.raises(UserError, match="1 of 4 cells failed"):
         tables.table1(lab)
     assert seen == [False, False, True, True]
@@ -143,7 +197,7 @@ def test_a_cell_that_fails_stays_empty_and_the_others_are_there(
 
 
 def test_options_at_fault_end_it_before_anything_is_trained(make, monkeypatch) -> None:
-    monkeypatch.setattr(Known, "train", None)
+    monkeypatch.setattr(Known, "made", None)
     lab = make(datasets=("sst2",), places=places("sst2"), fields=["--config.data.max_length=0"])
     with pytest.raises(UserError, match="max_length must be at least 1"):
         tables.table1(lab)
@@ -209,7 +263,9 @@ def test_wrong_options_are_refused_in_a_line(monkeypatch, tmp_path) -> None:
     assert "it is NAME=DIR" in told("table1", "--data=sst2")
     assert "there is no directory nowhere" in told("table1", "--pretrained=arctic_xs=nowhere")
     assert "did you mean fixed?" in told("table1", "--recipe=fix")
-    assert "table2 trains nothing: --dry-run is for table1" in told("table2", "--dry-run")
+    assert "--dry-run is for table1, not for table2" in told("table2", "--dry-run")
+    assert "--dry-run is for table1, not for claims" in told("claims", "--dry-run")
+    assert "fig1 trains nothing: --turns and --sweep are for" in told("fig1", "--turns=5")
     assert "no --datasets, no --data" in told("table1", "--datasets=sst2")
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").write_text("a file")

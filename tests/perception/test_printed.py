@@ -77,3 +77,34 @@ def test_figure_1_is_near_the_papers() -> None:
     assert richness.gaps({("a", "lora"): {"x": 1.0, "y": 2.0}, ("a", "full"): {"y": 5.0}}) == {
         ("a", "y"): -3.0
     }
+
+
+def test_lora_is_ahead_in_every_printed_cell_of_openelm() -> None:
+    """By seven points on the average: the backbones that were pretrained by next-token prediction, and whose tables the
+    authors' program does not draw anew."""
+    found = richness.gaps(printed.table1())
+    own = [gap for (backbone, _), gap in found.items() if backbone.startswith("openelm")]
+    assert len(own) == 4 * 12 and min(own) > 0 and np.mean(own) == pytest.approx(6.8, abs=0.05)
+    assert sum(gap < 0 for gap in found.values()) == 42  # of all 132 cells
+
+
+def test_no_printed_cell_of_snli_is_above_chance() -> None:
+    """Of three classes of about one size; where one is always chosen weighted F1 is 17.5."""
+    cells = [row["snli"] for row in printed.table1().values()]
+    assert max(cells) < 100 / 3 + 0.3 and cells.count(17.5) == 4
+
+
+def test_rank_32_is_a_quarter_to_five_percent_of_a_backbone() -> None:
+    """The paper says about 1 %."""
+    shares = {}
+    for name in BACKBONES:
+        if not name.startswith("tiny_"):
+            size, one = tables.parameters(name)
+            shares[name] = 100 * 32 * one / size
+    assert (
+        min(shares.values()) == pytest.approx(shares["mistral_7b"]) == pytest.approx(0.27, abs=5e-3)
+    )
+    assert (
+        max(shares.values()) == pytest.approx(shares["arctic_s"]) == pytest.approx(5.33, abs=5e-3)
+    )
+    assert sum(0.75 <= share <= 1.25 for share in shares.values()) == 3

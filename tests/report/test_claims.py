@@ -140,6 +140,22 @@ def test_counted_resources_need_no_interval():
     assert row[7] == "-5.00" and row[8] == ""
 
 
+def test_flops_of_runs_that_stopped_early_have_the_noise_of_seeds():
+    def stopped(*flops: float) -> list[Run]:
+        made = runs(*(30.0 for _ in flops))
+        for run, number in zip(made, flops, strict=True):
+            run.summary.update(stopped_by="patience", flops=number)
+        return made
+
+    few, many = stopped(1.0e9, 1.1e9, 1.2e9), stopped(4.0e9, 4.1e9, 4.2e9)
+    (found,) = find([claim(metric="flops")], {"a": few, "b": many}, {})
+    assert outcome(found, {}) == "holds"
+    row = table([found], {}, "tiny").rows[0]
+    assert row[7] == "-73.2 %" and row[8].startswith("-78.7 to -67.6 %")
+    (found,) = find([claim(metric="flops")], {"a": few[:1], "b": many[:1]}, {})
+    assert outcome(found, {}) == "undecided (at least 2 more seeds)"
+
+
 @dataclass(frozen=True)
 class Toys(Laboratory):
     def prepare(self, config):

@@ -79,6 +79,15 @@ def test_a_run_without_a_test_score_says_so(tmp_path):
         _ = load_local(path)[0].test
 
 
+def test_points_of_a_sweep_that_were_never_tested_are_left_out(tmp_path, capsys):
+    write(tmp_path / "a" / "summary.json", summary([1.0]))
+    write(tmp_path / "b" / "summary.json", summary([2.0]) | {"test": {}})
+    assert [run.name for run in load_local(tmp_path)] == ["a"]
+    assert capsys.readouterr().err == "left out, since they were never tested: b\n"
+    with pytest.raises(UserError, match="no run was tested"):
+        load_local(tmp_path / "b")
+
+
 def recorded(values, **options):
     """A summary as wandb keeps it: 8.0 came back as 8, and it added fields of its own."""
     text = json.dumps(summary(values, **options)).replace(".0,", ",").replace(".0}", "}")

@@ -1,0 +1,198 @@
+"""Claims of the explicit optimization paper: the experiments that they name, and what arithmetic says of some."""
+
+import csv
+import re
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+
+from common import variables
+from common.config import flatten
+from common.errors import UserError
+from common.model.loss import cross_entropy
+from common.report import claims
+from common.sharding import make_mesh
+from common.train.task import Values
+from explicit_opt import experiments
+from explicit_opt.digits import Digits
+from explicit_opt.experiments import Laboratory
+from explicit_opt.language import NextToken
+from explicit_opt.solution import explicit_solution
+from tests.programs import finish, start
+
+
+def laboratory(out: Path, scale: str = "tiny", *fields: str, **options) -> Laboratory:
+    return Laboratory(
+        scale, 1, list(fields), out, make_mesh({"data": 1}, jax.devices()[:1]), **options
+    )
+
+
+def test_every_claim_on_runs_names_experiments_that_need_no_data_at_tiny(tmp_path):
+    lab = laboratory(tmp_path)
+    compared = [claim for claim in claims.read("explicit_opt") if claim.kind == "runs"]
+    assert compared
+    for claim in compared:
+        for text in (claim.a, claim.b):
+            side = lab.side(text)
+            assert side.missing == "" and side.experiment(2).seed == 2
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "fields"),
+    [
+        (
+            "cat 2: warm",
+            "cat_k2_warm",
+            {"model.aggregate": "cat", "model.context": 2, "start": "warm"},
+        ),
+        ("cat 1: cold", "sum_k1_cold", {"model.aggregate": "sum", "start": "cold"}),
+        ("digits 2: scaled", "digits_2_scaled", {"model.layers": 2, "start": "scaled"}),
+        ("digits 1: zero", "digits_1_zero", {"model.layers": 1, "start": "zero"}),
+    ],
+)
+def test_a_side_is_a_run_of_the_tables(tmp_path, text, name, fields):
+    side = laboratory(tmp_path).side(text)
+    assert side.name == name
+    assert fields.items() <= flatten(side.experiment(1)).items()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "warm", "cat: warm", "cat 0: warm", "mean 2: warm", "cat 2: hot", "digits 2: zero"],
+)
+def test_a_side_that_there_is_not_is_one_line_with_those_that_there_are(tmp_path, text):
+    with pytest.raises(UserError, match="there is no experiment") as caught:
+        laboratory(tmp_path).side(text)
+    assert "sum K, cat K" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_side_without_data_says_which_option_names_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lab = laboratory(tmp_path, "laptop")
+    assert lab.side("digits 1: warm").missing == "--data=mnist=DIR"
+    assert lab.side("sum 4: warm").missing == "--data=babylm=DIR"
+    lab = laboratory(tmp_path, "laptop", places={"babylm": tmp_path})
+    side = lab.side("sum 4: warm")
+    assert side.missing == "" and side.experiment(1).data.source == f"files:{tmp_path}"
+
+
+def test_options_of_texts_leave_digits_alone_and_unknown_ones_are_refused(tmp_path):
+    fields = ("--config.data.tokens=123", "--config.model.cold=normal", "--config.train.epochs=1")
+    lab = laboratory(tmp_path, "tiny", *fields)
+    assert lab.side("sum 2: cold").experiment(1).data.tokens == 123
+    assert lab.side("digits 1: cold").experiment(1).train.epochs == 1
+    for fault, message in (
+        ("model.depth=2", "unknown option --config.model.depth"),
+        ("data.source=files:/x", "--config.data.source would be of texts and of digits"),
+    ):
+        with pytest.raises(UserError, match=message):
+            laboratory(tmp_path, "tiny", f"--config.{fault}").side("sum 2: cold")
+
+
+@pytest.mark.slow
+def test_claims_of_tiny_runs_have_a_verdict_each(tmp_path):
+    """One epoch of one seed decides nothing that chance is in; arithmetic does."""
+    program = [sys.executable, "-m", "explicit_opt.reproduce", "claims", f"--out={tmp_path}"]
+    quick = ("train.epochs=1", "train.batch=512", "data.tokens=20000", "data.vocab_size=258")
+    fields = [f"--config.{field}" for field in (*quick, f"data.cache_dir={tmp_path}/cache")]
+    finish(start([*program, "--scale=tiny", *fields]))
+
+    def table() -> list[dict[str, str]]:
+        with (tmp_path / "claims.csv").open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    rows, read = table(), claims.read("explicit_opt")
+    assert [row["claim"] for row in rows] == [claim.id for claim in read]
+    for row, claim in zip(rows, read, strict=True):
+        said = {
+            "runs": r"undecided|holds|does not hold",
+            "plan": "not run: ask launch.plan",
+            "confirmed": "holds by arithmetic",
+            "refuted": "refuted by arithmetic",
+        }[claim.kind]
+        assert re.match(said, row["verdict"]), row
+        if claim.metric in ("perplexity", "loss", "accuracy") and claim.kind == "runs":
+            assert row["verdict"].startswith("undecided") and row["A"].startswith(claim.a)
+    finish(start([*program, "--scale=tiny", "--kept", *fields]))
+    assert table() == rows
+
+
+# What arithmetic says of claims.
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory) -> dict[tuple[str, int], NextToken]:
+    """Language models of the embedded text, by input and K."""
+    folder = tmp_path_factory.mktemp("claims")
+    lab = laboratory(folder, "tiny", f"--config.data.cache_dir={folder}")
+    cells = [("sum", 1), ("sum", 2), ("sum", 4), ("cat", 2), ("cat", 4)]
+    return {cell: NextToken(lab.language(*cell, "explicit"), lab.mesh) for cell in cells}
+
+
+def test_counts_of_tokens_grow_with_their_mean_cooccurrence(tasks):
+    frequency, mean = experiments.scaling(tasks["sum", 1])
+    assert np.corrcoef(np.log(frequency), np.log(mean))[0, 1] > 0.9
+
+
+def test_the_gap_between_training_and_development_grows_with_k(tasks):
+    gaps = {}
+    for cell, task in tasks.items():
+        structure = variables.abstract(lambda task=task: task.build(variables.Keys(0)))
+        values = Values(structure, {"tables": task.solution()}, {}, task.mesh)
+        found = task.evaluate(values, "valid")
+        gaps[cell] = found["perplexity"] / found["train_perplexity"]
+    assert 1 < gaps["sum", 1] < gaps["sum", 2] < gaps["sum", 4]
+    assert gaps["sum", 1] < gaps["cat", 2] < gaps["cat", 4]
+
+
+def test_the_solution_does_not_depend_on_the_seed(tmp_path, tasks):
+    first = tasks["cat", 2]
+    config = first.config.copy_and_resolve_references()
+    config.seed = 7
+    again = NextToken(config, first.mesh)
+    np.testing.assert_array_equal(first.solution(), again.solution())
+    lab = laboratory(tmp_path)
+    one, other = (Digits(lab.digits(2, "explicit", seed), lab.mesh).solution() for seed in (1, 7))
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_one_layer_has_one_optimum_from_any_start():
+    """Gradients lead from random values, from zeros and from the formula to one loss, and one prediction."""
+    generator = np.random.default_rng(0)
+    features = generator.gamma(1.0, size=(400, 4)).astype(np.float32)
+    targets = generator.integers(0, 3, 400)
+
+    @jax.jit
+    @jax.value_and_grad
+    def loss(weights: jax.Array) -> jax.Array:
+        return cross_entropy(features @ weights.reshape(4, 3), targets).mean()
+
+    starts = {
+        "random": generator.normal(size=12),
+        "zero": np.zeros(12),
+        "explicit": np.asarray(explicit_solution(features, targets)).ravel(),
+    }
+    found = {}
+    for name, weights in starts.items():
+        before = float(loss(jnp.asarray(weights))[0])
+        ended = minimize(lambda w: [np.float64(x) for x in loss(w)], weights, jac=True)
+        found[name] = ended.fun
+        assert ended.fun < before
+    assert found["random"] == pytest.approx(found["explicit"], abs=1e-4)
+    assert found["zero"] == pytest.approx(found["explicit"], abs=1e-4)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_formula_begins_at_twice_the_accuracy_of_random_values(tmp_path, layers):
+    lab = laboratory(tmp_path)
+    explicit = experiments.untrained(lab.digits(layers, "explicit", 1), lab)["accuracy"]
+    for seed in (1, 2, 3):
+        cold = experiments.untrained(lab.digits(layers, "cold", seed), lab)["accuracy"]
+        assert explicit > 2 * cold

@@ -1,0 +1,215 @@
+"""Claims of the gMLP paper: the experiments that they name, and what arithmetic says of some."""
+
+import csv
+import gzip
+import math
+import os
+import re
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from common import variables
+from common.config import flatten
+from common.errors import UserError
+from common.model.block import Context
+from common.model.gated_mlp import GatedMlp
+from common.model.spatial import Spatial
+from common.report import claims
+from common.sharding import make_mesh
+from common.tasks.language_modelling import words
+from configs import language
+from gmlp_lm import settings
+from gmlp_lm.experiments import NATS_TO_BITS, PRINTED, Laboratory
+from gmlp_lm.model import language_model
+from tests.programs import finish, start
+
+
+def laboratory(out: Path, scale: str = "tiny", corpora=("wikitext2",), **options) -> Laboratory:
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    return Laboratory(scale, 1, [], out, mesh, corpora=corpora, **options)
+
+
+def test_every_claim_on_runs_names_experiments_that_need_no_data_at_tiny(tmp_path):
+    lab = laboratory(tmp_path, corpora=tuple(language.CORPORA))
+    compared = [claim for claim in claims.read("gmlp_lm") if claim.kind == "runs"]
+    assert compared
+    for claim in compared:
+        for text in (claim.a, claim.b):
+            side = lab.side(text)
+            assert side.missing == "" and side.experiment(2).seed == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_side_is_a_run_of_the_tables(tmp_path):
+    side = laboratory(tmp_path, recipe="code").side("wikitext2: gmlp_attn")
+    assert side.name == "wikitext2_gmlp_attn_code"
+    expected = {"model.kind": "gmlp", "model.attention": 2, "data.words": True}
+    assert expected.items() <= flatten(side.experiment(1)).items()
+
+
+def test_a_side_without_its_corpus_says_which_option_names_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert laboratory(tmp_path).side("enwik8: gpt").missing == "--corpora=wikitext2,enwik8"
+    lab = laboratory(tmp_path, "laptop", ("wikitext2", "enwik8"), places={"wikitext2": tmp_path})
+    assert lab.side("enwik8: gpt").missing == "--data=enwik8=PATH"
+    assert lab.side("wikitext2: gpt").missing == ""
+
+
+@pytest.mark.parametrize("text", ["", "gmlp", "enwik7: gmlp", "enwik8: rnn", "enwik8:gmlp"])
+def test_a_side_that_there_is_not_is_one_line_with_those_that_there_are(tmp_path, text):
+    with pytest.raises(UserError, match="choose one of enwik8: gpt, enwik9: gpt") as caught:
+        laboratory(tmp_path).side(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_claims_of_tiny_runs_have_a_verdict_each(tmp_path):
+    """One seed decides nothing that chance is in; arithmetic and counted FLOPs do."""
+    program = [sys.executable, "-m", "gmlp_lm.reproduce", "claims", f"--out={tmp_path}"]
+    quick = ("train.steps=4", "eval.steps=2", "eval.tokens=1000", "eval.sample=4", "data.batch=2")
+    fields = [f"--config.{field}" for field in quick]
+    finish(start([*program, "--scale=tiny", *fields]))
+
+    def table() -> list[dict[str, str]]:
+        with (tmp_path / "claims.csv").open(newline="", encoding="utf-8") as file:
+            return list(csv.DictReader(file))
+
+    rows, read = table(), claims.read("gmlp_lm")
+    assert [row["claim"] for row in rows] == [claim.id for claim in read]
+    for row, claim in zip(rows, read, strict=True):
+        said = {
+            "runs": "undecided",
+            "plan": "not run: ask launch.plan",
+            "confirmed": "holds by arithmetic",
+            "refuted": "refuted by arithmetic",
+        }[claim.kind]
+        if claim.metric == "flops":
+            said = "holds|does not hold"
+        elif claim.kind == "runs" and not claim.a.startswith("wikitext2:"):
+            said = "not run: --corpora=wikitext2,"
+        assert re.match(said, row["verdict"]), row
+    finish(start([*program, "--scale=tiny", "--kept", *fields]))
+    assert table() == rows
+
+
+# What arithmetic says of claims.
+
+
+def test_the_gate_has_no_sigmoid():
+    """The output is linear in the map over positions: twice the map, twice the output."""
+    layer = GatedMlp(6, 8, Spatial(5, heads=1, epsilon=1.0, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 6)), jnp.float32)
+    bias = layer.down.bias[...]
+    once = layer(x, Context()) - bias
+    for part in (layer.spatial.weight, layer.spatial.bias):
+        part[...] = 2 * part[...]
+    np.testing.assert_allclose(layer(x, Context()) - bias, 2 * once, rtol=1e-4, atol=1e-5)
+
+
+def test_the_authors_bits_per_character_are_nats():
+    """Their program divides the mean loss in nats by log2(2); 256 equal chances are 8 bits."""
+
+    def authors(nats: float, length: int) -> float:
+        return nats * length / (length * math.log2(2))
+
+    assert authors(math.log(256), 100) == pytest.approx(math.log(256))
+    assert authors(math.log(256), 100) * NATS_TO_BITS == pytest.approx(8)
+
+
+def test_the_printed_nats_of_gmlp_are_more_bits_than_gpt_2_needs():
+    printed = PRINTED["enwik8", "gmlp"].best
+    assert printed < 1.16 < printed * NATS_TO_BITS
+
+
+def test_no_printed_perplexity_follows_from_its_loss():
+    """Neither per byte, whether of nats or of bits, nor per longer unit: one corpus would have units of two lengths."""
+    for row in PRINTED.values():
+        for loss in (row.best, row.final):
+            assert math.exp(loss) < row.perplexity / 2 and 2**loss < row.perplexity / 2
+    # Per longer unit, log perplexity over loss would be its length in bytes.
+    for corpus in language.CORPORA:
+        lengths = [
+            math.log(PRINTED[corpus, kind].perplexity) / PRINTED[corpus, kind].best
+            for kind in ("gpt", "gmlp")
+        ]
+        assert lengths[1] > 1.8 * lengths[0]
+
+
+def test_the_texts_gains_by_attention_are_not_those_of_table_3():
+    """Section 5 says 1.10 to 0.99 on enwik8, 1.03 to 1.01 on wikitext2 and 0.99 to 0.95 on wikitext103."""
+    said = {"enwik8": 0.11, "wikitext2": 0.02, "wikitext103": 0.04}
+    printed = {
+        corpus: round(PRINTED[corpus, "gmlp"].best - PRINTED[corpus, "gmlp_attn"].best, 2)
+        for corpus in said
+    }
+    assert printed == {"enwik8": 0.11, "wikitext2": 0.01, "wikitext103": 0.0}
+
+
+def parameters(kind: str) -> int:
+    return settings.parameters(language.code(kind, "enwik8"))
+
+
+def test_the_small_attention_adds_25_thousand_parameters():
+    assert parameters("gmlp_attn") - parameters("gmlp") == 24_576
+
+
+def test_gmlp_has_more_parameters_than_the_gpt_it_is_compared_with():
+    assert settings.PRINTED_MILLIONS["gmlp"] > settings.PRINTED_MILLIONS["gpt"]
+    assert parameters("gmlp") > parameters("gpt") + settings.UNUSED["gpt"]
+
+
+def test_the_gpt_of_the_code_has_no_feed_forward():
+    """What it has beside norms, the table and the output layer is an attention 2 wide."""
+    config = language.code("gpt", "enwik8")
+    structure = variables.abstract(lambda: language_model(config.model, 256, rngs=nnx.Rngs(0)))
+    shapes = [x.shape for name, x in structure.trainable.items() if name.startswith("stack/")]
+    assert any(2 in shape for shape in shapes)
+    assert not any(min(shape) > 512 for shape in shapes if len(shape) == 2)
+
+
+@pytest.fixture(scope="module")
+def gmlp():
+    """A function (recipe, noise) -> a tiny gMLP; noise moves all its values, so that every part matters."""
+
+    def make(recipe: str, noise: float):
+        config = language.choose("gmlp", "enwik8", f"{recipe},tiny").model
+        config.update({"width": 16, "hidden": 32, "length": 12, "dtype": "float32"})
+        if config.windows:
+            config.windows = (4, 12)
+        assert config.positions == "none"
+        structure = variables.split(language_model(config, 11, rngs=nnx.Rngs(0)))
+        generator = np.random.default_rng(0)
+        values = {
+            name: x.get_value() + noise * generator.normal(size=x.shape).astype(np.float32)
+            for name, x in structure.trainable.items()
+        }
+        return structure.build(values, {})
+
+    return make
+
+
+def test_gmlp_knows_positions_without_embedding_them(gmlp):
+    model = gmlp("paper", 0.3)
+    text, swapped = jnp.array([[1, 2, 3, 4, 5, 6]]), jnp.array([[2, 1, 3, 4, 5, 6]])
+    assert float(jnp.abs(model(text) - model(swapped))[0, -1].max()) > 1e-3
+
+
+def test_a_gmlp_begins_with_each_token_on_its_own(gmlp):
+    text, other = jnp.array([[1, 2, 3, 4, 5, 6]]), jnp.array([[9, 8, 7, 4, 5, 6]])
+    model = gmlp("code", 0.0)
+    np.testing.assert_array_equal(model(text)[0, -1], model(other)[0, -1])
+    # Once W is no longer 0, it is not.
+    assert float(jnp.abs(gmlp("code", 0.3)(text) - gmlp("code", 0.3)(other))[0, -1].max()) > 1e-3
+
+
+@pytest.mark.skipif("TRAINLESS_DATA" not in os.environ, reason="TRAINLESS_DATA is not set")
+def test_wikitext_2_has_two_million_words():
+    path = Path(os.environ["TRAINLESS_DATA"]) / "wikitext2" / "train.txt.gz"
+    text = np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8)
+    assert words(text) < 3e6

@@ -1,0 +1,43 @@
+"""The claims of the papers: what is named in PAPER/claims.csv is there."""
+
+import ast
+import shlex
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from common import config
+from common.report import claims
+from launch import plan
+
+ROOT = Path(__file__).parents[2]
+PAPERS = [
+    paper
+    for paper in ("reservoir", "gmlp_lm", "explicit_opt", "perception")
+    if (files(paper) / claims.CLAIMS).is_file()
+]
+
+
+def named(paper: str, *kinds: str) -> list[str]:
+    return [claim.source for claim in claims.read(paper) if claim.kind in kinds]
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_test_that_decides_a_claim_is_there(paper: str) -> None:
+    for source in named(paper, "confirmed", "refuted"):
+        path, _, name = source.partition("::")
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        functions = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        assert name in functions, source
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_plan_is_one_that_can_be_asked_for(paper: str) -> None:
+    """A configuration of this paper, with fields that it has."""
+    for source in named(paper, "plan"):
+        fields, rest = config.split_fields(shlex.split(source))
+        options = plan.arguments().parse_args(rest)
+        experiment = config.load(options.config)
+        config.override_all(experiment, fields)
+        assert experiment.paper == paper and options.topology

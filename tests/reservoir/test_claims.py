@@ -1,0 +1,131 @@
+"""Sides of claims, and the table of claims end to end."""
+
+import csv
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from common.errors import UserError
+from common.report import claims
+from common.sharding import make_mesh
+from reservoir import finetuning, run
+from reservoir.experiments import Laboratory
+from tests.programs import finish, start
+
+SIDES = sorted({s for c in claims.read("reservoir") if c.kind == "runs" for s in (c.a, c.b)})
+
+
+def laboratory(out: Path, **fields) -> Laboratory:
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    return Laboratory(out=out, mesh=mesh, **{"scale": "tiny", "seeds": 1, "fields": [], **fields})
+
+
+@pytest.mark.parametrize("text", SIDES)
+def test_every_side_is_an_experiment_that_needs_no_data_at_the_scale_tiny(tmp_path, text):
+    side = laboratory(tmp_path).side(text)
+    assert side.missing == ""
+    config = side.experiment(2)
+    (finetuning if config.task == "classification" else run).validate(config)
+    assert config.seed == 2
+
+
+def test_what_is_fine_tuned_starts_from_a_side_of_another_claim(tmp_path):
+    lab = laboratory(tmp_path)
+    experiments = {side.name: side.experiment for side in map(lab.side, SIDES)}
+    starts = {
+        Path(make(3).pretrained).name
+        for make in experiments.values()
+        if make(3).task == "classification"
+    }
+    assert len(starts) == 3
+    assert starts <= {f"{name}_seed3" for name in experiments}
+
+
+def test_a_side_has_the_runs_of_the_tables(tmp_path):
+    lab = laboratory(tmp_path, scale="paper")
+    for target in ("table1", "table3", "fig5"):
+        for setting, cases in lab.needed(target).items():
+            for case in cases:
+                if case.model in ("alternate", "Transformer of updatable depth"):
+                    continue  # the same runs under another name, or another depth
+                side = lab.side(f"{setting}@{case.layers}: {case.model}")
+                assert side.name == case.stem
+                assert side.experiment(1) == lab.configuration(case, 1)
+    assert lab.side("iwslt: T Reservoir").name == "iwslt_8_t_reservoir"
+    assert lab.side("iwslt: Transformer of updatable depth").name == "iwslt_6_transformer"
+    tuned = lab.side("mnli@6: FFN Reservoir, reservoirs tuned")
+    assert tuned.name == "mnli_tune_roberta_6_ffn_reservoir"
+    assert tuned.experiment(1).reservoirs == "tune"
+
+
+def test_what_a_side_lacks_is_the_option_that_gives_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # a folder without data
+
+    def missing(text: str, **fields) -> str:
+        return laboratory(tmp_path, **fields).side(text).missing
+
+    laptop = {"scale": "laptop"}
+    assert missing("iwslt@12: LayerDrop") == "--depths=12"
+    assert missing("iwslt@12: LayerDrop", depths={12: None}) == ""
+    assert missing("iwslt: T Reservoir", **laptop) == "--data=iwslt=DIR"
+    assert missing("iwslt: T Reservoir", **laptop, places={"iwslt": tmp_path}) == ""
+    assert missing("sst2: Transformer", **laptop) == "--data=roberta=DIR"
+    places = {"roberta": tmp_path}
+    assert missing("sst2: Transformer", **laptop, places=places) == "--data=sst2=DIR"
+    assert missing("wmt: Transformer", settings=("iwslt",)) == "--settings leaves it out"
+    assert missing("wmt: LayerDrop", models=("Transformer",)) == "--models leaves it out"
+    assert missing("wmt: T Reservoir", depths={4: 0}) == "--depths leaves no reservoirs"
+    sweep = {"sweep": {"optimizer.learning_rate": ("1e-3",)}}
+    assert "fig2 sweeps fine-tuning" in missing("sst2: Transformer", **sweep)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("iwslt15: T Reservoir", "did you mean iwslt?"),
+        ("iwslt: T Reservior", "did you mean T Reservoir?"),
+        ("iwslt", "iwslt: model"),
+        ("iwslt@x: T Reservoir", "'x' is no number of layers"),
+        ("sst2: LayerDrop", "sst2: LayerDrop: model"),
+        ("sst2: Transformer, reservoirs tuned", "Transformer, frozen in fine-tuning"),
+    ],
+)
+def test_sides_that_are_no_experiment_are_refused(tmp_path, text, told):
+    with pytest.raises(UserError) as caught:
+        laboratory(tmp_path).side(text)
+    assert told in str(caught.value)
+
+
+def test_options_that_claims_have_no_use_for_are_refused(tmp_path):
+    program = [sys.executable, "-m", "reservoir.reproduce", "claims", "--dry-run"]
+    told = finish(start([*program, f"--out={tmp_path / 'out'}"]), code=2)
+    assert "--dry-run is for tables and figures, not for claims" in told
+
+
+@pytest.mark.slow
+def test_the_table_of_claims_from_the_command_line(tmp_path):
+    """The claims about translation, three models of a few steps; then the same table from the runs that are kept."""
+    out = tmp_path / "out"
+    program = [sys.executable, "-m", "reservoir.reproduce", "claims", "--scale=tiny"]
+    program += [f"--out={out}", "--settings=iwslt", "--models=Transformer,T Reservoir,bottom"]
+    small = ["width=16", "hidden=16", "heads=2", "decoder_layers=1"]
+    fields = [f"--config.model.{field}" for field in small]
+    fields += ["--config.train.steps=4", "--config.eval.steps=2", "--config.eval.sentences=4"]
+    finish(start([*program, *fields]))
+    with (out / "claims.csv").open() as file:
+        rows = {row["claim"]: row for row in csv.DictReader(file)}
+    assert list(rows) == [claim.id for claim in claims.read("reservoir")]
+    assert {path.name for path in (out / "runs").iterdir()} == {
+        f"iwslt_3_{model}_seed1" for model in ("transformer", "t_reservoir", "bottom")
+    }
+    assert rows["trained"]["verdict"] == rows["cost-t"]["verdict"] == "holds"
+    assert rows["test-iwslt-t"]["verdict"] == "undecided (at least 2 more seeds)"
+    assert rows["test-wmt-t"]["verdict"] == "not run: --settings leaves it out"
+    assert rows["ffn-iwslt"]["verdict"] == "not run: --models leaves it out"
+    assert rows["faster-trained"]["verdict"].startswith("refuted by arithmetic")
+    assert rows["deep-wmt"]["verdict"].startswith("not run: ")
+    before = (out / "claims.csv").read_bytes()
+    finish(start([*program, "--kept"]))
+    assert (out / "claims.csv").read_bytes() == before

@@ -1,0 +1,62 @@
+"""What the printed tables say of themselves."""
+
+import pytest
+
+from reservoir.printed import printed
+
+
+def mean(cell: str) -> float:
+    """Of "34.52 ± 0.07"."""
+    return float(cell.split("±")[0])
+
+
+FROZEN = {"table1": 2, "table2": 4, "table5": 2}
+HOURS, RATIO = 1, 2
+
+
+def test_the_largest_saving_at_equal_trained_layers_is_14_percent() -> None:
+    """Section 4.1 says up to 22 %: that is at equal depth, where the reservoirs are beside as many layers fewer."""
+    trained, depth = {}, {}
+    for table, reservoirs in FROZEN.items():
+        cells = {key: mean(row[HOURS]) for key, row in printed(table).items()}
+        for (model, layers), hours in cells.items():
+            if not model.endswith("Reservoir"):
+                continue
+            depth[table, model, layers] = 1 - hours / cells["Transformer", layers]
+            plain = cells.get(("Transformer", str(int(layers) - reservoirs)))
+            if plain:
+                trained[table, model, layers] = 1 - hours / plain
+    assert max(trained.values()) == pytest.approx(0.135, abs=5e-4)
+    assert min(trained.values()) < -0.1
+    assert max(d for (table, *_), d in depth.items() if table != "table2") == pytest.approx(
+        0.214, abs=5e-4
+    )
+
+
+def test_two_printed_ratios_are_not_those_of_the_hours() -> None:
+    wrong = {}
+    for table in FROZEN:
+        cells = printed(table)
+        for (model, layers), row in cells.items():
+            ratio = mean(row[HOURS]) / mean(cells["Transformer", layers][HOURS])
+            if abs(ratio - float(row[RATIO])) > 0.011:  # cut or rounded
+                wrong[table, model, layers] = row[RATIO], round(ratio, 2)
+    assert wrong == {
+        ("table2", "FFN Reservoir", "32"): ("0.73", 0.76),
+        ("table5", "LayerDrop", "10"): ("0.97", 0.82),
+    }
+
+
+def test_behind_layer_9_three_of_nine_probing_tasks_are_not_better() -> None:
+    """Section 4.3 says that all are, behind every reservoir: layers 3, 5, 7 and 9."""
+    cells = printed("table4")
+    behind = {
+        layer: [
+            mean(reservoir) > mean(plain)
+            for reservoir, plain in zip(
+                cells["T Reservoir", layer], cells["Transformer", layer], strict=True
+            )
+        ]
+        for layer in ("3", "5", "7", "9")
+    }
+    assert [sum(better) for better in behind.values()] == [9, 9, 9, 6]

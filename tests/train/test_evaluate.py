@@ -1,0 +1,30 @@
+"""A function of the model over batches of several shapes, its rows collected by example."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from common import variables
+from common.sharding import make_mesh
+from common.train.evaluate import PerExample
+from common.train.task import Values
+
+
+class Scale(nnx.Module):
+    def __init__(self):
+        self.scale = nnx.Param(jnp.float32(3))
+
+
+def test_rows_of_batches_of_two_lengths_are_collected_by_example() -> None:
+    """Each length is traced on its own; empty rows, of the id -1, are left out."""
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    structure = variables.split(Scale())
+    values = Values(structure, {"scale": jnp.float32(3)}, {}, mesh)
+    evaluate = PerExample(lambda model, b: {"sum": model.scale[...] * b["x"].sum(1)}, mesh)
+    batches = [
+        {"ids": np.int32([2, 0]), "x": np.ones((2, 4), np.float32)},
+        {"ids": np.int32([1, -1]), "x": np.ones((2, 8), np.float32)},
+    ]
+    for _ in range(2):
+        np.testing.assert_array_equal(evaluate(values, batches, 3)["sum"], [12, 24, 12])
