@@ -444,6 +444,14 @@ def test_negative_margins_are_refused():
         compare([made([1.0])], [made([2.0])], {"bleu": -1})
 
 
+def test_every_example_is_drawn():
+    for number in (0, 9):
+        nats_M = (np.arange(10) == number).astype(float)
+        one = Losses("w", nats_M, np.ones(10), np.zeros(0), np.zeros(0), "token")
+        (found,) = resample([one])
+        assert found["loss"].mean() == pytest.approx(0.1, rel=0.1)
+
+
 def test_a_bootstrap_of_losses_has_the_standard_error_of_their_mean():
     nats_M = np.random.default_rng(0).gamma(2.0, size=400)
     one = Losses("w", nats_M, np.ones(400), np.zeros(0), np.zeros(0), "token")
