@@ -88,8 +88,7 @@ def mean_outline(
         return lines[0]
     xs = sorted({x for line in lines for x, _ in line})
     # np.interp holds the last value of a shorter line.
-    ys = np.mean([np.interp(xs, *zip(*line, strict=True)) for line in lines], axis=0)
-    return list(zip(xs, ys.tolist(), strict=True))
+    return [(x, float(np.mean([np.interp(x, *np.transpose(line)) for line in lines]))) for x in xs]
 
 
 def reaching(curve: Curve, fraction: float, best: float | None = None) -> Point | None:

@@ -346,6 +346,29 @@ def test_validation_values_and_areas_are_compared_to_the_end_of_the_shortest_cur
     assert compare(a, b, {})[0].margin == 0
 
 
+def in_turns(values: list[float], seconds: float, session: str) -> list[Run]:
+    """Three seeds that took turns with the runs of the same session."""
+    timing = {"kind": "turns", "sessions": [session]}
+    return [made(values, seed=s, seconds=seconds, timing=timing) for s in (1, 2, 3)]
+
+
+def test_seconds_of_runs_that_took_turns_are_compared_without_a_margin():
+    a, b = in_turns([10, 20, 30], 0.5, "one"), in_turns([10, 20, 30], 1.0, "one")
+    found = {one.metric: one for one in compare(a, b, {"bleu": 0.25}, ("step",))}
+    areas = [f"mean bleu over {axis}" for axis in ("step", "seconds")]
+    assert list(found) == ["best valid bleu", "training seconds", *areas]
+    seconds = found["training seconds"]
+    assert (seconds.mode, seconds.margin, seconds.example_variance) == ("min", 0.0, 0.0)
+    assert (seconds.noise, seconds.word) == ("seeds", "better")
+    assert seconds.a.values == (1.5,) * 3 and seconds.b.values == (3.0,) * 3
+    assert [one.metric for one in compare(a, b, axes=())] == ["best valid bleu", "training seconds"]
+    other = in_turns([10, 20, 30], 1.0, "another")
+    assert [one.metric for one in compare(a, other, axes=("step",))] == [
+        "best valid bleu",
+        areas[0],
+    ]
+
+
 def test_runs_that_nothing_is_random_in_are_seedless():
     fixed, seeded = [made([10, 20], seed=None)], [made([10, 20], seed=s) for s in (1, 2)]
     best = compare(fixed, seeded)[0]
@@ -442,6 +465,14 @@ def test_negative_margins_are_refused():
         UserError, match="the margin of bleu must be a number of at least 0, got -1"
     ):
         compare([made([1.0])], [made([2.0])], {"bleu": -1})
+
+
+def test_every_example_is_drawn():
+    for number in (0, 9):
+        nats_M = (np.arange(10) == number).astype(float)
+        one = Losses("w", nats_M, np.ones(10), np.zeros(0), np.zeros(0), "token")
+        (found,) = resample([one])
+        assert found["loss"].mean() == pytest.approx(0.1, rel=0.1)
 
 
 def test_a_bootstrap_of_losses_has_the_standard_error_of_their_mean():
