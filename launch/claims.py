@@ -6,6 +6,7 @@ where `reproduce claims` reads them. A plan that is there already is not compile
 
 import csv
 import shlex
+import sys
 from collections.abc import Callable
 from importlib.resources import files
 from importlib.util import find_spec
@@ -27,7 +28,7 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
       ask: the options of a plan -> its estimate.
 
     Raises:
-      UserError: a plan is at fault, or has no chip-hours; those before it have been written.
+      UserError: plans are at fault, or have no chip-hours; all others have been written.
     """
     from common.config import require
     from common.errors import UserError
@@ -36,15 +37,18 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
 
     plans = dict.fromkeys(claim.source for claim in claims.read(paper) if claim.kind == "plan")
     rows = {row[0]: row for row in _read(path) if row[0] in plans}
+    failed = []
     for number, plan in enumerate(plans, start=1):
         if plan in rows:
             continue
         print(f"{number} of {len(plans)}: {plan}", flush=True)
         try:
             found = ask(plan)
+            require(found.chip_hours is not None, "only the data say how many steps it has")
         except UserError as fault:
-            raise UserError(f"{plan}: {fault}") from fault
-        require(found.chip_hours is not None, f"{plan}: its configuration says no number of steps")
+            print(f"error: {fault}", file=sys.stderr, flush=True)
+            failed.append(plan)
+            continue
         row = (plan, f"{found.chip_hours:,.2f}", found.bound.binds, commit())
         rows[plan] = row
         with path.open("w", newline="", encoding="utf-8") as file:
@@ -52,6 +56,9 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
             csv.writer(file, lineterminator="\n").writerows([COLUMNS, *ordered])
         print(f"  {row[1]} chip-hours, bound by {row[2]}", flush=True)
     print(f"{len(rows)} plans in {path}")
+    require(
+        not failed, f"{len(failed)} of {len(plans)} plans have no chip-hours: {'; '.join(failed)}"
+    )
 
 
 def place(paper: str) -> Path:

@@ -50,17 +50,19 @@ def test_every_plan_is_asked_for_once_and_read_by_the_table_of_claims(paper):
     assert report.chip_hours(paper) == {"--config=a": "2", "--config=b": "1,234.50"}
 
 
-def test_what_is_known_before_a_fault_is_kept(paper):
+def test_a_plan_at_fault_leaves_the_others(paper, capsys):
     def ask(plan: str) -> SimpleNamespace:
-        if plan == "--config=b":
+        if plan == "--config=a":
             raise UserError("the step does not fit")
         return found(2.0)
 
-    with pytest.raises(UserError, match="--config=b: the step does not fit"):
+    with pytest.raises(UserError, match="1 of 2 plans have no chip-hours: --config=a"):
         claims.write(paper, claims.place(paper), ask)
-    assert report.chip_hours(paper) == {"--config=a": "2.00"}
-    with pytest.raises(UserError, match="--config=b: its configuration says no number of steps"):
+    assert "error: the step does not fit" in capsys.readouterr().err
+    assert report.chip_hours(paper) == {"--config=b": "2.00"}
+    with pytest.raises(UserError, match="1 of 2 plans have no chip-hours: --config=a"):
         claims.write(paper, claims.place(paper), lambda plan: found(None))
+    assert "only the data say how many steps" in capsys.readouterr().err
 
 
 def test_wrong_papers_and_a_missing_compiler_are_told_in_a_line(monkeypatch):
