@@ -280,7 +280,8 @@ class Laboratory:
             none = {t: "no runs are kept" for t, side in sides.items() if not ran[side.name]}
             missing = {text: missing.get(text, why) for text, why in none.items()}
         else:
-            ran = self.runs({s.name: s.experiment for s in sides.values() if not s.missing})
+            wanted = {s.name: s.experiment for s in sides.values() if not s.missing}
+            ran = self.runs(wanted) if wanted else {}
         groups = {t: [r.run for r in ran[s.name]] for t, s in sides.items() if t not in missing}
         findings = claims.find(read, groups, missing)
         hours = claims.chip_hours(paper)

@@ -30,17 +30,18 @@ def main() -> None:
 
     from common.data.byte_text import read_bytes
     from common.sharding import make_mesh
-    from common.tasks.language_modelling import words
-    from gmlp_lm.run import load, total_nats
+    from common.tasks.language_modelling import WindowLosses, words
+    from gmlp_lm.run import load
 
     text = np.frombuffer(read_bytes(options.text), np.uint8)
     require(len(text) > 1, f"--text={options.text} has {len(text)} bytes; the first is not scored")
-    config, values = load(options.workdir, make_mesh({"data": 1}, jax.devices()[:1]))
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    config, values = load(options.workdir, mesh)
     stride, length = options.stride or config.eval.stride, config.model.length
     require(
         stride <= length, f"--stride={stride} leaves out bytes: the run's windows have {length}"
     )
-    bits = total_nats(config, values, text, stride) / math.log(2)
+    bits = WindowLosses(config, mesh)(values, text, stride).nats_M.sum() / math.log(2)
     print(f"{options.text}: {bits / (len(text) - 1):.4f} bits per byte of {len(text) - 1:,} bytes")
     if count := words(text):
         print(f"{bits / count:.4f} bits per word of {count:,} words, line ends among them")

@@ -2,17 +2,13 @@
 
 from pathlib import Path
 
-import jax
-import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.config import complete
-from common.data.windows import scored_once
 from common.tasks import language_modelling
 from common.tasks.language_modelling import BYTES, LanguageModelling, Objective
 from common.train import loop
-from common.train.feed import put
 from common.train.task import Sketch, Values
 from common.train.trained import load_run
 from common.train.workdir import CONFIG, read_config
@@ -58,22 +54,3 @@ def load(workdir: Path, mesh: Mesh) -> tuple[ConfigDict, Values]:
         workdir, config, lambda rngs: language_model(config.model, BYTES, rngs=rngs), mesh
     )
     return config, values
-
-
-def total_nats(config: ConfigDict, values: Values, text_n: np.ndarray, stride: int) -> float:
-    """Returns the negative log-likelihood of every byte of a text but the first, in nats.
-
-    Args:
-      text_n: bytes (n,), uint8, at least two.
-      stride: bytes scored in each window of `config.model.length`.
-    """
-    objective = Objective(config, language_model)
-
-    @jax.jit
-    def loss(trainable, frozen, batch):
-        return objective.loss(values.structure.build(trainable, frozen), batch, None)[0]
-
-    batches = scored_once(text_n, config.model.length, stride, config.eval.batch)
-    return sum(
-        float(loss(values.trainable, values.frozen, put(batch, values.mesh))) for batch in batches
-    )

@@ -102,6 +102,40 @@ class Objective(Task):
         return jnp.sum(loss_BL * batch["weights"]), jnp.sum(batch["weights"])
 
 
+class WindowLosses:
+    """Scores every byte of a text but the first, by windows; compiled once.
+
+    Args:
+      config: of a run; `model.length` is that of a window, `data.words` says whether words are counted.
+      multiple: has to divide the rows of a batch, see `scored_once`.
+    """
+
+    def __init__(self, config: ConfigDict, mesh: Mesh, multiple: int = 1):
+        self._config, self._multiple = config, multiple
+        self._rows = PerExample(_nats_and_bytes, mesh)
+
+    def __call__(self, values: Values, text_n: np.ndarray, stride: int) -> Losses:
+        """Losses of a text (n,) of at least two bytes; `stride` bytes are scored in each window."""
+        length, rows = self._config.model.length, self._config.eval.batch
+        batches = scored_once(text_n, length, stride, rows, multiple=self._multiple)
+        starts_M = np.arange(0, len(text_n) - 1, stride) + 1
+        found = self._rows(values, batches, len(starts_M))
+        counted = self._config.data.words
+        return Losses(
+            fingerprint([text_n.tobytes().hex()]),
+            found["nats"].astype(np.float64),
+            found["bytes"],
+            hits_M=np.zeros(0),
+            words_M=words_by_window(text_n, starts_M) if counted else np.zeros(0),
+            unit="byte",
+        )
+
+
+def _nats_and_bytes(model: LanguageModel, batch: Batch) -> dict[str, jax.Array]:
+    loss_BL = cross_entropy(model(batch["tokens"]), batch["targets"]) * batch["weights"]
+    return {"nats": loss_BL.sum(1), "bytes": batch["weights"].sum(1)}
+
+
 class LanguageModelling(Objective):
     """The task that the training loop sees."""
 
@@ -132,7 +166,7 @@ class LanguageModelling(Objective):
             multiple=self.multiple,
             seed=config.seed,
         )
-        self._losses = PerExample(self._rows, mesh)
+        self._losses = WindowLosses(config, mesh, self.multiple)
         self._writer: Writer | None = None
 
     @property
@@ -144,22 +178,7 @@ class LanguageModelling(Objective):
 
     def predict(self, values: Values, split: str) -> Losses:
         """Loss of every byte but the first, by windows of `eval.stride` bytes."""
-        return self.losses(values, self.splits[split])
-
-    def losses(self, values: Values, text: np.ndarray) -> Losses:
-        """Loss of every byte of a text (n,) but the first, by windows of `eval.stride` bytes."""
-        settings, length = self.config.eval, self.config.model.length
-        batches = scored_once(text, length, settings.stride, settings.batch, multiple=self.multiple)
-        starts_M = np.arange(0, len(text) - 1, settings.stride) + 1
-        found = self._losses(values, batches, len(starts_M))
-        return Losses(
-            fingerprint([text.tobytes().hex()]),
-            found["nats"].astype(np.float64),
-            found["bytes"],
-            hits_M=np.zeros(0),
-            words_M=words_by_window(text, starts_M) if self.config.data.words else np.zeros(0),
-            unit="byte",
-        )
+        return self._losses(values, self.splits[split], self.config.eval.stride)
 
     def evaluate(self, values: Values, split: str) -> dict[str, float | str]:
         """Bits and nats per byte of every byte but the first; for text in words, perplexity per word.
@@ -170,10 +189,6 @@ class LanguageModelling(Objective):
         if self.config.eval.sample and split == "valid":
             metrics["sample"] = self._sample(values)
         return metrics
-
-    def _rows(self, model: LanguageModel, batch: Batch) -> dict[str, jax.Array]:
-        loss_BL = cross_entropy(model(batch["tokens"]), batch["targets"]) * batch["weights"]
-        return {"nats": loss_BL.sum(1), "bytes": batch["weights"].sum(1)}
 
     def _sample(self, values: Values) -> str:
         """What the model writes after the prompt now; always from the same random numbers."""

@@ -185,6 +185,13 @@ def test_faults_are_one_line(tmp_path, options, message):
     assert said.startswith("error: ") and message in said and said.count("\n") == 1
 
 
+@pytest.mark.parametrize("option", ["--turns=3", "--sweep=optimizer.learning_rate=1e-3,2e-3"])
+def test_tables_that_train_nothing_refuse_options_of_training(tmp_path, option):
+    program = [sys.executable, "-m", "gmlp_lm.reproduce", "table1", f"--out={tmp_path}", option]
+    said = finish(start(program), code=2)
+    assert said == "error: table1 trains nothing: no --turns, no --sweep\n"
+
+
 def test_a_missing_corpus_is_named(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     lab = Laboratory("laptop", 1, [], tmp_path, mesh, "fixed", ("enwik9",))

@@ -201,6 +201,23 @@ def test_kept_claims_train_nothing(paper, tmp_path):
     assert kept(lab) == trained
 
 
+def test_of_kept_runs_no_data_are_needed(paper, tmp_path):
+    """Only a side without runs says what it lacks."""
+    lab = Toys("tiny", 1, [], tmp_path / "out", toy.mesh())
+    name = paper("c,3,x,best valid error,absent,absent,better,,runs")
+    lab.claims(name, only_kept=True)
+    assert kept(lab)[0]["verdict"] == "not run: --data=DIR"
+    lab.runs({"absent": lab.side("absent").experiment})
+    lab.claims(name, only_kept=True)
+    assert kept(lab)[0]["verdict"] == "undecided (at least 2 more seeds)"
+
+
+def test_claims_of_which_nothing_can_be_run_are_a_table_too(paper, tmp_path):
+    lab = Toys("tiny", 1, [], tmp_path / "out", toy.mesh(), sweep={"seed": ("1", "2")})
+    lab.claims(paper("c,3,x,best valid error,absent,absent,better,,runs"))
+    assert kept(lab)[0]["verdict"] == "not run: --data=DIR"
+
+
 def test_an_experiment_that_there_is_not_is_named(paper, tmp_path):
     lab = Toys("tiny", 1, [], tmp_path / "out", toy.mesh())
     with pytest.raises(UserError, match="there is no experiment nobody"):

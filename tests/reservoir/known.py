@@ -51,6 +51,7 @@ class Known(Laboratory):
             "seed": config.seed,
             "test": {name: best},
             "timing": {"kind": self.timing, "sessions": [f"turns {config.seed}"]},
+            **{"best_valid": min(values) if lower else best, "steps": 300, "flops": 3e9},
             "train_seconds": 3 * seconds,
             "epochs": 6.0,
             "seconds_to": {"95": 2 * seconds, "99": 2 * seconds, "100": 2 * seconds},

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
 from common.errors import UserError
 from common.sharding import make_mesh
@@ -104,6 +105,37 @@ def test_fine_tuning_has_options_of_its_own(tmp_path: Path, capsys):
         with pytest.raises(UserError, match=message):
             downstream.fig2(lab)
         assert not lab.asked
+
+
+def test_a_sweep_is_of_fine_tuning(tmp_path: Path, capsys):
+    """Pretraining is as it is configured; every way tries each point with seed 1 and uses the best for both seeds."""
+    sweep = {"optimizer.learning_rate": ("1e-4", "1e-3")}
+    lab = laboratory(tmp_path, models=("T Reservoir",), sweep=sweep)
+    downstream.fig2(lab)
+    before, after = (
+        [config for config in lab.asked if config.task == task]
+        for task in ("masked_lm", "classification")
+    )
+    assert len(before) == 2 and len({config.optimizer.learning_rate for config in before}) == 1
+    ways = 2 * 2  # of two tasks
+    tried = [config for config in after if not config.eval.test]
+    assert len(tried) == 2 * ways and {config.seed for config in tried} == {1}
+    chosen = [config for config in after if config.eval.test]
+    assert len(chosen) == 2 * ways and {c.optimizer.learning_rate for c in chosen} == {1e-4}
+    assert len(read(tmp_path / "sweep.csv")) == 2 * ways
+    assert "--sweep: of fine-tuning" in capsys.readouterr().out
+
+
+def test_fine_tuning_runs_of_a_seed_take_turns(tmp_path: Path, monkeypatch):
+    together, train = [], Known.train
+
+    def counted(self: Known, asked: Mapping[str, ConfigDict]) -> dict[str, dict]:
+        together.append([config.task for config in asked.values()])
+        return train(self, asked)
+
+    monkeypatch.setattr(Known, "train", counted)
+    downstream.fig2(laboratory(tmp_path, models=("Transformer", "FFN Reservoir"), turns=10))
+    assert together == [["masked_lm"] * 2] * 2 + [["classification"] * 8] * 2
 
 
 def test_tasks_without_data_are_left_out(tmp_path: Path, capsys):

@@ -1,0 +1,122 @@
+"""What it would cost to decide the claims of a paper that only its own scale decides: python -m launch.claims PAPER
+
+Compiles each plan of PAPER/claims.csv, as `launch.plan` does, and writes its chip-hours to PAPER/claims_plans.csv, from
+where `reproduce claims` reads them. A plan that is there already is not compiled again.
+"""
+
+import csv
+import shlex
+from collections.abc import Callable
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common import program
+
+if TYPE_CHECKING:
+    from launch.estimate import Estimate
+
+COLUMNS = ("plan", "chip_hours", "binds", "commit")
+
+
+def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
+    """Asks for the plans that the file lacks, and writes it after each; plans that no claim has are left out.
+
+    Args:
+      ask: the options of a plan -> its estimate.
+
+    Raises:
+      UserError: a plan is at fault, or has no chip-hours; those before it have been written.
+    """
+    from common.config import require
+    from common.errors import UserError
+    from common.report import claims
+    from common.train.workdir import commit
+
+    plans = dict.fromkeys(claim.source for claim in claims.read(paper) if claim.kind == "plan")
+    rows = {row[0]: row for row in _read(path) if row[0] in plans}
+    for number, plan in enumerate(plans, start=1):
+        if plan in rows:
+            continue
+        print(f"{number} of {len(plans)}: {plan}", flush=True)
+        try:
+            found = ask(plan)
+        except UserError as fault:
+            raise UserError(f"{plan}: {fault}") from fault
+        require(found.chip_hours is not None, f"{plan}: its configuration says no number of steps")
+        row = (plan, f"{found.chip_hours:,.2f}", found.bound.binds, commit())
+        rows[plan] = row
+        with path.open("w", newline="", encoding="utf-8") as file:
+            ordered = [rows[name] for name in plans if name in rows]
+            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *ordered])
+        print(f"  {row[1]} chip-hours, bound by {row[2]}", flush=True)
+    print(f"{len(rows)} plans in {path}")
+
+
+def place(paper: str) -> Path:
+    """Of the file.
+
+    Raises:
+      UserError: the paper has no claims.
+    """
+    from common.config import require
+    from common.report import claims
+
+    known = paper.isidentifier() and find_spec(paper) is not None
+    require(
+        known and (files(paper) / claims.CLAIMS).is_file(), f"there is no {paper}/{claims.CLAIMS}"
+    )
+    return Path(str(files(paper) / claims.PLANS))
+
+
+def _read(path: Path) -> list[tuple[str, ...]]:
+    if not path.is_file():
+        return []
+    return [tuple(row) for row in list(csv.reader(path.read_text().splitlines()))[1:] if row]
+
+
+def estimate_of(plan: str, quick: bool) -> "Estimate":
+    """The estimate that `launch.plan` makes of these options.
+
+    Raises:
+      UserError: they are at fault, the TPU's compiler is missing, or the step does not fit.
+    """
+    import jax
+
+    from common import config
+    from common.config import require
+    from launch import plan as program
+    from launch import topology
+    from launch.estimate import estimate
+
+    fields, rest = config.split_fields(shlex.split(plan))
+    options = program.arguments().parse_args(rest)
+    experiment = config.load(options.config)
+    config.override_all(experiment, fields)
+    require(topology.has_compiler(), f"the TPU compiler is missing: pip install {topology.LIBTPU}")
+    topology.prepare(options.topology)
+    if quick or options.quick:
+        jax.config.update("jax_exec_time_optimization_effort", -1.0)
+    return estimate(experiment, topology.find(options.topology))
+
+
+def main() -> None:
+    import os
+
+    from common.config import parser_for
+
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before JAX is imported
+    parser = parser_for("launch.claims")
+    parser.add_argument("paper", help="the package that has claims.csv: reservoir")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="the compiler takes less trouble and time; its memory and traffic come out differently",
+    )
+    options = parser.parse_args()
+    write(options.paper, place(options.paper), lambda plan: estimate_of(plan, options.quick))
+
+
+if __name__ == "__main__":
+    program.run(main)

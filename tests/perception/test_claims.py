@@ -1,0 +1,106 @@
+"""Sides of claims, and the table of claims end to end."""
+
+import csv
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from common.errors import UserError
+from common.report import claims
+from common.sharding import make_mesh
+from perception import run
+from perception.datasets import DATASETS
+from perception.experiments import TOKENIZER, Laboratory, stand_ins
+from tests.programs import finish, start
+
+SIDES = sorted({s for c in claims.read("perception") if c.kind == "runs" for s in (c.a, c.b)})
+WEIGHTS = {name: Path("weights") for name in (*stand_ins().values(), "arctic_xs", "arctic_s")}
+PLACES = {name: "files:somewhere" for name in DATASETS}
+
+
+def laboratory(out: Path, **fields) -> Laboratory:
+    mesh = make_mesh({"data": 1}, jax.devices()[:1])
+    return Laboratory(out=out, mesh=mesh, **{"scale": "tiny", "seeds": 1, "fields": [], **fields})
+
+
+@pytest.mark.parametrize("text", SIDES)
+def test_every_side_is_an_experiment_of_the_scales_tiny_and_laptop(tmp_path, text) -> None:
+    for scale, places in (("tiny", {}), ("laptop", PLACES)):
+        side = laboratory(tmp_path, scale=scale, weights=WEIGHTS, places=places).side(text)
+        if scale == "tiny" and "@arctic_s" in text:
+            assert side.missing == "the scale tiny has no arctic_s"
+            continue
+        assert side.missing == ""
+        config = side.experiment(2)
+        run.validate(config)
+        assert config.seed == 2
+
+
+def test_a_side_has_the_runs_of_the_table(tmp_path) -> None:
+    """Of the backbone arctic_xs, if it names none; the table of the scale tiny has the first row of each family."""
+    lab = laboratory(tmp_path, scale="laptop", places=PLACES, weights=WEIGHTS)
+    for case in lab.cases():
+        side = lab.side(f"{case.dataset}: {case.mode}")
+        assert side.name == lab.stem(case) and side.experiment(1) == lab.configuration(case, 1)
+    lab = laboratory(tmp_path, weights=WEIGHTS)
+    tables = {lab.stem(case) for case in lab.cases()}
+    assert {lab.side(f"sst2{at}: full").name for at in ("", "@phi_2", "@qwen2_0.5b")} <= tables
+    paper = laboratory(tmp_path, recipe="paper")
+    assert paper.side("sst2: full").name == "embedded_arctic_l_full_paper"
+
+
+def test_what_a_side_lacks_is_the_option_that_gives_it(tmp_path) -> None:
+    def missing(text: str, **fields) -> str:
+        return laboratory(tmp_path, **fields).side(text).missing
+
+    assert missing("sst2: full") == ""
+    assert missing("sst2: lora") == "--pretrained=arctic_l=DIR"
+    laptop = {"scale": "laptop", "places": {"sst2": "files:somewhere"}}
+    assert missing("yelp: full", **laptop) == "--data=yelp=DIR"
+    assert missing(f"sst2: {TOKENIZER}", **laptop) == "--pretrained=arctic_xs=DIR"
+    assert missing("sst2: full", **laptop, datasets=("yelp",)) == "--datasets leaves it out"
+    assert missing("sst2: full", **laptop, modes=("lora",)) == "--modes leaves it out"
+    assert missing("sst2: full", **laptop, backbones=("phi_2",)) == "--backbones leaves it out"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("sst3: full", "did you mean sst2?"),
+        ("sst2: fulll", "did you mean full?"),
+        ("sst2", "sst2: way"),
+        ("sst2@phi: full", "did you mean phi_2?"),
+        ("sst2@: full", "sst2@: full: backbone"),
+    ],
+)
+def test_sides_that_are_no_experiment_are_refused(tmp_path, text, told) -> None:
+    with pytest.raises(UserError) as caught:
+        laboratory(tmp_path).side(text)
+    assert told in str(caught.value)
+
+
+@pytest.mark.slow
+def test_the_table_of_claims_from_the_command_line(tmp_path, pretrained) -> None:
+    """Three ways on a small folder of weights, a few steps; then the same table from the runs that are kept."""
+    out = tmp_path / "out"
+    program = [sys.executable, "-m", "perception.reproduce", "claims", "--scale=tiny"]
+    program.append(f"--out={out}")
+    fields = ["data.max_length=16", "data.buckets=(16,)", "data.vocab_size=290"]
+    fields += ["train.steps=4", "eval.steps=2", "optimizer.warmup_steps=1"]
+    weights = f"--pretrained=arctic_l={pretrained}"
+    finish(start([*program, weights, *(f"--config.{field}" for field in fields)]))
+    with (out / "claims.csv").open() as file:
+        rows = {row["claim"]: row for row in csv.DictReader(file)}
+    assert list(rows) == [claim.id for claim in claims.read("perception")]
+    assert {path.name for path in (out / "runs").iterdir()} == {
+        f"embedded_arctic_l_{mode}_seed1" for mode in ("full", "lora", TOKENIZER)
+    }
+    assert rows["trained"]["verdict"] == "holds"
+    assert rows["close-rotten"]["verdict"] == "undecided (at least 2 more seeds)"
+    assert rows["size"]["verdict"] == "not run: the scale tiny has no arctic_s"
+    assert rows["minimal"]["verdict"].startswith("refuted by arithmetic")
+    before = (out / "claims.csv").read_bytes()
+    finish(start([*program, weights, "--kept"]))
+    assert (out / "claims.csv").read_bytes() == before
