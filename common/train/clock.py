@@ -13,7 +13,6 @@ class Clock:
     def __init__(self, seconds: dict[str, float] | None = None):
         self._seconds = {name: 0.0 for name in SECTIONS} | (seconds or {})
         self._section = None
-        self._since = time.perf_counter()
 
     @contextmanager
     def section(self, name: str | None) -> Iterator[None]:
