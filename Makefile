@@ -28,7 +28,7 @@ mutants: $(VENV)/.mutants ## mutation testing of what measures and of the traini
 	$(BIN)/python -m tests.mutants
 
 claims: $(VENV)/.run ## results/CLAIMS.md from the runs that are kept in results/; trains nothing
-	for folder in $(patsubst %/runs,%,$(wildcard results/*/*/runs)); do \
+	for folder in $(patsubst %/claims.csv,%,$(wildcard results/*/*/claims.csv)); do \
 	  set -- $$(echo $$folder | tr / ' ') && \
 	  $(BIN)/python -m $$2.reproduce claims --scale=$$3 --kept --out=$$folder || exit; done
 	$(BIN)/python -m common.report.claims
