@@ -24,7 +24,6 @@ def inverse_sqrt(optimizer: ConfigDict, steps: int) -> optax.Schedule:
     warmup = max(warmup_steps(optimizer, steps), 1)
 
     def schedule(step):
-        step = jnp.asarray(step, jnp.float32)
         rise = (
             optimizer.warmup_init
             + step * (optimizer.learning_rate - optimizer.warmup_init) / warmup
