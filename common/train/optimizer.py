@@ -39,11 +39,7 @@ def _with_warmup(
 ) -> optax.Schedule:
     warmup = warmup_steps(optimizer, steps)
     rise = optax.linear_schedule(optimizer.warmup_init, optimizer.learning_rate, max(warmup, 1))
-    return (
-        optax.join_schedules([rise, decay(max(steps - warmup, 1))], [warmup])
-        if warmup
-        else decay(max(steps, 1))
-    )
+    return optax.join_schedules([rise, decay(max(steps - warmup, 1))], [warmup])
 
 
 def cosine(optimizer: ConfigDict, steps: int) -> optax.Schedule:

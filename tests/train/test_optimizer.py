@@ -177,6 +177,12 @@ def test_schedules_without_warm_up_begin_at_the_full_rate():
         assert found == pytest.approx(values, abs=1e-8), schedule
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_a_decay_of_a_single_step_ends_with_it(schedule: str):
+    found = rates(5, [4, 5], schedule=schedule, warmup_steps=4, warmup_init=0.0)
+    assert found == pytest.approx([RATE, 0.0], abs=1e-8)
+
+
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
 def test_a_run_shorter_than_its_warm_up_only_rises(schedule: str):
     found = rates(4, [0, 2, 4, 8], schedule=schedule, warmup_steps=8, warmup_init=0.0)
