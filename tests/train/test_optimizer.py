@@ -88,6 +88,12 @@ def test_adagrad_is_that_of_pytorch_from_the_first_step_on():
     np.testing.assert_allclose(first, [-RATE, 0, -RATE, -RATE], atol=1e-6)
 
 
+def test_epsilon_of_adafactor_is_added_to_the_square_of_a_gradient():
+    values, gradient = {"x": np.zeros(2, np.float32)}, {"x": np.array([1e-3, 0.0], np.float32)}
+    (found,) = parameters(values, [gradient], settings(epsilon=1e-6))
+    np.testing.assert_allclose(found["x"], [-RATE / np.sqrt(2), 0.0], rtol=1e-5)
+
+
 def test_epsilon_of_adagrad_has_the_unit_of_a_gradient():
     """A first gradient of the size of epsilon takes a step of rate / sqrt(2) (of rate / 2 in PyTorch,
     which adds epsilon behind the root); a gradient of 0 none."""
@@ -192,8 +198,8 @@ def test_a_run_shorter_than_its_warm_up_only_rises(schedule: str):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"name": "sgd"}, r"--config\.optimizer\.name.*sgd.*adam"),
-        ({"schedule": "step"}, r"--config\.optimizer\.schedule.*step.*cosine"),
+        ({"name": "sgd"}, r"^--config\.optimizer\.name.*sgd.*adam"),
+        ({"schedule": "step"}, r"^--config\.optimizer\.schedule.*step.*cosine"),
         ({"learning_rate": 0.0}, r"^--config.optimizer.learning_rate must be above 0, got 0\.0$"),
         ({"epsilon": 0.0}, r"^--config.optimizer.epsilon must be above 0, got 0\.0$"),
         ({"name": "adagrad"}, r"weight_decay=0\.1: adagrad has none$"),
