@@ -147,6 +147,11 @@ def test_parts_with_a_rate_of_their_own_have_plain_adam():
         assert found[name] == pytest.approx(1 - RATE * (1 + DECAY), rel=1e-5)
     (without,) = parameters(values, gradients, optimizer, own={"absent": 0.5}, names=names)
     assert all(without[name] == pytest.approx(found["other"]) for name in names)
+    plain, absent = (
+        jax.eval_shape(optimizers.make(optimizer, STEPS, own, names)[0].init, values)
+        for own in (None, {"absent": 0.5})
+    )
+    assert jax.tree.structure(plain) == jax.tree.structure(absent), "checkpoints fit both"
 
 
 def rates(steps: int, at: list[int], **fields: object) -> list[float]:
