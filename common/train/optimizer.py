@@ -24,7 +24,6 @@ def inverse_sqrt(optimizer: ConfigDict, steps: int) -> optax.Schedule:
     warmup = max(warmup_steps(optimizer, steps), 1)
 
     def schedule(step):
-        step = jnp.asarray(step, jnp.float32)
         rise = (
             optimizer.warmup_init
             + step * (optimizer.learning_rate - optimizer.warmup_init) / warmup
@@ -40,11 +39,7 @@ def _with_warmup(
 ) -> optax.Schedule:
     warmup = warmup_steps(optimizer, steps)
     rise = optax.linear_schedule(optimizer.warmup_init, optimizer.learning_rate, max(warmup, 1))
-    return (
-        optax.join_schedules([rise, decay(max(steps - warmup, 1))], [warmup])
-        if warmup
-        else decay(max(steps, 1))
-    )
+    return optax.join_schedules([rise, decay(max(steps - warmup, 1))], [warmup])
 
 
 def cosine(optimizer: ConfigDict, steps: int) -> optax.Schedule:

@@ -114,7 +114,7 @@ class Step:
             "loss": total / weight_or_1,
             "weight": weight,
             "gradient_norm": gradient_norm,
-            "learning_rate": jnp.asarray(self.schedule(number), jnp.float32),
+            "learning_rate": jnp.asarray(self.schedule(number)),
         }
         return optax.apply_updates(trainable, updates), opt_state, metrics
 

@@ -88,6 +88,12 @@ def test_adagrad_is_that_of_pytorch_from_the_first_step_on():
     np.testing.assert_allclose(first, [-RATE, 0, -RATE, -RATE], atol=1e-6)
 
 
+def test_epsilon_of_adafactor_is_added_to_the_square_of_a_gradient():
+    values, gradient = {"x": np.zeros(2, np.float32)}, {"x": np.array([1e-3, 0.0], np.float32)}
+    (found,) = parameters(values, [gradient], settings(epsilon=1e-6))
+    np.testing.assert_allclose(found["x"], [-RATE / np.sqrt(2), 0.0], rtol=1e-5)
+
+
 def test_epsilon_of_adagrad_has_the_unit_of_a_gradient():
     """A first gradient of the size of epsilon takes a step of rate / sqrt(2) (of rate / 2 in PyTorch,
     which adds epsilon behind the root); a gradient of 0 none."""
@@ -141,6 +147,11 @@ def test_parts_with_a_rate_of_their_own_have_plain_adam():
         assert found[name] == pytest.approx(1 - RATE * (1 + DECAY), rel=1e-5)
     (without,) = parameters(values, gradients, optimizer, own={"absent": 0.5}, names=names)
     assert all(without[name] == pytest.approx(found["other"]) for name in names)
+    plain, absent = (
+        jax.eval_shape(optimizers.make(optimizer, STEPS, own, names)[0].init, values)
+        for own in (None, {"absent": 0.5})
+    )
+    assert jax.tree.structure(plain) == jax.tree.structure(absent), "checkpoints fit both"
 
 
 def rates(steps: int, at: list[int], **fields: object) -> list[float]:
@@ -177,6 +188,12 @@ def test_schedules_without_warm_up_begin_at_the_full_rate():
         assert found == pytest.approx(values, abs=1e-8), schedule
 
 
+@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+def test_a_decay_of_a_single_step_ends_with_it(schedule: str):
+    found = rates(5, [4, 5], schedule=schedule, warmup_steps=4, warmup_init=0.0)
+    assert found == pytest.approx([RATE, 0.0], abs=1e-8)
+
+
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
 def test_a_run_shorter_than_its_warm_up_only_rises(schedule: str):
     found = rates(4, [0, 2, 4, 8], schedule=schedule, warmup_steps=8, warmup_init=0.0)
@@ -186,8 +203,8 @@ def test_a_run_shorter_than_its_warm_up_only_rises(schedule: str):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"name": "sgd"}, r"--config\.optimizer\.name.*sgd.*adam"),
-        ({"schedule": "step"}, r"--config\.optimizer\.schedule.*step.*cosine"),
+        ({"name": "sgd"}, r"^--config\.optimizer\.name.*sgd.*adam"),
+        ({"schedule": "step"}, r"^--config\.optimizer\.schedule.*step.*cosine"),
         ({"learning_rate": 0.0}, r"^--config.optimizer.learning_rate must be above 0, got 0\.0$"),
         ({"epsilon": 0.0}, r"^--config.optimizer.epsilon must be above 0, got 0\.0$"),
         ({"name": "adagrad"}, r"weight_decay=0\.1: adagrad has none$"),
