@@ -26,5 +26,10 @@ def test_the_table_of_a_paper_is_that_of_its_kept_runs(folder, tmp_path):
 
 
 def test_the_page_is_that_of_the_tables_of_all_papers():
-    assert {path.parts[-2] for path in KEPT} == {"explicit_opt", "gmlp_lm", "perception", "reservoir"}
+    assert {path.parts[-2] for path in KEPT} == {
+        "explicit_opt",
+        "gmlp_lm",
+        "perception",
+        "reservoir",
+    }
     assert (RESULTS / "CLAIMS.md").read_text() == claims.page(RESULTS), "run `make claims`"
