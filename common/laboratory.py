@@ -265,12 +265,19 @@ class Laboratory:
         return dict(zip(asked, summaries, strict=True))
 
     def kept(self, name: str) -> list[Ran]:
-        """The tested runs of a case that there are, whatever their seeds and configurations."""
+        """The tested runs of a case that there are, whatever their seeds and configurations.
+
+        Raises:
+          UserError: a summary is damaged.
+        """
         found = []
         for path in sorted((self.out / "runs").glob(f"{name}_seed*/{SUMMARY}")):
             # A name may begin with another one's: only a seed and the points of a sweep may follow.
-            if re.fullmatch(rf"{re.escape(name)}_seed\d+(_[a-z_]+=[^=]+)*", path.parent.name):
-                summary = json.loads(path.read_text())
+            if re.fullmatch(rf"{re.escape(name)}_seed\d+(_[a-z0-9_]+=[^=]+)*", path.parent.name):
+                try:
+                    summary = json.loads(path.read_text())
+                except ValueError as fault:
+                    raise UserError(f"{path} is damaged: {fault}") from fault
                 if summary["test"]:
                     found.append(Ran(path.parent.name, summary, path.parent))
         return found

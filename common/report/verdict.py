@@ -260,6 +260,27 @@ def compare(
     return found
 
 
+def check_runs(a: Sequence[Run], b: Sequence[Run]) -> None:
+    """Raises:
+    UserError: a group has a seed twice, or one run is in both groups.
+    """
+    for group in (a, b):
+        seen: dict[int, Run] = {}
+        for run in group:
+            if run.seed is not None:
+                other = seen.setdefault(run.seed, run)
+                require(
+                    other is run,
+                    f"{other.place} and {run.place} have the same seed {run.seed}: leave one out of the group",
+                )
+    places = {run.folder.resolve() for run in a if run.folder}
+    for run in b:
+        require(
+            run.folder is None or run.folder.resolve() not in places,
+            f"the run {run.place} is in both groups",
+        )
+
+
 def check_margins(margins: Mapping[str, float]) -> None:
     """Raises:
     UserError: one is negative or not finite.

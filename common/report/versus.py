@@ -10,7 +10,7 @@ from common.metrics.predictions import Predictions, Translations
 from common.report.groups import Group, groups
 from common.report.runs import Run, load_group, same_minutes
 from common.report.table import Table, digits_for, spread
-from common.report.verdict import CONFIDENCE, MARGINS, Comparison, compare, correct
+from common.report.verdict import CONFIDENCE, MARGINS, Comparison, check_runs, compare, correct
 
 
 def named_groups(arguments: Sequence[str]) -> list[Group]:
@@ -59,9 +59,11 @@ def against_first(
 ) -> list[tuple[Group, Comparison]]:
     """Every metric of every group but the first against the first, corrected together.
 
-    Errors are those of `verdict.compare`.
+    Errors are those of `verdict.check_runs` and `verdict.compare`.
     """
     first, *others = compared
+    for group in others:
+        check_runs(group.runs, first.runs)
     pairs = [(group, one) for group in others for one in compare(group.runs, first.runs, margins)]
     corrected = correct([one for _, one in pairs])
     return [(group, one) for (group, _), one in zip(pairs, corrected, strict=True)]

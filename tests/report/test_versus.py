@@ -138,6 +138,8 @@ def test_examples_of_classes_show_label_and_predictions(tmp_path, report):
             "a/s1 and other/s1 were tested on different examples: they cannot be compared",
         ),
         (["a", "nobody*"], "no run matches nobody*"),
+        (["a", "a"], "the run a/s1 is in both groups"),
+        (["a", "a/s[12]"], "the run a/s1 is in both groups"),
         (["--examples", "a", "b"], "--examples: a is 3 runs, name one"),
         (["a", "--examples", "a/s1", "b/s1"], "--examples takes two runs and no others"),
         (["--examples", "a/s1", "without"], "the run without kept no predictions"),

@@ -93,6 +93,19 @@ def test_a_kept_run_is_never_replaced_by_another_configuration(lab: Toys) -> Non
     assert lab.opened == ["one"]
 
 
+def test_a_damaged_summary_of_a_kept_run_is_named(lab: Toys) -> None:
+    _, workdir = lab.fit("one_seed1", toy.config(train__steps=5))
+    (workdir / "summary.json").write_text("{")
+    with pytest.raises(UserError, match=r"summary.json is damaged"):
+        lab.kept("one")
+
+
+def test_kept_runs_of_a_sweep_may_have_digits_in_the_name_of_a_field(tmp_path: Path) -> None:
+    lab = Toys("tiny", 1, [], tmp_path, toy.mesh(), sweep={"optimizer.beta2": ("0.9",)})
+    lab.runs({"one": lambda seed: toy.config(seed=seed, train__steps=5)})
+    assert [ran.name for ran in lab.kept("one")] == ["one_seed1_beta2=0.9"]
+
+
 def cases(**rates: float) -> dict:
     """Cases that differ in a learning rate, by seed."""
     return {
