@@ -151,6 +151,22 @@ def test_runs_without_randomness_make_a_group(tmp_path, report):
     assert verdicts(tmp_path)["accuracy"] == "better"
 
 
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"params": {}}, "its params have no trainable, total"),
+        ({"timing": "alone"}, "its timing is 'alone'"),
+        ({"test": {"accuracy": "60"}}, "the run a has no test accuracy"),
+    ],
+)
+def test_damaged_fields_of_a_summary_are_one_line(fields, complaint, tmp_path, report):
+    keep(tmp_path / "a", classes(0.6, 1), seed=1)
+    path = tmp_path / "a" / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    with pytest.raises(UserError, match=complaint):
+        report("a")
+
+
 @pytest.mark.parametrize("settings", [{"lowercase": True}, {"tokenize": "char"}])
 def test_bleu_of_other_settings_is_not_compared(settings, tmp_path, report):
     for seed in (1, 2, 3):
@@ -201,6 +217,7 @@ def test_examples_of_classes_show_label_and_predictions(tmp_path, report):
             "a/s1 and other/s1 were tested on different examples, or measured differently",
         ),
         (["a", "nobody*"], "no run matches nobody*"),
+        (["x" * 5000], "cannot read xxx"),
         (["a", "a"], "the run a/s1 is in both groups"),
         (["a", "a/s[12]"], "the run a/s1 is in both groups"),
         (["--examples", "a", "b"], "--examples: a is 3 runs, name one"),
