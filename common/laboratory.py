@@ -229,19 +229,32 @@ class Laboratory:
                 given = {field.removeprefix("--config.").split("=")[0] for field in self.fields}
                 new = asked.keys() - there.keys() - given
                 asked = {name: value for name, value in asked.items() if name not in new}
+                if not config.eval.test:
+                    there["eval.test"] = False  # a sweep only reads the validation curve
             if unchanged and there == asked:
                 return json.loads((workdir / SUMMARY).read_text())
         return None
 
     def train(self, asked: Mapping[str, ConfigDict]) -> dict[str, dict]:
-        """Trains, or resumes, runs: together, in turns; their summaries."""
+        """Trains, or resumes, runs: together, in turns; their summaries.
+
+        Raises:
+          UserError: as `loop.fit_in_turns`, or the folder of a run has a summary but no checkpoints.
+        """
+        for name in asked:
+            workdir = self.out / "runs" / name
+            require(
+                has_checkpoints(workdir) or not (workdir / SUMMARY).exists(),
+                f"{workdir} keeps a run of another configuration, without checkpoints: training would replace it;"
+                " choose another --out",
+            )
         jobs = []
         for name, config in asked.items():
             print(f"\n{name}", flush=True)
-            workdir = self.out / "runs" / name
+            jobs.append(loop.Job(*self.prepare(config), self.out / "runs" / name))
+        for job in jobs:
             # Until it has ended, what lies there may be half of another run.
-            (workdir / ASKED).unlink(missing_ok=True)
-            jobs.append(loop.Job(*self.prepare(config), workdir))
+            (job.workdir / ASKED).unlink(missing_ok=True)
         try:
             summaries = loop.fit_in_turns(jobs, self.mesh, self.turns if len(jobs) > 1 else 0)
         except UserError as fault:  # the folder of a run is within what the user named
@@ -252,12 +265,19 @@ class Laboratory:
         return dict(zip(asked, summaries, strict=True))
 
     def kept(self, name: str) -> list[Ran]:
-        """The tested runs of a case that there are, whatever their seeds and configurations."""
+        """The tested runs of a case that there are, whatever their seeds and configurations.
+
+        Raises:
+          UserError: a summary is damaged.
+        """
         found = []
         for path in sorted((self.out / "runs").glob(f"{name}_seed*/{SUMMARY}")):
             # A name may begin with another one's: only a seed and the points of a sweep may follow.
-            if re.fullmatch(rf"{re.escape(name)}_seed\d+(_[a-z_]+=[^=]+)*", path.parent.name):
-                summary = json.loads(path.read_text())
+            if re.fullmatch(rf"{re.escape(name)}_seed\d+(_[a-z0-9_]+=[^=]+)*", path.parent.name):
+                try:
+                    summary = json.loads(path.read_text())
+                except ValueError as fault:
+                    raise UserError(f"{path} is damaged: {fault}") from fault
                 if summary["test"]:
                     found.append(Ran(path.parent.name, summary, path.parent))
         return found

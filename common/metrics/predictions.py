@@ -62,6 +62,11 @@ class Predictions(ABC):
         """One example for a person to read: what was right and what was predicted."""
 
     @property
+    def pairing(self) -> tuple:
+        """Equal for predictions whose examples can be paired and whose metrics mean the same."""
+        return self.kind, self.examples, len(self)
+
+    @property
     @abstractmethod
     def costs_M(self) -> np.ndarray:
         """(M,): how badly each example was predicted, in `cost_unit`; by it `--examples` ranks."""
@@ -188,6 +193,10 @@ class Translations(Predictions):
     def __len__(self) -> int:
         return len(self.hypotheses)
 
+    @property
+    def pairing(self) -> tuple:
+        return *super().pairing, self.lowercase, self.tokenize
+
     def metric(self) -> Any:
         """sacrebleu's BLEU with these settings."""
         from common.metrics.bleu import bleu_metric
@@ -249,6 +258,10 @@ class Losses(Predictions):
         return len(self.nats_M)
 
     @property
+    def pairing(self) -> tuple:
+        return *super().pairing, self.unit
+
+    @property
     def statistics(self) -> np.ndarray:
         """Columns: nats; weights; hits; words."""
         zeros_M = np.zeros(len(self.nats_M))
@@ -296,7 +309,18 @@ def load(path: Path) -> Predictions:
         record = json.loads(arrays.pop("record").tobytes().decode())
         kind = KINDS[record.pop("kind")]
         plain = {name: tuple(x) if isinstance(x, list) else x for name, x in record.items()}
-        return kind(**plain, **arrays)
+        made = kind(**plain, **arrays)
+        optional = ("hits_M", "words_M")
+        wrong = [
+            name
+            for name, x in arrays.items()
+            if len(x) != len(made) and not (name in optional and not len(x))
+        ]
+        if wrong or not len(made):
+            raise ValueError(
+                f"{', '.join(wrong)}: not {len(made)} examples" if wrong else "no examples"
+            )
+        return made
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # whatever zipfile, NumPy and JSON raise of a damaged archive

@@ -21,7 +21,7 @@ from common.config import choose, parser_for, require
 from common.errors import UserError
 from common.report.runs import Run
 from common.report.table import Table, digits_for, spread
-from common.report.verdict import MARGINS, Comparison, Sample, compare, correct
+from common.report.verdict import MARGINS, Comparison, Sample, check_runs, compare, correct
 
 CLAIMS, PLANS = "claims.csv", "claims_plans.csv"
 """In the folder of a paper; the second has what `launch.plan` said of the first one's plans."""
@@ -133,7 +133,7 @@ def find(
       missing: why a side has none.
 
     Raises:
-      UserError: a claim names a metric that its runs do not have.
+      UserError: a claim names a metric that its runs do not have, or see `verdict.check_runs`.
     """
     found = []
     for claim in claims:
@@ -154,6 +154,7 @@ def _compared(
     claim: Claim, groups: Mapping[str, Sequence[Run]], margins: Mapping[str, float]
 ) -> Comparison:
     a, b = groups[claim.a], groups[claim.b]
+    check_runs(a, b)
     if claim.metric in RESOURCES:
         return _resources(claim.metric, a, b)
     every = compare(a, b, margins)

@@ -55,7 +55,7 @@ class Group:
     Attributes:
       name: its layers and what else tells it from the other groups.
       line: the same whatever the number of layers: groups that make one line in a figure over depth.
-      runs: by seed, which are all different.
+      runs: by seed, which are all different; without one where nothing is random.
       layers: None where the configuration has no number of layers.
     """
 
@@ -87,7 +87,9 @@ def groups(runs: Iterable[Run], ignore: Sequence[str] = IGNORED) -> list[Group]:
     for run in runs:
         found.setdefault(tuple(_settings(run, ignore).items()), []).append(run)
     require(bool(found), "there are no runs to compare")
-    members = [sorted(group, key=lambda run: run.seed) for group in found.values()]
+    members = [
+        sorted(group, key=lambda run: (run.seed is not None, run.seed)) for group in found.values()
+    ]
     _check(members)
     layers = [layers_of(group[0].config) for group in members]
     others = _others([dict(key) for key in found], layers)
@@ -190,6 +192,6 @@ def _check(members: Sequence[Sequence[Run]]) -> None:
             )
         for one, other in itertools.pairwise(group):
             require(
-                one.seed != other.seed,
+                one.seed is None or one.seed != other.seed,
                 f"{one.name} and {other.name} have the same configuration and seed {one.seed}: leave one out",
             )

@@ -80,7 +80,9 @@ class Run:
           UserError: it was not measured.
         """
         value = self.summary["test"].get(self.curve.name)
-        require(value is not None, f"the run {self.name} has no test {self.curve.name}")
+        require(
+            isinstance(value, int | float), f"the run {self.name} has no test {self.curve.name}"
+        )
         return value
 
 
@@ -108,6 +110,15 @@ def run_of(
     require(isinstance(summary, Mapping), f"{source} is not the summary of a run")
     missing = [n for n, k in _NEEDED.items() if n not in summary or not isinstance(summary[n], k)]
     require(not missing, f"{source} is not the summary of a run: it has no {', '.join(missing)}")
+    counts = [summary["params"].get(name) for name in ("trainable", "total")]
+    require(
+        all(isinstance(count, int | float) for count in counts),
+        f"{source} is not the summary of a run: its params have no trainable, total",
+    )
+    require(
+        isinstance(summary.get("timing", {}), Mapping),
+        f"{source} is not the summary of a run: its timing is {summary.get('timing')!r}",
+    )
     try:
         curve = Curve.from_json(summary["curve"])
     except UserError as error:
@@ -126,7 +137,10 @@ def load_local(*paths: str | Path) -> list[Run]:
     Raises:
       UserError: there is no run, it has not ended, or its summary is damaged.
     """
-    files = [file for path in map(Path, paths) for file in _files(path)]
+    try:
+        files = [file for path in map(Path, paths) for file in _files(path)]
+    except OSError as error:  # such as a name that is too long
+        raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
     runs = [run_of(_read(file), _name(file), file, _folder(file)) for file in files]
     tested = [run for run in runs if run.summary["test"]]
     if len(tested) < len(runs):

@@ -26,7 +26,7 @@ from scipy import stats
 from common.config import require
 from common.metrics.aucc import aucc
 from common.metrics.curve import Axis
-from common.metrics.predictions import MODES, Predictions
+from common.metrics.predictions import MODES, Predictions, Translations
 from common.report.runs import Run, same_minutes
 
 Word = Literal["better", "worse", "equivalent", "undecided"]
@@ -34,6 +34,8 @@ Word = Literal["better", "worse", "equivalent", "undecided"]
 CONFIDENCE = 0.95
 LEAST_SEEDS = 3
 """With fewer in a group nothing is decided."""
+
+_PER_TOKEN = ("loss", "perplexity")  # of translations
 
 RESAMPLES = 1000
 _AT_ONCE = 100  # bounds the memory of the weights
@@ -179,7 +181,7 @@ class Comparison:
         """
         lacking = [0 if s.seedless else LEAST_SEEDS - len(s.values) for s in (self.a, self.b)]
         if math.isnan(self._spread()[0]):
-            return max(lacking)
+            return max(lacking) if max(lacking) > 0 else None
         fewest = min(len(s.values) for s in (self.a, self.b))
         for more in range(max(0, *lacking), MOST_SEEDS - fewest + 1):
             error, freedom = self._spread(more)
@@ -239,7 +241,7 @@ def compare(
     runs took turns.
 
     Raises:
-      UserError: the groups were tested on different examples, or a margin is negative.
+      UserError: the groups were tested on different examples or measured differently, or a margin is negative.
     """
     check_margins(margins)
     found = _on_examples(a, b, margins)
@@ -258,6 +260,27 @@ def compare(
             name = f"mean {objective} over {axis}"
             found.append(Comparison(name, mode, *areas, margin, 0.0, "seeds"))
     return found
+
+
+def check_runs(a: Sequence[Run], b: Sequence[Run]) -> None:
+    """Raises:
+    UserError: a group has a seed twice, or one run is in both groups.
+    """
+    for group in (a, b):
+        seen: dict[int, Run] = {}
+        for run in group:
+            if run.seed is not None:
+                other = seen.setdefault(run.seed, run)
+                require(
+                    other is run,
+                    f"{other.place} and {run.place} have the same seed {run.seed}: leave one out of the group",
+                )
+    places = {run.folder.resolve() for run in a if run.folder}
+    for run in b:
+        require(
+            run.folder is None or run.folder.resolve() not in places,
+            f"the run {run.place} is in both groups",
+        )
 
 
 def check_margins(margins: Mapping[str, float]) -> None:
@@ -285,13 +308,16 @@ def _on_examples(
         return []
     for run, one in zip(runs, predicted, strict=True):
         require(
-            (one.kind, one.examples) == (predicted[0].kind, predicted[0].examples),
-            f"{run.place} and {runs[0].place} were tested on different examples: they cannot be compared",
+            one.pairing == predicted[0].pairing,
+            f"{run.place} and {runs[0].place} were tested on different examples, or measured differently:"
+            " they cannot be compared",
         )
     points, resampled = [one.metrics() for one in predicted], resample(predicted)
     found = []
     for metric in points[0]:
         if not all(metric in point for point in points):
+            continue
+        if metric in _PER_TOKEN and not _same_tokens(predicted):
             continue
         values = [point[metric] for point in points]
         moved_RB = np.stack([one[metric] for one in resampled])
@@ -300,14 +326,23 @@ def _on_examples(
             for group, part in ((a, slice(len(a))), (b, slice(len(a), None)))
         )
         noise = "test examples" if of_a.seedless and of_b.seedless else "seeds, test examples"
-        shared = _shared_variance(of_a, of_b)
+        shared = _shared_variance(of_a, of_b, len(predicted[0]))
         margin = margins.get(metric, 0.0)
         found.append(Comparison(metric, MODES[metric], of_a, of_b, margin, shared, noise))
     return found
 
 
-def _shared_variance(a: Sample, b: Sample) -> float:
-    """The variance of the difference of the means under resampled test sets, less what s²/n of the groups has of it."""
+def _same_tokens(predicted: Sequence[Predictions]) -> bool:
+    """Whether references have the same tokens: nats per token of two vocabularies cannot be compared."""
+    counts = [one.tokens_M for one in predicted if isinstance(one, Translations)]
+    return all(np.array_equal(tokens_M, counts[0]) for tokens_M in counts)
+
+
+def _shared_variance(a: Sample, b: Sample, examples: int) -> float:
+    """The variance of the difference of the means under resampled test sets, less what s²/n of the groups has of it.
+    NaN for a single example."""
+    if examples < 2:
+        return math.nan
     difference_B = a.resampled_RB.mean(0) - b.resampled_RB.mean(0)
     own = sum(s.idiosyncratic_variance / len(s.values) for s in (a, b))
     return max(float(difference_B.var(ddof=1)) - own, 0.0)

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from common.config import require
-from common.metrics.predictions import Predictions, Translations
+from common.config import choose, require
+from common.metrics.predictions import MODES, Predictions, Translations
 from common.report.groups import Group, groups
 from common.report.runs import Run, load_group, same_minutes
 from common.report.table import Table, digits_for, spread
-from common.report.verdict import CONFIDENCE, MARGINS, Comparison, compare, correct
+from common.report.verdict import CONFIDENCE, MARGINS, Comparison, check_runs, compare, correct
 
 
 def named_groups(arguments: Sequence[str]) -> list[Group]:
@@ -37,11 +37,13 @@ def parse_margins(given: Sequence[str]) -> dict[str, float]:
     """`MARGINS` with those of the command line, "METRIC=NUMBER".
 
     Raises:
-      UserError: one is not of this form, or negative.
+      UserError: one is not of this form, of an unknown metric, or negative.
     """
     margins = dict(MARGINS)
     for text in given:
         metric, equals, number = text.partition("=")
+        if metric and equals:
+            choose(f"--margin={text}: metric", metric, MODES)
         try:
             margins[metric] = float(number)
         except ValueError:
@@ -59,9 +61,11 @@ def against_first(
 ) -> list[tuple[Group, Comparison]]:
     """Every metric of every group but the first against the first, corrected together.
 
-    Errors are those of `verdict.compare`.
+    Errors are those of `verdict.check_runs` and `verdict.compare`.
     """
     first, *others = compared
+    for group in others:
+        check_runs(group.runs, first.runs)
     pairs = [(group, one) for group in others for one in compare(group.runs, first.runs, margins)]
     corrected = correct([one for _, one in pairs])
     return [(group, one) for (group, _), one in zip(pairs, corrected, strict=True)]
@@ -113,13 +117,18 @@ def explanation(found: Sequence[tuple[Group, Comparison]], compared: Sequence[Gr
 
 def sentence_table(compared: Sequence[Group]) -> Table | None:
     """sacrebleu's paired bootstrap of each seed of each group against the same seed of the first: whether the choice of
-    test sentences alone explains a difference. Seeds are no part of it. None where the runs did not translate."""
+    test sentences alone explains a difference. Seeds are no part of it. None where the runs did not translate, or no
+    seed is in two groups."""
     from sacrebleu.significance import PairedTest
 
     first, *others = compared
     rows = []
+    bases = {run.seed: run for run in first.runs}
     for group in others:
-        for run, base in zip(group.runs, first.runs, strict=False):
+        for run in group.runs:
+            base = bases.get(run.seed)
+            if base is None:
+                continue
             mine, theirs = run.predictions(), base.predictions()
             if not (isinstance(mine, Translations) and isinstance(theirs, Translations)):
                 return None
@@ -135,7 +144,7 @@ def sentence_table(compared: Sequence[Group]) -> Table | None:
             (one, other) = scores["BLEU"]
             rows.append((group.name, run.seed, other.score, one.score, f"{other.p_value:.3f}"))
     columns = ("model", "seed", "BLEU", f"{first.name}", "p of the sentences alone")
-    return Table(columns, rows)
+    return Table(columns, rows) if rows else None
 
 
 def example_table(one: Run, other: Run, most: int) -> Table:
@@ -151,7 +160,7 @@ def example_table(one: Run, other: Run, most: int) -> Table:
         predicted.append(found)
     mine, theirs = predicted
     require(
-        (mine.kind, mine.examples) == (theirs.kind, theirs.examples),
+        mine.pairing == theirs.pairing,
         f"{one.place} and {other.place} were tested on different examples: they cannot be compared",
     )
     difference_M = mine.costs_M - theirs.costs_M

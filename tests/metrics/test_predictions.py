@@ -152,6 +152,17 @@ def test_damaged_files_are_one_line(content, fault, tmp_path):
         load(path)
 
 
+def test_arrays_of_other_lengths_are_damaged(tmp_path):
+    path, made = tmp_path / "predictions.npz", classes(10)
+    dataclasses.replace(made, nats_M=made.nats_M[:5]).save(path)
+    with pytest.raises(UserError, match="is damaged: nats_M: not 10 examples"):
+        load(path)
+    none = np.zeros(0)
+    Losses("text", none, none, none, none, "byte").save(path)
+    with pytest.raises(UserError, match="is damaged: no examples"):
+        load(path)
+
+
 def test_files_with_pickles_are_refused(tmp_path):
     """They could run anything."""
     path = tmp_path / "predictions.npz"

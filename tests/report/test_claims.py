@@ -130,6 +130,14 @@ def test_an_unknown_metric_is_named_with_the_known_ones():
         find([claim(metric="rouge")], GROUPS, {})
 
 
+def test_a_seed_counts_once_in_a_group():
+    """As where the runs of two sweeps are kept."""
+    one, other = runs(30.0, 30.1, 30.2), runs(31.0, 31.1, 31.2)
+    for metric in ("best valid bleu", "flops"):
+        with pytest.raises(UserError, match="run1 and run1 have the same seed 1"):
+            find([claim(metric=metric)], {"a": [*one, *runs(30.3)], "b": other}, {})
+
+
 def test_counted_resources_need_no_interval():
     cheap, dear = runs(30.0), runs(31.0)
     cheap[0].summary["params"]["trainable"], dear[0].summary["params"]["trainable"] = 5, 10
@@ -204,17 +212,17 @@ def test_kept_claims_train_nothing(paper, tmp_path):
 def test_of_kept_runs_no_data_are_needed(paper, tmp_path):
     """Only a side without runs says what it lacks."""
     lab = Toys("tiny", 1, [], tmp_path / "out", toy.mesh())
-    name = paper("c,3,x,best valid error,absent,absent,better,,runs")
+    name = paper("c,3,x,best valid error,absent,fast,better,,runs")
     lab.claims(name, only_kept=True)
     assert kept(lab)[0]["verdict"] == "not run: --data=DIR"
-    lab.runs({"absent": lab.side("absent").experiment})
+    lab.runs({name: lab.side(name).experiment for name in ("absent", "fast")})
     lab.claims(name, only_kept=True)
     assert kept(lab)[0]["verdict"] == "undecided (at least 2 more seeds)"
 
 
 def test_claims_of_which_nothing_can_be_run_are_a_table_too(paper, tmp_path):
     lab = Toys("tiny", 1, [], tmp_path / "out", toy.mesh(), sweep={"seed": ("1", "2")})
-    lab.claims(paper("c,3,x,best valid error,absent,absent,better,,runs"))
+    lab.claims(paper("c,3,x,best valid error,absent,fast,better,,runs"))
     assert kept(lab)[0]["verdict"] == "not run: --data=DIR"
 
 

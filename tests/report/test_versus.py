@@ -2,13 +2,14 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.metrics.predictions import PREDICTIONS, Classes, Translations
+from common.metrics.predictions import PREDICTIONS, Classes, Losses, Translations
 from common.report.__main__ import main
 from tests.report.helpers import summary
 
@@ -110,6 +111,83 @@ def test_translations_have_sacrebleus_paired_test_too(tmp_path, report):
     assert table.count("0.001") == 3, "the smallest p of 1,000 resamples"
 
 
+def test_sacrebleus_paired_test_is_of_runs_of_the_same_seed(tmp_path, report):
+    for seed in (1, 2, 3):
+        keep(tmp_path / "a" / f"s{seed}", translations(40 + seed, seed), seed=seed)
+    for seed in (2, 3, 4):
+        keep(tmp_path / "b" / f"s{seed}", translations(4, seed), seed=seed, reservoir="ffn")
+    report("a", "b")
+    rows = (tmp_path / "runs" / "report" / "sentences.csv").read_text().splitlines()[1:]
+    base = {seed: translations(40 + seed, seed).metrics()["bleu"] for seed in (2, 3)}
+    assert {int(row.split(",")[1]): float(row.split(",")[3]) for row in rows} == pytest.approx(base)
+
+
+def test_losses_per_token_of_other_vocabularies_are_not_compared(tmp_path, report):
+    for seed in (1, 2, 3):
+        made = translations(40, seed)
+        keep(tmp_path / "a" / f"s{seed}", made, seed=seed)
+        other = replace(made, tokens_M=2 * made.tokens_M)
+        keep(tmp_path / "b" / f"s{seed}", other, seed=seed, reservoir="ffn")
+    report("a", "b")
+    found = verdicts(tmp_path)
+    assert "bleu" in found and not {"loss", "perplexity"} & set(found)
+
+
+def test_a_single_test_example_decides_nothing(tmp_path, report):
+    for name, right in (("a", 0.2), ("b", 0.8)):
+        logs_MN = np.log([[1 - right, right]])
+        made = Classes.of_log_probabilities("one", np.ones(1, np.int32), logs_MN, ("no", "yes"))
+        for seed in (1, 2, 3):
+            keep(tmp_path / name / f"s{seed}", made, seed=seed, reservoir=name)
+    report("a", "b")
+    assert verdicts(tmp_path)["accuracy"] == "undecided (not with 100 seeds either)"
+
+
+def test_runs_without_randomness_make_a_group(tmp_path, report):
+    for number in (1, 2, 3):
+        keep(tmp_path / "a" / f"s{number}", classes(0.6, 1), seed=None)
+        keep(tmp_path / "b" / f"s{number}", classes(0.9, number), seed=number, reservoir="ffn")
+    report("a", "b")
+    assert verdicts(tmp_path)["accuracy"] == "better"
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"params": {}}, "its params have no trainable, total"),
+        ({"timing": "alone"}, "its timing is 'alone'"),
+        ({"test": {"accuracy": "60"}}, "the run a has no test accuracy"),
+    ],
+)
+def test_damaged_fields_of_a_summary_are_one_line(fields, complaint, tmp_path, report):
+    keep(tmp_path / "a", classes(0.6, 1), seed=1)
+    path = tmp_path / "a" / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+    with pytest.raises(UserError, match=complaint):
+        report("a")
+
+
+@pytest.mark.parametrize("settings", [{"lowercase": True}, {"tokenize": "char"}])
+def test_bleu_of_other_settings_is_not_compared(settings, tmp_path, report):
+    for seed in (1, 2, 3):
+        keep(tmp_path / "a" / f"s{seed}", translations(40, seed), seed=seed)
+        other = replace(translations(40, seed), **settings)
+        keep(tmp_path / "b" / f"s{seed}", other, seed=seed, reservoir="ffn")
+    with pytest.raises(UserError, match="measured differently"):
+        report("a", "b")
+
+
+def test_texts_scored_in_other_stretches_are_not_compared(tmp_path, report):
+    for name, count in (("a", 10), ("b", 20)):
+        ones_M, none = np.ones(count), np.zeros(0)
+        for seed in (1, 2, 3):
+            folder = tmp_path / name / f"s{seed}"
+            keep(folder, classes(0.6, seed), seed=seed, reservoir=name)
+            Losses("text", ones_M, ones_M, none, none, "byte").save(folder / PREDICTIONS)
+    with pytest.raises(UserError, match="measured differently"):
+        report("a", "b")
+
+
 def test_the_examples_on_which_two_runs_differ_most(tmp_path, report):
     keep(tmp_path / "a", translations(0, 1), seed=1)
     keep(tmp_path / "b", translations(3, 1), seed=1)
@@ -132,12 +210,16 @@ def test_examples_of_classes_show_label_and_predictions(tmp_path, report):
     [
         (["a", "b", "--margin=bleu=-1"], "--margin=bleu=-1: a margin must be a number of at least"),
         (["a", "b", "--margin=bleu"], "--margin=bleu: it is METRIC=NUMBER"),
+        (["a", "b", "--margin=blue=1"], "--margin=blue=1: metric='blue': choose one of accuracy"),
         (["a", "b", "--margin=bleu=much"], "--margin=bleu=much: it is METRIC=NUMBER"),
         (
             ["a", "other"],
-            "a/s1 and other/s1 were tested on different examples: they cannot be compared",
+            "a/s1 and other/s1 were tested on different examples, or measured differently",
         ),
         (["a", "nobody*"], "no run matches nobody*"),
+        (["x" * 5000], "cannot read xxx"),
+        (["a", "a"], "the run a/s1 is in both groups"),
+        (["a", "a/s[12]"], "the run a/s1 is in both groups"),
         (["--examples", "a", "b"], "--examples: a is 3 runs, name one"),
         (["a", "--examples", "a/s1", "b/s1"], "--examples takes two runs and no others"),
         (["--examples", "a/s1", "without"], "the run without kept no predictions"),

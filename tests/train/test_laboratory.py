@@ -81,6 +81,31 @@ def test_a_run_that_was_cut_off_is_gone_on_with(lab: Toys) -> None:
     assert lab.opened == ["one"] * 3
 
 
+def test_a_kept_run_is_never_replaced_by_another_configuration(lab: Toys) -> None:
+    """A kept run has a summary but no checkpoints."""
+    _, workdir = lab.fit("one", toy.config(train__steps=5))
+    shutil.rmtree(workdir / "checkpoints")
+    kept = (workdir / "summary.json").read_text()
+    with pytest.raises(UserError, match="keeps a run of another configuration"):
+        lab.fit("one", toy.config(train__steps=5, seed=2))
+    assert (workdir / "summary.json").read_text() == kept
+    lab.fit("one", toy.config(train__steps=5))
+    assert lab.opened == ["one"]
+
+
+def test_a_damaged_summary_of_a_kept_run_is_named(lab: Toys) -> None:
+    _, workdir = lab.fit("one_seed1", toy.config(train__steps=5))
+    (workdir / "summary.json").write_text("{")
+    with pytest.raises(UserError, match=r"summary.json is damaged"):
+        lab.kept("one")
+
+
+def test_kept_runs_of_a_sweep_may_have_digits_in_the_name_of_a_field(tmp_path: Path) -> None:
+    lab = Toys("tiny", 1, [], tmp_path, toy.mesh(), sweep={"optimizer.beta2": ("0.9",)})
+    lab.runs({"one": lambda seed: toy.config(seed=seed, train__steps=5)})
+    assert [ran.name for ran in lab.kept("one")] == ["one_seed1_beta2=0.9"]
+
+
 def cases(**rates: float) -> dict:
     """Cases that differ in a learning rate, by seed."""
     return {
@@ -121,6 +146,15 @@ def test_what_is_tried_never_touches_the_test_split(tmp_path):
     assert tasks[2].starts == [] and tasks[2].evaluated == ["test"]
     loser = tmp_path / "runs" / "one_seed1_learning_rate=1e-5" / "summary.json"
     assert json.loads(loser.read_text())["test"] == {}
+
+
+def test_a_sweep_of_kept_runs_trains_nothing(tmp_path):
+    tuned(tmp_path).runs(cases(one=1.0))
+    for folder in tmp_path.glob("runs/*/checkpoints"):
+        shutil.rmtree(folder)
+    again = tuned(tmp_path)
+    assert all(ran.summary["test"] for ran in again.runs(cases(one=1.0))["one"])
+    assert again.opened == []
 
 
 def test_a_sweep_that_is_asked_for_again_trains_nothing(tmp_path):
