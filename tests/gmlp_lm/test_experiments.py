@@ -107,7 +107,9 @@ def test_figure_4_and_table_4_follow_from_the_same_runs(lab):
 def summary_of(points: list[tuple[int, float, float, float]], parameters: int = 1000) -> dict:
     curve = Curve("bits_per_byte", "min", [Point(*p) for p in points])
     config = {"data": {"source": "files:data/wikitext2"}}
-    return {"curve": curve.to_json(), "params": {"total": parameters}, "config": config}
+    timing = {"kind": "turns", "sessions": ["turns of all"]}
+    record = {"curve": curve.to_json(), "config": config, "timing": timing, "seed": 1, "test": {}}
+    return record | {"params": {"total": parameters, "trainable": parameters}}
 
 
 def test_models_are_compared_where_the_first_has_used_up_what_is_equal():

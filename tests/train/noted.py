@@ -7,7 +7,7 @@
 import json
 import sys
 import zlib
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from itertools import product
@@ -48,10 +48,10 @@ def noting(run_class: type) -> type:
     """A `loop.Run` that writes beside its workdir what its batches are, also those that it only reads ahead."""
 
     class Noting(run_class):
-        def train(self, until: int) -> None:
+        def train(self, until: int, turn: int = 0) -> Iterator[None]:
             self.task.batches, inner = self._noted, self.task.batches
             self._inner = inner
-            super().train(until)
+            return super().train(until, turn)
 
         def _noted(self, start: dict | None) -> Iterator:
             import jax
@@ -121,7 +121,7 @@ def session(
             begun = time.perf_counter()
             run = noting(Run)(config, task, folder / name, mesh, signals, begun, Profile())
             run.open()
-            run.train(until)
+            deque(run.train(until), maxlen=0)
             run.close()
         if lock:
             lock.release()

@@ -1,7 +1,6 @@
 """Several runs in one process that take turns: the same results, and seconds that can be compared."""
 
 import json
-import multiprocessing
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
+from common.train import conditions as conditions_module
 from common.train.conditions import Conditions
 from common.train.loop import Job, fit, fit_in_turns
 from common.train.preemption import Preempted, Signals
@@ -121,27 +121,30 @@ def test_a_process_that_was_stopped_and_continued_is_marked():
     assert conditions.describe()["kind"] == "paused"
 
 
-def _spin(seconds: float) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        pass
-
-
-def test_processor_time_of_other_processes_is_seen():
+def test_processor_time_of_other_processes_is_seen(monkeypatch):
+    """Ten seconds on two processors: 4 of the 20 processor seconds are this process's, 5 are those of others."""
+    clock = {"now": 100.0, "busy": 50.0, "own": 7.0}
+    monkeypatch.setattr(conditions_module.time, "monotonic", lambda: clock["now"])
+    monkeypatch.setattr(conditions_module, "_busy", lambda: clock["busy"])
+    monkeypatch.setattr(conditions_module, "_own", lambda: clock["own"])
+    monkeypatch.setattr(conditions_module.os, "cpu_count", lambda: 2)
     conditions = Conditions()
     conditions.begin([], "alone")
-    _spin(0.3)
-    own = conditions.others()
-    process = multiprocessing.get_context("spawn").Process(target=_spin, args=(1.5,))
-    process.start()
-    process.join()
-    conditions.begin([], "alone")
-    helper = _load("while True: pass")
-    with helper:
-        time.sleep(1.0)
-        seen = conditions.others()
-    assert seen > 0.5 / (os.cpu_count() or 1) and seen > own / 2
-    assert conditions.describe()["kind"] == "shared"
+    clock.update(now=110.0, busy=59.0, own=11.0)
+    assert conditions.others() == pytest.approx(5 / 20)
+    assert conditions.describe() == {"kind": "shared", "sessions": ["alone"], "others": 0.25}
+    clock.update(busy=54.9)
+    assert conditions.describe()["kind"] == "alone"
+
+
+def test_the_processor_time_that_is_read_is_that_of_all_processes_and_of_this_one():
+    busy, own = conditions_module._busy(), conditions_module._own()
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        pass
+    used = conditions_module._own() - own
+    assert 0 < used < 1.0
+    assert conditions_module._busy() - busy > used / 2
 
 
 @contextmanager
