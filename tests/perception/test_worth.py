@@ -416,7 +416,12 @@ def runs_of(folder: Path, valid: float, *shares: float, seedless: bool = False) 
         workdir.mkdir(parents=True, exist_ok=True)
         found.save(workdir / "predictions.npz")
         curve = Curve("weighted_f1", "max", [Point(1, 1.0, 1.0, valid)])
-        summary = {"test": found.metrics(), "curve": curve.to_json(), "params": {"trainable": 1, "total": 2}, "config": {}}
+        summary = {
+            "test": found.metrics(),
+            "curve": curve.to_json(),
+            "params": {"trainable": 1, "total": 2},
+            "config": {},
+        }
         summary["seed"] = None if seedless else seed
         made.append(run_of(summary, workdir.name, folder=workdir))
     return made
