@@ -5,7 +5,7 @@
 
 import argparse
 
-from common import program
+from common.runtime import program
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from functools import partial
 
 import numpy as np
 
-from common import program
+from common.runtime import program
 
 VOCABULARY = 4098
 DENSE = "dense H^T Y K=1"

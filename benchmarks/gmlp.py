@@ -9,7 +9,7 @@ import importlib.util
 from collections.abc import Callable
 from functools import partial
 
-from common import program
+from common.runtime import program
 
 BATCH, COUNT = 4, 256
 STARTS = (1, 512)

@@ -11,7 +11,7 @@ import json
 import time
 from pathlib import Path
 
-from common import program
+from common.runtime import program
 
 TARGETS = {"loop over bare step": 0.95, "data over model": 10.0}
 
@@ -28,7 +28,7 @@ def main() -> None:
 
     from benchmarks import tiny_run
     from benchmarks.harness import machine
-    from common.train.feed import put
+    from common.train.prefetch import put
 
     with tiny_run.tiny_run() as run:
         task = run.task

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from common import program
+from common.runtime import program
 
 BATCH, LENGTH, CLASSES = 8, 128, 2
 SIZES = {"bert": (6, 384, 1536, 12, 30_522), "qwen2": (4, 256, 1024, 4, 2, 32_000)}

@@ -18,7 +18,7 @@ from common.tasks import classification, language_modelling
 from common.tasks.language_modelling import BYTES
 from common.train.checkpoint import draw_reservoirs
 from common.train.state import Step, initial_values, optimizer_shardings
-from common.train.task import Outside, Task, Values
+from common.train.task import ModelState, PretrainedWeights, Task
 from configs import explicit, language, training, translation
 from explicit_opt import language as next_token
 from explicit_opt.counts import Noise
@@ -111,9 +111,11 @@ def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
         language_modelling.Objective(config, language_model),
         sharding.make_mesh({"data": -1}),
     )
-    structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
-    values = Values(structure, initial_values(task, structure, config.seed, mesh), {}, mesh)
-    writer = Writer(structure, mesh, config.model.length, Sampling(0.0))
+    abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    values = ModelState(
+        abstract_model, initial_values(task, abstract_model, config.seed, mesh), {}, mesh
+    )
+    writer = Writer(abstract_model, mesh, config.model.length, Sampling(0.0))
     prompt = np.random.default_rng(0).integers(0, BYTES, start).astype(np.uint8).tobytes()
 
     def write() -> None:
@@ -126,12 +128,12 @@ def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
 class _Classification(classification.Objective):
     """With frozen values from the seed in place of pretrained ones."""
 
-    def outside(self, structure: variables.Structure) -> Outside:
+    def outside(self, abstract_model: variables.AbstractModel) -> PretrainedWeights:
         def make():
             model = self.build(nnx.Rngs(0))
             return {n: v.get_value() for n, v in variables.split(model).frozen.items()}
 
-        return Outside(jax.jit(make)(), "")
+        return PretrainedWeights(jax.jit(make)(), "")
 
 
 def classifier_step(
@@ -154,7 +156,7 @@ def classifier_step(
         encoder = backbone(shape, rngs=rngs, dtype=jnp.dtype(dtype))
         if finetune == "lora":
             adapt(encoder, shape.targets, Lora(), rngs=rngs)
-            variables.narrow(encoder, jnp.dtype(dtype))
+            variables.cast_frozen(encoder, jnp.dtype(dtype))
         return PooledClassifier(encoder, shape.width, classes, "masked", rngs=rngs)
 
     config = training.base("perception")
@@ -178,11 +180,11 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], 
     mesh = sharding.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
         step = Step.of(config, task, mesh)
-        structure, update = step.structure, step.optimizer
-        trainable = initial_values(task, structure, config.seed, mesh)
-        frozen, _ = draw_reservoirs(structure, config.seed, mesh)
-        frozen |= task.outside(structure).values
-        where = sharding.shardings(structure.trainable, mesh)
+        abstract_model, update = step.abstract_model, step.optimizer
+        trainable = initial_values(task, abstract_model, config.seed, mesh)
+        frozen, _ = draw_reservoirs(abstract_model, config.seed, mesh)
+        frozen |= task.outside(abstract_model).values
+        where = sharding.shardings(abstract_model.trainable, mesh)
         where = optimizer_shardings(update, trainable, where, mesh)
         opt_state = jax.jit(update.init, out_shardings=where)(trainable)
         where = sharding.batch_sharding(mesh)
@@ -206,16 +208,16 @@ def make_generate(beams: int, sentences: int = 32, length: int = 32) -> Callable
     """A call translates fixed random sentences into exactly `length` new tokens each, in float32."""
     config = iwslt(dtype="float32")
     task = _translation(config)
-    structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
     mesh = sharding.make_mesh({"data": -1})
-    values = initial_values(task, structure, config.seed, mesh)
+    values = initial_values(task, abstract_model, config.seed, mesh)
     source = jnp.asarray(random_batch(sentences, length)["source"])
     # The end of sentence is never generated, so every translation has the full length.
     search = Search(beams=beams, ratio=0.0, extra=length)
 
     @jax.jit
     def generate(values, source):
-        model = structure.build(values, {})
+        model = abstract_model.build(values, {})
         context = model.encode(source)
         return beam_search(
             lambda last, cache, index: model.step(last, cache, index, context),

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from common import program
+from common.runtime import program
 
 PARTS = ("kinds", "deep", "peers")
 VARIANTS = {"plain": "none", "T": "transformer", "FFN": "ffn"}

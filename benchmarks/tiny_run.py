@@ -10,10 +10,10 @@ from pathlib import Path
 import jax
 
 from common.config import load
+from common.runtime.signals import Signals
 from common.sharding import make_mesh
 from common.tasks.translation import Translation
 from common.train.loop import Run
-from common.train.preemption import Signals
 from common.train.profile import Profile
 from reservoir.model import translator
 

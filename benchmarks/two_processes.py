@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import program
+from common.runtime import program
 
 TARGET = 0.85
 CASES = {"1 process x 2 devices": 1, "2 processes x 1 device": 2}
@@ -114,9 +114,9 @@ def train(group: list[subprocess.Popen], steps: int) -> float:
 
 def work(size: str, workdir: str) -> None:
     """One of the processes."""
-    from common import distributed
+    from common.runtime import processes
 
-    distributed.initialize()
+    processes.initialize()
 
     from benchmarks import tiny_run
 

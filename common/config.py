@@ -46,7 +46,7 @@ def load(spec: str) -> ConfigDict:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{last.filename}, line {last.lineno}"
         raise UserError(f"{where}: {type(error).__name__}: {error}") from error
-    require(isinstance(config, ConfigDict), f"get_config of {path} returns no ConfigDict")
+    check(isinstance(config, ConfigDict), f"get_config of {path} returns no ConfigDict")
     return config
 
 
@@ -93,10 +93,10 @@ def _read(option: str, text: str, current: Any) -> Any:
 
 
 def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
+    float_arg = float(text)
+    if not math.isfinite(float_arg):
         raise ValueError
-    return number
+    return float_arg
 
 
 def flatten(config: Mapping, prefix: str = "") -> dict[str, Any]:
@@ -126,15 +126,15 @@ def from_json(values: dict) -> ConfigDict:
     return ConfigDict(restore(values))
 
 
-def require(condition: bool, message: str) -> None:
+def check(condition: bool, message: str) -> None:
     """A condition on the user's input."""
     if not condition:
         raise UserError(message)
 
 
-def choose(option: str, value: str, known: Mapping[str, Any] | tuple) -> None:
+def check_choice(option: str, value: str, known: Mapping[str, Any] | tuple) -> None:
     """`value` has to be one of `known`."""
-    require(
+    check(
         value in known,
         f"{option}={value!r}: choose one of {', '.join(known)}{_nearest(value, known)}",
     )
@@ -148,13 +148,13 @@ def check_folder(option: str, folder: Path) -> None:
     """
     place = folder.absolute()
     there = next(path for path in (place, *place.parents) if path.exists())
-    require(there.is_dir(), f"cannot write to {option}={folder}: {there} is no folder")
-    require(os.access(there, os.W_OK), f"cannot write to {option}={folder}: no right to do so")
+    check(there.is_dir(), f"cannot write to {option}={folder}: {there} is no folder")
+    check(os.access(there, os.W_OK), f"cannot write to {option}={folder}: no right to do so")
 
 
 def check_rate(option: str, rate: float) -> None:
     """A rate of dropout; one that leaves next to nothing is none."""
-    require(0 <= rate <= 0.99, f"{option} must be from 0 to 0.99, got {rate}")
+    check(0 <= rate <= 0.99, f"{option} must be from 0 to 0.99, got {rate}")
 
 
 @contextmanager
@@ -181,7 +181,7 @@ def split_fields(argv: list[str]) -> tuple[list[str], list[str]]:
     """
     fields = [a for a in argv if a.startswith("--config.")]
     for field in fields:
-        require("=" in field, f"{field} needs a value: {field}=VALUE")
+        check("=" in field, f"{field} needs a value: {field}=VALUE")
     return fields, [a for a in argv if a not in fields]
 
 
@@ -227,7 +227,7 @@ def parse(program: str, argv: list[str] | None = None) -> tuple[ConfigDict, argp
     config = load(options.config)
     override_all(config, fields)
     paper, own = program.split(".")[0], config.get("paper", "")
-    require(
+    check(
         own in ("", paper),
         f"--config={options.config} is an experiment of {own}, which {program} does not train",
     )
@@ -247,11 +247,11 @@ def parser_for(program: str) -> argparse.ArgumentParser:
     return _Parser(prog=f"python -m {program}", allow_abbrev=False)
 
 
-def whole(option: str, least: int = 0) -> Callable[[str], int]:
+def int_arg(option: str, least: int = 0) -> Callable[[str], int]:
     """The argparse type of a whole number of at least `least`."""
 
     def read(text: str) -> int:
-        require(
+        check(
             text.isdecimal() and int(text) >= least,
             f"{option} must be a whole number of at least {least}, got {text!r}",
         )
@@ -260,12 +260,12 @@ def whole(option: str, least: int = 0) -> Callable[[str], int]:
     return read
 
 
-def positive(option: str) -> Callable[[str], int]:
+def positive_int_arg(option: str) -> Callable[[str], int]:
     """The argparse type of a whole number of at least one."""
-    return whole(option, 1)
+    return int_arg(option, 1)
 
 
-def number(option: str) -> Callable[[str], float]:
+def float_arg(option: str) -> Callable[[str], float]:
     """The argparse type of a number."""
 
     def read(text: str) -> float:

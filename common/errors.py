@@ -2,7 +2,7 @@
 
 
 class UserError(Exception):
-    """A fault the user can mend. The message is one line that says what is wrong and where; see `common.program`."""
+    """A fault the user can mend. The message is one line that says what is wrong and where; see `program`."""
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.splitlines()))

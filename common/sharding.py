@@ -101,7 +101,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(RULES["batch"]))
 
 
-def batch_ways(mesh: Mesh) -> int:
+def num_batch_shards(mesh: Mesh) -> int:
     """Into how many parts the rows of a batch are split."""
     return math.prod(mesh.shape[axis] for axis in RULES["batch"])
 

@@ -1,7 +1,7 @@
 """Trainable and frozen variables, and how a random frozen one is drawn from a seed.
 
 NNX describes the model; everything that trains it works on plain dictionaries `{path: array}`, with paths such as
-"encoder/blocks/2/residuals/0/function/query/kernel". `Structure` goes from one to the other.
+"encoder/blocks/2/residuals/0/function/query/kernel". `AbstractModel` goes from one to the other.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-Arrays = dict[str, Any]
+Params = dict[str, Any]
 
 
 class Frozen(nnx.Variable):
@@ -25,7 +25,7 @@ class Frozen(nnx.Variable):
 
 
 @dataclass(frozen=True)
-class Structure:
+class AbstractModel:
     """A model without its values."""
 
     graphdef: nnx.GraphDef
@@ -33,7 +33,7 @@ class Structure:
     frozen: Mapping[str, nnx.Variable]
     paths: Mapping[str, tuple]
 
-    def build(self, trainable: Arrays, frozen: Arrays) -> nnx.Module:
+    def build(self, trainable: Params, frozen: Params) -> nnx.Module:
         """The model with these values; cheap enough to be called while tracing."""
         values = {self.paths[name]: value for name, value in {**trainable, **frozen}.items()}
         return nnx.merge(self.graphdef, nnx.from_flat_state(values))
@@ -44,7 +44,7 @@ class Structure:
         return {name: v for name, v in self.frozen.items() if v.get_metadata("draw") is not None}
 
 
-class Keys:
+class ParamKeys:
     """The keys of `nnx.Rngs(seed).params()`, one after the other.
 
     The counter of an `nnx.Rngs` is a traced array, and NNX asks it for its place whenever it goes on: tracing took time
@@ -60,7 +60,7 @@ class Keys:
         return jax.random.fold_in(self._key, self._used - 1)
 
 
-def split(model: nnx.Module) -> Structure:
+def split(model: nnx.Module) -> AbstractModel:
     """Works on a model with values and on one made by `nnx.eval_shape`."""
     graphdef, trainable, frozen = nnx.split(model, nnx.Param, Frozen)
     flat = {
@@ -70,7 +70,7 @@ def split(model: nnx.Module) -> Structure:
         }
         for kind, state in (("trainable", trainable), ("frozen", frozen))
     }
-    return Structure(
+    return AbstractModel(
         graphdef,
         {name: variable for name, (_, variable) in flat["trainable"].items()},
         {name: variable for name, (_, variable) in flat["frozen"].items()},
@@ -78,7 +78,7 @@ def split(model: nnx.Module) -> Structure:
     )
 
 
-def abstract(build: Callable[[], nnx.Module]) -> Structure:
+def abstract(build: Callable[[], nnx.Module]) -> AbstractModel:
     """The structure of a model that is never allocated."""
     return split(nnx.eval_shape(build))
 
@@ -142,7 +142,7 @@ def give(module: nnx.Module) -> None:
                 variable.set_metadata(draw=None)
 
 
-def narrow(module: nnx.Module, dtype: Any) -> None:
+def cast_frozen(module: nnx.Module, dtype: Any) -> None:
     """Given Frozen matrices below `module` are kept in the type that they are computed with, as they are rounded to it
     anyway: in bfloat16 half the memory."""
     for _, part in nnx.iter_modules(module):
@@ -198,11 +198,11 @@ def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarra
     return value.astype(np.float32)
 
 
-def draw_frozen(structure: Structure, seed: int) -> dict[str, np.ndarray]:
+def draw_frozen(abstract_model: AbstractModel, seed: int) -> dict[str, np.ndarray]:
     """Every frozen value that follows from the seed, on the host."""
     return {
         name: draw(v.get_metadata("draw"), seed, name, v.shape)
-        for name, v in structure.drawn.items()
+        for name, v in abstract_model.drawn.items()
     }
 
 
@@ -215,19 +215,20 @@ def fingerprint(values: Mapping[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def count(structure: Structure) -> dict[str, int]:
+def count(abstract_model: AbstractModel) -> dict[str, int]:
     """Number of parameters: trainable, frozen, total."""
     sizes = {
-        kind: sum(map(_size, getattr(structure, kind).values())) for kind in ("trainable", "frozen")
+        kind: sum(map(_size, getattr(abstract_model, kind).values()))
+        for kind in ("trainable", "frozen")
     }
     return {**sizes, "total": sum(sizes.values())}
 
 
-def count_by_group(structure: Structure) -> list[tuple[str, int, int, int]]:
+def count_by_group(abstract_model: AbstractModel) -> list[tuple[str, int, int, int]]:
     """Rows (group, trainable, frozen, total); a group is an embedding or one block of a stack."""
     rows: dict[str, list[int]] = {}
     for column, kind in enumerate(("trainable", "frozen")):
-        for name, variable in getattr(structure, kind).items():
+        for name, variable in getattr(abstract_model, kind).items():
             row = rows.setdefault(_group(name), [0, 0])
             row[column] += _size(variable)
 

@@ -10,10 +10,10 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from common import variables
-from common.report.table import spread
-from common.train.task import Values
+from common.report.table import mean_std
+from common.train.task import ModelState
 from explicit_opt.counts import language_solution
-from explicit_opt.experiments import CONTEXTS, PRINTED, Laboratory, digits_result
+from explicit_opt.experiments import CONTEXTS, PRINTED, ExperimentSuite, digits_result
 from explicit_opt.language import NextToken
 
 OPTIMIZERS = {"adam": 1e-3, "adagrad": 1e-2}
@@ -35,7 +35,7 @@ DOCUMENTS = ("line", "file")
 """Where contexts end; the paper does not say."""
 
 
-def formula(lab: Laboratory) -> None:
+def formula(suite: ExperimentSuite) -> None:
     """Perplexities before training under other exponents, the other sign and two readings of documents.
 
     Counted on all training tokens and measured on every n-th. Beside them the printed columns, and the least that any
@@ -48,7 +48,9 @@ def formula(lab: Laboratory) -> None:
                 if aggregate == "cat" and context == 1:
                     continue  # the same model as the sum
                 fields = {"data.documents": documents, "data.tokens": 0, "data.held_out_share": 1.0}
-                task = NextToken(lab.language(aggregate, context, "explicit", **fields), lab.mesh)
+                task = NextToken(
+                    suite.language(aggregate, context, "explicit", **fields), suite.mesh
+                )
                 counts, model = task.counts(), (aggregate, context, documents)
                 if context == 1:
                     measured = sampled_bigram_perplexity(counts, task)
@@ -64,7 +66,7 @@ def formula(lab: Laboratory) -> None:
                 cells = printed[context][first : first + 2]
                 rows.append((aggregate, context, "", f"printed, {name}", *cells))
     columns = ("input", "K", "documents", "prior", "training", "development")
-    lab.write("formula", columns, rows)
+    suite.write("formula", columns, rows)
 
 
 def _readings(context: int) -> list[tuple[str, float, int]]:
@@ -101,34 +103,34 @@ def _perplexities(task: NextToken, counts: jax.Array, exponent: float, sign: int
         exponent=exponent,
         sign=sign,
     )
-    structure = variables.abstract(lambda: task.build(variables.Keys(0)))
-    measured = task.evaluate(Values(structure, {"tables": tables}, {}, task.mesh), "valid")
+    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+    measured = task.evaluate(ModelState(abstract_model, {"tables": tables}, {}, task.mesh), "valid")
     return [measured["train_perplexity"], measured["perplexity"]]
 
 
-def sensitivity(lab: Laboratory) -> None:
+def sensitivity(suite: ExperimentSuite) -> None:
     """Test accuracy of one layer over digits, from every start, by two optimizers."""
     cases = {
-        (optimizer, *start): lab.named(f"digits_1_{'_'.join(start)}_{optimizer}")
+        (optimizer, *start): suite.named(f"digits_1_{'_'.join(start)}_{optimizer}")
         for optimizer in OPTIMIZERS
         for start in STARTS
     }
-    found = lab.runs({name: partial(_digits, lab, *case) for case, name in cases.items()})
+    found = suite.runs({name: partial(_digits, suite, *case) for case, name in cases.items()})
     rows = []
     for (optimizer, start, cold), name in cases.items():
-        tested, curves = zip(*(digits_result(lab, ran) for ran in found[name]), strict=True)
+        tested, curves = zip(*(digits_result(suite, ran) for ran in found[name]), strict=True)
         drawn = {"normal": "N(0, 1)", "torch": "U(±1/√D)"}[cold] if start == "cold" else ""
         cells = [
-            spread([t[metric] for t in tested], digits)
+            mean_std([t[metric] for t in tested], digits)
             for metric, digits in (("accuracy", 2), ("loss", 3))
         ]
-        epochs = spread([len(points) - 1 for points in curves], 0)
+        epochs = mean_std([len(points) - 1 for points in curves], 0)
         rows.append((optimizer, f"{OPTIMIZERS[optimizer]:g}", start, drawn, *cells, epochs))
     columns = ("optimizer", "rate", "start", "drawn from", "test accuracy %", "test cross-entropy")
-    lab.write(lab.named("sensitivity"), (*columns, "epochs"), rows)
+    suite.write(suite.named("sensitivity"), (*columns, "epochs"), rows)
 
 
-def _digits(lab: Laboratory, optimizer: str, start: str, cold: str, seed: int) -> ConfigDict:
-    config = lab.digits(1, start, seed, **{"model.cold": cold})
+def _digits(suite: ExperimentSuite, optimizer: str, start: str, cold: str, seed: int) -> ConfigDict:
+    config = suite.digits(1, start, seed, **{"model.cold": cold})
     config.optimizer.update({"name": optimizer, "learning_rate": OPTIMIZERS[optimizer]})
     return config

@@ -15,17 +15,17 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding
-from common.config import require
+from common.config import check
 from common.data.batching import check_rows, iterate
 from common.data.cache import fingerprint
 from common.data.examples import ExampleBatches, in_order
-from common.data.idx import read_idx
 from common.errors import UserError
 from common.metrics.predictions import Classes
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
-from common.train.task import Batch, Sketch, Task, Values, integers
-from common.variables import Arrays
+from common.train.task import Batch, ModelState, Task, TaskSpec, integers
+from common.variables import Params
+from explicit_opt.idx import read_idx
 from explicit_opt.language import exponent, seedless, validate_start, zeros
 from explicit_opt.model import SoftmaxLayers
 from explicit_opt.solution import explicit_solution, fit_scale
@@ -39,20 +39,20 @@ _HELD_OUT_DIGITS = 360  # about a fifth of scikit-learn's
 
 def validate(config: ConfigDict) -> None:
     """The fields of the classifier."""
-    require(
+    check(
         config.model.layers >= 1,
         f"--config.model.layers must be at least 1, got {config.model.layers}",
     )
-    require(
+    check(
         config.data.held_out >= 0,
         f"--config.data.held_out must not be negative, got {config.data.held_out}",
     )
-    require(
+    check(
         config.solution.priming == 0 or config.solution.priming >= 1,
         "--config.solution.priming must be at least 1, or 0 for the average norm of the features,"
         f" got {config.solution.priming}",
     )
-    require(
+    check(
         config.start != "zero" or config.model.layers == 1,
         f"--config.start=zero cannot train --config.model.layers={config.model.layers}: the outputs of a hidden layer"
         " would all stay alike; it is for one layer",
@@ -84,7 +84,7 @@ def load_images(source: str) -> tuple[Images, Images]:
 def _load_idx(directory: Path, part: str) -> Images:
     pixels = read_idx(directory, f"{part}-images-idx3-ubyte")
     labels = read_idx(directory, f"{part}-labels-idx1-ubyte")
-    require(
+    check(
         pixels.ndim == 3 and labels.ndim == 1 and len(pixels) == len(labels) > 0,
         f"{directory} has {part} images of the shape {pixels.shape} but labels of the shape {labels.shape}",
     )
@@ -110,7 +110,7 @@ class Objective(Task):
         self.config, self.width, self.outputs = config, width, outputs
 
     @classmethod
-    def sketch(cls, config: ConfigDict, multiple: int) -> Sketch:
+    def sketch(cls, config: ConfigDict, multiple: int) -> TaskSpec:
         """Of ten digits, as large as MNIST's or scikit-learn's; `multiple` divides the rows of a batch."""
         width, rows = 64 if config.data.source == EMBEDDED else 784, config.train.batch
         check_rows(rows, multiple)
@@ -119,7 +119,7 @@ class Objective(Task):
             "targets": integers(rows),
             "weights": jax.ShapeDtypeStruct((rows,), np.float32),
         }
-        return Sketch(config, cls(config, width, 10), batch, rows)
+        return TaskSpec(config, cls(config, width, 10), batch, rows)
 
     def build(self, rngs: nnx.Rngs) -> SoftmaxLayers:
         model = self.config.model
@@ -149,7 +149,7 @@ class Digits(Objective):
         self.mesh = mesh
         train, test = load_images(config.data.source)
         held_out = config.data.held_out
-        require(
+        check(
             held_out < len(train[1]),
             f"--config.data.held_out={held_out} leaves nothing of {len(train[1])} training images",
         )
@@ -164,12 +164,12 @@ class Digits(Objective):
         outputs = int(self.splits["train"][1].max()) + 1
         super().__init__(config, train[0].shape[1], outputs)
         for split, (pixels, labels) in self.splits.items():
-            require(
+            check(
                 pixels.shape[1] == self.width and int(labels.max()) < self.outputs,
                 f"the {split} images have other sizes or labels than the training images",
             )
         self.levels = int(self.splits["train"][0].max()) + 1
-        self.multiple = sharding.batch_ways(mesh) * config.train.accumulate
+        self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
         self.training_batches = ExampleBatches(
             self._gather("train"),
             cut,
@@ -204,7 +204,7 @@ class Digits(Objective):
 
         return gather
 
-    def start(self, trainable: Arrays) -> Arrays:
+    def start(self, trainable: Params) -> Params:
         if self.config.start == "cold":
             return trainable
         if self.config.start == "zero":
@@ -251,7 +251,7 @@ class Digits(Objective):
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.training_batches, start)
 
-    def predict(self, values: Values, split: str) -> Classes:
+    def predict(self, values: ModelState, split: str) -> Classes:
         """Probabilities of the classes for every image of a split."""
         pixels, labels = self.splits[split]
         gather = self._gather(split)

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
-from common import laboratory, variables
-from common.config import flatten, require
+from common import experiments, variables
+from common.config import check, flatten
 from common.errors import UserError
-from common.laboratory import Experiment, Ran, Side, evaluations
-from common.report.table import spread
+from common.experiments import Experiment, Ran, Side, evaluations
+from common.report.table import mean_std
 from common.train.state import initial_values
-from common.train.task import Task, Values
+from common.train.task import ModelState, Task
 from configs import explicit
 from explicit_opt import figures, run
 from explicit_opt.digits import Digits
@@ -60,7 +60,7 @@ Points = list[tuple[float, float, float]]
 
 
 @dataclass(frozen=True)
-class Laboratory(laboratory.Laboratory):
+class ExperimentSuite(experiments.ExperimentSuite):
     """The paper's configurations, tiny, laptop or paper.
 
     Attributes beyond those of every laboratory:
@@ -132,7 +132,7 @@ class Laboratory(laboratory.Laboratory):
         """
         model, _, start = text.partition(": ")
         family, _, number = model.partition(" ")
-        require(
+        check(
             family in ("sum", "cat", "digits")
             and number.isdecimal()
             and int(number) > 0
@@ -142,11 +142,11 @@ class Laboratory(laboratory.Laboratory):
             f" {', '.join(STARTS)} (zero: one layer), such as 'cat 2: warm'",
         )
         corpus = "mnist" if family == "digits" else "babylm"
-        lab = replace(self, fields=_fields_of(corpus, self.fields))
+        suite = replace(self, fields=_fields_of(corpus, self.fields))
         case = (
-            lab.digits_case(int(number), start)
+            suite.digits_case(int(number), start)
             if family == "digits"
-            else lab.language_case(family, int(number), start)
+            else suite.language_case(family, int(number), start)
         )
         kind, _, place = case[1](1).data.source.partition(":")
         absent = kind == "files" and not Path(os.path.expanduser(place)).is_dir()
@@ -178,12 +178,12 @@ def _fields_of(corpus: str, fields: Iterable[str]) -> list[str]:
 
 
 def language_runs(
-    lab: Laboratory, aggregates: Iterable[str] = PRINTED
+    suite: ExperimentSuite, aggregates: Iterable[str] = PRINTED
 ) -> dict[tuple[str, int, str], list[tuple[Points, float]]]:
     """(input, K, start) -> of each seed the curve, and the test perplexity of its best checkpoint."""
     cells = itertools.product(aggregates, CONTEXTS, TRAINED)
-    cases = {cell: lab.language_case(*cell) for cell in cells}
-    found = lab.runs(dict(cases.values()))
+    cases = {cell: suite.language_case(*cell) for cell in cells}
+    found = suite.runs(dict(cases.values()))
     return {
         cell: [_language_result(ran) for ran in found[name]] for cell, (name, _) in cases.items()
     }
@@ -208,13 +208,13 @@ COLUMNS = {
 """Columns of Table 1 as start and whether the values before training are meant; the paper has the first three."""
 
 
-def table1(lab: Laboratory) -> None:
+def table1(suite: ExperimentSuite) -> None:
     """Training (T) and development (D) perplexities beside the printed ones.
 
     By our protocol at the epoch that is best on the development text, which makes D optimistic: X is the test
     perplexity of these checkpoints. By the printed protocol after the last epoch.
     """
-    ours, every, rows = lab.protocol == "ours", language_runs(lab), []
+    ours, every, rows = suite.protocol == "ours", language_runs(suite), []
     for aggregate, printed in PRINTED.items():
         for context in CONTEXTS:
             found = {start: every[aggregate, context, start] for start in TRAINED}
@@ -225,26 +225,26 @@ def table1(lab: Laboratory) -> None:
                     chosen = [points[0 if untrained else -1] for points in curves]
                 else:
                     chosen = [min(points, key=lambda point: point[2]) for points in curves]
-                columns += [spread([point[i] for point in chosen]) for i in (1, 2)]
-            tests = [spread([x for _, x in found[start]]) for start in TRAINED] if ours else []
+                columns += [mean_std([point[i] for point in chosen]) for i in (1, 2)]
+            tests = [mean_std([x for _, x in found[start]]) for start in TRAINED] if ours else []
             rows.append((aggregate, context, "measured", *columns, *tests))
             empty = len(columns) + len(tests) - len(printed[context])
             cells = (*(f"{x:.1f}" for x in printed[context]), *(None,) * empty)
             rows.append((aggregate, context, "printed", *cells))
     names = [f"{split}-{name}" for name in COLUMNS for split in "TD"]
     names += [f"X-{name}" for name in ("c", "z", "w", "sw")] if ours else []
-    lab.write(lab.named("table1"), ("input", "K", "", *names), rows)
+    suite.write(suite.named("table1"), ("input", "K", "", *names), rows)
 
 
-def fig1(lab: Laboratory) -> None:
+def fig1(suite: ExperimentSuite) -> None:
     """Left: token counts against the mean of their co-occurrences, K = 1. Right: training perplexity of Cat."""
-    frequency, mean = scaling(NextToken(lab.language("sum", 1, "explicit"), lab.mesh))
+    frequency, mean = scaling(NextToken(suite.language("sum", 1, "explicit"), suite.mesh))
     slope, _ = np.polyfit(np.log(frequency), np.log(mean), 1)
     rows = list(zip(frequency.tolist(), mean.tolist(), strict=True))
-    lab.write_csv("fig1_scaling", ("f", "mean co-occurrence"), rows)
-    curves = _curves(lab, "cat")["cat"]
-    _write_curves(lab, "fig1_curves", curves)
-    path = lab.out / f"{lab.named('fig1')}.png"
+    suite.write_csv("fig1_scaling", ("f", "mean co-occurrence"), rows)
+    curves = _curves(suite, "cat")["cat"]
+    _write_curves(suite, "fig1_curves", curves)
+    path = suite.out / f"{suite.named('fig1')}.png"
     training = {name: [(e, t) for e, t, _ in p] for name, p in curves.items()}
     figures.scaling_and_curves(frequency, mean, slope, training, path)
     print(f"slope of log mean co-occurrence over log count: {slope:.3f}\nfigure: {path}")
@@ -262,34 +262,34 @@ def scaling(task: NextToken) -> tuple[np.ndarray, np.ndarray]:
     return counts.sum(0)[seen], mean[seen]
 
 
-def fig3(lab: Laboratory) -> None:
+def fig3(suite: ExperimentSuite) -> None:
     """Development perplexity of Cat, training and development perplexity of Sum."""
-    cat, sums = _curves(lab, "cat", "sum").values()
-    _write_curves(lab, "fig3_cat", cat)
-    _write_curves(lab, "fig3_sum", sums)
+    cat, sums = _curves(suite, "cat", "sum").values()
+    _write_curves(suite, "fig3_cat", cat)
+    _write_curves(suite, "fig3_sum", sums)
     panels = {
         "Cat, development": {name: [(e, d) for e, _, d in p] for name, p in cat.items()},
         "Sum, training": {name: [(e, t) for e, t, _ in p] for name, p in sums.items()},
         "Sum, development": {name: [(e, d) for e, _, d in p] for name, p in sums.items()},
     }
-    path = lab.out / f"{lab.named('fig3')}.png"
+    path = suite.out / f"{suite.named('fig3')}.png"
     figures.perplexities(panels, path)
     print(f"figure: {path}")
 
 
-def fig2(lab: Laboratory) -> None:
+def fig2(suite: ExperimentSuite) -> None:
     """Digits: accuracy by epoch of one and two layers from each start; and of the explicit solution over K."""
     # Two layers of zeros would never differ (see digits.validate).
     trained = [(n, s) for n in (1, 2) for s in TRAINED if (n, s) != (2, "zero")]
-    cases = {case: lab.digits_case(*case) for case in trained}
-    found = lab.runs(dict(cases.values()))
+    cases = {case: suite.digits_case(*case) for case in trained}
+    found = suite.runs(dict(cases.values()))
     results = {
-        case: [digits_result(lab, r) for r in found[name]] for case, (name, _) in cases.items()
+        case: [digits_result(suite, r) for r in found[name]] for case, (name, _) in cases.items()
     }
     curves, rows, every = {}, [], []
     for layers in (1, 2):
         for start in ("explicit", "scaled"):
-            tested = untrained(lab.digits(layers, start, 1), lab)
+            tested = untrained(suite.digits(layers, start, 1), suite)
             rows.append(_digits_row(layers, f"{start}, no training", [tested], [0]))
         for start in [s for n, s in trained if n == layers]:
             seeds = results[layers, start]
@@ -300,14 +300,14 @@ def fig2(lab: Laboratory) -> None:
             epochs = [len(points) - 1 for _, points in seeds]
             rows.append(_digits_row(layers, start, [tested for tested, _ in seeds], epochs))
     columns = ("layers", "start", "test accuracy %", "test cross-entropy", "epochs")
-    lab.write(lab.named("fig2"), (*columns, "printed (MNIST) %"), rows)
-    scan, norm = priming_scan(Digits(lab.digits(1, "explicit", 1), lab.mesh))
+    suite.write(suite.named("fig2"), (*columns, "printed (MNIST) %"), rows)
+    scan, norm = priming_scan(Digits(suite.digits(1, "explicit", 1), suite.mesh))
     names = ("layers", "start", "seed", "epoch", "accuracy %", "loss")
-    lab.write_csv(lab.named("fig2_curves"), names, every)
+    suite.write_csv(suite.named("fig2_curves"), names, every)
     scanned = ("K", "weights form %", "separate intercept %")
-    lab.write_csv(lab.named("fig2_scan"), scanned, scan)
-    path = lab.out / f"{lab.named('fig2')}.png"
-    figures.digits(curves, scan, norm, path, "held-out" if lab.protocol == "ours" else "test")
+    suite.write_csv(suite.named("fig2_scan"), scanned, scan)
+    path = suite.out / f"{suite.named('fig2')}.png"
+    figures.digits(curves, scan, norm, path, "held-out" if suite.protocol == "ours" else "test")
     for column, name in ((1, "weights"), (2, "intercept")):
         highest = max(row[column] for row in scan)
         tied = [row[0] for row in scan if row[column] == highest]
@@ -316,30 +316,30 @@ def fig2(lab: Laboratory) -> None:
     print(f"average norm: {norm:.2f}\nfigure: {path}")
 
 
-def digits_result(lab: Laboratory, ran: Ran) -> tuple[dict[str, float], Points]:
+def digits_result(suite: ExperimentSuite, ran: Ran) -> tuple[dict[str, float], Points]:
     """Test metrics of a run by the protocol, and its curve (epoch, accuracy in %, loss) on the data that stop it."""
     points = [
         (number or 0.5, m["valid/accuracy"], m["valid/loss"])
         for number, m in enumerate(evaluations(ran.workdir, "valid/accuracy"))
     ]
-    if lab.protocol == "ours":
+    if suite.protocol == "ours":
         return ran.summary["test"], points
     _, accuracy, loss = points[-1]  # nothing is held out: these are the test images
     return {"accuracy": accuracy, "loss": loss}, points
 
 
-def untrained(config: ConfigDict, lab: Laboratory) -> dict[str, float]:
+def untrained(config: ConfigDict, suite: ExperimentSuite) -> dict[str, float]:
     """Test metrics of a start before any step."""
-    task = Digits(config, lab.mesh)
-    structure = variables.abstract(lambda: task.build(variables.Keys(0)))
-    started = task.start(initial_values(task, structure, config.seed, lab.mesh))
-    return task.evaluate(Values(structure, started, {}, lab.mesh), "test")
+    task = Digits(config, suite.mesh)
+    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+    started = task.start(initial_values(task, abstract_model, config.seed, suite.mesh))
+    return task.evaluate(ModelState(abstract_model, started, {}, suite.mesh), "test")
 
 
 def _digits_row(layers: int, start: str, tested: list[dict], epochs: list[int]) -> tuple:
-    accuracy = spread([t["accuracy"] for t in tested], 2)
-    loss = spread([t["loss"] for t in tested], 3)
-    return layers, start, accuracy, loss, spread(epochs, 0), PRINTED_DIGITS.get((layers, start))
+    accuracy = mean_std([t["accuracy"] for t in tested], 2)
+    loss = mean_std([t["loss"] for t in tested], 3)
+    return layers, start, accuracy, loss, mean_std(epochs, 0), PRINTED_DIGITS.get((layers, start))
 
 
 def priming_scan(task: Digits) -> tuple[list[tuple[float, float, float]], float]:
@@ -363,9 +363,9 @@ def priming_scan(task: Digits) -> tuple[list[tuple[float, float, float]], float]
     return rows, average_norm(train)
 
 
-def _curves(lab: Laboratory, *aggregates: str) -> dict[str, dict[str, Points]]:
+def _curves(suite: ExperimentSuite, *aggregates: str) -> dict[str, dict[str, Points]]:
     """Input -> the curves of its models, with seed 1."""
-    found = language_runs(replace(lab, seeds=1), aggregates)
+    found = language_runs(replace(suite, seeds=1), aggregates)
     return {
         aggregate: {
             f"K = {context}, {start}": found[aggregate, context, start][0][0]
@@ -376,6 +376,6 @@ def _curves(lab: Laboratory, *aggregates: str) -> dict[str, dict[str, Points]]:
     }
 
 
-def _write_curves(lab: Laboratory, name: str, curves: dict[str, Points]) -> None:
+def _write_curves(suite: ExperimentSuite, name: str, curves: dict[str, Points]) -> None:
     rows = [(run, *point) for run, points in curves.items() for point in points]
-    lab.write_csv(lab.named(name), ("run", "epoch", "training", "development"), rows)
+    suite.write_csv(suite.named(name), ("run", "epoch", "training", "development"), rows)

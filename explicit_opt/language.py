@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding, variables
-from common.config import choose, require
+from common.config import check, check_choice
 from common.data.batching import check_rows, iterate
 from common.data.cache import fingerprint
 from common.data.corpus import tokenize_corpus
@@ -27,9 +27,9 @@ from common.data.tokenizer import UNK, build_tokenizer
 from common.metrics.predictions import Losses
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
-from common.train.task import Batch, Sketch, Task, Values, integers
+from common.train.task import Batch, ModelState, Task, TaskSpec, integers
 from common.train.workdir import save_tokenizer
-from common.variables import Arrays
+from common.variables import Params
 from explicit_opt.counts import Noise, count_pairs, language_solution, text_sharding
 from explicit_opt.model import AGGREGATES, INITIALIZERS, FeedForward
 from explicit_opt.solution import fit_scale
@@ -51,25 +51,25 @@ STRETCH = 64
 
 def validate(config: ConfigDict) -> None:
     """The fields of the language model."""
-    choose("--config.model.aggregate", config.model.aggregate, AGGREGATES)
-    require(
+    check_choice("--config.model.aggregate", config.model.aggregate, AGGREGATES)
+    check(
         config.model.context >= 1,
         f"--config.model.context, the number of tokens before, must be at least 1, got {config.model.context}",
     )
-    require(
+    check(
         config.data.tokens >= 0,
         f"--config.data.tokens must not be negative, got {config.data.tokens}",
     )
-    require(
+    check(
         config.eval.train_tokens >= 0,
         f"--config.eval.train_tokens must not be negative, got {config.eval.train_tokens}",
     )
-    require(
+    check(
         not config.data.tokens or config.data.documents != "file",
         f"--config.data.tokens={config.data.tokens} keeps whole documents, which would be a few files with"
         " --config.data.documents=file: set it to 0",
     )
-    require(
+    check(
         0 < config.data.held_out_share <= 1,
         f"--config.data.held_out_share must be above 0 and at most 1, got {config.data.held_out_share}",
     )
@@ -78,18 +78,18 @@ def validate(config: ConfigDict) -> None:
 
 def validate_start(config: ConfigDict) -> None:
     """What the paper's experiments have in common."""
-    choose("--config.start", config.start, STARTS)
-    choose("--config.model.cold", config.model.cold, INITIALIZERS)
-    require(
+    check_choice("--config.start", config.start, STARTS)
+    check_choice("--config.model.cold", config.model.cold, INITIALIZERS)
+    check(
         config.solution.sign in (-1, 1),
         f"--config.solution.sign must be -1 or 1, got {config.solution.sign}",
     )
-    require(
+    check(
         config.train.steps == 0,
         f"--config.train.steps={config.train.steps} follows from --config.train.epochs: set that",
     )
     for name in ("epochs", "batch"):
-        require(
+        check(
             config.train[name] >= 1,
             f"--config.train.{name} must be at least 1, got {config.train[name]}",
         )
@@ -105,7 +105,7 @@ def seedless(config: ConfigDict) -> bool:
     return config.start == "explicit"
 
 
-def zeros(trainable: Arrays) -> Arrays:
+def zeros(trainable: Params) -> Params:
     """Values of 0 with the shapes and shardings of these."""
     return {name: jax.device_put(jnp.zeros_like(x), x.sharding) for name, x in trainable.items()}
 
@@ -177,7 +177,7 @@ class Objective(Task):
         self.config, self.noise = config, noise
 
     @classmethod
-    def sketch(cls, config: ConfigDict, multiple: int) -> Sketch:
+    def sketch(cls, config: ConfigDict, multiple: int) -> TaskSpec:
         """With a vocabulary as large as the configuration allows; `multiple` divides the rows of a batch."""
         rows, context = config.train.batch, config.model.context
         check_rows(rows, multiple)
@@ -187,7 +187,7 @@ class Objective(Task):
             "weights": jax.ShapeDtypeStruct((rows,), np.float32),
         }
         noise = Noise.of(np.ones(config.data.vocab_size, np.int64))
-        return Sketch(config, cls(config, noise), batch, rows)
+        return TaskSpec(config, cls(config, noise), batch, rows)
 
     def build(self, rngs: nnx.Rngs) -> FeedForward:
         model = self.config.model
@@ -232,11 +232,11 @@ class NextToken(Objective):
             limit = data.tokens if split == "train" else 0
             self.splits[split] = Windows(corpus.tokens, np.diff(ends), config.model.context, limit)
         for split, windows in self.splits.items():
-            require(len(windows) > 0, f"the {split} text has no tokens")
+            check(len(windows) > 0, f"the {split} text has no tokens")
         train = self.splits["train"]
         self.targets_N = np.bincount(train.tokens_M, minlength=self.vocabulary)
         super().__init__(config, Noise.of(self.targets_N))
-        self.multiple = sharding.batch_ways(mesh) * config.train.accumulate
+        self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
         self.training_batches = ExampleBatches(
             train.gather, len(train), config.train.batch, multiple=self.multiple, seed=config.seed
         )
@@ -250,7 +250,7 @@ class NextToken(Objective):
     def batches_per_epoch(self) -> int:
         return self.training_batches.batches_per_epoch
 
-    def start(self, trainable: Arrays) -> Arrays:
+    def start(self, trainable: Params) -> Params:
         match self.config.start:
             case "cold":
                 return trainable
@@ -258,11 +258,11 @@ class NextToken(Objective):
                 return zeros(trainable)
             case "scaled":
                 tables = self.solution()
-                structure = variables.abstract(lambda: self.build(variables.Keys(0)))
+                abstract_model = variables.abstract(lambda: self.build(variables.ParamKeys(0)))
 
                 def loss(scale: float) -> float:
                     return self._training_loss(
-                        Values(structure, {"tables": scale * tables}, {}, self.mesh)
+                        ModelState(abstract_model, {"tables": scale * tables}, {}, self.mesh)
                     )
 
                 return {"tables": fit_scale(loss) * tables}
@@ -288,7 +288,7 @@ class NextToken(Objective):
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.training_batches, start)
 
-    def predict(self, values: Values, split: str) -> Losses:
+    def predict(self, values: ModelState, split: str) -> Losses:
         """Loss of every token of a split, by stretches of `STRETCH` tokens."""
         windows = self.splits[split]
         starts_M = np.arange(0, len(windows), STRETCH)
@@ -304,7 +304,7 @@ class NextToken(Objective):
             unit="token",
         )
 
-    def evaluate(self, values: Values, split: str) -> dict[str, float]:
+    def evaluate(self, values: ModelState, split: str) -> dict[str, float]:
         """Perplexity and loss (nats per token) of a split, and the perplexity of the training text."""
         training = _perplexity(self._training_loss(values))
         return {**super().evaluate(values, split), "train_perplexity": training}
@@ -315,7 +315,7 @@ class NextToken(Objective):
         total = len(self.splits["train"])
         return -(-total // (self.config.eval.train_tokens or total))
 
-    def _training_loss(self, values: Values) -> float:
+    def _training_loss(self, values: ModelState) -> float:
         """Nats per token over the measured training tokens."""
         nats = self._nats(values, self.splits["train"], self.training_stride)
         return float(nats.mean(dtype=np.float64))
@@ -323,7 +323,7 @@ class NextToken(Objective):
     def _rows(self, model: FeedForward, batch: Batch) -> dict[str, jax.Array]:
         return {"nats": cross_entropy(model(batch["contexts"], self.noise), batch["targets"])}
 
-    def _nats(self, values: Values, windows: Windows, stride: int = 1) -> np.ndarray:
+    def _nats(self, values: ModelState, windows: Windows, stride: int = 1) -> np.ndarray:
         """Loss of every `stride`-th token, from the first on."""
         # As large as a step is fast with: nothing but the forward pass is kept.
         rows = -(-max(self.config.train.batch, 4096) // self.multiple) * self.multiple

@@ -14,9 +14,9 @@ from flax import nnx
 from common import sharding
 from common.errors import UserError
 from common.model.linear import Linear
-from common.train.feed import put
-from common.train.task import Batch, Task, Values
-from common.variables import Arrays
+from common.train.prefetch import put
+from common.train.task import Batch, ModelState, Task
+from common.variables import Params
 from explicit_opt.solution import FLOOR, from_cooccurrences
 
 Examples = Callable[[Batch], tuple[jax.Array, jax.Array]]
@@ -99,13 +99,13 @@ class _Recorder(nnx.Module):
 
 def warm_start(
     task: Task,
-    values: Values,
+    values: ModelState,
     layer: str,
     batches: Iterable[Batch],
     *,
     examples: Examples = targets_and_weights,
     **options: float,
-) -> Arrays:
+) -> Params:
     """The trainable values with an explicit solution in one layer, by one pass over `batches`.
 
     Args:
@@ -125,7 +125,7 @@ def warm_start(
         )
 
     def add_up(trainable, frozen, batch):
-        model = values.structure.build(trainable, frozen)
+        model = values.abstract_model.build(trainable, frozen)
         recorder = _put_recorder(model, layer)
         task.loss(model, batch, None)
         width, outputs = kernel.shape

@@ -8,7 +8,7 @@ selects as the paper does.
 from argparse import Namespace
 from typing import Any
 
-from common import program
+from common.runtime import program
 
 TARGETS = {
     "table1": "experiments",
@@ -30,7 +30,7 @@ CORPORA = {
 SCALES = ("tiny", "laptop", "paper")
 
 PROTOCOLS = ("ours", "printed")
-"""How runs are stopped and selected (see explicit_opt.experiments.Laboratory)."""
+"""How runs are stopped and selected (see explicit_opt.experiments.ExperimentSuite)."""
 
 
 def main() -> None:
@@ -55,30 +55,30 @@ def main() -> None:
 def _own(options: Namespace) -> dict[str, Any]:
     from pathlib import Path
 
-    from common.config import choose, require
+    from common.config import check, check_choice
 
     target, printed = options.target, options.protocol == "printed"
-    choose("--protocol", options.protocol, PROTOCOLS)
-    require(not printed or target != "formula", "--protocol=printed: formula trains nothing")
-    require(
+    check_choice("--protocol", options.protocol, PROTOCOLS)
+    check(not printed or target != "formula", "--protocol=printed: formula trains nothing")
+    check(
         not printed or target != "claims",
         "--protocol=printed: claims are about the best checkpoints",
     )
-    require(
+    check(
         not printed or not options.sweep,
         "--protocol=printed holds out no data for --sweep to choose by",
     )
-    require(
+    check(
         target != "formula" or not (options.turns or options.sweep),
         "formula trains nothing: no --turns, no --sweep",
     )
     places = {}
     for given in options.data:
         corpus, equals, place = given.partition("=")
-        require(bool(equals and place), f"--data={given}: it is CORPUS=DIR")
-        choose("--data", corpus, CORPORA["claims"])
-        require(corpus in CORPORA[target], f"--data={given}: {target} reads no {corpus}")
-        require(Path(place).is_dir(), f"--data={given}: there is no folder {place}")
+        check(bool(equals and place), f"--data={given}: it is CORPUS=DIR")
+        check_choice("--data", corpus, CORPORA["claims"])
+        check(corpus in CORPORA[target], f"--data={given}: {target} reads no {corpus}")
+        check(Path(place).is_dir(), f"--data={given}: there is no folder {place}")
         places[corpus] = Path(place)
     return {"protocol": options.protocol, "places": places}
 

@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from common.config import complete
 from common.train import loop
-from common.train.task import Sketch
+from common.train.task import TaskSpec
 from explicit_opt import digits, language
 
 Task = language.NextToken | digits.Digits
@@ -31,7 +31,7 @@ def make_task(config: ConfigDict, mesh: Mesh) -> Task:
     return (language.NextToken if _module(config) is language else digits.Digits)(config, mesh)
 
 
-def sketch(config: ConfigDict, multiple: int) -> Sketch:
+def sketch(config: ConfigDict, multiple: int) -> TaskSpec:
     """The run without its data; `multiple` divides the rows of a batch. Errors are those of the configuration."""
     validate(config)
     return _module(config).Objective.sketch(config, multiple)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from common import program
+from common.runtime import program
 
 
 def main() -> None:

@@ -3,11 +3,11 @@
 import math
 from pathlib import Path
 
-from common import program
+from common.runtime import program
 
 
 def main() -> None:
-    from common.config import parser_for, positive, require
+    from common.config import check, parser_for, positive_int_arg
 
     parser = parser_for("gmlp_lm.evaluate")
     parser.add_argument("--workdir", required=True, type=Path, metavar="RUN")
@@ -20,7 +20,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--stride",
-        type=positive("--stride"),
+        type=positive_int_arg("--stride"),
         help="bytes scored in each window; fewer have more context and take longer (default: the run's)",
     )
     options = parser.parse_args()
@@ -34,13 +34,11 @@ def main() -> None:
     from gmlp_lm.run import load
 
     text = np.frombuffer(read_bytes(options.text), np.uint8)
-    require(len(text) > 1, f"--text={options.text} has {len(text)} bytes; the first is not scored")
+    check(len(text) > 1, f"--text={options.text} has {len(text)} bytes; the first is not scored")
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     config, values = load(options.workdir, mesh)
     stride, length = options.stride or config.eval.stride, config.model.length
-    require(
-        stride <= length, f"--stride={stride} leaves out bytes: the run's windows have {length}"
-    )
+    check(stride <= length, f"--stride={stride} leaves out bytes: the run's windows have {length}")
     bits = WindowLosses(config, mesh)(values, text, stride).nats_M.sum() / math.log(2)
     print(f"{options.text}: {bits / (len(text) - 1):.4f} bits per byte of {len(text) - 1:,} bytes")
     if count := words(text):

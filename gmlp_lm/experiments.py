@@ -11,13 +11,13 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from common import laboratory
-from common.config import choose
-from common.laboratory import Side, evaluations
+from common import experiments
+from common.config import check_choice
+from common.experiments import Side, evaluations
 from common.metrics.aucc import aucc, outline
 from common.metrics.curve import Axis, Curve
 from common.report.runs import run_of, same_minutes
-from common.report.table import spread
+from common.report.table import mean_std
 from common.tasks.language_modelling import LanguageModelling
 from common.track.tracker import write_whole
 from common.train.task import Task
@@ -61,7 +61,7 @@ WHOLE = "whole_valid.json"
 
 
 @dataclass(frozen=True)
-class Laboratory(laboratory.Laboratory):
+class ExperimentSuite(experiments.ExperimentSuite):
     """Attributes beyond what all have.
 
     recipe: "paper", "code" or "fixed".
@@ -106,7 +106,7 @@ class Laboratory(laboratory.Laboratory):
     def side(self, text: str) -> Side:
         """Reads "CORPUS: KIND", such as "wikitext2: gmlp", in the laboratory's recipe."""
         known = {f"{corpus}: {kind}": (corpus, kind) for corpus, kind in PRINTED}
-        choose("an experiment of a claim", text, known)
+        check_choice("an experiment of a claim", text, known)
         corpus, kind = known[text]
         experiment = partial(self.configuration, kind, corpus)
         scheme, _, place = experiment(1).data.source.partition(":")
@@ -118,23 +118,23 @@ class Laboratory(laboratory.Laboratory):
         return Side(self.named(corpus, kind), experiment, missing)
 
 
-def table3(lab: Laboratory) -> None:
+def table3(suite: ExperimentSuite) -> None:
     """Every case beside its printed row; then all three at equal data, FLOPs and seconds."""
     rows, equal = [], []
-    for corpus in lab.corpora:
-        cases = lab.cases(corpus)
+    for corpus in suite.corpora:
+        cases = suite.cases(corpus)
         for kind, runs in cases.items():
             number = 1 + list(PRINTED).index((corpus, kind))
             data = read_from(runs, corpus)
             timed = runs[0][0].get("timing", {}).get("kind", "unknown")
             kinds = (f"#{number}", KINDS[kind], data, f"measured, timed {timed}")
-            rows.append((*kinds, *_measured(lab, runs)))
+            rows.append((*kinds, *_measured(suite, runs)))
             rows.append((f"#{number}", KINDS[kind], corpus, "printed", *_printed(corpus, kind)))
         equal += _comparison(corpus, cases)
     columns = ("", "model", "data", "", *COLUMNS)
-    lab.write("table3", columns, rows)
+    suite.write("table3", columns, rows)
     values = [f"{name} {bits}" for bits in ("bits/byte", "mean") for name in KINDS.values()]
-    lab.write("table3_equal", ("data", "at equal", "up to", *values), equal)
+    suite.write("table3_equal", ("data", "at equal", "up to", *values), equal)
 
 
 def read_from(runs: list[tuple[dict, Path]], corpus: str) -> str:
@@ -160,22 +160,22 @@ COLUMNS = (
 """Best, final: of the curve. Valid, test: of the best checkpoint, on the whole split."""
 
 
-def _measured(lab: Laboratory, runs: list[tuple[dict, Path]]) -> tuple:
-    whole = [whole_valid(lab, summary, workdir) for summary, workdir in runs]
+def _measured(suite: ExperimentSuite, runs: list[tuple[dict, Path]]) -> tuple:
+    whole = [whole_valid(suite, summary, workdir) for summary, workdir in runs]
     summaries = [summary for summary, _ in runs]
     test = [s["test"] for s in summaries]
     best, final = ([s[f"{name}_valid"] for s in summaries] for name in ("best", "final"))
     return (
-        spread([b / NATS_TO_BITS for b in best], 3),
-        spread([f / NATS_TO_BITS for f in final], 3),
-        spread(best, 3),
-        spread(final, 3),
-        spread([math.exp(b / NATS_TO_BITS) for b in best], 2),
-        spread([w["bits_per_byte"] for w in whole], 3),
+        mean_std([b / NATS_TO_BITS for b in best], 3),
+        mean_std([f / NATS_TO_BITS for f in final], 3),
+        mean_std(best, 3),
+        mean_std(final, 3),
+        mean_std([math.exp(b / NATS_TO_BITS) for b in best], 2),
+        mean_std([w["bits_per_byte"] for w in whole], 3),
         _if_all("perplexity_per_word", whole),
-        spread([t["bits_per_byte"] for t in test], 3),
+        mean_std([t["bits_per_byte"] for t in test], 3),
         _if_all("perplexity_per_word", test),
-        spread([100 * s["train_seconds"] / s["steps"] for s in summaries], 1),
+        mean_std([100 * s["train_seconds"] / s["steps"] for s in summaries], 1),
         f"{summaries[0]['params']['total']:,}",
         None,
     )
@@ -196,10 +196,10 @@ def _printed(corpus: str, kind: str) -> tuple:
 
 
 def _if_all(name: str, metrics: list[dict]) -> str:
-    return spread([m[name] for m in metrics], 0) if all(name in m for m in metrics) else ""
+    return mean_std([m[name] for m in metrics], 0) if all(name in m for m in metrics) else ""
 
 
-def whole_valid(lab: Laboratory, summary: dict, workdir: Path) -> dict[str, float]:
+def whole_valid(suite: ExperimentSuite, summary: dict, workdir: Path) -> dict[str, float]:
     """The best values of a run on the whole validation split, measured once."""
     path = workdir / WHOLE
     asked = {"best_step": summary["best_step"], "best_valid": summary["best_valid"]}
@@ -208,9 +208,9 @@ def whole_valid(lab: Laboratory, summary: dict, workdir: Path) -> dict[str, floa
         found = json.loads(path.read_text())
         if found["asked"] == asked:
             return found["metrics"]
-    config, values = run.load(workdir, lab.mesh)
+    config, values = run.load(workdir, suite.mesh)
     config.eval.update({"tokens": 0, "sample": 0})
-    task = LanguageModelling(config, language_model, lab.mesh)
+    task = LanguageModelling(config, language_model, suite.mesh)
     metrics = task.evaluate(values, "valid")
     write_whole(path, json.dumps({"asked": asked, "metrics": metrics}, indent=1) + "\n")
     return metrics
@@ -237,17 +237,17 @@ def _comparison(corpus: str, cases: dict[str, list[tuple[dict, Path]]]) -> list[
         horizon = min(c.points[-1].at(axis) for some in curves.values() for c in some)
         values = {k: [outline(c, axis, horizon)[-1][1] for c in some] for k, some in curves.items()}
         areas = {k: [aucc(c, axis, horizon) / horizon for c in some] for k, some in curves.items()}
-        cells = [spread(v, 3) for some in (values, areas) for v in some.values()]
+        cells = [mean_std(v, 3) for some in (values, areas) for v in some.values()]
         unit = {"step": "steps", "flops": "FLOPs", "seconds": "s"}[axis]
         rows.append((data, name, f"{horizon:.4g} {unit}", *cells))
     return rows
 
 
-def fig4(lab: Laboratory) -> None:
+def fig4(suite: ExperimentSuite) -> None:
     """Validation curves of every corpus, and how far each model's last value lies above its best."""
     panels, rows, every = {}, [], []
-    for corpus in lab.corpora:
-        cases = lab.cases(corpus)
+    for corpus in suite.corpora:
+        cases = suite.cases(corpus)
         data = read_from(cases["gpt"], corpus)
         panels[data] = {name: [] for name in KINDS.values()}
         for kind, runs in cases.items():
@@ -260,30 +260,30 @@ def fig4(lab: Laboratory) -> None:
                 points = Curve.from_json(summary["curve"]).points
                 every += [(*case, p.step, p.seconds, p.flops, p.value) for p in points]
                 panels[data][KINDS[kind]].append([(p.step, p.value) for p in points])
-    figures.validation(panels, lab.out / "fig4.png")
+    figures.validation(panels, suite.out / "fig4.png")
     names = ("data", "model", "seed", "best step", "steps", "best bits/byte", "final", "rise")
-    lab.write("fig4", (*names, "printed rise"), rows)
+    suite.write("fig4", (*names, "printed rise"), rows)
     columns = ("data", "model", "seed", "step", "seconds", "FLOPs", "bits per byte")
-    lab.write_csv("fig4_curves", columns, every)
-    print(f"figure: {lab.out / 'fig4.png'}")
+    suite.write_csv("fig4_curves", columns, every)
+    print(f"figure: {suite.out / 'fig4.png'}")
 
 
 TABLE_4 = (0.001, 0.01, 0.1, 0.5, 1.0)
 """Shares of the training after which the paper shows samples: 1, 10, 100, 500 and 1000 of 1000 "epochs"."""
 
 
-def table4(lab: Laboratory) -> None:
+def table4(suite: ExperimentSuite) -> None:
     """What the three models write along the training, always after the same prompt and with the same random numbers."""
-    corpus = "wikitext2" if "wikitext2" in lab.corpora else lab.corpora[0]
+    corpus = "wikitext2" if "wikitext2" in suite.corpora else suite.corpora[0]
     written = {}
-    for kind, runs in lab.cases(corpus).items():
+    for kind, runs in suite.cases(corpus).items():
         summary, workdir = runs[0]
         logged = {m["step"]: m["valid/sample"] for m in evaluations(workdir, "valid/sample")}
         steps = [min(logged, key=lambda s, a=a: abs(s - a * summary["steps"])) for a in TABLE_4]
         written[kind] = {step: logged[step] for step in steps}
     steps = sorted(set.intersection(*map(set, written.values())))
     rows = [(step, *(_printable(written[kind][step]) for kind in KINDS)) for step in steps]
-    lab.write("table4", ("step", *KINDS.values()), rows)
+    suite.write("table4", ("step", *KINDS.values()), rows)
 
 
 def _printable(text: str) -> str:

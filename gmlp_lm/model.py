@@ -6,15 +6,15 @@ import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common.config import check_rate, choose, require
+from common.config import check, check_choice, check_rate
 from common.model import transformer
 from common.model.attention import Attention
-from common.model.block import Block, Context, Function
+from common.model.block import Block, Context, Sublayer
+from common.model.decode_cache import CacheSpec
 from common.model.embed import Embed
 from common.model.gated_mlp import GatedMlp
 from common.model.language_model import LanguageModel
 from common.model.linear import Linear
-from common.model.memory import Room
 from common.model.spatial import BlockLocal, Spatial, Toeplitz
 from common.model.tiny_attention import TinyAttention
 from gmlp_lm.initialization import INITIALIZATIONS
@@ -29,7 +29,7 @@ def window_of(model: ConfigDict, layer: int) -> int:
     return window if window < model.length else 0
 
 
-class AttentionAlone(Function):
+class AttentionAlone(Sublayer):
     """The whole layer of the code's "GPT_base" (gpt_sa.py): a tiny attention and a projection, no feed-forward."""
 
     def __init__(self, model: ConfigDict, window: int, *, rngs: nnx.Rngs):
@@ -49,7 +49,7 @@ class AttentionAlone(Function):
     ) -> jax.Array:
         return self.down(self.attention(x_BLD, context))
 
-    def cache(self, batch: int, room: Room, context: Context) -> Any:
+    def cache(self, batch: int, room: CacheSpec, context: Context) -> Any:
         return self.attention.cache(batch, room, context)
 
     def step(
@@ -58,8 +58,8 @@ class AttentionAlone(Function):
         y_B1G, cache = self.attention.step(x_B1D, cache, index, context)
         return self.down(y_B1G), cache
 
-    def remember(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
-        return self.attention.remember(x_BLD, cache, context)
+    def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
+        return self.attention.prefill(x_BLD, cache, context)
 
 
 def spatial(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> Spatial:
@@ -70,7 +70,7 @@ def spatial(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> Spatial:
     return SPATIAL[model.spatial](model.length, **options)
 
 
-def functions(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> list[Function]:
+def functions(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> list[Sublayer]:
     """What the residuals of one layer go around."""
     window = window_of(model, layer)
     match model.kind:
@@ -130,39 +130,39 @@ def validate(model: ConfigDict) -> None:
     Raises:
       UserError: one that is unknown or does not fit.
     """
-    choose("--config.model.kind", model.kind, KINDS)
-    choose("--config.model.spatial", model.spatial, SPATIAL)
-    choose("--config.model.init", model.init, INITIALIZATIONS)
-    choose("--config.model.positions", model.positions, ("sinusoidal", "learned", "none"))
-    choose("--config.model.norm", model.norm, ("pre", "post"))
-    choose("--config.model.activation", model.activation, ("relu", "gelu", "silu"))
+    check_choice("--config.model.kind", model.kind, KINDS)
+    check_choice("--config.model.spatial", model.spatial, SPATIAL)
+    check_choice("--config.model.init", model.init, INITIALIZATIONS)
+    check_choice("--config.model.positions", model.positions, ("sinusoidal", "learned", "none"))
+    check_choice("--config.model.norm", model.norm, ("pre", "post"))
+    check_choice("--config.model.activation", model.activation, ("relu", "gelu", "silu"))
     for name in ("layers", "width", "hidden", "heads", "gate_heads", "length"):
-        require(model[name] >= 1, f"--config.model.{name} must be at least 1, got {model[name]}")
+        check(model[name] >= 1, f"--config.model.{name} must be at least 1, got {model[name]}")
     for name in ("attention", "epsilon"):
-        require(model[name] >= 0, f"--config.model.{name} must be at least 0, got {model[name]}")
+        check(model[name] >= 0, f"--config.model.{name} must be at least 0, got {model[name]}")
     check_rate("--config.model.dropout", model.dropout)
-    require(
+    check(
         model.kind != "gpt" or model.width % model.heads == 0,
         f"--config.model.width={model.width} is not divisible by --config.model.heads={model.heads}",
     )
-    require(
+    check(
         model.kind != "tiny_attention" or model.attention >= 1,
         "--config.model.kind=tiny_attention needs --config.model.attention, its width",
     )
-    require(
+    check(
         model.kind == "gpt" or model.hidden % (2 * model.gate_heads) == 0,
         f"--config.model.hidden={model.hidden} cannot be halved and shared by"
         f" --config.model.gate_heads={model.gate_heads}",
     )
-    require(
+    check(
         not model.windows or len(model.windows) == model.layers,
         f"--config.model.windows has {len(model.windows)} lengths for {model.layers} layers",
     )
-    require(
+    check(
         all(window >= 1 for window in model.windows),
         f"--config.model.windows must be at least 1, got {tuple(model.windows)}",
     )
-    require(
+    check(
         model.kind != "gpt" or not model.windows,
         "--config.model.windows is for gMLP and tiny attention, not for gpt",
     )

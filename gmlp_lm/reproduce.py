@@ -7,7 +7,7 @@ configurations is an option, as in gmlp_lm.train. Tables 1 and 2 train nothing.
 from argparse import Namespace
 from typing import Any
 
-from common import program
+from common.runtime import program
 
 TARGETS = {
     "table1": "settings",
@@ -46,16 +46,16 @@ def main() -> None:
 def _own(options: Namespace) -> dict[str, Any]:
     from pathlib import Path
 
-    from common.config import choose, require
+    from common.config import check, check_choice
     from configs.language import CORPORA, RECIPES
 
-    choose("--recipe", options.recipe, RECIPES)
+    check_choice("--recipe", options.recipe, RECIPES)
     trains = TARGETS.get(options.target) != "settings"
-    require(
+    check(
         trains or not (options.corpora or options.data),
         f"{options.target} reads no data: no --corpora, no --data",
     )
-    require(
+    check(
         trains or not (options.turns or options.sweep),
         f"{options.target} trains nothing: no --turns, no --sweep",
     )
@@ -63,15 +63,15 @@ def _own(options: Namespace) -> dict[str, Any]:
     corpora = tuple((options.corpora or default).split(","))
     places = {}
     for corpus in corpora:
-        choose("--corpora", corpus, CORPORA)
+        check_choice("--corpora", corpus, CORPORA)
     for given in options.data:
         corpus, equals, place = given.partition("=")
-        require(bool(equals and place), f"--data={given}: it is CORPUS=PATH")
-        choose("--data", corpus, CORPORA)
-        require(
+        check(bool(equals and place), f"--data={given}: it is CORPUS=PATH")
+        check_choice("--data", corpus, CORPORA)
+        check(
             corpus in corpora, f"--data={given}: {corpus} is not in --corpora={','.join(corpora)}"
         )
-        require(Path(place).exists(), f"--data={given}: there is no {place}")
+        check(Path(place).exists(), f"--data={given}: there is no {place}")
         places[corpus] = Path(place)
     return {"recipe": options.recipe, "corpora": corpora, "places": places}
 

@@ -9,8 +9,8 @@ from common.config import complete
 from common.tasks import language_modelling
 from common.tasks.language_modelling import BYTES, LanguageModelling, Objective
 from common.train import loop
-from common.train.task import Sketch, Values
-from common.train.trained import load_run
+from common.train.restore import load_run
+from common.train.task import ModelState, TaskSpec
 from common.train.workdir import CONFIG, read_config
 from gmlp_lm import model
 from gmlp_lm.model import language_model
@@ -30,7 +30,7 @@ def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, LanguageModelli
     return config, LanguageModelling(config, language_model, mesh)
 
 
-def sketch(config: ConfigDict, multiple: int) -> Sketch:
+def sketch(config: ConfigDict, multiple: int) -> TaskSpec:
     """The run without its data; `multiple` divides the rows of a batch. Errors are those of the configuration."""
     validate(config)
     return Objective.sketch(config, language_model, multiple)
@@ -41,7 +41,7 @@ def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
     return loop.fit(*prepare(config, mesh), workdir, mesh)
 
 
-def load(workdir: Path, mesh: Mesh) -> tuple[ConfigDict, Values]:
+def load(workdir: Path, mesh: Mesh) -> tuple[ConfigDict, ModelState]:
     """Configuration and best values of a run.
 
     Raises:

@@ -4,29 +4,29 @@ import codecs
 import sys
 from pathlib import Path
 
-from common import program
+from common.runtime import program
 
 CHUNK = 16
 """Bytes of one call: enough to hide the call's cost, few enough to be seen coming."""
 
 
 def main() -> None:
-    from common.config import number, parser_for, positive, require, whole
+    from common.config import check, float_arg, int_arg, parser_for, positive_int_arg
 
     parser = parser_for("gmlp_lm.sample")
     parser.add_argument("--workdir", required=True, type=Path, metavar="RUN")
     parser.add_argument("--prompt", default="\n", help="what the text begins with")
     parser.add_argument(
         "--length",
-        type=positive("--length"),
+        type=positive_int_arg("--length"),
         help="bytes to write (default: 512, or what the model has room for)",
     )
     parser.add_argument(
-        "--temperature", type=number("--temperature"), default=0.8, help="0: the likeliest byte"
+        "--temperature", type=float_arg("--temperature"), default=0.8, help="0: the likeliest byte"
     )
-    parser.add_argument("--top_k", type=whole("--top_k"), default=0, help="0: all bytes")
-    parser.add_argument("--top_p", type=number("--top_p"), default=1.0)
-    parser.add_argument("--seed", type=whole("--seed"), default=1)
+    parser.add_argument("--top_k", type=int_arg("--top_k"), default=0, help="0: all bytes")
+    parser.add_argument("--top_p", type=float_arg("--top_p"), default=1.0)
+    parser.add_argument("--seed", type=int_arg("--seed"), default=1)
     options = parser.parse_args()
 
     import jax
@@ -38,12 +38,12 @@ def main() -> None:
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
     sampling.validate()
-    require(options.seed < 2**32, f"--seed must be below {2**32}, got {options.seed}")
+    check(options.seed < 2**32, f"--seed must be below {2**32}, got {options.seed}")
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     config, values = load(options.workdir, mesh)
     prompt = as_bytes(options.prompt)
     length = options.length or max(1, min(512, config.model.length - len(prompt)))
-    write = Writer(values.structure, mesh, config.model.length, sampling)
+    write = Writer(values.abstract_model, mesh, config.model.length, sampling)
     chunks = write(values, prompt, length, options.seed, chunk=CHUNK)
     # A character may be cut in two by the end of a chunk; what is no UTF-8 is shown as such.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

@@ -7,7 +7,7 @@ from common.tasks.language_modelling import BYTES
 from common.train.optimizer import warmup_steps
 from configs import language
 from gmlp_lm import run
-from gmlp_lm.experiments import KINDS, Laboratory
+from gmlp_lm.experiments import KINDS, ExperimentSuite
 from gmlp_lm.model import language_model
 
 PRINTED_MILLIONS = {"gpt": 66, "gmlp": 71, "gmlp_attn": 72}
@@ -37,24 +37,24 @@ GPT_2_TOKENS = 50_257
 
 def parameters(config: ConfigDict, vocabulary: int = BYTES) -> int:
     """All that is trained."""
-    structure = variables.abstract(
-        lambda: language_model(config.model, vocabulary, rngs=variables.Keys(0))
+    abstract_model = variables.abstract(
+        lambda: language_model(config.model, vocabulary, rngs=variables.ParamKeys(0))
     )
-    return variables.count(structure)["total"]
+    return variables.count(abstract_model)["total"]
 
 
-def _checked(lab: Laboratory, config: ConfigDict) -> ConfigDict:
+def _checked(suite: ExperimentSuite, config: ConfigDict) -> ConfigDict:
     """With the fields of the command line, which have to fit."""
-    run.validate(lab.override(config))
+    run.validate(suite.override(config))
     return config
 
 
-def table1(lab: Laboratory) -> None:
+def table1(suite: ExperimentSuite) -> None:
     """Parameters of the three models in the three recipes, at the paper's size whatever the scale is."""
     rows = []
     for kind, name in KINDS.items():
         configs = [language.choose(kind, "enwik8", recipe) for recipe in language.RECIPES]
-        counts = [parameters(_checked(lab, config)) for config in configs]
+        counts = [parameters(_checked(suite, config)) for config in configs]
         rows.append(
             (
                 name,
@@ -65,18 +65,18 @@ def table1(lab: Laboratory) -> None:
             )
         )
     columns = ("model", *language.RECIPES, "unused in code", "paper, 50,257 tokens", "printed")
-    lab.write("table1", columns, rows)
+    suite.write("table1", columns, rows)
 
 
-def table2(lab: Laboratory) -> None:
+def table2(suite: ExperimentSuite) -> None:
     """Settings of the three recipes, at the paper's size; but for widths and rates they are those of all models."""
     configs = [language.choose("gmlp", "enwik8", recipe) for recipe in language.RECIPES]
-    found = [_settings(_checked(lab, config)) for config in configs]
+    found = [_settings(_checked(suite, config)) for config in configs]
     rows = [
         (name, *(_said(settings[name]) for settings in found), _said(PRINTED_SETTINGS.get(name)))
         for name in found[0]
     ]
-    lab.write("table2", ("attribute", *language.RECIPES, "printed"), rows)
+    suite.write("table2", ("attribute", *language.RECIPES, "printed"), rows)
 
 
 def _settings(config: ConfigDict) -> dict[str, object]:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common import program
+from common.runtime import program
 
 if TYPE_CHECKING:
     from launch.estimate import Estimate
@@ -30,7 +30,7 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
     Raises:
       UserError: plans are at fault, or have no chip-hours; all others have been written.
     """
-    from common.config import require
+    from common.config import check
     from common.errors import UserError
     from common.report import claims
     from common.train.workdir import commit
@@ -44,7 +44,7 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
         print(f"{number} of {len(plans)}: {plan}", flush=True)
         try:
             found = ask(plan)
-            require(found.chip_hours is not None, "only the data say how many steps it has")
+            check(found.chip_hours is not None, "only the data say how many steps it has")
         except UserError as fault:
             print(f"error: {fault}", file=sys.stderr, flush=True)
             failed.append(plan)
@@ -56,7 +56,7 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
             csv.writer(file, lineterminator="\n").writerows([COLUMNS, *ordered])
         print(f"  {row[1]} chip-hours, bound by {row[2]}", flush=True)
     print(f"{len(rows)} plans in {path}")
-    require(
+    check(
         not failed, f"{len(failed)} of {len(plans)} plans have no chip-hours: {'; '.join(failed)}"
     )
 
@@ -67,11 +67,11 @@ def place(paper: str) -> Path:
     Raises:
       UserError: the paper has no claims.
     """
-    from common.config import require
+    from common.config import check
     from common.report import claims
 
     known = paper.isidentifier() and find_spec(paper) is not None
-    require(
+    check(
         known and (files(paper) / claims.CLAIMS).is_file(), f"there is no {paper}/{claims.CLAIMS}"
     )
     return Path(str(files(paper) / claims.PLANS))
@@ -92,7 +92,7 @@ def estimate_of(plan: str, quick: bool) -> "Estimate":
     import jax
 
     from common import config
-    from common.config import require
+    from common.config import check
     from launch import plan as program
     from launch import topology
     from launch.estimate import estimate
@@ -101,7 +101,7 @@ def estimate_of(plan: str, quick: bool) -> "Estimate":
     options = program.arguments().parse_args(rest)
     experiment = config.load(options.config)
     config.override_all(experiment, fields)
-    require(topology.has_compiler(), f"the TPU compiler is missing: pip install {topology.LIBTPU}")
+    check(topology.has_compiler(), f"the TPU compiler is missing: pip install {topology.LIBTPU}")
     topology.prepare(options.topology)
     if quick or options.quick:
         jax.config.update("jax_exec_time_optimization_effort", -1.0)

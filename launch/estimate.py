@@ -11,13 +11,13 @@ from jax.sharding import Mesh, PartitionSpec
 from ml_collections import ConfigDict
 
 from common import sharding
-from common.config import require
+from common.config import check
 from common.errors import UserError
 from common.model.transformer import compute_dtype
-from common.train import outline
+from common.train import dry_run
 from common.train.state import Step
-from common.train.task import Sketch
-from common.variables import Structure
+from common.train.task import TaskSpec
+from common.variables import AbstractModel
 from launch import collectives, roofline, traffic
 from launch.collectives import Collectives
 from launch.roofline import Bound
@@ -47,10 +47,10 @@ class Estimate:
       bound: None where no speed is known.
     """
 
-    sketch: Sketch
+    sketch: TaskSpec
     topology: Topology
     mesh: Mesh
-    structure: Structure
+    abstract_model: AbstractModel
     held: Mapping[str, int]
     flops: int
     compiled_flops: float
@@ -80,9 +80,9 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
       UserError: the configuration does not fit to them, or the compiler fails; `TooLarge`: the step does not fit into
         their memory.
     """
-    require("paper" in config, "--config is no experiment: it has no field paper")
+    check("paper" in config, "--config is no experiment: it has no field paper")
     mesh = topology.mesh(config.mesh)
-    multiple = sharding.batch_ways(mesh) * config.train.accumulate
+    multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
     if topology.stands_in and config.model.get("dtype") == "auto":
         config = config.copy_and_resolve_references()
         config.model.dtype = "bfloat16"  # as on the chips
@@ -97,7 +97,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
         for name, x in sketch.batch.items()
     }
     try:
-        held = outline.compile_for(step, batch)
+        held = dry_run.compile_for(step, batch)
     except jax.errors.JaxRuntimeError as error:
         words = str(error)
         missing = _missing(words, topology.chip.memory) if topology.chip else None
@@ -129,7 +129,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
         sketch,
         topology,
         mesh,
-        step.structure,
+        step.abstract_model,
         held,
         flops,
         costs["flops"],
@@ -167,10 +167,10 @@ def _too_large(missing: int, topology: Topology) -> TooLarge:
     )
 
 
-def shardings(structure: Structure, mesh: Mesh) -> list[tuple[str, str, str, int]]:
+def shardings(abstract_model: AbstractModel, mesh: Mesh) -> list[tuple[str, str, str, int]]:
     """Rows (arrays, shape, partition, how many are alike): those of all blocks in one."""
     rows: dict[tuple[str, str, str], int] = {}
-    for kind in (structure.trainable, structure.frozen):
+    for kind in (abstract_model.trainable, abstract_model.frozen):
         for name, place in sharding.shardings(kind, mesh).items():
             shape = "x".join(map(str, kind[name].shape)) or "1"
             row = (re.sub(r"\d+", "*", name), shape, _shown(place.spec))

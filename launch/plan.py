@@ -3,7 +3,7 @@
 from argparse import ArgumentParser
 from typing import TYPE_CHECKING
 
-from common.program import run
+from common.runtime.program import run
 
 if TYPE_CHECKING:
     from launch.estimate import Estimate
@@ -23,7 +23,7 @@ def arguments() -> ArgumentParser:
         help="a slice of TPUs, such as v5e:4x4 or v5p:2x2x2, or CPU devices, such as cpu:8",
     )
     parser.add_argument(
-        "--price", type=config.number("--price"), help="of an hour of one chip, in any currency"
+        "--price", type=config.float_arg("--price"), help="of an hour of one chip, in any currency"
     )
     parser.add_argument(
         "--shardings", action="store_true", help="also how every parameter is split"
@@ -54,7 +54,7 @@ def main() -> None:
     options = arguments().parse_args(rest)
     experiment = config.load(options.config)
     config.override_all(experiment, fields)
-    config.require(options.price is None or options.price >= 0, "--price must not be negative")
+    config.check(options.price is None or options.price >= 0, "--price must not be negative")
 
     import jax
 
@@ -76,7 +76,7 @@ def show(found: "Estimate", price: float | None, shardings: bool) -> None:
 
     if shardings:
         columns = ("parameters", "shape", "split over", "alike")
-        print(text(columns, estimate.shardings(found.structure, found.mesh)))
+        print(text(columns, estimate.shardings(found.abstract_model, found.mesh)))
     print(text(("what", "how much", ""), rows(found, price)))
 
 
@@ -85,7 +85,7 @@ def rows(found: "Estimate", price: float | None = None) -> list[tuple[str, str, 
     from common import variables
 
     topology, sketch, chips = found.topology, found.sketch, len(found.topology.devices)
-    counts = variables.count(found.structure)
+    counts = variables.count(found.abstract_model)
     mesh = " x ".join(f"{axis}={size}" for axis, size in found.mesh.shape.items())
     lines = [
         ("devices", f"{chips}", f"{topology.name}, {mesh}, {found.dtype}"),

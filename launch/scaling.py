@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.program import run
+from common.runtime.program import run
 
 if TYPE_CHECKING:
     from launch.estimate import Estimate
@@ -53,7 +53,7 @@ def main() -> None:
     from launch.estimate import estimate
 
     cpu = options.kind == "cpu"
-    config.require(
+    config.check(
         cpu or topology.has_compiler(),
         f"--kind={options.kind} needs the TPU compiler: pip install {topology.LIBTPU}; --kind=cpu works without it",
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from common.config import flatten, override, require
+from common.config import check, flatten, override
 from common.errors import UserError
 from common.sharding import MESH_AXES
 from launch.estimate import Estimate, TooLarge, estimate
@@ -40,12 +40,12 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
     Raises:
       UserError: none fits or is possible, or no speed is known.
     """
-    require(
+    check(
         topology.chip is not None,
         f"--sweep looks for the fastest, and of --topology={topology.name} no speed is known",
     )
     field = next((name for name in BATCH if name in flatten(config)), "")
-    require(bool(field), "--sweep: the configuration has no size of a batch")
+    check(bool(field), "--sweep: the configuration has no size of a batch")
     print(_line(COLUMNS), flush=True)
     found: Estimate | None = None
     faults: list[UserError] = []

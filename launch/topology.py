@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from common.config import require
+from common.config import check
 from common.errors import UserError
 from common.sharding import make_mesh
 from common.track.progress import peak_flops
@@ -81,7 +81,7 @@ class Topology:
         """`make_mesh` of these devices, and its errors. CPU devices in place of chips have the chips' hosts."""
         mesh = make_mesh(sizes, self.devices)
         tensor = mesh.shape["tensor"]
-        require(
+        check(
             self.host % tensor == 0,
             f"mesh.tensor={tensor} spans several processes; it must divide the {self.host} chips of a host",
         )
@@ -116,18 +116,18 @@ _KNOWN = (
 def _read(name: str) -> tuple[str, tuple[int, ...]]:
     """("v5e", (4, 4)) or ("cpu", (8,))."""
     match = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)*)", name)
-    require(match is not None, f"--topology={name!r}: {_KNOWN}")
+    check(match is not None, f"--topology={name!r}: {_KNOWN}")
     kind, sizes = match[1], tuple(map(int, match[2].split("x")))
     if kind == "cpu":
-        require(len(sizes) == 1 and sizes[0] <= 4096, f"--topology={name!r}: {_KNOWN}")
+        check(len(sizes) == 1 and sizes[0] <= 4096, f"--topology={name!r}: {_KNOWN}")
         return kind, sizes
-    require(kind in CHIPS, f"--topology={name!r}: {_KNOWN}")
+    check(kind in CHIPS, f"--topology={name!r}: {_KNOWN}")
     most, host = CHIPS[kind].most, _host(CHIPS[kind], sizes)
-    require(
+    check(
         math.prod(sizes) <= most,
         f"--topology={name!r}: a slice of {kind} has at most {most:,} chips",
     )
-    require(
+    check(
         len(sizes) in (2, 3)
         and all(n % of_host == 0 for n, of_host in zip(sizes, host, strict=False)),
         f"--topology={name!r} does not exist: its hosts have {'x'.join(map(str, host))} chips each; {_KNOWN}",
@@ -155,7 +155,7 @@ def has_compiler() -> bool:
 
 def _cpus(name: str, count: int) -> list[Any]:
     devices = jax.devices("cpu")
-    require(
+    check(
         len(devices) >= count,
         f"--topology={name}: this process has been given {len(devices)} CPU devices",
     )

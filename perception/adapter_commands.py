@@ -10,21 +10,21 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from common import variables
-from common.config import check_folder, number, require
-from common.data.tensor_files import Tensor, TensorFiles, require_empty, staged, write
+from common.config import check, check_folder, float_arg
 from common.errors import UserError
 from common.report.table import publish, text
 from common.sharding import make_mesh
 from common.train.checkpoint import abstract
-from common.variables import Arrays
-from perception import arithmetic, hugging_face, run
-from perception.arithmetic import A, Adapter, B
+from common.variables import Params
+from perception import adapter_arithmetic, hugging_face, run
+from perception.adapter_arithmetic import A, Adapter, B
 from perception.backbones import Backbone
 from perception.config_json import CONFIG
 from perception.finetuning import ENCODER, TRAINS_ALL, make_lora, reinitialized
 from perception.hugging_face import Pretrained, open_model
 from perception.model import backbone
 from perception.quantize import costs
+from perception.safetensor_files import Tensor, TensorFiles, require_empty, staged, write
 
 CLASSIFIER = "classifier"
 """The folder beside exported weights that has the classifier: weight (N, 2 D), bias (N,), and in config.json the names
@@ -39,17 +39,17 @@ def merge(options: Namespace) -> None:
     require_empty(options.out)
     adapter, source = open_adapter(options.adapter, weights=options.pretrained)
     source = options.pretrained or source
-    require(
+    check(
         source is not None,
         f"--pretrained=DIR is missing: {options.adapter} does not say where its weights are",
     )
     base = open_model(source, "--pretrained")
     _require_same(base, adapter.base, f"--adapter={options.adapter}")
-    _export(options.out, base, arithmetic.merge(_weights(base), adapter))
+    _export(options.out, base, adapter_arithmetic.merge(_weights(base), adapter))
 
 
 def _require_same(base: Pretrained, fingerprint: str, what: str) -> None:
-    require(
+    check(
         base.fingerprint == fingerprint,
         f"{what} was trained on other weights than those of {base.directory}"
         f" (fingerprints {fingerprint[:12]} and {base.fingerprint[:12]})",
@@ -61,11 +61,11 @@ def unmerge(options: Namespace) -> None:
     require_empty(options.out)
     merged = open_model(options.merged, "--merged")
     adapter, _ = open_adapter(options.adapter, weights=options.merged)
-    require(
+    check(
         merged.fingerprint != adapter.base,
         f"--merged={options.merged} has the weights that {options.adapter} was trained on: nothing is merged into them",
     )
-    _export(options.out, merged, arithmetic.merge(_weights(merged), adapter, -1))
+    _export(options.out, merged, adapter_arithmetic.merge(_weights(merged), adapter, -1))
 
 
 def add(options: Namespace) -> None:
@@ -74,13 +74,13 @@ def add(options: Namespace) -> None:
     weights = []
     for given in options.adapters:
         path, colon, weight = given.rpartition(":")
-        require(bool(colon and path), f"--adapters {given}: it is ADAPTER:WEIGHT, as in runs/a:0.5")
-        weights.append((Path(path), number(f"the weight in --adapters {given}")(weight)))
+        check(bool(colon and path), f"--adapters {given}: it is ADAPTER:WEIGHT, as in runs/a:0.5")
+        weights.append((Path(path), float_arg(f"the weight in --adapters {given}")(weight)))
     found = [
         (open_adapter(path, "--adapters", options.pretrained)[0], weight)
         for path, weight in weights
     ]
-    save(options.out, arithmetic.combine(found))
+    save(options.out, adapter_arithmetic.combine(found))
     print(f"written: {options.out}")
 
 
@@ -100,8 +100,8 @@ def export(options: Namespace) -> None:
         given = {n: w for n, w in _wanted(trained.shape).items() if n not in encoder}
         encoder = {**base.load(given), **{n: x for n, x in encoder.items() if "lora_" not in n}}
         if config.finetune == "lora":
-            adapter = arithmetic.of_values(own, make_lora(config), fingerprint)
-            encoder = arithmetic.merge(encoder, adapter)
+            adapter = adapter_arithmetic.of_values(own, make_lora(config), fingerprint)
+            encoder = adapter_arithmetic.merge(encoder, adapter)
     text = None if like else trained.tokenizer.to_json()
     head = {"weight": own["head/kernel"].T, "bias": own["head/bias"]}
     reads = {
@@ -158,20 +158,20 @@ def open_adapter(
     if (path / MARK).is_file():
         return _saved(path), None
     config = run.read(path, option)
-    require(
+    check(
         config.finetune == "lora",
         f"{option}={path} has no adapter: it is a run with --config.finetune={config.finetune}",
     )
     base = run.begun_from(config, weights)
     _warn_if_quantized(config, f"{option}={path}")
     drawn = reinitialized(config, base.shape.family)
-    require(
+    check(
         not drawn,
         f"{path} was trained with --config.reinitialize={config.reinitialize}: its adapter is for weights with another"
         f" {' and '.join(drawn)}, drawn from its seed; perception.adapters export writes them together",
     )
     trained, fingerprint = run.load_own(config, path)
-    found = arithmetic.of_values(trained.values.trainable, make_lora(config), fingerprint)
+    found = adapter_arithmetic.of_values(trained.values.trainable, make_lora(config), fingerprint)
     return found, base.directory
 
 
@@ -193,7 +193,7 @@ def _saved(path: Path) -> Adapter:
     files = TensorFiles(path)
     names = sorted(name.removesuffix(f"/{A}") for name in files.names if name.endswith(f"/{A}"))
     missing = [n for n in names if f"{n}/{B}" not in files.names]
-    require(bool(names) and not missing, f"{path} is damaged: it lacks a part of the adapter")
+    check(bool(names) and not missing, f"{path} is damaged: it lacks a part of the adapter")
     layers = {n: tuple(files.read(f"{n}/{part}", ()) for part in (A, B)) for n in names}
     return Adapter(base, layers)
 
@@ -215,14 +215,14 @@ def _tensor(value: np.ndarray) -> Tensor:
 
 def _wanted(shape: Backbone) -> dict[str, jax.ShapeDtypeStruct]:
     """All values of the encoder, spread over all devices."""
-    structure = variables.abstract(lambda: backbone(shape, rngs=variables.Keys(0)))
-    return abstract(structure.trainable, make_mesh({"fsdp": -1}))
+    abstract_model = variables.abstract(lambda: backbone(shape, rngs=variables.ParamKeys(0)))
+    return abstract(abstract_model.trainable, make_mesh({"fsdp": -1}))
 
 
-def _weights(pretrained: Pretrained) -> Arrays:
+def _weights(pretrained: Pretrained) -> Params:
     return pretrained.load(_wanted(pretrained.shape))
 
 
-def _export(out: Path, like: Pretrained, values: Arrays) -> None:
+def _export(out: Path, like: Pretrained, values: Params) -> None:
     hugging_face.export(out, like.shape, values, like=like)
     print(f"written: {out}")

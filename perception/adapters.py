@@ -7,12 +7,12 @@ it into a folder of its own.
 
 from pathlib import Path
 
-from common import program
+from common.runtime import program
 
 
 def main() -> None:
     from common import config
-    from common.model.quantized import KINDS
+    from perception.quantized import KINDS
 
     parser = config.parser_for("perception.adapters")
     commands = parser.add_subparsers(dest="command", required=True)

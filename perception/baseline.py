@@ -18,7 +18,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from common import heap
-from common.config import require, to_json
+from common.config import check, to_json
 from common.data.labelled import LabelledText
 from common.metrics.classes import weighted_f1
 from common.metrics.curve import Curve, Point
@@ -149,7 +149,7 @@ def fit(splits: Mapping[str, LabelledText], classes: Sequence[str]) -> Baseline:
     begun = time.perf_counter()
     heap.trim()  # reading the examples leaves as much as they take
     labels = {name: split.labels_M for name, split in splits.items()}
-    require(len(np.unique(labels["train"])) > 1, "the training examples are all of one class")
+    check(len(np.unique(labels["train"])) > 1, "the training examples are all of one class")
     texts = {name: [" ".join(parts) for parts in split.texts] for name, split in splits.items()}
     tf_idf, train = fit_features(texts["train"])
     select = "valid" if "valid" in splits else "test"

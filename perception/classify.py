@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from common import program
 from common.errors import UserError
+from common.runtime import program
 
 
 def batches(lines: Iterable[bytes], size: int) -> Iterator[list[str]]:
@@ -35,7 +35,7 @@ def batches(lines: Iterable[bytes], size: int) -> Iterator[list[str]]:
 
 
 def main() -> None:
-    from common.config import parser_for, positive
+    from common.config import parser_for, positive_int_arg
 
     parser = parser_for("perception.classify")
     parser.add_argument(
@@ -48,10 +48,10 @@ def main() -> None:
         help="its pretrained weights; default: where the run had them from",
     )
     parser.add_argument(
-        "--top", type=positive("--top"), metavar="K", help="so many classes (default: all)"
+        "--top", type=positive_int_arg("--top"), metavar="K", help="so many classes (default: all)"
     )
     parser.add_argument(
-        "--batch", type=positive("--batch"), default=64, metavar="N", help="lines at once"
+        "--batch", type=positive_int_arg("--batch"), default=64, metavar="N", help="lines at once"
     )
     options = parser.parse_args()
 

@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from common import laboratory
-from common.config import load, require
+from common import experiments
+from common.config import check, load
 from common.data.labelled import LabelledText
 from common.report.runs import Run, load_local
-from common.report.table import spread
+from common.report.table import mean_std
 from common.report.verdict import CONFIDENCE, MARGINS, Comparison, compare, correct
 from common.train.task import Task
 from perception import baseline, datasets, finetuning, richness, run
@@ -58,7 +58,7 @@ FIXED = ("finetune", "seed")
 
 
 @dataclass(frozen=True)
-class Laboratory(laboratory.Laboratory):
+class ExperimentSuite(experiments.ExperimentSuite):
     """Attributes beyond what all have.
 
     spec: the configuration, "FILE" or "FILE:ARGUMENT".
@@ -75,7 +75,7 @@ class Laboratory(laboratory.Laboratory):
         """Of one run. Without another wish the backbone is that of the weights, where they are given."""
         for name in FIXED:
             given = [f for f in self.fields if f.startswith(f"--config.{name}=")]
-            require(not given, f"{''.join(given)}: the comparison sets this itself, run by run")
+            check(not given, f"{''.join(given)}: the comparison sets this itself, run by run")
         config = self.override(load(self.spec), seed=seed, **WAYS[way].fields)
         if config.pretrained and not any(f.startswith("--config.backbone=") for f in self.fields):
             config.backbone = "auto"
@@ -120,22 +120,22 @@ class Laboratory(laboratory.Laboratory):
         return {way: found.get(way) or load_local(folder) for way in ways}
 
 
-def worth(lab: Laboratory) -> None:
+def worth(suite: ExperimentSuite) -> None:
     """Everything side by side, what the rule of comparisons says of it, and the answer in sentences."""
-    lab.ways()  # whatever is at fault is known before the data are read
-    config = lab.configuration("full", 1)
+    suite.ways()  # whatever is at fault is known before the data are read
+    config = suite.configuration("full", 1)
     splits, classes = datasets.load(config)
-    found = lab.every(splits, classes)
+    found = suite.every(splits, classes)
     columns = ("", "F1, last step", "F1, best step", "parameters trained", "FLOPs", "training (s)")
-    lab.write("worth", columns, [_row(way, runs) for way, runs in found.items()])
+    suite.write("worth", columns, [_row(way, runs) for way, runs in found.items()])
     chosen = choose(found)
-    verdicts = judge(found, chosen, lab.margin)
+    verdicts = judge(found, chosen, suite.margin)
     columns = ("weighted F1 of", "against", "difference", f"{CONFIDENCE:.0%} interval", "verdict")
     rows = [
         (WAYS[a].name, WAYS[b].name, f"{one.difference:+.2f}", _interval(one), str(one))
         for (a, b), one in verdicts.items()
     ]
-    lab.write(
+    suite.write(
         "verdicts",
         (*columns, "noise of"),
         [(*r, v.noise) for r, v in zip(rows, verdicts.values(), strict=True)],
@@ -143,7 +143,7 @@ def worth(lab: Laboratory) -> None:
     tokens = richness.tokens(splits["train"].texts)
     size = len(splits["train"]), tokens, len(splits["test"])
     lines = answer(found, chosen, verdicts, size, config.eval.select)
-    (lab.out / "answer.txt").write_text(f"{lines}\n")
+    (suite.out / "answer.txt").write_text(f"{lines}\n")
     print(f"\n{lines}")
 
 
@@ -155,7 +155,14 @@ def _row(way: str, runs: Sequence[Run]) -> tuple:
     seconds = [summary["train_seconds"] + summary["start_seconds"] for summary in of]
     trained = of[0]["params"]["trainable"]
     shown = f"{flops:.3g}" if flops else None  # a regression counts none
-    return WAYS[way].name, spread(last, 2), spread(best, 2), trained, shown, spread(seconds, 1)
+    return (
+        WAYS[way].name,
+        mean_std(last, 2),
+        mean_std(best, 2),
+        trained,
+        shown,
+        mean_std(seconds, 1),
+    )
 
 
 def choose(found: Mapping[str, Sequence[Run]]) -> str | None:
@@ -234,7 +241,7 @@ def answer(
 def _mean(runs: Sequence[Run]) -> str:
     values = [run.test for run in runs]
     return (
-        spread(values)
+        mean_std(values)
         if len(values) > 1 or runs[0].seed is None
-        else f"{spread(values)} (one seed)"
+        else f"{mean_std(values)} (one seed)"
     )

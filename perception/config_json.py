@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.config import choose, require
+from common.config import check, check_choice
 from common.errors import UserError
 from perception import families
 from perception.backbones import Backbone
@@ -49,12 +49,12 @@ def read(path: Path) -> Backbone:
     Raises:
       UserError: the file is missing or damaged, the family unknown, or a field is one that no backbone here has.
     """
-    require(path.is_file(), f"{path.parent} has no {path.name}")
+    check(path.is_file(), f"{path.parent} has no {path.name}")
     try:
         values = json.loads(path.read_text())
     except (ValueError, OSError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
-    require(isinstance(values, dict), f"{path} is damaged: it is no object")
+    check(isinstance(values, dict), f"{path} is damaged: it is no object")
     return from_json(values, path)
 
 
@@ -64,11 +64,11 @@ def from_json(values: dict[str, Any], path: Path) -> Backbone:
     given = Fields(path, {**values, **rope})
     given.only(quantization_config=None)
     family = values.get("model_type") or _family_of(values.get("architectures"))
-    require(
+    check(
         bool(family or values.get("architectures")),
         f"{path} has no model_type: it is of no model of Hugging Face's",
     )
-    choose(f"{path}: model_type", str(family), FAMILIES)
+    check_choice(f"{path}: model_type", str(family), FAMILIES)
     return FAMILIES[family].read(given)
 
 
@@ -98,7 +98,7 @@ def to_json(shape: Backbone) -> dict[str, Any]:
     }
     values = json.loads(json.dumps(values))
     lost = differences(shape, from_json(values, Path(CONFIG)))
-    require(not lost, f"{CONFIG} of the family {shape.family} cannot say {', '.join(lost)}")
+    check(not lost, f"{CONFIG} of the family {shape.family} cannot say {', '.join(lost)}")
     return values
 
 

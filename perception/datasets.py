@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from ml_collections import ConfigDict
 
-from common.config import choose, require
+from common.config import check, check_choice
 from common.data.labelled import LabelledText, Rules, load_labelled
 
 SPLITS = {"train": "train", "valid": "validation|valid|dev|val", "test": "test"}
@@ -73,13 +73,13 @@ DATASETS = {
 def validate(config: ConfigDict) -> None:
     """The names of data set and source."""
     if config.dataset:
-        choose("--config.dataset", config.dataset, DATASETS)
-    require(
+        check_choice("--config.dataset", config.dataset, DATASETS)
+    check(
         not (config.dataset and config.data.source.startswith("embedded:")),
         f"--config.dataset={config.dataset} is not what --config.data.source={config.data.source} has: name its files"
         " (files:DIR), or leave one of the two out",
     )
-    require(
+    check(
         bool(config.dataset or config.data.source),
         "what is to be learned? --config.dataset=NAME for one of the paper's data sets"
         f" ({', '.join(DATASETS)}), or --config.data.source=files:DIR for your own",

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from common import laboratory
-from common.config import choose, require
-from common.laboratory import Side
+from common import experiments
+from common.config import check, check_choice
+from common.experiments import Side
 from common.track.tracker import SUMMARY
 from common.train.task import Task
 from configs.perception import get_config
@@ -67,7 +67,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Laboratory(laboratory.Laboratory):
+class ExperimentSuite(experiments.ExperimentSuite):
     """Attributes beyond what all have.
 
     recipe: "fixed" or "paper".
@@ -108,7 +108,7 @@ class Laboratory(laboratory.Laboratory):
         ]
 
     def _check_embedded(self) -> None:
-        require(
+        check(
             self.scale != "tiny" or not (self.datasets or self.places),
             "--scale=tiny is about embedded text: no --datasets, no --data",
         )
@@ -156,7 +156,7 @@ class Laboratory(laboratory.Laboratory):
         if not tiny:
             own |= {"dataset": case.dataset, "data.source": self.places[case.dataset]}
         given = [f for f in self.fields if f.startswith(tuple(f"--config.{n}=" for n in FIXED))]
-        require(
+        check(
             not given, f"{' '.join(given)}: the cells of the table set this themselves, run by run"
         )
         return self.override(config, seed=seed, **own)
@@ -178,10 +178,10 @@ class Laboratory(laboratory.Laboratory):
         """
         where, _, mode = text.partition(": ")
         dataset, at, backbone = where.partition("@")
-        choose(f"{text}: data set", dataset, DATASETS)
-        choose(f"{text}: way", mode, MODES)
+        check_choice(f"{text}: data set", dataset, DATASETS)
+        check_choice(f"{text}: way", mode, MODES)
         backbone = backbone if at else LAPTOP
-        choose(f"{text}: backbone", backbone, backbones())
+        check_choice(f"{text}: backbone", backbone, backbones())
         self._check_embedded()
         asked = {
             "--datasets": (self.datasets, dataset),

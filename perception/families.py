@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any
 
-from common.config import require
+from common.config import check
 from perception.backbones import Backbone, bert, between, divisible, mistral, openelm, phi, qwen2
 from perception.json_fields import Fields, is_number
 
@@ -25,7 +25,7 @@ _THEIRS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 
 def _heads(fields: Fields) -> int:
     width, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
-    require(
+    check(
         width % heads == 0 or fields.values.get("head_dim") is not None,
         f"{fields.path}: hidden_size={width} is not divisible by num_attention_heads={heads}",
     )
@@ -93,11 +93,11 @@ def _decoder(
     fields.only(rope_scaling=None, rope_type="default")
     size = fields.count("head_dim", made.size)
     rotated = int(size * partial)
-    require(
+    check(
         rotated % 2 == 0,
         f"{fields.path}: positions turn pairs of dimensions, not {rotated} of the {size} of a head",
     )
-    require(
+    check(
         made.heads[0] % made.kv_heads[0] == 0,
         f"{fields.path}: num_attention_heads={made.heads[0]} is not divisible by"
         f" num_key_value_heads={made.kv_heads[0]}",
@@ -188,7 +188,7 @@ def _scales(fields: Fields, name: str, default: float, layers: int) -> list[floa
     if is_number(value):
         return [value] * layers
     fits = isinstance(value, list) and len(value) in (2, layers) and all(map(is_number, value))
-    require(fits, f"{fields.path}: {name} must be 1, 2 or {layers} numbers, got {value!r}")
+    check(fits, f"{fields.path}: {name} must be 1, 2 or {layers} numbers, got {value!r}")
     return between(*value, layers) if len(value) == 2 else value
 
 

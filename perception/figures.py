@@ -7,20 +7,20 @@ import numpy as np
 
 from common.report.panels import COLOURS, panels
 from perception import printed, richness
-from perception.experiments import EMBEDDED, Laboratory, f1
+from perception.experiments import EMBEDDED, ExperimentSuite, f1
 from perception.richness import SIZES, Line, fit, gaps, means, points, without_artefacts
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def fig1(lab: Laboratory) -> None:
+def fig1(suite: ExperimentSuite) -> None:
     """F1 of LoRA minus that of full training, from the printed Table 1, and from runs that `table1` left."""
     paper = gaps(printed.table1())
     found = {
         "printed": means(paper),
         "printed, without artefacts": means(without_artefacts(paper)),
-        "measured": means(gaps(_measured(lab))),
+        "measured": means(gaps(_measured(suite))),
     }
     found = {name: gap for name, gap in found.items() if gap}
     rows = [
@@ -30,24 +30,24 @@ def fig1(lab: Laboratory) -> None:
     ]
     lines = {name: fit(points(some)) for name, some in found.items() if len(some) > 2}
     columns = ("from", "data set", "examples", "mean tokens", "", "tokens", "LoRA - full (F1)")
-    lab.write("fig1", columns, rows)
+    suite.write("fig1", columns, rows)
     fits = [(name, len(found[name]), *_line(line)) for name, line in lines.items()]
     fits.append(("the paper's caption", 12, None, None, f"{printed.R_SQUARED:.3f}"))
-    lab.write("fig1_fit", ("from", "data sets", "at 1M tokens", "per factor of 10", "R²"), fits)
+    suite.write("fig1_fit", ("from", "data sets", "at 1M tokens", "per factor of 10", "R²"), fits)
     figure, axes = panels(len(found))
     for part, (name, some) in zip(axes, found.items(), strict=True):
         _draw(part, name, some, lines.get(name))
-    figure.savefig(lab.out / "fig1.png")
-    print(f"figure: {lab.out / 'fig1.png'}")
+    figure.savefig(suite.out / "fig1.png")
+    print(f"figure: {suite.out / 'fig1.png'}")
     if "measured" not in found:
         print("no data set has finished runs of both kinds in --out; table1 makes them")
 
 
-def _measured(lab: Laboratory) -> dict[tuple[str, str], dict[str, float]]:
+def _measured(suite: ExperimentSuite) -> dict[tuple[str, str], dict[str, float]]:
     """As the printed table, from finished runs at their best step."""
     table: dict[tuple[str, str], dict[str, float]] = {}
-    for case in lab.cases():
-        if case.dataset != EMBEDDED and (runs := lab.kept(lab.stem(case))):
+    for case in suite.cases():
+        if case.dataset != EMBEDDED and (runs := suite.kept(suite.stem(case))):
             row = table.setdefault((case.backbone, case.mode), {})
             row[case.column] = float(np.mean(f1([ran.summary for ran in runs])))
     return table

@@ -9,18 +9,18 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import check_rate, choose, require
+from common.config import check, check_choice, check_rate
 from common.data.labelled import LabelledText
 from common.data.subword import Subword, build_subword
 from common.model.lora import Lora, adapt, is_target, linear_layers
-from common.model.quantized import KINDS, quantize_frozen
 from common.model.transformer import compute_dtype
-from common.train.task import NOTHING, Outside
-from common.variables import Arrays, Frozen, Structure, freeze, freeze_given, narrow
+from common.train.task import NO_PRETRAINED_WEIGHTS, PretrainedWeights
+from common.variables import AbstractModel, Frozen, Params, cast_frozen, freeze, freeze_given
 from perception.backbones import BACKBONES, Backbone
 from perception.hugging_face import TOKENIZER, Pretrained, check_shape, open_model
 from perception.model import POOLS, PooledClassifier, backbone
 from perception.quantize import load
+from perception.quantized import KINDS, quantize_frozen
 
 FINETUNE = ("full", "full_pretrained", "lora", "head")
 """All weights from random ones; all weights from pretrained ones; adapters and head on pretrained ones; the head."""
@@ -43,34 +43,36 @@ ENCODER = "encoder/"
 
 def validate(config: ConfigDict, weights: bool = True) -> None:
     """Backbone, adapters and where things come from, without looking there; `weights` says whether they have to."""
-    choose("--config.backbone", config.backbone, ("auto", *BACKBONES))
-    choose("--config.finetune", config.finetune, FINETUNE)
-    choose("--config.pool", config.pool, POOLS)
-    choose("--config.quantize", config.quantize, QUANTIZE)
-    choose("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16", "authors"))
+    check_choice("--config.backbone", config.backbone, ("auto", *BACKBONES))
+    check_choice("--config.finetune", config.finetune, FINETUNE)
+    check_choice("--config.pool", config.pool, POOLS)
+    check_choice("--config.quantize", config.quantize, QUANTIZE)
+    check_choice(
+        "--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16", "authors")
+    )
     if config.model.dropout != -1:
         check_rate("--config.model.dropout", config.model.dropout)
     lora, option = config.lora, f"--config.finetune={config.finetune}"
     full = config.finetune == "full"
-    require(
+    check(
         config.finetune not in TRAINS_ALL or config.quantize == "none",
         f"--config.quantize={config.quantize} is of frozen weights; {option} trains them all",
     )
-    require(lora.rank >= 1, f"--config.lora.rank must be at least 1, got {lora.rank}")
-    require(
+    check(lora.rank >= 1, f"--config.lora.rank must be at least 1, got {lora.rank}")
+    check(
         lora.alpha >= 0,
         f"--config.lora.alpha must be above 0, or 0 for that of the rank, got {lora.alpha}",
     )
     check_rate("--config.lora.dropout", lora.dropout)
-    choose("--config.data.tokenizer", config.data.tokenizer, TOKENIZERS)
+    check_choice("--config.data.tokenizer", config.data.tokenizer, TOKENIZERS)
     for name in _words(config.reinitialize):
-        choose("--config.reinitialize", name, ("authors", *TABLES))
-    require(
+        check_choice("--config.reinitialize", name, ("authors", *TABLES))
+    check(
         full or bool(config.pretrained) or not weights,
         f"{option} begins with pretrained weights: --config.pretrained=DIR is missing, a folder with config.json,"
         " tokenizer.json and safetensors; without any there is --config.finetune=full",
     )
-    require(
+    check(
         full or config.data.tokenizer != "trained",
         f"{option} reads what its weights were trained on: --config.data.tokenizer=trained is for"
         " --config.finetune=full",
@@ -83,7 +85,7 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
         )
         if value == wanted
     ]
-    require(
+    check(
         bool(config.pretrained) or not needed,
         f"{' and '.join(needed)} means that of --config.pretrained=DIR, which is missing",
     )
@@ -96,7 +98,7 @@ def check_used(config: ConfigDict) -> None:
       UserError: neither weights, nor shape, nor tokenizer would come from it.
     """
     named = config.backbone != "auto" and config.data.tokenizer != "pretrained"
-    require(
+    check(
         not (config.pretrained and config.finetune == "full" and named),
         f"--config.pretrained={config.pretrained} would not be used: --config.finetune=full begins with random weights;"
         " --config.backbone=auto takes its shape, --config.data.tokenizer=pretrained its tokenizer",
@@ -146,7 +148,7 @@ def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
         lines = [text for (text,) in train.texts]
         return build_subword(config.data.vocab_size, lines, config.data.cache_dir)
     path = Path(config.pretrained).expanduser() / TOKENIZER
-    require(
+    check(
         path.is_file(),
         f"{path.parent} has no {TOKENIZER}: put that of the model there (OpenELM's folders have none; it reads with"
         " that of Llama 2)",
@@ -165,7 +167,7 @@ def make_shape(config: ConfigDict, pretrained: Pretrained | None, vocabulary: in
     full = config.finetune == "full"
     if full:
         shape = replace(shape, vocabulary=vocabulary)
-    require(
+    check(
         vocabulary <= shape.vocabulary,
         f"the tokenizer has {vocabulary:,} ids, the pretrained embeddings {shape.vocabulary:,} rows",
     )
@@ -173,7 +175,7 @@ def make_shape(config: ConfigDict, pretrained: Pretrained | None, vocabulary: in
     if shape.learned and (full or TABLES[1] in reinitialized(config, shape.family)):
         shape = replace(shape, learned=max(longest, shape.learned))
     most = shape.learned or shape.longest
-    require(
+    check(
         longest <= most,
         f"--config.data.max_length={longest} is longer than the {most:,} positions of the model",
     )
@@ -199,7 +201,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
     if config.optimizer.learning_rate == 0:
         rate = config.learning_rates[config.finetune]
         option = f"--config.learning_rates.{config.finetune}"
-        require(rate > 0, f"{option} must be above 0, got {rate}")
+        check(rate > 0, f"{option} must be above 0, got {rate}")
         config.optimizer.learning_rate = rate
     if "learning_rates" in config:
         del config.learning_rates
@@ -229,7 +231,7 @@ def make_model(
     if config.finetune == "lora":
         targets, layers = _words(config.lora.targets) or shape.targets, linear_layers(encoder)
         for target in targets:
-            require(
+            check(
                 any(is_target(path, target) for path in layers),
                 f"--config.lora.targets: {target!r} names no layer; there are, in this backbone:"
                 f" {', '.join(dict.fromkeys(path[-1] for path in layers))}",
@@ -240,10 +242,10 @@ def make_model(
     deviation = shape.width**-0.5 if shape.scaled_init else 0.02
     for name in reinitialized(config, shape.family):
         part = encoder.embed if name == TABLES[0] else encoder.embed.positions
-        require(part is not None, f"--config.reinitialize={name}: this backbone has no such table")
+        check(part is not None, f"--config.reinitialize={name}: this backbone has no such table")
         if isinstance(part.table, Frozen):  # a trained one is drawn with all that is trained
             part.table.set_metadata(draw=("normal", deviation if name == TABLES[0] else 0.02))
-    narrow(encoder, dtype)
+    cast_frozen(encoder, dtype)
     if config.quantize != "none":
         quantize_frozen(encoder, config.quantize)
     if config.finetune == "lora" and config.freeze_head:
@@ -253,11 +255,11 @@ def make_model(
     return made
 
 
-def start(config: ConfigDict, pretrained: Pretrained | None) -> Callable[[Arrays], Arrays]:
+def start(config: ConfigDict, pretrained: Pretrained | None) -> Callable[[Params], Params]:
     """`Task.start` of a run: with `full_pretrained` the encoder begins at the pretrained values, except the tables that
     `config.reinitialize` names; every other run begins at random values."""
 
-    def read(trainable: Arrays) -> Arrays:
+    def read(trainable: Params) -> Params:
         if config.finetune != "full_pretrained":
             return trainable
         drawn = reinitialized(config, pretrained.shape.family)
@@ -271,15 +273,19 @@ def start(config: ConfigDict, pretrained: Pretrained | None) -> Callable[[Arrays
     return read
 
 
-def outside(pretrained: Pretrained | None, mesh: Mesh) -> Callable[[Structure], Outside]:
+def outside(
+    pretrained: Pretrained | None, mesh: Mesh
+) -> Callable[[AbstractModel], PretrainedWeights]:
     """The frozen values that the folder of a pretrained model holds."""
 
-    def read(structure: Structure) -> Outside:
-        given = {n: v for n, v in structure.frozen.items() if n not in structure.drawn}
+    def read(abstract_model: AbstractModel) -> PretrainedWeights:
+        given = {n: v for n, v in abstract_model.frozen.items() if n not in abstract_model.drawn}
         if not given:
-            return NOTHING
+            return NO_PRETRAINED_WEIGHTS
         frozen = {n.removeprefix(ENCODER): v for n, v in given.items()}
         values = load(pretrained.load, frozen, mesh)
-        return Outside({ENCODER + n: x for n, x in values.items()}, pretrained.fingerprint)
+        return PretrainedWeights(
+            {ENCODER + n: x for n, x in values.items()}, pretrained.fingerprint
+        )
 
     return read

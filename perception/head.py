@@ -16,21 +16,21 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import variables
-from common.config import require
+from common.config import check
 from common.data.cache import fingerprint, write_atomic
 from common.data.labelled import LabelledText
 from common.data.subword import Subword
-from common.distributed import agree, is_main
 from common.metrics.classes import weighted_f1
 from common.metrics.predictions import Classes
 from common.model.transformer import compute_dtype
+from common.runtime.processes import all_reduce_max, is_main
 from common.sharding import place
 from common.tasks.classification import Build
 from common.train.checkpoint import draw_reservoirs
 from common.train.evaluate import PerExample
-from common.train.task import NOTHING, Batch, Outside, Values
+from common.train.task import NO_PRETRAINED_WEIGHTS, Batch, ModelState, PretrainedWeights
 from common.train.workdir import commit
-from common.variables import Arrays, Structure
+from common.variables import AbstractModel, Params
 from perception.model import PooledClassifier
 from perception.task import TextClassification
 
@@ -69,7 +69,7 @@ def solve(
     from sklearn.linear_model import LogisticRegression
 
     (train_ME, labels_M), (valid_ME, wanted_M) = train, valid
-    require(len(np.unique(labels_M)) > 1, "the training examples are all of one class")
+    check(len(np.unique(labels_M)) > 1, "the training examples are all of one class")
     mean_E, deviation_E = train_ME.mean(0, np.float64), train_ME.std(0, dtype=np.float64)
     scale_E = np.where(deviation_E > 0, deviation_E, 1.0)
     rows_ME = (train_ME - mean_E) / scale_E
@@ -111,9 +111,9 @@ class SolvedHead(TextClassification):
         build: Build,
         mesh: Mesh,
         labelled: tuple[dict[str, LabelledText], tuple[str, ...]],
-        outside: Callable[[Structure], Outside],
+        outside: Callable[[AbstractModel], PretrainedWeights],
     ):
-        self._read, self._pretrained = outside, NOTHING
+        self._read, self._pretrained = outside, NO_PRETRAINED_WEIGHTS
         functions = {"start": self._optimum, "outside": self._keep}
         super().__init__(config, tokenizer, build, mesh, labelled, **functions)
         self._encode = PerExample(_pooled, mesh)
@@ -124,20 +124,22 @@ class SolvedHead(TextClassification):
         """Only tables of the encoder that are drawn anew depend on the seed."""
         return not self.config.reinitialize
 
-    def _keep(self, structure: Structure) -> Outside:
+    def _keep(self, abstract_model: AbstractModel) -> PretrainedWeights:
         """`Task.outside`; kept, since `Task.start` has no frozen values."""
-        self._pretrained = self._read(structure)
+        self._pretrained = self._read(abstract_model)
         return self._pretrained
 
-    def _optimum(self, trainable: Arrays) -> Arrays:
+    def _optimum(self, trainable: Params) -> Params:
         """`Task.start`.
 
         Raises:
           UserError: the training examples are all of one class.
         """
-        structure = variables.abstract(lambda: self.build(variables.Keys(0)))
-        drawn, _ = draw_reservoirs(structure, self.config.seed, self.mesh)
-        values = Values(structure, trainable, {**drawn, **self._pretrained.values}, self.mesh)
+        abstract_model = variables.abstract(lambda: self.build(variables.ParamKeys(0)))
+        drawn, _ = draw_reservoirs(abstract_model, self.config.seed, self.mesh)
+        values = ModelState(
+            abstract_model, trainable, {**drawn, **self._pretrained.values}, self.mesh
+        )
         train, valid = (
             (self.features(values, split), self.splits[split].labels_M)
             for split in ("train", self.select)
@@ -151,11 +153,11 @@ class SolvedHead(TextClassification):
         head = {KERNEL: found.kernel_EN, BIAS: found.bias_N}
         return {**trainable, **place(head, {name: trainable[name].sharding for name in head})}
 
-    def features(self, values: Values, split: str) -> np.ndarray:
+    def features(self, values: ModelState, split: str) -> np.ndarray:
         """What the head reads of every example of a split, (M, E) float32."""
         if split not in self._features:
             path = Path(self.config.data.cache_dir) / f"features-{self._key(split)}.npy"
-            if agree(np.asarray([not path.exists()]))[0]:  # on any process
+            if all_reduce_max(np.asarray([not path.exists()]))[0]:  # on any process
                 count = len(self.splits[split])
                 found = self._encode(values, self.every(split), count)["features"]
                 if is_main():
@@ -176,7 +178,7 @@ class SolvedHead(TextClassification):
             [config.quantize, dtype, *drawn, commit()],
         )
 
-    def predict(self, values: Values, split: str) -> Classes:
+    def predict(self, values: ModelState, split: str) -> Classes:
         """As `Classification.predict`, from the features."""
         split = self.select if split == "valid" else split
         kernel_EN, bias_N = (np.asarray(values.trainable[name]) for name in (KERNEL, BIAS))

@@ -12,16 +12,16 @@ import jax
 import numpy as np
 
 from common import variables
-from common.config import require
-from common.data import cache, tensor_files
-from common.data.tensor_files import Tensor, TensorFiles
-from common.distributed import barrier, gather, is_main
-from common.variables import Arrays
-from perception import config_json
+from common.config import check
+from common.data import cache
+from common.runtime.processes import barrier, gather, is_main
+from common.variables import Params
+from perception import config_json, safetensor_files
 from perception.backbones import Backbone
 from perception.config_json import CONFIG, differences
 from perception.model import backbone
 from perception.parameter_names import NAMES, OLD, Place, place, their_name
+from perception.safetensor_files import Tensor, TensorFiles
 
 TOKENIZER = "tokenizer.json"
 BESIDE = (
@@ -52,10 +52,10 @@ class Pretrained:
         prefix = NAMES[self.shape.family].prefix
         known = (p + n for p in ("", prefix) for n in (name, old) if p + n in self.files.names)
         found = next(known, None)
-        require(found is not None, f"{self.directory} has no tensor {name}, nor {prefix}{name}")
+        check(found is not None, f"{self.directory} has no tensor {name}, nor {prefix}{name}")
         return found
 
-    def load(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Arrays:
+    def load(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
         """Arrays of the wanted types at the wanted places; every device's part is read from the files on its own.
 
         Args:
@@ -70,7 +70,7 @@ class Pretrained:
         def load(ours: str, want: jax.ShapeDtypeStruct) -> jax.Array:
             def part(index: tuple[slice, ...]) -> np.ndarray:
                 found = places[ours].read(self.files, index, want.shape)
-                require(
+                check(
                     bool(np.isfinite(found).all()),
                     f"the tensor {places[ours].name} of {self.directory} has numbers that are not finite",
                 )
@@ -84,7 +84,7 @@ class Pretrained:
         there = place(self.shape.family, ours, shape)
         name = self.found(there.name)
         found = self.files.shape(name)
-        require(
+        check(
             found == there.whole,
             f"the tensor {name} of {self.directory} has the shape {found}, the model needs {there.whole}",
         )
@@ -100,7 +100,7 @@ def open_model(
       UserError: there is none, its family or a field of its configuration is unknown here, or a file is damaged.
     """
     directory = directory.expanduser()
-    require(directory.is_dir(), f"{option}={directory} is no folder{advice}")
+    check(directory.is_dir(), f"{option}={directory} is no folder{advice}")
     return Pretrained(directory, config_json.read(directory / CONFIG), TensorFiles(directory))
 
 
@@ -112,7 +112,7 @@ def check_shape(name: str, given: Backbone, found: Backbone) -> None:
     """
     lost = differences(found, given)
     more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
-    require(
+    check(
         not lost,
         f"the pretrained model is not --config.backbone={name}: {', '.join(lost[:3])}{more}",
     )
@@ -121,7 +121,7 @@ def check_shape(name: str, given: Backbone, found: Backbone) -> None:
 def export(
     directory: Path,
     shape: Backbone,
-    values: Arrays,
+    values: Params,
     tokenizer_json: str | None = None,
     like: Pretrained | None = None,
     beside: Callable[[Path], None] = lambda folder: None,
@@ -139,9 +139,9 @@ def export(
       UserError: the folder is not empty or cannot be written, or the family's files cannot express the backbone.
       ValueError: the values are not those of the backbone.
     """
-    tensor_files.require_empty(directory)
-    structure = variables.abstract(lambda: backbone(shape, rngs=variables.Keys(0)))
-    needed = {(name, v.shape) for name, v in structure.trainable.items()}
+    safetensor_files.require_empty(directory)
+    abstract_model = variables.abstract(lambda: backbone(shape, rngs=variables.ParamKeys(0)))
+    needed = {(name, v.shape) for name, v in abstract_model.trainable.items()}
     if wrong := needed ^ {(name, x.shape) for name, x in values.items()}:
         raise ValueError(f"not the values of this backbone: {sorted(wrong)[:2]}")
     parts: dict[str, list[str]] = {}
@@ -153,8 +153,8 @@ def export(
     config["torch_dtype"] = max(tensors.values(), key=lambda t: t.size).dtype.name
     if like:
         tensors |= {n: like.files.tensor(n) for n in like.files.names - tensors.keys()}
-    with tensor_files.staged(directory) if is_main() else nullcontext() as folder:
-        tensor_files.write(folder, tensors)
+    with safetensor_files.staged(directory) if is_main() else nullcontext() as folder:
+        safetensor_files.write(folder, tensors)
         if folder is not None:
             (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
             for name in BESIDE if like else ():
@@ -177,7 +177,7 @@ def _settings(shape: Backbone, like: Pretrained | None) -> dict[str, Any]:
     return theirs | {n: value for n, value in ours.items() if n != "architectures"}
 
 
-def _tensor(family: str, parts: list[str], values: Arrays) -> Tensor:
+def _tensor(family: str, parts: list[str], values: Params) -> Tensor:
     """Our arrays that together, in their order, are one of their tensors."""
     places = [place(family, ours, values[ours].shape) for ours in parts]
 

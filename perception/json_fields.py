@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.config import choose, require
+from common.config import check, check_choice
 
 _NEEDED = object()
 
@@ -24,11 +24,11 @@ class Fields:
     def get(self, name: str, default: Any = _NEEDED) -> Any:
         value = self.values.get(name)
         value = default if value is None else value
-        require(value is not _NEEDED, f"{self.path} has no {name}")
+        check(value is not _NEEDED, f"{self.path} has no {name}")
         return value
 
     def _check(self, name: str, value: Any, fits: bool, kind: str) -> Any:
-        require(fits, f"{self.path}: {name} must be {kind}, got {value!r}")
+        check(fits, f"{self.path}: {name} must be {kind}, got {value!r}")
         return value
 
     def count(self, name: str, default: Any = _NEEDED) -> int:
@@ -51,14 +51,14 @@ class Fields:
     def one_of(self, name: str, known: Mapping[str, Any], default: Any = _NEEDED) -> Any:
         """What the field's text stands for."""
         value = self.get(name, default)
-        choose(f"{self.path}: {name}", str(value), known)
+        check_choice(f"{self.path}: {name}", str(value), known)
         return known[value]
 
     def only(self, **expected: Any) -> None:
         """Fields that have one value here, since another would be another model."""
         for name, value in expected.items():
             found = self.get(name, value)
-            require(
+            check(
                 found == value,
                 f"{self.path}: {name}={found!r} is not supported; it must be {value!r} or absent",
             )

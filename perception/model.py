@@ -8,25 +8,25 @@ import jax.numpy as jnp
 from flax import nnx
 
 from common.model import initializers
-from common.model.block import Block, Context, Function, Residual
+from common.model.block import Block, Context, Residual, Sublayer
 from common.model.dropout import dropout, fold
 from common.model.embed import Embed
 from common.model.encoder import Encoder
 from common.model.encoder_decoder import Stack
 from common.model.feed_forward import FeedForward, GatedFeedForward
-from common.model.grouped_attention import GroupedAttention
 from common.model.linear import Linear
 from common.model.norm import NORMS
 from common.model.position import Rotary
 from perception.backbones import Backbone
+from perception.grouped_attention import GroupedAttention
 
 POOLS = ("masked", "authors")
 
 
-class Parallel(Function):
+class Parallel(Sublayer):
     """The sum of functions of the same input, each with its dropout (phi). To decode with it is not provided for."""
 
-    def __init__(self, functions: list[Function], rate: float):
+    def __init__(self, functions: list[Sublayer], rate: float):
         self.functions = nnx.List(functions)
         self.rate = rate
 

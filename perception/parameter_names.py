@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.data.tensor_files import TensorFiles
+from perception.safetensor_files import TensorFiles
 
 
 @dataclass(frozen=True)

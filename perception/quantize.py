@@ -10,16 +10,16 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from common import sharding
-from common.model.quantized import dequantize, quantize
 from common.train.checkpoint import abstract
-from common.variables import Arrays
+from common.variables import Params
+from perception.quantized import dequantize, quantize
 
-Read = Callable[[Mapping[str, jax.ShapeDtypeStruct]], Arrays]
+Read = Callable[[Mapping[str, jax.ShapeDtypeStruct]], Params]
 
 CODES, SCALES = "/codes", "/scales"
 
 
-def load(read: Read, frozen: Mapping[str, nnx.Variable], mesh: Mesh) -> Arrays:
+def load(read: Read, frozen: Mapping[str, nnx.Variable], mesh: Mesh) -> Params:
     """The values of frozen variables, out of weights in float32.
 
     A kernel is quantized before the next one is read: no more than one is ever in float32.

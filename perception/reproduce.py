@@ -8,7 +8,7 @@ takes the printed Table 1 and whatever runs of it are in --out. --dry-run lists 
 from argparse import Namespace
 from typing import Any
 
-from common import program
+from common.runtime import program
 
 TARGETS = {"table1": "tables", "table2": "tables", "fig1": "figures"}
 """The paper's tables and figure, with the module of each."""
@@ -53,26 +53,26 @@ def main() -> None:
 def _own(options: Namespace) -> dict[str, Any]:
     from pathlib import Path
 
-    from common.config import choose, require
+    from common.config import check, check_choice
     from common.train.command import CLAIMS
     from configs.perception import RECIPES
     from perception.datasets import DATASETS
     from perception.experiments import MODES, backbones
 
-    choose("--recipe", options.recipe, RECIPES)
+    check_choice("--recipe", options.recipe, RECIPES)
     known = {"backbones": backbones(), "datasets": tuple(DATASETS), "modes": MODES}
     chosen = {n: tuple(filter(None, getattr(options, n).split(","))) for n in known}
     for name, some in chosen.items():
         for one in some:
-            choose(f"--{name}", one, known[name])
+            check_choice(f"--{name}", one, known[name])
 
     def places(name: str, among: tuple[str, ...]) -> dict[str, str]:
         found = {}
         for given in getattr(options, name):
             key, equals, place = given.partition("=")
-            require(bool(equals and place), f"--{name}={given}: it is NAME=DIR")
-            choose(f"--{name}", key, among)
-            require(
+            check(bool(equals and place), f"--{name}={given}: it is NAME=DIR")
+            check_choice(f"--{name}", key, among)
+            check(
                 Path(place).is_dir()
                 or (name == "data" and (":" in place or Path(place).is_file())),
                 f"--{name}={given}: there is no directory {place}",
@@ -81,11 +81,11 @@ def _own(options: Namespace) -> dict[str, Any]:
         return found
 
     data, weights = places("data", known["datasets"]), places("pretrained", known["backbones"])
-    require(
+    check(
         options.target == "table1" or not options.dry_run,
         f"--dry-run is for table1, not for {options.target}",
     )
-    require(
+    check(
         options.target in ("table1", CLAIMS) or not (options.turns or options.sweep),
         f"{options.target} trains nothing: --turns and --sweep are for table1 and {CLAIMS}",
     )

@@ -15,18 +15,18 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding, variables
-from common.config import choose, complete, require
+from common.config import check, check_choice, complete
 from common.data.batching import evaluation_batches
 from common.data.corpus import TokenizedCorpus
 from common.data.subword import Subword
-from common.distributed import is_main
 from common.errors import UserError
+from common.runtime.processes import is_main
 from common.sharding import make_mesh
 from common.tasks.classification import Objective
-from common.train import loop, summary, trained
-from common.train.feed import put
-from common.train.task import Sketch, Values
-from common.train.trained import load_run
+from common.train import loop, restore, summary
+from common.train.prefetch import put
+from common.train.restore import load_run
+from common.train.task import ModelState, TaskSpec
 from common.train.workdir import CONFIG, read_config
 from perception import datasets, finetuning, head, task
 from perception.backbones import BACKBONES, Backbone
@@ -60,7 +60,7 @@ def validate(config: ConfigDict) -> None:
 def _validate(config: ConfigDict) -> None:
     """What does not depend on where weights and data come from."""
     with complete("--config"):
-        choose("--config.eval.select", config.eval.select, ("valid", "test"))
+        check_choice("--config.eval.select", config.eval.select, ("valid", "test"))
         task.validate(config)
         loop.validate(resolve(config))
 
@@ -82,11 +82,11 @@ def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, TextClassificat
         made = TextClassification(*given, start=start(config, pretrained), outside=read)
     if config.lora.targets or config.reinitialize:
         # What these do not fit is known before anything is written.
-        variables.abstract(lambda: made.build(variables.Keys(0)))
+        variables.abstract(lambda: made.build(variables.ParamKeys(0)))
     return config, made
 
 
-def sketch(config: ConfigDict, multiple: int) -> Sketch:
+def sketch(config: ConfigDict, multiple: int) -> TaskSpec:
     """The run without its data, with or without a folder of weights; `multiple` divides the rows of a batch.
 
     The vocabulary is that of the backbone, or as large as the configuration allows; one's own data have two classes.
@@ -96,15 +96,15 @@ def sketch(config: ConfigDict, multiple: int) -> Sketch:
     """
     with complete("--config"):
         if config.dataset:
-            choose("--config.dataset", config.dataset, DATASETS)
+            check_choice("--config.dataset", config.dataset, DATASETS)
         finetuning.validate(config, weights=False)
         finetuning.check_used(config)
     _validate(config)
     config = resolve(config)
     pretrained = open_pretrained(config) if config.pretrained else None
     known = pretrained.shape if pretrained else BACKBONES[config.backbone]
-    trained = config.finetune == "full" and config.data.tokenizer != "pretrained"
-    vocabulary = config.data.vocab_size if trained else known.vocabulary
+    restore = config.finetune == "full" and config.data.tokenizer != "pretrained"
+    vocabulary = config.data.vocab_size if restore else known.vocabulary
     classes = DATASETS[config.dataset].classes if config.dataset else 2
     build = partial(make_model, config, make_shape(config, pretrained, vocabulary))
     return Objective(in_rows(config), build, classes).sketch(config.data.max_length, multiple)
@@ -133,15 +133,15 @@ class Trained:
     shape: Backbone
     tokenizer: Subword
     classes: tuple[str, ...]
-    values: Values
+    values: ModelState
     mesh: Mesh
 
     @cached_property
     def _compiled(self) -> Callable:
-        structure = self.values.structure
+        abstract_model = self.values.abstract_model
 
         def classify(trainable, frozen, batch):
-            logits_BN = structure.build(trainable, frozen)(batch["tokens"], batch["lengths"])
+            logits_BN = abstract_model.build(trainable, frozen)(batch["tokens"], batch["lengths"])
             return jax.nn.softmax(logits_BN)
 
         return jax.jit(classify, out_shardings=sharding.replicated(self.mesh))
@@ -154,7 +154,7 @@ class Trained:
         buckets = (*(n for n in in_rows(self.config).data.buckets if n < longest), longest)
         found_MN = np.zeros((len(lines), len(self.classes)), np.float32)
         batches = evaluation_batches(
-            corpus, None, buckets=buckets, rows=rows, multiple=sharding.batch_ways(self.mesh)
+            corpus, None, buckets=buckets, rows=rows, multiple=sharding.num_batch_shards(self.mesh)
         )
         for batch in batches:
             ids_B = batch["ids"]
@@ -174,7 +174,7 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     """
     config = read_config(workdir, option)
     paper = config.get("paper", "")
-    require(
+    check(
         paper in ("", PAPER) and "finetune" in config,  # runs made earlier do not say their paper
         f"{option}={workdir} is a run of another program" + (f": of {paper}" if paper else ""),
     )
@@ -192,10 +192,10 @@ def begun_from(config: ConfigDict, weights: Path | None = None) -> Pretrained | 
         if config.finetune in TRAINS_ALL and config.backbone != "auto":
             return None  # the backbone's name says the shape, and the checkpoint has every value
         return open_pretrained(config, " any more: --pretrained=DIR says where it is now")
-    require(weights.expanduser().is_dir(), f"--pretrained={weights} is no folder")
+    check(weights.expanduser().is_dir(), f"--pretrained={weights} is no folder")
     config.pretrained = str(weights)
     found = open_pretrained(config)
-    require(
+    check(
         found is not None,
         f"--pretrained={weights} would not be used: the run began with random weights of"
         f" --config.backbone={config.backbone}",
@@ -226,7 +226,7 @@ def load_own(config: ConfigDict, workdir: Path) -> tuple[Trained, str]:
     """
     mesh = make_mesh({"data": -1})
     found, build, _ = _open(config, workdir)
-    values, fingerprint = trained.load_own(workdir, config, build, mesh)
+    values, fingerprint = restore.load_own(workdir, config, build, mesh)
     return Trained(config, *found, values, mesh), fingerprint
 
 

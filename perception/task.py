@@ -7,15 +7,15 @@ from pathlib import Path
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import require
+from common.config import check
 from common.data.labelled import LabelledText
 from common.data.subword import Subword
 from common.metrics.predictions import Classes
 from common.tasks import classification
 from common.tasks.classification import Build, Classification
-from common.train.task import NOTHING, Outside, Values
+from common.train.task import NO_PRETRAINED_WEIGHTS, ModelState, PretrainedWeights
 from common.train.workdir import has_checkpoints, save_tokenizer
-from common.variables import Arrays, Structure
+from common.variables import AbstractModel, Params
 
 TOKENIZER, CLASSES, EXAMPLES = "tokenizer.json", "classes.json", "examples.json"
 
@@ -47,8 +47,10 @@ class TextClassification(Classification):
         mesh: Mesh,
         labelled: tuple[dict[str, LabelledText], tuple[str, ...]],
         *,
-        start: Callable[[Arrays], Arrays] = lambda trainable: trainable,
-        outside: Callable[[Structure], Outside] = lambda structure: NOTHING,
+        start: Callable[[Params], Params] = lambda trainable: trainable,
+        outside: Callable[[AbstractModel], PretrainedWeights] = lambda abstract_model: (
+            NO_PRETRAINED_WEIGHTS
+        ),
     ):
         self.outside = outside
         config = in_rows(config)
@@ -69,7 +71,7 @@ class TextClassification(Classification):
     def marks(self) -> tuple[int | None, int]:
         return None, self.tokenizer.pad
 
-    def predict(self, values: Values, split: str) -> Classes:
+    def predict(self, values: ModelState, split: str) -> Classes:
         """As `Classification.predict`, where "valid" is what the best step is chosen by."""
         return super().predict(values, self.select if split == "valid" else split)
 
@@ -83,7 +85,7 @@ class TextClassification(Classification):
             (EXAMPLES, "are not those of", examples),
         ):
             path, text = workdir / name, json.dumps(values, indent=2) + "\n"
-            require(
+            check(
                 not path.exists() or not has_checkpoints(workdir) or path.read_text() == text,
                 f"the examples {what} {path}: they have changed since the run began;"
                 " choose another --workdir",
@@ -94,5 +96,5 @@ class TextClassification(Classification):
 def validate(config: ConfigDict) -> None:
     """The fields of the data and of the evaluation."""
     longest = config.data.max_length
-    require(longest >= 1, f"--config.data.max_length must be at least 1, got {longest}")
+    check(longest >= 1, f"--config.data.max_length must be at least 1, got {longest}")
     classification.validate(in_rows(config))

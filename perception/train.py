@@ -1,6 +1,6 @@
 """Trains a text classifier: python -m perception.train --config=configs/perception.py:tiny"""
 
-from common import program
+from common.runtime import program
 
 
 def main() -> None:

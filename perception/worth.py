@@ -10,7 +10,7 @@ again, it resumes what was cut off. Any field of the configuration is an option,
 import sys
 from pathlib import Path
 
-from common import program
+from common.runtime import program
 
 
 def main() -> None:
@@ -21,11 +21,11 @@ def main() -> None:
     parser = config.parser_for("perception.worth")
     parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="the configuration")
     parser.add_argument(
-        "--seeds", type=config.positive("--seeds"), default=1, help="runs of each way"
+        "--seeds", type=config.positive_int_arg("--seeds"), default=1, help="runs of each way"
     )
     parser.add_argument(
         "--margin",
-        type=config.number("--margin"),
+        type=config.float_arg("--margin"),
         default=MARGINS["weighted_f1"],
         metavar="POINTS",
         help="the largest difference of weighted F1 that does not matter (default: %(default)s)",
@@ -36,17 +36,17 @@ def main() -> None:
     options = parser.parse_args(rest)
     config.check_folder("--out", options.out)
 
-    from common.laboratory import parse_sweep
+    from common.experiments import parse_sweep
     from common.sharding import make_mesh
     from common.train.command import unless_stopped
-    from perception.comparison import Laboratory, worth
+    from perception.comparison import ExperimentSuite, worth
 
     asked = config.load(options.config)
     config.override_all(asked, fields)
     mesh = make_mesh(asked.mesh)
     given = "", options.seeds, fields, options.out, mesh, options.config, options.margin
-    lab = Laboratory(*given, turns=options.turns, sweep=parse_sweep(options.sweep))
-    unless_stopped(lambda: worth(lab))
+    suite = ExperimentSuite(*given, turns=options.turns, sweep=parse_sweep(options.sweep))
+    unless_stopped(lambda: worth(suite))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common.config import choose, require
+from common.config import check, check_choice
 from common.model.block import Block, Context
 from common.model.dropout import fold
 from common.model.linear import Linear
@@ -265,7 +265,7 @@ class Backskipping:
                 part.skipping = True
         return self.loss(model, batch, key)
 
-    def own_rates(self) -> dict[str, float]:
+    def learning_rate_overrides(self) -> dict[str, float]:
         """The value's learning rate."""
         return {"baseline": self.config.model.backskip.value_rate}
 
@@ -277,21 +277,21 @@ def validate(model: ConfigDict) -> None:
       UserError: one is unknown, does not fit, or there is nothing to skip.
     """
     settings, name = model.backskip, "--config.model.backskip"
-    choose(f"{name}.estimator", settings.estimator, ("none", *ESTIMATORS))
-    choose(f"{name}.reward", settings.reward, REWARDS)
-    require(
+    check_choice(f"{name}.estimator", settings.estimator, ("none", *ESTIMATORS))
+    check_choice(f"{name}.reward", settings.reward, REWARDS)
+    check(
         settings.estimator == "none" or model.reservoir != "none",
         f"{name}.estimator={settings.estimator} with no reservoir to skip: --config.model.reservoir is none",
     )
-    require(
+    check(
         settings.warmup_steps >= -1,
         f"{name}.warmup_steps must be at least 0, or -1 for those of the optimizer, got {settings.warmup_steps}",
     )
     for field in ("scale", "least"):
-        require(settings[field] >= 0, f"{name}.{field} must not be negative, got {settings[field]}")
+        check(settings[field] >= 0, f"{name}.{field} must not be negative, got {settings[field]}")
     for field in ("sigma", "value_rate"):
-        require(settings[field] > 0, f"{name}.{field} must be above 0, got {settings[field]}")
-    require(0 <= settings.anneal <= 1, f"{name}.anneal must be from 0 to 1, got {settings.anneal}")
+        check(settings[field] > 0, f"{name}.{field} must be above 0, got {settings[field]}")
+    check(0 <= settings.anneal <= 1, f"{name}.anneal must be from 0 to 1, got {settings.anneal}")
 
 
 def validate_steps(config: ConfigDict) -> None:
@@ -301,7 +301,7 @@ def validate_steps(config: ConfigDict) -> None:
       UserError: the run ends before its first step that may skip.
     """
     settings, name = config.model.backskip, "--config.model.backskip"
-    require(
+    check(
         settings.estimator in NEVER or warmup(config) < config.train.steps,
         f"{name}.estimator={settings.estimator} never skips: {warmup(config)} steps of warm-up"
         f" ({name}.warmup_steps), and {config.train.steps} in all",

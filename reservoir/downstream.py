@@ -9,16 +9,16 @@ from typing import NamedTuple
 import numpy as np
 from ml_collections import ConfigDict
 
-from common.config import choose, override_all, require
+from common.config import check, check_choice, override_all
 from common.errors import UserError
-from common.laboratory import Ran, Side
+from common.experiments import Ran, Side
 from common.report.figures import layers_figure
 from common.report.groups import Group, Layers, layers_of
 from common.report.panels import COLOURS, panels
-from common.report.table import spread
+from common.report.table import mean_std
 from configs import finetuning
 from reservoir import finetuning as fine_tuning
-from reservoir.experiments import Case, Laboratory, snapshot_steps
+from reservoir.experiments import Case, ExperimentSuite, snapshot_steps
 from reservoir.printed import printed
 from reservoir.probing.data import TABLE_4, ProbingTask, load_task, task_path
 from reservoir.probing.data import TASKS as PROBES
@@ -99,27 +99,27 @@ class Downstream(NamedTuple):
         ]
 
 
-def fig2(lab: Laboratory) -> None:
+def fig2(suite: ExperimentSuite) -> None:
     """Accuracy against the layers that are updated in fine-tuning."""
-    _against_depth(lab, "fig2", "updatable")
+    _against_depth(suite, "fig2", "updatable")
 
 
-def fig11(lab: Laboratory) -> None:
+def fig11(suite: ExperimentSuite) -> None:
     """Accuracy against all layers."""
-    _against_depth(lab, "fig11", "total")
+    _against_depth(suite, "fig11", "total")
 
 
-def _against_depth(lab: Laboratory, name: str, x: str) -> None:
-    for task, rows in _fine_tuned(lab, name).items():
+def _against_depth(suite: ExperimentSuite, name: str, x: str) -> None:
+    for task, rows in _fine_tuned(suite, name).items():
         figure = layers_figure([row.group for row in rows], x, "hours")
-        lab.write(f"{name}_{task}", _COLUMNS, [_row(row) for row in rows])
-        figure.savefig(lab.out / f"{name}_{task}.png")
-        print(f"figure: {lab.out / name}_{task}.png")
+        suite.write(f"{name}_{task}", _COLUMNS, [_row(row) for row in rows])
+        figure.savefig(suite.out / f"{name}_{task}.png")
+        print(f"figure: {suite.out / name}_{task}.png")
 
 
-def fig6(lab: Laboratory) -> None:
+def fig6(suite: ExperimentSuite) -> None:
     """Accuracy against the time of pretraining: a model is fine-tuned from snapshots of one pretraining run."""
-    found = _fine_tuned(lab, "fig6")
+    found = _fine_tuned(suite, "fig6")
     figure, parts = panels(len(found))
     for axes, (task, rows) in zip(parts, found.items(), strict=True):
         for number, model in enumerate(dict.fromkeys(row.tuning.case.model for row in rows)):
@@ -128,13 +128,13 @@ def fig6(lab: Laboratory) -> None:
             tests = [[run.test for run in row.group.runs] for row in own]
             colour = COLOURS[number]
             axes.plot(hours, [np.mean(t) for t in tests], "o-", color=colour, label=model)
-            for seeds in zip(*tests, strict=True) if lab.seeds > 1 else ():
+            for seeds in zip(*tests, strict=True) if suite.seeds > 1 else ():
                 axes.plot(hours, seeds, ".", color=colour, alpha=0.45)
         axes.set(xlabel="pretraining (h)", ylabel=f"{task} test accuracy (%)")
         axes.legend(frameon=False)
-        lab.write(f"fig6_{task}", _COLUMNS, [_row(row) for row in rows])
-    figure.savefig(lab.out / "fig6.png")
-    print(f"figure: {lab.out / 'fig6.png'}")
+        suite.write(f"fig6_{task}", _COLUMNS, [_row(row) for row in rows])
+    figure.savefig(suite.out / "fig6.png")
+    print(f"figure: {suite.out / 'fig6.png'}")
 
 
 _COLUMNS = (
@@ -150,11 +150,11 @@ def _row(row: Downstream) -> tuple:
         row.tuning.case.layers,
         layers_of(before[0].config).frozen,
         row.group.layers.frozen,
-        spread(row.perplexity(), 3),
+        mean_std(row.perplexity(), 3),
         row.tuning.step or "best",
-        spread(row.hours(), 3),
-        spread([run.curve.best.value for run in row.group.runs], 2),
-        spread([run.test for run in row.group.runs], 2),
+        mean_std(row.hours(), 3),
+        mean_std([run.curve.best.value for run in row.group.runs], 2),
+        mean_std([run.test for run in row.group.runs], 2),
     )
 
 
@@ -165,63 +165,61 @@ FIGURES = ("fig2", "fig6", "fig11")
 """What is about fine-tuning."""
 
 
-def tunings(lab: Laboratory, target: str) -> list[Tuning]:
+def tunings(suite: ExperimentSuite, target: str) -> list[Tuning]:
     """What a figure fine-tunes, task by task. All tasks start from one pretraining run per model, depth and seed.
 
     Raises:
       UserError: the data of no task are given, or a configuration is at fault.
     """
-    tasks = [task for task in TASKS if lab.scale != "laptop" or task in lab.places]
-    require(
-        bool(tasks), f"nothing to fine-tune on: {' or '.join(f'--data={t}=DIR' for t in TASKS)}"
-    )
+    tasks = [task for task in TASKS if suite.scale != "laptop" or task in suite.places]
+    check(bool(tasks), f"nothing to fine-tune on: {' or '.join(f'--data={t}=DIR' for t in TASKS)}")
     for task in TASKS:
         if task not in tasks:
             print(f"{task} is left out: --data={task}=DIR says where it is")
-    (cases,) = lab.needed(target).values()
+    (cases,) = suite.needed(target).values()
     every = target == "fig6"
     found = [
         Tuning(task, case, mode, step)
         for task in tasks
         for case in cases
         for mode in (("keep",) if every else MODES[case.model])
-        for step in (snapshot_steps(lab.configuration(case, 1)) if every else (0,))
+        for step in (snapshot_steps(suite.configuration(case, 1)) if every else (0,))
     ]
     # Before pretraining, which may take days.
     for tuning in found:
-        fine_tuning.validate(configuration(lab, tuning, 1))
-    if lab.fields:
-        print(f"{' '.join(lab.fields)}: of pretraining; fine-tuning has --finetune=FIELD=VALUE")
-    if lab.sweep:
+        fine_tuning.validate(configuration(suite, tuning, 1))
+    if suite.fields:
+        print(f"{' '.join(suite.fields)}: of pretraining; fine-tuning has --finetune=FIELD=VALUE")
+    if suite.sweep:
         print("--sweep: of fine-tuning; the configuration of pretraining is as it is")
     return found
 
 
-def configuration(lab: Laboratory, tuning: Tuning, seed: int) -> ConfigDict:
+def configuration(suite: ExperimentSuite, tuning: Tuning, seed: int) -> ConfigDict:
     """Of one fine-tuning run."""
     config = TASKS[tuning.task]()
-    if lab.scale != "paper":
-        config = getattr(finetuning, lab.scale)(config)
+    if suite.scale != "paper":
+        config = getattr(finetuning, suite.scale)(config)
     config.wandb.mode = "disabled"
-    given = [f for f in lab.finetune if f.startswith(FIXED)]
-    require(not given, f"--finetune={' '.join(given)}: the figure sets this itself, run by run")
+    given = [f for f in suite.finetune if f.startswith(FIXED)]
+    check(not given, f"--finetune={' '.join(given)}: the figure sets this itself, run by run")
     try:
-        override_all(config, [f"--config.{field}" for field in lab.finetune])
+        override_all(config, [f"--config.{field}" for field in suite.finetune])
     except UserError as error:
         raise UserError(f"--finetune: {error}") from error
     config.reservoirs, config.freeze_now = tuning.mode, tuning.case.reservoirs
-    config.pretrained = str(lab.workdir(tuning.case, seed))
+    config.pretrained = str(suite.workdir(tuning.case, seed))
     config.pretrained_step, config.seed = tuning.step, seed
-    if place := lab.places.get(tuning.task):
+    if place := suite.places.get(tuning.task):
         config.data.source = f"files:{place}"
     return config
 
 
-def _fine_tuned(lab: Laboratory, target: str) -> Mapping[str, list[Downstream]]:
+def _fine_tuned(suite: ExperimentSuite, target: str) -> Mapping[str, list[Downstream]]:
     """All rows of each task. A sweep is of fine-tuning."""
-    asked = tunings(lab, target)
-    (groups,) = replace(lab, sweep={}).groups(target).values()
-    runs = lab.runs({tuning.stem: partial(configuration, lab, tuning) for tuning in asked})
+    asked = tunings(suite, target)
+    (groups,) = replace(suite, sweep={}).groups(target).values()
+    runs = suite.runs({tuning.stem: partial(configuration, suite, tuning) for tuning in asked})
     found: dict[str, list[Downstream]] = {}
     for tuning in asked:
         before = groups[tuning.case]
@@ -238,8 +236,8 @@ def _group(tuning: Tuning, before: Group, ran: Sequence[Ran]) -> Group:
     return Group(f"{line}, {case.layers} layers", line, tuple(one.run for one in ran), layers)
 
 
-def side(lab: Laboratory, text: str, task: str, row: str, layers: int | None) -> Side:
-    """What `Laboratory.side` makes of a side of a claim that is about fine-tuning.
+def side(suite: ExperimentSuite, text: str, task: str, row: str, layers: int | None) -> Side:
+    """What `ExperimentSuite.side` makes of a side of a claim that is about fine-tuning.
 
     Raises:
       UserError: there is no such model or way, or the configuration is at fault.
@@ -249,34 +247,36 @@ def side(lab: Laboratory, text: str, task: str, row: str, layers: int | None) ->
         for way, words in NAMES.items():
             if row == name + words:
                 model, mode = name, way
-    choose(f"{text}: model", row, [name + NAMES[way] for name in MODES for way in MODES[name]])
-    case, missing = lab.named(text, "roberta", model, layers)
+    check_choice(
+        f"{text}: model", row, [name + NAMES[way] for name in MODES for way in MODES[name]]
+    )
+    case, missing = suite.named(text, "roberta", model, layers)
     if case is None:
         return Side("", lambda seed: ConfigDict(), missing)
     tuning = Tuning(task, case, mode)
-    if lab.scale == "laptop" and task not in lab.places:
+    if suite.scale == "laptop" and task not in suite.places:
         missing = missing or f"--data={task}=DIR"
-    if lab.sweep:
+    if suite.sweep:
         missing = missing or "a sweep is of pretraining here; fig2 sweeps fine-tuning"
     if not missing:
-        fine_tuning.validate(configuration(lab, tuning, 1))
-    return Side(tuning.stem, partial(configuration, lab, tuning), missing)
+        fine_tuning.validate(configuration(suite, tuning, 1))
+    return Side(tuning.stem, partial(configuration, suite, tuning), missing)
 
 
-def table4(lab: Laboratory) -> None:
+def table4(suite: ExperimentSuite) -> None:
     """Probing accuracy of every layer over the seeds, beside printed where the depths agree."""
-    place = lab.places.get("probing")
-    require(
+    place = suite.places.get("probing")
+    check(
         place is not None,
         "the probing tasks are missing: --data=probing=DIR (python -m reservoir.make_probes writes some)",
     )
     names = [name for name in TABLE_4 if any(path.exists() for path in _paths(place, name))]
-    require(bool(names), f"{place} has none of the tasks of Table 4, such as {TABLE_4[0]}.txt")
+    check(bool(names), f"{place} has none of the tasks of Table 4, such as {TABLE_4[0]}.txt")
     tasks = [load_task(place, name) for name in names]
     paper, rows = printed("table4"), []
-    (groups,) = lab.groups("table4").values()
+    (groups,) = suite.groups("table4").values()
     for case, group in groups.items():
-        majority, *layers = _probed(lab, group, tasks)
+        majority, *layers = _probed(suite, group, tasks)
         if not rows:
             rows.append(("", None, majority[1], "measured", *majority[2:]))
         for layer, kind, *cells in layers:
@@ -285,15 +285,15 @@ def table4(lab: Laboratory) -> None:
                 chosen = [cells[TABLE_4.index(name)] for name in names]
                 rows.append((case.model, layer, kind, "printed", *chosen))
     columns = ("model", "layer", "kind", "", *(PROBES[name] for name in names))
-    lab.write("table4", columns, rows)
+    suite.write("table4", columns, rows)
 
 
-def _probed(lab: Laboratory, group: Group, tasks: Sequence[ProbingTask]) -> list[tuple]:
+def _probed(suite: ExperimentSuite, group: Group, tasks: Sequence[ProbingTask]) -> list[tuple]:
     """The rows of `Table`, each cell over the seeds of the pretraining."""
     table: Table | None = None
     for run in group.runs:
-        read = open_reader(run.folder, lab.mesh, None)
-        table = table or Table(read.layers, 1, QUICK[lab.scale])
+        read = open_reader(run.folder, suite.mesh, None)
+        table = table or Table(read.layers, 1, QUICK[suite.scale])
         for task in tasks:
             print(f"{run.name}: {task.name}", flush=True)
             table.add(task, {split: read(text) for split, text in task.sentences.items()})

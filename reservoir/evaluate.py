@@ -1,6 +1,6 @@
 """BLEU of a trained run: python -m reservoir.evaluate --workdir=RUN --split=test"""
 
-from common import program
+from common.runtime import program
 
 
 def main() -> None:

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from common import laboratory
-from common.config import choose, require
+from common import experiments
+from common.config import check, check_choice
 from common.errors import UserError
-from common.laboratory import Experiment, Ran, Side
+from common.experiments import Experiment, Ran, Side
 from common.report.groups import Group, layers_of
 from common.train.task import Task
 from configs import bytelevel, masked, translation
@@ -190,7 +190,7 @@ NEEDS = {
 
 def snapshot_steps(config: ConfigDict) -> range:
     """The steps of a pretraining run of which a snapshot is kept."""
-    require(
+    check(
         config.train.steps >= 1, f"--config.train.steps={config.train.steps} leaves nothing to keep"
     )
     every = max(config.train.steps // SNAPSHOTS, 1)
@@ -229,7 +229,7 @@ def _group(case: Case, ran: Sequence[Ran]) -> Group:
 
 
 @dataclass(frozen=True)
-class Laboratory(laboratory.Laboratory):
+class ExperimentSuite(experiments.ExperimentSuite):
     """Attributes beyond what all have.
 
     settings: which of the settings of a table or figure; empty for all.
@@ -267,7 +267,7 @@ class Laboratory(laboratory.Laboratory):
         config = self.override(config, seed=seed)
         if config.task == "masked_lm":
             given = [f for f in self.fields if f.startswith("--config.checkpoint.snapshots=")]
-            require(not given, f"{''.join(given)}: Figure 6 says itself what is kept")
+            check(not given, f"{''.join(given)}: Figure 6 says itself what is kept")
             config.checkpoint.snapshots = snapshot_steps(config)[0]
         return config
 
@@ -290,7 +290,7 @@ class Laboratory(laboratory.Laboratory):
             )
             found[setting] = [case for case in cases if case]
         found = {setting: cases for setting, cases in found.items() if cases}
-        require(
+        check(
             bool(found),
             f"--settings, --models and --depths leave nothing of {target}, which has"
             f" {', '.join(settings)} and {', '.join(models)}",
@@ -320,7 +320,7 @@ class Laboratory(laboratory.Laboratory):
         kind, fields = MODELS[model]
         try:
             placement(layers, number if kind != "none" else 0, fields.get("placement", "alternate"))
-            require(
+            check(
                 model == "Transformer" or number < layers,
                 f"{model}: {number} of {layers} layers leave none",
             )
@@ -368,8 +368,8 @@ class Laboratory(laboratory.Laboratory):
 
         where, _, row = text.partition(": ")
         setting, at, layers = where.partition("@")
-        choose(f"{text}: setting", setting, (*SETTINGS, *downstream.TASKS))
-        require(layers.isdecimal() or not at, f"{text}: {layers!r} is no number of layers")
+        check_choice(f"{text}: setting", setting, (*SETTINGS, *downstream.TASKS))
+        check(layers.isdecimal() or not at, f"{text}: {layers!r} is no number of layers")
         depth = int(layers) if at else None
         if setting in downstream.TASKS:
             return downstream.side(self, text, setting, row, depth)
@@ -386,7 +386,7 @@ class Laboratory(laboratory.Laboratory):
         Raises:
           UserError: there is no such model, or the reservoirs do not fit.
         """
-        choose(f"{text}: model", model, MODELS)
+        check_choice(f"{text}: model", model, MODELS)
         if self.settings and setting not in self.settings:
             return None, "--settings leaves it out"
         if self.models and model not in self.models:

@@ -1,6 +1,6 @@
 """Fine-tunes a masked language model: python -m reservoir.finetune --config=configs/sst2.py --config.pretrained=RUN"""
 
-from common import program
+from common.runtime import program
 
 
 def main() -> None:

@@ -6,7 +6,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import check_rate, choose, complete, require
+from common.config import check, check_choice, check_rate, complete
 from common.errors import UserError
 from common.model.classifier import Classifier
 from common.tasks import classification
@@ -14,8 +14,8 @@ from common.tasks.classification import Build, Classification, Objective
 from common.tasks.masked_lm import vocabulary
 from common.train import loop
 from common.train.checkpoint import check_snapshot
-from common.train.task import Sketch
-from common.variables import Arrays
+from common.train.task import TaskSpec
+from common.variables import Params
 from reservoir import encoder
 from reservoir.placement import placement
 from reservoir.pretrained import Pretrained, open_run
@@ -24,22 +24,22 @@ from reservoir.pretrained import Pretrained, open_run
 def validate(config: ConfigDict) -> None:
     """Everything that can be known without the pretraining run and the data."""
     with complete("--config"):
-        require(
+        check(
             config.task == "classification",
             f"--config.task={config.task!r} is no fine-tuning; train it with reservoir.train",
         )
-        require(
+        check(
             bool(config.pretrained),
             "--config.pretrained=RUN is missing: the folder of a masked language model",
         )
-        require(
+        check(
             config.pretrained_step >= 0,
             f"--config.pretrained_step must be at least 0, got {config.pretrained_step}",
         )
-        choose("--config.reservoirs", config.reservoirs, encoder.RESERVOIRS)
+        check_choice("--config.reservoirs", config.reservoirs, encoder.RESERVOIRS)
         for name in ("dropout", "attention_dropout", "head_dropout"):
             check_rate(f"--config.model.{name}", config.model[name])
-        choose("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
+        check_choice("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
         classification.validate(config)
         loop.validate(config)
 
@@ -55,9 +55,9 @@ def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
     if config.pretrained_step:
         check_snapshot(pretrained.workdir, config.pretrained_step)
     plain = model.reservoir == "none" or model.reservoir_trained
-    require(mode != "tune" or not plain, f"{option}: {pretrained.workdir} has no reservoirs")
+    check(mode != "tune" or not plain, f"{option}: {pretrained.workdir} has no reservoirs")
     if mode == "freeze_now":
-        require(
+        check(
             plain,
             f"{option} is for a plain run, {pretrained.workdir} has --config.model.reservoir={model.reservoir}",
         )
@@ -65,7 +65,7 @@ def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
             chosen = placement(model.encoder_layers, config.freeze_now)
         except ValueError as error:
             raise UserError(f"--config.freeze_now: {error}") from error
-        require(bool(chosen), f"{option} freezes nothing: --config.freeze_now={config.freeze_now}")
+        check(bool(chosen), f"{option} freezes nothing: --config.freeze_now={config.freeze_now}")
     return inherit(config, model)
 
 
@@ -98,7 +98,7 @@ def builder(config: ConfigDict, pretrained: Pretrained) -> Build:
 def make_task(config: ConfigDict, pretrained: Pretrained, mesh: Mesh) -> Classification:
     """The task, whose encoder starts at the values of the pretraining run."""
 
-    def start(trainable: Arrays) -> Arrays:
+    def start(trainable: Params) -> Params:
         values = pretrained.load(mesh, config.pretrained_step)
         found = {**values.trainable, **values.frozen}
         return trainable | {n: x for n, x in found.items() if n.startswith("encoder/")}
@@ -119,7 +119,7 @@ def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, Classification]
     return config, make_task(config, pretrained, mesh)
 
 
-def sketch(config: ConfigDict, multiple: int) -> Sketch:
+def sketch(config: ConfigDict, multiple: int) -> TaskSpec:
     """The run without its data, and two classes; `multiple` divides the rows of a batch.
 
     Raises:

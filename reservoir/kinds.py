@@ -7,10 +7,10 @@ from ml_collections import ConfigDict
 
 from common.model import transformer
 from common.model.block import Block
-from common.model.convolution import DynamicConvolution
 from common.model.gated_mlp import GatedMlp
-from common.model.recurrent import BiGru
 from common.model.spatial import Spatial
+from reservoir.convolution import DynamicConvolution
+from reservoir.recurrent import BiGru
 
 # A layer that is trained: (model, rngs=) -> Block.
 Layer = Callable[..., Block]

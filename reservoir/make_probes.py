@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from common import program
+from common.runtime import program
 
 EMBEDDED = "embedded:python"
 
@@ -10,7 +10,7 @@ EMBEDDED = "embedded:python"
 def main() -> None:
     import numpy as np
 
-    from common.config import choose, parser_for, positive, require, whole
+    from common.config import check, check_choice, int_arg, parser_for, positive_int_arg
     from common.data.sources import read_lines
     from common.data.text import DOCUMENTS, cut, python_manual
     from reservoir.probing.data import task_path, write_task
@@ -35,19 +35,19 @@ def main() -> None:
     )
     parser.add_argument(
         "--count",
-        type=positive("--count"),
+        type=positive_int_arg("--count"),
         default=10_000,
         help="training sentences; validation and test have a tenth each (default 10000)",
     )
-    parser.add_argument("--seed", type=whole("--seed"), default=1)
+    parser.add_argument("--seed", type=int_arg("--seed"), default=1)
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")
     options = parser.parse_args()
     names = options.tasks.split(",")
     for name in names:
-        choose("--tasks", name, MAKERS)
+        check_choice("--tasks", name, MAKERS)
     paths = {name: task_path(options.out, name) for name in names}
     for path in paths.values():
-        require(not path.exists(), f"{path} is there already; remove it, or choose another --out")
+        check(not path.exists(), f"{path} is there already; remove it, or choose another --out")
 
     files = []
     for name in options.text:

@@ -3,7 +3,7 @@
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common.config import check_rate, choose, require
+from common.config import check, check_choice, check_rate
 from common.errors import UserError
 from common.model import initializers, transformer
 from common.model.block import Block
@@ -126,22 +126,22 @@ def validate(model: ConfigDict) -> None:
     Raises:
       UserError: an unknown reservoir, more of them than fit, or options without a reservoir.
     """
-    choose("--config.model.reservoir", model.reservoir, ("none", *RESERVOIRS))
-    choose("--config.model.reservoir_init", model.reservoir_init, RESERVOIR_INITS)
-    choose("--config.model.init", model.init, INITS)
-    require(
+    check_choice("--config.model.reservoir", model.reservoir, ("none", *RESERVOIRS))
+    check_choice("--config.model.reservoir_init", model.reservoir_init, RESERVOIR_INITS)
+    check_choice("--config.model.init", model.init, INITS)
+    check(
         model.reservoir_hidden >= 0,
         f"--config.model.reservoir_hidden must be at least 0, got {model.reservoir_hidden}",
     )
-    require(
+    check(
         model.reservoir_gain > 0,
         f"--config.model.reservoir_gain must be above 0, got {model.reservoir_gain}",
     )
-    require(
+    check(
         not model.reservoir_trained or model.reservoir != "none",
         "--config.model.reservoir_trained=true with no reservoir: --config.model.reservoir is none",
     )
-    require(
+    check(
         not model.reservoir_trained or model.backskip.estimator == "none",
         f"--config.model.backskip.estimator={model.backskip.estimator} skips layers that"
         " --config.model.reservoir_trained=true trains",
@@ -149,13 +149,13 @@ def validate(model: ConfigDict) -> None:
     check_rate("--config.model.layerdrop", model.layerdrop)
     if model.reservoir != "none":
         frozen = {stack: _places(model, stack) for stack in STACKS if STACKS[stack][0] in model}
-        require(
+        check(
             any(frozen.values()),
             f"--config.model.reservoir={model.reservoir} but there is none:"
             f" --config.model.reservoirs={model.reservoirs}, --config.model.placement={model.placement}",
         )
         causal = any(places for stack, places in frozen.items() if stack != "encoder")
-        require(
+        check(
             model.reservoir not in BOTH_WAYS or not causal,
             f"--config.model.reservoir: a {model.reservoir} sees what follows, so no decoder and no language model"
             " can have it",
@@ -164,18 +164,18 @@ def validate(model: ConfigDict) -> None:
         shared = {"bigru": "the two directions", "gmlp": "the two halves"}.get(model.reservoir, "")
         if model.reservoir == "bigru" and not model.reservoir_hidden:
             hidden = "width"
-        require(
+        check(
             not shared or model[hidden] % 2 == 0,
             f"--config.model.{hidden}={model[hidden]}: {shared} of a {model.reservoir} share it",
         )
-    require(model.kernel >= 1, f"--config.model.kernel must be at least 1, got {model.kernel}")
+    check(model.kernel >= 1, f"--config.model.kernel must be at least 1, got {model.kernel}")
     backskip.validate(model)
 
 
 def _places(model: ConfigDict, stack: str) -> tuple[int, ...]:
     _, reservoirs, strategy = STACKS[stack]
     number = model[reservoirs]
-    require(number >= 0, f"--config.model.{reservoirs} must be at least 0, got {number}")
+    check(number >= 0, f"--config.model.{reservoirs} must be at least 0, got {number}")
     try:
         return reservoir_layers(model, stack)
     except ValueError as error:

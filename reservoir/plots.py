@@ -6,84 +6,88 @@ from typing import TYPE_CHECKING
 from common.report.comparison import aucc_table
 from common.report.figures import curves_figure, layers_figure
 from common.report.groups import Group
-from reservoir.experiments import Case, Laboratory
+from reservoir.experiments import Case, ExperimentSuite
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def fig1(lab: Laboratory) -> None:
+def fig1(suite: ExperimentSuite) -> None:
     """Validation AUCC and test score against trained layers."""
-    _depth(lab, "fig1")
+    _depth(suite, "fig1")
 
 
-def fig3(lab: Laboratory) -> None:
+def fig3(suite: ExperimentSuite) -> None:
     """Other kinds of reservoir."""
-    _depth(lab, "fig3")
+    _depth(suite, "fig3")
 
 
-def fig4(lab: Laboratory) -> None:
+def fig4(suite: ExperimentSuite) -> None:
     """IWSLT with 6 decoder layers."""
-    _depth(lab, "fig4")
+    _depth(suite, "fig4")
 
 
-def fig5(lab: Laboratory) -> None:
+def fig5(suite: ExperimentSuite) -> None:
     """Where reservoirs stand."""
-    _depth(lab, "fig5")
+    _depth(suite, "fig5")
 
 
-def fig7(lab: Laboratory) -> None:
+def fig7(suite: ExperimentSuite) -> None:
     """Masked language models: areas against depth, and the curves of the deepest."""
-    for setting, groups in _depth(lab, "fig7").items():
+    for setting, groups in _depth(suite, "fig7").items():
         deepest = max(case.layers for case in groups)
-        _curves(lab, "fig7_curves", setting, [g for c, g in groups.items() if c.layers == deepest])
+        _curves(
+            suite, "fig7_curves", setting, [g for c, g in groups.items() if c.layers == deepest]
+        )
 
 
-def fig8(lab: Laboratory) -> None:
+def fig8(suite: ExperimentSuite) -> None:
     """Figure 1 for IWSLT, against all layers."""
-    _depth(lab, "fig8", "total")
+    _depth(suite, "fig8", "total")
 
 
-def fig9(lab: Laboratory) -> None:
+def fig9(suite: ExperimentSuite) -> None:
     """The same for WMT."""
-    _depth(lab, "fig9", "total")
+    _depth(suite, "fig9", "total")
 
 
-def fig10(lab: Laboratory) -> None:
+def fig10(suite: ExperimentSuite) -> None:
     """The same for enwik8."""
-    _depth(lab, "fig10", "total")
+    _depth(suite, "fig10", "total")
 
 
-def fig12(lab: Laboratory) -> None:
+def fig12(suite: ExperimentSuite) -> None:
     """The validation curves that the areas are of."""
-    for setting, groups in lab.groups("fig12").items():
-        _curves(lab, "fig12", setting, list(groups.values()))
+    for setting, groups in suite.groups("fig12").items():
+        _curves(suite, "fig12", setting, list(groups.values()))
 
 
-def fig13(lab: Laboratory) -> None:
+def fig13(suite: ExperimentSuite) -> None:
     """Backskipping beside training through the reservoirs."""
-    for setting, groups in lab.groups("fig13").items():
-        _curves(lab, "fig13", setting, list(groups.values()))
+    for setting, groups in suite.groups("fig13").items():
+        _curves(suite, "fig13", setting, list(groups.values()))
 
 
-def _depth(lab: Laboratory, name: str, x: str = "updatable") -> Mapping[str, Mapping[Case, Group]]:
+def _depth(
+    suite: ExperimentSuite, name: str, x: str = "updatable"
+) -> Mapping[str, Mapping[Case, Group]]:
     """A figure and a table for each setting, whose groups it returns."""
-    found = lab.groups(name)
+    found = suite.groups(name)
     for setting, groups in found.items():
         rows = list(groups.values())
-        figure = layers_figure(rows, x, "hours", lab.horizon(setting))
-        _save(lab, f"{name}_{setting}", setting, figure, rows)
+        figure = layers_figure(rows, x, "hours", suite.horizon(setting))
+        _save(suite, f"{name}_{setting}", setting, figure, rows)
     return found
 
 
-def _curves(lab: Laboratory, name: str, setting: str, groups: Sequence[Group]) -> None:
-    figure = curves_figure(groups, "hours", lab.horizon(setting))
-    _save(lab, f"{name}_{setting}", setting, figure, groups)
+def _curves(suite: ExperimentSuite, name: str, setting: str, groups: Sequence[Group]) -> None:
+    figure = curves_figure(groups, "hours", suite.horizon(setting))
+    _save(suite, f"{name}_{setting}", setting, figure, groups)
 
 
 def _save(
-    lab: Laboratory, name: str, setting: str, figure: "Figure", groups: Sequence[Group]
+    suite: ExperimentSuite, name: str, setting: str, figure: "Figure", groups: Sequence[Group]
 ) -> None:
-    lab.write(name, *aucc_table(groups, "hours", lab.horizon(setting)))
-    figure.savefig(lab.out / f"{name}.png")
-    print(f"figure: {lab.out / name}.png")
+    suite.write(name, *aucc_table(groups, "hours", suite.horizon(setting)))
+    figure.savefig(suite.out / f"{name}.png")
+    print(f"figure: {suite.out / name}.png")

@@ -10,8 +10,8 @@ from common.config import complete
 from common.data.tokenizer import Tokenizer
 from common.tasks import masked_lm
 from common.tasks.masked_lm import TOKENIZER, vocabulary
-from common.train.task import Values
-from common.train.trained import load_run
+from common.train.restore import load_run
+from common.train.task import ModelState
 from common.train.workdir import CONFIG, read_run
 from reservoir import encoder, model
 
@@ -24,7 +24,7 @@ class Pretrained:
     config: ConfigDict
     tokenizer: Tokenizer
 
-    def load(self, mesh: Mesh, step: int = 0) -> Values:
+    def load(self, mesh: Mesh, step: int = 0) -> ModelState:
         """The values of a `MaskedLanguageModel`, reservoirs drawn again from the seed of this run.
 
         Args:

@@ -3,11 +3,11 @@
 import time
 from pathlib import Path
 
-from common import program
+from common.runtime import program
 
 
 def main() -> None:
-    from common.config import check_folder, choose, parser_for, positive, require
+    from common.config import check, check_choice, check_folder, parser_for, positive_int_arg
     from common.sharding import make_mesh
     from reservoir.probing.classifier import GRIDS
     from reservoir.probing.data import TABLE_4, TASKS, load_task
@@ -29,14 +29,14 @@ def main() -> None:
         "--pool", choices=POOLS, help="vector of a sentence (default: first; of a translator mean)"
     )
     parser.add_argument(
-        "--seeds", type=positive("--seeds"), default=1, help="runs of each classifier"
+        "--seeds", type=positive_int_arg("--seeds"), default=1, help="runs of each classifier"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="default RUN/probing")
     options = parser.parse_args()
     names = options.tasks.split(",")
     for name in names:
-        choose("--tasks", name, TASKS)
-    require(len(set(names)) == len(names), f"--tasks={options.tasks} has a task twice")
+        check_choice("--tasks", name, TASKS)
+    check(len(set(names)) == len(names), f"--tasks={options.tasks} has a task twice")
     tasks = [load_task(options.data, name) for name in names]
     read = open_reader(options.workdir, make_mesh({"data": -1}), options.pool)
     out = options.out or options.workdir / "probing"

@@ -7,7 +7,7 @@ configurations is an option, as in reservoir.train. --dry-run lists the runs and
 from argparse import Namespace
 from typing import Any
 
-from common import program
+from common.runtime import program
 
 TARGETS = {
     **dict.fromkeys(("table1", "table2", "table3", "table5", "table6", "table7"), "tables"),
@@ -60,7 +60,7 @@ def main() -> None:
 def _own(options: Namespace) -> dict[str, Any]:
     from pathlib import Path
 
-    from common.config import choose, require
+    from common.config import check, check_choice
     from common.train.command import CLAIMS
     from reservoir.downstream import FIGURES, TASKS
     from reservoir.experiments import MODELS, SETTINGS
@@ -69,25 +69,25 @@ def _own(options: Namespace) -> dict[str, Any]:
         tuple(filter(None, text.split(","))) for text in (options.settings, options.models)
     )
     for setting in settings:
-        choose("--settings", setting, SETTINGS)
+        check_choice("--settings", setting, SETTINGS)
     for model in models:
-        choose("--models", model, MODELS)
+        check_choice("--models", model, MODELS)
     for given in options.finetune:
-        require("=" in given, f"--finetune={given}: it is FIELD=VALUE")
-    require(
+        check("=" in given, f"--finetune={given}: it is FIELD=VALUE")
+    check(
         not options.finetune or options.target in (*FIGURES, CLAIMS),
         f"--finetune is for {', '.join((*FIGURES, CLAIMS))}: {options.target} fine-tunes nothing",
     )
-    require(
+    check(
         not options.dry_run or options.target != CLAIMS,
         f"--dry-run is for tables and figures, not for {CLAIMS}",
     )
     places = {}
     for given in options.data:
         setting, equals, place = given.partition("=")
-        require(bool(equals and place), f"--data={given}: it is SETTING=DIR")
-        choose("--data", setting, (*SETTINGS, *TASKS, "probing"))
-        require(Path(place).is_dir(), f"--data={given}: there is no directory {place}")
+        check(bool(equals and place), f"--data={given}: it is SETTING=DIR")
+        check_choice("--data", setting, (*SETTINGS, *TASKS, "probing"))
+        check(Path(place).is_dir(), f"--data={given}: there is no directory {place}")
         places[setting] = Path(place)
     return {
         "settings": settings,
@@ -104,16 +104,16 @@ def _depths(text: str) -> dict[int, int | None]:
     Raises:
       UserError: a number is missing or none, or a depth is there twice.
     """
-    from common.config import require
+    from common.config import check
 
     found: dict[int, int | None] = {}
     for part in filter(None, text.split(",")):
         layers, colon, reservoirs = part.partition(":")
-        require(
+        check(
             layers.isdecimal() and int(layers) > 0 and (reservoirs.isdecimal() or not colon),
             f"--depths={text}: {part!r} is neither LAYERS nor LAYERS:RESERVOIRS",
         )
-        require(int(layers) not in found, f"--depths={text}: {layers} layers are named twice")
+        check(int(layers) not in found, f"--depths={text}: {layers} layers are named twice")
         found[int(layers)] = int(reservoirs) if colon else None
     return found
 

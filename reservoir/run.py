@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import choose, complete, number, parser_for, positive, require
+from common.config import check, check_choice, complete, float_arg, parser_for, positive_int_arg
 from common.sharding import make_mesh
 from common.tasks import language_modelling, masked_lm, translation
 from common.tasks.fields import check_transformer
@@ -21,8 +21,8 @@ from common.tasks.translation import (
 )
 from common.train import loop
 from common.train.checkpoint import snapshots
-from common.train.task import Sketch, Task, Values
-from common.train.trained import load_run
+from common.train.restore import load_run
+from common.train.task import ModelState, Task, TaskSpec
 from common.train.workdir import CONFIG, read_run
 from reservoir import encoder, finetuning, model
 from reservoir.backskip import Backskipping, validate_steps
@@ -66,11 +66,11 @@ TASKS = {
 def validate(config: ConfigDict) -> None:
     """Everything that can be known without the data, which may take minutes to read."""
     with complete("--config"):
-        require(
+        check(
             config.task != "classification",
             "a classifier begins with a masked language model: use reservoir.finetune",
         )
-        choose("--config.task", config.task, TASKS)
+        check_choice("--config.task", config.task, TASKS)
         model.validate(config.model)
         TASKS[config.task][0](config)
         loop.validate(config)
@@ -84,7 +84,7 @@ def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, Task]:
     return config, task(config, build, mesh)
 
 
-def sketch(config: ConfigDict, multiple: int) -> Sketch:
+def sketch(config: ConfigDict, multiple: int) -> TaskSpec:
     """The run without its data; `multiple` divides the rows of a batch. A fine-tuning needs its pretraining run.
 
     Raises:
@@ -109,33 +109,39 @@ def parser(program: str) -> argparse.ArgumentParser:
         "--workdir", required=True, type=Path, metavar="RUN", help="the run's folder"
     )
     options.add_argument(
-        "--beams", type=positive("--beams"), metavar="K", help="hypotheses (default: the run's)"
+        "--beams",
+        type=positive_int_arg("--beams"),
+        metavar="K",
+        help="hypotheses (default: the run's)",
     )
     options.add_argument(
         "--length_penalty",
-        type=number("--length_penalty"),
+        type=float_arg("--length_penalty"),
         metavar="P",
         help="scores are divided by length^P (default: the run's)",
     )
     options.add_argument(
-        "--batch_tokens", type=positive("--batch_tokens"), metavar="N", help="source tokens at once"
+        "--batch_tokens",
+        type=positive_int_arg("--batch_tokens"),
+        metavar="N",
+        help="source tokens at once",
     )
     options.add_argument(
         "--max_tokens",
-        type=positive("--max_tokens"),
+        type=positive_int_arg("--max_tokens"),
         metavar="N",
         default=2048,
         help="the longest line that is translated, in tokens (default 2048)",
     )
     options.add_argument(
         "--average",
-        type=positive("--average"),
+        type=positive_int_arg("--average"),
         metavar="N",
         help="the mean of the newest N snapshots (default: the best checkpoint)",
     )
     options.add_argument(
         "--average_best",
-        type=positive("--average_best"),
+        type=positive_int_arg("--average_best"),
         metavar="N",
         help="the mean of the N best checkpoints, of a run that keeps several (--config.checkpoint.keep_best)",
     )
@@ -146,7 +152,7 @@ def parser(program: str) -> argparse.ArgumentParser:
 class TrainedRun:
     config: ConfigDict
     mesh: Mesh
-    values: Values
+    values: ModelState
     translator: Translator
 
     def translate(self, lines: Sequence[str]) -> list[str]:
@@ -158,7 +164,7 @@ class TrainedRun:
 def _newest(workdir: Path, count: int) -> list[int]:
     """The steps of the newest snapshots."""
     there = snapshots(workdir)
-    require(
+    check(
         count <= len(there),
         f"--average={count}: {workdir} has {len(there)} snapshots"
         " (--config.checkpoint.snapshots says how often training makes one)",
@@ -172,7 +178,7 @@ def load(options: argparse.Namespace) -> TrainedRun:
     Raises:
       UserError: there is no run, it is no translator, or it has no checkpoint.
     """
-    require(
+    check(
         not (options.average and options.average_best),
         "--average is of snapshots and --average_best of the best checkpoints: give one of them",
     )

@@ -6,40 +6,40 @@ from collections.abc import Mapping, Sequence
 from common.report.comparison import aucc_rows, time_rows
 from common.report.groups import Group
 from common.report.runs import same_minutes
-from common.report.table import spread
-from reservoir.experiments import MODELS, Case, Laboratory
+from common.report.table import mean_std
+from reservoir.experiments import MODELS, Case, ExperimentSuite
 from reservoir.printed import printed
 
 HOUR = 3600
 
 
-def table1(lab: Laboratory) -> None:
+def table1(suite: ExperimentSuite) -> None:
     """IWSLT with 2 decoder layers: how long until the best BLEU."""
-    _convergence(lab, "table1", "s")
+    _convergence(suite, "table1", "s")
 
 
-def table2(lab: Laboratory) -> None:
+def table2(suite: ExperimentSuite) -> None:
     """WMT with 1 decoder layer."""
-    _convergence(lab, "table2", "h")
+    _convergence(suite, "table2", "h")
 
 
-def table5(lab: Laboratory) -> None:
+def table5(suite: ExperimentSuite) -> None:
     """IWSLT with 6 decoder layers."""
-    _convergence(lab, "table5", "s")
+    _convergence(suite, "table5", "s")
 
 
-def controls(lab: Laboratory) -> None:
+def controls(suite: ExperimentSuite) -> None:
     """The columns of Table 1, for freezing and initialization without each other, and for the plain model's depth."""
-    _convergence(lab, "controls", "s")
+    _convergence(suite, "controls", "s")
 
 
-def _convergence(lab: Laboratory, name: str, unit: str) -> None:
+def _convergence(suite: ExperimentSuite, name: str, unit: str) -> None:
     """Best validation score, time until it and its ratio to the plain model of the same depth, parameters, time of an
     epoch; and the test, which the paper's tables lack.
 
     A ratio of seconds is made of runs that took turns, and of no others.
     """
-    (groups,) = lab.groups(name).values()
+    (groups,) = suite.groups(name).values()
     hours = {case: _hours_to(group, "100") for case, group in groups.items()}
     timed = same_minutes([group.runs for group in groups.values()])
     plain = {c.layers: _mean(hours[c]) for c in groups if c.model == "Transformer"}
@@ -48,8 +48,8 @@ def _convergence(lab: Laboratory, name: str, unit: str) -> None:
     for case, group in groups.items():
         reference = plain.get(case.layers)
         ratio = None if not reference or not timed else f"{_mean(hours[case]) / reference:.2f}"
-        measured = (spread(_best(group), 2), spread(hours[case], 4), ratio, _parameters(group))
-        last = spread(_epoch(group, unit), 3), spread(_test(group), 2)
+        measured = (mean_std(_best(group), 2), mean_std(hours[case], 4), ratio, _parameters(group))
+        last = mean_std(_epoch(group, unit), 3), mean_std(_test(group), 2)
         rows.append(_row(case, f"measured, timed {group.timed}", *measured, *last))
         if cells := paper.get((case.model, str(case.layers))):
             rows.append(_row(case, "printed", *cells, None))
@@ -61,7 +61,7 @@ def _convergence(lab: Laboratory, name: str, unit: str) -> None:
         f"epoch ({unit})",
         "test BLEU",
     )
-    lab.write(name, (*_COLUMNS, *columns), rows)
+    suite.write(name, (*_COLUMNS, *columns), rows)
 
 
 _COLUMNS = ("model", "layers", "frozen", "")
@@ -75,47 +75,47 @@ def _row(case: Case, *cells: str | None) -> tuple:
     return case.model, case.layers, frozen, *cells
 
 
-def table3(lab: Laboratory) -> None:
+def table3(suite: ExperimentSuite) -> None:
     """Backskipping by the printed reward and by ours, beside its parts: other gradients, and its noise alone."""
-    (groups,) = lab.groups("table3").values()
-    areas = aucc_rows(list(groups.values()), "hours", lab.horizon("iwslt"))
+    (groups,) = suite.groups("table3").values()
+    areas = aucc_rows(list(groups.values()), "hours", suite.horizon("iwslt"))
     paper = printed("table3")
     rows = []
     for (case, group), area in zip(groups.items(), areas, strict=True):
-        best, seconds = spread(_best(group), 2), spread(_epoch(group, "s"), 2)
+        best, seconds = mean_std(_best(group), 2), mean_std(_epoch(group, "s"), 2)
         rows.append(
-            _row(case, f"measured, timed {group.timed}", best, spread(area.raw, 4), seconds)
+            _row(case, f"measured, timed {group.timed}", best, mean_std(area.raw, 4), seconds)
         )
         if cells := paper.get((case.model, str(case.layers))):
             rows.append(_row(case, "printed", *cells))
-    lab.write("table3", (*_COLUMNS, "best BLEU", "AUCC (BLEU hours)", "epoch (s)"), rows)
+    suite.write("table3", (*_COLUMNS, "best BLEU", "AUCC (BLEU hours)", "epoch (s)"), rows)
 
 
-def table6(lab: Laboratory) -> None:
+def table6(suite: ExperimentSuite) -> None:
     """Time until 95 % of the best BLEU."""
-    _partial(lab, "table6", 95)
+    _partial(suite, "table6", 95)
 
 
-def table7(lab: Laboratory) -> None:
+def table7(suite: ExperimentSuite) -> None:
     """Time until 99 % of the best BLEU."""
-    _partial(lab, "table7", 99)
+    _partial(suite, "table7", 99)
 
 
-def _partial(lab: Laboratory, name: str, percent: int) -> None:
+def _partial(suite: ExperimentSuite, name: str, percent: int) -> None:
     paper = printed(name, keys=3)
     rows = []
-    for setting, groups in lab.groups(name).items():
+    for setting, groups in suite.groups(name).items():
         # Of the best of the whole run, as in Tables 1, 2 and 5: the paper has a horizon for areas alone.
         found = time_rows(list(groups.values()), "hours", "longest", (percent,))
         for (case, group), (row,) in zip(groups.items(), found, strict=True):
             hours = [x for x in row.positions("hours") if x is not None]
             there = [x for x in row.values() if x is not None]
-            cells = (spread(hours, 4), spread(there, 2))
+            cells = (mean_std(hours, 4), mean_std(there, 2))
             rows.append((setting, *_row(case, f"measured, timed {group.timed}", *cells)))
             if cells := paper.get((setting, case.model, str(case.layers))):
                 rows.append((setting, *_row(case, "printed", *cells)))
     columns = ("data", *_COLUMNS, f"hours to {percent} %", "BLEU there")
-    lab.write(name, columns, rows)
+    suite.write(name, columns, rows)
 
 
 def _best(group: Group) -> list[float]:

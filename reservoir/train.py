@@ -1,6 +1,6 @@
 """Trains a reservoir transformer: python -m reservoir.train --config=configs/wmt_ffn_res.py:tiny"""
 
-from common import program
+from common.runtime import program
 
 
 def main() -> None:

@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from common import program
 from common.errors import UserError
+from common.runtime import program
 
 
 def _read(path: Path | None) -> list[str]:

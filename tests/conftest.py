@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ml_collections import ConfigDict
 
-from common.program import keep_compiled
+from common.runtime.program import keep_compiled
 from configs import translation
 
 # Before JAX is imported, which reads it from the environment: what one test compiles is there for the others, and for

@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 from ml_collections import ConfigDict
 
-from common.config import check_folder, choose, flatten, from_json, load, override, parse, to_json
+from common.config import (
+    check_choice,
+    check_folder,
+    flatten,
+    from_json,
+    load,
+    override,
+    parse,
+    to_json,
+)
 from common.errors import UserError
 
 ROOT = Path(__file__).parents[1]
@@ -127,9 +136,9 @@ def test_json_and_back(config):
 
 
 def test_choose_names_the_choices_and_the_nearest():
-    choose("--x", "adam", ("adam", "adamw"))
+    check_choice("--x", "adam", ("adam", "adamw"))
     with pytest.raises(UserError) as caught:
-        choose("--x", "adamx", {"adam": 1, "lion": 2})
+        check_choice("--x", "adamx", {"adam": 1, "lion": 2})
     assert str(caught.value) == "--x='adamx': choose one of adam, lion; did you mean adam?"
 
 

@@ -192,7 +192,7 @@ def test_a_sketch_has_the_arrays_of_a_batch(name):
         same_bucket = x.shape[1:] == longest[1:]
         assert (x.shape == longest) if same_bucket else (x.size <= longest[0] * longest[1]), key
     drawn_sizes, sizes = (
-        variables.count(variables.abstract(lambda one=one: one.build(variables.Keys(0))))
+        variables.count(variables.abstract(lambda one=one: one.build(variables.ParamKeys(0))))
         for one in (drawn.task, task)
     )
     assert drawn_sizes["frozen"] == sizes["frozen"]
@@ -208,7 +208,7 @@ def test_full_size_step_lowers_for_eight_devices(name):
     mesh = AbstractMesh((2, 2, 2), sharding.MESH_AXES, axis_types=axes)
     whole, rows = sharding.replicated(mesh), sharding.batch_sharding(mesh)
     drawn = importlib.import_module(f"{config.paper}.run").sketch(config, 4)
-    structure = variables.abstract(lambda: drawn.task.build(variables.Keys(0)))
+    abstract_model = variables.abstract(lambda: drawn.task.build(variables.ParamKeys(0)))
 
     def placed(some: dict) -> tuple[dict, dict]:
         where = sharding.shardings(some, mesh)
@@ -220,8 +220,8 @@ def test_full_size_step_lowers_for_eight_devices(name):
         }
         return arrays, where
 
-    trainable, where = placed(structure.trainable)
-    frozen, _ = placed(structure.frozen)
+    trainable, where = placed(abstract_model.trainable)
+    frozen, _ = placed(abstract_model.frozen)
     split = {axis for place in where.values() for axis in place.spec}
     assert {"fsdp", "tensor"} <= split
     assert bool(frozen) == (config.model.reservoir != "none")
@@ -237,7 +237,9 @@ def test_full_size_step_lowers_for_eight_devices(name):
         key: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows) for key, x in drawn.batch.items()
     }
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
-    step = Step(drawn.task, structure, update, schedule, mesh, config.seed, config.train.accumulate)
+    step = Step(
+        drawn.task, abstract_model, update, schedule, mesh, config.seed, config.train.accumulate
+    )
     with jax.sharding.use_abstract_mesh(mesh):
         traced = jax.jit(
             partial(step._step, drawn.task.loss), out_shardings=(where, opt_where, whole)

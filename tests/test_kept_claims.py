@@ -18,7 +18,7 @@ def test_the_table_of_a_paper_is_that_of_its_kept_runs(folder, tmp_path, monkeyp
     reproduce = importlib.import_module(f"{paper}.reproduce")
     if (folder / "runs").exists():
         (tmp_path / "runs").symlink_to(folder / "runs")
-    # As `make claims` calls it: options have other defaults than a `Laboratory`.
+    # As `make claims` calls it: options have other defaults than a `ExperimentSuite`.
     arguments = ["claims", f"--scale={scale}", "--kept", f"--out={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["reproduce", *arguments])
     reproduce.main()

@@ -98,14 +98,16 @@ def _gradients(config, name: str, accumulate: int = 1) -> tuple:
     """(loss, weight, gradients) of step 1 on a mesh, with dropout on."""
     mesh, task = mesh_of(name), _Task(config)
     with jax.set_mesh(mesh):
-        structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+        abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
         update, schedule = optimizers.make(config.optimizer, 10)
-        step = Step(task, structure, update, schedule, mesh, config.seed, accumulate)
-        trainable = initial_values(task, structure, config.seed, mesh)
-        for variable, value in zip(structure.trainable.values(), trainable.values(), strict=True):
+        step = Step(task, abstract_model, update, schedule, mesh, config.seed, accumulate)
+        trainable = initial_values(task, abstract_model, config.seed, mesh)
+        for variable, value in zip(
+            abstract_model.trainable.values(), trainable.values(), strict=True
+        ):
             spec = sharding.spec(variable.get_metadata("axes"), value.shape, mesh)
             assert value.sharding.spec == spec, "parameters are born sharded"
-        frozen, _ = draw_reservoirs(structure, config.seed, mesh)
+        frozen, _ = draw_reservoirs(abstract_model, config.seed, mesh)
         batch = jax.device_put(_batch(), sharding.batch_sharding(mesh))
         gradients = jax.jit(partial(step.gradients, task.loss_at(1)))
         sums = gradients(trainable, frozen, batch, jax.random.key(1))
@@ -156,10 +158,12 @@ def test_accumulation_gives_the_sums_of_the_whole_batch(make_config) -> None:
 
 def test_moments_lie_where_their_parameters_lie(tiny_config) -> None:
     mesh, task = mesh_of("2,2,2"), _Task(tiny_config)
-    structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
     update, _ = optimizers.make(tiny_config.optimizer, 10)
-    where = sharding.shardings(structure.trainable, mesh)
-    shapes = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in structure.trainable.items()}
+    where = sharding.shardings(abstract_model.trainable, mesh)
+    shapes = {
+        n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in abstract_model.trainable.items()
+    }
     places = optimizer_shardings(update, shapes, where, mesh)
     moments = [
         part.mu

@@ -98,28 +98,31 @@ def test_a_fingerprint_sees_names_values_and_nothing_else():
 
 
 def test_freezing_turns_every_parameter(pair: Pair):
-    structure = variables.split(pair)
-    assert set(structure.trainable) == {"first/kernel", "first/bias"}
-    assert set(structure.frozen) == {
+    abstract_model = variables.split(pair)
+    assert set(abstract_model.trainable) == {"first/kernel", "first/bias"}
+    assert set(abstract_model.frozen) == {
         f"second/{layer}/{name}" for layer in ("up", "down") for name in ("kernel", "bias")
     }
-    assert structure.drawn.keys() == structure.frozen.keys()
-    up = structure.frozen["second/up/kernel"]
+    assert abstract_model.drawn.keys() == abstract_model.frozen.keys()
+    up = abstract_model.frozen["second/up/kernel"]
     assert up.get_metadata("axes") == ("embed", "mlp")
     assert up.get_metadata("draw") == ORTHOGONAL
-    assert structure.frozen["second/up/bias"].get_metadata("draw") == ("uniform", 1 / math.sqrt(6))
-    assert structure.frozen["second/down/bias"].get_metadata("draw") == (
+    assert abstract_model.frozen["second/up/bias"].get_metadata("draw") == (
+        "uniform",
+        1 / math.sqrt(6),
+    )
+    assert abstract_model.frozen["second/down/bias"].get_metadata("draw") == (
         "uniform",
         1 / math.sqrt(8),
     )
 
 
 def test_drawn_values_are_in_bounds_and_keyed_by_their_paths(pair: Pair):
-    structure = variables.split(pair)
-    values = variables.draw_frozen(structure, 7)
-    assert values.keys() == structure.frozen.keys()
+    abstract_model = variables.split(pair)
+    values = variables.draw_frozen(abstract_model, 7)
+    assert values.keys() == abstract_model.frozen.keys()
     for name, value in values.items():
-        assert value.shape == structure.frozen[name].shape
+        assert value.shape == abstract_model.frozen[name].shape
     assert np.abs(values["second/up/bias"]).max() <= 6**-0.5
     assert np.abs(values["second/down/bias"]).max() <= 8**-0.5
     expected = draw(ORTHOGONAL, 7, "second/up/kernel", (6, 8))
@@ -168,15 +171,15 @@ def test_a_frozen_value_that_is_given_is_kept():
     table = Embed(5, 4, rngs=nnx.Rngs(0), positions="none")
     before = np.asarray(table.table[...])
     variables.freeze_given(table)
-    structure = variables.split(table)
-    assert not structure.trainable and not structure.drawn
+    abstract_model = variables.split(table)
+    assert not abstract_model.trainable and not abstract_model.drawn
     assert isinstance(table.table, Frozen)
-    np.testing.assert_array_equal(structure.frozen["table"].get_value(), before)
+    np.testing.assert_array_equal(abstract_model.frozen["table"].get_value(), before)
 
 
 def test_a_built_model_has_the_values_it_is_given(pair: Pair):
-    structure = variables.abstract(lambda: Pair(nnx.Rngs(0)))
-    for some in (structure.trainable, structure.frozen):
+    abstract_model = variables.abstract(lambda: Pair(nnx.Rngs(0)))
+    for some in (abstract_model.trainable, abstract_model.frozen):
         assert all(isinstance(v.get_value(), jax.ShapeDtypeStruct) for v in some.values())
     full = variables.split(pair)
     trainable, frozen = (
@@ -184,15 +187,15 @@ def test_a_built_model_has_the_values_it_is_given(pair: Pair):
         for some in (full.trainable, full.frozen)
     )
     x = jnp.ones((1, 2, 4))
-    np.testing.assert_array_equal(structure.build(trainable, frozen)(x), pair(x))
-    zero = structure.build(jax.tree.map(jnp.zeros_like, trainable), frozen)
+    np.testing.assert_array_equal(abstract_model.build(trainable, frozen)(x), pair(x))
+    zero = abstract_model.build(jax.tree.map(jnp.zeros_like, trainable), frozen)
     np.testing.assert_array_equal(zero(x), zero(0 * x))
 
 
 def test_counts(pair: Pair):
-    structure = variables.split(pair)
-    assert variables.count(structure) == {"trainable": 30, "frozen": 110, "total": 140}
-    assert variables.count_by_group(structure) == [
+    abstract_model = variables.split(pair)
+    assert variables.count(abstract_model) == {"trainable": 30, "frozen": 110, "total": 140}
+    assert variables.count_by_group(abstract_model) == [
         ("first", 30, 0, 30),
         ("second/down", 0, 54, 54),
         ("second/up", 0, 56, 56),
@@ -201,6 +204,6 @@ def test_counts(pair: Pair):
 
 @pytest.mark.parametrize("seed", [7, jax.random.key(3)])
 def test_keys_are_those_of_nnx(seed):
-    ours, theirs = variables.Keys(seed), nnx.Rngs(seed)
+    ours, theirs = variables.ParamKeys(seed), nnx.Rngs(seed)
     for _ in range(3):
         assert (ours.params() == theirs.params()).all()

@@ -12,8 +12,8 @@ import numpy as np
 
 from common.data.cache import fingerprint
 from common.data.records import Record, open_records
-from common.distributed import is_main
 from common.errors import UserError
+from common.runtime.processes import is_main
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict

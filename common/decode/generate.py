@@ -8,11 +8,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from common.config import require
+from common.config import check
 from common.decode.sample import Sampling, write
 from common.sharding import replicated
-from common.train.task import Values
-from common.variables import Structure
+from common.train.task import ModelState
+from common.variables import AbstractModel
 
 
 def as_bytes(prompt: str) -> bytes:
@@ -23,18 +23,18 @@ def as_bytes(prompt: str) -> bytes:
 class Writer:
     """Writes on after a prompt; what it compiled serves all values of one model and prompts of one length."""
 
-    def __init__(self, structure: Structure, mesh: Mesh, longest: int, sampling: Sampling):
+    def __init__(self, abstract_model: AbstractModel, mesh: Mesh, longest: int, sampling: Sampling):
         """`longest` is the model's maximum of prompt and text together."""
         self.longest, self.sampling = longest, sampling
 
         @partial(jax.jit, static_argnames=("room", "chunk"))
         def begin(trainable, frozen, tokens_1L, room, chunk):
-            model = structure.build(trainable, frozen)
+            model = abstract_model.build(trainable, frozen)
             return model.prefill(tokens_1L, model.cache(1, room, chunk))
 
         @partial(jax.jit, static_argnames="count", donate_argnames="cache")
         def go_on(trainable, frozen, logits, cache, start, key, count):
-            model = structure.build(trainable, frozen)
+            model = abstract_model.build(trainable, frozen)
             tokens_1L, *rest = write(model.step, logits, cache, start, count, sampling, key)
             # Whole on every process, whatever the model is spread over.
             return jax.lax.with_sharding_constraint(tokens_1L, replicated(mesh)), *rest
@@ -42,15 +42,15 @@ class Writer:
         self._begin, self._go_on = begin, go_on
 
     def __call__(
-        self, values: Values, prompt: bytes, length: int, seed: int, *, chunk: int = 16
+        self, values: ModelState, prompt: bytes, length: int, seed: int, *, chunk: int = 16
     ) -> Iterator[bytes]:
         """`length` bytes after the prompt, `chunk` at a time; the same whatever the chunk is.
 
         Raises:
           UserError: the prompt is empty, or with `length` more bytes longer than the model's longest sequence.
         """
-        require(bool(prompt), "the prompt is empty: --prompt needs at least one byte")
-        require(
+        check(bool(prompt), "the prompt is empty: --prompt needs at least one byte")
+        check(
             len(prompt) + length <= self.longest,
             f"a prompt of {len(prompt)} bytes and {length} more are longer than the model's"
             f" {self.longest} positions (--prompt, --length)",
@@ -58,7 +58,7 @@ class Writer:
         return self._chunks(values, prompt, length, seed, chunk)
 
     def _chunks(
-        self, values: Values, prompt: bytes, length: int, seed: int, chunk: int
+        self, values: ModelState, prompt: bytes, length: int, seed: int, chunk: int
     ) -> Iterator[bytes]:
         # One program serves all chunks; of the last one not all may be wanted.
         room = min(len(prompt) + -(-length // chunk) * chunk, self.longest)

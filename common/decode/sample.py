@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from common.config import require
+from common.config import check
 from common.decode.beam import StepFunction
-from common.model.memory import changed, changing, settle
+from common.model.decode_cache import changed, changing, settle
 
 LEAST = 1e-6
 """Below this a temperature or a probability is lost in float32."""
@@ -32,11 +32,9 @@ class Sampling:
     top_p: float = 1.0
 
     def validate(self) -> None:
-        require(
-            self.temperature >= 0, f"--temperature must be at least 0, got {self.temperature:g}"
-        )
-        require(self.top_k >= 0, f"--top_k must be at least 0 (0 is all), got {self.top_k}")
-        require(0 < self.top_p <= 1, f"--top_p must be above 0 and at most 1, got {self.top_p:g}")
+        check(self.temperature >= 0, f"--temperature must be at least 0, got {self.temperature:g}")
+        check(self.top_k >= 0, f"--top_k must be at least 0 (0 is all), got {self.top_k}")
+        check(0 < self.top_p <= 1, f"--top_p must be above 0 and at most 1, got {self.top_p:g}")
 
 
 def restrict(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:

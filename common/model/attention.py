@@ -11,12 +11,12 @@ from flax import nnx
 
 from common.model import initializers
 from common.model.attend import attend, attend_stored, store
-from common.model.block import Context, Function
+from common.model.block import Context, Sublayer
+from common.model.decode_cache import CacheSpec, DecodeCache
 from common.model.linear import Linear
-from common.model.memory import Memory, Room
 
 
-class Attention(Function):
+class Attention(Sublayer):
     """Projections around `attend`. `causal` and padding decide what a position sees.
 
     Args:
@@ -76,7 +76,7 @@ class Attention(Function):
         y_BTHK = attend(*heads, causal=self.causal, key_lengths_B=lengths, rate=self.rate, key=key)
         return self._merge(y_BTHK)
 
-    def cache(self, batch: int, room: Room, context: Context) -> Any:
+    def cache(self, batch: int, room: CacheSpec, context: Context) -> Any:
         """Keys and values of all hypotheses of a sentence side by side, and who of them wrote what each one sees.
 
         Beam search then reorders small integers, `writers`, and no key is ever moved.
@@ -84,9 +84,9 @@ class Attention(Function):
         sentences = batch if context.memory_BSD is None else context.memory_BSD.shape[0]
         each = batch // sentences
         return (
-            Memory.empty((sentences, self.heads, self.size, each), 3, room),
-            Memory.empty((sentences, self.heads, each, self.size), 2, room),
-            Memory.empty((batch, 1), 1, room, jnp.int32, -1),
+            DecodeCache.empty((sentences, self.heads, self.size, each), 3, room),
+            DecodeCache.empty((sentences, self.heads, each, self.size), 2, room),
+            DecodeCache.empty((batch, 1), 1, room, jnp.int32, -1),
         )
 
     def step(
@@ -116,7 +116,7 @@ class Attention(Function):
         )
         return self._merge(y_BTHK).reshape(x_N1D.shape), (keys, values, writers)
 
-    def remember(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
+    def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
         """Of sequences that have one hypothesis each."""
         keys, values, writers = cache
         _, *new = self._all(x_BLD, jnp.arange(x_BLD.shape[1]))
@@ -138,7 +138,7 @@ class CrossAttention(Attention):
             attend(query, *keys_values, key_lengths_B=lengths, rate=self.rate, key=key)
         )
 
-    def cache(self, batch: int, room: Room, context: Context) -> Any:
+    def cache(self, batch: int, room: CacheSpec, context: Context) -> Any:
         return store(*self._project(context.memory_BSD))
 
     def step(
@@ -151,5 +151,5 @@ class CrossAttention(Attention):
         y_BTHK = attend_stored(query, [cache[0]], [cache[1]], [visible_BS[:, None, None]])
         return self._merge(y_BTHK).reshape(x_N1D.shape), cache
 
-    def remember(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
+    def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
         return cache  # of the memory alone

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 from flax import nnx
 
+from common.model.decode_cache import CacheSpec
 from common.model.dropout import dropout, fold
-from common.model.memory import Room
 from common.model.norm import LayerNorm
 from common.sharding import constrain
 
@@ -30,7 +30,7 @@ class Context:
     memory_lengths_B: jax.Array | None = None
 
 
-class Function(nnx.Module):
+class Sublayer(nnx.Module):
     """What a block is made of. A new mixer implements these four and fits everywhere."""
 
     def __call__(
@@ -39,7 +39,7 @@ class Function(nnx.Module):
         """The whole sequence at once."""
         raise NotImplementedError
 
-    def cache(self, batch: int, room: Room, context: Context) -> Any:
+    def cache(self, batch: int, room: CacheSpec, context: Context) -> Any:
         """What `step` needs to remember.
 
         Leaves with `batch` rows belong to one hypothesis each and are reordered by beam search; others are shared.
@@ -52,15 +52,15 @@ class Function(nnx.Module):
         """The next token, at position `index`."""
         raise NotImplementedError
 
-    def remember(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
+    def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
         """An empty cache as it is after `step` has seen these first tokens."""
         raise NotImplementedError
 
 
-class Stateless(Function):
+class Stateless(Sublayer):
     """A function of each position alone: nothing to remember."""
 
-    def cache(self, batch: int, room: Room, context: Context) -> Any:
+    def cache(self, batch: int, room: CacheSpec, context: Context) -> Any:
         return ()
 
     def step(
@@ -68,7 +68,7 @@ class Stateless(Function):
     ) -> tuple[jax.Array, Any]:
         return self(x_B1D, context), cache
 
-    def remember(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
+    def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
         return cache
 
 
@@ -77,7 +77,7 @@ class Residual(nnx.Module):
 
     def __init__(
         self,
-        function: Function,
+        function: Sublayer,
         width: int,
         *,
         rngs: nnx.Rngs,
@@ -111,7 +111,7 @@ class Residual(nnx.Module):
         return self._join(x_B1D, y_B1D, None), cache
 
     def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> tuple[jax.Array, Any]:
-        cache = self.function.remember(self._enter(x_BLD), cache, context)
+        cache = self.function.prefill(self._enter(x_BLD), cache, context)
         return self(x_BLD, context), cache
 
 
@@ -128,7 +128,7 @@ class Block(nnx.Module):
             x_BLD = residual(x_BLD, context, fold(key, number))
         return constrain(x_BLD, "batch", "length", "width")
 
-    def cache(self, batch: int, room: Room, context: Context) -> list:
+    def cache(self, batch: int, room: CacheSpec, context: Context) -> list:
         return [r.function.cache(batch, room, context) for r in self.residuals]
 
     def step(

@@ -9,9 +9,9 @@ from flax import nnx
 
 from common.model.block import Block, Context
 from common.model.chance import drawn
+from common.model.decode_cache import CacheSpec
 from common.model.dropout import fold
 from common.model.embed import Embed
-from common.model.memory import Room
 from common.model.norm import LayerNorm
 
 DROP = 2**16
@@ -66,7 +66,7 @@ class Stack(nnx.Module):
             states.append(block(states[-1], context))
         return states
 
-    def cache(self, batch: int, room: Room, context: Context) -> list:
+    def cache(self, batch: int, room: CacheSpec, context: Context) -> list:
         return [block.cache(batch, room, context) for block in self.blocks]
 
     def step(
@@ -135,7 +135,7 @@ class EncoderDecoder(nnx.Module):
         return self.target_embed.logits(self.decoder(x_BTD, context, fold(key, 2)))
 
     def cache(self, batch: int, length: int, context: Context) -> list:
-        return self.decoder.cache(batch, Room(length, self.dtype), context)
+        return self.decoder.cache(batch, CacheSpec(length, self.dtype), context)
 
     def step(
         self, tokens_B: jax.Array, cache: list, index: jax.Array, context: Context

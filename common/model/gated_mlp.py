@@ -9,16 +9,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from common.model.block import Context, Function
+from common.model.block import Context, Sublayer
+from common.model.decode_cache import CacheSpec, DecodeCache
 from common.model.feed_forward import ACTIVATIONS
 from common.model.linear import Linear
-from common.model.memory import Memory, Room
 from common.model.norm import LayerNorm
 from common.model.spatial import Spatial
 from common.model.tiny_attention import TinyAttention
 
 
-class GatedMlp(Function):
+class GatedMlp(Sublayer):
     """W2 (u * s(v)) with u, v the halves of activation(W1 x), s(v) = W norm(v) + b over positions (eq. 1 to 3).
 
     Args:
@@ -75,12 +75,12 @@ class GatedMlp(Function):
             gate_BLG = gate_BLG + self.attention(x_BLD, context)
         return self.down(u_BLG * gate_BLG.astype(u_BLG.dtype))
 
-    def cache(self, batch: int, room: Room, context: Context) -> Any:
+    def cache(self, batch: int, room: CacheSpec, context: Context) -> Any:
         """The gated channels of every position, (B, H, N, G / H), and what the attention needs."""
         if not self.spatial.causal:
             raise ValueError("only a causal gMLP can be decoded step by step")
         heads = self.spatial.heads
-        gated = Memory.empty((batch, heads, 1, self.norm.scale.shape[0] // heads), 2, room)
+        gated = DecodeCache.empty((batch, heads, 1, self.norm.scale.shape[0] // heads), 2, room)
         return gated, self.attention.cache(batch, room, context) if self.attention else ()
 
     def step(
@@ -96,11 +96,11 @@ class GatedMlp(Function):
             gate_B1G = gate_B1G + more_B1G
         return self.down(u_B1G * gate_B1G.astype(u_B1G.dtype)), (gated, attention)
 
-    def remember(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
+    def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
         gated, attention = cache
         _, v_BLG = self._halves(x_BLD)
         v_BLHG = v_BLG.reshape(*v_BLG.shape[:2], self.spatial.heads, -1)
         gated = gated.filled(v_BLHG.transpose(0, 2, 1, 3))
         if self.attention is not None:
-            attention = self.attention.remember(x_BLD, attention, context)
+            attention = self.attention.prefill(x_BLD, attention, context)
         return gated, attention

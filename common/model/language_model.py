@@ -8,11 +8,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from common.model.block import Context
+from common.model.decode_cache import CacheSpec
 from common.model.dropout import fold
 from common.model.embed import Embed
 from common.model.encoder_decoder import Stack
 from common.model.linear import Linear
-from common.model.memory import Room
 
 
 class LanguageModel(nnx.Module):
@@ -46,7 +46,7 @@ class LanguageModel(nnx.Module):
 
     def cache(self, batch: int, length: int, recent: int = 0) -> list:
         """What `step` remembers of up to `length` tokens, `recent` of them until it is settled (see memory.py)."""
-        return self.stack.cache(batch, Room(length, self.dtype, recent), Context())
+        return self.stack.cache(batch, CacheSpec(length, self.dtype, recent), Context())
 
     def step(self, tokens_B: jax.Array, cache: list, index: jax.Array) -> tuple[jax.Array, list]:
         """The logits (B, V) of the token after `tokens_B`, which stands at position `index`."""

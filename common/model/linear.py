@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from common.model import initializers
-from common.model.row import row_times, row_times_transposed
+from common.model.row import matvec, matvec_transposed
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -39,7 +39,7 @@ def _dot(a: jax.Array, b: jax.Array, a_axes: tuple[int, ...], b_axes: tuple[int,
 def _forward(x_BLD, kernel, transposed):
     x_RD, weight = _rows(x_BLD), kernel.astype(x_BLD.dtype)
     if len(x_RD) == 1:
-        y_RF = (row_times_transposed if transposed else row_times)(x_RD[0], weight)
+        y_RF = (matvec_transposed if transposed else matvec)(x_RD[0], weight)
     else:
         y_RF = _dot(x_RD, weight, (1,), (int(transposed),))
     return y_RF.reshape(*x_BLD.shape[:-1], -1), (x_BLD, kernel)

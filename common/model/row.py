@@ -19,7 +19,7 @@ def _parts(size: int) -> int:
     return PARTS if backend() == "cpu" and size % PARTS == 0 else 1
 
 
-def row_times(x_XM: jax.Array, matrix_XMN: jax.Array) -> jax.Array:
+def matvec(x_XM: jax.Array, matrix_XMN: jax.Array) -> jax.Array:
     """x W, (X, N) in float32; leading axes are broadcast."""
     parts = _parts(matrix_XMN.shape[-2])
     x_XPM = x_XM.reshape(*x_XM.shape[:-1], parts, -1)
@@ -30,7 +30,7 @@ def row_times(x_XM: jax.Array, matrix_XMN: jax.Array) -> jax.Array:
     return product.sum(-2)
 
 
-def row_times_transposed(x_M: jax.Array, matrix_NM: jax.Array) -> jax.Array:
+def matvec_transposed(x_M: jax.Array, matrix_NM: jax.Array) -> jax.Array:
     """x W, (N,) in float32, of a matrix that is kept with its outputs first."""
     parts = _parts(len(matrix_NM))
     matrix_PNM = matrix_NM.reshape(parts, -1, matrix_NM.shape[1])

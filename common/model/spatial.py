@@ -12,8 +12,8 @@ from flax import nnx
 
 from common.model import initializers
 from common.model.causal import causal_product, dot
-from common.model.memory import Memory
-from common.model.row import row_times
+from common.model.decode_cache import DecodeCache
+from common.model.row import matvec
 
 
 def _per_head(product, matrices_H, values_BLC: jax.Array) -> jax.Array:
@@ -95,12 +95,12 @@ class Spatial(nnx.Module):
         """The first position that `index` takes anything of, and of how many from there; None is all."""
         return None, self.length
 
-    def step(self, values_BHNC: Memory, index: jax.Array) -> jax.Array:
+    def step(self, values_BHNC: DecodeCache, index: jax.Array) -> jax.Array:
         """Position `index` of the map, (B, C) in float32, from the values of each head up to it."""
         y_BHC = 0
         for part_BHSC, positions_S in values_BHNC.parts(*self.reach(index)):
             row_HS = jnp.where(positions_S <= index, self.taken(index, positions_S), 0)
-            y_BHC += row_times(row_HS.astype(part_BHSC.dtype), part_BHSC)
+            y_BHC += matvec(row_HS.astype(part_BHSC.dtype), part_BHSC)
         bias_H1 = jax.lax.dynamic_index_in_dim(self.bias[...], index % self.rows(), 1)
         return (y_BHC + bias_H1).reshape(len(y_BHC), -1)
 

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from common.model.attend import attend, attend_stored, store
-from common.model.block import Context, Function
+from common.model.block import Context, Sublayer
+from common.model.decode_cache import CacheSpec, DecodeCache
 from common.model.linear import Linear
-from common.model.memory import Memory, Room
 
 
-class TinyAttention(Function):
+class TinyAttention(Sublayer):
     """One head of attention, A wide, whose output is as wide as the gate ("aMLP").
 
     Args:
@@ -76,12 +76,12 @@ class TinyAttention(Function):
         y = _weigh(query, key, value, seen)
         return y.reshape(batch, -1, inner)[:, :length]
 
-    def cache(self, batch: int, room: Room, context: Context) -> Any:
+    def cache(self, batch: int, room: CacheSpec, context: Context) -> Any:
         """Keys and values, of one head."""
         inner = self.out.kernel.shape[0]
         return (
-            Memory.empty((batch, 1, inner, 1), 3, room),
-            Memory.empty((batch, 1, 1, inner), 2, room),
+            DecodeCache.empty((batch, 1, inner, 1), 3, room),
+            DecodeCache.empty((batch, 1, 1, inner), 2, room),
         )
 
     def step(
@@ -111,7 +111,7 @@ class TinyAttention(Function):
         )
         return self.out(y_B11A[:, :, 0]), (keys, values)
 
-    def remember(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
+    def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
         new = store(*(x_BLA[:, :, None] for x_BLA in self._project(x_BLD)))
         return tuple(old.filled(part) for old, part in zip(cache, new, strict=True))
 

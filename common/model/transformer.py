@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 
 from common.model.attention import Attention, CrossAttention
 from common.model.backend import backend
-from common.model.block import Block, Function, Residual
+from common.model.block import Block, Residual, Sublayer
 from common.model.embed import Embed
 from common.model.encoder_decoder import Stack
 from common.model.feed_forward import FeedForward
@@ -19,7 +19,7 @@ def compute_dtype(name: str) -> jnp.dtype:
     return jnp.dtype(name)
 
 
-def make_block(model: ConfigDict, functions: list[Function], *, rngs: nnx.Rngs) -> Block:
+def make_block(model: ConfigDict, functions: list[Sublayer], *, rngs: nnx.Rngs) -> Block:
     """Residuals around `functions`, with the placement of norms and the dropout that the model has."""
     options = {"rngs": rngs, "placement": model.norm, "rate": model.dropout}
     return Block([Residual(f, model.width, **options) for f in functions])

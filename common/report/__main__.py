@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common import program
-from common.config import check_folder, parser_for, positive, require
+from common.config import check, check_folder, parser_for, positive_int_arg
 from common.errors import UserError
+from common.runtime import program
 
 if TYPE_CHECKING:
     from common.report.runs import Run
@@ -22,7 +22,7 @@ def _one(argument: str) -> "Run":
     from common.report.runs import load_group
 
     runs = load_group(argument)
-    require(len(runs) == 1, f"--examples: {argument} is {len(runs)} runs, name one")
+    check(len(runs) == 1, f"--examples: {argument} is {len(runs)} runs, name one")
     return runs[0]
 
 
@@ -83,11 +83,11 @@ def main() -> None:
         help="instead, show the test examples on which two runs differ most",
     )
     parser.add_argument(
-        "--most", type=positive("--most"), default=10, help="how many examples (default 10)"
+        "--most", type=positive_int_arg("--most"), default=10, help="how many examples (default 10)"
     )
     options = parser.parse_args()
     if options.examples:
-        require(not (options.runs or options.wandb), "--examples takes two runs and no others")
+        check(not (options.runs or options.wandb), "--examples takes two runs and no others")
         pair = [_one(argument) for argument in options.examples]
         print(text(*example_table(*pair, options.most)))
         return

@@ -16,12 +16,12 @@ from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 
-from common import program
-from common.config import choose, parser_for, require
+from common.config import check, check_choice, parser_for
 from common.errors import UserError
 from common.report.runs import Run
-from common.report.table import Table, digits_for, spread
+from common.report.table import Table, digits_for, mean_std
 from common.report.verdict import MARGINS, Comparison, Sample, check_runs, compare, correct
+from common.runtime import program
 
 CLAIMS, PLANS = "claims.csv", "claims_plans.csv"
 """In the folder of a paper; the second has what `launch.plan` said of the first one's plans."""
@@ -41,7 +41,7 @@ class Claim:
       section: of the paper, with its table or figure.
       claim: in our own words.
       metric: as `common.report.verdict.compare` names it, or one of RESOURCES; empty where a test decides.
-      a, b: the sides, as the paper's `Laboratory.side` reads them.
+      a, b: the sides, as the paper's `ExperimentSuite.side` reads them.
       direction: what the paper says of A against B.
       printed: the numbers that it prints.
       evidence: "runs", "confirmed: TEST", "refuted: TEST", or "plan: OPTIONS".
@@ -76,23 +76,21 @@ def read(paper: str) -> list[Claim]:
     path = files(paper) / CLAIMS
     names = [field.name for field in fields(Claim)]
     rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
-    require(bool(rows) and rows[0] == names, f"{path}: the columns must be {', '.join(names)}")
+    check(bool(rows) and rows[0] == names, f"{path}: the columns must be {', '.join(names)}")
     claims = []
     for number, row in enumerate(rows[1:], start=2):
         where = f"{path}, line {number}"
-        require(len(row) == len(names), f"{where}: {len(row)} cells, not {len(names)}")
+        check(len(row) == len(names), f"{where}: {len(row)} cells, not {len(names)}")
         claim = Claim(*(cell.strip() for cell in row))
-        choose(f"{where}: direction", claim.direction, DIRECTIONS)
-        choose(f"{where}: evidence", claim.kind, EVIDENCE)
-        require(bool(claim.claim and claim.section), f"{where}: no claim, or no section")
-        require(
+        check_choice(f"{where}: direction", claim.direction, DIRECTIONS)
+        check_choice(f"{where}: evidence", claim.kind, EVIDENCE)
+        check(bool(claim.claim and claim.section), f"{where}: no claim, or no section")
+        check(
             claim.kind != "runs" or bool(claim.metric and claim.a and claim.b),
             f"{where}: runs need a metric and two sides",
         )
-        require(claim.kind == "runs" or bool(claim.source), f"{where}: {claim.kind} of what?")
-        require(
-            all(claim.id != other.id for other in claims), f"{where}: {claim.id} is there twice"
-        )
+        check(claim.kind == "runs" or bool(claim.source), f"{where}: {claim.kind} of what?")
+        check(all(claim.id != other.id for other in claims), f"{where}: {claim.id} is there twice")
         claims.append(claim)
     return claims
 
@@ -221,7 +219,7 @@ def table(findings: Sequence[Finding], hours: Mapping[str, str], scale: str) -> 
             digits = digits_for((*found.a.values, *found.b.values))
             large = max(abs(found.a.mean), abs(found.b.mean)) >= 1e6
             means = [
-                f"{s.mean:.4g}" if large else spread(s.values, digits) for s in (found.a, found.b)
+                f"{s.mean:.4g}" if large else mean_std(s.values, digits) for s in (found.a, found.b)
             ]
             share, digits, unit = (100 / found.b.mean, 1, " %") if large else (1, digits, "")
             difference = f"{share * found.difference:+.{digits}f}{unit}"
@@ -265,7 +263,7 @@ def page(results: Path) -> str:
         results.glob("*/*/claims.md"),
         key=lambda path: (path.parts[-3], SCALES.index(path.parts[-2])),
     )
-    require(bool(found), f"{results} has no claims: python -m PAPER.reproduce claims writes them")
+    check(bool(found), f"{results} has no claims: python -m PAPER.reproduce claims writes them")
     parts = ["# Claims\n", f"{NOTE}\n"]
     for path in found:
         paper, scale = path.parts[-3:-1]

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from common.config import require
+from common.config import check
 from common.errors import UserError
 from common.metrics.aucc import aucc, reaching, shared_horizon
 from common.metrics.curve import Axis, Curve, Point
 from common.report.axis import Units, area_unit, shown_name, units
 from common.report.groups import Group
 from common.report.runs import same_minutes
-from common.report.table import Table, digits_for, spread
+from common.report.table import Table, digits_for, mean_std
 
 Horizon = float | Literal["longest", "shortest"]
 """In units of the axis; or the end of the longest run, as in the paper; or of the shortest, if some ended early."""
@@ -78,7 +78,7 @@ def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longes
         horizon = shared_horizon(curves, axis, horizon)
         if horizon is None:
             return None
-    require(
+    check(
         not isinstance(horizon, str) and math.isfinite(horizon) and horizon > 0,
         f"the horizon must be a positive number, longest or shortest, not {horizon}",
     )
@@ -125,7 +125,7 @@ def time_rows(
     Raises:
       UserError: a percentage is not in (0, 100], the reference is unknown, or see `horizon_of`.
     """
-    require(reference in ("own", "all"), f"the reference is own or all, not {reference!r}")
+    check(reference in ("own", "all"), f"the reference is own or all, not {reference!r}")
     end = horizon_of(compared, axis, horizon)
     curves = [[_until(curve, axis, end) for curve in group.curves] for group in compared]
     best = None
@@ -160,10 +160,10 @@ def aucc_table(
             (
                 row.group.name,
                 len(row.raw),
-                spread(row.best, best_digits),
-                spread(areas, digits),
-                spread(row.normalised, 3) if ratio else "",
-                spread(as_measured, digits),
+                mean_std(row.best, best_digits),
+                mean_std(areas, digits),
+                mean_std(row.normalised, 3) if ratio else "",
+                mean_std(as_measured, digits),
             )
             for row, areas, as_measured in zip(rows, raw, measured, strict=True)
         ],
@@ -193,7 +193,9 @@ def time_table(
             at = [x / shown.scale for x in row.positions(axis) if x is not None]
             there = [value for value in row.values() if value is not None]
             some = "" if len(at) == len(row.points) else f" ({len(at)} of {len(row.points)})"
-            cells += [spread(at, at_digits) + some, spread(there, digits)] if at else ["never", ""]
+            cells += (
+                [mean_std(at, at_digits) + some, mean_std(there, digits)] if at else ["never", ""]
+            )
         table.append(tuple(cells))
     return Table(tuple(columns), table)
 

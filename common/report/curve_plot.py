@@ -9,7 +9,7 @@ from common.metrics.aucc import aucc, mean_outline, outline, shared_horizon
 from common.metrics.curve import Axis, Curve
 from common.report.axis import Units, area_unit, shown_name, units
 from common.report.panels import COLOURS
-from common.report.table import digits_for, spread
+from common.report.table import digits_for, mean_std
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -132,7 +132,7 @@ def _label(
     """The name, the best value where it is not marked in the picture, and the area."""
     areas = [aucc(curve, axis, horizon) / shown.scale for curve in seeds]
     unit = area_unit(seeds[0], shown.unit)
-    area = spread(areas, digits_for(areas)) if len(seeds) > 1 else f"{areas[0]:,.5g}"
+    area = mean_std(areas, digits_for(areas)) if len(seeds) > 1 else f"{areas[0]:,.5g}"
     if alone or not all(curve.points for curve in marked):
         return f"{name}: AUCC {area} {unit}"
     best = sum(curve.best.value for curve in marked) / len(marked)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from common.config import require
+from common.config import check
 from common.metrics.curve import Axis
 from common.report.axis import shown_name
 from common.report.comparison import Horizon, aucc_rows, comparable, horizon_of
@@ -48,9 +48,9 @@ def layers_figure(
     Raises:
       UserError: a run has no number of layers or no test metric, x is unknown, or see `horizon_of`.
     """
-    require(x in _LABELS, f"x is updatable or total, not {x!r}")
+    check(x in _LABELS, f"x is updatable or total, not {x!r}")
     for group in compared:
-        require(group.layers is not None, f"{group.runs[0].name} has no number of layers")
+        check(group.layers is not None, f"{group.runs[0].name} has no number of layers")
     areas = [row.normalised for row in aucc_rows(compared, axis, horizon)]
     tests = [[run.test for run in group.runs] for group in compared]
     curve = compared[0].curves[0]

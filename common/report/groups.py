@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from common.config import flatten, require
+from common.config import check, flatten
 from common.metrics.curve import Curve
 from common.report.runs import Run
 from common.report.table import Table
@@ -86,7 +86,7 @@ def groups(runs: Iterable[Run], ignore: Sequence[str] = IGNORED) -> list[Group]:
     found: dict[tuple, list[Run]] = {}
     for run in runs:
         found.setdefault(tuple(_settings(run, ignore).items()), []).append(run)
-    require(bool(found), "there are no runs to compare")
+    check(bool(found), "there are no runs to compare")
     members = [
         sorted(group, key=lambda run: (run.seed is not None, run.seed)) for group in found.values()
     ]
@@ -186,12 +186,12 @@ def _check(members: Sequence[Sequence[Run]]) -> None:
     for group in members:
         for run in group:
             here, there = (r.curve.name for r in (run, first))
-            require(
+            check(
                 (here, run.curve.mode) == (there, first.curve.mode),
                 f"{run.name} measures {here} and {first.name} {there}: they cannot be compared",
             )
         for one, other in itertools.pairwise(group):
-            require(
+            check(
                 one.seed is None or one.seed != other.seed,
                 f"{one.name} and {other.name} have the same configuration and seed {one.seed}: leave one out",
             )

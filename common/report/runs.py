@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.config import require
+from common.config import check
 from common.errors import UserError
 from common.metrics.curve import Curve
 from common.metrics.predictions import PREDICTIONS, Predictions, load
@@ -80,9 +80,7 @@ class Run:
           UserError: it was not measured.
         """
         value = self.summary["test"].get(self.curve.name)
-        require(
-            isinstance(value, int | float), f"the run {self.name} has no test {self.curve.name}"
-        )
+        check(isinstance(value, int | float), f"the run {self.name} has no test {self.curve.name}")
         return value
 
 
@@ -107,15 +105,15 @@ def run_of(
       UserError: it is not the summary of a run of this project.
     """
     source = source or name
-    require(isinstance(summary, Mapping), f"{source} is not the summary of a run")
+    check(isinstance(summary, Mapping), f"{source} is not the summary of a run")
     missing = [n for n, k in _NEEDED.items() if n not in summary or not isinstance(summary[n], k)]
-    require(not missing, f"{source} is not the summary of a run: it has no {', '.join(missing)}")
+    check(not missing, f"{source} is not the summary of a run: it has no {', '.join(missing)}")
     counts = [summary["params"].get(name) for name in ("trainable", "total")]
-    require(
+    check(
         all(isinstance(count, int | float) for count in counts),
         f"{source} is not the summary of a run: its params have no trainable, total",
     )
-    require(
+    check(
         isinstance(summary.get("timing", {}), Mapping),
         f"{source} is not the summary of a run: its timing is {summary.get('timing')!r}",
     )
@@ -123,7 +121,7 @@ def run_of(
         curve = Curve.from_json(summary["curve"])
     except UserError as error:
         raise UserError(f"{source}: {error}") from error
-    require(bool(curve.points), f"{source}: the {curve.name} curve has no validation points")
+    check(bool(curve.points), f"{source}: the {curve.name} curve has no validation points")
     return Run(name, summary, curve, folder)
 
 
@@ -146,7 +144,7 @@ def load_local(*paths: str | Path) -> list[Run]:
     if len(tested) < len(runs):
         left = ", ".join(run.name for run in runs if not run.summary["test"])
         print(f"left out, since they were never tested: {left}", file=sys.stderr)
-    require(bool(tested), f"{' '.join(map(str, paths))}: no run was tested")
+    check(bool(tested), f"{' '.join(map(str, paths))}: no run was tested")
     return tested
 
 
@@ -167,18 +165,18 @@ def load_group(argument: str) -> list[Run]:
     if not any(letter in argument for letter in "*?[") or Path(argument).exists():
         return load_local(argument)
     found = sorted(glob.glob(os.path.expanduser(argument)))
-    require(bool(found), f"no run matches {argument}")
+    check(bool(found), f"no run matches {argument}")
     return load_local(*found)
 
 
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    require(path.is_dir(), f"there is no run {path}")
+    check(path.is_dir(), f"there is no run {path}")
     if (path / SUMMARY).exists():
         return [path / SUMMARY]
     found = sorted(path.glob(f"*/{SUMMARY}"))
-    require(bool(found), f"{path} has no {SUMMARY}: has the run ended?")
+    check(bool(found), f"{path} has no {SUMMARY}: has the run ended?")
     return found
 
 
@@ -210,7 +208,7 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
       UserError: wandb cannot be reached, knows no such project, or has no run in it that has ended.
     """
     parts = project.split("/")
-    require(len(parts) == 2 and all(parts), f'a wandb project is "entity/project", not {project!r}')
+    check(len(parts) == 2 and all(parts), f'a wandb project is "entity/project", not {project!r}')
     import wandb
 
     try:
@@ -225,7 +223,7 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
     except Exception as error:  # wandb documents no list of what it raises.
         raise UserError(f"wandb: cannot read {project}: {error}") from error
     ended = [run for run in found if "curve" in run[1]]
-    require(
+    check(
         bool(ended), f"wandb: none of the {len(found)} runs of {project} that match has a summary"
     )
     if len(ended) < len(found):

@@ -78,7 +78,7 @@ def publish(stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -
     print(f"\n{text(columns, rows)}\nwritten: {stem}.csv, .md")
 
 
-def spread(values: Sequence[float], digits: int = 1) -> str:
+def mean_std(values: Sequence[float], digits: int = 1) -> str:
     """The mean, with the standard deviation where there are several."""
     mean = f"{np.mean(values):.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"

@@ -23,7 +23,7 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from common.config import require
+from common.config import check
 from common.metrics.aucc import aucc
 from common.metrics.curve import Axis
 from common.metrics.predictions import MODES, Predictions, Translations
@@ -271,13 +271,13 @@ def check_runs(a: Sequence[Run], b: Sequence[Run]) -> None:
         for run in group:
             if run.seed is not None:
                 other = seen.setdefault(run.seed, run)
-                require(
+                check(
                     other is run,
                     f"{other.place} and {run.place} have the same seed {run.seed}: leave one out of the group",
                 )
     places = {run.folder.resolve() for run in a if run.folder}
     for run in b:
-        require(
+        check(
             run.folder is None or run.folder.resolve() not in places,
             f"the run {run.place} is in both groups",
         )
@@ -288,7 +288,7 @@ def check_margins(margins: Mapping[str, float]) -> None:
     UserError: one is negative or not finite.
     """
     for name, margin in margins.items():
-        require(
+        check(
             math.isfinite(margin) and margin >= 0,
             f"the margin of {name} must be a number of at least 0, got {margin}",
         )
@@ -307,7 +307,7 @@ def _on_examples(
     if any(one is None for one in predicted):
         return []
     for run, one in zip(runs, predicted, strict=True):
-        require(
+        check(
             one.pairing == predicted[0].pairing,
             f"{run.place} and {runs[0].place} were tested on different examples, or measured differently:"
             " they cannot be compared",

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from common.config import choose, require
+from common.config import check, check_choice
 from common.metrics.predictions import MODES, Predictions, Translations
 from common.report.groups import Group, groups
 from common.report.runs import Run, load_group, same_minutes
-from common.report.table import Table, digits_for, spread
+from common.report.table import Table, digits_for, mean_std
 from common.report.verdict import CONFIDENCE, MARGINS, Comparison, check_runs, compare, correct
 
 
@@ -43,13 +43,13 @@ def parse_margins(given: Sequence[str]) -> dict[str, float]:
     for text in given:
         metric, equals, number = text.partition("=")
         if metric and equals:
-            choose(f"--margin={text}: metric", metric, MODES)
+            check_choice(f"--margin={text}: metric", metric, MODES)
         try:
             margins[metric] = float(number)
         except ValueError:
             equals = ""
-        require(bool(metric and equals), f"--margin={text}: it is METRIC=NUMBER, such as bleu=0.5")
-        require(
+        check(bool(metric and equals), f"--margin={text}: it is METRIC=NUMBER, such as bleu=0.5")
+        check(
             math.isfinite(margins[metric]) and margins[metric] >= 0,
             f"--margin={text}: a margin must be a number of at least 0",
         )
@@ -80,7 +80,7 @@ def verdict_table(first: Group, found: Sequence[tuple[Group, Comparison]]) -> Ta
         digits = digits_for((*one.a.values, *one.b.values))
         interval = "" if math.isnan(one.low) else f"{one.low:+.{digits}f} to {one.high:+.{digits}f}"
         p = (one.corrected or one.p_values)[0]
-        cells = [f"{spread(s.values, digits)} (n={len(s.values)})" for s in (one.a, one.b)]
+        cells = [f"{mean_std(s.values, digits)} (n={len(s.values)})" for s in (one.a, one.b)]
         rows.append(
             (
                 *(one.metric, group.name, *cells, f"{one.difference:+.{digits}f}", interval),
@@ -156,10 +156,10 @@ def example_table(one: Run, other: Run, most: int) -> Table:
     predicted: list[Predictions] = []
     for run in (one, other):
         found = run.predictions()
-        require(found is not None, f"the run {run.place} kept no predictions")
+        check(found is not None, f"the run {run.place} kept no predictions")
         predicted.append(found)
     mine, theirs = predicted
-    require(
+    check(
         mine.pairing == theirs.pairing,
         f"{one.place} and {other.place} were tested on different examples: they cannot be compared",
     )

@@ -14,20 +14,20 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding
-from common.config import require
+from common.config import check
 from common.data.batching import BucketedBatches, check_rows, evaluation_batches, iterate
 from common.data.corpus import TokenizedCorpus
 from common.data.labelled import LabelledText, load_labelled
 from common.data.subword import Subword
 from common.data.tokenizer import BOS, EOS, PAD, Tokenizer
-from common.distributed import is_main
 from common.metrics.predictions import Classes
 from common.model.classifier import Classifier
 from common.model.loss import cross_entropy
+from common.runtime.processes import is_main
 from common.train.evaluate import PerExample
-from common.train.task import Batch, Sketch, Task, Values, integers
+from common.train.task import Batch, ModelState, Task, TaskSpec, integers
 from common.train.workdir import save_tokenizer
-from common.variables import Arrays
+from common.variables import Params
 
 # (number of classes, rngs=) -> model
 Build = Callable[..., Classifier]
@@ -40,15 +40,15 @@ PAIR_TOKENS = 4
 def validate(config: ConfigDict) -> None:
     """The fields of the data and of the evaluation."""
     data = config.data
-    require(data.batch >= 1, f"--config.data.batch must be at least 1, got {data.batch}")
-    require(
+    check(data.batch >= 1, f"--config.data.batch must be at least 1, got {data.batch}")
+    check(
         bool(data.buckets)
         and min(data.buckets) > 0
         and list(data.buckets) == sorted(set(data.buckets)),
         f"--config.data.buckets must be ascending lengths, got {data.buckets}",
     )
     tokens = config.eval.tokens_per_batch
-    require(tokens >= 1, f"--config.eval.tokens_per_batch must be at least 1, got {tokens}")
+    check(tokens >= 1, f"--config.eval.tokens_per_batch must be at least 1, got {tokens}")
 
 
 def sequence(parts: Sequence[Sequence[int]], longest: int) -> tuple[list[int], bool]:
@@ -77,13 +77,13 @@ class Objective(Task):
     def __init__(self, config: ConfigDict, build: Build, classes: int):
         self.config, self._build, self._classes = config, build, classes
 
-    def sketch(self, length: int, multiple: int) -> Sketch:
+    def sketch(self, length: int, multiple: int) -> TaskSpec:
         """With rows of this length; `multiple` divides their number."""
         rows = self.config.data.batch
         check_rows(rows, multiple)
         each = dict.fromkeys(("lengths", "ids", "labels"), integers(rows))
         batch = {"tokens": integers(rows, length), **each}
-        return Sketch(self.config, self, batch, rows * length)
+        return TaskSpec(self.config, self, batch, rows * length)
 
     def build(self, rngs: nnx.Rngs) -> Classifier:
         return self._build(self._classes, rngs=rngs)
@@ -121,7 +121,7 @@ class Classification(Objective):
         mesh: Mesh,
         *,
         longest: int,
-        start: Callable[[Arrays], Arrays] = lambda trainable: trainable,
+        start: Callable[[Params], Params] = lambda trainable: trainable,
         labelled: tuple[dict[str, LabelledText], tuple[str, ...]] | None = None,
     ):
         """Reads and tokenizes the data.
@@ -141,7 +141,7 @@ class Classification(Objective):
             print(f"{self._cut:,} of {total:,} examples are longer than {longest} tokens, and cut")
         buckets = config.data.buckets
         self._buckets = (*(length for length in buckets if length < longest), longest)
-        self.multiple = sharding.batch_ways(mesh) * config.train.accumulate
+        self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
         self.training_batches = BucketedBatches(
             self._corpora["train"],
             None,
@@ -203,7 +203,7 @@ class Classification(Objective):
         )
         return (self._labelled(batch, split) for batch in batches)
 
-    def predict(self, values: Values, split: str) -> Classes:
+    def predict(self, values: ModelState, split: str) -> Classes:
         """Probabilities of the classes for every example of a split."""
         text = self.splits[split]
         logs_MN = self._log_probabilities(values, self.every(split), len(text))["logs"]

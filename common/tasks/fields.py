@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from common.config import check_rate, choose, require
+from common.config import check, check_choice, check_rate
 
 SIZES = ("width", "hidden", "heads", "layers", "encoder_layers", "decoder_layers", "max_length")
 
@@ -13,20 +13,18 @@ def check_transformer(model: ConfigDict) -> None:
     Raises:
       UserError: one of them is at fault.
     """
-    choose("--config.model.norm", model.norm, ("pre", "post"))
-    choose("--config.model.positions", model.positions, ("sinusoidal", "learned", "none"))
-    choose("--config.model.activation", model.activation, ("relu", "gelu", "silu"))
-    choose("--config.model.dtype", model.dtype, ("auto", "float32", "bfloat16"))
+    check_choice("--config.model.norm", model.norm, ("pre", "post"))
+    check_choice("--config.model.positions", model.positions, ("sinusoidal", "learned", "none"))
+    check_choice("--config.model.activation", model.activation, ("relu", "gelu", "silu"))
+    check_choice("--config.model.dtype", model.dtype, ("auto", "float32", "bfloat16"))
     for name in SIZES:
         if name in model:
-            require(
-                model[name] >= 1, f"--config.model.{name} must be at least 1, got {model[name]}"
-            )
-    require(
+            check(model[name] >= 1, f"--config.model.{name} must be at least 1, got {model[name]}")
+    check(
         model.width % model.heads == 0,
         f"--config.model.width={model.width} is not divisible by --config.model.heads={model.heads}",
     )
-    require(
+    check(
         model.width % 2 == 0 or model.positions != "sinusoidal",
         f"--config.model.width={model.width}: sinusoidal positions need an even width",
     )

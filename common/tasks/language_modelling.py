@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding
-from common.config import choose, require
+from common.config import check, check_choice
 from common.data.batching import check_rows, iterate
 from common.data.byte_text import load_bytes
 from common.data.cache import fingerprint
@@ -25,7 +25,7 @@ from common.metrics.predictions import Losses
 from common.model.language_model import LanguageModel
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
-from common.train.task import Batch, Sketch, Task, Values, integers
+from common.train.task import Batch, ModelState, Task, TaskSpec, integers
 
 BYTES = 256
 
@@ -36,37 +36,37 @@ Build = Callable[..., LanguageModel]
 def validate(config: ConfigDict) -> None:
     """The fields of the data and of the evaluation."""
     data, evaluation = config.data, config.eval
-    choose("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
+    check_choice("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
     for name, value in (
         ("model.length", config.model.length),
         ("data.batch", data.batch),
         ("eval.batch", evaluation.batch),
         ("eval.stride", evaluation.stride),
     ):
-        require(value >= 1, f"--config.{name} must be at least 1, got {value}")
-    require(
+        check(value >= 1, f"--config.{name} must be at least 1, got {value}")
+    check(
         evaluation.stride <= config.model.length,
         f"--config.eval.stride={evaluation.stride} leaves out bytes: windows have"
         f" --config.model.length={config.model.length}",
     )
-    require(
+    check(
         evaluation.tokens >= 0,
         f"--config.eval.tokens must be at least 0, got {evaluation.tokens}",
     )
-    require(
+    check(
         evaluation.sample >= 0,
         f"--config.eval.sample must be at least 0, got {evaluation.sample}",
     )
     if evaluation.sample:
         room = config.model.length - len(as_bytes(evaluation.prompt))
-        require(bool(evaluation.prompt), "--config.eval.prompt is empty")
-        require(
+        check(bool(evaluation.prompt), "--config.eval.prompt is empty")
+        check(
             evaluation.sample <= room,
             f"--config.eval.sample={evaluation.sample} and --config.eval.prompt are longer than"
             f" --config.model.length={config.model.length}",
         )
     shares = data.shares
-    require(
+    check(
         len(shares) == 3 and min(shares) > 0 and abs(sum(shares) - 1) < 1e-6,
         f"--config.data.shares must be three shares that add up to 1, got {tuple(shares)}",
     )
@@ -81,7 +81,7 @@ class Objective(Task):
         self.config, self._build = config, build
 
     @classmethod
-    def sketch(cls, config: ConfigDict, build: Build, multiple: int) -> Sketch:
+    def sketch(cls, config: ConfigDict, build: Build, multiple: int) -> TaskSpec:
         """`multiple` divides the rows of a batch."""
         rows, length = config.data.batch, config.model.length
         check_rows(rows, multiple)
@@ -90,7 +90,7 @@ class Objective(Task):
             "targets": integers(rows, length),
             "weights": jax.ShapeDtypeStruct((rows, length), np.float32),
         }
-        return Sketch(config, cls(config, build), batch, rows * length)
+        return TaskSpec(config, cls(config, build), batch, rows * length)
 
     def build(self, rngs: nnx.Rngs) -> LanguageModel:
         return self._build(self.config.model, BYTES, rngs=rngs)
@@ -114,7 +114,7 @@ class WindowLosses:
         self._config, self._multiple = config, multiple
         self._rows = PerExample(_nats_and_bytes, mesh)
 
-    def __call__(self, values: Values, text_n: np.ndarray, stride: int) -> Losses:
+    def __call__(self, values: ModelState, text_n: np.ndarray, stride: int) -> Losses:
         """Losses of a text (n,) of at least two bytes; `stride` bytes are scored in each window."""
         length, rows = self._config.model.length, self._config.eval.batch
         batches = scored_once(text_n, length, stride, rows, multiple=self._multiple)
@@ -150,15 +150,15 @@ class LanguageModelling(Objective):
         self.mesh = mesh
         self.splits = load_bytes(config.data)
         for split in ("valid", "test"):
-            require(len(self.splits[split]) > 1, f"the {split} text has a single byte")
+            check(len(self.splits[split]) > 1, f"the {split} text has a single byte")
         if config.eval.tokens:
             self.splits["valid"] = self.splits["valid"][: config.eval.tokens + 1]
         for split in ("valid", "test"):
-            require(
+            check(
                 not config.data.words or words(self.splits[split]) > 0,
                 f"the {split} text has no words, of which --config.data.words asks the perplexity",
             )
-        self.multiple = sharding.batch_ways(mesh) * config.train.accumulate
+        self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
         self.crops = Crops(
             self.splits["train"],
             config.model.length,
@@ -176,11 +176,11 @@ class LanguageModelling(Objective):
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.crops, start)
 
-    def predict(self, values: Values, split: str) -> Losses:
+    def predict(self, values: ModelState, split: str) -> Losses:
         """Loss of every byte but the first, by windows of `eval.stride` bytes."""
         return self._losses(values, self.splits[split], self.config.eval.stride)
 
-    def evaluate(self, values: Values, split: str) -> dict[str, float | str]:
+    def evaluate(self, values: ModelState, split: str) -> dict[str, float | str]:
         """Bits and nats per byte of every byte but the first; for text in words, perplexity per word.
 
         With "valid" comes a `sample` of what the model writes, where one is asked for.
@@ -190,12 +190,14 @@ class LanguageModelling(Objective):
             metrics["sample"] = self._sample(values)
         return metrics
 
-    def _sample(self, values: Values) -> str:
+    def _sample(self, values: ModelState) -> str:
         """What the model writes after the prompt now; always from the same random numbers."""
         settings = self.config.eval
         if self._writer is None:
             sampling = Sampling(0.8, top_p=0.95)
-            self._writer = Writer(values.structure, self.mesh, self.config.model.length, sampling)
+            self._writer = Writer(
+                values.abstract_model, self.mesh, self.config.model.length, sampling
+            )
         prompt = as_bytes(settings.prompt)
         chunks = self._writer(values, prompt, settings.sample, 1, chunk=settings.sample)
         return (prompt + b"".join(chunks)).decode(errors="replace")

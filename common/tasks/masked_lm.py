@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding
-from common.config import require
+from common.config import check
 from common.data.batching import check_rows, iterate
 from common.data.cache import fingerprint
 from common.data.corpus import tokenize_corpus
@@ -30,7 +30,7 @@ from common.model.loss import cross_entropy
 from common.tasks.fields import check_transformer
 from common.tasks.masking import mask
 from common.train.evaluate import PerExample
-from common.train.task import Batch, Sketch, Task, Values, integers
+from common.train.task import Batch, ModelState, Task, TaskSpec, integers
 from common.train.workdir import save_tokenizer
 
 # (model config, vocabulary, rngs=) -> model
@@ -42,22 +42,22 @@ TOKENIZER = "tokenizer.npz"
 def validate(config: ConfigDict) -> None:
     """The fields of a masked language model."""
     check_transformer(config.model)
-    require(
+    check(
         config.model.max_length >= 8,
         f"--config.model.max_length must be at least 8, got {config.model.max_length}",
     )
-    require(
+    check(
         0 < config.data.masked < 1,
         f"--config.data.masked, a share, must be between 0 and 1, got {config.data.masked}",
     )
-    require(
+    check(
         config.data.vocab_size >= 8,
         f"--config.data.vocab_size must be at least 8, got {config.data.vocab_size}",
     )
     for group in ("data", "eval"):
         rows = config[group].batch
-        require(rows >= 1, f"--config.{group}.batch must be at least 1, got {rows}")
-    require(
+        check(rows >= 1, f"--config.{group}.batch must be at least 1, got {rows}")
+    check(
         config.eval.sequences >= 0,
         f"--config.eval.sequences must not be negative, got {config.eval.sequences}",
     )
@@ -86,12 +86,12 @@ class Objective(Task):
         self.config, self._build, self._size = config, build, size
 
     @classmethod
-    def sketch(cls, config: ConfigDict, build: Build, multiple: int) -> Sketch:
+    def sketch(cls, config: ConfigDict, build: Build, multiple: int) -> TaskSpec:
         """With a vocabulary as large as the configuration allows; `multiple` divides the rows of a batch."""
         rows, length = config.data.batch, config.model.max_length
         check_rows(rows, multiple)
         batch = {"tokens": integers(rows, length), "ids": integers(rows)}
-        return Sketch(config, cls(config, build, config.data.vocab_size), batch, rows * length)
+        return TaskSpec(config, cls(config, build, config.data.vocab_size), batch, rows * length)
 
     def build(self, rngs: nnx.Rngs) -> MaskedLanguageModel:
         return self._build(self.config.model, self._size, rngs=rngs)
@@ -140,13 +140,13 @@ class MaskedLm(Objective):
         self.splits = {}
         for split, text in texts.items():
             corpus = tokenize_corpus(text, self.tokenizer, cache)
-            require(
+            check(
                 len(corpus.tokens) * data.masked >= 1,
                 f"the {split} text has {len(corpus.tokens)} tokens, too few for a share of"
                 f" --config.data.masked={data.masked}",
             )
             self.splits[split] = PackedRows(corpus, config.model.max_length)
-        self.multiple = sharding.batch_ways(mesh) * config.train.accumulate
+        self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
         self.training_batches = ExampleBatches(
             self._gather("train"),
             len(self.splits["train"]),
@@ -167,7 +167,7 @@ class MaskedLm(Objective):
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.training_batches, start)
 
-    def predict(self, values: Values, split: str) -> Losses:
+    def predict(self, values: ModelState, split: str) -> Losses:
         """Loss of the masked tokens of every row of a split."""
         count = len(self.splits[split])
         if split == "valid" and self.config.eval.sequences:

@@ -12,22 +12,22 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding
-from common.config import choose, require
+from common.config import check, check_choice
 from common.data.batching import BucketedBatches, evaluation_batches, iterate, rows_of
 from common.data.cache import fingerprint
 from common.data.corpus import TokenizedCorpus, tokenize_corpus
 from common.data.sources import ParallelText, load_parallel
 from common.data.tokenizer import Tokenizer, build_tokenizers
 from common.decode.beam import Search, beam_search
-from common.distributed import is_main
 from common.metrics.bleu import TOKENIZERS as BLEU_TOKENIZERS
 from common.metrics.predictions import Translations
 from common.model.encoder_decoder import EncoderDecoder
 from common.model.loss import cross_entropy
+from common.runtime.processes import is_main
 from common.tasks.fields import check_transformer
 from common.train.evaluate import PerExample
-from common.train.feed import put
-from common.train.task import Batch, Sketch, Task, Values, integers
+from common.train.prefetch import put
+from common.train.task import Batch, ModelState, Task, TaskSpec, integers
 from common.train.workdir import save_tokenizer
 
 # (model config, source vocabulary, target vocabulary, rngs=) -> model
@@ -40,32 +40,32 @@ def validate(config: ConfigDict) -> None:
     """The fields of a translator."""
     model, data = config.model, config.data
     check_transformer(model)
-    require(
+    check(
         0 <= config.train.label_smoothing < 1,
         f"--config.train.label_smoothing must be in [0, 1), got {config.train.label_smoothing}",
     )
     for group, buckets in (("data", data.buckets), ("eval", config.eval.buckets)):
-        require(
+        check(
             bool(buckets) and min(buckets) > 0 and list(buckets) == sorted(set(buckets)),
             f"--config.{group}.buckets must be ascending lengths, got {buckets}",
         )
     for group in ("data", "eval"):
         widest = max(config[group].buckets)
-        require(
+        check(
             not limited(model) or widest <= model.max_length,
             f"--config.{group}.buckets reach {widest} tokens, but the model has"
             f" --config.model.max_length={model.max_length} positions",
         )
-    choose("--config.data.dictionaries", data.dictionaries, ("shared", "separate"))
-    choose("--config.eval.tokenize", config.eval.tokenize, BLEU_TOKENIZERS)
-    require(
+    check_choice("--config.data.dictionaries", data.dictionaries, ("shared", "separate"))
+    check_choice("--config.eval.tokenize", config.eval.tokenize, BLEU_TOKENIZERS)
+    check(
         config.eval.sentences >= 0,
         f"--config.eval.sentences must not be negative, got {config.eval.sentences}",
     )
     for group in ("data", "eval"):
         tokens = config[group].tokens_per_batch
-        require(tokens >= 1, f"--config.{group}.tokens_per_batch must be at least 1, got {tokens}")
-    require(
+        check(tokens >= 1, f"--config.{group}.tokens_per_batch must be at least 1, got {tokens}")
+    check(
         data.vocab_size >= 8, f"--config.data.vocab_size must be at least 8, got {data.vocab_size}"
     )
     validate_search(search_of(config))
@@ -77,15 +77,15 @@ def limited(model: ConfigDict) -> bool:
 
 
 def validate_search(search: Search) -> None:
-    require(
+    check(
         search.beams >= 1,
         f"the beam (--beams, --config.decode.beams) must have at least 1 hypothesis, got {search.beams}",
     )
-    require(
+    check(
         search.length_penalty >= 0,
         f"the length penalty must not be negative, got {search.length_penalty}",
     )
-    require(
+    check(
         search.ratio >= 0 and search.extra >= 1,
         "translations need a length: --config.decode.ratio >= 0 and --config.decode.extra >= 1, got"
         f" {search.ratio} and {search.extra}",
@@ -113,12 +113,12 @@ class Translator:
         self.source_tokenizer, self.target_tokenizer = tokenizers
         self._compiled: Callable | None = None
 
-    def _decode(self, values: Values) -> Callable:
+    def _decode(self, values: ModelState) -> Callable:
         """(trainable, frozen, batch) -> (ids_B, tokens_BT), whole on every process."""
-        structure, search, tokens = values.structure, self.search, self.target_tokenizer
+        abstract_model, search, tokens = values.abstract_model, self.search, self.target_tokenizer
 
         def decode(trainable, frozen, batch):
-            model = structure.build(trainable, frozen)
+            model = abstract_model.build(trainable, frozen)
             context = model.encode(batch["source"])
             rows, width = batch["source"].shape
             longest = search.longest(width)
@@ -145,7 +145,7 @@ class Translator:
             target,
             buckets=self.config.eval.buckets,
             tokens_per_batch=self.config.eval.tokens_per_batch,
-            multiple=sharding.batch_ways(self.mesh),
+            multiple=sharding.num_batch_shards(self.mesh),
             process_index=jax.process_index(),
             process_count=jax.process_count(),
         )
@@ -163,12 +163,12 @@ class Translator:
         if target is not None:
             longest = max(longest, int(target.lengths.max()) + 1)
         model = self.config.model
-        require(
+        check(
             not limited(model) or longest <= model.max_length,
             f"a sentence needs {longest} positions, the model has --config.model.max_length={model.max_length}",
         )
 
-    def translate_corpus(self, values: Values, source: TokenizedCorpus) -> list[str]:
+    def translate_corpus(self, values: ModelState, source: TokenizedCorpus) -> list[str]:
         """One translation per sentence, in their order."""
         self.check_positions(source)
         # Compiled once: a run has one structure.
@@ -181,7 +181,7 @@ class Translator:
                     tokens[number] = row.tolist()
         return self.target_tokenizer.decode(tokens)
 
-    def translate(self, values: Values, lines: Sequence[str]) -> list[str]:
+    def translate(self, values: ModelState, lines: Sequence[str]) -> list[str]:
         """One translation per line; one without a token stays empty.
 
         Raises:
@@ -191,7 +191,7 @@ class Translator:
         full = [number for number, tokens in enumerate(encoded) if tokens]
         for number in full:
             tokens = len(encoded[number])
-            require(
+            check(
                 tokens <= self.longest,
                 f"line {number + 1} has {tokens:,} tokens, more than --max_tokens={self.longest:,}:"
                 " its translation would take memory with the square of its length",
@@ -217,13 +217,13 @@ class Objective(Task):
         self.config, self._build, self._sizes = config, build, sizes
 
     @classmethod
-    def sketch(cls, config: ConfigDict, build: Build, multiple: int) -> Sketch:
+    def sketch(cls, config: ConfigDict, build: Build, multiple: int) -> TaskSpec:
         """With vocabularies as large as the configuration allows; `multiple` divides the rows of a batch."""
         task = cls(config, build, (config.data.vocab_size,) * 2)
         length = max(config.data.buckets)
         rows = rows_of(length, config.data.tokens_per_batch, multiple)
         pairs = dict.fromkeys(("source", "target_inputs", "target_outputs"), integers(rows, length))
-        return Sketch(config, task, pairs | {"ids": integers(rows)}, rows * length)
+        return TaskSpec(config, task, pairs | {"ids": integers(rows)}, rows * length)
 
     def build(self, rngs: nnx.Rngs) -> EncoderDecoder:
         return self._build(self.config.model, *self._sizes, rngs=rngs)
@@ -280,7 +280,7 @@ class Translation(Objective):
             target,
             buckets=data.buckets,
             tokens_per_batch=data.tokens_per_batch,
-            multiple=sharding.batch_ways(self.mesh) * self.config.train.accumulate,
+            multiple=sharding.num_batch_shards(self.mesh) * self.config.train.accumulate,
             seed=self.config.seed,
             process_index=jax.process_index(),
             process_count=jax.process_count(),
@@ -293,7 +293,7 @@ class Translation(Objective):
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.training_batches, start)
 
-    def predict(self, values: Values, split: str) -> Translations:
+    def predict(self, values: ModelState, split: str) -> Translations:
         """Translations by beam search, and the loss of every reference."""
         (source, target), text = self._corpora[split], self.texts[split]
         hypotheses = self.translator.translate_corpus(values, source)

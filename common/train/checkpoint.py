@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from common.config import require
-from common.distributed import barrier, is_main
+from common.config import check
 from common.errors import UserError
+from common.runtime.processes import barrier, is_main
 from common.sharding import place, shardings
-from common.variables import Arrays, Structure, draw_frozen, fingerprint
+from common.variables import AbstractModel, Params, draw_frozen, fingerprint
 
 
 @jax.jit
@@ -276,7 +276,7 @@ def check_snapshot(workdir: Path, step: int) -> None:
     UserError: the run has no snapshot of this step.
     """
     there = snapshots(workdir)
-    require(
+    check(
         step in there,
         f"no snapshot of step {step} in {workdir / 'checkpoints' / SNAPSHOTS}; there are: {there or 'none'}"
         " (--config.checkpoint.snapshots says how often training makes one)",
@@ -302,18 +302,20 @@ def _differences(path: Path, target: Any) -> str:
     return ", ".join(found[:2]) + more
 
 
-def draw_reservoirs(structure: Structure, seed: int, mesh: jax.sharding.Mesh) -> tuple[Arrays, str]:
+def draw_reservoirs(
+    abstract_model: AbstractModel, seed: int, mesh: jax.sharding.Mesh
+) -> tuple[Params, str]:
     """The frozen values that follow from the seed, on the mesh, and their fingerprint."""
-    values: dict[str, np.ndarray] = draw_frozen(structure, seed)
-    return place(values, shardings(structure.drawn, mesh)), fingerprint(values)
+    values: dict[str, np.ndarray] = draw_frozen(abstract_model, seed)
+    return place(values, shardings(abstract_model.drawn, mesh)), fingerprint(values)
 
 
 def stored(
-    structure: Structure, everything: bool, mesh: jax.sharding.Mesh, outside: Arrays
+    abstract_model: AbstractModel, everything: bool, mesh: jax.sharding.Mesh, outside: Params
 ) -> dict[str, Any]:
     """The abstract frozen values of a checkpoint: those given, or `everything`, but none that lie `outside`."""
-    left = outside.keys() | (set() if everything else structure.drawn.keys())
-    return abstract({n: v for n, v in structure.frozen.items() if n not in left}, mesh)
+    left = outside.keys() | (set() if everything else abstract_model.drawn.keys())
+    return abstract({n: v for n, v in abstract_model.frozen.items() if n not in left}, mesh)
 
 
 def abstract(some: Mapping[str, Any], mesh: jax.sharding.Mesh) -> dict[str, Any]:

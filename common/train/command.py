@@ -10,7 +10,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from common import config
-from common.config import require
+from common.config import check
 
 CLAIMS = "claims"
 """A target that every paper has: the table of its claims."""
@@ -26,18 +26,18 @@ def train(
     """
     experiment, options = config.parse(f"{paper}.{program}")
 
-    from common import distributed
+    from common.runtime import processes
     from common.sharding import make_mesh
-    from common.train import loop, outline
+    from common.train import dry_run, loop
     from common.train.profile import Profile
 
     profile = Profile.parse(options.profile)
     own = importlib.import_module(f"{paper}.{module}")
     prepare = own.prepare
-    distributed.initialize(lambda: _asked(f"{paper}.{program}", experiment, options))
+    processes.initialize(lambda: _asked(f"{paper}.{program}", experiment, options))
     mesh = make_mesh(experiment.mesh)
     if options.dry_run:
-        outline.show(*prepare(experiment, mesh), mesh)
+        dry_run.show(*prepare(experiment, mesh), mesh)
         return
     summary = None
     if hasattr(own, "ended") and not options.profile:
@@ -46,7 +46,7 @@ def train(
         summary = unless_stopped(
             lambda: loop.fit(*prepare(experiment, mesh), options.workdir, mesh, profile)
         )
-    if distributed.is_main():
+    if processes.is_main():
         show(summary, options.workdir)
 
 
@@ -69,7 +69,7 @@ def reproduce_parser(
     parser.add_argument("target", choices=(*targets, CLAIMS))
     parser.add_argument("--scale", choices=scales, default="tiny", help="tiny needs no data")
     parser.add_argument(
-        "--seeds", type=config.positive("--seeds"), default=1, help="runs of each case"
+        "--seeds", type=config.positive_int_arg("--seeds"), default=1, help="runs of each case"
     )
     parser.add_argument("--out", type=Path, help=f"default runs/{paper}_reproduce_SCALE")
     parser.add_argument(
@@ -84,7 +84,7 @@ def add_fairness(parser: ArgumentParser) -> None:
     """The options under which runs are compared on equal terms."""
     parser.add_argument(
         "--turns",
-        type=config.positive("--turns"),
+        type=config.positive_int_arg("--turns"),
         default=0,
         metavar="N",
         help="the runs of a seed train N steps at a time, in turns, so that their seconds can be compared",
@@ -110,7 +110,7 @@ def reproduce(
     Where the parser has --dry-run, that calls `PAPER.plan.show` instead.
 
     Args:
-      own: what the paper's `experiments.Laboratory` takes beyond what all do, out of the options.
+      own: what the paper's `experiments.ExperimentSuite` takes beyond what all do, out of the options.
     """
     fields, rest = config.split_fields(sys.argv[1:])
     options = parser.parse_args(rest)
@@ -118,11 +118,11 @@ def reproduce(
     more = own(options)
     config.check_folder("--out", out)
 
-    from common.laboratory import parse_sweep
+    from common.experiments import parse_sweep
     from common.sharding import make_mesh
 
-    make = importlib.import_module(f"{paper}.experiments").Laboratory
-    require(
+    make = importlib.import_module(f"{paper}.experiments").ExperimentSuite
+    check(
         not options.kept or options.target == CLAIMS,
         f"--kept is for {CLAIMS}: {options.target} trains what is missing",
     )
@@ -130,20 +130,20 @@ def reproduce(
     config.override_all(mesh, [f for f in fields if f.startswith("--config.mesh.")])
     mesh = make_mesh(mesh.mesh)
     fair = {"turns": options.turns, "sweep": parse_sweep(options.sweep)}
-    lab = make(options.scale, options.seeds, fields, out, mesh, **fair, **more)
+    suite = make(options.scale, options.seeds, fields, out, mesh, **fair, **more)
     if getattr(options, "dry_run", False):
-        importlib.import_module(f"{paper}.plan").show(lab, options.target)
+        importlib.import_module(f"{paper}.plan").show(suite, options.target)
         return
     if options.target == CLAIMS:
-        unless_stopped(lambda: lab.claims(paper, options.kept))
+        unless_stopped(lambda: suite.claims(paper, options.kept))
         return
     module = importlib.import_module(f"{paper}.{targets[options.target]}")
-    unless_stopped(lambda: getattr(module, options.target)(lab))
+    unless_stopped(lambda: getattr(module, options.target)(suite))
 
 
 def unless_stopped(call: Callable[[], Any]) -> Any:
     """What it returns; a signal ends the program with a line and the exit code of that signal."""
-    from common.train.preemption import Preempted
+    from common.runtime.signals import Preempted
 
     try:
         return call()

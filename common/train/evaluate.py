@@ -8,8 +8,8 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from common import sharding
-from common.train.feed import put
-from common.train.task import Batch, Values
+from common.train.prefetch import put
+from common.train.task import Batch, ModelState
 
 Rows = Callable[[nnx.Module, Batch], dict[str, jax.Array]]
 """(model, batch) -> arrays (B, ...), a row for each row of the batch."""
@@ -27,14 +27,14 @@ class PerExample:
         self._compiled: Callable | None = None
 
     def __call__(
-        self, values: Values, batches: Iterable[Batch], count: int
+        self, values: ModelState, batches: Iterable[Batch], count: int
     ) -> dict[str, np.ndarray]:
         """Arrays (M, ...) in the order of the ids, the same on every process; `count` is M."""
         if self._compiled is None:
-            structure, rows = values.structure, self._rows
+            abstract_model, rows = values.abstract_model, self._rows
 
             def run(trainable, frozen, batch):
-                return batch["ids"], rows(structure.build(trainable, frozen), batch)
+                return batch["ids"], rows(abstract_model.build(trainable, frozen), batch)
 
             self._compiled = jax.jit(run, out_shardings=sharding.replicated(self._mesh))
         found: dict[str, np.ndarray] = {}

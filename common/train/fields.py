@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from common.config import choose, require
+from common.config import check, check_choice
 from common.track.tracker import WANDB_MODES
 from common.train import optimizer as optimizers
 
@@ -20,19 +20,19 @@ _LEAST = {
 def validate(config: ConfigDict) -> None:
     """The fields of the loop itself; a task checks its own."""
     optimizers.validate(config.optimizer)
-    choose("--config.wandb.mode", config.wandb.mode, WANDB_MODES)
-    require(
+    check_choice("--config.wandb.mode", config.wandb.mode, WANDB_MODES)
+    check(
         0 <= config.seed < 2**32, f"--config.seed must be from 0 to {2**32 - 1}, got {config.seed}"
     )
     for name, least in _LEAST.items():
         group, field = name.split(".")
         value = config[group][field]
-        require(value >= least, f"--config.{name} must be at least {least}, got {value}")
-    require(
+        check(value >= least, f"--config.{name} must be at least {least}, got {value}")
+    check(
         bool(config.eval.steps or config.eval.seconds),
         "evaluate by steps or by seconds: --config.eval.steps or --config.eval.seconds must be above 0",
     )
-    require(
+    check(
         bool(config.train.steps or config.eval.start),
         "--config.train.steps=0 leaves nothing to do but --config.eval.start=true, which is off",
     )

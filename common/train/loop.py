@@ -22,26 +22,26 @@ from ml_collections import ConfigDict
 
 from common import sharding
 from common.config import to_json
-from common.distributed import agree, barrier, is_main
 from common.errors import UserError
 from common.metrics.aucc import aucc
 from common.metrics.curve import Curve, Point
 from common.metrics.predictions import PREDICTIONS
 from common.report.curve_plot import plot_curve
+from common.runtime.processes import all_reduce_max, barrier, is_main
+from common.runtime.signals import Preempted, Signals
 from common.track.progress import Progress, peak_flops
 from common.track.tracker import Tracker
 from common.train.checkpoint import Checkpoints, draw_reservoirs, stored, verify_frozen
 from common.train.clock import Clock
 from common.train.conditions import Conditions, turns_id
-from common.train.feed import feed
+from common.train.dry_run import parameter_rows, show_parameters
 from common.train.fields import validate
-from common.train.outline import parameter_rows, show_parameters
-from common.train.preemption import Preempted, Signals
+from common.train.prefetch import device_prefetch
 from common.train.profile import Profile
+from common.train.restore import load_best, load_top
 from common.train.state import Step, initial_values, optimizer_shardings
 from common.train.summary import found_before, summarize
-from common.train.task import Task, Values
-from common.train.trained import load_best, load_top
+from common.train.task import ModelState, Task
 from common.train.workdir import check_shared, commit, open_workdir
 
 # How often several processes compare notes (signals, clocks): a collective call each time.
@@ -161,14 +161,14 @@ class Run:
         self.begun = begun
         self.profile = replace(profile, folder=workdir / "profile")
         self.step = Step.of(config, task, mesh)
-        self.structure = self.step.structure
-        self.where = sharding.shardings(self.structure.trainable, mesh)
+        self.abstract_model = self.step.abstract_model
+        self.where = sharding.shardings(self.abstract_model.trainable, mesh)
         self.checkpoints = Checkpoints(workdir, config.checkpoint.keep, config.checkpoint.keep_best)
-        self.frozen, self.drawn = draw_reservoirs(self.structure, config.seed, mesh)
-        self.outside = task.outside(self.structure)
+        self.frozen, self.drawn = draw_reservoirs(self.abstract_model, config.seed, mesh)
+        self.outside = task.outside(self.abstract_model)
         self.frozen |= self.outside.values
         everything = config.checkpoint.store_frozen
-        self.stored = stored(self.structure, everything, mesh, self.outside.values)
+        self.stored = stored(self.abstract_model, everything, mesh, self.outside.values)
         self.number = 0
         self.position: dict | None = None
         self.clock = Clock()
@@ -212,14 +212,14 @@ class Run:
 
     def _begin(self) -> bool:
         """Values for step 0, or those of the last checkpoint. Returns whether there was one."""
-        self.trainable = initial_values(self.task, self.structure, self.config.seed, self.mesh)
+        self.trainable = initial_values(self.task, self.abstract_model, self.config.seed, self.mesh)
         init = self.step.optimizer.init
         where = optimizer_shardings(self.step.optimizer, self.trainable, self.where, self.mesh)
         self.opt_state = jax.jit(init, out_shardings=where)(self.trainable)
         if not self.checkpoints.exist:
             with self.clock.section("start"):
                 values = jax.block_until_ready(self.task.start(self.trainable))
-            self.frozen |= {n: x for n, x in values.items() if n in self.structure.frozen}
+            self.frozen |= {n: x for n, x in values.items() if n in self.abstract_model.frozen}
             self.trainable = {n: values[n] for n in self.trainable}
             return False
         target = jax.tree.map(
@@ -255,7 +255,7 @@ class Run:
         if not self.finished:
             self.conditions.begin(self.conditions.sessions, session)
         if is_main():
-            show_parameters(self.structure)
+            show_parameters(self.abstract_model)
             if resumed:
                 print(f"going on from step {self.number} of {self.workdir}")
         wandb = self.config.wandb
@@ -269,7 +269,7 @@ class Run:
             resume_step=self.number if resumed else None,
             enabled=is_main(),
         )
-        self.tracker.table("parameters", *parameter_rows(self.structure))
+        self.tracker.table("parameters", *parameter_rows(self.abstract_model))
         kind, dtype = jax.devices()[0].device_kind, getattr(self.config.model, "dtype", "float32")
         peak = peak_flops(kind, jnp.bfloat16 if dtype == "auto" else dtype)
         self.progress = Progress(
@@ -304,7 +304,7 @@ class Run:
             self.save()
             return
         with self.clock.section("train"):
-            for batch, position in feed(self.task.batches(self.position), self.mesh):
+            for batch, position in device_prefetch(self.task.batches(self.position), self.mesh):
                 kind = self.step.kind(batch, self.number)
                 if kind not in self.step.compiled:
                     pending = self._read(pending)
@@ -362,7 +362,7 @@ class Run:
                 and time.perf_counter() - self.saved_at >= checkpoint.seconds
             )
             received = self.signals.received or 0
-            votes = agree(np.asarray([received, late, evaluate, save]))
+            votes = all_reduce_max(np.asarray([received, late, evaluate, save]))
             stop, late, evaluate, save = map(bool, votes)
             if stop:  # One that came here meanwhile is for the next time.
                 self.signals.received = int(votes[0])
@@ -429,8 +429,8 @@ class Run:
             with self.clock.section("checkpoint"):
                 self.checkpoints.save_top(self.number, self._used(), self._meta(), score)
 
-    def _values(self) -> Values:
-        return Values(self.structure, self.trainable, self.frozen, self.mesh)
+    def _values(self) -> ModelState:
+        return ModelState(self.abstract_model, self.trainable, self.frozen, self.mesh)
 
     def save(self) -> None:
         """Writes a checkpoint."""
@@ -456,7 +456,7 @@ class Run:
         self.signals.release()
         best = self.curve.best.step
         values = load_best(
-            self.checkpoints, self.structure, self.config, self.mesh, best, self.outside
+            self.checkpoints, self.abstract_model, self.config, self.mesh, best, self.outside
         )
         predictions, test, last, mean = None, {}, None, None
         if self.config.eval.test:
@@ -481,7 +481,7 @@ class Run:
         """The test of the mean of the best checkpoints, where the run keeps several."""
         if self.config.checkpoint.keep_best == 1:
             return None
-        given = self.structure, self.config, self.mesh
+        given = self.abstract_model, self.config, self.mesh
         count = len(self.checkpoints.top())
         return self.task.evaluate(load_top(self.checkpoints, *given, count, self.outside), "test")
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 from ml_collections import ConfigDict
 
-from common.config import choose, require
+from common.config import check, check_choice
 
 WARMUP = 0.05
 """The share of a run's steps that is its warm-up where nothing else is said."""
@@ -132,33 +132,33 @@ OPTIMIZERS = {"adam": adam, "adamw": adamw, "adagrad": adagrad, "adafactor": ada
 
 
 def validate(optimizer: ConfigDict) -> None:
-    choose("--config.optimizer.name", optimizer.name, OPTIMIZERS)
-    choose("--config.optimizer.schedule", optimizer.schedule, SCHEDULES)
-    choose("--config.optimizer.decay", optimizer.decay, DECAYS)
-    require(
+    check_choice("--config.optimizer.name", optimizer.name, OPTIMIZERS)
+    check_choice("--config.optimizer.schedule", optimizer.schedule, SCHEDULES)
+    check_choice("--config.optimizer.decay", optimizer.decay, DECAYS)
+    check(
         optimizer.learning_rate > 0,
         f"--config.optimizer.learning_rate must be above 0, got {optimizer.learning_rate}",
     )
-    require(
+    check(
         optimizer.epsilon > 0,
         f"--config.optimizer.epsilon must be above 0, got {optimizer.epsilon}",
     )
-    require(
+    check(
         optimizer.name != "adagrad" or optimizer.weight_decay == 0,
         f"--config.optimizer.weight_decay={optimizer.weight_decay}: adagrad has none",
     )
-    require(
+    check(
         optimizer.warmup_steps >= -1,
         "--config.optimizer.warmup_steps must not be negative, but for -1,"
         f" a twentieth of the steps, got {optimizer.warmup_steps}",
     )
     for name in ("warmup_init", "clip", "weight_decay"):
-        require(
+        check(
             optimizer[name] >= 0,
             f"--config.optimizer.{name} must not be negative, got {optimizer[name]}",
         )
     for name in ("beta1", "beta2"):
-        require(
+        check(
             0 <= optimizer[name] < 1,
             f"--config.optimizer.{name} must be in [0, 1), got {optimizer[name]}",
         )

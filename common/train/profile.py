@@ -5,8 +5,8 @@ from pathlib import Path
 
 import jax
 
-from common.config import require
-from common.distributed import is_main
+from common.config import check
+from common.runtime.processes import is_main
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Profile:
         if not given:
             return cls()
         first, _, last = given.partition(":")
-        require(
+        check(
             first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last),
             f"--profile={given} must be FIRST:LAST, two steps in their order, the first of all being 1",
         )
@@ -44,7 +44,7 @@ class Profile:
         Raises:
           UserError: it does not.
         """
-        require(
+        check(
             self.first <= steps,
             f"--profile={self.first}:{self.last} begins behind the last step of the run, {steps}",
         )

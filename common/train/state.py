@@ -16,17 +16,17 @@ from common.train import flops
 from common.train import optimizer as optimizers
 from common.train.checkpoint import abstract
 from common.train.task import Task
-from common.variables import Arrays, Structure
+from common.variables import AbstractModel, Params
 
 
-def initial_values(task: Task, structure: Structure, seed: int, mesh: Mesh) -> Arrays:
+def initial_values(task: Task, abstract_model: AbstractModel, seed: int, mesh: Mesh) -> Params:
     """The trainable values at step 0; no device ever holds more than its part."""
 
-    def make() -> Arrays:
-        model = task.build(variables.Keys(jax.random.key(seed)))
+    def make() -> Params:
+        model = task.build(variables.ParamKeys(jax.random.key(seed)))
         return {n: v.get_value() for n, v in variables.split(model).trainable.items()}
 
-    return jax.jit(make, out_shardings=sharding.shardings(structure.trainable, mesh))()
+    return jax.jit(make, out_shardings=sharding.shardings(abstract_model.trainable, mesh))()
 
 
 def optimizer_shardings(
@@ -57,7 +57,7 @@ class Step:
     """
 
     task: Task
-    structure: Structure
+    abstract_model: AbstractModel
     optimizer: optax.GradientTransformation
     schedule: optax.Schedule
     mesh: Mesh
@@ -68,20 +68,23 @@ class Step:
     @classmethod
     def of(cls, config: ConfigDict, task: Task, mesh: Mesh) -> "Step":
         """The step of a run."""
-        structure = variables.abstract(lambda: task.build(variables.Keys(0)))
+        abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
         update, schedule = optimizers.make(
-            config.optimizer, config.train.steps, task.own_rates(), structure.trainable
+            config.optimizer,
+            config.train.steps,
+            task.learning_rate_overrides(),
+            abstract_model.trainable,
         )
         accumulate = config.train.accumulate
-        return cls(task, structure, update, schedule, mesh, config.seed, accumulate)
+        return cls(task, abstract_model, update, schedule, mesh, config.seed, accumulate)
 
     def gradients(
-        self, loss: Callable, trainable: Arrays, frozen: Arrays, batch: Any, key: jax.Array
+        self, loss: Callable, trainable: Params, frozen: Params, batch: Any, key: jax.Array
     ) -> tuple[Any, Any, Any]:
         """Sums over the batch: (loss, weight, gradients of the loss)."""
 
         def of_values(trainable, batch, key):
-            return loss(self.structure.build(trainable, frozen), batch, key)
+            return loss(self.abstract_model.build(trainable, frozen), batch, key)
 
         gradient = jax.value_and_grad(of_values, has_aux=True)
         if self.accumulate == 1:
@@ -118,14 +121,17 @@ class Step:
         }
         return optax.apply_updates(trainable, updates), opt_state, metrics
 
-    def arguments(self) -> tuple[Arrays, Any, Arrays]:
+    def arguments(self) -> tuple[Params, Any, Params]:
         """What stands for trainable values, optimizer state and frozen values on the mesh; none is allocated."""
-        structure = self.structure
+        abstract_model = self.abstract_model
         trainable, frozen = (
-            abstract(x, self.mesh) for x in (structure.trainable, structure.frozen)
+            abstract(x, self.mesh) for x in (abstract_model.trainable, abstract_model.frozen)
         )
         where = optimizer_shardings(
-            self.optimizer, trainable, sharding.shardings(structure.trainable, self.mesh), self.mesh
+            self.optimizer,
+            trainable,
+            sharding.shardings(abstract_model.trainable, self.mesh),
+            self.mesh,
         )
         opt_state = jax.tree.map(
             lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),
@@ -136,9 +142,9 @@ class Step:
 
     def compile(
         self,
-        trainable: Arrays,
+        trainable: Params,
         opt_state: Any,
-        frozen: Arrays,
+        frozen: Params,
         batch: Mapping[str, jax.Array],
         number: int = 0,
     ) -> None:
@@ -160,9 +166,9 @@ class Step:
 
     def __call__(
         self,
-        trainable: Arrays,
+        trainable: Params,
         opt_state: Any,
-        frozen: Arrays,
+        frozen: Params,
         batch: Any,
         number: int,
         kind: tuple | None = None,

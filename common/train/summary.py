@@ -12,14 +12,14 @@ from ml_collections import ConfigDict
 
 from common import variables
 from common.config import to_json
-from common.distributed import agree, is_main
 from common.metrics.aucc import aucc, time_to
 from common.metrics.curve import Curve
+from common.runtime.processes import all_reduce_max, is_main
 from common.track.tracker import SUMMARY
 from common.train.clock import Clock
 from common.train.task import Task
 from common.train.workdir import differences, has_checkpoints
-from common.variables import Structure
+from common.variables import AbstractModel
 
 
 class Ended(Protocol):
@@ -28,7 +28,7 @@ class Ended(Protocol):
     config: ConfigDict
     task: Task
     workdir: Path
-    structure: Structure
+    abstract_model: AbstractModel
     number: int
     finished: str
     curve: Curve
@@ -72,7 +72,7 @@ def summarize(
         "tokens_per_second": run.tokens / seconds["train"] if seconds["train"] else 0.0,
         "tokens": run.tokens,
         "flops": run.flops,
-        "params": variables.count(run.structure),
+        "params": variables.count(run.abstract_model),
         "seed": None if run.task.seedless else run.config.seed,
         # More than one where a run was gone on with by other code.
         "commit": " ".join(run.commits),
@@ -102,7 +102,7 @@ def ended(config: ConfigDict, workdir: Path) -> dict | None:
                 and has_checkpoints(workdir)
                 and changed(config) < path.stat().st_mtime
             )
-    return found if agree(np.asarray([known]))[0] else None
+    return found if all_reduce_max(np.asarray([known]))[0] else None
 
 
 def changed(config: ConfigDict) -> float:
@@ -136,4 +136,4 @@ def found_before(run: Ended) -> dict | None:
     known &= bool(found.get("test")) or not run.config.eval.test
     if known:
         (run.workdir / SUMMARY).touch()  # compared with the run's data and weights, as they are now
-    return found if agree(np.asarray([known]))[0] else None
+    return found if all_reduce_max(np.asarray([known]))[0] else None

@@ -11,23 +11,23 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.metrics.predictions import Predictions
-from common.variables import Arrays, Structure
+from common.variables import AbstractModel, Params
 
 Batch = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Values:
+class ModelState:
     """A model with its values, as evaluators get it."""
 
-    structure: Structure
-    trainable: Arrays
-    frozen: Arrays
+    abstract_model: AbstractModel
+    trainable: Params
+    frozen: Params
     mesh: Mesh
 
 
 @dataclass(frozen=True)
-class Outside:
+class PretrainedWeights:
     """Frozen values that no checkpoint keeps, since files outside of the run hold them.
 
     Attributes:
@@ -39,16 +39,16 @@ class Outside:
     fingerprint: str
 
 
-NOTHING = Outside({}, "")
+NO_PRETRAINED_WEIGHTS = PretrainedWeights({}, "")
 
 
 @dataclass(frozen=True)
-class Sketch:
+class TaskSpec:
     """A run without its data and values: what a step can be compiled from.
 
     Attributes:
       config: as the loop takes it; `train.steps` is 0 where only the data say how many there are.
-      task: as far as `build`, `loss`, `loss_at` and `own_rates`.
+      task: as far as `build`, `loss`, `loss_at` and `learning_rate_overrides`.
       batch: arrays of a global training batch, as `batches` gives them; of several shapes the one with longest rows.
       tokens: in it, padding too; examples where rows have no length.
     """
@@ -96,15 +96,15 @@ class Task(Protocol):
         """Steps in which the training data are seen once; None where there is no such number."""
         return None
 
-    def start(self, trainable: Arrays) -> Arrays:
+    def start(self, trainable: Params) -> Params:
         """The values at step 0, given those that `build` drew: the same ones, or a warm start, lying as they did; and
         those of frozen variables that no seed draws."""
         return trainable
 
-    def outside(self, structure: Structure) -> Outside:
+    def outside(self, abstract_model: AbstractModel) -> PretrainedWeights:
         """Frozen values that files outside of the run hold; read whenever the run is begun or gone on with."""
-        del structure
-        return NOTHING
+        del abstract_model
+        return NO_PRETRAINED_WEIGHTS
 
     def loss(
         self, model: nnx.Module, batch: Mapping[str, jax.Array], key: jax.Array | None
@@ -116,7 +116,7 @@ class Task(Protocol):
         del step
         return self.loss
 
-    def own_rates(self) -> Mapping[str, float]:
+    def learning_rate_overrides(self) -> Mapping[str, float]:
         """Parts of the model, by a name in their paths, that have an Adam of their own with this constant rate."""
         return {}
 
@@ -124,13 +124,13 @@ class Task(Protocol):
         """This process's rows of the global training batches, without end, each with the JSON state from which the next
         batch follows. `start` is such a state; it does not depend on the number of processes."""
 
-    def predict(self, values: Values, split: str) -> Predictions | None:
+    def predict(self, values: ModelState, split: str) -> Predictions | None:
         """What the model predicts for each example of "valid" or "test", the same on every process; None where the
         metrics are not made of examples."""
         del values, split
         return None
 
-    def evaluate(self, values: Values, split: str) -> dict[str, float | str]:
+    def evaluate(self, values: ModelState, split: str) -> dict[str, float | str]:
         """Metrics on "valid" or "test", the same on every process; with "valid" also texts to look at."""
         return self.predict(values, split).metrics()
 

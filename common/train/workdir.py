@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ml_collections import ConfigDict
 
-from common.config import flatten, from_json, require, to_json
+from common.config import check, flatten, from_json, to_json
 from common.data.subword import Subword
 from common.data.tokenizer import Tokenizer
 from common.errors import UserError
@@ -74,12 +74,12 @@ def check_shared(workdir: Path) -> None:
     """
     deadline = time.monotonic() + VISIBLE_SECONDS
     while not (workdir / CONFIG).is_file():
-        require(
+        check(
             time.monotonic() < deadline,
             f"--workdir={workdir} is another folder here than for process 0: all processes have to share one",
         )
         time.sleep(0.5)
-    require(os.access(workdir, os.W_OK), f"cannot write to --workdir={workdir}")
+    check(os.access(workdir, os.W_OK), f"cannot write to --workdir={workdir}")
 
 
 def _check(workdir: Path, config: ConfigDict) -> None:
@@ -120,7 +120,7 @@ def save_tokenizer(tokenizer: Tokenizer | Subword, path: Path) -> None:
     Raises:
       UserError: it is another than the run began with.
     """
-    require(
+    check(
         not path.exists()
         or not has_checkpoints(path.parent)
         or type(tokenizer).load(path).fingerprint == tokenizer.fingerprint,
@@ -151,7 +151,7 @@ def read_run(workdir: Path, task: str, option: str = "--workdir") -> ConfigDict:
     config = read_config(workdir, option)
     found = config.get("task", "")
     whose = f"of the task {found}" if found else "of another program"
-    require(found == task, f"{option}={workdir} is a run {whose}, not {task}")
+    check(found == task, f"{option}={workdir} is a run {whose}, not {task}")
     return config
 
 
@@ -161,7 +161,7 @@ def _read(path: Path) -> dict:
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from error
     missing = [name for name in GROUPS if not isinstance(values, dict) or name not in values]
-    require(not missing, f"{path} is damaged: it has no {', '.join(missing)}")
+    check(not missing, f"{path} is damaged: it has no {', '.join(missing)}")
     return values
 
 

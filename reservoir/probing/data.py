@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.config import require
+from common.config import check
 from common.data.cache import write_atomic
 from common.data.sources import read_lines
 
@@ -66,26 +66,26 @@ def load_task(directory: Path, name: str) -> ProbingTask:
     for number, line in enumerate(read_lines(path), start=1):
         fields = line.split("\t")
         where = f"{path} line {number}"
-        require(
+        check(
             len(fields) >= 3,
             f"{where}: a partition, a label and a sentence are expected, with tabs between them;"
             f" there are {len(fields)} fields",
         )
         partition, label, sentence = fields[0], fields[1], fields[-1]
-        require(
+        check(
             partition in PARTITIONS,
             f"{where}: the partition is {partition!r}; it must be one of {', '.join(PARTITIONS)}",
         )
-        require(bool(label.strip()), f"{where}: the label is missing")
-        require(bool(sentence.strip()), f"{where}: the sentence has no words")
+        check(bool(label.strip()), f"{where}: the label is missing")
+        check(bool(sentence.strip()), f"{where}: the sentence has no words")
         examples[PARTITIONS[partition]].append((number, label, sentence))
     for partition, split in PARTITIONS.items():
-        require(bool(examples[split]), f"{path} has no lines of the partition {partition}")
+        check(bool(examples[split]), f"{path} has no lines of the partition {partition}")
     labels = tuple(sorted({label for _, label, _ in examples["train"]}))
-    require(len(labels) > 1, f"{path} has only the label {labels[0]!r} in its partition tr")
+    check(len(labels) > 1, f"{path} has only the label {labels[0]!r} in its partition tr")
     numbers = {label: number for number, label in enumerate(labels)}
     for line, label, _ in (*examples["valid"], *examples["test"]):
-        require(
+        check(
             label in numbers, f"{path} line {line}: the label {label!r} is not in the partition tr"
         )
     return ProbingTask(
@@ -100,16 +100,14 @@ def load_task(directory: Path, name: str) -> ProbingTask:
 
 
 def _find(directory: Path, name: str) -> Path:
-    require(directory.is_dir(), f"no directory {directory} (--data)")
+    check(directory.is_dir(), f"no directory {directory} (--data)")
     plain = task_path(directory, name)
     for path in (plain, plain.with_name(f"{plain.name}.gz")):
         if path.is_file():
             return path
     there = {path.name.removesuffix(".gz").removesuffix(".txt") for path in directory.iterdir()}
     known = ", ".join(task for task in TASKS if task in there)
-    require(
-        False, f"no {plain.name} or {plain.name}.gz in {directory}; its tasks: {known or 'none'}"
-    )
+    check(False, f"no {plain.name} or {plain.name}.gz in {directory}; its tasks: {known or 'none'}")
 
 
 def task_path(directory: Path, name: str) -> Path:

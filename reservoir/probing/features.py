@@ -16,17 +16,17 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from common import sharding
-from common.config import complete, require
+from common.config import check, complete
 from common.data.batching import evaluation_batches
 from common.data.corpus import TokenizedCorpus
 from common.data.tokenizer import BOS, Tokenizer
 from common.tasks import translation
 from common.tasks.masked_lm import lengths
-from common.train.feed import put
-from common.train.task import Values
-from common.train.trained import load_run
+from common.train.prefetch import put
+from common.train.restore import load_run
+from common.train.task import ModelState
 from common.train.workdir import CONFIG, read_config, read_run
-from common.variables import Structure
+from common.variables import AbstractModel
 from reservoir import model, pretrained
 
 POOLS = ("first", "mean")
@@ -49,7 +49,7 @@ class Reader:
       longest: the tokens that the model has room for; None is no limit.
     """
 
-    values: Values
+    values: ModelState
     hidden: Hidden
     tokenizer: Tokenizer
     pool: str
@@ -59,7 +59,7 @@ class Reader:
     @property
     def layers(self) -> list[str]:
         """What each of the K layers is: "embeddings", "trained" or "reservoir"."""
-        return layer_kinds(self.values.structure)
+        return layer_kinds(self.values.abstract_model)
 
     def _encode(self, sentences: Sequence[str]) -> list[list[int]]:
         """Ids, without the end of sentence that batches add."""
@@ -83,7 +83,7 @@ class Reader:
             None,
             buckets=self._buckets(),
             tokens_per_batch=_TOKENS,
-            multiple=sharding.batch_ways(mesh),
+            multiple=sharding.num_batch_shards(mesh),
         ):
             found_KBD = self._read(self.values.trainable, self.values.frozen, put(batch, mesh))
             if result is None:
@@ -103,12 +103,12 @@ class Reader:
     @cached_property
     def _read(self) -> Callable:
         """(trainable, frozen, batch) to vectors (K, B, D), whole on every device."""
-        structure = self.values.structure
+        abstract_model = self.values.abstract_model
 
         def read(trainable, frozen, batch):
             tokens_BL = batch["source"]
             lengths_B = lengths(tokens_BL)
-            states = self.hidden(structure.build(trainable, frozen), tokens_BL, lengths_B)
+            states = self.hidden(abstract_model.build(trainable, frozen), tokens_BL, lengths_B)
             x_KBLD = jnp.stack(states).astype(jnp.float32)
             if self.pool == "first":
                 return x_KBLD[:, :, 0]
@@ -118,11 +118,14 @@ class Reader:
         return jax.jit(read, out_shardings=sharding.replicated(self.values.mesh))
 
 
-def layer_kinds(structure: Structure) -> list[str]:
+def layer_kinds(abstract_model: AbstractModel) -> list[str]:
     """The kinds of `Reader.layers`, from what is frozen in the model."""
     kinds = {}
     # A reservoir that is backskipped has a trained baseline beside it.
-    for kind, names in (("trained", structure.trainable), ("reservoir", structure.frozen)):
+    for kind, names in (
+        ("trained", abstract_model.trainable),
+        ("reservoir", abstract_model.frozen),
+    ):
         kinds |= {int(found[1]): kind for name in names if (found := _BLOCK.match(name))}
     return ["embeddings", *(kinds[layer] for layer in sorted(kinds))]
 
@@ -139,7 +142,7 @@ def open_reader(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
     openers = {"masked_lm": _masked_lm, "translation": _translator}
     # Runs from before there were other tasks translate.
     task = read_config(workdir).get("task", "translation")
-    require(
+    check(
         task in openers, f"{workdir} is a run of the task {task}; probed are {', '.join(openers)}"
     )
     return openers[task](workdir, mesh, pool)

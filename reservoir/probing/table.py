@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from common.report.table import publish, spread, write_csv
+from common.report.table import mean_std, publish, write_csv
 from reservoir.probing.classifier import GRIDS, Grid, Probe, probe
 from reservoir.probing.data import TASKS, ProbingTask
 
@@ -53,7 +53,7 @@ class Table:
 
     @staticmethod
     def _cell(runs: list[list[Probe]], layer: int) -> str:
-        return spread([100 * probes[layer].test for probes in runs], digits=2)
+        return mean_std([100 * probes[layer].test for probes in runs], digits=2)
 
     def choices(self) -> list[tuple]:
         """A row of `CHOICES` for each task, layer and seed."""

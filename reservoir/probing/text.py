@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from common.config import require
+from common.config import check
 
 Sentence = tuple[str, ...]
 Examples = dict[str, list[tuple[str, str]]]
@@ -113,7 +113,7 @@ def word_content(pool: Sequence[Sentence], count: int, generator: np.random.Gene
     frequency = Counter(token for sentence in lower for token in sentence)
     ranked = sorted(frequency, key=lambda word: (-frequency[word], word))
     targets = [word for word in ranked[2 * size :] if len(word) >= 4 and word.isalpha()][:size]
-    require(
+    check(
         len(targets) == size,
         f"the text has {len(ranked):,} different words, too few for the {size:,} target words of"
         f" --count={count}; lower --count or give more text",
@@ -145,7 +145,7 @@ def _balanced(
     train = count // len(groups)
     held_out = max(1, train // HELD_OUT)
     label, fewest = min(((label, len(groups[label])) for label in groups), key=lambda g: g[1])
-    require(
+    check(
         train > 0 and train + 2 * held_out <= fewest,
         f"the text has {fewest:,} sentences for the label {label!r}, and --count={count} asks for"
         f" {train + 2 * held_out:,} of each of the {len(groups):,} labels; "

@@ -232,14 +232,14 @@ def test_an_encoder_decoder_by_fairseqs_rules(translator, penalty: float):
 def translator(make_config) -> tuple:
     """A model, its weights, and a compiled search over it."""
     model = make_config(encoder_layers=1, decoder_layers=2).model
-    structure = helpers.structure_of(model)
-    weights = helpers.random_values(structure.trainable, 5)
+    abstract_model = helpers.structure_of(model)
+    weights = helpers.random_values(abstract_model.trainable, 5)
 
     def decode(search: Search, sources: np.ndarray, limits: np.ndarray):
         longest = int(limits.max())
 
         def run(weights, sources, limits):
-            built = structure.build(weights, {})
+            built = abstract_model.build(weights, {})
             context = built.encode(sources)
             return beam_search(
                 lambda tokens, cache, index: built.step(tokens, cache, index, context),

@@ -17,28 +17,28 @@ from common.errors import UserError
 from common.model.loss import cross_entropy
 from common.report import claims
 from common.sharding import make_mesh
-from common.train.task import Values
+from common.train.task import ModelState
 from explicit_opt import experiments
 from explicit_opt.digits import Digits
-from explicit_opt.experiments import Laboratory
+from explicit_opt.experiments import ExperimentSuite
 from explicit_opt.language import NextToken
 from explicit_opt.solution import explicit_solution
 from tests.programs import finish, start
 
 
-def laboratory(out: Path, scale: str = "tiny", *fields: str, **options) -> Laboratory:
-    return Laboratory(
+def make_suite(out: Path, scale: str = "tiny", *fields: str, **options) -> ExperimentSuite:
+    return ExperimentSuite(
         scale, 1, list(fields), out, make_mesh({"data": 1}, jax.devices()[:1]), **options
     )
 
 
 def test_every_claim_on_runs_names_experiments_that_need_no_data_at_tiny(tmp_path):
-    lab = laboratory(tmp_path)
+    suite = make_suite(tmp_path)
     compared = [claim for claim in claims.read("explicit_opt") if claim.kind == "runs"]
     assert compared
     for claim in compared:
         for text in (claim.a, claim.b):
-            side = lab.side(text)
+            side = suite.side(text)
             assert side.missing == "" and side.experiment(2).seed == 2
     assert not list(tmp_path.iterdir())
 
@@ -57,7 +57,7 @@ def test_every_claim_on_runs_names_experiments_that_need_no_data_at_tiny(tmp_pat
     ],
 )
 def test_a_side_is_a_run_of_the_tables(tmp_path, text, name, fields):
-    side = laboratory(tmp_path).side(text)
+    side = make_suite(tmp_path).side(text)
     assert side.name == name
     assert fields.items() <= flatten(side.experiment(1)).items()
 
@@ -68,31 +68,31 @@ def test_a_side_is_a_run_of_the_tables(tmp_path, text, name, fields):
 )
 def test_a_side_that_there_is_not_is_one_line_with_those_that_there_are(tmp_path, text):
     with pytest.raises(UserError, match="there is no experiment") as caught:
-        laboratory(tmp_path).side(text)
+        make_suite(tmp_path).side(text)
     assert "sum K, cat K" in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_side_without_data_says_which_option_names_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    lab = laboratory(tmp_path, "laptop")
-    assert lab.side("digits 1: warm").missing == "--data=mnist=DIR"
-    assert lab.side("sum 4: warm").missing == "--data=babylm=DIR"
-    lab = laboratory(tmp_path, "laptop", places={"babylm": tmp_path})
-    side = lab.side("sum 4: warm")
+    suite = make_suite(tmp_path, "laptop")
+    assert suite.side("digits 1: warm").missing == "--data=mnist=DIR"
+    assert suite.side("sum 4: warm").missing == "--data=babylm=DIR"
+    suite = make_suite(tmp_path, "laptop", places={"babylm": tmp_path})
+    side = suite.side("sum 4: warm")
     assert side.missing == "" and side.experiment(1).data.source == f"files:{tmp_path}"
 
 
 def test_options_of_texts_leave_digits_alone_and_unknown_ones_are_refused(tmp_path):
     fields = ("--config.data.tokens=123", "--config.model.cold=normal", "--config.train.epochs=1")
-    lab = laboratory(tmp_path, "tiny", *fields)
-    assert lab.side("sum 2: cold").experiment(1).data.tokens == 123
-    assert lab.side("digits 1: cold").experiment(1).train.epochs == 1
+    suite = make_suite(tmp_path, "tiny", *fields)
+    assert suite.side("sum 2: cold").experiment(1).data.tokens == 123
+    assert suite.side("digits 1: cold").experiment(1).train.epochs == 1
     for fault, message in (
         ("model.depth=2", "unknown option --config.model.depth"),
         ("data.source=files:/x", "--config.data.source would be of texts and of digits"),
     ):
         with pytest.raises(UserError, match=message):
-            laboratory(tmp_path, "tiny", f"--config.{fault}").side("sum 2: cold")
+            make_suite(tmp_path, "tiny", f"--config.{fault}").side("sum 2: cold")
 
 
 @pytest.mark.slow
@@ -132,9 +132,9 @@ def test_claims_of_tiny_runs_have_a_verdict_each(tmp_path):
 def tasks(tmp_path_factory) -> dict[tuple[str, int], NextToken]:
     """Language models of the embedded text, by input and K."""
     folder = tmp_path_factory.mktemp("claims")
-    lab = laboratory(folder, "tiny", f"--config.data.cache_dir={folder}")
+    suite = make_suite(folder, "tiny", f"--config.data.cache_dir={folder}")
     cells = [("sum", 1), ("sum", 2), ("sum", 4), ("cat", 2), ("cat", 4)]
-    return {cell: NextToken(lab.language(*cell, "explicit"), lab.mesh) for cell in cells}
+    return {cell: NextToken(suite.language(*cell, "explicit"), suite.mesh) for cell in cells}
 
 
 def test_counts_of_tokens_grow_with_their_mean_cooccurrence(tasks):
@@ -145,8 +145,8 @@ def test_counts_of_tokens_grow_with_their_mean_cooccurrence(tasks):
 def test_the_gap_between_training_and_development_grows_with_k(tasks):
     gaps = {}
     for cell, task in tasks.items():
-        structure = variables.abstract(lambda task=task: task.build(variables.Keys(0)))
-        values = Values(structure, {"tables": task.solution()}, {}, task.mesh)
+        abstract_model = variables.abstract(lambda task=task: task.build(variables.ParamKeys(0)))
+        values = ModelState(abstract_model, {"tables": task.solution()}, {}, task.mesh)
         found = task.evaluate(values, "valid")
         gaps[cell] = found["perplexity"] / found["train_perplexity"]
     assert 1 < gaps["sum", 1] < gaps["sum", 2] < gaps["sum", 4]
@@ -159,8 +159,10 @@ def test_the_solution_does_not_depend_on_the_seed(tmp_path, tasks):
     config.seed = 7
     again = NextToken(config, first.mesh)
     np.testing.assert_array_equal(first.solution(), again.solution())
-    lab = laboratory(tmp_path)
-    one, other = (Digits(lab.digits(2, "explicit", seed), lab.mesh).solution() for seed in (1, 7))
+    suite = make_suite(tmp_path)
+    one, other = (
+        Digits(suite.digits(2, "explicit", seed), suite.mesh).solution() for seed in (1, 7)
+    )
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -193,8 +195,8 @@ def test_one_layer_has_one_optimum_from_any_start():
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_the_formula_begins_at_twice_the_accuracy_of_random_values(tmp_path, layers):
-    lab = laboratory(tmp_path)
-    explicit = experiments.untrained(lab.digits(layers, "explicit", 1), lab)["accuracy"]
+    suite = make_suite(tmp_path)
+    explicit = experiments.untrained(suite.digits(layers, "explicit", 1), suite)["accuracy"]
     for seed in (1, 2, 3):
-        cold = experiments.untrained(lab.digits(layers, "cold", seed), lab)["accuracy"]
+        cold = experiments.untrained(suite.digits(layers, "cold", seed), suite)["accuracy"]
         assert explicit > 2 * cold

@@ -13,7 +13,7 @@ from common.errors import UserError
 from common.sharding import make_mesh
 from explicit_opt import arithmetic, experiments
 from explicit_opt.digits import Digits
-from explicit_opt.experiments import PRINTED, Laboratory
+from explicit_opt.experiments import PRINTED, ExperimentSuite
 from explicit_opt.language import NextToken
 from tests.programs import finish, start
 
@@ -21,16 +21,16 @@ QUICK = ["--config.train.epochs=2", "--config.train.batch=512", "--config.data.t
 
 
 @pytest.fixture
-def lab(tmp_path, monkeypatch):
+def suite(tmp_path, monkeypatch):
     monkeypatch.setattr(experiments, "CONTEXTS", (1, 2))
     fields = [*QUICK, f"--config.data.cache_dir={tmp_path}/cache"]
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    return Laboratory("tiny", 1, fields, tmp_path / "out", mesh)
+    return ExperimentSuite("tiny", 1, fields, tmp_path / "out", mesh)
 
 
-def test_table_1_has_every_cell_beside_the_printed_one(lab):
-    experiments.table1(lab)
-    with (lab.out / "table1.csv").open() as file:
+def test_table_1_has_every_cell_beside_the_printed_one(suite):
+    experiments.table1(suite)
+    with (suite.out / "table1.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 2 * 2
     assert all(row["X-w"] for row in rows[::2]) and not any(row["X-w"] for row in rows[1::2])
@@ -46,25 +46,29 @@ def test_table_1_has_every_cell_beside_the_printed_one(lab):
         assert float(measured["T-sp"]) <= float(measured["T-p"])
     # One model for K = 1, run once.
     assert rows[0]["T-p"] == rows[4]["T-p"]
-    assert sorted(p.name for p in (lab.out / "runs").iterdir()) == sorted(
+    assert sorted(p.name for p in (suite.out / "runs").iterdir()) == sorted(
         f"{aggregate}_k{k}_{start}_seed1"
         for aggregate, k in (("sum", 1), ("sum", 2), ("cat", 2))
         for start in ("cold", "scaled", "warm", "zero")
     )
     # The figures need no further run.
-    before = {path: path.stat().st_mtime_ns for path in lab.out.glob("runs/*/checkpoints/latest/*")}
-    experiments.fig3(lab)
-    experiments.fig1(lab)
-    after = {path: path.stat().st_mtime_ns for path in lab.out.glob("runs/*/checkpoints/latest/*")}
+    before = {
+        path: path.stat().st_mtime_ns for path in suite.out.glob("runs/*/checkpoints/latest/*")
+    }
+    experiments.fig3(suite)
+    experiments.fig1(suite)
+    after = {
+        path: path.stat().st_mtime_ns for path in suite.out.glob("runs/*/checkpoints/latest/*")
+    }
     assert before == after
     for name in ("fig1.png", "fig3.png"):
-        assert (lab.out / name).stat().st_size > 10_000
+        assert (suite.out / name).stat().st_size > 10_000
 
 
 def test_the_digits_figure_and_its_table(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    lab = Laboratory("tiny", 2, ["--config.train.epochs=1"], tmp_path, mesh)
-    experiments.fig2(lab)
+    suite = ExperimentSuite("tiny", 2, ["--config.train.epochs=1"], tmp_path, mesh)
+    experiments.fig2(suite)
     with (tmp_path / "fig2.csv").open() as file:
         rows = {(r["layers"], r["start"]): r for r in csv.DictReader(file)}
     untrained = ["explicit, no training", "scaled, no training"]
@@ -87,11 +91,11 @@ def test_selection_by_our_protocol_sees_no_test_image_and_the_printed_protocol_t
     mesh, found = make_mesh({"data": 1}, jax.devices()[:1]), {}
     fields = ["--config.optimizer.learning_rate=0.3", "--config.train.epochs=6"]
     for protocol in ("ours", "printed"):
-        lab = Laboratory("tiny", 1, fields, tmp_path, mesh, protocol)
-        config = lab.digits(1, "warm", 1)
-        task, name = Digits(config, mesh), lab.named("run")
-        (ran,) = lab.fit_all({name: config})
-        test, points = experiments.digits_result(lab, ran)
+        suite = ExperimentSuite("tiny", 1, fields, tmp_path, mesh, protocol)
+        config = suite.digits(1, "warm", 1)
+        task, name = Digits(config, mesh), suite.named("run")
+        (ran,) = suite.fit_all({name: config})
+        test, points = experiments.digits_result(suite, ran)
         summary = json.loads((tmp_path / "runs" / name / "summary.json").read_text())
         found[protocol] = (task, test, points, summary)
     task, test, points, summary = found["ours"]
@@ -104,21 +108,23 @@ def test_selection_by_our_protocol_sees_no_test_image_and_the_printed_protocol_t
     # The run stopped where the loss had risen, so the last value is not the best one.
     assert test["loss"] > summary["best_valid"]
     language = {
-        protocol: Laboratory("tiny", 1, [], tmp_path, mesh, protocol).language("cat", 2, "warm")
+        protocol: ExperimentSuite("tiny", 1, [], tmp_path, mesh, protocol).language(
+            "cat", 2, "warm"
+        )
         for protocol in ("ours", "printed")
     }
     assert [c.eval.patience for c in language.values()] == [1, 0]
 
 
-def test_table_1_of_the_printed_protocol_has_the_last_epoch(lab):
+def test_table_1_of_the_printed_protocol_has_the_last_epoch(suite):
     """At a rate at which the development perplexity rises again, the last value is not the best."""
-    lab = dataclasses.replace(
-        lab, protocol="printed", fields=[*lab.fields, "--config.optimizer.learning_rate=1.0"]
+    suite = dataclasses.replace(
+        suite, protocol="printed", fields=[*suite.fields, "--config.optimizer.learning_rate=1.0"]
     )
-    experiments.table1(lab)
-    with (lab.out / "table1_printed.csv").open() as file:
+    experiments.table1(suite)
+    with (suite.out / "table1_printed.csv").open() as file:
         row = next(r for r in csv.DictReader(file) if (r["input"], r["K"]) == ("cat", "2"))
-    points, _ = experiments.language_runs(lab)["cat", 2, "warm"][0]
+    points, _ = experiments.language_runs(suite)["cat", 2, "warm"][0]
     assert row["D-w"] == f"{points[-1][2]:.1f}" and points[-1][2] > min(p[2] for p in points)
     assert "X-w" not in row
 
@@ -126,18 +132,18 @@ def test_table_1_of_the_printed_protocol_has_the_last_epoch(lab):
 def test_the_weights_form_is_flat_in_k_and_starts_where_the_separate_intercept_does(tmp_path):
     """At K = 1 both are log F alone; beyond, the exponent (K - 1) / K hardly moves, while the intercept grows."""
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    lab = Laboratory("tiny", 1, [], tmp_path, mesh)
-    scan, norm = experiments.priming_scan(Digits(lab.digits(1, "explicit", 1), mesh))
+    suite = ExperimentSuite("tiny", 1, [], tmp_path, mesh)
+    scan, norm = experiments.priming_scan(Digits(suite.digits(1, "explicit", 1), mesh))
     primings, weights, intercept = map(np.array, zip(*scan, strict=True))
     assert primings[0] == 1 and weights[0] == intercept[0]
     far = primings > norm
     assert far.any() and np.ptp(weights[far]) < np.ptp(intercept[far])
 
 
-def test_no_prior_beats_the_maximum_likelihood_bigram_and_eq_3_is_next_to_it(lab, monkeypatch):
+def test_no_prior_beats_the_maximum_likelihood_bigram_and_eq_3_is_next_to_it(suite, monkeypatch):
     monkeypatch.setattr(arithmetic, "CONTEXTS", (1, 2))
-    arithmetic.formula(lab)
-    with (lab.out / "formula.csv").open() as file:
+    arithmetic.formula(suite)
+    with (suite.out / "formula.csv").open() as file:
         rows = list(csv.DictReader(file))
     found = {
         (r["input"], r["K"], r["documents"], r["prior"]): (r["training"], r["development"])
@@ -159,9 +165,9 @@ def test_no_prior_beats_the_maximum_likelihood_bigram_and_eq_3_is_next_to_it(lab
     assert found["cat", "2", "", "printed, warm"] == ("25.8", "33.0")
 
 
-def test_the_bigram_on_all_tokens_is_the_bound_itself(lab):
-    config = lab.language("sum", 1, "explicit", **{"eval.train_tokens": 0})
-    task = NextToken(config, lab.mesh)
+def test_the_bigram_on_all_tokens_is_the_bound_itself(suite):
+    config = suite.language("sum", 1, "explicit", **{"eval.train_tokens": 0})
+    task = NextToken(config, suite.mesh)
     counts = task.counts()
     found = arithmetic.sampled_bigram_perplexity(counts, task)
     assert found == pytest.approx(arithmetic.bigram_perplexity(counts))
@@ -176,8 +182,8 @@ def test_the_bigram_of_maximum_likelihood_by_hand():
 
 def test_sensitivity_has_every_start_under_every_optimizer(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    lab = Laboratory("tiny", 1, ["--config.train.epochs=1"], tmp_path, mesh)
-    arithmetic.sensitivity(lab)
+    suite = ExperimentSuite("tiny", 1, ["--config.train.epochs=1"], tmp_path, mesh)
+    arithmetic.sensitivity(suite)
     with (tmp_path / "sensitivity.csv").open() as file:
         rows = list(csv.DictReader(file))
     starts = [("warm", ""), ("scaled", ""), ("zero", ""), ("cold", "N(0, 1)"), ("cold", "U(±1/√D)")]
@@ -193,8 +199,8 @@ def test_digits_train_in_turns_after_a_sweep_of_every_case(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     fields = ["--config.train.epochs=1", "--config.train.batch=512"]
     sweep = {"optimizer.learning_rate": ("1e-3", "1e-1")}
-    lab = Laboratory("tiny", 2, fields, tmp_path, mesh, turns=2, sweep=sweep)
-    experiments.fig2(lab)
+    suite = ExperimentSuite("tiny", 2, fields, tmp_path, mesh, turns=2, sweep=sweep)
+    experiments.fig2(suite)
     with (tmp_path / "sweep.csv").open() as file:
         tried = list(csv.DictReader(file))
     cases = {f"digits_{n}_{s}" for n in (1, 2) for s in experiments.TRAINED} - {"digits_2_zero"}
@@ -209,9 +215,9 @@ def test_digits_train_in_turns_after_a_sweep_of_every_case(tmp_path):
 
 def test_a_field_that_no_experiment_has_is_one_line(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    lab = Laboratory("tiny", 1, ["--config.model.depth=2"], tmp_path, mesh)
+    suite = ExperimentSuite("tiny", 1, ["--config.model.depth=2"], tmp_path, mesh)
     with pytest.raises(UserError, match=r"unknown option --config\.model\.depth"):
-        experiments.table1(lab)
+        experiments.table1(suite)
 
 
 @pytest.mark.parametrize(

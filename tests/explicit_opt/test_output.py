@@ -16,7 +16,7 @@ from common.model.linear import Linear
 from common.model.loss import cross_entropy
 from common.sharding import make_mesh
 from common.train.state import initial_values
-from common.train.task import Values
+from common.train.task import ModelState
 from configs import explicit
 from explicit_opt.digits import Digits
 from explicit_opt.output import Sums, warm_start
@@ -74,15 +74,15 @@ class Topics:
         return in_order(self.gather, EXAMPLES, rows)
 
 
-def values_of(task, devices=1) -> Values:
+def values_of(task, devices=1) -> ModelState:
     mesh = make_mesh({"data": devices}, jax.devices()[:devices])
-    structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
-    return Values(structure, initial_values(task, structure, 1, mesh), {}, mesh)
+    abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    return ModelState(abstract_model, initial_values(task, abstract_model, 1, mesh), {}, mesh)
 
 
 def loss_of(task, values, trainable) -> float:
     batch = task.gather(np.arange(EXAMPLES))
-    total, weight = task.loss(values.structure.build(trainable, values.frozen), batch, None)
+    total, weight = task.loss(values.abstract_model.build(trainable, values.frozen), batch, None)
     return float(total / weight)
 
 
@@ -92,7 +92,7 @@ def test_a_transformers_output_layer_is_the_solution_over_its_features(devices):
     values = values_of(task, devices)
     started = warm_start(task, values, "output", task.batches(40))
 
-    h_MD = np.asarray(values.structure.build(values.trainable, {}).features(task.tokens))
+    h_MD = np.asarray(values.abstract_model.build(values.trainable, {}).features(task.tokens))
     low_D = np.minimum(h_MD.min(0), 0)
     assert low_D.min() < 0
     expected = explicit_solution(h_MD - low_D, task.targets)
@@ -123,8 +123,8 @@ def test_features_that_are_not_negative_need_no_bias():
     task = Digits(config, make_mesh({"data": 1}, jax.devices()[:1]))
     values = values_of(task)
     first, second = task.solution()
-    below = Values(
-        values.structure, {**values.trainable, "layers/0/kernel": first}, {}, values.mesh
+    below = ModelState(
+        values.abstract_model, {**values.trainable, "layers/0/kernel": first}, {}, values.mesh
     )
     batches = in_order(task._gather("train"), len(task.splits["train"][1]), 256)
     started = warm_start(task, below, "layers/1", batches)

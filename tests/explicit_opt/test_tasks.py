@@ -16,7 +16,7 @@ from common.metrics.predictions import PREDICTIONS, load
 from common.sharding import make_mesh
 from common.train import loop
 from common.train.state import initial_values
-from common.train.task import Values
+from common.train.task import ModelState
 from configs import explicit
 from explicit_opt import run
 from explicit_opt.digits import Digits
@@ -122,19 +122,23 @@ def digits_of(config: ConfigDict, start: str) -> ConfigDict:
 def test_predictions_of_a_text_are_the_losses_of_64_neighbouring_tokens(words, mesh):
     words.start = "explicit"
     task = NextToken(words, mesh)
-    structure = variables.abstract(lambda: task.build(variables.Keys(0)))
-    values = Values(structure, {"tables": task.solution()}, {}, mesh)
+    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+    values = ModelState(abstract_model, {"tables": task.solution()}, {}, mesh)
     found, test = task.predict(values, "test"), task.splits["test"]
     assert found.weights_M.sum() == len(test) and set(found.weights_M[:-1]) == {64}
     batch = test.gather(np.arange(64, 128))
-    logs = jax.nn.log_softmax(structure.build(values.trainable, {})(batch["contexts"], task.noise))
+    logs = jax.nn.log_softmax(
+        abstract_model.build(values.trainable, {})(batch["contexts"], task.noise)
+    )
     expected = -np.asarray(logs)[np.arange(64), batch["targets"]].sum()
     assert found.nats_M[1] == pytest.approx(expected, rel=1e-4)
     # Another context changes the losses, and not the examples: such runs can be compared.
     words.model.context = 1
     other = NextToken(words, mesh)
-    structure = variables.abstract(lambda: other.build(variables.Keys(0)))
-    shorter = other.predict(Values(structure, {"tables": other.solution()}, {}, mesh), "test")
+    abstract_model = variables.abstract(lambda: other.build(variables.ParamKeys(0)))
+    shorter = other.predict(
+        ModelState(abstract_model, {"tables": other.solution()}, {}, mesh), "test"
+    )
     assert shorter.examples == found.examples
     assert shorter.nats_M[1] != found.nats_M[1]
 
@@ -246,8 +250,8 @@ def test_training_perplexity_is_that_of_the_whole_text_and_not_of_its_beginning(
     known = np.unique(tokens_M[: len(tokens_M) // 3])
     tables = np.zeros((2, task.vocabulary, task.vocabulary), np.float32)
     tables[:, :, known] = 2.0
-    structure = variables.abstract(lambda: task.build(variables.Keys(0)))
-    values = Values(structure, {"tables": jax.numpy.asarray(tables)}, {}, mesh)
+    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+    values = ModelState(abstract_model, {"tables": jax.numpy.asarray(tables)}, {}, mesh)
     whole = task.evaluate(values, "valid")["train_perplexity"]
     task.config.eval.train_tokens = 400
     assert task.evaluate(values, "valid")["train_perplexity"] == pytest.approx(whole, rel=0.3)
@@ -281,15 +285,15 @@ def test_a_scaled_start_is_the_multiple_that_fits_the_training_text_best(words, 
     mesh = make_mesh(sizes, jax.devices()[: np.prod(list(sizes.values()))])
     words.start, words.model.context, words.eval.train_tokens = "scaled", 3, 500
     task = NextToken(words, mesh)
-    structure = variables.abstract(lambda: task.build(variables.Keys(0)))
-    trainable = initial_values(task, structure, 1, mesh)
+    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+    trainable = initial_values(task, abstract_model, 1, mesh)
     started, explicit = task.start(trainable)["tables"], task.solution()
     assert started.sharding.is_equivalent_to(trainable["tables"].sharding, 3)
     scale = float(np.median(started / explicit))
     np.testing.assert_allclose(started, scale * explicit, rtol=1e-5)
 
     def loss(s: float) -> float:
-        return task._training_loss(Values(structure, {"tables": s * explicit}, {}, mesh))
+        return task._training_loss(ModelState(abstract_model, {"tables": s * explicit}, {}, mesh))
 
     assert loss(scale) < min(loss(0.95 * scale), loss(1.05 * scale), loss(1.0))
     words.start = "zero"

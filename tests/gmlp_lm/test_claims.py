@@ -25,29 +25,31 @@ from common.sharding import make_mesh
 from common.tasks.language_modelling import words
 from configs import language
 from gmlp_lm import settings
-from gmlp_lm.experiments import NATS_TO_BITS, PRINTED, Laboratory
+from gmlp_lm.experiments import NATS_TO_BITS, PRINTED, ExperimentSuite
 from gmlp_lm.model import language_model
 from tests.programs import finish, start
 
 
-def laboratory(out: Path, scale: str = "tiny", corpora=("wikitext2",), **options) -> Laboratory:
+def make_suite(
+    out: Path, scale: str = "tiny", corpora=("wikitext2",), **options
+) -> ExperimentSuite:
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    return Laboratory(scale, 1, [], out, mesh, corpora=corpora, **options)
+    return ExperimentSuite(scale, 1, [], out, mesh, corpora=corpora, **options)
 
 
 def test_every_claim_on_runs_names_experiments_that_need_no_data_at_tiny(tmp_path):
-    lab = laboratory(tmp_path, corpora=tuple(language.CORPORA))
+    suite = make_suite(tmp_path, corpora=tuple(language.CORPORA))
     compared = [claim for claim in claims.read("gmlp_lm") if claim.kind == "runs"]
     assert compared
     for claim in compared:
         for text in (claim.a, claim.b):
-            side = lab.side(text)
+            side = suite.side(text)
             assert side.missing == "" and side.experiment(2).seed == 2
     assert not list(tmp_path.iterdir())
 
 
 def test_a_side_is_a_run_of_the_tables(tmp_path):
-    side = laboratory(tmp_path, recipe="code").side("wikitext2: gmlp_attn")
+    side = make_suite(tmp_path, recipe="code").side("wikitext2: gmlp_attn")
     assert side.name == "wikitext2_gmlp_attn_code"
     expected = {"model.kind": "gmlp", "model.attention": 2, "data.words": True}
     assert expected.items() <= flatten(side.experiment(1)).items()
@@ -55,16 +57,16 @@ def test_a_side_is_a_run_of_the_tables(tmp_path):
 
 def test_a_side_without_its_corpus_says_which_option_names_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert laboratory(tmp_path).side("enwik8: gpt").missing == "--corpora=wikitext2,enwik8"
-    lab = laboratory(tmp_path, "laptop", ("wikitext2", "enwik8"), places={"wikitext2": tmp_path})
-    assert lab.side("enwik8: gpt").missing == "--data=enwik8=PATH"
-    assert lab.side("wikitext2: gpt").missing == ""
+    assert make_suite(tmp_path).side("enwik8: gpt").missing == "--corpora=wikitext2,enwik8"
+    suite = make_suite(tmp_path, "laptop", ("wikitext2", "enwik8"), places={"wikitext2": tmp_path})
+    assert suite.side("enwik8: gpt").missing == "--data=enwik8=PATH"
+    assert suite.side("wikitext2: gpt").missing == ""
 
 
 @pytest.mark.parametrize("text", ["", "gmlp", "enwik7: gmlp", "enwik8: rnn", "enwik8:gmlp"])
 def test_a_side_that_there_is_not_is_one_line_with_those_that_there_are(tmp_path, text):
     with pytest.raises(UserError, match="choose one of enwik8: gpt, enwik9: gpt") as caught:
-        laboratory(tmp_path).side(text)
+        make_suite(tmp_path).side(text)
     assert "\n" not in str(caught.value)
 
 
@@ -167,8 +169,8 @@ def test_gmlp_has_more_parameters_than_the_gpt_it_is_compared_with():
 def test_the_gpt_of_the_code_has_no_feed_forward():
     """What it has beside norms, the table and the output layer is an attention 2 wide."""
     config = language.code("gpt", "enwik8")
-    structure = variables.abstract(lambda: language_model(config.model, 256, rngs=nnx.Rngs(0)))
-    shapes = [x.shape for name, x in structure.trainable.items() if name.startswith("stack/")]
+    abstract_model = variables.abstract(lambda: language_model(config.model, 256, rngs=nnx.Rngs(0)))
+    shapes = [x.shape for name, x in abstract_model.trainable.items() if name.startswith("stack/")]
     assert any(2 in shape for shape in shapes)
     assert not any(min(shape) > 512 for shape in shapes if len(shape) == 2)
 
@@ -183,13 +185,13 @@ def gmlp():
         if config.windows:
             config.windows = (4, 12)
         assert config.positions == "none"
-        structure = variables.split(language_model(config, 11, rngs=nnx.Rngs(0)))
+        abstract_model = variables.split(language_model(config, 11, rngs=nnx.Rngs(0)))
         generator = np.random.default_rng(0)
         values = {
             name: x.get_value() + noise * generator.normal(size=x.shape).astype(np.float32)
-            for name, x in structure.trainable.items()
+            for name, x in abstract_model.trainable.items()
         }
-        return structure.build(values, {})
+        return abstract_model.build(values, {})
 
     return make
 

@@ -13,7 +13,7 @@ from common.errors import UserError
 from common.metrics.curve import Curve, Point
 from common.sharding import make_mesh
 from gmlp_lm import experiments, settings
-from gmlp_lm.experiments import KINDS, Laboratory
+from gmlp_lm.experiments import KINDS, ExperimentSuite
 from tests.programs import finish, start
 
 QUICK = [
@@ -35,7 +35,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory) -> Laboratory:
+def suite(tmp_path_factory) -> ExperimentSuite:
     """With its three runs, which every table and the figure share."""
     folder = tmp_path_factory.mktemp("lab")
     text = b"the cat sat on the mat and the dog sat on the log .\n" * 200
@@ -44,16 +44,16 @@ def lab(tmp_path_factory) -> Laboratory:
         (folder / "data" / f"{split}.txt").write_bytes(text)
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     places = {"wikitext2": folder / "data"}
-    made = Laboratory("tiny", 1, QUICK, folder / "out", mesh, "fixed", ("wikitext2",), places)
+    made = ExperimentSuite("tiny", 1, QUICK, folder / "out", mesh, "fixed", ("wikitext2",), places)
     experiments.table3(made)
     return made
 
 
-def test_table_3_has_the_printed_values_in_their_units(lab):
-    rows = read(lab.out / "table3.csv")
+def test_table_3_has_the_printed_values_in_their_units(suite):
+    rows = read(suite.out / "table3.csv")
     assert [row["model"] for row in rows[::2]] == list(KINDS.values())
     for row in rows[::2]:
-        run = lab.out / "runs" / f"wikitext2_{kind_of(row)}_fixed_seed1"
+        run = suite.out / "runs" / f"wikitext2_{kind_of(row)}_fixed_seed1"
         summary = json.loads((run / "summary.json").read_text())
         whole = json.loads((run / experiments.WHOLE).read_text())["metrics"]
         assert float(row["best bits/byte"]) == pytest.approx(summary["best_valid"], abs=1e-3)
@@ -75,31 +75,31 @@ def kind_of(row: dict[str, str]) -> str:
     return next(kind for kind, name in KINDS.items() if name == row["model"])
 
 
-def test_nothing_is_trained_or_measured_twice(lab):
+def test_nothing_is_trained_or_measured_twice(suite):
     files = [
         path
         for n in ("checkpoints/latest/*", "summary.json", experiments.WHOLE)
-        for path in lab.out.glob(f"runs/*/{n}")
+        for path in suite.out.glob(f"runs/*/{n}")
     ]
     before = {path: path.stat().st_mtime_ns for path in files}
     assert any(path.name == experiments.WHOLE for path in before)
-    experiments.table3(lab)
-    experiments.table4(lab)
-    experiments.fig4(lab)
+    experiments.table3(suite)
+    experiments.table4(suite)
+    experiments.fig4(suite)
     assert before == {path: path.stat().st_mtime_ns for path in files}
 
 
-def test_figure_4_and_table_4_follow_from_the_same_runs(lab):
-    experiments.fig4(lab)
-    experiments.table4(lab)
-    assert (lab.out / "fig4.png").stat().st_size > 10_000
-    rows = read(lab.out / "fig4.csv")
+def test_figure_4_and_table_4_follow_from_the_same_runs(suite):
+    experiments.fig4(suite)
+    experiments.table4(suite)
+    assert (suite.out / "fig4.png").stat().st_size > 10_000
+    rows = read(suite.out / "fig4.csv")
     assert [float(row["printed rise"]) for row in rows] == [0, *(
         pytest.approx(rise / math.log(2)) for rise in (1.37, 1.29)
     )]  # fmt: skip
     assert all(float(row["rise"]) >= 0 for row in rows)
-    assert len(read(lab.out / "fig4_curves.csv")) == 3 * 2
-    samples = read(lab.out / "table4.csv")
+    assert len(read(suite.out / "fig4_curves.csv")) == 3 * 2
+    samples = read(suite.out / "table4.csv")
     assert [row["step"] for row in samples] == ["10", "20"]
     assert all(row[name].startswith("The") for row in samples for name in KINDS.values())
 
@@ -132,17 +132,17 @@ def test_models_are_compared_where_the_first_has_used_up_what_is_equal():
     assert next(iter(experiments._comparison("wikitext2", cases)))[1] == "data"
 
 
-def test_a_damaged_measurement_is_made_again(lab):
-    path = next(lab.out.glob(f"runs/*/{experiments.WHOLE}"))
+def test_a_damaged_measurement_is_made_again(suite):
+    path = next(suite.out.glob(f"runs/*/{experiments.WHOLE}"))
     before = path.read_text()
     path.write_text(before[:20])
-    experiments.table3(lab)
+    experiments.table3(suite)
     assert path.read_text() == before
 
 
 def test_table_1_has_the_authors_counts(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    settings.table1(Laboratory("tiny", 1, [], tmp_path, mesh))
+    settings.table1(ExperimentSuite("tiny", 1, [], tmp_path, mesh))
     rows = {row["model"]: row for row in read(tmp_path / "table1.csv")}
     code = {name: int(row["code"].replace(",", "")) for name, row in rows.items()}
     unused = int(rows["GPT"]["unused in code"].replace(",", ""))
@@ -155,16 +155,16 @@ def test_table_1_has_the_authors_counts(tmp_path):
 
 def test_fields_that_do_not_fit_are_refused_before_a_table_is_written(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    lab = Laboratory("tiny", 1, ["--config.model.gate_heads=3"], tmp_path, mesh)
+    suite = ExperimentSuite("tiny", 1, ["--config.model.gate_heads=3"], tmp_path, mesh)
     for table in (settings.table1, settings.table2):
         with pytest.raises(UserError, match="gate_heads=3"):
-            table(lab)
+            table(suite)
     assert not list(tmp_path.iterdir())
 
 
 def test_table_2_has_the_printed_settings_for_the_text(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    settings.table2(Laboratory("tiny", 1, [], tmp_path, mesh))
+    settings.table2(ExperimentSuite("tiny", 1, [], tmp_path, mesh))
     rows = [row for row in read(tmp_path / "table2.csv") if row["printed"]]
     assert len(rows) == len(settings.PRINTED_SETTINGS)
     assert all(row["paper"] == row["printed"] for row in rows)
@@ -196,6 +196,6 @@ def test_tables_that_train_nothing_refuse_options_of_training(tmp_path, option):
 
 def test_a_missing_corpus_is_named(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    lab = Laboratory("laptop", 1, [], tmp_path, mesh, "fixed", ("enwik9",))
+    suite = ExperimentSuite("laptop", 1, [], tmp_path, mesh, "fixed", ("enwik9",))
     with pytest.raises(UserError, match="no directory data/enwik9"):
-        experiments.table3(lab)
+        experiments.table3(suite)

@@ -9,7 +9,7 @@ from flax import nnx
 from common import variables
 from common.errors import UserError
 from common.model.block import Context
-from common.model.memory import settle
+from common.model.decode_cache import settle
 from common.train import optimizer
 from configs import language
 from gmlp_lm.model import language_model, validate
@@ -19,8 +19,8 @@ KINDS = ("gpt", "gmlp", "gmlp_attn")
 
 def parameters(recipe, kind: str) -> int:
     model = recipe(kind, "enwik8").model
-    structure = variables.abstract(lambda: language_model(model, 256, rngs=nnx.Rngs(0)))
-    return variables.count(structure)["total"]
+    abstract_model = variables.abstract(lambda: language_model(model, 256, rngs=nnx.Rngs(0)))
+    return variables.count(abstract_model)["total"]
 
 
 def test_the_code_has_a_tenth_of_the_printed_parameters():
@@ -82,12 +82,12 @@ def made(request):
     config.attention = min(config.attention, 3)
     model = language_model(config, 11, rngs=nnx.Rngs(0))
     generator = np.random.default_rng(0)
-    structure = variables.split(model)
+    abstract_model = variables.split(model)
     values = {
         name: variable.get_value() + 0.3 * generator.normal(size=variable.shape).astype(np.float32)
-        for name, variable in structure.trainable.items()
+        for name, variable in abstract_model.trainable.items()
     }
-    return structure.build(values, {})
+    return abstract_model.build(values, {})
 
 
 def test_no_logit_depends_on_a_later_token(made):

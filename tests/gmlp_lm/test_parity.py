@@ -84,12 +84,12 @@ def test_logits_are_those_of_the_public_model(case):
     model.update({"width": 8, "hidden": 16, "layers": 2, "length": 12, "dtype": "float32"})
     model.windows = ()
     model.update(CASES[case])
-    structure = variables.abstract(lambda: language_model(model, 11, rngs=nnx.Rngs(0)))
+    abstract_model = variables.abstract(lambda: language_model(model, 11, rngs=nnx.Rngs(0)))
     values = {}
     for name, value in arrays.items():
         values |= ours(name, value)
     assert {n: v.shape for n, v in values.items()} == {
-        n: v.shape for n, v in structure.trainable.items()
+        n: v.shape for n, v in abstract_model.trainable.items()
     }
-    found = structure.build(values, {})(tokens)
+    found = abstract_model.build(values, {})(tokens)
     np.testing.assert_allclose(found, logits, rtol=1e-4, atol=1e-4)

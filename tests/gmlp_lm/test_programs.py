@@ -23,7 +23,7 @@ from common.metrics.predictions import load as load_predictions
 from common.sharding import make_mesh
 from common.tasks.language_modelling import LanguageModelling, WindowLosses, words
 from common.train.state import initial_values
-from common.train.task import Values
+from common.train.task import ModelState
 from configs import language
 from gmlp_lm import run
 from gmlp_lm.model import language_model
@@ -68,9 +68,9 @@ def test_the_run_keeps_the_loss_of_every_test_window(trained):
     assert set(kept.weights_M[:-1]) == {stride} and 0 < kept.weights_M[-1] <= stride
 
 
-def reader(values: Values) -> Callable[[list[int]], np.ndarray]:
+def reader(values: ModelState) -> Callable[[list[int]], np.ndarray]:
     """The logits of the byte after some. What fills the window up comes later and is not seen."""
-    forward = jax.jit(lambda trainable, tokens: values.structure.build(trainable, {})(tokens))
+    forward = jax.jit(lambda trainable, tokens: values.abstract_model.build(trainable, {})(tokens))
 
     def after(before: list[int]) -> np.ndarray:
         tokens = jnp.asarray([before + [0] * (24 - len(before))], jnp.int32)
@@ -84,8 +84,8 @@ def test_evaluation_equals_a_reading_byte_by_byte(mesh):
     config = small("gpt")
     task = LanguageModelling(config, language_model, mesh)
     task.splits["valid"] = task.splits["valid"][:60]
-    structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
-    values = Values(structure, initial_values(task, structure, 1, mesh), {}, mesh)
+    abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    values = ModelState(abstract_model, initial_values(task, abstract_model, 1, mesh), {}, mesh)
     text, total, after = task.splits["valid"], 0.0, reader(values)
     for place in range(1, len(text)):
         window = (place - 1) // 12
@@ -105,7 +105,7 @@ def test_words_are_counted_as_wikitext_counts_them():
 def write(trained, prompt=b"The ", length=20, sampling=None, seed=1, chunk=16, mesh=None) -> bytes:
     config, values = run.load(trained[0], mesh)
     sampling = sampling or Sampling(0.8, 40, 0.95)
-    writer = Writer(values.structure, mesh, config.model.length, sampling)
+    writer = Writer(values.abstract_model, mesh, config.model.length, sampling)
     return b"".join(writer(values, prompt, length, seed, chunk=chunk))
 
 

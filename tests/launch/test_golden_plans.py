@@ -77,7 +77,7 @@ def test_a_plan_is_the_golden_one(name, size, topology, as_planned):
     found = estimate.estimate(config, find(topology))
     splits = text(
         ("parameters", "shape", "split over", "alike"),
-        estimate.shardings(found.structure, found.mesh),
+        estimate.shardings(found.abstract_model, found.mesh),
     )
     sent = text(("each device, each step", "times", "bytes received"), found.collectives.rows)
     now = f"{splits}\n{sent}"

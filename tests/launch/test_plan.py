@@ -262,7 +262,7 @@ def failing(monkeypatch, words: str) -> None:
     def compile_for(*_):
         raise jax.errors.JaxRuntimeError(words)
 
-    monkeypatch.setattr(estimate.outline, "compile_for", compile_for)
+    monkeypatch.setattr(estimate.dry_run, "compile_for", compile_for)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """A transformer written slowly in NumPy from the equations, and values to compare it on.
 
-Weights are looked up by the path names of `common.variables.Structure`. One sentence at a time, in float64; a key that
+Weights are looked up by the path names of `AbstractModel`. One sentence at a time, in float64; a key that
 may not be seen is left out of the sum, not masked.
 """
 
@@ -12,14 +12,14 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from common import variables
-from common.variables import Structure
+from common.variables import AbstractModel
 from reservoir.model import translator
 
 Weights = Mapping[str, np.ndarray]
 SOURCE_VOCABULARY, TARGET_VOCABULARY = 13, 11
 
 
-def structure_of(model: ConfigDict) -> Structure:
+def structure_of(model: ConfigDict) -> AbstractModel:
     return variables.abstract(
         lambda: translator(model, SOURCE_VOCABULARY, TARGET_VOCABULARY, rngs=nnx.Rngs(0))
     )

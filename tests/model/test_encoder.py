@@ -8,7 +8,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from common import variables
-from common.variables import Structure
+from common.variables import AbstractModel
 from configs import masked
 from reservoir import encoder
 from tests.model.helpers import Weights, below, gelu, layer_norm, linear, random_values, stack
@@ -28,10 +28,16 @@ def small(reservoir: str = "ffn", **fields: object) -> ConfigDict:
     return model
 
 
-def made(model: ConfigDict) -> tuple[Structure, dict, dict]:
+def made(model: ConfigDict) -> tuple[AbstractModel, dict, dict]:
     """Structure, trainable and frozen values, none of them as it starts."""
-    structure = variables.abstract(lambda: encoder.masked_lm(model, VOCABULARY, rngs=nnx.Rngs(0)))
-    return structure, random_values(structure.trainable, 1), random_values(structure.frozen, 2)
+    abstract_model = variables.abstract(
+        lambda: encoder.masked_lm(model, VOCABULARY, rngs=nnx.Rngs(0))
+    )
+    return (
+        abstract_model,
+        random_values(abstract_model.trainable, 1),
+        random_values(abstract_model.frozen, 2),
+    )
 
 
 def states(weights: Weights, model: ConfigDict, tokens: np.ndarray) -> list[np.ndarray]:
@@ -56,9 +62,9 @@ def logits(weights: Weights, x: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("reservoir", ["none", "transformer", "ffn"])
 def test_equals_a_reading_in_numpy(reservoir):
     model = small(reservoir)
-    structure, trainable, frozen = made(model)
+    abstract_model, trainable, frozen = made(model)
     assert bool(frozen) == (reservoir != "none")
-    network = structure.build(trainable, frozen)
+    network = abstract_model.build(trainable, frozen)
     hidden = network.encoder.hidden(jnp.asarray(TOKENS), jnp.asarray(LENGTHS))
     found = network(jnp.asarray(TOKENS), jnp.asarray(LENGTHS), jnp.asarray(PLACES))
     assert len(hidden) == 1 + model.encoder_layers
@@ -72,8 +78,8 @@ def test_equals_a_reading_in_numpy(reservoir):
 
 def test_padding_changes_nothing():
     """Neither how much of it there is nor what it is."""
-    structure, trainable, frozen = made(small())
-    network = structure.build(trainable, frozen).encoder
+    abstract_model, trainable, frozen = made(small())
+    network = abstract_model.build(trainable, frozen).encoder
     alone = network(jnp.asarray(TOKENS[:1, :6]), jnp.asarray([6]))
     for fill in (0, 13):
         padded = np.full((1, LENGTH), fill)
@@ -83,10 +89,10 @@ def test_padding_changes_nothing():
 
 
 def test_a_row_of_padding_is_finite_and_gives_no_gradient_that_is_not():
-    structure, trainable, frozen = made(small())
+    abstract_model, trainable, frozen = made(small())
 
     def total(trainable):
-        network = structure.build(trainable, frozen)
+        network = abstract_model.build(trainable, frozen)
         empty = jnp.zeros((1, LENGTH), jnp.int32)
         return jnp.square(network(empty, jnp.zeros(1, jnp.int32), jnp.asarray([[0, 1]]))).sum()
 
@@ -97,16 +103,16 @@ def test_a_row_of_padding_is_finite_and_gives_no_gradient_that_is_not():
 def test_the_last_state_is_what_the_head_reads_but_for_a_final_norm():
     tokens, lengths = jnp.asarray(TOKENS), jnp.asarray(LENGTHS)
     for norm in ("post", "pre"):
-        structure, trainable, frozen = made(small(norm=norm))
-        network = structure.build(trainable, frozen).encoder
+        abstract_model, trainable, frozen = made(small(norm=norm))
+        network = abstract_model.build(trainable, frozen).encoder
         last = network.hidden(tokens, lengths)[-1]
         last = last if norm == "post" else network.stack.norm(last)
         np.testing.assert_allclose(network(tokens, lengths), last, rtol=1e-5, atol=1e-6)
 
 
 def test_dropout_needs_a_key_and_works_on_the_embeddings_too():
-    structure, trainable, frozen = made(small(encoder_layers=1, reservoir="none"))
-    network = structure.build(trainable, frozen).encoder
+    abstract_model, trainable, frozen = made(small(encoder_layers=1, reservoir="none"))
+    network = abstract_model.build(trainable, frozen).encoder
     embedded = network._enter(jnp.asarray(TOKENS), jax.random.key(0))
     assert 0.3 < float((embedded == 0).mean()) < 0.7
     assert not (np.asarray(network._enter(jnp.asarray(TOKENS), None)) == 0).any()
@@ -115,20 +121,20 @@ def test_dropout_needs_a_key_and_works_on_the_embeddings_too():
 def test_it_starts_as_bert_does_and_reservoirs_as_reservoirs():
     model = small("transformer", width=64, hidden=128)
     network = encoder.masked_lm(model, 500, rngs=nnx.Rngs(0))
-    structure = variables.split(network)
-    for name, variable in structure.trainable.items():
+    abstract_model = variables.split(network)
+    for name, variable in abstract_model.trainable.items():
         value = np.asarray(variable.get_value())
         if name.endswith(("kernel", "table")):
             assert abs(value.std() - 0.02) < 0.002, name
         else:
             assert (value == (1 if name.endswith("scale") else 0)).all(), name
-    kernel = structure.frozen["encoder/stack/blocks/1/residuals/0/function/query/kernel"]
+    kernel = abstract_model.frozen["encoder/stack/blocks/1/residuals/0/function/query/kernel"]
     assert kernel.get_metadata("draw") == ("orthogonal", 1.0)
 
 
 def test_parameters_are_those_of_roberta_base():
     """Published are 124,697,433 with 50,265 pieces: two rows of positions and one of segments are not ours."""
-    structure = variables.abstract(
+    abstract_model = variables.abstract(
         lambda: encoder.masked_lm(masked.roberta("none").model, 50_265, rngs=nnx.Rngs(0))
     )
-    assert variables.count(structure)["total"] == 124_697_433 - 3 * 768
+    assert variables.count(abstract_model)["total"] == 124_697_433 - 3 * 768

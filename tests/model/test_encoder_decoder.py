@@ -15,7 +15,7 @@ from common.model.encoder_decoder import EncoderDecoder
 from common.model.loss import cross_entropy
 from common.model.transformer import compute_dtype, encoder_block
 from common.train import flops
-from common.variables import Structure
+from common.variables import AbstractModel
 from tests.model import helpers
 
 # Sentences of 6, 3 and 1 tokens.
@@ -28,13 +28,13 @@ class Case:
     """A model and what is compiled of it."""
 
     model: ConfigDict
-    structure: Structure
+    abstract_model: AbstractModel
     trainable: dict
     frozen: dict
 
     @property
     def built(self) -> EncoderDecoder:
-        return self.structure.build(self.trainable, self.frozen)
+        return self.abstract_model.build(self.trainable, self.frozen)
 
     @property
     def weights(self) -> dict:
@@ -43,14 +43,14 @@ class Case:
     @cached_property
     def logits(self):
         """(source, target) -> logits."""
-        build = self.structure.build
+        build = self.abstract_model.build
         compiled = jax.jit(lambda t, f, source, target: build(t, f)(source, target))
         return lambda source, target: np.asarray(
             compiled(self.trainable, self.frozen, source, target)
         )
 
     def loss(self, trainable, source):
-        logits = self.structure.build(trainable, self.frozen)(source, TARGET)
+        logits = self.abstract_model.build(trainable, self.frozen)(source, TARGET)
         return jnp.sum(cross_entropy(logits[:, :-1], TARGET[:, 1:]) * (TARGET[:, 1:] != 0))
 
     @cached_property
@@ -61,10 +61,10 @@ class Case:
 
 
 def make_case(config: ConfigDict) -> Case:
-    structure = helpers.structure_of(config.model)
-    values = (structure.trainable, structure.frozen)
+    abstract_model = helpers.structure_of(config.model)
+    values = (abstract_model.trainable, abstract_model.frozen)
     values = [jax.tree.map(jnp.asarray, helpers.random_values(v, 1)) for v in values]
-    return Case(config.model, structure, *values)
+    return Case(config.model, abstract_model, *values)
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +184,7 @@ def test_remat_recomputes_and_changes_nothing(make_config):
         case = make_case(make_config(dropout=0.3, remat=remat, encoder_layers=2))
 
         def loss(trainable, case=case):
-            encoder = case.structure.build(trainable, {}).encoder
+            encoder = case.abstract_model.build(trainable, {}).encoder
             return jnp.sum(encoder(x, Context(lengths_B=jnp.array([6, 3, 1])), key)[..., 0])
 
         function = jax.value_and_grad(loss)

@@ -8,8 +8,8 @@ from flax import nnx
 
 from common.model.block import Context
 from common.model.causal import causal_product
+from common.model.decode_cache import CacheSpec, settle
 from common.model.gated_mlp import GatedMlp
-from common.model.memory import Room, settle
 from common.model.spatial import BlockLocal, Spatial, Toeplitz
 
 N, D, F, WINDOW = 13, 8, 12, 4
@@ -138,7 +138,7 @@ def test_token_by_token_is_the_whole_at_once(kind, heads, attention, recent):
     made = model(kind, heads, attention)
     x = jnp.asarray(np.random.default_rng(4).normal(size=(2, N, D)), jnp.float32)
     whole = made(x, Context())
-    cache = made.cache(2, Room(N, jnp.float32, recent), Context())
+    cache = made.cache(2, CacheSpec(N, jnp.float32, recent), Context())
     step = jax.jit(lambda x, cache, index: made.step(x, cache, index, Context()))
     for index in range(N):
         y, cache = step(x[:, index : index + 1], cache, index)
@@ -185,7 +185,7 @@ def test_starts_as_a_feed_forward_layer_of_each_position_alone():
         (
             "only a causal",
             lambda: GatedMlp(D, F, spatial("full", causal=False), rngs=nnx.Rngs(0)).cache(
-                1, Room(4, jnp.float32), Context()
+                1, CacheSpec(4, jnp.float32), Context()
             ),
         ),
     ],

@@ -25,12 +25,12 @@ def test_an_adapter_begins_with_no_change() -> None:
     model = adapted(Lora(rank=4, alpha=4))
     plain = backbone(SHAPE, rngs=nnx.Rngs(0))(tokens, lengths)
     np.testing.assert_array_equal(model(tokens, lengths), plain)
-    structure = variables.split(model)
-    assert all(name.endswith(("lora_a", "lora_b")) for name in structure.trainable)
-    assert len(structure.trainable) == 2 * 3 * SHAPE.layers
-    assert not structure.drawn  # its frozen values are given, no seed knows them
+    abstract_model = variables.split(model)
+    assert all(name.endswith(("lora_a", "lora_b")) for name in abstract_model.trainable)
+    assert len(abstract_model.trainable) == 2 * 3 * SHAPE.layers
+    assert not abstract_model.drawn  # its frozen values are given, no seed knows them
     # As peft begins: A uniform up to one over the root of the inputs, B zero.
-    for name, value in structure.trainable.items():
+    for name, value in abstract_model.trainable.items():
         most = float(jnp.abs(value[...]).max())
         bound = value.shape[0] ** -0.5 if name.endswith("lora_a") else 0.0
         assert 0.9 * bound <= most <= bound

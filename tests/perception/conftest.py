@@ -34,8 +34,8 @@ def mesh():
 @pytest.fixture(scope="module")
 def weights() -> dict[str, jax.Array]:
     """Random ones, larger than they begin, so that a layer matters."""
-    structure = variables.split(backbone(SHAPE, rngs=nnx.Rngs(7)))
-    return {name: 5 * value.get_value() for name, value in structure.trainable.items()}
+    abstract_model = variables.split(backbone(SHAPE, rngs=nnx.Rngs(7)))
+    return {name: 5 * value.get_value() for name, value in abstract_model.trainable.items()}
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from safetensors.numpy import save_file
 from common import variables
 from common.sharding import make_mesh
 from common.train.checkpoint import abstract
-from common.variables import Structure
+from common.variables import AbstractModel
 from perception.backbones import Backbone
 from perception.hugging_face import Pretrained
 from perception.model import backbone
@@ -59,7 +59,7 @@ def write_folder(
     return directory
 
 
-def structure_of(shape: Backbone) -> Structure:
+def structure_of(shape: Backbone) -> AbstractModel:
     return variables.abstract(lambda: backbone(shape, rngs=nnx.Rngs(0)))
 
 
@@ -68,11 +68,11 @@ def states(
 ) -> np.ndarray:
     """The last states (B, L, D) of a loaded model on a mesh of these sizes, by default one device."""
     devices = jax.devices()[: math.prod((sizes or {}).values())]
-    mesh, structure = make_mesh(sizes or {}, devices), structure_of(model.shape)
-    values = model.load(abstract(structure.trainable, mesh))
+    mesh, abstract_model = make_mesh(sizes or {}, devices), structure_of(model.shape)
+    values = model.load(abstract(abstract_model.trainable, mesh))
 
     def forward(values, tokens_BL, lengths_B):
-        return structure.build(values, {})(tokens_BL, lengths_B)
+        return abstract_model.build(values, {})(tokens_BL, lengths_B)
 
     with jax.set_mesh(mesh):
         return np.asarray(jax.jit(forward)(values, jnp.asarray(tokens_BL), jnp.asarray(lengths_B)))

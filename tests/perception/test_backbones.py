@@ -6,7 +6,7 @@ import pytest
 from common.sharding import make_mesh
 from perception import printed, tables
 from perception.backbones import BACKBONES
-from perception.experiments import Laboratory
+from perception.experiments import ExperimentSuite
 from perception.tables import RANKS
 
 # "original" of Table 2 is the backbone and an output layer of its own; LoRA of rank 2. Qwen2's are the published sizes.
@@ -71,7 +71,7 @@ def test_parameters_are_those_of_table_2(name: str) -> None:
 
 def test_table_2_is_written_beside_the_printed_one(tmp_path, capsys) -> None:
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    tables.table2(Laboratory("tiny", 1, [], tmp_path, mesh))
+    tables.table2(ExperimentSuite("tiny", 1, [], tmp_path, mesh))
     text = (tmp_path / "table2.csv").read_text().splitlines()
     assert "openelm_270m,counted,312487168,162560,325120,650240,1300480,2600960,0.96 %" in text
     assert "arctic_s,printed,44.93M,110.59K,221.18K,442.37K,,," in text and len(text) == 1 + 12 + 10

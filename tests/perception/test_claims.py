@@ -12,7 +12,7 @@ from common.report import claims
 from common.sharding import make_mesh
 from perception import run
 from perception.datasets import DATASETS
-from perception.experiments import TOKENIZER, Laboratory, stand_ins
+from perception.experiments import TOKENIZER, ExperimentSuite, stand_ins
 from tests.programs import finish, start
 
 SIDES = sorted({s for c in claims.read("perception") if c.kind == "runs" for s in (c.a, c.b)})
@@ -20,15 +20,17 @@ WEIGHTS = {name: Path("weights") for name in (*stand_ins().values(), "arctic_xs"
 PLACES = {name: "files:somewhere" for name in DATASETS}
 
 
-def laboratory(out: Path, **fields) -> Laboratory:
+def make_suite(out: Path, **fields) -> ExperimentSuite:
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    return Laboratory(out=out, mesh=mesh, **{"scale": "tiny", "seeds": 1, "fields": [], **fields})
+    return ExperimentSuite(
+        out=out, mesh=mesh, **{"scale": "tiny", "seeds": 1, "fields": [], **fields}
+    )
 
 
 @pytest.mark.parametrize("text", SIDES)
 def test_every_side_is_an_experiment_of_the_scales_tiny_and_laptop(tmp_path, text) -> None:
     for scale, places in (("tiny", {}), ("laptop", PLACES)):
-        side = laboratory(tmp_path, scale=scale, weights=WEIGHTS, places=places).side(text)
+        side = make_suite(tmp_path, scale=scale, weights=WEIGHTS, places=places).side(text)
         if scale == "tiny" and "@arctic_s" in text:
             assert side.missing == "the scale tiny has no arctic_s"
             continue
@@ -40,20 +42,20 @@ def test_every_side_is_an_experiment_of_the_scales_tiny_and_laptop(tmp_path, tex
 
 def test_a_side_has_the_runs_of_the_table(tmp_path) -> None:
     """Of the backbone arctic_xs, if it names none; the table of the scale tiny has the first row of each family."""
-    lab = laboratory(tmp_path, scale="laptop", places=PLACES, weights=WEIGHTS)
-    for case in lab.cases():
-        side = lab.side(f"{case.dataset}: {case.mode}")
-        assert side.name == lab.stem(case) and side.experiment(1) == lab.configuration(case, 1)
-    lab = laboratory(tmp_path, weights=WEIGHTS)
-    tables = {lab.stem(case) for case in lab.cases()}
-    assert {lab.side(f"sst2{at}: full").name for at in ("", "@phi_2", "@qwen2_0.5b")} <= tables
-    paper = laboratory(tmp_path, recipe="paper")
+    suite = make_suite(tmp_path, scale="laptop", places=PLACES, weights=WEIGHTS)
+    for case in suite.cases():
+        side = suite.side(f"{case.dataset}: {case.mode}")
+        assert side.name == suite.stem(case) and side.experiment(1) == suite.configuration(case, 1)
+    suite = make_suite(tmp_path, weights=WEIGHTS)
+    tables = {suite.stem(case) for case in suite.cases()}
+    assert {suite.side(f"sst2{at}: full").name for at in ("", "@phi_2", "@qwen2_0.5b")} <= tables
+    paper = make_suite(tmp_path, recipe="paper")
     assert paper.side("sst2: full").name == "embedded_arctic_l_full_paper"
 
 
 def test_what_a_side_lacks_is_the_option_that_gives_it(tmp_path) -> None:
     def missing(text: str, **fields) -> str:
-        return laboratory(tmp_path, **fields).side(text).missing
+        return make_suite(tmp_path, **fields).side(text).missing
 
     assert missing("sst2: full") == ""
     assert missing("sst2: lora") == "--pretrained=arctic_l=DIR"
@@ -77,7 +79,7 @@ def test_what_a_side_lacks_is_the_option_that_gives_it(tmp_path) -> None:
 )
 def test_sides_that_are_no_experiment_are_refused(tmp_path, text, told) -> None:
     with pytest.raises(UserError) as caught:
-        laboratory(tmp_path).side(text)
+        make_suite(tmp_path).side(text)
     assert told in str(caught.value)
 
 

@@ -13,14 +13,14 @@ from ml_collections import ConfigDict
 
 from common.errors import UserError
 from common.sharding import make_mesh
-from perception import figures, plan, printed, reproduce, run, tables
+from perception import costs, figures, printed, reproduce, run, tables
 from perception.datasets import DATASETS
-from perception.experiments import TOKENIZER, Case, Laboratory, backbones
+from perception.experiments import TOKENIZER, Case, ExperimentSuite, backbones
 from perception.richness import SIZES
 
 
-class Known(Laboratory):
-    """A laboratory whose runs are made up: 80 and the seed, or with LoRA 85 and the seed; one less at the last step."""
+class Known(ExperimentSuite):
+    """A suite whose runs are made up: 80 and the seed, or with LoRA 85 and the seed; one less at the last step."""
 
     def train(self, asked: Mapping[str, ConfigDict]) -> dict[str, dict]:
         return {name: self.made(name, config) for name, config in asked.items()}
@@ -50,12 +50,12 @@ class Known(Laboratory):
 
 @pytest.fixture
 def make(tmp_path):
-    def laboratory(**fields: object) -> Laboratory:
+    def make_suite(**fields: object) -> ExperimentSuite:
         mesh = make_mesh({"data": 1}, jax.devices()[:1])
         given = {"scale": "laptop", "seeds": 1, "fields": [], **fields}
         return Known(out=tmp_path, mesh=mesh, **given)
 
-    return laboratory
+    return make_suite
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -72,14 +72,14 @@ def places(*names: str) -> dict[str, str]:
 def test_every_run_has_a_valid_configuration_and_a_folder_of_its_own(make, scale, recipe) -> None:
     weights = {name: Path("weights") for name in backbones()}
     where = {} if scale == "tiny" else places(*DATASETS)
-    lab = make(scale=scale, recipe=recipe, places=where, weights=weights)
-    cases = lab.cases()
+    suite = make(scale=scale, recipe=recipe, places=where, weights=weights)
+    cases = suite.cases()
     assert len(cases) == {"tiny": 4 * 2, "laptop": 12 * 2, "paper": 11 * 12 * 2}[scale]
-    assert len({lab.name(case, 1) for case in cases}) == len(cases)
+    assert len({suite.name(case, 1) for case in cases}) == len(cases)
     for case in cases:
-        config = lab.configuration(case, 3)
+        config = suite.configuration(case, 3)
         run.validate(config)
-        assert (config.finetune, config.seed) == (case.mode, 3) and not lab.missing(case)
+        assert (config.finetune, config.seed) == (case.mode, 3) and not suite.missing(case)
         assert config.freeze_head == (recipe == "paper")
 
 
@@ -88,12 +88,12 @@ def test_full_fine_tuning_is_a_row_on_request(make) -> None:
     fields = {"modes": ("full_pretrained",), "places": places("sst2"), "datasets": ("sst2",)}
     (case,) = make(**fields).cases()
     assert make(**fields).missing(case) == "--pretrained=arctic_xs=DIR"
-    lab = make(**fields, weights={"arctic_xs": Path("weights")})
-    config = lab.configuration(case, 2)
+    suite = make(**fields, weights={"arctic_xs": Path("weights")})
+    config = suite.configuration(case, 2)
     run.validate(config)
     assert (config.finetune, config.pretrained) == ("full_pretrained", "weights")
-    tables.table1(lab)
-    assert [row["sst2"] for row in read(lab.out / "table1.csv")] == ["86.0", "85.0"]
+    tables.table1(suite)
+    assert [row["sst2"] for row in read(suite.out / "table1.csv")] == ["86.0", "85.0"]
 
 
 @pytest.mark.parametrize("recipe", ["fixed", "paper"])
@@ -103,8 +103,8 @@ def test_the_pretrained_tokenizer_is_a_row_on_request(make, recipe) -> None:
     assert make(places=places("sst2")).missing(case) == "--pretrained=arctic_xs=DIR"
     weights = {"arctic_xs": Path("weights")}
     for scale, backbone in (("laptop", "arctic_xs"), ("tiny", "auto")):
-        lab = make(scale=scale, recipe=recipe, places=places("sst2"), weights=weights)
-        config = lab.configuration(case, 1)
+        suite = make(scale=scale, recipe=recipe, places=places("sst2"), weights=weights)
+        config = suite.configuration(case, 1)
         run.validate(config)
         assert (config.finetune, config.data.tokenizer) == ("full", "pretrained")
         assert (config.backbone, config.pretrained) == (backbone, "weights")
@@ -124,14 +124,14 @@ def test_in_turns_and_in_a_sweep_all_cells_are_trained_together(make, monkeypatc
     monkeypatch.setattr(Known, "train", counted)
     weights = {"arctic_xs": Path("weights")}
     chosen = {"datasets": ("sst2", "emotion"), "places": places("sst2", "emotion")}
-    lab = make(weights=weights, **chosen, **fair)
-    tables.table1(lab)
-    if lab.turns:
+    suite = make(weights=weights, **chosen, **fair)
+    tables.table1(suite)
+    if suite.turns:
         (names,) = together
         assert len(names) == 4
     else:
-        assert len(read(lab.out / "sweep.csv")) == 2 * 4
-    best = read(lab.out / "table1.csv")[0]
+        assert len(read(suite.out / "sweep.csv")) == 2 * 4
+    best = read(suite.out / "table1.csv")[0]
     assert best["sst2"] == best["emot."] == "86.0"
 
 
@@ -175,8 +175,8 @@ def test_a_cell_that_fails_stays_empty_and_the_others_are_there(
     make, tmp_path, capsys, monkeypatch, fault, told
 ) -> None:
     """It is said when it happens and at the end, which is an error; the table is there after each row."""
-    lab = make(datasets=("sst2", "emotion"), places=places("sst2", "emotion"))
-    lab = replace(lab, backbones=("arctic_xs", "arctic_s"), modes=("full",))
+    suite = make(datasets=("sst2", "emotion"), places=places("sst2", "emotion"))
+    suite = replace(suite, backbones=("arctic_xs", "arctic_s"), modes=("full",))
     made, seen = Known.made, []
 
     def fails(self: Known, name: str, config: ConfigDict) -> dict:
@@ -187,7 +187,7 @@ def test_a_cell_that_fails_stays_empty_and_the_others_are_there(
 
     monkeypatch.setattr(Known, "made", fails)
     with pytest.raises(UserError, match="1 of 4 cells failed"):
-        tables.table1(lab)
+        tables.table1(suite)
     assert seen == [False, False, True, True]
     rows = read(tmp_path / "table1.csv")
     assert [(r["sst2"], r["emot."]) for r in rows[::3]] == [("", "81.0"), ("81.0", "81.0")]
@@ -198,9 +198,9 @@ def test_a_cell_that_fails_stays_empty_and_the_others_are_there(
 
 def test_options_at_fault_end_it_before_anything_is_trained(make, monkeypatch) -> None:
     monkeypatch.setattr(Known, "made", None)
-    lab = make(datasets=("sst2",), places=places("sst2"), fields=["--config.data.max_length=0"])
+    suite = make(datasets=("sst2",), places=places("sst2"), fields=["--config.data.max_length=0"])
     with pytest.raises(UserError, match="max_length must be at least 1"):
-        tables.table1(lab)
+        tables.table1(suite)
 
 
 def test_both_recipes_may_have_runs_side_by_side(make) -> None:
@@ -219,13 +219,13 @@ def test_a_mean_is_of_the_columns_that_are_shown(make, tmp_path) -> None:
 
 def test_figure_1_takes_the_runs_that_are_there(make, tmp_path) -> None:
     names = ("sst2", "emotion", "imdb")
-    lab = make(datasets=names, places=places(*names), weights={"arctic_xs": Path("weights")})
-    figures.fig1(lab)
+    suite = make(datasets=names, places=places(*names), weights={"arctic_xs": Path("weights")})
+    figures.fig1(suite)
     assert {row["from"] for row in read(tmp_path / "fig1.csv")} == {
         *("printed", "printed, without artefacts")
     }
-    tables.table1(lab)
-    figures.fig1(lab)
+    tables.table1(suite)
+    figures.fig1(suite)
     measured = [row for row in read(tmp_path / "fig1.csv") if row["from"] == "measured"]
     assert {row["data set"]: row["LoRA - full (F1)"] for row in measured} == {
         "sst2": "5.0",
@@ -239,11 +239,11 @@ def test_figure_1_takes_the_runs_that_are_there(make, tmp_path) -> None:
 
 
 def test_the_plan_says_what_would_be_done(make, tmp_path, capsys) -> None:
-    lab = make(datasets=("sst2", "yelp"), places=places("sst2"))
+    suite = make(datasets=("sst2", "yelp"), places=places("sst2"))
     case = Case("arctic_xs", "sst2", "full")
-    lab.fit(lab.name(case, 1), lab.configuration(case, 1))
+    suite.fit(suite.name(case, 1), suite.configuration(case, 1))
     capsys.readouterr()
-    plan.show(lab, "table1")
+    costs.show(suite, "table1")
     lines = capsys.readouterr().out.splitlines()
     assert [line.split("  ")[-1].strip() for line in lines[2:6]] == [
         *("needs --pretrained=arctic_xs=DIR", "needs --data=yelp=DIR"),
@@ -274,6 +274,6 @@ def test_wrong_options_are_refused_in_a_line(monkeypatch, tmp_path) -> None:
 
 def test_what_a_cell_is_cannot_be_set_from_outside(make) -> None:
     """It would fill the rows of LoRA with full runs, or all columns with one data set."""
-    lab = make(fields=["--config.finetune=full"], places=places("sst2"))
+    suite = make(fields=["--config.finetune=full"], places=places("sst2"))
     with pytest.raises(UserError, match="the cells of the table set this themselves"):
-        lab.configuration(Case("arctic_xs", "sst2", "full"), 1)
+        suite.configuration(Case("arctic_xs", "sst2", "full"), 1)

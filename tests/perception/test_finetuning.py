@@ -27,7 +27,7 @@ from perception.model import PooledClassifier, backbone
 from tests.perception.conftest import LORA, SHAPE
 
 
-def structure(config: ConfigDict, shape=SHAPE) -> variables.Structure:
+def abstract_model(config: ConfigDict, shape=SHAPE) -> variables.AbstractModel:
     return variables.abstract(lambda: make_model(config, shape, 6, rngs=nnx.Rngs(0)))
 
 
@@ -36,7 +36,7 @@ def test_frozen_matrices_are_read_in_the_type_that_they_are_computed_with(
 ):
     """Half the memory of the base; norms, biases and what is drawn stay as they are."""
     config = make(**LORA, reinitialize="embed/positions/table", **{"model.dtype": "bfloat16"})
-    found = structure(config)
+    found = abstract_model(config)
     values = outside(open_model(pretrained), mesh)(found).values
     assert set(values) == {n for n in found.frozen if "positions" not in n}
     for name, value in values.items():
@@ -64,7 +64,7 @@ def test_the_recipe_of_the_authors_has_their_types(backbone, expected):
 
 
 def test_of_a_head_run_the_head_alone_is_trained(make):
-    found = structure(make(finetune="head"))
+    found = abstract_model(make(finetune="head"))
     assert set(found.trainable) == {"head/kernel", "head/bias"}
     assert found.frozen and not found.drawn
 
@@ -74,7 +74,7 @@ def test_the_confounds_of_the_authors_are_drawn_from_the_seed(make):
     config = make("paper,tiny", finetune="lora", **{"data.max_length": 1024})
     shape = make_shape(config, SimpleNamespace(shape=SHAPE), 300)
     assert shape.learned == 1024
-    found = structure(config, shape)
+    found = abstract_model(config, shape)
     assert all("lora_" in name for name in found.trainable)
     drawn = draw_frozen(found, 1)
     assert set(drawn) == {"head/kernel", "head/bias", "encoder/embed/positions/table"}
@@ -82,16 +82,16 @@ def test_the_confounds_of_the_authors_are_drawn_from_the_seed(make):
     assert table.shape == (1024, 16) and table.std() == pytest.approx(0.02, rel=0.05)
     assert 0.9 / 32**0.5 < np.abs(kernel).max() <= 1 / 32**0.5
     config.finetune = "full"
-    assert not structure(config, shape).frozen
+    assert not abstract_model(config, shape).frozen
     config.finetune = "full_pretrained"
-    assert not structure(config, shape).frozen
+    assert not abstract_model(config, shape).frozen
 
 
 def test_full_fine_tuning_draws_the_tables_of_the_authors_anew_and_trains_them(
     make, mesh, pretrained
 ):
     config = make(finetune="full_pretrained", reinitialize="authors")
-    kinds = structure(config).trainable
+    kinds = abstract_model(config).trainable
     drawn = place(
         {n: np.zeros(v.shape, np.float32) for n, v in kinds.items()}, shardings(kinds, mesh)
     )

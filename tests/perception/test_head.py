@@ -10,7 +10,7 @@ from common.errors import UserError
 from common.metrics.classes import weighted_f1
 from common.report.runs import load_local
 from common.train.evaluate import PerExample
-from common.variables import Arrays
+from common.variables import Params
 from perception import adapter_commands, datasets, head, run
 from perception.head import BIAS, INVERSE_PENALTIES, KERNEL, UNSEEN, solve
 
@@ -123,6 +123,6 @@ def test_a_head_on_tables_that_are_drawn_anew_has_a_seed(make, mesh, tmp_path) -
     fields = SOLVED | {"reinitialize": "embed/positions/table"}
     found = [run.fit(make(**fields, seed=s), tmp_path / str(s), mesh) for s in (1, 2)]
     assert [summary["seed"] for summary in found] == [1, 2]
-    heads: list[Arrays] = [run.load(tmp_path / str(s), mesh).values.trainable for s in (1, 2)]
+    heads: list[Params] = [run.load(tmp_path / str(s), mesh).values.trainable for s in (1, 2)]
     assert all(np.any(heads[0][name] != heads[1][name]) for name in (KERNEL, BIAS))
     assert json.loads((tmp_path / "1" / "summary.json").read_text())["seed"] == 1

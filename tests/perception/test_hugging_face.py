@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from common.data.tensor_files import TensorFiles
 from common.errors import UserError
 from common.sharding import make_mesh
 from common.train.checkpoint import abstract
 from perception.backbones import BACKBONES
 from perception.hugging_face import Pretrained, check_shape, export, open_model
+from perception.safetensor_files import TensorFiles
 from tests.perception.helpers import golden, golden_json, states, structure_of, write_folder
 from tests.programs import finish_two
 
@@ -226,7 +226,7 @@ def test_an_export_that_fails_leaves_nothing(own, tmp_path, monkeypatch) -> None
         )  # a kill would leave no folder that looks whole
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("common.data.tensor_files._write_file", full)
+    monkeypatch.setattr("perception.safetensor_files._write_file", full)
     with pytest.raises(UserError, match="No space left on device"):
         export(out, model.shape, values)
     assert not any(out.parent.iterdir())
@@ -236,7 +236,7 @@ COPY = """
 import sys
 from pathlib import Path
 import jax
-from common import distributed
+from common.runtime import processes
 from common.sharding import make_mesh
 from common.train.checkpoint import abstract
 from perception.hugging_face import export, open_model

@@ -19,7 +19,6 @@ from flax import nnx  # noqa: E402
 from jax.sharding import Mesh  # noqa: E402
 
 from common import variables  # noqa: E402
-from common.data.tensor_files import INDEX, TensorFiles  # noqa: E402
 from common.model.attend import BLOCK  # noqa: E402
 from common.model.lora import Lora, LoraLinear, adapt  # noqa: E402
 from common.sharding import make_mesh  # noqa: E402
@@ -27,6 +26,7 @@ from common.train.checkpoint import abstract  # noqa: E402
 from perception.hugging_face import Pretrained, export, open_model  # noqa: E402
 from perception.model import PooledClassifier, backbone  # noqa: E402
 from perception.parameter_names import their_name  # noqa: E402
+from perception.safetensor_files import INDEX, TensorFiles  # noqa: E402
 from tests.perception import make_golden as peers  # noqa: E402
 from tests.perception.helpers import draw, states, structure_of, texts  # noqa: E402
 
@@ -150,9 +150,9 @@ RANK, ALPHA = 4, 6
 def adapted(model: Pretrained) -> tuple[nnx.Module, dict[str, LoraLinear]]:
     """Our model with adapters at the pretrained weights, and its adapted layers by the names of their kernels."""
     encoder = backbone(model.shape, rngs=nnx.Rngs(0))
-    structure = structure_of(model.shape)
-    values = model.load(abstract(structure.trainable, alone()))
-    encoder = structure.build(values, {})
+    abstract_model = structure_of(model.shape)
+    values = model.load(abstract(abstract_model.trainable, alone()))
+    encoder = abstract_model.build(values, {})
     adapt(encoder, model.shape.targets, Lora(RANK, ALPHA, rate=0.0), rngs=nnx.Rngs(1))
     found = {
         "/".join(map(str, path)) + "/kernel": part
@@ -236,7 +236,7 @@ def test_sentences_of_a_pretrained_model(minilm: Path) -> None:
     wanted_BD = torch.nn.functional.normalize(wanted_BD).numpy()
 
     pretrained = open_model(minilm)
-    structure = variables.abstract(
+    abstract_model = variables.abstract(
         lambda: PooledClassifier(
             backbone(pretrained.shape, rngs=nnx.Rngs(0)),
             pretrained.shape.width,
@@ -245,13 +245,13 @@ def test_sentences_of_a_pretrained_model(minilm: Path) -> None:
             rngs=nnx.Rngs(0),
         )
     )
-    where = abstract(structure.trainable, alone())
+    where = abstract(abstract_model.trainable, alone())
     encoder = {n.removeprefix("encoder/"): w for n, w in where.items() if n.startswith("encoder/")}
     head = {n: jnp.zeros(w.shape) for n, w in where.items() if n.startswith("head/")}
     values = head | {f"encoder/{n}": x for n, x in pretrained.load(encoder).items()}
     tokens_BL, lengths_B = batch["input_ids"].numpy(), batch["attention_mask"].sum(1).numpy()
     assert len(set(lengths_B)) > 20
-    pooled = jax.jit(lambda values, *given: structure.build(values, {}).pooled(*given))
+    pooled = jax.jit(lambda values, *given: abstract_model.build(values, {}).pooled(*given))
     mean_BD = np.asarray(pooled(values, tokens_BL, lengths_B))[:, : pretrained.shape.width]
     found_BD = mean_BD / np.linalg.norm(mean_BD, axis=1, keepdims=True)
     print(f"100 sentences: largest error {np.abs(found_BD - wanted_BD).max():.1e}")

@@ -15,7 +15,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from common.data.tensor_files import TensorFiles
 from common.errors import UserError
 from common.metrics.classes import weighted_f1
 from common.metrics.predictions import PREDICTIONS
@@ -26,6 +25,7 @@ from perception import adapter_commands, classify, datasets, run
 from perception.backbones import BACKBONES
 from perception.finetuning import make_shape, resolve
 from perception.hugging_face import open_model
+from perception.safetensor_files import TensorFiles
 from perception.task import TextClassification
 from tests.perception.conftest import LORA, SHAPE, TUNED
 

@@ -16,7 +16,6 @@ from common import variables
 from common.config import load
 from common.data.manual import python
 from common.data.subword import Subword, build_subword
-from common.data.tensor_files import TensorFiles
 from common.errors import UserError
 from common.metrics.curve import Curve, Point
 from common.metrics.predictions import Classes
@@ -25,9 +24,10 @@ from common.sharding import make_mesh
 from common.train.workdir import GROUPS
 from perception import adapter_commands, adapters, classify, comparison, run, worth
 from perception.backbones import bert
-from perception.comparison import WAYS, Laboratory, answer, choose, judge
+from perception.comparison import WAYS, ExperimentSuite, answer, choose, judge
 from perception.hugging_face import export, open_model
 from perception.model import backbone
+from perception.safetensor_files import TensorFiles
 from tests.perception.helpers import states
 
 SHAPE = bert(1, 16, 24, 2, vocabulary=300, longest=16)
@@ -49,11 +49,11 @@ def write_data(folder: Path) -> None:
 
 
 def write_weights(folder: Path, seed: int) -> None:
-    structure = variables.abstract(lambda: backbone(SHAPE, rngs=variables.Keys(0)))
+    abstract_model = variables.abstract(lambda: backbone(SHAPE, rngs=variables.ParamKeys(0)))
     generator = np.random.default_rng(seed)
     values = {
         name: jax.numpy.asarray(generator.normal(0, 0.2, v.shape), np.float32)
-        for name, v in structure.trainable.items()
+        for name, v in abstract_model.trainable.items()
     }
     lines = [text for (text,), _ in python("train")]
     export(folder, SHAPE, values, build_subword(300, lines, folder.parent).to_json())
@@ -81,7 +81,9 @@ def ask(folder: Path) -> None:
     fields |= {"data.cache_dir": folder}
     given = [f"--config.{name}={value}" for name, value in fields.items()]
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    comparison.worth(Laboratory("", 1, given, folder / "out", mesh, "configs/perception.py:tiny"))
+    comparison.worth(
+        ExperimentSuite("", 1, given, folder / "out", mesh, "configs/perception.py:tiny")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -384,8 +386,8 @@ def test_full_training_of_another_backbone_has_nothing_of_the_weights(tmp_path) 
     def pretrained(way: str, *more: str) -> tuple[str, str]:
         fields = ["--config.pretrained=DIR", *more]
         mesh = make_mesh({"data": 1}, jax.devices()[:1])
-        lab = Laboratory("", 1, fields, tmp_path, mesh, "configs/perception.py:tiny")
-        config = lab.configuration(way, 1)
+        suite = ExperimentSuite("", 1, fields, tmp_path, mesh, "configs/perception.py:tiny")
+        config = suite.configuration(way, 1)
         run.validate(config)
         return config.backbone, config.pretrained
 
@@ -482,7 +484,7 @@ def test_the_mesh_of_the_command_line_is_the_mesh_of_the_runs(
     folder, tmp_path, monkeypatch
 ) -> None:
     seen = []
-    monkeypatch.setattr(comparison, "worth", lambda lab: seen.append(dict(lab.mesh.shape)))
+    monkeypatch.setattr(comparison, "worth", lambda suite: seen.append(dict(suite.mesh.shape)))
     given = ("--config=configs/perception.py:tiny", f"--out={tmp_path}")
     call(worth, *given, "--config.mesh.data=2", "--config.mesh.fsdp=2", "--config.mesh.tensor=2")
     assert seen == [{"data": 2, "fsdp": 2, "tensor": 2}]

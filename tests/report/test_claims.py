@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from common.errors import UserError
-from common.laboratory import Laboratory, Side
+from common.experiments import ExperimentSuite, Side
 from common.report import claims
 from common.report.claims import Claim, find, outcome, read, table
 from common.report.runs import Run
@@ -165,7 +165,7 @@ def test_flops_of_runs_that_stopped_early_have_the_noise_of_seeds():
 
 
 @dataclass(frozen=True)
-class Toys(Laboratory):
+class Toys(ExperimentSuite):
     def prepare(self, config):
         return config, toy.Toy()
 
@@ -180,16 +180,16 @@ class Toys(Laboratory):
         )
 
 
-def kept(lab: Laboratory) -> list[dict]:
-    with (lab.out / "claims.csv").open(newline="") as file:
+def kept(suite: ExperimentSuite) -> list[dict]:
+    with (suite.out / "claims.csv").open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def test_claims_train_their_sides_and_write_the_table(paper, tmp_path, capsys):
-    lab = Toys("tiny", 3, [], tmp_path / "out", toy.mesh())
+    suite = Toys("tiny", 3, [], tmp_path / "out", toy.mesh())
     absent = "c2,3,With data,best valid error,absent,fast,better,,runs"
-    lab.claims(paper(RUNS, absent))
-    first, second = kept(lab)
+    suite.claims(paper(RUNS, absent))
+    first, second = kept(suite)
     assert (first["scale"], first["seeds"], first["printed"]) == ("tiny", "3 and 3", "34.6")
     assert first["verdict"].startswith(("does not hold: worse", "undecided"))
     assert second["verdict"] == "not run: --data=DIR"
@@ -197,40 +197,40 @@ def test_claims_train_their_sides_and_write_the_table(paper, tmp_path, capsys):
 
 
 def test_kept_claims_train_nothing(paper, tmp_path):
-    lab = Toys("tiny", 3, [], tmp_path / "out", toy.mesh())
+    suite = Toys("tiny", 3, [], tmp_path / "out", toy.mesh())
     name = paper(RUNS)
-    lab.claims(name, only_kept=True)
-    assert kept(lab)[0]["verdict"] == "not run: no runs are kept"
-    assert not (lab.out / "runs").exists()
-    lab.claims(name)
-    trained = kept(lab)
-    (lab.out / "claims.csv").unlink()
-    lab.claims(name, only_kept=True)
-    assert kept(lab) == trained
+    suite.claims(name, only_kept=True)
+    assert kept(suite)[0]["verdict"] == "not run: no runs are kept"
+    assert not (suite.out / "runs").exists()
+    suite.claims(name)
+    trained = kept(suite)
+    (suite.out / "claims.csv").unlink()
+    suite.claims(name, only_kept=True)
+    assert kept(suite) == trained
 
 
 def test_of_kept_runs_no_data_are_needed(paper, tmp_path):
     """Only a side without runs says what it lacks."""
-    lab = Toys("tiny", 1, [], tmp_path / "out", toy.mesh())
+    suite = Toys("tiny", 1, [], tmp_path / "out", toy.mesh())
     name = paper("c,3,x,best valid error,absent,fast,better,,runs")
-    lab.claims(name, only_kept=True)
-    assert kept(lab)[0]["verdict"] == "not run: --data=DIR"
-    lab.runs({name: lab.side(name).experiment for name in ("absent", "fast")})
-    lab.claims(name, only_kept=True)
-    assert kept(lab)[0]["verdict"] == "undecided (at least 2 more seeds)"
+    suite.claims(name, only_kept=True)
+    assert kept(suite)[0]["verdict"] == "not run: --data=DIR"
+    suite.runs({name: suite.side(name).experiment for name in ("absent", "fast")})
+    suite.claims(name, only_kept=True)
+    assert kept(suite)[0]["verdict"] == "undecided (at least 2 more seeds)"
 
 
 def test_claims_of_which_nothing_can_be_run_are_a_table_too(paper, tmp_path):
-    lab = Toys("tiny", 1, [], tmp_path / "out", toy.mesh(), sweep={"seed": ("1", "2")})
-    lab.claims(paper("c,3,x,best valid error,absent,fast,better,,runs"))
-    assert kept(lab)[0]["verdict"] == "not run: --data=DIR"
+    suite = Toys("tiny", 1, [], tmp_path / "out", toy.mesh(), sweep={"seed": ("1", "2")})
+    suite.claims(paper("c,3,x,best valid error,absent,fast,better,,runs"))
+    assert kept(suite)[0]["verdict"] == "not run: --data=DIR"
 
 
 def test_an_experiment_that_there_is_not_is_named(paper, tmp_path):
-    lab = Toys("tiny", 1, [], tmp_path / "out", toy.mesh())
+    suite = Toys("tiny", 1, [], tmp_path / "out", toy.mesh())
     with pytest.raises(UserError, match="there is no experiment nobody"):
-        lab.claims(paper("c,3,x,best valid error,nobody,fast,better,,runs"))
-    assert not lab.out.exists()
+        suite.claims(paper("c,3,x,best valid error,nobody,fast,better,,runs"))
+    assert not suite.out.exists()
 
 
 def test_chip_hours_are_read_by_the_options_of_the_plan(paper, tmp_path):

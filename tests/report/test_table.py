@@ -6,8 +6,8 @@ from common.report.table import (
     Table,
     digits_for,
     markdown,
+    mean_std,
     publish,
-    spread,
     text,
     write_csv,
 )
@@ -84,9 +84,9 @@ def test_a_row_of_another_length_is_refused(write, tmp_path):
 
 
 def test_mean_and_deviation():
-    assert spread([34.594], 2) == "34.59"
-    assert spread([1.0, 2.0, 3.0], 2) == "2.00 ± 1.00"  # over n - 1
-    assert spread([1.0, 2.0]) == "1.5 ± 0.7"
+    assert mean_std([34.594], 2) == "34.59"
+    assert mean_std([1.0, 2.0, 3.0], 2) == "2.00 ± 1.00"  # over n - 1
+    assert mean_std([1.0, 2.0]) == "1.5 ± 0.7"
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ from ml_collections import ConfigDict
 
 from common.config import to_json
 from reservoir import finetuning, run
-from reservoir.experiments import Laboratory
+from reservoir.experiments import ExperimentSuite
 
 NAMES = {"translation": "bleu", "masked_lm": "perplexity", "classification": "accuracy"}
 
 
 @dataclass(frozen=True)
-class Known(Laboratory):
-    """A laboratory whose runs are made up: the score rises to 30 plus the seed at step 200, in as many seconds.
+class Known(ExperimentSuite):
+    """A make_suite whose runs are made up: the score rises to 30 plus the seed at step 200, in as many seconds.
 
     Attributes:
       asked: the configurations of all runs.

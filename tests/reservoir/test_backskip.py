@@ -168,16 +168,16 @@ def prepared(make_config, kind: str, estimator: str, **fields):
     config.model.backskip.update({"estimator": estimator, "warmup_steps": 2})
     config.model.backskip.anneal = 0.0  # all after the first step behind the warm-up skip
     validate(config.model)
-    structure = helpers.structure_of(config.model)
-    frozen = variables.draw_frozen(structure, 1)
-    return Task(config), structure, helpers.random_values(structure.trainable, 0), frozen
+    abstract_model = helpers.structure_of(config.model)
+    frozen = variables.draw_frozen(abstract_model, 1)
+    return Task(config), abstract_model, helpers.random_values(abstract_model.trainable, 0), frozen
 
 
-def gradients(task: Task, structure, trainable, frozen, step: int, factor: float = 1.0):
+def gradients(task: Task, abstract_model, trainable, frozen, step: int, factor: float = 1.0):
     """Loss, gradients and counted operations of one step, whose loss is multiplied by `factor`."""
 
     def loss(trainable):
-        model = structure.build(trainable, frozen)
+        model = abstract_model.build(trainable, frozen)
         return factor * task.loss_at(step)(model, BATCH, jax.random.key(7))[0]
 
     function = jax.value_and_grad(loss)
@@ -208,10 +208,10 @@ def test_skipped_work_is_not_done(make_config, kind: str):
 def test_the_controls(make_config):
     """Identity hands on what arrives above the reservoir, zero hands on nothing; neither needs a value or noise."""
     for estimator in ("identity", "zero"):
-        task, structure, trainable, frozen = prepared(make_config, "ffn", estimator)
+        task, abstract_model, trainable, frozen = prepared(make_config, "ffn", estimator)
         assert not any("baseline" in name for name in trainable)
         ordinary, skipping = (
-            gradients(task, structure, trainable, frozen, step) for step in (0, 3)
+            gradients(task, abstract_model, trainable, frozen, step) for step in (0, 3)
         )
         plain = prepared(make_config, "ffn", "none")
         expected = gradients(*plain[:2], trainable, frozen, 3)
@@ -223,16 +223,16 @@ def test_the_controls(make_config):
             # An FFN reservoir without weights is a residual connection alone.
             empty = {name: np.zeros_like(value) for name, value in frozen.items()}
             exact = gradients(*plain[:2], trainable, empty, 0)
-            found = gradients(task, structure, trainable, empty, 3)
+            found = gradients(task, abstract_model, trainable, empty, 3)
             np.testing.assert_allclose(found[1][BELOW], exact[1][BELOW], rtol=1e-4, atol=1e-6)
 
 
 def test_noise_alone_is_the_policys_with_true_gradients(make_config):
     """As an ordinary step of the policy, in all steps; no value is trained."""
-    task, structure, trainable, frozen = prepared(make_config, "ffn", "noise")
+    task, abstract_model, trainable, frozen = prepared(make_config, "ffn", "noise")
     assert not any("baseline" in name for name in trainable)
     assert task.loss_at(3) == task.loss_at(0)
-    loss, found, _ = gradients(task, structure, trainable, frozen, 3)
+    loss, found, _ = gradients(task, abstract_model, trainable, frozen, 3)
     given = prepared(make_config, "ffn", "policy")
     ordinary = gradients(given[0], given[1], {**given[2], **trainable}, frozen, 0)
     np.testing.assert_allclose(loss, ordinary[0], rtol=1e-6)
@@ -246,8 +246,8 @@ def test_noise_alone_is_the_policys_with_true_gradients(make_config):
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_printed_reward_is_nothing_where_norms_stand_before_each_layer(make_config, norm: str):
     """The gradient above a reservoir has no mean over the width: a norm does not see a shift of all it reads."""
-    _, structure, trainable, frozen = prepared(make_config, "ffn", "none", norm=norm)
-    model = structure.build(trainable, frozen)
+    _, abstract_model, trainable, frozen = prepared(make_config, "ffn", "none", norm=norm)
+    model = abstract_model.build(trainable, frozen)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 6, 16)), jnp.float32)
     context = Context(lengths_B=jnp.array([6, 6]))
 
@@ -260,11 +260,11 @@ def test_the_printed_reward_is_nothing_where_norms_stand_before_each_layer(make_
 
 
 def test_evaluation_adds_no_noise_and_needs_no_value(make_config):
-    _, structure, trainable, frozen = prepared(make_config, "ffn", "policy")
+    _, abstract_model, trainable, frozen = prepared(make_config, "ffn", "policy")
     plain = prepared(make_config, "ffn", "none")[1]
     kept = {name: trainable[name] for name in plain.trainable}
     np.testing.assert_allclose(
-        structure.build(trainable, frozen)(SOURCE, TARGET),
+        abstract_model.build(trainable, frozen)(SOURCE, TARGET),
         plain.build(kept, frozen)(SOURCE, TARGET),
         rtol=1e-6,
     )
@@ -272,11 +272,11 @@ def test_evaluation_adds_no_noise_and_needs_no_value(make_config):
 
 def test_neighbouring_reservoirs_are_skipped_as_one(make_config):
     """Two reservoirs in a row have one value, above which the gradient is exact."""
-    _, structure, trainable, _ = prepared(make_config, "ffn", "policy", placement="LRR")
+    _, abstract_model, trainable, _ = prepared(make_config, "ffn", "policy", placement="LRR")
     assert {name.rsplit("/", 3)[0] for name in trainable if "baseline" in name} == {
         "encoder/blocks/1"
     }
-    assert not any(name.startswith("encoder/blocks/2/") for name in structure.paths)
+    assert not any(name.startswith("encoder/blocks/2/") for name in abstract_model.paths)
 
 
 @pytest.mark.parametrize("estimator", ["policy", "identity"])
@@ -320,15 +320,17 @@ def test_what_a_step_that_skips_computes_is_the_same_to_the_bit(make_config, est
 
 def test_two_steps_are_compiled_and_the_value_has_an_adam_of_its_own(make_config):
     """With a constant rate, on a mesh, whatever the schedule of all else is."""
-    task, structure, trainable, frozen = prepared(make_config, "ffn", "policy")
+    task, abstract_model, trainable, frozen = prepared(make_config, "ffn", "policy")
     settings = task.config.optimizer
     settings.update({"learning_rate": 1e-9, "schedule": "constant", "warmup_steps": 0})
     mesh = make_mesh({"data": 2}, jax.devices()[:2])
-    update, schedule = optimizer.make(settings, 10, task.own_rates(), structure.trainable)
-    step = Step(task, structure, update, schedule, mesh, seed=0)
-    values = place(trainable, shardings(structure.trainable, mesh))
-    frozen = place(frozen, shardings(structure.frozen, mesh))
-    where = optimizer_shardings(update, values, shardings(structure.trainable, mesh), mesh)
+    update, schedule = optimizer.make(
+        settings, 10, task.learning_rate_overrides(), abstract_model.trainable
+    )
+    step = Step(task, abstract_model, update, schedule, mesh, seed=0)
+    values = place(trainable, shardings(abstract_model.trainable, mesh))
+    frozen = place(frozen, shardings(abstract_model.frozen, mesh))
+    where = optimizer_shardings(update, values, shardings(abstract_model.trainable, mesh), mesh)
     state = jax.jit(update.init, out_shardings=where)(values)
     for number in range(4):
         if step.kind(BATCH, number) not in step.compiled:

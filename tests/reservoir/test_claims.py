@@ -11,20 +11,22 @@ from common.errors import UserError
 from common.report import claims
 from common.sharding import make_mesh
 from reservoir import finetuning, run
-from reservoir.experiments import Laboratory
+from reservoir.experiments import ExperimentSuite
 from tests.programs import finish, start
 
 SIDES = sorted({s for c in claims.read("reservoir") if c.kind == "runs" for s in (c.a, c.b)})
 
 
-def laboratory(out: Path, **fields) -> Laboratory:
+def make_suite(out: Path, **fields) -> ExperimentSuite:
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    return Laboratory(out=out, mesh=mesh, **{"scale": "tiny", "seeds": 1, "fields": [], **fields})
+    return ExperimentSuite(
+        out=out, mesh=mesh, **{"scale": "tiny", "seeds": 1, "fields": [], **fields}
+    )
 
 
 @pytest.mark.parametrize("text", SIDES)
 def test_every_side_is_an_experiment_that_needs_no_data_at_the_scale_tiny(tmp_path, text):
-    side = laboratory(tmp_path).side(text)
+    side = make_suite(tmp_path).side(text)
     assert side.missing == ""
     config = side.experiment(2)
     (finetuning if config.task == "classification" else run).validate(config)
@@ -32,8 +34,8 @@ def test_every_side_is_an_experiment_that_needs_no_data_at_the_scale_tiny(tmp_pa
 
 
 def test_what_is_fine_tuned_starts_from_a_side_of_another_claim(tmp_path):
-    lab = laboratory(tmp_path)
-    experiments = {side.name: side.experiment for side in map(lab.side, SIDES)}
+    suite = make_suite(tmp_path)
+    experiments = {side.name: side.experiment for side in map(suite.side, SIDES)}
     starts = {
         Path(make(3).pretrained).name
         for make in experiments.values()
@@ -44,18 +46,18 @@ def test_what_is_fine_tuned_starts_from_a_side_of_another_claim(tmp_path):
 
 
 def test_a_side_has_the_runs_of_the_tables(tmp_path):
-    lab = laboratory(tmp_path, scale="paper")
+    suite = make_suite(tmp_path, scale="paper")
     for target in ("table1", "table3", "fig5"):
-        for setting, cases in lab.needed(target).items():
+        for setting, cases in suite.needed(target).items():
             for case in cases:
                 if case.model in ("alternate", "Transformer of updatable depth"):
                     continue  # the same runs under another name, or another depth
-                side = lab.side(f"{setting}@{case.layers}: {case.model}")
+                side = suite.side(f"{setting}@{case.layers}: {case.model}")
                 assert side.name == case.stem
-                assert side.experiment(1) == lab.configuration(case, 1)
-    assert lab.side("iwslt: T Reservoir").name == "iwslt_8_t_reservoir"
-    assert lab.side("iwslt: Transformer of updatable depth").name == "iwslt_6_transformer"
-    tuned = lab.side("mnli@6: FFN Reservoir, reservoirs tuned")
+                assert side.experiment(1) == suite.configuration(case, 1)
+    assert suite.side("iwslt: T Reservoir").name == "iwslt_8_t_reservoir"
+    assert suite.side("iwslt: Transformer of updatable depth").name == "iwslt_6_transformer"
+    tuned = suite.side("mnli@6: FFN Reservoir, reservoirs tuned")
     assert tuned.name == "mnli_tune_roberta_6_ffn_reservoir"
     assert tuned.experiment(1).reservoirs == "tune"
 
@@ -64,7 +66,7 @@ def test_what_a_side_lacks_is_the_option_that_gives_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a folder without data
 
     def missing(text: str, **fields) -> str:
-        return laboratory(tmp_path, **fields).side(text).missing
+        return make_suite(tmp_path, **fields).side(text).missing
 
     laptop = {"scale": "laptop"}
     assert missing("iwslt@12: LayerDrop") == "--depths=12"
@@ -94,7 +96,7 @@ def test_what_a_side_lacks_is_the_option_that_gives_it(tmp_path, monkeypatch):
 )
 def test_sides_that_are_no_experiment_are_refused(tmp_path, text, told):
     with pytest.raises(UserError) as caught:
-        laboratory(tmp_path).side(text)
+        make_suite(tmp_path).side(text)
     assert told in str(caught.value)
 
 

@@ -11,14 +11,14 @@ from ml_collections import ConfigDict
 
 from common.errors import UserError
 from common.sharding import make_mesh
-from reservoir import downstream, plan
+from reservoir import costs, downstream
 from reservoir.experiments import snapshot_steps
 from reservoir.probing import table
 from reservoir.probing.classifier import Probe
 from tests.reservoir.known import Known
 
 
-def laboratory(out: Path, **fields) -> Known:
+def make_suite(out: Path, **fields) -> Known:
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     return Known(out=out, mesh=mesh, **{"scale": "tiny", "seeds": 2, "fields": [], **fields})
 
@@ -35,7 +35,7 @@ def made(out: Path) -> set[str]:
 @pytest.mark.parametrize("target", ["fig2", "fig11"])
 def test_accuracy_against_depth(tmp_path: Path, target: str):
     """Fine-tuned from each pretrained model in each way; 50 + seed, and 5 more if it has reservoirs."""
-    getattr(downstream, target)(laboratory(tmp_path))
+    getattr(downstream, target)(make_suite(tmp_path))
     assert made(tmp_path) == {
         f"{target}_{task}.{end}" for task in downstream.TASKS for end in ("csv", "md", "png")
     }
@@ -60,8 +60,8 @@ def test_accuracy_against_depth(tmp_path: Path, target: str):
 
 def test_accuracy_against_the_time_of_pretraining(tmp_path: Path):
     """Five snapshots of each run; the clock of the made-up runs is known at steps 100, 200 and 300."""
-    lab = laboratory(tmp_path, fields=["--config.train.steps=250"])
-    downstream.fig6(lab)
+    suite = make_suite(tmp_path, fields=["--config.train.steps=250"])
+    downstream.fig6(suite)
     for task in downstream.TASKS:
         rows = read(tmp_path / f"fig6_{task}.csv")
         assert [row["model"] for row in rows[::5]] == [
@@ -74,21 +74,21 @@ def test_accuracy_against_the_time_of_pretraining(tmp_path: Path):
             seconds = (50.0, 40.0)[number >= 5] * int(row["step"]) / 100
             assert row["pretraining (h)"] == f"{seconds / 3600:.3f} ± 0.000"
     assert "fig6.png" in made(tmp_path)
-    starts = {(c.pretrained, c.pretrained_step) for c in lab.asked if c.task == "classification"}
+    starts = {(c.pretrained, c.pretrained_step) for c in suite.asked if c.task == "classification"}
     pretrained = {place for place, _ in starts}
     assert len(pretrained) == 6 and {step for _, step in starts} == {50, 100, 150, 200, 250}
     # Those that pretraining keeps.
-    for config in lab.asked:
+    for config in suite.asked:
         if config.task == "masked_lm":
             assert config.checkpoint.snapshots == 50 and list(snapshot_steps(config))[-1] == 250
 
 
 def test_fine_tuning_has_options_of_its_own(tmp_path: Path, capsys):
-    lab = laboratory(
+    suite = make_suite(
         tmp_path, fields=["--config.train.steps=250"], finetune=("train.steps=7",), seeds=1
     )
-    downstream.fig2(lab)
-    assert {(c.task, c.train.steps) for c in lab.asked} == {
+    downstream.fig2(suite)
+    assert {(c.task, c.train.steps) for c in suite.asked} == {
         ("masked_lm", 250),
         ("classification", 7),
     }
@@ -101,19 +101,19 @@ def test_fine_tuning_has_options_of_its_own(tmp_path: Path, capsys):
         ("train.stepz=7", "--finetune: unknown option"),
         ("data.batch=0", "data.batch must be at least 1"),
     ):
-        lab = laboratory(tmp_path / "wrong", finetune=(field,))
+        suite = make_suite(tmp_path / "wrong", finetune=(field,))
         with pytest.raises(UserError, match=message):
-            downstream.fig2(lab)
-        assert not lab.asked
+            downstream.fig2(suite)
+        assert not suite.asked
 
 
 def test_a_sweep_is_of_fine_tuning(tmp_path: Path, capsys):
     """Pretraining is as it is configured; every way tries each point with seed 1 and uses the best for both seeds."""
     sweep = {"optimizer.learning_rate": ("1e-4", "1e-3")}
-    lab = laboratory(tmp_path, models=("T Reservoir",), sweep=sweep)
-    downstream.fig2(lab)
+    suite = make_suite(tmp_path, models=("T Reservoir",), sweep=sweep)
+    downstream.fig2(suite)
     before, after = (
-        [config for config in lab.asked if config.task == task]
+        [config for config in suite.asked if config.task == task]
         for task in ("masked_lm", "classification")
     )
     assert len(before) == 2 and len({config.optimizer.learning_rate for config in before}) == 1
@@ -134,32 +134,32 @@ def test_fine_tuning_runs_of_a_seed_take_turns(tmp_path: Path, monkeypatch):
         return train(self, asked)
 
     monkeypatch.setattr(Known, "train", counted)
-    downstream.fig2(laboratory(tmp_path, models=("Transformer", "FFN Reservoir"), turns=10))
+    downstream.fig2(make_suite(tmp_path, models=("Transformer", "FFN Reservoir"), turns=10))
     assert together == [["masked_lm"] * 2] * 2 + [["classification"] * 8] * 2
 
 
 def test_tasks_without_data_are_left_out(tmp_path: Path, capsys):
-    lab = laboratory(tmp_path, scale="laptop", places={"sst2": tmp_path}, seeds=1)
-    assert {tuning.task for tuning in downstream.tunings(lab, "fig2")} == {"sst2"}
+    suite = make_suite(tmp_path, scale="laptop", places={"sst2": tmp_path}, seeds=1)
+    assert {tuning.task for tuning in downstream.tunings(suite, "fig2")} == {"sst2"}
     assert "mnli is left out: --data=mnli=DIR says where it is" in capsys.readouterr().out
     with pytest.raises(UserError, match="nothing to fine-tune on: --data=sst2=DIR or --data=mnli"):
-        downstream.tunings(laboratory(tmp_path, scale="laptop"), "fig2")
+        downstream.tunings(make_suite(tmp_path, scale="laptop"), "fig2")
 
 
 def test_the_plan_has_fine_tuning_too(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setattr(plan, "rate", lambda dtype: 1e9)
+    monkeypatch.setattr(costs, "rate", lambda dtype: 1e9)
     models = ("FFN Reservoir",)
-    lab = laboratory(tmp_path, models=models, seeds=1, finetune=("train.steps=7",))
-    plan.show(lab, "fig2")
+    suite = make_suite(tmp_path, models=models, seeds=1, finetune=("train.steps=7",))
+    costs.show(suite, "fig2")
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]
     rows = {line[0]: line for line in shown if line and "_seed" in line[0]}
-    assert len(rows) == 1 + 2 * 2 and not lab.asked
+    assert len(rows) == 1 + 2 * 2 and not suite.asked
     kept, tuned = (rows[f"sst2_{mode}_roberta_3_ffn_reservoir_seed1"] for mode in ("keep", "tune"))
     frozen = 2 * 128 * 256 + 256 + 128 + 2 * 128
     count = lambda cell: int(cell.replace(",", ""))  # noqa: E731
     assert count(tuned[1]) == count(tuned[2]) == count(kept[2]) == count(kept[1]) + frozen
     assert kept[3] == "7" and 0 < float(kept[4]) < float(tuned[4])
-    plan.show(lab, "fig6")
+    costs.show(suite, "fig6")
     assert capsys.readouterr().out.count("sst2_keep_step") == 5
 
 
@@ -190,7 +190,7 @@ def test_table_4_is_over_the_seeds_and_beside_printed(tmp_path: Path, monkeypatc
     for task in ("sentence_length", "bigram_shift"):
         (tmp_path / f"{task}.txt").write_text("\n".join(lines))
     out = tmp_path / "out"
-    downstream.table4(laboratory(out, scale="paper", seeds=3, places={"probing": tmp_path}))
+    downstream.table4(make_suite(out, scale="paper", seeds=3, places={"probing": tmp_path}))
     majority, *rows = read(out / "table4.csv")
     assert majority["kind"] == "majority class" and majority["SentLen"] == "66.67"
     assert len(rows) == 2 * (13 + 12)

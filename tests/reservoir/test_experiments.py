@@ -10,9 +10,9 @@ import pytest
 from common.config import to_json
 from common.errors import UserError
 from common.sharding import make_mesh
-from reservoir import downstream, experiments, plan, plots, reproduce, run, tables
+from reservoir import costs, downstream, experiments, plots, reproduce, run, tables
 from reservoir.backskip import warmup
-from reservoir.experiments import MODELS, NEEDS, SETTINGS, UPDATABLE, Case, Laboratory
+from reservoir.experiments import MODELS, NEEDS, SETTINGS, UPDATABLE, Case, ExperimentSuite
 from reservoir.model import reservoir_layers
 from reservoir.printed import printed
 from tests.programs import finish, start
@@ -21,7 +21,7 @@ from tests.reservoir.known import Known
 PAPER = [target for target in NEEDS if target not in ("fig2", "fig6", "fig11", "table4")]
 
 
-def laboratory(out: Path, kind: type = Known, **fields) -> Laboratory:
+def make_suite(out: Path, kind: type = Known, **fields) -> ExperimentSuite:
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     given = {"scale": "tiny", "seeds": 1, "fields": [], **fields}
     return kind(out=out, mesh=mesh, **given)
@@ -35,11 +35,11 @@ def read(path: Path) -> list[dict[str, str]]:
 @pytest.mark.parametrize("scale", ["tiny", "laptop", "paper"])
 @pytest.mark.parametrize("target", NEEDS)
 def test_every_run_of_every_table_and_figure_has_a_valid_configuration(tmp_path, target, scale):
-    lab = laboratory(tmp_path, scale=scale)
+    suite = make_suite(tmp_path, scale=scale)
     found = {}
-    for cases in lab.needed(target).values():
+    for cases in suite.needed(target).values():
         for case in cases:
-            config = lab.configuration(case, 1)
+            config = suite.configuration(case, 1)
             run.validate(config)
             # One folder never serves two configurations.
             assert found.setdefault(case.name(1), to_json(config)) == to_json(config)
@@ -48,15 +48,15 @@ def test_every_run_of_every_table_and_figure_has_a_valid_configuration(tmp_path,
 
 
 def test_the_papers_grid_is_that_of_its_tables(tmp_path):
-    lab = laboratory(tmp_path, scale="paper")
+    suite = make_suite(tmp_path, scale="paper")
     for table in ("table1", "table2", "table5"):
-        (cases,) = lab.needed(table).values()
+        (cases,) = suite.needed(table).values()
         asked = {(case.model, str(case.layers)) for case in cases if case.model != UPDATABLE}
         assert asked == set(printed(table))
     for table in ("table6", "table7"):
         asked = {
             (setting, case.model, str(case.layers))
-            for setting, cases in lab.needed(table).items()
+            for setting, cases in suite.needed(table).items()
             for case in cases
         }
         assert asked == set(printed(table, keys=3))
@@ -79,9 +79,9 @@ PLACES = {
 
 @pytest.mark.parametrize("table", ["table1", "table2", "table5"])
 def test_the_layers_that_the_papers_tables_freeze(tmp_path, table):
-    (cases,) = laboratory(tmp_path, scale="paper").needed(table).values()
+    (cases,) = make_suite(tmp_path, scale="paper").needed(table).values()
     for case in cases:
-        config = laboratory(tmp_path, scale="paper").configuration(case, 1)
+        config = make_suite(tmp_path, scale="paper").configuration(case, 1)
         found = tuple(layer + 1 for layer in reservoir_layers(config.model))
         frozen = case.model in ("T Reservoir", "FFN Reservoir")
         assert found == (PLACES[config_name(case), case.layers] if frozen else ())
@@ -94,9 +94,9 @@ def config_name(case: Case) -> str:
 
 
 def test_the_placements_of_figure_5(tmp_path):
-    lab = laboratory(tmp_path, scale="paper", depths={8: None})
-    (cases,) = lab.needed("fig5").values()
-    found = {c.model: reservoir_layers(lab.configuration(c, 1).model) for c in cases}
+    suite = make_suite(tmp_path, scale="paper", depths={8: None})
+    (cases,) = suite.needed("fig5").values()
+    found = {c.model: reservoir_layers(suite.configuration(c, 1).model) for c in cases}
     assert found == {
         "Transformer": (),
         "alternate": (2, 4),
@@ -109,20 +109,20 @@ def test_the_placements_of_figure_5(tmp_path):
 def test_layerdrop_leaves_out_as_much_as_others_freeze_and_backskipping_waits_for_the_warmup(
     tmp_path,
 ):
-    lab = laboratory(tmp_path, scale="paper")
-    dropped = lab.configuration(Case("wmt", "LayerDrop", 16, 4), 1)
+    suite = make_suite(tmp_path, scale="paper")
+    dropped = suite.configuration(Case("wmt", "LayerDrop", 16, 4), 1)
     assert dropped.model.layerdrop == 0.25 and dropped.model.reservoir == "none"
-    skipping = lab.configuration(Case("iwslt", "Backskip Reservoir", 8, 2), 3)
+    skipping = suite.configuration(Case("iwslt", "Backskip Reservoir", 8, 2), 3)
     assert skipping.model.backskip.estimator == "policy" and skipping.seed == 3
     assert warmup(skipping) == skipping.optimizer.warmup_steps == 4000
 
 
 def test_table_3_tells_the_printed_reward_from_ours_and_has_the_parts_of_the_policy(tmp_path):
-    lab = laboratory(tmp_path)
-    (cases,) = lab.needed("table3").values()
+    suite = make_suite(tmp_path)
+    (cases,) = suite.needed("table3").values()
     found = {}
     for case in cases:
-        settings = lab.configuration(case, 1).model.backskip
+        settings = suite.configuration(case, 1).model.backskip
         found[case.model] = settings.estimator, settings.reward
     assert found["Backskip Reservoir"] == ("policy", "signed")
     assert found["Backskip by own reward"] == ("policy", "own_rms")
@@ -132,7 +132,7 @@ def test_table_3_tells_the_printed_reward_from_ours_and_has_the_parts_of_the_pol
 
 def test_table_1_by_hand(tmp_path):
     """Two seeds: best 31 and 32; 100 s to it, 80 s with reservoirs; epochs of 25 and 20 s."""
-    tables.table1(laboratory(tmp_path, seeds=2))
+    tables.table1(make_suite(tmp_path, seeds=2))
     plain, t, ffn, dropped, short = read(tmp_path / "table1.csv")
     assert plain["best BLEU"] == "31.50 ± 0.71" and plain["frozen"] == "0"
     assert plain["hours to best"] == "0.0278 ± 0.0000" and plain["ratio"] == "1.00"
@@ -144,21 +144,21 @@ def test_table_1_by_hand(tmp_path):
 
 
 def test_runs_that_did_not_take_turns_make_no_ratio_of_seconds(tmp_path):
-    tables.table1(laboratory(tmp_path, seeds=2, timing="shared"))
+    tables.table1(make_suite(tmp_path, seeds=2, timing="shared"))
     rows = read(tmp_path / "table1.csv")
     assert {row["ratio"] for row in rows} == {""}
     assert {row[""] for row in rows} == {"measured, timed shared"}
 
 
 def test_measured_stands_beside_printed(tmp_path):
-    lab = laboratory(
+    suite = make_suite(
         tmp_path, scale="paper", depths={8: None}, models=("Transformer", "FFN Reservoir")
     )
-    tables.table1(lab)
+    tables.table1(suite)
     rows = read(tmp_path / "table1.csv")
     assert [row[""] for row in rows] == ["measured, timed turns", "printed"] * 2
     assert rows[3]["best BLEU"] == "34.56 ± 0.16" and rows[3]["ratio"] == "0.86"
-    tables.table6(laboratory(tmp_path, scale="paper", settings=("wmt",), depths={24: None}))
+    tables.table6(make_suite(tmp_path, scale="paper", settings=("wmt",), depths={24: None}))
     rows = read(tmp_path / "table6.csv")
     assert rows[1]["hours to 95 %"] == "5.262 ± 0.607" and rows[1]["data"] == "wmt"
     assert rows[0]["BLEU there"] == "31.00"
@@ -166,7 +166,7 @@ def test_measured_stands_beside_printed(tmp_path):
 
 def test_table_3_has_the_areas_of_one_horizon(tmp_path):
     """The longest run ends at 150 s: the others hold their best until there."""
-    tables.table3(laboratory(tmp_path, models=("Transformer", "T Reservoir")))
+    tables.table3(make_suite(tmp_path, models=("Transformer", "T Reservoir")))
     plain, t = read(tmp_path / "table3.csv")
     hours = 1 / 3600
     area = 50 * 15.5 / 2 + 50 * (15.5 + 31) / 2 + 50 * 31
@@ -178,21 +178,21 @@ def test_table_3_has_the_areas_of_one_horizon(tmp_path):
 def test_the_horizons_are_the_papers_where_the_runs_are(tmp_path):
     """Hours on its machine; small runs end where the longest of them does."""
     paper = {"iwslt": 4, "iwslt_deep": 4, "wmt": 20, "enwik8": 30, "roberta": 60}
-    lab = laboratory(tmp_path, scale="paper")
-    assert {setting: lab.horizon(setting) for setting in SETTINGS} == paper
-    assert laboratory(tmp_path, scale="laptop").horizon("wmt") == "longest"
+    suite = make_suite(tmp_path, scale="paper")
+    assert {setting: suite.horizon(setting) for setting in SETTINGS} == paper
+    assert make_suite(tmp_path, scale="laptop").horizon("wmt") == "longest"
 
 
 def test_only_areas_have_a_horizon(tmp_path, monkeypatch):
     """Behind it lies the best of these runs, at 100 s; their areas end before, at 60 s."""
     monkeypatch.setattr(Known, "horizon", lambda self, setting: 60 / 3600)
-    lab = laboratory(tmp_path, models=("Transformer",))
-    tables.table3(lab)
+    suite = make_suite(tmp_path, models=("Transformer",))
+    tables.table3(suite)
     (row,) = read(tmp_path / "table3.csv")
     at_60 = 15.5 + 15.5 / 5
     area = 50 * 15.5 / 2 + 10 * (15.5 + at_60) / 2
     assert row["best BLEU"] == "31.00" and row["AUCC (BLEU hours)"] == f"{area / 3600:.4f}"
-    tables.table7(laboratory(tmp_path, models=("Transformer",), settings=("iwslt",)))
+    tables.table7(make_suite(tmp_path, models=("Transformer",), settings=("iwslt",)))
     (row,) = read(tmp_path / "table7.csv")
     assert row["hours to 99 %"] == f"{100 / 3600:.4f}" and row["BLEU there"] == "31.00"
 
@@ -200,7 +200,7 @@ def test_only_areas_have_a_horizon(tmp_path, monkeypatch):
 @pytest.mark.parametrize("target", PAPER)
 def test_every_target_is_written(tmp_path, target):
     module = tables if reproduce.TARGETS[target] == "tables" else plots
-    getattr(module, target)(laboratory(tmp_path))
+    getattr(module, target)(make_suite(tmp_path))
     made = sorted(path.name for path in tmp_path.iterdir())
     assert any(name.endswith(".csv") for name in made) and any(n.endswith(".md") for n in made)
     assert (module is tables) == (not any(name.endswith(".png") for name in made))
@@ -213,32 +213,32 @@ def test_options_that_leave_nothing_are_named(tmp_path):
         {"models": ("BiGRU Reservoir",)},
     ):
         with pytest.raises(UserError, match="leave nothing of table1, which has iwslt and Transf"):
-            tables.table1(laboratory(tmp_path, **fields))
+            tables.table1(make_suite(tmp_path, **fields))
     with pytest.raises(UserError, match="the probing tasks are missing: --data=probing=DIR"):
-        downstream.table4(laboratory(tmp_path))
+        downstream.table4(make_suite(tmp_path))
     with pytest.raises(UserError, match="has none of the tasks of Table 4"):
-        downstream.table4(laboratory(tmp_path, places={"probing": tmp_path}))
+        downstream.table4(make_suite(tmp_path, places={"probing": tmp_path}))
 
 
-def depths_of(lab: Laboratory, target: str, model: str) -> list[tuple[int, int]]:
+def depths_of(suite: ExperimentSuite, target: str, model: str) -> list[tuple[int, int]]:
     """(layers, reservoirs) of a row's configurations."""
     return [
         (config.model.encoder_layers, len(reservoir_layers(config.model)))
-        for cases in lab.needed(target).values()
+        for cases in suite.needed(target).values()
         for case in cases
         if case.model == model
-        for config in [lab.configuration(case, 1)]
+        for config in [suite.configuration(case, 1)]
     ]
 
 
 def test_any_depth_can_be_asked_for(tmp_path):
     """One that the scale does not have has as many reservoirs as the nearest, or as many as are asked for."""
-    lab = laboratory(tmp_path, scale="laptop", depths={4: None, 8: 3, 6: None})
-    assert depths_of(lab, "table1", "FFN Reservoir") == [(4, 2), (8, 3), (6, 2)]
-    assert depths_of(lab, "table1", "Transformer") == [(4, 0), (8, 0), (6, 0)]
-    assert depths_of(lab, "table1", UPDATABLE) == [(2, 0), (5, 0), (4, 0)]
-    (cases,) = lab.needed("table1").values()
-    rates = [lab.configuration(c, 1).model.layerdrop for c in cases if c.model == "LayerDrop"]
+    suite = make_suite(tmp_path, scale="laptop", depths={4: None, 8: 3, 6: None})
+    assert depths_of(suite, "table1", "FFN Reservoir") == [(4, 2), (8, 3), (6, 2)]
+    assert depths_of(suite, "table1", "Transformer") == [(4, 0), (8, 0), (6, 0)]
+    assert depths_of(suite, "table1", UPDATABLE) == [(2, 0), (5, 0), (4, 0)]
+    (cases,) = suite.needed("table1").values()
+    rates = [suite.configuration(c, 1).model.layerdrop for c in cases if c.model == "LayerDrop"]
     assert rates == [2 / 4, 3 / 8, 2 / 6]
     # Another number of reservoirs is another run; the same model is the same, whatever row asks for it.
     names = {(case.model, case.layers): case.name(1) for case in cases}
@@ -246,7 +246,7 @@ def test_any_depth_can_be_asked_for(tmp_path):
     assert names["FFN Reservoir", 4] == "iwslt_4_ffn_reservoir_seed1"
     assert names["Transformer", 4] == names[UPDATABLE, 4] == "iwslt_4_transformer_seed1"
     # Without reservoirs there is the plain model alone.
-    (cases,) = laboratory(tmp_path, scale="laptop", depths={4: 0}).needed("table1").values()
+    (cases,) = make_suite(tmp_path, scale="laptop", depths={4: 0}).needed("table1").values()
     assert [(case.model, case.name(1)) for case in cases] == [
         ("Transformer", "iwslt_4_transformer_seed1")
     ]
@@ -255,15 +255,15 @@ def test_any_depth_can_be_asked_for(tmp_path):
 def test_depths_at_which_reservoirs_do_not_fit_are_refused(tmp_path):
     message = r"--depths=2: 2 alternating reservoirs need 3 layers, there are 2; --depths=2:R says"
     with pytest.raises(UserError, match=message):
-        laboratory(tmp_path, scale="laptop", depths={2: None}).needed("table1")
+        make_suite(tmp_path, scale="laptop", depths={2: None}).needed("table1")
     fields = {"scale": "laptop", "models": ("Transformer",)}
-    assert depths_of(laboratory(tmp_path, depths={2: None}, **fields), "table1", "Transformer") == [
+    assert depths_of(make_suite(tmp_path, depths={2: None}, **fields), "table1", "Transformer") == [
         (2, 0)
     ]
     for model in ("LayerDrop", UPDATABLE):
         with pytest.raises(UserError, match="2 of 2 layers leave none"):
             fields = {"scale": "laptop", "models": (model,)}
-            laboratory(tmp_path, depths={2: None}, **fields).needed("table1")
+            make_suite(tmp_path, depths={2: None}, **fields).needed("table1")
 
 
 @pytest.mark.parametrize(
@@ -282,24 +282,24 @@ def test_depths_that_are_no_numbers_are_refused(text: str, message: str):
 
 
 def test_the_controls_separate_freezing_initialization_and_depth(tmp_path):
-    lab = laboratory(tmp_path, scale="laptop")
-    (cases,) = lab.needed("controls").values()
-    found = {case.model: lab.configuration(case, 1).model for case in cases}
+    suite = make_suite(tmp_path, scale="laptop")
+    (cases,) = suite.needed("controls").values()
+    found = {case.model: suite.configuration(case, 1).model for case in cases}
     trained, xavier = found["Orthogonal T trained"], found["Xavier T Reservoir"]
     assert trained.reservoir_trained and trained.reservoir_init == "orthogonal"
     assert not xavier.reservoir_trained and xavier.reservoir_init == "xavier"
     assert {model.reservoir for model in (trained, xavier)} == {"transformer"}
     assert found[UPDATABLE].encoder_layers == found["T Reservoir"].encoder_layers - 2
-    tables.controls(lab)
+    tables.controls(suite)
     rows = {row["model"]: row["frozen"] for row in read(tmp_path / "controls.csv")}
     assert rows["Orthogonal FFN trained"] == "0" and rows["Xavier FFN Reservoir"] == "2"
 
 
 def test_a_bigru_can_be_wider_than_the_model(tmp_path):
     """As wide as the feed-forward layers of the same recipe."""
-    lab = laboratory(tmp_path)
-    (cases,) = lab.needed("fig3").values()
-    found = {case.model: lab.configuration(case, 1).model for case in cases}
+    suite = make_suite(tmp_path)
+    (cases,) = suite.needed("fig3").values()
+    found = {case.model: suite.configuration(case, 1).model for case in cases}
     assert found["BiGRU Reservoir"].reservoir_hidden == 0
     assert found["BiGRU Reservoir up-projected"].reservoir_hidden == 256
 
@@ -308,7 +308,7 @@ def test_the_plan_lists_runs_and_what_is_done(tmp_path, capsys):
     done = tmp_path / "runs" / "iwslt_3_ffn_reservoir_seed1"
     done.mkdir(parents=True)
     (done / "summary.json").write_text("{}")
-    plan.show(laboratory(tmp_path, seeds=2), "table1")
+    costs.show(make_suite(tmp_path, seeds=2), "table1")
     shown = capsys.readouterr().out.splitlines()
     assert sum("_seed" in line for line in shown) == 10
     assert [line.split()[0] for line in shown if line.endswith("yes")] == [done.name]
@@ -317,13 +317,15 @@ def test_the_plan_lists_runs_and_what_is_done(tmp_path, capsys):
 
 def test_the_plan_counts_two_operations_for_a_weight_forward_and_for_each_gradient():
     config = experiments.translation.tiny(experiments.translation.iwslt("ffn"))
-    structure = plan.abstract(config)
+    abstract_model = costs.abstract(config)
     product = lambda shape: shape[0] * shape[1]  # noqa: E731
-    trained = sum(product(v.shape) for n, v in structure.trainable.items() if n.endswith("kernel"))
-    frozen = sum(product(v.shape) for n, v in structure.frozen.items() if n.endswith("kernel"))
+    trained = sum(
+        product(v.shape) for n, v in abstract_model.trainable.items() if n.endswith("kernel")
+    )
+    frozen = sum(product(v.shape) for n, v in abstract_model.frozen.items() if n.endswith("kernel"))
     table = config.data.vocab_size * config.model.width
     expected = (6 * (trained + table) + 4 * frozen) * config.data.tokens_per_batch
-    assert plan.flops(config, structure) == expected
+    assert costs.flops(config, abstract_model) == expected
 
 
 def test_from_the_command_line_and_again_without_training(tmp_path):

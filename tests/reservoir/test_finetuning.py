@@ -17,7 +17,7 @@ from common.errors import UserError
 from common.sharding import make_mesh
 from common.track.tracker import read_metrics
 from common.train.checkpoint import Checkpoints
-from common.train.trained import load_best
+from common.train.restore import load_best
 from configs import finetuning as recipes
 from configs import masked
 from reservoir import evaluate, finetuning, run
@@ -186,9 +186,9 @@ def test_the_best_checkpoint_measures_what_the_summary_says(kept, mesh, reservoi
     pretrained = open_run(reservoirs)
     config = finetuning.complete_model(classifying(reservoirs), pretrained)
     task = finetuning.make_task(config, pretrained, mesh)
-    structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
     checkpoints = Checkpoints(workdir)
-    values = load_best(checkpoints, structure, config, mesh)
+    values = load_best(checkpoints, abstract_model, config, mesh)
     checkpoints.close()
     assert task.evaluate(values, "test") == pytest.approx(summary["test"])
 

@@ -29,9 +29,9 @@ TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 2, 0]])
 def built(model):
     """A model with reservoirs as training draws them, and the names of what is frozen."""
     validate(model)
-    structure = helpers.structure_of(model)
-    frozen = variables.draw_frozen(structure, 1)
-    return structure.build(helpers.random_values(structure.trainable, 0), frozen), frozen
+    abstract_model = helpers.structure_of(model)
+    frozen = variables.draw_frozen(abstract_model, 1)
+    return abstract_model.build(helpers.random_values(abstract_model.trainable, 0), frozen), frozen
 
 
 def drawn_kernels(frozen: dict) -> list[np.ndarray]:
@@ -82,7 +82,7 @@ LAYER = "encoder/blocks/1/residuals/0/function"
 
 def started(model) -> dict:
     """The values that training starts from."""
-    made = translator(model, 13, 11, rngs=variables.Keys(0))
+    made = translator(model, 13, 11, rngs=variables.ParamKeys(0))
     return {name: v.get_value() for name, v in variables.split(made).trainable.items()}
 
 
@@ -91,10 +91,10 @@ def test_a_reservoirs_layer_can_be_trained_from_the_same_initialization(make_con
     for kind, kernel in (("ffn", "up"), ("transformer", "query")):
         model = make_config(kind, reservoir_trained=True, reservoir_gain=0.5).model
         validate(model)
-        structure = helpers.structure_of(model)
-        assert not structure.frozen
+        abstract_model = helpers.structure_of(model)
+        assert not abstract_model.frozen
         frozen = helpers.structure_of(make_config(kind).model)
-        assert structure.paths.keys() == frozen.paths.keys()
+        assert abstract_model.paths.keys() == frozen.paths.keys()
         values = started(model)
         value = np.asarray(values[f"{LAYER}/{kernel}/kernel"])
         np.testing.assert_allclose(value @ value.T, 0.25 * np.eye(16), atol=1e-5)
@@ -128,7 +128,7 @@ def test_roberta_keeps_the_initialization_that_a_field_asks_for():
     def kernels(**fields) -> list[np.ndarray]:
         model = ConfigDict({**config.model.to_dict(), **fields})
         validate(model)
-        made = masked_lm(model, 13, rngs=variables.Keys(0))
+        made = masked_lm(model, 13, rngs=variables.ParamKeys(0))
         values = variables.split(made).trainable
         names = [f"encoder/stack/blocks/{n}/residuals/{i}/function/up" for n, i in ((0, 1), (1, 0))]
         return [
@@ -211,11 +211,11 @@ def test_layerdrop_leaves_out_its_share_of_layers_in_training_and_none_elsewhere
 
 
 def test_a_dropped_layer_is_left_out_of_the_arithmetic_and_of_the_gradient(make_config):
-    structure = helpers.structure_of(make_config(layerdrop=0.5).model)
-    values = helpers.random_values(structure.trainable, 0)
+    abstract_model = helpers.structure_of(make_config(layerdrop=0.5).model)
+    values = helpers.random_values(abstract_model.trainable, 0)
 
     def loss(trainable, key):
-        return jnp.sum(jnp.square(structure.build(trainable, {})(SOURCE, TARGET, key)))
+        return jnp.sum(jnp.square(abstract_model.build(trainable, {})(SOURCE, TARGET, key)))
 
     gradient = jax.jit(jax.grad(loss))
     patterns = set()

@@ -16,7 +16,7 @@ from common.model.loss import cross_entropy
 from common.sharding import make_mesh, place, shardings
 from common.train import flops, optimizer
 from common.train.state import Step
-from common.variables import Structure
+from common.variables import AbstractModel
 from configs import translation
 from reservoir.model import translator, validate
 from tests.model import helpers
@@ -117,7 +117,7 @@ MISPRINTS = {
 }
 
 
-def full_size(task: tuple[str, int], kind: str, layers: int) -> Structure:
+def full_size(task: tuple[str, int], kind: str, layers: int) -> AbstractModel:
     name, decoder_layers = task
     model = getattr(translation, name)(kind).model
     model.encoder_layers, model.decoder_layers = layers, decoder_layers
@@ -170,7 +170,7 @@ class Run:
     """A small model of one kind with one gradient, and what that cost."""
 
     model: ConfigDict
-    structure: Structure
+    abstract_model: AbstractModel
     trainable: dict
     frozen: dict
     loss: float
@@ -193,21 +193,21 @@ def runs(make_config) -> dict[str, Run]:
     plain = helpers.random_values(helpers.structure_of(make_config("none").model).trainable, 0)
     for kind in KINDS:
         model = make_config(kind, encoder_layers=3, decoder_layers=1).model
-        structure = helpers.structure_of(model)
-        trainable = {name: jnp.asarray(plain[name]) for name in structure.trainable}
-        frozen = variables.draw_frozen(structure, 1)
+        abstract_model = helpers.structure_of(model)
+        trainable = {name: jnp.asarray(plain[name]) for name in abstract_model.trainable}
+        frozen = variables.draw_frozen(abstract_model, 1)
         if kind == "transformer":
-            frozen = {name: plain[name] for name in structure.frozen}
+            frozen = {name: plain[name] for name in abstract_model.frozen}
 
-        def loss(trainable, frozen, structure=structure):
+        def loss(trainable, frozen, abstract_model=abstract_model):
             batch = {"source": SOURCE, "target": TARGET}
-            return loss_of(structure.build(trainable, frozen), batch, None)[0]
+            return loss_of(abstract_model.build(trainable, frozen), batch, None)[0]
 
         function = jax.value_and_grad(loss)
         program = jax.jit(function).lower(trainable, frozen).compile()
         made[kind] = Run(
             model,
-            structure,
+            abstract_model,
             trainable,
             frozen,
             *program(trainable, frozen),
@@ -220,23 +220,27 @@ def runs(make_config) -> dict[str, Run]:
 def test_exactly_the_reservoir_is_frozen(runs):
     assert not runs["none"].frozen
     for kind, size in (("transformer", 16), ("ffn", 6)):
-        structure = runs[kind].structure
-        layer = {n for n in structure.paths if n.startswith(FROZEN_LAYER)}
-        assert layer == set(structure.frozen) == set(structure.drawn)
+        abstract_model = runs[kind].abstract_model
+        layer = {n for n in abstract_model.paths if n.startswith(FROZEN_LAYER)}
+        assert layer == set(abstract_model.frozen) == set(abstract_model.drawn)
         assert len(layer) == size
-    assert set(runs["transformer"].structure.paths) == set(runs["none"].structure.paths)
+    assert set(runs["transformer"].abstract_model.paths) == set(runs["none"].abstract_model.paths)
 
 
 def test_a_gmlp_reservoir_is_one_line_of_configuration(make_config):
     """Its random map over positions is frozen, mixes, and sees no padding."""
     config = make_config("gmlp", max_length=6).model
     validate(config)
-    structure = helpers.structure_of(config)
-    assert {n for n in structure.paths if n.startswith(FROZEN_LAYER)} == set(structure.frozen)
-    frozen = variables.draw_frozen(structure, 1)
+    abstract_model = helpers.structure_of(config)
+    assert {n for n in abstract_model.paths if n.startswith(FROZEN_LAYER)} == set(
+        abstract_model.frozen
+    )
+    frozen = variables.draw_frozen(abstract_model, 1)
     weight = frozen[FROZEN_LAYER + "residuals/0/function/spatial/weight"]
     assert weight.shape == (1, 6, 6) and 0.5 < np.linalg.norm(weight) / 6**0.5 < 1.5
-    block = structure.build(helpers.random_values(structure.trainable, 0), frozen).encoder.blocks[1]
+    block = abstract_model.build(
+        helpers.random_values(abstract_model.trainable, 0), frozen
+    ).encoder.blocks[1]
     x = np.random.default_rng(0).standard_normal((1, 6, 16)).astype(np.float32)
     lengths = np.array([4])
     found = block(x, Context(lengths_B=lengths))[0, :4]
@@ -260,7 +264,7 @@ def test_an_ffn_reservoir_is_a_residual_feed_forward_without_attention(runs):
             "function/down/bias",
         )
     }
-    block = run.structure.build(run.trainable, run.frozen).encoder.blocks[1]
+    block = run.abstract_model.build(run.trainable, run.frozen).encoder.blocks[1]
     x = np.random.default_rng(0).standard_normal((5, 16)).astype(np.float32)
     weights = helpers.below(run.frozen, FROZEN_LAYER + "residuals/0")
     norm, function = (helpers.below(weights, name) for name in ("norm", "function"))
@@ -271,7 +275,7 @@ def test_an_ffn_reservoir_is_a_residual_feed_forward_without_attention(runs):
 @pytest.mark.parametrize("kind", ["transformer", "ffn"])
 def test_reservoirs_are_drawn_orthogonal_with_torchs_biases(runs, kind: str):
     run = runs[kind]
-    for name, value in variables.draw_frozen(run.structure, 3).items():
+    for name, value in variables.draw_frozen(run.abstract_model, 3).items():
         if name.endswith("kernel"):
             tall = value if value.shape[0] >= value.shape[1] else value.T
             np.testing.assert_allclose(tall.T @ tall, np.eye(tall.shape[1]), atol=1e-6)
@@ -284,10 +288,10 @@ def test_reservoirs_are_drawn_orthogonal_with_torchs_biases(runs, kind: str):
 
 def test_dropout_of_reservoirs_is_an_option(make_config):
     for on, expected in ((True, [0.2, 0.2, 0.2]), (False, [0.2, 0.0, 0.2])):
-        structure = helpers.structure_of(
+        abstract_model = helpers.structure_of(
             make_config("ffn", dropout=0.2, reservoir_dropout=on).model
         )
-        model = structure.build(dict(structure.trainable), dict(structure.frozen))
+        model = abstract_model.build(dict(abstract_model.trainable), dict(abstract_model.frozen))
         assert [block.residuals[0].rate for block in model.encoder.blocks] == expected
 
 
@@ -295,9 +299,9 @@ def test_dropout_of_attention_weights(make_config):
     """In all attention of encoder and decoder; in a reservoir as its other dropout. It is there in training alone."""
     for on, quiet in ((True, 0.1), (False, 0.0)):
         fields = {"dropout": 0.0, "attention_dropout": 0.1, "reservoir_dropout": on}
-        structure = helpers.structure_of(make_config("transformer", **fields).model)
-        values = helpers.random_values(structure.trainable, 0)
-        model = structure.build(values, variables.draw_frozen(structure, 1))
+        abstract_model = helpers.structure_of(make_config("transformer", **fields).model)
+        values = helpers.random_values(abstract_model.trainable, 0)
+        model = abstract_model.build(values, variables.draw_frozen(abstract_model, 1))
         rates = [
             [r.function.rate for r in block.residuals[:-1]]
             for block in (*model.encoder.blocks, *model.decoder.blocks)
@@ -312,7 +316,7 @@ def test_dropout_of_attention_weights(make_config):
         )
         assert not np.allclose(still, drawn[0]) and not np.allclose(*drawn)
     plain = helpers.structure_of(make_config("transformer", attention_dropout=0.0).model)
-    assert plain.paths.keys() == structure.paths.keys()
+    assert plain.paths.keys() == abstract_model.paths.keys()
 
 
 # What freezing does to training.
@@ -363,16 +367,16 @@ def test_optimizer_steps_leave_reservoirs_as_they_are(runs, make_config):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     step = Step(
         SimpleNamespace(loss_at=lambda number: loss_of),
-        run.structure,
+        run.abstract_model,
         update,
         schedule,
         mesh,
         seed=0,
     )
-    frozen = place(run.frozen, shardings(run.structure.frozen, mesh))
+    frozen = place(run.frozen, shardings(run.abstract_model.frozen, mesh))
     trainable = place(
         {name: np.asarray(value) for name, value in run.trainable.items()},
-        shardings(run.structure.trainable, mesh),
+        shardings(run.abstract_model.trainable, mesh),
     )
     state = jax.jit(update.init)(trainable)
     batch = {"source": jnp.asarray(SOURCE), "target": jnp.asarray(TARGET)}

@@ -88,7 +88,7 @@ def states(read: Reader, ids: list[int]) -> np.ndarray:
 
     @jax.jit
     def call(tokens_1L):
-        model = values.structure.build(values.trainable, values.frozen)
+        model = values.abstract_model.build(values.trainable, values.frozen)
         return jnp.stack(read.hidden(model, tokens_1L, jnp.array([len(ids)])))
 
     return np.asarray(call(jnp.asarray([ids], jnp.int32)))[:, 0]

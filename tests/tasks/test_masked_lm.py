@@ -22,7 +22,7 @@ from common.tasks.masking import mask
 from common.track.tracker import read_metrics
 from common.train.checkpoint import draw_reservoirs
 from common.train.state import initial_values
-from common.train.task import Values
+from common.train.task import ModelState
 from configs import masked
 from reservoir import encoder, run
 
@@ -69,17 +69,17 @@ def task(folder, mesh) -> MaskedLm:
 
 
 @pytest.fixture(scope="module")
-def values(task, mesh) -> Values:
-    structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
-    frozen, _ = draw_reservoirs(structure, 1, mesh)
-    trainable = initial_values(task, structure, 1, mesh)
+def values(task, mesh) -> ModelState:
+    abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    frozen, _ = draw_reservoirs(abstract_model, 1, mesh)
+    trainable = initial_values(task, abstract_model, 1, mesh)
     trainable["head/bias"] = jax.random.normal(jax.random.key(5), trainable["head/bias"].shape)
-    return Values(structure, trainable, frozen, mesh)
+    return ModelState(abstract_model, trainable, frozen, mesh)
 
 
 def test_evaluation_equals_a_reading_row_by_row(task, values):
     """Each row alone, the logits of all its positions, the softmax in NumPy."""
-    network = values.structure.build(values.trainable, values.frozen)
+    network = values.abstract_model.build(values.trainable, values.frozen)
     forward = jax.jit(lambda *inputs: network(*inputs))
     rows, everywhere = task.splits["valid"], jnp.arange(16)[None]
     loss = hits = count = 0.0

@@ -13,7 +13,7 @@ from importlib import import_module
 from itertools import product
 from pathlib import Path
 
-from common import program
+from common.runtime import program
 
 STEPS = 60
 TASKS = {
@@ -103,10 +103,10 @@ def session(
     import jax
 
     from common.config import load
-    from common.distributed import is_main
+    from common.runtime.processes import is_main
+    from common.runtime.signals import Signals
     from common.sharding import make_mesh
     from common.train.loop import Run
-    from common.train.preemption import Signals
     from common.train.profile import Profile
     from common.train.workdir import open_workdir
 
@@ -128,7 +128,7 @@ def session(
 
 
 def main() -> None:
-    from common import distributed
+    from common.runtime import processes
     from common.train import loop
 
     if sys.argv[1].startswith("--config"):
@@ -137,7 +137,7 @@ def main() -> None:
         loop.Run = noting(loop.Run)
         train()
     else:
-        distributed.initialize()
+        processes.initialize()
         folder, cache, until = sys.argv[1:]
         session(Path(folder), Path(cache), int(until))
 

@@ -8,7 +8,7 @@ from flax import nnx
 from common import variables
 from common.sharding import make_mesh
 from common.train.evaluate import PerExample
-from common.train.task import Values
+from common.train.task import ModelState
 
 
 class Scale(nnx.Module):
@@ -19,8 +19,8 @@ class Scale(nnx.Module):
 def test_rows_of_batches_of_two_lengths_are_collected_by_example() -> None:
     """Each length is traced on its own; empty rows, of the id -1, are left out."""
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    structure = variables.split(Scale())
-    values = Values(structure, {"scale": jnp.float32(3)}, {}, mesh)
+    abstract_model = variables.split(Scale())
+    values = ModelState(abstract_model, {"scale": jnp.float32(3)}, {}, mesh)
     evaluate = PerExample(lambda model, b: {"sum": model.scale[...] * b["x"].sum(1)}, mesh)
     batches = [
         {"ids": np.int32([2, 0]), "x": np.ones((2, 4), np.float32)},

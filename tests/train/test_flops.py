@@ -97,18 +97,18 @@ def unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_operations_are_those_that_the_compiler_counts(name: str, unrolled: None) -> None:
-    structure = variables.abstract(lambda: BLOCKS[name](variables.Keys(0)))
+    abstract_model = variables.abstract(lambda: BLOCKS[name](variables.ParamKeys(0)))
     width = {"Qwen2": 896}.get(name.split()[0], WIDTH)
     rows, length = SHORT.get(name, (ROWS, LENGTH))
     x_BLD = jax.ShapeDtypeStruct((rows, length, width), jnp.float32)
     values = [
         {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in some.items()}
-        for some in (structure.trainable, structure.frozen)
+        for some in (abstract_model.trainable, abstract_model.frozen)
     ]
 
     def loss(trainable, x_BLD, frozen):
         context = Context(memory_BSD=x_BLD[:, : length // 2])  # which only a decoder reads
-        y_BLD = structure.build(trainable, frozen)(x_BLD, context)
+        y_BLD = abstract_model.build(trainable, frozen)(x_BLD, context)
         return jnp.sum(y_BLD.astype(jnp.float32) ** 2)
 
     gradient = jax.grad(loss, argnums=(0, 1))
@@ -153,12 +153,14 @@ def counted(layers: int, drop: float, remat: bool, parts: int = 1) -> int:
         blocks = [plain(rngs) for _ in range(layers)]
         return Stack(blocks, WIDTH, rngs=rngs, drop=drop, remat=remat)
 
-    structure = variables.abstract(lambda: make(variables.Keys(0)))
-    trainable = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in structure.trainable.items()}
+    abstract_model = variables.abstract(lambda: make(variables.ParamKeys(0)))
+    trainable = {
+        n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in abstract_model.trainable.items()
+    }
 
     def gradient(trainable, x_BLD):
         def loss(trainable, x_BLD):
-            y_BLD = structure.build(trainable, {})(x_BLD, Context(), jax.random.key(0))
+            y_BLD = abstract_model.build(trainable, {})(x_BLD, Context(), jax.random.key(0))
             return jnp.sum(y_BLD**2)
 
         def add(total, x_BLD):

@@ -14,11 +14,11 @@ from flax import nnx
 
 from common import variables
 from common.errors import UserError
+from common.runtime.signals import Preempted
 from common.track.tracker import read_metrics
 from common.train import checkpoint, loop, workdir
 from common.train import task as tasks
 from common.train.checkpoint import Checkpoints
-from common.train.preemption import Preempted
 from common.train.workdir import Lock
 from tests.train import toy
 
@@ -299,7 +299,7 @@ def test_a_signal_that_comes_while_processes_agree_is_not_lost(
             os.kill(os.getpid(), signal.SIGTERM)
         return decision
 
-    monkeypatch.setattr(loop, "agree", agree)
+    monkeypatch.setattr(loop, "all_reduce_max", agree)
     with pytest.raises(Preempted, match="SIGTERM: saved step 6 in"):
         toy.run(tmp_path)
     assert [int(decision[0]) for decision in asked] == [0] * 5 + [signal.SIGTERM]
@@ -358,7 +358,7 @@ def test_a_checkpoint_of_one_device_restores_on_eight(tmp_path: Path) -> None:
     np.testing.assert_allclose([v for _, v in other], [v for _, v in one], rtol=1e-4, atol=1e-7)
 
 
-class Outside(toy.Toy):
+class PretrainedWeights(toy.Toy):
     """Its frozen layer lies in a file outside of the run."""
 
     def __init__(self, name: str = "one", value: float = 1.0):
@@ -370,27 +370,27 @@ class Outside(toy.Toy):
         variables.give(model)
         return model
 
-    def outside(self, structure: variables.Structure) -> tasks.Outside:
-        values = {n: jax.numpy.full(v.shape, self.value) for n, v in structure.frozen.items()}
-        return tasks.Outside(values, self.name)
+    def outside(self, abstract_model: variables.AbstractModel) -> tasks.PretrainedWeights:
+        values = {n: jax.numpy.full(v.shape, self.value) for n, v in abstract_model.frozen.items()}
+        return tasks.PretrainedWeights(values, self.name)
 
 
 def test_frozen_values_of_other_files_are_used_and_not_stored(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    toy.run(run, Outside(), train__steps=10)
+    toy.run(run, PretrainedWeights(), train__steps=10)
     kept = ocp.StandardCheckpointer().metadata(latest(run).absolute() / "state")
     assert set(kept.item_metadata.tree["trainable"]) == {"trained/kernel", "trained/bias"}
     assert not kept.item_metadata.tree["frozen"]
-    whole = toy.run(tmp_path / "whole", Outside(), train__steps=20)
-    again = toy.run(run, Outside(), train__steps=20)
+    whole = toy.run(tmp_path / "whole", PretrainedWeights(), train__steps=20)
+    again = toy.run(run, PretrainedWeights(), train__steps=20)
     assert losses(run) == losses(tmp_path / "whole")
     assert again["test"] == whole["test"]
     # The layer is what the file says: with another one the loss of the first step is another.
-    toy.run(tmp_path / "other", Outside(value=2.0), train__steps=5)
+    toy.run(tmp_path / "other", PretrainedWeights(value=2.0), train__steps=5)
     assert losses(tmp_path / "other")[0] != losses(run)[0]
 
 
 def test_a_run_refuses_other_files_than_it_began_with(tmp_path: Path) -> None:
-    toy.run(tmp_path, Outside(), train__steps=10)
+    toy.run(tmp_path, PretrainedWeights(), train__steps=10)
     with pytest.raises(UserError, match="pretrained weights are not those"):
-        toy.run(tmp_path, Outside("two"), train__steps=20)
+        toy.run(tmp_path, PretrainedWeights("two"), train__steps=20)

@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.model.linear import Linear
 from common.sharding import make_mesh
 from common.train import optimizer as optimizers
-from common.train.feed import feed
+from common.train.prefetch import device_prefetch
 from common.train.state import Step, initial_values, optimizer_shardings
 from tests.train import toy
 
@@ -386,9 +386,11 @@ class WideToy(toy.Toy):
 
 def test_sums_over_rows_and_columns_lie_everywhere():
     mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
-    structure = variables.abstract(lambda: Wide(nnx.Rngs(0)))
-    where = sharding.shardings(structure.trainable, mesh)
-    shapes = {n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in structure.trainable.items()}
+    abstract_model = variables.abstract(lambda: Wide(nnx.Rngs(0)))
+    where = sharding.shardings(abstract_model.trainable, mesh)
+    shapes = {
+        n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in abstract_model.trainable.items()
+    }
     update, _ = optimizers.make(settings(), STEPS)
     places = optimizer_shardings(update, shapes, where, mesh)
     factored = next(part for part in places if hasattr(part, "v_row"))
@@ -403,14 +405,14 @@ def trained(sizes: dict[str, int], devices: int) -> dict[str, np.ndarray]:
     """The values after a few steps on a mesh."""
     mesh, task = make_mesh(sizes, jax.devices()[:devices]), WideToy()
     with jax.set_mesh(mesh):
-        structure = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+        abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
         update, schedule = optimizers.make(settings(), STEPS)
-        step = Step(task, structure, update, schedule, mesh, seed=1)
-        values = initial_values(task, structure, 1, mesh)
-        where = sharding.shardings(structure.trainable, mesh)
+        step = Step(task, abstract_model, update, schedule, mesh, seed=1)
+        values = initial_values(task, abstract_model, 1, mesh)
+        where = sharding.shardings(abstract_model.trainable, mesh)
         places = optimizer_shardings(update, values, where, mesh)
         state = jax.jit(update.init, out_shardings=places)(values)
-        batches = feed(task.batches(None), mesh)
+        batches = device_prefetch(task.batches(None), mesh)
         for number in range(STEPS):
             batch, _ = next(batches)
             if not number:

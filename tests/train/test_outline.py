@@ -7,14 +7,14 @@ import pytest
 
 from common.errors import UserError
 from common.sharding import make_mesh
-from common.train import outline
+from common.train import dry_run
 from common.train.loop import fit
 from common.train.profile import Profile
 from tests.train import toy
 
 
 def test_an_outline_says_what_a_run_holds_and_does(capsys: pytest.CaptureFixture) -> None:
-    outline.show(toy.config(train__steps=7), toy.Toy(), toy.mesh())
+    dry_run.show(toy.config(train__steps=7), toy.Toy(), toy.mesh())
     shown = capsys.readouterr().out
     # As in the summary of a run: x W of 8 x 2 x 4 and 8 x 4 x 1, the latter for its weights too.
     frozen, trained = 2 * 8 * 2 * 4, 2 * 8 * 4 * 1
@@ -30,7 +30,7 @@ def test_bytes_are_those_of_the_part_that_a_device_has() -> None:
     where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp", "tensor"))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     sizes = [
-        outline.held([jax.ShapeDtypeStruct((8, 16), "float32", sharding=to)])
+        dry_run.held([jax.ShapeDtypeStruct((8, 16), "float32", sharding=to)])
         for to in (whole, where)
     ]
     assert sizes == [4 * 8 * 16, 4 * 8 * 16 // 8]

@@ -11,18 +11,18 @@ import jax
 import numpy as np
 import pytest
 
-from common import distributed
 from common.errors import UserError
+from common.runtime import processes
+from common.runtime.heartbeat import LOST
 from common.track.tracker import METRICS, read_metrics
 from common.train import command
-from common.watch import LOST
 from tests.programs import finish, start, start_several
 from tests.train.noted import EVERYWHERE, STEPS, TASKS, seen, session
 
 SHORT = 5
 
 
-class Met(Exception):
+class Rendezvous(Exception):
     """Instead of a meeting."""
 
 
@@ -46,16 +46,16 @@ def test_all_that_processes_have_in_common_is_compared(
 
     def meet(address, count, index, seconds, asked):
         found.append(asked)
-        raise Met
+        raise Rendezvous
 
-    monkeypatch.setattr(distributed, "meet", meet)
+    monkeypatch.setattr(processes, "meet", meet)
     contract = {"TRAINLESS_COORDINATOR": "here:1", "TRAINLESS_PROCESS_ID": "0"}
     for more, settings in (([], {}), (arguments, environment)):
         for name, value in (contract | {"TRAINLESS_NUM_PROCESSES": "2"} | settings).items():
             monkeypatch.setenv(name, value)
         command_line = ["train", "--config=configs/wmt_ffn_res.py:tiny", *more]
         monkeypatch.setattr(sys, "argv", command_line)
-        with pytest.raises(Met):
+        with pytest.raises(Rendezvous):
             command.train("reservoir", lambda *_: None)
     first, other = found
     assert {name for name in first if first[name] != other[name]} == differing
@@ -66,7 +66,7 @@ def test_processes_that_know_of_no_meeting_do_not_train_alone(
 ) -> None:
     monkeypatch.setenv("TRAINLESS_NUM_PROCESSES", "2")
     with pytest.raises(UserError, match="so TRAINLESS_COORDINATOR must be host:port"):
-        distributed.initialize()
+        processes.initialize()
 
 
 def losses(workdir: Path) -> dict[int, float]:

@@ -9,8 +9,8 @@ from flax import nnx
 from common.errors import UserError
 from common.model.linear import Linear
 from common.train.checkpoint import snapshots
-from common.train.task import Values
-from common.train.trained import load_run
+from common.train.restore import load_run
+from common.train.task import ModelState
 from tests.train import toy
 
 
@@ -24,7 +24,7 @@ def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load(workdir: Path, build: type = toy.Model, *steps: int) -> Values:
+def load(workdir: Path, build: type = toy.Model, *steps: int) -> ModelState:
     return load_run(workdir, toy.config(), build, toy.mesh(), snapshots=steps)
 
 

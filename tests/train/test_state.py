@@ -18,7 +18,7 @@ from common.model.dropout import dropout
 from common.model.linear import Linear
 from common.sharding import make_mesh
 from common.train.checkpoint import draw_reservoirs
-from common.train.feed import put
+from common.train.prefetch import put
 from common.train.state import Step, initial_values, optimizer_shardings
 from common.variables import freeze
 from tests.train import toy
@@ -57,7 +57,7 @@ class Weighted(toy.Toy):
     def loss_at(self, step: int) -> Callable:
         return self.doubled if step % 2 else self.loss
 
-    def own_rates(self) -> dict[str, float]:
+    def learning_rate_overrides(self) -> dict[str, float]:
         return {"bias": 0.25}
 
 
@@ -88,14 +88,14 @@ class Run:
 
     def __init__(self, mesh: Mesh | None = None, **fields):
         self.mesh, self.task = mesh or one_device(), Weighted()
-        structure = variables.abstract(lambda: self.task.build(nnx.Rngs(0)))
+        abstract_model = variables.abstract(lambda: self.task.build(nnx.Rngs(0)))
         options = {"seed": SEED} | fields
-        self.step = Step(self.task, structure, momentum(), schedule, self.mesh, **options)
-        self.values = initial_values(self.task, structure, SEED, self.mesh)
-        where = sharding.shardings(structure.trainable, self.mesh)
+        self.step = Step(self.task, abstract_model, momentum(), schedule, self.mesh, **options)
+        self.values = initial_values(self.task, abstract_model, SEED, self.mesh)
+        where = sharding.shardings(abstract_model.trainable, self.mesh)
         places = optimizer_shardings(self.step.optimizer, self.values, where, self.mesh)
         self.state = jax.jit(self.step.optimizer.init, out_shardings=places)(self.values)
-        self.frozen, _ = draw_reservoirs(structure, SEED, self.mesh)
+        self.frozen, _ = draw_reservoirs(abstract_model, SEED, self.mesh)
 
     def __call__(self, batch: dict[str, np.ndarray], number: int = 0) -> dict[str, float]:
         """Takes one step; returns its metrics."""
@@ -275,7 +275,7 @@ def test_arguments_stand_for_the_arrays_of_a_run(sharded: Run) -> None:
 
 def test_moments_have_the_sharding_of_their_parameters(sharded: Run) -> None:
     """Adafactor's sums over rows or columns, and counters, are replicated."""
-    where = sharding.shardings(sharded.step.structure.trainable, sharded.mesh)
+    where = sharding.shardings(sharded.step.abstract_model.trainable, sharded.mesh)
     sums = optax.scale_by_factored_rms(min_dim_size_to_factor=1)
     update = optax.chain(optax.scale_by_adam(), sums)
     shapes = jax.eval_shape(lambda: sharded.values)
@@ -287,14 +287,14 @@ def test_moments_have_the_sharding_of_their_parameters(sharded: Run) -> None:
 
 
 def test_initial_values_follow_from_the_seed_on_every_mesh(plain: Run, sharded: Run) -> None:
-    structure = sharded.step.structure
+    abstract_model = sharded.step.abstract_model
     for seed in (SEED, SEED + 1):
-        model = Weighted().build(variables.Keys(seed))
+        model = Weighted().build(variables.ParamKeys(seed))
         expected = np.asarray(model.trained.kernel.get_value())
         for run in (plain, sharded):
-            values = initial_values(run.task, structure, seed, run.mesh)
+            values = initial_values(run.task, abstract_model, seed, run.mesh)
             assert values.keys() == {"trained/kernel", "trained/bias"}
-            where = sharding.shardings(structure.trainable, run.mesh)
+            where = sharding.shardings(abstract_model.trainable, run.mesh)
             assert {name: value.sharding for name, value in values.items()} == where
             np.testing.assert_allclose(values["trained/kernel"], expected, rtol=1e-6)
 
@@ -304,11 +304,11 @@ def test_the_step_of_a_run_has_its_seed_schedule_and_own_rates() -> None:
     config, mesh = toy.config(seed=9, **fields), one_device()
     step = Step.of(config, task := Weighted(), mesh)
     assert (step.task, step.mesh, step.seed, step.accumulate) == (task, mesh, 9, 2)
-    assert step.structure.trainable.keys() == {"trained/kernel", "trained/bias"}
-    assert step.structure.frozen.keys() == {"features/kernel", "features/bias"}
+    assert step.abstract_model.trainable.keys() == {"trained/kernel", "trained/bias"}
+    assert step.abstract_model.frozen.keys() == {"features/kernel", "features/bias"}
     rates = [float(step.schedule(number)) for number in (0, 5, 10)]
     assert rates == pytest.approx([0.05, 0.025, 0.0])
-    values = {name: jnp.ones(v.shape) for name, v in step.structure.trainable.items()}
+    values = {name: jnp.ones(v.shape) for name, v in step.abstract_model.trainable.items()}
     updates, _ = jax.jit(step.optimizer.update)(values, step.optimizer.init(values), values)
     assert updates["trained/bias"] == pytest.approx(-0.25, rel=1e-4)
     assert updates["trained/kernel"] == pytest.approx(-0.05, rel=1e-4)

@@ -7,8 +7,8 @@ import pytest
 
 from common.errors import UserError
 from common.train.checkpoint import Checkpoints
-from common.train.task import Values
-from common.train.trained import load_run
+from common.train.restore import load_run
+from common.train.task import ModelState
 from tests.train import toy
 
 SCORES = [5.0, 2.0, 4.0, 1.0, 3.0, 6.0]
@@ -24,7 +24,7 @@ class Noted(toy.Toy):
         super().__init__(scores=scores)
         self.seen: list[tuple[str, dict]] = []
 
-    def evaluate(self, values: Values, split: str) -> dict[str, float]:
+    def evaluate(self, values: ModelState, split: str) -> dict[str, float]:
         self.seen.append((split, {n: np.asarray(x) for n, x in values.trainable.items()}))
         return super().evaluate(values, split)
 

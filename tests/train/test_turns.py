@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from common.errors import UserError
+from common.runtime.signals import Preempted, Signals
 from common.train import conditions as conditions_module
 from common.train.conditions import Conditions
 from common.train.loop import Job, fit, fit_in_turns
-from common.train.preemption import Preempted, Signals
 from tests.train import toy
 
 

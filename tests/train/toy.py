@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from common.model.linear import Linear
 from common.sharding import make_mesh
 from common.train.loop import fit
-from common.train.task import Batch, Task, Values
+from common.train.task import Batch, ModelState, Task
 from common.variables import freeze
 from configs import translation
 
@@ -58,11 +58,11 @@ class Toy(Task):
             number += 1
             yield {"x": x, "y": y.astype(np.float32)}, {"next": number}
 
-    def evaluate(self, values: Values, split: str) -> dict[str, float]:
+    def evaluate(self, values: ModelState, split: str) -> dict[str, float]:
         self.evaluated.append(split)
         if self.scores is not None and split == "valid":
             return {"error": self.scores[min(self.evaluated.count("valid"), len(self.scores)) - 1]}
-        model = values.structure.build(values.trainable, values.frozen)
+        model = values.abstract_model.build(values.trainable, values.frozen)
         x = jnp.asarray([[1.0, 2.0]])
         return {"error": float(jnp.abs(model(x) - 3.0)[0, 0])}
 

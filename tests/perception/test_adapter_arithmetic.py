@@ -9,11 +9,11 @@ from flax import nnx
 from common import sharding, variables
 from common.errors import UserError
 from common.model.lora import Lora, adapt
-from common.model.quantized import dequantize, quantize, quantize_frozen
 from perception import quantize as quantization
-from perception.arithmetic import Adapter, combine, merge, of_values
+from perception.adapter_arithmetic import Adapter, combine, merge, of_values
 from perception.backbones import bert
 from perception.model import backbone
+from perception.quantized import dequantize, quantize, quantize_frozen
 
 SHAPE = bert(1, 16, 32, 2, vocabulary=50, longest=16)
 LORA = Lora(rank=2, alpha=6)
@@ -26,8 +26,8 @@ def drawn(some: dict, seed: int) -> dict:
 
 
 def adapted(lora: Lora) -> nnx.Module:
-    model = backbone(SHAPE, rngs=variables.Keys(0))
-    adapt(model, SHAPE.targets, lora, rngs=variables.Keys(0))
+    model = backbone(SHAPE, rngs=variables.ParamKeys(0))
+    adapt(model, SHAPE.targets, lora, rngs=variables.ParamKeys(0))
     return model
 
 
@@ -38,17 +38,17 @@ def adapter(seed: int, lora: Lora = LORA, base: str = "base") -> Adapter:
 
 
 @pytest.fixture(scope="module")
-def structure() -> variables.Structure:
-    return variables.abstract(lambda: backbone(SHAPE, rngs=variables.Keys(0)))
+def abstract_model() -> variables.AbstractModel:
+    return variables.abstract(lambda: backbone(SHAPE, rngs=variables.ParamKeys(0)))
 
 
 @pytest.fixture(scope="module")
-def base(structure) -> dict:
-    return drawn(structure.trainable, 0)
+def base(abstract_model) -> dict:
+    return drawn(abstract_model.trainable, 0)
 
 
-def states(structure: variables.Structure, trainable: dict, frozen: dict) -> np.ndarray:
-    run = jax.jit(lambda t, f: structure.build(t, f)(TOKENS, LENGTHS))
+def states(abstract_model: variables.AbstractModel, trainable: dict, frozen: dict) -> np.ndarray:
+    run = jax.jit(lambda t, f: abstract_model.build(t, f)(TOKENS, LENGTHS))
     return np.asarray(run(trainable, frozen))
 
 
@@ -56,15 +56,15 @@ def changes(adapter: Adapter) -> dict[str, np.ndarray]:
     return {n: np.float64(a) @ np.float64(b) for n, (a, b) in adapter.layers.items()}
 
 
-def test_merged_weights_do_what_weights_and_adapter_do(base, structure) -> None:
+def test_merged_weights_do_what_weights_and_adapter_do(base, abstract_model) -> None:
     merged = merge(base, adapter(1))
     changed = {name for name in base if (merged[name] != base[name]).any()}
     assert len(changed) == 3 and all(name.endswith("/kernel") for name in changed)
-    found = states(structure, merged, {})
+    found = states(abstract_model, merged, {})
     with_adapter = variables.abstract(lambda: adapted(LORA))
     wanted = states(with_adapter, drawn(with_adapter.trainable, 1), base)
     np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-    assert abs(found - states(structure, base, {})).max() > 0.01
+    assert abs(found - states(abstract_model, base, {})).max() > 0.01
 
 
 def test_what_was_merged_comes_out_again(base) -> None:

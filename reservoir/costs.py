@@ -13,28 +13,28 @@ from common import variables
 from common.model.transformer import compute_dtype
 from common.report.table import text
 from common.track.tracker import SUMMARY
-from common.variables import Structure
+from common.variables import AbstractModel
 from reservoir import downstream, encoder, run
-from reservoir.experiments import Laboratory
+from reservoir.experiments import ExperimentSuite
 from reservoir.finetuning import inherit
 
 SIZE = 2048
 """Of the matrices whose product tells how fast this machine is."""
 
 
-def show(lab: Laboratory, target: str) -> None:
+def show(suite: ExperimentSuite, target: str) -> None:
     """A line for each run, and the hours of all that are not there yet."""
     rows, total, rates, structures = [], 0.0, {}, {}
-    for name, config in planned(lab, target):
+    for name, config in planned(suite, target):
         # Fine-tuning goes from the same model to many a run.
         kind = repr((config.task, config.model.to_dict(), config.get("reservoirs")))
-        structure = structures[kind] = structures.get(kind) or abstract(config)
+        abstract_model = structures[kind] = structures.get(kind) or abstract(config)
         dtype = compute_dtype(config.model.dtype)
         rates[dtype] = rates.get(dtype) or rate(dtype)
-        hours = config.train.steps * flops(config, structure) / rates[dtype] / 3600
-        counts = variables.count(structure)
-        for seed in range(1, 1 + lab.seeds):
-            done = (lab.out / "runs" / name(seed) / SUMMARY).exists()
+        hours = config.train.steps * flops(config, abstract_model) / rates[dtype] / 3600
+        counts = variables.count(abstract_model)
+        for seed in range(1, 1 + suite.seeds):
+            done = (suite.out / "runs" / name(seed) / SUMMARY).exists()
             total += 0 if done else hours
             sizes = (counts["trainable"], counts["total"], config.train.steps)
             rows.append((name(seed), *sizes, f"{hours:.3g}", "yes" if done else ""))
@@ -46,22 +46,24 @@ def show(lab: Laboratory, target: str) -> None:
     )
 
 
-def planned(lab: Laboratory, target: str) -> Iterator[tuple[Callable[[int], str], ConfigDict]]:
+def planned(
+    suite: ExperimentSuite, target: str
+) -> Iterator[tuple[Callable[[int], str], ConfigDict]]:
     """The name by the seed, and the configuration, of each run that a table or figure needs; pretraining first."""
-    for cases in lab.needed(target).values():
+    for cases in suite.needed(target).values():
         # Rows that are the same model have the same runs.
         for case in {case.name(1): case for case in cases}.values():
-            config = lab.configuration(case, 1)
+            config = suite.configuration(case, 1)
             run.validate(config)
             yield case.name, config
-    for tuning in downstream.tunings(lab, target) if target in downstream.FIGURES else ():
-        before = lab.configuration(tuning.case, 1)
-        config = inherit(downstream.configuration(lab, tuning, 1), before.model)
+    for tuning in downstream.tunings(suite, target) if target in downstream.FIGURES else ():
+        before = suite.configuration(tuning.case, 1)
+        config = inherit(downstream.configuration(suite, tuning, 1), before.model)
         config.data.vocab_size = before.data.vocab_size
         yield tuning.name, config
 
 
-def abstract(config: ConfigDict) -> Structure:
+def abstract(config: ConfigDict) -> AbstractModel:
     """The model with as many tokens as its vocabulary may have; a classifier's with two classes."""
     if config.task == "classification":
         return variables.abstract(
@@ -69,7 +71,7 @@ def abstract(config: ConfigDict) -> Structure:
                 config.model,
                 config.data.vocab_size,
                 2,
-                rngs=variables.Keys(0),
+                rngs=variables.ParamKeys(0),
                 reservoirs=config.reservoirs,
                 freeze_now=config.freeze_now,
             )
@@ -77,10 +79,10 @@ def abstract(config: ConfigDict) -> Structure:
     build = run.TASKS[config.task][-1]
     tokens = config.data.get("vocab_size", 256)
     sizes = (tokens, tokens) if config.task == "translation" else (tokens,)
-    return variables.abstract(lambda: build(config.model, *sizes, rngs=variables.Keys(0)))
+    return variables.abstract(lambda: build(config.model, *sizes, rngs=variables.ParamKeys(0)))
 
 
-def flops(config: ConfigDict, structure: Structure) -> float:
+def flops(config: ConfigDict, abstract_model: AbstractModel) -> float:
     """Of a training step: two operations for each weight and token forward, two for the gradient of what goes in.
 
     And two for the gradient of the weight where it is trained. Tables count where they are the output layer. Rows of
@@ -94,7 +96,7 @@ def flops(config: ConfigDict, structure: Structure) -> float:
         length = min(*data.buckets, length)
     tokens = data.get("tokens_per_batch") or data.batch * length
     total = 0
-    for some, each in ((structure.trainable, 6), (structure.frozen, 4)):
+    for some, each in ((abstract_model.trainable, 6), (abstract_model.frozen, 4)):
         for name, variable in some.items():
             is_output = name.endswith("table") and "source" not in name and not classifies
             if name.endswith("kernel") or is_output:

@@ -13,7 +13,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from common import variables
-from common.config import require
+from common.config import check
 from common.train.checkpoint import (
     Checkpoints,
     abstract,
@@ -21,22 +21,22 @@ from common.train.checkpoint import (
     stored,
     verify_frozen,
 )
-from common.train.task import NOTHING, Outside, Values
-from common.variables import Arrays, Structure
+from common.train.task import NO_PRETRAINED_WEIGHTS, ModelState, PretrainedWeights
+from common.variables import AbstractModel, Params
 
 
 def load_best(
     checkpoints: Checkpoints,
-    structure: Any,
+    abstract_model: Any,
     config: ConfigDict,
     mesh: Any,
     step: int | None = None,
-    outside: Outside = NOTHING,
-) -> Values:
+    outside: PretrainedWeights = NO_PRETRAINED_WEIGHTS,
+) -> ModelState:
     """The values of a run's best checkpoint (or that of `step`) on `mesh`, reservoirs drawn again and verified."""
     kept, meta, drawn = _kept(
         lambda target: checkpoints.restore_best(target, step),
-        structure,
+        abstract_model,
         config,
         mesh,
         outside.values,
@@ -47,19 +47,19 @@ def load_best(
 
 def _kept(
     restore: Callable[[Any], tuple[Any, dict]],
-    structure: Structure,
+    abstract_model: AbstractModel,
     config: ConfigDict,
     mesh: Any,
-    outside: Arrays,
-) -> tuple[Values, dict, str]:
+    outside: Params,
+) -> tuple[ModelState, dict, str]:
     """What checkpoint and seed give, without what lies `outside`; the meta; the fingerprint of the drawn layers."""
-    frozen, drawn = draw_reservoirs(structure, config.seed, mesh)
+    frozen, drawn = draw_reservoirs(abstract_model, config.seed, mesh)
     target = {
-        "trainable": abstract(structure.trainable, mesh),
-        "frozen": stored(structure, config.checkpoint.store_frozen, mesh, outside),
+        "trainable": abstract(abstract_model.trainable, mesh),
+        "frozen": stored(abstract_model, config.checkpoint.store_frozen, mesh, outside),
     }
     state, meta = restore(target)
-    values = Values(structure, state["trainable"], {**frozen, **state["frozen"]}, mesh)
+    values = ModelState(abstract_model, state["trainable"], {**frozen, **state["frozen"]}, mesh)
     return values, meta, drawn
 
 
@@ -68,61 +68,65 @@ def load_run(
     config: ConfigDict,
     build: Callable[[nnx.Rngs], nnx.Module],
     mesh: Any,
-    outside: Callable[[Structure], Outside] = lambda structure: NOTHING,
+    outside: Callable[[AbstractModel], PretrainedWeights] = lambda abstract_model: (
+        NO_PRETRAINED_WEIGHTS
+    ),
     snapshots: Sequence[int] = (),
     best: int = 0,
-) -> Values:
+) -> ModelState:
     """What a program that uses a trained run starts from. `outside` is that of its task.
 
     Args:
       snapshots: the mean of the trained values at these steps, in the place of the best checkpoint.
       best: the mean of so many of the best checkpoints, in its place.
     """
-    structure = variables.abstract(lambda: build(variables.Keys(0)))
-    given = outside(structure)
+    abstract_model = variables.abstract(lambda: build(variables.ParamKeys(0)))
+    given = outside(abstract_model)
     with closing(Checkpoints(workdir)) as checkpoints:
         if best:
-            return load_top(checkpoints, structure, config, mesh, best, given)
+            return load_top(checkpoints, abstract_model, config, mesh, best, given)
         if not snapshots:
-            return load_best(checkpoints, structure, config, mesh, outside=given)
-        return _mean(checkpoints.restore_snapshot, list(snapshots), structure, config, mesh, given)
+            return load_best(checkpoints, abstract_model, config, mesh, outside=given)
+        return _mean(
+            checkpoints.restore_snapshot, list(snapshots), abstract_model, config, mesh, given
+        )
 
 
 def load_top(
     checkpoints: Checkpoints,
-    structure: Structure,
+    abstract_model: AbstractModel,
     config: ConfigDict,
     mesh: Any,
     count: int,
-    outside: Outside = NOTHING,
-) -> Values:
+    outside: PretrainedWeights = NO_PRETRAINED_WEIGHTS,
+) -> ModelState:
     """The mean of the trained values of the `count` best checkpoints by validation.
 
     Raises:
       UserError: the run has not kept as many.
     """
     there = checkpoints.top()
-    require(
+    check(
         count <= len(there),
         f"the {count} best checkpoints are not there: the run has kept {len(there)}"
         " (--config.checkpoint.keep_best says how many training keeps)",
     )
-    return _mean(checkpoints.restore_top, there[:count], structure, config, mesh, outside)
+    return _mean(checkpoints.restore_top, there[:count], abstract_model, config, mesh, outside)
 
 
 def _mean(
     restore: Callable[..., tuple[Any, dict]],
     steps: Sequence[int],
-    structure: Structure,
+    abstract_model: AbstractModel,
     config: ConfigDict,
     mesh: Any,
-    outside: Outside,
-) -> Values:
+    outside: PretrainedWeights,
+) -> ModelState:
     """The mean of the trained values of these checkpoints, which are read one after the other."""
-    mean: Values | None = None
+    mean: ModelState | None = None
     for step in steps:
         kept, meta, drawn = _kept(
-            partial(restore, step=step), structure, config, mesh, outside.values
+            partial(restore, step=step), abstract_model, config, mesh, outside.values
         )
         verify_frozen(meta, drawn, outside.fingerprint)
         share = jax.tree.map(lambda x: x / len(steps), kept.trainable)
@@ -134,13 +138,13 @@ def _mean(
 
 def load_own(
     workdir: Path, config: ConfigDict, build: Callable[[nnx.Rngs], nnx.Module], mesh: Any
-) -> tuple[Values, str]:
+) -> tuple[ModelState, str]:
     """As `load_run`, without the frozen values that lie outside of the run, and these files' fingerprint; they are not
     looked at."""
-    structure = variables.abstract(lambda: build(variables.Keys(0)))
-    given = {n: v for n, v in structure.frozen.items() if n not in structure.drawn}
+    abstract_model = variables.abstract(lambda: build(variables.ParamKeys(0)))
+    given = {n: v for n, v in abstract_model.frozen.items() if n not in abstract_model.drawn}
     with closing(Checkpoints(workdir)) as checkpoints:
-        kept, meta, drawn = _kept(checkpoints.restore_best, structure, config, mesh, given)
+        kept, meta, drawn = _kept(checkpoints.restore_best, abstract_model, config, mesh, given)
     outside = meta.get("outside", "")
     verify_frozen(meta, drawn, outside)
     return kept, outside

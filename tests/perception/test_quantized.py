@@ -10,7 +10,9 @@ from flax import nnx
 from common import sharding, variables
 from common.model.linear import Linear, matmul
 from common.model.lora import Lora, adapt
-from common.model.quantized import (
+from common.train import flops
+from common.variables import Frozen
+from perception.quantized import (
     BLOCK,
     KINDS,
     NF4,
@@ -19,8 +21,6 @@ from common.model.quantized import (
     quantize,
     quantize_frozen,
 )
-from common.train import flops
-from common.variables import Frozen
 
 INPUTS, OUTPUTS = 96, 24  # a block and a half
 LEVELS = {"int8": np.arange(-127, 128) / 127, "4bit": np.asarray(NF4)}
@@ -133,15 +133,15 @@ def arrays(some: dict) -> dict:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_adapters_are_trained_above_codes_that_stay(kind: str) -> None:
-    structure = variables.split(layers(kind))
-    assert {n for n in structure.frozen if n.startswith("first/")} == {
+    abstract_model = variables.split(layers(kind))
+    assert {n for n in abstract_model.frozen if n.startswith("first/")} == {
         *("first/bias", "first/kernel/codes", "first/kernel/scales")
     }
-    assert {n.split("/")[0] for n in structure.trainable} == {"first", "head"}
-    trainable, frozen = arrays(structure.trainable), arrays(structure.frozen)
+    assert {n.split("/")[0] for n in abstract_model.trainable} == {"first", "head"}
+    trainable, frozen = arrays(abstract_model.trainable), arrays(abstract_model.frozen)
     before = {n: np.asarray(x).copy() for n, x in frozen.items()}
     x = jax.random.normal(jax.random.key(0), (64, INPUTS))
-    of = jax.jit(jax.value_and_grad(lambda t, f: loss(structure.build(t, f), x)))
+    of = jax.jit(jax.value_and_grad(lambda t, f: loss(abstract_model.build(t, f), x)))
     first, _ = of(trainable, frozen)
     for _ in range(20):
         _, gradients = of(trainable, frozen)
@@ -156,10 +156,10 @@ def test_no_product_is_for_the_gradient_of_codes() -> None:
     x = jnp.ones((8, INPUTS))
 
     def operations(kind: str | None) -> int:
-        structure = variables.split(layers(kind))
-        frozen = arrays(structure.frozen)
-        gradient = jax.grad(lambda t: loss(structure.build(t, frozen), x))
-        return flops.count(gradient, arrays(structure.trainable))
+        abstract_model = variables.split(layers(kind))
+        frozen = arrays(abstract_model.frozen)
+        gradient = jax.grad(lambda t: loss(abstract_model.build(t, frozen), x))
+        return flops.count(gradient, arrays(abstract_model.trainable))
 
     assert operations("4bit") == operations("int8") == operations(None)
 

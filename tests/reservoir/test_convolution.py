@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 from common.model.block import Context
-from common.model.convolution import DynamicConvolution
-from common.model.memory import Room
+from common.model.decode_cache import CacheSpec
+from reservoir.convolution import DynamicConvolution
 
 BATCH, LENGTH, WIDTH, HEADS = 2, 6, 8, 2
 
@@ -63,11 +63,11 @@ def test_decoding_step_by_step_is_the_whole_pass(recent: int):
     """With a memory in one array and in two; the first tokens read at once or one by one."""
     layer, x = made(3, causal=True), jnp.asarray(given())
     whole = layer(x, Context())
-    room = Room(LENGTH, jnp.float32, recent)
+    room = CacheSpec(LENGTH, jnp.float32, recent)
     for read in (0, 2):
         cache = layer.cache(BATCH, room, Context())
         if read:
-            cache = layer.remember(x[:, :read], cache, Context())
+            cache = layer.prefill(x[:, :read], cache, Context())
         for index in range(read, LENGTH):
             y, cache = layer.step(x[:, index : index + 1], cache, jnp.int32(index), Context())
             np.testing.assert_allclose(y[:, 0], whole[:, index], rtol=1e-4, atol=1e-5)
@@ -87,4 +87,4 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(ValueError, match="not divisible by 3 heads"):
         DynamicConvolution(WIDTH, 3, 7, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="only a causal convolution"):
-        made(3, causal=False).cache(1, Room(4, jnp.float32), Context())
+        made(3, causal=False).cache(1, CacheSpec(4, jnp.float32), Context())

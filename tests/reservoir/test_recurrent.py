@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 
 from common.model.block import Context
-from common.model.recurrent import GATES, BiGru
+from reservoir.recurrent import GATES, BiGru
 
 GOLDEN = Path(__file__).parent / "gru_golden.npz"
 

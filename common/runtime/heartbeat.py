@@ -58,7 +58,7 @@ def seconds(setting: tuple[str, int]) -> int:
     return int(text)
 
 
-class Watch(threading.Thread):
+class Heartbeat(threading.Thread):
     """Ends this process as soon as another one is lost.
 
     Args:

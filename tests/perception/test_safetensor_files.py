@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from common.data.tensor_files import INDEX, WHOLE, Tensor, TensorFiles, staged, write
 from common.errors import UserError
+from perception.safetensor_files import INDEX, WHOLE, Tensor, TensorFiles, staged, write
 
 VALUES = {
     "a": np.arange(24, dtype=np.float32).reshape(4, 6),

@@ -12,16 +12,17 @@ from collections.abc import Iterator
 import pytest
 
 from common.errors import UserError
-from common.meeting import Absent, meet
-from common.watch import LOST, SILENCE, seconds
+from common.runtime.heartbeat import LOST, SILENCE, seconds
+from common.runtime.rendezvous import MissedRendezvous, rendezvous
 from tests.programs import ROOT, free_address
 
 # What it is told to do, as one of three. A process that only works does so for half a minute.
 PROGRAM = """
 import ctypes, os, socket, sys, time
-from common import program, watch
+from common.runtime import program
+from common.runtime import heartbeat
 from common.errors import UserError
-from common.meeting import Absent, meet
+from common.runtime.rendezvous import MissedRendezvous, rendezvous
 
 process, behaviour = int(os.environ["TRAINLESS_PROCESS_ID"]), sys.argv[1]
 arrival, silence = map(float, sys.argv[2:])
@@ -29,11 +30,11 @@ socket.gethostname = lambda: f"host-{process}"
 
 def main():
     try:
-        met = meet(os.environ["TRAINLESS_COORDINATOR"], 3, process, arrival)
-    except Absent as absent:
-        watch.end(process, str(absent))
-    watch.hold_abort()
-    watcher = watch.Watch(process, *met, silence)
+        met = rendezvous(os.environ["TRAINLESS_COORDINATOR"], 3, process, arrival)
+    except MissedRendezvous as absent:
+        heartbeat.end(process, str(absent))
+    heartbeat.hold_abort()
+    watcher = heartbeat.Heartbeat(process, *met, silence)
     watcher.start()
     print("ready", flush=True)
     if behaviour == "fail":
@@ -182,7 +183,7 @@ def test_strangers_and_those_that_begin_anew_do_not_disturb_a_meeting():
     found = {}
 
     def come(number: int) -> None:
-        found[number] = meet(address, 3, number, 20)
+        found[number] = rendezvous(address, 3, number, 20)
 
     threads = [threading.Thread(target=come, args=(number,)) for number in range(3)]
     threads[0].start()
@@ -217,7 +218,7 @@ def test_processes_that_were_asked_for_different_things_say_which():
 
     def come(number: int) -> None:
         with pytest.raises(UserError) as fault:
-            meet(address, 3, number, 20, asked[number])
+            rendezvous(address, 3, number, 20, asked[number])
         said[number] = str(fault.value)
 
     threads = [threading.Thread(target=come, args=(number,)) for number in range(3)]
@@ -232,12 +233,12 @@ def test_processes_that_were_asked_for_different_things_say_which():
 
 def test_wrong_settings_are_told(monkeypatch):
     with pytest.raises(UserError, match="must be host:port, got 'somewhere'"):
-        meet("somewhere", 2, 1, 1)
+        rendezvous("somewhere", 2, 1, 1)
     with socket.create_server(("", 0)) as taken:
         with pytest.raises(UserError, match="process 0 cannot listen on port"):
-            meet(f"localhost:{taken.getsockname()[1]}", 2, 0, 1)
-        with pytest.raises(Absent):  # it accepts, and says nothing
-            meet(f"localhost:{taken.getsockname()[1]}", 2, 1, 0.2)
+            rendezvous(f"localhost:{taken.getsockname()[1]}", 2, 0, 1)
+        with pytest.raises(MissedRendezvous):  # it accepts, and says nothing
+            rendezvous(f"localhost:{taken.getsockname()[1]}", 2, 1, 0.2)
     monkeypatch.setenv(SILENCE[0], "soon")
     with pytest.raises(UserError, match="TRAINLESS_LOST_SECONDS must be a positive whole number"):
         seconds(SILENCE)

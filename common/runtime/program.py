@@ -11,14 +11,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from common import watch
 from common.errors import UserError
+from common.runtime import heartbeat
 
 _TUNABLE = "glibc.malloc.hugetlb=1"
 
 
 def run(main: Callable[[], None]) -> None:
-    """Calls main. A UserError becomes one line on stderr and exit code 2; a lost process the exit code `watch.LOST`.
+    """Calls main: a UserError is one line on stderr and exit code 2, a lost process exit code `heartbeat.LOST`.
 
     The module that calls this imports what is slow to import inside its main, so that the restart below costs nothing.
     """
@@ -30,20 +30,20 @@ def run(main: Callable[[], None]) -> None:
         main()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        watch.leave(2)
+        heartbeat.leave(2)
     except BrokenPipeError:
         # Whoever read our output (head, less) has left. Python would complain once more while closing it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if watch.several():
-            watch.leave(1)
+        if heartbeat.several():
+            heartbeat.leave(1)
     except Exception as error:
         # Storage libraries pass it on in exceptions of their own.
         if os.strerror(errno.ENOSPC) not in str(error):
-            watch.hold(error)
-            if not watch.several():
+            heartbeat.hold(error)
+            if not heartbeat.several():
                 raise
             traceback.print_exc()
-            watch.leave(1)
+            heartbeat.leave(1)
         print(
             f"error: {os.strerror(errno.ENOSPC).lower()}: what was saved before is whole",
             file=sys.stderr,

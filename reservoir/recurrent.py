@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from common.model.block import Context, Function
+from common.model.block import Context, Sublayer
 from common.model.linear import Linear, matmul
 
 GATES = ("reset", "update", "new")
@@ -27,7 +27,7 @@ class Direction(nnx.Module):
         self.states = gates(features, (None, None))
 
 
-class BiGru(Function):
+class BiGru(Sublayer):
     """W [forward; backward], with the equations of torch.nn.GRU.
 
     Both go through one loop. It sees the whole sequence, so it cannot decode.

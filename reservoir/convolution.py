@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from common.model.block import Context, Function
+from common.model.block import Context, Sublayer
+from common.model.decode_cache import CacheSpec, DecodeCache
 from common.model.linear import Linear
-from common.model.memory import Memory, Room
 
 
-class DynamicConvolution(Function):
+class DynamicConvolution(Sublayer):
     """W2 conv(GLU(W1 x)), as in fairseq: y[t, h] = sum over k of softmax(Wk v)[t, h, k] v[t + k - before, h].
 
     The kernel is a softmax over its taps, one for each position and head, made of what it convolves.
@@ -62,11 +62,11 @@ class DynamicConvolution(Function):
         )
         return self.leave(y_BLHC.reshape(x_BLD.shape))
 
-    def cache(self, batch: int, room: Room, context: Context) -> Any:
+    def cache(self, batch: int, room: CacheSpec, context: Context) -> Any:
         """What is convolved, of every position."""
         if not self.causal:
             raise ValueError("only a causal convolution can be decoded step by step")
-        return Memory.empty((batch, 1, self.leave.kernel.shape[0]), 1, room)
+        return DecodeCache.empty((batch, 1, self.leave.kernel.shape[0]), 1, room)
 
     def step(
         self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
@@ -89,5 +89,5 @@ class DynamicConvolution(Function):
             )
         return self.leave(y_BHC.reshape(x_B1D.shape).astype(x_B1D.dtype)), cache
 
-    def remember(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
+    def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
         return cache.filled(self._values(x_BLD))

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 
-from common import watch
-from common.config import require
+from common.config import check
 from common.errors import UserError
-from common.meeting import Absent, meet
+from common.runtime import heartbeat
+from common.runtime.rendezvous import MissedRendezvous, rendezvous
 
 COORDINATOR, PROCESSES, PROCESS = (
     "TRAINLESS_COORDINATOR",
@@ -34,7 +34,7 @@ def initialize(asked: Callable[[], Mapping[str, str]] = dict) -> None:
     address = os.environ.get(COORDINATOR)
     if not address:
         # N processes on their own would each train the same.
-        require(not watch.several(), f"{PROCESSES} is set, so {COORDINATOR} must be host:port")
+        check(not heartbeat.several(), f"{PROCESSES} is set, so {COORDINATOR} must be host:port")
         return
     try:
         count, index = int(os.environ[PROCESSES]), int(os.environ[PROCESS])
@@ -44,16 +44,16 @@ def initialize(asked: Callable[[], Mapping[str, str]] = dict) -> None:
         ) from error
     if not 0 <= index < count:
         raise UserError(f"{PROCESS} must be between 0 and {count - 1}, got {index}")
-    silence, arrival = watch.seconds(watch.SILENCE), watch.seconds(watch.ARRIVAL)
+    silence, arrival = heartbeat.seconds(heartbeat.SILENCE), heartbeat.seconds(heartbeat.ARRIVAL)
     if count == 1:
         return
     try:
-        same = {PROCESSES: str(count), watch.SILENCE[0]: str(silence)} | asked()
-        connections, hosts = meet(address, count, index, arrival, same)
-    except Absent as absent:
-        watch.end(index, f"{absent}; {watch.AGAIN}")
-    watch.hold_abort()
-    watcher = watch.Watch(index, connections, hosts, silence)
+        same = {PROCESSES: str(count), heartbeat.SILENCE[0]: str(silence)} | asked()
+        connections, hosts = rendezvous(address, count, index, arrival, same)
+    except MissedRendezvous as absent:
+        heartbeat.end(index, f"{absent}; {heartbeat.AGAIN}")
+    heartbeat.hold_abort()
+    watcher = heartbeat.Heartbeat(index, connections, hosts, silence)
     watcher.start()
     # The runtime's own bounds come later than ours.
     jax.distributed.initialize(
@@ -84,7 +84,7 @@ def is_main() -> bool:
     return jax.process_index() == 0
 
 
-def agree(decision: np.ndarray) -> np.ndarray:
+def all_reduce_max(decision: np.ndarray) -> np.ndarray:
     """The maximum over all processes, on all of them; a collective call."""
     if jax.process_count() == 1:
         return decision

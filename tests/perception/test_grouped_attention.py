@@ -8,10 +8,10 @@ from flax import nnx
 
 from common.model.attend import attend
 from common.model.block import Context
-from common.model.grouped_attention import GroupedAttention
-from common.model.memory import Room
+from common.model.decode_cache import CacheSpec
 from common.model.norm import RMSNorm
 from common.model.position import Rotary
+from perception.grouped_attention import GroupedAttention
 
 WIDTH, HEADS, SIZE, LENGTH = 12, 4, 6, 7
 
@@ -103,7 +103,7 @@ def test_a_token_at_a_time_gives_the_same(kind: str) -> None:
     layer = make(kind)
     x_BLD = jax.random.normal(jax.random.key(2), (2, LENGTH, WIDTH))
     whole = layer(x_BLD, Context())
-    cache = layer.cache(2, Room(LENGTH, jnp.float32), Context())
+    cache = layer.cache(2, CacheSpec(LENGTH, jnp.float32), Context())
     for index in range(LENGTH):
         y_B1D, cache = layer.step(x_BLD[:, index : index + 1], cache, index, Context())
         np.testing.assert_allclose(y_B1D[:, 0], whole[:, index], rtol=1e-4, atol=1e-4)

@@ -9,26 +9,28 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import variables
-from common.distributed import is_main
 from common.report.table import text
-from common.train.feed import put
+from common.runtime.processes import is_main
+from common.train.prefetch import put
 from common.train.state import Step
 from common.train.task import Task
-from common.variables import Structure
+from common.variables import AbstractModel
 
 MIB = 2**20
 
 
-def parameter_rows(structure: Structure) -> tuple[tuple[str, ...], list[tuple[str, int, int, int]]]:
+def parameter_rows(
+    abstract_model: AbstractModel,
+) -> tuple[tuple[str, ...], list[tuple[str, int, int, int]]]:
     """The columns and rows of the table of parameters, the last one of all of them."""
-    rows = variables.count_by_group(structure)
-    rows.append(("all", *variables.count(structure).values()))
+    rows = variables.count_by_group(abstract_model)
+    rows.append(("all", *variables.count(abstract_model).values()))
     return ("group", "trainable", "frozen", "total"), rows
 
 
-def show_parameters(structure: Structure) -> None:
+def show_parameters(abstract_model: AbstractModel) -> None:
     """Prints that table."""
-    columns, rows = parameter_rows(structure)
+    columns, rows = parameter_rows(abstract_model)
     print(text(columns, [(name, *(f"{n:,}" for n in numbers)) for name, *numbers in rows]))
 
 
@@ -69,7 +71,7 @@ def show(config: ConfigDict, task: Task, mesh: Mesh) -> None:
     _, flops = step.compiled[step.kind(batch, 0)]
     if not is_main():
         return
-    show_parameters(step.structure)
+    show_parameters(step.abstract_model)
     _show_batch(batch)
     rows = [(name, f"{size / MIB:,.1f}") for name, size in sizes.items()]
     print(f"\n{text(('on each device', 'MiB'), rows)}")

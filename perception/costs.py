@@ -3,28 +3,28 @@
 from common.report.table import text
 from perception import run
 from perception.backbones import BACKBONES
-from perception.experiments import Laboratory
+from perception.experiments import ExperimentSuite
 from perception.finetuning import TRAINS_ALL
 from perception.tables import parameters
 
 
-def show(lab: Laboratory, target: str) -> None:
+def show(suite: ExperimentSuite, target: str) -> None:
     """A line for each cell: what would be trained, and what is missing or done. Nothing is read or allocated."""
     del target
     rows = []
-    for case in lab.cases():
-        why, done = lab.missing(case), len(lab.finished(case))
+    for case in suite.cases():
+        why, done = suite.missing(case), len(suite.finished(case))
         name = case.backbone
-        if lab.scale == "tiny":
+        if suite.scale == "tiny":
             name = f"tiny_{BACKBONES[name].family}"
         steps = trained = None
         size, one = parameters(name)
         if not why:
-            config = lab.configuration(case, 1)
+            config = suite.configuration(case, 1)
             run.validate(config)
             steps = config.train.steps
             trained = size if case.finetune in TRAINS_ALL else config.lora.rank * one
-        state = f"needs {why}" if why else f"{done} of {lab.seeds} done"
+        state = f"needs {why}" if why else f"{done} of {suite.seeds} done"
         rows.append((case.backbone, case.column, case.mode, size, trained, steps, state))
     columns = ("backbone", "data", "finetuning", "parameters", "trained", "steps", "")
     print(text(columns, rows))

@@ -19,7 +19,7 @@ def put(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
     }
 
 
-def feed(
+def device_prefetch(
     batches: Iterable[tuple[Batch, Any]], mesh: Mesh, ahead: int = 2
 ) -> Iterator[tuple[dict[str, jax.Array], Any]]:
     """Each batch with the data position behind it, copied to the devices while earlier ones are used."""

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from common.config import require
+from common.config import check
 from common.data.cache import write_atomic
 from common.errors import UserError
 
@@ -82,7 +82,7 @@ class TensorFiles:
 
     def _type(self, name: str, known: Mapping[str, np.dtype]) -> np.dtype:
         found = self._slice(name).get_dtype()
-        require(
+        check(
             found in known,
             f"the tensor {name} of {self.directory} is of the type {found}; known are {', '.join(known)}",
         )
@@ -112,11 +112,11 @@ def _open(directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
     places = _read_index(index)
     files = {}
     for name in sorted(set(places.values())):
-        require((directory / name).is_file(), f"{index} names {name}, which is not there")
+        check((directory / name).is_file(), f"{index} names {name}, which is not there")
         files[name] = _open_file(directory / name)
     held = {name: frozenset(file.keys()) for name, file in files.items()}
     for tensor, name in places.items():
-        require(tensor in held[name], f"{index} says that {tensor} is in {name}, which has it not")
+        check(tensor in held[name], f"{index} says that {tensor} is in {name}, which has it not")
     return files, places
 
 
@@ -133,7 +133,7 @@ def _read_index(path: Path) -> dict[str, str]:
         places = json.loads(path.read_text())["weight_map"]
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise UserError(f"{path} is damaged: {type(error).__name__}: {error}") from error
-    require(
+    check(
         isinstance(places, dict) and all(isinstance(name, str) for name in places.values()),
         f"{path} is damaged: its weight_map maps no tensors to files",
     )
@@ -229,8 +229,8 @@ def require_empty(directory: Path) -> None:
     Raises:
       UserError: the folder has files, or is a file.
     """
-    require(not directory.exists() or directory.is_dir(), f"{directory} is a file")
-    require(
+    check(not directory.exists() or directory.is_dir(), f"{directory} is a file")
+    check(
         not directory.is_dir() or not any(directory.iterdir()),
         f"{directory} is not empty; choose another folder",
     )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import flatten, override, override_all, require, to_json
+from common.config import check, flatten, override, override_all, to_json
 from common.errors import UserError
 from common.metrics.curve import Curve
 from common.report import claims
@@ -24,7 +24,7 @@ from common.train.summary import changed
 from common.train.task import Task
 from common.train.workdir import has_checkpoints
 
-ASKED = "asked.json"
+REQUESTED_CONFIG = "requested_config.json"
 """In the folder of a run that has ended: the configuration that it was asked for, before anything was added to it."""
 
 
@@ -95,18 +95,18 @@ def parse_sweep(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
         name, equals, values = text.partition("=")
         name = name.removeprefix("--config.").removeprefix("config.")
         parts = tuple(filter(None, values.split(",")))
-        require(
+        check(
             bool(name and equals and parts),
             f"--sweep {text}: it is FIELD=VALUE,VALUE, such as optimizer.learning_rate=1e-4,3e-4",
         )
-        require(len(set(parts)) == len(parts), f"--sweep {text}: a value is there twice")
-        require(name not in found, f"--sweep {text}: {name} is there twice")
+        check(len(set(parts)) == len(parts), f"--sweep {text}: a value is there twice")
+        check(name not in found, f"--sweep {text}: {name} is there twice")
         found[name] = parts
     return found
 
 
 @dataclass(frozen=True)
-class Laboratory:
+class ExperimentSuite:
     """Where and how large the experiments are run. A paper derives its own, with its configurations.
 
     Attributes:
@@ -220,7 +220,7 @@ class Laboratory:
         workdir = self.out / "runs" / name
         with suppress(OSError, ValueError):  # missing, or damaged
             unchanged = changed(config) < (workdir / SUMMARY).stat().st_mtime
-            there = flatten(json.loads((workdir / ASKED).read_text()))
+            there = flatten(json.loads((workdir / REQUESTED_CONFIG).read_text()))
             asked = flatten(_asked(config))
             if not has_checkpoints(workdir):
                 # Of a kept run there is nothing to open, whenever its data were put here; and fields that
@@ -243,7 +243,7 @@ class Laboratory:
         """
         for name in asked:
             workdir = self.out / "runs" / name
-            require(
+            check(
                 has_checkpoints(workdir) or not (workdir / SUMMARY).exists(),
                 f"{workdir} keeps a run of another configuration, without checkpoints: training would replace it;"
                 " choose another --out",
@@ -254,13 +254,13 @@ class Laboratory:
             jobs.append(loop.Job(*self.prepare(config), self.out / "runs" / name))
         for job in jobs:
             # Until it has ended, what lies there may be half of another run.
-            (job.workdir / ASKED).unlink(missing_ok=True)
+            (job.workdir / REQUESTED_CONFIG).unlink(missing_ok=True)
         try:
             summaries = loop.fit_in_turns(jobs, self.mesh, self.turns if len(jobs) > 1 else 0)
         except UserError as fault:  # the folder of a run is within what the user named
             raise UserError(str(fault).replace("--workdir", "--out")) from fault
         for name, config in asked.items():
-            path = self.out / "runs" / name / ASKED
+            path = self.out / "runs" / name / REQUESTED_CONFIG
             path.write_text(json.dumps(_asked(config), indent=2) + "\n")
         return dict(zip(asked, summaries, strict=True))
 
@@ -341,7 +341,7 @@ def evaluations(workdir: Path, name: str) -> list[dict]:
     """
     logged = [m for m in read_metrics(workdir) if name in m]
     points = json.loads((workdir / SUMMARY).read_text())["curve"]["points"]
-    require(
+    check(
         [m["step"] for m in logged] == [p["step"] for p in points],
         f"{workdir / METRICS} is not whole; remove {workdir} to train it again",
     )

@@ -19,7 +19,7 @@ NEVER = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Room:
+class CacheSpec:
     """How much a memory can hold.
 
     Attributes:
@@ -39,7 +39,7 @@ class Room:
     meta_fields=["axis", "each"],
 )
 @dataclass(frozen=True)
-class Memory:
+class DecodeCache:
     """An array over positions.
 
     Attributes:
@@ -58,8 +58,8 @@ class Memory:
 
     @classmethod
     def empty(
-        cls, shape: tuple[int, ...], axis: int, room: Room, dtype: Any = None, value: int = 0
-    ) -> "Memory":
+        cls, shape: tuple[int, ...], axis: int, room: CacheSpec, dtype: Any = None, value: int = 0
+    ) -> "DecodeCache":
         """Nothing remembered yet; `shape` is that of one position."""
 
         def filled(positions: int) -> jax.Array:
@@ -73,13 +73,13 @@ class Memory:
         past, recent = filled(positions), filled(room.recent)
         return cls(past, recent, jnp.int32(0), axis, shape[axis])
 
-    def write(self, new: jax.Array, index: jax.Array) -> "Memory":
+    def write(self, new: jax.Array, index: jax.Array) -> "DecodeCache":
         """With position `index`."""
         place = (index if self.start is None else index - self.start) * self.each
         update = jax.lax.dynamic_update_slice_in_dim
         return replace(self, recent=update(self.recent, new, place, self.axis))
 
-    def filled(self, new: jax.Array) -> "Memory":
+    def filled(self, new: jax.Array) -> "DecodeCache":
         """With the first positions of an empty memory, settled."""
         update = partial(jax.lax.dynamic_update_slice_in_dim, start_index=0, axis=self.axis)
         if self.past is None:
@@ -87,7 +87,7 @@ class Memory:
         start = jnp.int32(new.shape[self.axis] // self.each)
         return replace(self, past=update(self.past, new), start=start)
 
-    def settled(self, count: int) -> "Memory":
+    def settled(self, count: int) -> "DecodeCache":
         """With `count` recent positions in the past, and none recent."""
         if self.past is None:
             return self
@@ -124,22 +124,22 @@ class Memory:
 
 
 def _each(change: Callable, cache: Any, *others: Any) -> Any:
-    is_memory = lambda x: isinstance(x, Memory)  # noqa: E731
+    is_memory = lambda x: isinstance(x, DecodeCache)  # noqa: E731
     return jax.tree.map(change, cache, *others, is_leaf=is_memory)
 
 
 def settle(cache: Any, count: int) -> Any:
     """A cache after a run of `count` steps, ready for the next."""
-    return _each(lambda x: x.settled(count) if isinstance(x, Memory) else x, cache)
+    return _each(lambda x: x.settled(count) if isinstance(x, DecodeCache) else x, cache)
 
 
 def changing(cache: Any) -> Any:
     """The part of a cache that a run of steps writes."""
-    return _each(lambda x: x.recent if isinstance(x, Memory) else x, cache)
+    return _each(lambda x: x.recent if isinstance(x, DecodeCache) else x, cache)
 
 
 def changed(cache: Any, part: Any) -> Any:
     """The cache with that part in place of its own."""
     return _each(
-        lambda x, new: replace(x, recent=new) if isinstance(x, Memory) else new, cache, part
+        lambda x, new: replace(x, recent=new) if isinstance(x, DecodeCache) else new, cache, part
     )

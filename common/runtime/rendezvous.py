@@ -9,17 +9,17 @@ from contextlib import suppress
 
 from common.errors import UserError
 
-Met = tuple[dict[int, socket.socket], list[str]]
+Rendezvous = tuple[dict[int, socket.socket], list[str]]
 """Connections, of process 0 with each of the others and of these with process 0; and the hosts of all, by number."""
 
 
-class Absent(Exception):
+class MissedRendezvous(Exception):
     """Processes that did not come in time; the message names them."""
 
 
-def meet(
+def rendezvous(
     address: str, count: int, index: int, seconds: float, asked: Mapping[str, str] | None = None
-) -> Met:
+) -> Rendezvous:
     """Waits until process 0, which listens at `address`, and all others are there.
 
     Nobody listens there any more when it returns: JAX's coordinator will.
@@ -41,7 +41,9 @@ def meet(
     return _arrive((host.strip("[]"), int(port)), index, until, seconds, asked)
 
 
-def _receive(port: int, count: int, until: float, seconds: float, asked: dict[str, str]) -> Met:
+def _receive(
+    port: int, count: int, until: float, seconds: float, asked: dict[str, str]
+) -> Rendezvous:
     """Process 0: collects the others, and tells each of them who came."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
@@ -88,7 +90,7 @@ def _differences(first: dict[str, str], other: dict[str, str]) -> str:
 def _hosts(answer: dict) -> list[str]:
     """What process 0 has to say to all, itself included."""
     if "absent" in answer:
-        raise Absent(answer["absent"])
+        raise MissedRendezvous(answer["absent"])
     if "unlike" in answer:
         raise UserError(answer["unlike"])
     return answer["hosts"]
@@ -96,7 +98,7 @@ def _hosts(answer: dict) -> list[str]:
 
 def _arrive(
     address: tuple[str, int], index: int, until: float, seconds: float, asked: dict[str, str]
-) -> Met:
+) -> Rendezvous:
     """Any other process: says that it is here, as often as process 0 begins anew, and waits for all."""
     reason = "it ended again"
     while (left := until - time.monotonic()) > 0:
@@ -114,7 +116,7 @@ def _arrive(
             raise UserError(f"process {index} is started twice, here and on {answer['twice']}")
         return {0: connection}, _hosts(answer)
     where = ":".join(map(str, address))
-    raise Absent(f"process 0 did not answer at {where} within {seconds:g} s ({reason})")
+    raise MissedRendezvous(f"process 0 did not answer at {where} within {seconds:g} s ({reason})")
 
 
 def _tell(connection: socket.socket, what: dict | list) -> None:

@@ -9,13 +9,13 @@ import pytest
 from ml_collections import ConfigDict
 
 from common.errors import UserError
-from common.laboratory import Laboratory, parse_sweep
+from common.experiments import ExperimentSuite, parse_sweep
 from common.train.task import Task
 from tests.train import toy
 
 
 @dataclass(frozen=True)
-class Toys(Laboratory):
+class Toys(ExperimentSuite):
     """Notes which runs were opened."""
 
     opened: list[str] = field(default_factory=list)
@@ -26,22 +26,22 @@ class Toys(Laboratory):
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Toys:
+def suite(tmp_path: Path) -> Toys:
     return Toys("tiny", 1, [], tmp_path, toy.mesh())
 
 
-def test_a_run_that_has_ended_is_not_opened_again(lab: Toys) -> None:
-    first, workdir = lab.fit("one", toy.config())
-    again, _ = lab.fit("one", toy.config())
-    assert lab.opened == ["one"] and workdir == lab.out / "runs" / "one"
+def test_a_run_that_has_ended_is_not_opened_again(suite: Toys) -> None:
+    first, workdir = suite.fit("one", toy.config())
+    again, _ = suite.fit("one", toy.config())
+    assert suite.opened == ["one"] and workdir == suite.out / "runs" / "one"
     assert again == json.loads(json.dumps(first))
     # What it left is all that is needed; without that it is opened, and nothing is trained.
     (workdir / "summary.json").unlink()
-    found, _ = lab.fit("one", toy.config())
-    assert lab.opened == ["one"] * 2 and found["curve"] == again["curve"]
+    found, _ = suite.fit("one", toy.config())
+    assert suite.opened == ["one"] * 2 and found["curve"] == again["curve"]
 
 
-def test_a_run_whose_data_were_written_since_is_opened_again(lab: Toys, tmp_path: Path) -> None:
+def test_a_run_whose_data_were_written_since_is_opened_again(suite: Toys, tmp_path: Path) -> None:
     """Files at any depth, and a link that is turned to older ones."""
     old, data = tmp_path / "old", tmp_path / "data"
     for folder in (old, data):
@@ -50,60 +50,62 @@ def test_a_run_whose_data_were_written_since_is_opened_again(lab: Toys, tmp_path
     link = tmp_path / "link"
     link.symlink_to(data)
     config = toy.config(data={"source": f"files:{link}"})
-    lab.fit("one", config)
-    lab.fit("one", config)
-    assert lab.opened == ["one"]
+    suite.fit("one", config)
+    suite.fit("one", config)
+    assert suite.opened == ["one"]
     (data / "train" / "a.txt").write_text("changed")
-    lab.fit("one", config)
-    lab.fit("one", config)  # it has been looked at since
-    assert lab.opened == ["one"] * 2
+    suite.fit("one", config)
+    suite.fit("one", config)  # it has been looked at since
+    assert suite.opened == ["one"] * 2
     link.unlink()
     link.symlink_to(old)
-    lab.fit("one", config)
-    assert lab.opened == ["one"] * 3
+    suite.fit("one", config)
+    assert suite.opened == ["one"] * 3
 
 
-def test_another_configuration_is_refused_or_gone_on_with(lab: Toys) -> None:
-    lab.fit("one", toy.config(train__steps=10))
+def test_another_configuration_is_refused_or_gone_on_with(suite: Toys) -> None:
+    suite.fit("one", toy.config(train__steps=10))
     with pytest.raises(UserError, match="belongs to a run with another configuration: seed"):
-        lab.fit("one", toy.config(train__steps=10, seed=2))
-    longer, _ = lab.fit("one", toy.config(train__steps=20))
-    assert longer["steps"] == 20 and lab.opened == ["one"] * 3
-    assert lab.fit("one", toy.config(train__steps=20))[0]["steps"] == 20 and len(lab.opened) == 3
+        suite.fit("one", toy.config(train__steps=10, seed=2))
+    longer, _ = suite.fit("one", toy.config(train__steps=20))
+    assert longer["steps"] == 20 and suite.opened == ["one"] * 3
+    assert (
+        suite.fit("one", toy.config(train__steps=20))[0]["steps"] == 20 and len(suite.opened) == 3
+    )
 
 
-def test_a_run_that_was_cut_off_is_gone_on_with(lab: Toys) -> None:
+def test_a_run_that_was_cut_off_is_gone_on_with(suite: Toys) -> None:
     """The summary of an earlier, shorter end does not stand for it."""
-    lab.fit("one", toy.config(train__steps=5, seed=110))
+    suite.fit("one", toy.config(train__steps=5, seed=110))
     with pytest.raises(UserError, match="the loss is nan"):
-        lab.fit("one", toy.config(train__steps=20, seed=110))
-    assert lab.fit("one", toy.config(train__steps=5, seed=110))[0]["steps"] >= 5
-    assert lab.opened == ["one"] * 3
+        suite.fit("one", toy.config(train__steps=20, seed=110))
+    assert suite.fit("one", toy.config(train__steps=5, seed=110))[0]["steps"] >= 5
+    assert suite.opened == ["one"] * 3
 
 
-def test_a_kept_run_is_never_replaced_by_another_configuration(lab: Toys) -> None:
+def test_a_kept_run_is_never_replaced_by_another_configuration(suite: Toys) -> None:
     """A kept run has a summary but no checkpoints."""
-    _, workdir = lab.fit("one", toy.config(train__steps=5))
+    _, workdir = suite.fit("one", toy.config(train__steps=5))
     shutil.rmtree(workdir / "checkpoints")
     kept = (workdir / "summary.json").read_text()
     with pytest.raises(UserError, match="keeps a run of another configuration"):
-        lab.fit("one", toy.config(train__steps=5, seed=2))
+        suite.fit("one", toy.config(train__steps=5, seed=2))
     assert (workdir / "summary.json").read_text() == kept
-    lab.fit("one", toy.config(train__steps=5))
-    assert lab.opened == ["one"]
+    suite.fit("one", toy.config(train__steps=5))
+    assert suite.opened == ["one"]
 
 
-def test_a_damaged_summary_of_a_kept_run_is_named(lab: Toys) -> None:
-    _, workdir = lab.fit("one_seed1", toy.config(train__steps=5))
+def test_a_damaged_summary_of_a_kept_run_is_named(suite: Toys) -> None:
+    _, workdir = suite.fit("one_seed1", toy.config(train__steps=5))
     (workdir / "summary.json").write_text("{")
     with pytest.raises(UserError, match=r"summary.json is damaged"):
-        lab.kept("one")
+        suite.kept("one")
 
 
 def test_kept_runs_of_a_sweep_may_have_digits_in_the_name_of_a_field(tmp_path: Path) -> None:
-    lab = Toys("tiny", 1, [], tmp_path, toy.mesh(), sweep={"optimizer.beta2": ("0.9",)})
-    lab.runs({"one": lambda seed: toy.config(seed=seed, train__steps=5)})
-    assert [ran.name for ran in lab.kept("one")] == ["one_seed1_beta2=0.9"]
+    suite = Toys("tiny", 1, [], tmp_path, toy.mesh(), sweep={"optimizer.beta2": ("0.9",)})
+    suite.runs({"one": lambda seed: toy.config(seed=seed, train__steps=5)})
+    assert [ran.name for ran in suite.kept("one")] == ["one_seed1_beta2=0.9"]
 
 
 def cases(**rates: float) -> dict:
@@ -138,8 +140,8 @@ def test_what_is_tried_never_touches_the_test_split(tmp_path):
             return config, tasks[-1]
 
     grid = {"optimizer.learning_rate": ("1e-5", "0.05")}
-    lab = Watched("tiny", 1, [], tmp_path, toy.mesh(), sweep=grid)
-    lab.runs(cases(one=1.0))
+    suite = Watched("tiny", 1, [], tmp_path, toy.mesh(), sweep=grid)
+    suite.runs(cases(one=1.0))
     assert [task.evaluated.count("test") for task in tasks] == [0, 0, 1]
     assert "test" not in tasks[0].evaluated + tasks[1].evaluated
     # The chosen one was trained once, and tested from its checkpoint.
@@ -183,15 +185,15 @@ def test_sweeps_of_another_form_are_refused(given, complaint):
 
 
 def test_a_sweep_over_an_unknown_field_names_the_nearest(tmp_path):
-    lab = Toys("tiny", 1, [], tmp_path, toy.mesh(), sweep={"optimizer.learning_rat": ("1",)})
+    suite = Toys("tiny", 1, [], tmp_path, toy.mesh(), sweep={"optimizer.learning_rat": ("1",)})
     with pytest.raises(UserError, match=r"unknown option --sweep optimizer.learning_rat"):
-        lab.runs(cases(one=1.0))
+        suite.runs(cases(one=1.0))
     assert not (tmp_path / "runs").exists()
 
 
 def test_runs_of_one_seed_take_turns(tmp_path):
-    lab = Toys("tiny", 2, [], tmp_path, toy.mesh(), turns=4)
-    found = lab.runs(cases(one=0.05, two=0.1))
+    suite = Toys("tiny", 2, [], tmp_path, toy.mesh(), turns=4)
+    found = suite.runs(cases(one=0.05, two=0.1))
     sessions = {
         (name, ran.summary["seed"]): tuple(ran.summary["timing"]["sessions"])
         for name, some in found.items()
@@ -202,23 +204,23 @@ def test_runs_of_one_seed_take_turns(tmp_path):
 
 
 def test_where_the_data_lie_makes_no_other_run(tmp_path):
-    lab = Toys("tiny", 1, [], tmp_path, toy.mesh())
+    suite = Toys("tiny", 1, [], tmp_path, toy.mesh())
     places = [tmp_path / place / "words" for place in ("here", "there")]
     for place in places:
         place.mkdir(parents=True)
     for place in places:
-        lab.fit("one", toy.config(data={"source": f"files:{place}"}))
-    assert lab.opened == ["one"]
+        suite.fit("one", toy.config(data={"source": f"files:{place}"}))
+    assert suite.opened == ["one"]
 
 
 def test_a_kept_run_stands_for_itself_whenever_its_data_were_written(tmp_path):
     """Of a run in results/ there is a summary and no checkpoint; data that are put beside it later change nothing."""
-    lab = Toys("tiny", 1, [], tmp_path, toy.mesh())
+    suite = Toys("tiny", 1, [], tmp_path, toy.mesh())
     data = tmp_path / "words"
     data.mkdir()
     config = toy.config(data={"source": f"files:{data}"})
-    _, workdir = lab.fit("one", config)
+    _, workdir = suite.fit("one", config)
     shutil.rmtree(workdir / "checkpoints")
     (data / "train.txt").write_text("new")
-    lab.fit("one", config)
-    assert lab.opened == ["one"]
+    suite.fit("one", config)
+    assert suite.opened == ["one"]

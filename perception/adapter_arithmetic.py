@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from common.config import require
+from common.config import check
 from common.model.lora import Lora
-from common.variables import Arrays
+from common.variables import Params
 
 A, B, KERNEL = "lora_a", "lora_b", "kernel"
 
@@ -34,7 +34,7 @@ class Adapter:
         return max(a.shape[1] for a, _ in self.layers.values())
 
 
-def of_values(values: Arrays, lora: Lora, base: str) -> Adapter:
+def of_values(values: Params, lora: Lora, base: str) -> Adapter:
     """The adapter among the values of a model, which begin with "encoder/"; its scale goes into B."""
     names = [name.removesuffix(f"/{A}") for name in values if name.endswith(f"/{A}")]
     return Adapter(
@@ -57,7 +57,7 @@ def combine(adapters: Sequence[tuple[Adapter, float]]) -> Adapter:
     """
     first = adapters[0][0].base
     for number, (adapter, _) in enumerate(adapters[1:], 2):
-        require(
+        check(
             adapter.base == first,
             f"adapters 1 and {number} were trained on different weights (fingerprints {first[:12]} and"
             f" {adapter.base[:12]}): their sum has no meaning",
@@ -72,7 +72,7 @@ def combine(adapters: Sequence[tuple[Adapter, float]]) -> Adapter:
     return Adapter(first, layers)
 
 
-def merge(values: Arrays, adapter: Adapter, weight: float = 1.0) -> Arrays:
+def merge(values: Params, adapter: Adapter, weight: float = 1.0) -> Params:
     """The encoder's values with the change in them, `weight` times; -1 takes it out again, to float rounding.
 
     Raises:
@@ -81,9 +81,9 @@ def merge(values: Arrays, adapter: Adapter, weight: float = 1.0) -> Arrays:
     merged = dict(values)
     for name, (a_DR, b_RF) in adapter.layers.items():
         kernel = values.get(f"{name}/{KERNEL}")
-        require(kernel is not None, f"the adapter is for a layer {name}, which these weights lack")
+        check(kernel is not None, f"the adapter is for a layer {name}, which these weights lack")
         shape = (a_DR.shape[0], b_RF.shape[1])
-        require(
+        check(
             kernel.shape == shape,
             f"{name}: the adapter is for a kernel of {shape}, these weights have {kernel.shape}",
         )
