@@ -169,3 +169,20 @@ def test_files_with_pickles_are_refused(tmp_path):
     np.savez(path, record=np.array([{"kind": "losses"}], object))
     with pytest.raises(UserError, match="is damaged: Object arrays cannot be loaded"):
         load(path)
+
+
+def test_damaged_file_names_each_array_of_the_wrong_length(tmp_path):
+    path, whole = tmp_path / "predictions.npz", losses()
+    short = dataclasses.replace(whole, weights_M=np.ones(2), words_M=np.ones(1))
+    short.save(path)
+    with pytest.raises(UserError, match="is damaged: weights_M, words_M: not 3 examples"):
+        load(path)
+    dataclasses.replace(whole, weights_M=np.zeros(0)).save(path)
+    with pytest.raises(UserError, match="is damaged: weights_M: not 3 examples"):
+        load(path)
+
+
+def test_counts_of_hits_and_words_are_optional(tmp_path):
+    path, none = tmp_path / "predictions.npz", np.zeros(0)
+    dataclasses.replace(losses(), hits_M=none, words_M=none).save(path)
+    assert load(path).metrics().keys() == {"bits_per_byte", "nats_per_byte"}

@@ -10,18 +10,19 @@ from scipy import stats
 
 from benchmarks.interval_coverage import BETTER, QUALITY, Truth, measure
 from common.errors import UserError
-from common.metrics.predictions import Classes, Losses
-from common.report.runs import Run
+from common.metrics.predictions import Classes, Losses, Translations
+from common.report.runs import Run, run_of
 from common.report.verdict import (
     CONFIDENCE,
     Comparison,
     Sample,
     check_margins,
+    check_runs,
     compare,
     correct,
     resample,
 )
-from tests.report.helpers import made
+from tests.report.helpers import made, summary
 
 
 def comparison(a, b, margin=0.0, mode="max", shared=0.0, **options) -> Comparison:
@@ -510,3 +511,72 @@ def test_word_of_a_and_b_is_opposite_to_that_of_b_and_a():
         one, other = comparison(moved, A), comparison(A, moved)
         assert other.word == opposite.get(one.word, one.word)
         assert dataclasses.replace(one).half_width == pytest.approx(other.half_width)
+
+
+def test_a_group_with_the_same_seed_twice_is_refused():
+    runs = [made([10], seed=1), made([10], seed=2), made([10], "other", seed=1)]
+    with pytest.raises(
+        UserError, match=r"^run1 and other have the same seed 1: leave one out of the group$"
+    ):
+        check_runs(runs, [])
+    with pytest.raises(UserError, match="have the same seed 1"):
+        check_runs([], runs)
+    check_runs(runs[:2], runs[1:])
+    without = [run_of(summary([10], seed=None), name) for name in "ab"]
+    check_runs(without, without)
+
+
+def test_a_run_in_both_groups_is_refused(tmp_path):
+    one, two = (run_of(summary([10], seed=s), f"run{s}", folder=tmp_path / f"{s}") for s in (1, 2))
+    check_runs([one], [two, made([10], seed=3)])
+    again = run_of(summary([10], seed=1), "again", folder=tmp_path / "2" / ".." / "1")
+    with pytest.raises(UserError, match=r"^the run .*2/\.\./1 is in both groups$"):
+        check_runs([one], [two, again])
+
+
+def translated(tokens_M, seed: int) -> Run:
+    """A run whose references have so many tokens in its vocabulary."""
+    texts, tokens_M = ("a b c d e", "f g h i j"), np.array(tokens_M, float)
+    return kept(Translations("test", texts, texts, tokens_M / 2, tokens_M, False, "13a"), seed=seed)
+
+
+def test_losses_per_token_of_two_vocabularies_are_not_compared():
+    def metrics(*tokens):
+        runs = [translated(t, seed) for seed, t in enumerate(tokens)]
+        return [one.metric for one in compare(runs[:1], runs[1:], axes=())]
+
+    assert metrics((5, 6), (5, 6)) == ["bleu", "loss", "perplexity", "best valid bleu"]
+    assert metrics((5, 6), (5, 7)) == ["bleu", "best valid bleu"]
+    assert metrics((5, 6), (5, 6), (4, 6)) == ["bleu", "best valid bleu"]
+
+
+def test_byte_losses_are_compared_whatever_their_windows_hold():
+    """Bits per byte have one unit, unlike nats per token of two vocabularies."""
+    none = np.zeros(0)
+    runs = [
+        kept(Losses("text", np.array([8.0, 2.0]), weights_M, none, none, "byte"), seed=seed)
+        for seed, weights_M in enumerate((np.array([4.0, 4.0]), np.array([5.0, 3.0])))
+    ]
+    metrics = [one.metric for one in compare(runs[:1], runs[1:], axes=())]
+    assert metrics == ["bits_per_byte", "nats_per_byte", "best valid bleu"]
+
+
+def test_two_test_examples_are_the_fewest_with_a_variance():
+    def variance(count: int) -> float:
+        right_M = np.arange(count) % 2 == 0
+        runs = [[predicted(right_M, seed=s)] for s in (1, 2)]
+        return compare(*runs)[0].example_variance
+
+    assert math.isnan(variance(1))
+    assert variance(2) == 0, "both runs agree"
+
+
+def test_different_examples_end_with_what_follows():
+    right_M = np.ones(10, bool)
+    with pytest.raises(UserError, match=r"measured differently: they cannot be compared$"):
+        compare([predicted(right_M)], [predicted(right_M, "other", seed=2)])
+
+
+def test_an_unknown_variance_lacks_the_seeds_that_the_rule_asks_for():
+    assert comparison(A, B, shared=math.nan).more_seeds is None
+    assert comparison(A[:2], B, shared=math.nan).more_seeds == 1
