@@ -14,10 +14,10 @@ from common.decode.beam import Search, beam_search
 from common.decode.generate import Writer
 from common.decode.sample import Sampling
 from common.model.lora import Lora, adapt
-from common.tasks import classification, language_modelling
-from common.tasks.language_modelling import BYTES
-from common.train.checkpoint import draw_reservoirs
-from common.train.state import Step, initial_values, optimizer_shardings
+from common.tasks.classification import Classification
+from common.tasks.language_modelling import BYTES, LanguageModelling
+from common.train.frozen import draw_on_mesh
+from common.train.state import Step, initial_params, optimizer_shardings
 from common.train.task import ModelState, PretrainedWeights, Task
 from configs import explicit, language, training, translation
 from explicit_opt import language as next_token
@@ -47,7 +47,8 @@ def iwslt(variant: str = "none", **fields: object) -> ConfigDict:
 
 
 def _translation(config: ConfigDict) -> Task:
-    return Translation.Objective(config, translator, (VOCABULARY, VOCABULARY))
+    config.data.vocab_size = VOCABULARY
+    return Translation(config, translator, sharding.make_mesh(config.mesh), read_data=False)
 
 
 def random_batch(batch: int, length: int) -> dict[str, np.ndarray]:
@@ -74,7 +75,9 @@ def next_token_step(
         {"contexts": part[:, :-1], "targets": part[:, -1], "weights": np.ones(batch, np.float32)}
         for part in windows[: len(windows) // batch * batch].reshape(-1, batch, context + 1)
     ]
-    return _stepper(next_token.Objective(config, noise), batches)
+    task = next_token.NextToken(config, sharding.make_mesh(config.mesh), read_data=False)
+    task.noise = noise
+    return _stepper(task, batches)
 
 
 def bytes_config(kind: str, **fields: object) -> ConfigDict:
@@ -101,19 +104,22 @@ def _language_step(config: ConfigDict, batch: int) -> Callable[[], float]:
     length = config.model.length
     text = np.random.default_rng(0).integers(0, BYTES, batch * (length + 1))
     crops = crop(text, np.arange(batch) * (length + 1), length)
-    return _stepper(language_modelling.Objective(config, language_model), [crops])
+    return _stepper(_bytes_task(config), [crops])
+
+
+def _bytes_task(config: ConfigDict) -> LanguageModelling:
+    mesh = sharding.make_mesh(config.mesh)
+    return LanguageModelling(config, language_model, mesh, read_data=False)
 
 
 def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
     """A call reads `start` bytes and writes the `count` likeliest bytes after them, as the sampling program does."""
     config = bytes_config(kind, dtype="float32")
-    task, mesh = (
-        language_modelling.Objective(config, language_model),
-        sharding.make_mesh({"data": -1}),
-    )
+    task = _bytes_task(config)
+    mesh = task.mesh
     abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
     values = ModelState(
-        abstract_model, initial_values(task, abstract_model, config.seed, mesh), {}, mesh
+        abstract_model, initial_params(task, abstract_model, config.seed, mesh), {}, mesh
     )
     writer = Writer(abstract_model, mesh, config.model.length, Sampling(0.0))
     prompt = np.random.default_rng(0).integers(0, BYTES, start).astype(np.uint8).tobytes()
@@ -125,7 +131,7 @@ def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
     return write
 
 
-class _Classification(classification.Objective):
+class _Classification(Classification):
     """With frozen values from the seed in place of pretrained ones."""
 
     def outside(self, abstract_model: variables.AbstractModel) -> PretrainedWeights:
@@ -171,7 +177,9 @@ def classifier_step(
         "ids": np.arange(batch, dtype=np.int32),
         "labels": generator.integers(0, classes, batch, dtype=np.int32),
     }
-    return _stepper(_Classification(config, build, classes), [rows])
+    mesh = sharding.make_mesh(config.mesh)
+    task = _Classification(config, None, build, mesh, longest=length, classes=classes)
+    return _stepper(task, [rows])
 
 
 def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], float]:
@@ -181,8 +189,8 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], 
     with jax.set_mesh(mesh):
         step = Step.of(config, task, mesh)
         abstract_model, update = step.abstract_model, step.optimizer
-        trainable = initial_values(task, abstract_model, config.seed, mesh)
-        frozen, _ = draw_reservoirs(abstract_model, config.seed, mesh)
+        trainable = initial_params(task, abstract_model, config.seed, mesh)
+        frozen, _ = draw_on_mesh(abstract_model, config.seed, mesh)
         frozen |= task.outside(abstract_model).values
         where = sharding.shardings(abstract_model.trainable, mesh)
         where = optimizer_shardings(update, trainable, where, mesh)
@@ -200,7 +208,7 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], 
         state[2] += 1
         return float(metrics["loss"])
 
-    run.memory = step.compiled[step.kind(first, 1)][0].memory_analysis().temp_size_in_bytes
+    run.memory = step.compiled[step.cache_key(first, 1)][0].memory_analysis().temp_size_in_bytes
     return run
 
 
@@ -210,7 +218,7 @@ def make_generate(beams: int, sentences: int = 32, length: int = 32) -> Callable
     task = _translation(config)
     abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
     mesh = sharding.make_mesh({"data": -1})
-    values = initial_values(task, abstract_model, config.seed, mesh)
+    values = initial_params(task, abstract_model, config.seed, mesh)
     source = jnp.asarray(random_batch(sentences, length)["source"])
     # The end of sentence is never generated, so every translation has the full length.
     search = Search(beams=beams, ratio=0.0, extra=length)

@@ -4,7 +4,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import jax
@@ -13,8 +13,10 @@ from common.config import load
 from common.runtime.signals import Signals
 from common.sharding import make_mesh
 from common.tasks.translation import Translation
-from common.train.loop import Run
+from common.train import loop
+from common.train.loop import make_hooks
 from common.train.profile import Profile
+from common.train.run import Run, open_run
 from reservoir.model import translator
 
 
@@ -33,16 +35,15 @@ def tiny_run(workdir: Path | None = None, model: Mapping[str, int] | None = None
     config.checkpoint.seconds = 0.0
     mesh = make_mesh(config.mesh)
     task = Translation(config, translator, mesh)
-    with tempfile.TemporaryDirectory() as folder, jax.set_mesh(mesh), Signals() as signals:
-        begun = time.perf_counter()
-        run = Run(config, task, workdir or Path(folder), mesh, signals, begun, Profile())
-        run.open()
-        yield run
-        run.close()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        stack.enter_context(jax.set_mesh(mesh))
+        yield open_run(config, task, workdir or Path(folder), mesh, "alone", stack)
 
 
 def train(run: Run, steps: int) -> float:
     """Trains on; tokens per second of the clock that counts training alone."""
-    tokens, seconds = run.tokens, run.clock["train"]
-    deque(run.train(until=run.number + steps), maxlen=0)
-    return (run.tokens - tokens) / (run.clock["train"] - seconds)
+    tokens, seconds = run.state.tokens, run.clock["train"]
+    with Signals() as signals:
+        hooks = make_hooks(signals, Profile(), pause_at=run.step + steps)
+        deque(loop.train(run, hooks, signals, time.perf_counter()), maxlen=0)
+    return (run.state.tokens - tokens) / (run.clock["train"] - seconds)

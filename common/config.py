@@ -1,4 +1,4 @@
-"""Configurations: one Python file per experiment, overridden on the command line, checked before anything runs."""
+"""Configuration files and command lines: one Python file per experiment, any field overridden by an option."""
 
 import argparse
 import ast
@@ -51,7 +51,11 @@ def load(spec: str) -> ConfigDict:
 
 
 def override(config: ConfigDict, key: str, text: str) -> None:
-    """Sets the field "a.b" from its text, which has to be of the field's type."""
+    """Sets the field "a.b" from text, converted to the type of the field's current value.
+
+    Raises:
+      UserError: there is no such field, or the text does not convert.
+    """
     known = flatten(config)
     if key not in known:
         if any(name.startswith(f"{key}.") for name in known):
@@ -93,14 +97,14 @@ def _read(option: str, text: str, current: Any) -> Any:
 
 
 def _finite(text: str) -> float:
-    float_arg = float(text)
-    if not math.isfinite(float_arg):
+    value = float(text)
+    if not math.isfinite(value):
         raise ValueError
-    return float_arg
+    return value
 
 
 def flatten(config: Mapping, prefix: str = "") -> dict[str, Any]:
-    """{"a.b": value} of a nested configuration."""
+    """A nested configuration as {"a.b": value}."""
     flat = {}
     for key, value in config.items():
         if isinstance(value, Mapping | ConfigDict):
@@ -111,12 +115,12 @@ def flatten(config: Mapping, prefix: str = "") -> dict[str, Any]:
 
 
 def to_json(config: ConfigDict) -> dict:
-    """Plain dictionaries and lists."""
+    """A configuration as plain dictionaries and lists."""
     return json.loads(json.dumps(config.to_dict()))
 
 
 def from_json(values: dict) -> ConfigDict:
-    """The inverse of `to_json`: lists are tuples again."""
+    """The inverse of `to_json`; lists become tuples."""
 
     def restore(value: Any) -> Any:
         if isinstance(value, dict):
@@ -127,13 +131,13 @@ def from_json(values: dict) -> ConfigDict:
 
 
 def check(condition: bool, message: str) -> None:
-    """A condition on the user's input."""
+    """Raises a UserError with this message unless the condition holds."""
     if not condition:
         raise UserError(message)
 
 
 def check_choice(option: str, value: str, known: Mapping[str, Any] | tuple) -> None:
-    """`value` has to be one of `known`."""
+    """Raises a UserError unless `value` is one of `known`; it names the nearest one."""
     check(
         value in known,
         f"{option}={value!r}: choose one of {', '.join(known)}{_nearest(value, known)}",
@@ -141,10 +145,10 @@ def check_choice(option: str, value: str, known: Mapping[str, Any] | tuple) -> N
 
 
 def check_folder(option: str, folder: Path) -> None:
-    """A wrong place for results shows before the work, not after it. Nothing is made yet.
+    """Checks that `folder` exists or can be made, before the work whose results go there. Makes nothing.
 
     Raises:
-      UserError: there is no such folder, and none can be made.
+      UserError: a parent is no folder, or is not writable.
     """
     place = folder.absolute()
     there = next(path for path in (place, *place.parents) if path.exists())
@@ -153,16 +157,16 @@ def check_folder(option: str, folder: Path) -> None:
 
 
 def check_rate(option: str, rate: float) -> None:
-    """A rate of dropout; one that leaves next to nothing is none."""
+    """Checks 0 <= rate <= 0.99, for dropout."""
     check(0 <= rate <= 0.99, f"{option} must be from 0 to 0.99, got {rate}")
 
 
 @contextmanager
 def complete(source: object) -> Iterator[None]:
-    """Around what reads fields of a configuration from outside; one that it has not makes it that of another program.
+    """Turns a missing configuration field into a UserError.
 
-    Raises:
-      UserError: a field is missing.
+    Args:
+      source: the file or option that the configuration comes from.
     """
     try:
         yield
@@ -174,10 +178,10 @@ def complete(source: object) -> Iterator[None]:
 
 
 def split_fields(argv: list[str]) -> tuple[list[str], list[str]]:
-    """The fields of a command line, "--config.a.b=VALUE", and the rest of it.
+    """Splits a command line into overrides, "--config.a.b=VALUE", and all other arguments.
 
     Raises:
-      UserError: a field has no value.
+      UserError: an override has no value.
     """
     fields = [a for a in argv if a.startswith("--config.")]
     for field in fields:
@@ -186,16 +190,16 @@ def split_fields(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def override_all(config: ConfigDict, fields: list[str]) -> None:
-    """Sets "--config.a.b=VALUE", each."""
+    """Applies overrides "--config.a.b=VALUE" in their order."""
     for field in fields:
         key, _, text = field.removeprefix("--config.").partition("=")
         override(config, key, text)
 
 
 def parse(program: str, argv: list[str] | None = None) -> tuple[ConfigDict, argparse.Namespace]:
-    """The command line of every training program: --config=FILE[:ARG] --config.a.b=V ... --workdir=DIR.
+    """Parses the command line of a training program: --config=FILE[:ARG] --config.a.b=V ... --workdir=DIR.
 
-    The default workdir follows from the configuration's name, so the same command finds its own checkpoints.
+    The default workdir is named after the configuration, so the same command resumes its own run.
     """
     parser = parser_for(program)
     parser.add_argument(
@@ -243,12 +247,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser_for(program: str) -> argparse.ArgumentParser:
-    """An argument parser whose complaints are one line each."""
+    """An argument parser that reports errors as one-line UserErrors."""
     return _Parser(prog=f"python -m {program}", allow_abbrev=False)
 
 
 def int_arg(option: str, least: int = 0) -> Callable[[str], int]:
-    """The argparse type of a whole number of at least `least`."""
+    """An argparse type: an integer of at least `least`."""
 
     def read(text: str) -> int:
         check(
@@ -261,12 +265,12 @@ def int_arg(option: str, least: int = 0) -> Callable[[str], int]:
 
 
 def positive_int_arg(option: str) -> Callable[[str], int]:
-    """The argparse type of a whole number of at least one."""
+    """An argparse type: an integer of at least 1."""
     return int_arg(option, 1)
 
 
 def float_arg(option: str) -> Callable[[str], float]:
-    """The argparse type of a number."""
+    """An argparse type: a finite float."""
 
     def read(text: str) -> float:
         try:

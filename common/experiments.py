@@ -1,4 +1,4 @@
-"""Experiments of a paper by one command: runs that are trained once, tables beside the printed ones."""
+"""Experiment suites: the runs of a paper's tables, figures and claims, trained once and compared on equal terms."""
 
 import itertools
 import json
@@ -25,16 +25,16 @@ from common.train.task import Task
 from common.train.workdir import has_checkpoints
 
 REQUESTED_CONFIG = "requested_config.json"
-"""In the folder of a run that has ended: the configuration that it was asked for, before anything was added to it."""
+"""Beside the summary of a finished run: the configuration that the suite requested, which identifies the run."""
 
 
 class Side(NamedTuple):
-    """An experiment that a claim is about.
+    """One side of a claim.
 
     Attributes:
-      name: of the case, the same for equal experiments.
-      experiment: its configurations.
-      missing: why it cannot be run at this scale or with these options; "" where it can.
+      name: of the case; equal experiments have equal names.
+      experiment: seed -> configuration.
+      missing: why the side cannot be run at this scale or with these options; "" if it can.
     """
 
     name: str
@@ -43,11 +43,11 @@ class Side(NamedTuple):
 
 
 Experiment = Callable[[int], ConfigDict]
-"""Seed -> the configuration of a run."""
+"""Seed -> configuration of a run."""
 
 
 class Ran(NamedTuple):
-    """A run that has ended."""
+    """A finished run."""
 
     name: str
     summary: dict
@@ -55,21 +55,21 @@ class Ran(NamedTuple):
 
     @property
     def run(self) -> Run:
-        """As reports take it."""
+        """The run as reports read it."""
         return run_of(self.summary, self.name, folder=self.workdir)
 
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a sweep's grid: field "a.b" -> its value as a command line has it."""
+    """A point of a sweep's grid: field "a.b" -> value as text."""
 
     values: Mapping[str, str]
 
     def set(self, config: ConfigDict) -> ConfigDict:
-        """The configuration with these values.
+        """Sets these values in a configuration and returns it.
 
         Raises:
-          UserError: it has no such field.
+          UserError: the configuration has no such field.
         """
         for name, text in self.values.items():
             try:
@@ -79,16 +79,16 @@ class Point:
         return config
 
     def name(self, case: str, seed: int) -> str:
-        """Of the folder of a run."""
+        """The folder name of a run."""
         own = (f"{name.rpartition('.')[2]}={text}" for name, text in self.values.items())
         return "_".join([f"{case}_seed{seed}", *own])
 
 
 def parse_sweep(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """A grid from the options of a command line, "a.b=V1,V2".
+    """Parses --sweep options, "a.b=V1,V2", as a grid.
 
     Raises:
-      UserError: one is not of this form, or a field is given twice.
+      UserError: an option has another form, or a field occurs twice.
     """
     found: dict[str, tuple[str, ...]] = {}
     for text in given:
@@ -107,15 +107,15 @@ def parse_sweep(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class ExperimentSuite:
-    """Where and how large the experiments are run. A paper derives its own, with its configurations.
+    """The experiments of a paper at one scale. A paper derives its own suite, with its configurations.
 
     Attributes:
       scale: which sizes.
       seeds: runs of each case, with the seeds 1, 2, ...
       fields: overrides from the command line, "--config.a.b=VALUE".
       out: the folder of tables, figures and `runs`.
-      turns: steps after which the runs of one seed take turns; 0 trains one run after the other.
-      sweep: field "a.b" -> the values that every case tries; see `runs`.
+      turns: steps between turns of the runs of one seed; 0 trains one run after the other.
+      sweep: field "a.b" -> values that every case tries; see `runs`.
     """
 
     scale: str
@@ -127,29 +127,29 @@ class ExperimentSuite:
     sweep: Mapping[str, tuple[str, ...]] = field(default_factory=dict, kw_only=True)
 
     def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
-        """The configuration that the loop takes, and the task with its data."""
+        """The configuration for the training loop, and the task with its data."""
         raise NotImplementedError
 
     def override(self, config: ConfigDict, **values: object) -> ConfigDict:
-        """With the fields of the command line and those of the experiment, which win."""
+        """Applies the overrides of the command line, then `values` of the experiment."""
         config.wandb.mode = "disabled"
         override_all(config, self.fields)
         config.update_from_flattened_dict(values)
         return config
 
     def side(self, text: str) -> Side:
-        """The experiment that a side of a claim names.
+        """Reads the side of a claim.
 
         Raises:
-          UserError: there is no such experiment.
+          UserError: the text names no experiment.
         """
         raise NotImplementedError
 
     def runs(self, cases: Mapping[str, Experiment]) -> dict[str, list[Ran]]:
-        """The runs of several cases that are compared, a run per seed; what is missing is trained.
+        """One run per seed of several cases that are compared; missing runs are trained.
 
-        With a `sweep`, seed 1 of every case first tries each point of the same grid, without the test split. The point
-        that is best in validation is then used for all seeds, and tested. Table `sweep` has what was tried.
+        With a `sweep`, seed 1 of every case first tries each point of the same grid, without the test split. All seeds
+        then use the point with the best validation value. The table `sweep` lists all points.
         """
         points = dict.fromkeys(cases, Point({}))
         if self.sweep:
@@ -165,7 +165,7 @@ class ExperimentSuite:
         return found
 
     def _tune(self, cases: Mapping[str, Experiment]) -> dict[str, Point]:
-        """Tries the grid with seed 1, and writes what was tried; the best point of every case."""
+        """Trains every point of the grid with seed 1 and writes the table; returns the best point of every case."""
         grid = [
             Point(dict(zip(self.sweep, values, strict=True)))
             for values in itertools.product(*self.sweep.values())
@@ -196,15 +196,14 @@ class ExperimentSuite:
         return best
 
     def fit(self, name: str, config: ConfigDict) -> tuple[dict, Path]:
-        """The summary and the folder of a run, which is trained if it is not there yet: see `fit_all`."""
+        """Summary and folder of one run; see `fit_all`."""
         (ran,) = self.fit_all({name: config})
         return ran.summary, ran.workdir
 
     def fit_all(self, asked: Mapping[str, ConfigDict]) -> list[Ran]:
-        """Runs by name, in turns where `turns` says so.
+        """Runs by name; missing ones are trained, in turns if `turns` says so.
 
-        A run that has ended with this very configuration is not opened again: its summary is enough, and its data are
-        not read.
+        A finished run with the same requested configuration is not opened: its summary is enough.
         """
         kept = {name: self._kept(name, config) for name, config in asked.items()}
         missing = {name: config for name, config in asked.items() if kept[name] is None}
@@ -216,30 +215,30 @@ class ExperimentSuite:
         return [Ran(name, kept[name], self.out / "runs" / name) for name in asked]
 
     def _kept(self, name: str, config: ConfigDict) -> dict | None:
-        """The summary of a run that has ended and was asked for with this configuration."""
+        """The summary of a finished run with this requested configuration; None without one."""
         workdir = self.out / "runs" / name
-        with suppress(OSError, ValueError):  # missing, or damaged
+        with suppress(OSError, ValueError):  # missing or damaged
             unchanged = changed(config) < (workdir / SUMMARY).stat().st_mtime
             there = flatten(json.loads((workdir / REQUESTED_CONFIG).read_text()))
-            asked = flatten(_asked(config))
+            requested = flatten(_requested(config))
             if not has_checkpoints(workdir):
-                # Of a kept run there is nothing to open, whenever its data were put here; and fields that
-                # configurations have only since then had no other value.
+                # A kept run without checkpoints cannot be continued: newer data do not matter, and configuration
+                # fields that were added since had their present defaults.
                 unchanged = True
                 given = {field.removeprefix("--config.").split("=")[0] for field in self.fields}
-                new = asked.keys() - there.keys() - given
-                asked = {name: value for name, value in asked.items() if name not in new}
+                new = requested.keys() - there.keys() - given
+                requested = {name: value for name, value in requested.items() if name not in new}
                 if not config.eval.test:
-                    there["eval.test"] = False  # a sweep only reads the validation curve
-            if unchanged and there == asked:
+                    there["eval.test"] = False  # a sweep reads the validation curve only
+            if unchanged and there == requested:
                 return json.loads((workdir / SUMMARY).read_text())
         return None
 
     def train(self, asked: Mapping[str, ConfigDict]) -> dict[str, dict]:
-        """Trains, or resumes, runs: together, in turns; their summaries.
+        """Trains, or resumes, runs together, in turns; returns their summaries.
 
         Raises:
-          UserError: as `loop.fit_in_turns`, or the folder of a run has a summary but no checkpoints.
+          UserError: as `loop.fit_in_turns`, or a folder has the summary of another run and no checkpoints.
         """
         for name in asked:
             workdir = self.out / "runs" / name
@@ -253,26 +252,26 @@ class ExperimentSuite:
             print(f"\n{name}", flush=True)
             jobs.append(loop.Job(*self.prepare(config), self.out / "runs" / name))
         for job in jobs:
-            # Until it has ended, what lies there may be half of another run.
+            # Until the run has finished the folder may hold half of another one.
             (job.workdir / REQUESTED_CONFIG).unlink(missing_ok=True)
         try:
             summaries = loop.fit_in_turns(jobs, self.mesh, self.turns if len(jobs) > 1 else 0)
-        except UserError as fault:  # the folder of a run is within what the user named
+        except UserError as fault:  # the user named --out, not the run's folder in it
             raise UserError(str(fault).replace("--workdir", "--out")) from fault
         for name, config in asked.items():
             path = self.out / "runs" / name / REQUESTED_CONFIG
-            path.write_text(json.dumps(_asked(config), indent=2) + "\n")
+            path.write_text(json.dumps(_requested(config), indent=2) + "\n")
         return dict(zip(asked, summaries, strict=True))
 
     def kept(self, name: str) -> list[Ran]:
-        """The tested runs of a case that there are, whatever their seeds and configurations.
+        """All finished and tested runs of a case in --out, with any seeds and configurations.
 
         Raises:
           UserError: a summary is damaged.
         """
         found = []
         for path in sorted((self.out / "runs").glob(f"{name}_seed*/{SUMMARY}")):
-            # A name may begin with another one's: only a seed and the points of a sweep may follow.
+            # One name may be a prefix of another: only a seed and the values of a sweep may follow.
             if re.fullmatch(rf"{re.escape(name)}_seed\d+(_[a-z0-9_]+=[^=]+)*", path.parent.name):
                 try:
                     summary = json.loads(path.read_text())
@@ -283,13 +282,13 @@ class ExperimentSuite:
         return found
 
     def claims(self, paper: str, only_kept: bool = False) -> None:
-        """Prints and writes what is known of the claims of a paper, in `claims`.
+        """Prints and writes the table `claims`: the verdict of every claim of a paper.
 
         Args:
-          only_kept: train nothing; a side without tested runs is missing. Of the others no data are needed.
+          only_kept: trains nothing and needs no data; a side without finished runs is missing.
 
         Raises:
-          UserError: a claim names an experiment or a metric that there is not.
+          UserError: a claim names an unknown experiment or metric.
         """
         read = claims.read(paper)
         names = dict.fromkeys(s for one in read if one.kind == "runs" for s in (one.a, one.b))
@@ -313,16 +312,16 @@ class ExperimentSuite:
         publish(self.out / name, columns, rows)
 
     def keep(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
-        """As `write`, without printing: for a table that is not whole yet."""
+        """As `write`, without printing, for a table that is still incomplete."""
         keep(self.out / name, columns, rows)
 
     def write_csv(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
-        """Writes what is too long to read."""
+        """Writes a table that is too long to print as CSV."""
         write_csv(self.out / f"{name}.csv", columns, rows)
 
 
-def _asked(config: ConfigDict) -> dict:
-    """The JSON of a configuration, without where on this machine its files lie."""
+def _requested(config: ConfigDict) -> dict:
+    """The JSON of a configuration, without the location of its files on this machine."""
     asked = to_json(config)
     kind, colon, place = asked["data"]["source"].partition(":")
     if kind == "files":
@@ -334,10 +333,10 @@ def _asked(config: ConfigDict) -> dict:
 
 
 def evaluations(workdir: Path, name: str) -> list[dict]:
-    """What a finished run logged at each of its evaluations, which log `name`.
+    """The logged metrics of every evaluation of a finished run; each has the metric `name`.
 
     Raises:
-      UserError: its log was cut or removed.
+      UserError: the log is incomplete.
     """
     logged = [m for m in read_metrics(workdir) if name in m]
     points = json.loads((workdir / SUMMARY).read_text())["curve"]["points"]

@@ -35,7 +35,6 @@ def base(paper: str) -> ConfigDict:
                 "keep_best": 1,
                 # Every so many steps the values, without the optimizer's, are kept for good; 0 for never.
                 "snapshots": 0,
-                "store_frozen": False,
             },
             "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
             "wandb": {"mode": "offline", "project": "train-less", "name": "", "group": ""},

@@ -23,7 +23,7 @@ from common.errors import UserError
 from common.metrics.predictions import Classes
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
-from common.train.task import Batch, ModelState, Task, TaskSpec, integers
+from common.train.task import Batch, BatchSpec, ModelState, Task, integers
 from common.variables import Params
 from explicit_opt.idx import read_idx
 from explicit_opt.language import exponent, seedless, validate_start, zeros
@@ -96,57 +96,33 @@ def features_of(pixels_MD: np.ndarray, levels: int) -> np.ndarray:
     return (pixels_MD.astype(np.float32) + 1) / np.float32(levels)
 
 
-class Objective(Task):
-    """The classifier and its loss, without data.
-
-    Args:
-      width: pixels of an image.
-      outputs: classes.
-    """
-
-    objective, mode, unit = "loss", "min", "examples"
-
-    def __init__(self, config: ConfigDict, width: int, outputs: int):
-        self.config, self.width, self.outputs = config, width, outputs
-
-    @classmethod
-    def sketch(cls, config: ConfigDict, multiple: int) -> TaskSpec:
-        """Of ten digits, as large as MNIST's or scikit-learn's; `multiple` divides the rows of a batch."""
-        width, rows = 64 if config.data.source == EMBEDDED else 784, config.train.batch
-        check_rows(rows, multiple)
-        batch = {
-            "features": jax.ShapeDtypeStruct((rows, width), np.float32),
-            "targets": integers(rows),
-            "weights": jax.ShapeDtypeStruct((rows,), np.float32),
-        }
-        return TaskSpec(config, cls(config, width, 10), batch, rows)
-
-    def build(self, rngs: nnx.Rngs) -> SoftmaxLayers:
-        model = self.config.model
-        return SoftmaxLayers(self.width, self.outputs, model.layers, model.cold, rngs=rngs)
-
-    def loss(
-        self, model: SoftmaxLayers, batch: Batch, key: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        loss_B = cross_entropy(model(batch["features"]), batch["targets"])
-        return jnp.sum(loss_B * batch["weights"]), jnp.sum(batch["weights"])
-
-
 def _log_probabilities(model: SoftmaxLayers, batch: Batch) -> dict[str, jax.Array]:
     return {"logs": jax.nn.log_softmax(model(batch["features"]))}
 
 
-class Digits(Objective):
-    """The task that the training loop sees."""
+class Digits(Task):
+    """Classification of images of digits.
 
-    def __init__(self, config: ConfigDict, mesh: Mesh):
-        """Reads the images.
+    Args:
+      read_data: False for a task whose step is only compiled: ten digits, as large as MNIST's or scikit-learn's.
 
-        Raises:
-          UserError: the configuration or the data are at fault.
-        """
+    Raises:
+      UserError: the configuration or the data are at fault.
+    """
+
+    objective, mode, unit = "loss", "min", "examples"
+
+    def __init__(self, config: ConfigDict, mesh: Mesh, *, read_data: bool = True):
         validate(config)
-        self.mesh = mesh
+        self.config, self.mesh = config, mesh
+        self.width, self.outputs = 64 if config.data.source == EMBEDDED else 784, 10
+        self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
+        self._log_probabilities = PerExample(_log_probabilities, mesh)
+        if read_data:
+            self._read_data()
+
+    def _read_data(self) -> None:
+        config = self.config
         train, test = load_images(config.data.source)
         held_out = config.data.held_out
         check(
@@ -161,15 +137,14 @@ class Digits(Objective):
             "valid": valid,
             "test": test,
         }
-        outputs = int(self.splits["train"][1].max()) + 1
-        super().__init__(config, train[0].shape[1], outputs)
+        self.width = train[0].shape[1]
+        self.outputs = int(self.splits["train"][1].max()) + 1
         for split, (pixels, labels) in self.splits.items():
             check(
                 pixels.shape[1] == self.width and int(labels.max()) < self.outputs,
                 f"the {split} images have other sizes or labels than the training images",
             )
         self.levels = int(self.splits["train"][0].max()) + 1
-        self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
         self.training_batches = ExampleBatches(
             self._gather("train"),
             cut,
@@ -177,7 +152,26 @@ class Digits(Objective):
             multiple=self.multiple,
             seed=config.seed,
         )
-        self._log_probabilities = PerExample(_log_probabilities, mesh)
+
+    def build(self, rngs: nnx.Rngs) -> SoftmaxLayers:
+        model = self.config.model
+        return SoftmaxLayers(self.width, self.outputs, model.layers, model.cold, rngs=rngs)
+
+    def loss(
+        self, model: SoftmaxLayers, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        loss_B = cross_entropy(model(batch["features"]), batch["targets"])
+        return jnp.sum(loss_B * batch["weights"]), jnp.sum(batch["weights"])
+
+    def batch_spec(self, multiple: int) -> BatchSpec:
+        rows = self.config.train.batch
+        check_rows(rows, multiple)
+        arrays = {
+            "features": jax.ShapeDtypeStruct((rows, self.width), np.float32),
+            "targets": integers(rows),
+            "weights": jax.ShapeDtypeStruct((rows,), np.float32),
+        }
+        return BatchSpec(arrays, rows)
 
     @property
     def seedless(self) -> bool:

@@ -16,7 +16,7 @@ from common.config import check, flatten
 from common.errors import UserError
 from common.experiments import Experiment, Ran, Side, evaluations
 from common.report.table import mean_std
-from common.train.state import initial_values
+from common.train.state import initial_params
 from common.train.task import ModelState, Task
 from configs import explicit
 from explicit_opt import figures, run
@@ -332,7 +332,7 @@ def untrained(config: ConfigDict, suite: ExperimentSuite) -> dict[str, float]:
     """Test metrics of a start before any step."""
     task = Digits(config, suite.mesh)
     abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
-    started = task.start(initial_values(task, abstract_model, config.seed, suite.mesh))
+    started = task.start(initial_params(task, abstract_model, config.seed, suite.mesh))
     return task.evaluate(ModelState(abstract_model, started, {}, suite.mesh), "test")
 
 

@@ -27,7 +27,7 @@ from common.data.tokenizer import UNK, build_tokenizer
 from common.metrics.predictions import Losses
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
-from common.train.task import Batch, ModelState, Task, TaskSpec, integers
+from common.train.task import Batch, BatchSpec, ModelState, Task, integers
 from common.train.workdir import save_tokenizer
 from common.variables import Params
 from explicit_opt.counts import Noise, count_pairs, language_solution, text_sharding
@@ -168,51 +168,29 @@ def count_windows(windows: Windows, vocabulary: int, mesh: Mesh) -> jax.Array:
     return count_pairs(*placed, vocabulary, mesh)
 
 
-class Objective(Task):
-    """The language model with its noise, and its loss, without data."""
+class NextToken(Task):
+    """The language model with its noise.
+
+    Args:
+      read_data: False for a task whose step is only compiled; its vocabulary is as large as the configuration allows.
+
+    Raises:
+      UserError: the configuration or the data are at fault.
+    """
 
     objective, mode = "perplexity", "min"
 
-    def __init__(self, config: ConfigDict, noise: Noise):
-        self.config, self.noise = config, noise
-
-    @classmethod
-    def sketch(cls, config: ConfigDict, multiple: int) -> TaskSpec:
-        """With a vocabulary as large as the configuration allows; `multiple` divides the rows of a batch."""
-        rows, context = config.train.batch, config.model.context
-        check_rows(rows, multiple)
-        batch = {
-            "contexts": integers(rows, context),
-            "targets": integers(rows),
-            "weights": jax.ShapeDtypeStruct((rows,), np.float32),
-        }
-        noise = Noise.of(np.ones(config.data.vocab_size, np.int64))
-        return TaskSpec(config, cls(config, noise), batch, rows)
-
-    def build(self, rngs: nnx.Rngs) -> FeedForward:
-        model = self.config.model
-        vocabulary = len(self.noise.keep_N)
-        return FeedForward(vocabulary, model.context, model.aggregate, model.cold, rngs=rngs)
-
-    def loss(
-        self, model: FeedForward, batch: Batch, key: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        logits_BN = model(batch["contexts"], self.noise)
-        loss_B = cross_entropy(logits_BN, batch["targets"])
-        return jnp.sum(loss_B * batch["weights"]), jnp.sum(batch["weights"])
-
-
-class NextToken(Objective):
-    """The task that the training loop sees."""
-
-    def __init__(self, config: ConfigDict, mesh: Mesh):
-        """Reads and tokenizes the data.
-
-        Raises:
-          UserError: the configuration or the data are at fault.
-        """
+    def __init__(self, config: ConfigDict, mesh: Mesh, *, read_data: bool = True):
         validate(config)
-        self.mesh = mesh
+        self.config, self.mesh = config, mesh
+        self.noise = Noise.of(np.ones(config.data.vocab_size, np.int64))
+        self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
+        self._nats_of_rows = PerExample(self._rows, mesh)
+        if read_data:
+            self._read_data()
+
+    def _read_data(self) -> None:
+        config = self.config
         data = config.data
         cache = Path(os.path.expanduser(data.cache_dir))
         texts = {split: read_documents(data, split) for split in ("train", "valid", "test")}
@@ -235,12 +213,32 @@ class NextToken(Objective):
             check(len(windows) > 0, f"the {split} text has no tokens")
         train = self.splits["train"]
         self.targets_N = np.bincount(train.tokens_M, minlength=self.vocabulary)
-        super().__init__(config, Noise.of(self.targets_N))
-        self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
+        self.noise = Noise.of(self.targets_N)
         self.training_batches = ExampleBatches(
             train.gather, len(train), config.train.batch, multiple=self.multiple, seed=config.seed
         )
-        self._nats_of_rows = PerExample(self._rows, mesh)
+
+    def build(self, rngs: nnx.Rngs) -> FeedForward:
+        model = self.config.model
+        vocabulary = len(self.noise.keep_N)
+        return FeedForward(vocabulary, model.context, model.aggregate, model.cold, rngs=rngs)
+
+    def loss(
+        self, model: FeedForward, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        logits_BN = model(batch["contexts"], self.noise)
+        loss_B = cross_entropy(logits_BN, batch["targets"])
+        return jnp.sum(loss_B * batch["weights"]), jnp.sum(batch["weights"])
+
+    def batch_spec(self, multiple: int) -> BatchSpec:
+        rows, context = self.config.train.batch, self.config.model.context
+        check_rows(rows, multiple)
+        arrays = {
+            "contexts": integers(rows, context),
+            "targets": integers(rows),
+            "weights": jax.ShapeDtypeStruct((rows,), np.float32),
+        }
+        return BatchSpec(arrays, rows)
 
     @property
     def seedless(self) -> bool:

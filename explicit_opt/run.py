@@ -8,7 +8,6 @@ from ml_collections import ConfigDict
 
 from common.config import complete
 from common.train import loop
-from common.train.task import TaskSpec
 from explicit_opt import digits, language
 
 Task = language.NextToken | digits.Digits
@@ -26,15 +25,10 @@ def _module(config: ConfigDict) -> ModuleType:
     return language if "aggregate" in config.model else digits
 
 
-def make_task(config: ConfigDict, mesh: Mesh) -> Task:
-    """The task with its data."""
-    return (language.NextToken if _module(config) is language else digits.Digits)(config, mesh)
-
-
-def sketch(config: ConfigDict, multiple: int) -> TaskSpec:
-    """The run without its data; `multiple` divides the rows of a batch. Errors are those of the configuration."""
-    validate(config)
-    return _module(config).Objective.sketch(config, multiple)
+def make_task(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> Task:
+    """The task of a configuration."""
+    kind = language.NextToken if _module(config) is language else digits.Digits
+    return kind(config, mesh, read_data=read_data)
 
 
 def in_steps(config: ConfigDict, batches_per_epoch: int) -> ConfigDict:
@@ -47,11 +41,15 @@ def in_steps(config: ConfigDict, batches_per_epoch: int) -> ConfigDict:
     return config
 
 
-def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, Task]:
-    """The configuration that the loop takes, and the task. Errors are those of the configuration and of the data."""
+def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[ConfigDict, Task]:
+    """The configuration that the loop takes, and the task. Without data the number of steps stays 0.
+
+    Raises:
+      UserError: the configuration or the data are at fault.
+    """
     validate(config)
-    task = make_task(config, mesh)
-    return in_steps(config, task.batches_per_epoch), task
+    task = make_task(config, mesh, read_data)
+    return (in_steps(config, task.batches_per_epoch) if read_data else config), task
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:

@@ -7,10 +7,10 @@ from ml_collections import ConfigDict
 
 from common.config import complete
 from common.tasks import language_modelling
-from common.tasks.language_modelling import BYTES, LanguageModelling, Objective
+from common.tasks.language_modelling import BYTES, LanguageModelling
 from common.train import loop
 from common.train.restore import load_run
-from common.train.task import ModelState, TaskSpec
+from common.train.task import ModelState
 from common.train.workdir import CONFIG, read_config
 from gmlp_lm import model
 from gmlp_lm.model import language_model
@@ -24,16 +24,16 @@ def validate(config: ConfigDict) -> None:
         loop.validate(config)
 
 
-def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, LanguageModelling]:
-    """The configuration that the loop takes, and the task. Errors are those of the configuration and of the data."""
-    validate(config)
-    return config, LanguageModelling(config, language_model, mesh)
+def prepare(
+    config: ConfigDict, mesh: Mesh, read_data: bool = True
+) -> tuple[ConfigDict, LanguageModelling]:
+    """The configuration that the loop takes, and the task.
 
-
-def sketch(config: ConfigDict, multiple: int) -> TaskSpec:
-    """The run without its data; `multiple` divides the rows of a batch. Errors are those of the configuration."""
+    Raises:
+      UserError: the configuration or the data are at fault.
+    """
     validate(config)
-    return Objective.sketch(config, language_model, multiple)
+    return config, LanguageModelling(config, language_model, mesh, read_data=read_data)
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:

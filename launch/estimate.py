@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.model.transformer import compute_dtype
 from common.train import dry_run
 from common.train.state import Step
-from common.train.task import TaskSpec
+from common.train.task import BatchSpec
 from common.variables import AbstractModel
 from launch import collectives, roofline, traffic
 from launch.collectives import Collectives
@@ -47,7 +47,8 @@ class Estimate:
       bound: None where no speed is known.
     """
 
-    sketch: TaskSpec
+    config: ConfigDict
+    batch: BatchSpec
     topology: Topology
     mesh: Mesh
     abstract_model: AbstractModel
@@ -62,12 +63,12 @@ class Estimate:
     @property
     def tokens_per_second(self) -> float | None:
         """At most."""
-        return self.sketch.tokens / self.bound.seconds if self.bound else None
+        return self.batch.tokens / self.bound.seconds if self.bound else None
 
     @property
     def chip_hours(self) -> float | None:
         """Of the whole run, at least; None where that is not known."""
-        steps = self.sketch.config.train.steps
+        steps = self.config.train.steps
         if not self.bound or not steps:
             return None
         return steps * self.bound.seconds * len(self.topology.devices) / 3600
@@ -86,15 +87,17 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     if topology.stands_in and config.model.get("dtype") == "auto":
         config = config.copy_and_resolve_references()
         config.model.dtype = "bfloat16"  # as on the chips
-    sketch = importlib.import_module(f"{config.paper}.run").sketch(config, multiple)
+    program = importlib.import_module(f"{config.paper}.run")
+    config, task = program.prepare(config, mesh, read_data=False)
+    spec = task.batch_spec(multiple)
     # Types and parts that depend on the kind of device follow the mesh that is set.
     with jax.set_mesh(mesh):
-        step = Step.of(sketch.config, sketch.task, mesh)
+        step = Step.of(config, task, mesh)
         dtype = str(compute_dtype(config.model.get("dtype", "float32")))
     rows = sharding.batch_sharding(mesh)
     batch = {
         name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows)
-        for name, x in sketch.batch.items()
+        for name, x in spec.arrays.items()
     }
     try:
         held = dry_run.compile_for(step, batch)
@@ -105,7 +108,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
             first, *_ = words.splitlines() or [type(error).__name__]
             raise UserError(f"the compiler fails for {topology.name}: {first}") from error
         raise _too_large(missing, topology) from error
-    compiled, flops = step.compiled[step.kind(batch, 0)]
+    compiled, flops = step.compiled[step.cache_key(batch, 0)]
     memory = compiled.memory_analysis()
     # What comes out in place of what went in is in there once.
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes
@@ -126,7 +129,8 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
         known = None if topology.stands_in else moved
         bound = roofline.bound(topology.chip, topology.peak(dtype), share, known, sent.received)
     return Estimate(
-        sketch,
+        config,
+        spec,
         topology,
         mesh,
         step.abstract_model,

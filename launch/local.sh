@@ -72,6 +72,7 @@ port=$("$python" -c 'import socket; s = socket.create_server(("127.0.0.1", 0))
 print(s.getsockname()[1])') || fault "$python does not run"
 
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+export GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1} # huge pages: fewer page faults on CPUs
 export TRAINLESS_COORDINATOR=127.0.0.1:$port TRAINLESS_NUM_PROCESSES=$count
 
 # --- start ---------------------------------------------------------------------------------------

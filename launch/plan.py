@@ -84,14 +84,14 @@ def rows(found: "Estimate", price: float | None = None) -> list[tuple[str, str, 
     """Lines of the table: what, how much, and a remark."""
     from common import variables
 
-    topology, sketch, chips = found.topology, found.sketch, len(found.topology.devices)
+    topology, batch, chips = found.topology, found.batch, len(found.topology.devices)
     counts = variables.count(found.abstract_model)
     mesh = " x ".join(f"{axis}={size}" for axis, size in found.mesh.shape.items())
     lines = [
         ("devices", f"{chips}", f"{topology.name}, {mesh}, {found.dtype}"),
         ("parameters, trained", f"{counts['trainable']:,}", ""),
         ("parameters, frozen", f"{counts['frozen']:,}", ""),
-        ("tokens of a step", f"{sketch.tokens:,}", _shapes(found)),
+        ("tokens of a step", f"{batch.tokens:,}", _shapes(found)),
     ]
     lines += [
         (f"MiB on each device: {name}", f"{size / MIB:,.1f}", "")
@@ -106,7 +106,7 @@ def rows(found: "Estimate", price: float | None = None) -> list[tuple[str, str, 
     lines.append(("MiB on each device: in all", f"{total / MIB:,.1f}", room))
     lines += [
         ("FLOPs of a step", f"{found.flops:.4g}", "matrix products, counted in the program"),
-        ("FLOPs of a token", f"{found.flops / sketch.tokens:.4g}", ""),
+        ("FLOPs of a token", f"{found.flops / batch.tokens:.4g}", ""),
         (
             "FLOPs of a step, compiled",
             f"{found.compiled_flops * chips:.4g}",
@@ -124,7 +124,7 @@ def rows(found: "Estimate", price: float | None = None) -> list[tuple[str, str, 
 
 
 def _shapes(found: "Estimate") -> str:
-    shapes = {name: "x".join(map(str, x.shape)) for name, x in found.sketch.batch.items()}
+    shapes = {name: "x".join(map(str, x.shape)) for name, x in found.batch.arrays.items()}
     return ", ".join(f"{name} {shape}" for name, shape in shapes.items())
 
 
@@ -143,7 +143,7 @@ def _times(found: "Estimate", price: float | None) -> list[tuple[str, str, str]]
         lines.append(
             ("ms of a step, memory", "", "only the TPU's compiler knows what it would move")
         )
-    steps = found.sketch.config.train.steps
+    steps = found.config.train.steps
     lines.append(("tokens per second, by this", f"{found.tokens_per_second:,.0f}", ""))
     hours = found.chip_hours
     if hours is None:

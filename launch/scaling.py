@@ -78,7 +78,7 @@ def _row(found: "Estimate") -> tuple:
     held, mib, bound = found.held, 2**20, found.bound
     return (
         chips,
-        found.sketch.tokens,
+        found.batch.tokens,
         found.flops / chips / 1e9,
         found.compiled_flops / 1e9,
         (held["parameters, trained"] + held["parameters, frozen"]) / mib,

@@ -71,7 +71,7 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
     if found is None:
         least = min(faults, key=lambda fault: getattr(fault, "missing", float("inf")))
         raise UserError(f"nothing of all this fits; what comes nearest: {least}")
-    chosen, given = flatten(found.sketch.config), flatten(config)
+    chosen, given = flatten(found.config), flatten(config)
     options = [f"--config.mesh.{axis}={size}" for axis, size in found.mesh.shape.items()]
     options.append(f"--config.{field}={chosen[field]}")
     if chosen["train.accumulate"] != given["train.accumulate"]:

@@ -120,7 +120,7 @@ def fit_features(texts: Sequence[str]) -> tuple[TfIdf, "csr_matrix"]:
         start, end = end, end + part.nnz
         values[start:end], columns[start:end] = part.data, part.indices
         ends_M.extend(start + part.indptr[1:])
-        heap.trim()
+        heap.release_free_memory()
     shape = len(texts), len(columns_F)
     return found, sparse.csr_matrix((values, columns, np.asarray(ends_M)), shape)
 
@@ -147,7 +147,7 @@ def fit(splits: Mapping[str, LabelledText], classes: Sequence[str]) -> Baseline:
       UserError: the training examples are all of one class.
     """
     begun = time.perf_counter()
-    heap.trim()  # reading the examples leaves as much as they take
+    heap.release_free_memory()  # reading the examples leaves as much as they take
     labels = {name: split.labels_M for name, split in splits.items()}
     check(len(np.unique(labels["train"])) > 1, "the training examples are all of one class")
     texts = {name: [" ".join(parts) for parts in split.texts] for name, split in splits.items()}

@@ -26,8 +26,8 @@ from common.model.transformer import compute_dtype
 from common.runtime.processes import all_reduce_max, is_main
 from common.sharding import place
 from common.tasks.classification import Build
-from common.train.checkpoint import draw_reservoirs
 from common.train.evaluate import PerExample
+from common.train.frozen import draw_on_mesh
 from common.train.task import NO_PRETRAINED_WEIGHTS, Batch, ModelState, PretrainedWeights
 from common.train.workdir import commit
 from common.variables import AbstractModel, Params
@@ -136,7 +136,7 @@ class SolvedHead(TextClassification):
           UserError: the training examples are all of one class.
         """
         abstract_model = variables.abstract(lambda: self.build(variables.ParamKeys(0)))
-        drawn, _ = draw_reservoirs(abstract_model, self.config.seed, self.mesh)
+        drawn, _ = draw_on_mesh(abstract_model, self.config.seed, self.mesh)
         values = ModelState(
             abstract_model, trainable, {**drawn, **self._pretrained.values}, self.mesh
         )

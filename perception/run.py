@@ -22,11 +22,10 @@ from common.data.subword import Subword
 from common.errors import UserError
 from common.runtime.processes import is_main
 from common.sharding import make_mesh
-from common.tasks.classification import Objective
 from common.train import loop, restore, summary
 from common.train.prefetch import put
 from common.train.restore import load_run
-from common.train.task import ModelState, TaskSpec
+from common.train.task import ModelState
 from common.train.workdir import CONFIG, read_config
 from perception import datasets, finetuning, head, task
 from perception.backbones import BACKBONES, Backbone
@@ -65,8 +64,19 @@ def _validate(config: ConfigDict) -> None:
         loop.validate(resolve(config))
 
 
-def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, TextClassification]:
-    """The configuration that the loop takes, and the task. Errors are those of the configuration and of the data."""
+def prepare(
+    config: ConfigDict, mesh: Mesh, read_data: bool = True
+) -> tuple[ConfigDict, TextClassification]:
+    """The configuration that the loop takes, and the task.
+
+    Without data, and with or without a folder of weights, the vocabulary is that of the backbone, or as large as the
+    configuration allows; one's own data have two classes.
+
+    Raises:
+      UserError: the configuration, the data or the folder are at fault.
+    """
+    if not read_data:
+        return _without_data(config, mesh)
     validate(config)
     config = resolve(config)
     pretrained = open_pretrained(config)
@@ -86,14 +96,7 @@ def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, TextClassificat
     return config, made
 
 
-def sketch(config: ConfigDict, multiple: int) -> TaskSpec:
-    """The run without its data, with or without a folder of weights; `multiple` divides the rows of a batch.
-
-    The vocabulary is that of the backbone, or as large as the configuration allows; one's own data have two classes.
-
-    Raises:
-      UserError: the configuration or the folder are at fault.
-    """
+def _without_data(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, TextClassification]:
     with complete("--config"):
         if config.dataset:
             check_choice("--config.dataset", config.dataset, DATASETS)
@@ -103,11 +106,11 @@ def sketch(config: ConfigDict, multiple: int) -> TaskSpec:
     config = resolve(config)
     pretrained = open_pretrained(config) if config.pretrained else None
     known = pretrained.shape if pretrained else BACKBONES[config.backbone]
-    restore = config.finetune == "full" and config.data.tokenizer != "pretrained"
-    vocabulary = config.data.vocab_size if restore else known.vocabulary
+    own_tokenizer = config.finetune == "full" and config.data.tokenizer != "pretrained"
+    vocabulary = config.data.vocab_size if own_tokenizer else known.vocabulary
     classes = DATASETS[config.dataset].classes if config.dataset else 2
     build = partial(make_model, config, make_shape(config, pretrained, vocabulary))
-    return Objective(in_rows(config), build, classes).sketch(config.data.max_length, multiple)
+    return config, TextClassification(config, None, build, mesh, classes=classes)
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:

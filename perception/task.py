@@ -35,6 +35,7 @@ class TextClassification(Classification):
       build: (number of classes, rngs=) -> model
       labelled: splits and names of the classes; with `config.eval.select` "test" there need be no "valid".
       start, outside: as `Task.start` and `Task.outside`.
+      classes: as in `Classification`.
     """
 
     objective, mode, tests_last = "weighted_f1", "max", True
@@ -42,22 +43,21 @@ class TextClassification(Classification):
     def __init__(
         self,
         config: ConfigDict,
-        tokenizer: Subword,
+        tokenizer: Subword | None,
         build: Build,
         mesh: Mesh,
-        labelled: tuple[dict[str, LabelledText], tuple[str, ...]],
+        labelled: tuple[dict[str, LabelledText], tuple[str, ...]] | None = None,
         *,
         start: Callable[[Params], Params] = lambda trainable: trainable,
         outside: Callable[[AbstractModel], PretrainedWeights] = lambda abstract_model: (
             NO_PRETRAINED_WEIGHTS
         ),
+        classes: int | None = None,
     ):
         self.outside = outside
         config = in_rows(config)
-        longest = config.data.max_length
-        super().__init__(
-            config, tokenizer, build, mesh, longest=longest, start=start, labelled=labelled
-        )
+        given = {"longest": config.data.max_length, "start": start, "classes": classes}
+        super().__init__(config, tokenizer, build, mesh, labelled=labelled, **given)
 
     @property
     def select(self) -> str:

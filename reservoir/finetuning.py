@@ -10,11 +10,10 @@ from common.config import check, check_choice, check_rate, complete
 from common.errors import UserError
 from common.model.classifier import Classifier
 from common.tasks import classification
-from common.tasks.classification import Build, Classification, Objective
+from common.tasks.classification import Build, Classification
 from common.tasks.masked_lm import vocabulary
 from common.train import loop
 from common.train.checkpoint import check_snapshot
-from common.train.task import TaskSpec
 from common.variables import Params
 from reservoir import encoder
 from reservoir.placement import placement
@@ -95,8 +94,10 @@ def builder(config: ConfigDict, pretrained: Pretrained) -> Build:
     return build
 
 
-def make_task(config: ConfigDict, pretrained: Pretrained, mesh: Mesh) -> Classification:
-    """The task, whose encoder starts at the values of the pretraining run."""
+def make_task(
+    config: ConfigDict, pretrained: Pretrained, mesh: Mesh, read_data: bool = True
+) -> Classification:
+    """The task, whose encoder starts at the values of the pretraining run. Without data it has two classes."""
 
     def start(trainable: Params) -> Params:
         values = pretrained.load(mesh, config.pretrained_step)
@@ -104,30 +105,22 @@ def make_task(config: ConfigDict, pretrained: Pretrained, mesh: Mesh) -> Classif
         return trainable | {n: x for n, x in found.items() if n.startswith("encoder/")}
 
     build, longest = builder(config, pretrained), config.model.max_length
-    return Classification(config, pretrained.tokenizer, build, mesh, longest=longest, start=start)
+    given = {"longest": longest, "start": start, "classes": None if read_data else 2}
+    return Classification(config, pretrained.tokenizer, build, mesh, **given)
 
 
-def _open(config: ConfigDict) -> tuple[ConfigDict, Pretrained]:
-    validate(config)
-    pretrained = open_run(Path(config.pretrained), "--config.pretrained")
-    return complete_model(config, pretrained), pretrained
-
-
-def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, Classification]:
-    """The configuration that the loop takes, and the task. Errors are those of the configuration and of the data."""
-    config, pretrained = _open(config)
-    return config, make_task(config, pretrained, mesh)
-
-
-def sketch(config: ConfigDict, multiple: int) -> TaskSpec:
-    """The run without its data, and two classes; `multiple` divides the rows of a batch.
+def prepare(
+    config: ConfigDict, mesh: Mesh, read_data: bool = True
+) -> tuple[ConfigDict, Classification]:
+    """The configuration that the loop takes, and the task.
 
     Raises:
-      UserError: the configuration or the pretraining run are at fault.
+      UserError: the configuration, the data or the pretraining run are at fault.
     """
-    config, pretrained = _open(config)
-    task = Objective(config, builder(config, pretrained), 2)
-    return task.sketch(config.model.max_length, multiple)
+    validate(config)
+    pretrained = open_run(Path(config.pretrained), "--config.pretrained")
+    config = complete_model(config, pretrained)
+    return config, make_task(config, pretrained, mesh, read_data)
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:

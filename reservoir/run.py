@@ -22,7 +22,7 @@ from common.tasks.translation import (
 from common.train import loop
 from common.train.checkpoint import snapshots
 from common.train.restore import load_run
-from common.train.task import ModelState, Task, TaskSpec
+from common.train.task import ModelState, Task
 from common.train.workdir import CONFIG, read_run
 from reservoir import encoder, finetuning, model
 from reservoir.backskip import Backskipping, validate_steps
@@ -32,22 +32,13 @@ from reservoir.model import language_model, translator
 class Translation(Backskipping, translation.Translation):
     """Translation that can train past its reservoirs."""
 
-    class Objective(Backskipping, translation.Objective):
-        """Without data."""
-
 
 class MaskedLm(Backskipping, masked_lm.MaskedLm):
     """Masked language modelling that can."""
 
-    class Objective(Backskipping, masked_lm.Objective):
-        """Without data."""
-
 
 class LanguageModelling(Backskipping, language_modelling.LanguageModelling):
     """Language modelling of bytes that can."""
-
-    class Objective(Backskipping, language_modelling.Objective):
-        """Without data."""
 
 
 def _language_modelling(config: ConfigDict) -> None:
@@ -77,24 +68,17 @@ def validate(config: ConfigDict) -> None:
         validate_steps(config)
 
 
-def prepare(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, Task]:
-    """The configuration that the loop takes, and the task. Errors are those of the configuration and of the data."""
-    validate(config)
-    _, task, build = TASKS[config.task]
-    return config, task(config, build, mesh)
-
-
-def sketch(config: ConfigDict, multiple: int) -> TaskSpec:
-    """The run without its data; `multiple` divides the rows of a batch. A fine-tuning needs its pretraining run.
+def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[ConfigDict, Task]:
+    """The configuration that the loop takes, and the task. A fine-tuning reads its pretraining run.
 
     Raises:
-      UserError: the configuration or that run are at fault.
+      UserError: the configuration, the data or that run are at fault.
     """
-    if config.task == "classification":
-        return finetuning.sketch(config, multiple)
+    if not read_data and config.get("task") == "classification":
+        return finetuning.prepare(config, mesh, read_data)
     validate(config)
     _, task, build = TASKS[config.task]
-    return task.Objective.sketch(config, build, multiple)
+    return config, task(config, build, mesh, read_data=read_data)
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:

@@ -177,23 +177,25 @@ SKETCHED = (
 
 
 @pytest.mark.parametrize("name", SKETCHED)
-def test_a_sketch_has_the_arrays_of_a_batch(name):
+def test_batch_spec_has_the_arrays_of_a_training_batch(name):
     """What is planned without data is what training feeds: names, types, and shapes but for the length of a bucket."""
     config = load(name, "tiny")
     run = importlib.import_module(f"{config.paper}.run")
-    _, task = run.prepare(config, sharding.make_mesh({"data": -1}))
+    mesh = sharding.make_mesh({"data": -1})
+    _, task = run.prepare(config, mesh)
     first, _ = next(iter(task.batches(None)))
-    drawn = run.sketch(config, 8)
+    _, without = run.prepare(config, mesh, read_data=False)
+    spec = without.batch_spec(8).arrays
     assert {n: (x.dtype, x.ndim) for n, x in first.items()} == {
-        n: (x.dtype, x.ndim) for n, x in drawn.batch.items()
+        n: (x.dtype, x.ndim) for n, x in spec.items()
     }
     for key, x in first.items():
-        longest = drawn.batch[key].shape
+        longest = spec[key].shape
         same_bucket = x.shape[1:] == longest[1:]
         assert (x.shape == longest) if same_bucket else (x.size <= longest[0] * longest[1]), key
     drawn_sizes, sizes = (
         variables.count(variables.abstract(lambda one=one: one.build(variables.ParamKeys(0))))
-        for one in (drawn.task, task)
+        for one in (without, task)
     )
     assert drawn_sizes["frozen"] == sizes["frozen"]
     # A vocabulary may come out smaller, and how many classes one's own data have only they say.
@@ -207,8 +209,10 @@ def test_full_size_step_lowers_for_eight_devices(name):
     axes = (AxisType.Auto,) * len(sharding.MESH_AXES)
     mesh = AbstractMesh((2, 2, 2), sharding.MESH_AXES, axis_types=axes)
     whole, rows = sharding.replicated(mesh), sharding.batch_sharding(mesh)
-    drawn = importlib.import_module(f"{config.paper}.run").sketch(config, 4)
-    abstract_model = variables.abstract(lambda: drawn.task.build(variables.ParamKeys(0)))
+    run = importlib.import_module(f"{config.paper}.run")
+    one = sharding.make_mesh({"data": 1}, jax.devices()[:1])
+    _, task = run.prepare(config, one, read_data=False)
+    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
 
     def placed(some: dict) -> tuple[dict, dict]:
         where = sharding.shardings(some, mesh)
@@ -234,15 +238,14 @@ def test_full_size_step_lowers_for_eight_devices(name):
         opt_where,
     )
     batch = {
-        key: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows) for key, x in drawn.batch.items()
+        key: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows)
+        for key, x in task.batch_spec(4).arrays.items()
     }
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
-    step = Step(
-        drawn.task, abstract_model, update, schedule, mesh, config.seed, config.train.accumulate
-    )
+    step = Step(task, abstract_model, update, schedule, mesh, config.seed, config.train.accumulate)
     with jax.sharding.use_abstract_mesh(mesh):
         traced = jax.jit(
-            partial(step._step, drawn.task.loss), out_shardings=(where, opt_where, whole)
+            partial(step._step, task.loss), out_shardings=(where, opt_where, whole)
         ).trace(trainable, opt_state, frozen, batch, number)
         traced.lower(lowering_platforms=("cpu",))
     new, _, metrics = traced.out_info

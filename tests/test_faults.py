@@ -343,10 +343,9 @@ def test_workdir_is_a_file(fault, smallest, tmp_path):
 def test_workdir_of_another_configuration(fault, smallest, trained):
     before = contents(trained)
     options = ["--config.model.hidden=64", "--config.seed=2", "--config.train.steps=2"]
-    options.append("--config.checkpoint.store_frozen=true")
     message = fault(train, *smallest, *options, f"--workdir={trained}")
     assert "belongs to a run with another configuration" in message
-    assert "checkpoint.store_frozen (False there, True here), model.hidden (32 " in message
+    assert "configuration: model.hidden (32 " in message
     assert "seed (1 there, 2 here); choose another --workdir" in message
     assert "train.steps" not in message
     assert contents(trained) == before

@@ -12,8 +12,8 @@ from common import sharding, variables
 from common.errors import UserError
 from common.tasks.translation import teacher_forcing
 from common.train import optimizer as optimizers
-from common.train.checkpoint import draw_reservoirs
-from common.train.state import Step, initial_values, optimizer_shardings
+from common.train.frozen import draw_on_mesh
+from common.train.state import Step, initial_params, optimizer_shardings
 from reservoir.backskip import Backskipping
 from reservoir.model import translator
 
@@ -101,13 +101,13 @@ def _gradients(config, name: str, accumulate: int = 1) -> tuple:
         abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
         update, schedule = optimizers.make(config.optimizer, 10)
         step = Step(task, abstract_model, update, schedule, mesh, config.seed, accumulate)
-        trainable = initial_values(task, abstract_model, config.seed, mesh)
+        trainable = initial_params(task, abstract_model, config.seed, mesh)
         for variable, value in zip(
             abstract_model.trainable.values(), trainable.values(), strict=True
         ):
             spec = sharding.spec(variable.get_metadata("axes"), value.shape, mesh)
             assert value.sharding.spec == spec, "parameters are born sharded"
-        frozen, _ = draw_reservoirs(abstract_model, config.seed, mesh)
+        frozen, _ = draw_on_mesh(abstract_model, config.seed, mesh)
         batch = jax.device_put(_batch(), sharding.batch_sharding(mesh))
         gradients = jax.jit(partial(step.gradients, task.loss_at(1)))
         sums = gradients(trainable, frozen, batch, jax.random.key(1))

@@ -1,8 +1,9 @@
-"""Several processes as one: start-up from the environment, and decisions that all of them share."""
+"""Several processes as one run: start-up from the environment, and collective decisions."""
 
 import atexit
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping
 
 import jax
@@ -23,17 +24,17 @@ COORDINATOR, PROCESSES, PROCESS = (
 def initialize(asked: Callable[[], Mapping[str, str]] = dict) -> None:
     """Joins the other processes if a launcher set TRAINLESS_COORDINATOR (host:port), _NUM_PROCESSES and _PROCESS_ID.
 
-    They have TRAINLESS_JOIN_SECONDS (300) to come; from then on a lost one ends all of them, see `watch`.
+    They have TRAINLESS_JOIN_SECONDS (300) to connect; after that a lost process ends all of them, see `heartbeat`.
 
     Args:
-      asked: says what this process was started with, which has to be the same on all of them.
+      asked: returns the settings of this process, which have to be the same on all.
 
     Raises:
-      UserError: a setting is wrong, or the processes are unlike.
+      UserError: a setting is wrong, or differs between processes.
     """
     address = os.environ.get(COORDINATOR)
     if not address:
-        # N processes on their own would each train the same.
+        # Without a coordinator N processes would each train the same run.
         check(not heartbeat.several(), f"{PROCESSES} is set, so {COORDINATOR} must be host:port")
         return
     try:
@@ -55,7 +56,7 @@ def initialize(asked: Callable[[], Mapping[str, str]] = dict) -> None:
     heartbeat.hold_abort()
     watcher = heartbeat.Heartbeat(index, connections, hosts, silence)
     watcher.start()
-    # The runtime's own bounds come later than ours.
+    # The runtime's timeouts are longer than those of the heartbeat.
     jax.distributed.initialize(
         address,
         count,
@@ -65,18 +66,18 @@ def initialize(asked: Callable[[], Mapping[str, str]] = dict) -> None:
         shutdown_timeout_seconds=3600,
     )
 
-    # The runtime remembers SIGTERM, for programs that ask it. Here it acts at once, until a run takes it over.
+    # The runtime has installed a SIGTERM handler. Until a run installs its own, SIGTERM acts at once.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def end() -> None:
         try:
-            jax.distributed.shutdown()  # waits until all have come to their end
+            jax.distributed.shutdown()  # waits for all processes
         finally:
             watcher.end()
 
     atexit.register(end)
     if jax.default_backend() == "cpu":
-        # jaxlib 0.10.2: programs of several CPU processes that were kept and read again wait for each other for ever.
+        # jaxlib 0.10.2: cached programs of several CPU processes deadlock.
         jax.config.update("jax_enable_compilation_cache", False)
 
 
@@ -84,8 +85,14 @@ def is_main() -> bool:
     return jax.process_index() == 0
 
 
+def warn(line: str) -> None:
+    """Prints a warning, once for all processes."""
+    if is_main():
+        print(f"warning: {line}", file=sys.stderr)
+
+
 def all_reduce_max(decision: np.ndarray) -> np.ndarray:
-    """The maximum over all processes, on all of them; a collective call."""
+    """The elementwise maximum over all processes; a collective call."""
     if jax.process_count() == 1:
         return decision
     from jax.experimental import multihost_utils
@@ -94,7 +101,7 @@ def all_reduce_max(decision: np.ndarray) -> np.ndarray:
 
 
 def gather(x: jax.Array) -> np.ndarray:
-    """The whole value of an array; a collective call where its parts lie in several processes."""
+    """The whole value of a sharded array; a collective call if its shards are in several processes."""
     if x.is_fully_addressable:
         return np.asarray(x)
     from jax.experimental import multihost_utils
@@ -103,7 +110,7 @@ def gather(x: jax.Array) -> np.ndarray:
 
 
 def barrier(name: str) -> None:
-    """Waits until every process is here."""
+    """Waits until every process has called this."""
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 

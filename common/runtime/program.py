@@ -1,4 +1,4 @@
-"""How every program of the project starts and ends."""
+"""The entry point of every program: compilation cache, error lines, exit codes."""
 
 import errno
 import hashlib
@@ -14,17 +14,11 @@ from pathlib import Path
 from common.errors import UserError
 from common.runtime import heartbeat
 
-_TUNABLE = "glibc.malloc.hugetlb=1"
-
 
 def run(main: Callable[[], None]) -> None:
-    """Calls main: a UserError is one line on stderr and exit code 2, a lost process exit code `heartbeat.LOST`.
-
-    The module that calls this imports what is slow to import inside its main, so that the restart below costs nothing.
-    """
+    """Calls main: a UserError is one line on stderr and exit code 2, a lost process exit code `heartbeat.LOST`."""
     keep_compiled(Path(".cache"))
-    _use_huge_pages()
-    # Until a run takes its signals over there is nothing to save, and an exception may be lost in foreign code.
+    # Until a run installs its own handlers there is nothing to save.
     signal.signal(signal.SIGINT, _interrupted)
     try:
         main()
@@ -32,12 +26,12 @@ def run(main: Callable[[], None]) -> None:
         print(f"error: {error}", file=sys.stderr)
         heartbeat.leave(2)
     except BrokenPipeError:
-        # Whoever read our output (head, less) has left. Python would complain once more while closing it.
+        # The reader of the output (head, less) has exited. Python would report that once more while closing stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if heartbeat.several():
             heartbeat.leave(1)
     except Exception as error:
-        # Storage libraries pass it on in exceptions of their own.
+        # Storage libraries wrap ENOSPC in their own exceptions.
         if os.strerror(errno.ENOSPC) not in str(error):
             heartbeat.hold(error)
             if not heartbeat.several():
@@ -53,9 +47,9 @@ def run(main: Callable[[], None]) -> None:
 
 
 def keep_compiled(folder: Path) -> None:
-    """Has JAX keep below `folder` what it compiles, unless the environment says where: the next start takes seconds.
+    """Sets JAX's compilation cache to a folder below `folder`, unless the environment names one.
 
-    Machine code is of one kind of machine: each has a folder of its own.
+    Machine code is specific to a kind of processor: each kind has its own folder.
     """
     features = platform.processor()
     with suppress(OSError):  # not on Linux
@@ -70,17 +64,3 @@ def _interrupted(number: int, frame: object) -> None:
     print("interrupted", file=sys.stderr)
     sys.stderr.flush()
     os._exit(128 + number)
-
-
-def _use_huge_pages() -> None:
-    """Restarts the program once with glibc asking for huge pages.
-
-    XLA takes the memory of each call afresh on a CPU. In pages of 4 KiB a training step spends a fifth of its
-    time in page
-    faults. glibc reads its settings only when a process starts; the process keeps its number and its files.
-    """
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if platform.libc_ver()[0] != "glibc" or "glibc.malloc.hugetlb" in tunables:
-        return
-    os.environ["GLIBC_TUNABLES"] = f"{tunables}:{_TUNABLE}" if tunables else _TUNABLE
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

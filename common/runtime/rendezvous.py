@@ -1,4 +1,4 @@
-"""Processes meet before they join JAX's runtime, which would end all of them without a word about who did not come."""
+"""A rendezvous of all processes before they join JAX's runtime, to name processes that are missing or misconfigured."""
 
 import json
 import select
@@ -10,26 +10,27 @@ from contextlib import suppress
 from common.errors import UserError
 
 Rendezvous = tuple[dict[int, socket.socket], list[str]]
-"""Connections, of process 0 with each of the others and of these with process 0; and the hosts of all, by number."""
+"""(connections by process, host names by process): process 0 is connected with all others, they with process 0."""
 
 
 class MissedRendezvous(Exception):
-    """Processes that did not come in time; the message names them."""
+    """Processes missed the rendezvous; the message names them."""
 
 
 def rendezvous(
     address: str, count: int, index: int, seconds: float, asked: Mapping[str, str] | None = None
 ) -> Rendezvous:
-    """Waits until process 0, which listens at `address`, and all others are there.
+    """Waits until all `count` processes have connected to process 0 at `address`.
 
-    Nobody listens there any more when it returns: JAX's coordinator will.
+    The port is free again on return, for JAX's coordinator.
 
     Args:
-      asked: what this process was started with, by name; the same on all.
+      index: of this process.
+      asked: settings of this process, by name, which have to be the same on all.
 
     Raises:
-      Absent: some did not come within `seconds`.
-      UserError: the address is none, or taken; two processes have one number; or were asked for different things.
+      MissedRendezvous: processes did not connect within `seconds`.
+      UserError: the address is malformed or taken, two processes have one number, or settings differ.
     """
     asked = dict(asked or {})
     host, _, port = address.rpartition(":")
@@ -44,7 +45,7 @@ def rendezvous(
 def _receive(
     port: int, count: int, until: float, seconds: float, asked: dict[str, str]
 ) -> Rendezvous:
-    """Process 0: collects the others, and tells each of them who came."""
+    """Process 0: accepts the other processes, then sends all of them the result."""
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     try:
@@ -55,7 +56,7 @@ def _receive(
     with server:
         while len(here) < count - 1 and (left := until - time.monotonic()) > 0:
             server.settimeout(min(left, 1.0))
-            with suppress(OSError, ValueError, TypeError):  # nobody yet, or a stranger
+            with suppress(OSError, ValueError, TypeError):  # a timeout, or no process of this run
                 connection, _ = server.accept()
                 connection.settimeout(5.0)
                 number, host, what = json.loads(_line(connection))
@@ -64,11 +65,11 @@ def _receive(
                 if number in here:
                     _tell(here[number], {"twice": host})
                 here[number], hosts[number], theirs[number] = connection, host, dict(what)
-            # They say nothing more for now: what can be read is the end of a connection.
+            # They send nothing more: a readable connection is a closed one.
             for gone in [k for k, c in here.items() if select.select([c], [], [], 0)[0]]:
                 here.pop(gone).close()
     missing = [k for k in range(1, count) if k not in here]
-    # Those that disagree on how many they are would wait for one too many.
+    # Reported first: processes with another count would wait for one that does not exist.
     if unlike := next((k for k in sorted(theirs) if theirs[k] != asked), None):
         how = _differences(asked, theirs[unlike])
         answer = {"unlike": f"process {unlike} ({hosts[unlike]}) is unlike process 0: {how}"}
@@ -88,7 +89,7 @@ def _differences(first: dict[str, str], other: dict[str, str]) -> str:
 
 
 def _hosts(answer: dict) -> list[str]:
-    """What process 0 has to say to all, itself included."""
+    """The hosts in the answer of process 0, or its error raised."""
     if "absent" in answer:
         raise MissedRendezvous(answer["absent"])
     if "unlike" in answer:
@@ -99,13 +100,13 @@ def _hosts(answer: dict) -> list[str]:
 def _arrive(
     address: tuple[str, int], index: int, until: float, seconds: float, asked: dict[str, str]
 ) -> Rendezvous:
-    """Any other process: says that it is here, as often as process 0 begins anew, and waits for all."""
+    """Any other process: connects to process 0, again if that restarts, and waits for its answer."""
     reason = "it ended again"
     while (left := until - time.monotonic()) > 0:
         try:
             connection = socket.create_connection(address, timeout=left)
             _tell(connection, [index, socket.gethostname(), asked])
-            # Process 0 may have begun to wait later, and then gives up later.
+            # Process 0 may have started later, and then times out later.
             connection.settimeout(left + seconds)
             answer = json.loads(_line(connection))
         except (OSError, ValueError) as error:
@@ -120,12 +121,12 @@ def _arrive(
 
 
 def _tell(connection: socket.socket, what: dict | list) -> None:
-    with suppress(OSError):  # that it has gone is found out later
+    with suppress(OSError):  # the receiver notices the lost connection
         connection.sendall((json.dumps(what) + "\n").encode())
 
 
 def _line(connection: socket.socket) -> bytes:
-    # Unbuffered: what comes behind the line is for others.
+    # Unbuffered: later bytes belong to the heartbeat.
     with connection.makefile("rb", buffering=0) as file:
         return file.readline()
 

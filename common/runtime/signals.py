@@ -1,14 +1,14 @@
-"""Ctrl-C and SIGTERM: finish the step, save, say how to go on."""
+"""Ctrl-C and SIGTERM: finish the step, save a checkpoint, print how to resume."""
 
 import signal
 from types import FrameType
 
 
 class Signals:
-    """While entered, the first SIGINT or SIGTERM is remembered in `received`; a second one acts at once.
+    """A context that stores the first SIGINT or SIGTERM in `received`; a second one acts at once.
 
     Attributes:
-      continued: whether the process was stopped (SIGSTOP) and went on (SIGCONT).
+      continued: whether the process was suspended (SIGSTOP, SIGCONT) meanwhile.
     """
 
     def __init__(self) -> None:
@@ -34,13 +34,13 @@ class Signals:
         self.release()
 
     def release(self) -> None:
-        """From here on a signal acts at once: nothing is left to save."""
+        """Restores the previous signal handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
 
 class Preempted(Exception):
-    """The run was asked to stop and has saved itself. The exit code is 128 + the signal's number, as a shell has it."""
+    """A signal stopped the run, which is saved. The exit code is 128 + the signal's number, as in a shell."""
 
     def __init__(self, number: int, message: str):
         super().__init__(message)

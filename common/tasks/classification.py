@@ -1,7 +1,4 @@
-"""Classification of texts and of pairs of texts.
-
-B batch, L length, M examples, N classes.
-"""
+"""Classification of texts and pairs of texts."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,7 +22,7 @@ from common.model.classifier import Classifier
 from common.model.loss import cross_entropy
 from common.runtime.processes import is_main
 from common.train.evaluate import PerExample
-from common.train.task import Batch, ModelState, Task, TaskSpec, integers
+from common.train.task import Batch, BatchSpec, ModelState, Task, integers
 from common.train.workdir import save_tokenizer
 from common.variables import Params
 
@@ -34,11 +31,15 @@ Build = Callable[..., Classifier]
 
 TOKENIZER = "tokenizer.npz"
 PAIR_TOKENS = 4
-"""Special tokens of a pair: one before, two between, one behind."""
+"""Special tokens of a pair of texts: `<s> a </s></s> b </s>`."""
 
 
 def validate(config: ConfigDict) -> None:
-    """The fields of the data and of the evaluation."""
+    """Checks the data and evaluation fields of a configuration.
+
+    Raises:
+      UserError: a field has a value that is not allowed.
+    """
     data = config.data
     check(data.batch >= 1, f"--config.data.batch must be at least 1, got {data.batch}")
     check(
@@ -52,9 +53,10 @@ def validate(config: ConfigDict) -> None:
 
 
 def sequence(parts: Sequence[Sequence[int]], longest: int) -> tuple[list[int], bool]:
-    """One or two texts as `<s> a` or `<s> a </s></s> b`, the last `</s>` left to the batch; and whether one was cut.
+    """Joins one or two texts as `<s> a` or `<s> a </s></s> b`; batching adds the last `</s>`.
 
-    Of a pair the longer text is cut until both fit.
+    Returns:
+      The ids, and whether a text was truncated. Of a pair the longer text is truncated first.
     """
     if len(parts) == 1:
         room = longest - 2
@@ -65,75 +67,55 @@ def sequence(parts: Sequence[Sequence[int]], longest: int) -> tuple[list[int], b
     return [BOS, *parts[0][:first], EOS, EOS, *parts[1][:second]], a + b > room
 
 
-class Objective(Task):
-    """A classifier of texts and its loss, without data.
-
-    Args:
-      classes: their number.
-    """
-
-    objective, mode, unit = "accuracy", "max", "examples"
-
-    def __init__(self, config: ConfigDict, build: Build, classes: int):
-        self.config, self._build, self._classes = config, build, classes
-
-    def sketch(self, length: int, multiple: int) -> TaskSpec:
-        """With rows of this length; `multiple` divides their number."""
-        rows = self.config.data.batch
-        check_rows(rows, multiple)
-        each = dict.fromkeys(("lengths", "ids", "labels"), integers(rows))
-        batch = {"tokens": integers(rows, length), **each}
-        return TaskSpec(self.config, self, batch, rows * length)
-
-    def build(self, rngs: nnx.Rngs) -> Classifier:
-        return self._build(self._classes, rngs=rngs)
-
-    def loss(
-        self, model: Classifier, batch: Batch, key: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        logits_BN = model(batch["tokens"], batch["lengths"], key)
-        loss_B = cross_entropy(logits_BN, batch["labels"]) * (batch["ids"] >= 0)
-        return jnp.sum(loss_B), jnp.sum(batch["ids"] >= 0, dtype=jnp.float32)
-
-
 def _log_probabilities(model: Classifier, batch: Batch) -> dict[str, jax.Array]:
     logits_BN = model(batch["tokens"], batch["lengths"])
     return {"logs": jax.nn.log_softmax(logits_BN.astype(jnp.float32))}
 
 
-class Classification(Objective):
-    """The task that the training loop sees. Rows begin and end with marks, as RoBERTa's do.
+class Classification(Task):
+    """Classification of texts in RoBERTa's format.
 
-    A task of rows that a tokenizer of another kind makes has `rows`, `marks` and `save` of its own.
+    A subclass for another tokenizer overrides `rows`, `marks` and `save`.
 
     Args:
-      tokenizer: kept with the run.
-      longest: L, the most tokens that the model reads; texts that have more are cut.
+      tokenizer: kept with the run; None without data.
+      build: (number of classes, rngs=) -> model
+      longest: L, the most tokens that the model reads; longer texts are cut.
       start: as `Task.start`.
-      labelled: splits and names of the classes, where they have been read already.
+      labelled: splits and class names, where they have been read already.
+      classes: their number, for a task whose step is only compiled: no data are read.
+
+    Raises:
+      UserError: the configuration or the data are at fault.
     """
+
+    objective, mode, unit = "accuracy", "max", "examples"
 
     def __init__(
         self,
         config: ConfigDict,
-        tokenizer: Tokenizer | Subword,
+        tokenizer: Tokenizer | Subword | None,
         build: Build,
         mesh: Mesh,
         *,
         longest: int,
         start: Callable[[Params], Params] = lambda trainable: trainable,
         labelled: tuple[dict[str, LabelledText], tuple[str, ...]] | None = None,
+        classes: int | None = None,
     ):
-        """Reads and tokenizes the data.
-
-        Raises:
-          UserError: the configuration or the data are at fault.
-        """
         validate(config)
+        self.config, self.mesh, self._build = config, mesh, build
+        self.tokenizer, self.start, self._longest = tokenizer, start, longest
+        self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
+        self._log_probabilities = PerExample(_log_probabilities, mesh)
+        self._class_count = classes
+        if classes is None:
+            self._read_data(labelled)
+
+    def _read_data(self, labelled: tuple[dict[str, LabelledText], tuple[str, ...]] | None) -> None:
+        config, longest = self.config, self._longest
         self.splits, self.classes = labelled or load_labelled(config.data)
-        super().__init__(config, build, len(self.classes))
-        self.mesh, self.tokenizer = mesh, tokenizer
-        self.start, self._longest = start, longest
+        self._class_count = len(self.classes)
         self._cut = 0
         self._corpora = {split: self._tokenize(text) for split, text in self.splits.items()}
         if self._cut and is_main():
@@ -141,7 +123,6 @@ class Classification(Objective):
             print(f"{self._cut:,} of {total:,} examples are longer than {longest} tokens, and cut")
         buckets = config.data.buckets
         self._buckets = (*(length for length in buckets if length < longest), longest)
-        self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
         self.training_batches = BucketedBatches(
             self._corpora["train"],
             None,
@@ -152,17 +133,33 @@ class Classification(Objective):
             process_index=jax.process_index(),
             process_count=jax.process_count(),
         )
-        self._log_probabilities = PerExample(_log_probabilities, mesh)
+
+    def build(self, rngs: nnx.Rngs) -> Classifier:
+        return self._build(self._class_count, rngs=rngs)
+
+    def loss(
+        self, model: Classifier, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        logits_BN = model(batch["tokens"], batch["lengths"], key)
+        loss_B = cross_entropy(logits_BN, batch["labels"]) * (batch["ids"] >= 0)
+        return jnp.sum(loss_B), jnp.sum(batch["ids"] >= 0, dtype=jnp.float32)
+
+    def batch_spec(self, multiple: int) -> BatchSpec:
+        rows = self.config.data.batch
+        check_rows(rows, multiple)
+        each = dict.fromkeys(("lengths", "ids", "labels"), integers(rows))
+        arrays = {"tokens": integers(rows, self._longest), **each}
+        return BatchSpec(arrays, rows * self._longest)
 
     def rows(self, texts: Sequence[tuple[str, ...]], longest: int) -> tuple[list[list[int]], int]:
-        """The ids of every example, at most `longest` with what `marks` adds; and how many were cut."""
+        """The ids of every example, at most `longest` with the closing token, and the number of truncated examples."""
         parts = [self.tokenizer.encode(side) for side in zip(*texts, strict=True)]
         found = [sequence(one, longest) for one in zip(*parts, strict=True)]
         return [tokens for tokens, _ in found], sum(cut for _, cut in found)
 
     @property
     def marks(self) -> tuple[int | None, int]:
-        """What ends a row, if anything does, and what fills it up."""
+        """The closing token of a row, or None, and the padding token."""
         return EOS, PAD
 
     def _tokenize(self, text: LabelledText) -> TokenizedCorpus:
@@ -171,7 +168,7 @@ class Classification(Objective):
         return TokenizedCorpus.from_lists(found, *self.marks)
 
     def _labelled(self, batch: Batch, split: str) -> Batch:
-        """tokens (B, L), ids (B,), which are -1 in empty rows, lengths (B,), which are 0 there, and labels (B,)."""
+        """Adds labels: tokens (B, L), ids (B,), lengths (B,), labels (B,). Padding rows have id -1 and length 0."""
         ids_B = batch["ids"]
         lengths_B = np.where(ids_B >= 0, self._corpora[split].needed[ids_B], 0).astype(np.int32)
         labels_B = self.splits[split].labels_M[ids_B]
@@ -191,7 +188,7 @@ class Classification(Objective):
             yield self._labelled(batch, "train"), position
 
     def every(self, split: str) -> Iterator[Batch]:
-        """Batches with every example of a split once."""
+        """Yields batches with every example of a split once."""
         batches = evaluation_batches(
             self._corpora[split],
             None,
@@ -210,5 +207,5 @@ class Classification(Objective):
         return Classes.of_log_probabilities(text.fingerprint, text.labels_M, logs_MN, self.classes)
 
     def save(self, workdir: Path) -> None:
-        """The tokenizer; that of a run that goes on is not replaced."""
+        """Writes the tokenizer."""
         save_tokenizer(self.tokenizer, workdir / TOKENIZER)

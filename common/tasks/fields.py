@@ -1,4 +1,4 @@
-"""The fields of a configuration that all transformers share."""
+"""Checks of the model fields that all transformers share."""
 
 from ml_collections import ConfigDict
 
@@ -8,10 +8,10 @@ SIZES = ("width", "hidden", "heads", "layers", "encoder_layers", "decoder_layers
 
 
 def check_transformer(model: ConfigDict) -> None:
-    """Parts and sizes; which of the sizes there are depends on the task.
+    """Checks names and sizes of a transformer's parts; a task may lack some of the sizes.
 
     Raises:
-      UserError: one of them is at fault.
+      UserError: a field has a value that is not allowed.
     """
     check_choice("--config.model.norm", model.norm, ("pre", "post"))
     check_choice("--config.model.positions", model.positions, ("sinusoidal", "learned", "none"))

@@ -1,7 +1,4 @@
-"""Language modelling of bytes: crops in, the byte after each out, bits per byte of whole splits.
-
-B batch, L length, V vocabulary.
-"""
+"""Language modelling of bytes: random crops for training, bits per byte of whole splits by sliding windows."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,7 +22,7 @@ from common.metrics.predictions import Losses
 from common.model.language_model import LanguageModel
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
-from common.train.task import Batch, ModelState, Task, TaskSpec, integers
+from common.train.task import Batch, BatchSpec, ModelState, Task, integers
 
 BYTES = 256
 
@@ -34,7 +31,11 @@ Build = Callable[..., LanguageModel]
 
 
 def validate(config: ConfigDict) -> None:
-    """The fields of the data and of the evaluation."""
+    """Checks the data and evaluation fields of a configuration.
+
+    Raises:
+      UserError: a field has a value that is not allowed.
+    """
     data, evaluation = config.data, config.eval
     check_choice("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
     for name, value in (
@@ -72,42 +73,12 @@ def validate(config: ConfigDict) -> None:
     )
 
 
-class Objective(Task):
-    """A language model of bytes and its loss, without data."""
-
-    objective, mode, unit = "bits_per_byte", "min", "bytes"
-
-    def __init__(self, config: ConfigDict, build: Build):
-        self.config, self._build = config, build
-
-    @classmethod
-    def sketch(cls, config: ConfigDict, build: Build, multiple: int) -> TaskSpec:
-        """`multiple` divides the rows of a batch."""
-        rows, length = config.data.batch, config.model.length
-        check_rows(rows, multiple)
-        batch = {
-            "tokens": integers(rows, length),
-            "targets": integers(rows, length),
-            "weights": jax.ShapeDtypeStruct((rows, length), np.float32),
-        }
-        return TaskSpec(config, cls(config, build), batch, rows * length)
-
-    def build(self, rngs: nnx.Rngs) -> LanguageModel:
-        return self._build(self.config.model, BYTES, rngs=rngs)
-
-    def loss(
-        self, model: LanguageModel, batch: Batch, key: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        loss_BL = cross_entropy(model(batch["tokens"], key), batch["targets"])
-        return jnp.sum(loss_BL * batch["weights"]), jnp.sum(batch["weights"])
-
-
 class WindowLosses:
-    """Scores every byte of a text but the first, by windows; compiled once.
+    """Scores every byte of a text but the first, by sliding windows.
 
     Args:
-      config: of a run; `model.length` is that of a window, `data.words` says whether words are counted.
-      multiple: has to divide the rows of a batch, see `scored_once`.
+      config: of a run; windows have `model.length` bytes, and `data.words` counts words.
+      multiple: divides the rows of a batch, see `scored_once`.
     """
 
     def __init__(self, config: ConfigDict, mesh: Mesh, multiple: int = 1):
@@ -115,7 +86,7 @@ class WindowLosses:
         self._rows = PerExample(_nats_and_bytes, mesh)
 
     def __call__(self, values: ModelState, text_n: np.ndarray, stride: int) -> Losses:
-        """Losses of a text (n,) of at least two bytes; `stride` bytes are scored in each window."""
+        """Losses of a text (n,) of at least two bytes; every window scores `stride` bytes."""
         length, rows = self._config.model.length, self._config.eval.batch
         batches = scored_once(text_n, length, stride, rows, multiple=self._multiple)
         starts_M = np.arange(0, len(text_n) - 1, stride) + 1
@@ -136,18 +107,30 @@ def _nats_and_bytes(model: LanguageModel, batch: Batch) -> dict[str, jax.Array]:
     return {"nats": loss_BL.sum(1), "bytes": batch["weights"].sum(1)}
 
 
-class LanguageModelling(Objective):
-    """The task that the training loop sees."""
+class LanguageModelling(Task):
+    """Language modelling of bytes.
 
-    def __init__(self, config: ConfigDict, build: Build, mesh: Mesh):
-        """Reads the data.
+    Args:
+      build: (model config, vocabulary size, rngs=) -> model
+      read_data: False for a task whose step is only compiled.
 
-        Raises:
-          UserError: the configuration or the data are at fault.
-        """
+    Raises:
+      UserError: the configuration or the data are at fault.
+    """
+
+    objective, mode, unit = "bits_per_byte", "min", "bytes"
+
+    def __init__(self, config: ConfigDict, build: Build, mesh: Mesh, *, read_data: bool = True):
         validate(config)
-        super().__init__(config, build)
-        self.mesh = mesh
+        self.config, self.mesh, self._build = config, mesh, build
+        self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
+        self._losses = WindowLosses(config, mesh, self.multiple)
+        self._writer: Writer | None = None
+        if read_data:
+            self._read_data()
+
+    def _read_data(self) -> None:
+        config = self.config
         self.splits = load_bytes(config.data)
         for split in ("valid", "test"):
             check(len(self.splits[split]) > 1, f"the {split} text has a single byte")
@@ -158,7 +141,6 @@ class LanguageModelling(Objective):
                 not config.data.words or words(self.splits[split]) > 0,
                 f"the {split} text has no words, of which --config.data.words asks the perplexity",
             )
-        self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
         self.crops = Crops(
             self.splits["train"],
             config.model.length,
@@ -166,8 +148,25 @@ class LanguageModelling(Objective):
             multiple=self.multiple,
             seed=config.seed,
         )
-        self._losses = WindowLosses(config, mesh, self.multiple)
-        self._writer: Writer | None = None
+
+    def build(self, rngs: nnx.Rngs) -> LanguageModel:
+        return self._build(self.config.model, BYTES, rngs=rngs)
+
+    def loss(
+        self, model: LanguageModel, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        loss_BL = cross_entropy(model(batch["tokens"], key), batch["targets"])
+        return jnp.sum(loss_BL * batch["weights"]), jnp.sum(batch["weights"])
+
+    def batch_spec(self, multiple: int) -> BatchSpec:
+        rows, length = self.config.data.batch, self.config.model.length
+        check_rows(rows, multiple)
+        arrays = {
+            "tokens": integers(rows, length),
+            "targets": integers(rows, length),
+            "weights": jax.ShapeDtypeStruct((rows, length), np.float32),
+        }
+        return BatchSpec(arrays, rows * length)
 
     @property
     def batches_per_epoch(self) -> float:
@@ -177,21 +176,18 @@ class LanguageModelling(Objective):
         return iterate(self.crops, start)
 
     def predict(self, values: ModelState, split: str) -> Losses:
-        """Loss of every byte but the first, by windows of `eval.stride` bytes."""
+        """Loss of every byte but the first, summed over windows of `eval.stride` scored bytes."""
         return self._losses(values, self.splits[split], self.config.eval.stride)
 
     def evaluate(self, values: ModelState, split: str) -> dict[str, float | str]:
-        """Bits and nats per byte of every byte but the first; for text in words, perplexity per word.
-
-        With "valid" comes a `sample` of what the model writes, where one is asked for.
-        """
+        """Bits and nats per byte; with `data.words` perplexity per word; with `eval.sample`, on "valid", a sample."""
         metrics = super().evaluate(values, split)
         if self.config.eval.sample and split == "valid":
             metrics["sample"] = self._sample(values)
         return metrics
 
     def _sample(self, values: ModelState) -> str:
-        """What the model writes after the prompt now; always from the same random numbers."""
+        """Text that the model generates after the prompt, always with the same random key."""
         settings = self.config.eval
         if self._writer is None:
             sampling = Sampling(0.8, top_p=0.95)
@@ -207,15 +203,15 @@ class LanguageModelling(Objective):
 
 
 def words(text: np.ndarray) -> int:
-    """As WikiText's perplexities count: what lies between blanks, and the end of each line."""
+    """Counts words as WikiText's perplexities do: tokens between blanks, and each line end."""
     raw = text.tobytes()
     return len(raw.split()) + raw.count(b"\n")
 
 
 def words_by_window(text: np.ndarray, starts_M: np.ndarray) -> np.ndarray:
-    """`words` of a text by windows that begin at `starts_M`: a word counts where it begins, (M,).
+    """Counts `words` by window, (E,), for windows that begin at `starts_M`; a word belongs to the window it begins in.
 
-    What lies before the first window counts for it.
+    Text before the first window belongs to the first window.
     """
     blank_n = np.isin(text, np.frombuffer(b" \t\n\r\x0b\x0c", np.uint8))
     begins_n = ~blank_n & np.concatenate([[True], blank_n[:-1]])

@@ -1,6 +1,6 @@
-"""Masked language modelling: rows of text in, the tokens that were hidden in them out.
+"""Masked language modelling on packed rows of text, with dynamic masking.
 
-B batch, L length, M masked positions, V vocabulary.
+M are masked positions here.
 """
 
 import os
@@ -30,7 +30,7 @@ from common.model.loss import cross_entropy
 from common.tasks.fields import check_transformer
 from common.tasks.masking import mask
 from common.train.evaluate import PerExample
-from common.train.task import Batch, ModelState, Task, TaskSpec, integers
+from common.train.task import Batch, BatchSpec, ModelState, Task, integers
 from common.train.workdir import save_tokenizer
 
 # (model config, vocabulary, rngs=) -> model
@@ -40,7 +40,11 @@ TOKENIZER = "tokenizer.npz"
 
 
 def validate(config: ConfigDict) -> None:
-    """The fields of a masked language model."""
+    """Checks the configuration of a masked language model.
+
+    Raises:
+      UserError: a field has a value that is not allowed.
+    """
     check_transformer(config.model)
     check(
         config.model.max_length >= 8,
@@ -64,34 +68,59 @@ def validate(config: ConfigDict) -> None:
 
 
 def vocabulary(tokenizer: Tokenizer) -> int:
-    """Pieces, special ones included, and the mask. That is the last id: text, whatever it says, never has it."""
+    """The vocabulary size with the mask token, whose id is the last one and never occurs in text."""
     return tokenizer.size + 1
 
 
 def lengths(tokens_BL: jax.Array) -> jax.Array:
-    """Tokens in each row, (B,); padding stands at its end."""
+    """Tokens of each row without its right padding, (B,)."""
     return jnp.sum(tokens_BL != PAD, axis=1, dtype=jnp.int32)
 
 
-class Objective(Task):
-    """A masked language model and its loss, without data.
+class MaskedLm(Task):
+    """Masked language modelling; validated by the perplexity of masked tokens.
 
     Args:
-      size: of the vocabulary; its last id is the mask.
+      build: (model config, vocabulary size, rngs=) -> model; the last id of the vocabulary is the mask.
+      read_data: False for a task whose step is only compiled; its vocabulary is as large as the configuration allows.
+
+    Raises:
+      UserError: the configuration or the data are at fault.
     """
 
     objective, mode = "perplexity", "min"
 
-    def __init__(self, config: ConfigDict, build: Build, size: int):
-        self.config, self._build, self._size = config, build, size
+    def __init__(self, config: ConfigDict, build: Build, mesh: Mesh, *, read_data: bool = True):
+        validate(config)
+        self.config, self.mesh, self._build = config, mesh, build
+        self._size = config.data.vocab_size
+        self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
+        self._losses = PerExample(self._rows, mesh)
+        if read_data:
+            self._read_data()
 
-    @classmethod
-    def sketch(cls, config: ConfigDict, build: Build, multiple: int) -> TaskSpec:
-        """With a vocabulary as large as the configuration allows; `multiple` divides the rows of a batch."""
-        rows, length = config.data.batch, config.model.max_length
-        check_rows(rows, multiple)
-        batch = {"tokens": integers(rows, length), "ids": integers(rows)}
-        return TaskSpec(config, cls(config, build, config.data.vocab_size), batch, rows * length)
+    def _read_data(self) -> None:
+        config, data = self.config, self.config.data
+        cache = Path(os.path.expanduser(data.cache_dir))
+        texts = {split: load_text(data, split) for split in ("train", "valid", "test")}
+        self.tokenizer = build_tokenizer(data.vocab_size - 1, texts["train"], cache)
+        self._size = vocabulary(self.tokenizer)
+        self.splits = {}
+        for split, text in texts.items():
+            corpus = tokenize_corpus(text, self.tokenizer, cache)
+            check(
+                len(corpus.tokens) * data.masked >= 1,
+                f"the {split} text has {len(corpus.tokens)} tokens, too few for a share of"
+                f" --config.data.masked={data.masked}",
+            )
+            self.splits[split] = PackedRows(corpus, config.model.max_length)
+        self.training_batches = ExampleBatches(
+            self._gather("train"),
+            len(self.splits["train"]),
+            data.batch,
+            multiple=self.multiple,
+            seed=config.seed,
+        )
 
     def build(self, rngs: nnx.Rngs) -> MaskedLanguageModel:
         return self._build(self.config.model, self._size, rngs=rngs)
@@ -101,8 +130,8 @@ class Objective(Task):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Logits (B, M, V), targets (B, M) and weights (B, M).
 
-        The mask follows from the step's key: every step has one of its own, and nothing has to be saved. Without a
-        key it follows from the number of each row, so that all evaluations ask the same questions, in any batches.
+        In training the mask follows from the step's key, so nothing has to be saved. Without a key it follows from the
+        row's number, so all evaluations mask the same tokens in any batching.
         """
         tokens_BL = batch["tokens"]
         if key is None:
@@ -120,41 +149,10 @@ class Objective(Task):
         logits_BMV, targets_BM, weights_BM = self._guess(model, batch, key)
         return jnp.sum(cross_entropy(logits_BMV, targets_BM) * weights_BM), jnp.sum(weights_BM)
 
-
-class MaskedLm(Objective):
-    """The task that the training loop sees."""
-
-    def __init__(self, config: ConfigDict, build: Build, mesh: Mesh):
-        """Reads and tokenizes the data.
-
-        Raises:
-          UserError: the configuration or the data are at fault.
-        """
-        validate(config)
-        self.mesh = mesh
-        data = config.data
-        cache = Path(os.path.expanduser(data.cache_dir))
-        texts = {split: load_text(data, split) for split in ("train", "valid", "test")}
-        self.tokenizer = build_tokenizer(data.vocab_size - 1, texts["train"], cache)
-        super().__init__(config, build, vocabulary(self.tokenizer))
-        self.splits = {}
-        for split, text in texts.items():
-            corpus = tokenize_corpus(text, self.tokenizer, cache)
-            check(
-                len(corpus.tokens) * data.masked >= 1,
-                f"the {split} text has {len(corpus.tokens)} tokens, too few for a share of"
-                f" --config.data.masked={data.masked}",
-            )
-            self.splits[split] = PackedRows(corpus, config.model.max_length)
-        self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
-        self.training_batches = ExampleBatches(
-            self._gather("train"),
-            len(self.splits["train"]),
-            data.batch,
-            multiple=self.multiple,
-            seed=config.seed,
-        )
-        self._losses = PerExample(self._rows, mesh)
+    def batch_spec(self, multiple: int) -> BatchSpec:
+        rows, length = self.config.data.batch, self.config.model.max_length
+        check_rows(rows, multiple)
+        return BatchSpec({"tokens": integers(rows, length), "ids": integers(rows)}, rows * length)
 
     def _gather(self, split: str) -> Callable[[np.ndarray], Batch]:
         rows = self.splits[split]
@@ -168,7 +166,7 @@ class MaskedLm(Objective):
         return iterate(self.training_batches, start)
 
     def predict(self, values: ModelState, split: str) -> Losses:
-        """Loss of the masked tokens of every row of a split."""
+        """Loss of the masked tokens, summed over every row of a split."""
         count = len(self.splits[split])
         if split == "valid" and self.config.eval.sequences:
             count = min(count, self.config.eval.sequences)
@@ -193,5 +191,5 @@ class MaskedLm(Objective):
         return {name: (x_BM * weights_BM).sum(1) for name, x_BM in sums.items()}
 
     def save(self, workdir: Path) -> None:
-        """The tokenizer; that of a run that goes on is not replaced."""
+        """Writes the tokenizer."""
         save_tokenizer(self.tokenizer, workdir / TOKENIZER)

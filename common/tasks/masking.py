@@ -1,6 +1,6 @@
-"""Which tokens of a row are to be guessed, and what stands there instead (BERT; Devlin et al., 2019).
+"""BERT's random masking (Devlin et al., 2019).
 
-B batch, L length, M positions that may be chosen.
+M are positions that may be masked here.
 """
 
 from typing import NamedTuple
@@ -11,19 +11,19 @@ import jax.numpy as jnp
 from common.data.tokenizer import UNK
 
 REPLACED, CHANGED = 0.8, 0.1
-"""Shares of the chosen tokens that become the mask and another token; the rest stay as they are."""
+"""Shares of the masked tokens that are replaced by the mask token and by a random token; the rest stay."""
 
 FIRST = UNK + 1
-"""Ids below are no text: padding, ends of documents, unknown pieces. They are never chosen."""
+"""The first id of text; smaller ids (padding, end of document, unknown) are never masked."""
 
 
 class Masked(NamedTuple):
     """Rows with some tokens hidden.
 
-    inputs_BL: what the model sees.
-    places_BM: the positions to guess, all different.
-    targets_BM: what stood there.
-    weights_BM: 1 where a place is chosen, 0 where a row has fewer than M.
+    inputs_BL: with the masks.
+    places_BM: masked positions, all different.
+    targets_BM: the original tokens there.
+    weights_BM: 1 for a masked position, 0 for padding of rows with fewer than M.
     """
 
     inputs_BL: jax.Array

@@ -1,4 +1,4 @@
-"""Translation: parallel text in, teacher forcing with smoothed cross-entropy, BLEU of a beam search out."""
+"""Translation: teacher forcing with a smoothed cross-entropy on parallel text, BLEU of a beam search."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ from common.runtime.processes import is_main
 from common.tasks.fields import check_transformer
 from common.train.evaluate import PerExample
 from common.train.prefetch import put
-from common.train.task import Batch, ModelState, Task, TaskSpec, integers
+from common.train.task import Batch, BatchSpec, ModelState, Task, integers
 from common.train.workdir import save_tokenizer
 
 # (model config, source vocabulary, target vocabulary, rngs=) -> model
@@ -37,7 +37,11 @@ TOKENIZERS = ("source_tokenizer.npz", "target_tokenizer.npz")
 
 
 def validate(config: ConfigDict) -> None:
-    """The fields of a translator."""
+    """Checks the configuration of a translator.
+
+    Raises:
+      UserError: a field has a value that is not allowed.
+    """
     model, data = config.model, config.data
     check_transformer(model)
     check(
@@ -72,7 +76,7 @@ def validate(config: ConfigDict) -> None:
 
 
 def limited(model: ConfigDict) -> bool:
-    """Whether `model.max_length` is a limit: where positions have parameters of their own."""
+    """Whether the model has parameters for each position, so that `model.max_length` limits its sentences."""
     return model.positions == "learned" or model.reservoir == "gmlp"
 
 
@@ -114,7 +118,7 @@ class Translator:
         self._compiled: Callable | None = None
 
     def _decode(self, values: ModelState) -> Callable:
-        """(trainable, frozen, batch) -> (ids_B, tokens_BT), whole on every process."""
+        """A compiled function (trainable, frozen, batch) -> (ids_B, tokens_BT), replicated on every process."""
         abstract_model, search, tokens = values.abstract_model, self.search, self.target_tokenizer
 
         def decode(trainable, frozen, batch):
@@ -139,7 +143,7 @@ class Translator:
         return jax.jit(decode, out_shardings=sharding.replicated(self.mesh))
 
     def batches(self, source: TokenizedCorpus, target: TokenizedCorpus | None) -> Sequence[Batch]:
-        """Every line once, in the shapes of evaluation, this process's rows."""
+        """Batches with every sentence once; this process's rows."""
         return evaluation_batches(
             source,
             target,
@@ -153,10 +157,10 @@ class Translator:
     def check_positions(
         self, source: TokenizedCorpus, target: TokenizedCorpus | None = None
     ) -> None:
-        """Learned positions and maps over positions have an end.
+        """Checks that sentences and their translations fit into a model with parameters per position.
 
         Raises:
-          UserError: a sentence or its translation may reach beyond it.
+          UserError: a sentence or its translation may be longer than `model.max_length`.
         """
         longest = int(source.lengths.max()) + 1
         longest = max(longest, self.search.longest(longest))
@@ -169,9 +173,8 @@ class Translator:
         )
 
     def translate_corpus(self, values: ModelState, source: TokenizedCorpus) -> list[str]:
-        """One translation per sentence, in their order."""
+        """Translates every sentence of a corpus, in order."""
         self.check_positions(source)
-        # Compiled once: a run has one structure.
         self._compiled = self._compiled or self._decode(values)
         tokens: list[list[int]] = [[]] * len(source)
         for batch in self.batches(source, None):
@@ -182,7 +185,7 @@ class Translator:
         return self.target_tokenizer.decode(tokens)
 
     def translate(self, values: ModelState, lines: Sequence[str]) -> list[str]:
-        """One translation per line; one without a token stays empty.
+        """Translates lines; an empty line stays empty.
 
         Raises:
           UserError: a line has more than `longest` tokens.
@@ -204,47 +207,30 @@ class Translator:
         return result
 
 
-class Objective(Task):
-    """A translator and its loss, without data.
+class Translation(Task):
+    """Translation with a smoothed cross-entropy loss; validated by BLEU.
 
     Args:
-      sizes: of the vocabularies of source and target.
+      build: (model config, source vocabulary size, target vocabulary size, rngs=) -> model
+      read_data: False for a task whose step is only compiled; its vocabularies are as large as the configuration
+        allows.
+
+    Raises:
+      UserError: the configuration or the data are at fault.
     """
 
     objective, mode = "bleu", "max"
 
-    def __init__(self, config: ConfigDict, build: Build, sizes: tuple[int, int]):
-        self.config, self._build, self._sizes = config, build, sizes
-
-    @classmethod
-    def sketch(cls, config: ConfigDict, build: Build, multiple: int) -> TaskSpec:
-        """With vocabularies as large as the configuration allows; `multiple` divides the rows of a batch."""
-        task = cls(config, build, (config.data.vocab_size,) * 2)
-        length = max(config.data.buckets)
-        rows = rows_of(length, config.data.tokens_per_batch, multiple)
-        pairs = dict.fromkeys(("source", "target_inputs", "target_outputs"), integers(rows, length))
-        return TaskSpec(config, task, pairs | {"ids": integers(rows)}, rows * length)
-
-    def build(self, rngs: nnx.Rngs) -> EncoderDecoder:
-        return self._build(self.config.model, *self._sizes, rngs=rngs)
-
-    def loss(
-        self, model: EncoderDecoder, batch: Batch, key: jax.Array | None
-    ) -> tuple[jax.Array, jax.Array]:
-        return teacher_forcing(model, batch, key, self.config.train.label_smoothing)
-
-
-class Translation(Objective):
-    """The task that the training loop sees."""
-
-    def __init__(self, config: ConfigDict, build: Build, mesh: Mesh):
-        """Reads and tokenizes the data.
-
-        Raises:
-          UserError: the configuration or the data are at fault.
-        """
+    def __init__(self, config: ConfigDict, build: Build, mesh: Mesh, *, read_data: bool = True):
         validate(config)
-        self.mesh = mesh
+        self.config, self.mesh, self._build = config, mesh, build
+        self._vocabularies = config.data.vocab_size, config.data.vocab_size
+        self._losses = PerExample(_losses, mesh)
+        if read_data:
+            self._read_data()
+
+    def _read_data(self) -> None:
+        config = self.config
         self.texts = {
             split: load_parallel(config.data, split) for split in ("train", "valid", "test")
         }
@@ -255,8 +241,8 @@ class Translation(Objective):
         cache = Path(os.path.expanduser(config.data.cache_dir))
         self.tokenizers = build_tokenizers(config.data, self.texts["train"], cache)
         source, target = self.tokenizers
-        super().__init__(config, build, (source.size, target.size))
-        self.translator = Translator(config, self.tokenizers, mesh, search_of(config))
+        self._vocabularies = source.size, target.size
+        self.translator = Translator(config, self.tokenizers, self.mesh, search_of(config))
         self._corpora = {split: self._tokenize(split, cache) for split in self.texts}
         for split in ("valid", "test"):
             self.translator.check_positions(*self._corpora[split])
@@ -266,7 +252,20 @@ class Translation(Objective):
                 f"{self.training_batches.dropped:,} of {len(self.texts['train']):,} training pairs are left out:"
                 f" longer than the last of --config.data.buckets, {max(config.data.buckets)} tokens"
             )
-        self._losses = PerExample(_losses, mesh)
+
+    def build(self, rngs: nnx.Rngs) -> EncoderDecoder:
+        return self._build(self.config.model, *self._vocabularies, rngs=rngs)
+
+    def loss(
+        self, model: EncoderDecoder, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        return teacher_forcing(model, batch, key, self.config.train.label_smoothing)
+
+    def batch_spec(self, multiple: int) -> BatchSpec:
+        length = max(self.config.data.buckets)
+        rows = rows_of(length, self.config.data.tokens_per_batch, multiple)
+        pairs = dict.fromkeys(("source", "target_inputs", "target_outputs"), integers(rows, length))
+        return BatchSpec(pairs | {"ids": integers(rows)}, rows * length)
 
     def _tokenize(self, split: str, cache: Path) -> tuple[TokenizedCorpus, TokenizedCorpus]:
         text, (source, target) = self.texts[split], self.tokenizers
@@ -294,7 +293,7 @@ class Translation(Objective):
         return iterate(self.training_batches, start)
 
     def predict(self, values: ModelState, split: str) -> Translations:
-        """Translations by beam search, and the loss of every reference."""
+        """Translations by beam search, and the loss of every reference under teacher forcing."""
         (source, target), text = self._corpora[split], self.texts[split]
         hypotheses = self.translator.translate_corpus(values, source)
         losses = self._losses(values, self.translator.batches(source, target), len(source))
@@ -310,17 +309,17 @@ class Translation(Objective):
         )
 
     def save(self, workdir: Path) -> None:
-        """The tokenizers; those of a run that goes on are not replaced.
+        """Writes the tokenizers.
 
         Raises:
-          UserError: they are others than the run began with.
+          UserError: a resumed run began with other tokenizers.
         """
         for tokenizer, name in zip(self.tokenizers, TOKENIZERS, strict=True):
             save_tokenizer(tokenizer, workdir / name)
 
 
 def load_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:
-    """Those that a run was trained with."""
+    """The tokenizers of a run."""
     source, target = (Tokenizer.load(workdir / name) for name in TOKENIZERS)
     return source, target
 
@@ -328,7 +327,7 @@ def load_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:
 def teacher_forcing(
     model: EncoderDecoder, batch: Batch, key: jax.Array | None, smoothing: float
 ) -> tuple[jax.Array, jax.Array]:
-    """(sum of the smoothed cross-entropy over the target tokens, their number)."""
+    """(sum of the smoothed cross-entropy over target tokens, number of target tokens)."""
     loss_BT, weights_BT = _token_losses(model, batch, key, smoothing)
     return jnp.sum(loss_BT), jnp.sum(weights_BT)
 

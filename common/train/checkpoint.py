@@ -1,7 +1,7 @@
-"""Checkpoints: the newest to go on from, the best to use, snapshots on the way; and what a seed says is not stored.
+"""Checkpoints: the newest to resume from, the best to use, snapshots for good, and the frozen values, written once.
 
-The JSON part (`meta`) of a checkpoint holds step, clock, curve, data position and the fingerprint of the drawn layers;
-the array part what is trained, its optimizer state, and frozen weights that were given (pretrained).
+The JSON part (`meta`) of a checkpoint is `common.train.run.RunState`; the array part is {"trainable", "optimizer",
+"frozen"}. "frozen" is empty but in checkpoints from before November 2026, which could hold all frozen values.
 """
 
 import logging
@@ -13,14 +13,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 
 from common.config import check
 from common.errors import UserError
 from common.runtime.processes import barrier, is_main
-from common.sharding import place, shardings
-from common.variables import AbstractModel, Params, draw_frozen, fingerprint
+from common.sharding import shardings
+from common.variables import Params
 
 
 @jax.jit
@@ -35,15 +34,15 @@ def checksum(tree: Any) -> jax.Array:
 
 
 SNAPSHOTS = "snapshots"
-"""The folder of those that are kept for good: values alone, without the optimizer's."""
+"""The folder of snapshots, which are kept for good and have no optimizer state."""
 
 
 TOP = "top"
-"""The folder of the best ones, where a run keeps several: values alone."""
+"""The folder of the best checkpoints of a run that keeps several, without optimizer state."""
 
 
 class Damaged(Exception):
-    """A checkpoint whose content is not what was written."""
+    """The content of a checkpoint differs from its checksum."""
 
 
 def _reason(error: Exception) -> str:
@@ -52,10 +51,10 @@ def _reason(error: Exception) -> str:
 
 
 def unless_failing(barrier: Callable[..., None]) -> Callable[..., None]:
-    """A barrier that a thread does not wait at while it is failing.
+    """Wraps a barrier so that a thread that is handling an exception raises it instead of waiting.
 
-    A process that cannot write its part of a checkpoint is led by orbax to another barrier than the others, where all
-    would wait for each other for twenty minutes. Its error comes out at the next checkpoint instead, and ends it.
+    A process that fails to write its part of a checkpoint would otherwise wait at another barrier than the others, for
+    orbax's timeout of twenty minutes.
     """
 
     def wait(**arguments: Any) -> None:
@@ -67,25 +66,26 @@ def unless_failing(barrier: Callable[..., None]) -> Callable[..., None]:
 
 
 class Checkpoints:
-    """The checkpoints below a workdir. All processes call all methods."""
+    """The checkpoints of a workdir. Every method is collective: all processes call it."""
 
     def __init__(self, workdir: Path, keep: int = 2, keep_best: int | None = None):
         self._directory = workdir.absolute() / "checkpoints"
         self._keep_best = keep_best
-        # Orbax reports what it can mend itself through absl; what cannot be mended is said here, in one line.
+        # Orbax logs recoverable faults through absl; this class reports the others in one line.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._latest = self._manager("latest", keep)
-        # The best and the one before: a run that is killed between best and latest goes on from before the best.
+        # Two, since a run that is killed after saving a new best one may resume from before it.
         self._best = self._manager("best", 2)
+        self._frozen = self._manager("frozen", 1)
 
     @cached_property
     def _top(self) -> ocp.CheckpointManager:
-        """Of the runs that keep several of their best, by the score that each was saved with."""
+        """The manager of the best checkpoints, ordered by score."""
         return self._manager(TOP, self._keep_best, best_fn=lambda metrics: metrics["score"])
 
     @cached_property
     def _snapshots(self) -> ocp.CheckpointManager:
-        """Of the few runs that have some."""
+        """The manager of snapshots."""
         return self._manager(SNAPSHOTS, None)
 
     def _manager(
@@ -106,9 +106,9 @@ class Checkpoints:
         return bool(self._latest.all_steps())
 
     def save(self, step: int, state: Any, meta: dict) -> None:
-        """Starts writing; the arrays may be donated as soon as it returns.
+        """Starts writing a checkpoint; the arrays may be donated as soon as this returns.
 
-        What a checkpoint's curve calls the best is on disk before the checkpoint is, and so are earlier snapshots.
+        First waits until the best checkpoint and the snapshots that its metadata refers to are on disk.
         """
         for manager in self._open[1:]:
             manager.wait_until_finished()
@@ -118,13 +118,13 @@ class Checkpoints:
         self._save(self._best, step, state, meta)
 
     def save_top(self, step: int, state: Any, meta: dict, score: float) -> None:
-        """Saves one if it is among the `keep_best` best by their scores, in place of the last; more is better."""
+        """Saves a checkpoint if its score is among the `keep_best` largest."""
         kept = self.top()
         if len(kept) < self._keep_best or score > self._score(kept[-1]):
             self._save(self._top, step, state, meta, {"score": score})
 
     def top(self) -> list[int]:
-        """The steps that `save_top` keeps, the best first."""
+        """Steps of the checkpoints that `save_top` keeps, the best first."""
         self._top.wait_until_finished()  # a score can be read when it is on disk
         return sorted(self._top.all_steps(), key=self._score, reverse=True)
 
@@ -132,7 +132,7 @@ class Checkpoints:
         return self._top.metrics(step)["score"]
 
     def save_snapshot(self, step: int, state: Any, meta: dict) -> None:
-        """One that is kept whatever comes after it."""
+        """Saves a checkpoint that is never deleted."""
         self._save(self._snapshots, step, state, meta)
 
     def _save(
@@ -151,13 +151,34 @@ class Checkpoints:
         )
         manager.save(step, args=arguments, metrics=metrics, force=True)
 
-    def restore(self, target: Any, say: Any = print) -> tuple[Any, dict]:
-        """The newest intact checkpoint, its arrays placed as the abstract `target` says.
+    def save_frozen(self, values: Params, meta: dict) -> None:
+        """Writes the values that no step changes, in place of those of a run that never reached a checkpoint."""
+        if self._frozen.all_steps():
+            self._frozen.delete(0)
+        self._save(self._frozen, 0, {"frozen": values}, meta)
 
-        Damaged newer ones are set aside and named through `say`.
+    def frozen_metadata(self) -> dict | None:
+        """What `save_frozen` was given; None for a run without frozen values of its own."""
+        if not self._frozen.all_steps():
+            return None
+        arguments = ocp.args.Composite(meta=ocp.args.JsonRestore())
+        return self._frozen.restore(0, args=arguments).meta
+
+    def restore_frozen(self, target: Params) -> Params:
+        """The values of `save_frozen`, placed as the abstract `target` says.
 
         Raises:
-          UserError: there are checkpoints, but none is intact.
+          UserError: they are damaged.
+        """
+        return self._use("frozen", self._frozen, 0, {"frozen": target})[0]["frozen"]
+
+    def restore(self, target: Any, say: Any = print) -> tuple[Any, dict]:
+        """Arrays and metadata of the newest intact checkpoint, with the shardings of the abstract `target`.
+
+        Damaged newer checkpoints are moved aside and reported through `say`.
+
+        Raises:
+          UserError: no checkpoint is intact.
         """
         damaged: dict[int, str] = {}
         for step in sorted(self._latest.all_steps(), reverse=True):
@@ -168,7 +189,7 @@ class Checkpoints:
             ) as error:  # orbax and its storage raise whatever a damaged file provokes
                 damaged[step] = _reason(error)
                 continue
-            # Only now: where none can be read, the fault may lie elsewhere, and all stay where they are.
+            # Not before one could be read: the fault may lie elsewhere.
             for newer, reason in damaged.items():
                 self._set_aside(newer)
                 say(f"checkpoint {newer} is damaged ({reason}); set aside, going back to {step}")
@@ -179,10 +200,10 @@ class Checkpoints:
         )
 
     def restore_best(self, target: Any, step: int | None = None) -> tuple[Any, dict]:
-        """The best checkpoint by the validation objective, or that of `step`.
+        """Arrays and metadata of the best checkpoint by the validation objective, or of that of `step`.
 
         Raises:
-          UserError: it is missing or damaged.
+          UserError: the checkpoint is missing or damaged.
         """
         steps = self._best.all_steps()
         chosen = max(steps, default=None) if step is None else step
@@ -194,18 +215,18 @@ class Checkpoints:
         return self._use("best", self._best, chosen, target)
 
     def restore_top(self, target: Any, step: int) -> tuple[Any, dict]:
-        """One of those that `top` names.
+        """Arrays and metadata of one of the checkpoints of `top`.
 
         Raises:
-          UserError: it is damaged.
+          UserError: the checkpoint is damaged.
         """
         return self._use("top", self._top, step, target)
 
     def restore_snapshot(self, target: Any, step: int) -> tuple[Any, dict]:
-        """The snapshot of `step`.
+        """Arrays and metadata of the snapshot of `step`.
 
         Raises:
-          UserError: it is missing or damaged.
+          UserError: the snapshot is missing or damaged.
         """
         check_snapshot(self._directory.parent, step)
         return self._use("snapshot", self._snapshots, step, target)
@@ -213,7 +234,7 @@ class Checkpoints:
     def _use(
         self, what: str, manager: ocp.CheckpointManager, step: int, target: Any
     ) -> tuple[Any, dict]:
-        """Reads a checkpoint that is to be used, not gone on from."""
+        """Reads one checkpoint, without falling back on an older one."""
         try:
             return self._read(manager, step, target)
         except Exception as error:
@@ -228,6 +249,8 @@ class Checkpoints:
             ) from error
 
     def _read(self, manager: ocp.CheckpointManager, step: int, target: Any) -> tuple[Any, dict]:
+        there = _tree(manager.directory / str(step))["frozen"]
+        target = {**target, "frozen": {n: x for n, x in target["frozen"].items() if n in there}}
         arguments = ocp.args.Composite(
             state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore()
         )
@@ -249,14 +272,14 @@ class Checkpoints:
 
     @property
     def _open(self) -> list[ocp.CheckpointManager]:
-        """The newest first."""
-        managers = [self._latest, self._best]
+        """The managers in use, that of the newest checkpoints first."""
+        managers = [self._latest, self._best, self._frozen]
         return managers + [
             vars(self)[name] for name in ("_top", "_snapshots") if name in vars(self)
         ]
 
     def wait(self) -> None:
-        """Until all that was saved is on disk."""
+        """Waits until all saved checkpoints are on disk."""
         for manager in self._open:
             manager.wait_until_finished()
 
@@ -266,7 +289,7 @@ class Checkpoints:
 
 
 def snapshots(workdir: Path) -> list[int]:
-    """The steps of which a run has snapshots, in their order."""
+    """Steps of the snapshots of a run, ascending."""
     found = (workdir / "checkpoints" / SNAPSHOTS).glob("*")
     return sorted(int(path.name) for path in found if path.name.isdecimal())
 
@@ -284,10 +307,9 @@ def check_snapshot(workdir: Path, step: int) -> None:
 
 
 def _differences(path: Path, target: Any) -> str:
-    """What a checkpoint holds that `target` does not ask for, or in another shape, and the reverse; "" for nothing."""
+    """Names the arrays that are missing from a checkpoint or from `target`, or differ in shape; "" for none."""
     try:
-        with ocp.StandardCheckpointer() as reader:
-            tree = reader.metadata(path / "state").item_metadata.tree
+        tree = _tree(path)
     except Exception:  # orbax and its storage raise whatever a damaged file provokes
         return ""
     there, here = (
@@ -302,41 +324,13 @@ def _differences(path: Path, target: Any) -> str:
     return ", ".join(found[:2]) + more
 
 
-def draw_reservoirs(
-    abstract_model: AbstractModel, seed: int, mesh: jax.sharding.Mesh
-) -> tuple[Params, str]:
-    """The frozen values that follow from the seed, on the mesh, and their fingerprint."""
-    values: dict[str, np.ndarray] = draw_frozen(abstract_model, seed)
-    return place(values, shardings(abstract_model.drawn, mesh)), fingerprint(values)
-
-
-def stored(
-    abstract_model: AbstractModel, everything: bool, mesh: jax.sharding.Mesh, outside: Params
-) -> dict[str, Any]:
-    """The abstract frozen values of a checkpoint: those given, or `everything`, but none that lie `outside`."""
-    left = outside.keys() | (set() if everything else abstract_model.drawn.keys())
-    return abstract({n: v for n, v in abstract_model.frozen.items() if n not in left}, mesh)
+def _tree(path: Path) -> dict[str, dict[str, Any]]:
+    """Names and shapes of the arrays of a checkpoint, by part."""
+    with ocp.StandardCheckpointer() as reader:
+        return reader.metadata(path / "state").item_metadata.tree
 
 
 def abstract(some: Mapping[str, Any], mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """What arrays will be read for these variables, and where they will lie."""
+    """Abstract arrays for these variables, with their shardings."""
     where = shardings(some, mesh)
     return {n: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=where[n]) for n, v in some.items()}
-
-
-def verify_frozen(meta: dict, drawn: str, outside: str) -> None:
-    """The layers drawn here, and those read from files, have to be what the checkpoint was trained with.
-
-    Raises:
-      UserError: they differ (another version of NumPy or of its linear algebra; other files).
-    """
-    if meta.get("outside", "") != outside:
-        raise UserError(
-            "the pretrained weights are not those that this run began with: their files have changed,"
-            " or another folder is named"
-        )
-    if meta["reservoirs"] not in (drawn, None):
-        raise UserError(
-            "the frozen layers drawn from the seed on this machine differ from those of the checkpoint; train with"
-            " --config.checkpoint.store_frozen=true to keep them in the checkpoint"
-        )

@@ -1,4 +1,4 @@
-"""Where the wall-clock time of a run goes; kept in checkpoints, so that it adds up over restarts."""
+"""Wall-clock time of a run by section. Checkpoints keep it, so it adds up over restarts."""
 
 import time
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ SECTIONS = ("start", "train", "compile", "eval", "checkpoint")
 
 
 class Clock:
-    """Seconds per section. "train" is what remains of the loop's time when the other sections are taken out."""
+    """Seconds per section. "train" is the time of the loop without its other sections."""
 
     def __init__(self, seconds: dict[str, float] | None = None):
         self._seconds = {name: 0.0 for name in SECTIONS} | (seconds or {})
@@ -16,7 +16,7 @@ class Clock:
 
     @contextmanager
     def section(self, name: str | None) -> Iterator[None]:
-        """Counts the time inside for `name`, and not for the section around it; for None see `paused`."""
+        """Counts the time inside for `name` instead of the enclosing section; None counts it for no section."""
         before = self._switch(name)
         try:
             yield
@@ -24,7 +24,7 @@ class Clock:
             self._switch(before)
 
     def paused(self) -> AbstractContextManager[None]:
-        """Counts the time inside for nothing."""
+        """Counts the time inside for no section."""
         return self.section(None)
 
     def _switch(self, name: str | None) -> str | None:
@@ -35,7 +35,7 @@ class Clock:
         return before
 
     def seconds(self) -> dict[str, float]:
-        """Up to now."""
+        """Seconds of every section up to now."""
         self._switch(self._section)
         return dict(self._seconds)
 

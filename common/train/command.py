@@ -1,4 +1,4 @@
-"""What the training program of every paper does, and the program that reproduces its tables and figures."""
+"""The `train` and `reproduce` programs of every paper."""
 
 import importlib
 import sys
@@ -13,16 +13,19 @@ from common import config
 from common.config import check
 
 CLAIMS = "claims"
-"""A target that every paper has: the table of its claims."""
+"""The target of `reproduce` that every paper has: the table of its claims."""
 
 
 def train(
     paper: str, show: Callable[[dict, Path], None], program: str = "train", module: str = "run"
 ) -> None:
-    """`python -m PAPER.train`: trains what `PAPER.run.prepare` makes of the command line, then shows the summary.
+    """`python -m PAPER.train`: prepares a run from the command line, trains it and shows the summary.
 
-    Another `program` of the paper may do the same with the `prepare` of another `module`. A module that has `ended` is
-    asked first for the summary of a run that needs no preparation.
+    Args:
+      show: prints a summary, given the workdir.
+      program: another name than "train".
+      module: the module of the paper whose `prepare` makes the task. Its function `ended`, if there is one, is asked
+        first: a finished run needs no data.
     """
     experiment, options = config.parse(f"{paper}.{program}")
 
@@ -51,7 +54,7 @@ def train(
 
 
 def _asked(program: str, experiment: ConfigDict, options: Namespace) -> dict[str, str]:
-    """What all processes of a run have to be started with; where each keeps its cache is its own business."""
+    """Settings that have to be the same on all processes; the cache directory may differ."""
     from common.train.workdir import commit
 
     asked = {"the program": program, "the code": commit(), "--workdir": options.workdir}
@@ -64,7 +67,7 @@ def _asked(program: str, experiment: ConfigDict, options: Namespace) -> dict[str
 def reproduce_parser(
     paper: str, targets: Mapping[str, str], scales: tuple[str, ...]
 ) -> ArgumentParser:
-    """The options that all papers share; a paper may add its own."""
+    """The options of `reproduce` that all papers share."""
     parser = config.parser_for(f"{paper}.reproduce")
     parser.add_argument("target", choices=(*targets, CLAIMS))
     parser.add_argument("--scale", choices=scales, default="tiny", help="tiny needs no data")
@@ -81,7 +84,7 @@ def reproduce_parser(
 
 
 def add_fairness(parser: ArgumentParser) -> None:
-    """The options under which runs are compared on equal terms."""
+    """Adds --turns and --sweep: equal clocks and equal tuning for all runs of a comparison."""
     parser.add_argument(
         "--turns",
         type=config.positive_int_arg("--turns"),
@@ -105,12 +108,13 @@ def reproduce(
     parser: ArgumentParser,
     own: Callable[[Namespace], dict[str, Any]] = lambda options: {},
 ) -> None:
-    """`python -m PAPER.reproduce TARGET`: calls TARGET of the module that `targets` names, with a laboratory.
+    """`python -m PAPER.reproduce TARGET`: calls the function TARGET with the paper's experiment suite.
 
-    Where the parser has --dry-run, that calls `PAPER.plan.show` instead.
+    With --dry-run, where the parser has it, calls `PAPER.costs.show` instead.
 
     Args:
-      own: what the paper's `experiments.ExperimentSuite` takes beyond what all do, out of the options.
+      targets: the module of each target.
+      own: options -> additional arguments of the paper's `ExperimentSuite`.
     """
     fields, rest = config.split_fields(sys.argv[1:])
     options = parser.parse_args(rest)
@@ -132,7 +136,7 @@ def reproduce(
     fair = {"turns": options.turns, "sweep": parse_sweep(options.sweep)}
     suite = make(options.scale, options.seeds, fields, out, mesh, **fair, **more)
     if getattr(options, "dry_run", False):
-        importlib.import_module(f"{paper}.plan").show(suite, options.target)
+        importlib.import_module(f"{paper}.costs").show(suite, options.target)
         return
     if options.target == CLAIMS:
         unless_stopped(lambda: suite.claims(paper, options.kept))
@@ -142,7 +146,7 @@ def reproduce(
 
 
 def unless_stopped(call: Callable[[], Any]) -> Any:
-    """What it returns; a signal ends the program with a line and the exit code of that signal."""
+    """Calls `call`; a signal that stopped its run ends the program with one line and the signal's exit code."""
     from common.runtime.signals import Preempted
 
     try:

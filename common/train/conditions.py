@@ -1,4 +1,4 @@
-"""The conditions under which the seconds of a run were measured: what else the machine did meanwhile."""
+"""How a run shared the machine while its seconds were measured."""
 
 import os
 import secrets
@@ -8,16 +8,16 @@ from typing import Any
 import psutil
 
 SHARED = 0.05
-"""From this share of the machine's processors on that other processes used, a run was not alone."""
+"""Above this share of the machine's processor time in other processes a run counts as shared."""
 
 
 def turns_id() -> str:
-    """Names a set of runs that take turns: equal names mean that they ran in the same minutes."""
+    """A new name for a set of runs that take turns: runs with equal names ran in the same minutes."""
     return f"turns {secrets.token_hex(4)}"
 
 
 class Conditions:
-    """Notes how a run has shared the machine.
+    """Records how a run shared the machine.
 
     Attributes:
       sessions: one for each start of the run: `turns_id`, or "alone" without turns.
@@ -29,16 +29,16 @@ class Conditions:
         self.stopped = False
         self._begin()
 
-    def begin(self, before: list[str], session: str) -> None:
-        """A start of the run, behind those of its checkpoint."""
-        self.sessions = [*before, session]
+    def begin(self, session: str) -> None:
+        """Notes a start of the run, behind those of its checkpoint."""
+        self.sessions = [*self.sessions, session]
         self._begin()
 
     def _begin(self) -> None:
         self._since, self._busy, self._own = time.monotonic(), _busy(), _own()
 
     def others(self) -> float:
-        """The share of the machine's processors that other processes used since the last start, 0 to 1."""
+        """The share of the machine's processor time in other processes since the last start, 0 to 1."""
         capacity = (time.monotonic() - self._since) * (os.cpu_count() or 1)
         used = (_busy() - self._busy) - (_own() - self._own)
         return min(max(used / capacity, 0.0), 1.0) if capacity > 0 else 0.0

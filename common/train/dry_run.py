@@ -1,4 +1,4 @@
-"""What a run would be, without training: its parameters, its first batch, and the memory and work of its step."""
+"""The dry run: parameters, first batch, memory and FLOPs of the compiled step, without training."""
 
 import math
 from collections.abc import Mapping
@@ -22,53 +22,53 @@ MIB = 2**20
 def parameter_rows(
     abstract_model: AbstractModel,
 ) -> tuple[tuple[str, ...], list[tuple[str, int, int, int]]]:
-    """The columns and rows of the table of parameters, the last one of all of them."""
+    """Columns and rows of the table of parameters by group, with a total."""
     rows = variables.count_by_group(abstract_model)
     rows.append(("all", *variables.count(abstract_model).values()))
     return ("group", "trainable", "frozen", "total"), rows
 
 
 def show_parameters(abstract_model: AbstractModel) -> None:
-    """Prints that table."""
+    """Prints the table of parameters."""
     columns, rows = parameter_rows(abstract_model)
     print(text(columns, [(name, *(f"{n:,}" for n in numbers)) for name, *numbers in rows]))
 
 
 def held(tree: Any) -> int:
-    """Bytes of arrays, or of what stands for them, on the device that has most of them: each has an equal part."""
+    """Bytes per device of sharded arrays, which may be abstract."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
     )
 
 
 def compile_for(step: Step, batch: Mapping[str, Any]) -> dict[str, int]:
-    """Compiles the step for a batch, or for what stands for one; nothing else is allocated.
+    """Compiles the step for a batch, which may be abstract, without allocating parameters.
 
     Returns:
-      what it holds, in bytes on each device.
+      Bytes on each device by purpose.
     """
     trainable, opt_state, frozen = step.arguments()
     with jax.set_mesh(step.mesh):
         step.compile(trainable, opt_state, frozen, batch)
-    compiled, _ = step.compiled[step.kind(batch, 0)]
+    compiled, _ = step.compiled[step.cache_key(batch, 0)]
     return {
         "parameters, trained": held(trainable),
         "parameters, frozen": held(frozen),
         "optimizer": held(opt_state),
         "batch": held(batch),
-        # What goes in and is changed comes out in its place.
+        # Donated inputs share their buffers with the outputs.
         "activations, gradients and the like": compiled.memory_analysis().temp_size_in_bytes,
     }
 
 
 def show(config: ConfigDict, task: Task, mesh: Mesh) -> None:
-    """Compiles the step for the first batch and prints what it is, holds and does. No parameter is ever allocated."""
+    """Compiles the step for the first batch and prints its parameters, memory and FLOPs. Allocates no parameter."""
     step = Step.of(config, task, mesh)
     first, _ = next(iter(task.batches(None)))
     batch = put(first, mesh)
     sizes = compile_for(step, batch)
     sizes["in all"] = sum(sizes.values())
-    _, flops = step.compiled[step.kind(batch, 0)]
+    _, flops = step.compiled[step.cache_key(batch, 0)]
     if not is_main():
         return
     show_parameters(step.abstract_model)

@@ -1,4 +1,4 @@
-"""The one evaluation loop: a function of the model over batches, its rows collected by example."""
+"""The one evaluation loop: applies a function of the model to batches and collects its rows by example."""
 
 from collections.abc import Callable, Iterable
 
@@ -19,7 +19,7 @@ class PerExample:
     """Evaluates a function of the model on every example; compiled once per shape of a batch.
 
     Args:
-      rows: what is measured of the examples of a batch, whose `ids` (B,) number them; -1 is an empty row.
+      rows: measures each row of a batch; the batch's `ids` (B,) are example numbers, -1 for padding rows.
     """
 
     def __init__(self, rows: Rows, mesh: Mesh):
@@ -29,7 +29,7 @@ class PerExample:
     def __call__(
         self, values: ModelState, batches: Iterable[Batch], count: int
     ) -> dict[str, np.ndarray]:
-        """Arrays (M, ...) in the order of the ids, the same on every process; `count` is M."""
+        """Arrays (E, ...) in the order of the ids, the same on every process; `count` is E."""
         if self._compiled is None:
             abstract_model, rows = values.abstract_model, self._rows
 

@@ -1,4 +1,4 @@
-"""The fields of a configuration that are the loop's own."""
+"""Checks of the configuration fields that the training loop reads."""
 
 from ml_collections import ConfigDict
 
@@ -14,11 +14,15 @@ _LEAST = {
     **dict.fromkeys(("eval.patience", "checkpoint.steps", "checkpoint.seconds"), 0),
     "checkpoint.snapshots": 0,
 }
-"""The least that a number may be."""
+"""Smallest allowed values."""
 
 
 def validate(config: ConfigDict) -> None:
-    """The fields of the loop itself; a task checks its own."""
+    """Checks the fields of the training loop; a task checks its own.
+
+    Raises:
+      UserError: a field has a value that is not allowed.
+    """
     optimizers.validate(config.optimizer)
     check_choice("--config.wandb.mode", config.wandb.mode, WANDB_MODES)
     check(

@@ -1,4 +1,4 @@
-"""Floating-point operations of a function, counted in its program: deterministic, and the same on every machine."""
+"""FLOPs of a function, counted in its jaxpr: deterministic and the same on every machine."""
 
 import math
 from collections.abc import Callable
@@ -12,22 +12,21 @@ from common.model.attend import spans
 from common.model.chance import chance_of
 
 _FUSED = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 4}
-"""What cuDNN's attention is in a program, and how many products of all queries and keys each is instead of."""
+"""cuDNN's attention primitives, with the number of query-key products that each replaces."""
 
 _RECOMPUTED = "rematted_computation"
-"""The scope that JAX gives to the part of a `jax.checkpoint` region that the backward pass computes once more."""
+"""The name scope of operations that the backward pass recomputes (`jax.checkpoint`)."""
 
 
 def count(function: Callable, *arguments: Any) -> int:
-    """Multiply-adds of all matrix products and convolutions, times two; what no output needs does not count.
+    """Counts the FLOPs of matrix products and convolutions, two per multiply-add, after dead-code elimination.
 
-    The matrix products are all but a few per cent of a transformer's arithmetic. Frozen weights have no weight gradient
-    in the program, so their saving shows. A loop counts as often as it runs. A branch whose predicate has a known
-    chance (`common.model.chance`) counts with its expectation, another with its most expensive arm.
+    Matrix products are all but a few per cent of a transformer's arithmetic. Frozen weights have no weight gradient in
+    the jaxpr, so their saving is counted. The body of a loop counts once per iteration. A branch with a known
+    probability (`common.model.chance`) counts with its expectation; another branch with its most expensive arm.
 
-    These are the operations of the model, as is usual for MFU: what the backward pass computes once more (a region of
-    `jax.checkpoint`, or the logits of fused attention) counts once. The fused attention of GPUs counts as the products
-    that it replaces (`common.model.attend`): two forward, four backward.
+    These are model FLOPs, as is usual for MFU: recomputation in the backward pass does not count. Fused attention on
+    GPUs counts as the products that it replaces (`common.model.attend`): two forward, four backward.
     """
     closed = jax.make_jaxpr(function)(*arguments)
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
@@ -35,7 +34,7 @@ def count(function: Callable, *arguments: Any) -> int:
 
 
 def _count(jaxpr: Jaxpr, chances: dict[Var, float]) -> float:
-    """Operations of a program; `chances` has those of its inputs that are predicates of a known chance."""
+    """FLOPs of a jaxpr; `chances` has the probabilities of those inputs that are predicates."""
     total, chances = 0.0, dict(chances)
     for equation in jaxpr.eqns:
         if _RECOMPUTED in str(equation.source_info.name_stack):
@@ -50,7 +49,7 @@ def _count(jaxpr: Jaxpr, chances: dict[Var, float]) -> float:
 
 
 def _known(chances: dict[Var, float], value: Any) -> float | None:
-    """The chance of a predicate; None for a literal, and for other values."""
+    """The probability of a predicate; None for a literal and for other values."""
     return chances.get(value) if isinstance(value, Var) else None
 
 
@@ -86,7 +85,7 @@ def _equation(equation: Any, chances: dict[Var, float]) -> float:
 
 
 def _inner(jaxpr: Jaxpr, given: list, chances: dict[Var, float]) -> float:
-    """Operations of a program within a program, called with the values `given`."""
+    """FLOPs of an inner jaxpr, called with the values `given`."""
     if len(given) != len(jaxpr.invars):
         return _count(jaxpr, {})
     known = {own: _known(chances, value) for own, value in zip(jaxpr.invars, given, strict=True)}

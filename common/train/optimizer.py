@@ -11,16 +11,16 @@ from ml_collections import ConfigDict
 from common.config import check, check_choice
 
 WARMUP = 0.05
-"""The share of a run's steps that is its warm-up where nothing else is said."""
+"""The default warm-up, as a share of the run's steps."""
 
 
 def warmup_steps(optimizer: ConfigDict, steps: int) -> int:
-    """In which the rate rises, of so many in all; -1 in the configuration is their share `WARMUP`."""
+    """Warm-up steps of a run of `steps`; -1 in the configuration means the share `WARMUP`."""
     return round(WARMUP * steps) if optimizer.warmup_steps == -1 else optimizer.warmup_steps
 
 
 def inverse_sqrt(optimizer: ConfigDict, steps: int) -> optax.Schedule:
-    """fairseq's: linear from `warmup_init` to the rate, then rate * sqrt(warmup / step)."""
+    """fairseq's schedule: linear from `warmup_init` to the learning rate, then learning rate * sqrt(warmup / step)."""
     warmup = max(warmup_steps(optimizer, steps), 1)
 
     def schedule(step):
@@ -64,15 +64,14 @@ SCHEDULES = {"inverse_sqrt": inverse_sqrt, "cosine": cosine, "linear": linear, "
 
 
 _UNDECAYED = ("bias", "positions/table")
-"""Ends of paths to arrays of two dimensions that are no matrices: biases of each gate head, and position embeddings."""
+"""Path suffixes of two-dimensional arrays that do not decay: biases of gate heads and position embeddings."""
 
 
 def matrices(params: Any) -> Any:
-    """Marks the parameters that weight decay shrinks under `decay="matrices"`, as a tree of booleans.
+    """The weight-decay mask of `decay="matrices"`: a tree of booleans.
 
-    As in GPT-2's public recipes, arrays of at least two dimensions decay: the weights of linear layers and of spatial
-    gating units, and the embeddings of tokens. Biases, norm scales and gate biases do not, and unlike there neither do
-    position embeddings.
+    As in GPT-2's public recipes, arrays of at least two dimensions decay: weights of linear layers and spatial gating
+    units, and token embeddings. Biases and norm scales do not. Unlike in those recipes, position embeddings do not.
     """
 
     def is_matrix(path: tuple, x: jax.Array) -> bool:
@@ -82,7 +81,7 @@ def matrices(params: Any) -> Any:
 
 
 DECAYS: dict[str, Callable | None] = {"matrices": matrices, "all": None}
-"""Masks of weight decay by name; without a mask every trainable parameter decays."""
+"""Weight-decay masks by name; None decays every trainable parameter."""
 
 
 def _decay(optimizer: ConfigDict) -> optax.GradientTransformation:
@@ -90,7 +89,7 @@ def _decay(optimizer: ConfigDict) -> optax.GradientTransformation:
 
 
 def adam(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Adam with L2 regularization in the gradient (what fairseq's "adam" does is decoupled: see adamw)."""
+    """Adam with L2 regularization in the gradient. fairseq's "adam" decouples weight decay: that is `adamw` here."""
     parts = [optax.scale_by_adam(optimizer.beta1, optimizer.beta2, optimizer.epsilon)]
     if optimizer.weight_decay:
         parts.insert(0, _decay(optimizer))
@@ -110,14 +109,20 @@ def adamw(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTran
 
 
 def adagrad(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Adagrad as in PyTorch: the sums of squares start at 0; epsilon matters only where they still are."""
-    # PyTorch adds epsilon to the root, optax below it: its square there is the same at 0 and nothing elsewhere.
+    """Adagrad with PyTorch's initial accumulator of 0.
+
+    PyTorch adds epsilon to the root of the accumulator, optax to the accumulator: with the square of epsilon the two
+    agree where the accumulator is 0 or much larger than epsilon squared.
+    """
     return optax.adagrad(schedule, initial_accumulator_value=0.0, eps=optimizer.epsilon**2)
 
 
 def adafactor(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Adafactor (Shazeer & Stern, 2018) as transformers has it with a rate of its own and no first moment: means over
-    rows and over columns of a matrix for a second moment, updates of at most 1 in root mean square, decoupled decay."""
+    """Adafactor (Shazeer & Stern, 2018) with an external learning rate and no first moment, as in transformers.
+
+    The second moment of a matrix is factored into row and column means, updates are clipped at a root mean square of 1,
+    and weight decay is decoupled.
+    """
     return optax.chain(
         optax.scale_by_factored_rms(
             decay_rate=0.8, min_dim_size_to_factor=1, epsilon=optimizer.epsilon
@@ -174,8 +179,8 @@ def make(
 
     Args:
       steps: the planned number of updates, where cosine and linear schedules end.
-      own: parts of the model, by a name in their paths, that have an Adam of their own with this constant rate.
-      names: the paths of all that is trained.
+      own: learning-rate overrides: modules, named by a part of their paths, that Adam trains at this constant rate.
+      names: paths of all trainable values.
     """
     schedule = SCHEDULES[optimizer.schedule](optimizer, steps)
     update = OPTIMIZERS[optimizer.name](optimizer, schedule)

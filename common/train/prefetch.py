@@ -1,4 +1,4 @@
-"""Batches from the host onto the mesh, a few ahead of the step that uses them."""
+"""Copies batches to the devices ahead of the steps that use them."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from common.train.task import Batch
 
 
 def put(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
-    """This process's rows as its part of the global arrays."""
+    """A global array for each array of this process's rows."""
     where = batch_sharding(mesh)
     return {
         name: jax.make_array_from_process_local_data(where, rows) for name, rows in batch.items()
@@ -22,10 +22,10 @@ def put(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
 def device_prefetch(
     batches: Iterable[tuple[Batch, Any]], mesh: Mesh, ahead: int = 2
 ) -> Iterator[tuple[dict[str, jax.Array], Any]]:
-    """Each batch with the data position behind it, copied to the devices while earlier ones are used."""
+    """Yields batches with the data state behind each, copied to the devices `ahead` batches early."""
     queue: deque = deque()
-    for batch, position in batches:
-        queue.append((put(batch, mesh), position))
+    for batch, data_state in batches:
+        queue.append((put(batch, mesh), data_state))
         if len(queue) > ahead:
             yield queue.popleft()
     while queue:

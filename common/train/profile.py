@@ -1,4 +1,4 @@
-"""A trace of some steps, which xprof and TensorBoard open: where their time goes."""
+"""A profiler trace of some training steps, for xprof or TensorBoard."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +11,10 @@ from common.runtime.processes import is_main
 
 @dataclass
 class Profile:
-    """Traces the steps `first` to `last`, both included; 0 traces none.
+    """Traces the steps `first` to `last`, both included; 0 traces nothing.
 
     Attributes:
-      folder: where the trace goes.
+      folder: of the trace.
     """
 
     first: int = 0
@@ -24,10 +24,10 @@ class Profile:
 
     @classmethod
     def parse(cls, given: str) -> "Profile":
-        """ "FIRST:LAST", counted from 1; "" for none.
+        """Parses "FIRST:LAST", counted from 1; "" traces nothing.
 
         Raises:
-          UserError: it is something else.
+          UserError: the text has another form.
         """
         if not given:
             return cls()
@@ -39,10 +39,10 @@ class Profile:
         return cls(int(first), int(last))
 
     def check(self, steps: int) -> None:
-        """A run of as many steps has to reach the first one.
+        """Checks that a run of `steps` reaches the first traced step.
 
         Raises:
-          UserError: it does not.
+          UserError: it ends before.
         """
         check(
             self.first <= steps,
@@ -50,18 +50,18 @@ class Profile:
         )
 
     def before(self, number: int) -> None:
-        """Called ahead of step `number`."""
+        """Starts the trace before step `number`, if that is traced."""
         if self.folder is not None and not self.running and self.first <= number <= self.last:
             jax.profiler.start_trace(self.folder)
             self.running = True
 
     def after(self, number: int) -> None:
-        """Called when step `number` is done."""
+        """Ends the trace after step `number`, if that is the last one."""
         if self.running and number >= self.last:
             self.close()
 
     def close(self) -> None:
-        """Writes what was traced."""
+        """Writes the trace, if one is running."""
         if self.running:
             jax.profiler.stop_trace()
             self.running = False

@@ -1,8 +1,7 @@
-"""A trained model out of a workdir: the values of its best checkpoint, of a snapshot, or the mean of several."""
+"""Values of a trained model out of a workdir: of its best checkpoint, of a snapshot, or the mean of several."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,97 +9,76 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import variables
 from common.config import check
-from common.train.checkpoint import (
-    Checkpoints,
-    abstract,
-    draw_reservoirs,
-    stored,
-    verify_frozen,
-)
+from common.train import frozen
+from common.train.checkpoint import Checkpoints, abstract
 from common.train.task import NO_PRETRAINED_WEIGHTS, ModelState, PretrainedWeights
-from common.variables import AbstractModel, Params
+from common.variables import AbstractModel
 
-
-def load_best(
-    checkpoints: Checkpoints,
-    abstract_model: Any,
-    config: ConfigDict,
-    mesh: Any,
-    step: int | None = None,
-    outside: PretrainedWeights = NO_PRETRAINED_WEIGHTS,
-) -> ModelState:
-    """The values of a run's best checkpoint (or that of `step`) on `mesh`, reservoirs drawn again and verified."""
-    kept, meta, drawn = _kept(
-        lambda target: checkpoints.restore_best(target, step),
-        abstract_model,
-        config,
-        mesh,
-        outside.values,
-    )
-    verify_frozen(meta, drawn, outside.fingerprint)
-    return replace(kept, frozen={**outside.values, **kept.frozen})
-
-
-def _kept(
-    restore: Callable[[Any], tuple[Any, dict]],
-    abstract_model: AbstractModel,
-    config: ConfigDict,
-    mesh: Any,
-    outside: Params,
-) -> tuple[ModelState, dict, str]:
-    """What checkpoint and seed give, without what lies `outside`; the meta; the fingerprint of the drawn layers."""
-    frozen, drawn = draw_reservoirs(abstract_model, config.seed, mesh)
-    target = {
-        "trainable": abstract(abstract_model.trainable, mesh),
-        "frozen": stored(abstract_model, config.checkpoint.store_frozen, mesh, outside),
-    }
-    state, meta = restore(target)
-    values = ModelState(abstract_model, state["trainable"], {**frozen, **state["frozen"]}, mesh)
-    return values, meta, drawn
+Restore = Callable[[Any], tuple[Any, dict]]
+"""Abstract arrays {"trainable", "frozen"} -> the arrays of a checkpoint and its JSON part."""
 
 
 def load_run(
     workdir: Path,
     config: ConfigDict,
     build: Callable[[nnx.Rngs], nnx.Module],
-    mesh: Any,
-    outside: Callable[[AbstractModel], PretrainedWeights] = lambda abstract_model: (
-        NO_PRETRAINED_WEIGHTS
-    ),
+    mesh: Mesh,
+    outside: Callable[[AbstractModel], PretrainedWeights] = lambda model: NO_PRETRAINED_WEIGHTS,
     snapshots: Sequence[int] = (),
     best: int = 0,
 ) -> ModelState:
-    """What a program that uses a trained run starts from. `outside` is that of its task.
+    """The trained model of a run, for programs that use it.
 
     Args:
-      snapshots: the mean of the trained values at these steps, in the place of the best checkpoint.
-      best: the mean of so many of the best checkpoints, in its place.
+      outside: `Task.outside` of the run's task.
+      snapshots: steps whose trained values are averaged, instead of the best checkpoint.
+      best: how many of the best checkpoints are averaged, instead of the best one alone.
+
+    Raises:
+      UserError: the run has no such checkpoints, or its pretrained weights have changed.
     """
-    abstract_model = variables.abstract(lambda: build(variables.ParamKeys(0)))
-    given = outside(abstract_model)
+    model = variables.abstract(lambda: build(variables.ParamKeys(0)))
     with closing(Checkpoints(workdir)) as checkpoints:
         if best:
-            return load_top(checkpoints, abstract_model, config, mesh, best, given)
-        if not snapshots:
-            return load_best(checkpoints, abstract_model, config, mesh, outside=given)
-        return _mean(
-            checkpoints.restore_snapshot, list(snapshots), abstract_model, config, mesh, given
-        )
+            arrays, meta = mean_of_best(checkpoints, model, mesh, best)
+        elif snapshots:
+            restores = [partial(checkpoints.restore_snapshot, step=step) for step in snapshots]
+            arrays, meta = _mean(restores, model, mesh)
+        else:
+            arrays, meta = checkpoints.restore_best(_target(model, mesh))
+        values = frozen.load(checkpoints, model, config.seed, outside(model), meta, mesh)
+    return ModelState(model, arrays["trainable"], values | arrays["frozen"], mesh)
 
 
-def load_top(
-    checkpoints: Checkpoints,
-    abstract_model: AbstractModel,
-    config: ConfigDict,
-    mesh: Any,
-    count: int,
-    outside: PretrainedWeights = NO_PRETRAINED_WEIGHTS,
-) -> ModelState:
-    """The mean of the trained values of the `count` best checkpoints by validation.
+def load_own(
+    workdir: Path, config: ConfigDict, build: Callable[[nnx.Rngs], nnx.Module], mesh: Mesh
+) -> tuple[ModelState, str]:
+    """As `load_run`, without pretrained weights, which are not read; and their fingerprint."""
+    model = variables.abstract(lambda: build(variables.ParamKeys(0)))
+    with closing(Checkpoints(workdir)) as checkpoints:
+        arrays, meta = checkpoints.restore_best(_target(model, mesh))
+        pretrained = PretrainedWeights({}, meta.get("outside", ""))
+        values = frozen.load(checkpoints, model, config.seed, pretrained, meta, mesh)
+    found = ModelState(model, arrays["trainable"], values | arrays["frozen"], mesh)
+    return found, pretrained.fingerprint
+
+
+def best_params(
+    checkpoints: Checkpoints, model: AbstractModel, mesh: Mesh, step: int
+) -> variables.Params:
+    """The trained values of the best checkpoint, which is that of `step`."""
+    return checkpoints.restore_best(_target(model, mesh), step)[0]["trainable"]
+
+
+def mean_of_best(
+    checkpoints: Checkpoints, model: AbstractModel, mesh: Mesh, count: int
+) -> tuple[dict, dict]:
+    """Arrays, the trained ones averaged over the `count` best checkpoints by validation; and the JSON part of one.
 
     Raises:
       UserError: the run has not kept as many.
@@ -111,40 +89,20 @@ def load_top(
         f"the {count} best checkpoints are not there: the run has kept {len(there)}"
         " (--config.checkpoint.keep_best says how many training keeps)",
     )
-    return _mean(checkpoints.restore_top, there[:count], abstract_model, config, mesh, outside)
+    restores = [partial(checkpoints.restore_top, step=step) for step in there[:count]]
+    return _mean(restores, model, mesh)
 
 
-def _mean(
-    restore: Callable[..., tuple[Any, dict]],
-    steps: Sequence[int],
-    abstract_model: AbstractModel,
-    config: ConfigDict,
-    mesh: Any,
-    outside: PretrainedWeights,
-) -> ModelState:
-    """The mean of the trained values of these checkpoints, which are read one after the other."""
-    mean: ModelState | None = None
-    for step in steps:
-        kept, meta, drawn = _kept(
-            partial(restore, step=step), abstract_model, config, mesh, outside.values
-        )
-        verify_frozen(meta, drawn, outside.fingerprint)
-        share = jax.tree.map(lambda x: x / len(steps), kept.trainable)
-        if mean is not None:
-            share = jax.tree.map(jnp.add, mean.trainable, share)
-        mean = replace(kept, trainable=share, frozen={**outside.values, **kept.frozen})
-    return mean
+def _mean(restores: Sequence[Restore], model: AbstractModel, mesh: Mesh) -> tuple[dict, dict]:
+    """Arrays, the trained ones averaged over checkpoints, which are read one after the other."""
+    mean: dict | None = None
+    for restore in restores:
+        arrays, meta = restore(_target(model, mesh))
+        share = jax.tree.map(lambda x: x / len(restores), arrays["trainable"])
+        mean = share if mean is None else jax.tree.map(jnp.add, mean, share)
+    return {"trainable": mean, "frozen": arrays["frozen"]}, meta
 
 
-def load_own(
-    workdir: Path, config: ConfigDict, build: Callable[[nnx.Rngs], nnx.Module], mesh: Any
-) -> tuple[ModelState, str]:
-    """As `load_run`, without the frozen values that lie outside of the run, and these files' fingerprint; they are not
-    looked at."""
-    abstract_model = variables.abstract(lambda: build(variables.ParamKeys(0)))
-    given = {n: v for n, v in abstract_model.frozen.items() if n not in abstract_model.drawn}
-    with closing(Checkpoints(workdir)) as checkpoints:
-        kept, meta, drawn = _kept(checkpoints.restore_best, abstract_model, config, mesh, given)
-    outside = meta.get("outside", "")
-    verify_frozen(meta, drawn, outside)
-    return kept, outside
+def _target(model: AbstractModel, mesh: Mesh) -> dict[str, Any]:
+    """The abstract arrays of a checkpoint that a trained model needs."""
+    return {"trainable": abstract(model.trainable, mesh), "frozen": abstract(model.frozen, mesh)}

@@ -1,4 +1,4 @@
-"""What training changes, born sharded; and the compiled step that changes it."""
+"""The training state, initialised with its sharding, and the compiled training step."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -19,8 +19,23 @@ from common.train.task import Task
 from common.variables import AbstractModel, Params
 
 
-def initial_values(task: Task, abstract_model: AbstractModel, seed: int, mesh: Mesh) -> Params:
-    """The trainable values at step 0; no device ever holds more than its part."""
+@dataclasses.dataclass
+class TrainState:
+    """What a training step changes.
+
+    Attributes:
+      step: training steps done.
+      params: trainable values by path.
+      opt_state: of the optimizer.
+    """
+
+    step: int
+    params: Params
+    opt_state: Any
+
+
+def initial_params(task: Task, abstract_model: AbstractModel, seed: int, mesh: Mesh) -> Params:
+    """The trainable values at step 0; every device makes its own shards."""
 
     def make() -> Params:
         model = task.build(variables.ParamKeys(jax.random.key(seed)))
@@ -35,7 +50,7 @@ def optimizer_shardings(
     where: Mapping[str, Any],
     mesh: Mesh,
 ) -> Any:
-    """Moments lie where their parameters lie; counters, and sums over rows or columns of a parameter, everywhere."""
+    """Optimizer moments inherit their parameter's sharding; everything else is replicated."""
     whole = sharding.replicated(mesh)
 
     def place(path: tuple, moment: Any) -> Any:
@@ -52,8 +67,8 @@ class Step:
     """The training step, compiled once per shape of a batch and per loss.
 
     Args:
-      accumulate: into how many microbatches a batch is cut; gradients and weights are summed, then divided.
-      compiled: by `kind`, what runs, and its floating-point operations over all devices.
+      accumulate: microbatches per batch; gradients and weights are summed over them, then divided.
+      compiled: by `cache_key`, the compiled step and its FLOPs over all devices.
     """
 
     task: Task
@@ -91,7 +106,7 @@ class Step:
             (total, weight), grads = gradient(trainable, batch, key)
             return total, weight, grads
 
-        # Every device cuts its own rows: neighbouring rows go to different microbatches.
+        # Every device splits its own rows: neighbouring rows go to different microbatches.
         parts = jax.tree.map(
             lambda x: x.reshape(-1, self.accumulate, *x.shape[1:]).swapaxes(0, 1), batch
         )
@@ -109,7 +124,7 @@ class Step:
         key = jax.random.fold_in(jax.random.key(self.seed), number)
         total, weight, grads = self.gradients(loss, trainable, frozen, batch, key)
         weight_or_1 = jnp.maximum(weight, 1.0)
-        # Before the division, which would be written out to memory for it.
+        # Computed before the division, whose result would otherwise be written to memory.
         gradient_norm = optax.global_norm(grads) / weight_or_1
         grads = jax.tree.map(lambda g: g / weight_or_1, grads)
         updates, opt_state = self.optimizer.update(grads, opt_state, trainable)
@@ -122,7 +137,7 @@ class Step:
         return optax.apply_updates(trainable, updates), opt_state, metrics
 
     def arguments(self) -> tuple[Params, Any, Params]:
-        """What stands for trainable values, optimizer state and frozen values on the mesh; none is allocated."""
+        """Abstract trainable values, optimizer state and frozen values, with their shardings."""
         abstract_model = self.abstract_model
         trainable, frozen = (
             abstract(x, self.mesh) for x in (abstract_model.trainable, abstract_model.frozen)
@@ -151,7 +166,7 @@ class Step:
         """Compiles the step for the shape of `batch` and the loss of step `number`."""
         where = lambda tree: jax.tree.map(lambda x: x.sharding, tree)  # noqa: E731
         whole = sharding.replicated(self.mesh)
-        kind = self.kind(batch, number)
+        key = self.cache_key(batch, number)
         step = partial(self._step, self.task.loss_at(number))
         counter = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
         arguments = (trainable, opt_state, frozen, batch, counter)
@@ -160,9 +175,9 @@ class Step:
             donate_argnums=(0, 1),
             out_shardings=(where(trainable), where(opt_state), whole),
         ).lower(*arguments)
-        heap.trim()
-        self.compiled[kind] = lowered.compile(), flops.count(step, *arguments)
-        heap.trim()
+        heap.release_free_memory()
+        self.compiled[key] = lowered.compile(), flops.count(step, *arguments)
+        heap.release_free_memory()
 
     def __call__(
         self,
@@ -171,17 +186,16 @@ class Step:
         frozen: Params,
         batch: Any,
         number: int,
-        kind: tuple | None = None,
     ) -> tuple:
-        """(trainable, opt_state, metrics) after one update; the first two arguments are given away.
-
-        Args:
-          kind: of this batch and number, where it is known.
-        """
-        run, _ = self.compiled[kind or self.kind(batch, number)]
+        """(trainable, opt_state, metrics) after one update; the first two arguments are donated."""
+        run, _ = self.compiled[self.cache_key(batch, number)]
         return run(trainable, opt_state, frozen, batch, jnp.int32(number))
 
-    def kind(self, batch: Mapping[str, jax.Array], number: int) -> tuple:
-        """What a compiled step serves: one loss, one shape."""
+    def flops(self, batch: Mapping[str, jax.Array], number: int) -> float:
+        """Of the compiled step for this batch."""
+        return float(self.compiled[self.cache_key(batch, number)][1])
+
+    def cache_key(self, batch: Mapping[str, jax.Array], number: int) -> tuple:
+        """Identifies a compiled step: its loss and the shapes of the batch."""
         shapes = sorted((name, x.shape) for name, x in batch.items())
         return self.task.loss_at(number), *shapes

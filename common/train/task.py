@@ -1,14 +1,13 @@
-"""What the one training loop asks of a paper."""
+"""The interface between the training loop and a paper."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from common.metrics.predictions import Predictions
 from common.variables import AbstractModel, Params
@@ -18,7 +17,7 @@ Batch = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class ModelState:
-    """A model with its values, as evaluators get it."""
+    """A model with its values, for evaluation."""
 
     abstract_model: AbstractModel
     trainable: Params
@@ -28,11 +27,11 @@ class ModelState:
 
 @dataclass(frozen=True)
 class PretrainedWeights:
-    """Frozen values that no checkpoint keeps, since files outside of the run hold them.
+    """Frozen values that stay in files outside of the workdir.
 
     Attributes:
-      values: on the mesh.
-      fingerprint: tells these files from others; "" where there are none.
+      values: on the mesh, by path.
+      fingerprint: of the files; "" without any.
     """
 
     values: Mapping[str, jax.Array]
@@ -42,97 +41,94 @@ class PretrainedWeights:
 NO_PRETRAINED_WEIGHTS = PretrainedWeights({}, "")
 
 
-@dataclass(frozen=True)
-class TaskSpec:
-    """A run without its data and values: what a step can be compiled from.
+class BatchSpec(NamedTuple):
+    """A global training batch without its data, for compiling the training step.
 
     Attributes:
-      config: as the loop takes it; `train.steps` is 0 where only the data say how many there are.
-      task: as far as `build`, `loss`, `loss_at` and `learning_rate_overrides`.
-      batch: arrays of a global training batch, as `batches` gives them; of several shapes the one with longest rows.
-      tokens: in it, padding too; examples where rows have no length.
+      arrays: shapes and dtypes, as `Task.batches` yields them; of several lengths the longest.
+      tokens: in the batch, with padding; examples where rows have no length.
     """
 
-    config: ConfigDict
-    task: "Task"
-    batch: Mapping[str, jax.ShapeDtypeStruct]
+    arrays: Mapping[str, jax.ShapeDtypeStruct]
     tokens: int
 
 
 def integers(*shape: int) -> jax.ShapeDtypeStruct:
-    """What stands for an array of token ids, labels or numbers of examples."""
+    """The abstract int32 array of token ids, labels or example numbers."""
     return jax.ShapeDtypeStruct(shape, np.int32)
 
 
 class Task(Protocol):
     """Model, data, loss and evaluation of one kind of experiment. The loop knows no task by name.
 
-    A task that derives from this class has what most of them have in common.
+    Tasks derive from this class for the defaults.
     """
 
     objective: str
-    """Name of the validation metric that is maximised or minimised, as `evaluate` returns it."""
+    """The validation metric of `evaluate` that selects the best step."""
 
     mode: str
-    """"max" or "min"."""
+    """"max" or "min": whether a larger objective is better."""
 
     select = "valid"
-    """The examples by which the best step is chosen, as people call them."""
+    """The split that selects the best step."""
 
     unit = "tokens"
-    """What the weights of `loss` count."""
+    """The unit of the weights of `loss`."""
 
     seedless = False
-    """Whether nothing that the run does depends on the seed; its summary has none then."""
+    """Whether nothing in the run depends on the seed; its summary then has no seed."""
 
     tests_last = False
-    """Whether the summary has the test of the last values too, beside that of the best."""
+    """Whether the last values are tested too, beside the best ones."""
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
-        """The model, reservoirs already frozen."""
+        """The model, with its frozen layers already frozen."""
 
     @property
     def batches_per_epoch(self) -> float | None:
-        """Steps in which the training data are seen once; None where there is no such number."""
+        """Steps per epoch; None where that is not defined."""
         return None
 
     def start(self, trainable: Params) -> Params:
-        """The values at step 0, given those that `build` drew: the same ones, or a warm start, lying as they did; and
-        those of frozen variables that no seed draws."""
+        """Initial parameters, optionally warm-started, with unchanged shardings. May add values of frozen variables
+        that have no initializer."""
         return trainable
 
     def outside(self, abstract_model: AbstractModel) -> PretrainedWeights:
-        """Frozen values that files outside of the run hold; read whenever the run is begun or gone on with."""
+        """Pretrained frozen values, read at every start of the run."""
         del abstract_model
         return NO_PRETRAINED_WEIGHTS
 
     def loss(
         self, model: nnx.Module, batch: Mapping[str, jax.Array], key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        """(sum of the loss over the batch, sum of the weights): exact under accumulation and padding."""
+        """(sum of the loss over the batch, sum of the weights): exact under gradient accumulation and padding."""
 
     def loss_at(self, step: int) -> Callable:
-        """The loss of one step: `loss`, or another where steps differ. Each is compiled once per shape."""
+        """The loss function of a step: `loss`, unless steps differ. Each is compiled once per batch shape."""
         del step
         return self.loss
 
     def learning_rate_overrides(self) -> Mapping[str, float]:
-        """Parts of the model, by a name in their paths, that have an Adam of their own with this constant rate."""
+        """Modules, by a part of their paths, that Adam trains at this constant learning rate."""
         return {}
 
+    def batch_spec(self, multiple: int) -> BatchSpec:
+        """The shapes of a global training batch, known without data; `multiple` divides its rows."""
+
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
-        """This process's rows of the global training batches, without end, each with the JSON state from which the next
-        batch follows. `start` is such a state; it does not depend on the number of processes."""
+        """Yields this process's rows of global training batches without end, each with the JSON data state of the next
+        one. `start` is such a state, or None; it does not depend on the number of processes."""
 
     def predict(self, values: ModelState, split: str) -> Predictions | None:
-        """What the model predicts for each example of "valid" or "test", the same on every process; None where the
-        metrics are not made of examples."""
+        """Predictions for each example of "valid" or "test", the same on every process; None for a task without."""
         del values, split
         return None
 
     def evaluate(self, values: ModelState, split: str) -> dict[str, float | str]:
-        """Metrics on "valid" or "test", the same on every process; with "valid" also texts to look at."""
+        """Metrics on "valid" or "test", the same on every process; with "valid" also samples of text."""
         return self.predict(values, split).metrics()
 
     def save(self, workdir: Any) -> None:
-        """Writes what using the trained model needs besides its weights (tokenizers)."""
+        """Writes tokenizers and other files that using the trained model needs."""

@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, and that only one process group writes to it."""
+"""The folder of a run: its configuration, and a lock so that one group of processes writes to it at a time."""
 
 import fcntl
 import json
@@ -18,13 +18,13 @@ CONFIG = "config.json"
 LOCK = "lock"
 
 VISIBLE_SECONDS = 60
-"""How long a network file system may take to show on one host what another has written."""
+"""How long a network file system may take to show another host's files."""
 
-# What every run has.
+# Groups of fields that every configuration has.
 GROUPS = ("seed", "model", "optimizer", "train", "eval", "checkpoint", "mesh", "wandb")
 
-# What may change when a run goes on: how long it runs, where, how often it looks, what it keeps. Not what it measures:
-# a curve of two measures has no best point.
+# Fields that may change when a run resumes: duration, hardware, and how often it evaluates or saves. What it measures
+# may not change: a curve of two metrics has no best point.
 FREE = (
     "train.steps",
     "train.epochs",
@@ -37,6 +37,7 @@ FREE = (
     "checkpoint.seconds",
     "checkpoint.keep",
     "checkpoint.snapshots",
+    "checkpoint.store_frozen",  # of runs that were begun before November 2026
     "data.cache_dir",
     "mesh.",
     "wandb.",
@@ -44,10 +45,10 @@ FREE = (
 
 
 def open_workdir(workdir: Path, config: ConfigDict) -> "Lock":
-    """Makes the folder, or checks that what lies there is this run; in both cases locks it.
+    """Creates and locks the workdir, after checking that it is empty or holds this run.
 
     Raises:
-      UserError: it holds another run, or something that is no run; or another process trains in it.
+      UserError: the folder holds another run or other files, or another process trains in it.
     """
     try:
         _check(workdir, config)
@@ -67,10 +68,10 @@ def open_workdir(workdir: Path, config: ConfigDict) -> "Lock":
 
 
 def check_shared(workdir: Path) -> None:
-    """The folder that the first process has opened, on another one: all write their parts of a checkpoint there.
+    """Checks, on processes other than the first, that the workdir is the shared folder that process 0 has opened.
 
     Raises:
-      UserError: it is not the same folder here, or cannot be written.
+      UserError: the folder is another one here, or is not writable.
     """
     deadline = time.monotonic() + VISIBLE_SECONDS
     while not (workdir / CONFIG).is_file():
@@ -83,7 +84,7 @@ def check_shared(workdir: Path) -> None:
 
 
 def _check(workdir: Path, config: ConfigDict) -> None:
-    """Changes nothing. A run that ended before its first checkpoint has nothing to lose and may be begun otherwise."""
+    """Checks that the folder is empty or holds this run. Before its first checkpoint a run may be reconfigured."""
     if workdir.exists() and not workdir.is_dir():
         raise UserError(f"--workdir={workdir} is a file")
     path = workdir / CONFIG
@@ -100,7 +101,7 @@ def _check(workdir: Path, config: ConfigDict) -> None:
 
 
 def differences(there: dict, config: ConfigDict) -> list[str]:
-    """Fields in which a run, by the JSON of its configuration, is another one: "seed (1 there, 2 here)"."""
+    """Fields that may not change and differ from the JSON of a configuration: ["seed (1 there, 2 here)"]."""
     old, new = flatten(from_json(there)), flatten(from_json(to_json(config)))
     return [
         f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
@@ -110,15 +111,16 @@ def differences(there: dict, config: ConfigDict) -> list[str]:
 
 
 def has_checkpoints(workdir: Path) -> bool:
-    """Whether there is anything to go on from; one that is still being written does not count."""
-    return any(path.name.isdecimal() for path in (workdir / "checkpoints").glob("*/*"))
+    """Whether there is a checkpoint to resume from or to use; one that is still being written does not count."""
+    found = (workdir / "checkpoints").glob("*/*")
+    return any(path.name.isdecimal() and path.parent.name != "frozen" for path in found)
 
 
 def save_tokenizer(tokenizer: Tokenizer | Subword, path: Path) -> None:
-    """Writes what a run needs to be used; that of a run that goes on is not replaced.
+    """Writes the tokenizer of a run; that of a resumed run has to be the same.
 
     Raises:
-      UserError: it is another than the run began with.
+      UserError: the run began with another tokenizer.
     """
     check(
         not path.exists()
@@ -131,10 +133,10 @@ def save_tokenizer(tokenizer: Tokenizer | Subword, path: Path) -> None:
 
 
 def read_config(workdir: Path, option: str = "--workdir") -> ConfigDict:
-    """The configuration of a run, which `option` of a command line names.
+    """The configuration of the run in `workdir`, which the user named by `option`.
 
     Raises:
-      UserError: there is no run.
+      UserError: the folder holds no run.
     """
     path = workdir / CONFIG
     if not path.is_file():
@@ -143,10 +145,10 @@ def read_config(workdir: Path, option: str = "--workdir") -> ConfigDict:
 
 
 def read_run(workdir: Path, task: str, option: str = "--workdir") -> ConfigDict:
-    """The configuration of a run, which has to be of this task.
+    """As `read_config`, for a run of this task.
 
     Raises:
-      UserError: there is no run, or it is of another task.
+      UserError: the folder holds no run, or one of another task.
     """
     config = read_config(workdir, option)
     found = config.get("task", "")
@@ -166,7 +168,7 @@ def _read(path: Path) -> dict:
 
 
 class Lock:
-    """Held while a run writes to its folder; the operating system frees it when the process ends, however it ends."""
+    """An exclusive lock on a workdir; the operating system frees it when the process ends."""
 
     def __init__(self, workdir: Path):
         workdir.mkdir(parents=True, exist_ok=True)
@@ -182,7 +184,7 @@ class Lock:
 
 
 def commit() -> str:
-    """The commit of the code, "+" if the tree differs from it; outside a checkout TRAINLESS_COMMIT, or "unknown"."""
+    """The commit of the code, with "+" for uncommitted changes; outside a checkout TRAINLESS_COMMIT or "unknown"."""
     root = Path(__file__).parents[2]
 
     def git(*arguments: str) -> str:

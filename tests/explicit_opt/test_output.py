@@ -15,7 +15,7 @@ from common.model.block import Context
 from common.model.linear import Linear
 from common.model.loss import cross_entropy
 from common.sharding import make_mesh
-from common.train.state import initial_values
+from common.train.state import initial_params
 from common.train.task import ModelState
 from configs import explicit
 from explicit_opt.digits import Digits
@@ -77,7 +77,7 @@ class Topics:
 def values_of(task, devices=1) -> ModelState:
     mesh = make_mesh({"data": devices}, jax.devices()[:devices])
     abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
-    return ModelState(abstract_model, initial_values(task, abstract_model, 1, mesh), {}, mesh)
+    return ModelState(abstract_model, initial_params(task, abstract_model, 1, mesh), {}, mesh)
 
 
 def loss_of(task, values, trainable) -> float:

@@ -15,7 +15,7 @@ from common.errors import UserError
 from common.metrics.predictions import PREDICTIONS, load
 from common.sharding import make_mesh
 from common.train import loop
-from common.train.state import initial_values
+from common.train.state import initial_params
 from common.train.task import ModelState
 from configs import explicit
 from explicit_opt import run
@@ -286,7 +286,7 @@ def test_a_scaled_start_is_the_multiple_that_fits_the_training_text_best(words, 
     words.start, words.model.context, words.eval.train_tokens = "scaled", 3, 500
     task = NextToken(words, mesh)
     abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
-    trainable = initial_values(task, abstract_model, 1, mesh)
+    trainable = initial_params(task, abstract_model, 1, mesh)
     started, explicit = task.start(trainable)["tables"], task.solution()
     assert started.sharding.is_equivalent_to(trainable["tables"].sharding, 3)
     scale = float(np.median(started / explicit))

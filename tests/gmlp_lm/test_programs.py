@@ -22,7 +22,7 @@ from common.metrics.predictions import PREDICTIONS
 from common.metrics.predictions import load as load_predictions
 from common.sharding import make_mesh
 from common.tasks.language_modelling import LanguageModelling, WindowLosses, words
-from common.train.state import initial_values
+from common.train.state import initial_params
 from common.train.task import ModelState
 from configs import language
 from gmlp_lm import run
@@ -85,7 +85,7 @@ def test_evaluation_equals_a_reading_byte_by_byte(mesh):
     task = LanguageModelling(config, language_model, mesh)
     task.splits["valid"] = task.splits["valid"][:60]
     abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
-    values = ModelState(abstract_model, initial_values(task, abstract_model, 1, mesh), {}, mesh)
+    values = ModelState(abstract_model, initial_params(task, abstract_model, 1, mesh), {}, mesh)
     text, total, after = task.splits["valid"], 0.0, reader(values)
     for place in range(1, len(text)):
         window = (place - 1) // 12

@@ -17,6 +17,7 @@ from common.model.transformer import compute_dtype
 from common.report.table import text
 from common.sharding import make_mesh
 from common.track.progress import peak_flops
+from common.train.task import BatchSpec
 from configs import explicit
 from launch import estimate, plan, roofline, scaling, sweep, topology
 from launch.collectives import Row
@@ -105,13 +106,13 @@ def test_products_in_loops_are_in_the_bound(without_compiler: None) -> None:
 
 
 def test_the_run_costs_what_its_steps_take_on_all_chips(found: estimate.Estimate) -> None:
-    config = found.sketch.config.copy_and_resolve_references()
+    config = found.config.copy_and_resolve_references()
     config.train.steps = 1000
     slice_ = Topology("v5e:2x4", found.topology.devices, CHIPS["v5e"])
     known = dataclasses.replace(
         found,
         topology=slice_,
-        sketch=dataclasses.replace(found.sketch, config=config),
+        config=config,
         bound=Bound(compute=1.8, memory=3.6, links=0.9),
     )
     assert known.chip_hours == pytest.approx(1000 * 3.6 * 8 / 3600)
@@ -321,7 +322,7 @@ class Fake:
 
     def __init__(self, config: ConfigDict, room: int):
         rows, parts = config.train.batch, config.train.accumulate
-        self.sketch = dataclasses.make_dataclass("S", ["config", "tokens"])(config, rows)
+        self.config, self.batch = config, BatchSpec({}, rows)
         sizes = {axis: config.mesh[axis] for axis in ("data", "fsdp", "tensor")}
         self.mesh = dataclasses.make_dataclass("M", ["shape"])(sizes)
         self.held = {"all": rows}

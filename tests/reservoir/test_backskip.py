@@ -333,12 +333,12 @@ def test_two_steps_are_compiled_and_the_value_has_an_adam_of_its_own(make_config
     where = optimizer_shardings(update, values, shardings(abstract_model.trainable, mesh), mesh)
     state = jax.jit(update.init, out_shardings=where)(values)
     for number in range(4):
-        if step.kind(BATCH, number) not in step.compiled:
+        if step.cache_key(BATCH, number) not in step.compiled:
             step.compile(values, state, frozen, BATCH, number)
         values, state, metrics = step(values, state, frozen, BATCH, number)
         assert np.isfinite(metrics["loss"])
     assert len(step.compiled) == 2
-    operations = {number: step.compiled[step.kind(BATCH, number)][1] for number in (0, 3)}
+    operations = {number: step.compiled[step.cache_key(BATCH, number)][1] for number in (0, 3)}
     assert operations[3] < operations[0]
     # Four Adam steps of 1e-3 at most, and of nearly that: the bias' gradient keeps its sign.
     assert 1e-3 < abs(float(values[VALUE][0] - trainable[VALUE][0])) < 4.1e-3

@@ -8,16 +8,13 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-from flax import nnx
 from ml_collections import ConfigDict
 
-from common import variables
 from common.data.tokenizer import Tokenizer
 from common.errors import UserError
 from common.sharding import make_mesh
 from common.track.tracker import read_metrics
-from common.train.checkpoint import Checkpoints
-from common.train.restore import load_best
+from common.train.restore import load_run
 from configs import finetuning as recipes
 from configs import masked
 from reservoir import evaluate, finetuning, run
@@ -79,12 +76,14 @@ def plain(folder, mesh) -> Path:
 
 
 def arrays(workdir: Path) -> tuple[dict, dict]:
-    """What the last checkpoint of a fine-tuning run has: trainable and frozen values."""
-    latest = workdir.absolute() / "checkpoints" / "latest"
-    step = max(int(path.name) for path in latest.iterdir())
+    """The trainable values of the last checkpoint of a fine-tuning run, and its frozen values."""
+    folder = workdir.absolute() / "checkpoints"
+    step = max(int(path.name) for path in (folder / "latest").iterdir())
     with ocp.StandardCheckpointer() as checkpointer:
-        state = checkpointer.restore(latest / str(step) / "state")
-    return state["trainable"], state["frozen"]
+        trainable = checkpointer.restore(folder / "latest" / str(step) / "state")["trainable"]
+        if not (folder / "frozen" / "0").exists():
+            return trainable, {}
+        return trainable, checkpointer.restore(folder / "frozen" / "0" / "state")["frozen"]
 
 
 def pretrained_values(workdir: Path, mesh) -> dict[str, np.ndarray]:
@@ -186,10 +185,7 @@ def test_the_best_checkpoint_measures_what_the_summary_says(kept, mesh, reservoi
     pretrained = open_run(reservoirs)
     config = finetuning.complete_model(classifying(reservoirs), pretrained)
     task = finetuning.make_task(config, pretrained, mesh)
-    abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
-    checkpoints = Checkpoints(workdir)
-    values = load_best(checkpoints, abstract_model, config, mesh)
-    checkpoints.close()
+    values = load_run(workdir, config, task.build, mesh)
     assert task.evaluate(values, "test") == pytest.approx(summary["test"])
 
 

@@ -20,8 +20,8 @@ from common.sharding import make_mesh
 from common.tasks.masked_lm import MaskedLm, lengths, vocabulary
 from common.tasks.masking import mask
 from common.track.tracker import read_metrics
-from common.train.checkpoint import draw_reservoirs
-from common.train.state import initial_values
+from common.train.frozen import draw_on_mesh
+from common.train.state import initial_params
 from common.train.task import ModelState
 from configs import masked
 from reservoir import encoder, run
@@ -71,8 +71,8 @@ def task(folder, mesh) -> MaskedLm:
 @pytest.fixture(scope="module")
 def values(task, mesh) -> ModelState:
     abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
-    frozen, _ = draw_reservoirs(abstract_model, 1, mesh)
-    trainable = initial_values(task, abstract_model, 1, mesh)
+    frozen, _ = draw_on_mesh(abstract_model, 1, mesh)
+    trainable = initial_params(task, abstract_model, 1, mesh)
     trainable["head/bias"] = jax.random.normal(jax.random.key(5), trainable["head/bias"].shape)
     return ModelState(abstract_model, trainable, frozen, mesh)
 

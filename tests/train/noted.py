@@ -9,11 +9,13 @@ import sys
 import zlib
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from importlib import import_module
 from itertools import product
 from pathlib import Path
 
 from common.runtime import program
+from common.train.task import Task
 
 STEPS = 60
 TASKS = {
@@ -44,27 +46,26 @@ def rows(batch: dict) -> list[int]:
     return [zlib.crc32(b"".join(map(bytes, row))) for row in zip(*batch.values(), strict=True)]
 
 
-def noting(run_class: type) -> type:
-    """A `loop.Run` that writes beside its workdir what its batches are, also those that it only reads ahead."""
+def note_batches(task: Task, workdir: Path, first: int) -> None:
+    """Has a task write beside its workdir what its batches are, also those that it only reads ahead.
 
-    class Noting(run_class):
-        def train(self, until: int, turn: int = 0) -> Iterator[None]:
-            self.task.batches, inner = self._noted, self.task.batches
-            self._inner = inner
-            return super().train(until, turn)
+    Args:
+      first: the step of the first of them.
+    """
+    inner = task.batches
 
-        def _noted(self, start: dict | None) -> Iterator:
-            import jax
+    def noted(start: dict | None) -> Iterator:
+        import jax
 
-            folder = notes(self.workdir)
-            folder.mkdir(exist_ok=True)
-            place = {"process": jax.process_index(), "of": jax.process_count()}
-            with (folder / f"{place['process']}.jsonl").open("a", buffering=1) as file:
-                for step, (batch, position) in enumerate(self._inner(start), self.number + 1):
-                    file.write(json.dumps(place | {"step": step, "rows": rows(batch)}) + "\n")
-                    yield batch, position
+        folder = notes(workdir)
+        folder.mkdir(exist_ok=True)
+        place = {"process": jax.process_index(), "of": jax.process_count()}
+        with (folder / f"{place['process']}.jsonl").open("a", buffering=1) as file:
+            for step, (batch, position) in enumerate(inner(start), first):
+                file.write(json.dumps(place | {"step": step, "rows": rows(batch)}) + "\n")
+                yield batch, position
 
-    return Noting
+    task.batches = noted
 
 
 def notes(workdir: Path) -> Path:
@@ -103,12 +104,11 @@ def session(
     import jax
 
     from common.config import load
-    from common.runtime.processes import is_main
     from common.runtime.signals import Signals
     from common.sharding import make_mesh
-    from common.train.loop import Run
+    from common.train.loop import make_hooks, train
     from common.train.profile import Profile
-    from common.train.workdir import open_workdir
+    from common.train.run import open_run
 
     mesh = make_mesh({"data": -1}, devices)
     for name in tasks:
@@ -116,15 +116,13 @@ def session(
         config = load(path)
         config.update_from_flattened_dict(EVERYWHERE | fields | {"data.cache_dir": str(cache)})
         config, task = import_module(f"{paper}.run").prepare(config, mesh)
-        lock = open_workdir(folder / name, config) if is_main() else None
-        with jax.set_mesh(mesh), Signals() as signals:
-            begun = time.perf_counter()
-            run = noting(Run)(config, task, folder / name, mesh, signals, begun, Profile())
-            run.open()
-            deque(run.train(until), maxlen=0)
-            run.close()
-        if lock:
-            lock.release()
+        with ExitStack() as stack:
+            stack.enter_context(jax.set_mesh(mesh))
+            signals = stack.enter_context(Signals())
+            run = open_run(config, task, folder / name, mesh, "alone", stack)
+            note_batches(task, run.workdir, run.step + 1)
+            hooks = make_hooks(signals, Profile(), until)
+            deque(train(run, hooks, signals, time.perf_counter()), maxlen=0)
 
 
 def main() -> None:
@@ -134,7 +132,14 @@ def main() -> None:
     if sys.argv[1].startswith("--config"):
         from reservoir.train import main as train
 
-        loop.Run = noting(loop.Run)
+        open_run = loop.open_run
+
+        def noted(config, task, workdir, *rest):
+            run = open_run(config, task, workdir, *rest)
+            note_batches(task, workdir, run.step + 1)
+            return run
+
+        loop.open_run = noted
         train()
     else:
         processes.initialize()

@@ -16,7 +16,7 @@ from common import variables
 from common.errors import UserError
 from common.runtime.signals import Preempted
 from common.track.tracker import read_metrics
-from common.train import checkpoint, loop, workdir
+from common.train import checkpoint, frozen, loop, run, workdir
 from common.train import task as tasks
 from common.train.checkpoint import Checkpoints
 from common.train.workdir import Lock
@@ -245,30 +245,84 @@ def test_no_intact_checkpoint_is_said_and_nothing_is_overwritten(tmp_path: Path)
         toy.run(tmp_path)
 
 
-def test_frozen_values_are_a_seed_in_the_checkpoint(tmp_path: Path) -> None:
-    toy.run(tmp_path / "seed")
-    toy.run(tmp_path / "stored", checkpoint__store_frozen=True)
-
-    def names(workdir: Path) -> str:
-        return (latest(workdir) / "state" / "_METADATA").read_text()
-
-    assert "frozen/kernel" not in names(tmp_path / "seed")
-    assert "frozen/kernel" in names(tmp_path / "stored")
-    assert losses(tmp_path / "seed") == losses(tmp_path / "stored")
+def arrays_of(path: Path) -> str:
+    return (path / "state" / "_METADATA").read_text()
 
 
-def test_another_draw_than_the_checkpoints_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    toy.run(tmp_path / "seed", train__steps=10)
-    toy.run(tmp_path / "stored", train__steps=10, checkpoint__store_frozen=True)
-    draw = checkpoint.draw_frozen
+def test_frozen_values_are_written_once_beside_the_checkpoints(tmp_path: Path) -> None:
+    toy.run(tmp_path, train__steps=10)
+    folder = tmp_path / "checkpoints"
+    assert "frozen/kernel" not in arrays_of(latest(tmp_path))
+    assert "frozen/kernel" not in arrays_of(folder / "best" / "10")
+    assert "frozen/kernel" in arrays_of(folder / "frozen" / "0")
+    written = (folder / "frozen" / "0" / "meta" / "metadata").stat().st_mtime_ns
+    toy.run(tmp_path, train__steps=20)
+    assert (folder / "frozen" / "0" / "meta" / "metadata").stat().st_mtime_ns == written
+
+
+@pytest.fixture
+def other_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on the seed gives values that differ in the last bits, as another linear algebra may."""
+    draw = frozen.draw_frozen
     monkeypatch.setattr(
-        checkpoint, "draw_frozen", lambda *a: {n: v + np.float32(1e-7) for n, v in draw(*a).items()}
+        frozen, "draw_frozen", lambda *a: {n: v + np.float32(1e-7) for n, v in draw(*a).items()}
     )
-    with pytest.raises(UserError, match="store_frozen"):
-        toy.run(tmp_path / "seed")
-    assert toy.run(tmp_path / "stored", checkpoint__store_frozen=True)["steps"] == 20
+
+
+def test_resume_keeps_its_frozen_values_where_a_platform_draws_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture, request: pytest.FixtureRequest
+) -> None:
+    toy.run(tmp_path / "once")
+    toy.run(tmp_path / "twice", train__steps=10)
+    request.getfixturevalue("other_draws")
+    capsys.readouterr()
+    toy.run(tmp_path / "twice")
+    warning = capsys.readouterr().err
+    assert "warning: the frozen layers drawn from seed 1 here (" in warning
+    assert f"NumPy {np.__version__}); the run keeps its own" in warning
+    assert losses(tmp_path / "twice") == losses(tmp_path / "once")
+
+
+def old_run(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten steps as they were written before frozen values had a folder, under the names of then."""
+    old = {new: name for name, new in run._OLD_NAMES.items()}
+    inner = run.Run.metadata
+
+    def metadata(self):
+        meta = {old.get(name, name): value for name, value in inner(self).items()}
+        drawn = frozen.draw_frozen(self.train_step.abstract_model, self.config.seed)
+        return meta | {"reservoirs": variables.fingerprint(drawn)}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run.Run, "metadata", metadata)
+        toy.run(workdir, train__steps=10)
+    shutil.rmtree(workdir / "checkpoints" / "frozen")
+    path = workdir / "config.json"
+    config = json.loads(path.read_text())
+    config["checkpoint"]["store_frozen"] = False
+    path.write_text(json.dumps(config))
+
+
+def test_resume_of_a_run_without_written_frozen_values_draws_them_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    toy.run(tmp_path / "once")
+    old_run(tmp_path / "old", monkeypatch)
+    toy.run(tmp_path / "old")
+    assert losses(tmp_path / "old") == losses(tmp_path / "once")
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_resume_warns_where_values_that_were_never_written_cannot_be_drawn_again(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    request: pytest.FixtureRequest,
+) -> None:
+    old_run(tmp_path, monkeypatch)
+    request.getfixturevalue("other_draws")
+    assert toy.run(tmp_path)["steps"] == 20
+    assert "(another platform); results will differ" in capsys.readouterr().err
 
 
 def test_a_signal_saves_and_the_run_goes_on(tmp_path: Path) -> None:
@@ -308,7 +362,7 @@ def test_a_signal_that_comes_while_processes_agree_is_not_lost(
 def test_a_process_that_has_another_folder_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "is_main", lambda: False)
+    monkeypatch.setattr(run, "is_main", lambda: False)
     monkeypatch.setattr(workdir, "VISIBLE_SECONDS", 0)
     with pytest.raises(UserError, match="is another folder here than for process 0"):
         toy.run(tmp_path)
@@ -329,7 +383,7 @@ def test_who_fails_to_write_waits_for_nobody(
         finally:
             checkpoint.unless_failing(barrier)(key="written", timeout_ms=5)
     assert not waited
-    monkeypatch.setattr(ocp.multihost, "get_barrier_sync_fn", lambda: barrier)
+    monkeypatch.setattr(ocp.multihost, "get_barrier_sync_fn", lambda **_: barrier)
     toy.run(tmp_path, train__steps=1)
     assert waited, "all that wait for a checkpoint do it there"
 
@@ -376,18 +430,18 @@ class PretrainedWeights(toy.Toy):
 
 
 def test_frozen_values_of_other_files_are_used_and_not_stored(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    toy.run(run, PretrainedWeights(), train__steps=10)
-    kept = ocp.StandardCheckpointer().metadata(latest(run).absolute() / "state")
+    workdir = tmp_path / "run"
+    toy.run(workdir, PretrainedWeights(), train__steps=10)
+    kept = ocp.StandardCheckpointer().metadata(latest(workdir).absolute() / "state")
     assert set(kept.item_metadata.tree["trainable"]) == {"trained/kernel", "trained/bias"}
     assert not kept.item_metadata.tree["frozen"]
     whole = toy.run(tmp_path / "whole", PretrainedWeights(), train__steps=20)
-    again = toy.run(run, PretrainedWeights(), train__steps=20)
-    assert losses(run) == losses(tmp_path / "whole")
+    again = toy.run(workdir, PretrainedWeights(), train__steps=20)
+    assert losses(workdir) == losses(tmp_path / "whole")
     assert again["test"] == whole["test"]
     # The layer is what the file says: with another one the loss of the first step is another.
     toy.run(tmp_path / "other", PretrainedWeights(value=2.0), train__steps=5)
-    assert losses(tmp_path / "other")[0] != losses(run)[0]
+    assert losses(tmp_path / "other")[0] != losses(workdir)[0]
 
 
 def test_a_run_refuses_other_files_than_it_began_with(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from common.model.linear import Linear
 from common.sharding import make_mesh
 from common.train import optimizer as optimizers
 from common.train.prefetch import device_prefetch
-from common.train.state import Step, initial_values, optimizer_shardings
+from common.train.state import Step, initial_params, optimizer_shardings
 from tests.train import toy
 
 RATE, DECAY, STEPS = 0.05, 0.1, 4
@@ -408,7 +408,7 @@ def trained(sizes: dict[str, int], devices: int) -> dict[str, np.ndarray]:
         abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
         update, schedule = optimizers.make(settings(), STEPS)
         step = Step(task, abstract_model, update, schedule, mesh, seed=1)
-        values = initial_values(task, abstract_model, 1, mesh)
+        values = initial_params(task, abstract_model, 1, mesh)
         where = sharding.shardings(abstract_model.trainable, mesh)
         places = optimizer_shardings(update, values, where, mesh)
         state = jax.jit(update.init, out_shardings=places)(values)

@@ -23,7 +23,7 @@ SHORT = 5
 
 
 class Rendezvous(Exception):
-    """Instead of a meeting."""
+    """Raised in the place of a rendezvous."""
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,14 @@ class Rendezvous(Exception):
 def test_all_that_processes_have_in_common_is_compared(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], environment: dict, differing: set
 ) -> None:
-    """What is the business of each, such as its cache, is not."""
+    """Settings of one process alone, such as its cache directory, are not compared."""
     found = []
 
-    def meet(address, count, index, seconds, asked):
+    def rendezvous(address, count, index, seconds, asked):
         found.append(asked)
         raise Rendezvous
 
-    monkeypatch.setattr(processes, "meet", meet)
+    monkeypatch.setattr(processes, "rendezvous", rendezvous)
     contract = {"TRAINLESS_COORDINATOR": "here:1", "TRAINLESS_PROCESS_ID": "0"}
     for more, settings in (([], {}), (arguments, environment)):
         for name, value in (contract | {"TRAINLESS_NUM_PROCESSES": "2"} | settings).items():
@@ -61,7 +61,7 @@ def test_all_that_processes_have_in_common_is_compared(
     assert {name for name in first if first[name] != other[name]} == differing
 
 
-def test_processes_that_know_of_no_meeting_do_not_train_alone(
+def test_several_processes_without_a_coordinator_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TRAINLESS_NUM_PROCESSES", "2")

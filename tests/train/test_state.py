@@ -17,9 +17,9 @@ from common import sharding, variables
 from common.model.dropout import dropout
 from common.model.linear import Linear
 from common.sharding import make_mesh
-from common.train.checkpoint import draw_reservoirs
+from common.train.frozen import draw_on_mesh
 from common.train.prefetch import put
-from common.train.state import Step, initial_values, optimizer_shardings
+from common.train.state import Step, initial_params, optimizer_shardings
 from common.variables import freeze
 from tests.train import toy
 
@@ -91,16 +91,16 @@ class Run:
         abstract_model = variables.abstract(lambda: self.task.build(nnx.Rngs(0)))
         options = {"seed": SEED} | fields
         self.step = Step(self.task, abstract_model, momentum(), schedule, self.mesh, **options)
-        self.values = initial_values(self.task, abstract_model, SEED, self.mesh)
+        self.values = initial_params(self.task, abstract_model, SEED, self.mesh)
         where = sharding.shardings(abstract_model.trainable, self.mesh)
         places = optimizer_shardings(self.step.optimizer, self.values, where, self.mesh)
         self.state = jax.jit(self.step.optimizer.init, out_shardings=places)(self.values)
-        self.frozen, _ = draw_reservoirs(abstract_model, SEED, self.mesh)
+        self.frozen, _ = draw_on_mesh(abstract_model, SEED, self.mesh)
 
     def __call__(self, batch: dict[str, np.ndarray], number: int = 0) -> dict[str, float]:
         """Takes one step; returns its metrics."""
         batch = put(batch, self.mesh)
-        if self.step.kind(batch, number) not in self.step.compiled:
+        if self.step.cache_key(batch, number) not in self.step.compiled:
             self.step.compile(self.values, self.state, self.frozen, batch, number)
         self.values, self.state, metrics = self.step(
             self.values, self.state, self.frozen, batch, number
@@ -211,8 +211,8 @@ def test_one_program_per_shape_and_loss(plain: Run) -> None:
         plain(batch, number)
     assert len(plain.step.compiled) == 3
     reordered = dict(reversed(small.items()))
-    assert plain.step.kind(small, 0) == plain.step.kind(reordered, 98)
-    assert len({plain.step.kind(b, n) for b in (small, large) for n in (0, 1, 2, 3)}) == 4
+    assert plain.step.cache_key(small, 0) == plain.step.cache_key(reordered, 98)
+    assert len({plain.step.cache_key(b, n) for b in (small, large) for n in (0, 1, 2, 3)}) == 4
     with pytest.raises(KeyError):
         plain.step(plain.values, plain.state, plain.frozen, put(large, plain.mesh), 9)
 
@@ -220,20 +220,6 @@ def test_one_program_per_shape_and_loss(plain: Run) -> None:
     products = 2 * 4 * FEATURES + 2 * 2 * FEATURES
     flops = {kind[-1][1][0]: count for kind, (_, count) in plain.step.compiled.items()}
     assert flops == {4: 4 * products, 8: 8 * products}
-
-
-def test_a_program_that_is_named_is_the_one_that_runs(plain: Run) -> None:
-    """The loop looks the program up once; the doubled loss has twice the gradient."""
-    batch = rows(4, [1.0] * 4)
-    norms = [plain(batch, number)["gradient_norm"] for number in (8, 9)]
-    for number in (8, 9):
-        kind = plain.step.kind(put(batch, plain.mesh), number)
-        plain.values, plain.state, metrics = plain.step(
-            plain.values, plain.state, plain.frozen, put(batch, plain.mesh), 8, kind
-        )
-        norms.append(float(metrics["gradient_norm"]))
-    assert norms[2] == norms[0]
-    assert norms[3] == pytest.approx(2 * norms[0], rel=1e-4)
 
 
 def test_the_state_before_a_step_is_donated_to_it(plain: Run) -> None:
@@ -286,13 +272,13 @@ def test_moments_have_the_sharding_of_their_parameters(sharded: Run) -> None:
     assert all(place.is_fully_replicated for place in replicated)
 
 
-def test_initial_values_follow_from_the_seed_on_every_mesh(plain: Run, sharded: Run) -> None:
+def test_initial_params_follow_from_the_seed_on_every_mesh(plain: Run, sharded: Run) -> None:
     abstract_model = sharded.step.abstract_model
     for seed in (SEED, SEED + 1):
         model = Weighted().build(variables.ParamKeys(seed))
         expected = np.asarray(model.trained.kernel.get_value())
         for run in (plain, sharded):
-            values = initial_values(run.task, abstract_model, seed, run.mesh)
+            values = initial_params(run.task, abstract_model, seed, run.mesh)
             assert values.keys() == {"trained/kernel", "trained/bias"}
             where = sharding.shardings(abstract_model.trainable, run.mesh)
             assert {name: value.sharding for name, value in values.items()} == where

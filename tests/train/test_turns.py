@@ -116,7 +116,7 @@ def test_a_process_that_was_stopped_and_continued_is_marked():
         os.kill(os.getpid(), signal.SIGCONT)
         assert signals.continued
     conditions = Conditions()
-    conditions.begin([], "turns x")
+    conditions.begin("turns x")
     conditions.stopped = True
     assert conditions.describe()["kind"] == "paused"
 
@@ -129,7 +129,7 @@ def test_processor_time_of_other_processes_is_seen(monkeypatch):
     monkeypatch.setattr(conditions_module, "_own", lambda: clock["own"])
     monkeypatch.setattr(conditions_module.os, "cpu_count", lambda: 2)
     conditions = Conditions()
-    conditions.begin([], "alone")
+    conditions.begin("alone")
     clock.update(now=110.0, busy=59.0, own=11.0)
     assert conditions.others() == pytest.approx(5 / 20)
     assert conditions.describe() == {"kind": "shared", "sessions": ["alone"], "others": 0.25}
