@@ -1,7 +1,7 @@
 """Slow OpenELM reference in float64, independent of this project: one text, one head and one query at a time.
 
-Follows the paper (Mehta et al., 2024) and its published weight layout: [query | key | value] in qkv_proj, the gate first
-in ffn.proj_1, groups of neighbouring heads, rotary positions that pair feature k with k + K/2 (K: head size).
+Follows the paper (Mehta et al., 2024) and its published weight layout: [query | key | value] in qkv_proj, the gate
+first in ffn.proj_1, groups of neighbouring heads, rotary positions that pair feature k with k + K/2 (K: head size).
 """
 
 import math

@@ -186,7 +186,7 @@ def test_failed_cell_stays_empty_and_others_are_written(
         return made(self, name, config)
 
     monkeypatch.setattr(Known, "made", fails)
-    with pytest.raises(UserError, match="1 of 4 cells failed"):
+    with pytest.raises(UserError, match="1 of 4 cells of table1 failed"):
         tables.table1(suite)
     assert seen == [False, False, True, True]
     rows = read(tmp_path / "table1.csv")

@@ -68,7 +68,7 @@ def test_head_run_trains_only_the_head(make):
 
 
 def test_paper_recipe_freezes_head_and_reinitialises_positions(make):
-    """LoRA: the head is frozen at random values and position tables of another size are reinitialised. Full: neither."""
+    """LoRA freezes the head at random values and reinitialises position tables of another size; full does neither."""
     config = make("paper,tiny", finetune="lora", **{"data.max_length": 1024})
     shape = make_shape(config, SimpleNamespace(shape=SHAPE), 300)
     assert shape.learned == 1024

@@ -116,7 +116,7 @@ def test_long_texts_match_transformers(family: str, tmp_path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_export_keeps_tied_output_layer(tied: bool, tmp_path) -> None:
-    """An export keeps a tied output layer, and with `like` an untied one; without `like` the untied layer is missing."""
+    """An export keeps a tied output layer, and with `like` an untied one; without `like` an untied one is missing."""
     config = config_of("qwen2")
     config.tie_word_embeddings = tied
     model = randomize(transformers.Qwen2ForCausalLM(config))

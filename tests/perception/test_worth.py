@@ -281,7 +281,7 @@ def test_export_of_head_lora_and_full_pretrained_runs(asked, folder, capsys) -> 
 
 
 def test_export_includes_reinitialised_tables(folder, tmp_path) -> None:
-    """The run has more positions than the pretrained model and pools padding. The export reproduces its probabilities."""
+    """The run has more positions than the base and pools padding; the export reproduces its probabilities."""
     config = load("configs/perception.py:tiny")
     fields = {"finetune": "lora", "reinitialize": "authors", "train.steps": 0, "eval.start": True}
     fields |= {"data.max_length": 32, "data.buckets": (32,), "wandb.mode": "disabled"}
