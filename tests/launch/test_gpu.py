@@ -61,7 +61,7 @@ def submitted(cluster: Checkout, *arguments: str) -> Path:
     return cluster.root / "my job" / "job.sh"
 
 
-def test_sbatch_is_given_all_options_and_the_batch_file(cluster):
+def test_sbatch_arguments(cluster):
     options = ["--nodes", "2", "--gpus", "4", "--cpus", "12", "--notice", "90"]
     options += ["--sbatch", "--partition=gpu", "--sbatch", "--comment=a b"]
     job = submitted(cluster, *options, "configs/x.py:tiny", *ARGUMENTS)
@@ -85,7 +85,7 @@ def test_sbatch_is_given_all_options_and_the_batch_file(cluster):
 
 
 @pytest.mark.parametrize("per_node", [False, True])
-def test_every_process_of_a_job_gets_its_place_and_the_same_arguments(cluster, per_node):
+def test_job_processes_get_environment_and_arguments(cluster, per_node):
     options = ["--nodes", "2", "--gpus", "2", "--cpus", "3", *["--per-node"] * per_node]
     job = submitted(cluster, *options, "configs/x.py:tiny", *ARGUMENTS)
     result = cluster.run("bash", job, CUDA_VISIBLE_DEVICES="6,7", **JOB)
@@ -110,7 +110,7 @@ def test_every_process_of_a_job_gets_its_place_and_the_same_arguments(cluster, p
         assert given(job.parent / f"process-{k}.log") == (environment, program)
 
 
-def test_a_run_that_was_told_to_stop_is_put_back_into_the_queue(cluster):
+def test_preempted_job_is_requeued(cluster):
     job = submitted(cluster, "c.py")
     result = cluster.run("bash", job, TRAINER_CODE="143", **JOB)
     assert result.returncode == 143
@@ -130,7 +130,7 @@ def test_a_run_that_was_told_to_stop_is_put_back_into_the_queue(cluster):
         ("1 0", "the run ended with exit code 1"),
     ],
 )
-def test_a_run_that_has_lost_a_process_is_put_back_though_its_code_is_hidden(cluster, codes, words):
+def test_job_with_lost_process_is_requeued(cluster, codes, words):
     job = submitted(cluster, "--gpus", "2", "c.py")
     result = cluster.run("bash", job, CODES=codes, **JOB)
     assert result.returncode == max(map(int, codes.split()))
@@ -145,7 +145,7 @@ def test_a_run_that_has_lost_a_process_is_put_back_though_its_code_is_hidden(clu
 
 
 @pytest.mark.parametrize("codes", ["143", "75"])
-def test_a_job_is_put_back_so_many_times_and_no_more(cluster, codes):
+def test_requeues_are_limited_by_restarts_option(cluster, codes):
     job = submitted(cluster, "--restarts", "2", "c.py")
     for count in range(4):
         result = cluster.run("bash", job, CODES=codes, SLURM_RESTART_COUNT=str(count), **JOB)
@@ -166,7 +166,7 @@ def test_a_job_is_put_back_so_many_times_and_no_more(cluster, codes):
         ("143", "RUNNING", True, "stop exists"),
     ],
 )
-def test_what_has_ended_failed_or_was_cancelled_is_not_put_back(cluster, code, state, stop, words):
+def test_finished_failed_or_cancelled_job_is_not_requeued(cluster, code, state, stop, words):
     job = submitted(cluster, "c.py")
     if stop:
         (job.parent / "stop").touch()
@@ -176,14 +176,14 @@ def test_what_has_ended_failed_or_was_cancelled_is_not_put_back(cluster, code, s
     assert not [call for call in cluster.calls("scontrol") if call[0] == "requeue"]
 
 
-def test_a_signal_to_the_batch_script_waits_for_the_run(cluster):
+def test_signal_to_batch_script_waits_for_the_run(cluster):
     # $PPID of the stand-in is the batch script, which Slurm may signal as well.
     cluster.stand_in("srun", "kill -TERM $PPID; sleep 0.3; exit 143")
     job = submitted(cluster, "c.py")
     assert "put back into the queue" in cluster.run("bash", job, **JOB).stdout
 
 
-def test_a_job_runs_the_code_of_its_commit(cluster):
+def test_job_runs_the_code_of_its_commit(cluster):
     first = cluster.commit
     (cluster.root / "requirements.txt").write_text("later\n")
     cluster.commit_all()
@@ -208,7 +208,7 @@ def test_a_job_runs_the_code_of_its_commit(cluster):
     assert len(cluster.calls("sbatch")) == 2
 
 
-def test_a_python_named_from_here_is_found_from_elsewhere(cluster):
+def test_relative_python_path_is_made_absolute(cluster):
     trainer = cluster.root / "trainer"
     trainer.symlink_to(cluster.bin / "trainer")
     gpu(cluster, "slurm", "--log-dir", "my job", "c.py", PYTHON="./trainer")
@@ -217,7 +217,7 @@ def test_a_python_named_from_here_is_found_from_elsewhere(cluster):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_a_step_that_fails_is_named(cluster):
+def test_failing_step_is_named(cluster):
     result = gpu(cluster, "slurm", "c.py", SBATCH="1")
     assert result.returncode == 1
     assert 'error: step "submit" failed: exit code 1' in result.stderr
@@ -228,7 +228,7 @@ def test_a_step_that_fails_is_named(cluster):
     assert len(cluster.calls("sbatch")) == 1
 
 
-def test_a_dry_run_prints_the_batch_file_and_the_command(cluster):
+def test_dry_run_prints_batch_file_and_command(cluster):
     arguments = ["--log-dir", "my job", "c.py", *ARGUMENTS]
     printed = gpu(cluster, "slurm", "--dry-run", *arguments).stdout
     assert not cluster.calls("sbatch") and not (cluster.root / "my job").exists()
@@ -237,7 +237,7 @@ def test_a_dry_run_prints_the_batch_file_and_the_command(cluster):
     assert shlex.split(printed.splitlines()[-1])[1:] == cluster.calls("sbatch")[0]
 
 
-def test_a_host_runs_one_process_with_all_gpus(cluster):
+def test_host_starts_one_process_with_all_gpus(cluster):
     cluster.stand_in("nvidia-smi", "seq 0 3")
     result = gpu(cluster, "host", "--log-dir", "my logs", "c.py", *ARGUMENTS)
     assert result.returncode == 0, result.stderr
@@ -247,7 +247,7 @@ def test_a_host_runs_one_process_with_all_gpus(cluster):
     assert program == ["-m", "reservoir.train", "--config=c.py", *ARGUMENTS]
 
 
-def test_processes_of_a_host_share_the_gpus(cluster):
+def test_host_processes_share_the_gpus(cluster):
     options = ["-n", "2", "--gpus", "4,5,6,7", "--log-dir", "logs", "-m", "gmlp_lm.train"]
     result = gpu(cluster, "host", *options, "c.py")
     assert result.returncode == 0, result.stderr
@@ -277,14 +277,14 @@ def test_processes_of_a_host_share_the_gpus(cluster):
         (("host", "-n", "2", "--gpus", "0,1,2", "c.py"), "3 GPUs cannot be divided among 2"),
     ],
 )
-def test_wrong_use_is_one_line_and_exit_code_2(cluster, arguments, message):
+def test_invalid_usage_exits_with_code_2(cluster, arguments, message):
     result = gpu(cluster, *arguments)
     assert result.returncode == 2
     assert message in result.stderr and result.stderr.count("\n") == 1
     assert not cluster.calls("sbatch") and not (cluster.root / "runs").exists()
 
 
-def test_what_is_missing_is_one_line_and_exit_code_2(cluster):
+def test_missing_programs_exit_with_code_2(cluster):
     (cluster.bin / "sbatch").unlink()
     result = gpu(cluster, "slurm", "c.py")
     assert result.returncode == 2 and "there is no sbatch here" in result.stderr
@@ -293,7 +293,7 @@ def test_what_is_missing_is_one_line_and_exit_code_2(cluster):
     assert result.returncode == 2 and "nvidia-smi finds no GPU" in result.stderr
 
 
-def test_help_names_the_environment(cluster):
+def test_help_lists_environment_variables(cluster):
     shown = gpu(cluster, "--help").stdout
     assert "TRAINLESS_COORDINATOR" in shown and "TRAINLESS_LOST_SECONDS" in shown
     assert "TRAINLESS_JOIN_SECONDS" in shown and "and 75 when" in shown

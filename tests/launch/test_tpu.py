@@ -140,13 +140,13 @@ def test_run_creates_copies_installs_and_starts(cloud):
         assert (cloud.folder / f"hosts/{k}/mounted").read_text() == "a  b\n"
 
 
-def test_the_older_form_of_the_endpoints_names_the_first_address(cloud):
+def test_old_endpoint_format(cloud):
     endpoints = "w-0:77:10.0.0.5,w-1:78:10.0.0.6"
     tpu(cloud, "run", *TYPE, "pod", "c.py", "--workdir=/w", ENDPOINTS=endpoints)
     assert given(finished(cloud)[1])[0]["TRAINLESS_COORDINATOR"] == "10.0.0.5:8482"
 
 
-def test_what_is_there_is_taken(cloud):
+def test_existing_vm_is_used(cloud):
     (cloud.folder / "vm").write_text("CREATING\nREADY\n")
     result = tpu(cloud, "run", *TYPE, "--poll", "0", "pod", "c.py", "--workdir", "/w")
     assert result.returncode == 0, result.stderr
@@ -156,7 +156,7 @@ def test_what_is_there_is_taken(cloud):
     finished(cloud)
 
 
-def test_a_queued_resource_is_waited_for(cloud):
+def test_run_waits_for_queued_resource(cloud):
     (cloud.folder / "queue.created").write_text("WAITING_FOR_RESOURCES\nPROVISIONING\nACTIVE\n")
     options = ["--type", "v6e-8", "--queued", "--poll", "0"]
     result = tpu(cloud, "run", *options, "pod", "c.py", "--workdir=/w")
@@ -173,7 +173,7 @@ def test_a_queued_resource_is_waited_for(cloud):
 
 
 @pytest.mark.parametrize("queued", [False, True])
-def test_resume_after_preemption_starts_the_same_on_a_new_one(cloud, queued):
+def test_resume_after_preemption_recreates_vm(cloud, queued):
     options = [*TYPE, "--zone", "z", *["--queued"] * queued]
     tpu(cloud, "run", *options, "pod", "c.py", *ARGUMENTS)
     before = given(finished(cloud)[0])
@@ -203,7 +203,7 @@ def test_resume_after_preemption_starts_the_same_on_a_new_one(cloud, queued):
         ("host.sh start", "start"),
     ],
 )
-def test_a_step_that_fails_is_the_last_and_is_named(cloud, part, name):
+def test_failing_step_is_named_and_last(cloud, part, name):
     result = tpu(cloud, "run", *TYPE, "pod", "c.py", "--workdir=/w", FAIL=part)
     assert result.returncode == 1
     assert f'error: step "{name}" failed' in result.stderr
@@ -212,7 +212,7 @@ def test_a_step_that_fails_is_the_last_and_is_named(cloud, part, name):
     assert part in " ".join(cloud.calls("gcloud")[last])
 
 
-def test_a_start_that_fails_on_one_host_stops_the_others(cloud):
+def test_failed_start_on_one_host_stops_the_others(cloud):
     setup = "((HOST == 0)) || { mkdir -p train-less && touch train-less/logs; }"
     run = ["run", *TYPE, "--watch", "0", "--setup", setup, "pod", "c.py", "--workdir=/w", "--wait"]
     result = tpu(cloud, *run)
@@ -228,7 +228,7 @@ def test_a_start_that_fails_on_one_host_stops_the_others(cloud):
     assert tpu(cloud, "stop", "pod").returncode == 0
 
 
-def test_processes_that_end_at_once_are_a_failed_start(cloud):
+def test_immediate_exit_is_a_failed_start(cloud):
     result = tpu(cloud, "run", *TYPE, "pod", "c.py", "--workdir=/w", TRAINER_CODE="2")
     assert result.returncode == 1
     for k in "01":
@@ -236,7 +236,7 @@ def test_processes_that_end_at_once_are_a_failed_start(cloud):
     assert result.stderr.count("--workdir=/w") == 2, "the end of each log is shown"
 
 
-def test_another_run_takes_the_place_of_a_request_once_it_has_started(cloud):
+def test_new_run_replaces_request_once_started(cloud):
     run = ["run", *TYPE, "--zone", "z", "pod", "c.py", "--workdir=/w"]
     assert tpu(cloud, *run, "--first").returncode == 0
     assert tpu(cloud, *run, "--second", FAIL="host.sh start").returncode == 1
@@ -247,7 +247,7 @@ def test_another_run_takes_the_place_of_a_request_once_it_has_started(cloud):
     assert started == ["--first", "--first", "--second", "--second"]
 
 
-def test_a_name_is_free_for_another_tpu_vm_once_it_is_deleted(cloud):
+def test_name_is_reusable_after_delete(cloud):
     end = ["pod", "c.py", "--workdir=/w"]
     here = [*TYPE, "--zone", "z", "--project", "p"]
     assert tpu(cloud, "run", *here, *end, FAIL="create").returncode == 1
@@ -274,7 +274,7 @@ def test_a_name_is_free_for_another_tpu_vm_once_it_is_deleted(cloud):
     assert tpu(cloud, "run", *here, *end).returncode == 2
 
 
-def test_a_tpu_vm_stays_where_gcloud_was_configured_to_be(cloud):
+def test_vm_keeps_zone_and_project_of_its_run(cloud):
     run = ["run", *TYPE, "pod", "c.py", "--workdir=/w"]
     assert tpu(cloud, *run, CONFIGURED="here").returncode == 0
     assert tpu(cloud, "delete", "pod", CONFIGURED="elsewhere").returncode == 0
@@ -282,7 +282,7 @@ def test_a_tpu_vm_stays_where_gcloud_was_configured_to_be(cloud):
     assert done(cloud)[-1] == [*VM, "delete", "pod", "--zone=here", "--project=here", "--quiet"]
 
 
-def test_what_may_not_be_looked_at_is_not_gone(cloud):
+def test_permission_error_does_not_count_as_deleted(cloud):
     run = ["run", *TYPE, "--zone", "z", "pod", "c.py", "--workdir=/w"]
     assert tpu(cloud, *run).returncode == 0
     denied = "PERMISSION_DENIED: Location z is not found or access is unauthorized."
@@ -291,21 +291,21 @@ def test_what_may_not_be_looked_at_is_not_gone(cloud):
     assert 'stage="started"' in (cloud.root / "runs/tpu-pod/request").read_text()
 
 
-def test_a_step_that_fails_on_one_host_is_named(cloud):
+def test_failing_host_is_named(cloud):
     result = tpu(cloud, "run", *TYPE, "--setup", "((HOST == 0))", "pod", "c.py", "--workdir=/w")
     assert result.returncode == 1
     assert f"error: host {socket.gethostname()}: --setup failed" in result.stderr
     assert 'step "install" failed' in result.stderr
 
 
-def test_a_tpu_vm_that_stops_while_waited_for_is_a_fault(cloud):
+def test_vm_stopping_during_wait_raises_error(cloud):
     (cloud.folder / "vm.created").write_text("CREATING\nSTOPPED\n")
     result = tpu(cloud, "run", *TYPE, "--poll", "0", "pod", "c.py", "--workdir=/w")
     assert result.returncode == 1
     assert 'step "wait" failed: pod is STOPPED' in result.stderr
 
 
-def test_a_dry_run_prints_the_commands_of_a_run_and_runs_none(cloud):
+def test_dry_run_prints_commands_and_runs_none(cloud):
     arguments = ["run", *TYPE, "pod", "c.py", "--workdir=/mnt/a b", "it's", '"quoted" $HOME *', ""]
     printed = tpu(cloud, "run", "--dry-run", *arguments[1:])
     assert printed.returncode == 0, printed.stderr
@@ -368,7 +368,7 @@ def test_status_follow_stop_and_delete(cloud):
         (("stop", "pod", "now"), "stop takes no now"),
     ],
 )
-def test_wrong_use_is_one_line_and_exit_code_2(cloud, arguments, message):
+def test_invalid_usage_exits_with_code_2(cloud, arguments, message):
     (cloud.root / "untracked.py").touch()
     result = tpu(cloud, *arguments)
     assert result.returncode == 2
@@ -376,7 +376,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(cloud, arguments, message):
     assert not cloud.calls("gcloud") and not (cloud.root / "runs").exists()
 
 
-def test_uncommitted_changes_and_a_missing_gcloud_are_faults(cloud, tmp_path):
+def test_uncommitted_changes_and_missing_gcloud_raise_errors(cloud, tmp_path):
     (cloud.root / "requirements.txt").write_text("jax==0\n")
     run = ["run", *TYPE, "pod", "c.py", "--workdir=/w"]
     result = tpu(cloud, *run)
@@ -390,7 +390,7 @@ def test_uncommitted_changes_and_a_missing_gcloud_are_faults(cloud, tmp_path):
     assert result.returncode == 2 and "there is no gcloud here" in result.stderr
 
 
-def test_help_names_the_environment(cloud):
+def test_help_lists_environment_variables(cloud):
     shown = tpu(cloud, "--help").stdout
     assert "TRAINLESS_COORDINATOR" in shown and "TRAINLESS_LOST_SECONDS" in shown
     assert "TRAINLESS_JOIN_SECONDS" in shown and "and 75 when" in shown
