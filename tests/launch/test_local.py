@@ -1,4 +1,4 @@
-"""launch/local.sh with a stand-in for the trainer: what processes are given, and how runs end."""
+"""launch/local.sh with a stand-in for the trainer: environment, arguments, signals and exit codes."""
 
 import fcntl
 import json
@@ -16,7 +16,7 @@ import pytest
 
 LAUNCHER = Path(__file__).parents[2] / "launch" / "local.sh"
 
-# Prints what it was given, then behaves as its process's `--K=behaviour` asks.
+# Prints environment and arguments, then follows the `--K=behaviour` of its process.
 STAND_IN = """
 import json, os, signal, sys, time
 
@@ -44,7 +44,7 @@ if behaviour != "end":
 
 @pytest.fixture
 def launch(tmp_path: Path):
-    """Starts the launcher in an empty folder; a run that outlives its test is ended."""
+    """Starts the launcher in an empty directory; terminates runs that are left at the end."""
     (tmp_path / "standin.py").write_text(STAND_IN)
     started = []
 
@@ -101,7 +101,7 @@ def test_failed_process_is_named_and_ends_the_others(launch, tmp_path):
     run = launch("-m", "standin", "--log-dir", "my logs", "3", "c.py", "--0=save", "--1=fail")
     _, err = run.communicate(timeout=60)
     assert run.returncode == 1
-    assert "process 1 ended with exit code 1: see my logs/process-1.log" in err
+    assert "process 1 exited with code 1: see my logs/process-1.log" in err
     assert "disk full" in err, "its last lines are shown, though it is not process 0"
 
 
@@ -128,7 +128,7 @@ def test_signal_is_forwarded_and_launcher_waits(launch, tmp_path, number):
 
 
 def test_ctrl_c_on_a_terminal_is_forwarded(launch, tmp_path):
-    # A terminal signals its foreground group, not the launcher: another way than send_signal.
+    # A terminal signals its foreground process group, unlike send_signal.
     ours, theirs = pty.openpty()
 
     def take_terminal() -> None:
@@ -153,7 +153,7 @@ def test_ctrl_c_on_a_terminal_is_forwarded(launch, tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "N and CONFIG are needed"),
+        ((), "N and CONFIG are required"),
         (("0", "c.py"), "N must be a positive whole number, not '0'"),
         (("--grace", "soon", "2", "c.py"), "--grace must be a whole number, not 'soon'"),
         (("--grace", "08", "2", "c.py"), "--grace must be a whole number, not '08'"),
@@ -172,4 +172,4 @@ def test_invalid_usage_exits_with_code_2(launch, tmp_path, args, message):
 def test_help_lists_environment_variables(launch):
     out, _ = launch("--help").communicate(timeout=60)
     assert "TRAINLESS_COORDINATOR" in out and "TRAINLESS_LOST_SECONDS" in out
-    assert "TRAINLESS_JOIN_SECONDS" in out and "with 75 when" in out and "example:" in out
+    assert "TRAINLESS_JOIN_SECONDS" in out and "with 75 if" in out and "example:" in out
