@@ -1,20 +1,15 @@
-"""Generating translations, beside Hugging Face Marian of the same size: python -m benchmarks.decode
+"""Times translation against Hugging Face Marian of the same size: python -m benchmarks.decode
 
-32 sentences of 32 tokens, exactly 32 new tokens each, greedy and with a beam of 5, float32, keys and values cached.
+32 sentences of 32 tokens, exactly 32 new tokens each, greedy and with 5 beams, float32, with a KV cache.
 """
-
-import argparse
 
 from common.runtime import program
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--out", default="results/benchmarks/decode.json")
-    options = parser.parse_args()
+    from benchmarks.harness import compare, make_parser, ratio, report
 
-    from benchmarks.harness import compare, ratio, report
+    options = make_parser(__doc__, "decode", rounds=9).parse_args()
     from benchmarks.ours import make_generate
     from benchmarks.peers import load
 

@@ -1,14 +1,12 @@
-"""Explicit solutions beside what they stand in for: python -m benchmarks.explicit
+"""Times explicit solutions against the dense formula and gradient training: python -m benchmarks.explicit
 
-A language model over a random text of 3 million tokens with the frequencies of English, vocabulary 4,098: the complete
-solution (counts, noise, logarithms) for K = 1 and 4, the formula as printed (H^T Y of dense matrices, in NumPy), and an
-epoch of Adagrad, ours and PyTorch's in three forms. Digits as large as MNIST: the solution, scikit-learn's naive Bayes,
-the formula in NumPy.
+Language model on 3 million random tokens with Zipf frequencies, vocabulary 4,098: the complete solution (counts, noise,
+logarithms) for K = 1 and 4, the dense formula H^T Y in NumPy, and an epoch of Adagrad, ours and PyTorch's in three
+forms. Digits of MNIST's size: the solution, scikit-learn's naive Bayes, the formula in NumPy.
 
-The dense formula and the epochs are timed on a part of the text and scaled up to all of it.
+The dense formula and the epochs are timed on a part of the text and scaled to the whole text.
 """
 
-import argparse
 import importlib.util
 import resource
 import sys
@@ -24,7 +22,7 @@ DENSE = "dense H^T Y K=1"
 EPOCH = "epoch K=1"
 FORMS = ("one-hot", "embedding", "sparse")
 
-# The most that a time ratio may be.
+# Upper bounds of time ratios.
 TARGETS = {
     f"solution K=1 / {DENSE}": 1 / 1000,
     f"solution K=1 / torch sparse {EPOCH}": 1 / 100,
@@ -36,7 +34,7 @@ TOKENS_PER_SECOND = 5e6
 
 
 def random_text(tokens: int) -> np.ndarray:
-    """Tokens whose frequencies fall as those of words do (Zipf); number 0, the padding, is none of them."""
+    """Returns tokens with Zipf frequencies, without token 0, the padding."""
     ranks = np.arange(1, VOCABULARY)
     share = 1 / (ranks + 2.7)
     drawn = np.random.default_rng(0).choice(ranks, tokens, p=share / share.sum())
@@ -44,7 +42,7 @@ def random_text(tokens: int) -> np.ndarray:
 
 
 def random_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Features (60000, 784) and labels, in MNIST's sizes and ranges."""
+    """Returns features (60000, 784) and labels, with MNIST's sizes and ranges."""
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 10, 60_000)
     ink = generator.uniform(size=(10, 784)) < 0.2
@@ -53,7 +51,7 @@ def random_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def make_solution(context: int, tokens: int) -> Callable[[], float]:
-    """A call solves for a whole text and returns the process's largest memory so far, in MiB."""
+    """Returns a function that solves for a whole text and returns the peak memory of the process in MiB."""
     import jax
 
     from common import sharding
@@ -61,30 +59,30 @@ def make_solution(context: int, tokens: int) -> Callable[[], float]:
     from explicit_opt.counts import Noise, language_solution
     from explicit_opt.language import Windows, count_windows
 
-    # The four special pieces come first in a corpus and two of them are no tokens of the model.
+    # A corpus begins with four special ids, two of which are not tokens of the model.
     corpus = TokenizedCorpus(random_text(tokens) + 2, np.array([0, tokens]))
     windows = Windows(corpus.tokens, corpus.lengths, context)
     mesh = sharding.make_mesh({"data": -1})
 
     def solve() -> float:
-        targets_N = np.bincount(windows.tokens_M, minlength=VOCABULARY)
+        targets_V = np.bincount(windows.tokens_M, minlength=VOCABULARY)
         counts = count_windows(windows, VOCABULARY, mesh)
-        noise = Noise.of(targets_N)
-        jax.block_until_ready(language_solution(counts, noise, targets_N, concatenate=True))
+        noise = Noise.of(targets_V)
+        jax.block_until_ready(language_solution(counts, noise, targets_V, concatenate=True))
         return memory()
 
     return solve
 
 
 def make_dense(tokens: int) -> Callable[[], float]:
-    """H^T Y for some tokens, H the rows of the noisy embedding."""
+    """Returns a function that computes H^T Y with the dense noisy embedding."""
     text = random_text(tokens + 1)
-    targets_N = np.bincount(text, minlength=VOCABULARY)
-    keep_N = targets_N / (targets_N + 1)
-    spread_N = (1 - targets_N / targets_N.sum()) / (VOCABULARY - 1)
+    targets_V = np.bincount(text, minlength=VOCABULARY)
+    keep_V = targets_V / (targets_V + 1)
+    uniform_V = (1 - targets_V / targets_V.sum()) / (VOCABULARY - 1)
     one = np.eye(VOCABULARY, dtype=np.float32)
-    noisy_NN = (keep_N[:, None] * one + np.outer(1 - keep_N, spread_N)).astype(np.float32)
-    features, targets = noisy_NN[text[:-1]], one[text[1:]]
+    noisy_VV = (keep_V[:, None] * one + np.outer(1 - keep_V, uniform_V)).astype(np.float32)
+    features, targets = noisy_VV[text[:-1]], one[text[1:]]
 
     def multiply() -> float:
         features.T @ targets
@@ -94,7 +92,7 @@ def make_dense(tokens: int) -> Callable[[], float]:
 
 
 def make_epoch(side: str, steps: int, batch: int) -> Callable[[], float]:
-    """`steps` steps of Adagrad."""
+    """Returns a function that runs `steps` steps of Adagrad."""
     text = random_text((steps + 1) * batch + 1)
     if side == "ours":
         from benchmarks.ours import next_token_step
@@ -114,7 +112,7 @@ def make_epoch(side: str, steps: int, batch: int) -> Callable[[], float]:
 
 
 def make_digits(side: str) -> Callable[[], float]:
-    """The weights of a softmax layer over digits."""
+    """Returns a function that computes the weights of a softmax layer on digits."""
     features, labels = random_digits()
 
     def formula() -> float:
@@ -136,25 +134,22 @@ def make_digits(side: str) -> Callable[[], float]:
 
 
 def memory() -> float:
-    """The largest resident size of this process so far, in MiB."""
+    """Returns the peak resident memory of this process in MiB."""
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    from benchmarks.harness import compare, isolated, make_parser, ratio, report, scaled
+
+    parser = make_parser(__doc__, "explicit", rounds=5, peers=True)
     parser.add_argument("--tokens", type=int, default=3_000_000)
     parser.add_argument("--batch", type=int, default=1024, help="tokens of an Adagrad step")
-    parser.add_argument("--out", default="results/benchmarks/explicit.json")
-    parser.add_argument("--without_torch", action="store_true", help="no PyTorch's epochs")
     options = parser.parse_args()
-
-    from benchmarks.harness import compare, isolated, ratio, report, scaled
 
     torch = not options.without_torch and importlib.util.find_spec("torch") is not None
     if not torch:
-        print("no epochs of PyTorch: pip install -r benchmarks/requirements.txt for them")
+        print("skipping PyTorch's epochs: pip install -r benchmarks/requirements.txt adds them")
     dense = 2048
     factories = {
         "solution K=1": (partial(make_solution, 1, options.tokens), 1),

@@ -1,10 +1,9 @@
-"""Language models of bytes, training and writing, beside public PyTorch ones: python -m benchmarks.gmlp
+"""Times training and generation of byte language models against PyTorch: python -m benchmarks.gmlp
 
-Width 512, hidden 2048, 4 layers, 768 positions. Training: batches of 4. Writing: one text, 256 bytes after a prompt
-of 1 and of 512, which is read too. And our three models of equal parameters, `:fixed,laptop`, beside each other.
+Width 512, hidden 2048, 4 layers, 768 positions. Training: batches of 4. Generation: one text, 256 bytes after a prompt
+of 1 and of 512 bytes, including the prefill. Also compares our three models of equal parameters (`:fixed,laptop`).
 """
 
-import argparse
 import importlib.util
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +15,7 @@ STARTS = (1, 512)
 KINDS = {"gmlp": "g-mlp-gpt", "gmlp_attn": "g-mlp-gpt attention", "gpt": "gpt"}
 WRITERS = {"gmlp": "g-mlp-gpt", "gpt": "hugging face gpt-2"}
 
-# The most that a time ratio may be; writing has rates of its own.
+# Upper bounds of time ratios; the entry "gpt" is for generation.
 TARGETS = {"float32": 1 / 1.5, "bfloat16": 1 / 0.9, "gpt": 1 / 3}
 BYTES_PER_SECOND = 1000
 
@@ -48,15 +47,9 @@ def make_writer(side: str, name: str, start: int) -> Callable[[], object]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--types", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--out", default="results/benchmarks/gmlp.json")
-    parser.add_argument("--without_torch", action="store_true", help="our cases only")
-    options = parser.parse_args()
+    from benchmarks.harness import compare, isolated, make_parser, ratio, report
 
-    from benchmarks.harness import compare, isolated, ratio, report
-
+    options = make_parser(__doc__, "gmlp", rounds=5, types=True, peers=True).parse_args()
     torch = not options.without_torch and importlib.util.find_spec("torch") is not None
     timings, pairs, targets = {}, [], {}
 

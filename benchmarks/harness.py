@@ -1,9 +1,10 @@
-"""Side-by-side timing: interleaved rounds, ratios of pairs, and a record of where they were taken.
+"""Times cases in interleaved rounds, compares pairs, and records the machine.
 
-A machine's speed drifts (other work, heat, clock rates), so cases that are compared take turns,
-and a ratio is the median over rounds of the ratio *within* a round: drift cancels.
+A machine's speed drifts (other work, heat, clock rates). Cases therefore take turns, and a ratio is the median over
+rounds of the ratio within a round, which cancels the drift.
 """
 
+import argparse
 import importlib.metadata
 import json
 import multiprocessing
@@ -25,9 +26,30 @@ import numpy as np
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers")
 
 
+def make_parser(
+    description: str, name: str, *, rounds: int, types: bool = False, peers: bool = False
+) -> argparse.ArgumentParser:
+    """Returns a parser with the options --rounds and --out, and on request --types and --without_torch.
+
+    Args:
+      name: name of the benchmark and of its file in results/benchmarks.
+      rounds: default of --rounds.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=rounds, help="timed calls per case")
+    parser.add_argument("--out", default=f"results/benchmarks/{name}.json")
+    if types:
+        parser.add_argument("--types", nargs="+", default=["float32", "bfloat16"])
+    if peers:
+        parser.add_argument("--without_torch", action="store_true", help="run our cases only")
+    return parser
+
+
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one case, one entry per round, in the order of the rounds."""
+    """Seconds of one case, one entry for each round in order."""
 
     seconds: tuple[float, ...]
 
@@ -46,7 +68,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How long `case` takes relative to `baseline`, round by round; below 1 it is faster."""
+    """Time of `case` over time of `baseline` in each round; below 1, `case` is faster."""
 
     case: str
     baseline: str
@@ -67,12 +89,11 @@ def compare(
     """Times the cases in turns: A B C, then B C A, then C A B, and so on.
 
     Args:
-        cases: name -> a callable that returns only when its work is done. What it returns is
-            thrown away.
-        rounds: timed calls per case, at least 1.
-        warmup: untimed calls per case before the first round (compilation, caches).
-        settle: untimed calls right before each timed one: where a case waits for many others, its caches are
-            cold and, in a virtual machine, its freed memory is back with the host.
+      cases: name -> a callable that returns when its work is done.
+      rounds: timed calls per case, at least 1.
+      warmup: untimed calls per case before the first round (compilation, caches).
+      settle: untimed calls before each timed call. While other cases run, caches become cold and a virtual machine
+        may lose freed RAM to its host.
     """
     for case in cases.values():
         for _ in range(warmup):
@@ -80,7 +101,7 @@ def compare(
     names = list(cases)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):
-        # Rotated, so that no case always runs in the wake (caches, heat) of the same other one.
+        # Rotates, so that no case always follows the same other case (caches, heat).
         first = turn % len(names)
         for name in names[first:] + names[:first]:
             for _ in range(settle):
@@ -93,10 +114,10 @@ def compare(
 
 @contextmanager
 def isolated(factories: Mapping[str, Callable[[], Callable[[], object]]]) -> Iterator[dict]:
-    """The cases that `factories` make, each in a process of its own: name -> a callable for `compare`.
+    """Runs each case in its own process; yields name -> a callable for `compare`.
 
-    Two runtimes in one process get in each other's way: threads that spin, memory that is not given back. A factory
-    has to be picklable; what its case returns comes back through a pipe.
+    Two runtimes in one process disturb each other through spinning threads and unreleased memory. Factories must be
+    picklable. Results of a case are returned through a pipe.
     """
     spawn = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
@@ -126,13 +147,13 @@ def _serve(factory: Callable[[], Callable[[], object]], connection: Connection) 
 
 
 def ratio(timings: Mapping[str, Timing], case: str, baseline: str) -> Ratio:
-    """The pairwise ratios of two cases of one `compare`."""
+    """Returns the ratios of two cases of one `compare`."""
     pairs = zip(timings[case].seconds, timings[baseline].seconds, strict=True)
     return Ratio(case, baseline, tuple(a / b for a, b in pairs))
 
 
 def scaled(timing: Timing, factor: float) -> Timing:
-    """What the whole would have taken, of which a part was timed."""
+    """Extrapolates the timing of a part to the whole."""
     return Timing(tuple(factor * seconds for seconds in timing.seconds))
 
 
@@ -144,13 +165,12 @@ def report(
     path_json: str | os.PathLike[str],
     further: Mapping[str, object] | None = None,
 ) -> bool:
-    """Prints the timings and ratios as a table, writes them as JSON; whether all targets are met.
+    """Prints timings and ratios as a table, writes them as JSON, and returns whether all targets are met.
 
     Args:
-        title: what is measured, with the sizes.
-        targets: `Ratio.name` -> the most that its median may be. A ratio without a target is
-            reported only.
-        further: what else was measured; written, not printed.
+      title: the measured work and its sizes.
+      targets: `Ratio.name` -> upper bound of its median. Ratios may lack a target.
+      further: other measurements, written to the JSON file only.
     """
     if unknown := targets.keys() - {item.name for item in ratios}:
         raise ValueError(f"targets without a ratio: {', '.join(sorted(unknown))}")
@@ -178,15 +198,14 @@ def report(
 
 
 def machine() -> dict[str, object]:
-    """Where and with what a measurement was taken."""
+    """Describes the machine, the package versions and the commit of a measurement."""
     versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    # JAX is asked for its devices only where it is imported already: a benchmark without it must
-    # not start (or reserve) an accelerator for the sake of its description.
+    # Lists devices only if JAX is already imported, so that the description does not reserve an accelerator.
     jax = sys.modules.get("jax")
     return {
         "cpu": _cpu_model(),
@@ -201,8 +220,8 @@ def machine() -> dict[str, object]:
 
 
 def cores() -> int:
-    """The CPU cores this process may use."""
-    # Containers and Slurm narrow the affinity; macOS has none to ask for.
+    """Returns the number of CPU cores that this process may use."""
+    # Containers and Slurm restrict the affinity; macOS has no affinity.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -247,7 +266,7 @@ def _cpu_model() -> str:
 
 
 def _commit() -> str:
-    """The short commit, marked where the tree differs from it; "no commit" outside of git."""
+    """Returns the short commit hash, with the suffix "-dirty" for a changed tree, or "no commit" outside git."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--exclude=*"],

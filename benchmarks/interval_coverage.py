@@ -1,10 +1,10 @@
-"""How honest the rule of every comparison is: coverage of its intervals, and how often equal systems differ by it.
+"""Simulates the coverage of the intervals of `common.report.verdict`, and its false positives for equal systems.
 
     python -m benchmarks.interval_coverage --experiments=1000
 
-Simulated experiments in which the truth is known: two systems of n seeds each are tested on the same M examples, each
-of which has a difficulty; seeds differ in quality; whether a seed gets an example right is drawn. Beside the rule of
-`common.report.verdict`, the percentile interval of a plain two-level bootstrap on the same experiments.
+Each experiment tests two systems with n seeds on the same E examples. Examples differ in difficulty, seeds in quality,
+and each answer is drawn as right or wrong, so the true difference is known. Also measures the percentile interval of a
+plain two-level bootstrap.
 """
 
 import argparse
@@ -25,17 +25,18 @@ from common.report.verdict import Comparison, compare
 
 SEEDS, EXAMPLES = (3, 5), (500, 5000)
 QUALITY, BETTER = 0.8, 0.95
-"""Of a mean seed, on the scale of a normal deviate: about 72 and 75 % right."""
+"""Mean quality of the seeds of a system, as a normal deviate: about 72 % and 75 % accuracy."""
 
 _CURVE = Curve("accuracy", "max", [Point(1, 1.0, 1.0, 1.0)])
 
 
 class Truth(NamedTuple):
-    """What experiments are drawn from.
+    """The distribution from which experiments are drawn.
 
     Attributes:
-      seed_deviation: of the quality of seeds; 0.05 are 1.5 points of accuracy.
-      difficulty: standard deviation of the examples' difficulty.
+      qualities: mean quality of the two systems.
+      seed_deviation: standard deviation of the quality over seeds; 0.05 is about 1.5 points of accuracy.
+      difficulty: standard deviation of the difficulty over examples.
     """
 
     qualities: tuple[float, float]
@@ -44,32 +45,32 @@ class Truth(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """Of the accuracies (%) of the two systems, over all seeds and all examples there could be."""
+        """Expected difference of the accuracies of the two systems, in points."""
         scale = np.sqrt(1 + self.difficulty**2 + self.seed_deviation**2)
         first, second = (100 * stats.norm.cdf(quality / scale) for quality in self.qualities)
         return float(first - second)
 
     def draw(self, seeds: int, examples: int, generator: np.random.Generator) -> list[list[Run]]:
-        """The runs of both systems of one experiment."""
-        difficulty_M = generator.normal(0, self.difficulty, examples)
+        """Draws the runs of both systems of one experiment."""
+        difficulty_E = generator.normal(0, self.difficulty, examples)
         return [
             [
-                _run(quality + generator.normal(0, self.seed_deviation), difficulty_M, generator)
+                _run(quality + generator.normal(0, self.seed_deviation), difficulty_E, generator)
                 for _ in range(seeds)
             ]
             for quality in self.qualities
         ]
 
 
-def _run(quality: float, difficulty_M: np.ndarray, generator: np.random.Generator) -> Run:
-    right_M = difficulty_M + generator.normal(size=len(difficulty_M)) < quality
-    ones_M, none = np.ones(len(right_M)), np.zeros(0)
-    made = Losses("simulated", ones_M, ones_M, right_M.astype(float), none, "token")
+def _run(quality: float, difficulty_E: np.ndarray, generator: np.random.Generator) -> Run:
+    right_E = difficulty_E + generator.normal(size=len(difficulty_E)) < quality
+    ones_E, none = np.ones(len(right_E)), np.zeros(0)
+    made = Losses("simulated", ones_E, ones_E, right_E.astype(float), none, "token")
     return _Simulated("simulated", {"seed": 0}, _CURVE, made)
 
 
 class _Simulated(Run):
-    """A run whose predictions lie in memory."""
+    """A run whose predictions are in memory instead of a file."""
 
     def predictions(self) -> Losses:
         return self.folder
@@ -80,7 +81,7 @@ def _accuracy(runs: list[list[Run]]) -> Comparison:
 
 
 def plain_interval(comparison: Comparison, generator: np.random.Generator) -> tuple[float, float]:
-    """The 95 % percentile interval of a bootstrap that draws seeds, and test examples for all of them."""
+    """Returns the 95 % percentile interval of a bootstrap that resamples seeds and test examples."""
     means = []
     for sample in (comparison.a, comparison.b):
         runs, resamples = sample.resampled_RB.shape
@@ -91,7 +92,7 @@ def plain_interval(comparison: Comparison, generator: np.random.Generator) -> tu
 
 
 def measure(truth: Truth, seeds: int, examples: int, experiments: int, seed: int = 0) -> dict:
-    """Shares (%) of so many experiments."""
+    """Returns coverage and verdicts as percentages of the experiments."""
     generator = np.random.default_rng((seed, seeds, examples))
     inside, plain, words, widths = [], [], [], []
     for _ in range(experiments):

@@ -1,9 +1,7 @@
-"""What the loop costs over its compiled step, and how fast the data comes: python -m benchmarks.loop_overhead
+"""Times the training loop against its compiled step, and the data pipeline: python -m benchmarks.loop_overhead
 
-The tiny configuration, where overhead shows most. The bare step runs on one batch that is on the device
-already; the loop
-reads data, moves it, reads metrics, logs and shows progress. Evaluation, compilation and checkpoints have
-clocks of their own.
+Uses the tiny configuration, where the overhead is largest. The bare step repeats one batch on the device. The loop also
+reads and transfers data, reads metrics, logs and shows progress. Evaluation, compilation and checkpoints are excluded.
 """
 
 import argparse

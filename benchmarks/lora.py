@@ -1,11 +1,9 @@
-"""A training step of text classifiers, in full and with adapters, beside transformers: python -m benchmarks.lora
+"""Times a training step of text classifiers, full and LoRA, against transformers and peft: python -m benchmarks.lora
 
-The peer's adapters are peft's. 8 x 128 tokens, Adafactor, clipping, rank 32, no dropout but the adapters'. BERT as
-arctic-embed-xs has it (6 layers of 384), and a small Qwen2 (4 layers of 256). Each case in its own process, whose
-greatest memory is noted too.
+8 x 128 tokens, Adafactor, clipping, rank 32, dropout only in the adapters. BERT of arctic-embed-xs's size (6 layers of
+width 384) and a small Qwen2 (4 layers of width 256). Each case runs in its own process; records its peak memory.
 """
 
-import argparse
 import importlib.util
 import resource
 from collections.abc import Callable
@@ -17,14 +15,14 @@ from common.runtime import program
 
 BATCH, LENGTH, CLASSES = 8, 128, 2
 SIZES = {"bert": (6, 384, 1536, 12, 30_522), "qwen2": (4, 256, 1024, 4, 2, 32_000)}
-"""Layers, width, hidden, heads, (heads of keys and values,) vocabulary."""
+"""Family -> layers, width, hidden, heads, key-value heads (qwen2 only), vocabulary."""
 
-# The most that a time ratio may be: ours over the peer's per type, adapters over the full step per family.
+# Upper bounds of time ratios: ours over the peer for each dtype, LoRA over full for each family.
 TARGETS = {"float32": 1 / 1.5, "bfloat16": 1 / 0.9, "bert": 0.80, "qwen2": 0.66}
 
 
 def make(side: str, family: str, finetune: str, dtype: str, note: str) -> Callable[[], float]:
-    """A call makes one whole training step, returns its loss, and notes the most bytes that the process has had."""
+    """Returns a function that runs a training step, returns the loss and writes peak memory in bytes to `note`."""
     arguments = (family, SIZES[family], finetune, dtype, BATCH, LENGTH, CLASSES)
     if side == "torch":
         from benchmarks.peers import load
@@ -45,18 +43,13 @@ def make(side: str, family: str, finetune: str, dtype: str, note: str) -> Callab
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--types", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--out", default="results/benchmarks/lora.json")
-    parser.add_argument("--without_torch", action="store_true", help="our cases only")
-    options = parser.parse_args()
+    from benchmarks.harness import compare, isolated, make_parser, ratio, report
 
-    from benchmarks.harness import compare, isolated, ratio, report
+    options = make_parser(__doc__, "lora", rounds=9, types=True, peers=True).parse_args()
 
     torch = not options.without_torch and importlib.util.find_spec("peft") is not None
     if not torch:
-        print("only our own cases: pip install -r benchmarks/requirements.txt for the peers")
+        print("running our cases only: pip install -r benchmarks/requirements.txt adds the peers")
     timings, memory, pairs, targets = {}, {}, [], {}
 
     def pair(case: str, baseline: str, most: float) -> None:
@@ -91,7 +84,7 @@ def main() -> None:
         {"greatest memory of the process (bytes)": memory, "memory ratios": shares},
     )
     for name, share in shares.items():
-        print(f"greatest memory, {name}: {share:.3f}")
+        print(f"peak memory, {name}: {share:.3f}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Our side of the comparisons: the project's own step, decoder and configurations on fixed random work."""
+"""Our side of the benchmarks: the project's training step and decoders on fixed random data."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -32,9 +32,9 @@ VOCABULARY = 10_000
 
 
 def iwslt(variant: str = "none", **fields: object) -> ConfigDict:
-    """IWSLT's geometry with 8 encoder layers; `variant` is a reservoir of `reservoir.model` or "none".
+    """Returns IWSLT's sizes with 8 encoder layers; `variant` is a reservoir of `reservoir.model` or "none".
 
-    With `backskip=True` every step but step 0 skips.
+    With `backskip=True` every step except step 0 backskips.
     """
     config = translation.iwslt(variant)
     config.model.encoder_layers = 8
@@ -52,25 +52,25 @@ def _translation(config: ConfigDict) -> Task:
 
 
 def random_batch(batch: int, length: int) -> dict[str, np.ndarray]:
-    """Token ids without padding."""
+    """Returns random token ids without padding."""
     generator = np.random.default_rng(0)
     names = ("source", "target_inputs", "target_outputs")
     return {n: generator.integers(4, VOCABULARY, (batch, length), dtype=np.int32) for n in names}
 
 
 def translation_step(config: ConfigDict, batch: int = 64, length: int = 32) -> Callable[[], float]:
-    """A call makes one whole training step and returns its loss."""
+    """Returns a function that runs a training step and returns the loss."""
     return _stepper(_translation(config), [random_batch(batch, length)])
 
 
 def next_token_step(
-    context: int, vocabulary: int, batch: int, tokens_M: np.ndarray
+    context: int, vocabulary: int, batch: int, tokens_L: np.ndarray
 ) -> Callable[[], float]:
-    """The same for the next batch of a text, with concatenated inputs."""
+    """Returns a training step of explicit_opt's language model (concatenated inputs) on the next batch of a text."""
     config = explicit.babylm("cat")
     config.model.context = context
-    noise = Noise.of(np.bincount(tokens_M, minlength=vocabulary))
-    windows = np.lib.stride_tricks.sliding_window_view(tokens_M, context + 1)
+    noise = Noise.of(np.bincount(tokens_L, minlength=vocabulary))
+    windows = np.lib.stride_tricks.sliding_window_view(tokens_L, context + 1)
     batches = [
         {"contexts": part[:, :-1], "targets": part[:, -1], "weights": np.ones(batch, np.float32)}
         for part in windows[: len(windows) // batch * batch].reshape(-1, batch, context + 1)
@@ -81,7 +81,7 @@ def next_token_step(
 
 
 def bytes_config(kind: str, **fields: object) -> ConfigDict:
-    """Width 512, hidden 2048, 4 layers, 768 positions, no dropout, for each of the three kinds."""
+    """Returns the configuration of a byte language model: width 512, hidden 2048, 4 layers, 768 positions."""
     config = language.fixed(kind, "enwik8")
     config.model.update({"width": 512, "heads": 8, "hidden": 2048, "dropout": 0.0, **fields})
     config.optimizer.update({"name": "adam", "weight_decay": 0.0, "clip": 0.0})
@@ -89,12 +89,12 @@ def bytes_config(kind: str, **fields: object) -> ConfigDict:
 
 
 def language_step(kind: str, dtype: str, batch: int) -> Callable[[], float]:
-    """A call makes one whole training step and returns its loss."""
+    """Returns a training step of a byte language model."""
     return _language_step(bytes_config(kind, dtype=dtype), batch)
 
 
 def laptop_step(kind: str, dtype: str) -> Callable[[], float]:
-    """The same for `:fixed,laptop`, where the three models have equally many parameters."""
+    """Returns a training step of `:fixed,laptop`, where the three kinds have equal numbers of parameters."""
     config = language.choose(kind, "enwik8", "fixed,laptop")
     config.model.dtype = dtype
     return _language_step(config, config.data.batch)
@@ -113,7 +113,7 @@ def _bytes_task(config: ConfigDict) -> LanguageModelling:
 
 
 def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
-    """A call reads `start` bytes and writes the `count` likeliest bytes after them, as the sampling program does."""
+    """Returns a function that prefills `start` bytes and generates `count` bytes greedily."""
     config = bytes_config(kind, dtype="float32")
     task = _bytes_task(config)
     mesh = task.mesh
@@ -132,7 +132,7 @@ def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
 
 
 class _Classification(Classification):
-    """With frozen values from the seed in place of pretrained ones."""
+    """Classification with random instead of pretrained frozen parameters."""
 
     def outside(self, abstract_model: variables.AbstractModel) -> PretrainedWeights:
         def make():
@@ -151,7 +151,7 @@ def classifier_step(
     length: int,
     classes: int,
 ) -> Callable[[], float]:
-    """A call makes one whole training step and returns its loss."""
+    """Returns a training step of a text classifier; `sizes` are those of `benchmarks.lora.SIZES`."""
     *sizes, vocabulary = sizes
     if family == "bert":
         shape = bert(*sizes, vocabulary=vocabulary, dropout=(0.0, 0.0, 0.0))
@@ -169,7 +169,7 @@ def classifier_step(
     config.optimizer.update(
         {"name": "adafactor", "learning_rate": 1e-4, "weight_decay": 1e-5, "clip": 1.0}
     )
-    config.optimizer.decay = "all"  # as the peer's does
+    config.optimizer.decay = "all"  # like the peer
     generator = np.random.default_rng(0)
     rows = {
         "tokens": generator.integers(0, vocabulary, (batch, length), dtype=np.int32),
@@ -183,7 +183,10 @@ def classifier_step(
 
 
 def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], float]:
-    """Steps of the project's loop without the loop."""
+    """Returns a function that runs the training step on successive batches and returns the loss.
+
+    Its attribute `memory` holds the temporary bytes of the compiled step.
+    """
     config = task.config
     mesh = sharding.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
@@ -196,13 +199,12 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], 
         where = optimizer_shardings(update, trainable, where, mesh)
         opt_state = jax.jit(update.init, out_shardings=where)(trainable)
         where = sharding.batch_sharding(mesh)
-        # Not step 0, which never skips.
+        # Step 1, because step 0 never backskips.
         first = jax.device_put(batches[0], where)
         step.compile(trainable, opt_state, frozen, first, 1)
     state = [trainable, opt_state, 1]
 
     def run() -> float:
-        """Also has `memory`: bytes that the compiled step needs besides what goes in."""
         data = jax.device_put(batches[state[2] % len(batches)], where)
         state[0], state[1], metrics = step(state[0], state[1], frozen, data, state[2])
         state[2] += 1
@@ -213,14 +215,14 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], 
 
 
 def make_generate(beams: int, sentences: int = 32, length: int = 32) -> Callable[[], jax.Array]:
-    """A call translates fixed random sentences into exactly `length` new tokens each, in float32."""
+    """Returns a function that translates random sentences to exactly `length` new tokens each, in float32."""
     config = iwslt(dtype="float32")
     task = _translation(config)
     abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
     mesh = sharding.make_mesh({"data": -1})
     values = initial_params(task, abstract_model, config.seed, mesh)
     source = jnp.asarray(random_batch(sentences, length)["source"])
-    # The end of sentence is never generated, so every translation has the full length.
+    # The end of sentence is excluded, so that every translation has the full length.
     search = Search(beams=beams, ratio=0.0, extra=length)
 
     @jax.jit

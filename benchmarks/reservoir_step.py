@@ -1,13 +1,12 @@
-"""A training step of the translator, plain and with reservoirs, beside PyTorch: python -m benchmarks.reservoir_step
+"""Times a training step of the translator, plain and with reservoirs, and PyTorch: python -m benchmarks.reservoir_step
 
-IWSLT geometry: width 512, feed-forward 1024, 4 heads, 8 encoder layers of which 2 are reservoirs, 2 decoder layers,
-vocabulary 10,000, 64 x 32 tokens. Cases of one group take turns, each in its own process. Parts: "kinds" has every kind
-of reservoir, LayerDrop and backskipping beside the plain model; "deep" has 24 encoder layers with 8 reservoirs; "peers"
-is PyTorch, with and without dropout. With LayerDrop no step is like another: each leaves out other layers, two of eight
-on average, so that its time says something over many rounds alone.
+IWSLT sizes: width 512, feed-forward 1024, 4 heads, 8 encoder layers of which 2 are reservoirs, 2 decoder layers,
+vocabulary 10,000, 64 x 32 tokens. Cases of a group take turns, each in its own process. Parts: "kinds" compares every
+kind of reservoir, LayerDrop and backskipping with the plain model; "deep" has 24 encoder layers with 8 reservoirs;
+"peers" compares with PyTorch, with and without dropout. LayerDrop drops other layers in each step (two of eight on
+average), so its time needs many rounds.
 """
 
-import argparse
 import importlib.util
 from collections.abc import Callable
 from functools import partial
@@ -20,11 +19,11 @@ PARTS = ("kinds", "deep", "peers")
 VARIANTS = {"plain": "none", "T": "transformer", "FFN": "ffn"}
 PEERS = {"plain": "plain", "T": "t_reservoir", "FFN": "ffn_reservoir"}
 
-# The most that a time ratio may be: ours over PyTorch's per type, a reservoir over plain, dropout over none.
+# Upper bounds of time ratios: ours over PyTorch for each dtype, and with over without dropout.
 TARGETS = {"float32": 1 / 1.8, "bfloat16": 1 / 0.8, "dropout": 1.12}
 
 SKIPPING = {"backskip": True}
-# Two groups, as many processes as fit in a laptop's memory; each with the plain model.
+# Two groups, each with the plain model, because a laptop's RAM limits the number of processes.
 KINDS = (
     {
         "T": ("transformer", {}, 0.93),
@@ -39,14 +38,14 @@ KINDS = (
         "LayerDrop": ("none", {"layerdrop": 0.25}, None),
     },
 )
-"""Name -> (reservoir, further fields, the most of the plain model's time that it may take)."""
+"""Name -> (reservoir, further fields, upper bound of the time relative to the plain model)."""
 
 DEEP = {"encoder_layers": 24, "reservoirs": 8}
 DEEP_TARGET = 0.75
 
 
 def make(side: str, variant: str, dtype: str, rate: float) -> Callable[[], float]:
-    """A call makes one whole training step and returns its loss."""
+    """Returns a function that runs a training step and returns the loss."""
     if side == "torch":
         from benchmarks.peers import load
 
@@ -57,7 +56,7 @@ def make(side: str, variant: str, dtype: str, rate: float) -> Callable[[], float
 
 
 def make_kind(reservoir: str, dtype: str, fields: dict) -> Callable[[], float]:
-    """The same for our own kinds; the file `note` of the fields takes the bytes that its compiled step needs."""
+    """Returns the step of one of our models; writes the temporary bytes of the compiled step to fields["note"]."""
     from benchmarks.ours import iwslt, translation_step
 
     fields = dict(fields)
@@ -68,19 +67,15 @@ def make_kind(reservoir: str, dtype: str, fields: dict) -> Callable[[], float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
-    parser.add_argument("--types", nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--out", default="results/benchmarks/reservoir_step.json")
-    parser.add_argument("--without_torch", action="store_true", help="our cases only")
-    options = parser.parse_args()
+    from benchmarks.harness import compare, isolated, make_parser, ratio, report
 
-    from benchmarks.harness import compare, isolated, ratio, report
+    parser = make_parser(__doc__, "reservoir_step", rounds=9, types=True, peers=True)
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    options = parser.parse_args()
 
     torch = not options.without_torch and importlib.util.find_spec("torch") is not None
     if not torch:
-        print("only our own cases: pip install -r benchmarks/requirements.txt for PyTorch's")
+        print("running our cases only: pip install -r benchmarks/requirements.txt adds PyTorch")
     pairs: list[tuple[str, str]] = []
     targets: dict[str, float] = {}
     timings = {}
@@ -93,7 +88,7 @@ def main() -> None:
     memory: dict[str, int] = {}
 
     def ours(group: dict[str, tuple], dtype: str, common: dict, end: str) -> None:
-        """Times a group of our own kinds beside the plain model; `end` tells its cases from those of other groups."""
+        """Times a group of our models and the plain model; `end` is the suffix of the group's case names."""
         with TemporaryDirectory() as folder:
             factories = {}
             for name, (reservoir, fields, most) in {"plain": ("none", {}, None), **group}.items():
@@ -118,7 +113,7 @@ def main() -> None:
             deep = {"FFN": ("ffn", {}, DEEP_TARGET), "T": ("transformer", {}, None)}
             ours(deep, dtype, DEEP, f" {dtype}, 24 layers")
 
-    # Two groups per type, as many processes as fit in a laptop's memory.
+    # Two groups for each dtype, because a laptop's RAM limits the number of processes.
     for dtype in options.types if "peers" in options.parts else ():
         for rate in (0.0, 0.3):
             factories = {}

@@ -1,4 +1,4 @@
-"""The tiny translation run, ready to be timed: it neither evaluates nor saves but where it is stopped."""
+"""The tiny translation run for benchmarks, without periodic evaluation and checkpoints."""
 
 import tempfile
 import time
@@ -22,11 +22,11 @@ from reservoir.model import translator
 
 @contextmanager
 def tiny_run(workdir: Path | None = None, model: Mapping[str, int] | None = None) -> Iterator[Run]:
-    """An open run on all devices of all processes.
+    """Opens a run on all devices of all processes.
 
     Args:
-      workdir: what the processes have in common; a folder of its own without.
-      model: fields in which the model is another than the tiny one.
+      workdir: directory shared by the processes; None uses a temporary directory.
+      model: overrides of the tiny model's fields.
     """
     config = load("configs/wmt_ffn_res.py:tiny")
     config.model.update(model or {})
@@ -41,7 +41,7 @@ def tiny_run(workdir: Path | None = None, model: Mapping[str, int] | None = None
 
 
 def train(run: Run, steps: int) -> float:
-    """Trains on; tokens per second of the clock that counts training alone."""
+    """Trains further steps; returns tokens per second of training time."""
     tokens, seconds = run.state.tokens, run.clock["train"]
     with Signals() as signals:
         hooks = make_hooks(signals, Profile(), pause_at=run.step + steps)

@@ -1,8 +1,8 @@
-"""What it costs to be several processes: python -m benchmarks.two_processes
+"""Times two processes with one device each against one process with two: python -m benchmarks.two_processes
 
-The loop on two devices of this CPU: both in one process, or one in each of two, which exchange gradients over loopback
-and compare notes now and then. With the tiny configuration, whose step is a tenth of a second, and with the laptop's
-translator on the same data. All processes of a size live throughout and take turns.
+Both devices are on this CPU; two processes exchange gradients over loopback. Uses the tiny configuration, whose step
+takes a tenth of a second, and the laptop's translator on the same data. All processes of a size stay alive and take
+turns.
 """
 
 import argparse
@@ -21,7 +21,7 @@ TARGET = 0.85
 CASES = {"1 process x 2 devices": 1, "2 processes x 1 device": 2}
 LAPTOP = {"width": 256, "hidden": 1024, "encoder_layers": 6, "decoder_layers": 2, "reservoirs": 2}
 SIZES = {"tiny": ({}, 100), "laptop": (LAPTOP, 10)}
-"""Fields of the model, and the steps of one round."""
+"""Size -> (overrides of the model, steps of one round)."""
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def measure(size: str, count: int) -> list[dict[str, float]]:
-    """Tokens per second of both cases, in `count` rounds."""
+    """Returns tokens per second of both cases in each of `count` rounds."""
     steps = SIZES[size][1]
     with tempfile.TemporaryDirectory() as folder:
         groups = {name: start(size, Path(folder) / str(n), n) for name, n in CASES.items()}
@@ -68,14 +68,14 @@ def measure(size: str, count: int) -> list[dict[str, float]]:
             rounds.append({name: train(groups[name], steps) for name in order})
         workers = [worker for group in groups.values() for worker in group]
         for worker in workers:
-            worker.stdin.close()  # of all: they wait for each other
+            worker.stdin.close()  # close all before waiting, since the processes wait for each other
         for worker in workers:
             worker.wait()
     return rounds
 
 
 def start(size: str, workdir: Path, count: int) -> list[subprocess.Popen]:
-    """`count` processes with two devices in all, which wait to be told how many steps to train."""
+    """Starts `count` processes with two devices in total; each reads numbers of steps from standard input."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(2 // count)}
@@ -97,23 +97,23 @@ def start(size: str, workdir: Path, count: int) -> list[subprocess.Popen]:
 
 
 def train(group: list[subprocess.Popen], steps: int) -> float:
-    """Tokens per second, as the first process has them, of all of them."""
+    """Trains `steps` steps; returns the tokens per second of all processes, as measured by the first."""
     for worker in group:
         worker.stdin.write(f"{steps}\n")
         worker.stdin.flush()
     speeds = []
     for worker in group:
-        for line in worker.stdout:  # behind the table of parameters
+        for line in worker.stdout:  # skip the table of parameters
             if line.startswith("speed "):
                 speeds.append(float(line.split()[1]))
                 break
         else:
-            sys.exit(f"a process ended with exit code {worker.wait()}")
+            sys.exit(f"a worker process exited with code {worker.wait()}")
     return speeds[0]
 
 
 def work(size: str, workdir: str) -> None:
-    """One of the processes."""
+    """Runs a worker process."""
     from common.runtime import processes
 
     processes.initialize()

@@ -1,12 +1,12 @@
-"""BabyLM (10M words), the K tokens before concatenated: explicit, warm and cold starts of a softmax layer.
+"""BabyLM (10M words), concatenation of the K previous tokens: explicit, warm and cold starts of a softmax layer.
 
     python -m explicit_opt.train --config=configs/babylm_cat.py --config.model.context=4 --config.start=warm
 
-Reproduces: Table 1 and Figures 1 and 3, Cat (K = 1, 2, 4 by --config.model.context; start = cold, explicit, warm).
+Reproduces: Table 1 and Figures 1 and 3, Cat (K = 1, 2, 4 with --config.model.context; start = cold, explicit, warm).
 Hardware: one accelerator or a few CPU hours per start; the explicit solution alone takes seconds.
-Data: text files train/*.txt, dev/*.txt, test/*.txt of BabyLM's 10M track in data/babylm, or elsewhere by
+Data: text files train/*.txt, dev/*.txt, test/*.txt of BabyLM's 10M track in data/babylm. Other files:
 --config.data.source=files:DIR and --config.data.splits.train=PATTERNS.
-`--config=configs/babylm_cat.py:tiny` is a small vocabulary on embedded text: about a minute on two CPU cores.
+`--config=configs/babylm_cat.py:tiny` uses embedded text and a small vocabulary: about a minute on two CPU cores.
 """
 
 from ml_collections import ConfigDict

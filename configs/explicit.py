@@ -1,4 +1,4 @@
-"""What the experiments of explicit optimization share. Imported by the experiments beside it; not one itself."""
+"""Shared configuration of the explicit-optimization experiments (configs/babylm_*.py, configs/mnist_explicit.py)."""
 
 from ml_collections import ConfigDict
 
@@ -6,7 +6,7 @@ from configs import training
 
 
 def _base() -> ConfigDict:
-    """Trains epoch by epoch and stops at the first that does not improve, from any start."""
+    """Evaluates after every epoch and stops after the first epoch without improvement."""
     config = training.base("explicit_opt")
     config.start = "warm"
     config.solution = ConfigDict({"exponent": -1.0, "sign": -1})
@@ -18,7 +18,7 @@ def _base() -> ConfigDict:
 
 
 def babylm(aggregate: str) -> ConfigDict:
-    """The language models of section 3.1: 10 million words of BabyLM, 2^12 pieces, `<oov>` and `<pad>`."""
+    """Language models of section 3.1: 10 million words of BabyLM, 2^12 pieces plus `<oov>` and `<pad>`."""
     config = _base()
     config.data = ConfigDict(
         {
@@ -33,13 +33,13 @@ def babylm(aggregate: str) -> ConfigDict:
     )
     config.model = ConfigDict({"aggregate": aggregate, "context": 1, "cold": "torch"})
     config.optimizer.update({"name": "adagrad", "learning_rate": 0.01, "epsilon": 1e-10})
-    # Training perplexity is measured on every n-th token, this many of the whole text.
+    # Number of training tokens, evenly spaced over the text, on which training perplexity is measured.
     config.eval.train_tokens = 100_000
     return config
 
 
 def tiny_text(config: ConfigDict) -> ConfigDict:
-    """The same on the manual that comes with Python: seconds on two CPU cores."""
+    """Reduces a language model to the embedded Python manual: under a minute on two CPU cores."""
     config.data.source, config.data.documents = "embedded:python", "paragraph"
     config.data.vocab_size, config.data.held_out_share = 514, 1.0
     config.model.context = 2
@@ -48,9 +48,9 @@ def tiny_text(config: ConfigDict) -> ConfigDict:
 
 
 def mnist() -> ConfigDict:
-    """The digit classifiers of sections 3.2 and 3.3; optimizer and cold start as fit the printed numbers."""
+    """Digit classifiers of sections 3.2 and 3.3; optimizer and cold start are those closest to the printed numbers."""
     config = _base()
-    # The last 10,000 training images decide when to stop, so that the test images choose nothing.
+    # Early stopping uses the last 10,000 training images, not the test images.
     config.data = ConfigDict({"source": "files:data/mnist", "held_out": 10_000})
     config.model = ConfigDict({"layers": 1, "cold": "normal"})
     config.solution.priming = 0.0
@@ -60,7 +60,7 @@ def mnist() -> ConfigDict:
 
 
 def tiny_digits(config: ConfigDict) -> ConfigDict:
-    """The same on the 1,797 digits of scikit-learn: seconds on two CPU cores."""
+    """Reduces a digit classifier to scikit-learn's 1,797 digits: seconds on two CPU cores."""
     config.data.source, config.data.held_out = "embedded:digits", 200
     config.train.epochs = 10
     return config

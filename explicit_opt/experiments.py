@@ -1,4 +1,4 @@
-"""The experiments of the paper: which runs each table and figure needs, and the printed numbers beside them."""
+"""The paper's tables and figures: the runs that each of them needs, and the printed numbers."""
 
 import itertools
 import os
@@ -31,7 +31,7 @@ from explicit_opt.solution import (
 
 CONTEXTS = (1, 2, 4)
 TRAINED = ("cold", "zero", "warm", "scaled")
-"""Starts of runs. Before its first step a warm one is the explicit solution, a scaled one its fitted multiple."""
+"""Starts of trained runs: "warm" starts from the explicit solution, "scaled" from its fitted multiple."""
 PRINTED = {
     "sum": {
         1: (51.4, 56.4, 85.4, 91.8, 40.1, 45.7),
@@ -44,7 +44,7 @@ PRINTED = {
         4: (24.6, 31.6, 40.3, 55.4, 20.7, 31.2),
     },
 }
-"""Table 1: training and development perplexity of cold, explicit (-p) and warm."""
+"""Table 1: K -> training and development perplexity of the cold, explicit (-p) and warm start."""
 
 PRINTED_DIGITS = {
     (1, "explicit, no training"): 82.86,
@@ -53,82 +53,85 @@ PRINTED_DIGITS = {
     (2, "warm"): 92.93,
     (2, "cold"): 75.64,
 }
-"""Section 4: test accuracy in % of layers and starts."""
+"""Section 4: (layers, start) -> test accuracy in %."""
 
 Points = list[tuple[float, float, float]]
-"""(epoch, training value, development value); the values before training stand at epoch 0.5, as in Figure 1."""
+"""(epoch, training value, development value). Values before training have epoch 0.5, as in Figure 1."""
 
 
 @dataclass(frozen=True)
 class ExperimentSuite(experiments.ExperimentSuite):
-    """The paper's configurations, tiny, laptop or paper.
+    """The paper's configurations at one scale.
 
-    Attributes beyond those of every laboratory:
-      protocol: "ours" stops early, by data that are held out for it, and reports the best checkpoint. "printed" reports
-        the last values: of language models after all epochs (Table 1), of digits after the first epoch that raises the
-        test loss (section 4).
-      places: corpus -> the folder that it is read from, if not data/CORPUS.
+    Attributes beyond those of the base class:
+      protocol: "ours" stops early on held-out data and reports the best checkpoint. "printed" reports the last value:
+        after all epochs for language models (Table 1), after the first epoch that raises the test loss for digits
+        (section 4).
+      data: corpus -> its directory, if not data/CORPUS.
     """
 
     protocol: str = "ours"
-    places: dict[str, Path] = field(default_factory=dict)
+    data: dict[str, Path] = field(default_factory=dict)
 
     def named(self, name: str) -> str:
-        """The name of a run or of a file, told apart by the protocol."""
+        """Returns the name of a run or file, with the protocol as suffix unless it is "ours"."""
         return name if self.protocol == "ours" else f"{name}_{self.protocol}"
 
     def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
         return run.prepare(config, self.mesh)
 
     def configuration(self, config: ConfigDict, **values: object) -> ConfigDict:
-        """Of this scale, with the fields of the command line and of the experiment, which win."""
+        """Returns `config` at this scale with the overrides of the command line, then those of the experiment."""
         if self.scale == "tiny":
             config = (explicit.tiny_text if "aggregate" in config.model else explicit.tiny_digits)(
                 config
             )
         elif self.scale == "laptop" and "aggregate" in config.model:
-            # Adagrad moves a weight by about 0.02 sqrt(steps): a cold start needs many steps more than many tokens,
-            # and a step costs as much as its table.
+            # Adagrad moves a weight by about 0.02 sqrt(steps), so a cold start needs many steps rather than many
+            # tokens. The cost of a step is proportional to the size of the table.
             config.data.vocab_size, config.data.tokens, config.train.batch = 1026, 200_000, 128
         return self.override(config, **{"eval.start": True, **values})
 
     def language(
         self, aggregate: str, context: int, start: str, seed: int = 1, **values: object
     ) -> ConfigDict:
-        """The fields of `values`, by their dotted names, belong to the experiment."""
-        values |= {"model.context": context, "start": start, "seed": seed, **self._place("babylm")}
+        """Returns the configuration of a language model; `values` maps dotted field names to overrides."""
+        values |= {"model.context": context, "start": start, "seed": seed, **self._source("babylm")}
         if self.protocol == "printed":
             values["eval.patience"] = 0
         return self.configuration(explicit.babylm(aggregate), **values)
 
     def digits(self, layers: int, start: str, seed: int, **values: object) -> ConfigDict:
-        """As `language`."""
-        values |= {"model.layers": layers, "start": start, "seed": seed, **self._place("mnist")}
+        """Returns the configuration of a digit classifier; `values` maps dotted field names to overrides."""
+        values |= {"model.layers": layers, "start": start, "seed": seed, **self._source("mnist")}
         if self.protocol == "printed":
             values["data.held_out"] = 0
         return self.configuration(explicit.mnist(), **values)
 
-    def _place(self, corpus: str) -> dict[str, str]:
-        place = self.places.get(corpus)
-        return {"data.source": f"files:{place}"} if place else {}
+    def _source(self, corpus: str) -> dict[str, str]:
+        directory = self.data.get(corpus)
+        return {"data.source": f"files:{directory}"} if directory else {}
 
     def language_case(self, aggregate: str, context: int, start: str) -> tuple[str, Experiment]:
-        """Name and configurations of a language model.
+        """Returns the name and the configurations of a language model.
 
-        With K = 1 sum and concatenation are one model, run once, as in the paper.
+        With K = 1, sum and concatenation are the same model, which is run once, as in the paper.
         """
         aggregate = "sum" if context == 1 else aggregate
         name = self.named(f"{aggregate}_k{context}_{start}")
         return name, partial(self.language, aggregate, context, start)
 
     def digits_case(self, layers: int, start: str) -> tuple[str, Experiment]:
-        """Name and configurations of a classifier of digits."""
+        """Returns the name and the configurations of a digit classifier."""
         return self.named(f"digits_{layers}_{start}"), partial(self.digits, layers, start)
 
     def side(self, text: str) -> Side:
-        """Reads "sum K: START", "cat K: START" or "digits LAYERS: START", such as "cat 2: warm".
+        """Parses "sum K: START", "cat K: START" or "digits LAYERS: START", such as "cat 2: warm".
 
-        Options of the command line that only the other family (texts, digits) has are left out.
+        Ignores command-line overrides of fields that only the other corpus has.
+
+        Raises:
+          UserError: `text` names no experiment.
         """
         model, _, start = text.partition(": ")
         family, _, number = model.partition(" ")
@@ -138,8 +141,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
             and int(number) > 0
             and start in STARTS
             and (family, start, number == "1") != ("digits", "zero", False),
-            f"there is no experiment {text!r}, but sum K, cat K (tokens before) and digits LAYERS with"
-            f" {', '.join(STARTS)} (zero: one layer), such as 'cat 2: warm'",
+            f"unknown experiment {text!r}: use 'sum K: START', 'cat K: START' or 'digits LAYERS: START' with one of the"
+            f" starts {', '.join(STARTS)} (zero: one layer only), such as 'cat 2: warm'",
         )
         corpus = "mnist" if family == "digits" else "babylm"
         suite = replace(self, fields=_fields_of(corpus, self.fields))
@@ -148,30 +151,32 @@ class ExperimentSuite(experiments.ExperimentSuite):
             if family == "digits"
             else suite.language_case(family, int(number), start)
         )
-        kind, _, place = case[1](1).data.source.partition(":")
-        absent = kind == "files" and not Path(os.path.expanduser(place)).is_dir()
-        return Side(*case, f"--data={corpus}=DIR" if absent else "")
+        kind, _, directory = case[1](1).data.source.partition(":")
+        missing = kind == "files" and not Path(os.path.expanduser(directory)).is_dir()
+        return Side(*case, f"--data={corpus}=DIR" if missing else "")
 
 
 FAMILIES: dict[str, Callable[[], ConfigDict]] = {
     "babylm": lambda: explicit.babylm("sum"),
     "mnist": explicit.mnist,
 }
-"""Corpus -> a configuration of its models."""
+"""Corpus -> a function that returns a configuration of its models."""
 
 
 def _fields_of(corpus: str, fields: Iterable[str]) -> list[str]:
-    """Those options "--config.a.b=VALUE" that models of a corpus have, or no model has: these are refused later.
+    """Drops the overrides "--config.a.b=VALUE" of fields that only the other corpus has.
+
+    Keeps overrides of unknown fields, which are rejected later.
 
     Raises:
-      UserError: one says where data lie, which models of all corpora would take.
+      UserError: an override sets data.source, which would apply to both corpora.
     """
     known = {name: flatten(make()) for name, make in FAMILIES.items()}
     others = set().union(*known.values()) - set(known[corpus])
     names = {text: text.removeprefix("--config.").partition("=")[0] for text in fields}
     if "data.source" in names.values():
         raise UserError(
-            "--config.data.source would be of texts and of digits: use"
+            "--config.data.source applies to texts and digits alike: use"
             f" {' and '.join(f'--data={name}=DIR' for name in FAMILIES)}"
         )
     return [text for text, name in names.items() if name not in others]
@@ -180,7 +185,7 @@ def _fields_of(corpus: str, fields: Iterable[str]) -> list[str]:
 def language_runs(
     suite: ExperimentSuite, aggregates: Iterable[str] = PRINTED
 ) -> dict[tuple[str, int, str], list[tuple[Points, float]]]:
-    """(input, K, start) -> of each seed the curve, and the test perplexity of its best checkpoint."""
+    """Returns (input, K, start) -> for each seed, the curve and the test perplexity of the best checkpoint."""
     cells = itertools.product(aggregates, CONTEXTS, TRAINED)
     cases = {cell: suite.language_case(*cell) for cell in cells}
     found = suite.runs(dict(cases.values()))
@@ -205,14 +210,14 @@ COLUMNS = {
     "sp": ("scaled", True),
     "sw": ("scaled", False),
 }
-"""Columns of Table 1 as start and whether the values before training are meant; the paper has the first three."""
+"""Columns of Table 1 -> (start, whether the value is the one before training). The paper has the first three."""
 
 
 def table1(suite: ExperimentSuite) -> None:
-    """Training (T) and development (D) perplexities beside the printed ones.
+    """Writes training (T) and development (D) perplexities beside the printed ones.
 
-    By our protocol at the epoch that is best on the development text, which makes D optimistic: X is the test
-    perplexity of these checkpoints. By the printed protocol after the last epoch.
+    Protocol "ours" takes the epoch with the best development perplexity, which makes D optimistic; X is the test
+    perplexity of that checkpoint. Protocol "printed" takes the last epoch.
     """
     ours, every, rows = suite.protocol == "ours", language_runs(suite), []
     for aggregate, printed in PRINTED.items():
@@ -237,7 +242,7 @@ def table1(suite: ExperimentSuite) -> None:
 
 
 def fig1(suite: ExperimentSuite) -> None:
-    """Left: token counts against the mean of their co-occurrences, K = 1. Right: training perplexity of Cat."""
+    """Draws token counts against mean co-occurrences (left, K = 1) and the training perplexity of Cat (right)."""
     frequency, mean = scaling(NextToken(suite.language("sum", 1, "explicit"), suite.mesh))
     slope, _ = np.polyfit(np.log(frequency), np.log(mean), 1)
     rows = list(zip(frequency.tolist(), mean.tolist(), strict=True))
@@ -251,19 +256,19 @@ def fig1(suite: ExperimentSuite) -> None:
 
 
 def scaling(task: NextToken) -> tuple[np.ndarray, np.ndarray]:
-    """The count of every token that occurs, and the mean of its co-occurrences over the text (section 2.2, K = 1)."""
+    """Returns the count of each token that occurs and the mean of its co-occurrences (section 2.2, K = 1)."""
     counts, noise = np.asarray(task.counts()[0], np.float64), task.noise
     found = np.asarray(noise.keep_N)[:, None] * counts + np.outer(
         noise.uniform_N, np.asarray(noise.spill_N) @ counts
     )
-    # With one feature the geometric mean is the co-occurrence itself; the mean is over the M tokens (eq. 13).
+    # For K = 1 the geometric mean is the co-occurrence itself; eq. (13) averages over the tokens of the text.
     mean = counts.sum(1) @ found / counts.sum()
     seen = counts.sum(0) > 0
     return counts.sum(0)[seen], mean[seen]
 
 
 def fig3(suite: ExperimentSuite) -> None:
-    """Development perplexity of Cat, training and development perplexity of Sum."""
+    """Draws the development perplexity of Cat, and the training and development perplexity of Sum."""
     cat, sums = _curves(suite, "cat", "sum").values()
     _write_curves(suite, "fig3_cat", cat)
     _write_curves(suite, "fig3_sum", sums)
@@ -278,8 +283,8 @@ def fig3(suite: ExperimentSuite) -> None:
 
 
 def fig2(suite: ExperimentSuite) -> None:
-    """Digits: accuracy by epoch of one and two layers from each start; and of the explicit solution over K."""
-    # Two layers of zeros would never differ (see digits.validate).
+    """Writes and draws digit accuracy by epoch for each start and one or two layers, and the scan of K."""
+    # With a zero start all outputs of a hidden layer would stay equal (see digits.validate).
     trained = [(n, s) for n in (1, 2) for s in TRAINED if (n, s) != (2, "zero")]
     cases = {case: suite.digits_case(*case) for case in trained}
     found = suite.runs(dict(cases.values()))
@@ -317,19 +322,22 @@ def fig2(suite: ExperimentSuite) -> None:
 
 
 def digits_result(suite: ExperimentSuite, ran: Ran) -> tuple[dict[str, float], Points]:
-    """Test metrics of a run by the protocol, and its curve (epoch, accuracy in %, loss) on the data that stop it."""
+    """Returns the test metrics of a run and its validation curve of (epoch, accuracy in %, loss).
+
+    With the protocol "printed" the validation data are the test data, and the metrics are the last ones.
+    """
     points = [
         (number or 0.5, m["valid/accuracy"], m["valid/loss"])
         for number, m in enumerate(evaluations(ran.workdir, "valid/accuracy"))
     ]
     if suite.protocol == "ours":
         return ran.summary["test"], points
-    _, accuracy, loss = points[-1]  # nothing is held out: these are the test images
+    _, accuracy, loss = points[-1]
     return {"accuracy": accuracy, "loss": loss}, points
 
 
 def untrained(config: ConfigDict, suite: ExperimentSuite) -> dict[str, float]:
-    """Test metrics of a start before any step."""
+    """Returns the test metrics before the first training step."""
     task = Digits(config, suite.mesh)
     abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
     started = task.start(initial_params(task, abstract_model, config.seed, suite.mesh))
@@ -343,8 +351,12 @@ def _digits_row(layers: int, start: str, tested: list[dict], epochs: list[int]) 
 
 
 def priming_scan(task: Digits) -> tuple[list[tuple[float, float, float]], float]:
-    """(K, test accuracy of the weights form, of the separate intercept) in % for every integer K from 1 to the number
-    of pixels (section 3.2), and the average norm of the features."""
+    """Scans every integer K from 1 to the number of pixels (section 3.2).
+
+    Returns:
+      (K, test accuracy of eq. (3) in %, test accuracy of the separate intercept in %) for each K, and the average norm
+      of the features.
+    """
     features, labels = jnp.asarray(task.features("test")), task.splits["test"][1]
     train = task.features("train")
     found = cooccurrences(train, task.splits["train"][1], task.outputs)
@@ -364,7 +376,7 @@ def priming_scan(task: Digits) -> tuple[list[tuple[float, float, float]], float]
 
 
 def _curves(suite: ExperimentSuite, *aggregates: str) -> dict[str, dict[str, Points]]:
-    """Input -> the curves of its models, with seed 1."""
+    """Returns input -> curves of its models, for seed 1."""
     found = language_runs(replace(suite, seeds=1), aggregates)
     return {
         aggregate: {

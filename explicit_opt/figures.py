@@ -1,4 +1,4 @@
-"""The paper's figures from measured values."""
+"""Draws the paper's figures from measured values."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 from common.report.panels import COLOURS, panels
 
 Curves = Mapping[str, Sequence[tuple[float, float]]]
-"""Name of a run, which ends with its start -> (epoch, value)."""
+"""Run -> (epoch, value). The name of a run ends with its start."""
 
 STYLES = {"cold": "--", "zero": ":", "warm": "-", "scaled": "-."}
 
@@ -16,7 +16,7 @@ STYLES = {"cold": "--", "zero": ":", "warm": "-", "scaled": "-."}
 def scaling_and_curves(
     frequency: np.ndarray, mean: np.ndarray, slope: float, curves: Curves, path: Path
 ) -> None:
-    """Figure 1: the assumption of the proof (y proportional to x), and training perplexity by epoch."""
+    """Draws Figure 1: mean co-occurrence over count (the proof assumes slope 1), and training perplexity by epoch."""
     figure, (left, right) = panels(2)
     left.plot(frequency, mean, ".", markersize=3, alpha=0.4, color=COLOURS[0])
     ends = np.array([frequency.min(), frequency.max()])
@@ -30,7 +30,7 @@ def scaling_and_curves(
 
 
 def perplexities(curves: Mapping[str, Curves], path: Path) -> None:
-    """Figure 3: one panel per data set and kind of input."""
+    """Draws Figure 3: one panel for each data set and input."""
     figure, axes = panels(len(curves))
     for part, (title, shown) in zip(axes, curves.items(), strict=True):
         _draw(part, shown, "perplexity", title)
@@ -40,7 +40,7 @@ def perplexities(curves: Mapping[str, Curves], path: Path) -> None:
 def digits(
     curves: Curves, scan: Sequence[tuple[float, float, float]], norm: float, path: Path, split: str
 ) -> None:
-    """Figure 2: accuracy on `split` by epoch, and the explicit solution's test accuracy over the priming number."""
+    """Draws Figure 2: accuracy on `split` by epoch, and test accuracy of the explicit solution over K."""
     figure, (left, right) = panels(2)
     _draw(left, curves, f"{split} accuracy (%)", "trained", log_y=False)
     primings, weights, intercept = zip(*scan, strict=True)
@@ -55,7 +55,7 @@ def digits(
 
 
 def _draw(part, curves: Curves, value: str, title: str, log_y: bool = True) -> None:
-    """One line style per start, one colour per model; the value before training stands at epoch 0.5."""
+    """Plots one line style per start and one colour per model. The value before training has epoch 0.5."""
     groups = list(dict.fromkeys(name.split(",")[0] for name in curves))
     for name, points in curves.items():
         colour = COLOURS[groups.index(name.split(",")[0]) % len(COLOURS)]
@@ -68,7 +68,7 @@ def _draw(part, curves: Curves, value: str, title: str, log_y: bool = True) -> N
 
 
 def _plain(axis) -> None:
-    """Numbers as they are read, 1 2 5 10 20, where a decade or two are shown."""
+    """Labels a log axis with 1, 2, 5, 10, 20 instead of powers of ten."""
     from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))

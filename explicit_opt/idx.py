@@ -1,4 +1,4 @@
-"""IDX files, the format of MNIST: a magic number, the dimensions, then bytes."""
+"""Reads IDX files, the format of MNIST: a magic number, the dimensions, then unsigned bytes."""
 
 import gzip
 import zlib
@@ -12,10 +12,10 @@ _UNSIGNED_BYTE = 8
 
 
 def read_idx(directory: Path, name: str) -> np.ndarray:
-    """The uint8 array in DIR/name or DIR/name.gz.
+    """Returns the uint8 array in DIRECTORY/NAME or DIRECTORY/NAME.gz.
 
     Raises:
-        UserError: the file is missing, damaged or holds something else.
+      UserError: the file is missing, damaged, or not an IDX file of unsigned bytes.
     """
     plain = directory / name
     path = plain if plain.is_file() else directory / f"{name}.gz"
@@ -26,11 +26,11 @@ def read_idx(directory: Path, name: str) -> np.ndarray:
         if path.suffix == ".gz":
             raw = gzip.decompress(raw)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path} is damaged or cut off: {error}") from error
+        raise UserError(f"{path} is damaged or truncated: {error}") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
     if len(raw) < 4 or raw[:3] != bytes((0, 0, _UNSIGNED_BYTE)) or len(raw) < 4 + 4 * raw[3]:
-        raise UserError(f"{path} is no IDX file of unsigned bytes")
+        raise UserError(f"{path} is not an IDX file of unsigned bytes")
     shape = np.frombuffer(raw, ">u4", raw[3], 4).astype(int)
     start = 4 + 4 * raw[3]
     if len(raw) - start != int(np.prod(shape)):

@@ -1,6 +1,6 @@
-"""The paper's two models: a language model of the K tokens before, and softmax layers over any features.
+"""The paper's two models: a language model over a fixed context of tokens, and a stack of softmax layers.
 
-B examples, K tokens before, N vocabulary or classes, D features.
+B examples, W lags of the context (the paper's K), V vocabulary, M input features, C classes.
 """
 
 from collections.abc import Callable
@@ -17,26 +17,26 @@ INITIALIZERS: dict[str, Callable[[int], Callable]] = {
     "torch": lambda inputs: initializers.uniform(inputs**-0.5),
     "normal": lambda inputs: initializers.normal(1.0),
 }
-"""Cold starts by name, as functions of the number of inputs: PyTorch's Linear, and N(0, 1)."""
+"""Initializers of a cold start, as functions of the number of inputs: PyTorch's Linear, and N(0, 1)."""
 
 
 @jax.custom_vjp
-def spread(share_D: jax.Array, table_DN: jax.Array) -> jax.Array:
-    """share @ table, (N,), differentiable in the table only.
+def constant_matvec(constant_V: jax.Array, table_VV: jax.Array) -> jax.Array:
+    """Returns constant @ table, (V,), differentiable in the table only.
 
-    Its gradient is written row by row: XLA's own would be written column by column, and copied to turn it around.
+    The custom gradient is laid out row by row. XLA's own gradient is laid out column by column and then copied.
     """
-    return share_D @ table_DN
+    return constant_V @ table_VV
 
 
-spread.defvjp(
-    lambda share_D, table_DN: (share_D @ table_DN, share_D),
-    lambda share_D, g_N: (None, share_D[:, None] * g_N[None]),
+constant_matvec.defvjp(
+    lambda constant_V, table_VV: (constant_V @ table_VV, constant_V),
+    lambda constant_V, g_V: (None, constant_V[:, None] * g_V[None]),
 )
 
 
 class FeedForward(nnx.Module):
-    """softmax(H U) with H the sum or the concatenation of K noisy embeddings (section 2)."""
+    """softmax(H U), where H is the sum or the concatenation of W noisy embeddings (section 2)."""
 
     def __init__(self, vocabulary: int, context: int, aggregate: str, cold: str, *, rngs: nnx.Rngs):
         tables = context if aggregate == "cat" else 1
@@ -45,21 +45,21 @@ class FeedForward(nnx.Module):
         self.tables = nnx.Param(draw(rngs.params(), shape), axes=TABLE_AXES)
         self.context = context
 
-    def __call__(self, contexts_BK: jax.Array, noise: Noise) -> jax.Array:
-        """Logits (B, N): K rows of the tables each, and what the noise adds, never H."""
+    def __call__(self, contexts_BW: jax.Array, noise: Noise) -> jax.Array:
+        """Returns logits (B, V): W table rows and the noise term for each example. H is never built."""
         tables = self.tables[...]
-        uniform_TN = [spread(noise.uniform_N, table) for table in tables]
-        logits_BN = 0.0
+        uniform_logits = [constant_matvec(noise.uniform_N, table) for table in tables]
+        logits_BV = 0.0
         for lag in range(self.context):
-            number = lag % len(tables)  # sums share one table
-            tokens_B = contexts_BK[:, lag]
-            logits_BN += noise.keep_N[tokens_B, None] * tables[number, tokens_B]
-            logits_BN += noise.spill_N[tokens_B, None] * uniform_TN[number]
-        return logits_BN
+            index = lag % len(tables)  # sums share one table
+            tokens_B = contexts_BW[:, lag]
+            logits_BV += noise.keep_N[tokens_B, None] * tables[index, tokens_B]
+            logits_BV += noise.spill_N[tokens_B, None] * uniform_logits[index]
+        return logits_BV
 
 
 class SoftmaxLayers(nnx.Module):
-    """L layers without biases, each a softmax of N outputs; the last one gives logits (section 3.3)."""
+    """A stack of linear layers without biases, with a softmax between layers; returns logits (section 3.3)."""
 
     def __init__(self, features: int, outputs: int, layers: int, cold: str, *, rngs: nnx.Rngs):
         def layer(inputs: int) -> Linear:
@@ -69,12 +69,9 @@ class SoftmaxLayers(nnx.Module):
 
         self.layers = nnx.List([layer(features)] + [layer(outputs) for _ in range(layers - 1)])
 
-    def __call__(self, features_BD: jax.Array) -> jax.Array:
-        """Logits (B, N)."""
-        return self.layers[-1](self.hidden(features_BD, len(self.layers) - 1))
-
-    def hidden(self, features_BD: jax.Array, below: int) -> jax.Array:
-        """What layer number `below` (from 0) reads."""
-        for layer in list(self.layers)[:below]:
-            features_BD = jax.nn.softmax(layer(features_BD))
-        return features_BD
+    def __call__(self, features_BM: jax.Array) -> jax.Array:
+        """Returns logits (B, C)."""
+        *hidden, last = self.layers
+        for layer in hidden:
+            features_BM = jax.nn.softmax(layer(features_BM))
+        return last(features_BM)

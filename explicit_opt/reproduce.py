@@ -1,8 +1,7 @@
-"""The paper's table and figures, measured beside printed: python -m explicit_opt.reproduce table1 --scale=tiny
+"""Reproduces the paper's table and figures: python -m explicit_opt.reproduce table1 --scale=tiny
 
-Runs what is missing, goes on with what was cut off, and writes CSV, Markdown and PNG into --out. Any field of the
-configurations is an option, as in explicit_opt.train: --config.data.source=files:DIR. --protocol=printed stops and
-selects as the paper does.
+Trains missing runs, resumes interrupted ones, and writes CSV, Markdown and PNG files to --out. Accepts overrides like
+explicit_opt.train: --config.data.source=files:DIR. --protocol=printed uses the paper's early stopping and selection.
 """
 
 from argparse import Namespace
@@ -15,22 +14,22 @@ TARGETS = {
     "fig1": "experiments",
     "fig2": "experiments",
     "fig3": "experiments",
-    "formula": "arithmetic",
-    "sensitivity": "arithmetic",
+    "formula": "analysis",
+    "sensitivity": "analysis",
 }
-"""The paper's table and figures, and two tables of the page of proof, with the module of each."""
+"""Target -> the module that defines it."""
 
 CORPORA = {
     **dict.fromkeys(("table1", "fig1", "fig3", "formula"), ("babylm",)),
     **dict.fromkeys(("fig2", "sensitivity"), ("mnist",)),
     "claims": ("babylm", "mnist"),
 }
-"""What each target reads."""
+"""Target -> the corpora that it reads."""
 
 SCALES = ("tiny", "laptop", "paper")
 
 PROTOCOLS = ("ours", "printed")
-"""How runs are stopped and selected (see explicit_opt.experiments.ExperimentSuite)."""
+"""Early stopping and selection (see explicit_opt.experiments.ExperimentSuite)."""
 
 
 def main() -> None:
@@ -47,7 +46,7 @@ def main() -> None:
         action="append",
         default=[],
         metavar="CORPUS=DIR",
-        help="where babylm (a folder of texts) or mnist (a folder of IDX files) is, if not data/CORPUS",
+        help="directory of babylm (texts) or mnist (IDX files), if not data/CORPUS; may be repeated",
     )
     reproduce("explicit_opt", TARGETS, parser, _own)
 
@@ -59,28 +58,27 @@ def _own(options: Namespace) -> dict[str, Any]:
 
     target, printed = options.target, options.protocol == "printed"
     check_choice("--protocol", options.protocol, PROTOCOLS)
-    check(not printed or target != "formula", "--protocol=printed: formula trains nothing")
     check(
-        not printed or target != "claims",
-        "--protocol=printed: claims are about the best checkpoints",
+        not printed or target not in ("formula", "claims"),
+        f"--protocol=printed cannot be used with {target}: it applies to trained tables and figures only",
     )
     check(
         not printed or not options.sweep,
-        "--protocol=printed holds out no data for --sweep to choose by",
+        "--protocol=printed cannot be used with --sweep: it holds out no validation data",
     )
     check(
         target != "formula" or not (options.turns or options.sweep),
-        "formula trains nothing: no --turns, no --sweep",
+        "formula trains no model: remove --turns and --sweep",
     )
-    places = {}
-    for given in options.data:
-        corpus, equals, place = given.partition("=")
-        check(bool(equals and place), f"--data={given}: it is CORPUS=DIR")
+    data = {}
+    for option in options.data:
+        corpus, equals, directory = option.partition("=")
+        check(bool(equals and directory), f"--data={option}: write --data=CORPUS=DIR")
         check_choice("--data", corpus, CORPORA["claims"])
-        check(corpus in CORPORA[target], f"--data={given}: {target} reads no {corpus}")
-        check(Path(place).is_dir(), f"--data={given}: there is no folder {place}")
-        places[corpus] = Path(place)
-    return {"protocol": options.protocol, "places": places}
+        check(corpus in CORPORA[target], f"--data={option}: {target} does not read {corpus}")
+        check(Path(directory).is_dir(), f"--data={option}: no directory {directory}")
+        data[corpus] = Path(directory)
+    return {"protocol": options.protocol, "data": data}
 
 
 if __name__ == "__main__":

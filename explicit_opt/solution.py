@@ -1,6 +1,6 @@
-"""The explicit solution of a softmax layer: its weights from co-occurrences, without a gradient (section 2.1).
+"""Closed-form weights of a softmax layer, computed from co-occurrence counts without gradients (section 2.1).
 
-M examples, D features, N outputs, K priming number (the norm of a feature vector).
+E examples, M input features, N outputs. K is the paper's priming number: the L1 norm of a feature vector.
 """
 
 import math
@@ -14,9 +14,9 @@ from scipy.optimize import minimize_scalar
 from common.errors import UserError
 
 FLOOR = 1e-12
-"""Co-occurrences below this are raised to it: an output that is never a target has no logarithm."""
+"""Lower bound of co-occurrences, which keeps the logarithm finite where an output is never a target."""
 
-# Up to this many outputs a product with one-hot targets is faster than adding rows one by one.
+# Up to this many outputs, multiplying by one-hot targets is faster than a segment sum.
 _FEW_OUTPUTS = 256
 _BLOCK = 1024
 
@@ -31,36 +31,39 @@ def explicit_solution(
     sign: int = -1,
     floor: float = FLOOR,
 ) -> jax.Array:
-    """U = log F + sign * exponent * log f, the weights of eq. (3) and (5), (D, N) float32.
+    """Returns U = log F + sign * exponent * log f, the weights of eq. (3) and (5), (M, N) float32.
 
-    F are the co-occurrences of features and targets (eq. 2), f their sums over the features.
+    F holds the co-occurrences of features and targets (eq. 2); f sums F over the features.
 
     Args:
-      features: (M, D), not negative; or without `targets` the co-occurrences F themselves, (D, N).
-      targets: (M,) integers below N.
-      priming: K; None takes the average norm of the features (section 2.1). Needed with co-occurrences.
-      outputs: N; None takes the largest target + 1.
-      exponent: of f; None is (K - 1) / K.
-      sign: -1 as in eq. (3); +1 as in the sentence before it, which is a slip (eq. 14 has the minus).
-      floor: the least co-occurrence.
+      features: (E, M), non-negative. If `targets` is None: the co-occurrences F, (M, N).
+      targets: (E,) integers below N.
+      priming: K. None takes the average norm of the features (section 2.1). Required if `targets` is None.
+      outputs: N. None takes the largest target + 1.
+      exponent: exponent of f. None takes (K - 1) / K.
+      sign: -1 as in eq. (3). +1 follows the sentence before eq. (3), which contradicts eq. (14).
+      floor: lower bound of the co-occurrences.
 
     Raises:
-      UserError: a feature is negative or not a number, there is no example, K is below 1, or a target is out of range.
+      UserError: a feature is negative or not finite, there are no examples, K < 1, or a target is out of range.
     """
     features = np.asarray(features) if not isinstance(features, jax.Array) else features
     if features.ndim != 2 or 0 in features.shape:
         raise UserError(
-            f"a table of features with rows and columns is needed, got the shape {features.shape}"
+            f"features must have the shape (examples, features), without empty axes, got {features.shape}"
         )
     if targets is None:
         _check_values(float(features.min()), float(features.max()), "co-occurrence")
         if priming is None:
-            raise UserError("co-occurrences alone do not tell the priming number: give priming=K")
+            raise UserError(
+                "the priming number cannot be computed from co-occurrences: pass priming=K"
+            )
         return from_cooccurrences(features, priming, exponent=exponent, sign=sign, floor=floor)
     targets = np.asarray(targets)
     if targets.shape != features.shape[:1] or targets.dtype.kind not in "iu":
         raise UserError(
-            f"{len(features)} examples need as many integer targets, got {targets.dtype} {targets.shape}"
+            f"{len(features)} examples need {len(features)} integer targets,"
+            f" got {targets.dtype} of shape {targets.shape}"
         )
     outputs = int(targets.max()) + 1 if outputs is None else outputs
     if targets.min() < 0 or targets.max() >= outputs:
@@ -71,51 +74,50 @@ def explicit_solution(
     total = float(found.sum())
     _check_values(lowest, total, "feature")
     if priming is None:
-        # Every feature is in one co-occurrence, so their sum is that of the norms.
+        # Each feature enters exactly one co-occurrence, so sum(F) equals the sum of the norms.
         priming = total / len(features)
     return from_cooccurrences(found, priming, exponent=exponent, sign=sign, floor=floor)
 
 
 def from_cooccurrences(
-    cooccurrences_DN: jax.typing.ArrayLike,
+    cooccurrences_MN: jax.typing.ArrayLike,
     priming: float,
     *,
     exponent: float | None = None,
     sign: int = -1,
     floor: float = FLOOR,
 ) -> jax.Array:
-    """As `explicit_solution`, from F; (K, D, N) is one layer of K D features."""
-    share = prior_exponent(priming, exponent)
-    return _weights(cooccurrences_DN, share * sign, floor)
+    """Computes `explicit_solution` from F, (M, N). Leading axes of F count as input features too."""
+    return _weights(cooccurrences_MN, sign * prior_exponent(priming, exponent), floor)
 
 
 def separate_intercept(
-    cooccurrences_DN: jax.typing.ArrayLike, priming: float, floor: float = FLOOR
+    cooccurrences_MN: jax.typing.ArrayLike, priming: float, floor: float = FLOOR
 ) -> tuple[jax.Array, jax.Array]:
-    """Weights log F, (D, N), and the bias -(K - 1) log f, (N,): the form whose best K is the norm (section 4).
+    """Returns the weights log F, (M, N), and the bias -(K - 1) log f, (N,) (section 4).
 
-    It is eq. (3) where every feature vector has the norm K, and another model where they differ: the prior then does
-    not grow with the norm.
+    Equals eq. (3) if every feature vector has the norm K. If norms differ, the prior of eq. (3) grows with the norm
+    and this bias does not.
     """
     _check_priming(priming)
-    totals_N = jnp.maximum(jnp.sum(cooccurrences_DN, axis=0, dtype=jnp.float32), floor)
-    return _weights(cooccurrences_DN, 0.0, floor), -(priming - 1) * jnp.log(totals_N)
+    totals_N = jnp.maximum(jnp.sum(cooccurrences_MN, axis=0, dtype=jnp.float32), floor)
+    return _weights(cooccurrences_MN, 0.0, floor), -(priming - 1) * jnp.log(totals_N)
 
 
 def prior_exponent(priming: float, exponent: float | None = None) -> float:
-    """(K - 1) / K, or what is put in its place."""
+    """Returns `exponent`, or (K - 1) / K if it is None."""
     _check_priming(priming)
     return (priming - 1) / priming if exponent is None else exponent
 
 
 def fit_scale(loss: Callable[[float], float]) -> float:
-    """Returns the s > 0 that minimises a training cross-entropy of the logits s h U. Not in the paper.
+    """Returns the scalar s > 0 that minimises the training cross-entropy of the logits s h U. Not in the paper.
 
-    The confidence of the explicit solution grows with the norm of the features, whatever the targets are; s corrects it
-    and leaves the ranking of the outputs as it is. The cross-entropy is convex in s, so its minimum is the only one.
+    The confidence of the explicit solution grows with the norm of the features. The scalar corrects the confidence
+    and keeps the ranking of the outputs. The cross-entropy is convex in s, so the minimum is unique.
 
     Args:
-      loss: mean cross-entropy over training data, a function of s.
+      loss: maps s to the mean cross-entropy over training data.
     """
     found = minimize_scalar(
         lambda log_s: loss(math.exp(log_s)),
@@ -126,72 +128,71 @@ def fit_scale(loss: Callable[[float], float]) -> float:
     return math.exp(found.x)
 
 
-def average_norm(features_MD: jax.typing.ArrayLike) -> float:
-    """K estimated as the mean of |H_m|_1 (section 2.1)."""
-    return float(_norm(features_MD))
+def average_norm(features_EM: jax.typing.ArrayLike) -> float:
+    """Returns the mean L1 norm of the feature vectors, the paper's estimate of K (section 2.1)."""
+    return float(_norm(features_EM))
 
 
 def cooccurrences(
-    features_MD: jax.typing.ArrayLike, targets_M: jax.typing.ArrayLike, outputs: int
+    features_EM: jax.typing.ArrayLike, targets_E: jax.typing.ArrayLike, outputs: int
 ) -> jax.Array:
-    """F = H^T Y without Y (eq. 2), (D, N) float32; targets outside of 0 to N - 1 do not count.
+    """Returns F = H^T Y (eq. 2), (M, N) float32, without building Y. Ignores targets outside 0 to N - 1.
 
-    Sums over blocks of examples are added in float64. Features that are sharded over examples give the same result:
-    XLA adds what the devices found.
+    Partial sums over blocks of examples are accumulated in float64. Features may be sharded over the examples.
     """
-    return _one_pass(features_MD, targets_M, outputs)[0]
+    return _one_pass(features_EM, targets_E, outputs)[0]
 
 
-def _one_pass(features_MD, targets_M, outputs: int) -> tuple[jax.Array, float]:
-    """Co-occurrences and the lowest feature."""
-    if isinstance(features_MD, np.ndarray) and outputs <= _FEW_OUTPUTS:
-        return _on_host(features_MD, np.asarray(targets_M), outputs)
+def _one_pass(features_EM, targets_E, outputs: int) -> tuple[jax.Array, float]:
+    """Returns the co-occurrences and the lowest feature value."""
+    if isinstance(features_EM, np.ndarray) and outputs <= _FEW_OUTPUTS:
+        return _on_host(features_EM, np.asarray(targets_E), outputs)
     with jax.enable_x64(True):
-        return _cooccurrences(features_MD, targets_M, outputs), float(features_MD.min())
+        return _cooccurrences(features_EM, targets_E, outputs), float(features_EM.min())
 
 
-def _on_host(features_MD, targets_M, outputs):
-    """Where memory is read once, block by block, since reading is what takes the time; nothing is copied."""
-    found_ND, lowest = np.zeros((outputs, features_MD.shape[1])), np.inf
+def _on_host(features_EM, targets_E, outputs):
+    """NumPy version of `_cooccurrences`: reads the features once, block by block, since reading dominates the time."""
+    found_NM, lowest = np.zeros((outputs, features_EM.shape[1])), np.inf
     number_N = np.arange(outputs)[:, None]
-    for start in range(0, len(features_MD), _BLOCK):
-        part_BD = np.asarray(features_MD[start : start + _BLOCK], np.float32)
-        hits_NB = (targets_M[start : start + _BLOCK] == number_N).astype(np.float32)
-        with np.errstate(invalid="ignore"):  # infinite features are told of after the pass
-            found_ND += hits_NB @ part_BD
-        lowest = np.minimum(lowest, part_BD.min())
-    return jnp.asarray(found_ND.T, jnp.float32), float(lowest)
+    for start in range(0, len(features_EM), _BLOCK):
+        part_BM = np.asarray(features_EM[start : start + _BLOCK], np.float32)
+        hits_NB = (targets_E[start : start + _BLOCK] == number_N).astype(np.float32)
+        with np.errstate(invalid="ignore"):  # explicit_solution reports infinite features
+            found_NM += hits_NB @ part_BM
+        lowest = np.minimum(lowest, part_BM.min())
+    return jnp.asarray(found_NM.T, jnp.float32), float(lowest)
 
 
 @jax.jit
-def _norm(features_MD):
-    return jnp.mean(jnp.sum(features_MD, axis=1, dtype=jnp.float32))
+def _norm(features_EM):
+    return jnp.mean(jnp.sum(features_EM, axis=1, dtype=jnp.float32))
 
 
 @jax.jit
-def _weights(cooccurrences_DN, share, floor):
-    found = jnp.asarray(cooccurrences_DN, jnp.float32)
+def _weights(cooccurrences_MN, share, floor):
+    found = jnp.asarray(cooccurrences_MN, jnp.float32)
     totals_N = jnp.sum(found, axis=tuple(range(found.ndim - 1)))
     return jnp.log(jnp.maximum(found, floor)) + share * jnp.log(jnp.maximum(totals_N, floor))
 
 
 @jax.jit(static_argnums=2)
-def _cooccurrences(features_MD, targets_M, outputs):
-    features_MD = jnp.asarray(features_MD, jnp.float32)
-    examples, width = features_MD.shape
+def _cooccurrences(features_EM, targets_E, outputs):
+    features_EM = jnp.asarray(features_EM, jnp.float32)
+    examples, width = features_EM.shape
     if outputs > _FEW_OUTPUTS:
-        rows_ND = jax.ops.segment_sum(features_MD.astype(jnp.float64), targets_M, outputs)
-        return rows_ND.T.astype(jnp.float32)
+        rows_NM = jax.ops.segment_sum(features_EM.astype(jnp.float64), targets_E, outputs)
+        return rows_NM.T.astype(jnp.float32)
     blocks = max(examples // _BLOCK, 1)
     inside = examples // blocks * blocks
-    hits_NM = (targets_M == jnp.arange(outputs)[:, None]).astype(jnp.float32)
-    # Y^T H, each factor as it lies in memory: the form that is fast everywhere.
+    hits_NE = (targets_E == jnp.arange(outputs)[:, None]).astype(jnp.float32)
+    # Y^T H needs no transposed copy of either factor.
     parts = jnp.matmul(
-        hits_NM[:, :inside].reshape(outputs, blocks, -1).swapaxes(0, 1),
-        features_MD[:inside].reshape(blocks, -1, width),
+        hits_NE[:, :inside].reshape(outputs, blocks, -1).swapaxes(0, 1),
+        features_EM[:inside].reshape(blocks, -1, width),
     )
-    rest_ND = jnp.matmul(hits_NM[:, inside:], features_MD[inside:])
-    return (parts.sum(0, dtype=jnp.float64) + rest_ND).T.astype(jnp.float32)
+    rest_NM = jnp.matmul(hits_NE[:, inside:], features_EM[inside:])
+    return (parts.sum(0, dtype=jnp.float64) + rest_NM).T.astype(jnp.float32)
 
 
 def _check_priming(priming: float) -> None:
@@ -203,4 +204,4 @@ def _check_values(lowest: float, largest: float, what: str) -> None:
     if math.isnan(lowest):
         raise UserError(f"a {what} is not a number (NaN)")
     if lowest < 0 or not math.isfinite(largest):
-        raise UserError(f"every {what} must be finite and not negative, the lowest is {lowest:g}")
+        raise UserError(f"every {what} must be finite and non-negative, the lowest is {lowest:g}")

@@ -1,4 +1,4 @@
-"""Explicit, warm and cold starts of softmax layers: python -m explicit_opt.train --config=configs/babylm_cat.py:tiny"""
+"""Trains softmax layers from any start: python -m explicit_opt.train --config=configs/babylm_cat.py:tiny"""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def main() -> None:
 
 
 def print_summary(summary: dict, workdir: Path) -> None:
-    """The figures of a finished run."""
+    """Prints the results of a finished run."""
     from common.report.table import text
 
     objective = summary["objective"]

@@ -1,7 +1,7 @@
-"""What it would cost to decide the claims of a paper that only its own scale decides: python -m launch.claims PAPER
+"""Estimates chip-hours of the claims that need runs at the paper's scale: python -m launch.claims PAPER
 
-Compiles each plan of PAPER/claims.csv, as `launch.plan` does, and writes its chip-hours to PAPER/claims_plans.csv, from
-where `reproduce claims` reads them. A plan that is there already is not compiled again.
+Compiles each plan of PAPER/claims.csv like `launch.plan` and writes its chip-hours to PAPER/claims_plans.csv, which
+`reproduce claims` reads. Plans that the file already has are not compiled again.
 """
 
 import csv
@@ -22,13 +22,13 @@ COLUMNS = ("plan", "chip_hours", "binds", "commit")
 
 
 def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
-    """Asks for the plans that the file lacks, and writes it after each; plans that no claim has are left out.
+    """Estimates the plans that the file lacks and writes the file after each; drops plans that no claim has.
 
     Args:
-      ask: the options of a plan -> its estimate.
+      ask: maps the options of a plan to its estimate.
 
     Raises:
-      UserError: plans are at fault, or have no chip-hours; all others have been written.
+      UserError: a plan is invalid or has no chip-hours. The other plans have been written.
     """
     from common.config import check
     from common.errors import UserError
@@ -44,7 +44,7 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
         print(f"{number} of {len(plans)}: {plan}", flush=True)
         try:
             found = ask(plan)
-            check(found.chip_hours is not None, "only the data say how many steps it has")
+            check(found.chip_hours is not None, "the number of steps is unknown without the data")
         except UserError as fault:
             print(f"error: {fault}", file=sys.stderr, flush=True)
             failed.append(plan)
@@ -61,19 +61,17 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
     )
 
 
-def place(paper: str) -> Path:
-    """Of the file.
+def plans_path(paper: str) -> Path:
+    """Returns the path of PAPER/claims_plans.csv.
 
     Raises:
-      UserError: the paper has no claims.
+      UserError: the paper has no claims.csv.
     """
     from common.config import check
     from common.report import claims
 
     known = paper.isidentifier() and find_spec(paper) is not None
-    check(
-        known and (files(paper) / claims.CLAIMS).is_file(), f"there is no {paper}/{claims.CLAIMS}"
-    )
+    check(known and (files(paper) / claims.CLAIMS).is_file(), f"no file {paper}/{claims.CLAIMS}")
     return Path(str(files(paper) / claims.PLANS))
 
 
@@ -84,10 +82,10 @@ def _read(path: Path) -> list[tuple[str, ...]]:
 
 
 def estimate_of(plan: str, quick: bool) -> "Estimate":
-    """The estimate that `launch.plan` makes of these options.
+    """Returns the estimate of `launch.plan` with these options.
 
     Raises:
-      UserError: they are at fault, the TPU's compiler is missing, or the step does not fit.
+      UserError: the options are invalid, the TPU compiler is missing, or the step does not fit.
     """
     import jax
 
@@ -101,7 +99,10 @@ def estimate_of(plan: str, quick: bool) -> "Estimate":
     options = program.arguments().parse_args(rest)
     experiment = config.load(options.config)
     config.override_all(experiment, fields)
-    check(topology.has_compiler(), f"the TPU compiler is missing: pip install {topology.LIBTPU}")
+    check(
+        topology.has_compiler(),
+        f"the TPU compiler is not installed: pip install {topology.LIBTPU}",
+    )
     topology.prepare(options.topology)
     if quick or options.quick:
         jax.config.update("jax_exec_time_optimization_effort", -1.0)
@@ -115,14 +116,15 @@ def main() -> None:
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before JAX is imported
     parser = parser_for("launch.claims")
-    parser.add_argument("paper", help="the package that has claims.csv: reservoir")
+    parser.add_argument("paper", help="a package with claims.csv, such as reservoir")
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="the compiler takes less trouble and time; its memory and traffic come out differently",
+        help="less compiler optimization: faster, but memory and traffic differ from a real run",
     )
     options = parser.parse_args()
-    write(options.paper, place(options.paper), lambda plan: estimate_of(plan, options.quick))
+    path = plans_path(options.paper)
+    write(options.paper, path, lambda plan: estimate_of(plan, options.quick))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 # shellcheck shell=bash disable=SC2034
-# What the launchers share; sourced by them. Messages go to stderr, so that stdout is free for what was asked for.
+# Shared functions of the launchers, which source this file. Messages go to stderr, results to stdout.
 
 launcher=launch/$(basename "$0")
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
-# What the user got wrong: one line, exit code 2.
+# Reports a usage error in one line and exits with code 2.
 fault() {
   printf 'error: %s (see %s --help)\n' "$1" "$launcher" >&2
   exit 2
@@ -12,7 +12,7 @@ fault() {
 
 say() { printf '[launch] %s\n' "$1" >&2; }
 
-# The arguments as one line of shell. Single quotes, which every shell reads, rather than %q, whose $'...' only some do.
+# Quotes the arguments as one line of shell. Uses single quotes because not every shell understands the $'...' of %q.
 quote() {
   local argument separator=
   for argument; do
@@ -25,7 +25,7 @@ quote() {
   done
 }
 
-# Whether the option in front of the rest of the command line has a value behind it.
+# Checks that the option $1 is followed by a value.
 need_value() { (($# >= 2)) || fault "$1 needs a value"; }
 
 need_whole() {
@@ -38,15 +38,15 @@ need_positive() {
   [[ $2 =~ ^[1-9][0-9]*$ ]] || fault "$1 must be a positive whole number, not '$2'"
 }
 
-need_program() { command -v "$1" >/dev/null || fault "there is no $1 here: $2"; }
+need_program() { command -v "$1" >/dev/null || fault "$1 is not installed: $2"; }
 
-# A step that fails ends the launcher by its name.
+# Reports a failed step by its name and exits with code 1.
 fail_step() {
   printf 'error: step "%s" failed: %s\n' "$1" "$2" >&2
   exit 1
 }
 
-# step NAME COMMAND...: runs it; a dry run prints it.
+# step NAME COMMAND...: runs the command; a dry run prints it instead.
 dry_run=
 step() {
   local name_of_step=$1
@@ -59,27 +59,27 @@ step() {
   "$@" || fail_step "$name_of_step" "exit code $?"
 }
 
-# Sets $python: $PYTHON, else the repository's environment, else python3.
+# Sets $python to $PYTHON, or the repository's .venv/bin/python, or python3.
 find_python() {
   python=${PYTHON:-$root/.venv/bin/python}
   [[ -n ${PYTHON-} || -x $python ]] || python=python3
-  command -v "$python" >/dev/null || fault "there is no $python"
-  # The program may be started from another folder.
+  command -v "$python" >/dev/null || fault "Python interpreter $python not found"
+  # The program may be started from another directory.
   [[ $python != */* || $python == /* ]] || python=$PWD/$python
 }
 
-# Sets $commit to the full name of the one that is asked for. Without one it is HEAD, which has to be all there is.
+# Sets $commit to the full hash of commit $1. An empty $1 means HEAD and requires a clean working tree.
 find_commit() {
-  git -C "$root" rev-parse --verify --quiet HEAD >/dev/null || fault "$root is no git checkout with a commit"
+  git -C "$root" rev-parse --verify --quiet HEAD >/dev/null || fault "$root is not a git checkout with a commit"
   if [[ -z $1 && -n $(git -C "$root" status --porcelain --untracked-files=no) ]]; then
-    fault "uncommitted changes would stay behind: commit them, or say --commit HEAD"
+    fault "uncommitted changes would not be copied: commit them, or pass --commit HEAD"
   fi
-  commit=$(git -C "$root" rev-parse --verify --quiet "${1:-HEAD}^{commit}") || fault "there is no commit $1"
+  commit=$(git -C "$root" rev-parse --verify --quiet "${1:-HEAD}^{commit}") || fault "unknown commit $1"
 }
 
-# Whether the commit has the file of a CONFIG that is named from the root of the repository.
+# Checks that the commit contains the file of CONFIG $1, a path relative to the repository root.
 need_committed() {
   local file=${1%%:*}
   [[ $file == /* ]] || git -C "$root" cat-file -e "$commit:./$file" 2>/dev/null ||
-    fault "there is no $file in commit ${commit:0:12}"
+    fault "no file $file in commit ${commit:0:12}"
 }

@@ -18,8 +18,8 @@ from common.train import dry_run
 from common.train.state import Step
 from common.train.task import BatchSpec
 from common.variables import AbstractModel
-from launch import collectives, roofline, traffic
-from launch.collectives import Collectives
+from launch import hlo, roofline
+from launch.hlo import Collectives
 from launch.roofline import Bound
 from launch.topology import Topology
 
@@ -120,8 +120,8 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     costs = compiled.cost_analysis()
     devices = len(topology.devices)
     program = compiled.as_text()
-    sent = collectives.read(program, devices)
-    moved = costs["bytes accessed"] * traffic.repeated(program)
+    sent = hlo.read_collectives(program, devices)
+    moved = costs["bytes accessed"] * hlo.loop_factor(program)
     bound = None
     if topology.chip:
         # The compiler's count is the larger one where devices do the same work.

@@ -1,55 +1,76 @@
-"""The text of a compiled program (HLO), as far as a plan reads it: which computation runs which, and how often."""
+"""Reads the text of a compiled program (HLO): its collectives, and the share of its memory traffic that is in loops."""
 
+import math
 import re
+from collections import defaultdict
 from typing import NamedTuple
+
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+    "collective-broadcast",
+)
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) .*\{$")
 _INSTRUCTION = re.compile(
-    r"^\s*(?P<root>ROOT )?%?(?P<name>[\w.-]+) = (?P<type>.*?) (?P<operation>[a-z][\w-]*)\((?P<given>.*?)\)(?P<rest>.*)$"
+    r"^\s*(?P<root>ROOT )?%?(?P<name>[\w.-]+) = (?P<type>.*?) (?P<operation>[a-z][\w-]*)"
+    r"\((?P<arguments>.*?)\)(?P<rest>.*)$"
 )
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|\w+_computation)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+# Two conventions of the TPU compiler. It may split an asynchronous collective over several fusions, all with the same
+# channel. It writes a reduce-scatter as a fusion of an all-reduce and a slice.
+_PART = "async_collective_fusion_config"
+_SCATTERED = "all-reduce-scatter"
+
+_ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
+
+_NOTHING = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota")
+_PARTS = ("slice", "dynamic-slice", "gather")
 
 
 class Instruction(NamedTuple):
-    """`name = type operation(given)rest`"""
+    """An instruction `name = type operation(arguments)rest`."""
 
     type: str
     operation: str
-    given: str
+    arguments: str
     rest: str
 
     @property
     def operands(self) -> list[str]:
-        return re.findall(r"%([\w.-]+)", self.given)
+        return re.findall(r"%([\w.-]+)", self.arguments)
 
     @property
     def called(self) -> list[str]:
-        """The computations that it runs; of a branch all arms."""
+        """Names of the computations that the instruction calls, including all branches of a conditional."""
         arms = [name for arms in _BRANCHES.findall(self.rest) for name in arms.split(",")]
         return _CALLED.findall(self.rest) + [name.strip(" %") for name in arms]
 
     @property
     def number(self) -> int | None:
-        """The value of a whole constant."""
-        whole = self.operation == "constant" and self.given.lstrip("-").isdecimal()
-        return int(self.given) if whole else None
+        """Value of an integer constant, otherwise None."""
+        constant = self.operation == "constant" and self.arguments.lstrip("-").isdecimal()
+        return int(self.arguments) if constant else None
 
     @property
     def index(self) -> int:
-        """Which part of a tuple it takes."""
+        """Index of a get-tuple-element."""
         return int(re.search(r"index=(\d+)", self.rest)[1])
 
 
 class Computation(NamedTuple):
-    """Instructions by name, and the name of the one whose value it returns."""
+    """Instructions by name, and the name of the root instruction, whose value is returned."""
 
     instructions: dict[str, Instruction]
     root: str
 
     def source(self, name: str) -> Instruction:
-        """Where a value comes from, behind copies of it."""
+        """Returns the instruction that computes a value, skipping copies and bitcasts."""
         found = self.instructions[name]
         while found.operation in ("copy", "bitcast") and found.operands:
             found = self.instructions[found.operands[0]]
@@ -57,12 +78,14 @@ class Computation(NamedTuple):
 
 
 class Program(NamedTuple):
+    """Computations by name, and the name of the entry computation."""
+
     computations: dict[str, Computation]
     entry: str
 
 
 def parse(text: str) -> Program:
-    """The computations of a program."""
+    """Parses the text of a program."""
     computations: dict[str, Computation] = {}
     entry = ""
     name, instructions = "", {}
@@ -72,17 +95,17 @@ def parse(text: str) -> Program:
             computations[name] = Computation(instructions, "")
             entry = name if header[1] else entry
         elif name and (found := _INSTRUCTION.match(line)):
-            parts = Instruction(*found.group("type", "operation", "given", "rest"))
+            parts = Instruction(*found.group("type", "operation", "arguments", "rest"))
             instructions[found["name"]] = parts
             if found["root"]:
                 computations[name] = Computation(instructions, found["name"])
     return Program(computations, entry)
 
 
-def trips(program: Program, within: Computation, loop: Instruction) -> int | None:
-    """How often the body of a `while` runs; None where that is not known.
+def trip_count(program: Program, within: Computation, loop: Instruction) -> int | None:
+    """Returns the trip count of a `while`, or None if it is unknown.
 
-    The compiler says so of most loops. Of others it can be seen: those that count up to a constant in equal steps.
+    Uses the compiler's annotation, or else recognises loops that count up to a constant in constant steps.
     """
     if known := _TRIPS.search(loop.rest):
         return int(known[1])
@@ -93,15 +116,219 @@ def trips(program: Program, within: Computation, loop: Instruction) -> int | Non
         )
         test = condition.source(condition.root)
         counter, end = (condition.source(name) for name in test.operands)
-        place = counter.index
-        following = body.source(body.source(body.root).operands[place])
+        index = counter.index
+        following = body.source(body.source(body.root).operands[index])
         before, step = sorted(
             (body.source(name) for name in following.operands), key=lambda x: x.number is not None
         )
-        first = within.source(within.source(loop.operands[0]).operands[place])
+        first = within.source(within.source(loop.operands[0]).operands[index])
         simple = (test.operation, following.operation) == ("compare", "add") and (
-            "direction=LT" in test.rest and before.index == place
+            "direction=LT" in test.rest and before.index == index
         )
         return -(-(end.number - first.number) // step.number) if simple else None
     except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
-        return None  # it counts in another way
+        return None  # not a counting loop
+
+
+class Row(NamedTuple):
+    """All collectives of one kind: executions per step, and bytes that each device receives per step."""
+
+    kind: str
+    count: int
+    received: int
+
+
+class Collectives(NamedTuple):
+    """Rows by kind, and the number of loops with collectives whose trip count is unknown."""
+
+    rows: list[Row]
+    unknown_loops: int
+
+    @property
+    def received(self) -> int:
+        """Bytes that each device receives per step."""
+        return sum(row.received for row in self.rows)
+
+
+def read_collectives(text: str, devices: int) -> Collectives:
+    """Returns the collectives of a program that runs on this number of devices.
+
+    A loop body counts once per iteration, or once if the trip count is unknown. All branches of a conditional count.
+    """
+    program = parse(text)
+    times, unknown = _times(program)
+    counts: dict[str, int] = dict.fromkeys(KINDS, 0)
+    sizes: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+    seen: set[str] = set()
+    for name, executions in times.items():
+        for instruction in program.computations[name].instructions.values():
+            kind = instruction.operation.removesuffix("-start")
+            if kind not in KINDS:
+                continue
+            if _PART in instruction.rest:
+                channel = re.search(r"channel_id=(\d+)", instruction.rest)[1]
+                if channel in seen:
+                    continue
+                seen.add(channel)
+            received = _received(kind, instruction, devices)
+            if name.startswith(_SCATTERED):
+                kind, received = "reduce-scatter", received / 2
+            counts[kind] += executions
+            sizes[kind] += executions * received
+    rows = [Row(kind, counts[kind], round(sizes[kind])) for kind in KINDS if counts[kind]]
+    return Collectives(rows, unknown)
+
+
+def _times(program: Program) -> tuple[dict[str, int], int]:
+    """Returns executions per step of each computation, and the number of loops with unknown trip counts."""
+    known: dict[str, bool] = {}
+
+    def has_collectives(name: str) -> bool:
+        if name not in known:
+            instructions = program.computations[name].instructions.values()
+            known[name] = any(
+                one.operation.removesuffix("-start") in KINDS
+                or any(map(has_collectives, one.called))
+                for one in instructions
+            )
+        return known[name]
+
+    times: dict[str, int] = defaultdict(int)
+    unknown = 0
+
+    def visit(name: str, executions: int) -> None:
+        nonlocal unknown
+        times[name] += executions
+        computation = program.computations[name]
+        for instruction in computation.instructions.values():
+            inner = [called for called in instruction.called if has_collectives(called)]
+            trips: int | None = 1
+            if inner and instruction.operation == "while":
+                trips = trip_count(program, computation, instruction)
+                unknown += trips is None
+            for called in inner:
+                visit(called, executions * (1 if trips is None else trips))
+
+    visit(program.entry, 1)
+    return times, unknown
+
+
+def _received(kind: str, instruction: Instruction, devices: int) -> float:
+    """Returns the bytes that a device must receive, whatever algorithm is used.
+
+    For n devices and a result of S bytes: (n - 1) / n S for all-gather and all-to-all; twice that for all-reduce (a
+    reduce-scatter and an all-gather); (n - 1) S for reduce-scatter, whose result is one part.
+    """
+    arrays = _ARRAY.findall(instruction.type)
+    paired = instruction.operation in ("all-gather-start", "collective-permute-start")
+    if paired:
+        # The type of an asynchronous start lists operands, results and scalars.
+        arrays = [array for array in arrays if array[1]]
+        arrays = arrays[len(arrays) // 2 :]
+    size = sum(_size(*array) for array in arrays)
+    n = _group(instruction.rest, devices)
+    match kind:
+        case "all-reduce":
+            return 2 * (n - 1) / n * size
+        case "reduce-scatter":
+            return (n - 1) * size
+        case "collective-permute" | "collective-broadcast":
+            return size
+        case _:
+            return (n - 1) / n * size
+
+
+def _group(rest: str, devices: int) -> int:
+    """Returns the size of a replica group, from any of the three notations."""
+    if lists := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
+        return lists[1].count(",") + 1
+    if grid := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", rest):
+        return int(grid[2])
+    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\].*?\{([^}]*)\}", rest):
+        sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
+        axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", mesh[2])  # a whole axis or part of an axis
+        return math.prod(int(part or sizes[axis]) for axis, part in axes)
+    return devices
+
+
+def array_bytes(type_: str) -> int:
+    """Returns the bytes of all arrays in a type such as (f32[8,128]{1,0}, s32[])."""
+    return sum(_size(*array) for array in _ARRAY.findall(type_))
+
+
+def _size(kind: str, shape: str) -> int:
+    """Returns the bytes of an array such as bf16[512,2048]."""
+    bits = 8 if kind == "pred" else int(re.search(r"\d+", kind)[0])
+    return math.prod(map(int, filter(None, shape.split(",")))) * bits // 8
+
+
+def loop_factor(text: str) -> float:
+    """Returns the memory traffic with all loop iterations, relative to the traffic with one iteration per loop.
+
+    The compiler's cost analysis counts a loop body once; multiply its "bytes accessed" by this factor. Each instruction
+    or fusion reads its operands and writes its result; slices and updates touch only their part. A loop with an unknown
+    trip count counts once.
+    """
+    program = parse(text)
+    once = _moved(program, program.entry, False)
+    return _moved(program, program.entry, True) / once if once else 1.0
+
+
+def _moved(program: Program, name: str, iterate: bool) -> float:
+    """Returns the bytes that a computation reads and writes, with all loop iterations (`iterate`) or one per loop."""
+    computation, total = program.computations[name], 0.0
+    for instruction in computation.instructions.values():
+        match instruction.operation:
+            case "while":
+                trips = trip_count(program, computation, instruction) if iterate else 1
+                times = 1 if trips is None else trips
+                total += times * sum(_moved(program, one, iterate) for one in instruction.called)
+            case "conditional" | "call":
+                total += sum(_moved(program, one, iterate) for one in instruction.called)
+            case "fusion":
+                total += _fused(program, computation, instruction)
+            case _:
+                total += _single(computation, instruction)
+    return total
+
+
+def _single(computation: Computation, instruction: Instruction) -> float:
+    if instruction.operation in _NOTHING or instruction.operation.endswith("-done"):
+        return 0
+    if instruction.operation in _PARTS:
+        return 2 * array_bytes(instruction.type)
+    read = [array_bytes(computation.instructions[name].type) for name in instruction.operands]
+    if instruction.operation == "dynamic-update-slice":
+        return 2 * read[1]
+    if instruction.operation.endswith("-start"):  # the result type repeats the operands
+        return 2 * sum(read)
+    return sum(read) + array_bytes(instruction.type)
+
+
+def _fused(program: Program, computation: Computation, instruction: Instruction) -> float:
+    inner = program.computations[instruction.called[0]]
+    total = 0.0
+    for name, one in inner.instructions.items():
+        if one.operation == "parameter":
+            users = [user for user in inner.instructions.values() if name in user.operands]
+            parts = [_part(inner, name, user) for user in users]
+            total += array_bytes(one.type) if None in parts else sum(parts)
+    root = inner.instructions[inner.root]
+    results = root.operands if root.operation == "tuple" else [inner.root]
+    return total + sum(_written(inner, name) for name in results)
+
+
+def _part(inner: Computation, name: str, user: Instruction) -> float | None:
+    """Returns the bytes that an instruction reads of an operand that it slices; None if it reads the whole operand."""
+    if user.operation in _PARTS and user.operands[0] == name:
+        return array_bytes(user.type)
+    if user.operation == "dynamic-update-slice" and user.operands[0] == name:
+        return 0
+    return None
+
+
+def _written(inner: Computation, name: str) -> float:
+    made = inner.source(name)
+    if made.operation == "dynamic-update-slice":
+        return array_bytes(inner.instructions[made.operands[1]].type)
+    return array_bytes(inner.instructions[name].type)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What launch/tpu.sh runs on the hosts of a TPU VM, out of the code that it copied there. Beside the code lie
-# venv/, compiled/ (what JAX keeps), pid (of the training process), exit (its code, once it has ended) and log (a link).
+# Runs on the hosts of a TPU VM, called by launch/tpu.sh. Files beside the copied code: venv/, compiled/ (JAX's
+# compilation cache), pid (training process), exit (its exit code after it has exited) and log (a link).
 set -uo pipefail
 home=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
@@ -19,11 +19,11 @@ action=$1
 shift
 case $action in
   install) # SETUP
-    ! running || fail "a run is going on here: launch/tpu.sh stop ends it"
+    ! running || fail "a run is active: stop it with launch/tpu.sh stop"
     rm -rf "$home/code"
     mv "$home/code.new" "$home/code" || fail "cannot replace the code"
     [[ -z $1 ]] || bash -c "$1" || fail "--setup failed"
-    # uv brings its own Python: that of the images is older than 3.11.
+    # uv installs its own Python, because the VM images have a version older than 3.11.
     uv=$home/uv/bin/uv
     [[ -x $uv ]] || python3 -m pip install --quiet --target "$home/uv" uv || fail "cannot install uv"
     "$uv" venv --quiet --allow-existing --python 3.12 "$home/venv" || fail "cannot install Python"
@@ -31,7 +31,7 @@ case $action in
       -r "$home/code/requirements.txt" 'jax[tpu]' || fail "cannot install the packages"
     ;;
   start) # SECONDS LOG_DIR COMMIT ARGUMENTS-OF-PYTHON...
-    ! running || fail "a run is going on here: launch/tpu.sh stop ends it"
+    ! running || fail "a run is active: stop it with launch/tpu.sh stop"
     watched=$1
     shift
     mkdir -p "$1" || fail "cannot write to $1"
@@ -41,18 +41,18 @@ case $action in
     ln -sfn "$log" "$home/log"
     rm -f "$home/exit" "$home/pid"
     cd "$home/code" || exit
-    # A session of its own: the connection may end.
+    # A new session survives the end of the ssh connection.
     setsid launch/host.sh keep "$home/venv/bin/python" "$@" </dev/null >>"$log" 2>&1 &
     until [[ -s $home/pid ]]; do
-      ((SECONDS < 60)) || fail "the process does not start"
+      ((SECONDS < 60)) || fail "the process did not start within 60 s"
       sleep 0.1
     done
-    # What fails at once, for a mistyped argument or a missing package, is said here.
+    # Reports immediate failures, such as a mistyped argument or a missing package.
     deadline=$((SECONDS + watched))
     until [[ -s $home/exit ]] || ((SECONDS >= deadline)); do sleep 0.2; done
     if [[ -s $home/exit && $(<"$home/exit") != 0 ]]; then
       tail -n 5 "$log" >&2
-      fail "ended with exit code $(<"$home/exit"), the end of $log is above"
+      fail "exited with code $(<"$home/exit"), see the end of $log above"
     fi
     printf 'host %s: started, log in %s\n' "$TRAINLESS_PROCESS_ID" "$log"
     ;;
@@ -75,18 +75,18 @@ case $action in
     if running; then
       state=running
     elif [[ -e $home/exit ]]; then
-      state="ended with exit code $(<"$home/exit")"
+      state="exited with code $(<"$home/exit")"
     elif [[ -e $home/pid ]]; then
-      state="lost: the host was started again"
+      state="lost: the host has been rebooted"
     else
       state="not started"
     fi
-    # A progress bar returns to the start of its line.
+    # A progress bar separates its states by carriage returns.
     printf 'host %s: %s: %s\n' "$TRAINLESS_PROCESS_ID" "$state" \
       "$(tail -n 1 "$home/log" 2>/dev/null | tr '\r' '\n' | tail -n 1)"
     ;;
   follow)
-    [[ -e $home/log ]] || fail "nothing was started here"
+    [[ -e $home/log ]] || fail "no run was started on this host"
     if running; then exec tail -n 50 --pid="$(cat "$home/pid")" -F "$home/log"; else exec tail -n 50 "$home/log"; fi
     ;;
 esac

@@ -1,35 +1,36 @@
 #!/usr/bin/env bash
-# Several processes of one run on this machine. `launch/local.sh --help` explains; needs bash 4.
+# Starts several processes of one run on this machine. See `launch/local.sh --help`. Needs bash 4.
 set -uo pipefail
 
 usage() {
   cat <<'EOF'
 usage: launch/local.sh [options] N CONFIG [args...]
 
-Starts N processes of `python -m MODULE --config=CONFIG args...` on this machine, as one run:
-the same code path as several hosts, without the hosts.
+Starts N processes of `python -m MODULE --config=CONFIG args...` on this machine, as one run. Uses
+the same code path as several hosts.
 
-  -m, --module MODULE   what each process runs (default: reservoir.train)
-  --log-dir DIR         where process-K.log goes (default: runs/local-<date>); logs are appended
-  --grace SECONDS       from TERM to KILL, once a process has failed (default: 30)
-  --gpus LIST           divide these GPUs (0,1,2,...) among the processes, in order
-  -h, --help            this text
+  -m, --module MODULE   program of each process (default: reservoir.train)
+  --log-dir DIR         directory of process-K.log (default: runs/local-<date>); logs are appended
+  --grace SECONDS       delay from SIGTERM to SIGKILL after a process failed (default: 30)
+  --gpus LIST           GPUs (0,1,2,...) to divide among the processes, in order
+  -h, --help            print this text
 
-Each process finds in its environment
+Environment of each process:
   TRAINLESS_COORDINATOR     host:port of process 0, on a free port of 127.0.0.1
   TRAINLESS_NUM_PROCESSES   N
   TRAINLESS_PROCESS_ID      0 .. N-1
-  CUDA_VISIBLE_DEVICES      its share, with --gpus
-and reads, where you set them,
-  TRAINLESS_LOST_SECONDS    silence after which a process is lost (default: 60)
-  TRAINLESS_JOIN_SECONDS    how long processes wait for each other at the start (default: 300)
-and writes to its own log; the output of process 0 is shown here as well. Python is $PYTHON, else
-the repository's .venv/bin/python, else python3.
+  CUDA_VISIBLE_DEVICES      its GPUs, with --gpus
+Optional, passed on if you set them:
+  TRAINLESS_LOST_SECONDS    missing heartbeats after which a process counts as lost (default: 60)
+  TRAINLESS_JOIN_SECONDS    timeout of the rendezvous at the start (default: 300)
 
-Ctrl-C and SIGTERM go to every process, and the launcher waits for all of them to save and end; a
-second one kills them. Where one process fails, the others are ended (TERM, then KILL). The exit
-code is that of the first process that failed, or 0; a process ends with 143 when it was told to stop
-and has saved, and with 75 when another one is lost or never came.
+Each process writes to its own log; the output of process 0 is also shown here. Python is $PYTHON, or
+the repository's .venv/bin/python, or python3.
+
+Ctrl-C and SIGTERM are forwarded to every process, and the launcher waits until all have saved and
+exited; a second signal kills them. If a process fails, the others get SIGTERM, then SIGKILL. The exit
+code is that of the first process that failed, or 0. Processes exit with 143 after saving on SIGTERM,
+and with 75 if another process is lost or missed the rendezvous.
 
 example: launch/local.sh 2 configs/wmt_ffn_res.py:tiny --workdir=runs/two
 EOF
@@ -38,7 +39,7 @@ EOF
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# --- what is asked for ---------------------------------------------------------------------------
+# --- command line --------------------------------------------------------------------------------
 
 module=reservoir.train
 log_dir=runs/local-$(date +%Y-%m-%d_%H-%M-%S)
@@ -57,7 +58,7 @@ while [[ ${1-} == -* ]]; do
   esac
   shift 2
 done
-[[ $# -ge 2 ]] || fault "N and CONFIG are needed"
+[[ $# -ge 2 ]] || fault "N and CONFIG are required"
 count=$1 config=$2
 shift 2
 need_positive N "$count"
@@ -66,10 +67,10 @@ need_positive N "$count"
 find_python
 mkdir -p "$log_dir" || fault "cannot write to $log_dir"
 
-# The port is free now and could in principle be taken before process 0 binds it; the coordinator
-# then says so and the run ends.
+# Another program could take the port before process 0 binds it. The coordinator then reports it and
+# the run ends.
 port=$("$python" -c 'import socket; s = socket.create_server(("127.0.0.1", 0))
-print(s.getsockname()[1])') || fault "$python does not run"
+print(s.getsockname()[1])') || fault "cannot run $python"
 
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 export GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1} # huge pages: fewer page faults on CPUs
@@ -77,8 +78,8 @@ export TRAINLESS_COORDINATOR=127.0.0.1:$port TRAINLESS_NUM_PROCESSES=$count
 
 # --- start ---------------------------------------------------------------------------------------
 
-# Job control gives every process a group of its own: Ctrl-C reaches only this script, which hands
-# it on once, and a process starts with SIGINT enabled (bash disables it for plain background jobs).
+# Job control gives every process its own process group. Ctrl-C then reaches only this script, which
+# forwards it once. It also keeps SIGINT enabled, which bash disables for plain background jobs.
 set -m
 
 pids=() running=()
@@ -90,7 +91,7 @@ signal_all() {
   for k in "${!running[@]}"; do kill "-$1" "${pids[k]}" 2>/dev/null; done
 }
 
-# Whole groups, so that no data worker outlives its trainer.
+# Kills process groups, so that no data-loading worker survives its trainer.
 kill_all() {
   local k
   for k in "${!running[@]}"; do kill -KILL -- "-${pids[k]}" 2>/dev/null; done
@@ -99,14 +100,14 @@ kill_all() {
 interrupt() {
   interrupts=$((interrupts + 1))
   if ((interrupts == 1)); then
-    say "SIG$1: handing it to all processes and waiting; once more kills them"
+    say "SIG$1: forwarded to all processes, waiting for them to exit; repeat it to kill them"
     signal_all "$1"
   else
     say "SIG$1 again: killing all processes"
     kill_all
   fi
 }
-# Until all processes are known, a signal is only remembered, so that none of them misses it.
+# A signal during the start is forwarded once all processes exist.
 early=
 trap 'early=INT' INT
 trap 'early=TERM' TERM HUP
@@ -115,8 +116,8 @@ say "$count x $module, logs in $log_dir, coordinator $TRAINLESS_COORDINATOR"
 for ((k = 0; k < count; k++)); do
   log=$log_dir/process-$k.log
   if ((k == 0)); then
-    # A substitution rather than a pipe: $! stays the trainer, whose exit code counts. tee outlives
-    # the signals, so that the trainer's last words are shown.
+    # Process substitution instead of a pipe keeps $! the trainer, whose exit code counts. tee ignores
+    # signals, so that the trainer's last lines are shown.
     exec 3> >(trap '' INT TERM HUP && exec tee -a "$log")
     shown=$!
   else
@@ -134,7 +135,7 @@ for ((k = 0; k < count; k++)); do
 done
 set +m
 
-# The processes are in no terminal's foreground, so a hang-up has to be handed on as well.
+# The processes are not in the terminal's foreground, so SIGHUP must be forwarded too.
 trap 'interrupt INT' INT
 trap 'interrupt TERM' TERM HUP
 [[ -z $early ]] || interrupt "$early"
@@ -145,11 +146,11 @@ describe() {
   if (($1 > 128)) && kill -l "$1" >/dev/null 2>&1; then
     printf 'was killed by SIG%s' "$(kill -l "$1")"
   else
-    printf 'ended with exit code %s' "$1"
+    printf 'exited with code %s' "$1"
   fi
 }
 
-# Polling, because `wait` on many children names neither the one that ended nor its code.
+# Polls, because `wait` for several children reports neither which child exited nor its code.
 deadline=
 while ((${#running[@]})); do
   for k in "${!running[@]}"; do
@@ -163,16 +164,16 @@ while ((${#running[@]})); do
     deadline=$((SECONDS + grace))
     ((interrupts == 0)) || continue
     ((k == 0)) || tail -n 20 "$log_dir/process-$k.log" >&2
-    say "process $k $(describe "$status"): see $log_dir/process-$k.log; ending the others"
+    say "process $k $(describe "$status"): see $log_dir/process-$k.log; stopping the others"
     signal_all TERM
   done
   if [[ -n $deadline ]] && ((SECONDS > deadline)); then
-    say "still running $grace s after a failure: killing processes ${!running[*]}"
+    say "$grace s after the failure: killing processes ${!running[*]}"
     kill_all
     deadline=
   fi
-  # In the background, because bash may drop a SIGINT that comes while it waits for a foreground
-  # command which survives it; the builtin `wait` is interrupted and the trap runs at once.
+  # bash may drop a SIGINT while it waits for a foreground command. The builtin `wait` is interrupted
+  # and runs the trap at once.
   sleep 0.1 &
   wait $!
 done

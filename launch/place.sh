@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# One process of a run on a cluster: finds its place among the others, then becomes the program.
+# Sets the TRAINLESS_* variables of one process of a run on a cluster, then replaces itself by COMMAND.
 # usage: launch/place.sh slurm|slurm-gpu|tpu COMMAND...
 #
-# slurm, slurm-gpu: inside of `srun`; the latter leaves each process of a node the GPU of its own number.
-# tpu:              on each host of a TPU VM, which asks Google's metadata server, as JAX itself would.
+# slurm, slurm-gpu: inside `srun`; slurm-gpu also restricts each process to one GPU of its node.
+# tpu:              on each host of a TPU VM; queries Google's metadata server, like JAX.
 set -euo pipefail
 
 case $1 in
   slurm | slurm-gpu)
     read -r first < <(scontrol show hostnames "$SLURM_STEP_NODELIST")
-    # The same on all hosts, above the ports that Linux hands out by itself, different for jobs that share a host.
+    # The port is the same on all hosts, above Linux's ephemeral ports, and differs between jobs on one host.
     TRAINLESS_COORDINATOR=$first:$((61440 + SLURM_JOB_ID % 4096))
     TRAINLESS_NUM_PROCESSES=$SLURM_NTASKS
     TRAINLESS_PROCESS_ID=$SLURM_PROCID
@@ -23,7 +23,7 @@ case $1 in
       curl --fail --silent --show-error --retry 5 --header 'Metadata-Flavor: Google' \
         "http://metadata.google.internal/computeMetadata/v1/instance/attributes/$1"
     }
-    # Either names of hosts or triples of name, number and address, process 0 first.
+    # Comma-separated host names, or name:number:address triples; process 0 is first.
     endpoints=$(attribute worker-network-endpoints)
     IFS=, read -ra hosts <<<"$endpoints"
     TRAINLESS_COORDINATOR=${hosts[0]##*:}:8482

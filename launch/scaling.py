@@ -1,4 +1,4 @@
-"""Weak scaling on paper: the same work for each chip on more and more of them. python -m launch.scaling --out=DIR"""
+"""Estimates weak scaling (constant work per chip) without hardware: python -m launch.scaling --out=DIR"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     from launch.estimate import Estimate
 
 SHAPES = {8: "2x4", 32: "4x8", 128: "8x16", 256: "16x16"}
-"""Slices of a two-dimensional torus."""
+"""Chips -> shape of the slice (2D torus)."""
 
 RUNS = {
     "WMT, FFN reservoirs": ("configs/wmt_ffn_res.py", "data.tokens_per_batch", 8192),
     "RoBERTa, FFN reservoirs": ("configs/roberta_ffn_res.py", "data.batch", 16),
 }
-"""The configuration, what says how large its batch is, and how much of it each chip has: 8,192 tokens.
+"""Run -> (configuration, batch-size field, value per chip): 8,192 tokens per chip.
 
-Of WMT this is the configured batch on 8 chips, of RoBERTa on 128.
+The configured batch is that of 8 chips for WMT and of 128 chips for RoBERTa.
 """
 
 COLUMNS = (
@@ -41,7 +41,7 @@ def main() -> None:
 
     parser = config.parser_for("launch.scaling")
     parser.add_argument(
-        "--kind", choices=("v5e", "v6e", "cpu"), default="v5e", help="of devices (default v5e)"
+        "--kind", choices=("v5e", "v6e", "cpu"), default="v5e", help="device kind (default: v5e)"
     )
     parser.add_argument("--out", type=Path, default=Path("results/launch"), metavar="DIR")
     options = parser.parse_args()
@@ -55,7 +55,7 @@ def main() -> None:
     cpu = options.kind == "cpu"
     config.check(
         cpu or topology.has_compiler(),
-        f"--kind={options.kind} needs the TPU compiler: pip install {topology.LIBTPU}; --kind=cpu works without it",
+        f"--kind={options.kind} needs the TPU compiler: pip install {topology.LIBTPU}, or use --kind=cpu",
     )
     largest = max(SHAPES)
     topology.prepare(f"cpu:{largest}" if cpu else f"{options.kind}:{SHAPES[largest]}")

@@ -1,4 +1,4 @@
-"""Meshes and sizes of a batch, tried one after the other: which is the fastest that fits."""
+"""Finds the fastest mesh and batch size that fit into memory (launch.plan --sweep)."""
 
 from collections.abc import Iterator
 
@@ -11,20 +11,20 @@ from launch.estimate import Estimate, TooLarge, estimate
 from launch.topology import Topology
 
 BATCH = ("data.tokens_per_batch", "data.batch", "train.batch")
-"""What says how large a batch is; a configuration has one of them."""
+"""Fields that set the batch size; a configuration has one of them."""
 
 TIMES = (2, 4)
-"""Of the configured batch, where it fits."""
+"""Multiples of the configured batch to try if it fits."""
 
 PARTS = (2, 4, 8)
-"""In which it is worked on one after the other, where it does not."""
+"""Gradient accumulation steps to try if the configured batch does not fit."""
 
 WIDTHS = (*map(len, MESH_AXES), 10, 10, 9, 9, 14)
 COLUMNS = (*MESH_AXES, "batch", "accumulate", "MiB", "ms", "tokens/s")
 
 
 def meshes(devices: int) -> Iterator[tuple[int, int, int]]:
-    """All sizes data x fsdp x tensor of so many devices."""
+    """Yields all sizes (data, fsdp, tensor) whose product is the number of devices."""
     for tensor in range(1, devices + 1):
         for fsdp in range(1, devices // tensor + 1):
             if devices % (tensor * fsdp) == 0:
@@ -32,20 +32,20 @@ def meshes(devices: int) -> Iterator[tuple[int, int, int]]:
 
 
 def best(config: ConfigDict, topology: Topology) -> Estimate:
-    """The one with the most tokens per second by the bound; a line for each is printed as soon as it is known.
+    """Returns the estimate with the most tokens per second; prints one line per attempt.
 
-    Where the configured batch fits, larger ones are tried until one does not; where it does not fit, the same one in
-    more and more parts (`train.accumulate`) until it does.
+    If the configured batch fits, tries larger batches until one does not fit. Otherwise increases
+    `train.accumulate` until the batch fits.
 
     Raises:
-      UserError: none fits or is possible, or no speed is known.
+      UserError: no mesh fits, or the speed of the devices is unknown.
     """
     check(
         topology.chip is not None,
-        f"--sweep looks for the fastest, and of --topology={topology.name} no speed is known",
+        f"--sweep needs a TPU slice: the speed of --topology={topology.name} is unknown",
     )
     field = next((name for name in BATCH if name in flatten(config)), "")
-    check(bool(field), "--sweep: the configuration has no size of a batch")
+    check(bool(field), f"--sweep: the configuration has none of the batch sizes {', '.join(BATCH)}")
     print(_line(COLUMNS), flush=True)
     found: Estimate | None = None
     faults: list[UserError] = []
@@ -61,7 +61,7 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
             what = *sizes, f"{flatten(tried)[field]:,}", tried.train.accumulate
             if isinstance(one, UserError):
                 large = isinstance(one, TooLarge)
-                reason = f"{one.missing / 2**20:,.0f} are missing" if large else str(one)
+                reason = f"{one.missing / 2**20:,.0f} too many" if large else str(one)
                 print(_line((*what, reason)), flush=True)
                 faults.append(one)
                 continue
@@ -69,22 +69,22 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
             if found is None or one.tokens_per_second > found.tokens_per_second:
                 found = one
     if found is None:
-        least = min(faults, key=lambda fault: getattr(fault, "missing", float("inf")))
-        raise UserError(f"nothing of all this fits; what comes nearest: {least}")
-    chosen, given = flatten(found.config), flatten(config)
+        closest = min(faults, key=lambda fault: getattr(fault, "missing", float("inf")))
+        raise UserError(f"no mesh and batch size fit; the closest: {closest}")
+    chosen, configured = flatten(found.config), flatten(config)
     options = [f"--config.mesh.{axis}={size}" for axis, size in found.mesh.shape.items()]
     options.append(f"--config.{field}={chosen[field]}")
-    if chosen["train.accumulate"] != given["train.accumulate"]:
+    if chosen["train.accumulate"] != configured["train.accumulate"]:
         options.append(f"--config.train.accumulate={chosen['train.accumulate']}")
-    by = ", by compute and links alone" if found.bound.memory is None else ""
-    print(f"\nthe fastest that fits{by}: {' '.join(options)}\n")
+    by = " (bounded by compute and links only)" if found.bound.memory is None else ""
+    print(f"\nfastest that fits{by}: {' '.join(options)}\n")
     return found
 
 
 def _outcomes(
     config: ConfigDict, field: str, mesh: dict[str, int], topology: Topology
 ) -> Iterator[tuple[ConfigDict, Estimate | UserError]]:
-    """What is tried with one mesh, and what comes of it."""
+    """Yields the configurations tried with one mesh, and their estimates or errors."""
 
     def attempt(times: int, parts: int) -> tuple[ConfigDict, Estimate | UserError]:
         tried = config.copy_and_resolve_references()

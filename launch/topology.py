@@ -1,4 +1,4 @@
-"""Devices that this machine does not have: a slice of TPUs by name, or as many CPU devices as are asked for."""
+"""Devices to compile for without having them: a TPU slice by name, or a number of CPU devices."""
 
 import importlib.util
 import math
@@ -23,15 +23,15 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Chip:
-    """One accelerator, as far as a plan needs it; its peak is in `common.track.progress`.
+    """Properties of a TPU chip. Its peak FLOP/s is in `common.track.progress`.
 
     Attributes:
-      memory: bytes that a program may use.
-      bandwidth: bytes per second from and to this memory.
-      links: bytes per second that it receives from its neighbours, over all of its links.
+      memory: HBM bytes that a program may use.
+      bandwidth: HBM bytes per second.
+      links: bytes per second received over all interconnect links.
       most: chips of the largest slice.
-      host: of the largest host.
-      options: what else the compiler has to be told.
+      host: chips of the largest host.
+      options: further compiler options.
     """
 
     memory: int
@@ -42,9 +42,9 @@ class Chip:
     options: tuple[tuple[str, Any], ...] = ()
 
 
-# Bandwidths: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}, where those of links are given for both directions
-# together; of v4 those of Jouppi et al., 2023 (arXiv:2304.01433), table 4: six links of 50 GB/s. Memory: what libtpu
-# says that there is when a program does not fit; of those pages' 32, 16, 95 and 32 GB it is most.
+# Bandwidths: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}, which count both directions of a link; for v4, Jouppi et
+# al., 2023 (arXiv:2304.01433), table 4: six links of 50 GB/s. Memory: the capacity that libtpu reports when a program
+# does not fit, slightly less than the nominal 32, 16, 95 and 32 GB.
 CHIPS = {
     "v4": Chip(int(30.75 * GIB), 1200e9, 300e9, 4096, 4, (("chip_config_name", "megacore"),)),
     "v5e": Chip(int(15.75 * GIB), 819e9, 200e9, 256, 8),
@@ -58,7 +58,7 @@ class Topology:
     """Devices to compile for.
 
     Attributes:
-      chip: None of CPUs, of which no speed is known.
+      chip: None for CPU devices, whose speed is unknown.
     """
 
     name: str
@@ -67,18 +67,22 @@ class Topology:
 
     @property
     def stands_in(self) -> bool:
-        """Whether CPU devices stand for the chips, since their compiler is not here."""
+        """Whether CPU devices replace the chips because the TPU compiler is not installed."""
         return self.chip is not None and self.devices[0].platform == "cpu"
 
     @property
     def host(self) -> int:
-        """How many neighbours in `devices` one host has."""
+        """Number of consecutive entries of `devices` on one host."""
         if self.chip is None:
             return len(self.devices)
         return math.prod(_host(self.chip, _read(self.name)[1]))
 
     def mesh(self, sizes: Mapping[str, int]) -> Mesh:
-        """`make_mesh` of these devices, and its errors. CPU devices in place of chips have the chips' hosts."""
+        """Makes a mesh of these devices like `make_mesh`. CPU devices that replace chips have the chips' hosts.
+
+        Raises:
+          UserError: the mesh does not fit the devices, or the tensor axis spans several hosts.
+        """
         mesh = make_mesh(sizes, self.devices)
         tensor = mesh.shape["tensor"]
         check(
@@ -88,16 +92,16 @@ class Topology:
         return mesh
 
     def peak(self, dtype: str) -> float | None:
-        """FLOP/s of one device; float32 is multiplied no faster than 16-bit numbers."""
+        """Returns the peak FLOP/s of one device; for dtypes without a known peak, that of bfloat16."""
         kind = f"TPU {self.name.partition(':')[0]}"
         return peak_flops(kind, dtype) or peak_flops(kind, "bfloat16")
 
 
 def find(name: str) -> Topology:
-    """The devices of "v5e:4x4" or "cpu:8". Where the compiler for TPUs is not installed, CPU devices in their place.
+    """Returns the topology "v5e:4x4" or "cpu:8". CPU devices replace chips if the TPU compiler is not installed.
 
     Raises:
-      UserError: there is no such topology, or `prepare` was told of another one.
+      UserError: the topology does not exist, or `prepare` was called with a smaller one.
     """
     kind, sizes = _read(name)
     count = math.prod(sizes)
@@ -107,14 +111,11 @@ def find(name: str) -> Topology:
     return Topology(name, devices, CHIPS[kind])
 
 
-_KNOWN = (
-    f"there are slices of {', '.join(CHIPS)}, such as v5e:4x4 and v5p:2x2x2, and CPU devices, such as"
-    " cpu:8"
-)
+_KNOWN = f"use a TPU slice ({', '.join(CHIPS)}) such as v5e:4x4 or v5p:2x2x2, or CPU devices such as cpu:8"
 
 
 def _read(name: str) -> tuple[str, tuple[int, ...]]:
-    """("v5e", (4, 4)) or ("cpu", (8,))."""
+    """Parses a topology to ("v5e", (4, 4)) or ("cpu", (8,))."""
     match = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)*)", name)
     check(match is not None, f"--topology={name!r}: {_KNOWN}")
     kind, sizes = match[1], tuple(map(int, match[2].split("x")))
@@ -136,10 +137,10 @@ def _read(name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _host(chip: Chip, sizes: tuple[int, ...]) -> tuple[int, int, int]:
-    """The chips of each host of a slice, along its dimensions.
+    """Returns the chips of a host along each dimension of a slice.
 
-    2 x 2 of them; a single chip has a host of its own, and eight of v5e and v6e share one, as in v5litepod-8 and v6e-8
-    (docs.cloud.google.com/tpu/docs/{v5e,v6e}), though machines of four could make up such a slice.
+    Hosts have 2 x 2 chips. A single chip has its own host. Slices of eight v5e or v6e chips have one host, as in
+    v5litepod-8 and v6e-8 (docs.cloud.google.com/tpu/docs/{v5e,v6e}).
     """
     if math.prod(sizes) == 1:
         return 1, 1, 1
@@ -149,7 +150,7 @@ def _host(chip: Chip, sizes: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def has_compiler() -> bool:
-    """Whether the compiler for TPUs is installed."""
+    """Returns whether the TPU compiler (libtpu) is installed."""
     return importlib.util.find_spec("libtpu") is not None
 
 
@@ -157,38 +158,37 @@ def _cpus(name: str, count: int) -> list[Any]:
     devices = jax.devices("cpu")
     check(
         len(devices) >= count,
-        f"--topology={name}: this process has been given {len(devices)} CPU devices",
+        f"--topology={name} needs {count} CPU devices, but this process has {len(devices)}",
     )
     return devices[:count]
 
 
 def prepare(name: str) -> None:
-    """Before JAX looks for devices: there are to be CPUs alone, as many as the topology needs.
+    """Configures JAX for CPU devices only, as many as the topology needs. Call it before JAX initialises devices.
 
-    Says on stderr where CPU devices are to stand for chips.
+    Prints a line to stderr if CPU devices replace TPU chips.
 
     Raises:
-      UserError: there is no such topology.
+      UserError: the topology does not exist.
     """
     kind, sizes = _read(name)
     count = math.prod(sizes)
     jax.config.update("jax_platforms", "cpu")
     if kind != "cpu" and has_compiler():
-        # What is kept of programs for TPUs can be read by TPUs alone.
+        # Only TPUs can read TPU programs from the compilation cache.
         jax.config.update("jax_enable_compilation_cache", False)
         return
     jax.config.update("jax_num_cpu_devices", count)
     if kind != "cpu":
         print(
-            f"the TPU compiler is not installed: {count:,} CPU devices stand for the chips of {name}, and the CPU's"
-            f" compiler for theirs; the real one is pip install {LIBTPU} (Linux; no TPU is needed)",
+            f"the TPU compiler is not installed: compiling for {count:,} CPU devices in place of the chips of {name};"
+            f" to install it (Linux, needs no TPU): pip install {LIBTPU}",
             file=sys.stderr,
         )
 
 
 def _tpus(name: str, sizes: tuple[int, ...], chip: Chip) -> list[Any]:
-    # It looks for TPUs, for a server that would know of them and for other programs that use them, and complains of
-    # finding none.
+    # Without these libtpu searches for TPUs, a metadata server and other TPU processes, and warns that it finds none.
     environment = {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5litepod-16",
@@ -205,6 +205,6 @@ def _tpus(name: str, sizes: tuple[int, ...], chip: Chip) -> list[Any]:
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
         return list(found.devices)
-    except Exception as error:  # whatever the compiler has against this shape
+    except Exception as error:  # libtpu raises several types for invalid shapes
         reason = str(error).removeprefix("INVALID_ARGUMENT: ")
         raise UserError(f"--topology={name!r} does not exist ({reason}); {_KNOWN}") from error

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# One run on a TPU VM, of one host or many, by gcloud. `launch/tpu.sh --help` explains; needs bash 4.4.
+# Starts one run on a TPU VM with one or more hosts, using gcloud. See `launch/tpu.sh --help`. Needs bash 4.4.
 set -uo pipefail
 
 usage() {
@@ -8,53 +8,51 @@ usage: launch/tpu.sh run    [options] NAME CONFIG [args...]
        launch/tpu.sh resume [options] NAME
        launch/tpu.sh status | follow | stop | delete  [options] NAME
 
-run     creates the TPU VM called NAME, or takes the one that is there; waits until it is ready; copies the code
-        of a commit to all hosts; installs Python and the packages; starts `python -m MODULE --config=CONFIG
-        args...` on every host, as one run that outlives the connection. The request is kept in runs/tpu-NAME;
-        one of which a run was started gives way to another when that has started.
-resume  the same once more for that request: after a preemption on a new TPU VM, after stop on the same one.
-        The run goes on from its last checkpoint.
-status  the state of the TPU VM and, where it is ready, of each host's process, with its last line
-follow  shows the log of a host as it grows; Ctrl-C ends only the showing
-stop    tells the run to save itself and waits until it has ended
-delete  gives the TPU VM back, with all that lies on its disks. You pay until then. NAME is then free for another.
+run     creates the TPU VM NAME (or uses an existing one), waits until it is ready, copies the code of a commit to
+        all hosts, installs Python and the packages, and starts `python -m MODULE --config=CONFIG args...` on
+        every host, as one run that continues without the connection. Saves the request in runs/tpu-NAME; a new
+        request replaces a started one only after its own run has started.
+resume  repeats the saved request: on a new TPU VM after preemption, on the same one after stop. The run resumes
+        from its last checkpoint.
+status  prints the state of the TPU VM and of each host's process, with the last line of its log
+follow  prints the log of a host as it grows; Ctrl-C does not affect the run
+stop    tells the run to save and waits until it has exited
+delete  deletes the TPU VM and its disks. You pay until then. NAME can be reused afterwards.
 
-of run:
-  --type TYPE           accelerator type, such as v5litepod-16 or v6e-8 (needed)
-  --zone ZONE, --project PROJECT   where (default: what gcloud is configured with then)
-  --runtime VERSION     software of the VM (default: the one that Google names for JAX on that type)
-  --spot                cheap, and may be preempted at any time
-  --queued              ask by a queued resource, called NAME too, which waits until there is room
-  --create OPTION       one more option for gcloud's create, as often as needed: --create --network=lab
-  --setup COMMAND       run on each host before the packages are installed, such as mounting a disk; by resume
-                        once more, which it has to bear
-  --log-dir DIR         where process-K.log goes on host K (default: train-less/logs in its home)
-  --commit COMMIT       the code to run (default: HEAD, if no file differs from it)
-  --ssh OPTION          one more option for gcloud's ssh and scp, as often as needed: --ssh --internal-ip
-  -m, --module MODULE   what each host runs (default: reservoir.train)
-of run and resume:
-  --poll SECONDS        how often to look whether the TPU VM is ready (default: 30)
-  --watch SECONDS       how long to see whether the started processes go on; where one fails, the others are
-                        ended (default: 15)
-of follow:
-  --host K              whose log (default: 0)
-of stop:
-  --grace SECONDS       how long to wait (default: 300)
-of all:
-  --dry-run             print every command and run none
-  -h, --help            this text
+options of run:
+  --type TYPE           accelerator type, such as v5litepod-16 or v6e-8 (required)
+  --zone ZONE, --project PROJECT   default: gcloud's configuration at the time of run
+  --runtime VERSION     VM software version (default: Google's recommendation for JAX on this type)
+  --spot                use preemptible capacity
+  --queued              request the VM as a queued resource, also named NAME
+  --create OPTION       additional option of gcloud's create, may be repeated: --create --network=lab
+  --setup COMMAND       command to run on each host before installing the packages, such as mounting a disk;
+                        resume runs it again, so it must be repeatable
+  --log-dir DIR         directory of process-K.log on host K (default: train-less/logs in the home directory)
+  --commit COMMIT       code to run (default: HEAD, which requires a clean working tree)
+  --ssh OPTION          additional option of gcloud's ssh and scp, may be repeated: --ssh --internal-ip
+  -m, --module MODULE   program of each host (default: reservoir.train)
+options of run and resume:
+  --poll SECONDS        interval between checks of the VM's state (default: 30)
+  --watch SECONDS       time to watch the started processes; if one fails, the others are stopped (default: 15)
+option of follow:
+  --host K              number of the host (default: 0)
+option of stop:
+  --grace SECONDS       time to wait (default: 300)
+options of all commands:
+  --dry-run             print every command without running it
+  -h, --help            print this text
 
-The run's folder has to be named, by --workdir=/DIR among args: with several hosts on storage that all of them
-mount (NFS, Filestore; gs:// does not work), and it is only there after a preemption if it is not a disk of the VM.
+args must contain --workdir=/DIR. With several hosts DIR must be storage that all of them mount (NFS, Filestore; not
+gs://). A directory on the VM's own disk is lost on preemption.
 
-Each process finds in its environment
+Environment of each process:
   TRAINLESS_COORDINATOR     host:port of process 0
-  TRAINLESS_NUM_PROCESSES   how many hosts there are
-  TRAINLESS_PROCESS_ID      0, 1, ...: the number of its host
-  TRAINLESS_COMMIT          the commit of the code, for the run's summary
-It ends with exit code 143 when it was told to stop and has saved, and 75 when another one is lost or never came:
-silent for 60 s, or not there 300 s after its start (what TRAINLESS_LOST_SECONDS and TRAINLESS_JOIN_SECONDS change
-where they are set, is not changed here).
+  TRAINLESS_NUM_PROCESSES   number of hosts
+  TRAINLESS_PROCESS_ID      0, 1, ...: number of the host
+  TRAINLESS_COMMIT          commit of the code, for the run's summary
+Processes exit with 143 after saving on SIGTERM, and with 75 if another process is lost (no heartbeat for 60 s) or
+missed the rendezvous (300 s). TRAINLESS_LOST_SECONDS and TRAINLESS_JOIN_SECONDS keep these defaults on TPU VMs.
 
 example: launch/tpu.sh run --type v5litepod-16 --zone us-west4-a --spot --queued --setup 'mountpoint -q /mnt ||
            { sudo apt-get install -y nfs-common && sudo mount 10.0.0.2:/lab /mnt; }' \
@@ -65,7 +63,7 @@ END
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# --- what is asked for ---------------------------------------------------------------------------
+# --- command line --------------------------------------------------------------------------------
 
 type='' zone='' project='' runtime='' spot='' queued='' create=() setup='' log_dir=train-less/logs commit=''
 module=reservoir.train poll=30 watch=15 host=0 grace=300 ssh=() stage=asked
@@ -73,7 +71,7 @@ action=${1-}
 case $action in
   -h | --help) usage && exit 0 ;;
   run | resume | status | follow | stop | delete) shift ;;
-  '') fault "a command is needed: run, resume, status, follow, stop or delete" ;;
+  '') fault "a command is required: run, resume, status, follow, stop or delete" ;;
   *) fault "unknown command $action" ;;
 esac
 while [[ ${1-} == -* ]]; do
@@ -104,12 +102,12 @@ while [[ ${1-} == -* ]]; do
   need_value "$@"
   shift 2
 done
-(($# >= 1)) || fault "NAME is needed"
+(($# >= 1)) || fault "NAME is required"
 name=$1
 shift
 [[ $name =~ ^[a-z]([a-z0-9-]*[a-z0-9])?$ ]] || fault "NAME must be lower-case letters, digits and hyphens, not '$name'"
 
-# What every later command needs to know. `stage` is asked, started or deleted: how far the request has come.
+# The saved request for later commands. `stage` is asked, started or deleted.
 folder=$root/runs/tpu-$name
 request=(stage type zone project runtime spot queued create setup log_dir commit ssh arguments)
 keep() {
@@ -121,8 +119,8 @@ keep() {
 need_gcloud() { [[ -n $dry_run ]] || need_program gcloud "https://cloud.google.com/sdk/docs/install"; }
 thing() { printf '%s\n' "--type $type${zone:+ --zone $zone}${project:+ --project $project}${queued:+ --queued}"; }
 
-# Sets a variable that is empty to what gcloud is configured with now, which may be something else by the time of
-# `delete`: another thing of that name would be deleted, or nothing found while this one is paid for.
+# Sets an empty variable to gcloud's current configuration. The configuration may change before `delete`, which would
+# then miss this VM or delete another one of the same name.
 pin() { # VARIABLE PROPERTY
   if [[ -z ${!1} && -n $dry_run ]]; then
     step "ask which $1 gcloud is configured with" gcloud config get-value "$2"
@@ -132,8 +130,8 @@ pin() { # VARIABLE PROPERTY
 }
 
 if [[ $action == run ]]; then
-  (($# >= 1)) || fault "CONFIG is needed"
-  [[ -n $type ]] || fault "--type is needed, such as v5litepod-16"
+  (($# >= 1)) || fault "CONFIG is required"
+  [[ -n $type ]] || fault "--type is required, such as v5litepod-16"
   workdir=
   for ((k = 2; k <= $#; k++)); do
     case ${!k} in
@@ -142,9 +140,9 @@ if [[ $action == run ]]; then
     esac
   done
   case $workdir in
-    gs://*) fault "--workdir must be a folder, and $workdir is none: mount storage by --setup" ;;
+    gs://*) fault "--workdir must be a directory, not $workdir: mount storage with --setup" ;;
     /*) ;;
-    *) fault "--workdir=/DIR is needed behind CONFIG: a folder that all hosts have and that outlives the TPU VM" ;;
+    *) fault "--workdir=/DIR is required after CONFIG: a directory that all hosts share and that survives the TPU VM" ;;
   esac
   find_commit "$commit"
   need_committed "$1"
@@ -164,11 +162,11 @@ if [[ $action == run ]]; then
     # shellcheck source=/dev/null
     { read -r stage && read -r before; } < <(source "$folder/request" && printf '%s\n' "$stage" && thing)
     [[ $stage == deleted || $before == "$(thing)" ]] ||
-      fault "$name was asked for by $before; delete it first: launch/tpu.sh delete $name"
+      fault "$name was requested with $before; delete it first: launch/tpu.sh delete $name"
   fi
 else
-  (($# == 0)) || fault "$action takes no $1"
-  [[ -f $folder/request ]] || fault "nothing is known of $name: $folder/request is missing"
+  (($# == 0)) || fault "$action does not take the argument $1"
+  [[ -f $folder/request ]] || fault "unknown TPU VM $name: $folder/request does not exist"
   # shellcheck source=/dev/null
   source "$folder/request"
   need_gcloud
@@ -180,7 +178,7 @@ where=(${zone:+--zone="$zone"} ${project:+--project="$project"})
 vm=(gcloud compute tpus tpu-vm)
 queue=(gcloud compute tpus queued-resources)
 
-# look NAME-OF-STEP COMMAND...: sets $state to what it prints; empty where there is no such thing.
+# look NAME-OF-STEP COMMAND...: sets $state to the output of the command, or to "" if the resource does not exist.
 look() {
   local name_of_step=$1
   shift
@@ -189,10 +187,10 @@ look() {
     step "$name_of_step" "$@"
   elif ! state=$("$@" 2>"$folder/errors"); then
     state=
-    # Not "is not found or access is unauthorized", which gcloud says of a place.
+    # Does not match "is not found or access is unauthorized", gcloud's message for an inaccessible location.
     grep --quiet --extended-regexp 'NOT_FOUND|was not found' "$folder/errors" && return
     cat "$folder/errors" >&2
-    fail_step "$name_of_step" "gcloud has no answer"
+    fail_step "$name_of_step" "gcloud failed"
   fi
 }
 look_for_vm() { look "look for TPU VM $name" "${vm[@]}" describe "$name" "${where[@]}" '--format=value(state)'; }
@@ -216,9 +214,9 @@ on() {
 }
 place=(train-less/code/launch/place.sh tpu train-less/code/launch/host.sh)
 
-# --- create, or take what is there ---------------------------------------------------------------
+# --- create the VM or use an existing one --------------------------------------------------------
 
-# What has been preempted never comes back by itself.
+# States from which a VM does not recover by itself.
 GONE='^(PREEMPTED|TERMINATED|FAILED|SUSPENDED|SUSPENDING)$'
 
 bring_up() {
@@ -226,17 +224,17 @@ bring_up() {
   if [[ -n $queued ]]; then kind=look_for_queued ready=ACTIVE; fi
   "$kind"
   if [[ -n $queued && $state == ACTIVE ]]; then
-    # It may go on saying so after its TPU VM has been preempted.
+    # A queued resource may stay ACTIVE after its TPU VM has been preempted.
     look_for_vm
     if [[ -z $state || $state =~ $GONE ]]; then state=SUSPENDED; else state=ACTIVE; fi
   fi
   if [[ $state =~ $GONE ]]; then
-    say "it is $state"
+    say "$name is $state: deleting it"
     remove
     state=
   fi
   if [[ -n $state ]]; then
-    say "it is there"
+    say "$name exists"
   else
     if [[ -n $queued ]]; then
       step "create" "${queue[@]}" create "$name" --node-id="$name" "${where[@]}" --accelerator-type="$type" \
@@ -254,12 +252,12 @@ bring_up() {
   fi
 }
 
-# await LOOK STATE: looks until it has that state.
+# await LOOK STATE: polls until the resource has this state.
 await() {
   while [[ -z $dry_run && $state != "$2" ]]; do
     [[ -n $state && ! $state =~ $GONE && ! $state =~ ^(STOP|DELET|HID) ]] ||
       fail_step "wait" "$name is ${state:-gone}"
-    say "$name is $state; looking again in $poll s"
+    say "$name is $state; checking again in $poll s"
     sleep "$poll"
     "$1"
   done
@@ -269,24 +267,23 @@ await() {
 
 case $action in
   run | resume)
-    # What is created has to be known from now on. But a request of which a run was started is the one that resume
-    # goes on with, until another run has started.
+    # Saves the request before creating the VM. A request whose run has started is kept until the new run starts.
     [[ $stage == started ]] || keep asked
     bring_up
     new=train-less/code.new
     archive=$folder/code.tar.gz
     step "pack the code of ${commit:0:12}" git -C "$root" archive --format=tar.gz --output="$archive" "$commit"
     step "copy the code" "${vm[@]}" scp "$archive" "$name:train-less.tar.gz" "${where[@]}" "${ssh[@]}" --worker=all
-    # Beside the code of a run that may be going on; host.sh puts it in place, or refuses.
+    # Unpacks beside the code of a possibly active run. host.sh moves it into place, or fails if a run is active.
     on all "unpack" bash -c "rm -rf $new && mkdir -p $new && tar -xzf train-less.tar.gz -C $new"
     on all "install" "$new/launch/host.sh" install "$setup"
-    # Hosts that did start would wait for the others.
+    # If one host fails, stops the others, which would wait for it.
     if ! (on all "start" "${place[@]}" start "$watch" "$log_dir" "$commit" "${arguments[@]}"); then
-      on all "stop what has started" "${place[@]}" stop "$grace"
+      on all "stop the started processes" "${place[@]}" stop "$grace"
       exit 1
     fi
     keep started
-    [[ -n $dry_run ]] || say "started: launch/tpu.sh follow $name; in the end: launch/tpu.sh delete $name"
+    [[ -n $dry_run ]] || say "started: launch/tpu.sh follow $name shows the log; finally, launch/tpu.sh delete $name"
     ;;
   status)
     if [[ -n $queued ]]; then
@@ -296,17 +293,17 @@ case $action in
     look_for_vm
     [[ -n $dry_run ]] || printf 'TPU VM %s: %s\n' "$name" "${state:-gone}"
     if [[ -n $dry_run || $state == READY ]]; then
-      on all "ask the hosts" "${place[@]}" status
+      on all "query the hosts" "${place[@]}" status
     else
-      say "once it is gone or preempted: launch/tpu.sh resume $name"
+      say "if it is gone or preempted: launch/tpu.sh resume $name"
     fi
     ;;
   follow) on "$host" "follow" train-less/code/launch/host.sh follow ;;
   stop) on all "stop" "${place[@]}" stop "$grace" ;;
   delete)
     if [[ -n $queued ]]; then look_for_queued; else look_for_vm; fi
-    if [[ -n $dry_run || -n $state ]]; then remove; else say "it is gone"; fi
+    if [[ -n $dry_run || -n $state ]]; then remove; else say "$name does not exist"; fi
     keep deleted
-    say "$folder/request stays, for resume"
+    say "$folder/request is kept for resume"
     ;;
 esac

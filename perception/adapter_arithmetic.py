@@ -1,6 +1,6 @@
-"""Adapters as vectors (task arithmetic; Ilharco et al., 2022): into base weights and out again, sums and multiples.
+"""Task arithmetic on LoRA adapters (Ilharco et al., 2022): merging into base weights, and weighted sums.
 
-D inputs, F outputs, R rank.
+M inputs, N outputs of a kernel, R rank.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,11 +18,11 @@ A, B, KERNEL = "lora_a", "lora_b", "kernel"
 
 @dataclass(frozen=True)
 class Adapter:
-    """What LoRA learned of some layers.
+    """A LoRA adapter.
 
     Attributes:
-      base: fingerprint of the weights that it was learned on.
-      layers: path of a layer in the encoder -> (A (D, R), B (R, F)); its kernel changes by A B.
+      base: fingerprint of the weights that the adapter was trained on.
+      layers: path of a layer in the encoder -> (A (M, R), B (R, N)). The adapter adds A B to the kernel.
     """
 
     base: str
@@ -30,12 +30,12 @@ class Adapter:
 
     @property
     def rank(self) -> int:
-        """The largest."""
+        """The largest rank of all layers."""
         return max(a.shape[1] for a, _ in self.layers.values())
 
 
 def of_values(values: Params, lora: Lora, base: str) -> Adapter:
-    """The adapter among the values of a model, which begin with "encoder/"; its scale goes into B."""
+    """Extracts the adapter from the parameters of a model, whose names begin with "encoder/". Scales B."""
     names = [name.removesuffix(f"/{A}") for name in values if name.endswith(f"/{A}")]
     return Adapter(
         base,
@@ -50,43 +50,45 @@ def of_values(values: Params, lora: Lora, base: str) -> Adapter:
 
 
 def combine(adapters: Sequence[tuple[Adapter, float]]) -> Adapter:
-    """The weighted sum of changes, exact: its rank is the sum of the ranks. A layer need not be in all of them.
+    """Returns the exact weighted sum of adapters, whose rank is the sum of the ranks.
+
+    A layer that an adapter lacks counts as unchanged by that adapter.
 
     Raises:
-      UserError: they were learned on different weights.
+      UserError: the adapters were trained on different weights.
     """
     first = adapters[0][0].base
     for number, (adapter, _) in enumerate(adapters[1:], 2):
         check(
             adapter.base == first,
             f"adapters 1 and {number} were trained on different weights (fingerprints {first[:12]} and"
-            f" {adapter.base[:12]}): their sum has no meaning",
+            f" {adapter.base[:12]}) and cannot be added",
         )
     layers = {}
     for name in dict.fromkeys(name for adapter, _ in adapters for name in adapter.layers):
         parts = [(adapter.layers[name], w) for adapter, w in adapters if name in adapter.layers]
         layers[name] = (
-            jnp.concatenate([a_DR for (a_DR, _), _ in parts], axis=1),
-            jnp.concatenate([weight * b_RF for (_, b_RF), weight in parts], axis=0),
+            jnp.concatenate([a_MR for (a_MR, _), _ in parts], axis=1),
+            jnp.concatenate([weight * b_RN for (_, b_RN), weight in parts], axis=0),
         )
     return Adapter(first, layers)
 
 
 def merge(values: Params, adapter: Adapter, weight: float = 1.0) -> Params:
-    """The encoder's values with the change in them, `weight` times; -1 takes it out again, to float rounding.
+    """Returns the encoder's parameters plus `weight` times the adapter. Weight -1 undoes a merge, up to rounding.
 
     Raises:
-      UserError: the encoder lacks a layer of the adapter, or has it in another shape.
+      UserError: the encoder lacks a layer of the adapter, or its kernel has another shape.
     """
     merged = dict(values)
-    for name, (a_DR, b_RF) in adapter.layers.items():
+    for name, (a_MR, b_RN) in adapter.layers.items():
         kernel = values.get(f"{name}/{KERNEL}")
-        check(kernel is not None, f"the adapter is for a layer {name}, which these weights lack")
-        shape = (a_DR.shape[0], b_RF.shape[1])
+        check(kernel is not None, f"the adapter changes layer {name}, which these weights lack")
+        shape = (a_MR.shape[0], b_RN.shape[1])
         check(
             kernel.shape == shape,
-            f"{name}: the adapter is for a kernel of {shape}, these weights have {kernel.shape}",
+            f"layer {name}: the adapter needs a kernel of shape {shape}, but these weights have {kernel.shape}",
         )
-        change = jnp.matmul(a_DR, b_RF, precision=jax.lax.Precision.HIGHEST)
+        change = jnp.matmul(a_MR, b_RN, precision=jax.lax.Precision.HIGHEST)
         merged[f"{name}/{KERNEL}"] = kernel + weight * change
     return merged

@@ -1,8 +1,8 @@
-"""What one does with adapters: python -m perception.adapters merge|unmerge|add|export|quantize (each with --help)
+"""Merges, adds and exports LoRA adapters: python -m perception.adapters merge|unmerge|add|export|quantize (--help)
 
-An ADAPTER is the folder of a run that was trained with --config.finetune=lora, or what `add` wrote. Weights are folders
-of Hugging Face's format (config.json and safetensors). The classifier's head is no part of an adapter; `export` writes
-it into a folder of its own.
+An ADAPTER is a run that was trained with --config.finetune=lora, or the output directory of `add`. Weights are
+directories in Hugging Face format (config.json and safetensors). The classification head is not part of an adapter;
+`export` writes the head to a subdirectory.
 """
 
 from pathlib import Path
@@ -21,29 +21,30 @@ def main() -> None:
         made = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         return made, {"type": Path, "metavar": "DIR"}
 
-    merge, folder = command("merge", "puts an adapter into its weights")
+    merge, folder = command("merge", "merges an adapter into its base weights")
     merge.add_argument("--adapter", required=True, type=Path, metavar="ADAPTER")
-    where = {**folder, "help": "its weights; default: where the run had them from"}
-    merge.add_argument("--pretrained", **where)
+    base = {**folder, "help": "the base weights (default: the directory that the run used)"}
+    merge.add_argument("--pretrained", **base)
     merge.add_argument("--out", required=True, **folder)
 
-    unmerge, _ = command("unmerge", "takes an adapter out of merged weights")
+    unmerge, _ = command("unmerge", "subtracts an adapter from merged weights")
     unmerge.add_argument("--adapter", required=True, type=Path, metavar="ADAPTER")
     unmerge.add_argument("--merged", required=True, **folder)
     unmerge.add_argument("--out", required=True, **folder)
 
-    add, _ = command("add", "the weighted sum of adapters of the same weights")
+    add, _ = command("add", "writes the weighted sum of adapters that share base weights")
     add.add_argument("--adapters", required=True, nargs="+", metavar="ADAPTER:WEIGHT")
-    add.add_argument("--pretrained", **where)
+    add.add_argument("--pretrained", **base)
     add.add_argument("--out", required=True, **folder)
 
-    export, _ = command("export", "the encoder of any run as weights, its classifier beside it")
+    export, _ = command("export", "writes the encoder and the classifier of any run")
     export.add_argument("--run", required=True, **folder)
-    export.add_argument("--pretrained", **where)
+    export.add_argument("--pretrained", **base)
     export.add_argument("--out", required=True, **folder)
 
     quantize, _ = command(
-        "quantize", "measures what --config.quantize saves and costs, layer by layer"
+        "quantize",
+        "measures size and error of --config.quantize for each kernel; writes no weights",
     )
     quantize.add_argument("--pretrained", required=True, **folder)
     quantize.add_argument("--kind", choices=KINDS, default=KINDS[-1])

@@ -1,6 +1,6 @@
-"""The backbones of the paper, each a description of one and the same transformer (Table 1, Table 2).
+"""The paper's backbones (Tables 1 and 2) as settings of one transformer implementation.
 
-Sizes are those of the published models; OpenELM's follow from its rule of layer-wise scaling (Mehta et al., 2024).
+Sizes are those of the published models. OpenELM's sizes follow from layer-wise scaling (Mehta et al., 2024).
 """
 
 from dataclasses import dataclass, replace
@@ -8,24 +8,29 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Backbone:
-    """A transformer without an output layer. Tuples have an entry per layer.
+    """Architecture of a transformer without an output layer.
 
     Attributes:
-      family: whose names the parameters have in files ("bert", "qwen2", "openelm", "phi", "mistral").
-      size: of a head.
-      hidden: width of the feed-forward layers.
-      learned: rows of learned positions; 0 where positions are rotary.
-      types: BERT's segments.
-      rotated: dimensions of a head that positions turn.
-      window: positions that a query sees; None for all.
-      biases: of queries, keys and values; of the attention's output; of the feed-forward layers.
+      family: naming scheme of the checkpoint files: "bert", "qwen2", "openelm", "phi" or "mistral".
+      heads, kv_heads: query heads and key-value heads of each layer.
+      size: head size.
+      hidden: feed-forward width of each layer.
+      placement: "pre" or "post" norm.
+      learned: number of learned positions; 0 for rotary positions.
+      types: number of token types (BERT's segments).
+      theta: base of the rotary frequencies.
+      rotated: features of a head to which rotary positions apply.
+      window: length of the sliding attention window; None for full attention.
+      biases: whether (queries, keys and values), (attention output), (feed-forward layers) have biases.
+      gated: the feed-forward layers are gated.
       parallel: attention and feed-forward read the same normalized input (phi).
-      fused: queries, keys and values are one matrix (OpenELM).
-      dropout: of what residual functions return; of the embeddings; of attention weights.
-      longest: positions that the published model was made for.
-      tied: the output layer that the published model has, and this one not, is its table of embeddings.
-      scaled_init: initial deviations by the number of inputs and layers (OpenELM), otherwise 0.02.
-      targets: the layers that LoRA adapts in the paper, by our names.
+      fused: queries, keys and values come from one matrix (OpenELM).
+      head_norm: queries and keys are normalized (OpenELM).
+      dropout: dropout rates of the sublayer outputs, the embeddings and the attention weights.
+      longest: maximum number of positions of the published model.
+      tied: the published model ties its output layer to the embeddings. There is no output layer here.
+      scaled_init: initial standard deviations depend on inputs and layers (OpenELM); otherwise they are 0.02.
+      targets: names of the layers that LoRA adapts in the paper.
     """
 
     family: str
@@ -73,7 +78,7 @@ def bert(
     epsilon: float = 1e-12,
     dropout: tuple[float, float, float] = (0.1, 0.1, 0.1),
 ) -> Backbone:
-    """Post-norm, bidirectional (Devlin et al., 2019); arctic-embed has its sizes."""
+    """BERT: post-norm, bidirectional (Devlin et al., 2019). arctic-embed uses its sizes."""
     return Backbone(
         "bert",
         vocabulary,
@@ -93,7 +98,7 @@ def bert(
         activation="gelu",
         dropout=dropout,
         longest=longest,
-        # peft matches "dense", and BERT's queries, keys and values have other names than the paper's patterns.
+        # The authors' pattern matches "dense", but not the names of BERT's queries, keys and values.
         targets=("out", "up", "down"),
     )
 
@@ -110,7 +115,7 @@ def qwen2(
     longest: int = 131_072,
     epsilon: float = 1e-6,
 ) -> Backbone:
-    """Yang et al. (2024)."""
+    """Qwen2 (Yang et al., 2024)."""
     size = width // heads
     return Backbone(
         "qwen2",
@@ -141,10 +146,10 @@ def mistral(
     window: int | None = 4096,
     epsilon: float = 1e-5,
 ) -> Backbone:
-    """Jiang et al. (2023)."""
-    like = qwen2(layers, width, hidden, heads, kv_heads, vocabulary=vocabulary, epsilon=epsilon)
+    """Mistral (Jiang et al., 2023)."""
+    base = qwen2(layers, width, hidden, heads, kv_heads, vocabulary=vocabulary, epsilon=epsilon)
     return replace(
-        like,
+        base,
         family="mistral",
         tied=False,
         theta=theta,
@@ -168,7 +173,7 @@ def phi(
     epsilon: float = 1e-5,
     dropout: tuple[float, float, float] = (0.1, 0.0, 0.0),
 ) -> Backbone:
-    """Parallel blocks and partly rotary positions (phi-2)."""
+    """phi-2: parallel blocks and partial rotary positions."""
     size = width // heads
     return Backbone(
         "phi",
@@ -194,13 +199,13 @@ def phi(
 
 
 def divisible(value: float, divisor: int) -> int:
-    """The nearest multiple, but not more than a tenth below the value."""
+    """Rounds to the nearest multiple of `divisor` that is at least 0.9 * value."""
     rounded = max(divisor, int(value + divisor / 2) // divisor * divisor)
     return rounded + divisor if rounded < 0.9 * value else rounded
 
 
 def between(first: float, last: float, layers: int) -> list[float]:
-    """A straight line over the layers, to two decimals."""
+    """Interpolates linearly over the layers; rounds to two decimals."""
     step = (last - first) / max(layers - 1, 1)
     return [round(first + i * step, 2) for i in range(layers)]
 
@@ -218,11 +223,11 @@ def openelm(
     feed_forward: tuple[float, float] = (0.5, 4.0),
     divisor: int = 256,
 ) -> Backbone:
-    """Layers that grow from the first to the last one (Mehta et al., 2024).
+    """OpenELM: layer sizes grow linearly from the first to the last layer (Mehta et al., 2024).
 
     Args:
-      groups: heads that share one of keys and values.
-      attention, feed_forward: width of the first and of the last layer, in units of the model's.
+      groups: query heads for each key-value head.
+      attention, feed_forward: width of the first and the last layer, in multiples of the model width.
     """
 
     heads = tuple(
@@ -266,4 +271,4 @@ BACKBONES = {
     "tiny_phi": phi(2, 64, 128, 4, vocabulary=1000),
     "tiny_mistral": mistral(2, 64, 128, 4, 2, vocabulary=1000, window=16),
 }
-"""Those of the paper, and a small one of each family."""
+"""The paper's backbones, and a small one of each family."""

@@ -1,9 +1,9 @@
-"""TF-IDF of words and pairs of words with logistic regression: what a classifier without a network reaches.
+"""The TF-IDF baseline: logistic regression on hashed word unigrams and bigrams.
 
-Memory is bounded by the number of words in the training texts, not by the number of different pairs of words: pairs are
-hashed, and only the most frequent ones are kept.
+Memory grows with the number of words in the training texts, not with the number of distinct bigrams: n-grams are hashed
+and only the most frequent buckets are kept.
 
-M examples, F features, N classes.
+E examples, M features, C classes.
 """
 
 import json
@@ -30,63 +30,62 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 INVERSE_PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
-"""C of the regression, one of which is chosen."""
+"""Candidate values of C, the inverse penalty."""
 
 BUCKETS = 2**22
-"""Of the hash of words and pairs of words."""
+"""Hash buckets of unigrams and bigrams."""
 
 FEATURES = 2**19
-"""The most that are kept, those in the most training texts."""
+"""Maximum number of features: the buckets that occur in the most training texts."""
 
 SOLVED = 20_000_000
-"""Nonzero features of the training texts up to which the regression is solved; above, stochastic gradients approximate
-it."""
+"""Up to this many nonzero training features the regression is solved exactly; above, by stochastic gradients."""
 
 SAMPLE = 50_000
-"""Training texts that C is chosen on where the regression is approximated."""
+"""Training texts on which C is chosen if the regression uses stochastic gradients."""
 
 ROWS = 10_000
-"""Texts that are counted at once."""
+"""Texts that are vectorized at once."""
 
 DATA = ("source", "splits", "fields", "label", "premise_only", "tfds_dir")
-"""Fields of `config.data` that say which examples there are."""
+"""Fields of `config.data` that determine the examples."""
 
 LEAST_CHANCE = 1e-9
-"""The probability of a class that the training examples lack."""
+"""Lower bound of class probabilities; classes without training examples get it."""
 
 
 @dataclass(frozen=True)
 class TfIdf:
-    """Rows of unit length: (1 + ln count) times the inverse document frequency.
+    """Computes TF-IDF rows of unit norm: (1 + ln count) times the inverse document frequency.
 
     Attributes:
-      columns_F: the buckets that are kept, ascending.
-      weights_F: ln((1 + M) / (1 + texts that have the feature)) + 1.
+      columns_M: indices of the kept buckets, ascending.
+      weights_M: inverse document frequency, ln((1 + texts) / (1 + texts with the feature)) + 1.
     """
 
-    columns_F: np.ndarray
-    weights_F: np.ndarray
+    columns_M: np.ndarray
+    weights_M: np.ndarray
 
     def weigh(self, counts: "csr_matrix") -> "csr_matrix":
-        """(rows, F) float32 from (rows, BUCKETS)."""
+        """Maps counts (rows, BUCKETS) to TF-IDF (rows, M) float32."""
         from sklearn.preprocessing import normalize
 
-        kept = counts[:, self.columns_F].astype(np.float32)
-        kept.data = (1 + np.log(kept.data)) * self.weights_F[kept.indices]
+        kept = counts[:, self.columns_M].astype(np.float32)
+        kept.data = (1 + np.log(kept.data)) * self.weights_M[kept.indices]
         return normalize(kept, copy=False)
 
     def __call__(self, texts: Sequence[str]) -> "csr_matrix":
-        """(M, F) float32."""
+        """Returns TF-IDF rows (E, M) float32."""
         from scipy import sparse
 
         return sparse.vstack([self.weigh(part) for part in counts(texts)], format="csr")
 
 
 def counts(texts: Sequence[str]) -> Iterator["csr_matrix"]:
-    """How often each bucket is in each text, at most 255 times: (at most ROWS, BUCKETS) uint8 at a time."""
+    """Yields bucket counts of successive texts, (at most ROWS, BUCKETS) uint8, clipped at 255."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
-    # Signs between words count as words, so no text is without a feature.
+    # Punctuation marks count as words, so that every text has a feature.
     hashed = HashingVectorizer(
         n_features=BUCKETS,
         ngram_range=(1, 2),
@@ -101,7 +100,7 @@ def counts(texts: Sequence[str]) -> Iterator["csr_matrix"]:
 
 
 def fit_features(texts: Sequence[str]) -> tuple[TfIdf, "csr_matrix"]:
-    """The features of training texts, and their rows (M, F). Beside the counts no second copy of the rows is made."""
+    """Returns the fitted features and the rows (E, M) of the training texts. Frees counts while filling the rows."""
     from scipy import sparse
 
     parts, frequency = [], np.zeros(BUCKETS, np.int32)
@@ -109,27 +108,31 @@ def fit_features(texts: Sequence[str]) -> tuple[TfIdf, "csr_matrix"]:
         parts.append(part)
         frequency += np.bincount(part.indices, minlength=BUCKETS).astype(np.int32)
     order = np.argsort(-frequency, kind="stable")[:FEATURES]
-    columns_F = np.sort(order[frequency[order] > 0])
-    weights_F = np.log((1 + len(texts)) / (1 + frequency[columns_F])) + 1
-    found = TfIdf(columns_F, weights_F.astype(np.float32))
-    size = int(frequency[columns_F].sum())
+    columns_M = np.sort(order[frequency[order] > 0])
+    weights_M = np.log((1 + len(texts)) / (1 + frequency[columns_M])) + 1
+    found = TfIdf(columns_M, weights_M.astype(np.float32))
+    size = int(frequency[columns_M].sum())
     values, columns = np.empty(size, np.float32), np.empty(size, np.int32)
-    ends_M, end = [0], 0
+    row_ends, end = [0], 0
     while parts:
         part = found.weigh(parts.pop(0))
         start, end = end, end + part.nnz
         values[start:end], columns[start:end] = part.data, part.indices
-        ends_M.extend(start + part.indptr[1:])
+        row_ends.extend(start + part.indptr[1:])
         heap.release_free_memory()
-    shape = len(texts), len(columns_F)
-    return found, sparse.csr_matrix((values, columns, np.asarray(ends_M)), shape)
+    shape = len(texts), len(columns_M)
+    return found, sparse.csr_matrix((values, columns, np.asarray(row_ends)), shape)
 
 
 class Baseline(NamedTuple):
-    """Attributes:
-    chosen_f1: weighted, in percent, on the examples that C was chosen on.
-    features: F.
-    seconds: counting the words and all regressions.
+    """A fitted baseline.
+
+    Attributes:
+      chosen_f1: weighted F1 in percent on the examples that chose C.
+      inverse_penalty: the chosen C.
+      features: number of features.
+      seconds: time for features and all regressions.
+      predictions: class probabilities of the test examples.
     """
 
     chosen_f1: float
@@ -140,14 +143,15 @@ class Baseline(NamedTuple):
 
 
 def fit(splits: Mapping[str, LabelledText], classes: Sequence[str]) -> Baseline:
-    """Learns from "train", chooses C by "valid", predicts "test"; where there is no "valid" it chooses by the test, as
-    runs do. Two texts of an example are one after the other.
+    """Trains on "train", chooses C on "valid" (on "test" if there is no "valid") and predicts "test".
+
+    Joins the texts of an example with a space.
 
     Raises:
       UserError: the training examples are all of one class.
     """
     begun = time.perf_counter()
-    heap.release_free_memory()  # reading the examples leaves as much as they take
+    heap.release_free_memory()  # reading the examples frees as many bytes as they occupy
     labels = {name: split.labels_M for name, split in splits.items()}
     check(len(np.unique(labels["train"])) > 1, "the training examples are all of one class")
     texts = {name: [" ".join(parts) for parts in split.texts] for name, split in splits.items()}
@@ -157,40 +161,43 @@ def fit(splits: Mapping[str, LabelledText], classes: Sequence[str]) -> Baseline:
     solve = train.nnz <= SOLVED
     chosen = None
     for penalty in INVERSE_PENALTIES:
-        some = slice(None if solve else SAMPLE)
-        model = regression(train[some], labels["train"][some], penalty, solve)
+        sample = slice(None if solve else SAMPLE)
+        model = regression(train[sample], labels["train"][sample], penalty, solve)
         f1 = weighted_f1(labels[select], model.predict(rows[select]))
         if chosen is None or f1 > chosen[0]:
             chosen = f1, penalty, model
     _, penalty, model = chosen
     if not solve:
         model = regression(train, labels["train"], penalty, solve)
-    logs_MN = np.full((len(labels["test"]), len(classes)), np.log(LEAST_CHANCE))
-    logs_MN[:, model.classes_] = np.log(np.maximum(model.predict_proba(rows["test"]), LEAST_CHANCE))
+    logs_EC = np.full((len(labels["test"]), len(classes)), np.log(LEAST_CHANCE))
+    logs_EC[:, model.classes_] = np.log(np.maximum(model.predict_proba(rows["test"]), LEAST_CHANCE))
     predictions = Classes.of_log_probabilities(
-        splits["test"].fingerprint, labels["test"], logs_MN, tuple(classes)
+        splits["test"].fingerprint, labels["test"], logs_EC, tuple(classes)
     )
     f1 = weighted_f1(labels[select], model.predict(rows[select]))
     return Baseline(f1, penalty, train.shape[1], time.perf_counter() - begun, predictions)
 
 
-def regression(rows: "csr_matrix", labels_M: np.ndarray, penalty: float, solve: bool) -> Any:
-    """Logistic regression with the inverse penalty C, of each class against the others: solved, or approximated by five
-    epochs of averaged stochastic gradients."""
+def regression(rows: "csr_matrix", labels_E: np.ndarray, penalty: float, solve: bool) -> Any:
+    """Fits one-against-rest logistic regression, exactly (`solve`) or by five epochs of averaged SGD.
+
+    Args:
+      penalty: C, the inverse penalty.
+    """
     from sklearn.linear_model import LogisticRegression, SGDClassifier
     from sklearn.multiclass import OneVsRestClassifier
 
     if solve:
-        # The dual has a variable for each text, of which there are fewer than features.
+        # The dual has one variable for each text, and there are fewer texts than features.
         solver = LogisticRegression(
             C=penalty, solver="liblinear", dual=True, tol=0.01, max_iter=1000, random_state=0
         )
-        return OneVsRestClassifier(solver).fit(rows, labels_M)
-    alpha = 1 / (penalty * len(labels_M))  # its loss is a mean over examples
+        return OneVsRestClassifier(solver).fit(rows, labels_E)
+    alpha = 1 / (penalty * len(labels_E))  # SGDClassifier averages the loss over examples
     approximation = SGDClassifier(
         loss="log_loss", alpha=alpha, average=True, max_iter=5, tol=None, random_state=0
     )
-    return approximation.fit(rows, labels_M)
+    return approximation.fit(rows, labels_E)
 
 
 def run(
@@ -199,20 +206,21 @@ def run(
     classes: Sequence[str],
     workdir: Path,
 ) -> dict:
-    """Leaves the summary and the predictions of a run in `workdir`, unless it has those of the same examples already;
-    returns the summary, which has no seed.
+    """Fits the baseline and writes summary and predictions to `workdir`; returns the summary, whose seed is None.
+
+    Reuses existing results for the same examples.
 
     Args:
-      config: of a run on these examples; what the baseline has of it is kept.
+      config: configuration of a run on these examples. The summary records its data fields.
 
     Raises:
-      UserError: the data are at fault.
+      UserError: the training examples are all of one class.
     """
     examples = {name: split.fingerprint for name, split in splits.items()}
-    with suppress(OSError, ValueError, KeyError):  # missing, or damaged
-        there = json.loads((workdir / SUMMARY).read_text())
-        if there["examples"] == examples and (workdir / PREDICTIONS).exists():
-            return there
+    with suppress(OSError, ValueError, KeyError):  # missing or damaged
+        existing = json.loads((workdir / SUMMARY).read_text())
+        if existing["examples"] == examples and (workdir / PREDICTIONS).exists():
+            return existing
     found = fit(splits, classes)
     test = found.predictions.metrics()
     trained = (found.features + 1) * (len(classes) if len(classes) > 2 else 1)
@@ -239,7 +247,7 @@ def run(
         "curve": curve.to_json(),
     }
     workdir.mkdir(parents=True, exist_ok=True)
-    (workdir / SUMMARY).unlink(missing_ok=True)  # until the predictions are there too
+    (workdir / SUMMARY).unlink(missing_ok=True)  # a summary exists only beside its predictions
     found.predictions.save(workdir / PREDICTIONS)
     write_whole(workdir / SUMMARY, json.dumps(summary, indent=2) + "\n")
     return summary

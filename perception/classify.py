@@ -1,6 +1,6 @@
-"""Labels lines of text with a trained run: python -m perception.classify --workdir=RUN < texts
+"""Classifies lines of text with a trained run: python -m perception.classify --workdir=RUN < texts
 
-Each line of the output has the classes of a text, likeliest first, each with its probability behind it.
+Writes one line per text: class, probability, class, probability, ... in descending order of probability.
 """
 
 import sys
@@ -12,7 +12,7 @@ from common.runtime import program
 
 
 def batches(lines: Iterable[bytes], size: int) -> Iterator[list[str]]:
-    """The lines, `size` at a time; those before a faulty one come before its fault.
+    """Yields batches of `size` lines. Yields all lines before an invalid line, then raises.
 
     Raises:
       UserError: a line is empty or not UTF-8.
@@ -27,7 +27,7 @@ def batches(lines: Iterable[bytes], size: int) -> Iterator[list[str]]:
             fault = "is not UTF-8"
         if fault:
             yield batch[: (number - 1) % size]
-            raise UserError(f"standard input, line {number} {fault}")
+            raise UserError(f"standard input: line {number} {fault}")
         if len(batch) == size:
             yield batch
             batch = []
@@ -39,19 +39,22 @@ def main() -> None:
 
     parser = parser_for("perception.classify")
     parser.add_argument(
-        "--workdir", required=True, type=Path, metavar="RUN", help="the run's folder"
+        "--workdir", required=True, type=Path, metavar="RUN", help="directory of the run"
     )
     parser.add_argument(
         "--pretrained",
         type=Path,
         metavar="DIR",
-        help="its pretrained weights; default: where the run had them from",
+        help="pretrained weights (default: the directory that the run used)",
     )
     parser.add_argument(
-        "--top", type=positive_int_arg("--top"), metavar="K", help="so many classes (default: all)"
+        "--top",
+        type=positive_int_arg("--top"),
+        metavar="K",
+        help="number of classes to print (default: all)",
     )
     parser.add_argument(
-        "--batch", type=positive_int_arg("--batch"), default=64, metavar="N", help="lines at once"
+        "--batch", type=positive_int_arg("--batch"), default=64, metavar="N", help="batch size"
     )
     options = parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""The paper's question on any data: what pretrained weights, training from random ones, and counting words reach."""
+"""Compares pretrained weights, training from random weights, and TF-IDF on any data set (perception.worth)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,13 +21,13 @@ METRIC = "weighted_f1"
 
 
 class Way(NamedTuple):
-    """One side of the comparison.
+    """A way of training that the comparison includes.
 
     Attributes:
-      name: for people to read.
-      fields: of the configuration, that make it.
-      pretrained: it begins with pretrained weights.
-      random: its result depends on the seed.
+      name: display name.
+      fields: configuration overrides.
+      pretrained: whether training starts from pretrained weights.
+      random: whether the result depends on the seed.
     """
 
     name: str
@@ -54,15 +54,16 @@ WAYS = {
 BASELINE = "tf_idf"
 
 FIXED = ("finetune", "seed")
-"""Fields that the comparison sets itself."""
+"""Configuration fields that the comparison sets; overrides are rejected."""
 
 
 @dataclass(frozen=True)
 class ExperimentSuite(experiments.ExperimentSuite):
-    """Attributes beyond what all have.
+    """The runs of the comparison.
 
-    spec: the configuration, "FILE" or "FILE:ARGUMENT".
-    margin: the largest difference of weighted F1 (points) that does not matter.
+    Attributes beyond those of the base class:
+      spec: the configuration, "FILE" or "FILE:ARGUMENT".
+      margin: equivalence margin in points of weighted F1.
     """
 
     spec: str = ""
@@ -72,10 +73,16 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return run.prepare(config, self.mesh)
 
     def configuration(self, way: str, seed: int) -> ConfigDict:
-        """Of one run. Without another wish the backbone is that of the weights, where they are given."""
+        """Returns the configuration of one run. The backbone defaults to that of the pretrained weights.
+
+        Raises:
+          UserError: an override sets a field that the comparison sets.
+        """
         for name in FIXED:
-            given = [f for f in self.fields if f.startswith(f"--config.{name}=")]
-            check(not given, f"{''.join(given)}: the comparison sets this itself, run by run")
+            overrides = [f for f in self.fields if f.startswith(f"--config.{name}=")]
+            check(
+                not overrides, f"{''.join(overrides)}: perception.worth sets this field, remove it"
+            )
         config = self.override(load(self.spec), seed=seed, **WAYS[way].fields)
         if config.pretrained and not any(f.startswith("--config.backbone=") for f in self.fields):
             config.backbone = "auto"
@@ -89,10 +96,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return config
 
     def ways(self) -> list[str]:
-        """Those that can be run: without weights none that begins with them.
+        """Returns the ways that can run; ways with pretrained weights need --config.pretrained.
 
         Raises:
-          UserError: a configuration or the weights are at fault; before anything is trained.
+          UserError: a configuration or the pretrained weights are invalid.
         """
         weights = self.configuration("lora", 1).pretrained
         found = [name for name, way in WAYS.items() if weights or not way.pretrained]
@@ -107,10 +114,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def every(
         self, splits: Mapping[str, LabelledText], classes: Sequence[str]
     ) -> dict[str, list[Run]]:
-        """The runs of all ways, trained where they are missing: one for each seed, or one where nothing is random."""
+        """Trains missing runs; returns the runs of each way, one per seed, or one if the seed does not matter."""
         ways = self.ways()
         cases = {way: partial(self.configuration, way) for way in ways if WAYS[way].random}
-        found = {way: [ran.run for ran in some] for way, some in self.runs(cases).items()}
+        found = {way: [ran.run for ran in runs] for way, runs in self.runs(cases).items()}
         if "head" in ways:
             _, folder = self.fit("head", self.configuration("head", 1))
             found["head"] = load_local(folder)
@@ -121,8 +128,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
 
 
 def worth(suite: ExperimentSuite) -> None:
-    """Everything side by side, what the rule of comparisons says of it, and the answer in sentences."""
-    suite.ways()  # whatever is at fault is known before the data are read
+    """Trains all ways; writes the tables of results and verdicts, and the answer in sentences."""
+    suite.ways()  # validate before reading the data
     config = suite.configuration("full", 1)
     splits, classes = datasets.load(config)
     found = suite.every(splits, classes)
@@ -148,26 +155,27 @@ def worth(suite: ExperimentSuite) -> None:
 
 
 def _row(way: str, runs: Sequence[Run]) -> tuple:
-    """Of the table of all ways; mean ± standard deviation over seeds."""
-    of = [run.summary for run in runs]
-    last, best = ([summary[which][METRIC] for summary in of] for which in ("test_last", "test"))
-    flops = float(np.mean([summary["flops"] for summary in of]))
-    seconds = [summary["train_seconds"] + summary["start_seconds"] for summary in of]
-    trained = of[0]["params"]["trainable"]
-    shown = f"{flops:.3g}" if flops else None  # a regression counts none
+    """Returns a row of the table of results: mean ± standard deviation over seeds."""
+    summaries = [run.summary for run in runs]
+    last, best = ([s[which][METRIC] for s in summaries] for which in ("test_last", "test"))
+    flops = float(np.mean([s["flops"] for s in summaries]))
+    seconds = [s["train_seconds"] + s["start_seconds"] for s in summaries]
     return (
         WAYS[way].name,
         mean_std(last, 2),
         mean_std(best, 2),
-        trained,
-        shown,
+        summaries[0]["params"]["trainable"],
+        f"{flops:.3g}" if flops else None,  # FLOPs of a regression are not counted
         mean_std(seconds, 1),
     )
 
 
 def choose(found: Mapping[str, Sequence[Run]]) -> str | None:
-    """The way with pretrained weights that was best where the best step is chosen: on the validation examples, never
-    on the test, but in a recipe that chooses by the test. None where there are no pretrained weights."""
+    """Returns the way with pretrained weights that has the best F1 on the examples that select the best step.
+
+    These are the validation examples, or the test examples with `eval.select=test`. Returns None without pretrained
+    weights.
+    """
 
     def valid(way: str) -> float:
         return float(np.mean([run.curve.best.value for run in found[way]]))
@@ -178,10 +186,10 @@ def choose(found: Mapping[str, Sequence[Run]]) -> str | None:
 def judge(
     found: Mapping[str, Sequence[Run]], chosen: str | None, margin: float
 ) -> dict[tuple[str, str], Comparison]:
-    """Weighted F1 on the test of pairs of ways, by the rule of `common.report.verdict`, corrected for their number.
+    """Compares test F1 of pairs of ways with the rule of `common.report.verdict`, corrected for multiple comparisons.
 
-    The chosen way against random weights says what the pretrained weights give in the way that suits them; all weights
-    from pretrained ones against all from random ones differ in where they begin, and in the tokenizer that each has.
+    Pairs: the chosen way against random weights; full training from pretrained against random weights, which differ in
+    initialization and tokenizer only; TF-IDF against both.
     """
     pairs = [("tf_idf", "full")]
     if chosen:
@@ -195,7 +203,7 @@ def judge(
 
 
 def _interval(one: Comparison) -> str:
-    """Of a difference; "" where a single seed gives none."""
+    """Formats the interval of a difference; "" for a single seed."""
     return "" if np.isnan(one.low) else f"{one.low:+.1f} to {one.high:+.1f}"
 
 
@@ -206,21 +214,21 @@ def answer(
     size: tuple[int, float, int],
     select: str,
 ) -> str:
-    """What was reached, what the rule says of it, and what the paper's table lets one expect; a line each.
+    """Returns the answer, one line each for the results, the verdicts and the expectation from the paper's Table 1.
 
     Args:
-      size: training examples, their tokens, test examples.
-      select: what the best step was chosen by, and `chosen`: "valid" or "test".
+      size: (training examples, their tokens, test examples).
+      select: split that selected the best steps and `chosen`: "valid" or "test".
     """
     examples, tokens, tests = size
     reached = ", ".join(f"{WAYS[way].name} {_mean(runs)}" for way, runs in found.items())
     lines = [
-        f"Weighted F1 on {tests:,} test examples, learned from {examples:,} (about {tokens:,.0f} tokens): {reached}."
+        f"Weighted F1 on {tests:,} test examples, trained on {examples:,} (about {tokens:,.0f} tokens): {reached}."
     ]
     if chosen:
         lines.append(
-            f"Of the ways to use pretrained weights {WAYS[chosen].name} is taken, chosen by"
-            f" {'the test examples, as the recipe does' if select == 'test' else 'the validation examples'}."
+            f"Best use of the pretrained weights: {WAYS[chosen].name}, selected on"
+            f" {'the test examples, as in the recipe' if select == 'test' else 'the validation examples'}."
         )
     for (a, b), one in verdicts.items():
         interval = _interval(one)
@@ -230,10 +238,10 @@ def answer(
         )
     line = richness.expectation()
     expected = f"{line.gap(tokens):+.1f} ± {line.margin(tokens):.1f}"
-    untried = "" if chosen else "; here pretrained weights were not tried (--config.pretrained=DIR)"
+    untried = "" if chosen else "; no pretrained weights were tried here (--config.pretrained=DIR)"
     lines.append(
-        "For LoRA against all weights from random ones the paper's data sets of this size let one expect"
-        f" {expected} ({CONFIDENCE:.0%} prediction interval){untried}."
+        "Expected difference between LoRA and full training from random weights, from the paper's data sets at this"
+        f" size: {expected} ({CONFIDENCE:.0%} prediction interval){untried}."
     )
     return "\n".join(lines)
 

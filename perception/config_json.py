@@ -1,4 +1,4 @@
-"""config.json of a Hugging Face model <-> `Backbone`. Whatever a backbone cannot express is refused by name."""
+"""Converts config.json of a Hugging Face model to a `Backbone` and back. Rejects unsupported fields by name."""
 
 import dataclasses
 import json
@@ -12,17 +12,17 @@ from common.config import check, check_choice
 from common.errors import UserError
 from perception import families
 from perception.backbones import Backbone
-from perception.json_fields import Fields
+from perception.families import Fields
 
 CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
 class Family:
-    """How a family is read from the fields of a file, and written to them.
+    """Reader and writer of a family's fields.
 
     Attributes:
-      name: what the names of its classes begin with.
+      name: prefix of the family's class names in transformers.
     """
 
     name: str
@@ -40,40 +40,40 @@ FAMILIES = {
 
 
 FREE = ("targets", "dropout", "longest", "scaled_init", "tied")
-"""What may differ between two backbones whose states are the same."""
+"""Fields of `Backbone` that do not change its states."""
 
 
 def read(path: Path) -> Backbone:
-    """The backbone that a config.json describes.
+    """Returns the backbone that a config.json describes.
 
     Raises:
-      UserError: the file is missing or damaged, the family unknown, or a field is one that no backbone here has.
+      UserError: the file is missing or damaged, or the family or a field is not supported.
     """
     check(path.is_file(), f"{path.parent} has no {path.name}")
     try:
         values = json.loads(path.read_text())
     except (ValueError, OSError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
-    check(isinstance(values, dict), f"{path} is damaged: it is no object")
+    check(isinstance(values, dict), f"{path} is damaged: it is not a JSON object")
     return from_json(values, path)
 
 
 def from_json(values: dict[str, Any], path: Path) -> Backbone:
-    """`path` is for messages."""
-    rope = values.get("rope_parameters") or {}  # where transformers 5 has what 4 had beside it
-    given = Fields(path, {**values, **rope})
-    given.only(quantization_config=None)
+    """Returns the backbone that the fields of a config.json describe; `path` is for error messages."""
+    rope = values.get("rope_parameters") or {}  # transformers 5 moved the rotary fields there
+    fields = Fields(path, {**values, **rope})
+    fields.only(quantization_config=None)
     family = values.get("model_type") or _family_of(values.get("architectures"))
     check(
         bool(family or values.get("architectures")),
-        f"{path} has no model_type: it is of no model of Hugging Face's",
+        f"{path} has neither model_type nor architectures: it does not describe a Hugging Face model",
     )
     check_choice(f"{path}: model_type", str(family), FAMILIES)
-    return FAMILIES[family].read(given)
+    return FAMILIES[family].read(fields)
 
 
 def _family_of(architectures: Any) -> str | None:
-    """Of a name such as BertForMaskedLM."""
+    """Returns the family of a class name such as BertForMaskedLM."""
     name = str((architectures or [""])[0])
     known = (
         key
@@ -84,10 +84,10 @@ def _family_of(architectures: Any) -> str | None:
 
 
 def to_json(shape: Backbone) -> dict[str, Any]:
-    """What transformers reads the backbone from.
+    """Returns the fields of a config.json that transformers can read.
 
     Raises:
-      UserError: the backbone is none that the family's files can express.
+      UserError: the family's config.json cannot express the backbone.
     """
     family = FAMILIES[shape.family]
     values = {
@@ -98,12 +98,12 @@ def to_json(shape: Backbone) -> dict[str, Any]:
     }
     values = json.loads(json.dumps(values))
     lost = differences(shape, from_json(values, Path(CONFIG)))
-    check(not lost, f"{CONFIG} of the family {shape.family} cannot say {', '.join(lost)}")
+    check(not lost, f"{CONFIG} of the family {shape.family} cannot express {', '.join(lost)}")
     return values
 
 
 def differences(one: Backbone, other: Backbone) -> list[str]:
-    """Where the states of two backbones would differ, "width 64 (not 32)"; of lists the first entry that does."""
+    """Lists differences that change the states, such as "width 64 (not 32)"; for tuples the first differing entry."""
     if one.layers != other.layers:
         return [f"layers {one.layers} (not {other.layers})"]
     found = []

@@ -1,4 +1,4 @@
-"""The cells of Table 1, without training: python -m perception.reproduce table1 --dry-run"""
+"""Lists the cells of Table 1 without training: python -m perception.reproduce table1 --dry-run"""
 
 from common.report.table import text
 from perception import run
@@ -9,7 +9,7 @@ from perception.tables import parameters
 
 
 def show(suite: ExperimentSuite, target: str) -> None:
-    """A line for each cell: what would be trained, and what is missing or done. Nothing is read or allocated."""
+    """Prints one line for each cell: parameters, steps, and missing data or finished runs. Allocates no parameters."""
     del target
     rows = []
     for case in suite.cases():
@@ -28,4 +28,4 @@ def show(suite: ExperimentSuite, target: str) -> None:
         rows.append((case.backbone, case.column, case.mode, size, trained, steps, state))
     columns = ("backbone", "data", "finetuning", "parameters", "trained", "steps", "")
     print(text(columns, rows))
-    print("parameters are those of the backbone with its own vocabulary, without the classifier")
+    print("parameters: the backbone with its published vocabulary, without the classification head")

@@ -1,4 +1,4 @@
-"""The twelve data sets of Table 1, as the authors' program reads them, and the user's own."""
+"""The twelve data sets of Table 1 as the authors' program reads them, and user data."""
 
 from dataclasses import dataclass, field
 
@@ -12,15 +12,16 @@ SPLITS = {"train": "train", "valid": "validation|valid|dev|val", "test": "test"}
 
 @dataclass(frozen=True)
 class DataSet:
-    """Where examples come from and what their fields are called.
+    """Source and field names of a data set.
 
     Attributes:
-      column: of Table 1.
-      source: TFDS where it has the very same set, otherwise Hugging Face.
-      fields: of the text, or of its two parts; of "a|b" the first that is there.
-      classes: how many; 0 where only the examples say.
-      unlabelled: some examples have the label -1, and are left out.
-      splits: what they are called; where one has no name or is not there, it is cut from the training examples.
+      column: column of Table 1.
+      source: TFDS if it has the same data, otherwise Hugging Face.
+      fields: name of the text field, or of two text fields. "a|b" takes the first field that exists.
+      label: name of the label field.
+      classes: number of classes; 0 counts the classes of the examples.
+      unlabelled: drop examples with the label -1.
+      splits: split names. A split without a name, or that does not exist, is cut from the training examples.
     """
 
     column: str = ""
@@ -39,7 +40,7 @@ DATASETS = {
     "bias": DataSet(
         "Bias", "hf:PriyaPatel/Bias_identification", "context|text", "bias_type|label", 10
     ),
-    # The paper says 15 classes; the data have 28.
+    # The paper reports 15 classes; the data have 28.
     "bias_in_bios": DataSet(
         "b-in-b", "hf:LabHC/bias_in_bios", "hard_text|text", "profession|label", 28
     ),
@@ -55,7 +56,7 @@ DATASETS = {
     ),
     "rotten_tomatoes": DataSet("rotten", "hf:rotten_tomatoes", classes=2),
     "snli": DataSet("snli", "tfds:snli", "premise hypothesis", classes=3, unlabelled=True),
-    # GLUE hides the labels of its test, so what it calls validation is the test here.
+    # GLUE's test labels are hidden, so its validation split is the test split here.
     "sst2": DataSet(
         "sst2",
         "tfds:glue/sst2",
@@ -64,38 +65,37 @@ DATASETS = {
         splits={"train": "train", "valid": "", "test": "validation|test"},
     ),
     "wiki_toxic": DataSet("w-tox", "hf:OxAISH-AL-LLM/wiki_toxic", "comment_text|text", classes=2),
-    # TFDS has the polarity of these reviews only.
+    # TFDS only has the two-class version of these reviews.
     "yelp": DataSet("yelp", "hf:yelp_review_full", classes=5),
 }
-"""By the name that `config.dataset` has."""
+"""`config.dataset` -> data set."""
 
 
 def validate(config: ConfigDict) -> None:
-    """The names of data set and source."""
+    """Validates data set and source."""
     if config.dataset:
         check_choice("--config.dataset", config.dataset, DATASETS)
     check(
         not (config.dataset and config.data.source.startswith("embedded:")),
-        f"--config.dataset={config.dataset} is not what --config.data.source={config.data.source} has: name its files"
-        " (files:DIR), or leave one of the two out",
+        f"--config.dataset={config.dataset} cannot be read from --config.data.source={config.data.source}: use"
+        " files:DIR, or remove one of the two options",
     )
     check(
         bool(config.dataset or config.data.source),
-        "what is to be learned? --config.dataset=NAME for one of the paper's data sets"
-        f" ({', '.join(DATASETS)}), or --config.data.source=files:DIR for your own",
+        f"no data: set --config.dataset=NAME to one of the paper's data sets ({', '.join(DATASETS)}), or"
+        " --config.data.source=files:DIR to your own",
     )
 
 
 def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
-    """The splits, a single text per example, and the names of the classes. Where the test chooses the best step there
-    is no "valid", and none is cut from the training examples.
+    """Returns the splits, with one text per example, and the class names.
 
-    What `config.data` says comes before what the data set has of its own. Of pairs the texts are joined by a space; of
-    SNLI's, with `config.data.premise_only`, the second one is left out, as a slip in the authors' program does (but for
-    every thousandth example).
+    Fields of `config.data` override those of the data set. Text pairs are joined with a space. For SNLI,
+    `config.data.premise_only` drops the hypothesis; the authors' program does so by mistake, except for every 1000th
+    example. With `eval.select=test` there is no "valid" split.
 
     Raises:
-      UserError: the data are missing or at fault.
+      UserError: the data are missing or invalid.
     """
     data, known = config.data, DATASETS[config.dataset] if config.dataset else OWN
     fields = data.fields or known.fields
@@ -110,7 +110,7 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
         }
     )
     splits = ("train", "test") if config.eval.select == "test" else ("train", "valid", "test")
-    # A split that the user names has to be there.
+    # A split that the user names must exist; only unnamed splits may be cut from the training examples.
     cut = tuple(split for split in ("valid", "test") if not data.splits[split])
     rules = Rules(known.classes, known.unlabelled, cut, splits)
     found, classes = load_labelled(read, rules)

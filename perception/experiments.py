@@ -1,4 +1,4 @@
-"""Table 1's grid: backbones, data sets and ways of training; the runs of a cell, or why there can be none."""
+"""The grid of Table 1: backbones, data sets and ways of training, and the runs of each cell."""
 
 import json
 from collections.abc import Sequence
@@ -20,36 +20,36 @@ from perception.backbones import BACKBONES
 from perception.datasets import DATASETS
 
 FIXED = ("finetune", "backbone", "pretrained", "dataset", "data.source")
-"""Fields that a cell of the table sets itself."""
+"""Configuration fields that a cell sets; overrides are rejected."""
 
 PRINTED_MODES = ("lora", "full")
-"""Ways of training, by `config.finetune`, as the table has them."""
+"""Values of `config.finetune` in the paper's table."""
 
 TOKENIZER = "full_pretrained_tokenizer"
-"""Full training from random weights that reads with the tokenizer of the pretrained ones (section 2.3)."""
+"""Full training from random weights with the pretrained tokenizer (section 2.3)."""
 
 MODES = (*PRINTED_MODES, "full_pretrained", TOKENIZER)
-"""With those that it lacks: LoRA and `full` differ in where they begin and in what is trained."""
+"""All ways of training; the last two are not in the paper's table."""
 
 LAPTOP = "arctic_xs"
 
 EMBEDDED = "embedded"
-"""The data set of the scale "tiny": paragraphs of the manual of Python."""
+"""The data set of the scale "tiny": paragraphs of the Python manual."""
 
 
 def backbones() -> tuple[str, ...]:
-    """Those of Table 1 in its order."""
+    """Returns the backbones of Table 1 in its order."""
     return tuple(dict.fromkeys(name for name, _ in printed.table1()))
 
 
 def stand_ins() -> dict[str, str]:
-    """Family -> the backbone whose row the scale "tiny" fills with the small one of that family."""
+    """Returns family -> the backbone of Table 1 whose row holds the results of the family's small backbone."""
     return {BACKBONES[name].family: name for name in reversed(backbones())}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A cell."""
+    """A cell of the table."""
 
     backbone: str
     dataset: str
@@ -57,41 +57,42 @@ class Case:
 
     @property
     def finetune(self) -> str:
-        """The field of the configuration."""
+        """Value of `config.finetune`."""
         return "full" if self.mode == TOKENIZER else self.mode
 
     @property
     def column(self) -> str:
-        """Of Table 1."""
+        """Column of Table 1."""
         return EMBEDDED if self.dataset == EMBEDDED else DATASETS[self.dataset].column
 
 
 @dataclass(frozen=True)
 class ExperimentSuite(experiments.ExperimentSuite):
-    """Attributes beyond what all have.
+    """The runs of Table 1 at one scale.
 
-    recipe: "fixed" or "paper".
-    backbones, datasets, modes: some of those of Table 1; empty for all. Of the backbones the scale "tiny" then has one
-      of each family, with its small stand-in, and "laptop" the smallest.
-    places: data set -> "files:DIR" or another source.
-    weights: backbone -> the folder of its pretrained weights.
+    Attributes beyond those of the base class:
+      recipe: "fixed" or "paper".
+      backbones, datasets, modes: subset of Table 1. Empty means all data sets, the printed modes, and all backbones
+        ("tiny": the small backbone of each family; "laptop": the smallest).
+      sources: data set -> "files:DIR" or another source.
+      weights: backbone -> directory of its pretrained weights.
     """
 
     recipe: str = "fixed"
     backbones: tuple[str, ...] = ()
     datasets: tuple[str, ...] = ()
     modes: tuple[str, ...] = ()
-    places: dict[str, str] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
     weights: dict[str, Path] = field(default_factory=dict)
 
     def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
         return run.prepare(config, self.mesh)
 
     def cases(self) -> list[Case]:
-        """All cells that were asked for, row by row.
+        """Returns the selected cells, row by row.
 
         Raises:
-          UserError: none was.
+          UserError: the scale "tiny" is combined with data sets.
         """
         rows = columns = ()
         if self.scale == "laptop":
@@ -109,39 +110,43 @@ class ExperimentSuite(experiments.ExperimentSuite):
 
     def _check_embedded(self) -> None:
         check(
-            self.scale != "tiny" or not (self.datasets or self.places),
-            "--scale=tiny is about embedded text: no --datasets, no --data",
+            self.scale != "tiny" or not (self.datasets or self.sources),
+            "--scale=tiny uses embedded text: remove --datasets and --data",
         )
 
     def missing(self, case: Case) -> str:
-        """Why a run cannot be made; "" where it can."""
-        if case.dataset != EMBEDDED and case.dataset not in self.places:
+        """Returns the option that the cell still needs, or ""."""
+        if case.dataset != EMBEDDED and case.dataset not in self.sources:
             return f"--data={case.dataset}=DIR"
         if case.mode != "full" and case.backbone not in self.weights:
             return f"--pretrained={case.backbone}=DIR"
         return ""
 
     def stem(self, case: Case) -> str:
-        """Of the names of a cell's runs; both recipes may have runs side by side."""
+        """Returns the name of a cell's runs without the seed; it depends on the recipe."""
         recipe = "" if self.recipe == "fixed" else f"_{self.recipe}"
         return f"{case.dataset}_{case.backbone}_{case.mode}{recipe}"
 
     def name(self, case: Case, seed: int) -> str:
-        """Of the folder of a run."""
+        """Returns the directory name of a run."""
         return f"{self.stem(case)}_seed{seed}"
 
     def check(self) -> None:
-        """Of all that can be run, before anything is.
+        """Validates the configurations of all cells that can run.
 
         Raises:
-          UserError: the configuration of a cell is at fault.
+          UserError: the configuration of a cell is invalid.
         """
         for case in self.cases():
             if not self.missing(case):
                 run.validate(self.configuration(case, 1))
 
     def configuration(self, case: Case, seed: int) -> ConfigDict:
-        """Of one run."""
+        """Returns the configuration of one run.
+
+        Raises:
+          UserError: an override sets a field that the cell sets.
+        """
         size = "" if self.scale == "paper" else f",{self.scale}"
         config = get_config(f"{self.recipe}{size}")
         tiny = self.scale == "tiny"
@@ -154,27 +159,28 @@ class ExperimentSuite(experiments.ExperimentSuite):
         if case.mode == TOKENIZER:
             own["data.tokenizer"] = "pretrained"
         if not tiny:
-            own |= {"dataset": case.dataset, "data.source": self.places[case.dataset]}
-        given = [f for f in self.fields if f.startswith(tuple(f"--config.{n}=" for n in FIXED))]
+            own |= {"dataset": case.dataset, "data.source": self.sources[case.dataset]}
+        fixed = tuple(f"--config.{name}=" for name in FIXED)
+        overrides = [text for text in self.fields if text.startswith(fixed)]
         check(
-            not given, f"{' '.join(given)}: the cells of the table set this themselves, run by run"
+            not overrides,
+            f"{' '.join(overrides)}: each cell of the table sets this field, remove it",
         )
         return self.override(config, seed=seed, **own)
 
     def summaries(self, cases: Sequence[Case]) -> dict[Case, list[dict]]:
-        """Those of cells that are compared, trained where they are missing; none where that cannot be done."""
+        """Trains missing runs; returns the summaries of each cell, none for cells that cannot run."""
         known = {self.stem(c): partial(self.configuration, c) for c in cases if not self.missing(c)}
         found = self.runs(known) if known else {}
         return {case: [ran.summary for ran in found.get(self.stem(case), [])] for case in cases}
 
     def side(self, text: str) -> Side:
-        """A cell of the table: "sst2: lora" of the backbone arctic_xs, "sst2@phi_2: full" of another one.
+        """Parses "DATASET: MODE" (backbone arctic_xs) or "DATASET@BACKBONE: MODE", such as "sst2@phi_2: full".
 
-        The ways are those of `MODES`. At the scale "tiny" every data set is the embedded one, and a backbone the small
-        one of its family.
+        The scale "tiny" replaces the data set by the embedded one and the backbone by the small one of its family.
 
         Raises:
-          UserError: there is no such data set, backbone or way, or the configuration is at fault.
+          UserError: data set, backbone or mode is unknown, or the configuration is invalid.
         """
         where, _, mode = text.partition(": ")
         dataset, at, backbone = where.partition("@")
@@ -183,17 +189,18 @@ class ExperimentSuite(experiments.ExperimentSuite):
         backbone = backbone if at else LAPTOP
         check_choice(f"{text}: backbone", backbone, backbones())
         self._check_embedded()
-        asked = {
+        subsets = {
             "--datasets": (self.datasets, dataset),
             "--backbones": (self.backbones, backbone),
             "--modes": (self.modes, mode),
         }
-        if out := [name for name, (some, one) in asked.items() if some and one not in some]:
-            return Side("", lambda seed: ConfigDict(), f"{out[0]} leaves it out")
+        for option, (subset, name) in subsets.items():
+            if subset and name not in subset:
+                return Side("", lambda seed: ConfigDict(), f"{option} excludes it")
         if self.scale == "tiny":
             small = stand_ins()[BACKBONES[backbone].family]
             if at and backbone != small:
-                return Side("", lambda seed: ConfigDict(), f"the scale tiny has no {backbone}")
+                return Side("", lambda seed: ConfigDict(), f"--scale=tiny has no {backbone}")
             dataset, backbone = EMBEDDED, small
         case = Case(backbone, dataset, mode)
         missing = self.missing(case)
@@ -202,15 +209,15 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return Side(self.stem(case), partial(self.configuration, case), missing)
 
     def finished(self, case: Case) -> list[dict]:
-        """The summaries of a cell that are there already."""
+        """Returns the summaries of a cell's finished runs."""
         found = []
         for seed in range(1, 1 + self.seeds):
-            with suppress(OSError, ValueError):  # missing, or cut off
+            with suppress(OSError, ValueError):  # missing or truncated
                 path = self.out / "runs" / self.name(case, seed) / SUMMARY
                 found.append(json.loads(path.read_text()))
         return found
 
 
 def f1(summaries: list[dict], which: str = "test") -> list[float]:
-    """Weighted F1 on the test examples, in percent: "test" of the best step, "test_last" of the last."""
+    """Returns test weighted F1 in percent, at the best step ("test") or the last step ("test_last")."""
     return [summary[which]["weighted_f1"] for summary in summaries]

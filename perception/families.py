@@ -1,16 +1,77 @@
-"""The five families as Hugging Face's configurations tell them: fields of a config.json <-> `Backbone`.
+"""Reads and writes the config.json fields of the five model families.
 
-The defaults of absent fields are those of transformers 4.57; OpenELM's are those of the code that Apple published.
+Defaults of absent fields are those of transformers 4.57, and for OpenELM those of Apple's published code.
 """
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
-from common.config import check
+from common.config import check, check_choice
 from perception.backbones import Backbone, bert, between, divisible, mistral, openelm, phi, qwen2
-from perception.json_fields import Fields, is_number
+
+_NEEDED = object()
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Typed access to the fields of a JSON file. Absent and null fields take the default, if there is one.
+
+    All methods raise a UserError that names the file and the field.
+    """
+
+    path: Path
+    values: Mapping[str, Any]
+
+    def get(self, name: str, default: Any = _NEEDED) -> Any:
+        value = self.values.get(name)
+        value = default if value is None else value
+        check(value is not _NEEDED, f"{self.path} has no {name}")
+        return value
+
+    def _check(self, name: str, value: Any, fits: bool, kind: str) -> Any:
+        check(fits, f"{self.path}: {name} must be {kind}, got {value!r}")
+        return value
+
+    def count(self, name: str, default: Any = _NEEDED) -> int:
+        value = self.get(name, default)
+        fits = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        return self._check(name, value, fits, "a whole number of at least 1")
+
+    def optional(self, name: str, default: int | None) -> int | None:
+        """Returns a count or None; null means None, and an absent field takes the default."""
+        return None if self.values.get(name, default) is None else self.count(name, default)
+
+    def number(self, name: str, default: Any = _NEEDED) -> float:
+        value = self.get(name, default)
+        return self._check(name, value, is_number(value) and value >= 0, "a number of at least 0")
+
+    def flag(self, name: str, default: Any = _NEEDED) -> bool:
+        value = self.get(name, default)
+        return self._check(name, value, isinstance(value, bool), "true or false")
+
+    def one_of(self, name: str, known: Mapping[str, Any], default: Any = _NEEDED) -> Any:
+        """Maps the field's text through `known`."""
+        value = self.get(name, default)
+        check_choice(f"{self.path}: {name}", str(value), known)
+        return known[value]
+
+    def only(self, **expected: Any) -> None:
+        """Requires each field to be absent or to have the only supported value."""
+        for name, value in expected.items():
+            found = self.get(name, value)
+            check(
+                found == value,
+                f"{self.path}: {name}={found!r} is not supported; it must be {value!r} or absent",
+            )
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
 
 ACTIVATIONS = {
     "gelu": "gelu",
@@ -89,13 +150,13 @@ def _decoder(
     tied: bool = False,
     rates: tuple[float, float] = (0.0, 0.0),
 ) -> Backbone:
-    """What later decoders have in common; `made` is of the right sizes, the others are defaults."""
+    """Sets the fields that qwen2, mistral and phi share. `made` has the sizes; the other arguments are defaults."""
     fields.only(rope_scaling=None, rope_type="default")
     size = fields.count("head_dim", made.size)
     rotated = int(size * partial)
     check(
         rotated % 2 == 0,
-        f"{fields.path}: positions turn pairs of dimensions, not {rotated} of the {size} of a head",
+        f"{fields.path}: rotary positions need an even number of features, got {rotated} of the head size {size}",
     )
     check(
         made.heads[0] % made.kv_heads[0] == 0,
@@ -171,7 +232,7 @@ def read_phi(fields: Fields) -> Backbone:
 
 def write_phi(shape: Backbone) -> dict[str, Any]:
     partial = shape.rotated / shape.size
-    if int(shape.size * partial) < shape.rotated:  # they cut the product off
+    if int(shape.size * partial) < shape.rotated:  # transformers truncates the product
         partial = math.nextafter(partial, 1)
     return {
         "layer_norm_eps": shape.epsilon,
@@ -183,7 +244,7 @@ def write_phi(shape: Backbone) -> dict[str, Any]:
 
 
 def _scales(fields: Fields, name: str, default: float, layers: int) -> list[float]:
-    """A number for all layers, those of the first and the last one, or one for each layer."""
+    """Reads one number for all layers, two for the first and last layer, or one for each layer."""
     value = fields.get(name, default)
     if is_number(value):
         return [value] * layers
@@ -229,7 +290,7 @@ def write_openelm(shape: Backbone) -> dict[str, Any]:
         heads = (divisible(shape.width * s, shape.size * groups) // shape.size for s in scales)
         return tuple(heads) == shape.heads
 
-    # Their file has the ends of a line and not the heads; lines that make the same heads are the same to it.
+    # OpenELM's file stores the two ends of the interpolation, not the heads. Any ends that give the same heads will do.
     tried = [n / 20 for n in range(5, 41)]
     lines = filter(makes_the_heads, [(0.5, 1.0), *product(tried, tried)])
     return {

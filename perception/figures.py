@@ -1,4 +1,4 @@
-"""Figure 1: what pretraining is worth, against the number of tokens of a data set."""
+"""Draws Figure 1: F1 of LoRA minus F1 of full training, against the number of tokens of a data set."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def fig1(suite: ExperimentSuite) -> None:
-    """F1 of LoRA minus that of full training, from the printed Table 1, and from runs that `table1` left."""
+    """Writes and draws Figure 1 from the printed Table 1 and from finished runs of `table1`."""
     paper = gaps(printed.table1())
     found = {
         "printed": means(paper),
@@ -40,11 +40,11 @@ def fig1(suite: ExperimentSuite) -> None:
     figure.savefig(suite.out / "fig1.png")
     print(f"figure: {suite.out / 'fig1.png'}")
     if "measured" not in found:
-        print("no data set has finished runs of both kinds in --out; table1 makes them")
+        print("no data set in --out has finished runs of both LoRA and full training: run table1")
 
 
 def _measured(suite: ExperimentSuite) -> dict[tuple[str, str], dict[str, float]]:
-    """As the printed table, from finished runs at their best step."""
+    """Returns Table 1 from finished runs, at their best step."""
     table: dict[tuple[str, str], dict[str, float]] = {}
     for case in suite.cases():
         if case.dataset != EMBEDDED and (runs := suite.kept(suite.stem(case))):

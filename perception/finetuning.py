@@ -1,4 +1,4 @@
-"""How a backbone is fine-tuned: what of it is trained, where the rest comes from, and what reads its texts."""
+"""Fine-tuning: which parameters are trained, where the others come from, and which tokenizer is used."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,30 +19,33 @@ from common.variables import AbstractModel, Frozen, Params, cast_frozen, freeze,
 from perception.backbones import BACKBONES, Backbone
 from perception.hugging_face import TOKENIZER, Pretrained, check_shape, open_model
 from perception.model import POOLS, PooledClassifier, backbone
-from perception.quantize import load
-from perception.quantized import KINDS, quantize_frozen
+from perception.quantized import KINDS, load_frozen, quantize_frozen
 
 FINETUNE = ("full", "full_pretrained", "lora", "head")
-"""All weights from random ones; all weights from pretrained ones; adapters and head on pretrained ones; the head."""
+"""All weights from random initialization; all weights from pretrained weights; LoRA and head; head alone."""
 
 TRAINS_ALL = FINETUNE[:2]
-"""The ways whose encoder is trained and therefore in the checkpoints."""
+"""Values of `finetune` that train the encoder and store it in checkpoints."""
 
 QUANTIZE = ("none", *KINDS)
-"""What becomes of frozen kernels of linear layers (QLoRA)."""
+"""Formats of the frozen kernels of linear layers (QLoRA)."""
 
 IN_BFLOAT16 = ("qwen2_1.5b", "openelm_3b", "phi_2", "mistral_7b")
-"""The backbones that the authors' program computes in bfloat16; the others it computes in float32."""
+"""Backbones that the authors' program computes in bfloat16; the others use float32."""
 
 TOKENIZERS = ("auto", "pretrained", "trained")
 TABLES = ("embed/table", "embed/positions/table")
-"""What the authors' program draws anew and leaves at random where its shape is not that of the pretrained model."""
+"""Tables that the authors' program reinitialises, and leaves untrained under LoRA, if their shapes differ."""
 
 ENCODER = "encoder/"
 
 
 def validate(config: ConfigDict, weights: bool = True) -> None:
-    """Backbone, adapters and where things come from, without looking there; `weights` says whether they have to."""
+    """Validates backbone, adapters and sources without opening files.
+
+    Args:
+      weights: whether --config.pretrained is required where the run starts from pretrained weights.
+    """
     check_choice("--config.backbone", config.backbone, ("auto", *BACKBONES))
     check_choice("--config.finetune", config.finetune, FINETUNE)
     check_choice("--config.pool", config.pool, POOLS)
@@ -56,12 +59,12 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
     full = config.finetune == "full"
     check(
         config.finetune not in TRAINS_ALL or config.quantize == "none",
-        f"--config.quantize={config.quantize} is of frozen weights; {option} trains them all",
+        f"--config.quantize={config.quantize} needs frozen weights, but {option} trains all weights",
     )
     check(lora.rank >= 1, f"--config.lora.rank must be at least 1, got {lora.rank}")
     check(
         lora.alpha >= 0,
-        f"--config.lora.alpha must be above 0, or 0 for that of the rank, got {lora.alpha}",
+        f"--config.lora.alpha must be positive, or 0 to use the rank, got {lora.alpha}",
     )
     check_rate("--config.lora.dropout", lora.dropout)
     check_choice("--config.data.tokenizer", config.data.tokenizer, TOKENIZERS)
@@ -69,13 +72,12 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
         check_choice("--config.reinitialize", name, ("authors", *TABLES))
     check(
         full or bool(config.pretrained) or not weights,
-        f"{option} begins with pretrained weights: --config.pretrained=DIR is missing, a folder with config.json,"
-        " tokenizer.json and safetensors; without any there is --config.finetune=full",
+        f"{option} needs pretrained weights: set --config.pretrained=DIR to a directory with config.json,"
+        " tokenizer.json and safetensors, or use --config.finetune=full",
     )
     check(
         full or config.data.tokenizer != "trained",
-        f"{option} reads what its weights were trained on: --config.data.tokenizer=trained is for"
-        " --config.finetune=full",
+        f"{option} uses the tokenizer of its weights: --config.data.tokenizer=trained needs --config.finetune=full",
     )
     needed = [
         f"--config.{field}={value}"
@@ -87,21 +89,21 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
     ]
     check(
         bool(config.pretrained) or not needed,
-        f"{' and '.join(needed)} means that of --config.pretrained=DIR, which is missing",
+        f"{' and '.join(needed)} needs --config.pretrained=DIR, which is not set",
     )
 
 
 def check_used(config: ConfigDict) -> None:
-    """That a folder which is named is for something. Of a run that is there already it does no harm.
+    """Checks that a new run uses its --config.pretrained.
 
     Raises:
-      UserError: neither weights, nor shape, nor tokenizer would come from it.
+      UserError: the run takes neither weights nor shape nor tokenizer from it.
     """
     named = config.backbone != "auto" and config.data.tokenizer != "pretrained"
     check(
         not (config.pretrained and config.finetune == "full" and named),
-        f"--config.pretrained={config.pretrained} would not be used: --config.finetune=full begins with random weights;"
-        " --config.backbone=auto takes its shape, --config.data.tokenizer=pretrained its tokenizer",
+        f"--config.pretrained={config.pretrained} is not used: --config.finetune=full starts from random weights."
+        " Remove it, or set --config.backbone=auto (its shape) or --config.data.tokenizer=pretrained (its tokenizer)",
     )
 
 
@@ -110,25 +112,27 @@ def _words(text: str) -> list[str]:
 
 
 def reinitialized(config: ConfigDict, family: str) -> tuple[str, ...]:
-    """Tables of a pretrained model that are drawn from the seed instead: those named, and for "authors" theirs
-    (confounds b and c)."""
-    theirs = {"qwen2": TABLES[:1], "phi": TABLES[:1], "bert": TABLES[1:]}.get(family, ())
+    """Returns the tables that are initialised from the seed instead of loaded.
+
+    "authors" in `config.reinitialize` stands for the tables that the authors' program reinitialises in this family.
+    """
+    authors = {"qwen2": TABLES[:1], "phi": TABLES[:1], "bert": TABLES[1:]}.get(family, ())
     names = [
         name
-        for one in _words(config.reinitialize)
-        for name in (theirs if one == "authors" else (one,))
+        for word in _words(config.reinitialize)
+        for name in (authors if word == "authors" else (word,))
     ]
     return () if config.finetune == "full" else tuple(dict.fromkeys(names))
 
 
 def open_pretrained(config: ConfigDict, advice: str = "") -> Pretrained | None:
-    """The model that the run takes its weights or its shape from; a run in full may do without.
+    """Opens the pretrained model that provides weights or shape; None if a run in full needs neither.
 
     Args:
-      advice: for where its folder is not there.
+      advice: appended to the error if the directory does not exist.
 
     Raises:
-      UserError: there is none, or it is not the backbone that is asked for.
+      UserError: the directory does not exist, or does not hold the backbone of the configuration.
     """
     if config.finetune == "full" and config.backbone != "auto":
         return None
@@ -139,10 +143,10 @@ def open_pretrained(config: ConfigDict, advice: str = "") -> Pretrained | None:
 
 
 def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
-    """That of the pretrained model, or one trained on the training texts.
+    """Returns the pretrained model's tokenizer, or trains one on the training texts (full training).
 
     Raises:
-      UserError: the pretrained model has none.
+      UserError: the pretrained model has no tokenizer.json.
     """
     if config.finetune == "full" and config.data.tokenizer != "pretrained":
         lines = [text for (text,) in train.texts]
@@ -150,17 +154,16 @@ def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
     path = Path(config.pretrained).expanduser() / TOKENIZER
     check(
         path.is_file(),
-        f"{path.parent} has no {TOKENIZER}: put that of the model there (OpenELM's folders have none; it reads with"
-        " that of Llama 2)",
+        f"{path.parent} has no {TOKENIZER}: copy the model's tokenizer there (OpenELM uses Llama 2's)",
     )
     return Subword.load(path)
 
 
 def make_shape(config: ConfigDict, pretrained: Pretrained | None, vocabulary: int) -> Backbone:
-    """The backbone with the positions of this run and, where all of it is trained, as many ids as its tokenizer has.
+    """Returns the backbone with the vocabulary (full training only), positions and dropout rate of this run.
 
     Raises:
-      UserError: the tokenizer or the rows do not fit into it.
+      UserError: the tokenizer has more ids than the embeddings, or texts are longer than the positions.
     """
     shape = pretrained.shape if pretrained else BACKBONES[config.backbone]
     longest, rate = config.data.max_length, config.model.dropout
@@ -169,30 +172,29 @@ def make_shape(config: ConfigDict, pretrained: Pretrained | None, vocabulary: in
         shape = replace(shape, vocabulary=vocabulary)
     check(
         vocabulary <= shape.vocabulary,
-        f"the tokenizer has {vocabulary:,} ids, the pretrained embeddings {shape.vocabulary:,} rows",
+        f"the tokenizer has {vocabulary:,} ids, but the pretrained embeddings have {shape.vocabulary:,} rows",
     )
-    # Positions that are random anyway may be as many as the rows need.
+    # Randomly initialised position embeddings may be as many as needed.
     if shape.learned and (full or TABLES[1] in reinitialized(config, shape.family)):
         shape = replace(shape, learned=max(longest, shape.learned))
     most = shape.learned or shape.longest
     check(
         longest <= most,
-        f"--config.data.max_length={longest} is longer than the {most:,} positions of the model",
+        f"--config.data.max_length={longest} exceeds the {most:,} positions of the model",
     )
     return replace(shape, dropout=(rate,) * 3) if rate != -1 else shape
 
 
 def solves_head(config: ConfigDict) -> bool:
-    """Whether the run is the optimum of the head: no step trains it."""
+    """Returns whether the head is solved by logistic regression instead of trained."""
     return config.finetune == "head" and config.train.steps == 0
 
 
 def resolve(config: ConfigDict) -> ConfigDict:
-    """A copy with the values that the other fields imply.
+    """Returns a copy in which derived fields have their values.
 
-    The computation type "authors" becomes the type of their program for a named backbone, otherwise "auto". A learning
-    rate of 0 becomes the one of `config.finetune` in `config.learning_rates`, which the copy lacks: what a run stores
-    is the learning rate that it was trained with. A head without steps is solved for, and evaluated at its start.
+    Computation dtype "authors" becomes the authors' dtype of the named backbone, or "auto". Learning rate 0 becomes
+    `config.learning_rates[config.finetune]`; `learning_rates` is removed. A solved head is evaluated at step 0.
     """
     config = config.copy_and_resolve_references()
     if config.model.dtype == "authors":
@@ -218,22 +220,22 @@ def make_lora(config: ConfigDict) -> Lora:
 def make_model(
     config: ConfigDict, shape: Backbone, classes: int, *, rngs: nnx.Rngs
 ) -> PooledClassifier:
-    """The whole model: what is trained, and what stays frozen, at pretrained values or at random ones from the seed.
+    """Builds the model with its trainable and frozen parameters.
 
-    `config.freeze_head` is about LoRA alone, where the authors' program leaves the head as it was drawn.
+    `config.freeze_head` freezes the head at its initial values under LoRA, like the authors' program.
 
     Raises:
-      UserError: there is nothing that `config.lora.targets` or `config.reinitialize` could be about.
+      UserError: `config.lora.targets` or `config.reinitialize` names a layer or table that the backbone lacks.
     """
     dtype = compute_dtype(config.model.dtype)
     encoder = backbone(shape, rngs=rngs, dtype=dtype, remat=config.model.remat)
-    made = PooledClassifier(encoder, shape.width, classes, config.pool, rngs=rngs)
+    model = PooledClassifier(encoder, shape.width, classes, config.pool, rngs=rngs)
     if config.finetune == "lora":
         targets, layers = _words(config.lora.targets) or shape.targets, linear_layers(encoder)
         for target in targets:
             check(
                 any(is_target(path, target) for path in layers),
-                f"--config.lora.targets: {target!r} names no layer; there are, in this backbone:"
+                f"--config.lora.targets: {target!r} matches no layer of this backbone; its layers are"
                 f" {', '.join(dict.fromkeys(path[-1] for path in layers))}",
             )
         adapt(encoder, targets, make_lora(config), rngs=rngs)
@@ -243,21 +245,22 @@ def make_model(
     for name in reinitialized(config, shape.family):
         part = encoder.embed if name == TABLES[0] else encoder.embed.positions
         check(part is not None, f"--config.reinitialize={name}: this backbone has no such table")
-        if isinstance(part.table, Frozen):  # a trained one is drawn with all that is trained
+        if isinstance(
+            part.table, Frozen
+        ):  # trainable tables are initialised with the other parameters
             part.table.set_metadata(draw=("normal", deviation if name == TABLES[0] else 0.02))
     cast_frozen(encoder, dtype)
     if config.quantize != "none":
         quantize_frozen(encoder, config.quantize)
     if config.finetune == "lora" and config.freeze_head:
-        freeze(made.head)
-        for variable in (made.head.kernel, made.head.bias):
+        freeze(model.head)
+        for variable in (model.head.kernel, model.head.bias):
             variable.set_metadata(draw=("uniform", (2 * shape.width) ** -0.5))
-    return made
+    return model
 
 
 def start(config: ConfigDict, pretrained: Pretrained | None) -> Callable[[Params], Params]:
-    """`Task.start` of a run: with `full_pretrained` the encoder begins at the pretrained values, except the tables that
-    `config.reinitialize` names; every other run begins at random values."""
+    """Returns `Task.start`: `full_pretrained` loads the encoder except reinitialised tables; others load nothing."""
 
     def read(trainable: Params) -> Params:
         if config.finetune != "full_pretrained":
@@ -276,14 +279,16 @@ def start(config: ConfigDict, pretrained: Pretrained | None) -> Callable[[Params
 def outside(
     pretrained: Pretrained | None, mesh: Mesh
 ) -> Callable[[AbstractModel], PretrainedWeights]:
-    """The frozen values that the folder of a pretrained model holds."""
+    """Returns `Task.outside`: reads the frozen parameters from the pretrained model's directory."""
 
     def read(abstract_model: AbstractModel) -> PretrainedWeights:
-        given = {n: v for n, v in abstract_model.frozen.items() if n not in abstract_model.drawn}
-        if not given:
+        drawn = abstract_model.drawn
+        frozen = {
+            n.removeprefix(ENCODER): v for n, v in abstract_model.frozen.items() if n not in drawn
+        }
+        if not frozen:
             return NO_PRETRAINED_WEIGHTS
-        frozen = {n.removeprefix(ENCODER): v for n, v in given.items()}
-        values = load(pretrained.load, frozen, mesh)
+        values = load_frozen(pretrained.load, frozen, mesh)
         return PretrainedWeights(
             {ENCODER + n: x for n, x in values.items()}, pretrained.fingerprint
         )

@@ -1,7 +1,4 @@
-"""The attention of pretrained language models: grouped heads, rotary positions, norms and biases as they have them.
-
-B batch, L length, D width, H heads, G heads of keys and values, K head size.
-"""
+"""Grouped-query attention with the options of pretrained language models: rotary positions, head norms, biases."""
 
 import jax
 import jax.numpy as jnp
@@ -18,15 +15,15 @@ from common.model.position import Rotary
 
 
 class GroupedAttention(Attention):
-    """Every G-th part of the heads shares one head of keys and values (Ainslie et al., 2023).
+    """Groups of heads / kv_heads query heads share one key-value head (Ainslie et al., 2023).
 
     Args:
-      size: K; the heads need not make up the width.
-      fused: one product for queries, keys and values, which adapters then see as one (OpenELM).
-      biases: of queries, keys and values; and of the output.
-      head_norm: epsilon of an RMSNorm of each query and key, ahead of their positions; None for none.
-      window: a query sees this many positions, its own the last one; None for all. Only where it is causal.
-      rate: of dropout of the attention weights.
+      size: head size; heads * size need not equal the width.
+      fused: queries, keys and values come from one matrix, which adapters treat as one layer (OpenELM).
+      biases: whether (queries, keys and values), (output) have biases.
+      head_norm: epsilon of an RMSNorm of each query and key before the rotary positions; None for no norm.
+      window: length of the causal sliding window; None for full attention.
+      rate: dropout rate of the attention weights.
     """
 
     def __init__(
@@ -46,7 +43,7 @@ class GroupedAttention(Attention):
         rate: float = 0.0,
     ):
         if heads % kv_heads:
-            raise ValueError(f"{heads} heads cannot share {kv_heads} heads of keys and values")
+            raise ValueError(f"{heads} query heads are not divisible by {kv_heads} key-value heads")
         inner, out = (initializers.zeros if bias else None for bias in biases)
 
         def project(count: int) -> Linear:
@@ -92,7 +89,7 @@ class GroupedAttention(Attention):
     def __call__(
         self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
     ) -> jax.Array:
-        """What lies behind the first `context.lengths_B` tokens is not seen, by padding neither."""
+        """Attends to the first `context.lengths_B` positions only; padding queries do so too."""
         heads = self._all(x_BLD, jnp.arange(x_BLD.shape[1]), fold(key, 0))
         y_BLHK = attend(
             *heads,

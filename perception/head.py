@@ -1,9 +1,9 @@
-"""The classifier's head alone, at its optimum: logistic regression on what the frozen encoder gives it.
+"""Solves the classification head by logistic regression on the cached features of the frozen encoder.
 
-A head that is trained step by step measures the optimizer as much as the features. The regression is convex, so it has
-one optimum for each penalty, and the penalty is chosen by the validation examples.
+Logistic regression is convex, so the result does not depend on an optimizer or a seed. The penalty is chosen on the
+validation examples.
 
-M examples, E = 2 D inputs of the head, N classes.
+E examples, M inputs of the head (twice the width), C classes.
 """
 
 from collections.abc import Callable
@@ -35,22 +35,22 @@ from perception.model import PooledClassifier
 from perception.task import TextClassification
 
 INVERSE_PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""C of the regression on standardised features, one of which is chosen."""
+"""Candidate values of C, the inverse penalty, on standardised features."""
 
 KERNEL, BIAS = "head/kernel", "head/bias"
 
 UNSEEN = -100.0
-"""The bias of a class that the training examples lack."""
+"""Bias of a class without training examples."""
 
 
 class Solution(NamedTuple):
     """Attributes:
-    kernel_EN, bias_N: float32, of logits from features that are not standardised.
+    kernel_MC, bias_C: float32, of logits from features that are not standardised.
     inverse_penalty: the chosen C; f1: weighted, in percent, on the examples that chose it.
     """
 
-    kernel_EN: np.ndarray
-    bias_N: np.ndarray
+    kernel_MC: np.ndarray
+    bias_C: np.ndarray
     inverse_penalty: float
     f1: float
 
@@ -58,36 +58,36 @@ class Solution(NamedTuple):
 def solve(
     train: tuple[np.ndarray, np.ndarray], valid: tuple[np.ndarray, np.ndarray], classes: int
 ) -> Solution:
-    """Multinomial logistic regression on standardised features, with C chosen by weighted F1 on `valid`.
+    """Fits multinomial logistic regression on standardised features; chooses C by weighted F1 on `valid`.
 
     Args:
-      train, valid: features (M, E) and labels (M,).
+      train, valid: features (E, M) and labels (E,).
 
     Raises:
       UserError: the training examples are all of one class.
     """
     from sklearn.linear_model import LogisticRegression
 
-    (train_ME, labels_M), (valid_ME, wanted_M) = train, valid
-    check(len(np.unique(labels_M)) > 1, "the training examples are all of one class")
-    mean_E, deviation_E = train_ME.mean(0, np.float64), train_ME.std(0, dtype=np.float64)
-    scale_E = np.where(deviation_E > 0, deviation_E, 1.0)
-    rows_ME = (train_ME - mean_E) / scale_E
-    # Each penalty starts at the solution for the one before.
+    (train_EM, labels_E), (valid_EM, wanted_E) = train, valid
+    check(len(np.unique(labels_E)) > 1, "the training examples are all of one class")
+    mean_M, deviation_M = train_EM.mean(0, np.float64), train_EM.std(0, dtype=np.float64)
+    scale_M = np.where(deviation_M > 0, deviation_M, 1.0)
+    rows_EM = (train_EM - mean_M) / scale_M
+    # Each fit starts at the solution for the previous penalty.
     model = LogisticRegression(tol=1e-6, max_iter=10_000, warm_start=True)
     found: Solution | None = None
     for penalty in INVERSE_PENALTIES:
-        model.set_params(C=penalty).fit(rows_ME, labels_M)
-        weights_KE, bias_K = model.coef_, model.intercept_
-        if len(model.classes_) == 2:  # one logit, the difference of two
-            weights_KE = np.concatenate([-weights_KE, weights_KE]) / 2
-            bias_K = np.concatenate([-bias_K, bias_K]) / 2
-        kernel_EN, bias_N = np.zeros((len(mean_E), classes)), np.full(classes, UNSEEN)
-        kernel_EN[:, model.classes_] = (weights_KE / scale_E).T
-        bias_N[model.classes_] = bias_K - mean_E @ kernel_EN[:, model.classes_]
-        f1 = weighted_f1(wanted_M, (valid_ME @ kernel_EN + bias_N).argmax(-1))
+        model.set_params(C=penalty).fit(rows_EM, labels_E)
+        coef_CM, intercept_C = model.coef_, model.intercept_
+        if len(model.classes_) == 2:  # scikit-learn returns the difference of the two logits
+            coef_CM = np.concatenate([-coef_CM, coef_CM]) / 2
+            intercept_C = np.concatenate([-intercept_C, intercept_C]) / 2
+        kernel_MC, bias_C = np.zeros((len(mean_M), classes)), np.full(classes, UNSEEN)
+        kernel_MC[:, model.classes_] = (coef_CM / scale_M).T
+        bias_C[model.classes_] = intercept_C - mean_M @ kernel_MC[:, model.classes_]
+        f1 = weighted_f1(wanted_E, (valid_EM @ kernel_MC + bias_C).argmax(-1))
         if found is None or f1 > found.f1:
-            found = Solution(kernel_EN.astype(np.float32), bias_N.astype(np.float32), penalty, f1)
+            found = Solution(kernel_MC.astype(np.float32), bias_C.astype(np.float32), penalty, f1)
     return found
 
 
@@ -96,12 +96,12 @@ def _pooled(model: PooledClassifier, batch: Batch) -> dict[str, jax.Array]:
 
 
 class SolvedHead(TextClassification):
-    """The task of a run of no steps: it starts at the optimum, and is evaluated there.
+    """Task of a run without training steps: the head starts at the optimum and is evaluated there.
 
-    The features of a split are computed once, and kept in `config.data.cache_dir` for other runs.
+    Features are computed once for each split and cached in `config.data.cache_dir`.
 
     Args:
-      outside: as `Task.outside`.
+      outside: implementation of `Task.outside`.
     """
 
     def __init__(
@@ -121,16 +121,16 @@ class SolvedHead(TextClassification):
 
     @property
     def seedless(self) -> bool:
-        """Only tables of the encoder that are drawn anew depend on the seed."""
+        """True unless tables of the encoder are reinitialised from the seed."""
         return not self.config.reinitialize
 
     def _keep(self, abstract_model: AbstractModel) -> PretrainedWeights:
-        """`Task.outside`; kept, since `Task.start` has no frozen values."""
+        """Implements `Task.outside` and keeps the result for `_optimum`, which needs the frozen parameters."""
         self._pretrained = self._read(abstract_model)
         return self._pretrained
 
     def _optimum(self, trainable: Params) -> Params:
-        """`Task.start`.
+        """Implements `Task.start`: returns the parameters with the solved head.
 
         Raises:
           UserError: the training examples are all of one class.
@@ -150,11 +150,11 @@ class SolvedHead(TextClassification):
                 f"head: logistic regression on {train[0].shape[1]:,} features of {len(train[1]):,} examples,"
                 f" C = {found.inverse_penalty:g} chosen by {self.select}"
             )
-        head = {KERNEL: found.kernel_EN, BIAS: found.bias_N}
+        head = {KERNEL: found.kernel_MC, BIAS: found.bias_C}
         return {**trainable, **place(head, {name: trainable[name].sharding for name in head})}
 
     def features(self, values: ModelState, split: str) -> np.ndarray:
-        """What the head reads of every example of a split, (M, E) float32."""
+        """Returns the head's inputs for every example of a split, (E, M) float32, cached on disk."""
         if split not in self._features:
             path = Path(self.config.data.cache_dir) / f"features-{self._key(split)}.npy"
             if all_reduce_max(np.asarray([not path.exists()]))[0]:  # on any process
@@ -168,7 +168,7 @@ class SolvedHead(TextClassification):
         return self._features[split]
 
     def _key(self, split: str) -> str:
-        """What the features follow from."""
+        """Returns the cache key of a split's features."""
         config = self.config
         dtype = compute_dtype(config.model.dtype).name
         drawn = (config.reinitialize, str(config.seed)) if config.reinitialize else ()
@@ -179,10 +179,10 @@ class SolvedHead(TextClassification):
         )
 
     def predict(self, values: ModelState, split: str) -> Classes:
-        """As `Classification.predict`, from the features."""
+        """Returns class probabilities like `Classification.predict`, computed from the cached features."""
         split = self.select if split == "valid" else split
-        kernel_EN, bias_N = (np.asarray(values.trainable[name]) for name in (KERNEL, BIAS))
-        logits_MN = self.features(values, split) @ kernel_EN + bias_N
+        kernel_MC, bias_C = (np.asarray(values.trainable[name]) for name in (KERNEL, BIAS))
+        logits_EC = self.features(values, split) @ kernel_MC + bias_C
         text = self.splits[split]
-        logs_MN = np.asarray(jax.nn.log_softmax(logits_MN))
-        return Classes.of_log_probabilities(text.fingerprint, text.labels_M, logs_MN, self.classes)
+        logs_EC = np.asarray(jax.nn.log_softmax(logits_EC))
+        return Classes.of_log_probabilities(text.fingerprint, text.labels_M, logs_EC, self.classes)

@@ -1,4 +1,4 @@
-"""Pretrained weights from, and export to, a local folder of Hugging Face's format: config.json and safetensors."""
+"""Reads and writes models in Hugging Face format: a local directory with config.json and safetensors."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from perception import config_json, safetensor_files
 from perception.backbones import Backbone
 from perception.config_json import CONFIG, differences
 from perception.model import backbone
-from perception.parameter_names import NAMES, OLD, Place, place, their_name
+from perception.parameter_names import NAMES, OLD, Location, locate, their_name
 from perception.safetensor_files import Tensor, TensorFiles
 
 TOKENIZER = "tokenizer.json"
@@ -28,12 +28,12 @@ BESIDE = (
     *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "generation_config.json"),
 )
-"""Files of a folder that belong to a model beside its weights and its configuration."""
+"""Files beside weights and config.json that an export copies from the base model."""
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A model in a folder, whose weights stay there until `load`."""
+    """A pretrained model in a directory. `load` reads its weights."""
 
     directory: Path
     shape: Backbone
@@ -41,38 +41,42 @@ class Pretrained:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (64 hex digits) of the files of weights and of config.json, which says how they are used."""
-        said = (self.directory / CONFIG).read_text()
-        return cache.fingerprint([self.files.fingerprint, said])
+        """SHA-256 (64 hex digits) of the weight files and config.json."""
+        config = (self.directory / CONFIG).read_text()
+        return cache.fingerprint([self.files.fingerprint, config])
 
     def found(self, name: str) -> str:
-        """The name in these files: with or without the prefix, and BERT's older ones."""
+        """Returns the stored name of a tensor: with or without the family's prefix, or BERT's older name.
+
+        Raises:
+          UserError: the files lack the tensor.
+        """
         *module, leaf = name.split(".")
         old = ".".join([*module, OLD[leaf]]) if module[-1] == "LayerNorm" else name
         prefix = NAMES[self.shape.family].prefix
         known = (p + n for p in ("", prefix) for n in (name, old) if p + n in self.files.names)
         found = next(known, None)
-        check(found is not None, f"{self.directory} has no tensor {name}, nor {prefix}{name}")
+        check(found is not None, f"{self.directory} has neither tensor {name} nor {prefix}{name}")
         return found
 
     def load(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
-        """Arrays of the wanted types at the wanted places; every device's part is read from the files on its own.
+        """Loads arrays with the requested dtypes and shardings. Each device reads only its shard.
 
         Args:
-          wanted: by the encoder's names, such as "embed/table"; each with a sharding.
+          wanted: parameter name of the encoder, such as "embed/table" -> shape, dtype and sharding.
 
         Raises:
-          UserError: a tensor is missing or of another shape, or has numbers that are not finite.
+          UserError: a tensor is missing, has another shape, or contains a value that is not finite.
         """
-        # All are checked before the first is read.
-        places = {ours: self._place(ours, want.shape) for ours, want in wanted.items()}
+        # Check all names and shapes before reading any values.
+        locations = {ours: self._locate(ours, want.shape) for ours, want in wanted.items()}
 
         def load(ours: str, want: jax.ShapeDtypeStruct) -> jax.Array:
             def part(index: tuple[slice, ...]) -> np.ndarray:
-                found = places[ours].read(self.files, index, want.shape)
+                found = locations[ours].read(self.files, index, want.shape)
                 check(
                     bool(np.isfinite(found).all()),
-                    f"the tensor {places[ours].name} of {self.directory} has numbers that are not finite",
+                    f"{self.directory}: tensor {locations[ours].name} contains values that are not finite",
                 )
                 return found.astype(want.dtype)
 
@@ -80,35 +84,39 @@ class Pretrained:
 
         return {ours: load(ours, want) for ours, want in wanted.items()}
 
-    def _place(self, ours: str, shape: tuple[int, ...]) -> Place:
-        there = place(self.shape.family, ours, shape)
-        name = self.found(there.name)
+    def _locate(self, ours: str, shape: tuple[int, ...]) -> Location:
+        location = locate(self.shape.family, ours, shape)
+        name = self.found(location.name)
         found = self.files.shape(name)
         check(
-            found == there.whole,
-            f"the tensor {name} of {self.directory} has the shape {found}, the model needs {there.whole}",
+            found == location.stored,
+            f"{self.directory}: tensor {name} has shape {found}, the model needs {location.stored}",
         )
-        return Place(name, found, there.start, there.turned)
+        return Location(name, found, location.start, location.transposed)
 
 
 def open_model(
     directory: Path, option: str = "--config.pretrained", advice: str = ""
 ) -> Pretrained:
-    """The model in a folder, which `option` of a command line names; `advice` is for where there is no folder.
+    """Opens the model in a directory without reading its weights.
+
+    Args:
+      option: command-line option that names the directory, for error messages.
+      advice: appended to the error if the directory does not exist.
 
     Raises:
-      UserError: there is none, its family or a field of its configuration is unknown here, or a file is damaged.
+      UserError: the directory does not exist, the family or a field is not supported, or a file is damaged.
     """
     directory = directory.expanduser()
-    check(directory.is_dir(), f"{option}={directory} is no folder{advice}")
+    check(directory.is_dir(), f"{option}={directory} is not a directory{advice}")
     return Pretrained(directory, config_json.read(directory / CONFIG), TensorFiles(directory))
 
 
 def check_shape(name: str, given: Backbone, found: Backbone) -> None:
-    """The backbone that was asked for by `name` has to be that of the files.
+    """Checks that the files hold the backbone `name`.
 
     Raises:
-      UserError: it is another; the line names the first differences.
+      UserError: the backbones differ; the message lists the first differences.
     """
     lost = differences(found, given)
     more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
@@ -126,24 +134,24 @@ def export(
     like: Pretrained | None = None,
     beside: Callable[[Path], None] = lambda folder: None,
 ) -> None:
-    """Writes a folder that transformers reads; all processes call it. It appears when it is complete.
+    """Writes a directory that transformers can read, atomically. All processes must call this function.
 
     Args:
-      values: all of the encoder's, by its names.
-      tokenizer_json: the content of tokenizer.json.
-      like: the model that the values are of. Its names of tensors, and what it has beside them, are taken over: output
-        layers, fields of its configuration, files of its tokenizer.
-      beside: writes into the folder what else belongs there, before it appears; called on the main process.
+      values: all encoder parameters by name.
+      tokenizer_json: content of tokenizer.json.
+      like: base model of the parameters. The export keeps its tensor names, other tensors (such as output layers),
+        config.json fields and tokenizer files.
+      beside: writes further files into the directory; called on the main process.
 
     Raises:
-      UserError: the folder is not empty or cannot be written, or the family's files cannot express the backbone.
-      ValueError: the values are not those of the backbone.
+      UserError: the directory is not empty or not writable, or config.json cannot express the backbone.
+      ValueError: the parameters do not match the backbone.
     """
     safetensor_files.require_empty(directory)
     abstract_model = variables.abstract(lambda: backbone(shape, rngs=variables.ParamKeys(0)))
     needed = {(name, v.shape) for name, v in abstract_model.trainable.items()}
     if wrong := needed ^ {(name, x.shape) for name, x in values.items()}:
-        raise ValueError(f"not the values of this backbone: {sorted(wrong)[:2]}")
+        raise ValueError(f"parameters do not match the backbone: {sorted(wrong)[:2]}")
     parts: dict[str, list[str]] = {}
     for ours in sorted(values):
         name = their_name(shape.family, ours)
@@ -167,22 +175,24 @@ def export(
 
 
 def _settings(shape: Backbone, like: Pretrained | None) -> dict[str, Any]:
-    """The fields of config.json: where there is a model that they come from, its own, but for what has changed."""
+    """Returns the fields of config.json: those of the base model, updated where the shape has changed."""
     if like is None:
         return config_json.to_json(shape)
-    theirs = json.loads((like.directory / CONFIG).read_text())
+    base = json.loads((like.directory / CONFIG).read_text())
     if shape == like.shape:
-        return theirs
-    ours = config_json.to_json(shape)
-    return theirs | {n: value for n, value in ours.items() if n != "architectures"}
+        return base
+    changed = config_json.to_json(shape)
+    return base | {n: value for n, value in changed.items() if n != "architectures"}
 
 
 def _tensor(family: str, parts: list[str], values: Params) -> Tensor:
-    """Our arrays that together, in their order, are one of their tensors."""
-    places = [place(family, ours, values[ours].shape) for ours in parts]
+    """Returns the stored tensor that concatenates our arrays `parts`."""
+    locations = [locate(family, ours, values[ours].shape) for ours in parts]
 
     def get() -> np.ndarray:
         whole = [gather(values[ours]) for ours in parts]
-        return np.concatenate([x.T if p.turned else x for x, p in zip(whole, places, strict=True)])
+        return np.concatenate(
+            [x.T if p.transposed else x for x, p in zip(whole, locations, strict=True)]
+        )
 
-    return Tensor(places[0].whole, np.dtype(values[parts[0]].dtype), get)
+    return Tensor(locations[0].stored, np.dtype(values[parts[0]].dtype), get)

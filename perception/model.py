@@ -1,7 +1,4 @@
-"""A backbone with a classifier on top (section 2.3), trained in full, by its head or with adapters.
-
-B batch, L length, D width, N classes.
-"""
+"""A backbone and a classification head on its pooled states (section 2.3)."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +21,7 @@ POOLS = ("masked", "authors")
 
 
 class Parallel(Sublayer):
-    """The sum of functions of the same input, each with its dropout (phi). To decode with it is not provided for."""
+    """Sums sublayers that read the same input, each with its own dropout (phi). Does not support decoding."""
 
     def __init__(self, functions: list[Sublayer], rate: float):
         self.functions = nnx.List(functions)
@@ -44,7 +41,7 @@ def _norm(shape: Backbone, rngs: nnx.Rngs) -> nnx.Module:
 
 
 def block(shape: Backbone, layer: int, *, rngs: nnx.Rngs) -> Block:
-    """One layer of a backbone."""
+    """Builds one layer of a backbone."""
     residual_rate, _, attention_rate = shape.dropout
     *attention_biases, bias = shape.biases
     attention = GroupedAttention(
@@ -88,7 +85,7 @@ def block(shape: Backbone, layer: int, *, rngs: nnx.Rngs) -> Block:
 def backbone(
     shape: Backbone, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float32, remat: bool = False
 ) -> Encoder:
-    """Tokens in, the states behind the last norm out, at the initial values of the published model."""
+    """Builds a backbone that maps tokens to the states after the last norm, initialised like the published model."""
     embed = Embed(
         shape.vocabulary,
         shape.width,
@@ -108,43 +105,42 @@ def backbone(
         final_norm=_norm(shape, rngs) if pre else False,
         remat=remat,
     )
-    made = Encoder(
+    encoder = Encoder(
         embed, None if pre else _norm(shape, rngs), stack, rate=shape.dropout[1], dtype=dtype
     )
-    initialize(made, shape, rngs)
-    return made
+    initialize(encoder, shape, rngs)
+    return encoder
 
 
-def initialize(made: Encoder, shape: Backbone, rngs: nnx.Rngs) -> None:
-    """Matrices and tables as the published model began; biases are 0 and scales 1 already."""
+def initialize(encoder: Encoder, shape: Backbone, rngs: nnx.Rngs) -> None:
+    """Initialises kernels and tables like the published model. Biases keep 0 and norm scales 1."""
 
     def draw(variable: nnx.Param, deviation: float) -> None:
         variable.set_value(initializers.normal(deviation)(rngs.params(), variable.shape))
 
-    for path, part in nnx.iter_modules(made):
+    for path, part in nnx.iter_modules(encoder):
         if isinstance(part, Linear):
             deviation = part.kernel.shape[0] ** -0.5 if shape.scaled_init else 0.02
             if shape.scaled_init and path[-1] in ("out", "down"):
                 deviation = (2 * shape.layers * shape.width) ** -0.5
             draw(part.kernel, deviation)
-    draw(made.embed.table, shape.width**-0.5 if shape.scaled_init else 0.02)
-    for table in (getattr(made.embed.positions, "table", None), made.embed.types):
+    draw(encoder.embed.table, shape.width**-0.5 if shape.scaled_init else 0.02)
+    for table in (getattr(encoder.embed.positions, "table", None), encoder.embed.types):
         if table is not None:
             draw(table, 0.02)
-    if shape.family == "bert":
-        made.embed.table[...] = made.embed.table[...].at[0].set(0)  # its padding
+    if shape.family == "bert":  # id 0 is padding
+        encoder.embed.table[...] = encoder.embed.table[...].at[0].set(0)
 
 
 class PooledClassifier(nnx.Module):
-    """Logits of the classes from the mean of the last states and the last one of them.
+    """Computes class logits from the mean of the encoder's states and the last state.
 
     Args:
-      pool: "masked" takes the mean over the tokens of the text and the last of them; "authors", as their code does, the
-        mean over all positions and the last position, padding or not.
+      pool: "masked" ignores padding. "authors" pools over all positions including padding, like the authors' code.
     """
 
     def __init__(self, encoder: Encoder, width: int, classes: int, pool: str, *, rngs: nnx.Rngs):
-        bound = (2 * width) ** -0.5  # PyTorch's
+        bound = (2 * width) ** -0.5  # PyTorch's default
         draw = initializers.uniform(bound)
         self.encoder = encoder
         self.head = Linear(
@@ -155,13 +151,13 @@ class PooledClassifier(nnx.Module):
     def __call__(
         self, tokens_BL: jax.Array, lengths_B: jax.Array, key: jax.Array | None = None
     ) -> jax.Array:
-        """Logits (B, N) in float32."""
+        """Returns logits (B, C) in float32."""
         return self.head(self.pooled(tokens_BL, lengths_B, key), jnp.float32)
 
     def pooled(
         self, tokens_BL: jax.Array, lengths_B: jax.Array, key: jax.Array | None = None
     ) -> jax.Array:
-        """(B, 2 D): the mean first, then the last state."""
+        """Returns the mean state and the last state, concatenated: (B, 2 D)."""
         x_BLD = self.encoder(tokens_BL, lengths_B, key).astype(jnp.float32)
         if self.pool == "authors":
             return jnp.concatenate([x_BLD.mean(1), x_BLD[:, -1]], axis=-1)

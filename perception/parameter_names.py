@@ -1,6 +1,6 @@
-"""Where our parameters are in Hugging Face's files: names, kernels that are the other way round, two layers in one.
+"""Maps our parameter names to tensors in Hugging Face files, with transposition and fused layers.
 
-D inputs, F outputs of a linear layer. Their kernels are (F, D), ours (D, F).
+Kernels are (inputs, outputs) here and (outputs, inputs) in the files.
 """
 
 import re
@@ -14,12 +14,13 @@ from perception.safetensor_files import TensorFiles
 
 @dataclass(frozen=True)
 class Names:
-    """What a family calls its parameters.
+    """Parameter names of a family.
 
     Attributes:
-      prefix: of all names where the model was saved with its output layer, "" where it was not.
-      layers: what the list of the layers is called.
-      outside, inside: our modules -> theirs, outside of the layers and in each of them.
+      prefix: prefix of all names in files that include an output layer.
+      layers: name of the list of layers.
+      outside: our module -> their module, outside of the layers.
+      inside: our module -> their module, relative to a layer.
     """
 
     prefix: str
@@ -99,14 +100,14 @@ NAMES = {"bert": _BERT, "qwen2": _LLAMA, "mistral": _LLAMA, "phi": _PHI, "openel
 
 _LEAVES = {"kernel": "weight", "bias": "bias", "scale": "weight", "table": "weight"}
 OLD = {"weight": "gamma", "bias": "beta"}
-"""What BERT's first files call the parameters of a norm."""
+"""Names of norm parameters in early BERT files."""
 
 
 def their_name(family: str, ours: str) -> str:
-    """ "stack/blocks/0/residuals/0/function/query/kernel" -> "layers.0.self_attn.q_proj.weight"."""
+    """Maps "stack/blocks/0/residuals/0/function/query/kernel" to "layers.0.self_attn.q_proj.weight"."""
     names = NAMES[family]
     module, _, leaf = ours.rpartition("/")
-    if ours in names.outside:  # a table without a module
+    if ours in names.outside:  # an embedding table that is not in a module
         module, leaf = ours, "table"
     layer = re.fullmatch(r"stack/blocks/(\d+)/(.*)", module)
     where = (
@@ -116,37 +117,39 @@ def their_name(family: str, ours: str) -> str:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a parameter is in their files.
+class Location:
+    """Location of a parameter in the files.
 
     Attributes:
-      whole: the shape of the tensor there.
-      start: the first of its outputs that is ours, where the tensor is two of our layers in one.
-      turned: inputs and outputs are the other way round.
+      name: name of the stored tensor.
+      stored: shape of the stored tensor.
+      start: first output of our layer in a tensor that fuses two layers; otherwise 0.
+      transposed: whether the stored tensor is transposed.
     """
 
     name: str
-    whole: tuple[int, ...]
+    stored: tuple[int, ...]
     start: int
-    turned: bool
+    transposed: bool
 
     def read(
         self, files: TensorFiles, index: tuple[slice, ...], shape: tuple[int, ...]
     ) -> np.ndarray:
-        """The part `index` of our array, which is of this shape."""
+        """Reads the slice `index` of our array, whose full shape is `shape`."""
         bounds = [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
-        if self.turned:
+        if self.transposed:
             (first, last), inputs = bounds[1], bounds[0]
             bounds = [(self.start + first, self.start + last), inputs]
         part = files.read(self.name, tuple(slice(*ends) for ends in bounds))
-        return part.T if self.turned else part
+        return part.T if self.transposed else part
 
 
-def place(family: str, ours: str, shape: tuple[int, ...]) -> Place:
-    name, turned = their_name(family, ours), ours.endswith("/kernel")
-    whole = shape[::-1] if turned else shape
+def locate(family: str, ours: str, shape: tuple[int, ...]) -> Location:
+    """Returns the location of our parameter `ours`, which has this shape."""
+    name, transposed = their_name(family, ours), ours.endswith("/kernel")
+    stored = shape[::-1] if transposed else shape
     start = 0
     if family == "openelm" and ".proj_1." in name:
         start = shape[1] if "/up/" in ours else 0
-        whole = (2 * whole[0], whole[1])
-    return Place(name, whole, start, turned)
+        stored = (2 * stored[0], stored[1])
+    return Location(name, stored, start, transposed)

@@ -1,13 +1,13 @@
-"""What the paper prints, as it prints it: Table 1 (F1 in percent) and Table 2 (parameters). Numbers: printed/*.csv."""
+"""Printed values of the paper's Table 1 (F1 in percent) and Table 2 (parameters), from printed/*.csv."""
 
 from common.report import printed as report
 
 R_SQUARED = 0.342
-"""Of Figure 1, by its caption."""
+"""R² in the caption of Figure 1."""
 
 
 def table1() -> dict[tuple[str, str], dict[str, float]]:
-    """(backbone, "lora" or "full") -> {column: F1}, the mean left out."""
+    """Returns (backbone, "lora" or "full") -> {column: F1}, without the column of means."""
     *names, _ = report.columns("perception", "table1")
     return {
         key: dict(zip(names, map(float, cells), strict=False))
@@ -16,5 +16,5 @@ def table1() -> dict[tuple[str, str], dict[str, float]]:
 
 
 def table2() -> dict[str, tuple[str, ...]]:
-    """Backbone -> its parameters with an output layer, then those of LoRA of rank 2, 4, 8, 16 ("" where unknown)."""
+    """Returns backbone -> parameters with an output layer, and of LoRA with rank 2, 4, 8, 16 ("" if illegible)."""
     return {name: cells for (name,), cells in report.printed("perception", "table2", 1).items()}

@@ -1,17 +1,24 @@
-"""Frozen kernels in 8 or 4 bits, blockwise, below adapters that are trained (QLoRA; Dettmers et al., 2023).
+"""Block-wise quantization of frozen kernels to 8 or 4 bits (QLoRA; Dettmers et al., 2023).
 
-D inputs, F outputs, N blocks along the inputs, K values of a block, S bytes of it.
+M inputs, N outputs of a kernel. Blocks divide the inputs.
 """
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding
 
+from common import sharding
 from common.model.linear import Linear, matmul
-from common.variables import Frozen
+from common.train.checkpoint import abstract
+from common.variables import Frozen, Params
 
 BLOCK = 64
-"""K: as many inputs of one output share a scale."""
+"""Inputs of one output that share a scale."""
 
 KINDS = ("int8", "4bit")
 
@@ -19,72 +26,129 @@ NF4 = (
     *(-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0),
     *(0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0),
 )
-"""NormalFloat of 4 bits: quantiles of the normal distribution, seven below 0 and eight above, over the largest."""
+"""Levels of 4-bit NormalFloat: quantiles of the normal distribution, scaled to [-1, 1]."""
 
 
-def quantize(kernel_DF: jax.Array, kind: str) -> tuple[jax.Array, jax.Array]:
-    """Codes and the largest absolute value of every block; the last block is filled up with zeros.
+def quantize(kernel_MN: jax.Array, kind: str) -> tuple[jax.Array, jax.Array]:
+    """Quantizes a kernel; pads the last block with zeros.
 
     Returns:
-      codes (N, S, F) and scales (N, F), float32. "int8": whole numbers from -127 to 127, S = K. "4bit": a byte holds
-      the numbers in NF4 of two values, S = K / 2: that of k in its lower half, that of k + S in the upper one.
+      Codes and scales. Scales, float32 (blocks, N), are the largest absolute value of each block. Codes are int8
+      (blocks, BLOCK, N) from -127 to 127 for "int8". For "4bit" they are uint8 (blocks, BLOCK / 2, N): byte i holds the
+      NF4 indices of value i (low bits) and of value i + BLOCK / 2 (high bits).
     """
-    inputs, outputs = kernel_DF.shape
-    padded = jnp.pad(kernel_DF.astype(jnp.float32), ((0, -inputs % BLOCK), (0, 0)))
-    values_NKF = padded.reshape(-1, BLOCK, outputs)
-    scales_NF = jnp.abs(values_NKF).max(1)
-    values_NKF = values_NKF / jnp.where(scales_NF == 0, 1, scales_NF)[:, None]
+    inputs, outputs = kernel_MN.shape
+    padded = jnp.pad(kernel_MN.astype(jnp.float32), ((0, -inputs % BLOCK), (0, 0)))
+    values = padded.reshape(-1, BLOCK, outputs)
+    scales = jnp.abs(values).max(1)
+    values = values / jnp.where(scales == 0, 1, scales)[:, None]
     if kind == "int8":
-        return jnp.round(127 * values_NKF).astype(jnp.int8), scales_NF
+        return jnp.round(127 * values).astype(jnp.int8), scales
     levels = jnp.asarray(NF4)
-    nearest_NKF = jnp.searchsorted((levels[1:] + levels[:-1]) / 2, values_NKF).astype(jnp.uint8)
-    lower_NSF, upper_NSF = jnp.split(nearest_NKF, 2, axis=1)
-    return lower_NSF | upper_NSF << 4, scales_NF
+    nearest = jnp.searchsorted((levels[1:] + levels[:-1]) / 2, values).astype(jnp.uint8)
+    lower, upper = jnp.split(nearest, 2, axis=1)
+    return lower | upper << 4, scales
 
 
-def dequantize(codes_NSF: jax.Array, scales_NF: jax.Array, inputs: int) -> jax.Array:
-    """The kernel (D, F) of `inputs` D in float32; the type of the codes tells their kind."""
-    if codes_NSF.dtype == jnp.int8:
-        values_NKF = codes_NSF.astype(jnp.float32) / 127
+def dequantize(codes: jax.Array, scales: jax.Array, inputs: int) -> jax.Array:
+    """Returns the kernel (inputs, N) in float32. The dtype of the codes determines the format."""
+    if codes.dtype == jnp.int8:
+        values = codes.astype(jnp.float32) / 127
     else:
-        numbers_NKF = jnp.concatenate([codes_NSF & 15, codes_NSF >> 4], axis=1)
-        values_NKF = jnp.asarray(NF4)[numbers_NKF]
-    return (values_NKF * scales_NF[:, None]).reshape(-1, scales_NF.shape[1])[:inputs]
+        indices = jnp.concatenate([codes & 15, codes >> 4], axis=1)
+        values = jnp.asarray(NF4)[indices]
+    return (values * scales[:, None]).reshape(-1, scales.shape[1])[:inputs]
 
 
 class QuantizedKernel(nnx.Module):
-    """What a Linear has in place of its kernel (D, F).
+    """Replaces the kernel (M, N) of a `Linear`.
 
-    Blocks are split over devices as the inputs would be, whole ones only, and outputs as outputs. Where the devices do
-    not divide the number of blocks, all of them hold the inputs whole.
+    Blocks are sharded like the inputs and outputs like outputs. Blocks are replicated if the mesh axis does not divide
+    their number.
     """
 
     def __init__(self, kernel: nnx.Variable, kind: str):
-        codes_NSF, scales_NF = quantize(kernel[...], kind)
+        codes, scales = quantize(kernel[...], kind)
         from_, to = kernel.get_metadata("axes")
-        self.codes = Frozen(codes_NSF, axes=(from_, None, to), draw=None, holds=kernel.shape)
-        self.scales = Frozen(scales_NF, axes=(from_, to), draw=None, holds=(0,))
+        self.codes = Frozen(codes, axes=(from_, None, to), draw=None, holds=kernel.shape)
+        self.scales = Frozen(scales, axes=(from_, to), draw=None, holds=(0,))
         self.inputs = kernel.shape[0]
 
     def __getitem__(self, key: object) -> jax.Array:
-        """The kernel in float32, or a part of it."""
+        """Returns the dequantized kernel in float32, or a slice of it."""
         return dequantize(self.codes[...], self.scales[...], self.inputs)[key]
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        """x W as `matmul` has it. The kernel in float32 is made twice a step, forward and backward, and never kept."""
+        """Returns x W like `matmul`. The kernel is dequantized again in the backward pass instead of being stored."""
 
         @jax.checkpoint
-        def product(x_BLD: jax.Array, codes_NSF: jax.Array, scales_NF: jax.Array) -> jax.Array:
-            return matmul(x_BLD, dequantize(codes_NSF, scales_NF, self.inputs))
+        def product(x_BLD: jax.Array, codes: jax.Array, scales: jax.Array) -> jax.Array:
+            return matmul(x_BLD, dequantize(codes, scales, self.inputs))
 
         return product(x_BLD, self.codes[...], self.scales[...])
 
 
 def quantize_frozen(model: nnx.Module, kind: str) -> int:
-    """Quantizes the frozen kernels of all linear layers, also of those that have adapters; returns how many."""
+    """Quantizes the frozen kernels of all linear layers, including adapted ones; returns their number."""
     found = 0
     for _, part in list(nnx.iter_modules(model)):
         if isinstance(part, Linear) and isinstance(part.kernel, Frozen):
             part.kernel = QuantizedKernel(part.kernel, kind)
             found += 1
     return found
+
+
+Read = Callable[[Mapping[str, jax.ShapeDtypeStruct]], Params]
+"""Maps name -> shape, dtype and sharding to name -> array."""
+
+CODES, SCALES = "/codes", "/scales"
+
+
+def load_frozen(read: Read, frozen: Mapping[str, nnx.Variable], mesh: Mesh) -> Params:
+    """Reads the frozen variables of a model and quantizes the kernels that the model holds quantized.
+
+    Quantizes one kernel at a time, so at most one kernel is in float32.
+
+    Args:
+      read: reads float32 weights.
+      frozen: the model's frozen variables by name, including the parts of each `QuantizedKernel`.
+    """
+    kernels = [name.removesuffix(CODES) for name in frozen if name.endswith(CODES)]
+    packed = {f"{kernel}{part}" for kernel in kernels for part in (CODES, SCALES)}
+    values = read(abstract({n: v for n, v in frozen.items() if n not in packed}, mesh))
+    for kernel in kernels:
+        names = f"{kernel}{CODES}", f"{kernel}{SCALES}"
+        codes = frozen[names[0]]
+        shape, (from_, _, to) = codes.get_metadata("holds"), codes.get_metadata("axes")
+        unpacked = NamedSharding(mesh, sharding.spec((from_, to), shape, mesh, kernel))
+        wanted = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=unpacked)
+        shardings = sharding.shardings({name: frozen[name] for name in names}, mesh)
+        pack = jax.jit(quantize, static_argnums=1, out_shardings=tuple(shardings.values()))
+        kind = "int8" if codes.dtype == jnp.int8 else "4bit"
+        values |= zip(names, pack(read({kernel: wanted})[kernel], kind), strict=True)
+    return values
+
+
+class Cost(NamedTuple):
+    """Bytes of a kernel in float32 and quantized, and the relative Frobenius norm of the quantization error."""
+
+    name: str
+    before: int
+    after: int
+    error: float
+
+
+def costs(read: Read, wanted: Mapping[str, jax.ShapeDtypeStruct], kind: str) -> Iterator[Cost]:
+    """Yields the cost of quantizing each kernel in `wanted`, reading one kernel at a time."""
+    for name, one in wanted.items():
+        if name.endswith("/kernel"):
+            kernel = read({name: one})[name]
+            codes, scales, error = _cost(kernel, kind)
+            yield Cost(name, kernel.nbytes, codes.nbytes + scales.nbytes, float(error))
+
+
+@partial(jax.jit, static_argnums=1)
+def _cost(kernel_MN: jax.Array, kind: str) -> tuple[jax.Array, jax.Array, jax.Array]:
+    codes, scales = quantize(kernel_MN, kind)
+    error_MN = dequantize(codes, scales, len(kernel_MN)) - kernel_MN
+    return codes, scales, jnp.linalg.norm(error_MN) / jnp.linalg.norm(kernel_MN)

@@ -1,8 +1,8 @@
-"""The paper's tables and figure, measured beside printed: python -m perception.reproduce table2
+"""Reproduces the paper's tables and figure: python -m perception.reproduce table2
 
-Runs what is missing and can be run, goes on with what was cut off, and writes CSV, Markdown and PNG into --out. Any
-field of the configuration is an option, as in perception.train. Table 2 trains nothing and allocates nothing; Figure 1
-takes the printed Table 1 and whatever runs of it are in --out. --dry-run lists the cells of Table 1.
+Trains missing runs, resumes interrupted ones, and writes CSV, Markdown and PNG files to --out. Accepts overrides like
+perception.train. Table 2 counts parameters without allocating them. Figure 1 uses the printed Table 1 and finished runs
+in --out. --dry-run lists the cells of Table 1.
 """
 
 from argparse import Namespace
@@ -11,7 +11,7 @@ from typing import Any
 from common.runtime import program
 
 TARGETS = {"table1": "tables", "table2": "tables", "fig1": "figures"}
-"""The paper's tables and figure, with the module of each."""
+"""Target -> the module that defines it."""
 
 SCALES = ("tiny", "laptop", "paper")
 
@@ -21,31 +21,31 @@ def main() -> None:
 
     parser = reproduce_parser("perception", TARGETS, SCALES)
     parser.add_argument(
-        "--recipe", default="fixed", help="fixed (the default), or paper: its slips included"
+        "--recipe", default="fixed", help="fixed (the default), or paper: the authors' program"
     )
-    parser.add_argument("--backbones", default="", help="some of the rows: arctic_xs,openelm_270m")
-    parser.add_argument("--datasets", default="", help="some of the columns: sst2,emotion")
+    parser.add_argument("--backbones", default="", help="subset of rows: arctic_xs,openelm_270m")
+    parser.add_argument("--datasets", default="", help="subset of columns: sst2,emotion")
     parser.add_argument(
         "--modes",
         default="",
-        help="some of lora,full,full_pretrained,full_pretrained_tokenizer (default: the table's, lora,full)",
+        help="subset of lora,full,full_pretrained,full_pretrained_tokenizer (default: lora,full)",
     )
     parser.add_argument(
         "--data",
         action="append",
         default=[],
         metavar="DATASET=DIR",
-        help="where a data set is: a folder, or a source such as tfds:imdb_reviews",
+        help="directory of a data set, or a source such as tfds:imdb_reviews; may be repeated",
     )
     parser.add_argument(
         "--pretrained",
         action="append",
         default=[],
         metavar="BACKBONE=DIR",
-        help="where the weights of a backbone are",
+        help="directory of a backbone's weights; may be repeated",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="list the cells, train none", dest="dry_run"
+        "--dry-run", action="store_true", help="list the cells of table1 and exit", dest="dry_run"
     )
     reproduce("perception", TARGETS, parser, _own)
 
@@ -62,37 +62,36 @@ def _own(options: Namespace) -> dict[str, Any]:
     check_choice("--recipe", options.recipe, RECIPES)
     known = {"backbones": backbones(), "datasets": tuple(DATASETS), "modes": MODES}
     chosen = {n: tuple(filter(None, getattr(options, n).split(","))) for n in known}
-    for name, some in chosen.items():
-        for one in some:
-            check_choice(f"--{name}", one, known[name])
+    for name, values in chosen.items():
+        for value in values:
+            check_choice(f"--{name}", value, known[name])
 
-    def places(name: str, among: tuple[str, ...]) -> dict[str, str]:
+    def paths(option: str, names: tuple[str, ...]) -> dict[str, str]:
         found = {}
-        for given in getattr(options, name):
-            key, equals, place = given.partition("=")
-            check(bool(equals and place), f"--{name}={given}: it is NAME=DIR")
-            check_choice(f"--{name}", key, among)
+        for text in getattr(options, option):
+            name, equals, path = text.partition("=")
+            check(bool(equals and path), f"--{option}={text}: write --{option}=NAME=DIR")
+            check_choice(f"--{option}", name, names)
             check(
-                Path(place).is_dir()
-                or (name == "data" and (":" in place or Path(place).is_file())),
-                f"--{name}={given}: there is no directory {place}",
+                Path(path).is_dir() or (option == "data" and (":" in path or Path(path).is_file())),
+                f"--{option}={text}: no directory {path}",
             )
-            found[key] = place
+            found[name] = path
         return found
 
-    data, weights = places("data", known["datasets"]), places("pretrained", known["backbones"])
+    data, weights = paths("data", known["datasets"]), paths("pretrained", known["backbones"])
     check(
         options.target == "table1" or not options.dry_run,
-        f"--dry-run is for table1, not for {options.target}",
+        f"--dry-run needs the target table1, got {options.target}",
     )
     check(
         options.target in ("table1", CLAIMS) or not (options.turns or options.sweep),
-        f"{options.target} trains nothing: --turns and --sweep are for table1 and {CLAIMS}",
+        f"{options.target} trains no model: --turns and --sweep need table1 or {CLAIMS}",
     )
     return {
         **chosen,
         "recipe": options.recipe,
-        "places": {n: p if ":" in p else f"files:{p}" for n, p in data.items()},
+        "sources": {n: p if ":" in p else f"files:{p}" for n, p in data.items()},
         "weights": {n: Path(p) for n, p in weights.items()},
     }
 

@@ -1,9 +1,8 @@
-"""Figure 1: what pretraining is worth against the number of tokens of a data set.
+"""Regression of Figure 1: F1 of LoRA minus F1 of full training, against the "richness" (tokens) of a data set.
 
-The paper prints neither the points nor the numbers of tokens, so those are made here: examples of the training split
-times mean tokens of one. "Measured" means are of the real texts, in the WordPiece vocabulary of BERT (30,522); the
-others are estimates from published descriptions of the data, good to perhaps a third, which on the logarithmic axis is
-little beside the factor of 1,500 between the smallest and the largest.
+The paper does not print the numbers of tokens. Here they are training examples times mean tokens per example. Measured
+means use the real texts and BERT's WordPiece vocabulary (30,522 pieces). Estimated means follow published descriptions
+of the data and may be off by a third, where the data sets differ by a factor of 1,500.
 """
 
 import math
@@ -16,7 +15,7 @@ from perception import printed
 
 
 class Size(NamedTuple):
-    """Of a training split: its examples, tokens of one of them, and whether these were measured or estimated."""
+    """Size of a training split: examples, mean tokens per example, and whether the mean was measured or estimated."""
 
     examples: int
     mean: float
@@ -36,29 +35,29 @@ SIZES = {
     "imdb": Size(25_000, 311.9, True),
     "c-bait": Size(22_400, 11.0, True),
     "rotten": Size(8_530, 25.4, True),
-    # Of the premise alone, which is all that the authors' program reads; from 18,000 of the pairs.
+    # Premises only, as the authors' program reads them; measured on 18,000 pairs.
     "snli": Size(549_367, 14.6, True),
     "sst2": Size(67_349, 11.3, True),
     "w-tox": Size(127_656, 95, False),
     "yelp": Size(650_000, 175, False),
 }
-"""By the columns of Table 1. Of the 32,000 rows of c-bait 70 % are trained on."""
+"""Column of Table 1 -> size. c-bait trains on 70 % of its 32,000 rows."""
 
 TOKENS_PER_WORD = 1.2
-"""Of texts between white space, as measured on five of the data sets (1.06 to 1.33)."""
+"""Tokens per whitespace-separated word, measured on five of the data sets (1.06 to 1.33)."""
 
 ARTEFACTS = (("arctic_l", "full"), "snli")
-"""Cells of Table 1 that do not measure what they seem to: a training that collapsed to one class in five columns, and a
-column without its hypotheses."""
+"""Invalid cells of Table 1: training that collapsed to one class in five columns, and a column without hypotheses."""
 
 
 class Line(NamedTuple):
-    """gap = intercept + slope ln(tokens), in points of F1.
+    """The fitted line gap = intercept + slope ln(tokens), in points of F1.
 
     Attributes:
-      r_squared: the share of the variance of the gaps that the line explains.
-      count: data sets that it was fitted to; mean, variance: of their ln(tokens).
-      deviation: of the residuals, by count - 2 degrees of freedom; infinite for two data sets.
+      r_squared: coefficient of determination.
+      count: number of data sets.
+      mean, variance: mean and variance of ln(tokens).
+      deviation: standard deviation of the residuals with count - 2 degrees of freedom; infinite for two data sets.
     """
 
     slope: float
@@ -73,7 +72,7 @@ class Line(NamedTuple):
         return self.intercept + self.slope * float(np.log(tokens))
 
     def margin(self, tokens: float) -> float:
-        """Half of the 95 % prediction interval for the gap of one further data set."""
+        """Returns half the width of the 95 % prediction interval for one further data set."""
         from scipy import stats
 
         if not math.isfinite(self.deviation):
@@ -84,7 +83,7 @@ class Line(NamedTuple):
 
 
 def fit(points: Sequence[tuple[float, float]]) -> Line:
-    """Least squares over (tokens, gap), at two different numbers of tokens or more."""
+    """Fits a line to (tokens, gap) by least squares; needs at least two different numbers of tokens."""
     x, y = np.log([tokens for tokens, _ in points]), np.asarray([gap for _, gap in points])
     slope = float(np.cov(x, y, bias=True)[0, 1] / np.var(x))
     intercept = float(y.mean() - slope * x.mean())
@@ -95,12 +94,12 @@ def fit(points: Sequence[tuple[float, float]]) -> Line:
 
 
 def tokens(texts: Iterable[Sequence[str]]) -> float:
-    """About how many there are in these examples, each of one or more texts."""
+    """Estimates the number of tokens in examples of one or more texts each."""
     return TOKENS_PER_WORD * sum(len(part.split()) for parts in texts for part in parts)
 
 
 def gaps(table: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[tuple[str, str], float]:
-    """(backbone, column) -> F1 of LoRA minus F1 of full training, where there are both."""
+    """Returns (backbone, column) -> F1 of LoRA minus F1 of full training, for cells that have both."""
     return {
         (backbone, column): value - table[backbone, "full"][column]
         for (backbone, mode), row in table.items()
@@ -111,21 +110,22 @@ def gaps(table: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[tuple[str
 
 
 def means(found: Mapping[tuple[str, str], float]) -> dict[str, float]:
-    """Column -> the gap, averaged over backbones."""
+    """Returns column -> gap averaged over backbones."""
     names = dict.fromkeys(column for _, column in found)
     return {name: float(np.mean([g for (_, c), g in found.items() if c == name])) for name in names}
 
 
 def without_artefacts(found: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+    """Drops the cells in ARTEFACTS."""
     (collapsed, _), column = ARTEFACTS
     return {key: gap for key, gap in found.items() if collapsed != key[0] and column != key[1]}
 
 
 def points(by_column: Mapping[str, float]) -> list[tuple[float, float]]:
+    """Returns (tokens, gap) of each column."""
     return [(SIZES[column].tokens, gap) for column, gap in by_column.items()]
 
 
 def expectation() -> Line:
-    """Figure 1's regression from the printed Table 1 without its artefacts: a point for every data set, the mean over
-    backbones."""
+    """Fits Figure 1 to the printed Table 1 without invalid cells: one point per data set, averaged over backbones."""
     return fit(points(means(without_artefacts(gaps(printed.table1())))))

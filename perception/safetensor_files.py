@@ -1,6 +1,6 @@
-"""Named tensors in the files of a folder: safetensors, one file or several with an index. No pickle is ever loaded.
+"""Reads and writes safetensors in a directory: one file, or shards with an index. Never loads pickles.
 
-https://github.com/huggingface/safetensors#format: the length of a header, the header as JSON, the bytes of all tensors.
+Format (https://github.com/huggingface/safetensors#format): length of the header, header as JSON, bytes of all tensors.
 """
 
 import hashlib
@@ -24,14 +24,14 @@ from common.errors import UserError
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST = 5 * 10**9
-"""Bytes of tensors in a file, as Hugging Face cuts them; a single larger tensor has a file of its own."""
+"""Maximum bytes of tensors in a shard, as in Hugging Face. A larger tensor gets its own shard."""
 
 TYPES = {
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(jnp.bfloat16),
 }
-"""Of weights."""
+"""Supported dtypes of weights."""
 _COPIED = {"F64": np.float64, "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8}
 _COPIED |= {"U8": np.uint8, "BOOL": np.bool_}
 _ALL = {**TYPES, **{name: np.dtype(kind) for name, kind in _COPIED.items()}}
@@ -40,17 +40,17 @@ _PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 class TensorFiles:
-    """The tensors of a folder, which stay on disk until they are read.
+    """Tensors of a directory, read from disk on demand.
 
     Attributes:
-      names: of all tensors.
+      names: names of all tensors.
     """
 
     def __init__(self, directory: Path):
-        """Opens model.safetensors, or the shards that model.safetensors.index.json names; reads their headers.
+        """Opens model.safetensors, or the shards in model.safetensors.index.json, and reads their headers.
 
         Raises:
-          UserError: there are none, a file is damaged, or the index does not fit the files.
+          UserError: the files are missing or damaged, or the index does not match the shards.
         """
         self.directory = directory
         self._files, self._places = _open(directory)
@@ -63,19 +63,19 @@ class TensorFiles:
         return tuple(self._slice(name).get_shape())
 
     def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """One slice per dimension; no more than these numbers is copied. Float32, float16 or bfloat16.
+        """Reads one slice per dimension of a float32, float16 or bfloat16 tensor; copies only the slice.
 
         Raises:
-          UserError: the tensor is of another type.
+          UserError: the tensor has another dtype.
         """
         self._type(name, TYPES)
         return self._slice(name)[index or ...]
 
     def tensor(self, name: str) -> "Tensor":
-        """The whole of it, of whatever type, to be written elsewhere.
+        """Returns a whole tensor of any dtype, for `write`.
 
         Raises:
-          UserError: numpy has no such type.
+          UserError: NumPy lacks the dtype.
         """
         dtype = self._type(name, _ALL)
         return Tensor(self.shape(name), dtype, lambda: self._slice(name)[...])
@@ -84,13 +84,13 @@ class TensorFiles:
         found = self._slice(name).get_dtype()
         check(
             found in known,
-            f"the tensor {name} of {self.directory} is of the type {found}; known are {', '.join(known)}",
+            f"{self.directory}: tensor {name} has dtype {found}, supported are {', '.join(known)}",
         )
         return known[found]
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 (64 hex digits) of the names and the contents of the files."""
+        """SHA-256 (64 hex digits) of file names and contents."""
         digest = hashlib.sha256()
         for name in sorted(self._files):
             with (self.directory / name).open("rb") as file:
@@ -100,23 +100,23 @@ class TensorFiles:
 
 
 def _open(directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Open files by their names, and the file of each tensor."""
+    """Returns file name -> open file, and tensor name -> file name."""
     if (directory / WHOLE).is_file():
         file = _open_file(directory / WHOLE)
         return {WHOLE: file}, dict.fromkeys(file.keys(), WHOLE)
     index = directory / INDEX
     if not index.is_file():
         pickle = next((name for name in _PICKLES if (directory / name).exists()), None)
-        only = f": {pickle} is a pickle, which can run code and is never loaded" if pickle else ""
+        only = f"; {pickle} is a pickle, which can run code and is not loaded" if pickle else ""
         raise UserError(f"{directory} has neither {WHOLE} nor {INDEX}{only}")
     places = _read_index(index)
     files = {}
     for name in sorted(set(places.values())):
-        check((directory / name).is_file(), f"{index} names {name}, which is not there")
+        check((directory / name).is_file(), f"{index} lists {name}, which does not exist")
         files[name] = _open_file(directory / name)
     held = {name: frozenset(file.keys()) for name, file in files.items()}
     for tensor, name in places.items():
-        check(tensor in held[name], f"{index} says that {tensor} is in {name}, which has it not")
+        check(tensor in held[name], f"{index} lists tensor {tensor} in {name}, which lacks it")
     return files, places
 
 
@@ -125,7 +125,7 @@ def _open_file(path: Path) -> Any:
         return safe_open(path, framework="numpy")
     except (SafetensorError, OSError) as error:
         reason = str(error).removeprefix("Error while deserializing header: ")
-        raise UserError(f"{path} is damaged or cut off: {reason}") from error
+        raise UserError(f"{path} is damaged or truncated: {reason}") from error
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -135,14 +135,14 @@ def _read_index(path: Path) -> dict[str, str]:
         raise UserError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     check(
         isinstance(places, dict) and all(isinstance(name, str) for name in places.values()),
-        f"{path} is damaged: its weight_map maps no tensors to files",
+        f"{path} is damaged: weight_map must map tensor names to file names",
     )
     return places
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor to be written; `get` gives its value when its turn has come."""
+    """A tensor to write; `get` returns its value when `write` reaches it."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -150,21 +150,21 @@ class Tensor:
 
     @property
     def size(self) -> int:
-        """In bytes."""
+        """Bytes of the tensor."""
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
 
 def write(directory: Path | None, tensors: Mapping[str, Tensor], largest: int = LARGEST) -> None:
-    """Gets and writes one tensor after the other: no more than one of them is in memory.
+    """Writes tensors one at a time, so at most one is in memory.
 
     Args:
-      directory: None on a process that only has to take part in getting them.
-      largest: bytes of tensors in a file; more are cut into several files with an index.
+      directory: None on processes that only take part in the collective `get` calls.
+      largest: maximum bytes of a shard; more bytes need several shards and an index.
 
     Raises:
-      UserError: the folder cannot be written.
+      UserError: the directory is not writable.
     """
-    # The widest types first: every tensor then begins at a multiple of its item's size.
+    # Widest dtypes first, so that every tensor is aligned to its item size.
     tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))
     if directory is None:
         for tensor in tensors.values():
@@ -190,7 +190,7 @@ def write(directory: Path | None, tensors: Mapping[str, Tensor], largest: int = 
 
 
 def _write_file(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # without it transformers refuses
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires it
     end = 0
     for name, tensor in tensors.items():
         start, end = end, end + tensor.size
@@ -205,10 +205,10 @@ def _write_file(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
 
 @contextmanager
 def staged(directory: Path) -> Iterator[Path]:
-    """A folder beside `directory` that takes its place when the block has ended well, and is gone otherwise.
+    """Yields a temporary directory that is renamed to `directory` on success and deleted on error.
 
     Raises:
-      UserError: `directory` is there already and not empty, or cannot be written.
+      UserError: `directory` exists and is not empty, or is not writable.
     """
     require_empty(directory)
     directory = directory.absolute()
@@ -224,13 +224,13 @@ def staged(directory: Path) -> Iterator[Path]:
 
 
 def require_empty(directory: Path) -> None:
-    """Nothing may lie where something is about to be written.
+    """Checks that an output directory is missing or empty.
 
     Raises:
-      UserError: the folder has files, or is a file.
+      UserError: `directory` is a file or not empty.
     """
     check(not directory.exists() or directory.is_dir(), f"{directory} is a file")
     check(
         not directory.is_dir() or not any(directory.iterdir()),
-        f"{directory} is not empty; choose another folder",
+        f"{directory} is not empty: choose another directory",
     )

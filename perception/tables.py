@@ -1,4 +1,4 @@
-"""Tables 1 and 2, measured beside printed."""
+"""Writes Tables 1 and 2 with measured and printed values."""
 
 import itertools
 import sys
@@ -21,7 +21,7 @@ RANKS = (2, 4, 8, 16, 32)
 
 
 def shortened(number: int) -> str:
-    """As the paper writes numbers of parameters: 162.56K, 1.3M, 7.24B."""
+    """Formats a number of parameters like the paper: 162.56K, 1.3M, 7.24B."""
     for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
         if number >= size:
             return f"{number / size:.2f}".rstrip("0").rstrip(".") + unit
@@ -30,7 +30,7 @@ def shortened(number: int) -> str:
 
 @cache
 def parameters(name: str) -> tuple[int, int]:
-    """Of a backbone, and of adapters of rank 1 on the layers that the paper adapts. Nothing is allocated."""
+    """Counts the parameters of a backbone and of rank-1 adapters on the paper's layers, without allocating them."""
     shape = BACKBONES[name]
 
     def adapted() -> nnx.Module:
@@ -43,15 +43,13 @@ def parameters(name: str) -> tuple[int, int]:
 
 
 def table1(suite: ExperimentSuite) -> None:
-    """Weighted F1 of every cell that can be run, at the best and at the last step; the others stay empty, and so does
-    one whose data or weights are at fault, or that no memory is left for. It is written after each row.
+    """Writes weighted F1 of every cell at the best and the last step, after each row.
 
-    With `turns` or a `sweep` all cells are trained together, and a fault of one ends it.
-
-    The mean is that of the columns that are shown, where a row has them all.
+    Cells without data or weights stay empty, and so do cells that fail or run out of memory. With `turns` or a `sweep`
+    all cells are trained together, and one failure ends the command. A row has a mean if all its cells have values.
 
     Raises:
-      UserError: there are cells that failed; everything else has been done and written.
+      UserError: a cell failed. The other cells have been trained and written.
     """
     suite.check()
     paper, rows, missing, failed = printed.table1(), [], {}, []
@@ -66,10 +64,10 @@ def table1(suite: ExperimentSuite) -> None:
                 found[case.column] = (together or suite.summaries([case]))[case]
             except (UserError, MemoryError, jax.errors.JaxRuntimeError) as fault:
                 found[case.column] = []
-                # Python's own has nothing to say.
+                # Python's MemoryError has no message.
                 why = str(fault).partition("\n")[0] or "out of memory"
                 failed.append(f"{backbone_} {mode} on {case.dataset}: {why}")
-                print(f"error: {why}; the cell stays empty", file=sys.stderr, flush=True)
+                print(f"error: {why}; leaving the cell empty", file=sys.stderr, flush=True)
             if why := suite.missing(case):
                 missing[why] = missing.get(why, 0) + 1
         for name, which in (("best step", "test"), ("last step", "test_last")):
@@ -85,19 +83,19 @@ def table1(suite: ExperimentSuite) -> None:
         suite.keep("table1", header, rows)
     suite.write("table1", header, rows)
     if missing:
-        print(f"{sum(missing.values())} of {len(cases)} cells are empty for want of")
+        print(f"{sum(missing.values())} of {len(cases)} cells are empty; they need")
         print("".join(f"  {why} ({count})\n" for why, count in missing.items()), end="")
     if failed:
         print("failed:")
         print("".join(f"  {line}\n" for line in failed), end="")
-        raise UserError(f"{len(failed)} of {len(cases)} cells failed and are empty")
+        raise UserError(f"{len(failed)} of {len(cases)} cells of table1 failed, see the list above")
 
 
 def table2(suite: ExperimentSuite) -> None:
-    """Parameters of every backbone and of its adapters, counted, and as printed where it is.
+    """Writes counted and printed parameters of every backbone and its adapters.
 
-    "Original" has an output layer of its own, as large as the table of the embeddings. Adapters grow with their rank,
-    so one count serves all ranks. The share is that of rank 32 in the backbone without an output layer.
+    "Original" includes an untied output layer. Adapter parameters are proportional to the rank. "Share" is rank 32
+    relative to the backbone without an output layer.
     """
     paper, rows, same, entries = printed.table2(), [], 0, 0
     for name, shape in BACKBONES.items():
@@ -107,9 +105,9 @@ def table2(suite: ExperimentSuite) -> None:
         counts = (size + shape.vocabulary * shape.width, *(rank * one for rank in RANKS))
         rows.append((name, "counted", *counts, f"{100 * RANKS[-1] * one / size:.2f} %"))
         if cells := paper.get(name):
-            given = [(cell, n) for cell, n in zip(cells, counts, strict=False) if cell]
-            entries += len(given)
-            same += sum(shortened(n) == cell for cell, n in given)
+            pairs = [(cell, n) for cell, n in zip(cells, counts, strict=False) if cell]
+            entries += len(pairs)
+            same += sum(shortened(n) == cell for cell, n in pairs)
             rows.append((name, "printed", *(cell or None for cell in cells), None, None))
     suite.write("table2", ("backbone", "", "original", *(f"r = {r}" for r in RANKS), "share"), rows)
-    print(f"{same} of {entries} printed entries are the counted ones")
+    print(f"{same} of {entries} printed entries equal the counted ones")

@@ -1,13 +1,41 @@
 """Trains a text classifier: python -m perception.train --config=configs/perception.py:tiny"""
 
+import shlex
+from pathlib import Path
+
 from common.runtime import program
 
 
 def main() -> None:
     from common.train.command import train
-    from perception.report import print_summary
 
     train("perception", print_summary)
+
+
+def print_summary(summary: dict, workdir: Path) -> None:
+    """Prints the results of a finished run and the command that classifies texts with it."""
+    from common.report.table import text
+
+    best, last, counts = summary["test"], summary["test_last"], summary["params"]
+    select = summary["config"]["eval"]["select"]
+    rows = [
+        ("test weighted F1, best step", f"{best['weighted_f1']:.2f}"),
+        ("test weighted F1, last step", f"{last['weighted_f1']:.2f}"),
+        ("test accuracy, best and last step", f"{best['accuracy']:.2f}, {last['accuracy']:.2f}"),
+        (
+            f"best step, by weighted F1 on {select}",
+            f"{summary['best_step']} ({summary['best_valid']:.2f})",
+        ),
+        ("parameters trained", f"{counts['trainable']:,} of {counts['total']:,}"),
+        ("training", f"{summary['steps']} steps in {summary['train_seconds']:.0f} s"),
+        ("compute", f"{summary['flops']:.3g} floating-point operations on {summary['device']}"),
+        ("speed", f"{summary['tokens_per_second']:,.0f} examples/s"),
+    ]
+    print(text(("", workdir.name), rows))
+    print(f"curve: {workdir / 'curve.png'}   summary: {workdir / 'summary.json'}")
+    print("classify your own texts, one per line:")
+    run = shlex.quote(str(workdir))
+    print(f'  echo "(a text)" | python -m perception.classify --workdir={run}')
 
 
 if __name__ == "__main__":

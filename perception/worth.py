@@ -1,10 +1,9 @@
 """Is pretraining worth it on your data? python -m perception.worth --config=configs/perception.py:laptop \
     --config.data.source=files:DIR --config.pretrained=DIR
 
-Trains LoRA, all weights and the head alone from pretrained weights (where they are given), all weights from random
-ones, and a TF-IDF baseline; says what each reaches and takes, which differences hold against the noise of seeds and of
-test examples, and what the paper's data sets of that size let one expect. Fewer than three seeds decide nothing. Called
-again, it resumes what was cut off. Any field of the configuration is an option, as in perception.train.
+Trains from pretrained weights (LoRA, all weights, head; needs --config.pretrained), from random weights, and a TF-IDF
+baseline. Reports F1, cost and verdicts on the differences, and the difference expected from the paper's data sets. A
+verdict needs three seeds or more. Running it again resumes interrupted runs. Accepts overrides like perception.train.
 """
 
 import sys
@@ -21,14 +20,14 @@ def main() -> None:
     parser = config.parser_for("perception.worth")
     parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="the configuration")
     parser.add_argument(
-        "--seeds", type=config.positive_int_arg("--seeds"), default=1, help="runs of each way"
+        "--seeds", type=config.positive_int_arg("--seeds"), default=1, help="seeds of each way"
     )
     parser.add_argument(
         "--margin",
         type=config.float_arg("--margin"),
         default=MARGINS["weighted_f1"],
         metavar="POINTS",
-        help="the largest difference of weighted F1 that does not matter (default: %(default)s)",
+        help="equivalence margin in points of weighted F1 (default: %(default)s)",
     )
     add_fairness(parser)
     parser.add_argument("--out", type=Path, default=Path("runs/worth"), metavar="DIR")
@@ -41,11 +40,11 @@ def main() -> None:
     from common.train.command import unless_stopped
     from perception.comparison import ExperimentSuite, worth
 
-    asked = config.load(options.config)
-    config.override_all(asked, fields)
-    mesh = make_mesh(asked.mesh)
-    given = "", options.seeds, fields, options.out, mesh, options.config, options.margin
-    suite = ExperimentSuite(*given, turns=options.turns, sweep=parse_sweep(options.sweep))
+    experiment = config.load(options.config)
+    config.override_all(experiment, fields)
+    mesh = make_mesh(experiment.mesh)
+    arguments = "", options.seeds, fields, options.out, mesh, options.config, options.margin
+    suite = ExperimentSuite(*arguments, turns=options.turns, sweep=parse_sweep(options.sweep))
     unless_stopped(lambda: worth(suite))
 
 

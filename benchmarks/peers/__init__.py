@@ -1,4 +1,4 @@
-"""What a user would pick instead of Train Less, at the same sizes and on the same work."""
+"""Peers of Train Less: other libraries at the same sizes and on the same work."""
 
 import importlib
 from types import ModuleType
@@ -7,9 +7,10 @@ from common.errors import UserError
 
 
 def load(name: str) -> ModuleType:
-    """Imports `benchmarks.peers.<name>`, on demand: the project itself needs no PyTorch.
+    """Imports `benchmarks.peers.<name>` on demand, because the project does not depend on PyTorch.
 
-    Raises UserError where the peer's packages are not installed.
+    Raises:
+      UserError: the peer's packages are not installed.
     """
     try:
         return importlib.import_module(f"{__name__}.{name}")

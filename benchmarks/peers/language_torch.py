@@ -1,7 +1,6 @@
-"""Language models of bytes in PyTorch: the public gMLPs, a GPT of the usual layout, and Hugging Face's GPT-2.
+"""Byte language models in PyTorch: the public gMLP packages, a GPT, and Hugging Face's GPT-2.
 
-Each is as wide, deep and long as ours (width 512, hidden 2048, 4 layers, 768 positions, 256 bytes), with its own
-parameters where it has more or fewer.
+All have our sizes (width 512, hidden 2048, 4 layers, 768 positions, 256 bytes); numbers of parameters differ.
 """
 
 from collections.abc import Callable
@@ -17,7 +16,7 @@ MODELS = ("g-mlp-gpt", "g-mlp-gpt attention", "g-mlp-pytorch", "gpt")
 
 
 class Block(nn.Module):
-    """Attention and feed-forward before which the stream is normalised, as in GPT-2."""
+    """A pre-norm block of attention and feed-forward, like GPT-2's."""
 
     def __init__(self):
         super().__init__()
@@ -35,7 +34,7 @@ class Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Learned positions, the output layer tied to the embedding."""
+    """A GPT with learned positions and an output layer tied to the embedding."""
 
     def __init__(self):
         super().__init__()
@@ -79,7 +78,7 @@ def make_model(name: str) -> nn.Module:
 
 
 def make_step(name: str, dtype: str, batch: int) -> Callable[[], float]:
-    """A call makes one training step (forward, loss, backward, Adam) and returns its loss."""
+    """Returns a function that runs a training step (forward, loss, backward, Adam) and returns the loss."""
     torch.set_num_threads(cores())
     torch.manual_seed(0)
     model = make_model(name)
@@ -100,8 +99,10 @@ def make_step(name: str, dtype: str, batch: int) -> Callable[[], float]:
 
 
 def make_writer(name: str, start: int, count: int) -> Callable[[], None]:
-    """A call writes `count` bytes after `start` given ones: with a cache (Hugging Face), or as the public gMLPs do,
-    with a pass over the whole prefix for each byte."""
+    """Returns a function that generates `count` bytes after a prompt of `start` bytes.
+
+    Hugging Face uses a KV cache. The public gMLPs recompute the whole prefix for each byte.
+    """
     torch.set_num_threads(cores())
     prompt = torch.randint(0, BYTES, (1, max(start, 1)))
     if name == "hugging face gpt-2":

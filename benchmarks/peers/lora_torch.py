@@ -1,4 +1,4 @@
-"""Classifiers on Hugging Face's models with peft's adapters: what a user would pick instead of perception."""
+"""Text classifiers with Hugging Face models and peft adapters."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ TARGETS = {"bert": ["dense"], "qwen2": ["q_proj", "k_proj", "v_proj"]}
 
 
 def _backbone(family: str, sizes: tuple[int, ...]) -> nn.Module:
-    """Of these sizes, with random weights and no dropout but the adapters'."""
+    """Returns a model of these sizes with random weights and without dropout."""
     if family == "bert":
         layers, width, hidden, heads, vocabulary = sizes
         config = BertConfig(
@@ -42,7 +42,7 @@ def _backbone(family: str, sizes: tuple[int, ...]) -> nn.Module:
 
 
 class Classifier(nn.Module):
-    """Mean over the text and its last state, then a linear layer."""
+    """A linear layer on the mean and the last of the text's states."""
 
     def __init__(self, family: str, sizes: tuple[int, ...], finetune: str, classes: int):
         super().__init__()
@@ -72,7 +72,7 @@ def make_step(
     length: int,
     classes: int,
 ) -> Callable[[], float]:
-    """A call makes one whole training step and returns its loss."""
+    """Returns a function that runs a training step and returns the loss."""
     torch.set_num_threads(cores())
     torch.manual_seed(0)
     model = Classifier(family, sizes, finetune, classes).train()

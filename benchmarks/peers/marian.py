@@ -1,4 +1,4 @@
-"""Hugging Face's MarianMT at random weights: generation with a key-value cache, greedy or beam."""
+"""Hugging Face's MarianMT with random weights: greedy and beam-search generation with a KV cache."""
 
 from collections.abc import Callable
 
@@ -14,10 +14,9 @@ PADDING, END = 0, 1
 def make_generate(
     num_beams: int, sentences: int = 32, length: int = 32
 ) -> Callable[[], torch.Tensor]:
-    """A call translates fixed random sentences into exactly `length` new tokens each.
+    """Returns a function that translates random sentences and returns ids (sentences, 1 + length).
 
-    The end token is ruled out until the length is reached (minimum = maximum), so that the work
-    does not depend on what random weights prefer. Returns the ids, (sentences, 1 + length).
+    Minimum and maximum length are equal, so that the amount of work does not depend on the random weights.
     """
     torch.set_num_threads(cores())
     torch.manual_seed(0)

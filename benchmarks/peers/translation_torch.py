@@ -1,11 +1,8 @@
-"""A PyTorch pre-norm translation transformer, of the size of fairseq's transformer_iwslt_de_en.
+"""A PyTorch pre-norm translation transformer with the sizes of fairseq's transformer_iwslt_de_en.
 
-Each choice below is the fastest eager one of those tried on a CPU, so that the peer is strong:
-one product for q, k and v over three; `F.cross_entropy` over a hand-written loss; fused Adam over
-foreach and the plain loop; own layers over nn.TransformerEncoderLayer, which cannot leave out the
-dropout inside attention and feed-forward that fairseq leaves out either.
-
-Letters: B batch, L length (Q of queries, K of keys), D model width, H heads, V vocabulary.
+Every choice is the fastest eager variant of those tried on a CPU: one product for q, k and v instead of three;
+`F.cross_entropy` instead of a hand-written loss; fused Adam instead of foreach or a loop. nn.TransformerEncoderLayer is
+not used because its dropout inside attention and feed-forward cannot be disabled, and fairseq has none there.
 """
 
 from collections.abc import Callable
@@ -22,25 +19,25 @@ RESERVOIRS = {8: (2, 4)}  # encoder layers -> the frozen ones, counted from 0
 VARIANTS = ("plain", "t_reservoir", "ffn_reservoir")
 
 
-def attend(q_BHLD: Tensor, k_BHLD: Tensor, v_BHLD: Tensor, causal: bool) -> Tensor:
-    # At this length the fused kernel wins in float32, but in bfloat16 two plain products do.
-    if q_BHLD.dtype == torch.float32:
-        return F.scaled_dot_product_attention(q_BHLD, k_BHLD, v_BHLD, is_causal=causal)
-    scores_BHQK = q_BHLD * q_BHLD.shape[-1] ** -0.5 @ k_BHLD.mT
+def attend(q_BHLK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, causal: bool) -> Tensor:
+    # At this length the fused kernel is faster in float32, two plain products are faster in bfloat16.
+    if q_BHLK.dtype == torch.float32:
+        return F.scaled_dot_product_attention(q_BHLK, k_BHSK, v_BHSK, is_causal=causal)
+    scores_BHLS = q_BHLK * q_BHLK.shape[-1] ** -0.5 @ k_BHSK.mT
     if causal:
-        future_QK = torch.ones(scores_BHQK.shape[-2:], dtype=torch.bool).triu(1)
-        scores_BHQK = scores_BHQK.masked_fill(future_QK, float("-inf"))
-    return scores_BHQK.softmax(-1) @ v_BHLD
+        future_LS = torch.ones(scores_BHLS.shape[-2:], dtype=torch.bool).triu(1)
+        scores_BHLS = scores_BHLS.masked_fill(future_LS, float("-inf"))
+    return scores_BHLS.softmax(-1) @ v_BHSK
 
 
 def split_heads(x_BLD: Tensor, parts: int) -> tuple[Tensor, ...]:
-    """(B, L, parts * D) -> parts tensors of (B, H, L, D / H)."""
+    """Splits (B, L, parts * D) into `parts` tensors (B, H, L, D / H)."""
     batch, length, _ = x_BLD.shape
     return x_BLD.view(batch, length, parts, HEADS, -1).permute(2, 0, 3, 1, 4).unbind(0)
 
 
-def merge_heads(x_BHLD: Tensor) -> Tensor:
-    return x_BHLD.transpose(1, 2).flatten(2)
+def merge_heads(x_BHLK: Tensor) -> Tensor:
+    return x_BHLK.transpose(1, 2).flatten(2)
 
 
 class SelfAttention(nn.Module):
@@ -61,9 +58,9 @@ class CrossAttention(nn.Module):
         self.kv = nn.Linear(WIDTH, 2 * WIDTH)
         self.out = nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, x_BLD: Tensor, memory_BLD: Tensor) -> Tensor:
+    def forward(self, x_BLD: Tensor, encoded_BSD: Tensor) -> Tensor:
         (q,) = split_heads(self.q(x_BLD), 1)
-        return self.out(merge_heads(attend(q, *split_heads(self.kv(memory_BLD), 2), causal=False)))
+        return self.out(merge_heads(attend(q, *split_heads(self.kv(encoded_BSD), 2), causal=False)))
 
 
 class FeedForward(nn.Sequential):
@@ -72,7 +69,7 @@ class FeedForward(nn.Sequential):
 
 
 class Residual(nn.Module):
-    """x + dropout(inner(norm(x))): the pre-norm sublayer, with fairseq's one place for dropout."""
+    """A pre-norm sublayer, x + dropout(inner(norm(x))), with dropout where fairseq has it."""
 
     def __init__(self, inner: nn.Module, dropout: float):
         super().__init__()
@@ -91,8 +88,8 @@ class DecoderLayer(nn.Module):
         self.cross_attention = Residual(CrossAttention(), dropout)
         self.feed_forward = Residual(FeedForward(), dropout)
 
-    def forward(self, x_BLD: Tensor, memory_BLD: Tensor) -> Tensor:
-        return self.feed_forward(self.cross_attention(self.self_attention(x_BLD), memory_BLD))
+    def forward(self, x_BLD: Tensor, encoded_BSD: Tensor) -> Tensor:
+        return self.feed_forward(self.cross_attention(self.self_attention(x_BLD), encoded_BSD))
 
 
 class Embedding(nn.Module):
@@ -113,7 +110,7 @@ class Embedding(nn.Module):
 
 
 class Translator(nn.Module):
-    """Encoder and decoder; the output projection is the decoder's embedding."""
+    """Encoder and decoder; the output projection is tied to the decoder's embedding."""
 
     def __init__(self, variant: str, encoder_layers: int, dropout: float, length: int):
         super().__init__()
@@ -132,21 +129,21 @@ class Translator(nn.Module):
         self.decoder_norm = nn.LayerNorm(WIDTH)
 
     def forward(self, source_BL: Tensor, target_BL: Tensor) -> Tensor:
-        memory_BLD = self.source(source_BL)
+        encoded_BSD = self.source(source_BL)
         for layer in self.encoder:
-            memory_BLD = layer(memory_BLD)
-        memory_BLD = self.encoder_norm(memory_BLD)
+            encoded_BSD = layer(encoded_BSD)
+        encoded_BSD = self.encoder_norm(encoded_BSD)
         x_BLD = self.target(target_BL)
         for layer in self.decoder:
-            x_BLD = layer(x_BLD, memory_BLD)
+            x_BLD = layer(x_BLD, encoded_BSD)
         return F.linear(self.decoder_norm(x_BLD), self.target.tokens.weight)
 
 
 def smoothed_loss(logits_BLV: Tensor, labels_BL: Tensor, smoothing: float = 0.1) -> Tensor:
-    """fairseq's label smoothing, mean per token.
+    """Returns fairseq's label-smoothed loss, mean per token.
 
-    fairseq spreads the smoothing over the V - 1 wrong tokens, `F.cross_entropy` over all V: the
-    two agree once the mass is scaled by V / (V - 1).
+    fairseq spreads the smoothing over the V - 1 wrong tokens, `F.cross_entropy` over all V tokens. Scaling by
+    V / (V - 1) makes them equal.
     """
     scaled = smoothing * VOCABULARY / (VOCABULARY - 1)
     return F.cross_entropy(logits_BLV.flatten(0, 1), labels_BL.flatten(), label_smoothing=scaled)
@@ -160,13 +157,13 @@ def make_step(
     length: int = 32,
     encoder_layers: int = 8,
 ) -> Callable[[], float]:
-    """One whole training step on a fixed random batch without padding; a call returns the loss.
+    """Returns a function that runs a training step on a random batch without padding and returns the loss.
 
     Args:
-        variant: one of VARIANTS; a reservoir is frozen (`requires_grad_(False)`) and unknown to
-            the optimizer; "ffn_reservoir" also has no attention in its frozen layers.
-        dtype: "float32", or "bfloat16" for CPU autocast over float32 parameters.
-        dropout: the rate after the embeddings, every attention and every feed-forward.
+      variant: one of VARIANTS. Reservoirs are frozen (`requires_grad_(False)`) and not passed to the optimizer;
+        "ffn_reservoir" has no attention in its frozen layers.
+      dtype: "float32", or "bfloat16" for CPU autocast with float32 parameters.
+      dropout: dropout rate after the embeddings, every attention and every feed-forward.
     """
     torch.set_num_threads(cores())
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Claims of the explicit optimization paper: the experiments that they name, and what arithmetic says of some."""
+"""Claims of the explicit optimization paper: the experiments that they name, and claims decided by computation."""
 
 import csv
 import re
@@ -32,7 +32,7 @@ def make_suite(out: Path, scale: str = "tiny", *fields: str, **options) -> Exper
     )
 
 
-def test_every_claim_on_runs_names_experiments_that_need_no_data_at_tiny(tmp_path):
+def test_claims_compare_experiments_that_need_no_data_at_tiny_scale(tmp_path):
     suite = make_suite(tmp_path)
     compared = [claim for claim in claims.read("explicit_opt") if claim.kind == "runs"]
     assert compared
@@ -56,7 +56,7 @@ def test_every_claim_on_runs_names_experiments_that_need_no_data_at_tiny(tmp_pat
         ("digits 1: zero", "digits_1_zero", {"model.layers": 1, "start": "zero"}),
     ],
 )
-def test_a_side_is_a_run_of_the_tables(tmp_path, text, name, fields):
+def test_side_returns_run_name_and_config(tmp_path, text, name, fields):
     side = make_suite(tmp_path).side(text)
     assert side.name == name
     assert fields.items() <= flatten(side.experiment(1)).items()
@@ -66,38 +66,38 @@ def test_a_side_is_a_run_of_the_tables(tmp_path, text, name, fields):
     "text",
     ["", "warm", "cat: warm", "cat 0: warm", "mean 2: warm", "cat 2: hot", "digits 2: zero"],
 )
-def test_a_side_that_there_is_not_is_one_line_with_those_that_there_are(tmp_path, text):
-    with pytest.raises(UserError, match="there is no experiment") as caught:
+def test_unknown_side_raises_one_line_error_with_valid_names(tmp_path, text):
+    with pytest.raises(UserError, match="unknown experiment") as caught:
         make_suite(tmp_path).side(text)
-    assert "sum K, cat K" in str(caught.value) and "\n" not in str(caught.value)
+    assert "'sum K: START', 'cat K" in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_side_without_data_says_which_option_names_them(tmp_path, monkeypatch):
+def test_side_with_missing_data_names_the_data_option(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     suite = make_suite(tmp_path, "laptop")
     assert suite.side("digits 1: warm").missing == "--data=mnist=DIR"
     assert suite.side("sum 4: warm").missing == "--data=babylm=DIR"
-    suite = make_suite(tmp_path, "laptop", places={"babylm": tmp_path})
+    suite = make_suite(tmp_path, "laptop", data={"babylm": tmp_path})
     side = suite.side("sum 4: warm")
     assert side.missing == "" and side.experiment(1).data.source == f"files:{tmp_path}"
 
 
-def test_options_of_texts_leave_digits_alone_and_unknown_ones_are_refused(tmp_path):
+def test_overrides_apply_to_their_corpus_and_unknown_overrides_fail(tmp_path):
     fields = ("--config.data.tokens=123", "--config.model.cold=normal", "--config.train.epochs=1")
     suite = make_suite(tmp_path, "tiny", *fields)
     assert suite.side("sum 2: cold").experiment(1).data.tokens == 123
     assert suite.side("digits 1: cold").experiment(1).train.epochs == 1
     for fault, message in (
         ("model.depth=2", "unknown option --config.model.depth"),
-        ("data.source=files:/x", "--config.data.source would be of texts and of digits"),
+        ("data.source=files:/x", "--config.data.source applies to texts and digits"),
     ):
         with pytest.raises(UserError, match=message):
             make_suite(tmp_path, "tiny", f"--config.{fault}").side("sum 2: cold")
 
 
 @pytest.mark.slow
-def test_claims_of_tiny_runs_have_a_verdict_each(tmp_path):
-    """One epoch of one seed decides nothing that chance is in; arithmetic does, and formulas without training."""
+def test_claims_of_tiny_runs_all_get_a_verdict(tmp_path):
+    """One epoch of one seed leaves every comparison of trained runs undecided."""
     program = [sys.executable, "-m", "explicit_opt.reproduce", "claims", f"--out={tmp_path}"]
     quick = ("train.epochs=1", "train.batch=512", "data.tokens=20000", "data.vocab_size=258")
     fields = [f"--config.{field}" for field in (*quick, f"data.cache_dir={tmp_path}/cache")]
@@ -125,24 +125,21 @@ def test_claims_of_tiny_runs_have_a_verdict_each(tmp_path):
     assert table() == rows
 
 
-# What arithmetic says of claims.
-
-
 @pytest.fixture(scope="module")
 def tasks(tmp_path_factory) -> dict[tuple[str, int], NextToken]:
-    """Language models of the embedded text, by input and K."""
+    """(input, K) -> language model of the embedded text."""
     folder = tmp_path_factory.mktemp("claims")
     suite = make_suite(folder, "tiny", f"--config.data.cache_dir={folder}")
     cells = [("sum", 1), ("sum", 2), ("sum", 4), ("cat", 2), ("cat", 4)]
     return {cell: NextToken(suite.language(*cell, "explicit"), suite.mesh) for cell in cells}
 
 
-def test_counts_of_tokens_grow_with_their_mean_cooccurrence(tasks):
+def test_token_counts_correlate_with_mean_cooccurrence(tasks):
     frequency, mean = experiments.scaling(tasks["sum", 1])
     assert np.corrcoef(np.log(frequency), np.log(mean))[0, 1] > 0.9
 
 
-def test_the_gap_between_training_and_development_grows_with_k(tasks):
+def test_train_dev_perplexity_gap_grows_with_k(tasks):
     gaps = {}
     for cell, task in tasks.items():
         abstract_model = variables.abstract(lambda task=task: task.build(variables.ParamKeys(0)))
@@ -153,7 +150,7 @@ def test_the_gap_between_training_and_development_grows_with_k(tasks):
     assert gaps["sum", 1] < gaps["cat", 2] < gaps["cat", 4]
 
 
-def test_the_solution_does_not_depend_on_the_seed(tmp_path, tasks):
+def test_solution_is_independent_of_seed(tmp_path, tasks):
     first = tasks["cat", 2]
     config = first.config.copy_and_resolve_references()
     config.seed = 7
@@ -167,8 +164,8 @@ def test_the_solution_does_not_depend_on_the_seed(tmp_path, tasks):
         np.testing.assert_array_equal(a, b)
 
 
-def test_one_layer_has_one_optimum_from_any_start():
-    """Gradients lead from random values, from zeros and from the formula to one loss, and one prediction."""
+def test_one_layer_reaches_the_same_optimum_from_every_start():
+    """Gradient descent reaches the same loss from random values, zeros and the formula."""
     generator = np.random.default_rng(0)
     features = generator.gamma(1.0, size=(400, 4)).astype(np.float32)
     targets = generator.integers(0, 3, 400)
@@ -194,7 +191,7 @@ def test_one_layer_has_one_optimum_from_any_start():
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_the_formula_begins_at_twice_the_accuracy_of_random_values(tmp_path, layers):
+def test_explicit_start_has_twice_the_accuracy_of_cold_start(tmp_path, layers):
     suite = make_suite(tmp_path)
     explicit = experiments.untrained(suite.digits(layers, "explicit", 1), suite)["accuracy"]
     for seed in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""Counts, noise and tables against matrices that are really built; on one device and on eight."""
+"""Counts, noise and tables against dense NumPy matrices, on one device and on eight."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ MESHES = [(1, 1, 1), (8, 1, 1), (2, 2, 2), (1, 4, 2)]
 
 @pytest.fixture(scope="module")
 def text() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """contexts (K, M), targets (M,) and how often each token is one; token 0, the padding, never is."""
+    """contexts (K, M), targets (M,) and target counts (N,); token 0, the padding, is never a target."""
     generator = np.random.default_rng(0)
     targets = generator.choice(np.arange(1, N - 1), M)
     contexts = np.stack([np.roll(targets, lag) for lag in range(1, K + 1)])
@@ -41,7 +41,7 @@ def counted(text, sizes) -> jax.Array:
 
 
 def dense_noise(targets_N: np.ndarray) -> np.ndarray:
-    """E of section 3.1.1, row by row: q_n e_n + (1 - q_n) p with p = (1 - f / M) / (N - 1)."""
+    """Builds E of section 3.1.1 row by row: q_n e_n + (1 - q_n) p with p = (1 - f / M) / (N - 1)."""
     share = targets_N / targets_N.sum()
     p = (1 - share) / (N - 1)
     rows = [f / (f + 1) * np.eye(N)[n] + (1 - f / (f + 1)) * p for n, f in enumerate(targets_N)]
@@ -49,13 +49,13 @@ def dense_noise(targets_N: np.ndarray) -> np.ndarray:
 
 
 def dense_inputs(text, concatenate: bool) -> np.ndarray:
-    """H, (M, D), in full."""
+    """Builds the dense matrix of inputs H, (M, D)."""
     contexts, _, targets_N = text
     parts = dense_noise(targets_N)[contexts]
     return np.concatenate(list(parts), axis=1) if concatenate else parts.sum(0)
 
 
-def test_rows_of_the_noisy_embedding_sum_to_1(text):
+def test_noisy_embedding_rows_sum_to_one(text):
     np.testing.assert_allclose(dense_noise(text[2]).sum(1), 1, atol=1e-12)
 
 
@@ -71,7 +71,7 @@ def test_counts_are_exact_on_every_mesh(text, sizes):
     assert found.sharding.is_equivalent_to(place, 3)
 
 
-def test_what_fills_up_the_last_share_does_not_count(text):
+def test_padding_targets_are_not_counted(text):
     contexts, targets = text[0][:, :8], text[1][:8].copy()
     targets[5:] = -1
     found = count_pairs(jnp.asarray(contexts), jnp.asarray(targets), N, mesh((1, 1, 1)))
@@ -80,7 +80,7 @@ def test_what_fills_up_the_last_share_does_not_count(text):
 
 @pytest.mark.parametrize("sizes", MESHES)
 @pytest.mark.parametrize("concatenate", [False, True])
-def test_tables_equal_the_formula_with_h_in_full(text, concatenate, sizes):
+def test_tables_equal_formula_on_dense_inputs(text, concatenate, sizes):
     h, y = dense_inputs(text, concatenate), np.eye(N)[text[1]]
     found_DN = h.T @ y
     totals_N = np.maximum(found_DN.sum(0), FLOOR)
@@ -92,7 +92,7 @@ def test_tables_equal_the_formula_with_h_in_full(text, concatenate, sizes):
 
 
 @pytest.mark.parametrize("aggregate", ["sum", "cat"])
-def test_logits_and_gradients_equal_those_of_the_dense_form(text, aggregate):
+def test_logits_and_gradients_match_dense_inputs(text, aggregate):
     contexts, targets, targets_N = text
     noise, model = Noise.of(targets_N), FeedForward(N, K, aggregate, "normal", rngs=nnx.Rngs(0))
     h, tables = jnp.asarray(dense_inputs(text, aggregate == "cat")), model.tables.get_value()
@@ -110,12 +110,12 @@ def test_logits_and_gradients_equal_those_of_the_dense_form(text, aggregate):
     (_, expected), dense_gradient = jax.value_and_grad(dense, has_aux=True)(tables)
     np.testing.assert_allclose(logits, expected, atol=2e-5)
     np.testing.assert_allclose(gradient, dense_gradient, atol=2e-4)
-    # The noise reaches every row, even that of a token which never stands before another.
+    # The noise gives every row a gradient, including a token that is never a context.
     assert float(jnp.abs(gradient[:, N - 1]).min()) > 0
 
 
-def test_a_vocabulary_of_32k_fits_by_sharding():
-    """Compiled for eight devices, not run: no device holds more than its part of a table of 4 GiB."""
+def test_32k_vocabulary_fits_when_sharded():
+    """Compiled for eight devices, not run: each device holds an eighth of a 4 GiB table."""
     here, vocabulary, tokens = mesh((1, 4, 2)), 32768, 2**20
     contexts, targets = (
         jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
@@ -133,7 +133,7 @@ def test_a_vocabulary_of_32k_fits_by_sharding():
     assert used.temp_size_in_bytes < table // 8 + 2**28
 
 
-def test_a_table_lies_by_the_one_rule_on_any_mesh():
+def test_tables_follow_logical_axis_rules():
     axes = (AxisType.Auto,) * 3
     abstract = AbstractMesh((2, 4, 8), sharding.MESH_AXES, axis_types=axes)
     shape = (4, 32768, 32768)

@@ -1,4 +1,4 @@
-"""Tables and figures: which runs they need, what they write, and that nothing is run twice."""
+"""Tables and figures: the runs that they need, the files that they write, and the reuse of finished runs."""
 
 import csv
 import dataclasses
@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import UserError
 from common.sharding import make_mesh
-from explicit_opt import arithmetic, experiments
+from explicit_opt import analysis, experiments
 from explicit_opt.digits import Digits
 from explicit_opt.experiments import PRINTED, ExperimentSuite
 from explicit_opt.language import NextToken
@@ -28,7 +28,7 @@ def suite(tmp_path, monkeypatch):
     return ExperimentSuite("tiny", 1, fields, tmp_path / "out", mesh)
 
 
-def test_table_1_has_every_cell_beside_the_printed_one(suite):
+def test_table1_has_measured_and_printed_value_for_every_cell(suite):
     experiments.table1(suite)
     with (suite.out / "table1.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -39,12 +39,12 @@ def test_table_1_has_every_cell_beside_the_printed_one(suite):
         expected = PRINTED[printed["input"]][int(printed["K"])]
         cells = ("T-c", "D-c", "T-p", "D-p", "T-w", "D-w")
         assert tuple(float(printed[c]) for c in cells) == expected
-        # What the formula promises on any text: no worse than a cold start of two epochs, and training helps.
+        # The formula is no worse than two epochs from a cold start, and training improves it.
         assert float(measured["T-p"]) < float(measured["T-c"])
         assert float(measured["D-w"]) <= float(measured["D-p"])
         # The scalar is fitted on the training text.
         assert float(measured["T-sp"]) <= float(measured["T-p"])
-    # One model for K = 1, run once.
+    # For K = 1 both inputs share one run.
     assert rows[0]["T-p"] == rows[4]["T-p"]
     assert sorted(p.name for p in (suite.out / "runs").iterdir()) == sorted(
         f"{aggregate}_k{k}_{start}_seed1"
@@ -65,7 +65,7 @@ def test_table_1_has_every_cell_beside_the_printed_one(suite):
         assert (suite.out / name).stat().st_size > 10_000
 
 
-def test_the_digits_figure_and_its_table(tmp_path):
+def test_fig2_writes_table_scan_and_figure(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     suite = ExperimentSuite("tiny", 2, ["--config.train.epochs=1"], tmp_path, mesh)
     experiments.fig2(suite)
@@ -78,14 +78,14 @@ def test_the_digits_figure_and_its_table(tmp_path):
         explicit, scaled = (rows[layers, start] for start in untrained)
         assert scaled["test cross-entropy"] != explicit["test cross-entropy"]
         assert "±" in rows[layers, "warm"]["test accuracy %"]
-    # One scalar changes no ranking of one layer's outputs.
+    # A positive scalar keeps the ranking of one layer's outputs.
     assert len({rows["1", start]["test accuracy %"] for start in untrained}) == 1
     assert (tmp_path / "fig2.png").stat().st_size > 10_000
     with (tmp_path / "fig2_scan.csv").open() as file:
         assert [int(float(r["K"])) for r in csv.DictReader(file)] == list(range(1, 65))
 
 
-def test_selection_by_our_protocol_sees_no_test_image_and_the_printed_protocol_takes_the_last_value(
+def test_our_protocol_holds_out_data_and_printed_protocol_takes_last_value(
     tmp_path,
 ):
     mesh, found = make_mesh({"data": 1}, jax.devices()[:1]), {}
@@ -105,7 +105,7 @@ def test_selection_by_our_protocol_sees_no_test_image_and_the_printed_protocol_t
     task, test, points, summary = found["printed"]
     assert task.splits["valid"] is task.splits["test"]
     assert (test["accuracy"], test["loss"]) == points[-1][1:]
-    # The run stopped where the loss had risen, so the last value is not the best one.
+    # Training stopped after the loss rose, so the last value is not the best one.
     assert test["loss"] > summary["best_valid"]
     language = {
         protocol: ExperimentSuite("tiny", 1, [], tmp_path, mesh, protocol).language(
@@ -116,8 +116,8 @@ def test_selection_by_our_protocol_sees_no_test_image_and_the_printed_protocol_t
     assert [c.eval.patience for c in language.values()] == [1, 0]
 
 
-def test_table_1_of_the_printed_protocol_has_the_last_epoch(suite):
-    """At a rate at which the development perplexity rises again, the last value is not the best."""
+def test_printed_protocol_of_table1_reports_last_epoch(suite):
+    """The learning rate is high enough for the development perplexity to rise again."""
     suite = dataclasses.replace(
         suite, protocol="printed", fields=[*suite.fields, "--config.optimizer.learning_rate=1.0"]
     )
@@ -129,8 +129,8 @@ def test_table_1_of_the_printed_protocol_has_the_last_epoch(suite):
     assert "X-w" not in row
 
 
-def test_the_weights_form_is_flat_in_k_and_starts_where_the_separate_intercept_does(tmp_path):
-    """At K = 1 both are log F alone; beyond, the exponent (K - 1) / K hardly moves, while the intercept grows."""
+def test_eq_3_is_flat_in_k_but_separate_intercept_is_not(tmp_path):
+    """At K = 1 both forms are log F. Above the norm the exponent (K - 1) / K hardly changes; the intercept grows."""
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     suite = ExperimentSuite("tiny", 1, [], tmp_path, mesh)
     scan, norm = experiments.priming_scan(Digits(suite.digits(1, "explicit", 1), mesh))
@@ -140,9 +140,9 @@ def test_the_weights_form_is_flat_in_k_and_starts_where_the_separate_intercept_d
     assert far.any() and np.ptp(weights[far]) < np.ptp(intercept[far])
 
 
-def test_no_prior_beats_the_maximum_likelihood_bigram_and_eq_3_is_next_to_it(suite, monkeypatch):
-    monkeypatch.setattr(arithmetic, "CONTEXTS", (1, 2))
-    arithmetic.formula(suite)
+def test_eq_3_is_close_to_the_maximum_likelihood_bigram_bound(suite, monkeypatch):
+    monkeypatch.setattr(analysis, "CONTEXTS", (1, 2))
+    analysis.formula(suite)
     with (suite.out / "formula.csv").open() as file:
         rows = list(csv.DictReader(file))
     found = {
@@ -152,38 +152,38 @@ def test_no_prior_beats_the_maximum_likelihood_bigram_and_eq_3_is_next_to_it(sui
     third = {}
     for documents in ("line", "file"):
         one = {key[-1]: float(v[0]) for key, v in found.items() if key[:3] == ("sum", "1", documents)}  # fmt: skip
-        assert one[arithmetic.BOUND] > 1
+        assert one[analysis.BOUND] > 1
         likeliest = one["the same on the measured tokens"]
         third[documents] = one["f^-(K-1)/K, eq. 3"] / likeliest
         assert 1 < third[documents] < 1.2
         assert one["f^-(K-1)/K, eq. 3"] < 0.95 * one["f^-K/(K+1)"]
         two = {key[-1]: float(v[0]) for key, v in found.items() if key[:3] == ("cat", "2", documents)}  # fmt: skip
         assert two["f^-(K-1)/K, eq. 3"] < two["f^+(K-1)/K, section 2.1"]
-    # With contexts across lines hardly any is <pad>, which the noise makes uniform.
+    # Where documents are files, few contexts are <pad>, whose embedding is the uniform noise.
     assert third["file"] < third["line"]
     assert float(found["sum", "1", "", "printed, explicit"][0]) == PRINTED["sum"][1][2]
     assert found["cat", "2", "", "printed, warm"] == ("25.8", "33.0")
 
 
-def test_the_bigram_on_all_tokens_is_the_bound_itself(suite):
+def test_sampled_bigram_perplexity_on_all_tokens_equals_bound(suite):
     config = suite.language("sum", 1, "explicit", **{"eval.train_tokens": 0})
     task = NextToken(config, suite.mesh)
     counts = task.counts()
-    found = arithmetic.sampled_bigram_perplexity(counts, task)
-    assert found == pytest.approx(arithmetic.bigram_perplexity(counts))
+    found = analysis.sampled_bigram_perplexity(counts, task)
+    assert found == pytest.approx(analysis.bigram_perplexity(counts))
 
 
-def test_the_bigram_of_maximum_likelihood_by_hand():
-    """Token 0 is followed by 1 thrice and by 0 once, token 1 always by 0: 4 of 6 pairs have an entropy."""
+def test_bigram_perplexity_of_hand_computed_counts():
+    """Token 0 is followed by 1 three times and by 0 once; token 1 is always followed by 0."""
     counts = np.array([[[1, 3], [2, 0]]])
     expected = np.exp(-(3 * np.log(3 / 4) + np.log(1 / 4)) / 6)
-    assert arithmetic.bigram_perplexity(counts) == pytest.approx(expected)
+    assert analysis.bigram_perplexity(counts) == pytest.approx(expected)
 
 
-def test_sensitivity_has_every_start_under_every_optimizer(tmp_path):
+def test_sensitivity_covers_every_start_and_optimizer(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     suite = ExperimentSuite("tiny", 1, ["--config.train.epochs=1"], tmp_path, mesh)
-    arithmetic.sensitivity(suite)
+    analysis.sensitivity(suite)
     with (tmp_path / "sensitivity.csv").open() as file:
         rows = list(csv.DictReader(file))
     starts = [("warm", ""), ("scaled", ""), ("zero", ""), ("cold", "N(0, 1)"), ("cold", "U(±1/√D)")]
@@ -191,11 +191,10 @@ def test_sensitivity_has_every_start_under_every_optimizer(tmp_path):
         (optimizer, *start) for optimizer in ("adam", "adagrad") for start in starts
     ]
     accuracy = [float(r["test accuracy %"]) for r in rows]
-    # After one epoch the optimizer and the draw decide: that is the point of the table.
     assert accuracy[0] > accuracy[3] and len(set(accuracy)) > 4
 
 
-def test_digits_train_in_turns_after_a_sweep_of_every_case(tmp_path):
+def test_fig2_sweeps_every_case_then_trains_in_turns(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     fields = ["--config.train.epochs=1", "--config.train.batch=512"]
     sweep = {"optimizer.learning_rate": ("1e-3", "1e-1")}
@@ -213,7 +212,7 @@ def test_digits_train_in_turns_after_a_sweep_of_every_case(tmp_path):
             assert summary["test"] and summary["timing"]["kind"] == "turns"
 
 
-def test_a_field_that_no_experiment_has_is_one_line(tmp_path):
+def test_unknown_field_raises_one_line_error(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     suite = ExperimentSuite("tiny", 1, ["--config.model.depth=2"], tmp_path, mesh)
     with pytest.raises(UserError, match=r"unknown option --config\.model\.depth"):
@@ -224,19 +223,19 @@ def test_a_field_that_no_experiment_has_is_one_line(tmp_path):
     ("arguments", "message"),
     [
         (["table1", "--protocol=paper"], "--protocol='paper': choose one of ours, printed"),
-        (["formula", "--protocol=printed"], "--protocol=printed: formula trains nothing"),
-        (["claims", "--protocol=printed"], "--protocol=printed: claims are about the best"),
-        (["formula", "--turns=5"], "formula trains nothing: no --turns, no --sweep"),
+        (["formula", "--protocol=printed"], "--protocol=printed cannot be used with formula"),
+        (["claims", "--protocol=printed"], "--protocol=printed cannot be used with claims"),
+        (["formula", "--turns=5"], "formula trains no model: remove --turns and --sweep"),
         (
             ["fig2", "--protocol=printed", "--sweep=train.batch=32,64"],
-            "--protocol=printed holds out no data for --sweep",
+            "--protocol=printed cannot be used with --sweep",
         ),
-        (["fig2", "--data=babylm=/tmp"], "--data=babylm=/tmp: fig2 reads no babylm"),
-        (["fig2", "--data=mnist=/nowhere"], "--data=mnist=/nowhere: there is no folder /nowhere"),
-        (["fig2", "--data=mnist"], "--data=mnist: it is CORPUS=DIR"),
+        (["fig2", "--data=babylm=/tmp"], "--data=babylm=/tmp: fig2 does not read babylm"),
+        (["fig2", "--data=mnist=/nowhere"], "--data=mnist=/nowhere: no directory /nowhere"),
+        (["fig2", "--data=mnist"], "--data=mnist: write --data=CORPUS=DIR"),
     ],
 )
-def test_faults_of_options_are_one_line(tmp_path, arguments, message):
+def test_invalid_options_exit_with_one_line_error(tmp_path, arguments, message):
     program = [sys.executable, "-m", "explicit_opt.reproduce", *arguments, f"--out={tmp_path}"]
     said = finish(start(program), code=2)
     assert said.startswith(f"error: {message}") and said.count("\n") == 1

@@ -1,4 +1,4 @@
-"""The programs as a user starts them: on one process and on two, killed and started again."""
+"""explicit_opt.train as a subprocess: on one process and on two, killed and resumed."""
 
 import json
 import signal
@@ -30,8 +30,8 @@ def summary(workdir: Path) -> dict:
     return json.loads((workdir / "summary.json").read_text())
 
 
-def test_two_processes_count_and_train_as_one_does(tmp_path: Path):
-    """Eight devices of two processes as (2, 2, 2): the odd number of tokens leaves shares of different lengths."""
+def test_two_processes_match_one_process(tmp_path: Path):
+    """Eight devices of two processes as (2, 2, 2). The odd number of tokens makes the shards of the text unequal."""
     cache = tmp_path / "cache"
     finish(start(command(tmp_path / "one", cache)))
     mesh = {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2}
@@ -43,7 +43,7 @@ def test_two_processes_count_and_train_as_one_does(tmp_path: Path):
     assert one["test"] == pytest.approx(two["test"], rel=1e-5)
 
 
-def test_a_killed_run_goes_on_and_ends_the_same(tmp_path: Path):
+def test_killed_run_resumes_to_identical_result(tmp_path: Path):
     cache = tmp_path / "cache"
     fields = {"train__epochs": 4, "checkpoint__steps": 3}
     finish(start(command(tmp_path / "whole", cache, **fields)))

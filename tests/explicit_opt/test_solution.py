@@ -1,4 +1,4 @@
-"""The closed form: against a slow reading of the paper, against multinomial naive Bayes, and on its own limits."""
+"""The closed form against a slow reference implementation, against multinomial naive Bayes, and in limiting cases."""
 
 import math
 
@@ -22,20 +22,20 @@ M, D, N, K = 3000, 7, 5, 3
 
 @pytest.fixture(scope="module")
 def data() -> tuple[np.ndarray, np.ndarray]:
-    """Features of varying norm, every target present."""
+    """Features of varying norm; every target occurs."""
     generator = np.random.default_rng(0)
     return generator.gamma(1.0, size=(M, D)).astype(np.float32), generator.integers(0, N, M)
 
 
 @pytest.fixture(scope="module")
 def primed(data) -> tuple[np.ndarray, np.ndarray]:
-    """Features of the norm K."""
+    """Features scaled to the norm K."""
     features, targets = data
     return K * features / features.sum(1, keepdims=True), targets
 
 
 def slow(features, targets, outputs, priming, exponent=None, sign=-1):
-    """Eq. (2) as a sum of outer products and eq. (5) entry by entry, in float64."""
+    """Computes eq. (2) as a sum of outer products and eq. (5) entry by entry, in float64."""
     found = np.zeros((features.shape[1], outputs))
     for h, i in zip(features, targets, strict=True):
         found += np.outer(h.astype(np.float64), np.eye(outputs)[i])
@@ -52,13 +52,13 @@ def slow(features, targets, outputs, priming, exponent=None, sign=-1):
     ("priming", "exponent", "sign"),
     [(1, None, -1), (3, None, -1), (3, 0.75, -1), (3, None, 1), (105.1, None, -1)],
 )
-def test_equals_a_slow_reading_of_the_paper(data, priming, exponent, sign):
+def test_solution_matches_slow_reference(data, priming, exponent, sign):
     found = explicit_solution(*data, priming, exponent=exponent, sign=sign)
     expected = slow(*data, N, priming, exponent, sign)
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-def test_the_priming_number_is_the_average_norm_unless_it_is_given(data):
+def test_priming_defaults_to_average_norm(data):
     features, targets = data
     assert average_norm(features) == pytest.approx(features.sum(1).mean(), rel=1e-6)
     estimated = explicit_solution(features, targets)
@@ -66,7 +66,7 @@ def test_the_priming_number_is_the_average_norm_unless_it_is_given(data):
     np.testing.assert_array_equal(estimated, given)
 
 
-def test_cooccurrences_in_place_of_examples(data):
+def test_solution_accepts_cooccurrences(data):
     features, targets = data
     found = cooccurrences(features, targets, N)
     np.testing.assert_array_equal(
@@ -74,14 +74,14 @@ def test_cooccurrences_in_place_of_examples(data):
     )
 
 
-def test_many_outputs_take_another_way_to_the_same_counts(data):
+def test_segment_sum_path_matches_matmul_path(data):
     features, targets = data
     few, many = cooccurrences(features, targets, N), cooccurrences(features, targets, 400)
     np.testing.assert_allclose(many[:, :N], few, rtol=1e-6)
     assert not np.asarray(many[:, N:]).any()
 
 
-def test_is_naive_bayes_with_a_prior_of_the_feature_mass(primed):
+def test_solution_equals_multinomial_naive_bayes(primed):
     """h U = sum_d h_d log(F_di / f_i) + (|h|_1 / K) log f_i: multinomial naive Bayes without smoothing."""
     features, targets = primed
     mass_N = np.asarray(cooccurrences(features, targets, N), np.float64).sum(0)
@@ -92,7 +92,7 @@ def test_is_naive_bayes_with_a_prior_of_the_feature_mass(primed):
     np.testing.assert_allclose(found, expected, atol=2e-6)
 
 
-def test_one_hot_features_and_k_1_give_the_maximum_likelihood_bigram():
+def test_one_hot_features_with_k_1_give_maximum_likelihood_bigram():
     generator = np.random.default_rng(1)
     before, after = generator.integers(0, 6, (2, 500))
     weights = explicit_solution(np.eye(6, dtype=np.float32)[before], after, 1, outputs=6)
@@ -103,7 +103,7 @@ def test_one_hot_features_and_k_1_give_the_maximum_likelihood_bigram():
     )
 
 
-def test_the_separate_intercept_is_the_same_model_where_the_norm_is_k(primed):
+def test_separate_intercept_equals_eq_3_when_norm_is_k(primed):
     features, targets = primed
     weights, bias = separate_intercept(cooccurrences(features, targets, N), K)
     np.testing.assert_allclose(
@@ -113,7 +113,7 @@ def test_the_separate_intercept_is_the_same_model_where_the_norm_is_k(primed):
     )
 
 
-def test_an_output_that_is_never_a_target_is_floored_not_infinite(data):
+def test_output_without_targets_gets_finite_floor(data):
     features, targets = data
     weights = np.asarray(explicit_solution(features, targets, K, outputs=N + 1))
     assert np.isfinite(weights).all()
@@ -127,11 +127,11 @@ FEATURES, TARGETS = np.ones((4, 2), np.float32), np.arange(4) % 2
 @pytest.mark.parametrize(
     ("fault", "arguments"),
     [
-        ("not negative", (-FEATURES, TARGETS)),
+        ("non-negative", (-FEATURES, TARGETS)),
         ("NaN", (FEATURES * np.nan, TARGETS)),
         ("finite", (FEATURES * np.inf, TARGETS)),
-        ("rows and columns", (FEATURES[:0], TARGETS[:0])),
-        ("rows and columns", (FEATURES[0], TARGETS)),
+        ("without empty axes", (FEATURES[:0], TARGETS[:0])),
+        ("without empty axes", (FEATURES[0], TARGETS)),
         ("integer targets", (FEATURES, TARGETS[:3])),
         ("integer targets", (FEATURES, TARGETS + 0.5)),
         ("at least 1, got 0.5", (FEATURES, TARGETS, 0.5)),
@@ -139,10 +139,10 @@ FEATURES, TARGETS = np.ones((4, 2), np.float32), np.arange(4) % 2
         ("at least 1, got 0.2", (FEATURES / 10, TARGETS)),
         ("from 0 to 1, got 0 to 7", (FEATURES, np.array([0, 1, 7, 0]), 1)),
         ("from 0 to 1, got -1", (FEATURES, np.array([0, -1, 1, 0]), 1)),
-        ("give priming=K", (FEATURES,)),
+        ("pass priming=K", (FEATURES,)),
     ],
 )
-def test_faults_are_one_line(fault, arguments):
+def test_invalid_arguments_raise_one_line_errors(fault, arguments):
     options = {"outputs": 2} if len(arguments) == 3 else {}
     with pytest.raises(UserError, match=fault) as caught:
         explicit_solution(*arguments, **options)

@@ -1,4 +1,4 @@
-"""Both experiments end to end on embedded data: what a start is worth, what a batch holds, and that runs go on."""
+"""Both tasks end to end on embedded data: starts, batches, predictions, resuming and errors."""
 
 import gzip
 import json
@@ -32,7 +32,7 @@ def mesh():
 
 @pytest.fixture
 def words(tmp_path) -> ConfigDict:
-    """A language model of a text of three sentences."""
+    """Configuration of a language model on a text of three sentences."""
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text(TEXT)
     config = explicit.tiny_text(explicit.babylm("cat"))
@@ -52,7 +52,7 @@ def digits() -> ConfigDict:
     return config
 
 
-def test_a_window_is_the_tokens_before_and_stops_at_its_document(words, mesh):
+def test_windows_hold_previous_tokens_of_the_same_document(words, mesh):
     task = NextToken(words, mesh)
     train = task.splits["train"]
     batch = train.gather(np.arange(len(train)))
@@ -66,7 +66,7 @@ def test_a_window_is_the_tokens_before_and_stops_at_its_document(words, mesh):
     np.testing.assert_array_equal(batch["targets"], train.tokens_M)
 
 
-def test_an_unknown_character_is_the_oov_token(words, mesh, tmp_path):
+def test_unknown_character_becomes_oov(words, mesh, tmp_path):
     (tmp_path / "valid.txt").write_text("the €\n")
     task = NextToken(words, mesh)
     assert OOV in task.splits["valid"].tokens_M
@@ -74,7 +74,7 @@ def test_an_unknown_character_is_the_oov_token(words, mesh, tmp_path):
 
 
 @pytest.mark.parametrize("aggregate", ["sum", "cat"])
-def test_the_explicit_start_beats_a_trained_cold_one(words, mesh, tmp_path, aggregate):
+def test_explicit_start_beats_trained_cold_start(words, mesh, tmp_path, aggregate):
     words.model.aggregate = aggregate
     found = {}
     for start in ("cold", "explicit", "warm"):
@@ -82,7 +82,7 @@ def test_the_explicit_start_beats_a_trained_cold_one(words, mesh, tmp_path, aggr
         found[start] = run.fit(words.copy_and_resolve_references(), tmp_path / start, mesh)
     assert found["explicit"]["steps"] == 0
     assert found["explicit"]["best_valid"] < found["cold"]["best_valid"]
-    # A warm start is the explicit solution before its first step, and better after the last.
+    # A warm start begins at the explicit solution and improves it.
     assert found["warm"]["curve"]["points"][0]["value"] == pytest.approx(
         found["explicit"]["best_valid"]
     )
@@ -90,16 +90,14 @@ def test_the_explicit_start_beats_a_trained_cold_one(words, mesh, tmp_path, aggr
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
-def test_digits_before_any_training(digits, mesh, tmp_path, layers):
+def test_explicit_digits_exceed_80_percent_accuracy(digits, mesh, tmp_path, layers):
     digits.start, digits.model.layers = "explicit", layers
     summary = run.fit(digits, tmp_path / "run", mesh)
     assert summary["test"]["accuracy"] > 80
     assert summary["params"]["total"] == 640 + 100 * (layers - 1)
 
 
-def test_predictions_of_digits_give_the_test_metrics_of_a_run_without_a_seed(
-    digits, mesh, tmp_path
-):
+def test_digit_predictions_reproduce_test_metrics(digits, mesh, tmp_path):
     digits.start = "explicit"
     summary = run.fit(digits, tmp_path / "run", mesh)
     kept = load(tmp_path / "run" / PREDICTIONS)
@@ -119,7 +117,7 @@ def digits_of(config: ConfigDict, start: str) -> ConfigDict:
     return copy
 
 
-def test_predictions_of_a_text_are_the_losses_of_64_neighbouring_tokens(words, mesh):
+def test_text_predictions_are_losses_of_64_token_stretches(words, mesh):
     words.start = "explicit"
     task = NextToken(words, mesh)
     abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
@@ -132,7 +130,7 @@ def test_predictions_of_a_text_are_the_losses_of_64_neighbouring_tokens(words, m
     )
     expected = -np.asarray(logs)[np.arange(64), batch["targets"]].sum()
     assert found.nats_M[1] == pytest.approx(expected, rel=1e-4)
-    # Another context changes the losses, and not the examples: such runs can be compared.
+    # Another context changes the losses but not the test examples, so the runs can be compared.
     words.model.context = 1
     other = NextToken(words, mesh)
     abstract_model = variables.abstract(lambda: other.build(variables.ParamKeys(0)))
@@ -143,8 +141,8 @@ def test_predictions_of_a_text_are_the_losses_of_64_neighbouring_tokens(words, m
     assert shorter.nats_M[1] != found.nats_M[1]
 
 
-def test_an_explicit_run_goes_on_as_a_warm_one_would(digits, mesh, tmp_path):
-    """Zero steps are a whole run; the same folder with more epochs trains on from it."""
+def test_run_of_zero_steps_continues_like_uninterrupted_warm_run(digits, mesh, tmp_path):
+    """A finished run of zero steps continues in the same workdir with more epochs."""
     digits.start = "warm"
     straight = run.fit(digits.copy_and_resolve_references(), tmp_path / "straight", mesh)
     task = run.make_task(digits, mesh)
@@ -157,7 +155,7 @@ def test_an_explicit_run_goes_on_as_a_warm_one_would(digits, mesh, tmp_path):
     assert values[0] == values[1]
 
 
-def test_stops_at_the_first_epoch_that_does_not_improve(digits, mesh, tmp_path):
+def test_early_stopping_after_first_epoch_without_improvement(digits, mesh, tmp_path):
     digits.optimizer.learning_rate, digits.train.epochs = 1.0, 50
     summary = run.fit(digits, tmp_path / "run", mesh)
     assert summary["stopped_by"] == "patience"
@@ -166,7 +164,7 @@ def test_stops_at_the_first_epoch_that_does_not_improve(digits, mesh, tmp_path):
     assert summary["best_valid"] == min(values)
 
 
-def test_eight_devices_find_the_same_solution(words, tmp_path):
+def test_solution_on_eight_devices_matches_one_device(words, tmp_path):
     single = NextToken(words, make_mesh({"data": 1}, jax.devices()[:1]))
     several = NextToken(words, make_mesh({"data": 2, "fsdp": 2, "tensor": 2}))
     np.testing.assert_array_equal(single.counts(), several.counts())
@@ -196,14 +194,14 @@ def test_eight_devices_find_the_same_solution(words, tmp_path):
         (r"no lost.txt or lost.txt.gz in", "data.splits.train", "lost.txt"),
     ],
 )
-def test_faults_of_a_language_model_are_one_line(words, tmp_path, fault, field, value):
+def test_invalid_language_config_raises_one_line_error(words, tmp_path, fault, field, value):
     words.update_from_flattened_dict({field: value})
     with pytest.raises(UserError, match=fault) as caught:
         run.fit(words, tmp_path / "run", make_mesh({"data": 2}, jax.devices()[:2]))
     assert "\n" not in str(caught.value)
 
 
-def test_a_run_does_not_go_on_with_another_text(words, mesh, tmp_path):
+def test_resume_with_other_text_fails(words, mesh, tmp_path):
     words.start = "explicit"
     run.fit(words, tmp_path / "run", mesh)
     before = (tmp_path / "run" / "tokenizer.npz").read_bytes()
@@ -214,14 +212,14 @@ def test_a_run_does_not_go_on_with_another_text(words, mesh, tmp_path):
     assert (tmp_path / "run" / "tokenizer.npz").read_bytes() == before
 
 
-def test_a_finished_run_takes_more_epochs(digits, mesh, tmp_path):
+def test_finished_run_continues_with_more_epochs(digits, mesh, tmp_path):
     digits.train.epochs = 1
     assert run.fit(digits, tmp_path / "run", mesh)["steps"] == 20
     digits.train.epochs = 2
     assert run.fit(digits, tmp_path / "run", mesh)["steps"] == 40
 
 
-def test_a_part_of_the_text_comes_from_all_of_it(words, mesh, tmp_path):
+def test_token_limit_samples_from_whole_text(words, mesh, tmp_path):
     (tmp_path / "train.txt").write_text("the cat sat\n" * 400 + "a dog ran\n" * 400)
     words.data.tokens, words.data.vocab_size = 600, 20
     task = NextToken(words, mesh)
@@ -231,7 +229,7 @@ def test_a_part_of_the_text_comes_from_all_of_it(words, mesh, tmp_path):
 
 
 def two_halves(words: ConfigDict, folder: Path) -> None:
-    """A training text whose second half has no word of the first."""
+    """Writes a training text whose two halves share no words."""
     generator = np.random.default_rng(0)
     halves = (("the", "cat", "sat"), ("a", "dog", "ran", "on"))
     lines = [" ".join(generator.choice(half, 5)) for half in halves for _ in range(300)]
@@ -239,10 +237,8 @@ def two_halves(words: ConfigDict, folder: Path) -> None:
     words.data.vocab_size = 20
 
 
-def test_training_perplexity_is_that_of_the_whole_text_and_not_of_its_beginning(
-    words, mesh, tmp_path
-):
-    """Of values that know one half of the text only, a sample of 400 tokens measures what all tokens do."""
+def test_training_perplexity_samples_the_whole_text(words, mesh, tmp_path):
+    """A sample of 400 tokens agrees with all tokens, for a model that fits only the first half of the text."""
     two_halves(words, tmp_path)
     words.data.documents, words.eval.train_tokens = "file", 0  # a file keeps its order
     task = NextToken(words, mesh)
@@ -255,11 +251,11 @@ def test_training_perplexity_is_that_of_the_whole_text_and_not_of_its_beginning(
     whole = task.evaluate(values, "valid")["train_perplexity"]
     task.config.eval.train_tokens = 400
     assert task.evaluate(values, "valid")["train_perplexity"] == pytest.approx(whole, rel=0.3)
-    # The first 400 tokens are all of the half that these values know.
+    # The first 400 tokens are all in the half that the model fits.
     assert set(tokens_M[:400]) <= set(known) and whole > 1.5 * len(known)
 
 
-def test_text_order_does_not_depend_on_the_limit_of_tokens(words, mesh, tmp_path):
+def test_text_order_is_independent_of_token_limit(words, mesh, tmp_path):
     two_halves(words, tmp_path)
     whole = NextToken(words, mesh).splits["train"].tokens_M
     words.data.tokens = 500
@@ -267,7 +263,7 @@ def test_text_order_does_not_depend_on_the_limit_of_tokens(words, mesh, tmp_path
     np.testing.assert_array_equal(part, whole[:500])
 
 
-def test_documents_change_contexts_and_never_tokens(words, mesh):
+def test_documents_option_changes_contexts_but_not_tokens(words, mesh):
     lines = NextToken(words, mesh).splits
     words.data.documents = "file"
     files = NextToken(words, mesh).splits
@@ -281,7 +277,7 @@ def test_documents_change_contexts_and_never_tokens(words, mesh):
 
 
 @pytest.mark.parametrize("sizes", [{"data": 1}, {"data": 2, "fsdp": 2, "tensor": 2}])
-def test_a_scaled_start_is_the_multiple_that_fits_the_training_text_best(words, sizes):
+def test_scaled_start_minimises_training_loss_over_the_scalar(words, sizes):
     mesh = make_mesh(sizes, jax.devices()[: np.prod(list(sizes.values()))])
     words.start, words.model.context, words.eval.train_tokens = "scaled", 3, 500
     task = NextToken(words, mesh)
@@ -302,8 +298,8 @@ def test_a_scaled_start_is_the_multiple_that_fits_the_training_text_best(words, 
 
 
 @pytest.mark.parametrize("layers", [1, 2])
-def test_scaled_layers_of_digits_are_better_calibrated(digits, mesh, layers):
-    """Each layer by its own scalar, at which the derivative of its training loss is 0."""
+def test_scaled_layers_minimise_training_loss_over_each_scalar(digits, mesh, layers):
+    """Each layer has its own scalar, at which the derivative of the training loss is 0."""
     digits.model.layers = layers
     task = Digits(digits, mesh)
     explicit = task.solution()
@@ -325,7 +321,7 @@ def test_scaled_layers_of_digits_are_better_calibrated(digits, mesh, layers):
         assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_also_there_packed_is_read_once(words, mesh, tmp_path):
+def test_text_file_with_gzip_copy_is_read_once(words, mesh, tmp_path):
     once = len(NextToken(words, mesh).splits["train"])
     (tmp_path / "train.txt.gz").write_bytes(gzip.compress(TEXT.encode()))
     assert len(NextToken(words, mesh).splits["train"]) == once
@@ -335,7 +331,7 @@ def test_a_file_that_is_also_there_packed_is_read_once(words, mesh, tmp_path):
     assert len(NextToken(words, mesh).splits["train"]) == once
 
 
-def test_an_empty_corpus_is_refused(words, mesh, tmp_path):
+def test_empty_corpus_raises_error(words, mesh, tmp_path):
     (tmp_path / "train.txt").write_text("\n \n")
     with pytest.raises(UserError, match="no text in its train split"):
         run.fit(words, tmp_path / "run", mesh)
@@ -348,7 +344,7 @@ def idx(path: Path, array: np.ndarray) -> None:
 
 @pytest.fixture
 def images(tmp_path, digits) -> Path:
-    """Files as MNIST's, with images of 2 x 2 pixels."""
+    """IDX files named like MNIST's, with images of 2 x 2 pixels."""
     for part, count in (("train", 20), ("t10k", 10)):
         labels = np.arange(count) % 2
         idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", labels)
@@ -360,7 +356,7 @@ def images(tmp_path, digits) -> Path:
     return tmp_path
 
 
-def test_any_idx_images(images, digits, mesh, tmp_path):
+def test_explicit_run_on_custom_idx_images(images, digits, mesh, tmp_path):
     digits.start = "explicit"
     assert json.dumps(run.fit(digits, tmp_path / "run", mesh)["test"])
 
@@ -368,15 +364,15 @@ def test_any_idx_images(images, digits, mesh, tmp_path):
 @pytest.mark.parametrize(
     ("fault", "damage"),
     [
-        ("damaged or cut off", lambda path: path.write_bytes(path.read_bytes()[:30])),
-        ("no IDX file", lambda path: path.write_bytes(gzip.compress(b"PNG etc."))),
+        ("damaged or truncated", lambda path: path.write_bytes(path.read_bytes()[:30])),
+        ("not an IDX file", lambda path: path.write_bytes(gzip.compress(b"PNG etc."))),
         ("no train-images", lambda path: path.unlink()),
         ("should hold 20 x 2 x 2 bytes", lambda path: path.write_bytes(
             gzip.compress(gzip.decompress(path.read_bytes())[:-3]))),
         ("labels of the shape", lambda path: idx(path, np.zeros((19, 2, 2)))),
     ],
 )  # fmt: skip
-def test_faults_of_images_are_one_line(images, digits, mesh, tmp_path, fault, damage):
+def test_damaged_images_raise_one_line_errors(images, digits, mesh, tmp_path, fault, damage):
     damage(images / "train-images-idx3-ubyte.gz")
     with pytest.raises(UserError, match=fault) as caught:
         run.fit(digits, tmp_path / "run", mesh)
@@ -385,7 +381,7 @@ def test_faults_of_images_are_one_line(images, digits, mesh, tmp_path, fault, da
 
 @pytest.mark.skipif("TRAINLESS_DATA" not in os.environ, reason="TRAINLESS_DATA is not set")
 @pytest.mark.parametrize(("layers", "accuracy", "loss"), [(1, 83.34, 2.12), (2, 83.64, 0.669)])
-def test_mnist_before_any_training(digits, mesh, tmp_path, layers, accuracy, loss):
+def test_mnist_explicit_solution_accuracy_and_norm(digits, mesh, tmp_path, layers, accuracy, loss):
     """The paper prints 82.86 % for one layer at K = 105.99; the files give K = 105.10."""
     digits.data.source = f"files:{os.environ['TRAINLESS_DATA']}/mnist"
     digits.data.held_out = 0

@@ -1,4 +1,4 @@
-"""A checkout with the launchers only, and programs first in PATH that write down how they are called."""
+"""A checkout with the launchers only, and stand-ins for programs in PATH that record their calls."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 LAUNCH = Path(__file__).parents[2] / "launch"
 CONTRACT = ("TRAINLESS_COORDINATOR", "TRAINLESS_NUM_PROCESSES", "TRAINLESS_PROCESS_ID")
 
-# In place of the trainer: prints what it was given; with --wait among it, until SIGTERM comes.
+# Stand-in for the trainer: prints environment and arguments; with --wait it then waits for SIGTERM.
 TRAINER = f"""#!{sys.executable}
 import json, os, signal, sys, time
 
@@ -26,7 +26,7 @@ if "--wait" in sys.argv:
 sys.exit(int(os.environ.get("TRAINER_CODE", 0)))
 """
 
-# A file per call, its arguments closed by NUL; then what the test says. $here is the test's folder.
+# Writes one file per call with NUL-terminated arguments, then runs the test's behaviour. $here is the test's folder.
 RECORDER = """#!/usr/bin/env bash
 here={here}
 printf '%s\\0' {name} "$@" >"$here/calls/$(printf %04d "$(find "$here/calls" -type f | wc -l)")"
@@ -35,7 +35,7 @@ printf '%s\\0' {name} "$@" >"$here/calls/$(printf %04d "$(find "$here/calls" -ty
 
 
 class Checkout:
-    """A git checkout below `folder`, whose launchers run among the stand-ins."""
+    """A git checkout below `folder`, whose launchers find the stand-ins in PATH."""
 
     def __init__(self, folder: Path):
         self.folder, self.root, self.bin = folder, folder / "my checkout", folder / "bin"
@@ -67,7 +67,7 @@ class Checkout:
         self.executable(self.bin / name, text)
 
     def run(self, *command: str | Path, **environment: str) -> subprocess.CompletedProcess:
-        """Without the caller's place in a run, GPUs or Python."""
+        """Runs a command without the caller's TRAINLESS_* and CUDA_* variables, with the stand-in as $PYTHON."""
         mine = {k: v for k, v in os.environ.items() if not k.startswith(("TRAINLESS_", "CUDA_"))}
         mine |= {"PATH": f"{self.bin}:{mine['PATH']}", "PYTHON": str(self.bin / "trainer")}
         return subprocess.run(
@@ -80,12 +80,12 @@ class Checkout:
         )
 
     def calls(self, name: str) -> list[list[str]]:
-        """The arguments of all calls of a stand-in so far."""
+        """Returns the arguments of all calls of a stand-in."""
         recorded = [p.read_text().split("\0") for p in sorted((self.folder / "calls").iterdir())]
         return [call[1:-1] for call in recorded if call[0] == name]
 
 
 def given(log: Path) -> tuple[dict[str, str], list[str]]:
-    """Environment and arguments that a trainer has written to its log."""
+    """Returns environment and arguments that the stand-in trainer logged."""
     environment, arguments = json.loads(log.read_text().splitlines()[0])
     return environment, arguments

@@ -1,4 +1,4 @@
-"""python -m launch.claims: the chip-hours of the claims that only a paper's own scale decides."""
+"""python -m launch.claims: chip-hours of the claims that need runs at the paper's scale."""
 
 import csv
 import sys
@@ -16,7 +16,7 @@ HEADER = "id,section,claim,metric,a,b,direction,printed,evidence\n"
 
 @pytest.fixture
 def paper(tmp_path, monkeypatch) -> str:
-    """A package with two plans, one of them twice."""
+    """Name of a package with two plans, one of them listed twice."""
     folder = tmp_path / "planned"
     folder.mkdir()
     (folder / "__init__.py").write_text("")
@@ -32,57 +32,57 @@ def found(hours: float | None) -> SimpleNamespace:
     return SimpleNamespace(chip_hours=hours, bound=SimpleNamespace(binds="memory"))
 
 
-def test_every_plan_is_asked_for_once_and_read_by_the_table_of_claims(paper):
+def test_each_plan_is_estimated_once_and_read_by_reports(paper):
     asked = []
 
     def ask(plan: str) -> SimpleNamespace:
         asked.append(plan)
         return found(1234.5)
 
-    path = claims.place(paper)
+    path = claims.plans_path(paper)
     claims.write(paper, path, ask)
     assert report.chip_hours(paper) == {"--config=a": "1,234.50", "--config=b": "1,234.50"}
     claims.write(paper, path, ask)
     assert asked == ["--config=a", "--config=b"]
-    # What no claim has any more is left out once another plan is asked for.
+    # Plans that no claim has are dropped when another plan is written.
     path.write_text("plan,chip_hours,binds,commit\n--config=old,1,x,y\n--config=a,2,x,y\n")
     claims.write(paper, path, ask)
     assert report.chip_hours(paper) == {"--config=a": "2", "--config=b": "1,234.50"}
 
 
-def test_a_plan_at_fault_leaves_the_others(paper, capsys):
+def test_failing_plan_does_not_stop_the_others(paper, capsys):
     def ask(plan: str) -> SimpleNamespace:
         if plan == "--config=a":
             raise UserError("the step does not fit")
         return found(2.0)
 
     with pytest.raises(UserError, match="1 of 2 plans have no chip-hours: --config=a"):
-        claims.write(paper, claims.place(paper), ask)
+        claims.write(paper, claims.plans_path(paper), ask)
     assert "error: the step does not fit" in capsys.readouterr().err
     assert report.chip_hours(paper) == {"--config=b": "2.00"}
     with pytest.raises(UserError, match="1 of 2 plans have no chip-hours: --config=a"):
-        claims.write(paper, claims.place(paper), lambda plan: found(None))
-    assert "only the data say how many steps" in capsys.readouterr().err
+        claims.write(paper, claims.plans_path(paper), lambda plan: found(None))
+    assert "the number of steps is unknown" in capsys.readouterr().err
 
 
-def test_wrong_papers_and_a_missing_compiler_are_told_in_a_line(monkeypatch):
+def test_unknown_paper_and_missing_compiler_raise_errors(monkeypatch):
     told = finish(start([sys.executable, "-m", "launch.claims", "reservoirs"]), code=2)
-    assert "there is no reservoirs/claims.csv" in told
+    assert "no file reservoirs/claims.csv" in told
     monkeypatch.setattr(topology, "has_compiler", lambda: False)
-    with pytest.raises(UserError, match="the TPU compiler is missing: pip install libtpu"):
+    with pytest.raises(UserError, match="the TPU compiler is not installed: pip install libtpu"):
         claims.estimate_of("--config=configs/mnist_explicit.py --topology=v5e:1x1", quick=True)
 
 
 @pytest.mark.skipif(not topology.has_compiler(), reason="needs the TPU compiler")
-def test_an_estimate_is_that_of_the_plan():
+def test_estimate_uses_options_of_the_plan():
     plan = "--config=configs/mnist_explicit.py --config.mesh.fsdp=4 --topology=v5e:2x4"
     one = claims.estimate_of(plan, quick=True)
     assert one.mesh.shape["fsdp"] == 4 and one.topology.name == "v5e:2x4"
     assert one.bound.seconds > 0
 
 
-def test_the_columns_are_those_that_are_read(paper):
-    claims.write(paper, claims.place(paper), lambda plan: found(1.0))
-    with claims.place(paper).open() as file:
+def test_plans_file_columns(paper):
+    claims.write(paper, claims.plans_path(paper), lambda plan: found(1.0))
+    with claims.plans_path(paper).open() as file:
         header, row, *_ = csv.reader(file)
     assert tuple(header) == claims.COLUMNS and row[2] == "memory" and row[3]

@@ -1,4 +1,4 @@
-"""What devices send each other, read from the text of compiled programs."""
+"""Collectives read from the text of compiled programs."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from common.sharding import make_mesh
-from launch.collectives import Collectives, Row, read
+from launch.hlo import Collectives, Row, read_collectives
 
 KIB = 1024
 
@@ -26,7 +26,7 @@ def program(*lines: str, more: str = "") -> str:
 @pytest.mark.parametrize(
     ("line", "row"),
     [
-        # Twice what gathering the parts of a sum takes: 2 x 3/4 of 1 KiB.
+        # A reduce-scatter and an all-gather: 2 x 3/4 of 1 KiB.
         (
             "%a = f32[256]{0} all-reduce(%x), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add",
             Row("all-reduce", 1, 2 * 768),
@@ -36,7 +36,7 @@ def program(*lines: str, more: str = "") -> str:
             " dimensions={0}",
             Row("all-gather", 1, 768),
         ),
-        # The sum of three others' parts, each as large as the result.
+        # The parts of three other devices, each as large as the result.
         (
             "%a = f32[64]{0} reduce-scatter(%x), replica_groups=[2,4]<=[4,2]T(1,0), to_apply=%add",
             Row("reduce-scatter", 1, 768),
@@ -50,7 +50,7 @@ def program(*lines: str, more: str = "") -> str:
             "%a = f32[256]{0} all-gather(%x), replica_groups=mesh['a'=8] {'a':(1)2}, dimensions={0}",
             Row("all-gather", 1, 512),
         ),
-        # Begun here, ended elsewhere: what is handed on beside the result counts for nothing.
+        # An asynchronous start: operands and scalars in its type do not count.
         (
             "%a = (f32[64]{0}, f32[256]{0}) all-gather-start(%x), replica_groups=[2,4]<=[8], dimensions={0}",
             Row("all-gather", 1, 768),
@@ -59,17 +59,17 @@ def program(*lines: str, more: str = "") -> str:
             "%a = (f32[256]{0}, f32[256]{0}, u32[], u32[]) collective-permute-start(%x), source_target_pairs={{0,1}}",
             Row("collective-permute", 1, 1024),
         ),
-        # No groups: all devices are one.
+        # No groups: all devices form one group.
         ("%a = pred[1024]{0} all-reduce(%x), replica_groups={}", Row("all-reduce", 1, 2 * 896)),
     ],
 )
-def test_the_bytes_that_a_device_receives(line: str, row: Row) -> None:
-    assert read(program(line), 8) == Collectives([row], 0)
+def test_bytes_received_by_each_collective(line: str, row: Row) -> None:
+    assert read_collectives(program(line), 8) == Collectives([row], 0)
 
 
-def test_what_is_computed_with_the_result_of_one_is_none() -> None:
+def test_users_of_a_collective_are_not_counted() -> None:
     line = "%fusion.1 = f32[256]{0} fusion(%all-gather.3, %all-reduce-done.1), kind=kLoop, calls=%fused"
-    assert read(program(line), 8).rows == []
+    assert read_collectives(program(line), 8).rows == []
 
 
 LOOP = """%body (p: f32[256]) -> f32[256] {
@@ -80,17 +80,17 @@ LOOP = """%body (p: f32[256]) -> f32[256] {
 }"""
 
 
-def test_a_loop_counts_as_often_as_it_runs() -> None:
+def test_loop_body_counts_once_per_iteration() -> None:
     known = '%w = f32[256]{0} while(%x), condition=%rest, body=%body, backend_config={"known_trip_count":{"n":"5"}}'
     once = 2 * KIB * 7 // 8
-    assert read(program(known, more=LOOP), 8) == ([Row("all-reduce", 5, 5 * once)], 0)
+    assert read_collectives(program(known, more=LOOP), 8) == ([Row("all-reduce", 5, 5 * once)], 0)
     unknown = known.partition(", backend_config")[0]
-    assert read(program(unknown, more=LOOP), 8) == ([Row("all-reduce", 1, once)], 1)
+    assert read_collectives(program(unknown, more=LOOP), 8) == ([Row("all-reduce", 1, once)], 1)
     nothing_inside = unknown.replace("body=%body", "body=%rest")
-    assert read(program(nothing_inside, more=LOOP), 8) == ([], 0)
+    assert read_collectives(program(nothing_inside, more=LOOP), 8) == ([], 0)
 
 
-def test_parts_of_one_operation_in_several_fusions_are_one() -> None:
+def test_fusions_with_one_channel_count_once() -> None:
     part = (
         "%a.{0} (p: f32[64]) -> f32[256] {{\n  %g.{0} = f32[256]{{0}} all-gather(%p), channel_id=7,"
     )
@@ -99,11 +99,11 @@ def test_parts_of_one_operation_in_several_fusions_are_one() -> None:
     )
     lines = [f"%f.{n} = f32[256]{{0}} fusion(%x), kind=kOutput, calls=%a.{n}" for n in range(3)]
     text = program(*lines, more="\n".join(part.format(n) for n in range(3)))
-    assert read(text, 8).rows == [Row("all-gather", 1, 768)]
+    assert read_collectives(text, 8).rows == [Row("all-gather", 1, 768)]
 
 
-def test_a_sum_of_which_devices_keep_parts_costs_half_of_one_that_all_get() -> None:
-    """Two fusions of this kind are two operations, though they have one channel."""
+def test_reduce_scatter_fusion_costs_half_an_all_reduce() -> None:
+    """Two such fusions are two operations even if they share a channel."""
     fusion = "%all-reduce-scatter.{0} (p: f32[256]) -> f32[64] {{\n  %s = f32[256]{{0}} all-reduce(%p), channel_id=1,"
     fusion += (
         " replica_groups=[2,4]<=[8], to_apply=%add\n  ROOT %d = f32[64]{{0}} dynamic-slice(%s)\n}}"
@@ -113,7 +113,7 @@ def test_a_sum_of_which_devices_keep_parts_costs_half_of_one_that_all_get() -> N
         for n in (1, 2)
     ]
     text = program(*lines, more="\n".join(fusion.format(n) for n in (1, 2)))
-    assert read(text, 8).rows == [Row("reduce-scatter", 2, 2 * 768)]
+    assert read_collectives(text, 8).rows == [Row("reduce-scatter", 2, 2 * 768)]
 
 
 COUNTER = """%body (p: (u32[], f32[256])) -> (u32[], f32[256]) {
@@ -143,7 +143,7 @@ COUNTER = """%body (p: (u32[], f32[256])) -> (u32[], f32[256]) {
         (("constant(7)", "parameter(1)"), 1, 1),
     ],
 )
-def test_a_loop_of_which_the_compiler_does_not_tell_is_counted_by_its_counter(
+def test_trip_count_is_inferred_from_counter(
     change: tuple[str, str], times: int, unknown: int
 ) -> None:
     lines = (
@@ -152,12 +152,12 @@ def test_a_loop_of_which_the_compiler_does_not_tell_is_counted_by_its_counter(
         "%given = (u32[], f32[256]{0}) tuple(%from, /*index=1*/%x)",
         "%w = (u32[], f32[256]{0}) while(%given), condition=%rest, body=%body",
     )
-    found = read(program(*lines, more=COUNTER.replace(*change)), 8)
+    found = read_collectives(program(*lines, more=COUNTER.replace(*change)), 8)
     assert (found.rows[0].count, found.unknown_loops) == (times, unknown)
 
 
-def test_a_program_of_this_compiler_sends_what_it_was_asked_to() -> None:
-    """Five sums of 4 KiB over all eight devices, in a loop, and the gathering of what is split four ways."""
+def test_collectives_of_a_compiled_program() -> None:
+    """A loop of five all-reduces of 4 KiB over eight devices, and an all-gather over four."""
     mesh = make_mesh({"data": 2, "fsdp": 4}, jax.devices()[:8])
     split = NamedSharding(mesh, PartitionSpec("fsdp"))
     whole = NamedSharding(mesh, PartitionSpec())
@@ -174,12 +174,12 @@ def test_a_program_of_this_compiler_sends_what_it_was_asked_to() -> None:
         )
         return add(x), y
 
-    given = (
+    arguments = (
         jax.ShapeDtypeStruct((KIB,), jnp.float32, sharding=whole),
         jax.ShapeDtypeStruct((KIB,), jnp.float32, sharding=split),
     )
-    text = jax.jit(function, out_shardings=whole).lower(*given).compile().as_text()
-    assert read(text, 8) == (
+    text = jax.jit(function, out_shardings=whole).lower(*arguments).compile().as_text()
+    assert read_collectives(text, 8) == (
         [Row("all-reduce", 5, 5 * 2 * 4 * KIB * 7 // 8), Row("all-gather", 1, 4 * KIB * 3 // 4)],
         0,
     )

@@ -1,7 +1,7 @@
-"""How parameters are split and what devices send each other, of experiments of every paper: kept as text.
+"""Golden files with the shardings and collectives of experiments of every paper.
 
-A change of a sharding rule, or of a layer that makes the compiler move more, shows here and in review. The text is of
-the pinned compilers; where they are not installed the tests are skipped.
+They reveal changes of sharding rules, and layers that need more communication. The tests need the pinned compiler
+versions and are skipped without them.
 """
 
 import importlib.metadata
@@ -22,7 +22,7 @@ GOLDEN = ROOT / "tests" / "golden_plans"
 UPDATE = "TRAINLESS_UPDATE_GOLDEN"
 JAX = "0.10.2"
 
-# Those that take more than seconds to compile are of the laptop's size, or slow.
+# (configuration, argument, mark). Experiments that compile for minutes use the laptop size or the mark slow.
 PLANS = [
     ("babylm_sum", "", ""),
     ("mnist_explicit", "", ""),
@@ -34,7 +34,7 @@ PLANS = [
 
 
 def cases() -> list:
-    """Every experiment for a slice of TPUs and for CPUs, the quick ones without a mark."""
+    """Returns every experiment for a TPU slice and for CPU devices."""
     return [
         pytest.param(name, size, topology, marks=[pytest.mark.slow] if mark else [])
         for name, size, mark in PLANS
@@ -43,8 +43,8 @@ def cases() -> list:
 
 
 @pytest.fixture
-def as_planned() -> Iterator[None]:
-    """The optimizations of `launch.plan --quick`, which the tests otherwise leave out."""
+def quick_optimizations() -> Iterator[None]:
+    """Enables the compiler optimizations of `launch.plan --quick`, which other tests disable."""
     optimizations, effort = "jax_disable_most_optimizations", "jax_exec_time_optimization_effort"
     before = jax.config.read(optimizations), jax.config.jax_exec_time_optimization_effort
     jax.config.update(optimizations, False)
@@ -56,7 +56,7 @@ def as_planned() -> Iterator[None]:
 
 def need(topology: str) -> None:
     if jax.__version__ != JAX:
-        pytest.skip(f"the text is of jax {JAX}")
+        pytest.skip(f"the golden files need jax {JAX}")
     if topology.startswith("cpu"):
         return
     wanted = LIBTPU.partition("==")[2]
@@ -65,12 +65,12 @@ def need(topology: str) -> None:
     except importlib.metadata.PackageNotFoundError:
         pytest.skip(f"needs the TPU compiler: pip install {LIBTPU}")
     if found != wanted:
-        pytest.skip(f"the text is of libtpu {wanted}")
+        pytest.skip(f"the golden files need libtpu {wanted}")
 
 
 @pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
 @pytest.mark.parametrize(("name", "size", "topology"), cases())
-def test_a_plan_is_the_golden_one(name, size, topology, as_planned):
+def test_plan_matches_golden_file(name, size, topology, quick_optimizations):
     need(topology)
     config = configuration.load(f"{ROOT}/configs/{name}.py" + (f":{size}" if size else ""))
     config.mesh.update({"data": 2, "fsdp": 2, "tensor": 2})
@@ -87,12 +87,12 @@ def test_a_plan_is_the_golden_one(name, size, topology, as_planned):
     golden = path.read_text() if path.exists() else ""
     changes = sorted(set(now.splitlines()) ^ set(golden.splitlines()))
     assert now == golden, (
-        f"the plan is not what {path.relative_to(ROOT)} says: {'; '.join(changes)}. If this is wanted:"
+        f"the plan differs from {path.relative_to(ROOT)}: {'; '.join(changes)}. To accept the change:"
         f" {UPDATE}=1 python -m pytest tests/launch/test_golden_plans.py -m 'slow or not slow'"
     )
 
 
-def test_no_golden_plan_is_left_over():
+def test_every_golden_file_belongs_to_a_plan():
     known = {
         f"{name}{size and '_'}{size}_{topology}.txt"
         for name, size, _ in PLANS

@@ -1,4 +1,4 @@
-"""launch/gpu.sh: what sbatch is given, the batch file run for real with a stand-in for srun, and a host with GPUs."""
+"""launch/gpu.sh: arguments of sbatch, the batch file with a stand-in for srun, and one host with GPUs."""
 
 import shlex
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 
 from tests.launch.standins import Checkout, given
 
-# Runs the tasks of two nodes one after the other, as Slurm would place them, and returns the highest code of them.
-# $CODES are the codes that they end with, in place of their own.
+# Runs the tasks of two nodes one after the other in Slurm's order and returns the highest exit code. $CODES replaces
+# the exit codes of the tasks.
 SRUN = r"""
 while [[ $1 == --* ]]; do
   case $1 in
@@ -55,13 +55,13 @@ def gpu(cluster: Checkout, *arguments: str, **environment: str):
 
 
 def submitted(cluster: Checkout, *arguments: str) -> Path:
-    """The batch file of a submission with these arguments behind the options."""
+    """Submits with these arguments; returns the batch file."""
     result = gpu(cluster, "slurm", "--log-dir", "my job", *arguments)
     assert result.returncode == 0, result.stderr
     return cluster.root / "my job" / "job.sh"
 
 
-def test_sbatch_is_given_all_options_and_the_batch_file(cluster):
+def test_sbatch_arguments(cluster):
     options = ["--nodes", "2", "--gpus", "4", "--cpus", "12", "--notice", "90"]
     options += ["--sbatch", "--partition=gpu", "--sbatch", "--comment=a b"]
     job = submitted(cluster, *options, "configs/x.py:tiny", *ARGUMENTS)
@@ -85,7 +85,7 @@ def test_sbatch_is_given_all_options_and_the_batch_file(cluster):
 
 
 @pytest.mark.parametrize("per_node", [False, True])
-def test_every_process_of_a_job_gets_its_place_and_the_same_arguments(cluster, per_node):
+def test_job_processes_get_environment_and_arguments(cluster, per_node):
     options = ["--nodes", "2", "--gpus", "2", "--cpus", "3", *["--per-node"] * per_node]
     job = submitted(cluster, *options, "configs/x.py:tiny", *ARGUMENTS)
     result = cluster.run("bash", job, CUDA_VISIBLE_DEVICES="6,7", **JOB)
@@ -110,12 +110,12 @@ def test_every_process_of_a_job_gets_its_place_and_the_same_arguments(cluster, p
         assert given(job.parent / f"process-{k}.log") == (environment, program)
 
 
-def test_a_run_that_was_told_to_stop_is_put_back_into_the_queue(cluster):
+def test_preempted_job_is_requeued(cluster):
     job = submitted(cluster, "c.py")
     result = cluster.run("bash", job, TRAINER_CODE="143", **JOB)
     assert result.returncode == 143
     assert cluster.calls("scontrol")[-1] == ["requeue", "70000"]
-    assert "put back into the queue" in result.stdout
+    assert "requeued, resuming" in result.stdout
 
     result = cluster.run("bash", job, TRAINER_CODE="143", REQUEUE="1", **JOB)
     assert 'step "requeue" failed' in result.stdout
@@ -124,13 +124,13 @@ def test_a_run_that_was_told_to_stop_is_put_back_into_the_queue(cluster):
 @pytest.mark.parametrize(
     ("codes", "words"),
     [
-        ("137 75", "a process was lost: put back into the queue"),
-        ("75 75", "a process was lost: put back into the queue"),
-        ("137 137", "the run ended with exit code 137"),
-        ("1 0", "the run ended with exit code 1"),
+        ("137 75", "a process was lost: requeued"),
+        ("75 75", "a process was lost: requeued"),
+        ("137 137", "the run exited with code 137"),
+        ("1 0", "the run exited with code 1"),
     ],
 )
-def test_a_run_that_has_lost_a_process_is_put_back_though_its_code_is_hidden(cluster, codes, words):
+def test_job_with_lost_process_is_requeued(cluster, codes, words):
     job = submitted(cluster, "--gpus", "2", "c.py")
     result = cluster.run("bash", job, CODES=codes, **JOB)
     assert result.returncode == max(map(int, codes.split()))
@@ -139,34 +139,34 @@ def test_a_run_that_has_lost_a_process_is_put_back_though_its_code_is_hidden(clu
     requeued = ["requeue", "70000"] in cluster.calls("scontrol")
     assert requeued == ("75" in codes)
 
-    # What an earlier start has lost is no reason to put this one back.
+    # A process lost in an earlier start does not requeue this one.
     result = cluster.run("bash", job, CODES="1 0", **JOB)
-    assert "the run ended with exit code 1" in result.stdout
+    assert "the run exited with code 1" in result.stdout
 
 
 @pytest.mark.parametrize("codes", ["143", "75"])
-def test_a_job_is_put_back_so_many_times_and_no_more(cluster, codes):
+def test_requeues_are_limited_by_restarts_option(cluster, codes):
     job = submitted(cluster, "--restarts", "2", "c.py")
     for count in range(4):
         result = cluster.run("bash", job, CODES=codes, SLURM_RESTART_COUNT=str(count), **JOB)
         assert result.returncode == int(codes)
-        assert ("not put back, it was" in result.stdout) == (count >= 2)
+        assert ("not requeued: already" in result.stdout) == (count >= 2)
     assert cluster.calls("scontrol").count(["requeue", "70000"]) == 2
 
     job = submitted(cluster, "--restarts", "0", "c.py")
-    assert "not put back, it was 0 times" in cluster.run("bash", job, CODES=codes, **JOB).stdout
+    assert "already requeued 0 times" in cluster.run("bash", job, CODES=codes, **JOB).stdout
 
 
 @pytest.mark.parametrize(
     ("code", "state", "stop", "words"),
     [
-        ("0", "RUNNING", False, "the run ended with exit code 0"),
-        ("1", "RUNNING", False, "the run ended with exit code 1"),
-        ("143", "COMPLETING", False, "left to Slurm, which calls it COMPLETING"),
+        ("0", "RUNNING", False, "the run exited with code 0"),
+        ("1", "RUNNING", False, "the run exited with code 1"),
+        ("143", "COMPLETING", False, "not requeued: Slurm reports the job as COMPLETING"),
         ("143", "RUNNING", True, "stop exists"),
     ],
 )
-def test_what_has_ended_failed_or_was_cancelled_is_not_put_back(cluster, code, state, stop, words):
+def test_finished_failed_or_cancelled_job_is_not_requeued(cluster, code, state, stop, words):
     job = submitted(cluster, "c.py")
     if stop:
         (job.parent / "stop").touch()
@@ -176,14 +176,14 @@ def test_what_has_ended_failed_or_was_cancelled_is_not_put_back(cluster, code, s
     assert not [call for call in cluster.calls("scontrol") if call[0] == "requeue"]
 
 
-def test_a_signal_to_the_batch_script_waits_for_the_run(cluster):
-    # $PPID of the stand-in is the batch script, which Slurm may signal as well.
+def test_signal_to_batch_script_waits_for_the_run(cluster):
+    # $PPID of the stand-in is the batch script, which Slurm may signal too.
     cluster.stand_in("srun", "kill -TERM $PPID; sleep 0.3; exit 143")
     job = submitted(cluster, "c.py")
-    assert "put back into the queue" in cluster.run("bash", job, **JOB).stdout
+    assert "requeued, resuming" in cluster.run("bash", job, **JOB).stdout
 
 
-def test_a_job_runs_the_code_of_its_commit(cluster):
+def test_job_runs_the_code_of_its_commit(cluster):
     first = cluster.commit
     (cluster.root / "requirements.txt").write_text("later\n")
     cluster.commit_all()
@@ -196,19 +196,19 @@ def test_a_job_runs_the_code_of_its_commit(cluster):
     assert cluster.run("bash", job, **JOB).returncode == 0
     assert str(code / "launch/place.sh") in cluster.calls("srun")[0]
 
-    # The same command again goes on with the copy, as long as it is one.
+    # A repeated command reuses an unchanged copy.
     assert submitted(cluster, "--commit", first, "c.py") == job
     assert len(cluster.calls("sbatch")) == 2
     for commit in ("HEAD", first):
         result = gpu(cluster, "slurm", "--log-dir", "my job", "--commit", commit, "c.py")
         assert result.returncode == 2
         full = cluster.git("rev-parse", commit)
-        assert f"code is no whole copy of commit {full[:12]}" in result.stderr
+        assert f"code is not a complete copy of commit {full[:12]}" in result.stderr
         (code / "requirements.txt").write_text("changed\n")
     assert len(cluster.calls("sbatch")) == 2
 
 
-def test_a_python_named_from_here_is_found_from_elsewhere(cluster):
+def test_relative_python_path_is_made_absolute(cluster):
     trainer = cluster.root / "trainer"
     trainer.symlink_to(cluster.bin / "trainer")
     gpu(cluster, "slurm", "--log-dir", "my job", "c.py", PYTHON="./trainer")
@@ -217,7 +217,7 @@ def test_a_python_named_from_here_is_found_from_elsewhere(cluster):
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_a_step_that_fails_is_named(cluster):
+def test_failing_step_is_named(cluster):
     result = gpu(cluster, "slurm", "c.py", SBATCH="1")
     assert result.returncode == 1
     assert 'error: step "submit" failed: exit code 1' in result.stderr
@@ -228,7 +228,7 @@ def test_a_step_that_fails_is_named(cluster):
     assert len(cluster.calls("sbatch")) == 1
 
 
-def test_a_dry_run_prints_the_batch_file_and_the_command(cluster):
+def test_dry_run_prints_batch_file_and_command(cluster):
     arguments = ["--log-dir", "my job", "c.py", *ARGUMENTS]
     printed = gpu(cluster, "slurm", "--dry-run", *arguments).stdout
     assert not cluster.calls("sbatch") and not (cluster.root / "my job").exists()
@@ -237,7 +237,7 @@ def test_a_dry_run_prints_the_batch_file_and_the_command(cluster):
     assert shlex.split(printed.splitlines()[-1])[1:] == cluster.calls("sbatch")[0]
 
 
-def test_a_host_runs_one_process_with_all_gpus(cluster):
+def test_host_starts_one_process_with_all_gpus(cluster):
     cluster.stand_in("nvidia-smi", "seq 0 3")
     result = gpu(cluster, "host", "--log-dir", "my logs", "c.py", *ARGUMENTS)
     assert result.returncode == 0, result.stderr
@@ -247,7 +247,7 @@ def test_a_host_runs_one_process_with_all_gpus(cluster):
     assert program == ["-m", "reservoir.train", "--config=c.py", *ARGUMENTS]
 
 
-def test_processes_of_a_host_share_the_gpus(cluster):
+def test_host_processes_share_the_gpus(cluster):
     options = ["-n", "2", "--gpus", "4,5,6,7", "--log-dir", "logs", "-m", "gmlp_lm.train"]
     result = gpu(cluster, "host", *options, "c.py")
     assert result.returncode == 0, result.stderr
@@ -259,9 +259,9 @@ def test_processes_of_a_host_share_the_gpus(cluster):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "slurm or host is needed"),
+        ((), "a command is required: slurm or host"),
         (("pbs",), "unknown command pbs"),
-        (("slurm",), "CONFIG is needed"),
+        (("slurm",), "CONFIG is required"),
         (("slurm", "--nodes", "0", "c.py"), "--nodes must be a positive whole number, not '0'"),
         (("slurm", "--gpus", "all", "c.py"), "--gpus must be a positive whole number, not 'all'"),
         (("slurm", "--notice", "1m", "c.py"), "--notice must be a whole number, not '1m'"),
@@ -269,32 +269,32 @@ def test_processes_of_a_host_share_the_gpus(cluster):
         (("slurm", "--sbatch"), "--sbatch needs a value"),
         (("slurm", "--nodes"), "--nodes needs a value"),
         (("slurm", "--nodse"), "unknown option --nodse of slurm"),
-        (("slurm", "--log-dir", "a%j", "c.py"), "Slurm gives % a meaning of its own"),
-        (("slurm", "--commit", "nowhere", "c.py"), "there is no commit nowhere"),
-        (("slurm", "--commit", "HEAD", "C.py:tiny"), "there is no C.py in commit"),
+        (("slurm", "--log-dir", "a%j", "c.py"), "--log-dir must not contain %"),
+        (("slurm", "--commit", "nowhere", "c.py"), "unknown commit nowhere"),
+        (("slurm", "--commit", "HEAD", "C.py:tiny"), "no file C.py in commit"),
         (("host", "--nodes", "2", "c.py"), "unknown option --nodes of host"),
         (("host", "-n", "x", "c.py"), "-n must be a positive whole number, not 'x'"),
         (("host", "-n", "2", "--gpus", "0,1,2", "c.py"), "3 GPUs cannot be divided among 2"),
     ],
 )
-def test_wrong_use_is_one_line_and_exit_code_2(cluster, arguments, message):
+def test_invalid_usage_exits_with_code_2(cluster, arguments, message):
     result = gpu(cluster, *arguments)
     assert result.returncode == 2
     assert message in result.stderr and result.stderr.count("\n") == 1
     assert not cluster.calls("sbatch") and not (cluster.root / "runs").exists()
 
 
-def test_what_is_missing_is_one_line_and_exit_code_2(cluster):
+def test_missing_programs_exit_with_code_2(cluster):
     (cluster.bin / "sbatch").unlink()
     result = gpu(cluster, "slurm", "c.py")
-    assert result.returncode == 2 and "there is no sbatch here" in result.stderr
+    assert result.returncode == 2 and "sbatch is not installed" in result.stderr
     cluster.stand_in("nvidia-smi", "exit 9")
     result = gpu(cluster, "host", "c.py")
     assert result.returncode == 2 and "nvidia-smi finds no GPU" in result.stderr
 
 
-def test_help_names_the_environment(cluster):
+def test_help_lists_environment_variables(cluster):
     shown = gpu(cluster, "--help").stdout
     assert "TRAINLESS_COORDINATOR" in shown and "TRAINLESS_LOST_SECONDS" in shown
-    assert "TRAINLESS_JOIN_SECONDS" in shown and "and 75 when" in shown
+    assert "TRAINLESS_JOIN_SECONDS" in shown and "with 75 if" in shown
     assert "example:" in gpu(cluster, "slurm", "--help").stdout

@@ -1,4 +1,4 @@
-"""launch/local.sh with a stand-in for the trainer: what processes are given, and how runs end."""
+"""launch/local.sh with a stand-in for the trainer: environment, arguments, signals and exit codes."""
 
 import fcntl
 import json
@@ -16,7 +16,7 @@ import pytest
 
 LAUNCHER = Path(__file__).parents[2] / "launch" / "local.sh"
 
-# Prints what it was given, then behaves as its process's `--K=behaviour` asks.
+# Prints environment and arguments, then follows the `--K=behaviour` of its process.
 STAND_IN = """
 import json, os, signal, sys, time
 
@@ -44,7 +44,7 @@ if behaviour != "end":
 
 @pytest.fixture
 def launch(tmp_path: Path):
-    """Starts the launcher in an empty folder; a run that outlives its test is ended."""
+    """Starts the launcher in an empty directory; terminates runs that are left at the end."""
     (tmp_path / "standin.py").write_text(STAND_IN)
     started = []
 
@@ -81,7 +81,7 @@ def pids_once_ready(folder: Path, count: int) -> list[int]:
     raise AssertionError(f"not ready: {logs(folder)}")
 
 
-def test_every_process_gets_its_place_and_the_same_arguments(launch, tmp_path):
+def test_processes_get_environment_and_arguments(launch, tmp_path):
     args = ["--workdir=a folder", "it's", '"quoted" $HOME *', ""]
     run = launch("-m", "standin", "3", "configs/x.py:tiny", *args)
     out, err = run.communicate(timeout=30)
@@ -97,15 +97,15 @@ def test_every_process_gets_its_place_and_the_same_arguments(launch, tmp_path):
     assert out == logs(folder)[0], "the terminal shows process 0 and nothing else"
 
 
-def test_a_lost_process_is_named_and_ends_the_others(launch, tmp_path):
+def test_failed_process_is_named_and_ends_the_others(launch, tmp_path):
     run = launch("-m", "standin", "--log-dir", "my logs", "3", "c.py", "--0=save", "--1=fail")
     _, err = run.communicate(timeout=60)
     assert run.returncode == 1
-    assert "process 1 ended with exit code 1: see my logs/process-1.log" in err
+    assert "process 1 exited with code 1: see my logs/process-1.log" in err
     assert "disk full" in err, "its last lines are shown, though it is not process 0"
 
 
-def test_a_process_that_ignores_term_is_killed_after_the_grace(launch, tmp_path):
+def test_process_ignoring_sigterm_is_killed_after_grace(launch, tmp_path):
     args = ["-m", "standin", "--log-dir", "logs", "--grace", "1", "2", "c.py"]
     run = launch(*args, "--0=stubborn", "--1=sleep")
     os.kill(pids_once_ready(tmp_path / "logs", 2)[1], signal.SIGKILL)
@@ -116,7 +116,7 @@ def test_a_process_that_ignores_term_is_killed_after_the_grace(launch, tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_reaches_all_and_the_launcher_waits(launch, tmp_path, number):
+def test_signal_is_forwarded_and_launcher_waits(launch, tmp_path, number):
     run = launch("-m", "standin", "--log-dir", "logs", "2", "c.py", "--0=save", "--1=save")
     pids_once_ready(tmp_path / "logs", 2)
     run.send_signal(number)
@@ -127,8 +127,8 @@ def test_a_signal_reaches_all_and_the_launcher_waits(launch, tmp_path, number):
     assert "process 0 saved" in out
 
 
-def test_ctrl_c_on_a_terminal_reaches_all(launch, tmp_path):
-    # A terminal signals its foreground group, not the launcher: another way than send_signal.
+def test_ctrl_c_on_a_terminal_is_forwarded(launch, tmp_path):
+    # A terminal signals its foreground process group, unlike send_signal.
     ours, theirs = pty.openpty()
 
     def take_terminal() -> None:
@@ -153,7 +153,7 @@ def test_ctrl_c_on_a_terminal_reaches_all(launch, tmp_path):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((), "N and CONFIG are needed"),
+        ((), "N and CONFIG are required"),
         (("0", "c.py"), "N must be a positive whole number, not '0'"),
         (("--grace", "soon", "2", "c.py"), "--grace must be a whole number, not 'soon'"),
         (("--grace", "08", "2", "c.py"), "--grace must be a whole number, not '08'"),
@@ -161,7 +161,7 @@ def test_ctrl_c_on_a_terminal_reaches_all(launch, tmp_path):
         (("-m",), "-m needs a value"),
     ],
 )
-def test_wrong_use_is_one_line_and_exit_code_2(launch, tmp_path, args, message):
+def test_invalid_usage_exits_with_code_2(launch, tmp_path, args, message):
     run = launch(*args)
     _, err = run.communicate(timeout=60)
     assert run.returncode == 2
@@ -169,7 +169,7 @@ def test_wrong_use_is_one_line_and_exit_code_2(launch, tmp_path, args, message):
     assert not (tmp_path / "runs").exists()
 
 
-def test_help_names_the_environment(launch):
+def test_help_lists_environment_variables(launch):
     out, _ = launch("--help").communicate(timeout=60)
     assert "TRAINLESS_COORDINATOR" in out and "TRAINLESS_LOST_SECONDS" in out
-    assert "TRAINLESS_JOIN_SECONDS" in out and "with 75 when" in out and "example:" in out
+    assert "TRAINLESS_JOIN_SECONDS" in out and "with 75 if" in out and "example:" in out

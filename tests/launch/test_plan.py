@@ -1,4 +1,4 @@
-"""python -m launch.plan: which devices there are, what is said of a run on them, and which mesh is the fastest."""
+"""python -m launch.plan: topologies, estimates of a run, and the sweep over meshes."""
 
 import csv
 import dataclasses
@@ -20,7 +20,7 @@ from common.track.progress import peak_flops
 from common.train.task import BatchSpec
 from configs import explicit
 from launch import estimate, plan, roofline, scaling, sweep, topology
-from launch.collectives import Row
+from launch.hlo import Row
 from launch.roofline import Bound
 from launch.topology import CHIPS, Topology, find
 
@@ -28,7 +28,7 @@ needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler"
 )
 
-# What is compiled for TPUs is kept, and cannot be read here.
+# TPU programs in the compilation cache cannot be read here.
 pytestmark = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
 
 GIB = 2**30
@@ -50,9 +50,8 @@ def without_compiler(monkeypatch) -> None:
     monkeypatch.setattr(topology, "has_compiler", lambda: False)
 
 
-def test_a_plan_says_what_a_device_holds_and_a_step_computes(found: estimate.Estimate) -> None:
-    """784 x 10 weights, split over fsdp and tensor; Adam's two moments of each and two counters; 64 rows over data and
-    fsdp: of digits, labels and weights."""
+def test_plan_reports_device_memory_and_flops(found: estimate.Estimate) -> None:
+    """784 x 10 weights over fsdp and tensor; Adam's two moments and two counters; 64 rows over data and fsdp."""
     assert found.mesh.shape == {"data": 2, "fsdp": 2, "tensor": 2}
     weights = 784 * 10 * 4 // 4
     rows = 64 // 4 * (784 + 1 + 1) * 4
@@ -72,8 +71,8 @@ def test_a_plan_says_what_a_device_holds_and_a_step_computes(found: estimate.Est
     assert "7,840" in text(("what", "how much", ""), plan.rows(found))
 
 
-def test_a_device_receives_the_gradient_and_no_more() -> None:
-    """Rows alone are split: the sum over eight of 784 x 10 gradients, of the loss and of its weights."""
+def test_data_parallel_step_receives_only_the_gradient() -> None:
+    """Data parallelism needs one all-reduce of 784 x 10 gradients, the loss and its weight."""
     found = estimate.estimate(small(), find("cpu:8"))
     once = (784 * 10 + 2) * 4
     assert found.collectives.rows == [Row("all-reduce", 1, 2 * 7 * once // 8)]
@@ -83,8 +82,8 @@ def test_a_device_receives_the_gradient_and_no_more() -> None:
 
 
 @needs_libtpu
-def test_the_bound_is_that_of_a_chips_share() -> None:
-    """Speeds of a v5e as printed: 197 TFLOP/s, 819 GB/s, 1,600 Gbit/s. The digits are 64, their products 4 MFLOPs."""
+def test_bound_uses_the_share_of_one_chip() -> None:
+    """Published speeds of a v5e: 197 TFLOP/s, 819 GB/s, 1,600 Gbit/s. A batch has 64 digits."""
     found = estimate.estimate(small(), find("v5e:2x4"))
     least = 2 * 2 * 64 * 784 * 10 / 8
     assert found.compiled_flops == pytest.approx(least, rel=0.6) and found.compiled_flops > least
@@ -95,8 +94,8 @@ def test_the_bound_is_that_of_a_chips_share() -> None:
     assert found.traffic > read_and_written
 
 
-def test_products_in_loops_are_in_the_bound(without_compiler: None) -> None:
-    """The compiler counts one of four parts of the batch."""
+def test_bound_includes_products_in_loops(without_compiler: None) -> None:
+    """The compiler counts only one of four accumulation steps."""
     config = small()
     config.train.batch, config.train.accumulate = 4096, 4
     found = estimate.estimate(config, find("v5e:2x4"))
@@ -105,7 +104,7 @@ def test_products_in_loops_are_in_the_bound(without_compiler: None) -> None:
     assert found.bound.compute == pytest.approx(found.flops / 8 / 197e12)
 
 
-def test_the_run_costs_what_its_steps_take_on_all_chips(found: estimate.Estimate) -> None:
+def test_chip_hours_and_cost_of_a_run(found: estimate.Estimate) -> None:
     config = found.config.copy_and_resolve_references()
     config.train.steps = 1000
     slice_ = Topology("v5e:2x4", found.topology.devices, CHIPS["v5e"])
@@ -126,7 +125,7 @@ def test_the_run_costs_what_its_steps_take_on_all_chips(found: estimate.Estimate
     assert "cost of the run, by this" not in {name for name, *_ in plan.rows(known)}
 
 
-def test_a_step_waits_for_the_slowest_part_of_a_chip() -> None:
+def test_bound_is_the_slowest_part() -> None:
     chip = CHIPS["v5e"]
     one = roofline.bound(chip, 197e12, flops=197e12, traffic=819e9 / 2, received=200e9 * 3)
     assert (one.compute, one.memory, one.links) == (1, 0.5, 3)
@@ -135,17 +134,17 @@ def test_a_step_waits_for_the_slowest_part_of_a_chip() -> None:
 
 @pytest.mark.parametrize("read", [find, topology.prepare])
 @pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5litepod-16", "cpu:0", "cpu:2x2", "", "v5e:x"])
-def test_other_topologies_are_refused(name: str, read: Callable) -> None:
-    with pytest.raises(UserError, match="slices of v4, v5e, v5p, v6e, such as"):
+def test_unknown_topology_raises_error(name: str, read: Callable) -> None:
+    with pytest.raises(UserError, match=r"a TPU slice \(v4, v5e, v5p, v6e\) such as"):
         read(name)
 
 
-def test_a_slice_has_an_end() -> None:
+def test_slice_larger_than_maximum_raises_error() -> None:
     with pytest.raises(UserError, match="a slice of v5e has at most 256 chips"):
         find("v5e:16x32")
 
 
-def test_without_the_compiler_as_many_cpu_devices_stand_for_the_chips(
+def test_cpu_devices_replace_chips_without_tpu_compiler(
     without_compiler: None, monkeypatch, capsys
 ) -> None:
     given = {}
@@ -154,12 +153,12 @@ def test_without_the_compiler_as_many_cpu_devices_stand_for_the_chips(
     assert given == {"jax_platforms": "cpu", "jax_num_cpu_devices": 8}
     said = capsys.readouterr()
     assert not said.out and len(said.err.splitlines()) == 1
-    assert "8 CPU devices stand for the chips of v5p:2x2x2" in said.err
+    assert "8 CPU devices in place of the chips of v5p:2x2x2" in said.err
     assert f"pip install {topology.LIBTPU}" in said.err
 
 
-def test_what_depends_on_names_is_known_without_the_compiler(without_compiler: None) -> None:
-    """And what the chips' memory would move is not."""
+def test_cpu_replacement_has_no_memory_bound(without_compiler: None) -> None:
+    """Memory traffic is not known without the TPU compiler."""
     config = small(fsdp=2)
     config.model.dtype = "auto"
     found = estimate.estimate(config, find("v5p:2x2x2"))
@@ -173,7 +172,7 @@ def test_what_depends_on_names_is_known_without_the_compiler(without_compiler: N
     assert lines["ms of a step, memory"][0] == ""
 
 
-def test_what_does_not_fit_by_the_cpus_compiler_does_not_fit(without_compiler: None) -> None:
+def test_step_too_large_by_cpu_compiler_raises_error(without_compiler: None) -> None:
     config = small()
     config.train.batch = 2**26
     with pytest.raises(estimate.TooLarge, match=r"by the count of the CPU's compiler") as error:
@@ -181,15 +180,15 @@ def test_what_does_not_fit_by_the_cpus_compiler_does_not_fit(without_compiler: N
     assert error.value.missing > 2**26 / 8 * 784 * 4 - 16 * GIB
 
 
-def test_weak_scaling_is_not_made_up_without_the_compiler(without_compiler: None, monkeypatch):
+def test_weak_scaling_needs_tpu_compiler(without_compiler: None, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["scaling"])
-    with pytest.raises(UserError, match="--kind=cpu works without"):
+    with pytest.raises(UserError, match="or use --kind=cpu"):
         scaling.main()
 
 
 @pytest.mark.parametrize("name", ["v5e:3x3", "v5e:1x2", "v5p:2x1x2", "v5e:4"])
-def test_a_shape_that_no_hosts_make_up_is_refused(name: str) -> None:
-    with pytest.raises(UserError, match=f"'{name}' does not exist: its hosts.*slices of v4"):
+def test_slice_shape_without_whole_hosts_raises_error(name: str) -> None:
+    with pytest.raises(UserError, match=f"'{name}' does not exist: its hosts.*a TPU slice"):
         find(name)
 
 
@@ -198,7 +197,7 @@ def test_a_shape_that_no_hosts_make_up_is_refused(name: str) -> None:
     ("name", "count"),
     [("v5e:1x1", 1), ("v5e:4x4", 16), ("v4:2x2x2", 8), ("v5p:2x2x2", 8), ("v6e:2x4", 8)],
 )
-def test_a_device_is_a_chip_whose_peak_is_known(name: str, count: int) -> None:
+def test_slice_devices_have_known_peak(name: str, count: int) -> None:
     slice_ = find(name)
     assert len(slice_.devices) == count
     assert slice_.peak("bfloat16") == slice_.peak("float32") > 1e14
@@ -206,7 +205,7 @@ def test_a_device_is_a_chip_whose_peak_is_known(name: str, count: int) -> None:
 
 
 @needs_libtpu
-def test_types_are_those_of_the_devices_that_are_compiled_for() -> None:
+def test_auto_dtype_follows_the_target_devices() -> None:
     mesh = make_mesh({"data": -1}, find("v5e:2x4").devices)
     with jax.set_mesh(mesh):
         assert compute_dtype("auto") == "bfloat16"
@@ -225,14 +224,14 @@ def test_types_are_those_of_the_devices_that_are_compiled_for() -> None:
         ("v5p:2x2x2", 2),
     ],
 )
-def test_a_host_has_four_chips_or_all_of_a_small_slice(name: str, hosts: int) -> None:
+def test_hosts_of_a_slice(name: str, hosts: int) -> None:
     slice_ = find(name)
     assert len({device.process_index for device in slice_.devices}) == hosts
     assert slice_.host * hosts == len(slice_.devices)
 
 
 @pytest.mark.parametrize("compiler", [pytest.param(True, marks=needs_libtpu), False])
-def test_tensor_stays_within_a_host_as_in_training(monkeypatch, compiler: bool) -> None:
+def test_tensor_axis_must_lie_within_a_host(monkeypatch, compiler: bool) -> None:
     monkeypatch.setattr(topology, "has_compiler", lambda: compiler)
     config = small(data=1, tensor=8)
     assert estimate.estimate(config, find("v5e:2x4")).mesh.shape["tensor"] == 8
@@ -241,7 +240,7 @@ def test_tensor_stays_within_a_host_as_in_training(monkeypatch, compiler: bool) 
 
 
 @needs_libtpu
-def test_a_step_that_is_too_large_says_by_how_much() -> None:
+def test_too_large_step_reports_missing_bytes() -> None:
     config = small()
     config.train.batch = 2**26
     with pytest.raises(
@@ -258,7 +257,7 @@ def eight() -> Topology:
 
 
 def failing(monkeypatch, words: str) -> None:
-    """A compiler that says this."""
+    """Replaces the compiler by one that fails with this message."""
 
     def compile_for(*_):
         raise jax.errors.JaxRuntimeError(words)
@@ -277,7 +276,7 @@ def failing(monkeypatch, words: str) -> None:
         "Used 20.25G of 15.75G hbm. Exceeded hbm capacity by 4608.0M.",
     ],
 )
-def test_all_ways_of_the_compiler_to_say_so_are_understood(monkeypatch, eight, words: str) -> None:
+def test_out_of_memory_messages_are_parsed(monkeypatch, eight, words: str) -> None:
     failing(monkeypatch, words)
     with pytest.raises(estimate.TooLarge, match=r"4\.50 GiB are missing") as error:
         estimate.estimate(small(), eight)
@@ -292,7 +291,7 @@ OTHER_FAULTS = [
 
 
 @pytest.mark.parametrize("words", OTHER_FAULTS)
-def test_other_words_of_the_compiler_are_handed_on_in_a_line(monkeypatch, eight, words) -> None:
+def test_other_compiler_errors_are_reported_in_one_line(monkeypatch, eight, words) -> None:
     failing(monkeypatch, f"{words}\n\nmany\nlines")
     with pytest.raises(UserError) as error:
         estimate.estimate(small(), eight)
@@ -300,23 +299,22 @@ def test_other_words_of_the_compiler_are_handed_on_in_a_line(monkeypatch, eight,
     assert str(error.value) == f"the compiler fails for v5e:2x4: {words}"
 
 
-def test_a_sweep_goes_on_where_the_compiler_fails(monkeypatch, capsys, eight: Topology) -> None:
+def test_sweep_continues_after_compiler_errors(monkeypatch, capsys, eight: Topology) -> None:
     failing(monkeypatch, OTHER_FAULTS[0])
-    with pytest.raises(UserError, match="nothing of all this fits"):
+    with pytest.raises(UserError, match="no mesh and batch size fit"):
         sweep.best(small(), eight)
     shown = capsys.readouterr().out.splitlines()
     tried = [line.split()[:4] for line in shown if "Ran out of memory in memory space vmem" in line]
     assert [*map(str, (8, 1, 1, 64))] in tried and [*map(str, (1, 1, 8, 256))] in tried
 
 
-def test_an_odd_batch_is_refused_as_in_training() -> None:
+def test_indivisible_batch_raises_error() -> None:
     with pytest.raises(UserError, match="64"):
         estimate.estimate(small(data=3), Topology("cpu:3", jax.devices()[:3], None))
 
 
 class Fake:
-    """What `sweep` asks of an estimate: `room` rows fit on a device at a time; the speed is as the square of `tensor`,
-    and falls with the cube of the parts of a batch."""
+    """Stand-in for an estimate: `room` rows fit on a device; speed grows with tensor^2 and falls with accumulate^3."""
 
     bound = Bound(1.0, 0.5, 0.25)
 
@@ -333,15 +331,15 @@ class Fake:
 
 
 def swept(monkeypatch, capsys, topology: Topology, room: int) -> tuple[str, list[list[str]]]:
-    """The line of the fastest, and what was tried: data, fsdp, tensor, batch, accumulate."""
+    """Returns the options of the fastest, and (data, fsdp, tensor, batch, accumulate) of each attempt."""
     monkeypatch.setattr(sweep, "estimate", lambda config, _: Fake(config, room))
     sweep.best(small(), topology)
     shown = capsys.readouterr().out.splitlines()
-    (winner,) = (line for line in shown if line.startswith("the fastest that fits: "))
+    (winner,) = (line for line in shown if line.startswith("fastest that fits: "))
     return winner.partition(": ")[2], [line.split()[:5] for line in shown]
 
 
-def test_a_sweep_names_the_fastest_that_fits(monkeypatch, capsys, eight: Topology) -> None:
+def test_sweep_reports_fastest_that_fits(monkeypatch, capsys, eight: Topology) -> None:
     winner, tried = swept(monkeypatch, capsys, eight, room=16)
     # 64 rows fit as four times sixteen, 128 as eight times.
     assert winner.endswith("--config.mesh.tensor=2 --config.train.batch=64")
@@ -352,12 +350,12 @@ def test_a_sweep_names_the_fastest_that_fits(monkeypatch, capsys, eight: Topolog
     ]
 
 
-def test_a_batch_that_does_not_fit_is_tried_in_parts(monkeypatch, capsys, eight: Topology) -> None:
+def test_sweep_accumulates_if_batch_does_not_fit(monkeypatch, capsys, eight: Topology) -> None:
     winner, tried = swept(monkeypatch, capsys, eight, room=2)
     assert [line[3:] for line in tried if line[:3] == ["8", "1", "1"]] == [
         ["64", "1"],
         ["64", "2"],
-        ["64", "4"],  # which fits
+        ["64", "4"],  # fits
     ]
     assert [line[4] for line in tried if line[:3] == ["1", "1", "8"]] == ["1", "2", "4", "8"]
     assert winner == (
@@ -366,20 +364,20 @@ def test_a_batch_that_does_not_fit_is_tried_in_parts(monkeypatch, capsys, eight:
     )
 
 
-def test_where_nothing_fits_the_least_that_is_missing_is_said(monkeypatch, eight: Topology) -> None:
+def test_sweep_reports_closest_if_nothing_fits(monkeypatch, eight: Topology) -> None:
     monkeypatch.setattr(sweep, "estimate", lambda config, _: Fake(config, room=0))
-    with pytest.raises(UserError, match=r"nothing of all this fits.* 1 are missing"):
+    with pytest.raises(UserError, match=r"no mesh and batch size fit.* 1 are missing"):
         sweep.best(small(), eight)
 
 
-def test_meshes_are_all_that_make_up_the_devices() -> None:
+def test_meshes_are_all_factorizations() -> None:
     found = list(sweep.meshes(12))
     assert len(set(found)) == len(found) == 18  # ordered factorizations of 2 x 2 x 3 into three
     assert all(data * fsdp * tensor == 12 for data, fsdp, tensor in found)
 
 
-def test_of_cpus_there_is_no_fastest() -> None:
-    with pytest.raises(UserError, match="no speed is known"):
+def test_sweep_on_cpu_raises_error() -> None:
+    with pytest.raises(UserError, match="the speed of --topology=cpu:8 is unknown"):
         sweep.best(small(), find("cpu:8"))
 
 
@@ -392,7 +390,7 @@ def test_of_cpus_there_is_no_fastest() -> None:
         ([], "--topology"),
     ],
 )
-def test_wrong_options_are_told_in_a_line(monkeypatch, options: list[str], words: str) -> None:
+def test_invalid_options_raise_errors(monkeypatch, options: list[str], words: str) -> None:
     given = ["plan", "--config=configs/mnist_explicit.py", *options]
     monkeypatch.setattr(sys, "argv", given)
     monkeypatch.setattr(topology, "prepare", lambda name: None)
@@ -400,14 +398,14 @@ def test_wrong_options_are_told_in_a_line(monkeypatch, options: list[str], words
         plan.main()
 
 
-def test_a_file_that_is_no_experiment_is_refused() -> None:
+def test_config_without_paper_raises_error() -> None:
     with pytest.raises(UserError, match="no experiment"):
         estimate.estimate(ConfigDict({"mesh": {}}), find("cpu:8"))
 
 
 @pytest.mark.parametrize("name", scaling.RUNS)
-def test_more_chips_do_the_same_work_each_and_hold_less(name: str) -> None:
-    """The table that is kept: what is split falls as 1/fsdp, beside arrays that no device divides (norms, biases)."""
+def test_weak_scaling_keeps_work_and_divides_memory(name: str) -> None:
+    """In the committed table, sharded bytes fall as 1/fsdp; only norms and biases are replicated."""
     with (Path(__file__).parents[2] / "results" / "launch" / "weak_scaling.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["run"] == name]
     chips = [int(row["chips"]) for row in rows]
@@ -423,7 +421,7 @@ def test_more_chips_do_the_same_work_each_and_hold_less(name: str) -> None:
     assert all(float(row["received, MiB by a chip"]) > 0 for row in rows)
 
 
-def test_the_batches_of_the_weak_scaling_are_the_configured_ones_on_some_number_of_chips() -> None:
+def test_weak_scaling_batches_match_configs() -> None:
     for path, field, each in scaling.RUNS.values():
         group, name = field.split(".")
         assert load(path)[group][name] / each in scaling.SHAPES

@@ -1,4 +1,4 @@
-"""The launchers, and the batch file that one of them writes, are as shellcheck wants them."""
+"""Shellcheck on the launchers and on the generated Slurm batch file."""
 
 import shutil
 import subprocess

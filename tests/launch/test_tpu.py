@@ -1,4 +1,4 @@
-"""launch/tpu.sh against a stand-in for gcloud, which runs on two folders what it would run on two hosts."""
+"""launch/tpu.sh with a stand-in for gcloud that runs the commands of two hosts in two directories."""
 
 import json
 import shlex
@@ -10,8 +10,8 @@ import pytest
 
 from tests.launch.standins import Checkout, given
 
-# The file `vm` holds the states that the TPU VM goes through, `queue` those of the queued resource; a missing file is
-# a missing thing. $FAIL is a part of the call that fails.
+# The file `vm` lists successive states of the TPU VM, `queue` those of the queued resource; a missing file is a missing
+# resource. A call that contains $FAIL fails.
 GCLOUD = r"""
 if [[ -n ${FAIL-} && $* == *$FAIL* ]]; then echo "ERROR: (gcloud) ${ERROR-no active account}" >&2; exit 1; fi
 if [[ $1 == config ]]; then echo "$CONFIGURED"; exit; fi
@@ -52,7 +52,7 @@ case ${*: -1} in
   */worker-network-endpoints) echo "${ENDPOINTS:-host-a,host-b}" ;;
 esac
 """
-# `python3 -m pip install --target DIR uv` brings a uv, whose environments hold the trainer.
+# `python3 -m pip install --target DIR uv` installs a stand-in for uv that creates environments with the trainer.
 PIP = r"""
 mkdir -p "${*: -2:1}/bin"
 cat >"${*: -2:1}/bin/uv" <<END
@@ -89,12 +89,12 @@ def tpu(cloud: Checkout, *arguments: str, **environment: str):
 
 
 def done(cloud: Checkout) -> list[list[str]]:
-    """The calls of gcloud, but for those that ask for its configuration."""
+    """Returns the calls of gcloud except `gcloud config`."""
     return [call for call in cloud.calls("gcloud") if call[0] != "config"]
 
 
 def finished(cloud: Checkout) -> list[Path]:
-    """The logs of both hosts, once their trainers have ended."""
+    """Waits until the trainers of both hosts have exited; returns their logs."""
     hosts = [cloud.folder / "hosts" / k for k in "01"]
     deadline = time.monotonic() + 30
     while not all((host / "train-less/exit").exists() for host in hosts):
@@ -140,23 +140,23 @@ def test_run_creates_copies_installs_and_starts(cloud):
         assert (cloud.folder / f"hosts/{k}/mounted").read_text() == "a  b\n"
 
 
-def test_the_older_form_of_the_endpoints_names_the_first_address(cloud):
+def test_old_endpoint_format(cloud):
     endpoints = "w-0:77:10.0.0.5,w-1:78:10.0.0.6"
     tpu(cloud, "run", *TYPE, "pod", "c.py", "--workdir=/w", ENDPOINTS=endpoints)
     assert given(finished(cloud)[1])[0]["TRAINLESS_COORDINATOR"] == "10.0.0.5:8482"
 
 
-def test_what_is_there_is_taken(cloud):
+def test_existing_vm_is_used(cloud):
     (cloud.folder / "vm").write_text("CREATING\nREADY\n")
     result = tpu(cloud, "run", *TYPE, "--poll", "0", "pod", "c.py", "--workdir", "/w")
     assert result.returncode == 0, result.stderr
-    assert "pod is CREATING; looking again in 0 s" in result.stderr
+    assert "pod is CREATING; checking again in 0 s" in result.stderr
     verbs = [call[3] for call in done(cloud)]
     assert verbs == ["describe", "describe", "scp", "ssh", "ssh", "ssh"]
     finished(cloud)
 
 
-def test_a_queued_resource_is_waited_for(cloud):
+def test_run_waits_for_queued_resource(cloud):
     (cloud.folder / "queue.created").write_text("WAITING_FOR_RESOURCES\nPROVISIONING\nACTIVE\n")
     options = ["--type", "v6e-8", "--queued", "--poll", "0"]
     result = tpu(cloud, "run", *options, "pod", "c.py", "--workdir=/w")
@@ -173,7 +173,7 @@ def test_a_queued_resource_is_waited_for(cloud):
 
 
 @pytest.mark.parametrize("queued", [False, True])
-def test_resume_after_preemption_starts_the_same_on_a_new_one(cloud, queued):
+def test_resume_after_preemption_recreates_vm(cloud, queued):
     options = [*TYPE, "--zone", "z", *["--queued"] * queued]
     tpu(cloud, "run", *options, "pod", "c.py", *ARGUMENTS)
     before = given(finished(cloud)[0])
@@ -203,7 +203,7 @@ def test_resume_after_preemption_starts_the_same_on_a_new_one(cloud, queued):
         ("host.sh start", "start"),
     ],
 )
-def test_a_step_that_fails_is_the_last_and_is_named(cloud, part, name):
+def test_failing_step_is_named_and_last(cloud, part, name):
     result = tpu(cloud, "run", *TYPE, "pod", "c.py", "--workdir=/w", FAIL=part)
     assert result.returncode == 1
     assert f'error: step "{name}" failed' in result.stderr
@@ -212,7 +212,7 @@ def test_a_step_that_fails_is_the_last_and_is_named(cloud, part, name):
     assert part in " ".join(cloud.calls("gcloud")[last])
 
 
-def test_a_start_that_fails_on_one_host_stops_the_others(cloud):
+def test_failed_start_on_one_host_stops_the_others(cloud):
     setup = "((HOST == 0)) || { mkdir -p train-less && touch train-less/logs; }"
     run = ["run", *TYPE, "--watch", "0", "--setup", setup, "pod", "c.py", "--workdir=/w", "--wait"]
     result = tpu(cloud, *run)
@@ -220,7 +220,7 @@ def test_a_start_that_fails_on_one_host_stops_the_others(cloud):
     assert "host 1: cannot write to" in result.stderr and 'step "start" failed' in result.stderr
     assert (cloud.folder / "hosts/0/train-less/exit").read_text() == "143\n"
 
-    # The request is known all the same.
+    # The request has been saved.
     (cloud.folder / "hosts/1/train-less/logs").unlink()
     edited = cloud.root / "runs/tpu-pod/request"
     edited.write_text(edited.read_text().replace("touch train-less/logs", ":"))
@@ -228,15 +228,15 @@ def test_a_start_that_fails_on_one_host_stops_the_others(cloud):
     assert tpu(cloud, "stop", "pod").returncode == 0
 
 
-def test_processes_that_end_at_once_are_a_failed_start(cloud):
+def test_immediate_exit_is_a_failed_start(cloud):
     result = tpu(cloud, "run", *TYPE, "pod", "c.py", "--workdir=/w", TRAINER_CODE="2")
     assert result.returncode == 1
     for k in "01":
-        assert f"error: host {k}: ended with exit code 2" in result.stderr
+        assert f"error: host {k}: exited with code 2" in result.stderr
     assert result.stderr.count("--workdir=/w") == 2, "the end of each log is shown"
 
 
-def test_another_run_takes_the_place_of_a_request_once_it_has_started(cloud):
+def test_new_run_replaces_request_once_started(cloud):
     run = ["run", *TYPE, "--zone", "z", "pod", "c.py", "--workdir=/w"]
     assert tpu(cloud, *run, "--first").returncode == 0
     assert tpu(cloud, *run, "--second", FAIL="host.sh start").returncode == 1
@@ -247,7 +247,7 @@ def test_another_run_takes_the_place_of_a_request_once_it_has_started(cloud):
     assert started == ["--first", "--first", "--second", "--second"]
 
 
-def test_a_name_is_free_for_another_tpu_vm_once_it_is_deleted(cloud):
+def test_name_is_reusable_after_delete(cloud):
     end = ["pod", "c.py", "--workdir=/w"]
     here = [*TYPE, "--zone", "z", "--project", "p"]
     assert tpu(cloud, "run", *here, *end, FAIL="create").returncode == 1
@@ -261,20 +261,20 @@ def test_a_name_is_free_for_another_tpu_vm_once_it_is_deleted(cloud):
     ):
         result = tpu(cloud, "run", *other, *end)
         assert result.returncode == 2
-        assert "asked for by --type v5litepod-16 --zone z --project p; delete" in result.stderr
+        assert "requested with --type v5litepod-16 --zone z --project p; delete" in result.stderr
     assert len(done(cloud)) == seen
     assert (cloud.root / "runs/tpu-pod/request").read_text() == kept
 
-    # It was never created, or somebody else has deleted it.
+    # The VM was never created.
     result = tpu(cloud, "delete", "pod")
-    assert result.returncode == 0 and "it is gone" in result.stderr
+    assert result.returncode == 0 and "pod does not exist" in result.stderr
     assert tpu(cloud, "run", "--type", "v6e-8", *end).returncode == 0
     assert tpu(cloud, "delete", "pod").returncode == 0
     assert tpu(cloud, "resume", "pod").returncode == 0, "what was deleted can be had again"
     assert tpu(cloud, "run", *here, *end).returncode == 2
 
 
-def test_a_tpu_vm_stays_where_gcloud_was_configured_to_be(cloud):
+def test_vm_keeps_zone_and_project_of_its_run(cloud):
     run = ["run", *TYPE, "pod", "c.py", "--workdir=/w"]
     assert tpu(cloud, *run, CONFIGURED="here").returncode == 0
     assert tpu(cloud, "delete", "pod", CONFIGURED="elsewhere").returncode == 0
@@ -282,7 +282,7 @@ def test_a_tpu_vm_stays_where_gcloud_was_configured_to_be(cloud):
     assert done(cloud)[-1] == [*VM, "delete", "pod", "--zone=here", "--project=here", "--quiet"]
 
 
-def test_what_may_not_be_looked_at_is_not_gone(cloud):
+def test_permission_error_does_not_count_as_deleted(cloud):
     run = ["run", *TYPE, "--zone", "z", "pod", "c.py", "--workdir=/w"]
     assert tpu(cloud, *run).returncode == 0
     denied = "PERMISSION_DENIED: Location z is not found or access is unauthorized."
@@ -291,21 +291,21 @@ def test_what_may_not_be_looked_at_is_not_gone(cloud):
     assert 'stage="started"' in (cloud.root / "runs/tpu-pod/request").read_text()
 
 
-def test_a_step_that_fails_on_one_host_is_named(cloud):
+def test_failing_host_is_named(cloud):
     result = tpu(cloud, "run", *TYPE, "--setup", "((HOST == 0))", "pod", "c.py", "--workdir=/w")
     assert result.returncode == 1
     assert f"error: host {socket.gethostname()}: --setup failed" in result.stderr
     assert 'step "install" failed' in result.stderr
 
 
-def test_a_tpu_vm_that_stops_while_waited_for_is_a_fault(cloud):
+def test_vm_stopping_during_wait_raises_error(cloud):
     (cloud.folder / "vm.created").write_text("CREATING\nSTOPPED\n")
     result = tpu(cloud, "run", *TYPE, "--poll", "0", "pod", "c.py", "--workdir=/w")
     assert result.returncode == 1
     assert 'step "wait" failed: pod is STOPPED' in result.stderr
 
 
-def test_a_dry_run_prints_the_commands_of_a_run_and_runs_none(cloud):
+def test_dry_run_prints_commands_and_runs_none(cloud):
     arguments = ["run", *TYPE, "pod", "c.py", "--workdir=/mnt/a b", "it's", '"quoted" $HOME *', ""]
     printed = tpu(cloud, "run", "--dry-run", *arguments[1:])
     assert printed.returncode == 0, printed.stderr
@@ -327,11 +327,11 @@ def test_status_follow_stop_and_delete(cloud):
     assert "TPU VM pod: READY" in shown and "host 0: running: " in shown and "host 1" in shown
 
     again = tpu(cloud, "resume", "pod")
-    assert again.returncode == 1 and "a run is going on here" in again.stderr
+    assert again.returncode == 1 and "a run is active" in again.stderr
 
     assert tpu(cloud, "stop", "pod").returncode == 0
     assert [log.read_text().splitlines()[1:] for log in finished(cloud)] == [["saved"]] * 2
-    assert "host 1: ended with exit code 143: saved" in tpu(cloud, "status", "pod").stdout
+    assert "host 1: exited with code 143: saved" in tpu(cloud, "status", "pod").stdout
 
     assert tpu(cloud, "follow", "--host", "1", "pod").stdout.endswith("saved\n")
     to = ["--worker=1", "--command=train-less/code/launch/host.sh follow"]
@@ -345,30 +345,36 @@ def test_status_follow_stop_and_delete(cloud):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "a command is needed"),
+        ((), "a command is required"),
         (("launch",), "unknown command launch"),
-        (("run",), "NAME is needed"),
-        (("run", "pod"), "CONFIG is needed"),
+        (("run",), "NAME is required"),
+        (("run", "pod"), "CONFIG is required"),
         (("run", "Pod_1", "c.py"), "NAME must be lower-case letters"),
-        (("run", "pod", "c.py"), "--type is needed"),
-        (("run", *TYPE, "pod", "c.py"), "--workdir=/DIR is needed"),
-        (("run", *TYPE, "pod", "c.py", "--workdir=runs/x"), "--workdir=/DIR is needed"),
-        (("run", *TYPE, "pod", "c.py", "--workdir=gs://b/x"), "gs://b/x is none"),
-        (("run", *TYPE, "pod", "configs/X.py:tiny", "--workdir=/w"), "no configs/X.py in commit"),
-        (("run", *TYPE, "pod", "untracked.py", "--workdir=/w"), "no untracked.py in commit"),
+        (("run", "pod", "c.py"), "--type is required"),
+        (("run", *TYPE, "pod", "c.py"), "--workdir=/DIR is required"),
+        (("run", *TYPE, "pod", "c.py", "--workdir=runs/x"), "--workdir=/DIR is required"),
+        (("run", *TYPE, "pod", "c.py", "--workdir=gs://b/x"), "not gs://b/x: mount"),
+        (
+            ("run", *TYPE, "pod", "configs/X.py:tiny", "--workdir=/w"),
+            "no file configs/X.py in commit",
+        ),
+        (("run", *TYPE, "pod", "untracked.py", "--workdir=/w"), "no file untracked.py in commit"),
         (("run", "--spto", "pod"), "unknown option --spto of run"),
         (("run", "--spto"), "unknown option --spto of run"),
         (("stop", "--grace"), "--grace needs a value"),
         (("stop", "--grace", "08", "pod"), "--grace must be a whole number, not '08'"),
         (("run", "--type"), "--type needs a value"),
-        (("run", "--commit", "nowhere", *TYPE, "pod", "c.py", "--workdir=/w"), "no commit nowhere"),
+        (
+            ("run", "--commit", "nowhere", *TYPE, "pod", "c.py", "--workdir=/w"),
+            "unknown commit nowhere",
+        ),
         (("resume", "--spot", "pod"), "unknown option --spot of resume"),
         (("resume", "--poll", "soon", "pod"), "--poll must be a whole number, not 'soon'"),
-        (("resume", "pod"), "nothing is known of pod"),
-        (("stop", "pod", "now"), "stop takes no now"),
+        (("resume", "pod"), "unknown TPU VM pod"),
+        (("stop", "pod", "now"), "stop does not take the argument now"),
     ],
 )
-def test_wrong_use_is_one_line_and_exit_code_2(cloud, arguments, message):
+def test_invalid_usage_exits_with_code_2(cloud, arguments, message):
     (cloud.root / "untracked.py").touch()
     result = tpu(cloud, *arguments)
     assert result.returncode == 2
@@ -376,22 +382,22 @@ def test_wrong_use_is_one_line_and_exit_code_2(cloud, arguments, message):
     assert not cloud.calls("gcloud") and not (cloud.root / "runs").exists()
 
 
-def test_uncommitted_changes_and_a_missing_gcloud_are_faults(cloud, tmp_path):
+def test_uncommitted_changes_and_missing_gcloud_raise_errors(cloud, tmp_path):
     (cloud.root / "requirements.txt").write_text("jax==0\n")
     run = ["run", *TYPE, "pod", "c.py", "--workdir=/w"]
     result = tpu(cloud, *run)
-    assert result.returncode == 2 and "uncommitted changes would stay behind" in result.stderr
+    assert result.returncode == 2 and "uncommitted changes would not be copied" in result.stderr
     run[1:1] = ["--commit", "HEAD"]
     (tmp_path / "few").mkdir()
     for name in ("bash", "git", "dirname", "basename", "mkdir"):
         found = next(p for p in map(Path, ("/usr/bin", "/bin")) if (p / name).exists())
         (tmp_path / "few" / name).symlink_to(found / name)
     result = tpu(cloud, *run, PATH=str(tmp_path / "few"))
-    assert result.returncode == 2 and "there is no gcloud here" in result.stderr
+    assert result.returncode == 2 and "gcloud is not installed" in result.stderr
 
 
-def test_help_names_the_environment(cloud):
+def test_help_lists_environment_variables(cloud):
     shown = tpu(cloud, "--help").stdout
     assert "TRAINLESS_COORDINATOR" in shown and "TRAINLESS_LOST_SECONDS" in shown
-    assert "TRAINLESS_JOIN_SECONDS" in shown and "and 75 when" in shown
+    assert "TRAINLESS_JOIN_SECONDS" in shown and "with 75 if" in shown
     assert "example:" in tpu(cloud, "run", "--help").stdout

@@ -1,4 +1,4 @@
-"""Traffic of loops, read from the text of compiled programs."""
+"""Memory traffic of loops, read from the text of compiled programs."""
 
 from collections.abc import Callable
 
@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from launch import estimate
+from launch.hlo import loop_factor
 from launch.topology import Topology
-from launch.traffic import repeated
 
 LOOP = """%fused (whole: f32[10,256], place: s32[]) -> f32[256] {
   %whole = f32[10,256]{1,0} parameter(0)
@@ -55,20 +55,20 @@ OUTSIDE = 3 * WHOLE  # two operands and a result
         ("%a = f32[10,256]{1,0:T(8,128)} copy(%x)", 2 * WHOLE),
         ("%a = f32[1,256]{1,0} dynamic-slice(%x, %i, %i), dynamic_slice_sizes={1,256}", 2 * ROW),
         ("%a = f32[256]{0} fusion(%x, %i), kind=kLoop, calls=%fused", 2 * ROW + 4),
-        # The place where a row goes is written, and nothing else of what it lies in is touched.
+        # An update writes its row and touches nothing else of the array.
         (f"{CONSTANT}%a = f32[10,256]{{1,0}} fusion(%x, %r, %i), kind=kLoop, calls=%stored", 2 * ROW + 4),
         ("%a = f32[10,256]{1,0} bitcast(%x)", 0),
     ],
 )  # fmt: skip
-def test_a_loop_moves_its_bytes_as_often_as_it_runs(line: str, inside: int) -> None:
+def test_loop_factor_counts_every_iteration(line: str, inside: int) -> None:
     trips = 'backend_config={"known_trip_count":{"n":"7"}}'
     text = LOOP.replace("LINE", f"  {line}").replace("TRIPS", trips)
-    assert repeated(text) == pytest.approx((OUTSIDE + 7 * inside) / (OUTSIDE + inside))
-    assert repeated(text.replace(trips, "metadata={}")) == 1  # nobody knows how often
+    assert loop_factor(text) == pytest.approx((OUTSIDE + 7 * inside) / (OUTSIDE + inside))
+    assert loop_factor(text.replace(trips, "metadata={}")) == 1  # unknown trip count
 
 
-def test_a_loop_of_this_compiler_moves_what_its_passes_one_after_the_other_do() -> None:
-    """By the compiler's own count of the program without a loop."""
+def test_loop_factor_matches_unrolled_loop() -> None:
+    """Compares with the compiler's count for the unrolled loop."""
 
     def function(count: int, unroll: bool) -> Callable:
         def once(x, weights):
@@ -87,7 +87,7 @@ def test_a_loop_of_this_compiler_moves_what_its_passes_one_after_the_other_do() 
         x = jax.ShapeDtypeStruct((64, 128), jnp.float32)
         weights = jax.ShapeDtypeStruct((128, 128), jnp.float32)
         compiled = jax.jit(function(count, unroll)).lower(x, weights).compile()
-        return compiled.cost_analysis()["bytes accessed"], repeated(compiled.as_text())
+        return compiled.cost_analysis()["bytes accessed"], loop_factor(compiled.as_text())
 
     expected, one = traffic(6, unroll=True)
     assert one == 1
@@ -96,8 +96,8 @@ def test_a_loop_of_this_compiler_moves_what_its_passes_one_after_the_other_do() 
     assert once * often == pytest.approx(expected, rel=0.1)
 
 
-def test_accumulation_moves_what_as_many_small_steps_do(make_config) -> None:
-    """But for the optimizer, which comes once."""
+def test_accumulation_has_the_traffic_of_separate_steps(make_config) -> None:
+    """The optimizer update, which runs once, is the only difference."""
     one = Topology("cpu:1", jax.devices()[:1], None)
     config = make_config(dropout=0.0, encoder_layers=1, decoder_layers=1)
     small = estimate.estimate(config, one)

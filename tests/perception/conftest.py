@@ -1,4 +1,4 @@
-"""A small pretrained model, and configurations of short runs on it."""
+"""Fixtures: a small pretrained model, and configurations of short runs on it."""
 
 from pathlib import Path
 
@@ -33,14 +33,14 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, jax.Array]:
-    """Random ones, larger than they begin, so that a layer matters."""
+    """Random weights, scaled up from their initial values so that every layer affects the output."""
     abstract_model = variables.split(backbone(SHAPE, rngs=nnx.Rngs(7)))
     return {name: 5 * value.get_value() for name, value in abstract_model.trainable.items()}
 
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory, weights) -> Path:
-    """A folder as Hugging Face's are."""
+    """A directory in Hugging Face format."""
     folder = tmp_path_factory.mktemp("weights") / "model"
     tokenizer = build_subword(
         SHAPE.vocabulary, [text for (text,), _ in python("train")], folder.parent
@@ -51,7 +51,7 @@ def pretrained(tmp_path_factory, weights) -> Path:
 
 @pytest.fixture(scope="module")
 def make(pretrained, tmp_path_factory):
-    """A function (argument, **fields) -> a short run, with the pretrained model's shape."""
+    """A function (argument, **fields) that returns the configuration of a short run on the pretrained model."""
     cache = tmp_path_factory.mktemp("cache")
 
     def config(argument: str = "tiny", **fields: object) -> ConfigDict:

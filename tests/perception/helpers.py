@@ -1,7 +1,4 @@
-"""Weights that this and another implementation draw alike, and what ours makes of them.
-
-B batch, L length, D width.
-"""
+"""Weights that depend only on their names, for comparisons with other implementations."""
 
 import hashlib
 import json
@@ -29,18 +26,18 @@ GOLDEN = Path(__file__).with_name("golden.npz")
 
 @cache
 def golden() -> dict[str, np.ndarray]:
-    """What make_golden.py wrote."""
+    """Returns the arrays that make_golden.py wrote."""
     with np.load(GOLDEN) as file:
         return dict(file)
 
 
 def golden_json(name: str) -> dict:
-    """ "bert/config" or "bert/shapes", the names and shapes of all weights."""
+    """Returns "FAMILY/config" or "FAMILY/shapes" (names and shapes of all weights)."""
     return json.loads(str(golden()[name]))
 
 
 def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A weight by its name in the files, with which every parameter matters: no bias is zero and no scale is one."""
+    """Draws a weight from its name. No bias is zero and no scale is one, so that every parameter affects the states."""
     key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
     noise = np.random.Generator(np.random.Philox(key=key)).standard_normal(shape)
     if len(shape) == 2:
@@ -51,7 +48,7 @@ def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
 def write_folder(
     directory: Path, config: Mapping, shapes: Mapping[str, list[int]], prefix: str = ""
 ) -> Path:
-    """A folder of Hugging Face's format that this project had no part in."""
+    """Writes a directory in Hugging Face format without this project's code."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config))
     weights = {prefix + name: draw(name, tuple(shape)) for name, shape in shapes.items()}
@@ -66,7 +63,7 @@ def structure_of(shape: Backbone) -> AbstractModel:
 def states(
     model: Pretrained, tokens_BL: np.ndarray, lengths_B: np.ndarray, sizes: Mapping | None = None
 ) -> np.ndarray:
-    """The last states (B, L, D) of a loaded model on a mesh of these sizes, by default one device."""
+    """Returns the last states (B, L, D) of a loaded model on a mesh of these sizes (default: one device)."""
     devices = jax.devices()[: math.prod((sizes or {}).values())]
     mesh, abstract_model = make_mesh(sizes or {}, devices), structure_of(model.shape)
     values = model.load(abstract(abstract_model.trainable, mesh))
@@ -79,7 +76,7 @@ def states(
 
 
 def texts(vocabulary: int, lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Random tokens (B, L), padded with 0 on the right, and their lengths (B,)."""
+    """Returns random tokens (B, L), right-padded with 0, and their lengths (B,)."""
     lengths_B = np.asarray(lengths, np.int32)
     generator = np.random.Generator(np.random.Philox(key=1))
     tokens_BL = generator.integers(1, vocabulary, (len(lengths), max(lengths)))

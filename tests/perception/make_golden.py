@@ -1,9 +1,8 @@
-"""Writes golden.npz: the states of transformers' models with drawn weights, for the parity tests beside this file.
+"""Writes golden.npz: states of transformers' models with the weights of helpers.draw, for the parity tests.
 
     pip install -r tests/requirements-peers.txt && PYTHONPATH=. python tests/perception/make_golden.py
 
-Needed only where a case is added; the tests draw the weights again and read the arrays. OpenELM, which is no part of
-transformers, comes from openelm_slowly.py.
+Run it only to add a case. OpenELM is not in transformers; its states come from openelm_reference.py.
 """
 
 import json
@@ -20,7 +19,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from tests.perception import openelm_slowly
+from tests.perception import openelm_reference
 from tests.perception.helpers import draw, texts
 
 VOCABULARY, LENGTHS = 50, (24, 11, 1)
@@ -41,7 +40,7 @@ CASES = {
 
 
 def states(model: torch.nn.Module, tokens_BL: np.ndarray, lengths_B: np.ndarray) -> np.ndarray:
-    """The last states (B, L, D); those behind the end of a text are 0."""
+    """Returns the last states (B, L, D), 0 at padding."""
     inside_BL = np.arange(tokens_BL.shape[1]) < lengths_B[:, None]
     with torch.inference_mode():
         found = model.eval()(
@@ -52,7 +51,7 @@ def states(model: torch.nn.Module, tokens_BL: np.ndarray, lengths_B: np.ndarray)
 
 
 def peer(config: PretrainedConfig) -> torch.nn.Module:
-    """The model without an output layer, its weights drawn by their names."""
+    """Returns transformers' model without an output layer, with the weights of `draw`."""
     model = AutoModel.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -69,9 +68,9 @@ def main() -> None:
         arrays[f"{family}/config"] = np.array(config.to_json_string())
         arrays[f"{family}/shapes"] = np.array(json.dumps(shapes))
         arrays[f"{family}/states"] = states(model, tokens_BL, lengths_B)
-    arrays["openelm/config"] = np.array(json.dumps(openelm_slowly.CONFIG))
-    arrays["openelm/shapes"] = np.array(json.dumps(openelm_slowly.shapes()))
-    arrays["openelm/states"] = openelm_slowly.states(tokens_BL, lengths_B).astype(np.float32)
+    arrays["openelm/config"] = np.array(json.dumps(openelm_reference.CONFIG))
+    arrays["openelm/shapes"] = np.array(json.dumps(openelm_reference.shapes()))
+    arrays["openelm/states"] = openelm_reference.states(tokens_BL, lengths_B).astype(np.float32)
     np.savez_compressed(Path(__file__).with_name("golden.npz"), **arrays)
 
 

@@ -1,4 +1,4 @@
-"""Adapters as vectors: sums and multiples, into weights and out again, the same forward pass."""
+"""Adapter arithmetic: weighted sums, merging and unmerging, and quantized base weights."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from flax import nnx
 from common import sharding, variables
 from common.errors import UserError
 from common.model.lora import Lora, adapt
-from perception import quantize as quantization
+from perception import quantized as quantization
 from perception.adapter_arithmetic import Adapter, combine, merge, of_values
 from perception.backbones import bert
 from perception.model import backbone
@@ -32,7 +32,7 @@ def adapted(lora: Lora) -> nnx.Module:
 
 
 def adapter(seed: int, lora: Lora = LORA, base: str = "base") -> Adapter:
-    """Trained for a while: B is no longer 0."""
+    """Returns a random adapter whose B is not 0."""
     trained = drawn(variables.abstract(lambda: adapted(lora)).trainable, seed)
     return of_values({f"encoder/{n}": x for n, x in trained.items()}, lora, base)
 
@@ -56,7 +56,7 @@ def changes(adapter: Adapter) -> dict[str, np.ndarray]:
     return {n: np.float64(a) @ np.float64(b) for n, (a, b) in adapter.layers.items()}
 
 
-def test_merged_weights_do_what_weights_and_adapter_do(base, abstract_model) -> None:
+def test_merged_weights_match_base_plus_adapter(base, abstract_model) -> None:
     merged = merge(base, adapter(1))
     changed = {name for name in base if (merged[name] != base[name]).any()}
     assert len(changed) == 3 and all(name.endswith("/kernel") for name in changed)
@@ -67,7 +67,7 @@ def test_merged_weights_do_what_weights_and_adapter_do(base, abstract_model) -> 
     assert abs(found - states(abstract_model, base, {})).max() > 0.01
 
 
-def test_what_was_merged_comes_out_again(base) -> None:
+def test_unmerge_restores_base_weights(base) -> None:
     merged = merge(base, adapter(1))
     back = merge(merged, adapter(1), -1)
     assert any(abs(merged[name] - value).max() > 0.1 for name, value in base.items())
@@ -75,8 +75,8 @@ def test_what_was_merged_comes_out_again(base) -> None:
         np.testing.assert_allclose(back[name], value, atol=1e-6)
 
 
-def test_sums_are_linear() -> None:
-    """Of ranks 2 and 3, with scales 3 and 2 by alpha: the sum has rank 5 and is exact."""
+def test_weighted_sum_of_adapters_is_exact() -> None:
+    """Ranks 2 and 3, with the scales 3 and 2 (alpha / rank): the sum has rank 5 and is exact."""
     one, other = adapter(1), adapter(2, Lora(rank=3, alpha=6))
     both = combine([(one, 0.5), (other, -2.0)])
     assert (one.rank, other.rank, both.rank) == (2, 3, 5)
@@ -85,13 +85,13 @@ def test_sums_are_linear() -> None:
         np.testing.assert_allclose(change, 0.5 * first[name] - 2 * second[name], atol=1e-6)
 
 
-def test_an_adapter_and_its_negative_are_nothing(base) -> None:
+def test_adapter_plus_its_negative_changes_nothing(base) -> None:
     nothing = combine([(adapter(1), 1.0), (adapter(1), -1.0)])
     for name, value in merge(base, nothing).items():
         np.testing.assert_allclose(value, base[name], atol=1e-6)
 
 
-def test_a_layer_of_one_adapter_alone_remains() -> None:
+def test_combine_keeps_layers_of_only_one_adapter() -> None:
     one, other = adapter(1), adapter(2)
     name = next(iter(one.layers))
     part = Adapter("base", {name: other.layers[name]})
@@ -100,18 +100,18 @@ def test_a_layer_of_one_adapter_alone_remains() -> None:
     assert [a.shape[1] for a, _ in both.layers.values()] == [4, 2, 2]
 
 
-def test_what_does_not_belong_together_is_refused(base) -> None:
+def test_incompatible_adapters_and_weights_raise_errors(base) -> None:
     with pytest.raises(UserError, match="adapters 1 and 2 were trained on different weights"):
         combine([(adapter(1), 1.0), (adapter(1, base="another"), 1.0)])
     fewer = {n: x for n, x in base.items() if "up" not in n}
     with pytest.raises(UserError, match="up, which these weights lack"):
         merge(fewer, adapter(1))
     wider = {n: jnp.ones((99, 3)) for n in base}
-    with pytest.raises(UserError, match=r"the adapter is for a kernel of \(16, 16\), these .*99"):
+    with pytest.raises(UserError, match=r"needs a kernel of shape \(16, 16\), but these .*99"):
         merge(wider, adapter(1))
 
 
-def test_weights_are_read_into_a_quantized_model_one_kernel_at_a_time(base) -> None:
+def test_load_frozen_quantizes_one_kernel_at_a_time(base) -> None:
     def build() -> nnx.Module:
         model = adapted(LORA)
         quantize_frozen(model, "4bit")
@@ -125,7 +125,7 @@ def test_weights_are_read_into_a_quantized_model_one_kernel_at_a_time(base) -> N
         return {n: jax.device_put(base[n], v.sharding) for n, v in wanted.items()}
 
     frozen = variables.abstract(build).frozen
-    values = quantization.load(read, frozen, mesh)
+    values = quantization.load_frozen(read, frozen, mesh)
     where = sharding.shardings(frozen, mesh)
     assert {n: (x.shape, x.dtype, x.sharding) for n, x in values.items()} == {
         n: (v.shape, v.dtype, where[n]) for n, v in frozen.items()
@@ -138,7 +138,7 @@ def test_weights_are_read_into_a_quantized_model_one_kernel_at_a_time(base) -> N
         np.testing.assert_array_equal(values[f"{name}/scales"], wanted[1])
 
 
-def test_the_cost_of_quantization_in_bytes_and_error(base) -> None:
+def test_quantization_cost_in_bytes_and_relative_error(base) -> None:
     read = lambda wanted: {name: base[name] for name in wanted}  # noqa: E731
     found = {cost.name: cost for cost in quantization.costs(read, base, "4bit")}
     assert found.keys() == {name for name in base if name.endswith("/kernel")}
@@ -147,5 +147,5 @@ def test_the_cost_of_quantization_in_bytes_and_error(base) -> None:
         error = np.asarray(dequantize(*quantize(kernel, "4bit"), len(kernel))) - kernel
         wanted = np.linalg.norm(error) / np.linalg.norm(kernel)
         assert cost.error == pytest.approx(wanted, rel=1e-4) and 0.01 < cost.error < 0.15
-        # Half a block is filled up here: 16 or 32 of 64 inputs are used.
+        # The block is padded: only 16 or 32 of its 64 inputs are used.
         assert (cost.before, cost.after) == (kernel.nbytes, (32 + 4) * kernel.shape[1])

@@ -1,4 +1,4 @@
-"""The backbones' sizes, to the last parameter: Table 2, from models that are never allocated."""
+"""Exact parameter counts of the backbones (Table 2), without allocating the models."""
 
 import jax
 import pytest
@@ -9,7 +9,7 @@ from perception.backbones import BACKBONES
 from perception.experiments import ExperimentSuite
 from perception.tables import RANKS
 
-# "original" of Table 2 is the backbone and an output layer of its own; LoRA of rank 2. Qwen2's are the published sizes.
+# ("original": the backbone with an untied output layer, LoRA of rank 2). Qwen2 has the published sizes.
 TABLE_2 = {
     "openelm_270m": (312_487_168, 162_560),
     "openelm_450m": (506_331_136, 239_360),
@@ -28,9 +28,9 @@ TABLE_2 = {
 PRINTED = {"qwen2_0.5b": 0, "qwen2_1.5b": 0} | dict.fromkeys(
     ("arctic_xs", "arctic_s", "arctic_m", "arctic_l", "mistral_7b"), 4
 )
-"""Entries that are printed, where these are not five: the second half of the table ends at rank 8."""
+"""Number of printed entries, if not five: the second half of the table ends at rank 8."""
 
-# Of rank 32 in the backbone, in percent: the text says about 1.
+# Parameters of rank 32 relative to the backbone, in percent. The paper's text says about 1 %.
 SHARES = {"qwen2_0.5b": 0.6, "qwen2_1.5b": 0.39, "openelm_270m": 0.96, "arctic_xs": 3.92}
 SHARES["mistral_7b"] = 0.27
 
@@ -55,8 +55,8 @@ OPENELM = {
 
 
 @pytest.mark.parametrize("name", TABLE_2)
-def test_parameters_are_those_of_table_2(name: str) -> None:
-    """To the last one; and every entry that the paper prints, which are 45, to its last digit."""
+def test_parameter_counts_match_table2(name: str) -> None:
+    """Counts match exactly, and match all 45 printed entries to the last printed digit."""
     size, one = tables.parameters(name)
     total, rank_2 = TABLE_2[name]
     counts = (size + BACKBONES[name].vocabulary * BACKBONES[name].width, *(r * one for r in RANKS))
@@ -69,17 +69,17 @@ def test_parameters_are_those_of_table_2(name: str) -> None:
         assert round(100 * counts[-1] / size, 2) == SHARES[name]
 
 
-def test_table_2_is_written_beside_the_printed_one(tmp_path, capsys) -> None:
+def test_table2_has_counted_and_printed_rows(tmp_path, capsys) -> None:
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     tables.table2(ExperimentSuite("tiny", 1, [], tmp_path, mesh))
     text = (tmp_path / "table2.csv").read_text().splitlines()
     assert "openelm_270m,counted,312487168,162560,325120,650240,1300480,2600960,0.96 %" in text
     assert "arctic_s,printed,44.93M,110.59K,221.18K,442.37K,,," in text and len(text) == 1 + 12 + 10
-    assert "45 of 45 printed entries are the counted ones" in capsys.readouterr().out
+    assert "45 of 45 printed entries equal the counted ones" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", OPENELM)
-def test_layers_of_openelm_grow_as_its_rule_says(name: str) -> None:
+def test_openelm_layer_sizes_match_published_models(name: str) -> None:
     shape, (heads, first, last) = BACKBONES[name], OPENELM[name]
     assert list(shape.heads) == heads
     assert shape.hidden[:3] == first and shape.hidden[-3:] == last

@@ -1,4 +1,4 @@
-"""TF-IDF and logistic regression, and what weighted F1 is where nothing was learned."""
+"""The TF-IDF baseline, and weighted F1 of constant predictions."""
 
 import os
 
@@ -23,8 +23,8 @@ from perception import baseline, datasets, richness
         ((9023, 977), 85.6),  # w-tox: a share of 0.902
     ],
 )
-def test_weighted_f1_of_one_class_for_all(counts: tuple[int, ...], printed: float) -> None:
-    """2 p^2 / (1 + p) of the share p of the largest class: what Table 1 prints where training collapsed."""
+def test_weighted_f1_of_majority_class_prediction(counts: tuple[int, ...], printed: float) -> None:
+    """Predicting the largest class (share p) gives 2 p^2 / (1 + p), which Table 1 prints where training collapsed."""
     labels = np.repeat(np.arange(len(counts)), counts)
     share = counts[0] / sum(counts)
     found = weighted_f1(labels, np.zeros_like(labels))
@@ -33,7 +33,7 @@ def test_weighted_f1_of_one_class_for_all(counts: tuple[int, ...], printed: floa
 
 
 def texts(count: int, seed: int) -> LabelledText:
-    """Two classes that the order of two words tells apart, nothing else: pairs of words count."""
+    """Returns texts of two classes that differ only in the order of two words."""
     generator = np.random.default_rng(seed)
     labels = generator.integers(2, size=count).astype(np.int32)
     noise = [" ".join(generator.choice(list("abcdefgh"), 4)) for _ in labels]
@@ -48,15 +48,15 @@ def f1_of(found: baseline.Baseline) -> float:
     return found.predictions.metrics()["weighted_f1"]
 
 
-def test_pairs_of_words_are_features() -> None:
+def test_bigrams_are_features() -> None:
     splits = {"train": texts(200, 0), "valid": texts(50, 1), "test": texts(50, 2)}
     found = baseline.fit(splits, CLASSES)
     assert f1_of(found) == found.chosen_f1 == 100 and found.seconds > 0
     assert found.inverse_penalty in baseline.INVERSE_PENALTIES
 
 
-def test_rows_are_those_of_tf_idf_with_logarithmic_counts(monkeypatch) -> None:
-    """Columns are in another order, so the products of rows are compared; counted in parts."""
+def test_features_match_sklearn_tfidf(monkeypatch) -> None:
+    """Compares inner products of rows, since the columns have another order. Texts are counted in several batches."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
     monkeypatch.setattr(baseline, "ROWS", 7)
@@ -71,8 +71,8 @@ def test_rows_are_those_of_tf_idf_with_logarithmic_counts(monkeypatch) -> None:
         np.testing.assert_allclose(ours.toarray(), reference.toarray(), atol=1e-6)
 
 
-def test_the_number_of_features_does_not_grow_with_the_number_of_pairs(monkeypatch) -> None:
-    """Every text has words of its own, and two that all texts have; these are kept."""
+def test_number_of_features_is_bounded(monkeypatch) -> None:
+    """Every text has unique words and two common words; the features include the common words."""
     monkeypatch.setattr(baseline, "FEATURES", 50)
     many = [f"common word x{i} y{i} z{i}" for i in range(400)]
     features, rows = baseline.fit_features(many)
@@ -81,8 +81,8 @@ def test_the_number_of_features_does_not_grow_with_the_number_of_pairs(monkeypat
     assert np.count_nonzero(shared) == 3
 
 
-def test_the_penalty_of_the_baseline_is_chosen_on_the_validation_examples() -> None:
-    """Where their labels are turned round, what fits least is best, and worse on the test."""
+def test_baseline_penalty_is_selected_on_validation() -> None:
+    """Inverted validation labels select the strongest penalty, which is worse on the test."""
     splits = {"train": texts(60, 0), "valid": texts(50, 1), "test": texts(50, 2)}
     turned = LabelledText(splits["valid"].texts, 1 - splits["valid"].labels_M)
     strict, free = (
@@ -91,8 +91,8 @@ def test_the_penalty_of_the_baseline_is_chosen_on_the_validation_examples() -> N
     assert strict.inverse_penalty < free.inverse_penalty and f1_of(strict) < f1_of(free)
 
 
-def test_where_the_test_chooses_there_is_no_validation() -> None:
-    """As in the authors' recipe, whose runs have none either."""
+def test_baseline_selects_on_test_without_validation_split() -> None:
+    """In the authors' recipe the test examples replace the validation examples."""
     train, test = texts(60, 0), texts(50, 2)
     turned = LabelledText(test.texts, 1 - test.labels_M)
     found = baseline.fit({"train": train, "test": turned}, CLASSES)
@@ -101,8 +101,8 @@ def test_where_the_test_chooses_there_is_no_validation() -> None:
     assert found[:3] == again[:3] and f1_of(found) == f1_of(again)
 
 
-def test_large_data_are_fitted_by_stochastic_gradients(monkeypatch) -> None:
-    """The penalty on a sample, the model on all; the same whenever it is called."""
+def test_large_data_use_stochastic_gradients(monkeypatch) -> None:
+    """C is chosen on a sample and the model is fitted on all examples; the result is deterministic."""
     splits = {"train": texts(400, 0), "valid": texts(50, 1), "test": texts(50, 2)}
     monkeypatch.setattr(baseline, "SOLVED", 0)
     monkeypatch.setattr(baseline, "SAMPLE", 100)
@@ -120,20 +120,20 @@ def test_large_data_are_fitted_by_stochastic_gradients(monkeypatch) -> None:
     np.testing.assert_array_equal(again.predictions.nats_M, found.predictions.nats_M)
 
 
-def test_training_examples_of_one_class_are_refused() -> None:
+def test_single_class_training_data_raises_error() -> None:
     alone = LabelledText([("a b",), ("c d",)], np.int32([1, 1]))
     with pytest.raises(UserError, match="the training examples are all of one class"):
         baseline.fit({"train": alone, "test": alone}, CLASSES)
 
 
-def test_a_class_without_training_examples_has_a_small_probability() -> None:
+def test_unseen_class_gets_minimum_probability() -> None:
     train, test = texts(60, 0), LabelledText([("not good a",), ("b",)], np.int32([0, 2]))
     predictions = baseline.fit({"train": train, "test": test}, (*CLASSES, "third")).predictions
     assert predictions.nats_M[1] == pytest.approx(-np.log(baseline.LEAST_CHANCE), rel=1e-3)
     assert 2 not in predictions.guesses_M
 
 
-def test_the_baseline_is_a_run_without_a_seed(tmp_path) -> None:
+def test_baseline_run_has_no_seed(tmp_path) -> None:
     config = get_config("tiny")
     splits, classes = datasets.load(config)
     summary = baseline.run(config, splits, classes, tmp_path / "run")
@@ -143,9 +143,7 @@ def test_the_baseline_is_a_run_without_a_seed(tmp_path) -> None:
     assert summary["params"]["trainable"] > 5000 and 0 < found.test < 100
 
 
-def test_the_baseline_is_fitted_again_where_the_examples_have_changed(
-    tmp_path, monkeypatch
-) -> None:
+def test_baseline_is_refitted_only_if_examples_changed(tmp_path, monkeypatch) -> None:
     config, train, test = get_config("tiny"), texts(60, 0), texts(50, 2)
     given = {"train": train, "test": test}
     first = baseline.run(config, given, CLASSES, tmp_path / "run")
@@ -157,20 +155,20 @@ def test_the_baseline_is_fitted_again_where_the_examples_have_changed(
 
 
 @pytest.mark.skipif("TRAINLESS_DATA" not in os.environ, reason="TRAINLESS_DATA is not set")
-def test_counting_words_reaches_more_than_full_training_in_table_1() -> None:
-    """Movie reviews: 79.7, where Table 1 has from 63.8 to 76.7 in its rows of full training."""
+def test_tfidf_f1_on_rotten_tomatoes() -> None:
+    """Weighted F1 of 79.7 on rotten_tomatoes; the full-training rows of Table 1 print 63.8 to 76.7."""
     config = get_config()
     config.dataset = "rotten_tomatoes"
     config.data.source = f"files:{os.environ['TRAINLESS_DATA']}/rotten_tomatoes"
     splits, classes = datasets.load(config)
     assert [len(splits[name]) for name in ("train", "valid", "test")] == [8530, 1066, 1066]
     assert f1_of(baseline.fit(splits, classes)) == pytest.approx(79.7, abs=0.5)
-    # The measured size of Figure 1, and what is taken for it from words.
+    # The token estimate from words agrees with the measured number of tokens.
     size = richness.SIZES["rotten"]
     assert richness.tokens(splits["train"].texts) == pytest.approx(size.tokens, rel=0.02)
 
 
-def test_two_texts_of_an_example_are_read_one_after_the_other() -> None:
+def test_baseline_joins_text_pairs() -> None:
     pairs = LabelledText([("a b", "?"), ("c d", "!")] * 9, np.tile(np.int32([0, 1]), 9))
     found = baseline.fit(dict.fromkeys(("train", "valid", "test"), pairs), CLASSES)
     assert f1_of(found) == 100

@@ -1,4 +1,4 @@
-"""Sides of claims, and the table of claims end to end."""
+"""Parsing the sides of claims, and the table of claims end to end."""
 
 import csv
 import sys
@@ -17,7 +17,7 @@ from tests.programs import finish, start
 
 SIDES = sorted({s for c in claims.read("perception") if c.kind == "runs" for s in (c.a, c.b)})
 WEIGHTS = {name: Path("weights") for name in (*stand_ins().values(), "arctic_xs", "arctic_s")}
-PLACES = {name: "files:somewhere" for name in DATASETS}
+SOURCES = {name: "files:somewhere" for name in DATASETS}
 
 
 def make_suite(out: Path, **fields) -> ExperimentSuite:
@@ -28,11 +28,11 @@ def make_suite(out: Path, **fields) -> ExperimentSuite:
 
 
 @pytest.mark.parametrize("text", SIDES)
-def test_every_side_is_an_experiment_of_the_scales_tiny_and_laptop(tmp_path, text) -> None:
-    for scale, places in (("tiny", {}), ("laptop", PLACES)):
-        side = make_suite(tmp_path, scale=scale, weights=WEIGHTS, places=places).side(text)
+def test_every_side_is_valid_at_tiny_and_laptop_scale(tmp_path, text) -> None:
+    for scale, sources in (("tiny", {}), ("laptop", SOURCES)):
+        side = make_suite(tmp_path, scale=scale, weights=WEIGHTS, sources=sources).side(text)
         if scale == "tiny" and "@arctic_s" in text:
-            assert side.missing == "the scale tiny has no arctic_s"
+            assert side.missing == "--scale=tiny has no arctic_s"
             continue
         assert side.missing == ""
         config = side.experiment(2)
@@ -40,9 +40,9 @@ def test_every_side_is_an_experiment_of_the_scales_tiny_and_laptop(tmp_path, tex
         assert config.seed == 2
 
 
-def test_a_side_has_the_runs_of_the_table(tmp_path) -> None:
-    """Of the backbone arctic_xs, if it names none; the table of the scale tiny has the first row of each family."""
-    suite = make_suite(tmp_path, scale="laptop", places=PLACES, weights=WEIGHTS)
+def test_sides_share_runs_with_table1(tmp_path) -> None:
+    """The default backbone is arctic_xs; at the scale tiny it is the first row of the family."""
+    suite = make_suite(tmp_path, scale="laptop", sources=SOURCES, weights=WEIGHTS)
     for case in suite.cases():
         side = suite.side(f"{case.dataset}: {case.mode}")
         assert side.name == suite.stem(case) and side.experiment(1) == suite.configuration(case, 1)
@@ -53,18 +53,18 @@ def test_a_side_has_the_runs_of_the_table(tmp_path) -> None:
     assert paper.side("sst2: full").name == "embedded_arctic_l_full_paper"
 
 
-def test_what_a_side_lacks_is_the_option_that_gives_it(tmp_path) -> None:
+def test_side_reports_the_missing_option(tmp_path) -> None:
     def missing(text: str, **fields) -> str:
         return make_suite(tmp_path, **fields).side(text).missing
 
     assert missing("sst2: full") == ""
     assert missing("sst2: lora") == "--pretrained=arctic_l=DIR"
-    laptop = {"scale": "laptop", "places": {"sst2": "files:somewhere"}}
+    laptop = {"scale": "laptop", "sources": {"sst2": "files:somewhere"}}
     assert missing("yelp: full", **laptop) == "--data=yelp=DIR"
     assert missing(f"sst2: {TOKENIZER}", **laptop) == "--pretrained=arctic_xs=DIR"
-    assert missing("sst2: full", **laptop, datasets=("yelp",)) == "--datasets leaves it out"
-    assert missing("sst2: full", **laptop, modes=("lora",)) == "--modes leaves it out"
-    assert missing("sst2: full", **laptop, backbones=("phi_2",)) == "--backbones leaves it out"
+    assert missing("sst2: full", **laptop, datasets=("yelp",)) == "--datasets excludes it"
+    assert missing("sst2: full", **laptop, modes=("lora",)) == "--modes excludes it"
+    assert missing("sst2: full", **laptop, backbones=("phi_2",)) == "--backbones excludes it"
 
 
 @pytest.mark.parametrize(
@@ -77,15 +77,15 @@ def test_what_a_side_lacks_is_the_option_that_gives_it(tmp_path) -> None:
         ("sst2@: full", "sst2@: full: backbone"),
     ],
 )
-def test_sides_that_are_no_experiment_are_refused(tmp_path, text, told) -> None:
+def test_unknown_side_raises_error(tmp_path, text, told) -> None:
     with pytest.raises(UserError) as caught:
         make_suite(tmp_path).side(text)
     assert told in str(caught.value)
 
 
 @pytest.mark.slow
-def test_the_table_of_claims_from_the_command_line(tmp_path, pretrained) -> None:
-    """Three ways on a small folder of weights, a few steps; then the same table from the runs that are kept."""
+def test_claims_command_and_kept_runs(tmp_path, pretrained) -> None:
+    """Trains three modes for a few steps on small weights; `--kept` then writes the same table."""
     out = tmp_path / "out"
     program = [sys.executable, "-m", "perception.reproduce", "claims", "--scale=tiny"]
     program.append(f"--out={out}")
@@ -101,7 +101,7 @@ def test_the_table_of_claims_from_the_command_line(tmp_path, pretrained) -> None
     }
     assert rows["trained"]["verdict"] == "holds"
     assert rows["close-rotten"]["verdict"] == "undecided (at least 2 more seeds)"
-    assert rows["size"]["verdict"] == "not run: the scale tiny has no arctic_s"
+    assert rows["size"]["verdict"] == "not run: --scale=tiny has no arctic_s"
     assert rows["minimal"]["verdict"].startswith("refuted by arithmetic")
     before = (out / "claims.csv").read_bytes()
     finish(start([*program, weights, "--kept"]))

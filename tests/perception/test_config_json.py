@@ -1,4 +1,4 @@
-"""Configurations of Hugging Face's models as backbones and back, and those that are none."""
+"""config.json of Hugging Face models to `Backbone` and back, and unsupported fields."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -60,30 +60,30 @@ PUBLISHED = {
     "openelm_270m": OPENELM | {"num_transformer_layers": 16, "model_dim": 1280, "head_dim": 64},
     "openelm_3b": OPENELM | {"num_transformer_layers": 36, "model_dim": 3072, "head_dim": 128},
 }
-"""What the files of the paper's models say: weights of these are what `check_shape` must not refuse."""
+"""config.json fields of the paper's published models; `check_shape` must accept their weights."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_backbones_are_those_that_were_published(name: str) -> None:
-    """Also where no number of parameters shows it: positions, windows, norms, activations, dropout."""
+def test_published_configs_match_backbones(name: str) -> None:
+    """Includes fields that do not change the number of parameters: positions, windows, norms, activations, dropout."""
     assert from_json(PUBLISHED[name], PATH) == BACKBONES[name]
 
 
 @pytest.mark.parametrize("name", [*BACKBONES, *OTHERS])
-def test_every_backbone_can_be_told_to_transformers_and_back(name: str) -> None:
+def test_config_json_round_trip(name: str) -> None:
     shape = {**BACKBONES, **OTHERS}[name]
     assert from_json(to_json(shape), PATH) == shape
 
 
-def test_a_backbone_that_the_family_does_not_have_is_not_written() -> None:
-    with pytest.raises(UserError, match=r"family qwen2 cannot say window 5 \(not None\)"):
+def test_to_json_rejects_inexpressible_backbones() -> None:
+    with pytest.raises(UserError, match=r"family qwen2 cannot express window 5 \(not None\)"):
         to_json(replace(BACKBONES["tiny_qwen2"], window=5))
     uneven = replace(BACKBONES["tiny_openelm"], heads=(4, 2, 4), kv_heads=(2, 1, 2))
     with pytest.raises(UserError, match=r"num_query_heads=\[4, 2, 4\]"):
         to_json(uneven)
 
 
-def test_a_configuration_of_transformers_5_is_read() -> None:
+def test_transformers_5_rope_parameters_are_read() -> None:
     values = golden_json("phi/config") | {"rope_theta": 500.0, "partial_rotary_factor": 0.25}
     shape = from_json(values, PATH)
     assert (shape.theta, shape.rotated) == (500, 2)
@@ -92,7 +92,7 @@ def test_a_configuration_of_transformers_5_is_read() -> None:
     assert from_json({**values, "rope_parameters": rope}, PATH) == shape
 
 
-def test_a_family_is_known_by_its_architecture_too() -> None:
+def test_family_is_inferred_from_architectures() -> None:
     values = golden_json("bert/config")
     shape = from_json(values, PATH)
     del values["model_type"]
@@ -101,7 +101,7 @@ def test_a_family_is_known_by_its_architecture_too() -> None:
 
 FIELDS = {
     "unknown family": ("bert", {"model_type": "gpt2"}, "model_type='gpt2': choose one of bert, "),
-    "no family": ("bert", {"model_type": None}, "has no model_type: "),
+    "no family": ("bert", {"model_type": None}, "has neither model_type nor architectures: "),
     "Phi-3 is another family": (
         "phi",
         {"model_type": None, "architectures": ["Phi3Model"]},
@@ -142,12 +142,12 @@ FIELDS = {
         {"num_key_value_heads": 3},
         "num_attention_heads=4 is not divisible by num_key_value_heads=3",
     ),
-    "odd rotation": ("phi", {"partial_rotary_factor": 0.4}, "not 3 of the 8"),
+    "odd rotation": ("phi", {"partial_rotary_factor": 0.4}, "got 3 of the head size 8"),
 }
 
 
 @pytest.mark.parametrize("case", FIELDS)
-def test_a_field_that_no_backbone_has_is_refused_by_name(case: str) -> None:
+def test_unsupported_field_raises_error_with_its_name(case: str) -> None:
     family, changed, message = FIELDS[case]
     values = golden_json(f"{family}/config") | changed
     with pytest.raises(UserError, match=f"DIR/config.json.* {message}"):

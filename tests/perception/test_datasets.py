@@ -1,4 +1,4 @@
-"""The paper's data sets by their field names and splits, and the user's own files."""
+"""Field names and splits of the paper's data sets, and user files."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def write(path: Path, count: int, fields: str, label: str, classes: int) -> None
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-# Field names and numbers of classes as the authors' program has them; TFDS's glue/sst2 says "sentence".
+# (text fields, label field, classes) in the authors' program. TFDS's glue/sst2 names the text field "sentence".
 PAPER = {
     "dbpedia": ("text", "l1", 9),
     "bias": ("context", "bias_type", 10),
@@ -46,7 +46,7 @@ PAPER = {
 
 
 @pytest.mark.parametrize("name", PAPER)
-def test_each_is_read_by_its_field_names(tmp_path, name):
+def test_data_set_field_names(tmp_path, name):
     fields, label, classes = PAPER[name]
     for split in ("train", "validation", "test"):
         write(tmp_path / f"{split}.jsonl", 2 * classes, fields, label, classes)
@@ -57,13 +57,13 @@ def test_each_is_read_by_its_field_names(tmp_path, name):
     assert splits["train"].texts.count((text,)) + splits["valid"].texts.count((text,)) >= 1
 
 
-def test_there_are_twelve_each_from_where_the_very_same_set_is():
+def test_twelve_data_sets_and_their_sources():
     assert set(DATASETS) == set(PAPER)
     native = {name: one.source for name, one in DATASETS.items() if one.source.startswith("tfds:")}
     assert native == {"imdb": "tfds:imdb_reviews", "snli": "tfds:snli", "sst2": "tfds:glue/sst2"}
 
 
-def test_the_test_of_sst2_is_its_validation(tmp_path):
+def test_sst2_validation_split_is_the_test(tmp_path):
     write(tmp_path / "train.jsonl", 20, "sentence", "label", 2)
     write(tmp_path / "validation.jsonl", 6, "sentence", "label", 2)
     splits, _ = datasets.load(config(dataset="sst2", **{"data.source": f"files:{tmp_path}"}))
@@ -74,17 +74,17 @@ def test_the_test_of_sst2_is_its_validation(tmp_path):
     }
 
 
-def test_where_there_is_no_test_30_percent_are_cut(tmp_path):
+def test_missing_test_split_takes_30_percent_of_train(tmp_path):
     write(tmp_path / "train.jsonl", 20, "title", "clickbait", 2)
     chosen = config(dataset="clickbait", **{"data.source": f"files:{tmp_path}"})
     assert len(datasets.load(chosen)[0]["test"]) == 6
-    # The paper chooses by the test: then nothing is cut for a validation.
+    # With eval.select=test no validation split is cut from the training examples.
     chosen.eval.select = "test"
     splits, _ = datasets.load(chosen)
     assert {name: len(text) for name, text in splits.items()} == {"train": 14, "test": 6}
 
 
-def test_the_slip_in_snli_leaves_the_hypotheses_out(tmp_path):
+def test_premise_only_drops_hypotheses(tmp_path):
     for split in ("train", "validation", "test"):
         write(tmp_path / f"{split}.jsonl", 6, "premise hypothesis", "label", 3)
     with (tmp_path / "train.jsonl").open("a") as file:
@@ -102,8 +102,8 @@ def test_the_slip_in_snli_leaves_the_hypotheses_out(tmp_path):
     assert datasets.load(chosen)[0]["train"].texts[0] == ("premise 0 hypothesis 0",)
 
 
-def test_files_of_your_own(tmp_path):
-    """Any names of fields, a split of any name; one file is enough."""
+def test_user_files_with_custom_field_names(tmp_path):
+    """Custom field names and split names; a single file is split."""
     path = tmp_path / "mails.csv"
     path.write_text(
         "body,kind\n" + "".join(f"mail {i},{'spam' if i % 2 else 'ham'}\n" for i in range(20))
@@ -123,7 +123,7 @@ def test_files_of_your_own(tmp_path):
         datasets.load(chosen)
 
 
-def test_a_label_beyond_the_classes_of_a_data_set_is_named(tmp_path):
+def test_label_out_of_range_raises_error(tmp_path):
     for split in ("train", "test"):
         write(tmp_path / f"{split}.jsonl", 20, "text", "label", 3)
     chosen = config(dataset="rotten_tomatoes", **{"data.source": f"files:{tmp_path}"})
@@ -131,7 +131,7 @@ def test_a_label_beyond_the_classes_of_a_data_set_is_named(tmp_path):
         datasets.load(chosen)
 
 
-# Where the files are all of a data set: its examples as the paper uses them.
+# Data set -> (training, test) examples of the complete files.
 COMPLETE = {
     "rotten_tomatoes": (8530, 1066),
     "emotion": (16_000, 2000),
@@ -141,11 +141,11 @@ COMPLETE = {
 
 
 @pytest.mark.parametrize("name", COMPLETE)
-def test_real_files_have_as_many_examples_as_the_paper_says(name):
-    """With a validation that is cut from the training examples where the paper has none."""
+def test_real_files_have_expected_number_of_examples(name):
+    """A missing validation split is cut from the training examples."""
     folder = Path(os.environ.get("TRAINLESS_DATA", "")) / name
     if not os.environ.get("TRAINLESS_DATA") or not folder.is_dir():
-        pytest.skip(f"TRAINLESS_DATA names no folder with {name}")
+        pytest.skip(f"no directory {name} in TRAINLESS_DATA")
     splits, classes = datasets.load(config(dataset=name, **{"data.source": f"files:{folder}"}))
     assert (len(splits["train"]), len(splits["test"])) == COMPLETE[name]
     assert len(classes) == DATASETS[name].classes

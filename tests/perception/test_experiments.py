@@ -1,4 +1,4 @@
-"""Table 1's grid and Figure 1: which runs there are, and what becomes of runs whose figures are known."""
+"""The grid of Table 1 and Figure 1, on runs with made-up results."""
 
 import csv
 import json
@@ -20,7 +20,7 @@ from perception.richness import SIZES
 
 
 class Known(ExperimentSuite):
-    """A suite whose runs are made up: 80 and the seed, or with LoRA 85 and the seed; one less at the last step."""
+    """A suite with made-up F1: 80 + seed for full training, 85 + seed otherwise; one less at the last step."""
 
     def train(self, asked: Mapping[str, ConfigDict]) -> dict[str, dict]:
         return {name: self.made(name, config) for name, config in asked.items()}
@@ -63,16 +63,16 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def places(*names: str) -> dict[str, str]:
+def sources(*names: str) -> dict[str, str]:
     return {name: "files:somewhere" for name in names}
 
 
 @pytest.mark.parametrize("scale", ["tiny", "laptop", "paper"])
 @pytest.mark.parametrize("recipe", ["fixed", "paper"])
-def test_every_run_has_a_valid_configuration_and_a_folder_of_its_own(make, scale, recipe) -> None:
+def test_every_cell_has_valid_config_and_unique_name(make, scale, recipe) -> None:
     weights = {name: Path("weights") for name in backbones()}
-    where = {} if scale == "tiny" else places(*DATASETS)
-    suite = make(scale=scale, recipe=recipe, places=where, weights=weights)
+    where = {} if scale == "tiny" else sources(*DATASETS)
+    suite = make(scale=scale, recipe=recipe, sources=where, weights=weights)
     cases = suite.cases()
     assert len(cases) == {"tiny": 4 * 2, "laptop": 12 * 2, "paper": 11 * 12 * 2}[scale]
     assert len({suite.name(case, 1) for case in cases}) == len(cases)
@@ -83,9 +83,9 @@ def test_every_run_has_a_valid_configuration_and_a_folder_of_its_own(make, scale
         assert config.freeze_head == (recipe == "paper")
 
 
-def test_full_fine_tuning_is_a_row_on_request(make) -> None:
-    """The printed table has no such row; it needs weights, as LoRA does."""
-    fields = {"modes": ("full_pretrained",), "places": places("sst2"), "datasets": ("sst2",)}
+def test_full_pretrained_is_an_optional_row(make) -> None:
+    """The printed table has no such row. Like LoRA it needs weights."""
+    fields = {"modes": ("full_pretrained",), "sources": sources("sst2"), "datasets": ("sst2",)}
     (case,) = make(**fields).cases()
     assert make(**fields).missing(case) == "--pretrained=arctic_xs=DIR"
     suite = make(**fields, weights={"arctic_xs": Path("weights")})
@@ -97,13 +97,13 @@ def test_full_fine_tuning_is_a_row_on_request(make) -> None:
 
 
 @pytest.mark.parametrize("recipe", ["fixed", "paper"])
-def test_the_pretrained_tokenizer_is_a_row_on_request(make, recipe) -> None:
+def test_pretrained_tokenizer_is_an_optional_row(make, recipe) -> None:
     """Random weights, and of the pretrained folder the tokenizer alone."""
     case = Case("arctic_xs", "sst2", TOKENIZER)
-    assert make(places=places("sst2")).missing(case) == "--pretrained=arctic_xs=DIR"
+    assert make(sources=sources("sst2")).missing(case) == "--pretrained=arctic_xs=DIR"
     weights = {"arctic_xs": Path("weights")}
     for scale, backbone in (("laptop", "arctic_xs"), ("tiny", "auto")):
-        suite = make(scale=scale, recipe=recipe, places=places("sst2"), weights=weights)
+        suite = make(scale=scale, recipe=recipe, sources=sources("sst2"), weights=weights)
         config = suite.configuration(case, 1)
         run.validate(config)
         assert (config.finetune, config.data.tokenizer) == ("full", "pretrained")
@@ -113,8 +113,8 @@ def test_the_pretrained_tokenizer_is_a_row_on_request(make, recipe) -> None:
 @pytest.mark.parametrize(
     "fair", [{"turns": 5}, {"sweep": {"optimizer.learning_rate": ("1e-4", "1e-3")}}]
 )
-def test_in_turns_and_in_a_sweep_all_cells_are_trained_together(make, monkeypatch, fair) -> None:
-    """Two ways on two data sets: one call with all four, or two for each point and then the chosen ones."""
+def test_turns_and_sweep_train_all_cells_together(make, monkeypatch, fair) -> None:
+    """Two modes on two data sets: one call for all four cells, or one call per point of the sweep."""
     together, train = [], Known.train
 
     def counted(self: Known, asked: Mapping[str, ConfigDict]) -> dict[str, dict]:
@@ -123,7 +123,7 @@ def test_in_turns_and_in_a_sweep_all_cells_are_trained_together(make, monkeypatc
 
     monkeypatch.setattr(Known, "train", counted)
     weights = {"arctic_xs": Path("weights")}
-    chosen = {"datasets": ("sst2", "emotion"), "places": places("sst2", "emotion")}
+    chosen = {"datasets": ("sst2", "emotion"), "sources": sources("sst2", "emotion")}
     suite = make(weights=weights, **chosen, **fair)
     tables.table1(suite)
     if suite.turns:
@@ -135,19 +135,19 @@ def test_in_turns_and_in_a_sweep_all_cells_are_trained_together(make, monkeypatc
     assert best["sst2"] == best["emot."] == "86.0"
 
 
-def test_columns_are_those_of_the_printed_table() -> None:
+def test_columns_match_printed_table1() -> None:
     columns = [known.column for known in DATASETS.values()]
     assert columns == list(SIZES)
     assert all(list(row) == columns for row in printed.table1().values())
 
 
-def test_measured_stands_beside_printed_and_what_is_missing_is_named(
+def test_table1_has_measured_and_printed_rows_and_lists_missing_inputs(
     make, tmp_path, capsys
 ) -> None:
-    """Data of two sets, no weights but those of one backbone; two seeds."""
+    """Data of two data sets, weights of one backbone, two seeds."""
     chosen = {"backbones": ("arctic_xs", "phi_2"), "datasets": ("sst2", "emotion", "yelp")}
     weights = {"arctic_xs": Path("weights")}
-    tables.table1(make(seeds=2, places=places("sst2", "emotion"), weights=weights, **chosen))
+    tables.table1(make(seeds=2, sources=sources("sst2", "emotion"), weights=weights, **chosen))
     rows = read(tmp_path / "table1.csv")
     assert [row["finetuning"] for row in rows] == [*["lora"] * 3, *["full"] * 3] * 2
     best, last, paper = rows[:3]
@@ -155,7 +155,7 @@ def test_measured_stands_beside_printed_and_what_is_missing_is_named(
     assert last["sst2"] == "85.5 ± 0.7" and paper["sst2"] == "82.7"
     assert rows[6]["sst2"] == "" and rows[9]["sst2"] == "81.5 ± 0.7"
     said = capsys.readouterr().out
-    assert "6 of 12 cells are empty for want of" in said
+    assert "6 of 12 cells are empty; they need" in said
     assert "--data=yelp=DIR (4)" in said and "--pretrained=phi_2=DIR (2)" in said
 
 
@@ -171,11 +171,11 @@ OUT_OF_MEMORY = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 by
         (MemoryError("Unable to allocate 9 GiB"), "Unable to allocate 9 GiB"),
     ],
 )
-def test_a_cell_that_fails_stays_empty_and_the_others_are_there(
+def test_failed_cell_stays_empty_and_others_are_written(
     make, tmp_path, capsys, monkeypatch, fault, told
 ) -> None:
-    """It is said when it happens and at the end, which is an error; the table is there after each row."""
-    suite = make(datasets=("sst2", "emotion"), places=places("sst2", "emotion"))
+    """The failure is printed at once and at the end, which is an error. The table is written after each row."""
+    suite = make(datasets=("sst2", "emotion"), sources=sources("sst2", "emotion"))
     suite = replace(suite, backbones=("arctic_xs", "arctic_s"), modes=("full",))
     made, seen = Known.made, []
 
@@ -186,40 +186,40 @@ def test_a_cell_that_fails_stays_empty_and_the_others_are_there(
         return made(self, name, config)
 
     monkeypatch.setattr(Known, "made", fails)
-    with pytest.raises(UserError, match="1 of 4 cells failed"):
+    with pytest.raises(UserError, match="1 of 4 cells of table1 failed"):
         tables.table1(suite)
     assert seen == [False, False, True, True]
     rows = read(tmp_path / "table1.csv")
     assert [(r["sst2"], r["emot."]) for r in rows[::3]] == [("", "81.0"), ("81.0", "81.0")]
     said = capsys.readouterr()
-    assert f"error: {told}; the cell stays empty" in said.err
+    assert f"error: {told}; leaving the cell empty" in said.err
     assert said.out.endswith(f"failed:\n  arctic_xs full on sst2: {told}\n")
 
 
-def test_options_at_fault_end_it_before_anything_is_trained(make, monkeypatch) -> None:
+def test_invalid_config_fails_before_training(make, monkeypatch) -> None:
     monkeypatch.setattr(Known, "made", None)
-    suite = make(datasets=("sst2",), places=places("sst2"), fields=["--config.data.max_length=0"])
+    suite = make(datasets=("sst2",), sources=sources("sst2"), fields=["--config.data.max_length=0"])
     with pytest.raises(UserError, match="max_length must be at least 1"):
         tables.table1(suite)
 
 
-def test_both_recipes_may_have_runs_side_by_side(make) -> None:
+def test_run_names_depend_on_recipe(make) -> None:
     case = Case("arctic_xs", "sst2", "full")
     assert make().name(case, 2) == "sst2_arctic_xs_full_seed2"
     assert make(recipe="paper").name(case, 2) == "sst2_arctic_xs_full_paper_seed2"
 
 
-def test_a_mean_is_of_the_columns_that_are_shown(make, tmp_path) -> None:
+def test_mean_covers_the_selected_columns(make, tmp_path) -> None:
     tables.table1(
-        make(datasets=("sst2", "emotion"), places=places("sst2", "emotion"), modes=("full",))
+        make(datasets=("sst2", "emotion"), sources=sources("sst2", "emotion"), modes=("full",))
     )
     best, _, paper = read(tmp_path / "table1.csv")
     assert best["mean"] == "81.0" and paper["mean"] == "85.7"  # (81.5 + 89.8) / 2
 
 
-def test_figure_1_takes_the_runs_that_are_there(make, tmp_path) -> None:
+def test_fig1_uses_finished_runs(make, tmp_path) -> None:
     names = ("sst2", "emotion", "imdb")
-    suite = make(datasets=names, places=places(*names), weights={"arctic_xs": Path("weights")})
+    suite = make(datasets=names, sources=sources(*names), weights={"arctic_xs": Path("weights")})
     figures.fig1(suite)
     assert {row["from"] for row in read(tmp_path / "fig1.csv")} == {
         *("printed", "printed, without artefacts")
@@ -238,8 +238,8 @@ def test_figure_1_takes_the_runs_that_are_there(make, tmp_path) -> None:
     assert (tmp_path / "fig1.png").stat().st_size > 10_000
 
 
-def test_the_plan_says_what_would_be_done(make, tmp_path, capsys) -> None:
-    suite = make(datasets=("sst2", "yelp"), places=places("sst2"))
+def test_dry_run_lists_missing_inputs_and_finished_runs(make, tmp_path, capsys) -> None:
+    suite = make(datasets=("sst2", "yelp"), sources=sources("sst2"))
     case = Case("arctic_xs", "sst2", "full")
     suite.fit(suite.name(case, 1), suite.configuration(case, 1))
     capsys.readouterr()
@@ -251,7 +251,7 @@ def test_the_plan_says_what_would_be_done(make, tmp_path, capsys) -> None:
     ]
 
 
-def test_wrong_options_are_refused_in_a_line(monkeypatch, tmp_path) -> None:
+def test_invalid_options_raise_errors(monkeypatch, tmp_path) -> None:
     def told(*options: str) -> str:
         monkeypatch.setattr(sys, "argv", ["reproduce", *options, f"--out={tmp_path / 'out'}"])
         with pytest.raises(UserError) as caught:
@@ -260,20 +260,20 @@ def test_wrong_options_are_refused_in_a_line(monkeypatch, tmp_path) -> None:
 
     assert "did you mean arctic_xs?" in told("table1", "--backbones=artic_xs")
     assert "did you mean emotion?" in told("table1", "--datasets=emotions")
-    assert "it is NAME=DIR" in told("table1", "--data=sst2")
-    assert "there is no directory nowhere" in told("table1", "--pretrained=arctic_xs=nowhere")
+    assert "write --data=NAME=DIR" in told("table1", "--data=sst2")
+    assert "no directory nowhere" in told("table1", "--pretrained=arctic_xs=nowhere")
     assert "did you mean fixed?" in told("table1", "--recipe=fix")
-    assert "--dry-run is for table1, not for table2" in told("table2", "--dry-run")
-    assert "--dry-run is for table1, not for claims" in told("claims", "--dry-run")
-    assert "fig1 trains nothing: --turns and --sweep are for" in told("fig1", "--turns=5")
-    assert "no --datasets, no --data" in told("table1", "--datasets=sst2")
+    assert "--dry-run needs the target table1, got table2" in told("table2", "--dry-run")
+    assert "--dry-run needs the target table1, got claims" in told("claims", "--dry-run")
+    assert "fig1 trains no model: --turns and --sweep need" in told("fig1", "--turns=5")
+    assert "remove --datasets and --data" in told("table1", "--datasets=sst2")
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").write_text("a file")
     assert "out is no folder" in told("table1", "--config.train.steps=1")
 
 
-def test_what_a_cell_is_cannot_be_set_from_outside(make) -> None:
-    """It would fill the rows of LoRA with full runs, or all columns with one data set."""
-    suite = make(fields=["--config.finetune=full"], places=places("sst2"))
-    with pytest.raises(UserError, match="the cells of the table set this themselves"):
+def test_overrides_of_cell_fields_are_rejected(make) -> None:
+    """Otherwise an override could fill the LoRA rows with full runs, or all columns with one data set."""
+    suite = make(fields=["--config.finetune=full"], sources=sources("sst2"))
+    with pytest.raises(UserError, match="each cell of the table sets this field"):
         suite.configuration(Case("arctic_xs", "sst2", "full"), 1)

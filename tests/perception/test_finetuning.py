@@ -1,4 +1,4 @@
-"""What of a model is trained, what is frozen, at which values and in which type. Nothing is trained here."""
+"""Trainable and frozen parameters of a model, their values and dtypes, without training."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -31,10 +31,8 @@ def abstract_model(config: ConfigDict, shape=SHAPE) -> variables.AbstractModel:
     return variables.abstract(lambda: make_model(config, shape, 6, rngs=nnx.Rngs(0)))
 
 
-def test_frozen_matrices_are_read_in_the_type_that_they_are_computed_with(
-    make, mesh, pretrained, weights
-):
-    """Half the memory of the base; norms, biases and what is drawn stay as they are."""
+def test_frozen_matrices_are_cast_to_compute_dtype(make, mesh, pretrained, weights):
+    """Base matrices become bfloat16; norms, biases and seed-initialised tables stay float32."""
     config = make(**LORA, reinitialize="embed/positions/table", **{"model.dtype": "bfloat16"})
     found = abstract_model(config)
     values = outside(open_model(pretrained), mesh)(found).values
@@ -54,7 +52,7 @@ def test_frozen_matrices_are_read_in_the_type_that_they_are_computed_with(
         *(("qwen2_0.5b", "float32"), ("arctic_l", "float32"), ("auto", "auto")),
     ],
 )
-def test_the_recipe_of_the_authors_has_their_types(backbone, expected):
+def test_paper_recipe_uses_authors_dtypes(backbone, expected):
     config = recipes.get_config("paper")
     config.backbone = backbone
     assert resolve(config).model.dtype == expected
@@ -63,14 +61,14 @@ def test_the_recipe_of_the_authors_has_their_types(backbone, expected):
     assert resolve(config).model.dtype == "float32"
 
 
-def test_of_a_head_run_the_head_alone_is_trained(make):
+def test_head_run_trains_only_the_head(make):
     found = abstract_model(make(finetune="head"))
     assert set(found.trainable) == {"head/kernel", "head/bias"}
     assert found.frozen and not found.drawn
 
 
-def test_the_confounds_of_the_authors_are_drawn_from_the_seed(make):
-    """A head that stays as it began; positions that do not fit and are drawn anew; nothing of that in full training."""
+def test_paper_recipe_freezes_head_and_reinitialises_positions(make):
+    """LoRA freezes the head at random values and reinitialises position tables of another size; full does neither."""
     config = make("paper,tiny", finetune="lora", **{"data.max_length": 1024})
     shape = make_shape(config, SimpleNamespace(shape=SHAPE), 300)
     assert shape.learned == 1024
@@ -87,9 +85,7 @@ def test_the_confounds_of_the_authors_are_drawn_from_the_seed(make):
     assert not abstract_model(config, shape).frozen
 
 
-def test_full_fine_tuning_draws_the_tables_of_the_authors_anew_and_trains_them(
-    make, mesh, pretrained
-):
+def test_full_pretrained_reinitialises_and_trains_authors_tables(make, mesh, pretrained):
     config = make(finetune="full_pretrained", reinitialize="authors")
     kinds = abstract_model(config).trainable
     drawn = place(
@@ -111,7 +107,7 @@ def test_full_fine_tuning_draws_the_tables_of_the_authors_anew_and_trains_them(
         ("tiny_mistral", ()),
     ],
 )
-def test_which_tables_the_authors_draw_anew(make, name, expected):
+def test_reinitialised_tables_by_family(make, name, expected):
     config = make(finetune="lora", reinitialize="authors")
     family = BACKBONES[name].family
     assert reinitialized(config, family) == expected
@@ -120,7 +116,7 @@ def test_which_tables_the_authors_draw_anew(make, name, expected):
 
 
 class States(nnx.Module):
-    """An encoder whose states are known, those of padding too."""
+    """An encoder with constant states, also at padding."""
 
     def __call__(self, tokens_BL, lengths_B, key=None):
         return STATES_BLD.astype(jnp.bfloat16)
@@ -130,8 +126,8 @@ STATES_BLD = np.arange(2 * 4 * 3, dtype=np.float32).reshape(2, 4, 3)
 
 
 @pytest.mark.parametrize("pool", ["masked", "authors"])
-def test_the_head_reads_the_mean_and_the_last_state(pool):
-    """Of the text, of 3 and 1 tokens; or as the authors' program does, of the row with its padding."""
+def test_pooled_features_are_mean_and_last_state(pool):
+    """ "masked" pools 3 and 1 tokens; "authors" pools all 4 positions with the padding."""
     model = PooledClassifier(States(), 3, 5, pool, rngs=nnx.Rngs(0))
     lengths = (3, 1) if pool == "masked" else (4, 4)
     wanted_BE = np.stack(
@@ -147,7 +143,7 @@ def test_the_head_reads_the_mean_and_the_last_state(pool):
     assert model(*given).dtype == jnp.float32
 
 
-def test_dropout_is_that_of_the_backbone_or_one_for_all_places(make):
+def test_dropout_rate_override(make):
     config, own = make(), replace(SHAPE, dropout=(0.1, 0.2, 0.3))
     pretrained = SimpleNamespace(shape=own)
     assert make_shape(config, pretrained, 300).dropout == own.dropout
@@ -156,14 +152,14 @@ def test_dropout_is_that_of_the_backbone_or_one_for_all_places(make):
 
 
 def std(values: dict, end: str) -> float:
-    """Of all that a path ends with; there has to be some."""
+    """Returns the standard deviation of all parameters whose path ends with `end`."""
     found = [np.asarray(x[...]).ravel() for n, x in values.items() if n.endswith(end)]
     return np.concatenate(found).std()
 
 
 @pytest.mark.parametrize("name", ["tiny_bert", "tiny_openelm"])
-def test_training_begins_where_the_published_models_began(name):
-    """BERT at 0.02 everywhere, its padding at 0; OpenELM by the number of inputs, and of layers where residuals end."""
+def test_initialization_matches_published_models(name):
+    """BERT: 0.02 everywhere, 0 at padding. OpenELM: depends on inputs, and on layers for output projections."""
     shape = BACKBONES[name]
     values = variables.split(backbone(shape, rngs=nnx.Rngs(0))).trainable
     wanted = {"embed/table": 0.02, "function/up/kernel": 0.02, "function/out/kernel": 0.02}

@@ -1,4 +1,4 @@
-"""Grouped attention against a slow reading of its equations, and against itself a token at a time."""
+"""Grouped attention against a slow reference, and one-token decoding against the full sequence."""
 
 import jax
 import jax.numpy as jnp
@@ -35,13 +35,13 @@ def make(kind: str) -> GroupedAttention:
     generator = np.random.default_rng(0)
     for _, part in nnx.iter_modules(layer):
         for variable in vars(part).values():
-            if isinstance(variable, nnx.Param):  # biases and scales too are something
+            if isinstance(variable, nnx.Param):  # including biases and scales
                 variable[...] = jnp.asarray(generator.normal(size=variable.shape), jnp.float32)
     return layer
 
 
 def read(layer: GroupedAttention, x_LD: np.ndarray, length: int) -> np.ndarray:
-    """The equations, head by head and query by query."""
+    """Computes the attention head by head and query by query."""
 
     def affine(linear, x):
         bias = 0 if linear.bias is None else np.asarray(linear.bias[...], np.float64)
@@ -88,7 +88,7 @@ def read(layer: GroupedAttention, x_LD: np.ndarray, length: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_is_what_its_equations_say(kind: str) -> None:
+def test_attention_matches_slow_reference(kind: str) -> None:
     layer, length = make(kind), 5
     x_1LD = np.random.default_rng(1).normal(size=(1, LENGTH, WIDTH)).astype(np.float32)
     found = layer(jnp.asarray(x_1LD), Context(lengths_B=jnp.asarray([length])))[0]
@@ -99,7 +99,7 @@ def test_is_what_its_equations_say(kind: str) -> None:
 @pytest.mark.parametrize(
     "kind", [kind for kind, options in KINDS.items() if "causal" not in options]
 )
-def test_a_token_at_a_time_gives_the_same(kind: str) -> None:
+def test_one_token_decoding_matches_full_sequence(kind: str) -> None:
     layer = make(kind)
     x_BLD = jax.random.normal(jax.random.key(2), (2, LENGTH, WIDTH))
     whole = layer(x_BLD, Context())
@@ -109,14 +109,14 @@ def test_a_token_at_a_time_gives_the_same(kind: str) -> None:
         np.testing.assert_allclose(y_B1D[:, 0], whole[:, index], rtol=1e-4, atol=1e-4)
 
 
-def test_rms_norm_divides_by_the_root_mean_square() -> None:
+def test_rms_norm_divides_by_root_mean_square() -> None:
     layer = RMSNorm(4, rngs=nnx.Rngs(0), epsilon=0.0)
     layer.scale[...] = jnp.asarray([1.0, 2.0, 3.0, 4.0])
     y = layer(jnp.asarray([[[1.0, -1.0, 7.0, 7.0]]]))
     np.testing.assert_allclose(y[0, 0], np.asarray([1, -2, 21, 28]) / 5, rtol=1e-6)
 
 
-def test_rotary_products_depend_on_the_distance_alone() -> None:
+def test_rotary_products_depend_only_on_distance() -> None:
     rotary = Rotary(8)
     q, k = np.random.default_rng(0).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
 
@@ -128,8 +128,8 @@ def test_rotary_products_depend_on_the_distance_alone() -> None:
     assert product(3, 1) != pytest.approx(product(3, 2), rel=1e-2)
 
 
-def test_dropout_of_weights_keeps_their_expectation() -> None:
-    """A quarter of the weights goes, the others grow: the mean over many draws is what it is without."""
+def test_attention_dropout_preserves_expectation() -> None:
+    """The mean over many dropout masks equals the output without dropout."""
     x = jax.random.normal(jax.random.key(0), (1, 4, 2, 8))
     plain = attend(x, x, x)
     keys = jax.random.split(jax.random.key(1), 4000)

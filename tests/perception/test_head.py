@@ -1,4 +1,4 @@
-"""The head alone at its optimum, from features that are computed once."""
+"""The head solved by logistic regression on cached features."""
 
 import json
 from argparse import Namespace
@@ -18,7 +18,7 @@ SOLVED = {"finetune": "head", "train.steps": 0, "optimizer.learning_rate": 0.0}
 
 
 def examples(count: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Overlapping classes in features of very different scales, one of them constant."""
+    """Returns overlapping classes with features of very different scales, one of them constant."""
     generator = np.random.default_rng(seed)
     labels_M = generator.integers(classes, size=count)
     centres_KE = np.random.default_rng(0).normal(size=(classes, 5))
@@ -29,30 +29,29 @@ def examples(count: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarra
 
 
 @pytest.mark.parametrize("classes", [2, 3])
-def test_the_solution_is_a_stationary_point_of_the_penalised_loss(classes: int) -> None:
-    """Of C times the summed cross-entropy and half the squared norm of the weights of standardised features; a class
-    more or less in all logits changes nothing."""
+def test_solved_head_is_stationary_point_of_penalised_loss(classes: int) -> None:
+    """The loss is C times the summed cross-entropy plus half the squared norm of the standardised weights."""
     train, valid = examples(300, classes, 1), examples(100, classes, 2)
     found = solve(train, valid, classes)
     features_ME, labels_M = train
     scale_E = np.where(features_ME.std(0) > 0, features_ME.std(0), 1)
     rows_ME = (features_ME - features_ME.mean(0, np.float64)) / scale_E
-    logits_MN = features_ME @ found.kernel_EN.astype(np.float64) + found.bias_N
+    logits_MN = features_ME @ found.kernel_MC.astype(np.float64) + found.bias_C
     chances_MN = np.exp(logits_MN - logits_MN.max(1, keepdims=True))
     chances_MN /= chances_MN.sum(1, keepdims=True)
     errors_MN = chances_MN - np.eye(classes)[labels_M]
-    weights_EN = found.kernel_EN * scale_E[:, None]
-    # sklearn's two classes have one vector of weights, which is the difference of ours.
+    weights_EN = found.kernel_MC * scale_E[:, None]
+    # For two classes scikit-learn has one weight vector, the difference of ours.
     share = 2 if classes == 2 else 1
     gradient_EN = found.inverse_penalty * rows_ME.T @ errors_MN + share * weights_EN
     np.testing.assert_allclose(gradient_EN, 0, atol=2e-3 * found.inverse_penalty * len(labels_M))
     np.testing.assert_allclose(errors_MN.sum(0), 0, atol=0.1)
-    assert found.f1 == weighted_f1(valid[1], (valid[0] @ found.kernel_EN + found.bias_N).argmax(1))
+    assert found.f1 == weighted_f1(valid[1], (valid[0] @ found.kernel_MC + found.bias_C).argmax(1))
     assert found.f1 > 50
 
 
-def test_the_penalty_of_the_head_is_chosen_on_the_validation_examples() -> None:
-    """Where their labels are random, another one is chosen than where they are right."""
+def test_head_penalty_is_selected_on_validation() -> None:
+    """The chosen penalty has the best validation F1 of all penalties."""
     train, valid = examples(40, 3, 1), examples(2000, 3, 2)
     best = solve(train, valid, 3)
     every = [best.f1]
@@ -63,23 +62,23 @@ def test_the_penalty_of_the_head_is_chosen_on_the_validation_examples() -> None:
     assert best.f1 == pytest.approx(max(every), abs=0.2) and min(every) < best.f1 - 0.5
 
 
-def test_a_class_without_training_examples_is_never_predicted() -> None:
+def test_unseen_class_is_never_predicted() -> None:
     features_ME, labels_M = examples(100, 2, 1)
     found = solve((features_ME, 2 * labels_M), (features_ME, 2 * labels_M), 3)
-    assert found.bias_N[1] == UNSEEN and not found.kernel_EN[:, 1].any()
-    assert set((features_ME @ found.kernel_EN + found.bias_N).argmax(1)) == {0, 2}
+    assert found.bias_C[1] == UNSEEN and not found.kernel_MC[:, 1].any()
+    assert set((features_ME @ found.kernel_MC + found.bias_C).argmax(1)) == {0, 2}
     with pytest.raises(UserError, match="the training examples are all of one class"):
         solve((features_ME, 0 * labels_M), (features_ME, labels_M), 2)
 
 
 @pytest.fixture(scope="module")
 def solved(make, mesh, tmp_path_factory):
-    """The folder of a run, and its summary."""
+    """Workdir and summary of a run with a solved head."""
     workdir = tmp_path_factory.mktemp("runs") / "head"
     return workdir, run.fit(make(**SOLVED), workdir, mesh)
 
 
-def test_a_solved_head_is_a_run_without_a_seed(solved) -> None:
+def test_solved_head_run_has_no_seed(solved) -> None:
     workdir, summary = solved
     (found,) = load_local(workdir)
     assert summary["seed"] is None and found.seed is None
@@ -87,7 +86,7 @@ def test_a_solved_head_is_a_run_without_a_seed(solved) -> None:
     assert found.predictions().metrics() == pytest.approx(summary["test"])
 
 
-def test_a_solved_head_is_used_and_exported_as_other_runs(solved, mesh, tmp_path) -> None:
+def test_solved_head_is_loaded_and_exported(solved, mesh, tmp_path) -> None:
     workdir, summary = solved
     trained = run.load(workdir, mesh)
     splits, _ = datasets.load(trained.config)
@@ -98,18 +97,16 @@ def test_a_solved_head_is_used_and_exported_as_other_runs(solved, mesh, tmp_path
     assert (tmp_path / "out" / "classifier" / "model.safetensors").is_file()
 
 
-def test_a_solved_head_is_better_than_one_that_steps_have_trained(
-    solved, make, mesh, tmp_path
-) -> None:
-    """A few steps are far from the optimum; gradients still train a head where there are steps."""
+def test_solved_head_beats_briefly_trained_head(solved, make, mesh, tmp_path) -> None:
+    """Four gradient steps leave the head far from the optimum."""
     _, summary = solved
     trained = run.fit(make(finetune="head"), tmp_path / "trained", mesh)
     assert trained["seed"] == 1 and trained["steps"] == 4
     assert summary["best_valid"] > trained["best_valid"]
 
 
-def test_features_are_computed_once(solved, make, mesh, tmp_path, monkeypatch) -> None:
-    """Another run with the same weights and examples reads them; other rows have others."""
+def test_features_are_cached_across_runs(solved, make, mesh, tmp_path, monkeypatch) -> None:
+    """A run with the same weights and examples reads the cached features; another text length does not."""
     monkeypatch.setattr(PerExample, "__call__", None)
     again = run.fit(make(**SOLVED, seed=2), tmp_path / "again", mesh)
     assert again["test"] == solved[1]["test"]
@@ -119,7 +116,7 @@ def test_features_are_computed_once(solved, make, mesh, tmp_path, monkeypatch) -
         )
 
 
-def test_a_head_on_tables_that_are_drawn_anew_has_a_seed(make, mesh, tmp_path) -> None:
+def test_solved_head_with_reinitialised_tables_has_a_seed(make, mesh, tmp_path) -> None:
     fields = SOLVED | {"reinitialize": "embed/positions/table"}
     found = [run.fit(make(**fields, seed=s), tmp_path / str(s), mesh) for s in (1, 2)]
     assert [summary["seed"] for summary in found] == [1, 2]

@@ -1,4 +1,4 @@
-"""Folders of Hugging Face's format: states of other implementations, the way back, and folders that are at fault."""
+"""Hugging Face format: parity with other implementations, export, and invalid directories."""
 
 import json
 import sys
@@ -27,7 +27,7 @@ SHARDED = {"data": 2, "fsdp": 2, "tensor": 2}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Callable[..., Path]:
-    """A function (family, prefix) -> a folder that others wrote. Not to be changed."""
+    """A function (family, prefix) that writes a directory without this project's code."""
 
     def make(family: str, prefix: str = "") -> Path:
         directory = tmp_path_factory.mktemp(family)
@@ -39,7 +39,7 @@ def folder(tmp_path_factory) -> Callable[..., Path]:
 
 @pytest.fixture
 def own(folder) -> Path:
-    """A folder of its own."""
+    """A BERT directory that the test may change."""
     return folder("bert")
 
 
@@ -51,8 +51,8 @@ def load(model: Pretrained, dtype: type = jnp.float32) -> dict[str, jax.Array]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_states_are_those_of_other_implementations(family: str, folder) -> None:
-    """transformers' own, and for OpenELM a slow reading; the weights lie on eight devices."""
+def test_states_match_other_implementations(family: str, folder) -> None:
+    """Compares with transformers, and for OpenELM with the slow reference, with weights sharded over eight devices."""
     tokens_BL, lengths_B = golden()["tokens"], golden()["lengths"]
     found = states(open_model(folder(family)), tokens_BL, lengths_B, SHARDED)
     wanted = golden()[f"{family}/states"]
@@ -62,8 +62,8 @@ def test_the_states_are_those_of_other_implementations(family: str, folder) -> N
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_is_written_is_what_was_read(family: str, folder, tmp_path) -> None:
-    """To the bit, whether there was a prefix or not; names, shapes and the configuration are those of the family."""
+def test_export_round_trip_is_bit_exact(family: str, folder, tmp_path) -> None:
+    """Bit-exact, with and without a name prefix; names, shapes and config.json match the original."""
     prefix = {"bert": "bert.", "openelm": "transformer."}.get(family, "model.")
     theirs, out = folder(family, prefix), tmp_path / "out"
     model = open_model(theirs)
@@ -82,8 +82,8 @@ def test_what_is_written_is_what_was_read(family: str, folder, tmp_path) -> None
     }
 
 
-def test_what_is_not_read_goes_along(own, tmp_path) -> None:
-    """Output layers of any type, fields that mean nothing here, files beside the weights; and names with a prefix."""
+def test_export_keeps_unused_tensors_fields_and_files(own, tmp_path) -> None:
+    """Keeps output layers of any dtype, unknown config.json fields, tokenizer files and the name prefix."""
     path, extra = own / "model.safetensors", {"cls.bias": np.arange(3.0, dtype=np.float16)}
     extra["bert.embeddings.position_ids"] = np.arange(24)[None]
     given = {f"bert.{name}": value for name, value in load_file(path).items()} | extra
@@ -107,7 +107,7 @@ def test_what_is_not_read_goes_along(own, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_narrow_types_are_read_and_written(dtype: type, folder, tmp_path) -> None:
+def test_16_bit_weights_round_trip(dtype: type, folder, tmp_path) -> None:
     values = load(open_model(folder("openelm")), dtype)
     model = open_model(folder("openelm"))
     export(tmp_path / "narrow", model.shape, values)
@@ -119,7 +119,7 @@ def test_narrow_types_are_read_and_written(dtype: type, folder, tmp_path) -> Non
     assert config["torch_dtype"] == jnp.dtype(dtype).name
 
 
-def test_a_device_reads_no_more_than_its_part(folder, monkeypatch) -> None:
+def test_each_device_reads_only_its_shard(folder, monkeypatch) -> None:
     read, sizes = TensorFiles.read, []
 
     def watched(self: TensorFiles, name: str, index: tuple[slice, ...]) -> np.ndarray:
@@ -133,8 +133,8 @@ def test_a_device_reads_no_more_than_its_part(folder, monkeypatch) -> None:
     assert len(sizes) > 8 and max(sizes) == 1 / 4  # fsdp x tensor
 
 
-def test_an_old_file_of_bert_is_read(own) -> None:
-    """The first ones call the scales and biases of norms gamma and beta."""
+def test_old_bert_norm_names_are_read(own) -> None:
+    """Early files name the scales and biases of norms gamma and beta."""
     wanted, path = load(open_model(own)), own / "model.safetensors"
     renamed = {
         name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): value
@@ -145,7 +145,7 @@ def test_an_old_file_of_bert_is_read(own) -> None:
         np.testing.assert_array_equal(value, wanted[name])
 
 
-def test_other_settings_make_other_weights_of_the_same_files(own) -> None:
+def test_fingerprint_depends_on_config_json(own) -> None:
     before, path = open_model(own).fingerprint, own / "config.json"
     assert open_model(own).fingerprint == before
     path.write_text(json.dumps(json.loads(path.read_text()) | {"layer_norm_eps": 1e-5}))
@@ -154,24 +154,24 @@ def test_other_settings_make_other_weights_of_the_same_files(own) -> None:
 
 WORDS = "embeddings.word_embeddings.weight"
 WEIGHTS = {
-    "missing": (lambda w: w.pop(WORDS), f"has no tensor {WORDS}, nor bert.{WORDS}"),
+    "missing": (lambda w: w.pop(WORDS), f"has neither tensor {WORDS} nor bert.{WORDS}"),
     "rows": (
         lambda w: w.update({WORDS: w[WORDS][1:]}),
-        rf"the tensor {WORDS} of .* has the shape \(49, 32\), the model needs \(50, 32\)",
+        rf"tensor {WORDS} has shape \(49, 32\), the model needs \(50, 32\)",
     ),
     "type": (
         lambda w: w.update({WORDS: w[WORDS].astype(np.float64)}),
-        f"the tensor {WORDS} of .* is of the type F64; known are F32, F16, BF16",
+        f"tensor {WORDS} has dtype F64, supported are F32, F16, BF16",
     ),
     "numbers": (
         lambda w: w.update({WORDS: np.where(w[WORDS] == w[WORDS].max(), np.nan, w[WORDS])}),
-        f"the tensor {WORDS} of .* has numbers that are not finite",
+        f"tensor {WORDS} contains values that are not finite",
     ),
 }
 
 
 @pytest.mark.parametrize("case", WEIGHTS)
-def test_a_tensor_that_does_not_fit_is_named(case: str, own) -> None:
+def test_invalid_tensor_raises_error_with_its_name(case: str, own) -> None:
     alter, message = WEIGHTS[case]
     weights = load_file(own / "model.safetensors")
     alter(weights)
@@ -180,8 +180,8 @@ def test_a_tensor_that_does_not_fit_is_named(case: str, own) -> None:
         load(open_model(own))
 
 
-def test_a_folder_without_a_configuration_is_refused(own, tmp_path) -> None:
-    with pytest.raises(UserError, match=f"--config.pretrained={tmp_path}/no is no folder"):
+def test_missing_or_damaged_config_json_raises_error(own, tmp_path) -> None:
+    with pytest.raises(UserError, match=f"--config.pretrained={tmp_path}/no is not a directory"):
         open_model(tmp_path / "no")
     (own / "config.json").write_text("{")
     with pytest.raises(UserError, match=r"config.json is damaged"):
@@ -191,7 +191,7 @@ def test_a_folder_without_a_configuration_is_refused(own, tmp_path) -> None:
         open_model(own)
 
 
-def test_another_model_than_was_asked_for_is_told_apart() -> None:
+def test_check_shape_lists_differences() -> None:
     given, found = BACKBONES["arctic_m"], BACKBONES["arctic_s"]
     message = (
         r"not --config.backbone=x: width 384 \(not 768\), size 32 \(not 64\), hidden\[0\] 1536"
@@ -205,25 +205,23 @@ def test_another_model_than_was_asked_for_is_told_apart() -> None:
     check_shape("x", given, replace(given, dropout=(0.0, 0.0, 0.0)))  # not of the weights
 
 
-def test_export_leaves_what_is_there_alone(own, tmp_path) -> None:
+def test_export_does_not_overwrite(own, tmp_path) -> None:
     model = open_model(own)
     values = load(model)
     for place in (own, own / "config.json"):
         with pytest.raises(UserError, match=r"is not empty|is a file"):
             export(place, model.shape, values)
-    with pytest.raises(ValueError, match="not the values of this backbone"):
+    with pytest.raises(ValueError, match="parameters do not match the backbone"):
         export(tmp_path / "out", BACKBONES["tiny_bert"], values)
     assert not (tmp_path / "out").exists()
 
 
-def test_an_export_that_fails_leaves_nothing(own, tmp_path, monkeypatch) -> None:
+def test_failed_export_leaves_no_files(own, tmp_path, monkeypatch) -> None:
     model, out = open_model(own), tmp_path / "out" / "deep"
     values = load(model)
 
     def full(*_) -> None:
-        assert (
-            not out.exists() and out.parent.exists()
-        )  # a kill would leave no folder that looks whole
+        assert not out.exists() and out.parent.exists()  # a killed export leaves no `out`
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("perception.safetensor_files._write_file", full)
@@ -242,7 +240,7 @@ from common.train.checkpoint import abstract
 from perception.hugging_face import export, open_model
 from tests.perception.helpers import structure_of
 
-distributed.initialize()
+processes.initialize()
 model = open_model(Path(sys.argv[1]))
 mesh = make_mesh({"fsdp": 4, "tensor": 2})
 values = model.load(abstract(structure_of(model.shape).trainable, mesh))
@@ -251,8 +249,8 @@ export(Path(sys.argv[2]), model.shape, values)
 
 
 @pytest.mark.slow
-def test_two_processes_read_and_write_one_folder(folder, tmp_path) -> None:
-    """Each has four of the eight devices, so no process holds the whole of all tensors."""
+def test_two_processes_export_one_model(folder, tmp_path) -> None:
+    """Each process has four of the eight devices, so no process holds all shards of a tensor."""
     theirs, out = folder("openelm"), tmp_path / "out"
     finish_two([sys.executable, "-c", COPY, str(theirs), str(out)])
     before, after = load_file(theirs / "model.safetensors"), load_file(out / "model.safetensors")

@@ -1,7 +1,4 @@
-"""Side by side with transformers and peft: random models that they save, adapters, and a pretrained model.
-
-B batch, L length, D width.
-"""
+"""Parity with transformers and peft: random models, adapters, and a pretrained model."""
 
 import importlib.util
 from collections.abc import Callable
@@ -33,7 +30,7 @@ from tests.perception.helpers import draw, states, structure_of, texts  # noqa: 
 pytestmark = pytest.mark.peers
 
 LONG = 64
-"""Positions, all of which are used; more than ten of Mistral's windows."""
+"""Number of positions, all of them used; more than ten of Mistral's windows."""
 
 
 def alone() -> Mesh:
@@ -54,7 +51,7 @@ def randomize(model: "torch.nn.Module") -> "torch.nn.Module":
 
 
 def whole_model(family: str) -> "torch.nn.Module":
-    """With its output layer, whose names have a prefix."""
+    """Returns transformers' model with its output layer, whose parameter names have a prefix."""
     auto = transformers.AutoModelForMaskedLM
     auto = auto if family == "bert" else transformers.AutoModelForCausalLM
     return randomize(auto.from_config(config_of(family), attn_implementation="eager"))
@@ -80,7 +77,7 @@ def compare(ours: np.ndarray, theirs: np.ndarray, lengths_B: np.ndarray, what: s
 
 @pytest.mark.parametrize("saved", SAVED)
 @pytest.mark.parametrize("family", peers.CASES)
-def test_states_and_the_way_back(family: str, saved: str, tmp_path) -> None:
+def test_states_and_export_match_transformers(family: str, saved: str, tmp_path) -> None:
     model, out = whole_model(family), tmp_path / "out"
     SAVED[saved](model, tmp_path / "in")
     assert (tmp_path / "in" / INDEX).exists() == (saved == "in shards")
@@ -102,8 +99,8 @@ def test_states_and_the_way_back(family: str, saved: str, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("family", peers.CASES)
-def test_texts_of_several_blocks_of_attention(family: str, tmp_path) -> None:
-    """Mistral's window reaches from one block of queries into the one before."""
+def test_long_texts_match_transformers(family: str, tmp_path) -> None:
+    """Mistral's window spans two blocks of queries."""
     longest = 2 * BLOCK + 88
     config = config_of(family)
     config.max_position_embeddings = longest
@@ -118,9 +115,8 @@ def test_texts_of_several_blocks_of_attention(family: str, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_tied_output_layer_comes_back(tied: bool, tmp_path) -> None:
-    """Logits of a Qwen2 whose output layer is its table, or goes along from the folder that it comes from; without that
-    folder an untied one does not pretend to have one."""
+def test_export_keeps_tied_output_layer(tied: bool, tmp_path) -> None:
+    """An export keeps a tied output layer, and with `like` an untied one; without `like` an untied one is missing."""
     config = config_of("qwen2")
     config.tie_word_embeddings = tied
     model = randomize(transformers.Qwen2ForCausalLM(config))
@@ -142,13 +138,13 @@ def test_a_tied_output_layer_comes_back(tied: bool, tmp_path) -> None:
                 assert torch.equal(again(tokens).logits, model(tokens).logits)
 
 
-# What peft matches in the authors' code.
+# target_modules in the authors' code.
 TARGETS = ["q_proj", "k_proj", "v_proj", "dense"]
 RANK, ALPHA = 4, 6
 
 
 def adapted(model: Pretrained) -> tuple[nnx.Module, dict[str, LoraLinear]]:
-    """Our model with adapters at the pretrained weights, and its adapted layers by the names of their kernels."""
+    """Returns our adapted model with the pretrained weights, and kernel name -> adapted layer."""
     encoder = backbone(model.shape, rngs=nnx.Rngs(0))
     abstract_model = structure_of(model.shape)
     values = model.load(abstract(abstract_model.trainable, alone()))
@@ -163,22 +159,22 @@ def adapted(model: Pretrained) -> tuple[nnx.Module, dict[str, LoraLinear]]:
 
 
 @pytest.mark.parametrize("family", peers.CASES)
-def test_adapters_are_those_of_peft(family: str, tmp_path) -> None:
-    """As many parameters, the same states with random adapters, and the same weights when merged."""
+def test_adapters_match_peft(family: str, tmp_path) -> None:
+    """Equal parameter counts, states with random adapters, and merged weights."""
     peft = pytest.importorskip("peft")
     model = base_of(whole_model(family))
     model.save_pretrained(tmp_path)
     theirs = peft.get_peft_model(
         model, peft.LoraConfig(r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=TARGETS)
     )
-    # BERT's pooler, which no state passes, is called "dense" too.
+    # BERT's pooler is named "dense" too, but does not affect the states.
     pooler = {n for n, _ in theirs.named_parameters() if "pooler" in n}
     encoder, layers = adapted(open_model(tmp_path))
     given = {}
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             if "lora_" in name and name not in pooler:
-                # Small enough that adapters change states as much as weights do.
+                # Scaled so that adapters change the states about as much as the weights do.
                 given[name] = draw(name, tuple(parameter.shape)) * 0.3
                 parameter.copy_(torch.from_numpy(given[name]))
     ours = variables.count(variables.split(encoder))["trainable"]
@@ -216,15 +212,15 @@ remembers builds sells eats because although, café naïve 42 3.14 Zürich e-mai
 
 
 def sentences() -> list[str]:
-    """A hundred, of one to eighty words."""
+    """Returns a hundred sentences of one to eighty words."""
     generator = np.random.Generator(np.random.Philox(key=5))
     lengths = np.unique(np.geomspace(1, 80, 60).astype(int))
     words = WORDS.split()
     return [" ".join(generator.choice(words, lengths[i % len(lengths)])) for i in range(100)]
 
 
-def test_sentences_of_a_pretrained_model(minilm: Path) -> None:
-    """all-MiniLM-L6-v2, of arctic-embed-xs's shape: the masked mean of our states, of length 1."""
+def test_minilm_sentence_embeddings_match_transformers(minilm: Path) -> None:
+    """Compares normalized masked means of all-MiniLM-L6-v2, which has arctic-embed-xs's shape."""
     lines = sentences()
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
     batch = tokenizer(lines, padding=True, return_tensors="pt")
@@ -258,8 +254,8 @@ def test_sentences_of_a_pretrained_model(minilm: Path) -> None:
     np.testing.assert_allclose(found_BD, wanted_BD, atol=1e-4)
 
 
-def test_no_weight_of_the_pretrained_model_is_left_over(minilm: Path) -> None:
-    """But BERT's pooler, which the paper's models do not have, and numbers of positions."""
+def test_all_minilm_weights_but_pooler_are_loaded(minilm: Path) -> None:
+    """Only BERT's pooler and the position ids are not loaded."""
     pretrained = open_model(minilm)
     read = {their_name("bert", ours) for ours in structure_of(pretrained.shape).trainable}
     left = TensorFiles(minilm).names - read

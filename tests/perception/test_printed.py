@@ -1,4 +1,4 @@
-"""What the paper prints: Table 1 as it was typed, Figure 1's regression."""
+"""Printed Table 1 and the regression of Figure 1."""
 
 import numpy as np
 import pytest
@@ -8,14 +8,14 @@ from perception import printed, richness, tables
 from perception.backbones import BACKBONES
 
 
-def test_numbers_as_the_paper_writes_them() -> None:
+def test_parameter_counts_are_formatted_like_the_paper() -> None:
     for number, text in ((445_696, "445.7K"), (1_300_480, "1.3M"), (3_134_951_424, "3.13B")):
         assert tables.shortened(number) == text
     assert tables.shortened(999) == "999"
 
 
-def test_table_1_is_typed_as_printed() -> None:
-    """The means that it prints are those of its rows, but for rounding."""
+def test_printed_table1_matches_its_printed_means() -> None:
+    """The printed means equal the means of the rows, up to rounding."""
     table = printed.table1()
     assert len(table) == 22 and all(len(row) == 12 for row in table.values())
     assert {name for name, _ in table} == BACKBONES.keys() - {"mistral_7b"} - {
@@ -26,8 +26,8 @@ def test_table_1_is_typed_as_printed() -> None:
     assert table["arctic_l", "full"]["emot."] == 17.9 and table["phi_2", "lora"]["yelp"] == 42.4
 
 
-def test_the_regression_is_the_textbooks() -> None:
-    """Against NumPy's own, and on points of a known line."""
+def test_regression_matches_numpy() -> None:
+    """Compares with NumPy's polyfit and with points on a known line."""
     tokens, gaps = [1e3, 1e4, 1e6, 2e7], [3.0, 5.0, -1.0, 0.5]
     found = richness.fit(list(zip(tokens, gaps, strict=True)))
     wanted = np.polyfit(np.log(tokens), gaps, 1)
@@ -37,8 +37,8 @@ def test_the_regression_is_the_textbooks() -> None:
     assert line.gap(np.e**10) == pytest.approx(-13) and line.r_squared == pytest.approx(1)
 
 
-def test_prediction_intervals_are_the_textbooks() -> None:
-    """Least squares by the normal equations, with Student's t of n - 2 degrees of freedom (2.776 for n = 6)."""
+def test_prediction_intervals_match_normal_equations() -> None:
+    """Compares with the normal equations and Student's t with n - 2 degrees of freedom (2.776 for n = 6)."""
     tokens = np.array([1e3, 1e4, 3e4, 1e5, 1e6, 2e7])
     gaps = np.array([3.0, 5.0, 2.5, 4.0, -1.0, 0.5])
     line = richness.fit(list(zip(tokens, gaps, strict=True)))
@@ -51,8 +51,8 @@ def test_prediction_intervals_are_the_textbooks() -> None:
     assert richness.fit([(1e3, 1.0), (1e4, 2.0)]).margin(1e3) == np.inf
 
 
-def test_the_expectation_leaves_artefacts_out_and_has_an_interval() -> None:
-    """Neither the collapsed training nor SNLI; intervals that hold 0."""
+def test_expectation_excludes_invalid_cells() -> None:
+    """Excludes the collapsed training and SNLI; both intervals contain 0."""
     line = richness.expectation()
     found = {
         name: (line.gap(size.tokens), line.margin(size.tokens))
@@ -62,10 +62,10 @@ def test_the_expectation_leaves_artefacts_out_and_has_an_interval() -> None:
     assert found["sst2"] == pytest.approx((2.5, 6.6), abs=0.05)
 
 
-def test_figure_1_is_near_the_papers() -> None:
-    """Its R^2 of 0.342 is of numbers of tokens that it does not print; with ours it is 0.37."""
+def test_fig1_r_squared_is_close_to_the_paper() -> None:
+    """The paper's R^2 is 0.342, with unprinted numbers of tokens; ours is 0.37."""
     line = richness.fit(richness.points(richness.means(richness.gaps(printed.table1()))))
-    assert line.slope < 0  # the richer, the less pretraining is worth
+    assert line.slope < 0  # more tokens, smaller gap
     assert abs(line.r_squared - printed.R_SQUARED) < 0.05
     found = richness.gaps(printed.table1())
     assert len(found) == 11 * 12
@@ -73,28 +73,27 @@ def test_figure_1_is_near_the_papers() -> None:
     kept = richness.without_artefacts(found)
     assert len(kept) == 10 * 11
     assert richness.means(found)["w-tox"] == pytest.approx(0.05, abs=0.05)
-    # A cell that was not measured is left out, not 0.
+    # Cells without a measurement are left out.
     assert richness.gaps({("a", "lora"): {"x": 1.0, "y": 2.0}, ("a", "full"): {"y": 5.0}}) == {
         ("a", "y"): -3.0
     }
 
 
-def test_lora_is_ahead_in_every_printed_cell_of_openelm() -> None:
-    """By seven points on the average: the backbones that were pretrained by next-token prediction, and whose tables the
-    authors' program does not draw anew."""
+def test_lora_beats_full_in_every_printed_openelm_cell() -> None:
+    """The mean gap is 6.8 points. OpenELM is pretrained by next-token prediction, and keeps its tables under LoRA."""
     found = richness.gaps(printed.table1())
     own = [gap for (backbone, _), gap in found.items() if backbone.startswith("openelm")]
     assert len(own) == 4 * 12 and min(own) > 0 and np.mean(own) == pytest.approx(6.8, abs=0.05)
     assert sum(gap < 0 for gap in found.values()) == 42  # of all 132 cells
 
 
-def test_no_printed_cell_of_snli_is_above_chance() -> None:
-    """Of three classes of about one size; where one is always chosen weighted F1 is 17.5."""
+def test_printed_snli_cells_are_at_chance() -> None:
+    """SNLI has three classes of similar size; a constant prediction has weighted F1 17.5."""
     cells = [row["snli"] for row in printed.table1().values()]
     assert max(cells) < 100 / 3 + 0.3 and cells.count(17.5) == 4
 
 
-def test_rank_32_is_a_quarter_to_five_percent_of_a_backbone() -> None:
+def test_rank_32_is_0_27_to_5_33_percent_of_a_backbone() -> None:
     """The paper says about 1 %."""
     shares = {}
     for name in BACKBONES:

@@ -1,4 +1,4 @@
-"""Quantized kernels: codes by an independent slow reading, bounds of errors, gradients, training above them."""
+"""Quantized kernels: codes against a slow reference, error bounds, gradients, adapters and sharding."""
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +34,8 @@ def kernel() -> np.ndarray:
     return values
 
 
-def test_the_levels_are_quantiles_of_the_normal_distribution() -> None:
-    """Dettmers et al., section 3: a zero, eight levels above it and seven below, at equal steps of probability."""
+def test_nf4_levels_are_normal_quantiles() -> None:
+    """Dettmers et al., section 3: zero, eight levels above and seven below, at equal steps of probability."""
     from scipy.stats import norm
 
     end = 1 - (1 / 30 + 1 / 32) / 2
@@ -45,7 +45,7 @@ def test_the_levels_are_quantiles_of_the_normal_distribution() -> None:
 
 
 def slowly(kernel: np.ndarray, kind: str) -> np.ndarray:
-    """Every value as the level of its block that is nearest."""
+    """Rounds every value to the nearest level of its block."""
     found = np.zeros(kernel.shape)
     for column in range(kernel.shape[1]):
         for start in range(0, len(kernel), BLOCK):
@@ -58,20 +58,20 @@ def slowly(kernel: np.ndarray, kind: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_value_becomes_the_nearest_level_of_its_block(kernel: np.ndarray, kind: str) -> None:
+def test_values_round_to_nearest_level_of_their_block(kernel: np.ndarray, kind: str) -> None:
     codes, scales = quantize(kernel, kind)
     back = dequantize(codes, scales, INPUTS)
     np.testing.assert_allclose(back, slowly(kernel, kind), rtol=1e-5, atol=1e-12)
     most = np.repeat(np.asarray(scales), BLOCK, axis=0)[:INPUTS]
     bound = {"int8": 0.5 / 127, "4bit": max(np.diff(NF4)) / 2}[kind]
     assert (abs(back - kernel) <= bound * most * (1 + 1e-5)).all()
-    # What was a level once remains it.
+    # Quantization is idempotent.
     again, _ = quantize(back, kind)
     np.testing.assert_array_equal(again, codes)
 
 
-def test_two_values_share_a_byte() -> None:
-    """The value of k below, that of k + 32 above: levels 0 to 15 in order, a block of them four times."""
+def test_4bit_packs_two_values_per_byte() -> None:
+    """Value k is in the low bits and value k + 32 in the high bits."""
     numbers = np.arange(BLOCK) % 16
     codes, scales = quantize(np.asarray(NF4, np.float32)[numbers][:, None], "4bit")
     assert codes.shape == (1, BLOCK // 2, 1) and codes.dtype == jnp.uint8 and scales[0, 0] == 1
@@ -79,15 +79,15 @@ def test_two_values_share_a_byte() -> None:
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("int8", 8.5), ("4bit", 4.5)])
-def test_bits_for_a_weight(kind: str, bits: float) -> None:
-    """A scale of 32 bits for 64 values."""
+def test_bits_per_weight(kind: str, bits: float) -> None:
+    """Each block of 64 values has a scale of 32 bits."""
     found = quantize(jnp.zeros((2 * BLOCK, OUTPUTS)), kind)
     assert 8 * sum(x.nbytes for x in found) == bits * 2 * BLOCK * OUTPUTS
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_product_and_gradient_are_those_of_the_dequantized_kernel(
+def test_product_and_gradient_match_dequantized_kernel(
     kernel: np.ndarray, kind: str, dtype: jnp.dtype
 ) -> None:
     quantized = QuantizedKernel(nnx.Param(jnp.asarray(kernel), axes=("embed", "mlp")), kind)
@@ -102,8 +102,8 @@ def test_product_and_gradient_are_those_of_the_dequantized_kernel(
         np.testing.assert_allclose(np.float32(ours), np.float32(theirs), rounding, rounding)
 
 
-def test_a_step_keeps_codes_and_no_kernel(kernel: np.ndarray) -> None:
-    """What the backward pass needs of the forward one: x, codes and scales."""
+def test_backward_pass_stores_codes_not_kernel(kernel: np.ndarray) -> None:
+    """The backward pass keeps x, codes and scales."""
     quantized = QuantizedKernel(nnx.Param(jnp.asarray(kernel), axes=("embed", "mlp")), "4bit")
     _, backward = jax.vjp(quantized, jnp.ones((8, INPUTS)))
     kept = [x for x in jax.tree.leaves(backward) if x.shape != (8, INPUTS)]
@@ -111,7 +111,7 @@ def test_a_step_keeps_codes_and_no_kernel(kernel: np.ndarray) -> None:
 
 
 def layers(kind: str | None) -> nnx.Module:
-    """Two linear layers with adapters on the first; a head that is trained comes behind."""
+    """Returns two frozen linear layers, the first with adapters, and a trained head."""
     model = nnx.Module()
     model.first = Linear(INPUTS, OUTPUTS, ("embed", "mlp"), rngs=nnx.Rngs(0))
     model.second = Linear(OUTPUTS, INPUTS, ("mlp", "embed"), rngs=nnx.Rngs(1))
@@ -132,7 +132,7 @@ def arrays(some: dict) -> dict:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_adapters_are_trained_above_codes_that_stay(kind: str) -> None:
+def test_adapters_train_while_codes_stay_frozen(kind: str) -> None:
     abstract_model = variables.split(layers(kind))
     assert {n for n in abstract_model.frozen if n.startswith("first/")} == {
         *("first/bias", "first/kernel/codes", "first/kernel/scales")
@@ -151,8 +151,8 @@ def test_adapters_are_trained_above_codes_that_stay(kind: str) -> None:
         np.testing.assert_array_equal(value, before[name])
 
 
-def test_no_product_is_for_the_gradient_of_codes() -> None:
-    """As many operations as with frozen kernels in float32: the kernel is made twice, multiplied no more often."""
+def test_quantization_adds_no_matrix_products() -> None:
+    """Quantized kernels need as many matrix products as frozen float32 kernels."""
     x = jnp.ones((8, INPUTS))
 
     def operations(kind: str | None) -> int:
@@ -164,7 +164,7 @@ def test_no_product_is_for_the_gradient_of_codes() -> None:
     assert operations("4bit") == operations("int8") == operations(None)
 
 
-def test_packed_parameters_are_counted_as_what_they_stand_for() -> None:
+def test_quantized_parameters_are_counted_unpacked() -> None:
     plain, packed = (variables.split(layers(kind)) for kind in (None, "4bit"))
     assert variables.count(packed) == variables.count(plain)
     assert (
@@ -172,15 +172,15 @@ def test_packed_parameters_are_counted_as_what_they_stand_for() -> None:
     )
 
 
-def test_a_merged_layer_is_that_of_the_dequantized_kernel() -> None:
+def test_merged_layer_uses_dequantized_kernel() -> None:
     first = layers("4bit").first
     first.lora_b[...] = jnp.ones_like(first.lora_b[...])
     wanted = np.asarray(first.kernel[...]) + 2 * np.asarray(first.lora_a[...]).sum(1)[:, None]
     np.testing.assert_allclose(first.merged(), wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_whole_blocks_and_outputs_are_split_over_devices() -> None:
-    """Four blocks on two devices of fsdp; one and a half, that is two, as well; three stay whole."""
+def test_blocks_and_outputs_are_sharded() -> None:
+    """On two fsdp devices, four and two blocks are sharded, three blocks are replicated."""
     mesh = sharding.make_mesh({"fsdp": 2, "tensor": 2}, jax.devices()[:4])
     shapes = {}
     for blocks in (4, 3, 2):

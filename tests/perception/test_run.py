@@ -1,4 +1,4 @@
-"""Training, testing and use end to end, with and without pretrained weights."""
+"""Training, evaluation and inference end to end, with and without pretrained weights."""
 
 import contextlib
 import io
@@ -32,13 +32,13 @@ from tests.perception.conftest import LORA, SHAPE, TUNED
 
 @pytest.fixture(scope="module")
 def said() -> io.StringIO:
-    """What `full` printed."""
+    """Standard error of the fixture `full`."""
     return io.StringIO()
 
 
 @pytest.fixture(scope="module")
 def full(make, mesh, said, tmp_path_factory) -> tuple[Path, dict]:
-    """From random weights, by the authors' recipe."""
+    """Workdir and summary of full training from random weights with the recipe "paper"."""
     workdir = tmp_path_factory.mktemp("runs") / "full"
     with contextlib.redirect_stderr(said):
         return workdir, run.fit(make("paper,tiny"), workdir, mesh)
@@ -46,13 +46,13 @@ def full(make, mesh, said, tmp_path_factory) -> tuple[Path, dict]:
 
 @pytest.fixture(scope="module")
 def lora(make, mesh, tmp_path_factory) -> tuple[Path, dict]:
-    """By the repaired one."""
+    """Workdir and summary of LoRA with the recipe "fixed"."""
     workdir = tmp_path_factory.mktemp("runs") / "lora"
     return workdir, run.fit(make(**LORA), workdir, mesh)
 
 
 def measured(workdir: Path, mesh) -> float:
-    """Weighted F1 of the run in use, on the test examples."""
+    """Returns test weighted F1 of the loaded run."""
     trained = run.load(workdir, mesh)
     splits, classes = datasets.load(trained.config)
     assert trained.classes == classes
@@ -61,13 +61,13 @@ def measured(workdir: Path, mesh) -> float:
     return weighted_f1(splits["test"].labels_M, found_MN.argmax(1))
 
 
-def test_a_run_in_use_gives_what_its_summary_says(full, lora, mesh):
+def test_loaded_run_reproduces_its_test_f1(full, lora, mesh):
     for workdir, summary in (full, lora):
         assert measured(workdir, mesh) == pytest.approx(summary["test"]["weighted_f1"])
         assert summary["objective"] == "weighted_f1"
 
 
-def test_a_run_keeps_the_probabilities_of_every_test_example(lora, mesh):
+def test_predictions_hold_test_probabilities(lora, mesh):
     workdir, summary = lora
     kept = load_predictions(workdir / PREDICTIONS)
     assert kept.metrics() == pytest.approx(summary["test"], rel=1e-5)
@@ -78,8 +78,8 @@ def test_a_run_keeps_the_probabilities_of_every_test_example(lora, mesh):
     np.testing.assert_allclose(kept.probabilities_MN, found_MN, atol=2e-3)
 
 
-def test_the_authors_choose_by_the_test(full):
-    """The curve has the test of the best step and that of the last one."""
+def test_paper_recipe_selects_on_test(full):
+    """The validation curve holds the test values of the best and the last step."""
     _, summary = full
     points = {point["step"]: point["value"] for point in summary["curve"]["points"]}
     assert points[summary["best_step"]] == pytest.approx(summary["test"]["weighted_f1"])
@@ -87,7 +87,7 @@ def test_the_authors_choose_by_the_test(full):
     assert set(summary["test"]) == set(summary["test_last"]) == {"accuracy", "weighted_f1", "loss"}
 
 
-def test_what_the_best_step_is_chosen_by_is_called_by_its_name(full, said):
+def test_log_names_the_selection_split(full, said):
     text = said.getvalue()
     assert "step 4: test accuracy" in text and "step 4: valid" not in text
 
@@ -99,12 +99,12 @@ def state(workdir: Path, kind: str = "latest") -> dict:
         return checkpointer.restore(folder / str(step) / "state")
 
 
-def test_of_a_lora_run_adapters_and_head_are_trained_and_stored(lora, mesh, weights):
+def test_lora_trains_and_stores_adapters_and_head(lora, mesh, weights):
     workdir, summary = lora
     stored = state(workdir)
     assert not stored.get("frozen")
     assert all("lora_" in n or n.startswith("head/") for n in stored["trainable"])
-    # Rank 32 beside the attention's output and both layers of the feed-forward; a head of two means and a bias for 6.
+    # Rank 32 on the attention output and both feed-forward layers; the head maps 2 * 16 features to 6 classes.
     adapters = 32 * ((16 + 16) + (16 + 24) + (24 + 16))
     assert summary["params"]["trainable"] == adapters + 2 * 16 * 6 + 6
     values = run.load(workdir, mesh).values
@@ -117,12 +117,12 @@ def test_of_a_lora_run_adapters_and_head_are_trained_and_stored(lora, mesh, weig
 
 @pytest.fixture(scope="module")
 def tuned(make, mesh, tmp_path_factory) -> tuple[Path, dict]:
-    """All weights trained, from the pretrained ones."""
+    """Workdir and summary of full training from the pretrained weights."""
     workdir = tmp_path_factory.mktemp("runs") / "tuned"
     return workdir, run.fit(make(**TUNED, **{"eval.start": True}), workdir, mesh)
 
 
-def test_full_fine_tuning_starts_from_the_pretrained_weights(make, mesh, weights, tmp_path):
+def test_full_pretrained_starts_from_pretrained_weights(make, mesh, weights, tmp_path):
     run.fit(make(**TUNED, **{"train.steps": 0, "eval.start": True}), tmp_path / "run", mesh)
     values = run.load(tmp_path / "run", mesh).values
     assert not values.frozen
@@ -130,7 +130,7 @@ def test_full_fine_tuning_starts_from_the_pretrained_weights(make, mesh, weights
         np.testing.assert_array_equal(values.trainable[f"encoder/{name}"], value, err_msg=name)
 
 
-def test_full_fine_tuning_trains_and_stores_every_weight(tuned, mesh, weights):
+def test_full_pretrained_trains_and_stores_every_weight(tuned, mesh, weights):
     workdir, summary = tuned
     stored = state(workdir)
     assert not stored.get("frozen")
@@ -144,7 +144,7 @@ def test_full_fine_tuning_trains_and_stores_every_weight(tuned, mesh, weights):
     )
 
 
-def test_full_fine_tuning_resumes_bit_exactly(tuned, make, mesh, tmp_path):
+def test_full_pretrained_resume_is_bit_exact(tuned, make, mesh, tmp_path):
     workdir, fields = tmp_path / "parts", TUNED | {"eval.start": True}
     run.fit(make(**fields, **{"train.steps": 2}), workdir, mesh)
     run.fit(make(**fields), workdir, mesh)
@@ -154,7 +154,7 @@ def test_full_fine_tuning_resumes_bit_exactly(tuned, make, mesh, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
-def test_a_fully_fine_tuned_run_is_used_and_exported_without_the_pretrained_values(
+def test_full_pretrained_run_is_used_without_reading_base_weights(
     tuned, mesh, monkeypatch, tmp_path
 ):
     workdir, summary = tuned
@@ -174,7 +174,7 @@ def test_a_fully_fine_tuned_run_is_used_and_exported_without_the_pretrained_valu
     assert (out / "tokenizer.json").read_text() == (workdir / "tokenizer.json").read_text()
 
 
-def test_a_fully_fine_tuned_run_of_a_named_backbone_needs_no_folder(
+def test_full_pretrained_run_of_named_backbone_needs_no_base_directory(
     tuned, mesh, tmp_path, monkeypatch
 ):
     monkeypatch.setitem(BACKBONES, "tiny_bert", SHAPE)
@@ -186,7 +186,7 @@ def test_a_fully_fine_tuned_run_of_a_named_backbone_needs_no_folder(
     np.testing.assert_array_equal(run.load(workdir, mesh).probabilities(["a string"]), wanted)
 
 
-def test_each_way_has_the_learning_rate_of_its_field(make):
+def test_default_learning_rate_depends_on_finetune(make):
     rates = {"full": 1e-3, "full_pretrained": 2e-3, "lora": 3e-3, "head": 4e-3}
     fields = {f"learning_rates.{way}": rate for way, rate in rates.items()}
     for way, rate in rates.items():
@@ -201,7 +201,7 @@ def losses(workdir: Path) -> list[float]:
     return [m["train/loss"] for m in read_metrics(workdir) if "train/loss" in m]
 
 
-def test_a_lora_run_in_two_parts_is_the_same_to_the_bit(lora, make, mesh, tmp_path):
+def test_lora_resume_is_bit_exact(lora, make, mesh, tmp_path):
     workdir = tmp_path / "parts"
     run.fit(make(**LORA, **{"train.steps": 2}), workdir, mesh)
     run.fit(make(**LORA), workdir, mesh)
@@ -211,15 +211,15 @@ def test_a_lora_run_in_two_parts_is_the_same_to_the_bit(lora, make, mesh, tmp_pa
         np.testing.assert_array_equal(a, b)
 
 
-def test_all_devices_train_what_one_trains(lora, make, tmp_path):
-    """Adapters on pretrained weights that lie in parts on all of them; Adafactor's sums among what they share."""
+def test_sharded_lora_matches_one_device(lora, make, tmp_path):
+    """Eight devices with sharded base weights have the losses of one device."""
     wide = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
     run.fit(make(**LORA, **{"eval.steps": 4}), tmp_path / "eight", wide)
     np.testing.assert_allclose(losses(tmp_path / "eight"), losses(lora[0]), rtol=1e-4)
 
 
-def test_full_training_has_the_trained_tokenizer_or_the_pretrained_one(full, make, mesh):
-    """The paper's ablation: random weights read either."""
+def test_full_training_uses_trained_or_pretrained_tokenizer(full, make, mesh):
+    """The paper's tokenizer ablation."""
     own = run.load(full[0], mesh)
     assert own.shape.vocabulary == own.tokenizer.size == 290
     config = make(**{"data.tokenizer": "pretrained"})
@@ -237,10 +237,8 @@ def classified(monkeypatch, capsys, workdir: Path, text: bytes, *options: str) -
     return [line.split("\t") for line in out.splitlines()]
 
 
-def test_weights_that_a_run_never_used_do_not_keep_it_from_being_used(
-    full, mesh, tmp_path, monkeypatch
-):
-    """Such runs were made before this was refused; now none is prepared."""
+def test_run_loads_if_its_unused_weights_are_missing(full, mesh, tmp_path, monkeypatch):
+    """Older runs may name unused weights; new runs may not."""
     monkeypatch.setitem(BACKBONES, "tiny_bert", SHAPE)
     workdir = shutil.copytree(full[0], tmp_path / "run")
     config = json.loads((workdir / "config.json").read_text())
@@ -249,7 +247,7 @@ def test_weights_that_a_run_never_used_do_not_keep_it_from_being_used(
     trained = run.load(workdir, mesh)
     wanted = run.load(full[0], mesh).probabilities(["a string"])
     np.testing.assert_array_equal(trained.probabilities(["a string"]), wanted)
-    with pytest.raises(UserError, match="gone would not be used"):
+    with pytest.raises(UserError, match="gone is not used"):
         run.prepare(trained.config, mesh)
 
 
@@ -269,12 +267,12 @@ def test_classify_prints_classes_and_probabilities(full, mesh, monkeypatch, caps
     assert classified(monkeypatch, capsys, full[0], b"") == []
 
 
-def test_classify_labels_what_comes_before_a_fault():
+def test_classify_yields_lines_before_an_invalid_line():
     found = classify.batches([b"one\n", b"two\n", b"three\n", b" \n"], 2)
     assert next(found) == ["one", "two"] and next(found) == ["three"]
-    with pytest.raises(UserError, match="standard input, line 4 is empty"):
+    with pytest.raises(UserError, match="standard input: line 4 is empty"):
         next(found)
-    with pytest.raises(UserError, match="standard input, line 1 is not UTF-8"):
+    with pytest.raises(UserError, match="standard input: line 1 is not UTF-8"):
         list(classify.batches([b"\xff\n"], 2))
     with pytest.raises(UserError, match="nowhere holds no run"):
         run.load(Path("nowhere"))
@@ -285,29 +283,32 @@ def test_classify_labels_what_comes_before_a_fault():
     [
         ({"backbone": "openelm_27m"}, "did you mean openelm_270m"),
         ({"dataset": "rotten_tomato"}, "did you mean rotten_tomatoes"),
-        ({"data.source": ""}, r"--config.dataset=NAME for one of .* or --config.data.source"),
-        ({"finetune": "lora", "pretrained": ""}, "--config.pretrained=DIR is missing, a folder"),
-        ({"pretrained": ""}, "--config.backbone=auto means that of --config.pretrained"),
-        ({"finetune": "lora", "pretrained": "nowhere"}, "--config.pretrained=nowhere is no folder"),
-        ({"finetune": "lora", "data.tokenizer": "trained"}, "tokenizer=trained is for .*=full"),
+        ({"data.source": ""}, r"set --config.dataset=NAME to one of .* or --config.data.source"),
+        ({"finetune": "lora", "pretrained": ""}, "set --config.pretrained=DIR to a directory"),
+        ({"pretrained": ""}, "--config.backbone=auto needs --config.pretrained"),
+        (
+            {"finetune": "lora", "pretrained": "nowhere"},
+            "--config.pretrained=nowhere is not a directory",
+        ),
+        ({"finetune": "lora", "data.tokenizer": "trained"}, "tokenizer=trained needs .*=full"),
         ({"finetune": "lora", "backbone": "arctic_xs"}, "is not --config.backbone=arctic_xs"),
-        ({"finetune": "lora", "data.max_length": 17}, "longer than the 16 positions of the model"),
+        ({"finetune": "lora", "data.max_length": 17}, "exceeds the 16 positions of the model"),
         (
             {"finetune": "lora", "lora.targets": "out qkv"},
-            "targets: 'qkv' names no layer; there are, .*: query, key, value, out, up, down",
+            "targets: 'qkv' matches no layer of .* are query, key, value, out, up, down",
         ),
-        ({"backbone": "tiny_bert"}, "--config.pretrained=.* would not be used: .*finetune=full"),
+        ({"backbone": "tiny_bert"}, "--config.pretrained=.* is not used: .*finetune=full"),
         (
             {"finetune": "full_pretrained", "pretrained": ""},
-            "--config.pretrained=DIR is missing, a",
+            "set --config.pretrained=DIR to a directory",
         ),
         (
             {"finetune": "full_pretrained", "quantize": "int8"},
-            "quantize=int8 is of frozen weights; --config.finetune=full_pretrained trains them all",
+            "quantize=int8 needs frozen weights, but --config.finetune=full_pretrained trains all",
         ),
         (
             {"finetune": "full_pretrained", "data.tokenizer": "trained"},
-            "tokenizer=trained is for --config.finetune=full$",
+            "tokenizer=trained needs --config.finetune=full$",
         ),
         (
             {"optimizer.learning_rate": 0.0, "learning_rates.full": -1.0},
@@ -322,19 +323,15 @@ def test_classify_labels_what_comes_before_a_fault():
         ({"data.max_length": 0}, "max_length must be at least 1, got 0"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_written(
-    make, mesh, tmp_path, fields, told
-):
+def test_invalid_config_raises_error_before_writing(make, mesh, tmp_path, fields, told):
     workdir = tmp_path / "run"
     with pytest.raises(UserError, match=told) as caught:
         run.fit(make(**fields), workdir, mesh)
     assert not workdir.exists() and "\n" not in str(caught.value)
 
 
-def test_a_run_that_has_ended_needs_neither_data_nor_weights(
-    lora, make, mesh, pretrained, monkeypatch
-):
-    """Its summary is there. What has changed since, or more steps, need everything again."""
+def test_finished_run_needs_neither_data_nor_weights(lora, make, mesh, pretrained, monkeypatch):
+    """A finished run returns its summary; changed fields or more steps need data and weights again."""
     workdir, summary = lora
     assert run.ended(make(**LORA), workdir)["test"] == summary["test"]
     assert run.ended(make(**LORA, seed=2), workdir) is None
@@ -346,15 +343,15 @@ def test_a_run_that_has_ended_needs_neither_data_nor_weights(
             assert run.fit(make(**LORA), workdir, mesh) == json.loads(
                 (workdir / "summary.json").read_text()
             )
-            with pytest.raises(UserError, match="model is no folder"):
+            with pytest.raises(UserError, match="model is not a directory"):
                 run.fit(make(**LORA, **{"train.steps": 5}), workdir, mesh)
         finally:
             moved.rename(pretrained)
     assert run.ended(make(**LORA), workdir) is None
 
 
-def test_other_classes_than_a_run_began_with_are_refused(full, make, mesh):
-    """The examples have changed since; the trained head is about others."""
+def test_resume_with_other_classes_fails(full, make, mesh):
+    """The trained head has outputs for other classes."""
     path = full[0] / "classes.json"
     names = path.read_text()
     path.write_text(json.dumps([*json.loads(names)[:-1], "other"]))
@@ -363,8 +360,8 @@ def test_other_classes_than_a_run_began_with_are_refused(full, make, mesh):
     path.write_text(names)
 
 
-def test_other_examples_than_a_run_began_with_are_refused(full, make, mesh):
-    """Even where tokenizer and classes are the same: its curve would be of two tests."""
+def test_resume_with_other_examples_fails(full, make, mesh):
+    """Tokenizer and classes are the same, but the curve would mix two test sets."""
     path = full[0] / "examples.json"
     kept = json.loads(path.read_text())
     assert kept["train"] != kept["test"]
@@ -374,7 +371,7 @@ def test_other_examples_than_a_run_began_with_are_refused(full, make, mesh):
     path.write_text(json.dumps(kept, indent=2) + "\n")
 
 
-def test_a_run_without_its_classes_is_not_used(full, mesh, tmp_path):
+def test_missing_or_damaged_classes_json_raises_error(full, mesh, tmp_path):
     workdir = shutil.copytree(full[0], tmp_path / "run")
     (workdir / "classes.json").write_text("3")
     with pytest.raises(UserError, match=r"classes\.json is damaged: "):
@@ -384,7 +381,7 @@ def test_a_run_without_its_classes_is_not_used(full, mesh, tmp_path):
         run.load(workdir, mesh)
 
 
-def test_weights_without_a_tokenizer_say_where_it_comes_from(make, mesh, pretrained, tmp_path):
+def test_missing_tokenizer_error_mentions_llama_2(make, mesh, pretrained, tmp_path):
     shutil.copytree(pretrained, tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").unlink()
     config = make(finetune="head", pretrained=str(tmp_path / "model"))
@@ -392,8 +389,8 @@ def test_weights_without_a_tokenizer_say_where_it_comes_from(make, mesh, pretrai
         run.prepare(config, mesh)
 
 
-def test_rows_of_the_authors_are_all_as_long_as_the_longest(make, mesh):
-    """Filled up with the end of text, which "masked" rows, of the length of their bucket, do not see."""
+def test_authors_pool_pads_all_rows_to_max_length(make, mesh):
+    """The "authors" pool pads all rows to max_length; "masked" pads rows to their bucket."""
     config = make("paper,tiny", **{"data.buckets": (16, 32), "data.max_length": 64})
     labelled = datasets.load(config)
     tokenizer = run.make_tokenizer(config, labelled[0]["train"])

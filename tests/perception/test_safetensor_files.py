@@ -1,4 +1,4 @@
-"""Tensors in files: what another program wrote is read, what is written another program reads, damage is told."""
+"""Safetensors: interoperability with the reference library, memory use, and damaged files."""
 
 import json
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def tensors(values: dict[str, np.ndarray]) -> dict[str, Tensor]:
 
 @pytest.fixture
 def sharded(tmp_path) -> Path:
-    """A folder of two shards that others wrote."""
+    """A directory with two shards written by the reference library."""
     shards = {"one.safetensors": ("a",), "two.safetensors": ("b", "c")}
     for file, names in shards.items():
         save_file({name: VALUES[name] for name in names}, tmp_path / file)
@@ -36,7 +36,7 @@ def sharded(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_slices_are_those_of_the_array(name: str, sharded) -> None:
+def test_read_returns_array_slices(name: str, sharded) -> None:
     files, value = TensorFiles(sharded), VALUES[name]
     index = (slice(1, 3), slice(2, 5))[: value.ndim]
     part = files.read(name, index)
@@ -46,8 +46,8 @@ def test_slices_are_those_of_the_array(name: str, sharded) -> None:
 
 
 @pytest.mark.parametrize(("largest", "count"), [(10**9, 1), (100, 2), (1, 3)])
-def test_others_read_what_is_written(largest: int, count: int, tmp_path) -> None:
-    """As few files as the limit allows; a tensor above it has one of its own."""
+def test_written_shards_are_read_by_reference_library(largest: int, count: int, tmp_path) -> None:
+    """Writes as few shards as the limit allows; a larger tensor gets its own shard."""
     write(tmp_path, tensors(VALUES), largest)
     paths = sorted(tmp_path.glob("*.safetensors"))
     assert len(paths) == count
@@ -63,8 +63,8 @@ def test_others_read_what_is_written(largest: int, count: int, tmp_path) -> None
         assert index["metadata"]["total_size"] == sum(x.nbytes for x in VALUES.values())
 
 
-def test_one_tensor_at_a_time_is_in_memory(tmp_path) -> None:
-    """Each is asked for after the one before it is written."""
+def test_write_holds_one_tensor_at_a_time(tmp_path) -> None:
+    """Each tensor is requested after the previous one is written."""
     sizes = []
 
     def get() -> np.ndarray:
@@ -75,7 +75,7 @@ def test_one_tensor_at_a_time_is_in_memory(tmp_path) -> None:
     assert np.diff(sizes).min() == 4 * 10**6
 
 
-def test_a_folder_appears_when_it_is_complete(tmp_path) -> None:
+def test_staged_directory_appears_when_complete(tmp_path) -> None:
     out = tmp_path / "a" / "out"
     with staged(out) as folder:
         (folder / "file").write_text("whole")
@@ -86,7 +86,7 @@ def test_a_folder_appears_when_it_is_complete(tmp_path) -> None:
     assert (out / "file").read_text() == "whole"
 
 
-def test_the_fingerprint_is_of_the_content(sharded, tmp_path_factory) -> None:
+def test_fingerprint_depends_on_content(sharded, tmp_path_factory) -> None:
     before = TensorFiles(sharded).fingerprint
     assert len(before) == 64
     save_file({"a": VALUES["a"] + 1}, sharded / "one.safetensors")
@@ -121,27 +121,27 @@ def _pickle(folder: Path) -> None:
 
 
 DAMAGE = {
-    "a cut shard": (_cut, "two.safetensors is damaged or cut off: .*not fully covered"),
-    "a header": (_header, "one.safetensors is damaged or cut off: invalid JSON in header"),
+    "a cut shard": (_cut, "two.safetensors is damaged or truncated: .*not fully covered"),
+    "a header": (_header, "one.safetensors is damaged or truncated: invalid JSON in header"),
     "an empty file": (
         lambda folder: (folder / "one.safetensors").write_bytes(b""),
-        "one.safetensors is damaged or cut off: header too small",
+        "one.safetensors is damaged or truncated: header too small",
     ),
     "an absent shard": (
         lambda folder: (folder / "two.safetensors").unlink(),
-        f"{INDEX} names two.safetensors, which is not there",
+        f"{INDEX} lists two.safetensors, which does not exist",
     ),
-    "an index that errs": (_moved, f"{INDEX} says that a is in two.safetensors, which has it not"),
+    "a wrong index": (_moved, f"{INDEX} lists tensor a in two.safetensors, which lacks it"),
     "no index": (_index("[1"), f"{INDEX} is damaged"),
     "an index of nothing": (_index('{"metadata": {}}'), f"{INDEX} is damaged: KeyError"),
     "an index of lists": (_index('{"weight_map": {"a": []}}'), f"{INDEX} is damaged"),
-    "a pickle": (_pickle, f"neither {WHOLE} nor {INDEX}: pytorch_model.bin is a pickle"),
+    "a pickle": (_pickle, f"neither {WHOLE} nor {INDEX}; pytorch_model.bin is a pickle"),
     "no weights": (lambda folder: (folder / INDEX).unlink(), f"neither {WHOLE} nor {INDEX}$"),
 }
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_damage_is_told_in_one_line(case: str, sharded) -> None:
+def test_damaged_files_raise_errors(case: str, sharded) -> None:
     damage, message = DAMAGE[case]
     damage(sharded)
     with pytest.raises(UserError, match=message):

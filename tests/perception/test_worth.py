@@ -1,4 +1,4 @@
-"""The paper's question on a user's data, and what one does with the adapters that come of it: programs, end to end."""
+"""perception.worth, perception.adapters and perception.classify end to end on user data."""
 
 import csv
 import io
@@ -35,7 +35,7 @@ ROWS = {"train": 120, "validation": 24, "test": 24}
 
 
 def write_data(folder: Path) -> None:
-    """Two topics of the manual of Python, a user's classes by their names."""
+    """Writes two topics of the Python manual as user data with named classes."""
     folder.mkdir()
     wanted = ("string-methods", "types")
     kept = [{"text": t, "label": label} for (t,), label in python("train") if label in wanted]
@@ -74,7 +74,7 @@ def call(program, *arguments: object) -> None:
 
 
 def ask(folder: Path) -> None:
-    """LoRA on a base in 4 bits, the head on it, all weights, the baseline: four steps each."""
+    """Runs perception.worth on a 4-bit base with four steps per run."""
     fields = {"data.max_length": 16, "data.buckets": "16,", "data.vocab_size": 290}
     fields |= {"train.steps": 4, "eval.steps": 2, "checkpoint.steps": 2, "quantize": "4bit"}
     fields |= {"data.source": f"files:{folder / 'data'}", "pretrained": folder / "model"}
@@ -93,11 +93,11 @@ def asked(folder) -> Path:
 
 
 def folder_of(way: str) -> str:
-    """The name of the first run."""
+    """Returns the directory name of a way's first run."""
     return f"{way}_seed1" if WAYS[way].random else way
 
 
-def test_everything_stands_side_by_side(asked) -> None:
+def test_worth_table_has_all_ways(asked) -> None:
     with (asked / "worth.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row[""] for row in rows] == [way.name for way in WAYS.values()]
@@ -109,12 +109,12 @@ def test_everything_stands_side_by_side(asked) -> None:
         assert summary["seed"] == (1 if WAYS[way].random else None)
         if way != "tf_idf":
             assert summary["config"]["quantize"] == ("none" if "full" in way else "4bit")
-    compared = load_local(str(asked / "runs"))  # what common.report takes
+    compared = load_local(str(asked / "runs"))  # the input of common.report
     assert {run.name for run in compared} == set(map(folder_of, WAYS))
 
 
-def test_one_seed_decides_nothing(asked) -> None:
-    """Whatever the figures are, but where neither side has a seed."""
+def test_one_seed_gives_no_verdict(asked) -> None:
+    """All verdicts are undecided unless neither side has a seed."""
     with (asked / "verdicts.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) in (3, 4)
@@ -122,11 +122,11 @@ def test_one_seed_decides_nothing(asked) -> None:
     seeded = [row for row in rows if random & {row["weighted F1 of"], row["against"]}]
     assert {row["verdict"] for row in seeded} == {"undecided (at least 2 more seeds)"}
     said = (asked / "answer.txt").read_text()
-    assert said.startswith("Weighted F1 on 24 test examples, learned from 120")
+    assert said.startswith("Weighted F1 on 24 test examples, trained on 120")
     assert "(one seed)" in said
 
 
-def test_a_second_call_trains_nothing(asked, folder) -> None:
+def test_second_call_reuses_runs(asked, folder) -> None:
     logs = {path: path.read_bytes() for path in asked.rglob("*.jsonl")}
     kept = {path: path.stat().st_mtime_ns for path in asked.rglob("predictions.npz")}
     assert len(kept) == len(WAYS)
@@ -141,13 +141,11 @@ def kernels(model: Path) -> dict[str, np.ndarray]:
     return safetensors.numpy.load_file(model / "model.safetensors")
 
 
-QUANTIZED = (
-    "was trained on weights quantized to 4bit; with the unquantized weights it is another model"
-)
+QUANTIZED = "was trained on weights quantized to 4bit, but the unquantized weights are written"
 
 
-def test_adapters_from_the_command_line(asked, folder, capsys) -> None:
-    """Merged weights and back; half of an adapter and half of it again; and its negative."""
+def test_merge_unmerge_and_add_commands(asked, folder, capsys) -> None:
+    """Merges and unmerges an adapter; the sum of two halves equals the whole."""
     lora, base = asked / "runs" / "lora_seed1", kernels(folder / "model")
     call(adapters, "merge", f"--adapter={lora}", f"--out={folder / 'merged'}")
     (line,) = capsys.readouterr().err.splitlines()
@@ -175,17 +173,17 @@ def test_adapters_from_the_command_line(asked, folder, capsys) -> None:
         np.testing.assert_allclose(value, merged[n], atol=1e-6)
 
 
-def test_the_weights_need_not_be_where_a_run_had_them_from(
+def test_moved_base_weights_are_found_with_pretrained_option(
     asked, folder, monkeypatch, capsys
 ) -> None:
-    """For `add` no weights are read at all, for `unmerge` the merged ones, and elsewhere those that are named."""
+    """`add` reads no weights, `unmerge` the merged weights, the other commands --pretrained."""
     lora, out = asked / "runs" / "lora_seed1", folder / "elsewhere"
     with monkeypatch.context() as patch:
         patch.setattr(TensorFiles, "read", None)
         call(adapters, "add", "--adapters", f"{lora}:1", f"--out={folder / 'unread'}")
     moved = (folder / "model").rename(folder / "moved")
     try:
-        gone = "model is no folder any more: --pretrained=DIR says where it is now"
+        gone = "model is not a directory any more: --pretrained=DIR says where it is now"
         assert gone in refused(adapters, "merge", f"--adapter={lora}", f"--out={out}")
         assert gone in refused(classify, f"--workdir={lora}")
         named = f"--pretrained={moved}"
@@ -204,12 +202,12 @@ def test_the_weights_need_not_be_where_a_run_had_them_from(
         np.testing.assert_allclose(kernels(folder / "base")[n], value, atol=1e-6)
 
 
-def test_weights_that_are_named_are_those_that_are_read(asked, folder, tmp_path) -> None:
-    """Even where the run had others from is still there."""
+def test_pretrained_option_takes_precedence(asked, folder, tmp_path) -> None:
+    """--pretrained takes precedence over the directory that the run used, even if it still exists."""
     write_weights(tmp_path / "other", 1)
     named, out = f"--pretrained={tmp_path / 'other'}", f"--out={tmp_path / 'out'}"
     for name in ("lora", "head"):
-        assert "was trained on other weights than those of" in refused(
+        assert "was not trained on the weights in" in refused(
             adapters, "export", f"--run={asked / 'runs' / folder_of(name)}", named, out
         )
     workdir = tmp_path / "full"
@@ -222,7 +220,7 @@ def test_weights_that_are_named_are_those_that_are_read(asked, folder, tmp_path)
     )
 
 
-def test_a_run_of_another_paper_is_refused_in_a_line(tmp_path) -> None:
+def test_run_of_another_paper_raises_error(tmp_path) -> None:
     values = {name: {} for name in GROUPS}
     (tmp_path / "config.json").write_text(json.dumps(values | {"paper": "reservoir"}))
     out, what = f"--out={tmp_path / 'out'}", f"={tmp_path} is a run of another program"
@@ -239,8 +237,8 @@ def test_a_run_of_another_paper_is_refused_in_a_line(tmp_path) -> None:
     assert refused(classify, f"--workdir={tmp_path}") == f"--workdir{what}"
 
 
-def test_a_run_in_full_is_exported_with_all_that_it_needs(asked, folder) -> None:
-    """Its probabilities come out of the exported files alone."""
+def test_export_of_full_run_reproduces_probabilities(asked, folder) -> None:
+    """The exported files alone reproduce its probabilities."""
     workdir, out = asked / "runs" / "full_seed1", folder / "full"
     call(adapters, "export", f"--run={workdir}", f"--out={out}")
     lines = ["a string", "the debugger steps into a function", "types"]
@@ -259,7 +257,7 @@ def test_a_run_in_full_is_exported_with_all_that_it_needs(asked, folder) -> None
     assert said == {"pool": "masked", "max_length": 16, "classes": classes}
 
 
-def test_an_export_without_its_classifier_does_not_appear(asked, tmp_path, monkeypatch) -> None:
+def test_failed_classifier_export_leaves_no_directory(asked, tmp_path, monkeypatch) -> None:
     def fails(folder: Path, tensors: dict) -> None:
         assert (tmp_path / "out").exists() is False
         raise OSError(28, "No space left on device")
@@ -270,7 +268,7 @@ def test_an_export_without_its_classifier_does_not_appear(asked, tmp_path, monke
     assert not any(tmp_path.iterdir())
 
 
-def test_other_runs_are_exported_with_what_they_began_from(asked, folder, capsys) -> None:
+def test_export_of_head_lora_and_full_pretrained_runs(asked, folder, capsys) -> None:
     base = kernels(folder / "model")
     for name, changed in (("head", 0), ("lora", 3), ("full_pretrained", len(base))):
         workdir, out = asked / "runs" / folder_of(name), folder / f"exported_{name}"
@@ -282,9 +280,8 @@ def test_other_runs_are_exported_with_what_they_began_from(asked, folder, capsys
         np.testing.assert_array_equal(kernels(out / "classifier")["weight"], head.T)
 
 
-def test_an_adapter_beside_tables_of_its_own_is_exported_with_them(folder, tmp_path) -> None:
-    """No weights have them. Here there are more positions than those that are pretrained, and the head reads rows with
-    their padding: its probabilities come out of the exported files alone."""
+def test_export_includes_reinitialised_tables(folder, tmp_path) -> None:
+    """The run has more positions than the base and pools padding; the export reproduces its probabilities."""
     config = load("configs/perception.py:tiny")
     fields = {"finetune": "lora", "reinitialize": "authors", "train.steps": 0, "eval.start": True}
     fields |= {"data.max_length": 32, "data.buckets": (32,), "wandb.mode": "disabled"}
@@ -292,7 +289,7 @@ def test_an_adapter_beside_tables_of_its_own_is_exported_with_them(folder, tmp_p
     config.update_from_flattened_dict(fields)
     workdir, out = tmp_path / "run", tmp_path / "out"
     run.fit(config, workdir, make_mesh({"data": 1}, jax.devices()[:1]))
-    assert "adapter is for weights with another embed/positions/table, drawn" in refused(
+    assert "so its adapter does not fit the pretrained embed/positions/table" in refused(
         adapters, "merge", f"--adapter={workdir}", f"--out={out}"
     )
     call(adapters, "export", f"--run={workdir}", f"--out={out}")
@@ -316,7 +313,7 @@ def test_an_adapter_beside_tables_of_its_own_is_exported_with_them(folder, tmp_p
     np.testing.assert_allclose(jax.nn.softmax(logits_BN), wanted_BN, rtol=1e-4)
 
 
-def test_the_cost_of_quantization_is_shown(folder, capsys) -> None:
+def test_quantize_command_writes_cost_table(folder, capsys) -> None:
     call(adapters, "quantize", f"--pretrained={folder / 'model'}", f"--out={folder / 'cost'}")
     with (folder / "cost" / "quantize_4bit.csv").open() as file:
         rows = list(csv.reader(file))
@@ -331,18 +328,18 @@ def refused(program, *arguments: object) -> str:
     return str(caught.value)
 
 
-def test_wrong_adapters_are_refused_in_a_line(asked, folder, tmp_path) -> None:
+def test_invalid_adapter_arguments_raise_errors(asked, folder, tmp_path) -> None:
     lora, out = asked / "runs" / "lora_seed1", f"--out={tmp_path / 'out'}"
     write_weights(tmp_path / "other", 1)
-    assert "was trained on other weights than those of" in refused(
+    assert "was not trained on the weights in" in refused(
         adapters, "merge", f"--adapter={lora}", f"--pretrained={tmp_path / 'other'}", out
     )
     full = asked / "runs" / "full_seed1"
-    assert "has no adapter: it is a run with --config.finetune=full" in (
+    assert "has no adapter: the run used --config.finetune=full" in (
         refused(adapters, "merge", f"--adapter={full}", out)
     )
     assert "holds no run" in refused(adapters, "merge", f"--adapter={tmp_path}", out)
-    assert "it is ADAPTER:WEIGHT" in refused(adapters, "add", "--adapters", lora, out)
+    assert "write ADAPTER:WEIGHT" in refused(adapters, "add", "--adapters", lora, out)
     assert "must be a number, got 'x'" in refused(adapters, "add", "--adapters", f"{lora}:x", out)
     assert "is not empty" in refused(
         adapters, "add", "--adapters", f"{lora}:1", f"--out={folder / 'data'}"
@@ -350,7 +347,7 @@ def test_wrong_adapters_are_refused_in_a_line(asked, folder, tmp_path) -> None:
     assert "the following arguments are required: --merged" in refused(
         adapters, "unmerge", f"--adapter={lora}", out
     )
-    assert "nothing is merged into them" in refused(
+    assert "no adapter is merged into them" in refused(
         adapters, "unmerge", f"--adapter={lora}", f"--merged={folder / 'model'}", out
     )
     assert "README.md is no folder" in refused(
@@ -364,15 +361,15 @@ def test_wrong_adapters_are_refused_in_a_line(asked, folder, tmp_path) -> None:
     assert open_model(tmp_path / "other").shape == SHAPE
 
 
-def test_wrong_questions_are_refused_before_anything_is_trained(folder, tmp_path) -> None:
+def test_invalid_worth_options_fail_before_training(folder, tmp_path) -> None:
     def told(*more: str) -> str:
         out = f"--out={tmp_path / 'out'}"
         return refused(worth, "--config=configs/perception.py:tiny", out, *more)
 
-    assert "--config.finetune=lora: the comparison sets this itself" in told(
+    assert "--config.finetune=lora: perception.worth sets this field" in told(
         "--config.finetune=lora"
     )
-    assert "nowhere is no folder" in told(f"--config.pretrained={tmp_path}/nowhere")
+    assert "nowhere is not a directory" in told(f"--config.pretrained={tmp_path}/nowhere")
     assert "no directory" in told(f"--config.data.source=files:{tmp_path}/nowhere")
     assert "--seeds must be a whole number" in told("--seeds=0")
     assert not (tmp_path / "out").exists()
@@ -380,8 +377,8 @@ def test_wrong_questions_are_refused_before_anything_is_trained(folder, tmp_path
     assert f"cannot write to --out={tmp_path / 'out'}: " in told("--config.train.steps=1")
 
 
-def test_full_training_of_another_backbone_has_nothing_of_the_weights(tmp_path) -> None:
-    """They are for the other ways; of a backbone by name it has neither shape nor tokenizer from them."""
+def test_full_training_of_named_backbone_ignores_pretrained(tmp_path) -> None:
+    """Full training of a named backbone takes neither shape nor tokenizer from --config.pretrained."""
 
     def pretrained(way: str, *more: str) -> tuple[str, str]:
         fields = ["--config.pretrained=DIR", *more]
@@ -403,7 +400,7 @@ LABELS_M = np.arange(1000) % 2
 
 
 def runs_of(folder: Path, valid: float, *shares: float, seedless: bool = False) -> list[Run]:
-    """A run for each share of right guesses (%) on the same 1,000 test examples; half of the misses differ by seed."""
+    """Returns one run per accuracy (%) on the same 1,000 test examples; half of the errors depend on the seed."""
     made = []
     for seed, share in enumerate(shares, start=1):
         wrong = round(10 * (100 - share))
@@ -434,7 +431,7 @@ def words(found: dict[str, list[Run]], margin: float = 1.0) -> dict[tuple[str, s
     return {pair: one.word for pair, one in verdicts.items()}
 
 
-def test_the_way_with_pretrained_weights_is_chosen_by_validation(tmp_path) -> None:
+def test_choose_selects_pretrained_way_on_validation(tmp_path) -> None:
     found = {
         "lora": runs_of(tmp_path / "lora", 80.0, 90.0),
         "head": runs_of(tmp_path / "head", 85.0, 70.0, seedless=True),
@@ -444,8 +441,8 @@ def test_the_way_with_pretrained_weights_is_chosen_by_validation(tmp_path) -> No
     assert choose({"full": found["full"]}) is None
 
 
-def test_a_tenth_of_a_point_is_no_verdict(tmp_path) -> None:
-    """80.4 of the baseline against 80.3 and 75 of networks: counting words is not better than the first."""
+def test_difference_of_0_1_points_is_undecided(tmp_path) -> None:
+    """TF-IDF at 80.4 is undecided against a network at 80.3, and the network at 80.3 is better than one at 65."""
     found = {
         "lora": runs_of(tmp_path / "lora", 81.0, 79.3, 80.3, 81.3),
         "full_pretrained": runs_of(tmp_path / "tuned", 80.0, 79.0, 80.0, 80.6),
@@ -462,13 +459,13 @@ def test_a_tenth_of_a_point_is_no_verdict(tmp_path) -> None:
     against = "TF-IDF and logistic regression against LoRA on pretrained weights: +0.1 ("
     (line,) = [line for line in text.splitlines() if line.startswith(against)]
     assert line.rpartition(": ")[2].startswith("undecided")
-    assert "chosen by the validation examples." in text
-    assert "chosen by the test examples, as the recipe does" in answer(
+    assert "selected on the validation examples." in text
+    assert "selected on the test examples, as in the recipe" in answer(
         found, "lora", judge(found, "lora", 1.0), size, "test"
     )
 
 
-def test_without_pretrained_weights_only_the_baseline_is_compared(tmp_path) -> None:
+def test_without_pretrained_weights_only_baseline_is_compared(tmp_path) -> None:
     found = {
         "full": runs_of(tmp_path / "full", 75.0, 64.0, 65.0, 66.0),
         "tf_idf": runs_of(tmp_path / "tf_idf", 80.0, 80.4, seedless=True),
@@ -476,13 +473,11 @@ def test_without_pretrained_weights_only_the_baseline_is_compared(tmp_path) -> N
     verdicts = judge(found, None, 1.0)
     assert {pair: one.word for pair, one in verdicts.items()} == {("tf_idf", "full"): "better"}
     text = answer(found, None, verdicts, (8530, 217_000, 1000), "valid")
-    assert "here pretrained weights were not tried" in text
+    assert "no pretrained weights were tried here" in text
     assert "+3.6 ± 6.8 (95% prediction interval)" in text
 
 
-def test_the_mesh_of_the_command_line_is_the_mesh_of_the_runs(
-    folder, tmp_path, monkeypatch
-) -> None:
+def test_worth_uses_mesh_of_command_line(folder, tmp_path, monkeypatch) -> None:
     seen = []
     monkeypatch.setattr(comparison, "worth", lambda suite: seen.append(dict(suite.mesh.shape)))
     given = ("--config=configs/perception.py:tiny", f"--out={tmp_path}")

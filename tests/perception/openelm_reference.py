@@ -1,7 +1,7 @@
-"""OpenELM read once more, slowly: one text, one head and one query at a time in float64, without this project's code.
+"""Slow OpenELM reference in float64, independent of this project: one text, one head and one query at a time.
 
-From the paper (Mehta et al., 2024) and its published layout of weights: [query | key | value] in qkv_proj, the gate
-first in ffn.proj_1, groups of neighbouring heads, positions that turn dimension k with k + K/2. K head size.
+Follows the paper (Mehta et al., 2024) and its published weight layout: [query | key | value] in qkv_proj, the gate
+first in ffn.proj_1, groups of neighbouring heads, rotary positions that pair feature k with k + K/2 (K: head size).
 """
 
 import math
@@ -38,7 +38,7 @@ HEADS, HIDDEN = (2, 4, 4), (16, 64, 96)
 
 
 def shapes() -> dict[str, list[int]]:
-    """Names and shapes of all weights."""
+    """Returns names and shapes of all weights."""
     found = {"token_embeddings.weight": [50, WIDTH], "norm.weight": [WIDTH]}
     for layer, (heads, hidden) in enumerate(zip(HEADS, HIDDEN, strict=True)):
         found |= {
@@ -66,7 +66,7 @@ def norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
     return x / math.sqrt(sum(x * x) / len(x) + 1e-6) * scale
 
 
-def turn(x: np.ndarray, position: int) -> np.ndarray:
+def rotate(x: np.ndarray, position: int) -> np.ndarray:
     turned, half = x.copy(), SIZE // 2
     for k in range(half):
         angle = position / 10000 ** (2 * k / SIZE)
@@ -87,9 +87,9 @@ def attention(layer: int, rows: list[np.ndarray]) -> list[np.ndarray]:
     for t, row in enumerate(rows):
         found = []
         for head in range(heads):
-            query = turn(norm(part(row, head), scales[0]), t)
+            query = rotate(norm(part(row, head), scales[0]), t)
             shared = head // GROUPS
-            keys = [turn(norm(part(r, heads + shared), scales[1]), s) for s, r in enumerate(rows)]
+            keys = [rotate(norm(part(r, heads + shared), scales[1]), s) for s, r in enumerate(rows)]
             weights = np.array([math.exp(query @ key / SIZE**0.5) for key in keys[: t + 1]])
             values = np.array([part(r, heads + kv_heads + shared) for r in rows[: t + 1]])
             found.append(weights / weights.sum() @ values)
@@ -104,7 +104,7 @@ def feed_forward(layer: int, row: np.ndarray) -> np.ndarray:
 
 
 def states(tokens_BL: np.ndarray, lengths_B: np.ndarray) -> np.ndarray:
-    """The states (B, L, D) behind the last norm; those behind the end of a text are 0."""
+    """Returns the states after the last norm (B, L, D), 0 at padding."""
     result = np.zeros((*tokens_BL.shape, WIDTH))
     for number, (tokens, length) in enumerate(zip(tokens_BL, lengths_B, strict=True)):
         rows = [weight("token_embeddings")[token] for token in tokens[:length]]

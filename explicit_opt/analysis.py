@@ -1,6 +1,4 @@
-"""What the formula can and cannot give, and how far optimizer and cold start decide a comparison.
-
-Neither table is in the paper."""
+"""Two tables that the paper does not have: the formula under other exponents, and other optimizers and starts."""
 
 import math
 from functools import partial
@@ -17,7 +15,7 @@ from explicit_opt.experiments import CONTEXTS, PRINTED, ExperimentSuite, digits_
 from explicit_opt.language import NextToken
 
 OPTIMIZERS = {"adam": 1e-3, "adagrad": 1e-2}
-"""Learning rates."""
+"""Optimizer -> learning rate."""
 
 STARTS = (
     ("warm", "normal"),
@@ -26,20 +24,19 @@ STARTS = (
     ("cold", "normal"),
     ("cold", "torch"),
 )
-"""Starts, and what a cold one is drawn from."""
-
+"""(start, initializer); only a cold start uses the initializer."""
 
 BOUND = "maximum-likelihood bigram, all tokens: a bound"
 
 DOCUMENTS = ("line", "file")
-"""Where contexts end; the paper does not say."""
+"""Values of `data.documents`: where contexts end. The paper does not say."""
 
 
 def formula(suite: ExperimentSuite) -> None:
-    """Perplexities before training under other exponents, the other sign and two readings of documents.
+    """Writes perplexities before training, for other exponents, the other sign and two readings of documents.
 
-    Counted on all training tokens and measured on every n-th. Beside them the printed columns, and the least that any
-    table with K = 1 can reach on this text. Development perplexity is of the whole development text.
+    Counts use all training tokens; training perplexity is measured on every n-th token and development perplexity on
+    the whole development text. Also writes the printed columns and the lower bound of any table with K = 1.
     """
     rows = []
     for documents in DOCUMENTS:
@@ -70,24 +67,24 @@ def formula(suite: ExperimentSuite) -> None:
 
 
 def _readings(context: int) -> list[tuple[str, float, int]]:
-    """Name, exponent and sign."""
-    share, other = (context - 1) / context, context / (context + 1)
-    readings = [("f^-(K-1)/K, eq. 3", share, -1), ("f^-K/(K+1)", other, -1)]
-    return readings if context == 1 else [*readings, ("f^+(K-1)/K, section 2.1", share, 1)]
+    """Returns (name, exponent, sign) of each reading of the formula."""
+    printed, other = (context - 1) / context, context / (context + 1)
+    readings = [("f^-(K-1)/K, eq. 3", printed, -1), ("f^-K/(K+1)", other, -1)]
+    return readings if context == 1 else [*readings, ("f^+(K-1)/K, section 2.1", printed, 1)]
 
 
-def bigram_perplexity(counts_1NN: jax.Array) -> float:
-    """Of the training text under the relative frequencies of its own pairs: the least that any table can reach."""
-    counts = np.asarray(counts_1NN[0], np.float64)
+def bigram_perplexity(counts_1VV: jax.Array) -> float:
+    """Returns the training perplexity of the maximum-likelihood bigram, a lower bound of any table with K = 1."""
+    counts = np.asarray(counts_1VV[0], np.float64)
     rows, columns = np.nonzero(counts)
     seen = counts[rows, columns]
     likelihood = np.sum(seen * np.log(seen / counts.sum(1)[rows]))
     return math.exp(-likelihood / counts.sum())
 
 
-def sampled_bigram_perplexity(counts_1NN: jax.Array, task: NextToken) -> float:
-    """As `bigram_perplexity`, of those training tokens on which the task measures training perplexity."""
-    counts, train = np.asarray(counts_1NN[0], np.float64), task.splits["train"]
+def sampled_bigram_perplexity(counts_1VV: jax.Array, task: NextToken) -> float:
+    """Returns `bigram_perplexity` over the sample of tokens on which the task measures training perplexity."""
+    counts, train = np.asarray(counts_1VV[0], np.float64), task.splits["train"]
     batch = train.gather(np.arange(0, len(train), task.training_stride))
     before_B, target_B = batch["contexts"][:, 0], batch["targets"]
     chances_B = counts[before_B, target_B] / counts.sum(1)[before_B]
@@ -109,7 +106,7 @@ def _perplexities(task: NextToken, counts: jax.Array, exponent: float, sign: int
 
 
 def sensitivity(suite: ExperimentSuite) -> None:
-    """Test accuracy of one layer over digits, from every start, by two optimizers."""
+    """Writes test accuracy and cross-entropy of one layer on digits, from every start, with two optimizers."""
     cases = {
         (optimizer, *start): suite.named(f"digits_1_{'_'.join(start)}_{optimizer}")
         for optimizer in OPTIMIZERS
@@ -126,7 +123,14 @@ def sensitivity(suite: ExperimentSuite) -> None:
         ]
         epochs = mean_std([len(points) - 1 for points in curves], 0)
         rows.append((optimizer, f"{OPTIMIZERS[optimizer]:g}", start, drawn, *cells, epochs))
-    columns = ("optimizer", "rate", "start", "drawn from", "test accuracy %", "test cross-entropy")
+    columns = (
+        "optimizer",
+        "learning rate",
+        "start",
+        "drawn from",
+        "test accuracy %",
+        "test cross-entropy",
+    )
     suite.write(suite.named("sensitivity"), (*columns, "epochs"), rows)
 
 
