@@ -191,7 +191,7 @@ def test_config_without_argument(fault, tmp_path):
 
 FIELDS = [
     ("model.reservoirs=9", "9 alternating reservoirs need 17 layers, there are 1"),
-    ("model.reservoirs=0", "but there is none: --config.model.reservoirs=0"),
+    ("model.reservoirs=0", "but no layer is a reservoir: --config.model.reservoirs=0"),
     ("model.reservoirs=-2", "--config.model.reservoirs must be at least 0, got -2"),
     (
         "model.reservoir=fnn",

@@ -71,9 +71,13 @@ def validate(config: ConfigDict) -> None:
     validate_search(search_of(config))
 
 
+FIXED_LENGTH: set[str] = set()
+"""Values of `model.reservoir` whose layers have parameters for each position. A paper adds its own."""
+
+
 def limited(model: ConfigDict) -> bool:
     """Whether `model.max_length` is a limit: where positions have parameters of their own."""
-    return model.positions == "learned" or model.reservoir == "gmlp"
+    return model.positions == "learned" or model.reservoir in FIXED_LENGTH
 
 
 def validate_search(search: Search) -> None:

@@ -18,7 +18,7 @@ from configs import masked
 from reservoir import run
 from reservoir.backskip import skips
 from reservoir.encoder import masked_lm
-from reservoir.kinds import BOTH_WAYS, RESERVOIRS
+from reservoir.kinds import RESERVOIRS
 from reservoir.model import translator, validate, with_defaults
 from tests.model import helpers
 
@@ -55,7 +55,9 @@ def test_padding_changes_nothing(make_config, kind: str):
     np.testing.assert_allclose(model(SOURCE, TARGET), model(wide, TARGET), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in RESERVOIRS if kind not in BOTH_WAYS])
+@pytest.mark.parametrize(
+    "kind", [name for name, kind in RESERVOIRS.items() if not kind.bidirectional_only]
+)
 def test_in_a_decoder_a_step_at_a_time_gives_the_whole_pass(make_config, kind: str):
     model, frozen = built(
         make_config(kind, reservoirs=0, decoder_reservoirs=1, max_length=8, kernel=3).model

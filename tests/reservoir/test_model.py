@@ -34,14 +34,14 @@ def test_a_users_mistakes_are_named(make_config):
     for reservoir, reservoirs, message in (
         ("fnn", 1, "did you mean ffn"),
         ("ffn", 3, "need 5 layers, there are 3"),
-        ("transformer", 0, "there is none: --config.model.reservoirs=0"),
+        ("transformer", 0, "no layer is a reservoir: --config.model.reservoirs=0"),
     ):
         with pytest.raises(UserError, match=message):
             validate(make_config(reservoir, reservoirs=reservoirs).model)
     for fields, message in (
         ({"placement": "LRL R"}, "unknown placement 'LRL R'"),
         ({"placement": "LRLL"}, "pattern LRLL is for 4 layers, there are 3"),
-        ({"placement": "LLL"}, "there is none: .*--config.model.placement=LLL"),
+        ({"placement": "LLL"}, "no layer is a reservoir: .*--config.model.placement=LLL"),
         ({"placement": "top", "reservoirs": 4}, "4 reservoirs need 4 layers, there are 3"),
         ({"decoder_reservoirs": 2}, "decoder_reservoirs: 2 alternating reservoirs need 3"),
         ({"decoder_placement": "LRL"}, "decoder_placement: the pattern LRL is for 3 layers"),

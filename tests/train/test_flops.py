@@ -49,7 +49,7 @@ def decoder(rngs) -> Block:
 
 def reservoir(kind: str) -> Callable[..., Block]:
     def make(rngs) -> Block:
-        made = RESERVOIRS[kind](recipe(), transformer.encoder_block, False, rngs=rngs)
+        made = RESERVOIRS[kind].build(recipe(), transformer.encoder_block, False, rngs=rngs)
         variables.freeze(made)
         return made
 
