@@ -112,7 +112,11 @@ def test_own_kind_brings_its_options(make_config, own_package):
     ("name", "fields", "message"),
     [
         ("my_package.incomplete:no_initializer", {}, r"function/gate cannot be drawn .* NoInit"),
-        ("my_package.incomplete:no_cache", {"decoder_reservoirs": 1}, "NotImplementedError in cache"),
+        (
+            "my_package.incomplete:no_cache",
+            {"decoder_reservoirs": 1},
+            "NotImplementedError in cache",
+        ),
         ("my_package.incomplete:number", {}, "is a int; it must be a reservoir.kinds.Kind"),
         ("my_package.incomplete:absent", {}, "has no attribute 'absent'"),
         ("my_package.broken:kind", {}, "ZeroDivisionError: division by zero"),
