@@ -72,10 +72,10 @@ def test_what_a_side_lacks_is_the_option_that_gives_it(tmp_path, monkeypatch):
     assert missing("iwslt@12: LayerDrop") == "--depths=12"
     assert missing("iwslt@12: LayerDrop", depths={12: None}) == ""
     assert missing("iwslt: T Reservoir", **laptop) == "--data=iwslt=DIR"
-    assert missing("iwslt: T Reservoir", **laptop, places={"iwslt": tmp_path}) == ""
+    assert missing("iwslt: T Reservoir", **laptop, data_paths={"iwslt": tmp_path}) == ""
     assert missing("sst2: Transformer", **laptop) == "--data=roberta=DIR"
-    places = {"roberta": tmp_path}
-    assert missing("sst2: Transformer", **laptop, places=places) == "--data=sst2=DIR"
+    data_paths = {"roberta": tmp_path}
+    assert missing("sst2: Transformer", **laptop, data_paths=data_paths) == "--data=sst2=DIR"
     assert missing("wmt: Transformer", settings=("iwslt",)) == "--settings leaves it out"
     assert missing("wmt: LayerDrop", models=("Transformer",)) == "--models leaves it out"
     assert missing("wmt: T Reservoir", depths={4: 0}) == "--depths leaves no reservoirs"

@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 from common.errors import UserError
 from common.sharding import make_mesh
 from reservoir import costs, downstream
-from reservoir.experiments import snapshot_steps
 from reservoir.probing import table
 from reservoir.probing.classifier import Probe
+from reservoir.targets import snapshot_steps
 from tests.reservoir.known import Known
 
 
@@ -93,7 +93,7 @@ def test_fine_tuning_has_options_of_its_own(tmp_path: Path, capsys):
         ("classification", 7),
     }
     assert (
-        "--config.train.steps=250: of pretraining; fine-tuning has --finetune"
+        "--config.train.steps=250: pretraining only; for fine-tuning use --finetune"
         in capsys.readouterr().out
     )
     # Before anything is pretrained.
@@ -123,7 +123,7 @@ def test_a_sweep_is_of_fine_tuning(tmp_path: Path, capsys):
     chosen = [config for config in after if config.eval.test]
     assert len(chosen) == 2 * ways and {c.optimizer.learning_rate for c in chosen} == {1e-4}
     assert len(read(tmp_path / "sweep.csv")) == 2 * ways
-    assert "--sweep: of fine-tuning" in capsys.readouterr().out
+    assert "--sweep: fine-tuning only" in capsys.readouterr().out
 
 
 def test_fine_tuning_runs_of_a_seed_take_turns(tmp_path: Path, monkeypatch):
@@ -139,15 +139,17 @@ def test_fine_tuning_runs_of_a_seed_take_turns(tmp_path: Path, monkeypatch):
 
 
 def test_tasks_without_data_are_left_out(tmp_path: Path, capsys):
-    suite = make_suite(tmp_path, scale="laptop", places={"sst2": tmp_path}, seeds=1)
+    suite = make_suite(tmp_path, scale="laptop", data_paths={"sst2": tmp_path}, seeds=1)
     assert {tuning.task for tuning in downstream.tunings(suite, "fig2")} == {"sst2"}
-    assert "mnli is left out: --data=mnli=DIR says where it is" in capsys.readouterr().out
-    with pytest.raises(UserError, match="nothing to fine-tune on: --data=sst2=DIR or --data=mnli"):
+    assert "mnli is left out: --data=mnli=DIR sets its folder" in capsys.readouterr().out
+    with pytest.raises(
+        UserError, match="nothing to fine-tune on: add --data=sst2=DIR or --data=mnli"
+    ):
         downstream.tunings(make_suite(tmp_path, scale="laptop"), "fig2")
 
 
 def test_the_plan_has_fine_tuning_too(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setattr(costs, "rate", lambda dtype: 1e9)
+    monkeypatch.setattr(costs, "flops_per_second", lambda dtype: 1e9)
     models = ("FFN Reservoir",)
     suite = make_suite(tmp_path, models=models, seeds=1, finetune=("train.steps=7",))
     costs.show(suite, "fig2")
@@ -190,7 +192,7 @@ def test_table_4_is_over_the_seeds_and_beside_printed(tmp_path: Path, monkeypatc
     for task in ("sentence_length", "bigram_shift"):
         (tmp_path / f"{task}.txt").write_text("\n".join(lines))
     out = tmp_path / "out"
-    downstream.table4(make_suite(out, scale="paper", seeds=3, places={"probing": tmp_path}))
+    downstream.table4(make_suite(out, scale="paper", seeds=3, data_paths={"probing": tmp_path}))
     majority, *rows = read(out / "table4.csv")
     assert majority["kind"] == "majority class" and majority["SentLen"] == "66.67"
     assert len(rows) == 2 * (13 + 12)

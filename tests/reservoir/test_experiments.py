@@ -2,6 +2,7 @@
 
 import csv
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -9,14 +10,18 @@ import pytest
 
 from common.config import to_json
 from common.errors import UserError
+from common.report import printed as report
 from common.sharding import make_mesh
-from reservoir import costs, downstream, experiments, plots, reproduce, run, tables
+from configs import translation
+from reservoir import costs, downstream, plots, reproduce, run, tables
 from reservoir.backskip import warmup
-from reservoir.experiments import MODELS, NEEDS, SETTINGS, UPDATABLE, Case, ExperimentSuite
+from reservoir.experiments import ExperimentSuite
 from reservoir.model import reservoir_layers
-from reservoir.printed import printed
+from reservoir.targets import MODELS, NEEDS, SETTINGS, UPDATABLE, Case
 from tests.programs import finish, start
 from tests.reservoir.known import Known
+
+printed = partial(report.printed, "reservoir")
 
 PAPER = [target for target in NEEDS if target not in ("fig2", "fig6", "fig11", "table4")]
 
@@ -43,7 +48,7 @@ def test_every_run_of_every_table_and_figure_has_a_valid_configuration(tmp_path,
             run.validate(config)
             # One folder never serves two configurations.
             assert found.setdefault(case.name(1), to_json(config)) == to_json(config)
-            assert config.model[SETTINGS[case.setting].layers] == case.layers
+            assert config.model[SETTINGS[case.setting].depth_field] == case.layers
             assert config.model.reservoir == MODELS[case.model][0]
 
 
@@ -212,12 +217,14 @@ def test_options_that_leave_nothing_are_named(tmp_path):
         {"settings": ("wmt",)},
         {"models": ("BiGRU Reservoir",)},
     ):
-        with pytest.raises(UserError, match="leave nothing of table1, which has iwslt and Transf"):
+        with pytest.raises(
+            UserError, match="exclude every run of table1, which has iwslt and Transf"
+        ):
             tables.table1(make_suite(tmp_path, **fields))
     with pytest.raises(UserError, match="the probing tasks are missing: --data=probing=DIR"):
         downstream.table4(make_suite(tmp_path))
     with pytest.raises(UserError, match="has none of the tasks of Table 4"):
-        downstream.table4(make_suite(tmp_path, places={"probing": tmp_path}))
+        downstream.table4(make_suite(tmp_path, data_paths={"probing": tmp_path}))
 
 
 def depths_of(suite: ExperimentSuite, target: str, model: str) -> list[tuple[int, int]]:
@@ -253,7 +260,7 @@ def test_any_depth_can_be_asked_for(tmp_path):
 
 
 def test_depths_at_which_reservoirs_do_not_fit_are_refused(tmp_path):
-    message = r"--depths=2: 2 alternating reservoirs need 3 layers, there are 2; --depths=2:R says"
+    message = r"--depths=2: 2 alternating reservoirs need 3 layers, there are 2; set the number of .* --depths=2:R"
     with pytest.raises(UserError, match=message):
         make_suite(tmp_path, scale="laptop", depths={2: None}).needed("table1")
     fields = {"scale": "laptop", "models": ("Transformer",)}
@@ -261,7 +268,7 @@ def test_depths_at_which_reservoirs_do_not_fit_are_refused(tmp_path):
         (2, 0)
     ]
     for model in ("LayerDrop", UPDATABLE):
-        with pytest.raises(UserError, match="2 of 2 layers leave none"):
+        with pytest.raises(UserError, match="2 reservoirs of 2 layers leave no trained layer"):
             fields = {"scale": "laptop", "models": (model,)}
             make_suite(tmp_path, depths={2: None}, **fields).needed("table1")
 
@@ -316,7 +323,7 @@ def test_the_plan_lists_runs_and_what_is_done(tmp_path, capsys):
 
 
 def test_the_plan_counts_two_operations_for_a_weight_forward_and_for_each_gradient():
-    config = experiments.translation.tiny(experiments.translation.iwslt("ffn"))
+    config = translation.tiny(translation.iwslt("ffn"))
     abstract_model = costs.abstract(config)
     product = lambda shape: shape[0] * shape[1]  # noqa: E731
     trained = sum(

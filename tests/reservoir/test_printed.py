@@ -1,8 +1,12 @@
 """What the printed tables say of themselves."""
 
+from functools import partial
+
 import pytest
 
-from reservoir.printed import printed
+from common.report import printed as report
+
+printed = partial(report.printed, "reservoir")
 
 
 def mean(cell: str) -> float:
