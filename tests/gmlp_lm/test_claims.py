@@ -37,7 +37,7 @@ def make_suite(
     return ExperimentSuite(scale, 1, [], out, mesh, corpora=corpora, **options)
 
 
-def test_every_claim_on_runs_names_experiments_that_need_no_data_at_tiny(tmp_path):
+def test_claims_need_no_data_at_tiny(tmp_path):
     suite = make_suite(tmp_path, corpora=tuple(language.CORPORA))
     compared = [claim for claim in claims.read("gmlp_lm") if claim.kind == "runs"]
     assert compared
@@ -48,23 +48,25 @@ def test_every_claim_on_runs_names_experiments_that_need_no_data_at_tiny(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_side_is_a_run_of_the_tables(tmp_path):
+def test_claims_and_tables_share_runs(tmp_path):
     side = make_suite(tmp_path, recipe="code").side("wikitext2: gmlp_attn")
     assert side.name == "wikitext2_gmlp_attn_code"
     expected = {"model.kind": "gmlp", "model.attention": 2, "data.words": True}
     assert expected.items() <= flatten(side.experiment(1)).items()
 
 
-def test_a_side_without_its_corpus_says_which_option_names_it(tmp_path, monkeypatch):
+def test_missing_option_of_a_claim_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert make_suite(tmp_path).side("enwik8: gpt").missing == "--corpora=wikitext2,enwik8"
-    suite = make_suite(tmp_path, "laptop", ("wikitext2", "enwik8"), places={"wikitext2": tmp_path})
+    suite = make_suite(
+        tmp_path, "laptop", ("wikitext2", "enwik8"), data_paths={"wikitext2": tmp_path}
+    )
     assert suite.side("enwik8: gpt").missing == "--data=enwik8=PATH"
     assert suite.side("wikitext2: gpt").missing == ""
 
 
 @pytest.mark.parametrize("text", ["", "gmlp", "enwik7: gmlp", "enwik8: rnn", "enwik8:gmlp"])
-def test_a_side_that_there_is_not_is_one_line_with_those_that_there_are(tmp_path, text):
+def test_invalid_claims_are_rejected(tmp_path, text):
     with pytest.raises(UserError, match="choose one of enwik8: gpt, enwik9: gpt") as caught:
         make_suite(tmp_path).side(text)
     assert "\n" not in str(caught.value)

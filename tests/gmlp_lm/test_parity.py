@@ -75,7 +75,7 @@ def ours(there: str, value: np.ndarray) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_of_the_public_model(case):
+def test_logits_match_the_public_packages(case):
     with np.load(GOLDEN) as file:
         arrays = {n.partition("/")[2]: file[n] for n in file.files if n.startswith(f"{case}/")}
     tokens, logits = arrays.pop("tokens").astype(np.int32), arrays.pop("logits")

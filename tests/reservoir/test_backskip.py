@@ -38,7 +38,7 @@ def quadratic(mu, noise, value, given: Rule):
 
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0])
-def test_the_expected_gradient_is_that_of_minus_the_expected_reward(sigma: float):
+def test_expected_gradient_is_minus_the_gradient_of_the_expected_reward(sigma: float):
     """E[reward] = -mean(mu), so minus its gradient is 1 / D in every direction, whatever mu, sigma and the baseline."""
     count, width = 200_000, 4
     mu = jnp.broadcast_to(jnp.array([0.3, -1.0, 2.0, 0.5]), (1, count, width))
@@ -51,7 +51,7 @@ def test_the_expected_gradient_is_that_of_minus_the_expected_reward(sigma: float
         assert np.all(error < 0.02)
 
 
-def test_a_baseline_near_the_mean_reward_lowers_the_variance():
+def test_baseline_near_the_mean_reward_lowers_the_variance():
     mu = jnp.full((1, 20_000, 2), 3.0)
     noise = jax.random.normal(jax.random.key(0), mu.shape)
 
@@ -63,7 +63,7 @@ def test_a_baseline_near_the_mean_reward_lowers_the_variance():
     assert spread(-3.0 / 10**0.5) < 0.5 * spread(0.0)
 
 
-def test_one_position_by_hand():
+def test_gradient_of_one_position_by_hand():
     """g = (1, 3), of root mean square r = sqrt(5): with V = 0.5 the gradient of mu is r (0.5 + 2 / r) eps / sigma."""
     g, noise = jnp.array([[[1.0, 3.0]]]), jnp.array([[[0.2, -0.4]]])
     value, r = jnp.full((1, 1), 0.5), 5**0.5
@@ -79,7 +79,7 @@ def test_one_position_by_hand():
 
 
 @pytest.mark.parametrize("reward", ["signed", "own_rms"])
-def test_the_estimate_is_linear_in_the_gradient_above(reward: str):
+def test_estimate_is_linear_in_the_gradient_above(reward: str):
     """A loss that is a sum over tokens and one that is a mean train the layer below alike, and the value the same."""
     keys = jax.random.split(jax.random.key(0), 3)
     g, noise = (jax.random.normal(key, (2, 5, 8)) for key in keys[:2])
@@ -100,7 +100,7 @@ def test_the_estimate_is_linear_in_the_gradient_above(reward: str):
     np.testing.assert_allclose(gradients(1e-24)[0], 1e-24 * mu, rtol=1e-5)
 
 
-def test_an_ordinary_step_passes_the_gradient_and_teaches_the_value():
+def test_ordinary_step_passes_the_gradient_and_trains_the_value():
     g = jnp.array([[[1.0, 3.0], [0.0, 0.0]]])  # nothing arrives above padding
     value = jnp.array([[0.0, 7.0]])
     loss = lambda y, value: jnp.sum(g * observe(rule(), y, value))  # noqa: E731
@@ -109,7 +109,7 @@ def test_an_ordinary_step_passes_the_gradient_and_teaches_the_value():
     np.testing.assert_allclose(of_value, [[4 / 5**0.5, 0.0]], rtol=1e-6)
 
 
-def test_rewards():
+def test_rewards_by_hand():
     g = jnp.array([[[1.0, 3.0], [-2.0, 0.0], [0.0, 0.0]]])
     found = rewards(g, rule())
     r = (14 / 4) ** 0.5
@@ -128,7 +128,7 @@ def test_rewards():
 # Which steps skip.
 
 
-def test_when_a_step_skips(make_config):
+def test_skipping_schedule(make_config):
     """Never in the warm-up; then ordinary with 0.99^t, and after 0.99^459 < 0.01 never again."""
     config = make_config("ffn")
     settings = config.model.backskip
@@ -185,7 +185,7 @@ def gradients(task: Task, abstract_model, trainable, frozen, step: int, factor: 
 
 
 @pytest.mark.parametrize("kind", ["ffn", "transformer"])
-def test_skipped_work_is_not_done(make_config, kind: str):
+def test_skipping_step_compiles_without_the_reservoirs_backward_pass(make_config, kind: str):
     """The forward pass is the same; of the backward pass the reservoir's is gone, down to the last product."""
     given = prepared(make_config, kind, "policy")
     ordinary, skipping = (gradients(*given, step) for step in (0, 3))
@@ -205,7 +205,7 @@ def test_skipped_work_is_not_done(make_config, kind: str):
         assert same != below or name.endswith("key/bias"), name
 
 
-def test_the_controls(make_config):
+def test_identity_and_zero_gradients(make_config):
     """Identity hands on what arrives above the reservoir, zero hands on nothing; neither needs a value or noise."""
     for estimator in ("identity", "zero"):
         task, abstract_model, trainable, frozen = prepared(make_config, "ffn", estimator)
@@ -227,7 +227,7 @@ def test_the_controls(make_config):
             np.testing.assert_allclose(found[1][BELOW], exact[1][BELOW], rtol=1e-4, atol=1e-6)
 
 
-def test_noise_alone_is_the_policys_with_true_gradients(make_config):
+def test_noise_control_has_the_policys_noise_and_exact_gradients(make_config):
     """As an ordinary step of the policy, in all steps; no value is trained."""
     task, abstract_model, trainable, frozen = prepared(make_config, "ffn", "noise")
     assert not any("baseline" in name for name in trainable)
@@ -270,7 +270,7 @@ def test_evaluation_adds_no_noise_and_needs_no_value(make_config):
     )
 
 
-def test_neighbouring_reservoirs_are_skipped_as_one(make_config):
+def test_adjacent_reservoirs_are_skipped_as_one_block(make_config):
     """Two reservoirs in a row have one value, above which the gradient is exact."""
     _, abstract_model, trainable, _ = prepared(make_config, "ffn", "policy", placement="LRR")
     assert {name.rsplit("/", 3)[0] for name in trainable if "baseline" in name} == {
@@ -280,7 +280,7 @@ def test_neighbouring_reservoirs_are_skipped_as_one(make_config):
 
 
 @pytest.mark.parametrize("estimator", ["policy", "identity"])
-def test_two_reservoirs_that_are_no_neighbours(make_config, estimator: str):
+def test_two_separate_reservoirs(make_config, estimator: str):
     """Of LRLRL each has a value of its own; both layers below one are given a gradient, each another than before."""
     given = prepared(make_config, "ffn", estimator, encoder_layers=5, reservoirs=2)
     values = {name.split("/")[2] for name in given[2] if "baseline" in name}
@@ -305,7 +305,7 @@ def test_two_reservoirs_that_are_no_neighbours(make_config, estimator: str):
 
 
 @pytest.mark.parametrize("estimator", ["policy", "identity", "zero"])
-def test_what_a_step_that_skips_computes_is_the_same_to_the_bit(make_config, estimator):
+def test_skipping_step_has_the_same_loss_to_the_bit(make_config, estimator):
     """Forward nothing is skipped, and nothing rounded on the way."""
     given = prepared(make_config, "ffn", estimator, dtype="bfloat16")
     model = given[1].build(*given[2:])
@@ -318,7 +318,7 @@ def test_what_a_step_that_skips_computes_is_the_same_to_the_bit(make_config, est
     np.testing.assert_array_equal(*found)
 
 
-def test_two_steps_are_compiled_and_the_value_has_an_adam_of_its_own(make_config):
+def test_two_steps_are_compiled_and_the_value_has_its_own_adam(make_config):
     """With a constant rate, on a mesh, whatever the schedule of all else is."""
     task, abstract_model, trainable, frozen = prepared(make_config, "ffn", "policy")
     settings = task.config.optimizer
@@ -345,7 +345,7 @@ def test_two_steps_are_compiled_and_the_value_has_an_adam_of_its_own(make_config
     assert np.max(np.abs(values[BELOW] - trainable[BELOW])) < 1e-7
 
 
-def test_a_users_mistakes_are_named(make_config):
+def test_invalid_fields_are_rejected(make_config):
     for reservoir, fields, message in (
         ("none", {"estimator": "policy"}, "no reservoir to skip"),
         ("ffn", {"estimator": "polcy"}, "did you mean policy"),
@@ -361,9 +361,7 @@ def test_a_users_mistakes_are_named(make_config):
             validate(model)
 
 
-def test_a_run_that_would_never_skip_is_refused_and_a_reward_that_cannot_teach_is_named(
-    make_config, capsys
-):
+def test_runs_that_never_skip_are_rejected_and_zero_rewards_warn(make_config, capsys):
     config = make_config("ffn")
     config.model.backskip.update({"estimator": "policy", "reward": "signed"})
     config.train.steps, config.optimizer.warmup_steps = 100, 99
@@ -375,7 +373,7 @@ def test_a_run_that_would_never_skip_is_refused_and_a_reward_that_cannot_teach_i
     assert not capsys.readouterr().err
 
 
-def test_without_parts_of_their_own_the_optimizer_is_what_it_was(make_config):
+def test_optimizer_is_unchanged_without_learning_rate_overrides(make_config):
     config = make_config("ffn").optimizer
     values = {"encoder/kernel": jnp.ones(3)}
     own = optimizer.make(config, 10, {"baseline": 1e-3}, values)[0].init(values)

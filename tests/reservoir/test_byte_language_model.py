@@ -24,7 +24,7 @@ def small(estimator: str) -> ConfigDict:
     return config
 
 
-def test_it_trains_past_its_reservoirs_and_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
+def test_backskipping_resume_is_bit_exact(tmp_path: Path) -> None:
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     config = small("identity")
     whole = run.fit(config.copy_and_resolve_references(), tmp_path / "whole", mesh)

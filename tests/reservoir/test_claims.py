@@ -25,7 +25,7 @@ def make_suite(out: Path, **fields) -> ExperimentSuite:
 
 
 @pytest.mark.parametrize("text", SIDES)
-def test_every_side_is_an_experiment_that_needs_no_data_at_the_scale_tiny(tmp_path, text):
+def test_claims_need_no_data_at_tiny(tmp_path, text):
     side = make_suite(tmp_path).side(text)
     assert side.missing == ""
     config = side.experiment(2)
@@ -33,7 +33,7 @@ def test_every_side_is_an_experiment_that_needs_no_data_at_the_scale_tiny(tmp_pa
     assert config.seed == 2
 
 
-def test_what_is_fine_tuned_starts_from_a_side_of_another_claim(tmp_path):
+def test_claimed_fine_tuning_starts_from_claimed_pretraining(tmp_path):
     suite = make_suite(tmp_path)
     experiments = {side.name: side.experiment for side in map(suite.side, SIDES)}
     starts = {
@@ -45,7 +45,7 @@ def test_what_is_fine_tuned_starts_from_a_side_of_another_claim(tmp_path):
     assert starts <= {f"{name}_seed3" for name in experiments}
 
 
-def test_a_side_has_the_runs_of_the_tables(tmp_path):
+def test_claims_and_tables_share_runs(tmp_path):
     suite = make_suite(tmp_path, scale="paper")
     for target in ("table1", "table3", "fig5"):
         for setting, cases in suite.needed(target).items():
@@ -62,7 +62,7 @@ def test_a_side_has_the_runs_of_the_tables(tmp_path):
     assert tuned.experiment(1).reservoirs == "tune"
 
 
-def test_what_a_side_lacks_is_the_option_that_gives_it(tmp_path, monkeypatch):
+def test_missing_option_of_a_claim_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a folder without data
 
     def missing(text: str, **fields) -> str:
@@ -94,13 +94,13 @@ def test_what_a_side_lacks_is_the_option_that_gives_it(tmp_path, monkeypatch):
         ("sst2: Transformer, reservoirs tuned", "Transformer, frozen in fine-tuning"),
     ],
 )
-def test_sides_that_are_no_experiment_are_refused(tmp_path, text, told):
+def test_invalid_claims_are_rejected(tmp_path, text, told):
     with pytest.raises(UserError) as caught:
         make_suite(tmp_path).side(text)
     assert told in str(caught.value)
 
 
-def test_options_that_claims_have_no_use_for_are_refused(tmp_path):
+def test_claims_reject_dry_run(tmp_path):
     program = [sys.executable, "-m", "reservoir.reproduce", "claims", "--dry-run"]
     told = finish(start([*program, f"--out={tmp_path / 'out'}"]), code=2)
     assert "--dry-run is for tables and figures, not for claims" in told

@@ -33,7 +33,7 @@ def made(out: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("target", ["fig2", "fig11"])
-def test_accuracy_against_depth(tmp_path: Path, target: str):
+def test_figures_2_and_11_from_known_runs(tmp_path: Path, target: str):
     """Fine-tuned from each pretrained model in each way; 50 + seed, and 5 more if it has reservoirs."""
     getattr(downstream, target)(make_suite(tmp_path))
     assert made(tmp_path) == {
@@ -58,7 +58,7 @@ def test_accuracy_against_depth(tmp_path: Path, target: str):
         ]
 
 
-def test_accuracy_against_the_time_of_pretraining(tmp_path: Path):
+def test_figure_6_from_known_runs(tmp_path: Path):
     """Five snapshots of each run; the clock of the made-up runs is known at steps 100, 200 and 300."""
     suite = make_suite(tmp_path, fields=["--config.train.steps=250"])
     downstream.fig6(suite)
@@ -83,7 +83,7 @@ def test_accuracy_against_the_time_of_pretraining(tmp_path: Path):
             assert config.checkpoint.snapshots == 50 and list(snapshot_steps(config))[-1] == 250
 
 
-def test_fine_tuning_has_options_of_its_own(tmp_path: Path, capsys):
+def test_finetune_overrides_apply_to_fine_tuning_only(tmp_path: Path, capsys):
     suite = make_suite(
         tmp_path, fields=["--config.train.steps=250"], finetune=("train.steps=7",), seeds=1
     )
@@ -107,7 +107,7 @@ def test_fine_tuning_has_options_of_its_own(tmp_path: Path, capsys):
         assert not suite.asked
 
 
-def test_a_sweep_is_of_fine_tuning(tmp_path: Path, capsys):
+def test_sweep_applies_to_fine_tuning_only(tmp_path: Path, capsys):
     """Pretraining is as it is configured; every way tries each point with seed 1 and uses the best for both seeds."""
     sweep = {"optimizer.learning_rate": ("1e-4", "1e-3")}
     suite = make_suite(tmp_path, models=("T Reservoir",), sweep=sweep)
@@ -126,7 +126,7 @@ def test_a_sweep_is_of_fine_tuning(tmp_path: Path, capsys):
     assert "--sweep: fine-tuning only" in capsys.readouterr().out
 
 
-def test_fine_tuning_runs_of_a_seed_take_turns(tmp_path: Path, monkeypatch):
+def test_fine_tuning_runs_of_a_seed_train_in_turns(tmp_path: Path, monkeypatch):
     together, train = [], Known.train
 
     def counted(self: Known, asked: Mapping[str, ConfigDict]) -> dict[str, dict]:
@@ -148,7 +148,7 @@ def test_tasks_without_data_are_left_out(tmp_path: Path, capsys):
         downstream.tunings(make_suite(tmp_path, scale="laptop"), "fig2")
 
 
-def test_the_plan_has_fine_tuning_too(tmp_path: Path, monkeypatch, capsys):
+def test_dry_run_lists_fine_tuning(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(costs, "flops_per_second", lambda dtype: 1e9)
     models = ("FFN Reservoir",)
     suite = make_suite(tmp_path, models=models, seeds=1, finetune=("train.steps=7",))
@@ -183,7 +183,7 @@ def probe(features: Mapping[str, np.ndarray], *rest: object, **options: object) 
     return [Probe(50, 0.0, 1e-5, 0.5, float(x) / 100) for x in features["test"][:, 0, 0]]
 
 
-def test_table_4_is_over_the_seeds_and_beside_printed(tmp_path: Path, monkeypatch):
+def test_table_4_averages_seeds_beside_printed_values(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(table, "probe", probe)
     monkeypatch.setattr(
         downstream, "open_reader", lambda workdir, mesh, pool: Features(int(workdir.name[-1]))

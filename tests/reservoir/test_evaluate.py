@@ -28,7 +28,7 @@ def perfect(monkeypatch, make_config) -> ConfigDict:
     return config
 
 
-def test_another_set_than_training_scores_is_named(perfect, monkeypatch, capsys):
+def test_evaluate_program_names_the_sentences_that_training_scores(perfect, monkeypatch, capsys):
     perfect.eval.sentences = 7
     program(monkeypatch, "--workdir=run", "--split=valid")
     first, second, _ = capsys.readouterr().out.splitlines()
@@ -39,7 +39,7 @@ def test_another_set_than_training_scores_is_named(perfect, monkeypatch, capsys)
     assert "training scores" not in capsys.readouterr().out
 
 
-def test_the_newest_snapshots_or_the_best_checkpoints_are_averaged(
+def test_averages_of_newest_snapshots_and_of_best_checkpoints(
     monkeypatch, make_config, tmp_path: Path
 ):
     toy.run(tmp_path, train__steps=6, eval__steps=6, checkpoint__snapshots=2)

@@ -39,7 +39,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("scale", ["tiny", "laptop", "paper"])
 @pytest.mark.parametrize("target", NEEDS)
-def test_every_run_of_every_table_and_figure_has_a_valid_configuration(tmp_path, target, scale):
+def test_configurations_of_all_targets_are_valid(tmp_path, target, scale):
     suite = make_suite(tmp_path, scale=scale)
     found = {}
     for cases in suite.needed(target).values():
@@ -52,7 +52,7 @@ def test_every_run_of_every_table_and_figure_has_a_valid_configuration(tmp_path,
             assert config.model.reservoir == MODELS[case.model][0]
 
 
-def test_the_papers_grid_is_that_of_its_tables(tmp_path):
+def test_paper_scale_has_the_rows_of_the_printed_tables(tmp_path):
     suite = make_suite(tmp_path, scale="paper")
     for table in ("table1", "table2", "table5"):
         (cases,) = suite.needed(table).values()
@@ -83,7 +83,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("table", ["table1", "table2", "table5"])
-def test_the_layers_that_the_papers_tables_freeze(tmp_path, table):
+def test_frozen_layers_of_tables_1_2_and_5(tmp_path, table):
     (cases,) = make_suite(tmp_path, scale="paper").needed(table).values()
     for case in cases:
         config = make_suite(tmp_path, scale="paper").configuration(case, 1)
@@ -98,7 +98,7 @@ def config_name(case: Case) -> str:
     return case.setting.removesuffix("_deep")
 
 
-def test_the_placements_of_figure_5(tmp_path):
+def test_placements_of_figure_5(tmp_path):
     suite = make_suite(tmp_path, scale="paper", depths={8: None})
     (cases,) = suite.needed("fig5").values()
     found = {c.model: reservoir_layers(suite.configuration(c, 1).model) for c in cases}
@@ -111,7 +111,7 @@ def test_the_placements_of_figure_5(tmp_path):
     }
 
 
-def test_layerdrop_leaves_out_as_much_as_others_freeze_and_backskipping_waits_for_the_warmup(
+def test_layerdrop_probability_and_backskip_warmup(
     tmp_path,
 ):
     suite = make_suite(tmp_path, scale="paper")
@@ -122,7 +122,7 @@ def test_layerdrop_leaves_out_as_much_as_others_freeze_and_backskipping_waits_fo
     assert warmup(skipping) == skipping.optimizer.warmup_steps == 4000
 
 
-def test_table_3_tells_the_printed_reward_from_ours_and_has_the_parts_of_the_policy(tmp_path):
+def test_table_3_has_both_rewards_and_the_controls(tmp_path):
     suite = make_suite(tmp_path)
     (cases,) = suite.needed("table3").values()
     found = {}
@@ -135,7 +135,7 @@ def test_table_3_tells_the_printed_reward_from_ours_and_has_the_parts_of_the_pol
     assert [found[name][0] for name in controls] == ["identity", "zero", "noise"]
 
 
-def test_table_1_by_hand(tmp_path):
+def test_table_1_from_known_runs(tmp_path):
     """Two seeds: best 31 and 32; 100 s to it, 80 s with reservoirs; epochs of 25 and 20 s."""
     tables.table1(make_suite(tmp_path, seeds=2))
     plain, t, ffn, dropped, short = read(tmp_path / "table1.csv")
@@ -148,14 +148,14 @@ def test_table_1_by_hand(tmp_path):
     assert short["model"] == UPDATABLE and short["layers"] == "2" and short["frozen"] == "0"
 
 
-def test_runs_that_did_not_take_turns_make_no_ratio_of_seconds(tmp_path):
+def test_runs_not_timed_in_turns_have_no_time_ratio(tmp_path):
     tables.table1(make_suite(tmp_path, seeds=2, timing="shared"))
     rows = read(tmp_path / "table1.csv")
     assert {row["ratio"] for row in rows} == {""}
     assert {row[""] for row in rows} == {"measured, timed shared"}
 
 
-def test_measured_stands_beside_printed(tmp_path):
+def test_measured_rows_precede_printed_rows(tmp_path):
     suite = make_suite(
         tmp_path, scale="paper", depths={8: None}, models=("Transformer", "FFN Reservoir")
     )
@@ -169,7 +169,7 @@ def test_measured_stands_beside_printed(tmp_path):
     assert rows[0]["BLEU there"] == "31.00"
 
 
-def test_table_3_has_the_areas_of_one_horizon(tmp_path):
+def test_table_3_aucc_uses_one_horizon(tmp_path):
     """The longest run ends at 150 s: the others hold their best until there."""
     tables.table3(make_suite(tmp_path, models=("Transformer", "T Reservoir")))
     plain, t = read(tmp_path / "table3.csv")
@@ -180,7 +180,7 @@ def test_table_3_has_the_areas_of_one_horizon(tmp_path):
     assert t["AUCC (BLEU hours)"] == f"{area * hours:.4f}"
 
 
-def test_the_horizons_are_the_papers_where_the_runs_are(tmp_path):
+def test_horizons_are_the_papers_at_paper_scale(tmp_path):
     """Hours on its machine; small runs end where the longest of them does."""
     paper = {"iwslt": 4, "iwslt_deep": 4, "wmt": 20, "enwik8": 30, "roberta": 60}
     suite = make_suite(tmp_path, scale="paper")
@@ -188,7 +188,7 @@ def test_the_horizons_are_the_papers_where_the_runs_are(tmp_path):
     assert make_suite(tmp_path, scale="laptop").horizon("wmt") == "longest"
 
 
-def test_only_areas_have_a_horizon(tmp_path, monkeypatch):
+def test_horizon_limits_aucc_only(tmp_path, monkeypatch):
     """Behind it lies the best of these runs, at 100 s; their areas end before, at 60 s."""
     monkeypatch.setattr(Known, "horizon", lambda self, setting: 60 / 3600)
     suite = make_suite(tmp_path, models=("Transformer",))
@@ -203,7 +203,7 @@ def test_only_areas_have_a_horizon(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("target", PAPER)
-def test_every_target_is_written(tmp_path, target):
+def test_targets_write_their_files(tmp_path, target):
     module = tables if reproduce.TARGETS[target] == "tables" else plots
     getattr(module, target)(make_suite(tmp_path))
     made = sorted(path.name for path in tmp_path.iterdir())
@@ -211,7 +211,7 @@ def test_every_target_is_written(tmp_path, target):
     assert (module is tables) == (not any(name.endswith(".png") for name in made))
 
 
-def test_options_that_leave_nothing_are_named(tmp_path):
+def test_options_that_exclude_every_run_are_rejected(tmp_path):
     for fields in (
         {"depths": {4: 0}, "models": ("T Reservoir",)},
         {"settings": ("wmt",)},
@@ -238,7 +238,7 @@ def depths_of(suite: ExperimentSuite, target: str, model: str) -> list[tuple[int
     ]
 
 
-def test_any_depth_can_be_asked_for(tmp_path):
+def test_depths_option(tmp_path):
     """One that the scale does not have has as many reservoirs as the nearest, or as many as are asked for."""
     suite = make_suite(tmp_path, scale="laptop", depths={4: None, 8: 3, 6: None})
     assert depths_of(suite, "table1", "FFN Reservoir") == [(4, 2), (8, 3), (6, 2)]
@@ -259,7 +259,7 @@ def test_any_depth_can_be_asked_for(tmp_path):
     ]
 
 
-def test_depths_at_which_reservoirs_do_not_fit_are_refused(tmp_path):
+def test_depths_too_small_for_the_reservoirs_are_rejected(tmp_path):
     message = r"--depths=2: 2 alternating reservoirs need 3 layers, there are 2; set the number of .* --depths=2:R"
     with pytest.raises(UserError, match=message):
         make_suite(tmp_path, scale="laptop", depths={2: None}).needed("table1")
@@ -282,13 +282,13 @@ def test_depths_at_which_reservoirs_do_not_fit_are_refused(tmp_path):
         ("6,6:2", "6 layers are named twice"),
     ],
 )
-def test_depths_that_are_no_numbers_are_refused(text: str, message: str):
+def test_malformed_depths_are_rejected(text: str, message: str):
     assert reproduce._depths("6,8:3") == {6: None, 8: 3}
     with pytest.raises(UserError, match=message):
         reproduce._depths(text)
 
 
-def test_the_controls_separate_freezing_initialization_and_depth(tmp_path):
+def test_controls_separate_freezing_initialization_and_depth(tmp_path):
     suite = make_suite(tmp_path, scale="laptop")
     (cases,) = suite.needed("controls").values()
     found = {case.model: suite.configuration(case, 1).model for case in cases}
@@ -302,7 +302,7 @@ def test_the_controls_separate_freezing_initialization_and_depth(tmp_path):
     assert rows["Orthogonal FFN trained"] == "0" and rows["Xavier FFN Reservoir"] == "2"
 
 
-def test_a_bigru_can_be_wider_than_the_model(tmp_path):
+def test_up_projected_bigru_has_the_feed_forwards_width(tmp_path):
     """As wide as the feed-forward layers of the same recipe."""
     suite = make_suite(tmp_path)
     (cases,) = suite.needed("fig3").values()
@@ -311,7 +311,7 @@ def test_a_bigru_can_be_wider_than_the_model(tmp_path):
     assert found["BiGRU Reservoir up-projected"].reservoir_hidden == 256
 
 
-def test_the_plan_lists_runs_and_what_is_done(tmp_path, capsys):
+def test_dry_run_lists_runs_and_marks_finished_ones(tmp_path, capsys):
     done = tmp_path / "runs" / "iwslt_3_ffn_reservoir_seed1"
     done.mkdir(parents=True)
     (done / "summary.json").write_text("{}")
@@ -322,7 +322,7 @@ def test_the_plan_lists_runs_and_what_is_done(tmp_path, capsys):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_the_plan_counts_two_operations_for_a_weight_forward_and_for_each_gradient():
+def test_dry_run_flops_per_weight_and_token():
     config = translation.tiny(translation.iwslt("ffn"))
     abstract_model = costs.abstract(config)
     product = lambda shape: shape[0] * shape[1]  # noqa: E731
@@ -335,7 +335,7 @@ def test_the_plan_counts_two_operations_for_a_weight_forward_and_for_each_gradie
     assert costs.flops(config, abstract_model) == expected
 
 
-def test_from_the_command_line_and_again_without_training(tmp_path):
+def test_reproduce_program_does_not_retrain_finished_runs(tmp_path):
     """One case for real; then the same with a faulty option."""
     out = tmp_path / "out"
     program = [sys.executable, "-m", "reservoir.reproduce", "table1", f"--out={out}"]

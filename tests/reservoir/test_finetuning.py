@@ -98,7 +98,7 @@ def kept(folder, mesh, reservoirs) -> tuple[Path, dict]:
     return workdir, finetuning.fit(classifying(reservoirs), workdir, mesh)
 
 
-def test_frozen_layers_are_those_of_pretraining_to_the_bit(kept, reservoirs, mesh):
+def test_frozen_layers_keep_pretraining_values_to_the_bit(kept, reservoirs, mesh):
     """Drawn from the seed of pretraining, though fine-tuning has another; all else is trained."""
     trainable, frozen = arrays(kept[0])
     before = pretrained_values(reservoirs, mesh)
@@ -112,7 +112,7 @@ def test_frozen_layers_are_those_of_pretraining_to_the_bit(kept, reservoirs, mes
     }
 
 
-def test_the_summary_counts_what_is_frozen(kept):
+def test_summary_counts_frozen_parameters(kept):
     _, summary = kept
     assert summary["objective"] == "accuracy"
     ffn = 2 * 16 * 24 + 24 + 16 + 2 * 16
@@ -130,7 +130,7 @@ def test_frozen_layers_can_be_tuned(folder, mesh, reservoirs):
         assert (np.asarray(trainable[name]) != before[name]).any(), name
 
 
-def test_layers_of_a_plain_run_can_be_frozen_now(folder, mesh, plain):
+def test_freeze_now_freezes_layers_of_a_plain_run(folder, mesh, plain):
     """The paper's control: the placement of reservoirs, the values of pretraining."""
     workdir = folder / "now"
     config = classifying(plain, "mnli", reservoirs="freeze_now", freeze_now=2)
@@ -144,7 +144,7 @@ def test_layers_of_a_plain_run_can_be_frozen_now(folder, mesh, plain):
     assert all((np.asarray(trainable[n]) != before[n]).any() for n in changed)
 
 
-def test_the_layers_are_those_of_pretraining_and_dropout_is_that_of_fine_tuning(tmp_path):
+def test_model_fields_come_from_pretraining_and_dropout_from_fine_tuning(tmp_path):
     before = pretraining("ffn", tmp_path).model
     before.dropout = before.attention_dropout = 0.5
     own = {"model.dropout": 0.25, "model.attention_dropout": 0.125, "model.head_dropout": 0.0}
@@ -153,7 +153,7 @@ def test_the_layers_are_those_of_pretraining_and_dropout_is_that_of_fine_tuning(
     assert (found.dropout, found.attention_dropout, found.head_dropout) == (0.25, 0.125, 0.0)
 
 
-def test_a_snapshot_of_pretraining_is_another_start(folder, mesh, reservoirs, kept):
+def test_fine_tuning_from_a_snapshot(folder, mesh, reservoirs, kept):
     """That of its last step is the best checkpoint here; one from half-way is none."""
     first = {}
     for step in (2, 4):
@@ -172,7 +172,7 @@ def final_checksum(workdir: Path, step: int) -> int:
     return json.loads(meta.read_text())["checksum"]
 
 
-def test_a_run_in_two_parts_is_the_same_to_the_bit(kept, folder, mesh, reservoirs):
+def test_fine_tuning_resume_is_bit_exact(kept, folder, mesh, reservoirs):
     """What was given is in the checkpoint: the second part does not ask the pretraining run for it."""
     workdir = folder / "parts"
     finetuning.fit(classifying(reservoirs, **{"train.steps": 4}), workdir, mesh)
@@ -181,7 +181,7 @@ def test_a_run_in_two_parts_is_the_same_to_the_bit(kept, folder, mesh, reservoir
     assert final_checksum(workdir, 6) == final_checksum(kept[0], 6)
 
 
-def test_the_best_checkpoint_measures_what_the_summary_says(kept, mesh, reservoirs):
+def test_best_checkpoint_reproduces_the_summarys_test_score(kept, mesh, reservoirs):
     workdir, summary = kept
     pretrained = open_run(reservoirs)
     config = finetuning.complete_model(classifying(reservoirs), pretrained)
@@ -193,7 +193,7 @@ def test_the_best_checkpoint_measures_what_the_summary_says(kept, mesh, reservoi
     assert task.evaluate(values, "test") == pytest.approx(summary["test"])
 
 
-def test_the_tokenizer_is_that_of_pretraining(kept, reservoirs):
+def test_tokenizer_comes_from_pretraining(kept, reservoirs):
     found = [Tokenizer.load(w / "tokenizer.npz").fingerprint for w in (kept[0], reservoirs)]
     assert found[0] == found[1]
 
@@ -206,7 +206,7 @@ def refused(config: ConfigDict, folder: Path, mesh) -> str:
     return str(caught.value)
 
 
-def test_what_does_not_fit_is_refused(folder, mesh, reservoirs, plain, kept):
+def test_invalid_fine_tuning_is_rejected(folder, mesh, reservoirs, plain, kept):
     def told(pretrained: object, **fields: object) -> str:
         return refused(classifying(pretrained, **fields), folder, mesh)
 
@@ -224,9 +224,7 @@ def test_what_does_not_fit_is_refused(folder, mesh, reservoirs, plain, kept):
     assert "examples of 1 texts" in told(reservoirs, **{"data.fields": "premise hypothesis"})
 
 
-def test_a_checkpoint_that_does_not_fit_its_configuration_is_not_called_damaged(
-    folder, mesh, reservoirs
-):
+def test_checkpoint_of_another_configuration_is_not_reported_as_damaged(folder, mesh, reservoirs):
     other = folder / "other"
     shutil.copytree(reservoirs, other)
     config = json.loads((other / "config.json").read_text())
@@ -239,7 +237,7 @@ def test_a_checkpoint_that_does_not_fit_its_configuration_is_not_called_damaged(
     assert "encoder/stack/blocks/0/residuals/1/function/down/kernel is (24, 16) there" in message
 
 
-def test_each_program_says_whose_run_it_is_not(kept, reservoirs, monkeypatch):
+def test_programs_reject_runs_of_other_tasks(kept, reservoirs, monkeypatch):
     for workdir, task in ((kept[0], "classification"), (reservoirs, "masked_lm")):
         monkeypatch.setattr("sys.argv", ["evaluate", f"--workdir={workdir}"])
         with pytest.raises(UserError, match=f"is a run of the task {task}, not translation"):

@@ -28,7 +28,7 @@ SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])
 TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 2, 0]])
 
 
-def test_a_users_mistakes_are_named(make_config):
+def test_invalid_fields_are_rejected(make_config):
     validate(make_config("none", reservoirs=0).model)
     validate(make_config("ffn", reservoirs=2).model)
     for reservoir, reservoirs, message in (
@@ -217,7 +217,7 @@ def runs(make_config) -> dict[str, Run]:
     return made
 
 
-def test_exactly_the_reservoir_is_frozen(runs):
+def test_only_the_reservoir_is_frozen(runs):
     assert not runs["none"].frozen
     for kind, size in (("transformer", 16), ("ffn", 6)):
         abstract_model = runs[kind].abstract_model
@@ -227,7 +227,7 @@ def test_exactly_the_reservoir_is_frozen(runs):
     assert set(runs["transformer"].abstract_model.paths) == set(runs["none"].abstract_model.paths)
 
 
-def test_a_gmlp_reservoir_is_one_line_of_configuration(make_config):
+def test_gmlp_reservoir_mixes_positions_and_ignores_padding(make_config):
     """Its random map over positions is frozen, mixes, and sees no padding."""
     config = make_config("gmlp", max_length=6).model
     validate(config)
@@ -251,7 +251,7 @@ def test_a_gmlp_reservoir_is_one_line_of_configuration(make_config):
         assert np.allclose(other, found[0]) == (not seen)
 
 
-def test_an_ffn_reservoir_is_a_residual_feed_forward_without_attention(runs):
+def test_ffn_reservoir_is_a_residual_feed_forward_without_attention(runs):
     run = runs["ffn"]
     assert set(run.frozen) == {
         FROZEN_LAYER + "residuals/0/" + name
@@ -273,7 +273,7 @@ def test_an_ffn_reservoir_is_a_residual_feed_forward_without_attention(runs):
 
 
 @pytest.mark.parametrize("kind", ["transformer", "ffn"])
-def test_reservoirs_are_drawn_orthogonal_with_torchs_biases(runs, kind: str):
+def test_reservoirs_are_orthogonal_with_pytorch_biases(runs, kind: str):
     run = runs[kind]
     for name, value in variables.draw_frozen(run.abstract_model, 3).items():
         if name.endswith("kernel"):
@@ -286,7 +286,7 @@ def test_reservoirs_are_drawn_orthogonal_with_torchs_biases(runs, kind: str):
             assert 0.5 * bound < np.abs(value).max() <= bound
 
 
-def test_dropout_of_reservoirs_is_an_option(make_config):
+def test_reservoir_dropout(make_config):
     for on, expected in ((True, [0.2, 0.2, 0.2]), (False, [0.2, 0.0, 0.2])):
         abstract_model = helpers.structure_of(
             make_config("ffn", dropout=0.2, reservoir_dropout=on).model
@@ -295,7 +295,7 @@ def test_dropout_of_reservoirs_is_an_option(make_config):
         assert [block.residuals[0].rate for block in model.encoder.blocks] == expected
 
 
-def test_dropout_of_attention_weights(make_config):
+def test_attention_dropout(make_config):
     """In all attention of encoder and decoder; in a reservoir as its other dropout. It is there in training alone."""
     for on, quiet in ((True, 0.1), (False, 0.0)):
         fields = {"dropout": 0.0, "attention_dropout": 0.1, "reservoir_dropout": on}
@@ -350,13 +350,13 @@ def saving(kind: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["transformer", "ffn"])
-def test_a_reservoir_saves_exactly_its_arithmetic(runs, kind: str):
+def test_reservoir_saves_exactly_its_weight_gradient_flops(runs, kind: str):
     assert runs["none"].counted - runs[kind].counted == saving(kind)
     # XLA counts element by element as well, so it saves a little more.
     assert runs["none"].compiled - runs[kind].compiled >= 0.95 * saving(kind)
 
 
-def test_optimizer_steps_leave_reservoirs_as_they_are(runs, make_config):
+def test_optimizer_leaves_reservoirs_unchanged(runs, make_config):
     """With weight decay and dropout: bit for bit, and without moments."""
     run = runs["ffn"]
     config = make_config("ffn")

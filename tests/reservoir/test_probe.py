@@ -94,7 +94,7 @@ def states(read: Reader, ids: list[int]) -> np.ndarray:
     return np.asarray(call(jnp.asarray([ids], jnp.int32)))[:, 0]
 
 
-def test_a_vector_is_that_of_the_first_token_behind_each_layer(trained, mesh):
+def test_first_token_pooling_reads_each_layers_state(trained, mesh):
     read = open_reader(trained, mesh, None)
     assert read.layers == ["embeddings", "trained", "reservoir", "trained"]
     found_KND = read(LINES)
@@ -117,7 +117,7 @@ def test_a_vector_is_that_of_the_first_token_behind_each_layer(trained, mesh):
 
 
 @pytest.mark.parametrize("pool", ["first", "mean"])
-def test_vectors_do_not_depend_on_the_batch(trained, mesh, pool):
+def test_vectors_are_independent_of_the_batch(trained, mesh, pool):
     read = open_reader(trained, mesh, pool)
     long = " ".join(["list"] * 36)
     together = read([*LINES, long])
@@ -127,7 +127,7 @@ def test_vectors_do_not_depend_on_the_batch(trained, mesh, pool):
     np.testing.assert_allclose(shared([*LINES, long]), together, atol=1e-5)
 
 
-def test_of_a_translator_the_mean_is_read(translator, mesh):
+def test_translators_are_mean_pooled(translator, mesh):
     read = open_reader(translator, mesh, None)
     assert read.layers == ["embeddings", "trained", "reservoir", "trained"]
     found_KND = read(LINES)
@@ -137,7 +137,7 @@ def test_of_a_translator_the_mean_is_read(translator, mesh):
         )
 
 
-def test_what_is_longer_than_the_model_is_cut_and_counted(trained, mesh):
+def test_long_sentences_are_truncated_and_counted(trained, mesh):
     read = open_reader(trained, mesh, None)
     ids = read.tokenizer.encode([" ".join(["the"] * 90)])[0]
     fits, over = (read.tokenizer.decode([ids[:n]])[0] for n in (62, 63))
@@ -151,7 +151,7 @@ def table(path: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
-def test_a_table_of_a_masked_language_model(trained, text, call, tmp_path, capsys):
+def test_probe_program_writes_table_4(trained, text, call, tmp_path, capsys):
     call(make_probes, f"--text={text}", "--count=120", "--out=tasks")
     assert "sentence_length.txt: 6 labels, 120 / 12 / 12 sentences" in capsys.readouterr().out
     tasks = "--tasks=bigram_shift,sentence_length,word_content"
@@ -180,7 +180,7 @@ def test_a_table_of_a_masked_language_model(trained, text, call, tmp_path, capsy
     run.fit(read_config(trained), trained, make_mesh({"data": 1}, jax.devices()[:1]))
 
 
-def test_several_seeds_have_a_spread(trained, text, call, tmp_path):
+def test_probe_seeds_report_mean_and_std(trained, text, call, tmp_path):
     call(make_probes, f"--text={text}", "--count=60", "--tasks=sentence_length", "--out=tasks")
     probe_it = (probe, f"--workdir={trained}", "--data=tasks", "--tasks=sentence_length")
     call(*probe_it, "--seeds=2", "--out=two")
@@ -206,7 +206,7 @@ def test_several_seeds_have_a_spread(trained, text, call, tmp_path):
         ("--pool: invalid choice: 'last'", ["--pool=last"]),
     ],
 )
-def test_faults_of_probing(trained, text, call, tmp_path, fault, arguments):
+def test_invalid_probe_arguments_are_rejected(trained, text, call, tmp_path, fault, arguments):
     tree = [f"{p}\t{label}\tOne {n} ." for n, p in enumerate(("tr", "va", "te")) for label in "ab"]
     (tmp_path / "tree_depth.txt").write_text("\n".join(tree))
     with pytest.raises(UserError) as caught:
@@ -226,7 +226,7 @@ def test_faults_of_probing(trained, text, call, tmp_path, fault, arguments):
         ("--out", ["--out"]),
     ],
 )
-def test_faults_of_making(text, call, tmp_path, fault, arguments):
+def test_invalid_make_probes_arguments_are_rejected(text, call, tmp_path, fault, arguments):
     before = {path.name for path in tmp_path.iterdir()}
     with pytest.raises(UserError) as caught:
         call(make_probes, f"--text={text}", "--out=tasks", *arguments)
@@ -234,7 +234,7 @@ def test_faults_of_making(text, call, tmp_path, fault, arguments):
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
-def test_sentences_may_be_broken_into_lines(call, tmp_path):
+def test_documents_paragraph_joins_lines(call, tmp_path):
     whole = "".join(f"So {line}\n" for line in make_lines(1800, 3).splitlines())
     (tmp_path / "text.txt").write_text(whole.replace(" the ", "\nthe "))
     arguments = ("--text=text.txt", "--tasks=sentence_length", "--count=600")
@@ -246,7 +246,7 @@ def test_sentences_may_be_broken_into_lines(call, tmp_path):
         assert len((tmp_path / folder / "sentence_length.txt").read_text().splitlines()) == 720
 
 
-def test_a_task_that_is_there_is_not_replaced(text, call, tmp_path):
+def test_existing_task_files_are_not_overwritten(text, call, tmp_path):
     (tmp_path / "bigram_shift.txt").write_text("SentEval's own\n")
     with pytest.raises(UserError, match=r"bigram_shift.txt is there already"):
         call(make_probes, f"--text={text}", "--out=.", "--count=60")

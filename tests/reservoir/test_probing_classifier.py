@@ -28,7 +28,7 @@ def noise(x_ND: np.ndarray) -> np.ndarray:
     return np.random.default_rng(len(x_ND)).integers(0, 2, len(x_ND))
 
 
-def test_a_linear_problem_is_learned_where_it_can_be_seen():
+def test_linear_problem_is_learned_from_the_informative_layer_only():
     """The layer that has nothing to do with the classes stays at chance."""
     features, classes = problem(lambda x_ND: x_ND[:, 0] + x_ND[:, 1] > 0, layers=2)
     blind, seeing = probe(features, classes, 2)
@@ -36,7 +36,7 @@ def test_a_linear_problem_is_learned_where_it_can_be_seen():
     assert abs(blind.test - 0.5) < 0.1
 
 
-def test_exclusive_or_takes_the_hidden_layer():
+def test_exclusive_or_needs_the_hidden_layer():
     features, classes = problem(
         lambda x_ND: (x_ND[:, 0] > 0) ^ (x_ND[:, 1] > 0),
         width=2,
@@ -57,7 +57,7 @@ def test_random_labels_stay_at_chance():
     assert abs(found.test - 0.5) < 4 * math.sqrt(0.25 / 1000)
 
 
-def test_the_values_are_those_of_the_best_look_at_validation(monkeypatch):
+def test_parameters_are_those_of_the_best_validation_accuracy(monkeypatch):
     """Test sentences that are those of validation have its best accuracy, which is not the last one."""
     features, classes = problem(noise)
     features["test"], classes["test"] = features["valid"], classes["valid"]
@@ -85,7 +85,7 @@ def epochs(monkeypatch, accuracies: list[list[float]]) -> tuple[int, classifier.
     return len(trained), found
 
 
-def test_training_ends_with_the_sixth_look_that_is_no_better(monkeypatch):
+def test_early_stopping_after_six_evaluations_without_improvement(monkeypatch):
     """In all, as SentEval counts them, not in a row; and a better one that comes too late is not seen."""
     first = [0.5, 0.4, 0.6, 0.4, 0.7, 0.1, 0.1, 0.1, 0.1, 0.99, 0.99]
     # The second one gets better all the time, and so keeps the first one in training that has ended at look 9.
@@ -99,7 +99,7 @@ def test_training_ends_after_two_hundred_passes(monkeypatch):
     assert number == LAST // EPOCH + 1
 
 
-def test_validation_chooses_the_l2():
+def test_validation_chooses_the_l2_penalty():
     """One that leaves nothing is not taken, wherever it stands; of equal ones the first is."""
     features, classes = problem(lambda x_ND: x_ND[:, 0] > 0)
     for penalty in ((100.0, 1e-5), (1e-5, 100.0)):
@@ -111,7 +111,7 @@ def test_validation_chooses_the_l2():
     assert probe(constant, classes, 2, grid=Grid(hidden=(2, 3)))[0].hidden == 2
 
 
-def test_results_follow_from_the_seed_and_not_from_the_other_layers():
+def test_results_depend_on_the_seed_not_on_other_layers():
     features, classes = problem(lambda x_ND: x_ND[:, 0] * x_ND[:, 1] > 0, layers=2)
     both = probe(features, classes, 2, seed=3)
     assert both == probe(features, classes, 2, seed=3)
@@ -121,7 +121,7 @@ def test_results_follow_from_the_seed_and_not_from_the_other_layers():
     assert [p.test for p in both] != [p.test for p in probe(features, classes, 2, seed=4)]
 
 
-def test_each_pass_has_every_sentence_once_in_an_order_of_its_own():
+def test_each_pass_shuffles_every_sentence_once():
     one, other = (classifier.order(150, 1, number) for number in (0, 1))
     assert one.shape == (3, 64)
     for order_SB in (one, other):
@@ -130,8 +130,8 @@ def test_each_pass_has_every_sentence_once_in_an_order_of_its_own():
     assert (one == classifier.order(150, 1, 0)).all()
 
 
-def test_first_values_are_those_of_pytorch():
-    (kernel, bias), (top, _) = classifier.first_values(jax.random.key(0), 400, 100, 3)
+def test_initial_parameters_match_pytorch():
+    (kernel, bias), (top, _) = classifier.initial_parameters(jax.random.key(0), 400, 100, 3)
     for values in (kernel, bias):
         assert float(jnp.abs(values).max()) == pytest.approx(0.05, rel=0.05)
         assert float(values.std()) == pytest.approx(0.05 / math.sqrt(3), rel=0.2)
@@ -174,7 +174,7 @@ def test_training_is_adam_with_l2_and_dropout_before_the_sigmoid():
     y_N = generator.integers(0, count, rows).astype(np.int32)
     members = [(0.0, 0.0), (0.0, 0.3), (0.4, 0.01)]
     rates_G, penalties_G = (jnp.array(part) for part in zip(*members, strict=True))
-    start = classifier.first_values(jax.random.key(1), width, hidden, count)
+    start = classifier.initial_parameters(jax.random.key(1), width, hidden, count)
     values = jax.tree.map(lambda x: jnp.broadcast_to(x, (layers, 3, *x.shape)), start)
     moments = jax.vmap(jax.vmap(classifier._OPTIMIZER.init))(values)
     order_SB = np.concatenate([classifier.order(rows, 1, number) for number in range(2)])
@@ -195,7 +195,7 @@ def test_training_is_adam_with_l2_and_dropout_before_the_sigmoid():
 
 def test_accuracy_counts_every_sentence_once(monkeypatch):
     """Also where the last rows that are read at once are not full."""
-    monkeypatch.setattr(classifier, "_READ", 64)
+    monkeypatch.setattr(classifier, "_EVAL_BATCH", 64)
     features, classes = problem(lambda x_ND: x_ND[:, 0] > 0.3)
     kernel = jnp.zeros((1, 1, 4, 2)).at[..., 0, 1].set(1.0)
     bias = jnp.zeros((1, 1, 2)).at[..., 0].set(0.3)

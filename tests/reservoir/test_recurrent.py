@@ -31,7 +31,7 @@ def golden() -> tuple[BiGru, dict[str, np.ndarray]]:
     return layer, values
 
 
-def test_as_pytorch_has_it_with_sentences_of_several_lengths():
+def test_bigru_matches_pytorch():
     layer, values = golden()
     lengths = values["lengths"]
     found = layer(jnp.asarray(values["x"]), Context(lengths_B=jnp.asarray(lengths)))
@@ -42,7 +42,7 @@ def test_as_pytorch_has_it_with_sentences_of_several_lengths():
         )
 
 
-def test_padding_changes_nothing_before_it():
+def test_bigru_is_independent_of_padding():
     layer, values = golden()
     x, lengths = values["x"], jnp.asarray(values["lengths"])
     changed = x.copy()
@@ -53,14 +53,14 @@ def test_padding_changes_nothing_before_it():
         np.testing.assert_array_equal(one[row, :length], other[row, :length])
 
 
-def test_without_lengths_every_position_counts():
+def test_bigru_without_lengths_reads_every_position():
     layer, values = golden()
     x = jnp.asarray(values["x"])
     whole = Context(lengths_B=jnp.full(len(x), x.shape[1]))
     np.testing.assert_array_equal(layer(x, Context()), layer(x, whole))
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_arguments_are_rejected():
     with pytest.raises(ValueError, match="two directions"):
         BiGru(8, hidden=7, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="step by step"):
