@@ -248,7 +248,7 @@ def test_documents_paragraph_joins_lines(call, tmp_path):
 
 def test_existing_task_files_are_not_overwritten(text, call, tmp_path):
     (tmp_path / "bigram_shift.txt").write_text("SentEval's own\n")
-    with pytest.raises(UserError, match=r"bigram_shift.txt is there already"):
+    with pytest.raises(UserError, match=r"bigram_shift.txt exists already"):
         call(make_probes, f"--text={text}", "--out=.", "--count=60")
     assert (tmp_path / "bigram_shift.txt").read_text() == "SentEval's own\n"
     assert not (tmp_path / "sentence_length.txt").exists()
