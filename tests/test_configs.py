@@ -1,6 +1,6 @@
-"""The experiments in configs/: each is complete, valid, unchanged by accident, and shards over eight devices.
+"""The experiments in configs/: documented, valid, equal to their golden files, and shardable over eight devices.
 
-After a wanted change of a configuration: TRAINLESS_UPDATE_GOLDEN=1 python -m pytest tests/test_configs.py
+After an intended change of a configuration: TRAINLESS_UPDATE_GOLDEN=1 python -m pytest tests/test_configs.py
 """
 
 import ast
@@ -51,7 +51,7 @@ SIZES = ["", "tiny"]
 
 
 def load(name: str, size: str = "") -> ConfigDict:
-    """The configuration that --config=configs/NAME.py[:SIZE] gives."""
+    """Returns the configuration of --config=configs/NAME.py[:SIZE]."""
     return configuration.load(f"{ROOT}/configs/{name}.py" + (f":{size}" if size else ""))
 
 
@@ -111,7 +111,7 @@ def test_perception_is_valid_in_every_recipe_and_size(recipe, size):
     config.dataset = "" if size == "tiny" else "sst2"
     perception.validate(config)
     assert config.freeze_head == (config.eval.select == "test") == (recipe == "paper")
-    if size == "tiny":  # it would learn from embedded text under the data set's name
+    if size == "tiny":  # tiny trains on embedded text, not on sst2
         config.dataset = "sst2"
         with pytest.raises(UserError, match="sst2 is not what"):
             perception.validate(config)
@@ -178,7 +178,7 @@ SKETCHED = (
 
 @pytest.mark.parametrize("name", SKETCHED)
 def test_sketch_has_the_arrays_of_a_batch(name):
-    """What is planned without data is what training feeds: names, types, and shapes but for the length of a bucket."""
+    """`sketch` has the names, types and shapes of training batches, except for bucket lengths."""
     config = load(name, "tiny")
     run = importlib.import_module(f"{config.paper}.run")
     _, task = run.prepare(config, sharding.make_mesh({"data": -1}))
@@ -196,13 +196,13 @@ def test_sketch_has_the_arrays_of_a_batch(name):
         for one in (drawn.task, task)
     )
     assert drawn_sizes["frozen"] == sizes["frozen"]
-    # A vocabulary may come out smaller, and how many classes one's own data have only they say.
+    # The real vocabulary may be smaller, and only the data know the number of classes.
     assert drawn_sizes["trainable"] >= 0.99 * sizes["trainable"]
 
 
 @pytest.mark.parametrize("name", [*TRANSLATION, *MASKED])
 def test_full_size_step_lowers_for_eight_devices(name):
-    """Nothing is allocated and nothing compiled: shapes, partitions and types fit together."""
+    """Traces and lowers without allocating or compiling: shapes, shardings and types fit."""
     config = load(name)
     axes = (AxisType.Auto,) * len(sharding.MESH_AXES)
     mesh = AbstractMesh((2, 2, 2), sharding.MESH_AXES, axis_types=axes)

@@ -1,4 +1,4 @@
-"""The paper's tables and figure: which runs they need, what they write, and that nothing is run twice."""
+"""The paper's tables and figure: content, shared runs, and no run trained twice."""
 
 import csv
 import json
@@ -36,7 +36,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory) -> ExperimentSuite:
-    """With its three runs, which every table and the figure share."""
+    """A suite with its three runs trained, which the tables and the figure share."""
     folder = tmp_path_factory.mktemp("lab")
     text = b"the cat sat on the mat and the dog sat on the log .\n" * 200
     (folder / "data").mkdir()
@@ -63,7 +63,7 @@ def test_table_3_units(suite):
             summary["test"]["bits_per_byte"], abs=1e-3
         )
         assert float(row["valid bits/byte"]) == pytest.approx(whole["bits_per_byte"], abs=1e-3)
-        # The curve follows the first 1,000 of 10,400 bytes, so its value is another one.
+        # The curve measures the first 1,000 of 10,400 bytes, so the values differ.
         assert whole["bits_per_byte"] != summary["best_valid"]
         assert float(row["best nats/byte"]) == pytest.approx(
             summary["best_valid"] * math.log(2), abs=1e-3
@@ -124,12 +124,12 @@ def test_comparison_ends_with_the_shortest_curve():
     rows = {row[1]: row for row in experiments._comparison("wikitext2", cases)}
     equal = "parameters and data"
     assert rows[equal][3:6] == ("2.000", "2.500", "2.800")
-    # At 10 s the gpt is half way down, at 10 FLOPs gMLP + attention is.
+    # Interpolated: the gpt at 10 s, gMLP + attention at 10 FLOPs.
     assert rows["wall-clock"][3:6] == ("3.000", "2.500", "2.800")
     assert rows["FLOPs"][3:6] == ("2.000", "2.500", "3.400")
-    # The mean height of a straight line from 4 to 2.
+    # The mean of a straight line from 4 to 2.
     assert rows[equal][6] == "3.000"
-    # Parameters are not called equal where they are not.
+    # Unequal parameter counts are not called equal.
     cases["gmlp"][0][0]["params"]["total"] = 500
     assert next(iter(experiments._comparison("wikitext2", cases)))[1] == "data"
 

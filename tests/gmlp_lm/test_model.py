@@ -1,4 +1,4 @@
-"""The paper's models in all recipes: parameters, causality, decoding; equal sizes where a comparison claims them."""
+"""The paper's models in all recipes: parameter counts, causality, decoding, validation."""
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +24,10 @@ def parameters(recipe, kind: str) -> int:
 
 
 def test_the_code_has_a_tenth_of_the_printed_parameters():
-    """Table 1 prints 71 and 72 million for what has 7.18 and 7.20 million: a slip of the decimal point."""
+    """Table 1 prints 71 and 72 million; the code has 7.18 and 7.20 million."""
     assert parameters(language.code, "gmlp") == 7_178_864
     assert parameters(language.code, "gmlp_attn") == 7_203_440
-    # Its "GPT_base" carries a layer of 512 x 2048 per block that nothing uses; ours leaves it out.
+    # "GPT_base" has an unused layer of 512 x 2048 per block; ours leaves it out.
     unused = 4 * (512 * 2048 + 2048)
     assert parameters(language.code, "gpt") + unused == 6_593_792
 
@@ -73,7 +73,7 @@ def test_the_code_recipe_reads_the_same_bytes_of_enwik8_and_enwik9():
 
 @pytest.fixture(params=[(recipe, kind) for recipe in language.RECIPES for kind in KINDS], ids=str)
 def made(request):
-    """A tiny model with weights under which every part matters."""
+    """A tiny model with random weights, so that every part has an effect."""
     recipe, kind = request.param
     config = language.choose(kind, "enwik8", f"{recipe},tiny").model
     config.update({"width": 16, "hidden": 32, "length": 20, "heads": 2, "dtype": "float32"})
@@ -91,7 +91,7 @@ def made(request):
 
 
 def test_causality(made):
-    """Gradients with respect to the embedded tokens: 0 for later ones, not 0 for the token itself."""
+    """Gradients of a logit are 0 at later tokens and not 0 at its own token."""
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 11, (1, 20)))
 
     def logit(change_LD):
@@ -163,7 +163,7 @@ def test_invalid_model_fields_are_rejected(fault, field, value):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fixed_recipe_decays_matrices_only(kind):
-    """A step without gradients changes kernels, maps over positions and the byte table, and nothing else."""
+    """A step with zero gradients changes kernels, matrices over positions and the byte table only."""
     config = language.choose(kind, "enwik8", "fixed,tiny")
     values = {
         name: variable.get_value()

@@ -69,7 +69,7 @@ def test_predictions_hold_the_loss_of_every_test_window(trained):
 
 
 def reader(values: ModelState) -> Callable[[list[int]], np.ndarray]:
-    """The logits of the byte after some. What fills the window up comes later and is not seen."""
+    """Returns the logits of the next byte. Padding after it has no effect."""
     forward = jax.jit(lambda trainable, tokens: values.abstract_model.build(trainable, {})(tokens))
 
     def after(before: list[int]) -> np.ndarray:
@@ -80,7 +80,7 @@ def reader(values: ModelState) -> Callable[[list[int]], np.ndarray]:
 
 
 def test_windowed_evaluation_equals_byte_by_byte_evaluation(mesh):
-    """Every byte alone, from the bytes that its window gives it; and perplexity per word from the same total."""
+    """Scores every byte alone with its window's context; word perplexity follows from the same total."""
     config = small("gpt")
     task = LanguageModelling(config, language_model, mesh)
     task.splits["valid"] = task.splits["valid"][:60]
@@ -141,7 +141,7 @@ def test_sample_program_writes_text(trained):
     program = [sys.executable, "-m", "gmlp_lm.sample", f"--workdir={trained[0]}"]
     output = finish(start([*program, "--prompt=In ", "--length=16", "--temperature=0.5"]))
     assert output.startswith("In ") and len(output.encode()) >= 19
-    # Bytes that are no UTF-8, on a terminal that knows ASCII only.
+    # Invalid UTF-8 on an ASCII terminal.
     arguments = [*program, b"--prompt=\xff\xc3\xa9", "--length=4"]
     assert finish(start(arguments, PYTHONIOENCODING="ascii:strict")).startswith("??")
     for option, message in (
@@ -157,7 +157,7 @@ def test_sample_program_writes_text(trained):
 
 
 def test_evaluate_program_scores_a_text_like_a_split(trained, mesh, tmp_path):
-    """The test split as a file, plain and packed; with a stride of 1 every byte has the longest context."""
+    """The test split as a plain and a packed file; stride 1 gives every byte the longest context."""
     workdir, summary = trained
     text = LanguageModelling(small(), language_model, mesh).splits["test"]
     (tmp_path / "text").write_bytes(text.tobytes())
@@ -175,9 +175,9 @@ def test_evaluate_program_scores_a_text_like_a_split(trained, mesh, tmp_path):
 
 
 def test_smaller_stride_gives_every_byte_more_context(trained, mesh):
-    """Byte by byte: with a stride of 1 each byte is read after all the 24 before it."""
+    """With stride 1 each byte is scored after the 24 bytes before it."""
     config, values = run.load(trained[0], mesh)
-    generator = np.random.default_rng(0)  # values under which every byte of context matters
+    generator = np.random.default_rng(0)  # random values: every byte of context has an effect
     noisy = {n: x + 0.2 * generator.normal(size=x.shape) for n, x in values.trainable.items()}
     values = replace(values, trainable=jax.tree.map(lambda x: x.astype(jnp.float32), noisy))
     text = np.frombuffer(b"The for statement is used to iterate over the elements.", np.uint8)

@@ -1,4 +1,4 @@
-"""The language model of section 3.2 with reservoirs, as a run."""
+"""A training run of section 3.2's language model with reservoirs."""
 
 from pathlib import Path
 
@@ -39,6 +39,6 @@ def test_backskipping_resume_is_bit_exact(tmp_path: Path) -> None:
     assert losses[0] == losses[1] and len(losses[0]) == 6
     assert parts["test"] == whole["test"]
     assert whole["params"]["frozen"] > 0
-    # Three steps of the six do without the gradient through the frozen layer.
+    # Three of the six steps skip the frozen layer.
     through = run.fit(small("none"), tmp_path / "through", mesh)
     assert whole["flops"] < through["flops"]

@@ -1,4 +1,4 @@
-"""Sides of claims, and the table of claims end to end."""
+"""The experiments that claims name, and the table of claims end to end."""
 
 import csv
 import sys
@@ -51,7 +51,7 @@ def test_claims_and_tables_share_runs(tmp_path):
         for setting, cases in suite.needed(target).items():
             for case in cases:
                 if case.model in ("alternate", "Transformer of updatable depth"):
-                    continue  # the same runs under another name, or another depth
+                    continue  # these rows share runs with other rows
                 side = suite.side(f"{setting}@{case.layers}: {case.model}")
                 assert side.name == case.stem
                 assert side.experiment(1) == suite.configuration(case, 1)
@@ -108,7 +108,7 @@ def test_claims_reject_dry_run(tmp_path):
 
 @pytest.mark.slow
 def test_the_table_of_claims_from_the_command_line(tmp_path):
-    """The claims about translation, three models of a few steps; then the same table from the runs that are kept."""
+    """Trains three translation models for a few steps; then makes the same table with --kept."""
     out = tmp_path / "out"
     program = [sys.executable, "-m", "reservoir.reproduce", "claims", "--scale=tiny"]
     program += [f"--out={out}", "--settings=iwslt", "--models=Transformer,T Reservoir,bottom"]

@@ -1,4 +1,4 @@
-"""The dynamic convolution against loops, as fairseq's dynamic_convolution.py defines it."""
+"""The dynamic convolution against explicit loops, as defined by fairseq's dynamic_convolution.py."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def given() -> np.ndarray:
 
 
 def slowly(layer: DynamicConvolution, x_LD: np.ndarray, taps: int, causal: bool) -> np.ndarray:
-    """One sentence, one position, one head, one tap at a time, in float64."""
+    """A float64 reference with loops over sentences, positions, heads and taps."""
     kernels = {
         name: (np.asarray(part.kernel[...], np.float64), part.bias)
         for name, part in (("enter", layer.enter), ("kernel", layer.kernel), ("leave", layer.leave))
@@ -60,7 +60,7 @@ def test_convolution_equals_explicit_loops_and_ignores_padding(taps: int, causal
 
 @pytest.mark.parametrize("recent", [0, 2])
 def test_decoding_matches_the_full_forward_pass(recent: int):
-    """With a memory in one array and in two; the first tokens read at once or one by one."""
+    """With a cache of one array and of two; with and without prefill."""
     layer, x = made(3, causal=True), jnp.asarray(given())
     whole = layer(x, Context())
     room = CacheSpec(LENGTH, jnp.float32, recent)

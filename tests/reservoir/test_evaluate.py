@@ -1,4 +1,4 @@
-"""What evaluation says beside a score, and which values of a run it takes."""
+"""The output of reservoir.evaluate, and the checkpoints that it averages."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ def program(monkeypatch, *arguments: str) -> None:
 
 @pytest.fixture
 def perfect(monkeypatch, make_config) -> ConfigDict:
-    """A translator that knows the references of the validation set; its configuration."""
+    """Returns a translator that outputs the validation references, and its configuration."""
     config = make_config("ffn")
     target = load_parallel(config.data, "valid").target
     translator = SimpleNamespace(search=SimpleNamespace(beams=5, length_penalty=1.0))

@@ -1,4 +1,4 @@
-"""The paper's tables and figures: which runs they need, and what they make of runs whose figures are known."""
+"""The paper's tables and figures: the configurations of their runs, and their content from made-up runs."""
 
 import csv
 import sys
@@ -46,7 +46,7 @@ def test_configurations_of_all_targets_are_valid(tmp_path, target, scale):
         for case in cases:
             config = suite.configuration(case, 1)
             run.validate(config)
-            # One folder never serves two configurations.
+            # No two configurations share a folder.
             assert found.setdefault(case.name(1), to_json(config)) == to_json(config)
             assert config.model[SETTINGS[case.setting].depth_field] == case.layers
             assert config.model.reservoir == MODELS[case.model][0]
@@ -79,7 +79,7 @@ PLACES = {
     ("wmt", 24): (9, 11, 13, 15),
     ("wmt", 32): (13, 15, 17, 19),
 }
-"""Frozen layers of the encoder, counted from 1: two of IWSLT's, four of WMT's, in the middle."""
+"""(setting, layers) -> frozen encoder layers, counted from 1."""
 
 
 @pytest.mark.parametrize("table", ["table1", "table2", "table5"])
@@ -136,7 +136,7 @@ def test_table_3_has_both_rewards_and_the_controls(tmp_path):
 
 
 def test_table_1_from_known_runs(tmp_path):
-    """Two seeds: best 31 and 32; 100 s to it, 80 s with reservoirs; epochs of 25 and 20 s."""
+    """Two seeds: best BLEU 31 and 32 after 100 s, 80 s with reservoirs; epochs of 25 and 20 s."""
     tables.table1(make_suite(tmp_path, seeds=2))
     plain, t, ffn, dropped, short = read(tmp_path / "table1.csv")
     assert plain["best BLEU"] == "31.50 ± 0.71" and plain["frozen"] == "0"
@@ -170,7 +170,7 @@ def test_measured_rows_precede_printed_rows(tmp_path):
 
 
 def test_table_3_aucc_uses_one_horizon(tmp_path):
-    """The longest run ends at 150 s: the others hold their best until there."""
+    """The longest run ends at 150 s; the others keep their best score until then."""
     tables.table3(make_suite(tmp_path, models=("Transformer", "T Reservoir")))
     plain, t = read(tmp_path / "table3.csv")
     hours = 1 / 3600
@@ -181,7 +181,7 @@ def test_table_3_aucc_uses_one_horizon(tmp_path):
 
 
 def test_horizons_are_the_papers_at_paper_scale(tmp_path):
-    """Hours on its machine; small runs end where the longest of them does."""
+    """Smaller scales end at the longest run."""
     paper = {"iwslt": 4, "iwslt_deep": 4, "wmt": 20, "enwik8": 30, "roberta": 60}
     suite = make_suite(tmp_path, scale="paper")
     assert {setting: suite.horizon(setting) for setting in SETTINGS} == paper
@@ -189,7 +189,7 @@ def test_horizons_are_the_papers_at_paper_scale(tmp_path):
 
 
 def test_horizon_limits_aucc_only(tmp_path, monkeypatch):
-    """Behind it lies the best of these runs, at 100 s; their areas end before, at 60 s."""
+    """The best score comes at 100 s, after the horizon of 60 s."""
     monkeypatch.setattr(Known, "horizon", lambda self, setting: 60 / 3600)
     suite = make_suite(tmp_path, models=("Transformer",))
     tables.table3(suite)
@@ -228,7 +228,7 @@ def test_options_that_exclude_every_run_are_rejected(tmp_path):
 
 
 def depths_of(suite: ExperimentSuite, target: str, model: str) -> list[tuple[int, int]]:
-    """(layers, reservoirs) of a row's configurations."""
+    """Returns (layers, reservoirs) of a row's configurations."""
     return [
         (config.model.encoder_layers, len(reservoir_layers(config.model)))
         for cases in suite.needed(target).values()
@@ -239,7 +239,7 @@ def depths_of(suite: ExperimentSuite, target: str, model: str) -> list[tuple[int
 
 
 def test_depths_option(tmp_path):
-    """One that the scale does not have has as many reservoirs as the nearest, or as many as are asked for."""
+    """A depth that the scale lacks has the reservoirs of the nearest depth, or the number of --depths."""
     suite = make_suite(tmp_path, scale="laptop", depths={4: None, 8: 3, 6: None})
     assert depths_of(suite, "table1", "FFN Reservoir") == [(4, 2), (8, 3), (6, 2)]
     assert depths_of(suite, "table1", "Transformer") == [(4, 0), (8, 0), (6, 0)]
@@ -247,12 +247,12 @@ def test_depths_option(tmp_path):
     (cases,) = suite.needed("table1").values()
     rates = [suite.configuration(c, 1).model.layerdrop for c in cases if c.model == "LayerDrop"]
     assert rates == [2 / 4, 3 / 8, 2 / 6]
-    # Another number of reservoirs is another run; the same model is the same, whatever row asks for it.
+    # A custom number of reservoirs has its own run; rows with one model share a run.
     names = {(case.model, case.layers): case.name(1) for case in cases}
     assert names["FFN Reservoir", 8] == "iwslt_8r3_ffn_reservoir_seed1"
     assert names["FFN Reservoir", 4] == "iwslt_4_ffn_reservoir_seed1"
     assert names["Transformer", 4] == names[UPDATABLE, 4] == "iwslt_4_transformer_seed1"
-    # Without reservoirs there is the plain model alone.
+    # With 0 reservoirs only the plain model remains.
     (cases,) = make_suite(tmp_path, scale="laptop", depths={4: 0}).needed("table1").values()
     assert [(case.model, case.name(1)) for case in cases] == [
         ("Transformer", "iwslt_4_transformer_seed1")
@@ -303,7 +303,7 @@ def test_controls_separate_freezing_initialization_and_depth(tmp_path):
 
 
 def test_up_projected_bigru_has_the_feed_forwards_width(tmp_path):
-    """As wide as the feed-forward layers of the same recipe."""
+    """The up-projected bigru has the hidden size of the recipe's feed-forward layers."""
     suite = make_suite(tmp_path)
     (cases,) = suite.needed("fig3").values()
     found = {case.model: suite.configuration(case, 1).model for case in cases}
@@ -336,7 +336,7 @@ def test_dry_run_flops_per_weight_and_token():
 
 
 def test_reproduce_program_does_not_retrain_finished_runs(tmp_path):
-    """One case for real; then the same with a faulty option."""
+    """Trains one small case; then runs the same command again, and with an invalid option."""
     out = tmp_path / "out"
     program = [sys.executable, "-m", "reservoir.reproduce", "table1", f"--out={out}"]
     program.append("--models=FFN Reservoir")

@@ -1,4 +1,4 @@
-"""A pretraining run becomes classifiers: what stays frozen, what is trained, what is refused."""
+"""Fine-tuning of a pretraining run: frozen and trained parameters, resume, and rejected options."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ from reservoir.pretrained import open_run
 
 SIZES = {"width": 16, "hidden": 24, "heads": 2, "max_length": 32}
 SEED = 11
-"""Of fine-tuning; pretraining has another."""
+"""The seed of fine-tuning; pretraining has another."""
 
 
 def pretraining(reservoir: str, cache: Path) -> ConfigDict:
@@ -69,7 +69,7 @@ def pretrain(folder: Path, mesh, reservoir: str) -> Path:
 
 @pytest.fixture(scope="module")
 def reservoirs(folder, mesh) -> Path:
-    """A run with an FFN reservoir."""
+    """A pretraining run with an FFN reservoir."""
     return pretrain(folder, mesh, "ffn")
 
 
@@ -79,7 +79,7 @@ def plain(folder, mesh) -> Path:
 
 
 def arrays(workdir: Path) -> tuple[dict, dict]:
-    """What the last checkpoint of a fine-tuning run has: trainable and frozen values."""
+    """Returns the trainable and frozen values of a fine-tuning run's last checkpoint."""
     latest = workdir.absolute() / "checkpoints" / "latest"
     step = max(int(path.name) for path in latest.iterdir())
     with ocp.StandardCheckpointer() as checkpointer:
@@ -99,7 +99,7 @@ def kept(folder, mesh, reservoirs) -> tuple[Path, dict]:
 
 
 def test_frozen_layers_keep_pretraining_values_to_the_bit(kept, reservoirs, mesh):
-    """Drawn from the seed of pretraining, though fine-tuning has another; all else is trained."""
+    """Frozen values follow the pretraining seed, not the fine-tuning seed; all others are trained."""
     trainable, frozen = arrays(kept[0])
     before = pretrained_values(reservoirs, mesh)
     assert frozen and all("/blocks/1/" in name for name in frozen)
@@ -131,7 +131,7 @@ def test_frozen_layers_can_be_tuned(folder, mesh, reservoirs):
 
 
 def test_freeze_now_freezes_layers_of_a_plain_run(folder, mesh, plain):
-    """The paper's control: the placement of reservoirs, the values of pretraining."""
+    """The paper's control: layers at the places of reservoirs keep their pretrained values."""
     workdir = folder / "now"
     config = classifying(plain, "mnli", reservoirs="freeze_now", freeze_now=2)
     finetuning.fit(config, workdir, mesh)
@@ -154,7 +154,7 @@ def test_model_fields_come_from_pretraining_and_dropout_from_fine_tuning(tmp_pat
 
 
 def test_fine_tuning_from_a_snapshot(folder, mesh, reservoirs, kept):
-    """That of its last step is the best checkpoint here; one from half-way is none."""
+    """The last snapshot equals the best checkpoint here; an earlier one differs."""
     first = {}
     for step in (2, 4):
         config = classifying(reservoirs, pretrained_step=step, **{"train.steps": 1})
@@ -173,7 +173,7 @@ def final_checksum(workdir: Path, step: int) -> int:
 
 
 def test_fine_tuning_resume_is_bit_exact(kept, folder, mesh, reservoirs):
-    """What was given is in the checkpoint: the second part does not ask the pretraining run for it."""
+    """The checkpoint holds the loaded values: resuming does not read the pretraining run."""
     workdir = folder / "parts"
     finetuning.fit(classifying(reservoirs, **{"train.steps": 4}), workdir, mesh)
     finetuning.fit(classifying(reservoirs), workdir, mesh)

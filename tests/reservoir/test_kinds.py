@@ -1,4 +1,4 @@
-"""Every kind of reservoir in every stack that can have it, and LayerDrop, the baseline."""
+"""Every kind of reservoir in every possible stack, and LayerDrop, the baseline."""
 
 import json
 
@@ -27,7 +27,7 @@ TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 2, 0]])
 
 
 def built(model):
-    """A model with reservoirs as training draws them, and the names of what is frozen."""
+    """Returns a model with reservoirs drawn from a seed, and its frozen values."""
     validate(model)
     abstract_model = helpers.structure_of(model)
     frozen = variables.draw_frozen(abstract_model, 1)
@@ -77,19 +77,19 @@ def test_placement_is_a_field_of_the_configuration(make_config):
         assert {name.split("/")[2] for name in frozen} == layers
 
 
-# Freezing without the initialization, and the initialization without freezing.
+# Freezing and initialization separately.
 
 LAYER = "encoder/blocks/1/residuals/0/function"
 
 
 def started(model) -> dict:
-    """The values that training starts from."""
+    """Returns the initial parameters of training."""
     made = translator(model, 13, 11, rngs=variables.ParamKeys(0))
     return {name: v.get_value() for name, v in variables.split(made).trainable.items()}
 
 
 def test_reservoir_trained_keeps_the_initialization(make_config):
-    """The same layer in the same place, orthogonal as it is, and nothing is frozen; others start as they did."""
+    """The reservoir layer is trained from its orthogonal initialization; other layers keep theirs."""
     for kind, kernel in (("ffn", "up"), ("transformer", "query")):
         model = make_config(kind, reservoir_trained=True, reservoir_gain=0.5).model
         validate(model)
@@ -123,7 +123,7 @@ def test_init_orthogonal_applies_to_all_trained_layers(make_config):
 
 
 def test_roberta_respects_init_and_reservoir_init():
-    """Its own, N(0, 0.02), is for all else."""
+    """All other layers start with RoBERTa's N(0, 0.02)."""
     config = masked.tiny(masked.roberta("ffn"))
     config.model.update({"width": 16, "hidden": 24, "heads": 2, "max_length": 8})
 
@@ -161,7 +161,7 @@ def test_invalid_initialization_fields_are_rejected(make_config):
 
 
 def test_older_configurations_get_defaults(make_config):
-    """Their configurations lack fields, and call our reward by an earlier name."""
+    """Older configurations lack fields and call `own_rms` "norm"."""
     old = make_config("ffn").model
     for name in ("reservoir_init", "reservoir_gain", "reservoir_trained", "init"):
         del old[name]
@@ -173,7 +173,7 @@ def test_older_configurations_get_defaults(make_config):
 
 @pytest.mark.parametrize("kind", RESERVOIRS)
 def test_reservoir_hidden(make_config, kind: str):
-    """A bigru is projected up by it, and back to the width; trained layers keep theirs."""
+    """A bigru is up-projected by `reservoir_hidden`; trained layers keep the model's hidden size."""
     model, frozen = built(make_config(kind, max_length=8, reservoir_hidden=40).model)
     shapes = {name.partition("function/")[2]: value.shape for name, value in frozen.items()}
     if kind == "bigru":
@@ -203,7 +203,7 @@ def depth_of(drop: float, key: jax.Array | None, layers: int = 8) -> jax.Array:
 
 
 def test_layerdrop_rate_in_training_and_none_in_evaluation():
-    """(1 - p) N layers on average, each draw on its own: binomial in the mean and in the spread."""
+    """The number of kept layers has the mean and standard deviation of a binomial distribution."""
     depths = jax.vmap(lambda key: depth_of(0.25, key))(jax.random.split(jax.random.key(0), 4000))
     deviation = (8 * 0.25 * 0.75) ** 0.5
     assert abs(float(depths.mean()) - 6) < 4 * deviation / 4000**0.5
@@ -230,12 +230,12 @@ def test_dropped_layer_is_not_computed_and_gets_no_gradient(make_config):
     assert "conditional" in gradient.lower(values, jax.random.key(0)).compile().as_text()
 
 
-# What changes with the step.
+# Resume.
 
 
 @pytest.mark.slow
 def test_layerdrop_and_backskipping_resume_is_bit_exact(make_config, tmp_path):
-    """Stopped after 3 of 6 steps and gone on with: the same checkpoint in the end as without a stop."""
+    """Stopping after 3 of 6 steps and resuming gives the checkpoint of an uninterrupted run."""
     config = make_config("cnn", layerdrop=0.3)
     config.model.backskip.update({"estimator": "policy", "warmup_steps": 2})
     config.model.backskip.anneal = 0.5

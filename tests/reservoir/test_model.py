@@ -1,4 +1,4 @@
-"""Reservoirs: where they stand, what they are, what they cost, and that training leaves them alone."""
+"""Models with reservoirs: validation, parameter counts, initialization, FLOPs, and training."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from reservoir.model import translator, validate
 from tests.model import helpers
 
 KINDS = ("none", "transformer", "ffn")
-# Of the (3, 1) encoder.
+# The reservoir of the encoder with 3 layers.
 FROZEN_LAYER = "encoder/blocks/1/"
 SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])
 TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 2, 0]])
@@ -57,9 +57,9 @@ def test_invalid_fields_are_rejected(make_config):
             validate(make_config(**{"reservoir": "ffn", **fields}).model)
 
 
-# Parameter counts, Tables 1, 2 and 5: by (task, decoder layers), kind and encoder layers what the paper prints, in
-# millions, and what the layers have. Three printed numbers are misprints. With 12 layers in Table 2 it gives 72.4M
-# trainable parameters, with the FFN reservoir more than the 71.4M that the same row has in all; and where two more
+# Parameter counts of Tables 1, 2 and 5 in millions, printed and ours, by (task, decoder layers), kind and encoder
+# layers. Three printed numbers are misprints. With 12 layers Table 2 prints 72.4M
+# trainable parameters, for the FFN reservoir more than the row's total of 71.4M. Where two more
 # layers add 4.2M everywhere else, Table 1's FFN rows grow by 3.3M from 6 to 8.
 
 IWSLT, WMT, IWSLT_DEEP = ("iwslt", 2), ("wmt", 1), ("iwslt", 6)
@@ -121,7 +121,7 @@ def full_size(task: tuple[str, int], kind: str, layers: int) -> AbstractModel:
     name, decoder_layers = task
     model = getattr(translation, name)(kind).model
     model.encoder_layers, model.decoder_layers = layers, decoder_layers
-    # Keys of no account: nnx.Rngs takes most of the time here.
+    # Any keys do; nnx.Rngs would take most of the time.
     rngs = SimpleNamespace(params=lambda: jax.random.key(0))
     return variables.abstract(lambda: translator(model, *VOCABULARIES[name], rngs=rngs))
 
@@ -134,7 +134,7 @@ def test_parameter_counts_of_the_papers_tables(task: tuple[str, int], kind: str)
         assert counts["total"] == TOTAL[task, kind][row]
         assert counts["frozen"] == counts["total"] - counts["trainable"]
         for column, printed in (("trainable", PRINTED_TRAINABLE), ("total", PRINTED_TOTAL)):
-            # The paper rounds some numbers and cuts others: one unit of the last digit either way.
+            # The paper rounds some numbers and truncates others: allow one unit of the last digit.
             near = abs(round(counts[column] / 1e6, 1) - printed[task, kind][row]) < 0.11
             assert near == ((column, task, kind, layers) not in MISPRINTS), (column, layers)
 
@@ -162,12 +162,12 @@ def test_parameter_counts_of_each_layer():
         assert rows["target_embed"] == (6632 * d, 0)
 
 
-# The layers themselves.
+# Layers.
 
 
 @dataclass
 class Run:
-    """A small model of one kind with one gradient, and what that cost."""
+    """A small model of one kind with the gradient and the FLOPs of one step."""
 
     model: ConfigDict
     abstract_model: AbstractModel
@@ -188,7 +188,7 @@ def loss_of(model, batch: dict, key: jax.Array | None) -> tuple[jax.Array, jax.A
 
 @pytest.fixture(scope="module")
 def runs(make_config) -> dict[str, Run]:
-    """The three kinds on the same values where they share them."""
+    """The three kinds, with equal values for shared parameters."""
     made = {}
     plain = helpers.random_values(helpers.structure_of(make_config("none").model).trainable, 0)
     for kind in KINDS:
@@ -228,7 +228,7 @@ def test_only_the_reservoir_is_frozen(runs):
 
 
 def test_gmlp_reservoir_mixes_positions_and_ignores_padding(make_config):
-    """Its random map over positions is frozen, mixes, and sees no padding."""
+    """The frozen random matrix mixes positions and ignores padding."""
     config = make_config("gmlp", max_length=6).model
     validate(config)
     abstract_model = helpers.structure_of(config)
@@ -296,7 +296,7 @@ def test_reservoir_dropout(make_config):
 
 
 def test_attention_dropout(make_config):
-    """In all attention of encoder and decoder; in a reservoir as its other dropout. It is there in training alone."""
+    """Applies to all attention, to reservoirs as `reservoir_dropout` says, and in training only."""
     for on, quiet in ((True, 0.1), (False, 0.0)):
         fields = {"dropout": 0.0, "attention_dropout": 0.1, "reservoir_dropout": on}
         abstract_model = helpers.structure_of(make_config("transformer", **fields).model)
@@ -319,11 +319,11 @@ def test_attention_dropout(make_config):
     assert plain.paths.keys() == abstract_model.paths.keys()
 
 
-# What freezing does to training.
+# Training.
 
 
 def test_gradients_pass_through_a_reservoir_and_stop_at_its_weights(runs):
-    """Frozen or not, the layer is the same function: all other gradients stay what they were."""
+    """Freezing a layer does not change the gradients of the others."""
     plain, frozen = runs["none"], runs["transformer"]
     assert set(frozen.gradients) == set(frozen.trainable)
     assert not set(frozen.gradients) & set(frozen.frozen)
@@ -337,7 +337,7 @@ def test_gradients_pass_through_a_reservoir_and_stop_at_its_weights(runs):
 
 
 def saving(kind: str) -> int:
-    """The arithmetic of one training step that a reservoir leaves out."""
+    """Returns the FLOPs of one training step that a reservoir saves."""
     (batch, length), d, f, heads = SOURCE.shape, 16, 24, 2
     tokens = batch * length
     weight_gradients = 2 * tokens * (4 * d * d + 2 * d * f)
@@ -352,12 +352,12 @@ def saving(kind: str) -> int:
 @pytest.mark.parametrize("kind", ["transformer", "ffn"])
 def test_reservoir_saves_exactly_its_weight_gradient_flops(runs, kind: str):
     assert runs["none"].counted - runs[kind].counted == saving(kind)
-    # XLA counts element by element as well, so it saves a little more.
+    # XLA counts elementwise operations too, so the difference is slightly larger.
     assert runs["none"].compiled - runs[kind].compiled >= 0.95 * saving(kind)
 
 
 def test_optimizer_leaves_reservoirs_unchanged(runs, make_config):
-    """With weight decay and dropout: bit for bit, and without moments."""
+    """Unchanged to the bit with weight decay and dropout, and without optimizer moments."""
     run = runs["ffn"]
     config = make_config("ffn")
     config.optimizer.weight_decay = 0.1

@@ -1,4 +1,4 @@
-"""Where reservoirs stand, section 2.2 and appendix C."""
+"""Placement of reservoirs, section 2.2 and appendix C."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from reservoir.placement import placement
 
 
 def drawn(layers: int, places: tuple[int, ...]) -> str:
-    """Bottom first, as in the paper."""
+    """Returns the placement as a pattern, bottom first, as in the paper."""
     return "".join("R" if layer in places else "L" for layer in range(layers))
 
 
@@ -46,7 +46,7 @@ def test_placement_counted_from_one(layers: int, reservoirs: int, first: int, la
     [("bottom", "RRLLLLL"), ("top", "LLLLLRR"), ("middle", "LLRRLLL"), ("RLLLLLR", "RLLLLLR")],
 )
 def test_placements_of_appendix_c(strategy: str, expected: str):
-    """The middle is rounded down, as for the paper's own."""
+    """The middle rounds down, as the paper's placement does."""
     assert drawn(7, placement(7, 2, strategy)) == expected
 
 

@@ -1,4 +1,4 @@
-"""Probing end to end on runs of few steps, and what is read of their layers."""
+"""Probing end to end on short runs, and the sentence vectors."""
 
 import csv
 import sys
@@ -23,7 +23,7 @@ LINES = ["a list", "the value of a class .", "a class has the list of names that
 
 
 def make_lines(count: int, seed: int) -> str:
-    """A sentence to the line, of different lengths."""
+    """A file with one sentence per line, of different lengths."""
     generator = np.random.default_rng(seed)
     sizes = generator.integers(4, 28, count)
     return "".join(f"{' '.join(generator.choice(WORDS, size))} .\n" for size in sizes)
@@ -83,7 +83,7 @@ def text(tmp_path) -> Path:
 
 
 def states(read: Reader, ids: list[int]) -> np.ndarray:
-    """Of one sentence without any padding, (K, L, D)."""
+    """Returns the states (P, L, D) of one sentence without padding."""
     values = read.values
 
     @jax.jit
@@ -102,9 +102,9 @@ def test_first_token_pooling_reads_each_layers_state(trained, mesh):
     for number, ids in enumerate(read.tokenizer.encode(LINES)):
         alone_KLD = states(read, [BOS, *ids, EOS])
         np.testing.assert_allclose(found_KND[:, number], alone_KLD[:, 0], atol=1e-5)
-    # Before the first layer, the first token has seen nothing of the sentence.
+    # Before the first layer, the first token's state does not depend on the sentence.
     assert np.ptp(found_KND[0], axis=0).max() == 0 < np.ptp(found_KND[1], axis=0).max()
-    # The last state is what the output layer reads: this model has its norms behind the layers.
+    # This post-norm model has no final norm: the output layer reads the last state.
     last = Reader(
         read.values,
         lambda whole, *text: [whole.encoder(*text)],
@@ -167,14 +167,14 @@ def test_probe_program_writes_table_4(trained, text, call, tmp_path, capsys):
         ["2", "reservoir"],
         ["3", "trained"],
     ]
-    # The embedding of the first token is the same for all sentences: one answer, and labels are balanced.
+    # The first token's embedding is constant and the labels are balanced: accuracy is chance.
     assert rows[0][2:] == majority[2:]
     assert "|     2 | reservoir " in (tmp_path / "one" / "probing.md").read_text()
     assert all(cell in output for row in rows for cell in row)
     choices = table(tmp_path / "one" / "choices.csv")
     assert choices[0][0] == "task" and len(choices) == 1 + 3 * 4
     assert {row[4] for row in choices[1:]} == {"50", "0"}  # no hidden layer for word content
-    # The same again, in the run's folder, which training goes on to accept.
+    # Again, into the run's folder, from which training still resumes.
     call(probe, *arguments)
     assert table(trained / "probing" / "probing.csv") == [header, majority, *rows]
     run.fit(read_config(trained), trained, make_mesh({"data": 1}, jax.devices()[:1]))

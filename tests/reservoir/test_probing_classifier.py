@@ -1,4 +1,4 @@
-"""SentEval's classifier: against a slow reading, and on problems whose answer is known."""
+"""SentEval's classifier against a slow reference, and on problems with a known answer."""
 
 import math
 
@@ -14,7 +14,7 @@ SIZES = {"train": 300, "valid": 200, "test": 200}
 
 
 def problem(label, layers: int = 1, width: int = 4, sizes=SIZES, seed: int = 0) -> tuple:
-    """Normal features (K, N, D), and classes that `label` reads from those of the last layer, (N, D)."""
+    """Returns normal features (P, E, D), and classes from `label` of the last layer's features (E, D)."""
     generator = np.random.default_rng(seed)
     features = {
         split: generator.standard_normal((layers, rows, width)).astype(np.float32)
@@ -29,7 +29,7 @@ def noise(x_ND: np.ndarray) -> np.ndarray:
 
 
 def test_linear_problem_is_learned_from_the_informative_layer_only():
-    """The layer that has nothing to do with the classes stays at chance."""
+    """The uninformative layer stays at chance."""
     features, classes = problem(lambda x_ND: x_ND[:, 0] + x_ND[:, 1] > 0, layers=2)
     blind, seeing = probe(features, classes, 2)
     assert seeing.test > 0.93
@@ -43,7 +43,7 @@ def test_exclusive_or_needs_the_hidden_layer():
         sizes=SIZES | {"train": 2000},
         seed=1,
     )
-    # A sharper corner is easier: Adam at 0.001 takes small steps.
+    # Larger inputs are easier: Adam at 0.001 takes small steps.
     features = {split: 4 * x_KND for split, x_KND in features.items()}
     one = {"penalty": (1e-5,)}
     assert probe(features, classes, 2, grid=Grid(**one))[0].test > 0.9
@@ -58,7 +58,7 @@ def test_random_labels_stay_at_chance():
 
 
 def test_parameters_are_those_of_the_best_validation_accuracy(monkeypatch):
-    """Test sentences that are those of validation have its best accuracy, which is not the last one."""
+    """With validation as test, the test accuracy is the best validation accuracy, not the last."""
     features, classes = problem(noise)
     features["test"], classes["test"] = features["valid"], classes["valid"]
     seen = []
@@ -75,7 +75,7 @@ def test_parameters_are_those_of_the_best_validation_accuracy(monkeypatch):
 
 
 def epochs(monkeypatch, accuracies: list[list[float]]) -> tuple[int, classifier.Probe]:
-    """How often a pair of classifiers is trained whose accuracies on validation are these in turn; the chosen one."""
+    """Returns the number of epochs of two classifiers with these validation accuracies, and the chosen one."""
     trained, looks = [], iter(accuracies)
     fit = classifier.fit
     monkeypatch.setattr(classifier, "fit", lambda *a: trained.append(len(a[4])) or fit(*a))
@@ -86,9 +86,9 @@ def epochs(monkeypatch, accuracies: list[list[float]]) -> tuple[int, classifier.
 
 
 def test_early_stopping_after_six_evaluations_without_improvement(monkeypatch):
-    """In all, as SentEval counts them, not in a row; and a better one that comes too late is not seen."""
+    """Counts evaluations in total, as SentEval does, not in a row; a later improvement is not seen."""
     first = [0.5, 0.4, 0.6, 0.4, 0.7, 0.1, 0.1, 0.1, 0.1, 0.99, 0.99]
-    # The second one gets better all the time, and so keeps the first one in training that has ended at look 9.
+    # The second classifier keeps improving, so training goes on after the first stopped at evaluation 9.
     steps = [[accuracy, look / 100] for look, accuracy in enumerate(first)]
     number, found = epochs(monkeypatch, steps)
     assert (number, found.valid, found.penalty) == (len(first) + 6, 0.7, 1e-5)
@@ -100,7 +100,7 @@ def test_training_ends_after_two_hundred_passes(monkeypatch):
 
 
 def test_validation_chooses_the_l2_penalty():
-    """One that leaves nothing is not taken, wherever it stands; of equal ones the first is."""
+    """A destructive penalty is never chosen; of equal ones the first is."""
     features, classes = problem(lambda x_ND: x_ND[:, 0] > 0)
     for penalty in ((100.0, 1e-5), (1e-5, 100.0)):
         (found,) = probe(features, classes, 2, grid=Grid(penalty=penalty))
@@ -139,7 +139,7 @@ def test_initial_parameters_match_pytorch():
 
 
 def slow_training(layers, x_ND, y_N, order_SB, rate, penalty, noises):
-    """Adam as printed by Kingma and Ba (2015), on one classifier, in float64 and sentence by sentence."""
+    """A float64 reference of Adam (Kingma and Ba, 2015) on one classifier, sentence by sentence."""
     values = [np.asarray(array, np.float64) for layer in layers for array in layer]
     first, second = ([np.zeros_like(v) for v in values] for _ in range(2))
     for number, ids in enumerate(order_SB, start=1):
@@ -167,7 +167,7 @@ def slow_training(layers, x_ND, y_N, order_SB, rate, penalty, noises):
 
 
 def test_training_is_adam_with_l2_and_dropout_before_the_sigmoid():
-    """Two layers, three members and a last batch that is not full, against the slow reading."""
+    """Two layers, three grid points and a partial last batch, against the reference."""
     layers, rows, width, hidden, count = 2, 150, 5, 7, 3
     generator = np.random.default_rng(0)
     x_KND = generator.standard_normal((layers, rows, width)).astype(np.float32)
@@ -194,7 +194,7 @@ def test_training_is_adam_with_l2_and_dropout_before_the_sigmoid():
 
 
 def test_accuracy_counts_every_sentence_once(monkeypatch):
-    """Also where the last rows that are read at once are not full."""
+    """Also with a partial last batch."""
     monkeypatch.setattr(classifier, "_EVAL_BATCH", 64)
     features, classes = problem(lambda x_ND: x_ND[:, 0] > 0.3)
     kernel = jnp.zeros((1, 1, 4, 2)).at[..., 0, 1].set(1.0)

@@ -1,4 +1,4 @@
-"""Probing tasks: SentEval's format, and those that are made from a text."""
+"""Probing tasks: SentEval's format, and tasks made from a text."""
 
 import gzip
 from collections import Counter, defaultdict
@@ -32,9 +32,7 @@ def test_reads_a_senteval_file(tmp_path):
     task = load_task(tmp_path, "past_present")
     assert task.labels == ("PAST", "PRES")
     assert task.sentences["train"] == ["He went home .", "He goes home ."]
-    assert task.sentences["valid"] == [
-        "left at once ."
-    ]  # the last field, whatever stands before it
+    assert task.sentences["valid"] == ["left at once ."]  # the last field
     assert {split: c.tolist() for split, c in task.classes.items()} == {
         "train": [0, 1],
         "valid": [0],
@@ -115,10 +113,10 @@ def test_labels_are_balanced_and_sentences_unique(pool, name, labels):
     for rows in examples.values():
         counts = Counter(label for label, _ in rows)
         assert len(counts) == labels and len(set(counts.values())) == 1
-        # Not sorted by label: a classifier that reads the beginning only sees all of them.
+        # Not sorted by label: the beginning of the file has all labels.
         assert len({label for label, _ in rows[:30]}) > 1
     bags = [tuple(sorted(s.split())) for rows in examples.values() for _, s in rows]
-    if name == "bigram_shift":  # nor as it was and shifted
+    if name == "bigram_shift":  # not both original and shifted
         assert len(set(bags)) == len(bags)
     every = [sentence for rows in examples.values() for _, sentence in rows]
     assert len(set(every)) == len(every)
@@ -161,11 +159,11 @@ def test_shifted_sentences_differ_by_one_swap(pool):
             (place,) = origins
             assert place > 0 and all(t[0].isalnum() for t in tokens[place : place + 2])
             places[min(place, 6)] += 1
-    assert len(places) == 6  # anywhere but at the beginning
+    assert len(places) == 6  # every position but the first
 
 
 def test_originals_contain_a_swappable_pair():
-    """Else a classifier would know them by what cannot be shifted."""
+    """Otherwise a classifier would recognise originals without a pair to swap."""
     text = [f"Number {n} is here , now ." for n in range(40)]
     with pytest.raises(UserError, match="sentences for the label"):
         make(sentences([f"a , {n} , b ." for n in range(1000, 1400)]), "bigram_shift", count=20)
@@ -174,7 +172,7 @@ def test_originals_contain_a_swappable_pair():
 
 def test_word_content():
     """The first two words of four letters or more from rank 4 on: alpha (40) and beta (35)."""
-    often = "often never of"  # of ranks 0 to 3, with the full stop
+    often = "often never of"  # ranks 0 to 3, with the full stop
     text = [f"{often} Alpha {n} ." for n in range(30)] + [f"{often} beta {n} ." for n in range(25)]
     text += [f"{often} alpha , beta {n} ." for n in range(5)]
     text += [f"{often} Alpha alpha gamma {n} ." for n in range(3)]

@@ -1,4 +1,4 @@
-"""The bidirectional GRU against values that torch.nn.GRU gave (make_gru_golden.py wrote them)."""
+"""The bidirectional GRU against outputs of torch.nn.GRU, written by make_gru_golden.py."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ GOLDEN = Path(__file__).parent / "gru_golden.npz"
 
 
 def golden() -> tuple[BiGru, dict[str, np.ndarray]]:
-    """The layer with PyTorch's weights, and what PyTorch made of them."""
+    """Returns the layer with PyTorch's weights, and PyTorch's inputs and outputs."""
     values = np.load(GOLDEN)
     width = values["x"].shape[-1]
     layer = BiGru(width, rngs=nnx.Rngs(0))
@@ -26,7 +26,7 @@ def golden() -> tuple[BiGru, dict[str, np.ndarray]]:
             for name, kernel, bias in zip(GATES, kernels, biases, strict=True):
                 gates[name].kernel[...] = jnp.asarray(kernel.T)
                 gates[name].bias[...] = jnp.asarray(bias)
-    # The projection is ours alone.
+    # PyTorch has no projection.
     layer.out.kernel[...], layer.out.bias[...] = jnp.eye(width), jnp.zeros(width)
     return layer, values
 
