@@ -67,7 +67,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
     Attributes:
       recipe: "paper", "code" or "fixed".
       corpora: keys of `language.CORPORA`.
-      data_paths: corpus -> its file or folder; data/CORPUS where a corpus is missing.
+      data_paths: corpus -> its file or folder. A missing corpus is read from data/CORPUS.
     """
 
     recipe: str = "fixed"

@@ -47,7 +47,7 @@ def main() -> None:
     chunks = write(values, prompt, length, options.seed, chunk=CHUNK)
     # A chunk may end within a character. Invalid UTF-8 becomes a replacement character.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    # Terminals without a character print a replacement.
+    # A terminal that lacks a character prints a replacement.
     sys.stdout.reconfigure(errors="replace")
     sys.stdout.write(decoder.decode(prompt))
     for chunk in chunks:

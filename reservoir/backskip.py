@@ -91,7 +91,7 @@ class Rewards(NamedTuple):
 
 
 def rewards(g_BLD: jax.Array, rule: Rule) -> Rewards:
-    """Returns the rewards for the gradient g at the reservoir's output. A positive factor of g does not change them."""
+    """Returns the rewards for the gradient g at the output. Scaling g by a positive factor does not change them."""
     g_BLD = g_BLD.astype(jnp.float32)
     valid_BL = jnp.any(g_BLD != 0, axis=-1)
     # Divide by the largest entry first: squares of a small gradient would underflow.
@@ -117,7 +117,7 @@ def _error(rule: Rule, value_BL: jax.Array, g_BLD: jax.Array) -> tuple[jax.Array
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def observe(rule: Rule, y_BLD: jax.Array, value_BL: jax.Array) -> jax.Array:
-    """Returns y. Its gradient passes unchanged and gives the value the gradient of (R - V)^2."""
+    """Returns y. Backward: y gets its gradient g unchanged, the value the gradient of (R - V)^2."""
     return y_BLD
 
 
@@ -137,7 +137,7 @@ def skip(
     noise_BLD: jax.Array,
     value_BL: jax.Array,
 ) -> jax.Array:
-    """Returns y. Its gradient does not pass to y: mu gets the REINFORCE gradient, the value that of (R - V)^2."""
+    """Returns y. Backward: y gets no gradient, mu the REINFORCE gradient, the value the gradient of (R - V)^2."""
     return y_BLD
 
 
@@ -158,7 +158,7 @@ skip.defvjp(_skip_forward, _skip_backward)
 
 @jax.custom_vjp
 def stand_for(y_BLD: jax.Array, x_BLD: jax.Array) -> jax.Array:
-    """Returns y and passes its gradient to x. Unlike x + stop_gradient(y - x), the result equals y to the bit."""
+    """Returns y. Backward: x gets the gradient, y none. Unlike x + stop_gradient(y - x), the result is y to the bit."""
     return y_BLD
 
 

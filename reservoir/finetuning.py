@@ -59,7 +59,10 @@ def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
     if config.pretrained_step:
         check_snapshot(pretrained.workdir, config.pretrained_step)
     plain = model.reservoir == "none" or model.reservoir_trained
-    check(mode != "tune" or not plain, f"{option}: {pretrained.workdir} has no reservoirs")
+    check(
+        mode != "tune" or not plain,
+        f"{option}: {pretrained.workdir} has no reservoirs to tune; use --config.reservoirs=keep",
+    )
     if mode == "freeze_now":
         check(
             plain,
@@ -100,7 +103,7 @@ def builder(config: ConfigDict, pretrained: Pretrained) -> Build:
 
 
 def make_task(config: ConfigDict, pretrained: Pretrained, mesh: Mesh) -> Classification:
-    """The task, whose encoder starts at the values of the pretraining run."""
+    """Returns the task. Its encoder starts from the parameters of the pretraining run."""
 
     def start(trainable: Params) -> Params:
         values = pretrained.load(mesh, config.pretrained_step)

@@ -20,6 +20,7 @@ def alternate(layers: int, reservoirs: int) -> tuple[int, ...]:
 
 
 def bottom(layers: int, reservoirs: int) -> tuple[int, ...]:
+    """The lowest layers."""
     _check_fit(layers, reservoirs, f"{reservoirs} reservoirs")
     return tuple(range(reservoirs))
 
@@ -32,6 +33,7 @@ def middle(layers: int, reservoirs: int) -> tuple[int, ...]:
 
 
 def top(layers: int, reservoirs: int) -> tuple[int, ...]:
+    """The uppermost layers."""
     _check_fit(layers, reservoirs, f"{reservoirs} reservoirs")
     return tuple(range(layers - reservoirs, layers))
 
@@ -54,7 +56,7 @@ def placement(layers: int, reservoirs: int, strategy: str = "alternate") -> tupl
     if strategy not in PLACEMENTS and ":" not in strategy:
         return _pattern(layers, strategy)
     if reservoirs < 0:
-        raise ValueError(f"{reservoirs} reservoirs")
+        raise ValueError(f"{reservoirs} reservoirs: the number must be at least 0")
     if strategy in PLACEMENTS:
         return PLACEMENTS[strategy](layers, reservoirs)
     found = tuple(imported("placement", strategy)(layers, reservoirs))

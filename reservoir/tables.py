@@ -105,7 +105,7 @@ def _partial(suite: ExperimentSuite, name: str, percent: int) -> None:
     paper = printed("reservoir", name, keys=3)
     rows = []
     for setting, groups in suite.groups(name).items():
-        # The paper's horizon limits the AUCC only: the best score is that of the whole run.
+        # The paper's horizon limits the AUCC only: the best score covers the whole run.
         found = time_rows(list(groups.values()), "hours", "longest", (percent,))
         for (case, group), (row,) in zip(groups.items(), found, strict=True):
             hours = [x for x in row.positions("hours") if x is not None]
@@ -123,9 +123,9 @@ def _best(group: Group) -> list[float]:
 
 
 def _test(group: Group) -> list[float]:
-    """Returns the test BLEU of each run: of the best checkpoint, or of the mean of the best where a run keeps several.
+    """Returns the test BLEU of each run; NaN for an untested run.
 
-    NaN stands for an untested run.
+    It is the test of the best checkpoint, or of the mean of the best checkpoints if the run keeps several.
     """
     tests = (run.summary.get("test_mean_of_best", run.summary["test"]) for run in group.runs)
     return [test.get("bleu", math.nan) for test in tests]

@@ -35,7 +35,7 @@ class Setting:
     curve_depth: int
 
     def reservoirs(self, scale: str, layers: int) -> int:
-        """Returns the number of reservoirs at a depth. A depth that the scale lacks has that of the nearest depth."""
+        """Returns the number of reservoirs at a depth. A depth that the scale lacks gets the number of the nearest."""
         known = self.depths[scale]
         return known[min(known, key=lambda depth: abs(depth - layers))]
 

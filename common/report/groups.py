@@ -117,7 +117,7 @@ def layers_of(config: Mapping[str, Any]) -> Layers | None:
         if mode == "freeze_now":
             return Layers(f"{plain}, frozen in fine-tuning", total, config["freeze_now"])
         return Layers(model.get("kind", plain), total, 0)
-    kind = importlib.import_module(f"{config.get('paper', 'reservoir')}.kinds").label(reservoir)
+    kind = importlib.import_module(f"{config.get('paper') or 'reservoir'}.kinds").label(reservoir)
     if model.get("reservoir_trained"):
         return Layers(f"{kind}, trained", total, 0)
     if model.get("backskip", {}).get("estimator", "none") != "none":

@@ -100,7 +100,10 @@ def load_task(directory: Path, name: str) -> ProbingTask:
 
 
 def _find(directory: Path, name: str) -> Path:
-    check(directory.is_dir(), f"no directory {directory} (--data)")
+    check(
+        directory.is_dir(),
+        f"no directory {directory}; --data must be the folder of the probing tasks",
+    )
     plain = task_path(directory, name)
     for path in (plain, plain.with_name(f"{plain.name}.gz")):
         if path.is_file():

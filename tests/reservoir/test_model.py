@@ -58,9 +58,9 @@ def test_invalid_fields_are_rejected(make_config):
 
 
 # Parameter counts of Tables 1, 2 and 5 in millions, printed and ours, by (task, decoder layers), kind and encoder
-# layers. Three printed numbers are misprints. With 12 layers Table 2 prints 72.4M
-# trainable parameters, for the FFN reservoir more than the row's total of 71.4M. Where two more
-# layers add 4.2M everywhere else, Table 1's FFN rows grow by 3.3M from 6 to 8.
+# layers. Three printed numbers are misprints: with 12 layers Table 2 prints 72.4M trainable parameters, for the FFN
+# reservoir more than the row's total of 71.4M; and Table 1's FFN rows grow by 3.3M from 6 to 8 layers, where two more
+# layers add 4.2M everywhere else.
 
 IWSLT, WMT, IWSLT_DEEP = ("iwslt", 2), ("wmt", 1), ("iwslt", 6)
 DEPTHS = {IWSLT: (6, 8, 10, 12), WMT: (12, 16, 24, 32), IWSLT_DEEP: (6, 8, 10, 12)}

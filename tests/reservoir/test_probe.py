@@ -197,7 +197,7 @@ def test_probe_seeds_report_mean_and_std(trained, text, call, tmp_path):
         ("--tasks='lenght': choose one of sentence_length", ["--tasks=lenght"]),
         ("has a task twice", ["--tasks=tree_depth,tree_depth"]),
         ("--tasks='': choose one of", ["--tasks="]),
-        ("no directory nowhere (--data)", ["--data=nowhere"]),
+        ("no directory nowhere; --data must be", ["--data=nowhere"]),
         ("no sentence_length.txt or sentence_length.txt.gz in .; its tasks: tree_depth", []),
         ("--workdir=nowhere holds no run", ["--tasks=tree_depth", "--workdir=nowhere"]),
         ("cannot write to --out=text.txt: ", ["--tasks=tree_depth", "--out=text.txt"]),
