@@ -6,6 +6,7 @@ JAX: each `build` function imports the layers that it needs.
 """
 
 import importlib
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -156,11 +157,14 @@ def imported(option: str, name: str) -> Any:
 
 
 def label(name: str) -> str:
-    """Returns the label of a kind. A kind that this machine cannot import is labelled by its attribute name."""
-    try:
-        return find(name).label
-    except UserError:
-        return name.rpartition(":")[2]
+    """Returns the label of a kind.
+
+    Does not import a user's own kind, because reports read configurations of any origin. A kind that is not imported
+    already is labelled by its attribute name.
+    """
+    module, _, attribute = name.rpartition(":")
+    kind = RESERVOIRS.get(name) or getattr(sys.modules.get(module), attribute, None)
+    return kind.label if isinstance(kind, Kind) else attribute
 
 
 def default_options() -> dict[str, Any]:

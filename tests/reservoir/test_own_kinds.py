@@ -98,6 +98,8 @@ def test_own_kind_is_frozen_and_decodes(make_config, own_package, stack):
 
 def test_own_kind_brings_its_label(make_config, own_package):
     config = make_config(OWN, reservoirs=1)
+    assert str(layers_of(config.to_dict())) == "my_kind, 1 of 3"  # a report imports no user code
+    validate(config.model)
     assert str(layers_of(config.to_dict())) == "random features, 1 of 3"
     config.model.reservoir = "elsewhere.kinds:unknown_here"
     assert str(layers_of(config.to_dict())) == "unknown_here, 1 of 3"
