@@ -107,7 +107,7 @@ def reproduce(
 ) -> None:
     """`python -m PAPER.reproduce TARGET`: calls TARGET of the module that `targets` names, with a laboratory.
 
-    Where the parser has --dry-run, that calls `PAPER.plan.show` instead.
+    Where the parser has --dry-run, that calls `PAPER.costs.show` instead.
 
     Args:
       own: what the paper's `experiments.ExperimentSuite` takes beyond what all do, out of the options.
@@ -132,7 +132,7 @@ def reproduce(
     fair = {"turns": options.turns, "sweep": parse_sweep(options.sweep)}
     suite = make(options.scale, options.seeds, fields, out, mesh, **fair, **more)
     if getattr(options, "dry_run", False):
-        importlib.import_module(f"{paper}.plan").show(suite, options.target)
+        importlib.import_module(f"{paper}.costs").show(suite, options.target)
         return
     if options.target == CLAIMS:
         unless_stopped(lambda: suite.claims(paper, options.kept))

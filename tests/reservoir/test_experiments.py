@@ -322,6 +322,13 @@ def test_dry_run_lists_runs_and_marks_finished_ones(tmp_path, capsys):
     assert len(list(tmp_path.iterdir())) == 1
 
 
+def test_dry_run_from_the_command_line(tmp_path):
+    program = [sys.executable, "-m", "reservoir.reproduce", "fig4", f"--out={tmp_path / 'out'}"]
+    shown = finish(start([*program, "--models=FFN Reservoir", "--dry-run"]))
+    assert "iwslt_deep_3_ffn_reservoir_seed1" in shown and "hours" in shown
+    assert not (tmp_path / "out" / "runs").exists()
+
+
 def test_dry_run_flops_per_weight_and_token():
     config = translation.tiny(translation.iwslt("ffn"))
     abstract_model = costs.abstract(config)
