@@ -11,9 +11,10 @@ from common import experiments
 from common.config import check, check_choice
 from common.errors import UserError
 from common.experiments import Experiment, Ran, Side
-from common.report.groups import Group, layers_of
+from common.report.groups import Group
 from common.train.task import Task
 from reservoir import downstream, finetuning, run
+from reservoir.layers import layers_of
 from reservoir.placement import placement
 from reservoir.targets import (
     MODELS,

@@ -1,6 +1,5 @@
 """Runs that differ in nothing but their seed, as one group with a name that tells it from the others."""
 
-import importlib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ IGNORED = (
     "pretrained",  # each seed has a pretraining run of its own
 )
 """Fields, and groups of them, that change neither what a run learns nor how its time is counted."""
+
+_KINDS = {"transformer": "T", "ffn": "FFN", "bigru": "BiGRU", "cnn": "CNN", "gmlp": "gMLP"}
 
 
 class Layers(NamedTuple):
@@ -117,7 +118,7 @@ def layers_of(config: Mapping[str, Any]) -> Layers | None:
         if mode == "freeze_now":
             return Layers(f"{plain}, frozen in fine-tuning", total, config["freeze_now"])
         return Layers(model.get("kind", plain), total, 0)
-    kind = importlib.import_module(f"{config.get('paper') or 'reservoir'}.kinds").label(reservoir)
+    kind = _KINDS.get(reservoir, reservoir)
     if model.get("reservoir_trained"):
         return Layers(f"{kind}, trained", total, 0)
     if model.get("backskip", {}).get("estimator", "none") != "none":

@@ -14,8 +14,8 @@ from common.errors import UserError
 from common.model import transformer
 from common.model.block import Sublayer
 from common.model.linear import Linear
-from common.report.groups import layers_of
 from reservoir.kinds import Kind
+from reservoir.layers import layers_of
 from reservoir.model import validate
 from tests.model import helpers
 from tests.programs import ROOT, finish, start
