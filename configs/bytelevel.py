@@ -1,4 +1,4 @@
-"""What the byte language models with reservoirs share (section 3.2). Imported by the experiments; not one itself."""
+"""Recipes of byte language models with reservoirs (section 3.2). Imported by the experiments; not one itself."""
 
 from ml_collections import ConfigDict
 
@@ -8,8 +8,8 @@ from configs import language, reservoirs, training
 def enwik8(reservoir: str) -> ConfigDict:
     """48 layers of which 8 are reservoirs; the paper has 12 to 64.
 
-    It cites a recipe (Bachlechner et al.) that it does not print. This is a plain one: pre-norm layers, sequences of
-    512 bytes, Adam with a warm-up and a cosine.
+    The paper cites a recipe (Bachlechner et al.) without printing it. This recipe is ours: pre-norm layers, sequences
+    of 512 bytes, Adam with a warm-up and a cosine schedule.
     """
     config = language.base("reservoir", "enwik8")
     config.task = "language_modelling"
@@ -42,7 +42,7 @@ def enwik8(reservoir: str) -> ConfigDict:
 
 
 def laptop(config: ConfigDict) -> ConfigDict:
-    """8 layers, half as wide, half as long, 2,000 steps on 4,096 bytes, for two CPU cores."""
+    """For two CPU cores: 8 layers of half the width, sequences of 256 bytes, 2,000 steps of 4,096 bytes."""
     config.model.update({"layers": 8, "width": 256, "hidden": 1024, "heads": 4, "length": 256})
     config.model.update({"reservoirs": 2, "dropout": 0.0, "dtype": "bfloat16"})
     config.data.batch = 16
@@ -54,7 +54,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """The same on the manual that comes with Python: about a minute on two CPU cores."""
+    """A small model on embedded text, the Python manual: about a minute on two CPU cores."""
     config.data.update({"source": "embedded:python", "file": "", "batch": 16})
     config.model.update({"layers": 4, "width": 64, "hidden": 256, "heads": 4, "length": 64})
     config.model.update({"reservoirs": 1, "dropout": 0.0, "dtype": "float32"})
@@ -66,5 +66,5 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def choose(config: ConfigDict, argument: str) -> ConfigDict:
-    """The recipe in full without an argument, a small one for "laptop" and "tiny"."""
+    """Returns the full recipe for "", a smaller one for "laptop" and "tiny"."""
     return training.choose(config, argument, laptop=laptop, tiny=tiny)

@@ -3,8 +3,8 @@
     python -m gmlp_lm.train --config=configs/enwik8_gmlp.py
 
 Reproduces: Table 3, case 5 (GPT-base + gMLP).
-`:paper` (the default) follows the text, `:code` what the authors ran, `:fixed` compares at equal parameters.
-Hardware: one accelerator; see gmlp_lm/README.md for what two CPU cores can do.
+`:paper` (the default) follows the text, `:code` the authors' program, `:fixed` compares at equal parameters.
+Hardware: one accelerator; gmlp_lm/README.md has sizes for two CPU cores.
 Data: the file enwik8, enwik8.gz or enwik8.zip in data/enwik8, cut 90/5/5 by position; elsewhere by
 --config.data.source=files:DIR and --config.data.file=NAME.
 `--config=configs/enwik8_gmlp.py:tiny` is a small model on embedded text: seconds on two CPU cores.

@@ -1,6 +1,6 @@
-"""What fine-tuning experiments share: RoBERTa's recipe for GLUE (section 4.3), and two small ones.
+"""RoBERTa's fine-tuning recipe for GLUE (section 4.3), and two smaller sizes.
 
-Imported by the experiments beside it; not an experiment itself.
+Imported by the experiments; not one itself.
 """
 
 from ml_collections import ConfigDict
@@ -14,12 +14,12 @@ def _base() -> ConfigDict:
         {
             "task": "classification",
             "pretrained": "",
-            # The snapshot of the pretraining run that is taken; 0 is its best checkpoint.
+            # Step of the pretraining snapshot to start from; 0 is the best checkpoint.
             "pretrained_step": 0,
             "reservoirs": "keep",
             "freeze_now": 4,
             "data": {"tfds_dir": "", "buckets": (16, 32, 64, 128, 256), "batch": 32},
-            # The rest of the model is that of the pretraining run.
+            # All other fields come from the pretraining run.
             "model": {
                 "dropout": 0.1,
                 "attention_dropout": 0.1,
@@ -39,17 +39,17 @@ def _base() -> ConfigDict:
 
 
 def sst2() -> ConfigDict:
-    """SST-2: the sentiment of a sentence, about ten epochs."""
+    """SST-2, the sentiment of a sentence: about ten epochs."""
     config = _base()
     config.data.update({"source": "tfds:glue/sst2", "fields": "text|sentence"})
-    # GLUE hides the labels of its test.
+    # GLUE hides the test labels.
     config.data.splits = {"train": "train", "valid": "validation", "test": "validation"}
     config.train.steps, config.optimizer.warmup_steps = 20_935, 1256
     return config
 
 
 def mnli() -> ConfigDict:
-    """MultiNLI-matched: whether a sentence follows from another, about ten epochs."""
+    """MultiNLI-matched, whether one sentence follows from another: about ten epochs."""
     config = _base()
     config.data.update({"source": "tfds:glue/mnli", "fields": "premise hypothesis"})
     matched = "validation_matched"
@@ -60,7 +60,7 @@ def mnli() -> ConfigDict:
 
 
 def laptop(config: ConfigDict) -> ConfigDict:
-    """A greater rate for a small model, and less than an epoch of SST-2."""
+    """A higher learning rate for a small model; less than an epoch of SST-2."""
     config.freeze_now, config.model.dtype = 2, "bfloat16"
     config.optimizer.update({"learning_rate": 2e-4, "warmup_steps": 150})
     config.train.steps = 1500
@@ -70,7 +70,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """Paragraphs of the manual that comes with Python, or pairs of them: a minute on two CPU cores."""
+    """Paragraphs of the Python manual, or pairs of paragraphs: a minute on two CPU cores."""
     pairs = len(config.data.fields.split()) == 2
     config.data.source = "embedded:python_pairs" if pairs else "embedded:python"
     config.data.buckets, config.freeze_now, config.model.dtype = (32,), 1, "float32"
@@ -82,5 +82,5 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def choose(config: ConfigDict, argument: str) -> ConfigDict:
-    """The recipe in full without an argument, a small one for "laptop" and "tiny"."""
+    """Returns the full recipe for "", a smaller one for "laptop" and "tiny"."""
     return training.choose(config, argument, laptop=laptop, tiny=tiny)

@@ -1,14 +1,14 @@
-"""The language models of the gMLP paper: three kinds, three recipes. Imported by the experiments; not one itself."""
+"""The gMLP paper's language models: three kinds, three recipes. Imported by the experiments; not one itself."""
 
 from ml_collections import ConfigDict
 
 from configs import training
 
 SIZES = ("laptop", "tiny")
-"""Smaller ones: tens of minutes on two CPU cores, and seconds."""
+"""Smaller sizes for two CPU cores: about ten minutes, and seconds."""
 
 RECIPES = ("paper", "code", "fixed")
-"""What the text says, what the authors' program runs, and a comparison at equal parameters and one schedule."""
+"""The paper's text; the authors' program; ours, at equal parameters and one schedule."""
 
 FIXED = {
     "": {
@@ -27,8 +27,10 @@ FIXED = {
         "gmlp_attn": {"width": 64, "hidden": 192, "learning_rate": 3e-3},
     },
 }
-"""The recipe "fixed" by size and kind: equal parameters within 0.5 %. The GPT has GPT-2's proportions, a feed-forward
-four times its width; the hidden width of a gMLP follows from that. No learning rate was tuned."""
+"""Size -> kind -> fields of the recipe "fixed". The three kinds of a size have equal parameters within 0.5 %.
+
+The GPT's feed-forward is four times its width, as in GPT-2. No learning rate was tuned.
+"""
 
 CORPORA = {
     "enwik8": {"source": "files:data/enwik8", "file": "enwik8", "words": False},
@@ -41,6 +43,7 @@ LENGTH = 768
 
 
 def base(paper: str, corpus: str) -> ConfigDict:
+    """Returns the fields that all recipes of byte language models share, without `model`."""
     config = training.base(paper)
     config.data = ConfigDict(
         {
@@ -63,14 +66,14 @@ def base(paper: str, corpus: str) -> ConfigDict:
             "beta2": 0.999,
         }
     )
-    # Half of a window is context, half of it is scored.
+    # The first half of a window is context, the second half is scored.
     config.eval.update({"patience": 0, "stride": LENGTH // 2, "batch": 16, "tokens": 0})
     config.eval.update({"sample": 0, "prompt": "The "})
     return config
 
 
 def _model(kind: str) -> ConfigDict:
-    """What all recipes share."""
+    """Returns the model fields that all recipes share."""
     return ConfigDict(
         {
             "kind": "gpt" if kind == "gpt" else "gmlp",
@@ -97,7 +100,7 @@ def _model(kind: str) -> ConfigDict:
 
 
 def paper(kind: str, corpus: str) -> ConfigDict:
-    """Tables 1 and 2 as printed; GPT_base is a GPT-2 of four layers."""
+    """The recipe of Tables 1 and 2 as printed. GPT_base is read as a GPT-2 of four layers."""
     config = base("gmlp_lm", corpus)
     config.model = _model(kind)
     config.model.width = 768
@@ -105,10 +108,10 @@ def paper(kind: str, corpus: str) -> ConfigDict:
 
 
 def code(kind: str, corpus: str) -> ConfigDict:
-    """What was run: windows, no dropout, an attention 2 wide, and as "GPT_base" that attention alone.
+    """The recipe of the authors' program: windows, no dropout, an attention of width 2, and "GPT_base" without an FFN.
 
-    The authors' program reads 95 million bytes of enwik8 or enwik9, 90 to train and 5 to validate. These are bytes of
-    both files alike; the next 5 million, which it leaves out, are the test.
+    The program reads the first 95 million bytes of enwik8 or enwik9, which are equal: 90 million to train, 5 million
+    to validate. Ours tests on the next 5 million.
     """
     config = base("gmlp_lm", corpus)
     config.model = _model(kind)
@@ -128,13 +131,13 @@ def code(kind: str, corpus: str) -> ConfigDict:
     )
     if corpus in ("enwik8", "enwik9"):
         config.data.limit = 100_000_000
-    # Clipped at 0.5 is the sum of the gradients of four batches of 16; ours is their mean.
+    # The program clips the sum of the gradients of four batches of 16 at 0.5. Ours is the mean over 64.
     config.optimizer.clip = 0.5 / 4
     return config
 
 
 def fixed(kind: str, corpus: str) -> ConfigDict:
-    """Equal parameters, the same schedule and regularization, attention of a useful width."""
+    """Our recipe: equal parameters, one schedule and regularization, attention of width 64."""
     config = base("gmlp_lm", corpus)
     config.model = _model(kind)
     _set_shape(config, FIXED[""][kind])
@@ -152,13 +155,13 @@ def fixed(kind: str, corpus: str) -> ConfigDict:
 
 
 def _set_shape(config: ConfigDict, shape: dict) -> None:
-    """Gives a model its entry of FIXED."""
+    """Sets the fields of an entry of FIXED."""
     config.optimizer.learning_rate = shape["learning_rate"]
     config.model.update({name: x for name, x in shape.items() if name != "learning_rate"})
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """The same on the manual that comes with Python: seconds on two CPU cores."""
+    """A small model on embedded text, the Python manual: seconds on two CPU cores."""
     config.data.update({"source": "embedded:python", "file": "", "batch": 16})
     model, length = config.model, 64
     model.update({"width": 64, "hidden": 256, "heads": 4, "length": length})
@@ -174,7 +177,7 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def laptop(config: ConfigDict) -> ConfigDict:
-    """A third to a half as wide, a third as long, 1,500 steps on 4,096 bytes: about ten minutes on two CPU cores."""
+    """Width 256, sequences of 256 bytes, 1,500 steps of 4,096 bytes: about ten minutes on two CPU cores."""
     model, length = config.model, 256
     model.hidden = 2048 * 256 // model.width // 2 * 2
     model.update({"width": 256, "heads": 4, "length": length, "dropout": 0.0})
@@ -193,7 +196,11 @@ def laptop(config: ConfigDict) -> ConfigDict:
 
 
 def choose(kind: str, corpus: str, argument: str) -> ConfigDict:
-    """ "" is the paper's recipe; "code", "fixed", "tiny", and "code,tiny" and so on."""
+    """Returns the configuration for an argument such as "", "code", "tiny" or "code,tiny"; "" is "paper".
+
+    Raises:
+      ValueError: the argument is unknown, or names two recipes or two sizes.
+    """
     words = [word for word in argument.split(",") if word]
     unknown = [word for word in words if word not in (*RECIPES, *SIZES)]
     recipes = [word for word in words if word in RECIPES]

@@ -7,7 +7,7 @@ Reproduces: Figure 2, right. Frozen layers stay frozen; `--config.reservoirs=tun
 Hardware: one accelerator; not run here. `:laptop` is for a small model on two CPU cores.
 Data: `tfds:glue/mnli`, or files {train,validation_matched}.jsonl (or .csv, or .gz) with the fields premise,
 hypothesis and label, by --config.data.source=files:DIR; other names by --config.data.splits.valid=NAME (test).
-`--config=configs/mnli.py:tiny` is about pairs of paragraphs of embedded text: a minute on two CPU cores.
+`--config=configs/mnli.py:tiny` classifies pairs of paragraphs of embedded text: a minute on two CPU cores.
 """
 
 from ml_collections import ConfigDict

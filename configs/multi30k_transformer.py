@@ -2,9 +2,8 @@
 
     python -m reservoir.train --config=configs/multi30k_transformer.py
 
-Reproduces: not in the paper: a complete small task for a laptop (6 encoder layers,
-2 decoder layers, width 256).
-Hardware: two CPU cores, see results/ for time and score.
+Reproduces: not in the paper; a complete small task for a laptop (6 encoder layers, 2 decoder layers, width 256).
+Hardware: two CPU cores; results/ has times and scores.
 Data: text files {train,valid,test2016}.{de,en}[.gz] in data/multi30k_de_en, or elsewhere by
 --config.data.source=files:DIR.
 `--config=configs/multi30k_transformer.py:tiny` is a small model on embedded data: about two minutes on two CPU cores.

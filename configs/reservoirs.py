@@ -1,22 +1,25 @@
-"""The fields of `model` that say which layers are never trained. Imported by the recipes; not an experiment itself."""
+"""Default fields of `model` for reservoirs. Imported by the recipes; not an experiment itself."""
+
+from reservoir.kinds import default_options
 
 
 def fields() -> dict:
-    """None; with a kind of reservoir, two of them. reservoir/backskip.py explains the fields of `backskip`."""
+    """Returns the fields with no reservoirs. reservoir/backskip.py explains the fields of `backskip`."""
     return {
+        # A key of `RESERVOIRS`, "none", or "my_package.kinds:my_kind".
         "reservoir": "none",
         "reservoirs": 2,
         "placement": "alternate",
-        # True trains the layers in the places of reservoirs, from the same initialization.
+        # Trains the reservoir layers, from the initialization of reservoirs.
         "reservoir_trained": False,
         "reservoir_init": "orthogonal",
         "reservoir_gain": 1.0,
         "reservoir_dropout": True,
-        # Of a reservoir; 0 is the model's `hidden`, and for a bigru its width.
+        # Hidden size of reservoirs; 0 is `model.hidden`, and `model.width` for a bigru.
         "reservoir_hidden": 0,
-        "kernel": 7,
+        **default_options(),
         "layerdrop": 0.0,
-        # Of all other layers, which are trained.
+        # Initialization of the layers that are not reservoirs.
         "init": "recipe",
         "backskip": {
             "estimator": "none",

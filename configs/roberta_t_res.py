@@ -2,12 +2,12 @@
 
     python -m reservoir.train --config=configs/roberta_t_res.py --config.data.source=files:DIR
 
-Reproduces: Figure 7 (12 layers, 4 of them frozen; validation perplexity and its AUCC); what Figure 2 fine-tunes.
+Reproduces: Figure 7 (12 layers, 4 of them frozen; validation perplexity and its AUCC); the pretraining for Figure 2.
 Hardware: 32 GPUs, as in the paper (125k updates of 1M tokens); not run here. `:laptop` is a model of 6 layers for
-two CPU cores (about half an hour by its operations, not run to the end); see reservoir/README.md.
+two CPU cores (half an hour by its FLOPs, not run to the end); see reservoir/README.md.
 Data: text files train.txt, valid.txt, test.txt (or .gz), one document a line, in data/pretraining (`:laptop`:
 data/reviews), or elsewhere by --config.data.source=files:DIR and --config.data.splits.train=PATTERNS. The paper's are
-BookCorpus, Wikipedia and three more, in the pieces of GPT-2; ours are made from the text itself.
+BookCorpus, Wikipedia and three more, in GPT-2's pieces; ours are learned from the text itself.
 `--config=configs/roberta_t_res.py:tiny` is a small model on embedded text: about a minute on two CPU cores.
 """
 

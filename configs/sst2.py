@@ -7,7 +7,7 @@ Reproduces: Figure 2, left. Frozen layers stay frozen; `--config.reservoirs=tune
 Hardware: one accelerator; not run here. `:laptop` is for a small model on two CPU cores.
 Data: `tfds:glue/sst2`, or files {train,validation}.jsonl (or .csv, or .gz) with the fields text (or sentence) and
 label, by --config.data.source=files:DIR; `--config.data.splits.test=test` where there is a labelled test.
-`--config=configs/sst2.py:tiny` is about paragraphs of embedded text: a minute on two CPU cores.
+`--config=configs/sst2.py:tiny` classifies paragraphs of embedded text: a minute on two CPU cores.
 """
 
 from ml_collections import ConfigDict

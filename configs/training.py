@@ -1,4 +1,4 @@
-"""What every experiment has: the fields of the training loop. Imported by the recipes; not an experiment itself."""
+"""The fields of the training loop, which every experiment has. Imported by the recipes; not an experiment itself."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,11 @@ from ml_collections import ConfigDict
 
 
 def base(paper: str) -> ConfigDict:
-    """A recipe adds `data` and `model`, and what its task needs. `paper` is the package that trains it."""
+    """Returns the fields of the training loop. A recipe adds `data`, `model` and the fields of its task.
+
+    Args:
+      paper: the package that trains the experiment.
+    """
     return ConfigDict(
         {
             "paper": paper,
@@ -21,7 +25,7 @@ def base(paper: str) -> ConfigDict:
                 "beta2": 0.98,
                 "epsilon": 1e-8,
                 "weight_decay": 0.0,
-                # "matrices": no biases, norm scales, gate biases or position embeddings; or "all".
+                # "all", or "matrices": no biases, norm scales, gate biases or position embeddings.
                 "decay": "matrices",
                 "clip": 0.0,
             },
@@ -31,9 +35,9 @@ def base(paper: str) -> ConfigDict:
                 "steps": 1000,
                 "seconds": 600.0,
                 "keep": 2,
-                # More than 1: so many of the best by validation, whose mean is tested too.
+                # Number of best checkpoints to keep; with more than 1 their mean is tested too.
                 "keep_best": 1,
-                # Every so many steps the values, without the optimizer's, are kept for good; 0 for never.
+                # Steps between permanent snapshots of the parameters; 0 keeps none.
                 "snapshots": 0,
             },
             "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
@@ -45,7 +49,13 @@ def base(paper: str) -> ConfigDict:
 def choose(
     config: ConfigDict, argument: str, **sizes: Callable[[ConfigDict], ConfigDict]
 ) -> ConfigDict:
-    """The recipe in full without an argument, or of one of the smaller `sizes`, each a function that makes it so."""
+    """Returns `config` for the argument "", else the result of the function `sizes[argument]`.
+
+    Raises:
+      ValueError: the argument is unknown.
+    """
     if argument not in ("", *sizes):
-        raise ValueError(f"unknown argument {argument!r}; there is {' and '.join(sizes)}")
+        raise ValueError(
+            f"unknown argument {argument!r}; choose {' or '.join(sizes)}, or leave it out"
+        )
     return sizes[argument](config) if argument else config

@@ -1,6 +1,6 @@
-"""What the translation experiments share: the recipes of section 3.1, and the small one that needs no data.
+"""The translation recipes of section 3.1, and two smaller sizes.
 
-Imported by the experiments beside it; not an experiment itself.
+Imported by the experiments; not one itself.
 """
 
 from ml_collections import ConfigDict
@@ -9,7 +9,7 @@ from configs import reservoirs, training
 
 
 def base() -> ConfigDict:
-    """Every field, with fairseq's values for transformer_iwslt_de_en where the paper follows them."""
+    """Returns every field, with fairseq's values for transformer_iwslt_de_en where the paper follows them."""
     config = training.base("reservoir")
     config.update(
         {
@@ -59,7 +59,7 @@ def base() -> ConfigDict:
 
 
 def iwslt(reservoir: str) -> ConfigDict:
-    """IWSLT'14 de-en, Table 1 (2 decoder layers; 6 for Table 5)."""
+    """IWSLT'14 de-en, Table 1 (2 decoder layers; Table 5 has 6)."""
     config = base()
     config.data.source = "files:data/iwslt14_de_en"
     config.model.encoder_layers = 6
@@ -91,7 +91,7 @@ def wmt(reservoir: str) -> ConfigDict:
 
 
 def multi30k(reservoir: str) -> ConfigDict:
-    """Multi30k de-en: a complete small task, trained on a laptop. Not in the paper."""
+    """Multi30k de-en, a complete small task for a laptop. Not in the paper."""
     config = base()
     config.data.source = "files:data/multi30k_de_en"
     config.data.splits.test = "test2016"
@@ -111,7 +111,7 @@ def multi30k(reservoir: str) -> ConfigDict:
 
 
 def laptop(config: ConfigDict) -> ConfigDict:
-    """The same layers half as wide on Multi30k, to the end of a cosine, for two CPU cores."""
+    """For two CPU cores: Multi30k, layers of half the width, a cosine schedule."""
     small = multi30k(config.model.reservoir)
     for group in ("data", "eval"):
         config[group] = small[group]
@@ -125,7 +125,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """The same code path in about two minutes on two CPU cores: a small model on the embedded numbers and dates."""
+    """A small model on embedded sentences with numbers and dates: about two minutes on two CPU cores."""
     config.data.source = "embedded:numbers_de_en"
     config.data.source_language, config.data.target_language = "de", "en"
     config.data.splits = {"train": "train", "valid": "valid", "test": "test"}
@@ -145,5 +145,5 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def choose(config: ConfigDict, argument: str) -> ConfigDict:
-    """The recipe in full without an argument, a small one for "laptop" and "tiny"."""
+    """Returns the full recipe for "", a smaller one for "laptop" and "tiny"."""
     return training.choose(config, argument, laptop=laptop, tiny=tiny)

@@ -3,8 +3,8 @@
     python -m gmlp_lm.train --config=configs/wikitext103_gmlp_attn.py
 
 Reproduces: Table 3, case 12 (GPT-base + gMLP + attn).
-`:paper` (the default) follows the text, `:code` what the authors ran, `:fixed` compares at equal parameters.
-Hardware: one accelerator; see gmlp_lm/README.md for what two CPU cores can do.
+`:paper` (the default) follows the text, `:code` the authors' program, `:fixed` compares at equal parameters.
+Hardware: one accelerator; gmlp_lm/README.md has sizes for two CPU cores.
 Data: wiki.{train,valid,test}.tokens, plain or .gz, in data/wikitext103; elsewhere by --config.data.source=files:DIR and
 --config.data.splits.train=NAME (valid, test).
 `--config=configs/wikitext103_gmlp_attn.py:tiny` is a small model on embedded text: seconds on two CPU cores.

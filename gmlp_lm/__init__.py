@@ -1,1 +1,1 @@
-"""GPT with spatial gating units in place of, or beside, attention."""
+"""Language models with spatial gating units (gMLP) instead of attention, or beside it."""

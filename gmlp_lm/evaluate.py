@@ -1,4 +1,4 @@
-"""Bits per byte of a trained run on any text: python -m gmlp_lm.evaluate --workdir=RUN --text=FILE"""
+"""Measures the bits per byte of a trained run on any text: python -m gmlp_lm.evaluate --workdir=RUN --text=FILE"""
 
 import math
 from pathlib import Path
@@ -16,12 +16,12 @@ def main() -> None:
         required=True,
         type=Path,
         metavar="FILE",
-        help="any bytes; .gz and .zip are unpacked",
+        help="any file; .gz and .zip are unpacked",
     )
     parser.add_argument(
         "--stride",
         type=positive_int_arg("--stride"),
-        help="bytes scored in each window; fewer have more context and take longer (default: the run's)",
+        help="bytes scored per window; a smaller stride gives more context and takes longer (default: the run's)",
     )
     options = parser.parse_args()
 
@@ -34,11 +34,14 @@ def main() -> None:
     from gmlp_lm.run import load
 
     text = np.frombuffer(read_bytes(options.text), np.uint8)
-    check(len(text) > 1, f"--text={options.text} has {len(text)} bytes; the first is not scored")
+    check(
+        len(text) > 1,
+        f"--text={options.text} has {len(text)} bytes; at least 2 are needed, because the first is not scored",
+    )
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     config, values = load(options.workdir, mesh)
     stride, length = options.stride or config.eval.stride, config.model.length
-    check(stride <= length, f"--stride={stride} leaves out bytes: the run's windows have {length}")
+    check(stride <= length, f"--stride={stride} must be at most the run's window length, {length}")
     bits = WindowLosses(config, mesh)(values, text, stride).nats_M.sum() / math.log(2)
     print(f"{options.text}: {bits / (len(text) - 1):.4f} bits per byte of {len(text) - 1:,} bytes")
     if count := words(text):

@@ -1,4 +1,4 @@
-"""Table 3, Table 4 and Figure 4: which runs they need, and the printed numbers beside the measured ones."""
+"""Tables 3 and 4 and Figure 4: their runs, and measured beside printed numbers."""
 
 import json
 import math
@@ -31,7 +31,7 @@ NATS_TO_BITS = 1 / math.log(2)
 
 
 class Printed(NamedTuple):
-    """A row of Table 3. What it calls bits per character is in nats."""
+    """A row of Table 3. Its "bits per character" are nats."""
 
     best: float
     final: float
@@ -55,42 +55,44 @@ PRINTED = {
 }
 
 AXES: dict[str, Axis] = {"data": "step", "FLOPs": "flops", "wall-clock": "seconds"}
-"""What is equal in a comparison. All models see the same bytes in a step."""
+"""Equal quantity -> axis of the curve. A step has the same bytes for all models."""
 
 WHOLE = "whole_valid.json"
 
 
 @dataclass(frozen=True)
 class ExperimentSuite(experiments.ExperimentSuite):
-    """Attributes beyond what all have.
+    """The experiments of this paper with the options of its command line.
 
-    recipe: "paper", "code" or "fixed".
-    corpora: which ones.
-    places: corpus -> the file or the folder that it is read from, if not data/CORPUS.
+    Attributes:
+      recipe: "paper", "code" or "fixed".
+      corpora: keys of `language.CORPORA`.
+      data_paths: corpus -> its file or folder. A missing corpus is read from data/CORPUS.
     """
 
     recipe: str = "fixed"
     corpora: tuple[str, ...] = ("wikitext2",)
-    places: dict[str, Path] = field(default_factory=dict)
+    data_paths: dict[str, Path] = field(default_factory=dict)
 
     def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
         return run.prepare(config, self.mesh)
 
     def configuration(self, kind: str, corpus: str, seed: int) -> ConfigDict:
+        """Returns the configuration of one run."""
         size = "" if self.scale == "paper" else f",{self.scale}"
         config = language.choose(kind, corpus, f"{self.recipe}{size}")
-        if place := self.places.get(corpus):
-            alone = place.is_file()
-            config.data.source = f"files:{place.parent if alone else place}"
-            config.data.file = place.name.removesuffix(".gz").removesuffix(".zip") if alone else ""
+        if path := self.data_paths.get(corpus):
+            single = path.is_file()
+            config.data.source = f"files:{path.parent if single else path}"
+            config.data.file = path.name.removesuffix(".gz").removesuffix(".zip") if single else ""
         self.override(config, seed=seed)
         # Table 4 needs samples of every run.
         config.eval.sample = config.eval.sample or min(120, config.model.length // 2)
         return config
 
     def cases(self, corpus: str) -> dict[str, list[tuple[dict, Path]]]:
-        """Summary and folder of the three models of one corpus, each with all its seeds."""
-        names = {kind: self.named(corpus, kind) for kind in KINDS}
+        """Returns kind -> (summary, folder) of each seed. Trains the missing runs."""
+        names = {kind: self.case_name(corpus, kind) for kind in KINDS}
         found = self.runs(
             {name: partial(self.configuration, kind, corpus) for kind, name in names.items()}
         )
@@ -99,33 +101,33 @@ class ExperimentSuite(experiments.ExperimentSuite):
             for kind, name in names.items()
         }
 
-    def named(self, corpus: str, kind: str) -> str:
-        """The case of a corpus and a kind of model."""
+    def case_name(self, corpus: str, kind: str) -> str:
+        """Returns the name of a case."""
         return f"{corpus}_{kind}_{self.recipe}"
 
     def side(self, text: str) -> Side:
-        """Reads "CORPUS: KIND", such as "wikitext2: gmlp", in the laboratory's recipe."""
+        """Returns the experiment of "CORPUS: KIND", such as "wikitext2: gmlp", in the suite's recipe."""
         known = {f"{corpus}: {kind}": (corpus, kind) for corpus, kind in PRINTED}
         check_choice("an experiment of a claim", text, known)
         corpus, kind = known[text]
         experiment = partial(self.configuration, kind, corpus)
-        scheme, _, place = experiment(1).data.source.partition(":")
+        scheme, _, path = experiment(1).data.source.partition(":")
         missing = ""
         if corpus not in self.corpora:
             missing = f"--corpora={','.join((*self.corpora, corpus))}"
-        elif scheme == "files" and not Path(os.path.expanduser(place)).is_dir():
+        elif scheme == "files" and not Path(os.path.expanduser(path)).is_dir():
             missing = f"--data={corpus}=PATH"
-        return Side(self.named(corpus, kind), experiment, missing)
+        return Side(self.case_name(corpus, kind), experiment, missing)
 
 
 def table3(suite: ExperimentSuite) -> None:
-    """Every case beside its printed row; then all three at equal data, FLOPs and seconds."""
+    """Writes each model beside its printed row, and then all three at equal data, FLOPs and seconds."""
     rows, equal = [], []
     for corpus in suite.corpora:
         cases = suite.cases(corpus)
         for kind, runs in cases.items():
             number = 1 + list(PRINTED).index((corpus, kind))
-            data = read_from(runs, corpus)
+            data = data_name(runs, corpus)
             timed = runs[0][0].get("timing", {}).get("kind", "unknown")
             kinds = (f"#{number}", KINDS[kind], data, f"measured, timed {timed}")
             rows.append((*kinds, *_measured(suite, runs)))
@@ -137,8 +139,8 @@ def table3(suite: ExperimentSuite) -> None:
     suite.write("table3_equal", ("data", "at equal", "up to", *values), equal)
 
 
-def read_from(runs: list[tuple[dict, Path]], corpus: str) -> str:
-    """What the runs were really trained on: at "tiny" no corpus, but embedded text."""
+def data_name(runs: list[tuple[dict, Path]], corpus: str) -> str:
+    """Returns the name of the training data. At "tiny" it is embedded text, not the corpus."""
     embedded = runs[0][0]["config"]["data"]["source"].startswith("embedded:")
     return "Python manual" if embedded else corpus
 
@@ -157,7 +159,7 @@ COLUMNS = (
     "parameters",
     "printed perplexity",
 )
-"""Best, final: of the curve. Valid, test: of the best checkpoint, on the whole split."""
+"""Best and final are points of the curve. Valid and test are the best checkpoint on the whole split."""
 
 
 def _measured(suite: ExperimentSuite, runs: list[tuple[dict, Path]]) -> tuple:
@@ -200,11 +202,11 @@ def _if_all(name: str, metrics: list[dict]) -> str:
 
 
 def whole_valid(suite: ExperimentSuite, summary: dict, workdir: Path) -> dict[str, float]:
-    """The best values of a run on the whole validation split, measured once."""
+    """Returns the metrics of the best checkpoint on the whole validation split. Caches them in the run's folder."""
     path = workdir / WHOLE
     asked = {"best_step": summary["best_step"], "best_valid": summary["best_valid"]}
     asked |= {"eval": summary["config"]["eval"], "data": summary["config"]["data"]}
-    with suppress(OSError, ValueError, KeyError):  # missing, or damaged: it is measured again
+    with suppress(OSError, ValueError, KeyError):  # the cache is missing or damaged
         found = json.loads(path.read_text())
         if found["asked"] == asked:
             return found["metrics"]
@@ -217,9 +219,10 @@ def whole_valid(suite: ExperimentSuite, summary: dict, workdir: Path) -> dict[st
 
 
 def _comparison(corpus: str, cases: dict[str, list[tuple[dict, Path]]]) -> list[tuple]:
-    """Validation bits per byte where the first of the models has used up what is equal, and their mean until there.
+    """Returns rows with the validation bits per byte of all models at one point of each axis, and their mean up to it.
 
-    The mean is the AUCC over the length of its axis. Equal data are equal parameters too where the models have them.
+    The point is the end of the shortest curve; the mean is the AUCC divided by the point. The row of equal data also
+    says "parameters" if the models' counts are within 1 %. Seconds count only for runs that were timed in turns.
     """
     counts = [runs[0][0]["params"]["total"] for runs in cases.values()]
     axes = {
@@ -230,9 +233,9 @@ def _comparison(corpus: str, cases: dict[str, list[tuple[dict, Path]]]) -> list[
         kind: [Curve.from_json(summary["curve"]) for summary, _ in runs]
         for kind, runs in cases.items()
     }
-    rows, data = [], read_from(cases["gpt"], corpus)
+    rows, data = [], data_name(cases["gpt"], corpus)
     if not same_minutes([[run_of(s, w.name) for s, w in runs] for runs in cases.values()]):
-        axes.pop("wall-clock")  # the seconds of other minutes are not equal
+        axes.pop("wall-clock")
     for name, axis in axes.items():
         horizon = min(c.points[-1].at(axis) for some in curves.values() for c in some)
         values = {k: [outline(c, axis, horizon)[-1][1] for c in some] for k, some in curves.items()}
@@ -244,11 +247,11 @@ def _comparison(corpus: str, cases: dict[str, list[tuple[dict, Path]]]) -> list[
 
 
 def fig4(suite: ExperimentSuite) -> None:
-    """Validation curves of every corpus, and how far each model's last value lies above its best."""
+    """Draws the validation curves of every corpus; writes the rise of each model's last value over its best."""
     panels, rows, every = {}, [], []
     for corpus in suite.corpora:
         cases = suite.cases(corpus)
-        data = read_from(cases["gpt"], corpus)
+        data = data_name(cases["gpt"], corpus)
         panels[data] = {name: [] for name in KINDS.values()}
         for kind, runs in cases.items():
             for seed, (summary, _) in enumerate(runs, 1):
@@ -269,11 +272,11 @@ def fig4(suite: ExperimentSuite) -> None:
 
 
 TABLE_4 = (0.001, 0.01, 0.1, 0.5, 1.0)
-"""Shares of the training after which the paper shows samples: 1, 10, 100, 500 and 1000 of 1000 "epochs"."""
+"""Fractions of the training at which the paper prints samples: "epochs" 1, 10, 100, 500 and 1000 of 1000."""
 
 
 def table4(suite: ExperimentSuite) -> None:
-    """What the three models write along the training, always after the same prompt and with the same random numbers."""
+    """Writes samples of the three models during training, all from one prompt and one random key."""
     corpus = "wikitext2" if "wikitext2" in suite.corpora else suite.corpora[0]
     written = {}
     for kind, runs in suite.cases(corpus).items():
@@ -287,5 +290,5 @@ def table4(suite: ExperimentSuite) -> None:
 
 
 def _printable(text: str) -> str:
-    """On one line, without what a terminal or a table would take for its own."""
+    """Returns the text on one line, with control characters replaced."""
     return "".join(c if c.isprintable() else "·" for c in " ".join(text.split()))

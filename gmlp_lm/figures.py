@@ -1,4 +1,4 @@
-"""The paper's figure from measured values."""
+"""Draws Figure 4."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ from common.report.panels import COLOURS, panels
 def validation(
     curves: Mapping[str, Mapping[str, Sequence[Sequence[tuple[int, float]]]]], path: Path
 ) -> None:
-    """Figure 4: a panel per corpus, (step, bits per byte) of each model and seed; rings are the best values."""
+    """Draws a panel per corpus with the (step, bits per byte) of each model and seed. Rings mark the best values."""
     figure, axes = panels(len(curves))
     for part, (corpus, models) in zip(axes, curves.items(), strict=True):
         for colour, (name, seeds) in zip(COLOURS, models.items(), strict=False):

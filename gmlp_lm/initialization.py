@@ -1,4 +1,4 @@
-"""How the models start: as GPT-2 does, or as PyTorch's layers do, which the paper's code keeps."""
+"""Initialization as in GPT-2, or as in PyTorch, whose defaults the authors' program keeps."""
 
 from flax import nnx
 
@@ -8,7 +8,7 @@ from common.model.linear import Linear
 
 
 def as_gpt2(made: LanguageModel, rngs: nnx.Rngs) -> None:
-    """N(0, 0.02), biases 0, and what is added to the residual stream smaller by the square root of its summands."""
+    """Initializes with N(0, 0.02) and zero biases, and scales each sublayer's output by 1/sqrt(number of sublayers)."""
     draw = initializers.normal(0.02)
     for _, part in nnx.iter_modules(made):
         if isinstance(part, Linear):
@@ -16,16 +16,16 @@ def as_gpt2(made: LanguageModel, rngs: nnx.Rngs) -> None:
     for part in (made.embed, made.embed.positions):
         if hasattr(part, "table"):
             part.table[...] = draw(rngs.params(), part.table.shape)
-    summands = sum(len(block.residuals) for block in made.stack.blocks)
+    sublayers = sum(len(block.residuals) for block in made.stack.blocks)
     for block in made.stack.blocks:
         for residual in block.residuals:
             function = residual.function
             last = function.down if hasattr(function, "down") else function.out
-            last.kernel[...] = last.kernel[...] * summands**-0.5
+            last.kernel[...] = last.kernel[...] * sublayers**-0.5
 
 
 def as_torch(made: LanguageModel, rngs: nnx.Rngs) -> None:
-    """PyTorch's defaults, which the paper's code keeps: U(-1/sqrt(D), 1/sqrt(D)) for D inputs, tables N(0, 1)."""
+    """Initializes with PyTorch's defaults: U(-1/sqrt(N), 1/sqrt(N)) for N inputs, and N(0, 1) for the table."""
     for _, part in nnx.iter_modules(made):
         if isinstance(part, Linear):
             draw = initializers.uniform(part.kernel.shape[0] ** -0.5)

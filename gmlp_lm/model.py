@@ -1,4 +1,4 @@
-"""The language models that the paper compares: GPT, gMLP, gMLP with a tiny attention, and what its code calls a GPT."""
+"""The paper's language models: GPT, gMLP, gMLP with a tiny attention, and the "GPT_base" of the authors' program."""
 
 from typing import Any
 
@@ -24,13 +24,13 @@ SPATIAL = {"full": Spatial, "toeplitz": Toeplitz}
 
 
 def window_of(model: ConfigDict, layer: int) -> int:
-    """Length of the windows of a layer; 0 where it sees the whole sequence."""
+    """Returns the window length of a layer; 0 means the whole sequence."""
     window = model.windows[layer] if model.windows else 0
     return window if window < model.length else 0
 
 
 class AttentionAlone(Sublayer):
-    """The whole layer of the code's "GPT_base" (gpt_sa.py): a tiny attention and a projection, no feed-forward."""
+    """The layer of the authors' "GPT_base" (gpt_sa.py): a tiny attention and a projection, without a feed-forward."""
 
     def __init__(self, model: ConfigDict, window: int, *, rngs: nnx.Rngs):
         gated = model.hidden // 2
@@ -63,15 +63,15 @@ class AttentionAlone(Sublayer):
 
 
 def spatial(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> Spatial:
-    """The map over positions of one layer."""
+    """Returns the matrix over positions of one layer, see `common.model.spatial`."""
     options = {"rngs": rngs, "heads": model.gate_heads, "epsilon": model.epsilon}
     if window := window_of(model, layer):
         return BlockLocal(model.length, window, **options)
     return SPATIAL[model.spatial](model.length, **options)
 
 
-def functions(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> list[Sublayer]:
-    """What the residuals of one layer go around."""
+def sublayers(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> list[Sublayer]:
+    """Returns the sublayers of one layer."""
     window = window_of(model, layer)
     match model.kind:
         case "gpt":
@@ -108,9 +108,9 @@ def embed(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Embed:
 
 
 def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> LanguageModel:
-    """The model of a configuration, with its initialization."""
+    """Returns the initialized model of a configuration."""
     blocks: list[Block] = [
-        transformer.make_block(model, functions(model, layer, rngs=rngs), rngs=rngs)
+        transformer.make_block(model, sublayers(model, layer, rngs=rngs), rngs=rngs)
         for layer in range(model.layers)
     ]
     axes = ("embed", "vocab")
@@ -125,10 +125,10 @@ def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Lan
 
 
 def validate(model: ConfigDict) -> None:
-    """The fields of the model.
+    """Checks the fields of the model.
 
     Raises:
-      UserError: one that is unknown or does not fit.
+      UserError: a field is unknown or out of range, or two fields do not fit.
     """
     check_choice("--config.model.kind", model.kind, KINDS)
     check_choice("--config.model.spatial", model.spatial, SPATIAL)
@@ -147,11 +147,11 @@ def validate(model: ConfigDict) -> None:
     )
     check(
         model.kind != "tiny_attention" or model.attention >= 1,
-        "--config.model.kind=tiny_attention needs --config.model.attention, its width",
+        "--config.model.kind=tiny_attention needs a width of at least 1: --config.model.attention",
     )
     check(
         model.kind == "gpt" or model.hidden % (2 * model.gate_heads) == 0,
-        f"--config.model.hidden={model.hidden} cannot be halved and shared by"
+        f"--config.model.hidden={model.hidden} must be divisible by 2 *"
         f" --config.model.gate_heads={model.gate_heads}",
     )
     check(

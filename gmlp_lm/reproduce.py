@@ -1,6 +1,6 @@
-"""The paper's tables and figure, measured beside printed: python -m gmlp_lm.reproduce table3 --scale=tiny
+"""Reproduces the paper's tables and figure: python -m gmlp_lm.reproduce table3 --scale=tiny
 
-Runs what is missing, goes on with what was cut off, and writes CSV, Markdown and PNG into --out. Any field of the
+Trains missing runs, resumes interrupted runs, and writes CSV, Markdown and PNG into --out. Any field of the
 configurations is an option, as in gmlp_lm.train. Tables 1 and 2 train nothing.
 """
 
@@ -16,7 +16,7 @@ TARGETS = {
     "table4": "experiments",
     "fig4": "experiments",
 }
-"""The paper's tables and figure, with the module of each."""
+"""Table or figure -> module that makes it."""
 
 SCALES = ("tiny", "laptop", "paper")
 
@@ -26,19 +26,19 @@ def main() -> None:
 
     parser = reproduce_parser("gmlp_lm", TARGETS, SCALES)
     parser.add_argument(
-        "--recipe", default="fixed", help="paper, code, or fixed: equal parameters (the default)"
+        "--recipe", default="fixed", help="paper, code, or fixed, the default: equal parameters"
     )
     parser.add_argument(
         "--corpora",
-        help="some of enwik8,enwik9,wikitext2,wikitext103 (default: all; tiny: wikitext2's"
-        " settings on embedded text)",
+        help="a list from enwik8,enwik9,wikitext2,wikitext103 (default: all; at tiny wikitext2, on"
+        " embedded text)",
     )
     parser.add_argument(
         "--data",
         action="append",
         default=[],
         metavar="CORPUS=PATH",
-        help="where a corpus is: a file that is cut 90/5/5, or a folder of three (default data/CORPUS)",
+        help="a file, to be cut 90/5/5, or a folder with three splits (default: data/CORPUS)",
     )
     reproduce("gmlp_lm", TARGETS, parser, _own)
 
@@ -53,27 +53,27 @@ def _own(options: Namespace) -> dict[str, Any]:
     trains = TARGETS.get(options.target) != "settings"
     check(
         trains or not (options.corpora or options.data),
-        f"{options.target} reads no data: no --corpora, no --data",
+        f"{options.target} reads no data: leave out --corpora and --data",
     )
     check(
         trains or not (options.turns or options.sweep),
-        f"{options.target} trains nothing: no --turns, no --sweep",
+        f"{options.target} trains nothing: leave out --turns and --sweep",
     )
     default = "wikitext2" if options.scale == "tiny" else ",".join(CORPORA)
     corpora = tuple((options.corpora or default).split(","))
-    places = {}
+    data_paths = {}
     for corpus in corpora:
         check_choice("--corpora", corpus, CORPORA)
     for given in options.data:
-        corpus, equals, place = given.partition("=")
-        check(bool(equals and place), f"--data={given}: it is CORPUS=PATH")
+        corpus, equals, path = given.partition("=")
+        check(bool(equals and path), f"--data={given} must be CORPUS=PATH")
         check_choice("--data", corpus, CORPORA)
         check(
             corpus in corpora, f"--data={given}: {corpus} is not in --corpora={','.join(corpora)}"
         )
-        check(Path(place).exists(), f"--data={given}: there is no {place}")
-        places[corpus] = Path(place)
-    return {"recipe": options.recipe, "corpora": corpora, "places": places}
+        check(Path(path).exists(), f"--data={given}: there is no {path}")
+        data_paths[corpus] = Path(path)
+    return {"recipe": options.recipe, "corpora": corpora, "data_paths": data_paths}
 
 
 if __name__ == "__main__":

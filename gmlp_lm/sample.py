@@ -1,4 +1,4 @@
-"""Writes on with a trained run: python -m gmlp_lm.sample --workdir=RUN --prompt="The " --length=512"""
+"""Continues a prompt with a trained run: python -m gmlp_lm.sample --workdir=RUN --prompt="The " --length=512"""
 
 import codecs
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 from common.runtime import program
 
 CHUNK = 16
-"""Bytes of one call: enough to hide the call's cost, few enough to be seen coming."""
+"""Bytes per compiled call: enough to amortize the call, few enough to stream the text."""
 
 
 def main() -> None:
@@ -15,14 +15,14 @@ def main() -> None:
 
     parser = parser_for("gmlp_lm.sample")
     parser.add_argument("--workdir", required=True, type=Path, metavar="RUN")
-    parser.add_argument("--prompt", default="\n", help="what the text begins with")
+    parser.add_argument("--prompt", default="\n", help="beginning of the text")
     parser.add_argument(
         "--length",
         type=positive_int_arg("--length"),
-        help="bytes to write (default: 512, or what the model has room for)",
+        help="bytes to write (default: 512, or fewer if the model's length ends before)",
     )
     parser.add_argument(
-        "--temperature", type=float_arg("--temperature"), default=0.8, help="0: the likeliest byte"
+        "--temperature", type=float_arg("--temperature"), default=0.8, help="0: greedy"
     )
     parser.add_argument("--top_k", type=int_arg("--top_k"), default=0, help="0: all bytes")
     parser.add_argument("--top_p", type=float_arg("--top_p"), default=1.0)
@@ -45,9 +45,9 @@ def main() -> None:
     length = options.length or max(1, min(512, config.model.length - len(prompt)))
     write = Writer(values.abstract_model, mesh, config.model.length, sampling)
     chunks = write(values, prompt, length, options.seed, chunk=CHUNK)
-    # A character may be cut in two by the end of a chunk; what is no UTF-8 is shown as such.
+    # A chunk may end within a character. Invalid UTF-8 becomes a replacement character.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    # A terminal that cannot show a character shows another one in its place.
+    # A terminal that lacks a character prints a replacement.
     sys.stdout.reconfigure(errors="replace")
     sys.stdout.write(decoder.decode(prompt))
     for chunk in chunks:

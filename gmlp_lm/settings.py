@@ -1,4 +1,4 @@
-"""Tables 1 and 2: parameters and settings of the three recipes, beside the printed ones. Nothing is trained."""
+"""Tables 1 and 2: parameters and settings of the three recipes beside the printed values. Trains nothing."""
 
 from ml_collections import ConfigDict
 
@@ -11,10 +11,10 @@ from gmlp_lm.experiments import KINDS, ExperimentSuite
 from gmlp_lm.model import language_model
 
 PRINTED_MILLIONS = {"gpt": 66, "gmlp": 71, "gmlp_attn": 72}
-"""Table 1. GPT_origin, 112 million, is another paper's."""
+"""Table 1. Its fourth row, GPT_origin (112 million), comes from another paper."""
 
 UNUSED = {"gpt": 4_202_496}
-"""Parameters of the authors' "GPT_base" that it has and never uses; counted in none of ours."""
+"""Unused parameters of the authors' "GPT_base". Our counts leave them out."""
 
 PRINTED_SETTINGS = {
     "batch size": 64,
@@ -32,11 +32,11 @@ PRINTED_SETTINGS = {
 
 
 GPT_2_TOKENS = 50_257
-"""With this many tokens instead of 256 bytes, the text's GPT comes near its 66 million; its gMLP does not."""
+"""GPT-2's vocabulary. With it instead of 256 bytes, the text's GPT comes near its 66 million; its gMLP does not."""
 
 
 def parameters(config: ConfigDict, vocabulary: int = BYTES) -> int:
-    """All that is trained."""
+    """Returns the number of trained parameters."""
     abstract_model = variables.abstract(
         lambda: language_model(config.model, vocabulary, rngs=variables.ParamKeys(0))
     )
@@ -44,13 +44,17 @@ def parameters(config: ConfigDict, vocabulary: int = BYTES) -> int:
 
 
 def _checked(suite: ExperimentSuite, config: ConfigDict) -> ConfigDict:
-    """With the fields of the command line, which have to fit."""
+    """Returns the configuration with the overrides of the command line.
+
+    Raises:
+      UserError: an override is invalid.
+    """
     run.validate(suite.override(config))
     return config
 
 
 def table1(suite: ExperimentSuite) -> None:
-    """Parameters of the three models in the three recipes, at the paper's size whatever the scale is."""
+    """Writes the parameters of the three models in the three recipes, at the paper's size for every --scale."""
     rows = []
     for kind, name in KINDS.items():
         configs = [language.choose(kind, "enwik8", recipe) for recipe in language.RECIPES]
@@ -69,11 +73,11 @@ def table1(suite: ExperimentSuite) -> None:
 
 
 def table2(suite: ExperimentSuite) -> None:
-    """Settings of the three recipes, at the paper's size; but for widths and rates they are those of all models."""
+    """Writes the gMLP's settings in the three recipes, at the paper's size. Other models differ in widths only."""
     configs = [language.choose("gmlp", "enwik8", recipe) for recipe in language.RECIPES]
     found = [_settings(_checked(suite, config)) for config in configs]
     rows = [
-        (name, *(_said(settings[name]) for settings in found), _said(PRINTED_SETTINGS.get(name)))
+        (name, *(_text(settings[name]) for settings in found), _text(PRINTED_SETTINGS.get(name)))
         for name in found[0]
     ]
     suite.write("table2", ("attribute", *language.RECIPES, "printed"), rows)
@@ -89,7 +93,7 @@ def _settings(config: ConfigDict) -> dict[str, object]:
         "beta 2": optimizer.beta2,
         "epsilon": optimizer.epsilon,
         "total steps": train.steps,
-        "GELU dropout": 0,  # no model here has any
+        "GELU dropout": 0,  # not implemented
         "weight decay": optimizer.weight_decay,
         "weights that decay": optimizer.decay if optimizer.weight_decay else "none",
         "learning rate": optimizer.learning_rate,
@@ -103,6 +107,6 @@ def _settings(config: ConfigDict) -> dict[str, object]:
     }
 
 
-def _said(value: object) -> str:
-    """As it is written in a recipe: 0.0002 and not 0.00."""
+def _text(value: object) -> str:
+    """Formats a number as a recipe writes it: 0.0002, not 0.00."""
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -12,7 +12,7 @@ def main() -> None:
 
 
 def print_summary(summary: dict, workdir: Path) -> None:
-    """The figures of a finished run, and what to do with it next."""
+    """Prints the results of a finished run and a command that uses it."""
     from common.report.table import text
 
     rows = [

@@ -1,34 +1,33 @@
 """Backskipping (section 4.4): a trained layer learns without the gradient that passes through the reservoir above it.
 
-A reservoir F stands between trained layers P below and T above. In training a = mu + sigma eps, with mu the output of
-P, and y = F(a). An ordinary step gives P the gradient of y through F. A step that skips does not differentiate F: P is
-a policy with the density N(mu, sigma^2), its action a earns a reward R at every position, made of the gradient g that
-arrives at y, and P gets the gradient of REINFORCE with a learned baseline V(a), the value. With r the root mean square
-of g over all valid positions of the batch:
+A reservoir F stands between trained layers P below and T above. In training a = mu + sigma eps, where mu is the output
+of P, and y = F(a). An ordinary step backpropagates from y through F to P. A skipping step does not differentiate F: P
+is a policy with density N(mu, sigma^2) and action a. Its reward R at every position depends on the gradient g at y. P
+gets the REINFORCE gradient with a learned baseline V(a), the value. With r the root mean square of g over all valid
+positions of the batch:
 
     R = -mean over D of g / r        loss of the value = (R - V)^2        gradient of mu = -scale r (R - V) eps / sigma
 
-With scale = 1 this is the printed formula, its value being r V: the unit of rewards and values is the gradient's own
-size. So the gradient of mu is linear in g, whether the loss is a sum or a mean over tokens, and the value learns
-numbers of the order of 1. What the paper leaves open is a field of `config.model.backskip`:
+With scale = 1 this is the printed formula, whose value is r V. Dividing by r makes the gradient of mu linear in g, so
+that a sum or a mean over tokens as the loss makes no difference, and makes the value's targets of the order of 1. The
+fields of `config.model.backskip` cover what the paper leaves open:
 
-    estimator      "policy"; as controls "identity" (mu gets g, as through the residual connection alone), "zero" (mu
-                   gets nothing) and "noise" (the policy's noise; true gradients in all steps); "none" has neither
-    warmup_steps   number of steps that are all ordinary (-1: the warm-up of the learning rate); the value learns in all
-    anneal, least  afterwards a step is ordinary with the probability anneal^(steps since), below `least` never
-    sigma          of the noise, in ordinary steps too
-    reward         "signed": as printed. A pre-norm model reads the residual stream through norms alone, which a shift
-                   of it does not change: there this mean is 0 up to rounding (a run warns). "own_rms": ours, not the
-                   paper's: minus the root mean square of g over D, divided by its standard deviation over the batch
-    scale          of the gradient of mu, relative to r
-    value_rate     learning rate of the value, which has an Adam of its own
+    estimator      "policy", or a control: "identity" (mu gets g), "zero" (mu gets 0), "noise" (the policy's noise with
+                   exact gradients in all steps); "none" disables backskipping
+    warmup_steps   number of first steps that are all ordinary; -1 is the learning rate's warm-up. The value learns in
+                   all steps
+    anneal, least  after the warm-up a step is ordinary with probability anneal^(steps since the warm-up); never below
+                   `least`
+    sigma          standard deviation of the noise, in ordinary steps too
+    reward         "signed" is printed. In a pre-norm model it is 0 up to rounding, because every reader of the residual
+                   stream normalizes and so ignores a shift; such a run prints a warning. "own_rms" is ours: minus the
+                   root mean square of g over D, divided by its standard deviation over the batch
+    scale          factor of the gradient of mu, relative to r
+    value_rate     learning rate of the value, which has its own Adam
 
-Neighbouring reservoirs are one F, with one noise and one value, above which g is exact. Where several F stand in a
-stack, g is exact above the uppermost alone: each lower one is rewarded for the gradient that its own T is trained with,
-which in a step that skips is made of the estimates above. r is taken at each F anew, so estimates do not grow from one
-to the next.
-
-B batch, L length, D width.
+Adjacent reservoirs form one F with one noise and one value, and g at its output is exact. With several F in a stack, g
+is exact only at the uppermost. In a skipping step a lower F gets the gradient that its own T is trained with, which
+contains the estimates from above. Each F computes its own r, so estimates do not grow from one F to the next.
 """
 
 import sys
@@ -52,14 +51,14 @@ ESTIMATORS = ("policy", "identity", "zero", "noise")
 REWARDS = ("signed", "own_rms")
 
 NEVER = ("none", "noise")
-"""Estimators with which no step skips."""
+"""Estimators that never skip a step."""
 
 NOISE = 2**16 + 1
-"""Where a block's key is folded for its noise: beyond any of its residuals, and LayerDrop's."""
+"""Folded into a block's key for its noise. Greater than the numbers of its residuals and LayerDrop's number."""
 
 
 class Rule(NamedTuple):
-    """The fields that the gradient depends on."""
+    """The fields of `config.model.backskip` that the gradient depends on."""
 
     reward: str
     sigma: float
@@ -67,7 +66,7 @@ class Rule(NamedTuple):
 
 
 class Value(nnx.Module):
-    """V(a), a number for every position: D -> D / 4 -> 1."""
+    """V(a), a scalar at every position: an MLP D -> D / 4 -> 1."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.up = Linear(width, max(width // 4, 1), ("embed", "mlp"), rngs=rngs)
@@ -81,9 +80,9 @@ class Rewards(NamedTuple):
     """Rewards of a batch, in float32.
 
     Attributes:
-      reward_BL: 0 where a position does not count.
-      valid_BL: positions that count: padding gets no gradient, in an encoder or a decoder.
-      size: r, the root mean square of g over the positions that count.
+      reward_BL: R, 0 at padding.
+      valid_BL: false at padding, which gets no gradient in an encoder or a decoder.
+      size: r, the root mean square of g over the valid positions.
     """
 
     reward_BL: jax.Array
@@ -92,10 +91,10 @@ class Rewards(NamedTuple):
 
 
 def rewards(g_BLD: jax.Array, rule: Rule) -> Rewards:
-    """Rewards of all positions for the gradient that arrives above them; the same for g and any multiple of g."""
+    """Returns the rewards for the gradient g at the output. Scaling g by a positive factor does not change them."""
     g_BLD = g_BLD.astype(jnp.float32)
     valid_BL = jnp.any(g_BLD != 0, axis=-1)
-    # Divided by the largest first: the squares of a small gradient would underflow.
+    # Divide by the largest entry first: squares of a small gradient would underflow.
     largest = jnp.maximum(jnp.max(jnp.abs(g_BLD)), jnp.finfo(jnp.float32).tiny)
     g_BLD = g_BLD / largest
     size = jnp.sqrt(jnp.mean(jnp.square(g_BLD), where=valid_BL[..., None]))
@@ -105,20 +104,20 @@ def rewards(g_BLD: jax.Array, rule: Rule) -> Rewards:
     else:
         reward_BL = -jnp.sqrt(jnp.mean(jnp.square(g_BLD), axis=-1))
         deviation = jnp.std(reward_BL, where=valid_BL)
-        # The deviation of a single position is 0.
+        # The standard deviation of a single position is 0.
         reward_BL = reward_BL / jnp.where(deviation > 0, deviation, size)
     return Rewards(jnp.where(valid_BL, reward_BL, 0), valid_BL, size * largest)
 
 
 def _error(rule: Rule, value_BL: jax.Array, g_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(V - R (B, L), 0 where a position does not count; r)."""
+    """Returns V - R, (B, L), 0 at padding; and r."""
     reward_BL, valid_BL, size = rewards(g_BLD, rule)
     return jnp.where(valid_BL, value_BL - reward_BL, 0), size
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def observe(rule: Rule, y_BLD: jax.Array, value_BL: jax.Array) -> jax.Array:
-    """y; the gradient passes, and teaches the value what it would have earned."""
+    """Returns y. Backward: y gets its gradient g unchanged, the value the gradient of (R - V)^2."""
     return y_BLD
 
 
@@ -138,7 +137,7 @@ def skip(
     noise_BLD: jax.Array,
     value_BL: jax.Array,
 ) -> jax.Array:
-    """y, of which mu is given the gradient of REINFORCE and not that through what made it."""
+    """Returns y. Backward: y gets no gradient, mu the REINFORCE gradient, the value the gradient of (R - V)^2."""
     return y_BLD
 
 
@@ -150,8 +149,8 @@ def _skip_backward(rule, residuals, g_BLD):
     noise_BLD, value_BL = residuals
     error_BL, size = _error(rule, value_BL, g_BLD)
     gradient_BLD = (rule.scale / rule.sigma) * size * error_BL[..., None] * noise_BLD
-    nothing_BLD = jnp.zeros_like(g_BLD)
-    return nothing_BLD, gradient_BLD.astype(g_BLD.dtype), nothing_BLD, 2 * error_BL
+    zero_BLD = jnp.zeros_like(g_BLD)
+    return zero_BLD, gradient_BLD.astype(g_BLD.dtype), zero_BLD, 2 * error_BL
 
 
 skip.defvjp(_skip_forward, _skip_backward)
@@ -159,7 +158,7 @@ skip.defvjp(_skip_forward, _skip_backward)
 
 @jax.custom_vjp
 def stand_for(y_BLD: jax.Array, x_BLD: jax.Array) -> jax.Array:
-    """y to the bit, which x + (y - x) would not be; its gradient is x's, as it is."""
+    """Returns y. Backward: x gets the gradient, y none. Unlike x + stop_gradient(y - x), the result is y to the bit."""
     return y_BLD
 
 
@@ -167,10 +166,10 @@ stand_for.defvjp(lambda y, x: (y, None), lambda _, g_BLD: (jnp.zeros_like(g_BLD)
 
 
 class Backskip(Block):
-    """Neighbouring reservoirs, through which training need not differentiate.
+    """Adjacent reservoirs as one block, which a skipping step does not differentiate.
 
     Attributes:
-      skipping: set on a model that is built for a step which skips.
+      skipping: whether this model is built for a skipping step.
     """
 
     def __init__(self, blocks: list[Block], model: ConfigDict, *, rngs: nnx.Rngs):
@@ -191,12 +190,12 @@ class Backskip(Block):
             return super().__call__(self._noisy(x_BLD, key)[0], context, key)
         if not self.skipping:
             return super().__call__(x_BLD, context, key)
-        # Of what it reads of an encoder, a decoder's reservoir is not differentiated either.
+        # Also stops the gradient from a decoder's reservoir to the encoder's output.
         y_BLD = jax.lax.stop_gradient(super().__call__(x_BLD, context, key))
         return y_BLD if self.estimator == "zero" else stand_for(y_BLD, x_BLD)
 
     def _noisy(self, mu_BLD: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """(a, eps)."""
+        """Returns a and eps."""
         noise_BLD = jax.random.normal(fold(key, NOISE), mu_BLD.shape, mu_BLD.dtype)
         return mu_BLD + self.rule.sigma * noise_BLD, noise_BLD
 
@@ -213,7 +212,7 @@ class Backskip(Block):
 def backskipped(
     blocks: list[Block], reservoirs: tuple[int, ...], model: ConfigDict, *, rngs: nnx.Rngs
 ) -> list[Block]:
-    """The layers of a stack, neighbouring reservoirs made one block that backskips."""
+    """Returns the layers of a stack, with adjacent reservoirs merged into one `Backskip` block."""
     made: list[Block] = []
     group: list[Block] = []
     for layer, block in enumerate(blocks):
@@ -228,18 +227,18 @@ def backskipped(
 
 
 def warmup(config: ConfigDict) -> int:
-    """Steps ahead of the first that may skip."""
+    """Returns the number of steps before the first that may skip."""
     own = config.model.backskip.warmup_steps
     return warmup_steps(config.optimizer, config.train.steps) if own == -1 else own
 
 
 def skips(config: ConfigDict, step: int) -> bool:
-    """Whether a step skips: never in the warm-up, in the end always; the same for one seed on every machine."""
+    """Returns whether a step skips: never in the warm-up, eventually always. A function of the seed and the step."""
     settings, since = config.model.backskip, step - warmup(config)
     if settings.estimator in NEVER or since < 0:
         return False
     ordinary = settings.anneal**since
-    # A stream of its own: the crops of a text are drawn from (seed, step).
+    # The third number separates this stream from (seed, step), which draws the crops of a text.
     return (
         ordinary < settings.least
         or np.random.default_rng((config.seed, step, 1)).random() >= ordinary
@@ -247,34 +246,34 @@ def skips(config: ConfigDict, step: int) -> bool:
 
 
 class Backskipping:
-    """What a task needs besides: two losses, so two compiled steps, and which of them a step takes."""
+    """Mixin of a task: a second loss for skipping steps, and so a second compiled step."""
 
     config: ConfigDict
     loss: Callable
 
     def loss_at(self, step: int) -> Callable:
-        """The loss of a step."""
+        """Returns the loss function of a step."""
         return self.skipping_loss if skips(self.config, step) else self.loss
 
     def skipping_loss(
         self, model: nnx.Module, batch: Mapping[str, jax.Array], key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        """The same loss, with other gradients."""
+        """Returns the same loss as `loss`; its gradients skip the reservoirs."""
         for _, part in nnx.iter_modules(model):
             if isinstance(part, Backskip):
                 part.skipping = True
         return self.loss(model, batch, key)
 
     def learning_rate_overrides(self) -> dict[str, float]:
-        """The value's learning rate."""
+        """Returns the learning rate of the value networks."""
         return {"baseline": self.config.model.backskip.value_rate}
 
 
 def validate(model: ConfigDict) -> None:
-    """The fields of `config.model.backskip`.
+    """Checks the fields of `config.model.backskip`.
 
     Raises:
-      UserError: one is unknown, does not fit, or there is nothing to skip.
+      UserError: a field is out of range, or the model has no reservoir to skip.
     """
     settings, name = model.backskip, "--config.model.backskip"
     check_choice(f"{name}.estimator", settings.estimator, ("none", *ESTIMATORS))
@@ -285,7 +284,7 @@ def validate(model: ConfigDict) -> None:
     )
     check(
         settings.warmup_steps >= -1,
-        f"{name}.warmup_steps must be at least 0, or -1 for those of the optimizer, got {settings.warmup_steps}",
+        f"{name}.warmup_steps must be at least 0, or -1 for the optimizer's warm-up, got {settings.warmup_steps}",
     )
     for field in ("scale", "least"):
         check(settings[field] >= 0, f"{name}.{field} must not be negative, got {settings[field]}")
@@ -295,10 +294,10 @@ def validate(model: ConfigDict) -> None:
 
 
 def validate_steps(config: ConfigDict) -> None:
-    """Checks that a run reaches its first step that skips; warns of a reward that is 0.
+    """Checks that the run reaches a skipping step. Warns of a reward that is 0.
 
     Raises:
-      UserError: the run ends before its first step that may skip.
+      UserError: the warm-up lasts until the end of the run.
     """
     settings, name = config.model.backskip, "--config.model.backskip"
     check(
@@ -313,6 +312,6 @@ def validate_steps(config: ConfigDict) -> None:
     ):
         print(
             f"warning: {name}.reward=signed, the paper's, is 0 up to rounding in a pre-norm model"
-            " (--config.model.norm=pre), as norms do not see a shift: the policy is rewarded for rounding errors",
+            " (--config.model.norm=pre), because norms ignore a shift: the policy learns from rounding errors",
             file=sys.stderr,
         )

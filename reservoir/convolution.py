@@ -1,7 +1,4 @@
-"""Dynamic convolution (Wu et al., 2019): a depthwise convolution whose kernel each position makes for itself.
-
-B batch, L length, D width, H heads, C = D / H channels of a head, K taps, S remembered positions.
-"""
+"""Dynamic convolution (Wu et al., 2019): a depthwise convolution whose kernel depends on the position's input."""
 
 from typing import Any
 
@@ -15,13 +12,13 @@ from common.model.linear import Linear
 
 
 class DynamicConvolution(Sublayer):
-    """W2 conv(GLU(W1 x)), as in fairseq: y[t, h] = sum over k of softmax(Wk v)[t, h, k] v[t + k - before, h].
+    """W2 conv(GLU(W1 x)), as in fairseq: y[t, h] = sum over w of softmax(Wk v)[t, h, w] v[t + w - before, h].
 
-    The kernel is a softmax over its taps, one for each position and head, made of what it convolves.
+    v = GLU(W1 x) is both convolved and mapped to the kernel: a softmax over the taps for each position and head.
 
     Args:
-      taps: K, its length.
-      causal: position t sees t - K + 1 to t; otherwise K positions around it, K // 2 of them before.
+      taps: number of taps W.
+      causal: position t reads t - W + 1 to t; otherwise W positions around t, W // 2 of them before it.
     """
 
     def __init__(self, width: int, heads: int, taps: int, *, rngs: nnx.Rngs, causal: bool = False):
@@ -37,9 +34,9 @@ class DynamicConvolution(Sublayer):
         return value_BLD * jax.nn.sigmoid(gate_BLD)
 
     def _kernels(self, v_BLD: jax.Array) -> jax.Array:
-        """(B, L, H, K) in float32."""
-        kernel_BLHK = self.kernel(v_BLD, jnp.float32).reshape(*v_BLD.shape[:2], self.heads, -1)
-        return jax.nn.softmax(kernel_BLHK, axis=-1)
+        """Returns the kernels (B, L, H, W) in float32."""
+        kernel_BLHW = self.kernel(v_BLD, jnp.float32).reshape(*v_BLD.shape[:2], self.heads, -1)
+        return jax.nn.softmax(kernel_BLHW, axis=-1)
 
     def _per_head(self, v_BLD: jax.Array) -> jax.Array:
         return v_BLD.reshape(*v_BLD.shape[:2], self.heads, -1)
@@ -52,18 +49,18 @@ class DynamicConvolution(Sublayer):
         if not self.causal and context.lengths_B is not None:
             valid_BL = jnp.arange(length) < context.lengths_B[:, None]
             v_BLD = jnp.where(valid_BL[..., None], v_BLD, 0)
-        kernel_BLHK = self._kernels(v_BLD).astype(v_BLD.dtype)
+        kernel_BLHW = self._kernels(v_BLD).astype(v_BLD.dtype)
         before = self.taps - 1 if self.causal else self.taps // 2
         around = ((0, 0), (before, self.taps - 1 - before), (0, 0), (0, 0))
-        padded_BLHC = jnp.pad(self._per_head(v_BLD), around)
-        # One product for each tap: they become a single loop, with no copy of the K shifted sequences.
-        y_BLHC = sum(
-            kernel_BLHK[..., k : k + 1] * padded_BLHC[:, k : k + length] for k in range(self.taps)
+        padded_BLHK = jnp.pad(self._per_head(v_BLD), around)
+        # XLA fuses one product per tap into a single loop, without copies of the W shifted sequences.
+        y_BLHK = sum(
+            kernel_BLHW[..., k : k + 1] * padded_BLHK[:, k : k + length] for k in range(self.taps)
         )
-        return self.leave(y_BLHC.reshape(x_BLD.shape))
+        return self.leave(y_BLHK.reshape(x_BLD.shape))
 
     def cache(self, batch: int, room: CacheSpec, context: Context) -> Any:
-        """What is convolved, of every position."""
+        """Returns an empty cache of v at every position."""
         if not self.causal:
             raise ValueError("only a causal convolution can be decoded step by step")
         return DecodeCache.empty((batch, 1, self.leave.kernel.shape[0]), 1, room)
@@ -73,21 +70,21 @@ class DynamicConvolution(Sublayer):
     ) -> tuple[jax.Array, Any]:
         v_B1D = self._values(x_B1D)
         cache = cache.write(v_B1D, index)
-        kernel_BHK = self._kernels(v_B1D)[:, 0]
-        y_BHC = 0
+        kernel_BHW = self._kernels(v_B1D)[:, 0]
+        y_BHK = 0
         for part_BSD, positions_S in cache.parts(jnp.maximum(index - self.taps + 1, 0), self.taps):
             tap_S = positions_S - index + self.taps - 1
             used_S = (tap_S >= 0) & (positions_S <= index)
             kernel_BHS = jnp.where(
-                used_S, kernel_BHK[:, :, jnp.clip(tap_S, 0, self.taps - 1)], 0
+                used_S, kernel_BHW[:, :, jnp.clip(tap_S, 0, self.taps - 1)], 0
             ).astype(part_BSD.dtype)
-            y_BHC += jnp.einsum(
+            y_BHK += jnp.einsum(
                 "bhs,bshc->bhc",
                 kernel_BHS,
                 self._per_head(part_BSD),
                 preferred_element_type=jnp.float32,
             )
-        return self.leave(y_BHC.reshape(x_B1D.shape).astype(x_B1D.dtype)), cache
+        return self.leave(y_BHK.reshape(x_B1D.shape).astype(x_B1D.dtype)), cache
 
     def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
         return cache.filled(self._values(x_BLD))

@@ -1,4 +1,4 @@
-"""What the runs of a table or figure cost, without their data: python -m reservoir.reproduce table1 --dry-run"""
+"""Estimates the compute of a table's or figure's runs: python -m reservoir.reproduce table1 --dry-run"""
 
 import math
 import time
@@ -19,19 +19,19 @@ from reservoir.experiments import ExperimentSuite
 from reservoir.finetuning import inherit
 
 SIZE = 2048
-"""Of the matrices whose product tells how fast this machine is."""
+"""Rows and columns of the matrices whose product measures this machine's FLOP/s."""
 
 
 def show(suite: ExperimentSuite, target: str) -> None:
-    """A line for each run, and the hours of all that are not there yet."""
-    rows, total, rates, structures = [], 0.0, {}, {}
+    """Prints a line for each run, and the hours that the missing runs take."""
+    rows, total, speeds, models = [], 0.0, {}, {}
     for name, config in planned(suite, target):
-        # Fine-tuning goes from the same model to many a run.
-        kind = repr((config.task, config.model.to_dict(), config.get("reservoirs")))
-        abstract_model = structures[kind] = structures.get(kind) or abstract(config)
+        # Many fine-tuning runs have the same model.
+        key = repr((config.task, config.model.to_dict(), config.get("reservoirs")))
+        abstract_model = models[key] = models.get(key) or abstract(config)
         dtype = compute_dtype(config.model.dtype)
-        rates[dtype] = rates.get(dtype) or rate(dtype)
-        hours = config.train.steps * flops(config, abstract_model) / rates[dtype] / 3600
+        speeds[dtype] = speeds.get(dtype) or flops_per_second(dtype)
+        hours = config.train.steps * flops(config, abstract_model) / speeds[dtype] / 3600
         counts = variables.count(abstract_model)
         for seed in range(1, 1 + suite.seeds):
             done = (suite.out / "runs" / name(seed) / SUMMARY).exists()
@@ -40,18 +40,18 @@ def show(suite: ExperimentSuite, target: str) -> None:
             rows.append((name(seed), *sizes, f"{hours:.3g}", "yes" if done else ""))
     columns = ("run", "trained", "parameters", "steps", "hours, at least", "done")
     print(text(columns, rows))
-    print(f"{total:.3g} hours of matrix products are left at the rate of this machine;")
+    print(f"the missing runs take {total:.3g} hours of matrix products at this machine's FLOP/s;")
     print(
-        "attention, everything element by element and evaluation come on top: expect two or three times that"
+        "attention, elementwise operations and evaluation come on top: expect two or three times that"
     )
 
 
 def planned(
     suite: ExperimentSuite, target: str
 ) -> Iterator[tuple[Callable[[int], str], ConfigDict]]:
-    """The name by the seed, and the configuration, of each run that a table or figure needs; pretraining first."""
+    """Yields (seed -> run name, configuration) of each case of a table or figure, pretraining first."""
     for cases in suite.needed(target).values():
-        # Rows that are the same model have the same runs.
+        # Rows with the same model share runs.
         for case in {case.name(1): case for case in cases}.values():
             config = suite.configuration(case, 1)
             run.validate(config)
@@ -64,7 +64,7 @@ def planned(
 
 
 def abstract(config: ConfigDict) -> AbstractModel:
-    """The model with as many tokens as its vocabulary may have; a classifier's with two classes."""
+    """Returns the model with the configured vocabulary size; a classifier has two classes."""
     if config.task == "classification":
         return variables.abstract(
             lambda: encoder.classifier(
@@ -83,16 +83,15 @@ def abstract(config: ConfigDict) -> AbstractModel:
 
 
 def flops(config: ConfigDict, abstract_model: AbstractModel) -> float:
-    """Of a training step: two operations for each weight and token forward, two for the gradient of what goes in.
+    """Returns the matrix-product FLOPs of a training step.
 
-    And two for the gradient of the weight where it is trained. Tables count where they are the output layer. Rows of
-    fine-tuning are counted with the shortest of its lengths.
+    Per token, a weight costs 2 forward, 2 for the gradient of its input and, if trained, 2 for its own gradient.
+    Embedding tables count where they are the output layer. Fine-tuning rows count with the shortest bucket.
     """
     data, model = config.data, config.model
     length = model.get("length", model.get("max_length"))
     classifies = config.task == "classification"
     if classifies:
-        # No text is known: all are as short as they may be.
         length = min(*data.buckets, length)
     tokens = data.get("tokens_per_batch") or data.batch * length
     total = 0
@@ -105,8 +104,8 @@ def flops(config: ConfigDict, abstract_model: AbstractModel) -> float:
     return total * tokens
 
 
-def rate(dtype: jnp.dtype) -> float:
-    """Operations per second of all devices in a product of two matrices."""
+def flops_per_second(dtype: jnp.dtype) -> float:
+    """Returns the FLOP/s of all devices together in a matrix product."""
     one = jax.random.normal(jax.random.key(0), (SIZE, SIZE)).astype(dtype)
     product = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type=jnp.float32))
     product(one).block_until_ready()

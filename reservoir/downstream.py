@@ -1,10 +1,10 @@
-"""What masked language models with reservoirs are good for: Table 4 (probing), Figures 2, 6 and 11 (fine-tuning)."""
+"""Table 4 (probing) and Figures 2, 6 and 11 (fine-tuning) of masked language models with reservoirs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -13,39 +13,42 @@ from common.config import check, check_choice, override_all
 from common.errors import UserError
 from common.experiments import Ran, Side
 from common.report.figures import layers_figure
-from common.report.groups import Group, Layers, layers_of
+from common.report.groups import Group, Layers
 from common.report.panels import COLOURS, panels
+from common.report.printed import printed
 from common.report.table import mean_std
 from configs import finetuning
 from reservoir import finetuning as fine_tuning
-from reservoir.experiments import Case, ExperimentSuite, snapshot_steps
-from reservoir.printed import printed
+from reservoir.layers import layers_of
 from reservoir.probing.data import TABLE_4, ProbingTask, load_task, task_path
 from reservoir.probing.data import TASKS as PROBES
 from reservoir.probing.features import open_reader
 from reservoir.probing.table import Table
+from reservoir.targets import FFN, PLAIN, Case, T, snapshot_steps
+
+if TYPE_CHECKING:
+    from reservoir.experiments import ExperimentSuite
 
 TASKS = {"sst2": finetuning.sst2, "mnli": finetuning.mnli}
 
-MODES = {
-    "Transformer": ("keep", "freeze_now"),
-    "T Reservoir": ("keep", "tune"),
-    "FFN Reservoir": ("keep", "tune"),
-}
-"""What becomes of frozen layers in fine-tuning; "freeze_now" is the paper's "frozen finetuned", of a plain model."""
+MODES = {PLAIN: ("keep", "freeze_now"), T: ("keep", "tune"), FFN: ("keep", "tune")}
+"""Model -> values of `config.reservoirs` that Figure 2 compares. "freeze_now" is the paper's "frozen finetuned"."""
 
-NAMES = {"keep": "", "freeze_now": ", frozen in fine-tuning", "tune": ", reservoirs tuned"}
-"""The same behind the name of a model."""
+SUFFIXES = {"keep": "", "freeze_now": ", frozen in fine-tuning", "tune": ", reservoirs tuned"}
+"""Value of `config.reservoirs` -> suffix of the model's name in tables and claims."""
 
-QUICK = {"tiny": "quick", "laptop": "quick", "paper": "full"}
-"""What the classifiers of the probing tasks are chosen among, by scale."""
+PROBE_GRIDS = {"tiny": "quick", "laptop": "quick", "paper": "full"}
+"""Scale -> hyperparameter grid of the probing classifiers."""
 
 
 class Tuning(NamedTuple):
-    """A way from a pretrained model to a classifier; its seed is that of the pretraining.
+    """A fine-tuning case. Its runs use the seeds of their pretraining runs.
 
     Attributes:
-      step: of the snapshot that it starts from; 0 is the best checkpoint.
+      task: a key of TASKS.
+      case: the pretraining case.
+      mode: `config.reservoirs`.
+      step: the pretraining snapshot to start from; 0 is the best checkpoint.
     """
 
     task: str
@@ -55,21 +58,21 @@ class Tuning(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """Of the names of its runs."""
+        """The run name without the seed."""
         step = f"_step{self.step}" if self.step else ""
         return f"{self.task}_{self.mode}{step}_{self.case.stem}"
 
     def name(self, seed: int) -> str:
-        """Of the folder of a run."""
+        """The folder of a run."""
         return f"{self.stem}_seed{seed}"
 
 
 class Downstream(NamedTuple):
-    """A pretrained model, and what fine-tuning made of it in one way.
+    """The results of one fine-tuning case.
 
     Attributes:
-      pretraining: the runs of the masked language model, one for each seed.
-      group: the fine-tuned ones.
+      pretraining: the pretraining runs, one per seed.
+      group: the fine-tuning runs, one per seed.
     """
 
     tuning: Tuning
@@ -77,11 +80,11 @@ class Downstream(NamedTuple):
     group: Group
 
     def hours(self) -> list[float]:
-        """Of pretraining: all of it, or up to the snapshot that fine-tuning starts from."""
+        """Returns the pretraining hours of each seed, up to the snapshot that fine-tuning starts from."""
         runs = self.pretraining.runs
         if not self.tuning.step:
             return [run.summary["train_seconds"] / 3600 for run in runs]
-        # Steps are alike: between two evaluations the clock goes evenly.
+        # Steps take about the same time: interpolate between two evaluations.
         known = [[(0, 0.0), *((p.step, p.seconds) for p in run.curve.points)] for run in runs]
         return [
             float(np.interp(self.tuning.step, *zip(*points, strict=True))) / 3600
@@ -89,7 +92,7 @@ class Downstream(NamedTuple):
         ]
 
     def perplexity(self) -> list[float]:
-        """Of what fine-tuning starts from, on validation: the best of the run, or the last before its snapshot."""
+        """Returns the validation perplexity of each seed: the best, or the last one before the snapshot."""
         before = self.tuning.step
         return [
             max((p for p in run.curve.points if p.step <= before), key=lambda p: p.step).value
@@ -99,17 +102,17 @@ class Downstream(NamedTuple):
         ]
 
 
-def fig2(suite: ExperimentSuite) -> None:
-    """Accuracy against the layers that are updated in fine-tuning."""
+def fig2(suite: "ExperimentSuite") -> None:
+    """Plots accuracy against the number of layers that fine-tuning updates."""
     _against_depth(suite, "fig2", "updatable")
 
 
-def fig11(suite: ExperimentSuite) -> None:
-    """Accuracy against all layers."""
+def fig11(suite: "ExperimentSuite") -> None:
+    """Plots accuracy against the number of all layers."""
     _against_depth(suite, "fig11", "total")
 
 
-def _against_depth(suite: ExperimentSuite, name: str, x: str) -> None:
+def _against_depth(suite: "ExperimentSuite", name: str, x: str) -> None:
     for task, rows in _fine_tuned(suite, name).items():
         figure = layers_figure([row.group for row in rows], x, "hours")
         suite.write(f"{name}_{task}", _COLUMNS, [_row(row) for row in rows])
@@ -117,8 +120,8 @@ def _against_depth(suite: ExperimentSuite, name: str, x: str) -> None:
         print(f"figure: {suite.out / name}_{task}.png")
 
 
-def fig6(suite: ExperimentSuite) -> None:
-    """Accuracy against the time of pretraining: a model is fine-tuned from snapshots of one pretraining run."""
+def fig6(suite: "ExperimentSuite") -> None:
+    """Plots accuracy against pretraining time. Fine-tunes from the snapshots of each pretraining run."""
     found = _fine_tuned(suite, "fig6")
     figure, parts = panels(len(found))
     for axes, (task, rows) in zip(parts, found.items(), strict=True):
@@ -159,23 +162,25 @@ def _row(row: Downstream) -> tuple:
 
 
 FIXED = ("reservoirs=", "freeze_now=", "pretrained=", "pretrained_step=", "seed=")
-"""Fields of fine-tuning that differ between the runs of a figure."""
+"""Fields of fine-tuning that the figures set themselves."""
 
 FIGURES = ("fig2", "fig6", "fig11")
-"""What is about fine-tuning."""
+"""The figures that fine-tune."""
 
 
-def tunings(suite: ExperimentSuite, target: str) -> list[Tuning]:
-    """What a figure fine-tunes, task by task. All tasks start from one pretraining run per model, depth and seed.
+def tunings(suite: "ExperimentSuite", target: str) -> list[Tuning]:
+    """Returns the fine-tuning cases of a figure by task. All tasks start from the same pretraining runs.
 
     Raises:
-      UserError: the data of no task are given, or a configuration is at fault.
+      UserError: --data names no task's data, or a configuration is invalid.
     """
-    tasks = [task for task in TASKS if suite.scale != "laptop" or task in suite.places]
-    check(bool(tasks), f"nothing to fine-tune on: {' or '.join(f'--data={t}=DIR' for t in TASKS)}")
+    tasks = [task for task in TASKS if suite.scale != "laptop" or task in suite.data_paths]
+    check(
+        bool(tasks), f"nothing to fine-tune on: add {' or '.join(f'--data={t}=DIR' for t in TASKS)}"
+    )
     for task in TASKS:
         if task not in tasks:
-            print(f"{task} is left out: --data={task}=DIR says where it is")
+            print(f"{task} is left out: --data={task}=DIR sets its folder")
     (cases,) = suite.needed(target).values()
     every = target == "fig6"
     found = [
@@ -185,24 +190,30 @@ def tunings(suite: ExperimentSuite, target: str) -> list[Tuning]:
         for mode in (("keep",) if every else MODES[case.model])
         for step in (snapshot_steps(suite.configuration(case, 1)) if every else (0,))
     ]
-    # Before pretraining, which may take days.
+    # Fail before pretraining, which may take days.
     for tuning in found:
         fine_tuning.validate(configuration(suite, tuning, 1))
     if suite.fields:
-        print(f"{' '.join(suite.fields)}: of pretraining; fine-tuning has --finetune=FIELD=VALUE")
+        print(
+            f"{' '.join(suite.fields)}: pretraining only; for fine-tuning use --finetune=FIELD=VALUE"
+        )
     if suite.sweep:
-        print("--sweep: of fine-tuning; the configuration of pretraining is as it is")
+        print("--sweep: fine-tuning only; pretraining keeps its configuration")
     return found
 
 
-def configuration(suite: ExperimentSuite, tuning: Tuning, seed: int) -> ConfigDict:
-    """Of one fine-tuning run."""
+def configuration(suite: "ExperimentSuite", tuning: Tuning, seed: int) -> ConfigDict:
+    """Returns the configuration of one fine-tuning run.
+
+    Raises:
+      UserError: an override of --finetune is invalid.
+    """
     config = TASKS[tuning.task]()
     if suite.scale != "paper":
         config = getattr(finetuning, suite.scale)(config)
     config.wandb.mode = "disabled"
-    given = [f for f in suite.finetune if f.startswith(FIXED)]
-    check(not given, f"--finetune={' '.join(given)}: the figure sets this itself, run by run")
+    fixed = [f for f in suite.finetune if f.startswith(FIXED)]
+    check(not fixed, f"--finetune={' '.join(fixed)}: the figure sets this field; leave it out")
     try:
         override_all(config, [f"--config.{field}" for field in suite.finetune])
     except UserError as error:
@@ -210,18 +221,18 @@ def configuration(suite: ExperimentSuite, tuning: Tuning, seed: int) -> ConfigDi
     config.reservoirs, config.freeze_now = tuning.mode, tuning.case.reservoirs
     config.pretrained = str(suite.workdir(tuning.case, seed))
     config.pretrained_step, config.seed = tuning.step, seed
-    if place := suite.places.get(tuning.task):
-        config.data.source = f"files:{place}"
+    if path := suite.data_paths.get(tuning.task):
+        config.data.source = f"files:{path}"
     return config
 
 
-def _fine_tuned(suite: ExperimentSuite, target: str) -> Mapping[str, list[Downstream]]:
-    """All rows of each task. A sweep is of fine-tuning."""
-    asked = tunings(suite, target)
+def _fine_tuned(suite: "ExperimentSuite", target: str) -> Mapping[str, list[Downstream]]:
+    """Trains the missing runs; returns the results by task. A sweep applies to fine-tuning only."""
+    cases = tunings(suite, target)
     (groups,) = replace(suite, sweep={}).groups(target).values()
-    runs = suite.runs({tuning.stem: partial(configuration, suite, tuning) for tuning in asked})
+    runs = suite.runs({tuning.stem: partial(configuration, suite, tuning) for tuning in cases})
     found: dict[str, list[Downstream]] = {}
-    for tuning in asked:
+    for tuning in cases:
         before = groups[tuning.case]
         row = Downstream(tuning, before, _group(tuning, before, runs[tuning.stem]))
         found.setdefault(tuning.task, []).append(row)
@@ -231,49 +242,44 @@ def _fine_tuned(suite: ExperimentSuite, target: str) -> Mapping[str, list[Downst
 def _group(tuning: Tuning, before: Group, ran: Sequence[Ran]) -> Group:
     case, stack = tuning.case, layers_of(before.runs[0].config)
     frozen = {"keep": stack.frozen, "tune": 0, "freeze_now": case.reservoirs}[tuning.mode]
-    line = case.model + NAMES[tuning.mode]
+    line = case.model + SUFFIXES[tuning.mode]
     layers = Layers(line, stack.total, frozen)
     return Group(f"{line}, {case.layers} layers", line, tuple(one.run for one in ran), layers)
 
 
-def side(suite: ExperimentSuite, text: str, task: str, row: str, layers: int | None) -> Side:
-    """What `ExperimentSuite.side` makes of a side of a claim that is about fine-tuning.
+def side(suite: "ExperimentSuite", text: str, task: str, row: str, layers: int | None) -> Side:
+    """Returns the fine-tuning experiment that one side of a claim names, see `ExperimentSuite.side`.
 
     Raises:
-      UserError: there is no such model or way, or the configuration is at fault.
+      UserError: the row is unknown, or the configuration is invalid.
     """
-    model, mode = row, "keep"
-    for name in MODES:
-        for way, words in NAMES.items():
-            if row == name + words:
-                model, mode = name, way
-    check_choice(
-        f"{text}: model", row, [name + NAMES[way] for name in MODES for way in MODES[name]]
-    )
-    case, missing = suite.named(text, "roberta", model, layers)
+    rows = {name + SUFFIXES[mode]: (name, mode) for name in MODES for mode in MODES[name]}
+    check_choice(f"{text}: model", row, rows)
+    model, mode = rows[row]
+    case, missing = suite.claimed_case(text, "roberta", model, layers)
     if case is None:
         return Side("", lambda seed: ConfigDict(), missing)
     tuning = Tuning(task, case, mode)
-    if suite.scale == "laptop" and task not in suite.places:
+    if suite.scale == "laptop" and task not in suite.data_paths:
         missing = missing or f"--data={task}=DIR"
     if suite.sweep:
-        missing = missing or "a sweep is of pretraining here; fig2 sweeps fine-tuning"
+        missing = missing or "a sweep of claims is for pretraining; fig2 sweeps fine-tuning"
     if not missing:
         fine_tuning.validate(configuration(suite, tuning, 1))
     return Side(tuning.stem, partial(configuration, suite, tuning), missing)
 
 
-def table4(suite: ExperimentSuite) -> None:
-    """Probing accuracy of every layer over the seeds, beside printed where the depths agree."""
-    place = suite.places.get("probing")
+def table4(suite: "ExperimentSuite") -> None:
+    """Writes the probing accuracy of every layer, beside the printed accuracy at the paper's depth."""
+    folder = suite.data_paths.get("probing")
     check(
-        place is not None,
+        folder is not None,
         "the probing tasks are missing: --data=probing=DIR (python -m reservoir.make_probes writes some)",
     )
-    names = [name for name in TABLE_4 if any(path.exists() for path in _paths(place, name))]
-    check(bool(names), f"{place} has none of the tasks of Table 4, such as {TABLE_4[0]}.txt")
-    tasks = [load_task(place, name) for name in names]
-    paper, rows = printed("table4"), []
+    names = [name for name in TABLE_4 if any(path.exists() for path in _paths(folder, name))]
+    check(bool(names), f"{folder} has none of the tasks of Table 4, such as {TABLE_4[0]}.txt")
+    tasks = [load_task(folder, name) for name in names]
+    paper, rows = printed("reservoir", "table4"), []
     (groups,) = suite.groups("table4").values()
     for case, group in groups.items():
         majority, *layers = _probed(suite, group, tasks)
@@ -288,18 +294,18 @@ def table4(suite: ExperimentSuite) -> None:
     suite.write("table4", columns, rows)
 
 
-def _probed(suite: ExperimentSuite, group: Group, tasks: Sequence[ProbingTask]) -> list[tuple]:
-    """The rows of `Table`, each cell over the seeds of the pretraining."""
+def _probed(suite: "ExperimentSuite", group: Group, tasks: Sequence[ProbingTask]) -> list[tuple]:
+    """Returns the rows of `Table`; each cell is the mean over the pretraining seeds."""
     table: Table | None = None
     for run in group.runs:
         read = open_reader(run.folder, suite.mesh, None)
-        table = table or Table(read.layers, 1, QUICK[suite.scale])
+        table = table or Table(read.layers, 1, PROBE_GRIDS[suite.scale])
         for task in tasks:
             print(f"{run.name}: {task.name}", flush=True)
             table.add(task, {split: read(text) for split, text in task.sentences.items()})
     return table.rows()
 
 
-def _paths(place: Path, name: str) -> tuple[Path, Path]:
-    plain = task_path(place, name)
+def _paths(folder: Path, name: str) -> tuple[Path, Path]:
+    plain = task_path(folder, name)
     return plain, plain.with_name(f"{plain.name}.gz")

@@ -1,4 +1,4 @@
-"""RoBERTa with reservoirs (section 4.3): the encoder of `model.encoder_blocks` with embeddings and output layers."""
+"""RoBERTa with reservoirs (section 4.3): pretraining model and classifier."""
 
 from flax import nnx
 from ml_collections import ConfigDict
@@ -13,30 +13,35 @@ from common.variables import freeze, give, thaw
 from reservoir.model import encoder_stack, reservoir_layers
 from reservoir.placement import placement
 
-DEVIATION = 0.02
+INIT_STD = 0.02
 
-RESERVOIRS = ("keep", "tune", "freeze_now")
-"""What becomes of frozen layers in fine-tuning. The last one is the paper's control: layers of a plain run that are
-frozen in fine-tuning alone."""
+FINE_TUNING_MODES = ("keep", "tune", "freeze_now")
+"""Values of `config.reservoirs` in fine-tuning: reservoirs stay frozen; are trained; or, the paper's control, layers of
+a plain run are frozen in fine-tuning only."""
 
 
-def as_bert(module: MaskedLanguageModel | Classifier, model: ConfigDict, rngs: nnx.Rngs) -> None:
-    """N(0, 0.02) for trained matrices and tables; biases are 0 and norms 1 already. Layers that have an initialization
-    of their own keep it: reservoirs, also where they are trained, and all that `model.init` is about."""
-    draw = initializers.normal(DEVIATION)
-    own = list(module.encoder.stack.blocks)
+def initialize_as_bert(
+    module: MaskedLanguageModel | Classifier, model: ConfigDict, rngs: nnx.Rngs
+) -> None:
+    """Draws trained matrices and tables from N(0, 0.02). Biases are 0 and norms 1 already.
+
+    Skips trained reservoirs, and with another `model.init` than "recipe" all layers: they are initialized already.
+    """
+    draw = initializers.normal(INIT_STD)
+    skipped = list(module.encoder.stack.blocks)
     if model.init == "recipe":
-        own = [own[layer] for layer in reservoir_layers(model)] if model.reservoir_trained else []
-    started = {id(part) for block in own for _, part in nnx.iter_modules(block)}
+        reservoirs = reservoir_layers(model) if model.reservoir_trained else ()
+        skipped = [skipped[layer] for layer in reservoirs]
+    initialized = {id(part) for block in skipped for _, part in nnx.iter_modules(block)}
     for _, part in nnx.iter_modules(module):
         name = "kernel" if isinstance(part, Linear) else "table"
         matrix = getattr(part, name, None)
-        if isinstance(matrix, nnx.Param) and id(part) not in started:
+        if isinstance(matrix, nnx.Param) and id(part) not in initialized:
             matrix[...] = draw(rngs.params(), matrix.shape)
 
 
 def encoder(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Encoder:
-    """Embeddings that are not scaled but normalized, then layers, some of them frozen."""
+    """Returns the encoder: embeddings with a norm instead of a scale, then the layers with their reservoirs."""
     embed = Embed(
         vocabulary,
         model.width,
@@ -52,10 +57,10 @@ def encoder(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Encoder:
 
 
 def masked_lm(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> MaskedLanguageModel:
-    """What pretraining trains, as RoBERTa starts it."""
+    """Returns the pretraining model with RoBERTa's initialization."""
     head = MaskedHead(vocabulary, model.width, rngs=rngs)
     made = MaskedLanguageModel(encoder(model, vocabulary, rngs=rngs), head)
-    as_bert(made, model, rngs)
+    initialize_as_bert(made, model, rngs)
     return made
 
 
@@ -68,15 +73,15 @@ def classifier(
     reservoirs: str = "keep",
     freeze_now: int = 0,
 ) -> Classifier:
-    """What fine-tuning trains. Frozen values are given: those of the pretraining run, whatever the seed is here.
+    """Returns the fine-tuning model. Its frozen values are marked as loaded: they come from the pretraining run.
 
     Args:
-      reservoirs: one of RESERVOIRS.
-      freeze_now: number of layers that "freeze_now" freezes, placed as reservoirs are.
+      reservoirs: one of FINE_TUNING_MODES.
+      freeze_now: number of layers that "freeze_now" freezes, placed like reservoirs.
     """
     head = ClassificationHead(model.width, classes, rngs=rngs, rate=model.head_dropout)
     made = Classifier(encoder(model, vocabulary, rngs=rngs), head)
-    as_bert(made, model, rngs)
+    initialize_as_bert(made, model, rngs)
     if reservoirs == "tune":
         thaw(made.encoder)
     if reservoirs == "freeze_now":

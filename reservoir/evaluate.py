@@ -1,4 +1,4 @@
-"""BLEU of a trained run: python -m reservoir.evaluate --workdir=RUN --split=test"""
+"""Measures the BLEU of a trained run: python -m reservoir.evaluate --workdir=RUN --split=test"""
 
 from common.runtime import program
 
@@ -19,7 +19,7 @@ def main() -> None:
     search = trained.translator.search
     print(f"{options.split}: BLEU {bleu.score:.2f} on {len(result)} sentences")
     if options.split == "valid" and 0 < metric.sentences < len(result):
-        print(f"(training scores the first {metric.sentences} of them: --config.eval.sentences)")
+        print(f"(training evaluates the first {metric.sentences} only: --config.eval.sentences)")
     print(f"beams {search.beams}, length penalty {search.length_penalty:g}, {bleu.signature}")
 
 

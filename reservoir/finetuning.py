@@ -1,4 +1,4 @@
-"""A masked language model as the start of a classifier (section 4.3)."""
+"""Fine-tunes a masked language model as a classifier (section 4.3)."""
 
 from pathlib import Path
 
@@ -21,21 +21,25 @@ from reservoir.pretrained import Pretrained, open_run
 
 
 def validate(config: ConfigDict) -> None:
-    """Everything that can be known without the pretraining run and the data."""
+    """Checks the fields of the configuration, without the pretraining run and the data.
+
+    Raises:
+      UserError: a field is missing or out of range.
+    """
     with complete("--config"):
         check(
             config.task == "classification",
-            f"--config.task={config.task!r} is no fine-tuning; train it with reservoir.train",
+            f"--config.task={config.task!r} is no fine-tuning task; train it with reservoir.train",
         )
         check(
             bool(config.pretrained),
-            "--config.pretrained=RUN is missing: the folder of a masked language model",
+            "--config.pretrained is empty; set it to the run folder of a masked language model",
         )
         check(
             config.pretrained_step >= 0,
             f"--config.pretrained_step must be at least 0, got {config.pretrained_step}",
         )
-        check_choice("--config.reservoirs", config.reservoirs, encoder.RESERVOIRS)
+        check_choice("--config.reservoirs", config.reservoirs, encoder.FINE_TUNING_MODES)
         for name in ("dropout", "attention_dropout", "head_dropout"):
             check_rate(f"--config.model.{name}", config.model[name])
         check_choice("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
@@ -44,21 +48,24 @@ def validate(config: ConfigDict) -> None:
 
 
 def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
-    """A copy whose model is that of the pretraining run but for the fields that fine-tuning has of its own.
+    """Returns a copy with the model of the pretraining run, see `inherit`.
 
     Raises:
-      UserError: the run has no layers that `config.reservoirs` could be about, or not the snapshot that is asked for.
+      UserError: `config.reservoirs` does not fit the run, or the run lacks the snapshot `config.pretrained_step`.
     """
     model, mode = pretrained.config.model, config.reservoirs
     option = f"--config.reservoirs={mode}"
     if config.pretrained_step:
         check_snapshot(pretrained.workdir, config.pretrained_step)
     plain = model.reservoir == "none" or model.reservoir_trained
-    check(mode != "tune" or not plain, f"{option}: {pretrained.workdir} has no reservoirs")
+    check(
+        mode != "tune" or not plain,
+        f"{option}: {pretrained.workdir} has no reservoirs to tune; use --config.reservoirs=keep",
+    )
     if mode == "freeze_now":
         check(
             plain,
-            f"{option} is for a plain run, {pretrained.workdir} has --config.model.reservoir={model.reservoir}",
+            f"{option} needs a plain run; {pretrained.workdir} has --config.model.reservoir={model.reservoir}",
         )
         try:
             chosen = placement(model.encoder_layers, config.freeze_now)
@@ -69,17 +76,17 @@ def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
 
 
 def inherit(config: ConfigDict, model: ConfigDict) -> ConfigDict:
-    """A copy with this model of a pretraining run, but for the fields that fine-tuning has of its own."""
+    """Returns a copy with `model` of a pretraining run, overridden by the model fields of fine-tuning."""
     config = config.copy_and_resolve_references()
     config.model = ConfigDict({**model.to_dict(), **config.model.to_dict()})
     if model.backskip.estimator != "none":
-        # The same layers, without a baseline: fine-tuning differentiates all of them.
+        # Keeps the layers but builds no value network: fine-tuning differentiates every layer.
         config.model.backskip.estimator = "identity"
     return config
 
 
 def builder(config: ConfigDict, pretrained: Pretrained) -> Build:
-    """(number of classes, rngs=) -> the classifier."""
+    """Returns a function (number of classes, rngs=) -> classifier."""
 
     def build(classes: int, *, rngs: nnx.Rngs) -> Classifier:
         return encoder.classifier(

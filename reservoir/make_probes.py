@@ -1,4 +1,4 @@
-"""Makes probing tasks from any text: python -m reservoir.make_probes --text=FILE --count=10000 --out=DIR"""
+"""Writes probing tasks made from any text: python -m reservoir.make_probes --text=FILE --count=10000 --out=DIR"""
 
 from pathlib import Path
 
@@ -22,13 +22,13 @@ def main() -> None:
         required=True,
         action="append",
         metavar="FILE",
-        help=f"plain text, .gz or not; may be given several times; or {EMBEDDED}",
+        help=f"plain text or .gz; repeat for several files; {EMBEDDED} is embedded text",
     )
     parser.add_argument(
         "--documents",
         default="line",
         choices=DOCUMENTS,
-        help="sentences do not go on beyond the end of a line (default), a paragraph or a file",
+        help="unit that no sentence crosses: a line (default), a paragraph or a file",
     )
     parser.add_argument(
         "--tasks", default=",".join(MAKERS), metavar="A,B", help=f"default {','.join(MAKERS)}"
@@ -47,7 +47,7 @@ def main() -> None:
         check_choice("--tasks", name, MAKERS)
     paths = {name: task_path(options.out, name) for name in names}
     for path in paths.values():
-        check(not path.exists(), f"{path} is there already; remove it, or choose another --out")
+        check(not path.exists(), f"{path} exists already; remove it, or choose another --out")
 
     files = []
     for name in options.text:

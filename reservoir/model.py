@@ -1,41 +1,58 @@
-"""Stacks with reservoirs, and the models made of them: a translator and a language model."""
+"""Stacks with reservoirs, and the translator and language model built from them."""
 
+import traceback
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
+from common import variables
 from common.config import check, check_choice, check_rate
 from common.errors import UserError
 from common.model import initializers, transformer
-from common.model.block import Block
+from common.model.block import Block, Context
+from common.model.decode_cache import CacheSpec
 from common.model.embed import Embed
 from common.model.encoder_decoder import EncoderDecoder, Stack
 from common.model.language_model import LanguageModel
-from common.variables import freeze
 from configs.reservoirs import fields
 from reservoir import backskip
 from reservoir.backskip import backskipped
-from reservoir.kinds import BOTH_WAYS, RESERVOIRS, Layer
-from reservoir.placement import STRATEGIES, placement
+from reservoir.kinds import RESERVOIRS, Kind, Layer, check_options, find
+from reservoir.placement import PLACEMENTS, placement
+
+
+class StackFields(NamedTuple):
+    """The fields of `config.model` that describe a stack, and the function that builds its trained layers."""
+
+    layers: str
+    reservoirs: str
+    placement: str
+    layer: Layer
+
 
 STACKS = {
-    "encoder": ("encoder_layers", "reservoirs", "placement"),
-    "decoder": ("decoder_layers", "decoder_reservoirs", "decoder_placement"),
-    "language model": ("layers", "reservoirs", "placement"),
+    "encoder": StackFields("encoder_layers", "reservoirs", "placement", transformer.encoder_block),
+    "decoder": StackFields(
+        "decoder_layers", "decoder_reservoirs", "decoder_placement", transformer.decoder_block
+    ),
+    "language model": StackFields("layers", "reservoirs", "placement", transformer.causal_block),
 }
-"""The fields of each kind of stack: its layers, how many are reservoirs, and where. A model has some of these."""
+"""The stacks that a model can have. All but the encoder are causal."""
 
 
 RESERVOIR_INITS = {"orthogonal": "orthogonal", "xavier": "xavier", "normal": "fan_in"}
-"""By `model.reservoir_init`, how matrices of reservoirs are drawn, see `common.variables.draw`; `reservoir_gain` is
-their gain."""
+"""`model.reservoir_init` -> initializer of reservoir matrices, see `common.variables.draw`."""
 
 INITS = {"recipe": None, "orthogonal": ("orthogonal", 1.0), "normal": ("fan_in", 1.0)}
-"""By `model.init`, how trained layers start: as the recipe says (fairseq's Xavier; N(0, 0.02) in RoBERTa), or as
-reservoirs of that kind and gain 1 are drawn, biases included."""
+"""`model.init` -> initializer of trained layers. "recipe" keeps the recipe's (fairseq: Xavier; RoBERTa: N(0, 0.02)).
+The others initialize matrices and biases as reservoirs are, with gain 1."""
 
 
 def with_defaults(model: ConfigDict) -> ConfigDict:
-    """A copy with the values that fields have which a run of an earlier version lacks."""
+    """Returns a copy of an older run's model fields, with defaults for the fields that have been added since."""
     filled = ConfigDict({**fields(), **model.to_dict()})
     if filled.backskip.reward == "norm":
         filled.backskip.reward = "own_rms"
@@ -43,58 +60,63 @@ def with_defaults(model: ConfigDict) -> ConfigDict:
 
 
 def reservoir_layers(model: ConfigDict, stack: str = "encoder") -> tuple[int, ...]:
-    """The places of reservoirs in a stack, whose layers `model.reservoir_trained` may train.
+    """Returns the indices of a stack's reservoirs, frozen or (`model.reservoir_trained`) trained.
 
     Raises:
-      ValueError: they do not fit.
+      ValueError: the stack has too few layers.
     """
-    layers, reservoirs, strategy = (model[field] for field in STACKS[stack])
-    return () if model.reservoir == "none" else placement(layers, reservoirs, strategy)
+    names = STACKS[stack]
+    if model.reservoir == "none":
+        return ()
+    return placement(model[names.layers], model[names.reservoirs], model[names.placement])
 
 
-def blocks(model: ConfigDict, stack: str, layer: Layer, *, rngs: nnx.Rngs) -> list[Block]:
-    """The layers of a stack, its reservoirs frozen and as they are to be trained through."""
-    places = reservoir_layers(model, stack)
-    matrix = RESERVOIR_INITS[model.reservoir_init], model.reservoir_gain
-    still = ConfigDict({**model.to_dict(), "hidden": model.reservoir_hidden or model.hidden})
-    if not model.reservoir_dropout:
-        # Dropout regularizes a frozen layer's neighbours; the paper does not say, so it is an option.
-        still.update({"dropout": 0.0, "attention_dropout": 0.0})
+def blocks(model: ConfigDict, stack: str, *, rngs: nnx.Rngs) -> list[Block]:
+    """Returns the layers of a stack, its reservoirs frozen and, with backskipping, wrapped."""
+    reservoirs = reservoir_layers(model, stack)
     made = []
-    for index in range(model[STACKS[stack][0]]):
-        if index in places:
-            make = RESERVOIRS[model.reservoir]
-            block = make(still, layer, stack != "encoder", rngs=rngs)
-            if model.reservoir_trained:
-                initializers.redraw(block, matrix, rngs=rngs)
-            else:
-                freeze(block, matrix)
-        else:
-            block = layer(model, rngs=rngs)
-            if own := INITS[model.init]:
-                initializers.redraw(block, own, rngs=rngs)
+    for index in range(model[STACKS[stack].layers]):
+        if index in reservoirs:
+            made.append(reservoir_block(model, stack, rngs=rngs))
+            continue
+        block = STACKS[stack].layer(model, rngs=rngs)
+        if init := INITS[model.init]:
+            initializers.redraw(block, init, rngs=rngs)
         made.append(block)
     if model.backskip.estimator == "none":
         return made
-    return backskipped(made, places, model, rngs=rngs)
+    return backskipped(made, reservoirs, model, rngs=rngs)
 
 
-def encoder_blocks(model: ConfigDict, *, rngs: nnx.Rngs) -> list[Block]:
-    """The encoder's layers, some of them frozen."""
-    return blocks(model, "encoder", transformer.encoder_block, rngs=rngs)
+def reservoir_block(model: ConfigDict, stack: str, *, rngs: nnx.Rngs) -> Block:
+    """Returns one reservoir of a stack, frozen unless `model.reservoir_trained`.
+
+    Raises:
+      ValueError: a parameter of the layer has no initializer for being frozen.
+    """
+    own = ConfigDict({**model.to_dict(), "hidden": model.reservoir_hidden or model.hidden})
+    if not model.reservoir_dropout:
+        own.update({"dropout": 0.0, "attention_dropout": 0.0})
+    block = find(model.reservoir).build(own, STACKS[stack].layer, stack != "encoder", rngs=rngs)
+    matrix = RESERVOIR_INITS[model.reservoir_init], model.reservoir_gain
+    if model.reservoir_trained:
+        initializers.redraw(block, matrix, rngs=rngs)
+    else:
+        variables.freeze(block, matrix)
+    return block
 
 
 def encoder_stack(model: ConfigDict, *, rngs: nnx.Rngs) -> Stack:
-    """The encoder; LayerDrop, the baseline, leaves its layers out at random."""
-    layers = encoder_blocks(model, rngs=rngs)
+    """Returns the encoder. `model.layerdrop`, the paper's baseline, drops its layers at random in training."""
+    layers = blocks(model, "encoder", rngs=rngs)
     return transformer.stack(model, layers, rngs=rngs, drop=model.layerdrop)
 
 
 def translator(
     model: ConfigDict, source_vocabulary: int, target_vocabulary: int, *, rngs: nnx.Rngs
 ) -> EncoderDecoder:
-    """The encoder-decoder of section 3.1; encoder and decoder have tables of their own."""
-    decoder_blocks = blocks(model, "decoder", transformer.decoder_block, rngs=rngs)
+    """Returns the encoder-decoder of section 3.1. Source and target have separate embedding tables."""
+    decoder_blocks = blocks(model, "decoder", rngs=rngs)
     return EncoderDecoder(
         transformer.embed(model, source_vocabulary, rngs=rngs),
         transformer.embed(model, target_vocabulary, rngs=rngs),
@@ -105,7 +127,7 @@ def translator(
 
 
 def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> LanguageModel:
-    """The language model of section 3.2, with its embeddings tied."""
+    """Returns the language model of section 3.2, with tied embeddings."""
     embed = Embed(
         vocabulary,
         model.width,
@@ -115,18 +137,17 @@ def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Lan
         rate=model.dropout,
         pad=None,
     )
-    layers = blocks(model, "language model", transformer.causal_block, rngs=rngs)
+    layers = blocks(model, "language model", rngs=rngs)
     stack = transformer.stack(model, layers, rngs=rngs, drop=model.layerdrop)
     return LanguageModel(embed, stack, dtype=transformer.compute_dtype(model.dtype))
 
 
 def validate(model: ConfigDict) -> None:
-    """The fields of this paper.
+    """Checks the fields of this paper. Adds the options of a user's own kind that the configuration lacks.
 
     Raises:
-      UserError: an unknown reservoir, more of them than fit, or options without a reservoir.
+      UserError: a field is out of range, the reservoirs do not fit, or the user's own kind is incomplete.
     """
-    check_choice("--config.model.reservoir", model.reservoir, ("none", *RESERVOIRS))
     check_choice("--config.model.reservoir_init", model.reservoir_init, RESERVOIR_INITS)
     check_choice("--config.model.init", model.init, INITS)
     check(
@@ -147,37 +168,86 @@ def validate(model: ConfigDict) -> None:
         " --config.model.reservoir_trained=true trains",
     )
     check_rate("--config.model.layerdrop", model.layerdrop)
+    for kind in RESERVOIRS.values():
+        check_options(model, kind)
     if model.reservoir != "none":
-        frozen = {stack: _places(model, stack) for stack in STACKS if STACKS[stack][0] in model}
-        check(
-            any(frozen.values()),
-            f"--config.model.reservoir={model.reservoir} but there is none:"
-            f" --config.model.reservoirs={model.reservoirs}, --config.model.placement={model.placement}",
-        )
-        causal = any(places for stack, places in frozen.items() if stack != "encoder")
-        check(
-            model.reservoir not in BOTH_WAYS or not causal,
-            f"--config.model.reservoir: a {model.reservoir} sees what follows, so no decoder and no language model"
-            " can have it",
-        )
-        hidden = "reservoir_hidden" if model.reservoir_hidden else "hidden"
-        shared = {"bigru": "the two directions", "gmlp": "the two halves"}.get(model.reservoir, "")
-        if model.reservoir == "bigru" and not model.reservoir_hidden:
-            hidden = "width"
-        check(
-            not shared or model[hidden] % 2 == 0,
-            f"--config.model.{hidden}={model[hidden]}: {shared} of a {model.reservoir} share it",
-        )
-    check(model.kernel >= 1, f"--config.model.kernel must be at least 1, got {model.kernel}")
+        _validate_reservoirs(model, find(model.reservoir))
     backskip.validate(model)
 
 
-def _places(model: ConfigDict, stack: str) -> tuple[int, ...]:
-    _, reservoirs, strategy = STACKS[stack]
-    number = model[reservoirs]
-    check(number >= 0, f"--config.model.{reservoirs} must be at least 0, got {number}")
+def _validate_reservoirs(model: ConfigDict, kind: Kind) -> None:
+    name = model.reservoir
+    check_options(model, kind)
+    there = [stack for stack, names in STACKS.items() if names.layers in model]
+    stacks = [stack for stack in there if _checked_placement(model, stack)]
+    check(
+        bool(stacks),
+        f"--config.model.reservoir={name} but no layer is a reservoir:"
+        f" --config.model.reservoirs={model.reservoirs}, --config.model.placement={model.placement}",
+    )
+    check(
+        not kind.bidirectional_only or stacks == ["encoder"],
+        f"--config.model.reservoir={name} reads later positions: no decoder and no language model can have it",
+    )
+    kind.check(model)
+    if name not in RESERVOIRS:
+        for stack in stacks:
+            _check_complete(model, stack)
+
+
+def _checked_placement(model: ConfigDict, stack: str) -> tuple[int, ...]:
+    """Returns the indices of a stack's reservoirs; an error names the option."""
+    names = STACKS[stack]
+    number = model[names.reservoirs]
+    check(number >= 0, f"--config.model.{names.reservoirs} must be at least 0, got {number}")
     try:
         return reservoir_layers(model, stack)
+    except (ValueError, UserError) as error:
+        known = model[names.placement] in PLACEMENTS
+        option = names.reservoirs if known else names.placement
+        raise UserError(f"--config.model.{option}: {error}") from error
+
+
+def _check_complete(model: ConfigDict, stack: str) -> None:
+    """Traces a user's own kind, forward and (in causal stacks) decoding, without allocating arrays.
+
+    Raises:
+      UserError: a parameter has no initializer for being frozen, a method is missing, or an output has a wrong shape.
+    """
+    rows, length = 2, 2
+    x_BLD = jnp.zeros((rows, length, model.width))
+    lengths_B = jnp.full(rows, length)
+    context = Context(lengths_B, x_BLD, lengths_B)
+
+    def run(trainable, frozen):
+        block = abstract_model.build(trainable, frozen)
+        outputs = [block(x_BLD, context)]
+        if stack != "encoder":
+            cache = block.cache(rows, CacheSpec(length, x_BLD.dtype), context)
+            block.prefill(x_BLD, cache, context)
+            y_B1D, _ = block.step(x_BLD[:, :1], cache, jnp.int32(0), context)
+            outputs.append(y_B1D)
+        return outputs
+
+    option = f"--config.model.reservoir={model.reservoir}"
+    try:
+        abstract_model = variables.abstract(
+            lambda: reservoir_block(model, stack, rngs=variables.ParamKeys(0))
+        )
+        shapes = [
+            {name: jax.ShapeDtypeStruct(v.shape, v.dtype) for name, v in some.items()}
+            for some in (abstract_model.trainable, abstract_model.frozen)
+        ]
+        outputs = jax.eval_shape(run, *shapes)
     except ValueError as error:
-        field = reservoirs if model[strategy] in STRATEGIES else strategy
-        raise UserError(f"--config.model.{field}: {error}") from error
+        raise UserError(f"{option}: {error}") from error
+    except Exception as error:  # a user's layer may raise anything
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{frame.name} ({frame.filename}, line {frame.lineno})"
+        raise UserError(f"{option}: {type(error).__name__} in {place}: {error}") from error
+    for output, positions in zip(outputs, (length, 1), strict=False):
+        expected = (rows, positions, model.width)
+        check(
+            output.shape == expected,
+            f"{option} returned an array of shape {output.shape} in the {stack}; expected {expected}",
+        )

@@ -1,4 +1,4 @@
-"""Figures 1, 3 to 5, 7 to 10, 12 and 13: areas under convergence curves, test scores against depth, curves."""
+"""Figures 1, 3 to 5, 7 to 10, 12 and 13: AUCC and test scores against depth, and convergence curves."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -6,34 +6,35 @@ from typing import TYPE_CHECKING
 from common.report.comparison import aucc_table
 from common.report.figures import curves_figure, layers_figure
 from common.report.groups import Group
-from reservoir.experiments import Case, ExperimentSuite
+from reservoir.experiments import ExperimentSuite
+from reservoir.targets import Case
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
 def fig1(suite: ExperimentSuite) -> None:
-    """Validation AUCC and test score against trained layers."""
+    """Plots validation AUCC and test score against the number of trained layers."""
     _depth(suite, "fig1")
 
 
 def fig3(suite: ExperimentSuite) -> None:
-    """Other kinds of reservoir."""
+    """Plots other kinds of reservoir against the number of trained layers."""
     _depth(suite, "fig3")
 
 
 def fig4(suite: ExperimentSuite) -> None:
-    """IWSLT with 6 decoder layers."""
+    """Plots IWSLT with 6 decoder layers against the number of trained encoder layers."""
     _depth(suite, "fig4")
 
 
 def fig5(suite: ExperimentSuite) -> None:
-    """Where reservoirs stand."""
+    """Plots the placements of appendix C against the number of trained layers."""
     _depth(suite, "fig5")
 
 
 def fig7(suite: ExperimentSuite) -> None:
-    """Masked language models: areas against depth, and the curves of the deepest."""
+    """Plots masked language models: AUCC against depth, and the curves of the deepest."""
     for setting, groups in _depth(suite, "fig7").items():
         deepest = max(case.layers for case in groups)
         _curves(
@@ -42,28 +43,28 @@ def fig7(suite: ExperimentSuite) -> None:
 
 
 def fig8(suite: ExperimentSuite) -> None:
-    """Figure 1 for IWSLT, against all layers."""
+    """Plots IWSLT against the number of all layers."""
     _depth(suite, "fig8", "total")
 
 
 def fig9(suite: ExperimentSuite) -> None:
-    """The same for WMT."""
+    """Plots WMT against the number of all layers."""
     _depth(suite, "fig9", "total")
 
 
 def fig10(suite: ExperimentSuite) -> None:
-    """The same for enwik8."""
+    """Plots enwik8 against the number of all layers."""
     _depth(suite, "fig10", "total")
 
 
 def fig12(suite: ExperimentSuite) -> None:
-    """The validation curves that the areas are of."""
+    """Plots the validation curves behind the AUCC."""
     for setting, groups in suite.groups("fig12").items():
         _curves(suite, "fig12", setting, list(groups.values()))
 
 
 def fig13(suite: ExperimentSuite) -> None:
-    """Backskipping beside training through the reservoirs."""
+    """Plots backskipping beside backpropagation through the reservoirs."""
     for setting, groups in suite.groups("fig13").items():
         _curves(suite, "fig13", setting, list(groups.values()))
 
@@ -71,7 +72,7 @@ def fig13(suite: ExperimentSuite) -> None:
 def _depth(
     suite: ExperimentSuite, name: str, x: str = "updatable"
 ) -> Mapping[str, Mapping[Case, Group]]:
-    """A figure and a table for each setting, whose groups it returns."""
+    """Writes a figure and a table for each setting; returns the groups."""
     found = suite.groups(name)
     for setting, groups in found.items():
         rows = list(groups.values())

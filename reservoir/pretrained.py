@@ -1,4 +1,4 @@
-"""A finished masked language model, to be probed or fine-tuned."""
+"""Opens a finished masked language model, for probing and fine-tuning."""
 
 import dataclasses
 from pathlib import Path
@@ -18,20 +18,20 @@ from reservoir import encoder, model
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """What a run is made of; `load` reads its values."""
+    """A pretraining run. `load` reads its parameters."""
 
     workdir: Path
     config: ConfigDict
     tokenizer: Tokenizer
 
     def load(self, mesh: Mesh, step: int = 0) -> ModelState:
-        """The values of a `MaskedLanguageModel`, reservoirs drawn again from the seed of this run.
+        """Returns the parameters of the `MaskedLanguageModel`, its reservoirs redrawn from the run's seed.
 
         Args:
-          step: that of a snapshot; 0 is the best checkpoint.
+          step: step of a snapshot; 0 is the best checkpoint.
 
         Raises:
-          UserError: there is no such checkpoint, it is damaged, or it does not fit the configuration beside it.
+          UserError: the checkpoint is missing or damaged, or does not fit the run's configuration.
         """
         size = vocabulary(self.tokenizer)
         return load_run(
@@ -44,10 +44,10 @@ class Pretrained:
 
 
 def open_run(workdir: Path, option: str = "--workdir") -> Pretrained:
-    """The masked language model in `workdir`, which `option` of a command line names.
+    """Opens the masked language model in `workdir`. Errors name `option`, the command line's option for it.
 
     Raises:
-      UserError: there is no run, it is of another task, or its tokenizer is missing.
+      UserError: the folder has no run, the run has another task, or its tokenizer is missing.
     """
     config = read_run(workdir, "masked_lm", option)
     with complete(workdir / CONFIG):

@@ -23,10 +23,12 @@ def main() -> None:
         "--tasks", default=",".join(TABLE_4), metavar="A,B", help="default: those of Table 4"
     )
     parser.add_argument(
-        "--grid", default="quick", choices=GRIDS, help="what validation chooses among"
+        "--grid", default="quick", choices=GRIDS, help="hyperparameter grid of the classifiers"
     )
     parser.add_argument(
-        "--pool", choices=POOLS, help="vector of a sentence (default: first; of a translator mean)"
+        "--pool",
+        choices=POOLS,
+        help="sentence vector: first token (default) or mean over tokens (default of translators)",
     )
     parser.add_argument(
         "--seeds", type=positive_int_arg("--seeds"), default=1, help="runs of each classifier"

@@ -1,4 +1,4 @@
-"""What a person reads at the end of a run."""
+"""Prints the summary of a finished run and the next command."""
 
 import shlex
 import sys
@@ -12,17 +12,17 @@ EXAMPLES = {
 }
 
 
-# What a task is measured by in words, the format of that, and what a training step counts.
 _MEASURES = {
     "bleu": ("BLEU", ".2f", "target tokens"),
     "perplexity": ("perplexity", ".3f", "masked tokens"),
     "bits_per_byte": ("bits per byte", ".3f", "bytes"),
     "accuracy": ("accuracy", ".2f", "examples"),
 }
+"""Objective -> (name, format, what the training speed counts)."""
 
 
 def print_summary(summary: dict, workdir: Path) -> None:
-    """The figures of a finished run, and what can be done with it."""
+    """Prints the results of a finished run and a command that uses it."""
     counts, aucc = summary["params"], summary["aucc"]
     reached, test = summary["seconds_to"], dict(summary["test"])
     objective = summary["objective"]
@@ -63,6 +63,6 @@ _NEXT = {"bleu": _translate, "perplexity": _fine_tune}
 
 
 def _python() -> str:
-    """The interpreter that runs this, as one would type it here."""
+    """Returns the Python interpreter as a command line from here would name it."""
     path = Path(sys.executable)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else "python"

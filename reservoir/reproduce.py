@@ -1,7 +1,7 @@
-"""The paper's tables and figures, measured beside printed: python -m reservoir.reproduce table1 --scale=tiny
+"""Reproduces the paper's tables and figures: python -m reservoir.reproduce table1 --scale=tiny
 
-Runs what is missing, goes on with what was cut off, and writes CSV, Markdown and PNG into --out. Any field of the
-configurations is an option, as in reservoir.train. --dry-run lists the runs and what they cost.
+Trains missing runs, resumes interrupted runs, and writes CSV, Markdown and PNG into --out. Any field of the
+configurations is an option, as in reservoir.train. --dry-run lists the runs and their cost.
 """
 
 from argparse import Namespace
@@ -17,7 +17,7 @@ TARGETS = {
     "table4": "downstream",
     **dict.fromkeys(("fig2", "fig6", "fig11"), "downstream"),
 }
-"""The paper's tables and figures, and our "controls" for Table 1, with the module of each."""
+"""Table or figure -> module that makes it. "controls" is ours."""
 
 SCALES = ("tiny", "laptop", "paper")
 
@@ -27,32 +27,40 @@ def main() -> None:
 
     parser = reproduce_parser("reservoir", TARGETS, SCALES)
     parser.add_argument(
-        "--settings", default="", help="some of iwslt,iwslt_deep,wmt,enwik8,roberta"
+        "--settings",
+        default="",
+        help="a list from iwslt,iwslt_deep,wmt,enwik8,roberta (default: all of the target)",
     )
-    parser.add_argument("--models", default="", help='some of the rows: "Transformer,LayerDrop"')
+    parser.add_argument(
+        "--models",
+        default="",
+        help='a list of rows, such as "Transformer,LayerDrop" (default: all)',
+    )
     parser.add_argument(
         "--depths",
         default="",
-        help="some of the depths, or others: 6,8; 8:3 has 3 reservoirs (default: those of the nearest depth of"
-        " the scale)",
+        help="a list of depths, such as 6,8:3; 8:3 has 3 reservoirs (default number: that of the scale's nearest"
+        " depth)",
     )
     parser.add_argument(
         "--data",
         action="append",
         default=[],
         metavar="SETTING=DIR",
-        help="where the data of a setting are (default: as its configuration says), those of the"
-        " tasks sst2 and mnli, and the folder of probing",
+        help="data folder of a setting (default: its configuration's), of sst2 or mnli, or of probing",
     )
     parser.add_argument(
         "--finetune",
         action="append",
         default=[],
         metavar="FIELD=VALUE",
-        help="a field of the fine-tuning runs of fig2, fig6 and fig11: train.steps=100",
+        help="a field of the fine-tuning runs of fig2, fig6 and fig11, such as train.steps=100",
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="list the runs, train none", dest="dry_run"
+        "--dry-run",
+        action="store_true",
+        help="list the runs and their cost; train nothing",
+        dest="dry_run",
     )
     reproduce("reservoir", TARGETS, parser, _own)
 
@@ -63,7 +71,7 @@ def _own(options: Namespace) -> dict[str, Any]:
     from common.config import check, check_choice
     from common.train.command import CLAIMS
     from reservoir.downstream import FIGURES, TASKS
-    from reservoir.experiments import MODELS, SETTINGS
+    from reservoir.targets import MODELS, SETTINGS
 
     settings, models = (
         tuple(filter(None, text.split(","))) for text in (options.settings, options.models)
@@ -73,7 +81,7 @@ def _own(options: Namespace) -> dict[str, Any]:
     for model in models:
         check_choice("--models", model, MODELS)
     for given in options.finetune:
-        check("=" in given, f"--finetune={given}: it is FIELD=VALUE")
+        check("=" in given, f"--finetune={given} must be FIELD=VALUE")
     check(
         not options.finetune or options.target in (*FIGURES, CLAIMS),
         f"--finetune is for {', '.join((*FIGURES, CLAIMS))}: {options.target} fine-tunes nothing",
@@ -82,27 +90,27 @@ def _own(options: Namespace) -> dict[str, Any]:
         not options.dry_run or options.target != CLAIMS,
         f"--dry-run is for tables and figures, not for {CLAIMS}",
     )
-    places = {}
+    data_paths = {}
     for given in options.data:
-        setting, equals, place = given.partition("=")
-        check(bool(equals and place), f"--data={given}: it is SETTING=DIR")
+        setting, equals, path = given.partition("=")
+        check(bool(equals and path), f"--data={given} must be SETTING=DIR")
         check_choice("--data", setting, (*SETTINGS, *TASKS, "probing"))
-        check(Path(place).is_dir(), f"--data={given}: there is no directory {place}")
-        places[setting] = Path(place)
+        check(Path(path).is_dir(), f"--data={given}: there is no directory {path}")
+        data_paths[setting] = Path(path)
     return {
         "settings": settings,
         "models": models,
         "depths": _depths(options.depths),
-        "places": places,
+        "data_paths": data_paths,
         "finetune": tuple(options.finetune),
     }
 
 
 def _depths(text: str) -> dict[int, int | None]:
-    """The depths of "6,8:3", each with its number of reservoirs, if that is given.
+    """Parses "6,8:3" as {6: None, 8: 3}: number of layers -> number of reservoirs, if given.
 
     Raises:
-      UserError: a number is missing or none, or a depth is there twice.
+      UserError: a number is malformed, or a depth occurs twice.
     """
     from common.config import check
 

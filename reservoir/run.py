@@ -24,13 +24,15 @@ from common.train.checkpoint import snapshots
 from common.train.restore import load_run
 from common.train.task import ModelState, Task
 from common.train.workdir import CONFIG, read_run
-from reservoir import encoder, finetuning, model
+from reservoir import encoder, finetuning, kinds, model
 from reservoir.backskip import Backskipping, validate_steps
 from reservoir.model import language_model, translator
 
 
 class Translation(Backskipping, translation.Translation):
     """Translation that can train past its reservoirs."""
+
+    fixed_length = staticmethod(kinds.fixed_length)
 
 
 class MaskedLm(Backskipping, masked_lm.MaskedLm):
@@ -41,13 +43,18 @@ class LanguageModelling(Backskipping, language_modelling.LanguageModelling):
     """Language modelling of bytes that can."""
 
 
+def validate_translation(config: ConfigDict) -> None:
+    """As `translation.validate`, with the limits that reservoirs set."""
+    translation.validate(config, kinds.fixed_length(config))
+
+
 def _language_modelling(config: ConfigDict) -> None:
     check_transformer(config.model)
     language_modelling.validate(config)
 
 
 TASKS = {
-    "translation": (translation.validate, Translation, translator),
+    "translation": (validate_translation, Translation, translator),
     "masked_lm": (masked_lm.validate, MaskedLm, encoder.masked_lm),
     "language_modelling": (_language_modelling, LanguageModelling, language_model),
 }
@@ -170,7 +177,7 @@ def load(options: argparse.Namespace) -> TrainedRun:
     with complete(options.workdir / CONFIG):
         config.model = model.with_defaults(config.model)
         model.validate(config.model)
-        translation.validate(config)
+        validate_translation(config)
     if options.batch_tokens:
         config.eval.tokens_per_batch = options.batch_tokens
     given = {"beams": options.beams, "length_penalty": options.length_penalty}
@@ -190,5 +197,15 @@ def load(options: argparse.Namespace) -> TrainedRun:
         best=options.average_best or 0,
     )
     return TrainedRun(
-        config, mesh, values, Translator(config, tokenizers, mesh, search, options.max_tokens)
+        config,
+        mesh,
+        values,
+        Translator(
+            config,
+            tokenizers,
+            mesh,
+            search,
+            options.max_tokens,
+            fixed_length=kinds.fixed_length(config),
+        ),
     )

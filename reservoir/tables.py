@@ -1,49 +1,49 @@
-"""Tables 1 to 3 and 5 to 7, measured beside printed, and the controls of Table 1."""
+"""Tables 1 to 3 and 5 to 7, measured beside printed, and our controls for Table 1."""
 
 import math
 from collections.abc import Mapping, Sequence
 
 from common.report.comparison import aucc_rows, time_rows
 from common.report.groups import Group
+from common.report.printed import printed
 from common.report.runs import same_minutes
 from common.report.table import mean_std
-from reservoir.experiments import MODELS, Case, ExperimentSuite
-from reservoir.printed import printed
+from reservoir.experiments import ExperimentSuite
+from reservoir.targets import MODELS, PLAIN, Case
 
 HOUR = 3600
 
 
 def table1(suite: ExperimentSuite) -> None:
-    """IWSLT with 2 decoder layers: how long until the best BLEU."""
+    """Writes Table 1: IWSLT with 2 decoder layers, time until the best BLEU."""
     _convergence(suite, "table1", "s")
 
 
 def table2(suite: ExperimentSuite) -> None:
-    """WMT with 1 decoder layer."""
+    """Writes Table 2: WMT with 1 decoder layer."""
     _convergence(suite, "table2", "h")
 
 
 def table5(suite: ExperimentSuite) -> None:
-    """IWSLT with 6 decoder layers."""
+    """Writes Table 5: IWSLT with 6 decoder layers."""
     _convergence(suite, "table5", "s")
 
 
 def controls(suite: ExperimentSuite) -> None:
-    """The columns of Table 1, for freezing and initialization without each other, and for the plain model's depth."""
+    """Writes the columns of Table 1 for our controls: freezing, initialization and depth, each on its own."""
     _convergence(suite, "controls", "s")
 
 
 def _convergence(suite: ExperimentSuite, name: str, unit: str) -> None:
-    """Best validation score, time until it and its ratio to the plain model of the same depth, parameters, time of an
-    epoch; and the test, which the paper's tables lack.
+    """Writes the columns of the paper, and the test BLEU, which the paper's tables lack.
 
-    A ratio of seconds is made of runs that took turns, and of no others.
+    The ratio of times to the plain model of the same depth is left empty unless the runs were timed in turns.
     """
     (groups,) = suite.groups(name).values()
     hours = {case: _hours_to(group, "100") for case, group in groups.items()}
     timed = same_minutes([group.runs for group in groups.values()])
-    plain = {c.layers: _mean(hours[c]) for c in groups if c.model == "Transformer"}
-    paper = printed(name) if name.startswith("table") else {}
+    plain = {c.layers: _mean(hours[c]) for c in groups if c.model == PLAIN}
+    paper = printed("reservoir", name) if name.startswith("table") else {}
     rows = []
     for case, group in groups.items():
         reference = plain.get(case.layers)
@@ -76,10 +76,10 @@ def _row(case: Case, *cells: str | None) -> tuple:
 
 
 def table3(suite: ExperimentSuite) -> None:
-    """Backskipping by the printed reward and by ours, beside its parts: other gradients, and its noise alone."""
+    """Writes Table 3: backskipping by the printed reward and by ours, beside the controls."""
     (groups,) = suite.groups("table3").values()
     areas = aucc_rows(list(groups.values()), "hours", suite.horizon("iwslt"))
-    paper = printed("table3")
+    paper = printed("reservoir", "table3")
     rows = []
     for (case, group), area in zip(groups.items(), areas, strict=True):
         best, seconds = mean_std(_best(group), 2), mean_std(_epoch(group, "s"), 2)
@@ -92,20 +92,20 @@ def table3(suite: ExperimentSuite) -> None:
 
 
 def table6(suite: ExperimentSuite) -> None:
-    """Time until 95 % of the best BLEU."""
+    """Writes Table 6: time until 95 % of the best BLEU."""
     _partial(suite, "table6", 95)
 
 
 def table7(suite: ExperimentSuite) -> None:
-    """Time until 99 % of the best BLEU."""
+    """Writes Table 7: time until 99 % of the best BLEU."""
     _partial(suite, "table7", 99)
 
 
 def _partial(suite: ExperimentSuite, name: str, percent: int) -> None:
-    paper = printed(name, keys=3)
+    paper = printed("reservoir", name, keys=3)
     rows = []
     for setting, groups in suite.groups(name).items():
-        # Of the best of the whole run, as in Tables 1, 2 and 5: the paper has a horizon for areas alone.
+        # The paper's horizon limits the AUCC only: the best score covers the whole run.
         found = time_rows(list(groups.values()), "hours", "longest", (percent,))
         for (case, group), (row,) in zip(groups.items(), found, strict=True):
             hours = [x for x in row.positions("hours") if x is not None]
@@ -123,8 +123,10 @@ def _best(group: Group) -> list[float]:
 
 
 def _test(group: Group) -> list[float]:
-    """Test BLEU of the best checkpoint, or of the mean of the best where runs keep several, as on WMT; NaN for runs
-    that were not tested."""
+    """Returns the test BLEU of each run; NaN for an untested run.
+
+    It is the test of the best checkpoint, or of the mean of the best checkpoints if the run keeps several.
+    """
     tests = (run.summary.get("test_mean_of_best", run.summary["test"]) for run in group.runs)
     return [test.get("bleu", math.nan) for test in tests]
 
@@ -134,13 +136,13 @@ def _hours_to(group: Group, percent: str) -> list[float]:
 
 
 def _epoch(group: Group, unit: str) -> list[float]:
-    """Training time of an epoch."""
+    """Returns the training time of an epoch for each run, in `unit`."""
     scale = {"s": 1, "h": HOUR}[unit]
     return [r.summary["train_seconds"] / r.summary["epochs"] / scale for r in group.runs]
 
 
 def _parameters(group: Group) -> str:
-    """As the paper writes them: trained, and in brackets all where they are others."""
+    """Returns the trained parameters, with all parameters in brackets where they differ."""
     counts: Mapping[str, int] = group.runs[0].summary["params"]
     trained, total = (f"{counts[name] / 1e6:.1f}M" for name in ("trainable", "total"))
     return trained if trained == total else f"{trained} ({total})"

@@ -17,7 +17,9 @@ def _read(path: Path | None) -> list[str]:
         try:
             lines.append(line.decode("utf-8").rstrip("\r\n"))
         except UnicodeDecodeError as error:
-            raise UserError(f"standard input, line {number}: not UTF-8") from error
+            raise UserError(
+                f"standard input, line {number}: not UTF-8; convert the text"
+            ) from error
     return lines
 
 
@@ -40,11 +42,11 @@ def main() -> None:
         "--input", type=Path, metavar="FILE", help="text to translate (default: standard input)"
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="where to write (default: standard output)"
+        "--output", type=Path, metavar="FILE", help="output file (default: standard output)"
     )
     options = parser.parse_args()
     lines = _read(options.input)
-    _write(options.output, "", "a")  # a wrong path shows before the work, not after it
+    _write(options.output, "", "a")  # fail before translating if the path cannot be written
     trained = run.load(options)
     result = trained.translate(lines)
     _write(options.output, "".join(f"{line}\n" for line in result))

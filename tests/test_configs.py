@@ -1,6 +1,6 @@
-"""The experiments in configs/: each is complete, valid, unchanged by accident, and shards over eight devices.
+"""The experiments in configs/: documented, valid, equal to their golden files, and shardable over eight devices.
 
-After a wanted change of a configuration: TRAINLESS_UPDATE_GOLDEN=1 python -m pytest tests/test_configs.py
+After an intended change of a configuration: TRAINLESS_UPDATE_GOLDEN=1 python -m pytest tests/test_configs.py
 """
 
 import ast
@@ -51,11 +51,11 @@ SIZES = ["", "tiny"]
 
 
 def load(name: str, size: str = "") -> ConfigDict:
-    """The configuration that --config=configs/NAME.py[:SIZE] gives."""
+    """Returns the configuration of --config=configs/NAME.py[:SIZE]."""
     return configuration.load(f"{ROOT}/configs/{name}.py" + (f":{size}" if size else ""))
 
 
-def test_there_are_three_experiments_on_each_of_three_corpora():
+def test_number_of_experiments():
     assert len(TRANSLATION) == 9
     assert len(LANGUAGE) == 12  # Table 3 of gMLP
     assert len(MASKED) == 3
@@ -64,19 +64,19 @@ def test_there_are_three_experiments_on_each_of_three_corpora():
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", TRANSLATION)
-def test_valid(name, size):
+def test_translation_configurations_are_valid(name, size):
     reservoir.validate(load(name, size))
 
 
 @pytest.mark.parametrize("size", [*SIZES, "laptop"])
 @pytest.mark.parametrize("name", [*MASKED, *BYTES])
-def test_language_models_with_reservoirs_are_valid_in_every_size(name, size):
+def test_reservoir_language_models_are_valid_in_every_size(name, size):
     reservoir.validate(load(name, size))
 
 
 @pytest.mark.parametrize("size", [*SIZES, "laptop"])
 @pytest.mark.parametrize("name", FINETUNING)
-def test_fine_tuning_is_valid_in_every_size_given_a_run(name, size):
+def test_fine_tuning_is_valid_in_every_size(name, size):
     config = load(name, size)
     config.pretrained = "runs/roberta_ffn_res"
     finetuning.validate(config)
@@ -84,7 +84,7 @@ def test_fine_tuning_is_valid_in_every_size_given_a_run(name, size):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", EXPLICIT)
-def test_explicit_ones_are_valid(name, size):
+def test_explicit_configurations_are_valid(name, size):
     explicit.validate(load(name, size))
 
 
@@ -111,13 +111,13 @@ def test_perception_is_valid_in_every_recipe_and_size(recipe, size):
     config.dataset = "" if size == "tiny" else "sst2"
     perception.validate(config)
     assert config.freeze_head == (config.eval.select == "test") == (recipe == "paper")
-    if size == "tiny":  # it would learn from embedded text under the data set's name
+    if size == "tiny":  # tiny trains on embedded text, not on sst2
         config.dataset = "sst2"
         with pytest.raises(UserError, match="sst2 is not what"):
             perception.validate(config)
 
 
-def test_a_recipe_that_there_is_not_is_refused():
+def test_unknown_recipes_are_rejected():
     with pytest.raises(UserError, match="there are paper, code, fixed and laptop, tiny"):
         load("enwik8_gmlp", "best")
     for words in ("best", "paper,fixed", "tiny,laptop"):
@@ -126,7 +126,7 @@ def test_a_recipe_that_there_is_not_is_refused():
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_says_how_to_run_it_and_what_it_reproduces(name):
+def test_docstring_has_command_target_hardware_and_data(name):
     text = ast.get_docstring(ast.parse((ROOT / "configs" / f"{name}.py").read_text()))
     program = PROGRAMS[name]
     assert re.search(rf"\n    python -m {program} --config=configs/{name}.py( .*)?\n", text)
@@ -137,7 +137,7 @@ def test_says_how_to_run_it_and_what_it_reproduces(name):
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_tiny_needs_no_data_and_keeps_what_the_experiment_is_about(name):
+def test_tiny_needs_no_data_and_keeps_the_model_kind(name):
     full, tiny = load(name), load(name, "tiny")
     assert tiny.data.source.startswith("embedded:")
     layers = ("layers",) if name in EXPLICIT else ()
@@ -147,7 +147,7 @@ def test_tiny_needs_no_data_and_keeps_what_the_experiment_is_about(name):
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_fields_are_the_golden_ones(name, size):
+def test_fields_match_the_golden_files(name, size):
     fields = configuration.flatten(load(name, size))
     text = "".join(f"{key} = {value!r}\n" for key, value in sorted(fields.items()))
     path = GOLDEN / (f"{name}_{size}.txt" if size else f"{name}.txt")
@@ -161,7 +161,7 @@ def test_fields_are_the_golden_ones(name, size):
     )
 
 
-def test_no_golden_file_is_left_over():
+def test_golden_files_have_a_configuration():
     known = {f"{name}{suffix}.txt" for name in EXPERIMENTS for suffix in ("", "_tiny")}
     assert {path.name for path in GOLDEN.iterdir()} == known
 
@@ -198,13 +198,13 @@ def test_batch_spec_has_the_arrays_of_a_training_batch(name):
         for one in (without, task)
     )
     assert drawn_sizes["frozen"] == sizes["frozen"]
-    # A vocabulary may come out smaller, and how many classes one's own data have only they say.
+    # The real vocabulary may be smaller, and only the data know the number of classes.
     assert drawn_sizes["trainable"] >= 0.99 * sizes["trainable"]
 
 
 @pytest.mark.parametrize("name", [*TRANSLATION, *MASKED])
 def test_full_size_step_lowers_for_eight_devices(name):
-    """Nothing is allocated and nothing compiled: shapes, partitions and types fit together."""
+    """Traces and lowers without allocating or compiling: shapes, shardings and types fit."""
     config = load(name)
     axes = (AxisType.Auto,) * len(sharding.MESH_AXES)
     mesh = AbstractMesh((2, 2, 2), sharding.MESH_AXES, axis_types=axes)

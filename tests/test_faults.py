@@ -140,7 +140,7 @@ COMMAND_LINES = [
     (["--config="], "no configuration file"),
     ([f"--config={ROOT}/configs"], f"no configuration file {ROOT}/configs"),
     ([f"--config={ROOT}/LICENSE"], "LICENSE is not a Python file"),
-    ([f"{TINY[:-5]}:tinny"], "unknown argument 'tinny'; there is laptop and tiny"),
+    ([f"{TINY[:-5]}:tinny"], "unknown argument 'tinny'; choose laptop or tiny"),
     (
         [f"--config={ROOT}/configs/mnist_explicit.py:tiny"],
         "is an experiment of explicit_opt, which",
@@ -191,7 +191,7 @@ def test_config_without_argument(fault, tmp_path):
 
 FIELDS = [
     ("model.reservoirs=9", "9 alternating reservoirs need 17 layers, there are 1"),
-    ("model.reservoirs=0", "but there is none: --config.model.reservoirs=0"),
+    ("model.reservoirs=0", "but no layer is a reservoir: --config.model.reservoirs=0"),
     ("model.reservoirs=-2", "--config.model.reservoirs must be at least 0, got -2"),
     (
         "model.reservoir=fnn",
@@ -521,7 +521,7 @@ def test_empty_lines_stay_empty(call, trained, capsys):
 
 PROCESSES = [
     ("train", [TINY, "--config.train.stpes=5"], "unknown option --config.train.stpes"),
-    ("train", [f"{TINY}x"], "unknown argument 'tinyx'; there is laptop and tiny"),
+    ("train", [f"{TINY}x"], "unknown argument 'tinyx'; choose laptop or tiny"),
     ("train", [TINY, "--config.model.heads=3"], "is not divisible by --config.model.heads=3"),
     ("translate", ["--workdir=none"], "--workdir=none holds no run"),
     ("evaluate", ["--workdir=none", "--split=dev"], "invalid choice: 'dev'"),

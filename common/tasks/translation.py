@@ -36,8 +36,8 @@ Build = Callable[..., EncoderDecoder]
 TOKENIZERS = ("source_tokenizer.npz", "target_tokenizer.npz")
 
 
-def validate(config: ConfigDict) -> None:
-    """Checks the configuration of a translator.
+def validate(config: ConfigDict, fixed_length: bool = False) -> None:
+    """Checks the configuration of a translator; `fixed_length` as in `limited`.
 
     Raises:
       UserError: a field has a value that is not allowed.
@@ -56,7 +56,7 @@ def validate(config: ConfigDict) -> None:
     for group in ("data", "eval"):
         widest = max(config[group].buckets)
         check(
-            not limited(model) or widest <= model.max_length,
+            not limited(model, fixed_length) or widest <= model.max_length,
             f"--config.{group}.buckets reach {widest} tokens, but the model has"
             f" --config.model.max_length={model.max_length} positions",
         )
@@ -75,9 +75,13 @@ def validate(config: ConfigDict) -> None:
     validate_search(search_of(config))
 
 
-def limited(model: ConfigDict) -> bool:
-    """Whether the model has parameters for each position, so that `model.max_length` limits its sentences."""
-    return model.positions == "learned" or model.reservoir == "gmlp"
+def limited(model: ConfigDict, fixed_length: bool) -> bool:
+    """Whether `model.max_length` limits sentences.
+
+    Args:
+      fixed_length: whether layers have parameters for each position, as learned positions have.
+    """
+    return model.positions == "learned" or fixed_length
 
 
 def validate_search(search: Search) -> None:
@@ -111,9 +115,11 @@ class Translator:
         mesh: Mesh,
         search: Search,
         longest: int = 2048,
+        *,
+        fixed_length: bool = False,
     ):
         self.config, self.mesh, self.search = config, mesh, search
-        self.longest = longest
+        self.longest, self.fixed_length = longest, fixed_length
         self.source_tokenizer, self.target_tokenizer = tokenizers
         self._compiled: Callable | None = None
 
@@ -168,7 +174,7 @@ class Translator:
             longest = max(longest, int(target.lengths.max()) + 1)
         model = self.config.model
         check(
-            not limited(model) or longest <= model.max_length,
+            not limited(model, self.fixed_length) or longest <= model.max_length,
             f"a sentence needs {longest} positions, the model has --config.model.max_length={model.max_length}",
         )
 
@@ -222,7 +228,7 @@ class Translation(Task):
     objective, mode = "bleu", "max"
 
     def __init__(self, config: ConfigDict, build: Build, mesh: Mesh, *, read_data: bool = True):
-        validate(config)
+        validate(config, self.fixed_length(config))
         self.config, self.mesh, self._build = config, mesh, build
         self._vocabularies = config.data.vocab_size, config.data.vocab_size
         self._losses = PerExample(_losses, mesh)
@@ -242,7 +248,13 @@ class Translation(Task):
         self.tokenizers = build_tokenizers(config.data, self.texts["train"], cache)
         source, target = self.tokenizers
         self._vocabularies = source.size, target.size
-        self.translator = Translator(config, self.tokenizers, self.mesh, search_of(config))
+        self.translator = Translator(
+            config,
+            self.tokenizers,
+            self.mesh,
+            search_of(config),
+            fixed_length=self.fixed_length(config),
+        )
         self._corpora = {split: self._tokenize(split, cache) for split in self.texts}
         for split in ("valid", "test"):
             self.translator.check_positions(*self._corpora[split])
@@ -252,6 +264,12 @@ class Translation(Task):
                 f"{self.training_batches.dropped:,} of {len(self.texts['train']):,} training pairs are left out:"
                 f" longer than the last of --config.data.buckets, {max(config.data.buckets)} tokens"
             )
+
+    @staticmethod
+    def fixed_length(config: ConfigDict) -> bool:
+        """Whether layers have parameters for each position; see `limited`."""
+        del config
+        return False
 
     def build(self, rngs: nnx.Rngs) -> EncoderDecoder:
         return self._build(self.config.model, *self._vocabularies, rngs=rngs)

@@ -1,10 +1,10 @@
 """SentEval's classifier (Conneau and Kiela, 2018) on every layer of a model at once.
 
-One hidden layer of sigmoids, Adam, batches of 64, L2 on all parameters. The size of the hidden layer, dropout before
-the sigmoids and L2 are chosen by the accuracy on validation. All layers of the model, and all members of the grid with
-one hidden size, are trained together, as two batch dimensions of one compiled program.
+One hidden layer of sigmoids, Adam, batches of 64, L2 on all parameters. Validation accuracy chooses the hidden size,
+the dropout before the sigmoids and the L2 penalty. One compiled program trains all layers and all grid points of one
+hidden size, as two batch dimensions.
 
-K layers of the model, G members of the grid, N sentences, D width, S steps, B batch, H hidden, C classes.
+J: grid points with one hidden size. U: updates of `fit`.
 """
 
 import itertools
@@ -22,21 +22,21 @@ from common.model.loss import cross_entropy
 
 BATCH = 64
 EPOCH = 4
-"""Passes over the training set between two looks at validation."""
+"""Passes over the training set between two evaluations."""
 
-TENACITY = 5
-"""Looks without a new best accuracy, in all, after which one more ends the training."""
+PATIENCE = 5
+"""Early stopping: training ends when more than this many evaluations in total, not in a row, gave no new best."""
 
 LAST = 200
-"""Passes after which no further epoch begins."""
+"""No epoch begins after this many passes."""
 
 _OPTIMIZER = optax.adam(1e-3)
-_READ = 1024  # rows classified at once
+_EVAL_BATCH = 1024
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Values among which validation chooses, the first of those that are equally good. `hidden` 0: no hidden layer."""
+    """Hyperparameters that validation chooses from; the first of equally good ones. `hidden` 0 is no hidden layer."""
 
     hidden: tuple[int, ...] = (50,)
     dropout: tuple[float, ...] = (0.0,)
@@ -48,7 +48,7 @@ GRIDS = {"quick": Grid(), "full": Grid(hidden=(50, 100, 200), dropout=(0.0, 0.1,
 
 @dataclass(frozen=True)
 class Probe:
-    """The classifier that was chosen for one layer; accuracies from 0 to 1."""
+    """The hyperparameters chosen for one layer, and their accuracies from 0 to 1."""
 
     hidden: int
     dropout: float
@@ -65,26 +65,26 @@ def probe(
     grid: Grid = GRIDS["quick"],
     seed: int = 1,
 ) -> list[Probe]:
-    """Trains on "train", chooses on "valid", measures on "test".
+    """Trains on "train", chooses hyperparameters on "valid", measures on "test".
 
     Args:
-      features: of each split, (K, N, D) float32.
-      classes: of each split, (N,) numbers below `count`.
-      seed: of first values, order and dropout; they are the same for all layers and members of the grid.
+      features: split -> (P, E, D) float32.
+      classes: split -> (E,) integers below `count`.
+      seed: of the initial parameters, order and dropout, which all layers and grid points share.
 
     Returns:
-      The best for each of the K layers.
+      The best classifier of each of the P layers.
     """
     best: list[Probe] = []
-    on_device = {split: jnp.asarray(features_KND) for split, features_KND in features.items()}
-    classes = {split: jnp.asarray(classes_N) for split, classes_N in classes.items()}
+    on_device = {split: jnp.asarray(features_PED) for split, features_PED in features.items()}
+    classes = {split: jnp.asarray(classes_E) for split, classes_E in classes.items()}
     for hidden in grid.hidden:
         members = list(itertools.product(grid.dropout, grid.penalty))
-        valid_KG, test_KG = _train(on_device, classes, count, hidden, members, seed)
-        chosen_K = valid_KG.argmax(axis=1)
+        valid_PJ, test_PJ = _train(on_device, classes, count, hidden, members, seed)
+        chosen_P = valid_PJ.argmax(axis=1)
         found = [
-            Probe(hidden, *members[g], float(valid_KG[k, g]), float(test_KG[k, g]))
-            for k, g in enumerate(chosen_K)
+            Probe(hidden, *members[j], float(valid_PJ[p, j]), float(test_PJ[p, j]))
+            for p, j in enumerate(chosen_P)
         ]
         best = [max(pair, key=lambda p: p.valid) for pair in zip(best or found, found, strict=True)]
     return best
@@ -98,39 +98,39 @@ def _train(
     members: list[tuple[float, float]],
     seed: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Accuracies (K, G) on validation and test of each classifier where it was best on validation."""
+    """Returns validation and test accuracies (P, J), both at the best validation accuracy."""
     layers, rows, width = features["train"].shape
-    rates_G, penalties_G = (jnp.asarray(values) for values in zip(*members, strict=True))
+    dropout_J, penalty_J = (jnp.asarray(values) for values in zip(*members, strict=True))
     shape = (layers, len(members))
-    first = first_values(jax.random.key(seed), width, hidden, count)
+    first = initial_parameters(jax.random.key(seed), width, hidden, count)
     values = jax.tree.map(lambda x: jnp.broadcast_to(x, (*shape, *x.shape)), first)
     moments = jax.vmap(jax.vmap(_OPTIMIZER.init))(values)
-    best, best_KG = values, np.full(shape, -1.0)
-    misses_KG, passes = np.zeros(shape, int), 0
-    while passes <= LAST and (misses_KG <= TENACITY).any():
-        order_SB = np.concatenate([order(rows, seed, passes + i) for i in range(EPOCH)])
+    best, best_PJ = values, np.full(shape, -1.0)
+    stale_PJ, passes = np.zeros(shape, int), 0
+    while passes <= LAST and (stale_PJ <= PATIENCE).any():
+        order_UB = np.concatenate([order(rows, seed, passes + i) for i in range(EPOCH)])
         values, moments = fit(
             values,
             moments,
             features["train"],
             classes["train"],
-            order_SB,
-            rates_G,
-            penalties_G,
+            order_UB,
+            dropout_J,
+            penalty_J,
             jax.random.fold_in(jax.random.key(seed), 1 + passes),
         )
         passes += EPOCH
-        accuracy_KG = accuracy(values, features["valid"], classes["valid"])
-        going_KG = misses_KG <= TENACITY
-        better_KG = going_KG & (accuracy_KG > best_KG)
-        best = _select(better_KG, values, best)
-        best_KG = np.where(better_KG, accuracy_KG, best_KG)
-        misses_KG += going_KG & ~better_KG
-    return best_KG, accuracy(best, features["test"], classes["test"])
+        accuracy_PJ = accuracy(values, features["valid"], classes["valid"])
+        active_PJ = stale_PJ <= PATIENCE
+        better_PJ = active_PJ & (accuracy_PJ > best_PJ)
+        best = _select(better_PJ, values, best)
+        best_PJ = np.where(better_PJ, accuracy_PJ, best_PJ)
+        stale_PJ += active_PJ & ~better_PJ
+    return best_PJ, accuracy(best, features["test"], classes["test"])
 
 
-def first_values(key: jax.Array, width: int, hidden: int, count: int) -> list[tuple]:
-    """Kernel and bias of each layer, both uniform up to 1/sqrt(fan-in), as PyTorch draws them."""
+def initial_parameters(key: jax.Array, width: int, hidden: int, count: int) -> list[tuple]:
+    """Returns kernel and bias of each layer, U(-1/sqrt(fan-in), 1/sqrt(fan-in)) as in PyTorch."""
     sizes = [width, hidden, count] if hidden else [width, count]
     layers = []
     for number, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
@@ -142,7 +142,7 @@ def first_values(key: jax.Array, width: int, hidden: int, count: int) -> list[tu
 
 
 def order(rows: int, seed: int, number: int, batch: int = BATCH) -> np.ndarray:
-    """The batches (S, B) of pass `number`: indices in random order, -1 after the last one."""
+    """Returns the batches (U, B) of pass `number`: example indices in random order, padded with -1."""
     shuffled = np.random.default_rng((seed, number)).permutation(rows)
     return _rows(shuffled, batch)
 
@@ -153,11 +153,11 @@ def _rows(numbers: np.ndarray, batch: int) -> np.ndarray:
     return filled.reshape(-1, batch)
 
 
-def _logits(layers: list[tuple], x_BD: jax.Array, scale_BH: jax.Array | float = 1.0) -> jax.Array:
-    """Classes (B, C). What the hidden layer adds up is multiplied by `scale_BH` before the sigmoid."""
+def _logits(layers: list[tuple], x_BD: jax.Array, scale_BF: jax.Array | float = 1.0) -> jax.Array:
+    """Returns logits (B, C). `scale_BF`, the dropout mask, multiplies the hidden layer before the sigmoid."""
     *below, (kernel, bias) = layers
     for lower, shift in below:
-        x_BD = jax.nn.sigmoid((x_BD @ lower + shift) * scale_BH)
+        x_BD = jax.nn.sigmoid((x_BD @ lower + shift) * scale_BF)
     return x_BD @ kernel + bias
 
 
@@ -165,19 +165,19 @@ def _logits(layers: list[tuple], x_BD: jax.Array, scale_BH: jax.Array | float = 
 def fit(
     values: list[tuple],
     moments: Any,
-    features_KND: jax.Array,
-    classes_N: jax.Array,
-    order_SB: jax.Array,
-    rates_G: jax.Array,
-    penalties_G: jax.Array,
+    features_PED: jax.Array,
+    classes_E: jax.Array,
+    order_UB: jax.Array,
+    dropout_J: jax.Array,
+    penalty_J: jax.Array,
     key: jax.Array,
 ) -> tuple[list[tuple], Any]:
-    """Values and moments, (K, G, ...), after a step on each batch of `order_SB`."""
+    """Returns parameters and Adam moments, (P, J, ...), after an update on each batch of `order_UB`."""
     hidden = values[0][1].shape[-1]
 
-    def loss(layers, x_BD, classes_B, weights_B, rate, penalty, noise_BH):
-        scale_BH = (noise_BH >= rate) / (1 - rate)
-        loss_B = cross_entropy(_logits(layers, x_BD, scale_BH), classes_B)
+    def loss(layers, x_BD, classes_B, weights_B, rate, penalty, noise_BF):
+        scale_BF = (noise_BF >= rate) / (1 - rate)
+        loss_B = cross_entropy(_logits(layers, x_BD, scale_BF), classes_B)
         mean = jnp.sum(loss_B * weights_B) / jnp.sum(weights_B)
         return mean + penalty / 2 * sum(jnp.sum(x**2) for x in jax.tree.leaves(layers))
 
@@ -192,41 +192,43 @@ def fit(
     def step(state, now):
         number, ids_B = now
         at_B = jnp.maximum(ids_B, 0)
-        noise_BH = jax.random.uniform(jax.random.fold_in(key, number), (len(ids_B), hidden))
-        batch = features_KND[:, at_B], classes_N[at_B], (ids_B >= 0).astype(jnp.float32)
-        return update_all(*state, *batch, rates_G, penalties_G, noise_BH), None
+        noise_BF = jax.random.uniform(jax.random.fold_in(key, number), (len(ids_B), hidden))
+        batch = features_PED[:, at_B], classes_E[at_B], (ids_B >= 0).astype(jnp.float32)
+        return update_all(*state, *batch, dropout_J, penalty_J, noise_BF), None
 
-    state, _ = jax.lax.scan(step, (values, moments), (jnp.arange(len(order_SB)), order_SB))
+    state, _ = jax.lax.scan(step, (values, moments), (jnp.arange(len(order_UB)), order_UB))
     return state
 
 
-def accuracy(values: list[tuple], features_KND: jax.Array, classes_N: jax.Array) -> np.ndarray:
-    """Of each classifier, (K, G), from 0 to 1."""
-    rows = len(classes_N)
-    right_KG = _right(values, features_KND, classes_N, _rows(np.arange(rows), min(rows, _READ)))
-    return np.asarray(right_KG, np.float64) / rows
+def accuracy(values: list[tuple], features_PED: jax.Array, classes_E: jax.Array) -> np.ndarray:
+    """Returns the accuracy of each classifier, (P, J), from 0 to 1."""
+    rows = len(classes_E)
+    right_PJ = _right(
+        values, features_PED, classes_E, _rows(np.arange(rows), min(rows, _EVAL_BATCH))
+    )
+    return np.asarray(right_PJ, np.float64) / rows
 
 
 @jax.jit
-def _right(values, features_KND, classes_N, order_SB):
+def _right(values, features_PED, classes_E, order_UB):
     classify = jax.vmap(jax.vmap(_logits, in_axes=(0, None)))
 
-    def add(right_KG, ids_B):
+    def add(right_PJ, ids_B):
         at_B = jnp.maximum(ids_B, 0)
-        logits_KGBC = classify(values, features_KND[:, at_B])
-        hits_KGB = (logits_KGBC.argmax(-1) == classes_N[at_B]) & (ids_B >= 0)
-        return right_KG + hits_KGB.sum(-1), None
+        logits_PJBC = classify(values, features_PED[:, at_B])
+        hits_PJB = (logits_PJBC.argmax(-1) == classes_E[at_B]) & (ids_B >= 0)
+        return right_PJ + hits_PJB.sum(-1), None
 
     shape = values[0][1].shape[:2]
-    return jax.lax.scan(add, jnp.zeros(shape, jnp.int32), order_SB)[0]
+    return jax.lax.scan(add, jnp.zeros(shape, jnp.int32), order_UB)[0]
 
 
 @jax.jit
-def _select(condition_KG: jax.Array, new: Any, old: Any) -> Any:
-    """`new` where the condition holds."""
+def _select(condition_PJ: jax.Array, new: Any, old: Any) -> Any:
+    """Returns `new` where the condition holds, else `old`."""
 
     def select(new, old):
-        wide = condition_KG.reshape(*condition_KG.shape, *(1,) * (new.ndim - 2))
+        wide = condition_PJ.reshape(*condition_PJ.shape, *(1,) * (new.ndim - 2))
         return jnp.where(wide, new, old)
 
     return jax.tree.map(select, new, old)

@@ -1,6 +1,6 @@
-"""Probing tasks as SentEval stores them: one file each, a line with a partition, a label and a sentence.
+"""Reads and writes probing tasks in SentEval's format: a file per task; partition, label and sentence per line.
 
-Conneau et al. (2018), "What you can cram into a single vector". N sentences.
+Conneau et al. (2018), "What you can cram into a single vector".
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ TASKS = {
     "coordination_inversion": "CoordInv",
     "word_content": "WordContent",
 }
-"""The name of each file, without its ending, and that of the column in Table 4, which is without word content."""
+"""File name without suffix -> column of Table 4. The paper leaves out word content."""
 
 TABLE_4 = tuple(TASKS)[:9]
 
@@ -35,12 +35,12 @@ PARTITIONS = {"tr": "train", "va": "valid", "te": "test"}
 
 @dataclass(frozen=True)
 class ProbingTask:
-    """What is asked of a sentence's representation.
+    """A probing task.
 
     Attributes:
-      labels: the classes, in the order of their numbers.
-      sentences: of "train", "valid" and "test", each N tokenized sentences.
-      classes: the number of each one's class, (N,) int32.
+      labels: class number -> label.
+      sentences: split -> E tokenized sentences.
+      classes: split -> class numbers, (E,) int32.
     """
 
     name: str
@@ -49,17 +49,17 @@ class ProbingTask:
     classes: Mapping[str, np.ndarray]
 
     def majority(self) -> float:
-        """Test accuracy of the answer that is most frequent in training."""
+        """Returns the test accuracy of the most frequent training class."""
         (answer, _), *_ = Counter(self.classes["train"].tolist()).most_common(1)
         return float(np.mean(self.classes["test"] == answer))
 
 
 def load_task(directory: Path, name: str) -> ProbingTask:
-    """Reads NAME.txt or NAME.txt.gz. Fields between the label and the sentence are not used.
+    """Reads NAME.txt or NAME.txt.gz. Ignores fields between the label and the sentence.
 
     Raises:
-      UserError: no such file; a line with too few fields, an unknown partition, no label or no words; a partition
-        without lines; a label that training does not have, or no second label.
+      UserError: the file is missing; a line has too few fields, an unknown partition, no label or no words; a partition
+        is empty; training has one label only, or lacks a label of validation or test.
     """
     path = _find(directory, name)
     examples: dict[str, list[tuple[int, str, str]]] = {split: [] for split in PARTITIONS.values()}
@@ -68,8 +68,8 @@ def load_task(directory: Path, name: str) -> ProbingTask:
         where = f"{path} line {number}"
         check(
             len(fields) >= 3,
-            f"{where}: a partition, a label and a sentence are expected, with tabs between them;"
-            f" there are {len(fields)} fields",
+            f"{where}: expected a partition, a label and a sentence with tabs between them;"
+            f" found {len(fields)} fields",
         )
         partition, label, sentence = fields[0], fields[1], fields[-1]
         check(
@@ -100,7 +100,10 @@ def load_task(directory: Path, name: str) -> ProbingTask:
 
 
 def _find(directory: Path, name: str) -> Path:
-    check(directory.is_dir(), f"no directory {directory} (--data)")
+    check(
+        directory.is_dir(),
+        f"no directory {directory}; --data must be the folder of the probing tasks",
+    )
     plain = task_path(directory, name)
     for path in (plain, plain.with_name(f"{plain.name}.gz")):
         if path.is_file():
@@ -111,12 +114,12 @@ def _find(directory: Path, name: str) -> Path:
 
 
 def task_path(directory: Path, name: str) -> Path:
-    """The file of a task, as SentEval calls it."""
+    """Returns the file of a task, named as in SentEval."""
     return directory / f"{name}.txt"
 
 
 def write_task(path: Path, examples: Mapping[str, Sequence[tuple[str, str]]]) -> None:
-    """Writes (label, sentence) of "train", "valid" and "test".
+    """Writes a task. `examples` maps "train", "valid" and "test" to (label, sentence) pairs.
 
     Raises:
       UserError: the file cannot be written.

@@ -1,6 +1,6 @@
-"""What each layer of a trained run makes of a sentence: one vector, that of its first token or the mean of all.
+"""Sentence vectors from every layer of a trained run: the first token's state, or the mean over tokens.
 
-K layers (0: the embeddings), N sentences, B batch, L length, D width.
+Layer 0 is the embeddings.
 """
 
 import re
@@ -27,26 +27,26 @@ from common.train.restore import load_run
 from common.train.task import ModelState
 from common.train.workdir import CONFIG, read_config, read_run
 from common.variables import AbstractModel
-from reservoir import model, pretrained
+from reservoir import kinds, model, pretrained
 
 POOLS = ("first", "mean")
-_SHORTEST = 32  # tokens in the rows of the first bucket
-_TOKENS = 8192  # at once
+_FIRST_BUCKET = 32  # tokens
+_BATCH_TOKENS = 8192
 
 _BLOCK = re.compile(r"encoder/(?:stack/)?blocks/(\d+)/")
 
 Hidden = Callable[[nnx.Module, jax.Array, jax.Array], list[jax.Array]]
-"""(model, tokens (B, L), lengths (B,)) to the states (B, L, D) of all K layers."""
+"""(model, tokens (B, L), lengths (B,)) -> the states (B, L, D) of all P layers."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A trained encoder: sentences in, vectors out.
+    """A trained encoder that maps sentences to vectors.
 
     Attributes:
       pool: "first" or "mean".
-      begin: whether a sentence begins with a token of its own (which then is the first).
-      longest: the tokens that the model has room for; None is no limit.
+      begin: whether to put the token <s> before each sentence.
+      longest: the model's maximum length in tokens; None is no limit.
     """
 
     values: ModelState
@@ -58,70 +58,70 @@ class Reader:
 
     @property
     def layers(self) -> list[str]:
-        """What each of the K layers is: "embeddings", "trained" or "reservoir"."""
+        """Returns the kind of each of the P layers: "embeddings", "trained" or "reservoir"."""
         return layer_kinds(self.values.abstract_model)
 
     def _encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        """Ids, without the end of sentence that batches add."""
+        """Returns token ids without the end of sentence, which batches add."""
         start = [BOS] if self.begin else []
         room = None if self.longest is None else self.longest - 1
         return [(start + ids)[:room] for ids in self.tokenizer.encode(sentences)]
 
     def cut(self, sentences: Sequence[str]) -> int:
-        """How many sentences are longer than the model, which reads as much of them as it has room for."""
+        """Returns the number of sentences longer than the model's maximum length, which are truncated."""
         if self.longest is None:
             return 0
         room = self.longest - 1 - self.begin
         return sum(len(ids) > room for ids in self.tokenizer.encode(sentences))
 
     def __call__(self, sentences: Sequence[str]) -> np.ndarray:
-        """Vectors, (K, N, D) float32."""
+        """Returns vectors, (P, E, D) float32."""
         corpus = TokenizedCorpus.from_lists(self._encode(sentences))
         mesh, result = self.values.mesh, None
         for batch in evaluation_batches(
             corpus,
             None,
             buckets=self._buckets(),
-            tokens_per_batch=_TOKENS,
+            tokens_per_batch=_BATCH_TOKENS,
             multiple=sharding.num_batch_shards(mesh),
         ):
-            found_KBD = self._read(self.values.trainable, self.values.frozen, put(batch, mesh))
+            found_PBD = self._read(self.values.trainable, self.values.frozen, put(batch, mesh))
             if result is None:
-                layers, _, width = found_KBD.shape
+                layers, _, width = found_PBD.shape
                 result = np.zeros((layers, len(sentences), width), np.float32)
             inside_B = batch["ids"] >= 0
-            result[:, batch["ids"][inside_B]] = np.asarray(found_KBD)[:, inside_B]
+            result[:, batch["ids"][inside_B]] = np.asarray(found_PBD)[:, inside_B]
         return result
 
     def _buckets(self) -> list[int]:
-        """Lengths of rows, each twice the one before, up to the model's longest."""
+        """Returns row lengths that double up to the model's maximum."""
         if self.longest is None:
-            return [_SHORTEST]
-        buckets = [_SHORTEST * 2**n for n in range(self.longest.bit_length())]
+            return [_FIRST_BUCKET]
+        buckets = [_FIRST_BUCKET * 2**n for n in range(self.longest.bit_length())]
         return [*(length for length in buckets if length < self.longest), self.longest]
 
     @cached_property
     def _read(self) -> Callable:
-        """(trainable, frozen, batch) to vectors (K, B, D), whole on every device."""
+        """The compiled function (trainable, frozen, batch) -> vectors (P, B, D), replicated on every device."""
         abstract_model = self.values.abstract_model
 
         def read(trainable, frozen, batch):
             tokens_BL = batch["source"]
             lengths_B = lengths(tokens_BL)
             states = self.hidden(abstract_model.build(trainable, frozen), tokens_BL, lengths_B)
-            x_KBLD = jnp.stack(states).astype(jnp.float32)
+            x_PBLD = jnp.stack(states).astype(jnp.float32)
             if self.pool == "first":
-                return x_KBLD[:, :, 0]
+                return x_PBLD[:, :, 0]
             inside_BL1 = jnp.arange(tokens_BL.shape[1])[None, :, None] < lengths_B[:, None, None]
-            return jnp.sum(x_KBLD * inside_BL1, 2) / jnp.maximum(lengths_B, 1)[:, None]
+            return jnp.sum(x_PBLD * inside_BL1, 2) / jnp.maximum(lengths_B, 1)[:, None]
 
         return jax.jit(read, out_shardings=sharding.replicated(self.values.mesh))
 
 
 def layer_kinds(abstract_model: AbstractModel) -> list[str]:
-    """The kinds of `Reader.layers`, from what is frozen in the model."""
+    """Returns the kinds of `Reader.layers`. A layer with frozen parameters is a reservoir."""
     kinds = {}
-    # A reservoir that is backskipped has a trained baseline beside it.
+    # Frozen last: a backskipped reservoir has trained parameters too, its value network.
     for kind, names in (
         ("trained", abstract_model.trainable),
         ("reservoir", abstract_model.frozen),
@@ -131,19 +131,20 @@ def layer_kinds(abstract_model: AbstractModel) -> list[str]:
 
 
 def open_reader(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
-    """The encoder of a masked language model or of a translator.
+    """Opens the encoder of a masked language model or a translator.
 
     Args:
-      pool: one of `POOLS`; None is what fits the run. A translator's sentences have no first token of their own.
+      pool: one of `POOLS`; None is "first", and "mean" for a translator, whose sentences have no token <s>.
 
     Raises:
-      UserError: there is no run, it has another task, or no checkpoint.
+      UserError: the folder has no run or no checkpoint, or the run has another task.
     """
     openers = {"masked_lm": _masked_lm, "translation": _translator}
-    # Runs from before there were other tasks translate.
+    # The oldest runs have no field `task`: translation was the only task.
     task = read_config(workdir).get("task", "translation")
     check(
-        task in openers, f"{workdir} is a run of the task {task}; probed are {', '.join(openers)}"
+        task in openers,
+        f"{workdir} is a run of the task {task}; probing needs {' or '.join(openers)}",
     )
     return openers[task](workdir, mesh, pool)
 
@@ -165,7 +166,8 @@ def _translator(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
     with complete(workdir / CONFIG):
         config.model = model.with_defaults(config.model)
         model.validate(config.model)
-        translation.validate(config)
+        fixed_length = kinds.fixed_length(config)
+        translation.validate(config, fixed_length)
     tokenizers = translation.load_tokenizers(workdir)
     sizes = [tokenizer.size for tokenizer in tokenizers]
     values = load_run(
@@ -177,5 +179,7 @@ def _translator(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
         tokenizers[0],
         pool or "mean",
         begin=False,
-        longest=config.model.max_length if translation.limited(config.model) else None,
+        longest=config.model.max_length
+        if translation.limited(config.model, fixed_length)
+        else None,
     )

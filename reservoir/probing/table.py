@@ -1,4 +1,4 @@
-"""Table 4 of a run: a row for each layer, a column for each task; and what was chosen for each classifier."""
+"""Table 4 of a run: a row per layer, a column per task; and the hyperparameters of each classifier."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,24 +14,24 @@ CHOICES = ("task", "layer", "kind", "seed", "hidden", "dropout", "l2", "validati
 
 
 def grid_for(task: ProbingTask, name: str) -> Grid:
-    """The grid of this name. Word content, of many classes, has no hidden layer in SentEval."""
+    """Returns the named grid. Word content, with its many classes, has no hidden layer, as in SentEval."""
     grid = GRIDS[name]
     return replace(grid, hidden=(0,), dropout=(0.0,)) if task.name == "word_content" else grid
 
 
 class Table:
-    """Accuracies in percent, as they are found."""
+    """Collects probing accuracies in percent."""
 
     def __init__(self, layers: list[str], seeds: int, grid: str):
-        """Takes the kind of each layer, the number of runs of each classifier, and what is chosen among."""
+        """Takes the kind of each layer, the number of runs of each classifier, and a key of `GRIDS`."""
         self._layers, self._seeds, self._grid = layers, seeds, grid
         self._majority: dict[str, float] = {}
         self._probes: dict[str, list[list[Probe]]] = {}
 
     def add(self, task: ProbingTask, features: Mapping[str, np.ndarray]) -> None:
-        """Trains the classifiers of a task, with the seeds 1, 2, ...; features (K, N, D) of each split.
+        """Trains the classifiers of a task with the seeds 1, 2, ...; `features` maps split -> (P, E, D).
 
-        Once more with the features of another run of the same model, cells are over both.
+        A second call for the same task, with the features of another run, adds to the mean of each cell.
         """
         grid = grid_for(task, self._grid)
         self._majority[task.name] = 100 * task.majority()
@@ -41,7 +41,7 @@ class Table:
         )
 
     def rows(self) -> list[tuple]:
-        """Layer, its kind, and the test accuracy of each task; first that of the most frequent answer."""
+        """Returns rows (layer, kind, test accuracy of each task). The first row is the majority class."""
         majority = [f"{value:.2f}" for value in self._majority.values()]
         return [
             (None, "majority class", *majority),
@@ -56,7 +56,7 @@ class Table:
         return mean_std([100 * probes[layer].test for probes in runs], digits=2)
 
     def choices(self) -> list[tuple]:
-        """A row of `CHOICES` for each task, layer and seed."""
+        """Returns a row with the columns `CHOICES` for each task, layer and seed."""
         return [
             (name, layer, kind, seed, p.hidden, p.dropout, p.penalty, 100 * p.valid, 100 * p.test)
             for name, runs in self._probes.items()

@@ -1,4 +1,4 @@
-"""Three probing tasks made from any text, as Conneau et al. (2018) and the description of their data define them."""
+"""Makes three probing tasks from any text, as defined by Conneau et al. (2018) and their data description."""
 
 import re
 from collections import Counter
@@ -11,31 +11,31 @@ from common.config import check
 
 Sentence = tuple[str, ...]
 Examples = dict[str, list[tuple[str, str]]]
-"""(label, sentence) of "train", "valid" and "test"."""
+"""Split -> (label, sentence) pairs."""
 
 BINS = ((5, 8), (9, 12), (13, 16), (17, 20), (21, 25), (26, 28))
-"""Shortest and longest sentence of each class of the sentence length, in tokens; no task has others."""
+"""Minimum and maximum tokens of each sentence-length class. All tasks leave out other lengths."""
 
 TARGETS = 1000
-"""Words of the word content task, which are those of the ranks from 2 * TARGETS on."""
+"""Number of target words of the word content task: the words of frequency rank 2 * TARGETS and above."""
 
 PER_TARGET = 100
-"""Training sentences of each of them; of fewer sentences there are fewer words, of lower ranks in proportion."""
+"""Training sentences per target word. Fewer sentences have fewer target words, from proportionally lower ranks."""
 
 HELD_OUT = 10
-"""Validation and test have a sentence each for so many training sentences (SentEval: 100,000, 10,000 and 10,000)."""
+"""Training sentences per validation sentence and per test sentence, as in SentEval (100,000, 10,000, 10,000)."""
 
-# <unk>, @-@, 3,500, don't, well-known and a lone 's are one token each: text that is tokenized already stays as it is.
+# One token each: <unk>, @-@, 3,500, don't, well-known, a lone 's. So tokenized text stays unchanged.
 _TOKEN = re.compile(r"<\w+>|@\S@|\d+(?:[.,:]\d+)+|\w+(?:[-'’./@&]\w+)*|['’]\w\w?\b|\.\.+|[^\w\s]")
 _ENDS = (".", "!", "?")
 _CLOSING = ('"', "'", "”", "’", ")", "]")
 
 
 def sentences(lines: Iterable[str]) -> list[Sentence]:
-    """The different sentences of a text that begin with a word and have a length of `BINS`, in their order, as tokens.
+    """Returns the distinct sentences of a text as tokens, if they begin with a word and have a length in `BINS`.
 
-    A line is cut after a full stop, exclamation or question mark (and quotes or brackets that close there) unless it
-    goes on with a lower-case letter.
+    A sentence ends after a full stop, exclamation or question mark and closing quotes or brackets, unless a lower-case
+    letter follows.
     """
     found: dict[Sentence, None] = {}
     for line in lines:
@@ -62,7 +62,7 @@ def _begins(tokens: Sequence[str], place: int) -> bool:
 def sentence_length(
     pool: Sequence[Sentence], count: int, generator: np.random.Generator
 ) -> Examples:
-    """The number of tokens, in six classes."""
+    """Makes the task "how many tokens", in six classes."""
     groups: dict[str, list[Sentence]] = {str(label): [] for label in range(len(BINS))}
     longest = [high for _, high in BINS]
     for sentence in pool:
@@ -71,10 +71,10 @@ def sentence_length(
 
 
 def bigram_shift(pool: Sequence[Sentence], count: int, generator: np.random.Generator) -> Examples:
-    """Whether two neighbours have changed places ("I", inverted) or not ("O", original).
+    """Makes the task "are two adjacent words swapped" ("I", inverted) or not ("O", original).
 
-    The first token and punctuation stay in their places; sentences with double quotes are left out, and so are those
-    with no two neighbours to change, lest these be known for originals.
+    Never swaps the first token or punctuation. Leaves out sentences with double quotes, and sentences without a pair to
+    swap, which would reveal themselves as originals.
     """
     known = set(pool)
     groups: dict[str, list[Sentence]] = {"I": [], "O": []}
@@ -95,7 +95,7 @@ def bigram_shift(pool: Sequence[Sentence], count: int, generator: np.random.Gene
 
 
 def _shiftable(sentence: Sentence) -> list[int]:
-    """Places of words whose next neighbour is another word."""
+    """Returns the positions of words whose next token is a different word."""
     return [
         place
         for place, (one, other) in enumerate(pairwise(sentence))
@@ -104,9 +104,9 @@ def _shiftable(sentence: Sentence) -> list[int]:
 
 
 def word_content(pool: Sequence[Sentence], count: int, generator: np.random.Generator) -> Examples:
-    """Which of the target words is in the sentence, where one of them is, and once.
+    """Makes the task "which target word does the sentence contain", from sentences with exactly one.
 
-    Targets are words of four letters or more and of middle frequency; small and capital letters are the same.
+    Targets are words of at least four letters and middle frequency, compared in lower case.
     """
     size = min(TARGETS, max(2, count // PER_TARGET))
     lower = [[token.lower() for token in sentence] for sentence in pool]
@@ -131,17 +131,16 @@ MAKERS: Mapping[str, Callable[[Sequence[Sentence], int, np.random.Generator], Ex
     "bigram_shift": bigram_shift,
     "word_content": word_content,
 }
-"""From (sentences, number of training sentences, generator) to a task. No sentence is used twice.
+"""Functions (sentences, number of training sentences, generator) -> Examples. No sentence occurs twice.
 
-Raise:
-  UserError: there are too few sentences.
+They raise a UserError if the text has too few sentences.
 """
 
 
 def _balanced(
     groups: Mapping[str, Sequence[Sentence]], count: int, generator: np.random.Generator
 ) -> Examples:
-    """As many sentences of each label in each split, at random, in random order."""
+    """Returns equally many random sentences of each label in each split, in random order."""
     train = count // len(groups)
     held_out = max(1, train // HELD_OUT)
     label, fewest = min(((label, len(groups[label])) for label in groups), key=lambda g: g[1])

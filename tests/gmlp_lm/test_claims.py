@@ -1,4 +1,4 @@
-"""Claims of the gMLP paper: the experiments that they name, and what arithmetic says of some."""
+"""Claims of the gMLP paper: the experiments that they name, and claims decided by arithmetic."""
 
 import csv
 import gzip
@@ -37,7 +37,7 @@ def make_suite(
     return ExperimentSuite(scale, 1, [], out, mesh, corpora=corpora, **options)
 
 
-def test_every_claim_on_runs_names_experiments_that_need_no_data_at_tiny(tmp_path):
+def test_claims_need_no_data_at_tiny(tmp_path):
     suite = make_suite(tmp_path, corpora=tuple(language.CORPORA))
     compared = [claim for claim in claims.read("gmlp_lm") if claim.kind == "runs"]
     assert compared
@@ -48,23 +48,25 @@ def test_every_claim_on_runs_names_experiments_that_need_no_data_at_tiny(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_side_is_a_run_of_the_tables(tmp_path):
+def test_claims_and_tables_share_runs(tmp_path):
     side = make_suite(tmp_path, recipe="code").side("wikitext2: gmlp_attn")
     assert side.name == "wikitext2_gmlp_attn_code"
     expected = {"model.kind": "gmlp", "model.attention": 2, "data.words": True}
     assert expected.items() <= flatten(side.experiment(1)).items()
 
 
-def test_a_side_without_its_corpus_says_which_option_names_it(tmp_path, monkeypatch):
+def test_missing_option_of_a_claim_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert make_suite(tmp_path).side("enwik8: gpt").missing == "--corpora=wikitext2,enwik8"
-    suite = make_suite(tmp_path, "laptop", ("wikitext2", "enwik8"), places={"wikitext2": tmp_path})
+    suite = make_suite(
+        tmp_path, "laptop", ("wikitext2", "enwik8"), data_paths={"wikitext2": tmp_path}
+    )
     assert suite.side("enwik8: gpt").missing == "--data=enwik8=PATH"
     assert suite.side("wikitext2: gpt").missing == ""
 
 
 @pytest.mark.parametrize("text", ["", "gmlp", "enwik7: gmlp", "enwik8: rnn", "enwik8:gmlp"])
-def test_a_side_that_there_is_not_is_one_line_with_those_that_there_are(tmp_path, text):
+def test_invalid_claims_are_rejected(tmp_path, text):
     with pytest.raises(UserError, match="choose one of enwik8: gpt, enwik9: gpt") as caught:
         make_suite(tmp_path).side(text)
     assert "\n" not in str(caught.value)
@@ -72,7 +74,7 @@ def test_a_side_that_there_is_not_is_one_line_with_those_that_there_are(tmp_path
 
 @pytest.mark.slow
 def test_claims_of_tiny_runs_have_a_verdict_each(tmp_path):
-    """One seed decides nothing that chance is in; arithmetic and counted FLOPs do."""
+    """One seed decides no random result; arithmetic and counted FLOPs decide."""
     program = [sys.executable, "-m", "gmlp_lm.reproduce", "claims", f"--out={tmp_path}"]
     quick = ("train.steps=4", "eval.steps=2", "eval.tokens=1000", "eval.sample=4", "data.batch=2")
     fields = [f"--config.{field}" for field in quick]
@@ -100,11 +102,11 @@ def test_claims_of_tiny_runs_have_a_verdict_each(tmp_path):
     assert table() == rows
 
 
-# What arithmetic says of claims.
+# Claims decided by arithmetic.
 
 
 def test_the_gate_has_no_sigmoid():
-    """The output is linear in the map over positions: twice the map, twice the output."""
+    """The output is linear in the matrix over positions: doubling the matrix doubles the output."""
     layer = GatedMlp(6, 8, Spatial(5, heads=1, epsilon=1.0, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5, 6)), jnp.float32)
     bias = layer.down.bias[...]
@@ -115,7 +117,7 @@ def test_the_gate_has_no_sigmoid():
 
 
 def test_the_authors_bits_per_character_are_nats():
-    """Their program divides the mean loss in nats by log2(2); 256 equal chances are 8 bits."""
+    """The program divides the loss in nats by log2(2) = 1; a uniform byte has 8 bits."""
 
     def authors(nats: float, length: int) -> float:
         return nats * length / (length * math.log2(2))
@@ -130,7 +132,7 @@ def test_the_printed_nats_of_gmlp_are_more_bits_than_gpt_2_needs():
 
 
 def test_no_printed_perplexity_follows_from_its_loss():
-    """Neither per byte, whether of nats or of bits, nor per longer unit: one corpus would have units of two lengths."""
+    """The perplexity is exp of the loss neither per byte, in nats or bits, nor per any longer unit of one length."""
     for row in PRINTED.values():
         for loss in (row.best, row.final):
             assert math.exp(loss) < row.perplexity / 2 and 2**loss < row.perplexity / 2
@@ -167,7 +169,7 @@ def test_gmlp_has_more_parameters_than_the_gpt_it_is_compared_with():
 
 
 def test_the_gpt_of_the_code_has_no_feed_forward():
-    """What it has beside norms, the table and the output layer is an attention 2 wide."""
+    """Beside norms, table and output layer it has only an attention of width 2."""
     config = language.code("gpt", "enwik8")
     abstract_model = variables.abstract(lambda: language_model(config.model, 256, rngs=nnx.Rngs(0)))
     shapes = [x.shape for name, x in abstract_model.trainable.items() if name.startswith("stack/")]
@@ -177,7 +179,7 @@ def test_the_gpt_of_the_code_has_no_feed_forward():
 
 @pytest.fixture(scope="module")
 def gmlp():
-    """A function (recipe, noise) -> a tiny gMLP; noise moves all its values, so that every part matters."""
+    """A function (recipe, noise) -> a tiny gMLP with noise on all parameters, so that every part has an effect."""
 
     def make(recipe: str, noise: float):
         config = language.choose("gmlp", "enwik8", f"{recipe},tiny").model
@@ -206,7 +208,7 @@ def test_a_gmlp_begins_with_each_token_on_its_own(gmlp):
     text, other = jnp.array([[1, 2, 3, 4, 5, 6]]), jnp.array([[9, 8, 7, 4, 5, 6]])
     model = gmlp("code", 0.0)
     np.testing.assert_array_equal(model(text)[0, -1], model(other)[0, -1])
-    # Once W is no longer 0, it is not.
+    # With W not 0, tokens interact.
     assert float(jnp.abs(gmlp("code", 0.3)(text) - gmlp("code", 0.3)(other))[0, -1].max()) > 1e-3
 
 

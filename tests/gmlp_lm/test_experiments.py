@@ -1,4 +1,4 @@
-"""The paper's tables and figure: which runs they need, what they write, and that nothing is run twice."""
+"""The paper's tables and figure: content, shared runs, and no run trained twice."""
 
 import csv
 import json
@@ -36,20 +36,22 @@ def read(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory) -> ExperimentSuite:
-    """With its three runs, which every table and the figure share."""
+    """A suite with its three runs trained, which the tables and the figure share."""
     folder = tmp_path_factory.mktemp("lab")
     text = b"the cat sat on the mat and the dog sat on the log .\n" * 200
     (folder / "data").mkdir()
     for split in ("train", "valid", "test"):
         (folder / "data" / f"{split}.txt").write_bytes(text)
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    places = {"wikitext2": folder / "data"}
-    made = ExperimentSuite("tiny", 1, QUICK, folder / "out", mesh, "fixed", ("wikitext2",), places)
+    data_paths = {"wikitext2": folder / "data"}
+    made = ExperimentSuite(
+        "tiny", 1, QUICK, folder / "out", mesh, "fixed", ("wikitext2",), data_paths
+    )
     experiments.table3(made)
     return made
 
 
-def test_table_3_has_the_printed_values_in_their_units(suite):
+def test_table_3_units(suite):
     rows = read(suite.out / "table3.csv")
     assert [row["model"] for row in rows[::2]] == list(KINDS.values())
     for row in rows[::2]:
@@ -61,7 +63,7 @@ def test_table_3_has_the_printed_values_in_their_units(suite):
             summary["test"]["bits_per_byte"], abs=1e-3
         )
         assert float(row["valid bits/byte"]) == pytest.approx(whole["bits_per_byte"], abs=1e-3)
-        # The curve follows the first 1,000 of 10,400 bytes, so its value is another one.
+        # The curve measures the first 1,000 of 10,400 bytes, so the values differ.
         assert whole["bits_per_byte"] != summary["best_valid"]
         assert float(row["best nats/byte"]) == pytest.approx(
             summary["best_valid"] * math.log(2), abs=1e-3
@@ -75,7 +77,7 @@ def kind_of(row: dict[str, str]) -> str:
     return next(kind for kind, name in KINDS.items() if name == row["model"])
 
 
-def test_nothing_is_trained_or_measured_twice(suite):
+def test_finished_runs_are_not_trained_or_measured_again(suite):
     files = [
         path
         for n in ("checkpoints/latest/*", "summary.json", experiments.WHOLE)
@@ -89,7 +91,7 @@ def test_nothing_is_trained_or_measured_twice(suite):
     assert before == {path: path.stat().st_mtime_ns for path in files}
 
 
-def test_figure_4_and_table_4_follow_from_the_same_runs(suite):
+def test_figure_4_and_table_4_share_runs(suite):
     experiments.fig4(suite)
     experiments.table4(suite)
     assert (suite.out / "fig4.png").stat().st_size > 10_000
@@ -112,7 +114,7 @@ def summary_of(points: list[tuple[int, float, float, float]], parameters: int = 
     return record | {"params": {"total": parameters, "trainable": parameters}}
 
 
-def test_models_are_compared_where_the_first_has_used_up_what_is_equal():
+def test_comparison_ends_with_the_shortest_curve():
     """Hand-made curves: gpt is lowest by steps, gmlp by seconds."""
     cases = {
         "gpt": [(summary_of([(0, 0, 0, 4.0), (10, 20.0, 10.0, 2.0)]), Path())],
@@ -122,17 +124,17 @@ def test_models_are_compared_where_the_first_has_used_up_what_is_equal():
     rows = {row[1]: row for row in experiments._comparison("wikitext2", cases)}
     equal = "parameters and data"
     assert rows[equal][3:6] == ("2.000", "2.500", "2.800")
-    # At 10 s the gpt is half way down, at 10 FLOPs gMLP + attention is.
+    # Interpolated: the gpt at 10 s, gMLP + attention at 10 FLOPs.
     assert rows["wall-clock"][3:6] == ("3.000", "2.500", "2.800")
     assert rows["FLOPs"][3:6] == ("2.000", "2.500", "3.400")
-    # The mean height of a straight line from 4 to 2.
+    # The mean of a straight line from 4 to 2.
     assert rows[equal][6] == "3.000"
-    # Parameters are not called equal where they are not.
+    # Unequal parameter counts are not called equal.
     cases["gmlp"][0][0]["params"]["total"] = 500
     assert next(iter(experiments._comparison("wikitext2", cases)))[1] == "data"
 
 
-def test_a_damaged_measurement_is_made_again(suite):
+def test_damaged_cache_is_measured_again(suite):
     path = next(suite.out.glob(f"runs/*/{experiments.WHOLE}"))
     before = path.read_text()
     path.write_text(before[:20])
@@ -153,7 +155,7 @@ def test_table_1_has_the_authors_counts(tmp_path):
     assert max(fixed) / min(fixed) < 1.002
 
 
-def test_fields_that_do_not_fit_are_refused_before_a_table_is_written(tmp_path):
+def test_invalid_fields_write_no_table(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     suite = ExperimentSuite("tiny", 1, ["--config.model.gate_heads=3"], tmp_path, mesh)
     for table in (settings.table1, settings.table2):
@@ -162,7 +164,7 @@ def test_fields_that_do_not_fit_are_refused_before_a_table_is_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_table_2_has_the_printed_settings_for_the_text(tmp_path):
+def test_table_2_has_the_printed_settings_of_the_paper_recipe(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     settings.table2(ExperimentSuite("tiny", 1, [], tmp_path, mesh))
     rows = [row for row in read(tmp_path / "table2.csv") if row["printed"]]
@@ -175,26 +177,26 @@ def test_table_2_has_the_printed_settings_for_the_text(tmp_path):
     [
         (["--recipe=best"], "--recipe='best': choose one of paper, code, fixed"),
         (["--corpora=enwik7"], "--corpora='enwik7': choose one of"),
-        (["--data=wikitext2"], "--data=wikitext2: it is CORPUS=PATH"),
+        (["--data=wikitext2"], "--data=wikitext2 must be CORPUS=PATH"),
         (["--data=wikitext2=/nowhere"], "there is no /nowhere"),
         (["--data=enwik8=/tmp"], "enwik8 is not in --corpora=wikitext2"),
         (["--config.model.wdith=3"], "unknown option --config.model.wdith; did you mean"),
     ],
 )
-def test_faults_are_one_line(tmp_path, options, message):
+def test_invalid_options_are_one_line_errors(tmp_path, options, message):
     program = [sys.executable, "-m", "gmlp_lm.reproduce", "table3", f"--out={tmp_path}"]
     said = finish(start([*program, *options]), code=2)
     assert said.startswith("error: ") and message in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize("option", ["--turns=3", "--sweep=optimizer.learning_rate=1e-3,2e-3"])
-def test_tables_that_train_nothing_refuse_options_of_training(tmp_path, option):
+def test_tables_1_and_2_reject_training_options(tmp_path, option):
     program = [sys.executable, "-m", "gmlp_lm.reproduce", "table1", f"--out={tmp_path}", option]
     said = finish(start(program), code=2)
-    assert said == "error: table1 trains nothing: no --turns, no --sweep\n"
+    assert said == "error: table1 trains nothing: leave out --turns and --sweep\n"
 
 
-def test_a_missing_corpus_is_named(tmp_path):
+def test_missing_corpus_is_reported(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     suite = ExperimentSuite("laptop", 1, [], tmp_path, mesh, "fixed", ("enwik9",))
     with pytest.raises(UserError, match="no directory data/enwik9"):

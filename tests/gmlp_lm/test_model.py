@@ -1,4 +1,4 @@
-"""The paper's models in all recipes: parameters, causality, decoding; equal sizes where a comparison claims them."""
+"""The paper's models in all recipes: parameter counts, causality, decoding, validation."""
 
 import jax
 import jax.numpy as jnp
@@ -24,15 +24,15 @@ def parameters(recipe, kind: str) -> int:
 
 
 def test_the_code_has_a_tenth_of_the_printed_parameters():
-    """Table 1 prints 71 and 72 million for what has 7.18 and 7.20 million: a slip of the decimal point."""
+    """Table 1 prints 71 and 72 million; the code has 7.18 and 7.20 million."""
     assert parameters(language.code, "gmlp") == 7_178_864
     assert parameters(language.code, "gmlp_attn") == 7_203_440
-    # Its "GPT_base" carries a layer of 512 x 2048 per block that nothing uses; ours leaves it out.
+    # "GPT_base" has an unused layer of 512 x 2048 per block; ours leaves it out.
     unused = 4 * (512 * 2048 + 2048)
     assert parameters(language.code, "gpt") + unused == 6_593_792
 
 
-def test_the_parameters_of_the_text():
+def test_parameters_of_the_paper_recipe():
     """By hand: D = 768, F = 2048, L = 4, n = 768, bytes, tied. None is near 66, 71 or 72 million."""
     width, hidden, length = 768, 2048, 768
     attention = 4 * (width * width + width)
@@ -49,7 +49,7 @@ def test_the_parameters_of_the_text():
 
 
 @pytest.mark.parametrize("size", ["", *language.SIZES])
-def test_the_fixed_recipe_has_equal_parameters_and_a_gpt_of_natural_proportions(size):
+def test_fixed_recipe_has_equal_parameters(size):
     configs = [language.choose(kind, "enwik8", f"fixed,{size}") for kind in KINDS]
     found = [
         variables.count(
@@ -73,7 +73,7 @@ def test_the_code_recipe_reads_the_same_bytes_of_enwik8_and_enwik9():
 
 @pytest.fixture(params=[(recipe, kind) for recipe in language.RECIPES for kind in KINDS], ids=str)
 def made(request):
-    """A tiny model with weights under which every part matters."""
+    """A tiny model with random weights, so that every part has an effect."""
     recipe, kind = request.param
     config = language.choose(kind, "enwik8", f"{recipe},tiny").model
     config.update({"width": 16, "hidden": 32, "length": 20, "heads": 2, "dtype": "float32"})
@@ -90,8 +90,8 @@ def made(request):
     return abstract_model.build(values, {})
 
 
-def test_no_logit_depends_on_a_later_token(made):
-    """Gradients with respect to the embedded tokens: 0 for later ones, not 0 for the token itself."""
+def test_causality(made):
+    """Gradients of a logit are 0 at later tokens and not 0 at its own token."""
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 11, (1, 20)))
 
     def logit(change_LD):
@@ -106,7 +106,7 @@ def test_no_logit_depends_on_a_later_token(made):
 
 
 @pytest.mark.parametrize("recent", [0, 4])
-def test_decoding_token_by_token_gives_the_same_logits(made, recent):
+def test_decoding_matches_the_full_forward_pass(made, recent):
     tokens = jnp.asarray(np.random.default_rng(2).integers(0, 11, (2, 20)))
     whole = made(tokens)
     cache = made.cache(2, 20, recent)
@@ -120,7 +120,7 @@ def test_decoding_token_by_token_gives_the_same_logits(made, recent):
 
 @pytest.mark.parametrize("recent", [0, 4])
 @pytest.mark.parametrize("length", [1, 3, 13])
-def test_reading_a_prompt_at_once_is_reading_it_token_by_token(made, length, recent):
+def test_prefill_matches_stepwise_decoding(made, length, recent):
     tokens = jnp.asarray(np.random.default_rng(4).integers(0, 11, (2, 20)))
     whole = made(tokens)
     logits, cache = jax.jit(made.prefill)(tokens[:, :length], made.cache(2, 20, recent))
@@ -132,7 +132,7 @@ def test_reading_a_prompt_at_once_is_reading_it_token_by_token(made, length, rec
 
 
 @pytest.mark.parametrize("length", [1, 3, 13])
-def test_a_shorter_text_is_the_beginning_of_a_longer_one(made, length):
+def test_logits_of_a_prefix_match_the_longer_text(made, length):
     tokens = jnp.asarray(np.random.default_rng(3).integers(0, 11, (1, 20)))
     np.testing.assert_allclose(
         made(tokens[:, :length]), made(tokens)[:, :length], rtol=1e-3, atol=1e-4
@@ -145,7 +145,7 @@ def test_a_shorter_text_is_the_beginning_of_a_longer_one(made, length):
         ("one of gpt, gmlp, tiny_attention", "kind", "rnn"),
         ("one of full, toeplitz", "spatial", "fourier"),
         ("one of gpt2, torch", "init", "zeros"),
-        ("cannot be halved", "hidden", 33),
+        ("must be divisible by 2", "hidden", 33),
         ("model.layers must be at least 1", "layers", 0),
         ("model.attention must be at least 0", "attention", -1),
         ("dropout must be from 0 to 0.99", "dropout", 1.0),
@@ -153,7 +153,7 @@ def test_a_shorter_text_is_the_beginning_of_a_longer_one(made, length):
         ("windows must be at least 1", "windows", (0, 4)),
     ],
 )
-def test_faults(fault, field, value):
+def test_invalid_model_fields_are_rejected(fault, field, value):
     model = language.choose("gmlp", "enwik8", "tiny").model
     with model.ignore_type():
         model[field] = value
@@ -162,8 +162,8 @@ def test_faults(fault, field, value):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_weight_decay_of_the_fair_recipe_leaves_biases_scales_and_positions_alone(kind):
-    """A step without gradients changes kernels, maps over positions and the byte table, and nothing else."""
+def test_fixed_recipe_decays_matrices_only(kind):
+    """A step with zero gradients changes kernels, matrices over positions and the byte table only."""
     config = language.choose(kind, "enwik8", "fixed,tiny")
     values = {
         name: variable.get_value()

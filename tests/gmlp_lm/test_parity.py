@@ -1,4 +1,4 @@
-"""Logits of public PyTorch models, computed once by make_golden.py, from the same weights in ours."""
+"""Our logits against those of public PyTorch models with the same weights, written by make_golden.py."""
 
 import re
 from pathlib import Path
@@ -21,7 +21,7 @@ CASES = {
     "gpt2": {"kind": "gpt", "heads": 2, "positions": "learned", "tied": True},
 }
 
-# From a parameter's name there, without what depends on the layer, to ours.
+# PyTorch parameter name without the layer prefix -> our name.
 NAMES = {
     "to_embed": "embed/table",
     "to_logits.0": "stack/norm",
@@ -45,7 +45,7 @@ NAMES = {
 
 
 def ours(there: str, value: np.ndarray) -> dict[str, np.ndarray]:
-    """Our names and values of one parameter."""
+    """Returns our names and values of one PyTorch parameter."""
     path, _, kind = there.rpartition(".")
     match = re.match(r"(?:net\.layers\.(\d)\.0|layers\.(\d)|transformer\.h\.(\d))\.(.*)", path)
     block = ""
@@ -70,12 +70,12 @@ def ours(there: str, value: np.ndarray) -> dict[str, np.ndarray]:
         return {f"{name}/{kind}": value}
     if name.endswith("norm"):
         return {f"{name}/scale": value}
-    # Hugging Face's GPT-2 keeps (inputs, outputs), as we do; nn.Linear the other way round.
+    # Hugging Face's GPT-2 stores (inputs, outputs) like ours; nn.Linear stores (outputs, inputs).
     return {f"{name}/kernel": value if "transformer.h" in there else value.T}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_are_those_of_the_public_model(case):
+def test_logits_match_the_public_packages(case):
     with np.load(GOLDEN) as file:
         arrays = {n.partition("/")[2]: file[n] for n in file.files if n.startswith(f"{case}/")}
     tokens, logits = arrays.pop("tokens").astype(np.int32), arrays.pop("logits")

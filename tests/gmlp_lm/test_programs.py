@@ -52,7 +52,7 @@ def trained(tmp_path_factory, mesh) -> tuple[Path, dict]:
     return workdir, run.fit(small(), workdir, mesh)
 
 
-def test_training_lowers_the_bits(trained):
+def test_training_lowers_bits_per_byte(trained):
     _, summary = trained
     first, last = (summary["curve"]["points"][i]["value"] for i in (0, -1))
     assert last < first < 8
@@ -60,7 +60,7 @@ def test_training_lowers_the_bits(trained):
     assert test["nats_per_byte"] == pytest.approx(test["bits_per_byte"] * math.log(2))
 
 
-def test_the_run_keeps_the_loss_of_every_test_window(trained):
+def test_predictions_hold_the_loss_of_every_test_window(trained):
     workdir, summary = trained
     kept = load_predictions(workdir / PREDICTIONS)
     assert kept.metrics() == pytest.approx(summary["test"], rel=1e-12)
@@ -69,7 +69,7 @@ def test_the_run_keeps_the_loss_of_every_test_window(trained):
 
 
 def reader(values: ModelState) -> Callable[[list[int]], np.ndarray]:
-    """The logits of the byte after some. What fills the window up comes later and is not seen."""
+    """Returns the logits of the next byte. Padding after it has no effect."""
     forward = jax.jit(lambda trainable, tokens: values.abstract_model.build(trainable, {})(tokens))
 
     def after(before: list[int]) -> np.ndarray:
@@ -79,8 +79,8 @@ def reader(values: ModelState) -> Callable[[list[int]], np.ndarray]:
     return after
 
 
-def test_evaluation_equals_a_reading_byte_by_byte(mesh):
-    """Every byte alone, from the bytes that its window gives it; and perplexity per word from the same total."""
+def test_windowed_evaluation_equals_byte_by_byte_evaluation(mesh):
+    """Scores every byte alone with its window's context; word perplexity follows from the same total."""
     config = small("gpt")
     task = LanguageModelling(config, language_model, mesh)
     task.splits["valid"] = task.splits["valid"][:60]
@@ -97,7 +97,7 @@ def test_evaluation_equals_a_reading_byte_by_byte(mesh):
     assert found["perplexity_per_word"] == pytest.approx(math.exp(total / words(text)), rel=1e-3)
 
 
-def test_words_are_counted_as_wikitext_counts_them():
+def test_word_count_matches_wikitext():
     text = np.frombuffer(b" = Title = \n\n the cat <unk> . \n", np.uint8)
     assert words(text) == 3 + 4 + 3  # three line ends
 
@@ -109,14 +109,14 @@ def write(trained, prompt=b"The ", length=20, sampling=None, seed=1, chunk=16, m
     return b"".join(writer(values, prompt, length, seed, chunk=chunk))
 
 
-def test_samples_follow_the_seed_and_not_the_chunks(trained, mesh):
+def test_samples_depend_on_the_seed_not_on_the_chunk_size(trained, mesh):
     one = write(trained, mesh=mesh)
     assert len(one) == 20
     assert one == write(trained, chunk=7, mesh=mesh) == write(trained, chunk=1, mesh=mesh)
     assert one != write(trained, seed=2, mesh=mesh)
 
 
-def test_temperature_0_writes_the_likeliest_bytes(trained, mesh):
+def test_temperature_0_is_greedy(trained, mesh):
     _, values = run.load(trained[0], mesh)
     text, after = list(b"The "), reader(values)
     for _ in range(20):
@@ -132,16 +132,16 @@ def test_temperature_0_writes_the_likeliest_bytes(trained, mesh):
         ("longer than the model's 24 positions", {"length": 21}),
     ],
 )
-def test_what_cannot_be_written_says_why(trained, mesh, fault, arguments):
+def test_invalid_sampling_options_are_rejected(trained, mesh, fault, arguments):
     with pytest.raises(UserError, match=fault):
         write(trained, mesh=mesh, **arguments)
 
 
-def test_the_program_writes_text(trained):
+def test_sample_program_writes_text(trained):
     program = [sys.executable, "-m", "gmlp_lm.sample", f"--workdir={trained[0]}"]
     output = finish(start([*program, "--prompt=In ", "--length=16", "--temperature=0.5"]))
     assert output.startswith("In ") and len(output.encode()) >= 19
-    # Bytes that are no UTF-8, on a terminal that knows ASCII only.
+    # Invalid UTF-8 on an ASCII terminal.
     arguments = [*program, b"--prompt=\xff\xc3\xa9", "--length=4"]
     assert finish(start(arguments, PYTHONIOENCODING="ascii:strict")).startswith("??")
     for option, message in (
@@ -156,8 +156,8 @@ def test_the_program_writes_text(trained):
         assert said.startswith(message) and said.count("\n") == 1
 
 
-def test_any_text_is_measured_as_a_split_is(trained, mesh, tmp_path):
-    """The test split as a file, plain and packed; with a stride of 1 every byte has the longest context."""
+def test_evaluate_program_scores_a_text_like_a_split(trained, mesh, tmp_path):
+    """The test split as a plain and a packed file; stride 1 gives every byte the longest context."""
     workdir, summary = trained
     text = LanguageModelling(small(), language_model, mesh).splits["test"]
     (tmp_path / "text").write_bytes(text.tobytes())
@@ -174,10 +174,10 @@ def test_any_text_is_measured_as_a_split_is(trained, mesh, tmp_path):
     )
 
 
-def test_a_longer_context_for_every_byte_is_measured_by_a_smaller_stride(trained, mesh):
-    """Byte by byte: with a stride of 1 each byte is read after all the 24 before it."""
+def test_smaller_stride_gives_every_byte_more_context(trained, mesh):
+    """With stride 1 each byte is scored after the 24 bytes before it."""
     config, values = run.load(trained[0], mesh)
-    generator = np.random.default_rng(0)  # values under which every byte of context matters
+    generator = np.random.default_rng(0)  # random values: every byte of context has an effect
     noisy = {n: x + 0.2 * generator.normal(size=x.shape) for n, x in values.trainable.items()}
     values = replace(values, trainable=jax.tree.map(lambda x: x.astype(jnp.float32), noisy))
     text = np.frombuffer(b"The for statement is used to iterate over the elements.", np.uint8)
@@ -195,12 +195,12 @@ def test_a_longer_context_for_every_byte_is_measured_by_a_smaller_stride(trained
     [
         (None, [], "cannot read "),
         (b"", [], " has 0 bytes; the first is not scored"),
-        (b"a text", ["--stride=25"], "--stride=25 leaves out bytes: the run's windows have 24"),
+        (b"a text", ["--stride=25"], "--stride=25 must be at most the run's window length, 24"),
         (b"a text", ["--stride=0"], "--stride must be a whole number of at least 1, got '0'"),
         (b"a text", ["--workdir=/nowhere"], "/nowhere"),
     ],
 )
-def test_faults_of_a_text_are_one_line(trained, tmp_path, text, options, message):
+def test_invalid_texts_are_one_line_errors(trained, tmp_path, text, options, message):
     if text is not None:
         (tmp_path / "text.gz").write_bytes(gzip.compress(text))
     program = [sys.executable, "-m", "gmlp_lm.evaluate", f"--workdir={trained[0]}"]
@@ -222,7 +222,7 @@ def test_faults_of_a_text_are_one_line(trained, tmp_path, text, options, message
         ("cannot be shared by 2", "data.batch", 7),
     ],
 )
-def test_faults_are_one_line(tmp_path, fault, field, value):
+def test_invalid_options_are_one_line_errors(tmp_path, fault, field, value):
     config = small()
     with config.ignore_type():
         config.update_from_flattened_dict({field: value})
@@ -231,7 +231,7 @@ def test_faults_are_one_line(tmp_path, fault, field, value):
     assert "\n" not in str(caught.value)
 
 
-def test_a_text_without_words_has_no_perplexity(tmp_path, mesh):
+def test_text_without_words_has_no_word_perplexity(tmp_path, mesh):
     for split, text in (("train", "a b " * 50), ("valid", " " * 99), ("test", "a b " * 9)):
         (tmp_path / f"{split}.txt").write_text(text)
     config = small(**{"data.source": f"files:{tmp_path}"})
@@ -239,13 +239,13 @@ def test_a_text_without_words_has_no_perplexity(tmp_path, mesh):
         run.fit(config, tmp_path / "run", mesh)
 
 
-def test_what_is_measured_does_not_change_on_the_way(trained, mesh):
+def test_resuming_with_other_evaluation_fields_is_rejected(trained, mesh):
     workdir, _ = trained
     with pytest.raises(UserError, match="stride"):
         run.fit(small(**{"eval.stride": 6, "train.steps": 40}), workdir, mesh)
 
 
-def test_all_devices_train_what_one_trains(tmp_path, mesh):
+def test_eight_devices_match_one_device(tmp_path, mesh):
     quick = {"train.steps": 3, "eval.steps": 3, "eval.sample": 5}
     one = run.fit(small(**quick), tmp_path / "one", mesh)
     wide = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})

@@ -1,4 +1,4 @@
-"""An experiment whose runs are made up."""
+"""A suite with made-up runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,11 +14,11 @@ NAMES = {"translation": "bleu", "masked_lm": "perplexity", "classification": "ac
 
 @dataclass(frozen=True)
 class Known(ExperimentSuite):
-    """A make_suite whose runs are made up: the score rises to 30 plus the seed at step 200, in as many seconds.
+    """A suite with made-up runs: at step 200 the score is 30 plus the seed.
 
     Attributes:
-      asked: the configurations of all runs.
-      timing: how they say that they were timed.
+      asked: the configurations of all trained runs.
+      timing: the runs' `timing.kind`.
     """
 
     asked: list[ConfigDict] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Backskipping: its gradient against what it estimates, which steps skip, and that what is skipped is not computed."""
+"""Backskipping: the gradient estimate, the schedule of skipping steps, and the saved compute."""
 
 import jax
 import jax.numpy as jnp
@@ -27,19 +27,19 @@ def rule(**fields) -> Rule:
     return Rule(**{"reward": "signed", "sigma": 1.0, "scale": 1.0, **fields})
 
 
-# The estimator.
+# Estimator.
 
 
 def quadratic(mu, noise, value, given: Rule):
-    """J = |y|^2 / 2 behind an identity: g = y = mu + sigma eps, so the reward is -mean(a)."""
+    """J = |y|^2 / 2 after an identity: g = y = mu + sigma eps, so the reward is -mean(a)."""
     action = jax.lax.stop_gradient(mu + given.sigma * noise)
     y = skip(given, action, mu, noise, value)
     return jnp.sum(jnp.square(y)) / 2
 
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0])
-def test_the_expected_gradient_is_that_of_minus_the_expected_reward(sigma: float):
-    """E[reward] = -mean(mu), so minus its gradient is 1 / D in every direction, whatever mu, sigma and the baseline."""
+def test_expected_gradient_is_minus_the_gradient_of_the_expected_reward(sigma: float):
+    """E[reward] = -mean(mu), so minus its gradient is 1 / D in every direction for any mu, sigma and baseline."""
     count, width = 200_000, 4
     mu = jnp.broadcast_to(jnp.array([0.3, -1.0, 2.0, 0.5]), (1, count, width))
     noise = jax.random.normal(jax.random.key(0), mu.shape)
@@ -51,7 +51,7 @@ def test_the_expected_gradient_is_that_of_minus_the_expected_reward(sigma: float
         assert np.all(error < 0.02)
 
 
-def test_a_baseline_near_the_mean_reward_lowers_the_variance():
+def test_baseline_near_the_mean_reward_lowers_the_variance():
     mu = jnp.full((1, 20_000, 2), 3.0)
     noise = jax.random.normal(jax.random.key(0), mu.shape)
 
@@ -63,7 +63,7 @@ def test_a_baseline_near_the_mean_reward_lowers_the_variance():
     assert spread(-3.0 / 10**0.5) < 0.5 * spread(0.0)
 
 
-def test_one_position_by_hand():
+def test_gradient_of_one_position_by_hand():
     """g = (1, 3), of root mean square r = sqrt(5): with V = 0.5 the gradient of mu is r (0.5 + 2 / r) eps / sigma."""
     g, noise = jnp.array([[[1.0, 3.0]]]), jnp.array([[[0.2, -0.4]]])
     value, r = jnp.full((1, 1), 0.5), 5**0.5
@@ -79,8 +79,8 @@ def test_one_position_by_hand():
 
 
 @pytest.mark.parametrize("reward", ["signed", "own_rms"])
-def test_the_estimate_is_linear_in_the_gradient_above(reward: str):
-    """A loss that is a sum over tokens and one that is a mean train the layer below alike, and the value the same."""
+def test_estimate_is_linear_in_the_gradient_above(reward: str):
+    """A sum and a mean over tokens give the layer below proportional gradients, and the value equal gradients."""
     keys = jax.random.split(jax.random.key(0), 3)
     g, noise = (jax.random.normal(key, (2, 5, 8)) for key in keys[:2])
     value = jax.random.normal(keys[2], (2, 5))
@@ -95,13 +95,13 @@ def test_the_estimate_is_linear_in_the_gradient_above(reward: str):
     (mu, of_value), (small_mu, small_value) = gradients(1.0), gradients(1e-3)
     np.testing.assert_allclose(mu, 1000 * small_mu, rtol=1e-5)
     np.testing.assert_allclose(of_value, small_value, rtol=1e-5)
-    # `scale` is relative to the size of g: with 1 both are of one order, however small g is.
+    # `scale` is relative to the size of g: with 1 both are of one order for any g.
     assert 0.2 < jnp.std(small_mu) / jnp.std(1e-3 * g) < 5
     np.testing.assert_allclose(gradients(1e-24)[0], 1e-24 * mu, rtol=1e-5)
 
 
-def test_an_ordinary_step_passes_the_gradient_and_teaches_the_value():
-    g = jnp.array([[[1.0, 3.0], [0.0, 0.0]]])  # nothing arrives above padding
+def test_ordinary_step_passes_the_gradient_and_trains_the_value():
+    g = jnp.array([[[1.0, 3.0], [0.0, 0.0]]])  # padding gets no gradient
     value = jnp.array([[0.0, 7.0]])
     loss = lambda y, value: jnp.sum(g * observe(rule(), y, value))  # noqa: E731
     of_y, of_value = jax.grad(loss, argnums=(0, 1))(jnp.zeros_like(g), value)
@@ -109,7 +109,7 @@ def test_an_ordinary_step_passes_the_gradient_and_teaches_the_value():
     np.testing.assert_allclose(of_value, [[4 / 5**0.5, 0.0]], rtol=1e-6)
 
 
-def test_rewards():
+def test_rewards_by_hand():
     g = jnp.array([[[1.0, 3.0], [-2.0, 0.0], [0.0, 0.0]]])
     found = rewards(g, rule())
     r = (14 / 4) ** 0.5
@@ -117,7 +117,7 @@ def test_rewards():
     # The printed reward, minus the mean over the width, in units of r.
     np.testing.assert_allclose(found.reward_BL, [[-2 / r, 1 / r, 0]], rtol=1e-6)
     np.testing.assert_array_equal(found.valid_BL, [[True, True, False]])
-    # Our own: minus the root mean square of each, divided by the deviation of the two.
+    # own_rms: minus the root mean square of each position, divided by the standard deviation of the two.
     found = rewards(g, rule(reward="own_rms"))
     own = np.array([-(5**0.5), -(2**0.5)])
     np.testing.assert_allclose(found.reward_BL[0, :2], own / own.std(), rtol=1e-5)
@@ -125,11 +125,11 @@ def test_rewards():
     assert not np.any(nothing.reward_BL) and nothing.size > 0
 
 
-# Which steps skip.
+# Schedule.
 
 
-def test_when_a_step_skips(make_config):
-    """Never in the warm-up; then ordinary with 0.99^t, and after 0.99^459 < 0.01 never again."""
+def test_skipping_schedule(make_config):
+    """Never skips in the warm-up, then with probability 1 - 0.99^t, and always once 0.99^459 < 0.01."""
     config = make_config("ffn")
     settings = config.model.backskip
     settings.update({"estimator": "policy", "warmup_steps": 100})
@@ -138,7 +138,7 @@ def test_when_a_step_skips(make_config):
     expected = sum(0.99**since for since in range(459))
     assert abs((~skipped[100:]).sum() - expected) < 4 * expected**0.5
     assert [skips(config, step) for step in range(300)] == skipped[:300].tolist()
-    # As long as the learning rate rises, where nothing else is said.
+    # The default is the learning rate's warm-up.
     settings.warmup_steps, config.optimizer.warmup_steps = -1, 100
     assert [skips(config, step) for step in range(300)] == skipped[:300].tolist()
     config.seed = 2
@@ -152,7 +152,7 @@ def test_when_a_step_skips(make_config):
 
 
 class Task(Backskipping):
-    """Teacher forcing, nothing else."""
+    """A task with teacher forcing and no data."""
 
     def __init__(self, config):
         self.config = config
@@ -166,7 +166,7 @@ class Task(Backskipping):
 def prepared(make_config, kind: str, estimator: str, **fields):
     config = make_config(kind, dropout=0.0, **fields)
     config.model.backskip.update({"estimator": estimator, "warmup_steps": 2})
-    config.model.backskip.anneal = 0.0  # all after the first step behind the warm-up skip
+    config.model.backskip.anneal = 0.0  # every step after the first one past the warm-up skips
     validate(config.model)
     abstract_model = helpers.structure_of(config.model)
     frozen = variables.draw_frozen(abstract_model, 1)
@@ -174,7 +174,7 @@ def prepared(make_config, kind: str, estimator: str, **fields):
 
 
 def gradients(task: Task, abstract_model, trainable, frozen, step: int, factor: float = 1.0):
-    """Loss, gradients and counted operations of one step, whose loss is multiplied by `factor`."""
+    """Returns loss, gradients and counted FLOPs of one step; the loss is multiplied by `factor`."""
 
     def loss(trainable):
         model = abstract_model.build(trainable, frozen)
@@ -185,8 +185,8 @@ def gradients(task: Task, abstract_model, trainable, frozen, step: int, factor: 
 
 
 @pytest.mark.parametrize("kind", ["ffn", "transformer"])
-def test_skipped_work_is_not_done(make_config, kind: str):
-    """The forward pass is the same; of the backward pass the reservoir's is gone, down to the last product."""
+def test_skipping_step_compiles_without_the_reservoirs_backward_pass(make_config, kind: str):
+    """The forward pass is unchanged; no matrix product of the reservoir's backward pass remains."""
     given = prepared(make_config, kind, "policy")
     ordinary, skipping = (gradients(*given, step) for step in (0, 3))
     np.testing.assert_allclose(ordinary[0], skipping[0], rtol=1e-6)
@@ -197,16 +197,16 @@ def test_skipped_work_is_not_done(make_config, kind: str):
         products += 2 * batch * length * 4 * d * d
         products += 4 * 2 * batch * heads * length * length * (d // heads)
     assert ordinary[2] - skipping[2] == products
-    # Above the reservoir nothing changes, below it everything does.
+    # Gradients above the reservoir stay equal, all gradients below change.
     for name in ordinary[1]:
         same = np.allclose(ordinary[1][name], skipping[1][name], rtol=1e-4, atol=1e-6)
         below = name.startswith(("encoder/blocks/0/", "source_embed"))
-        # A bias of keys changes no attention: its gradient is rounding.
+        # Key biases do not change attention: their gradient is rounding error.
         assert same != below or name.endswith("key/bias"), name
 
 
-def test_the_controls(make_config):
-    """Identity hands on what arrives above the reservoir, zero hands on nothing; neither needs a value or noise."""
+def test_identity_and_zero_gradients(make_config):
+    """Identity passes the gradient above the reservoir on, zero passes none; neither has a value or noise."""
     for estimator in ("identity", "zero"):
         task, abstract_model, trainable, frozen = prepared(make_config, "ffn", estimator)
         assert not any("baseline" in name for name in trainable)
@@ -220,15 +220,15 @@ def test_the_controls(make_config):
         assert skipping[2] < ordinary[2] == expected[2]
         assert np.any(skipping[1][BELOW]) == (estimator == "identity")
         if estimator == "identity":
-            # An FFN reservoir without weights is a residual connection alone.
+            # An FFN reservoir with zero weights is a residual connection.
             empty = {name: np.zeros_like(value) for name, value in frozen.items()}
             exact = gradients(*plain[:2], trainable, empty, 0)
             found = gradients(task, abstract_model, trainable, empty, 3)
             np.testing.assert_allclose(found[1][BELOW], exact[1][BELOW], rtol=1e-4, atol=1e-6)
 
 
-def test_noise_alone_is_the_policys_with_true_gradients(make_config):
-    """As an ordinary step of the policy, in all steps; no value is trained."""
+def test_noise_control_has_the_policys_noise_and_exact_gradients(make_config):
+    """Equals an ordinary step of the policy in all steps, and trains no value."""
     task, abstract_model, trainable, frozen = prepared(make_config, "ffn", "noise")
     assert not any("baseline" in name for name in trainable)
     assert task.loss_at(3) == task.loss_at(0)
@@ -245,7 +245,7 @@ def test_noise_alone_is_the_policys_with_true_gradients(make_config):
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_printed_reward_is_nothing_where_norms_stand_before_each_layer(make_config, norm: str):
-    """The gradient above a reservoir has no mean over the width: a norm does not see a shift of all it reads."""
+    """The gradient above a reservoir has mean 0 over the width, because norms ignore a shift of their input."""
     _, abstract_model, trainable, frozen = prepared(make_config, "ffn", "none", norm=norm)
     model = abstract_model.build(trainable, frozen)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 6, 16)), jnp.float32)
@@ -270,8 +270,8 @@ def test_evaluation_adds_no_noise_and_needs_no_value(make_config):
     )
 
 
-def test_neighbouring_reservoirs_are_skipped_as_one(make_config):
-    """Two reservoirs in a row have one value, above which the gradient is exact."""
+def test_adjacent_reservoirs_are_skipped_as_one_block(make_config):
+    """Two adjacent reservoirs share one value, and the gradient above them is exact."""
     _, abstract_model, trainable, _ = prepared(make_config, "ffn", "policy", placement="LRR")
     assert {name.rsplit("/", 3)[0] for name in trainable if "baseline" in name} == {
         "encoder/blocks/1"
@@ -280,8 +280,8 @@ def test_neighbouring_reservoirs_are_skipped_as_one(make_config):
 
 
 @pytest.mark.parametrize("estimator", ["policy", "identity"])
-def test_two_reservoirs_that_are_no_neighbours(make_config, estimator: str):
-    """Of LRLRL each has a value of its own; both layers below one are given a gradient, each another than before."""
+def test_two_separate_reservoirs(make_config, estimator: str):
+    """In LRLRL each reservoir has its own value, and both layers below reservoirs get another gradient."""
     given = prepared(make_config, "ffn", estimator, encoder_layers=5, reservoirs=2)
     values = {name.split("/")[2] for name in given[2] if "baseline" in name}
     assert values == ({"1", "3"} if estimator == "policy" else set())
@@ -293,10 +293,10 @@ def test_two_reservoirs_that_are_no_neighbours(make_config, estimator: str):
     above = BELOW.replace("/0/", "/4/", 1)
     np.testing.assert_allclose(skipping[1][above], ordinary[1][above], rtol=1e-4, atol=1e-6)
     for name in (n for n in ordinary[1] if "baseline" in n and "/3/" in n):
-        # What arrives above the upper one is exact: its value learns the same.
+        # The gradient above the upper reservoir is exact: its value gets the same gradient.
         np.testing.assert_allclose(skipping[1][name], ordinary[1][name], rtol=1e-4, atol=1e-6)
     if estimator == "policy":
-        # Estimates of estimates: still of the size of the gradient, and linear in it.
+        # The lower estimate has the size of the gradient, and is linear in it.
         scaled = gradients(*given, 3, 1000.0)[1]
         for layer in (0, 2, 4):
             name = BELOW.replace("/0/", f"/{layer}/", 1)
@@ -305,11 +305,11 @@ def test_two_reservoirs_that_are_no_neighbours(make_config, estimator: str):
 
 
 @pytest.mark.parametrize("estimator", ["policy", "identity", "zero"])
-def test_what_a_step_that_skips_computes_is_the_same_to_the_bit(make_config, estimator):
-    """Forward nothing is skipped, and nothing rounded on the way."""
+def test_skipping_step_has_the_same_loss_to_the_bit(make_config, estimator):
+    """The forward pass is exact."""
     given = prepared(make_config, "ffn", estimator, dtype="bfloat16")
     model = given[1].build(*given[2:])
-    # Many, since x + (y - x) is another number than y in one place of some thousands.
+    # Many numbers: x + (y - x) differs from y in one of some thousands.
     x = jnp.asarray(np.random.default_rng(0).standard_normal((256, 64, 16)), jnp.bfloat16)
     found, block = [], model.encoder.blocks[1]
     for skipping in (False, True):
@@ -318,8 +318,8 @@ def test_what_a_step_that_skips_computes_is_the_same_to_the_bit(make_config, est
     np.testing.assert_array_equal(*found)
 
 
-def test_two_steps_are_compiled_and_the_value_has_an_adam_of_its_own(make_config):
-    """With a constant rate, on a mesh, whatever the schedule of all else is."""
+def test_two_steps_are_compiled_and_the_value_has_its_own_adam(make_config):
+    """The value has a constant learning rate, on a mesh, for any schedule of the rest."""
     task, abstract_model, trainable, frozen = prepared(make_config, "ffn", "policy")
     settings = task.config.optimizer
     settings.update({"learning_rate": 1e-9, "schedule": "constant", "warmup_steps": 0})
@@ -340,12 +340,12 @@ def test_two_steps_are_compiled_and_the_value_has_an_adam_of_its_own(make_config
     assert len(step.compiled) == 2
     operations = {number: step.compiled[step.cache_key(BATCH, number)][1] for number in (0, 3)}
     assert operations[3] < operations[0]
-    # Four Adam steps of 1e-3 at most, and of nearly that: the bias' gradient keeps its sign.
+    # Four Adam steps of nearly 1e-3, because the bias gradient keeps its sign.
     assert 1e-3 < abs(float(values[VALUE][0] - trainable[VALUE][0])) < 4.1e-3
     assert np.max(np.abs(values[BELOW] - trainable[BELOW])) < 1e-7
 
 
-def test_a_users_mistakes_are_named(make_config):
+def test_invalid_fields_are_rejected(make_config):
     for reservoir, fields, message in (
         ("none", {"estimator": "policy"}, "no reservoir to skip"),
         ("ffn", {"estimator": "polcy"}, "did you mean policy"),
@@ -361,9 +361,7 @@ def test_a_users_mistakes_are_named(make_config):
             validate(model)
 
 
-def test_a_run_that_would_never_skip_is_refused_and_a_reward_that_cannot_teach_is_named(
-    make_config, capsys
-):
+def test_runs_that_never_skip_are_rejected_and_zero_rewards_warn(make_config, capsys):
     config = make_config("ffn")
     config.model.backskip.update({"estimator": "policy", "reward": "signed"})
     config.train.steps, config.optimizer.warmup_steps = 100, 99
@@ -375,7 +373,7 @@ def test_a_run_that_would_never_skip_is_refused_and_a_reward_that_cannot_teach_i
     assert not capsys.readouterr().err
 
 
-def test_without_parts_of_their_own_the_optimizer_is_what_it_was(make_config):
+def test_optimizer_is_unchanged_without_learning_rate_overrides(make_config):
     config = make_config("ffn").optimizer
     values = {"encoder/kernel": jnp.ones(3)}
     own = optimizer.make(config, 10, {"baseline": 1e-3}, values)[0].init(values)

@@ -1,4 +1,4 @@
-"""The language model of section 3.2 with reservoirs, as a run."""
+"""A training run of section 3.2's language model with reservoirs."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def small(estimator: str) -> ConfigDict:
     return config
 
 
-def test_it_trains_past_its_reservoirs_and_goes_on_as_if_never_stopped(tmp_path: Path) -> None:
+def test_backskipping_resume_is_bit_exact(tmp_path: Path) -> None:
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     config = small("identity")
     whole = run.fit(config.copy_and_resolve_references(), tmp_path / "whole", mesh)
@@ -39,6 +39,6 @@ def test_it_trains_past_its_reservoirs_and_goes_on_as_if_never_stopped(tmp_path:
     assert losses[0] == losses[1] and len(losses[0]) == 6
     assert parts["test"] == whole["test"]
     assert whole["params"]["frozen"] > 0
-    # Three steps of the six do without the gradient through the frozen layer.
+    # Three of the six steps skip the frozen layer.
     through = run.fit(small("none"), tmp_path / "through", mesh)
     assert whole["flops"] < through["flops"]

@@ -1,4 +1,4 @@
-"""Sides of claims, and the table of claims end to end."""
+"""The experiments that claims name, and the table of claims end to end."""
 
 import csv
 import sys
@@ -25,7 +25,7 @@ def make_suite(out: Path, **fields) -> ExperimentSuite:
 
 
 @pytest.mark.parametrize("text", SIDES)
-def test_every_side_is_an_experiment_that_needs_no_data_at_the_scale_tiny(tmp_path, text):
+def test_claims_need_no_data_at_tiny(tmp_path, text):
     side = make_suite(tmp_path).side(text)
     assert side.missing == ""
     config = side.experiment(2)
@@ -33,7 +33,7 @@ def test_every_side_is_an_experiment_that_needs_no_data_at_the_scale_tiny(tmp_pa
     assert config.seed == 2
 
 
-def test_what_is_fine_tuned_starts_from_a_side_of_another_claim(tmp_path):
+def test_claimed_fine_tuning_starts_from_claimed_pretraining(tmp_path):
     suite = make_suite(tmp_path)
     experiments = {side.name: side.experiment for side in map(suite.side, SIDES)}
     starts = {
@@ -45,13 +45,13 @@ def test_what_is_fine_tuned_starts_from_a_side_of_another_claim(tmp_path):
     assert starts <= {f"{name}_seed3" for name in experiments}
 
 
-def test_a_side_has_the_runs_of_the_tables(tmp_path):
+def test_claims_and_tables_share_runs(tmp_path):
     suite = make_suite(tmp_path, scale="paper")
     for target in ("table1", "table3", "fig5"):
         for setting, cases in suite.needed(target).items():
             for case in cases:
                 if case.model in ("alternate", "Transformer of updatable depth"):
-                    continue  # the same runs under another name, or another depth
+                    continue  # these rows share runs with other rows
                 side = suite.side(f"{setting}@{case.layers}: {case.model}")
                 assert side.name == case.stem
                 assert side.experiment(1) == suite.configuration(case, 1)
@@ -62,7 +62,7 @@ def test_a_side_has_the_runs_of_the_tables(tmp_path):
     assert tuned.experiment(1).reservoirs == "tune"
 
 
-def test_what_a_side_lacks_is_the_option_that_gives_it(tmp_path, monkeypatch):
+def test_missing_option_of_a_claim_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a folder without data
 
     def missing(text: str, **fields) -> str:
@@ -72,10 +72,10 @@ def test_what_a_side_lacks_is_the_option_that_gives_it(tmp_path, monkeypatch):
     assert missing("iwslt@12: LayerDrop") == "--depths=12"
     assert missing("iwslt@12: LayerDrop", depths={12: None}) == ""
     assert missing("iwslt: T Reservoir", **laptop) == "--data=iwslt=DIR"
-    assert missing("iwslt: T Reservoir", **laptop, places={"iwslt": tmp_path}) == ""
+    assert missing("iwslt: T Reservoir", **laptop, data_paths={"iwslt": tmp_path}) == ""
     assert missing("sst2: Transformer", **laptop) == "--data=roberta=DIR"
-    places = {"roberta": tmp_path}
-    assert missing("sst2: Transformer", **laptop, places=places) == "--data=sst2=DIR"
+    data_paths = {"roberta": tmp_path}
+    assert missing("sst2: Transformer", **laptop, data_paths=data_paths) == "--data=sst2=DIR"
     assert missing("wmt: Transformer", settings=("iwslt",)) == "--settings leaves it out"
     assert missing("wmt: LayerDrop", models=("Transformer",)) == "--models leaves it out"
     assert missing("wmt: T Reservoir", depths={4: 0}) == "--depths leaves no reservoirs"
@@ -94,13 +94,13 @@ def test_what_a_side_lacks_is_the_option_that_gives_it(tmp_path, monkeypatch):
         ("sst2: Transformer, reservoirs tuned", "Transformer, frozen in fine-tuning"),
     ],
 )
-def test_sides_that_are_no_experiment_are_refused(tmp_path, text, told):
+def test_invalid_claims_are_rejected(tmp_path, text, told):
     with pytest.raises(UserError) as caught:
         make_suite(tmp_path).side(text)
     assert told in str(caught.value)
 
 
-def test_options_that_claims_have_no_use_for_are_refused(tmp_path):
+def test_claims_reject_dry_run(tmp_path):
     program = [sys.executable, "-m", "reservoir.reproduce", "claims", "--dry-run"]
     told = finish(start([*program, f"--out={tmp_path / 'out'}"]), code=2)
     assert "--dry-run is for tables and figures, not for claims" in told
@@ -108,7 +108,7 @@ def test_options_that_claims_have_no_use_for_are_refused(tmp_path):
 
 @pytest.mark.slow
 def test_the_table_of_claims_from_the_command_line(tmp_path):
-    """The claims about translation, three models of a few steps; then the same table from the runs that are kept."""
+    """Trains three translation models for a few steps; then makes the same table with --kept."""
     out = tmp_path / "out"
     program = [sys.executable, "-m", "reservoir.reproduce", "claims", "--scale=tiny"]
     program += [f"--out={out}", "--settings=iwslt", "--models=Transformer,T Reservoir,bottom"]

@@ -1,4 +1,4 @@
-"""The dynamic convolution against loops, as fairseq's dynamic_convolution.py defines it."""
+"""The dynamic convolution against explicit loops, as defined by fairseq's dynamic_convolution.py."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def given() -> np.ndarray:
 
 
 def slowly(layer: DynamicConvolution, x_LD: np.ndarray, taps: int, causal: bool) -> np.ndarray:
-    """One sentence, one position, one head, one tap at a time, in float64."""
+    """A float64 reference with loops over sentences, positions, heads and taps."""
     kernels = {
         name: (np.asarray(part.kernel[...], np.float64), part.bias)
         for name, part in (("enter", layer.enter), ("kernel", layer.kernel), ("leave", layer.leave))
@@ -49,7 +49,7 @@ def slowly(layer: DynamicConvolution, x_LD: np.ndarray, taps: int, causal: bool)
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("taps", [1, 3, 4, 9])
-def test_as_the_loops_have_it_and_padding_is_not_seen(taps: int, causal: bool):
+def test_convolution_equals_explicit_loops_and_ignores_padding(taps: int, causal: bool):
     layer, x = made(taps, causal), given()
     lengths = np.array([LENGTH, 4])
     found = layer(jnp.asarray(x), Context(lengths_B=jnp.asarray(lengths)))
@@ -59,8 +59,8 @@ def test_as_the_loops_have_it_and_padding_is_not_seen(taps: int, causal: bool):
 
 
 @pytest.mark.parametrize("recent", [0, 2])
-def test_decoding_step_by_step_is_the_whole_pass(recent: int):
-    """With a memory in one array and in two; the first tokens read at once or one by one."""
+def test_decoding_matches_the_full_forward_pass(recent: int):
+    """With a cache of one array and of two; with and without prefill."""
     layer, x = made(3, causal=True), jnp.asarray(given())
     whole = layer(x, Context())
     room = CacheSpec(LENGTH, jnp.float32, recent)
@@ -76,14 +76,14 @@ def test_decoding_step_by_step_is_the_whole_pass(recent: int):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_what_a_position_sees(causal: bool):
+def test_receptive_field(causal: bool):
     layer, x = made(3, causal), jnp.asarray(given())
     seen = jax.jacobian(lambda x: layer(x, Context())[0, 3].sum())(x)
     reached = {int(n) for n in np.flatnonzero(np.abs(seen[0]).sum(-1))}
     assert reached == ({1, 2, 3} if causal else {2, 3, 4})
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_arguments_are_rejected():
     with pytest.raises(ValueError, match="not divisible by 3 heads"):
         DynamicConvolution(WIDTH, 3, 7, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="only a causal convolution"):

@@ -1,4 +1,4 @@
-"""Table 4 and Figures 2, 6 and 11: what they make of runs whose figures are known."""
+"""Table 4 and Figures 2, 6 and 11 from made-up runs."""
 
 import csv
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from ml_collections import ConfigDict
 from common.errors import UserError
 from common.sharding import make_mesh
 from reservoir import costs, downstream
-from reservoir.experiments import snapshot_steps
 from reservoir.probing import table
 from reservoir.probing.classifier import Probe
+from reservoir.targets import snapshot_steps
 from tests.reservoir.known import Known
 
 
@@ -33,8 +33,8 @@ def made(out: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("target", ["fig2", "fig11"])
-def test_accuracy_against_depth(tmp_path: Path, target: str):
-    """Fine-tuned from each pretrained model in each way; 50 + seed, and 5 more if it has reservoirs."""
+def test_figures_2_and_11_from_known_runs(tmp_path: Path, target: str):
+    """Accuracy of the made-up runs: 50 + seed, and 5 more with reservoirs."""
     getattr(downstream, target)(make_suite(tmp_path))
     assert made(tmp_path) == {
         f"{target}_{task}.{end}" for task in downstream.TASKS for end in ("csv", "md", "png")
@@ -52,14 +52,14 @@ def test_accuracy_against_depth(tmp_path: Path, target: str):
         tests = [row["test accuracy"] for row in rows]
         assert tests == ["51.50 ± 0.71"] * 2 + ["56.50 ± 0.71"] * 4
         assert {row["step"] for row in rows} == {"best"}
-        hours = (150 / 3600, 120 / 3600)  # as long as the whole run
+        hours = (150 / 3600, 120 / 3600)  # of the whole run
         assert [row["pretraining (h)"] for row in rows] == [
             f"{hours[n > 1]:.3f} ± 0.000" for n in range(6)
         ]
 
 
-def test_accuracy_against_the_time_of_pretraining(tmp_path: Path):
-    """Five snapshots of each run; the clock of the made-up runs is known at steps 100, 200 and 300."""
+def test_figure_6_from_known_runs(tmp_path: Path):
+    """Five snapshots of each run, between the made-up evaluations at steps 100, 200 and 300."""
     suite = make_suite(tmp_path, fields=["--config.train.steps=250"])
     downstream.fig6(suite)
     for task in downstream.TASKS:
@@ -77,13 +77,13 @@ def test_accuracy_against_the_time_of_pretraining(tmp_path: Path):
     starts = {(c.pretrained, c.pretrained_step) for c in suite.asked if c.task == "classification"}
     pretrained = {place for place, _ in starts}
     assert len(pretrained) == 6 and {step for _, step in starts} == {50, 100, 150, 200, 250}
-    # Those that pretraining keeps.
+    # Pretraining keeps these snapshots.
     for config in suite.asked:
         if config.task == "masked_lm":
             assert config.checkpoint.snapshots == 50 and list(snapshot_steps(config))[-1] == 250
 
 
-def test_fine_tuning_has_options_of_its_own(tmp_path: Path, capsys):
+def test_finetune_overrides_apply_to_fine_tuning_only(tmp_path: Path, capsys):
     suite = make_suite(
         tmp_path, fields=["--config.train.steps=250"], finetune=("train.steps=7",), seeds=1
     )
@@ -93,10 +93,10 @@ def test_fine_tuning_has_options_of_its_own(tmp_path: Path, capsys):
         ("classification", 7),
     }
     assert (
-        "--config.train.steps=250: of pretraining; fine-tuning has --finetune"
+        "--config.train.steps=250: pretraining only; for fine-tuning use --finetune"
         in capsys.readouterr().out
     )
-    # Before anything is pretrained.
+    # The errors come before pretraining.
     for field, message in (
         ("train.stepz=7", "--finetune: unknown option"),
         ("data.batch=0", "data.batch must be at least 1"),
@@ -107,8 +107,8 @@ def test_fine_tuning_has_options_of_its_own(tmp_path: Path, capsys):
         assert not suite.asked
 
 
-def test_a_sweep_is_of_fine_tuning(tmp_path: Path, capsys):
-    """Pretraining is as it is configured; every way tries each point with seed 1 and uses the best for both seeds."""
+def test_sweep_applies_to_fine_tuning_only(tmp_path: Path, capsys):
+    """Each fine-tuning case tries both points with seed 1 and uses the best for both seeds."""
     sweep = {"optimizer.learning_rate": ("1e-4", "1e-3")}
     suite = make_suite(tmp_path, models=("T Reservoir",), sweep=sweep)
     downstream.fig2(suite)
@@ -117,16 +117,16 @@ def test_a_sweep_is_of_fine_tuning(tmp_path: Path, capsys):
         for task in ("masked_lm", "classification")
     )
     assert len(before) == 2 and len({config.optimizer.learning_rate for config in before}) == 1
-    ways = 2 * 2  # of two tasks
+    ways = 2 * 2  # modes times tasks
     tried = [config for config in after if not config.eval.test]
     assert len(tried) == 2 * ways and {config.seed for config in tried} == {1}
     chosen = [config for config in after if config.eval.test]
     assert len(chosen) == 2 * ways and {c.optimizer.learning_rate for c in chosen} == {1e-4}
     assert len(read(tmp_path / "sweep.csv")) == 2 * ways
-    assert "--sweep: of fine-tuning" in capsys.readouterr().out
+    assert "--sweep: fine-tuning only" in capsys.readouterr().out
 
 
-def test_fine_tuning_runs_of_a_seed_take_turns(tmp_path: Path, monkeypatch):
+def test_fine_tuning_runs_of_a_seed_train_in_turns(tmp_path: Path, monkeypatch):
     together, train = [], Known.train
 
     def counted(self: Known, asked: Mapping[str, ConfigDict]) -> dict[str, dict]:
@@ -139,15 +139,17 @@ def test_fine_tuning_runs_of_a_seed_take_turns(tmp_path: Path, monkeypatch):
 
 
 def test_tasks_without_data_are_left_out(tmp_path: Path, capsys):
-    suite = make_suite(tmp_path, scale="laptop", places={"sst2": tmp_path}, seeds=1)
+    suite = make_suite(tmp_path, scale="laptop", data_paths={"sst2": tmp_path}, seeds=1)
     assert {tuning.task for tuning in downstream.tunings(suite, "fig2")} == {"sst2"}
-    assert "mnli is left out: --data=mnli=DIR says where it is" in capsys.readouterr().out
-    with pytest.raises(UserError, match="nothing to fine-tune on: --data=sst2=DIR or --data=mnli"):
+    assert "mnli is left out: --data=mnli=DIR sets its folder" in capsys.readouterr().out
+    with pytest.raises(
+        UserError, match="nothing to fine-tune on: add --data=sst2=DIR or --data=mnli"
+    ):
         downstream.tunings(make_suite(tmp_path, scale="laptop"), "fig2")
 
 
-def test_the_plan_has_fine_tuning_too(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.setattr(costs, "rate", lambda dtype: 1e9)
+def test_dry_run_lists_fine_tuning(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.setattr(costs, "flops_per_second", lambda dtype: 1e9)
     models = ("FFN Reservoir",)
     suite = make_suite(tmp_path, models=models, seeds=1, finetune=("train.steps=7",))
     costs.show(suite, "fig2")
@@ -167,7 +169,7 @@ def test_the_plan_has_fine_tuning_too(tmp_path: Path, monkeypatch, capsys):
 
 
 class Features:
-    """Those of a run of 12 layers: one number for all sentences of a layer, the layer and a tenth of the seed."""
+    """Features of 12 layers: every sentence has the number layer + seed / 10."""
 
     def __init__(self, seed: int):
         self.seed, self.layers = seed, ["embeddings", *("trained", "reservoir") * 6]
@@ -181,7 +183,7 @@ def probe(features: Mapping[str, np.ndarray], *rest: object, **options: object) 
     return [Probe(50, 0.0, 1e-5, 0.5, float(x) / 100) for x in features["test"][:, 0, 0]]
 
 
-def test_table_4_is_over_the_seeds_and_beside_printed(tmp_path: Path, monkeypatch):
+def test_table_4_averages_seeds_beside_printed_values(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(table, "probe", probe)
     monkeypatch.setattr(
         downstream, "open_reader", lambda workdir, mesh, pool: Features(int(workdir.name[-1]))
@@ -190,14 +192,14 @@ def test_table_4_is_over_the_seeds_and_beside_printed(tmp_path: Path, monkeypatc
     for task in ("sentence_length", "bigram_shift"):
         (tmp_path / f"{task}.txt").write_text("\n".join(lines))
     out = tmp_path / "out"
-    downstream.table4(make_suite(out, scale="paper", seeds=3, places={"probing": tmp_path}))
+    downstream.table4(make_suite(out, scale="paper", seeds=3, data_paths={"probing": tmp_path}))
     majority, *rows = read(out / "table4.csv")
     assert majority["kind"] == "majority class" and majority["SentLen"] == "66.67"
     assert len(rows) == 2 * (13 + 12)
     plain = rows[:25]
     assert [row[""] for row in plain] == ["measured", *("measured", "printed") * 12]
     assert [row["layer"] for row in plain] == ["0", *(str(n) for n in range(1, 13) for _ in "mp")]
-    # Layers 1 of the seeds 1 to 3: 1.1, 1.2 and 1.3.
+    # Layer 1 of seeds 1 to 3: 1.1, 1.2 and 1.3.
     assert plain[1]["SentLen"] == plain[1]["BShift"] == "1.20 ± 0.10"
     assert plain[2]["SentLen"] == "84.56 ± 0.54" and plain[2]["BShift"] == "49.99 ± 0.01"
     assert rows[-1]["model"] == "T Reservoir" and rows[-1]["SentLen"] == "70.61 ± 0.18"

@@ -1,4 +1,4 @@
-"""What evaluation says beside a score, and which values of a run it takes."""
+"""The output of reservoir.evaluate, and the checkpoints that it averages."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ def program(monkeypatch, *arguments: str) -> None:
 
 @pytest.fixture
 def perfect(monkeypatch, make_config) -> ConfigDict:
-    """A translator that knows the references of the validation set; its configuration."""
+    """Returns a translator that outputs the validation references, and its configuration."""
     config = make_config("ffn")
     target = load_parallel(config.data, "valid").target
     translator = SimpleNamespace(search=SimpleNamespace(beams=5, length_penalty=1.0))
@@ -28,7 +28,7 @@ def perfect(monkeypatch, make_config) -> ConfigDict:
     return config
 
 
-def test_another_set_than_training_scores_is_named(perfect, monkeypatch, capsys):
+def test_evaluate_program_names_the_sentences_that_training_scores(perfect, monkeypatch, capsys):
     perfect.eval.sentences = 7
     program(monkeypatch, "--workdir=run", "--split=valid")
     first, second, _ = capsys.readouterr().out.splitlines()
@@ -39,7 +39,7 @@ def test_another_set_than_training_scores_is_named(perfect, monkeypatch, capsys)
     assert "training scores" not in capsys.readouterr().out
 
 
-def test_the_newest_snapshots_or_the_best_checkpoints_are_averaged(
+def test_averages_of_newest_snapshots_and_of_best_checkpoints(
     monkeypatch, make_config, tmp_path: Path
 ):
     toy.run(tmp_path, train__steps=6, eval__steps=6, checkpoint__snapshots=2)

@@ -1,7 +1,8 @@
-"""The paper's tables and figures: which runs they need, and what they make of runs whose figures are known."""
+"""The paper's tables and figures: the configurations of their runs, and their content from made-up runs."""
 
 import csv
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -9,14 +10,18 @@ import pytest
 
 from common.config import to_json
 from common.errors import UserError
+from common.report import printed as report
 from common.sharding import make_mesh
-from reservoir import costs, downstream, experiments, plots, reproduce, run, tables
+from configs import translation
+from reservoir import costs, downstream, plots, reproduce, run, tables
 from reservoir.backskip import warmup
-from reservoir.experiments import MODELS, NEEDS, SETTINGS, UPDATABLE, Case, ExperimentSuite
+from reservoir.experiments import ExperimentSuite
 from reservoir.model import reservoir_layers
-from reservoir.printed import printed
+from reservoir.targets import MODELS, NEEDS, SETTINGS, UPDATABLE, Case
 from tests.programs import finish, start
 from tests.reservoir.known import Known
+
+printed = partial(report.printed, "reservoir")
 
 PAPER = [target for target in NEEDS if target not in ("fig2", "fig6", "fig11", "table4")]
 
@@ -34,20 +39,20 @@ def read(path: Path) -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("scale", ["tiny", "laptop", "paper"])
 @pytest.mark.parametrize("target", NEEDS)
-def test_every_run_of_every_table_and_figure_has_a_valid_configuration(tmp_path, target, scale):
+def test_configurations_of_all_targets_are_valid(tmp_path, target, scale):
     suite = make_suite(tmp_path, scale=scale)
     found = {}
     for cases in suite.needed(target).values():
         for case in cases:
             config = suite.configuration(case, 1)
             run.validate(config)
-            # One folder never serves two configurations.
+            # No two configurations share a folder.
             assert found.setdefault(case.name(1), to_json(config)) == to_json(config)
-            assert config.model[SETTINGS[case.setting].layers] == case.layers
+            assert config.model[SETTINGS[case.setting].depth_field] == case.layers
             assert config.model.reservoir == MODELS[case.model][0]
 
 
-def test_the_papers_grid_is_that_of_its_tables(tmp_path):
+def test_paper_scale_has_the_rows_of_the_printed_tables(tmp_path):
     suite = make_suite(tmp_path, scale="paper")
     for table in ("table1", "table2", "table5"):
         (cases,) = suite.needed(table).values()
@@ -74,11 +79,11 @@ PLACES = {
     ("wmt", 24): (9, 11, 13, 15),
     ("wmt", 32): (13, 15, 17, 19),
 }
-"""Frozen layers of the encoder, counted from 1: two of IWSLT's, four of WMT's, in the middle."""
+"""(setting, layers) -> frozen encoder layers, counted from 1."""
 
 
 @pytest.mark.parametrize("table", ["table1", "table2", "table5"])
-def test_the_layers_that_the_papers_tables_freeze(tmp_path, table):
+def test_frozen_layers_of_tables_1_2_and_5(tmp_path, table):
     (cases,) = make_suite(tmp_path, scale="paper").needed(table).values()
     for case in cases:
         config = make_suite(tmp_path, scale="paper").configuration(case, 1)
@@ -93,7 +98,7 @@ def config_name(case: Case) -> str:
     return case.setting.removesuffix("_deep")
 
 
-def test_the_placements_of_figure_5(tmp_path):
+def test_placements_of_figure_5(tmp_path):
     suite = make_suite(tmp_path, scale="paper", depths={8: None})
     (cases,) = suite.needed("fig5").values()
     found = {c.model: reservoir_layers(suite.configuration(c, 1).model) for c in cases}
@@ -106,7 +111,7 @@ def test_the_placements_of_figure_5(tmp_path):
     }
 
 
-def test_layerdrop_leaves_out_as_much_as_others_freeze_and_backskipping_waits_for_the_warmup(
+def test_layerdrop_probability_and_backskip_warmup(
     tmp_path,
 ):
     suite = make_suite(tmp_path, scale="paper")
@@ -117,7 +122,7 @@ def test_layerdrop_leaves_out_as_much_as_others_freeze_and_backskipping_waits_fo
     assert warmup(skipping) == skipping.optimizer.warmup_steps == 4000
 
 
-def test_table_3_tells_the_printed_reward_from_ours_and_has_the_parts_of_the_policy(tmp_path):
+def test_table_3_has_both_rewards_and_the_controls(tmp_path):
     suite = make_suite(tmp_path)
     (cases,) = suite.needed("table3").values()
     found = {}
@@ -130,8 +135,8 @@ def test_table_3_tells_the_printed_reward_from_ours_and_has_the_parts_of_the_pol
     assert [found[name][0] for name in controls] == ["identity", "zero", "noise"]
 
 
-def test_table_1_by_hand(tmp_path):
-    """Two seeds: best 31 and 32; 100 s to it, 80 s with reservoirs; epochs of 25 and 20 s."""
+def test_table_1_from_known_runs(tmp_path):
+    """Two seeds: best BLEU 31 and 32 after 100 s, 80 s with reservoirs; epochs of 25 and 20 s."""
     tables.table1(make_suite(tmp_path, seeds=2))
     plain, t, ffn, dropped, short = read(tmp_path / "table1.csv")
     assert plain["best BLEU"] == "31.50 ± 0.71" and plain["frozen"] == "0"
@@ -143,14 +148,14 @@ def test_table_1_by_hand(tmp_path):
     assert short["model"] == UPDATABLE and short["layers"] == "2" and short["frozen"] == "0"
 
 
-def test_runs_that_did_not_take_turns_make_no_ratio_of_seconds(tmp_path):
+def test_runs_not_timed_in_turns_have_no_time_ratio(tmp_path):
     tables.table1(make_suite(tmp_path, seeds=2, timing="shared"))
     rows = read(tmp_path / "table1.csv")
     assert {row["ratio"] for row in rows} == {""}
     assert {row[""] for row in rows} == {"measured, timed shared"}
 
 
-def test_measured_stands_beside_printed(tmp_path):
+def test_measured_rows_precede_printed_rows(tmp_path):
     suite = make_suite(
         tmp_path, scale="paper", depths={8: None}, models=("Transformer", "FFN Reservoir")
     )
@@ -164,8 +169,8 @@ def test_measured_stands_beside_printed(tmp_path):
     assert rows[0]["BLEU there"] == "31.00"
 
 
-def test_table_3_has_the_areas_of_one_horizon(tmp_path):
-    """The longest run ends at 150 s: the others hold their best until there."""
+def test_table_3_aucc_uses_one_horizon(tmp_path):
+    """The longest run ends at 150 s; the others keep their best score until then."""
     tables.table3(make_suite(tmp_path, models=("Transformer", "T Reservoir")))
     plain, t = read(tmp_path / "table3.csv")
     hours = 1 / 3600
@@ -175,16 +180,16 @@ def test_table_3_has_the_areas_of_one_horizon(tmp_path):
     assert t["AUCC (BLEU hours)"] == f"{area * hours:.4f}"
 
 
-def test_the_horizons_are_the_papers_where_the_runs_are(tmp_path):
-    """Hours on its machine; small runs end where the longest of them does."""
+def test_horizons_are_the_papers_at_paper_scale(tmp_path):
+    """Smaller scales end at the longest run."""
     paper = {"iwslt": 4, "iwslt_deep": 4, "wmt": 20, "enwik8": 30, "roberta": 60}
     suite = make_suite(tmp_path, scale="paper")
     assert {setting: suite.horizon(setting) for setting in SETTINGS} == paper
     assert make_suite(tmp_path, scale="laptop").horizon("wmt") == "longest"
 
 
-def test_only_areas_have_a_horizon(tmp_path, monkeypatch):
-    """Behind it lies the best of these runs, at 100 s; their areas end before, at 60 s."""
+def test_horizon_limits_aucc_only(tmp_path, monkeypatch):
+    """The best score comes at 100 s, after the horizon of 60 s."""
     monkeypatch.setattr(Known, "horizon", lambda self, setting: 60 / 3600)
     suite = make_suite(tmp_path, models=("Transformer",))
     tables.table3(suite)
@@ -198,7 +203,7 @@ def test_only_areas_have_a_horizon(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("target", PAPER)
-def test_every_target_is_written(tmp_path, target):
+def test_targets_write_their_files(tmp_path, target):
     module = tables if reproduce.TARGETS[target] == "tables" else plots
     getattr(module, target)(make_suite(tmp_path))
     made = sorted(path.name for path in tmp_path.iterdir())
@@ -206,22 +211,24 @@ def test_every_target_is_written(tmp_path, target):
     assert (module is tables) == (not any(name.endswith(".png") for name in made))
 
 
-def test_options_that_leave_nothing_are_named(tmp_path):
+def test_options_that_exclude_every_run_are_rejected(tmp_path):
     for fields in (
         {"depths": {4: 0}, "models": ("T Reservoir",)},
         {"settings": ("wmt",)},
         {"models": ("BiGRU Reservoir",)},
     ):
-        with pytest.raises(UserError, match="leave nothing of table1, which has iwslt and Transf"):
+        with pytest.raises(
+            UserError, match="exclude every run of table1, which has iwslt and Transf"
+        ):
             tables.table1(make_suite(tmp_path, **fields))
     with pytest.raises(UserError, match="the probing tasks are missing: --data=probing=DIR"):
         downstream.table4(make_suite(tmp_path))
     with pytest.raises(UserError, match="has none of the tasks of Table 4"):
-        downstream.table4(make_suite(tmp_path, places={"probing": tmp_path}))
+        downstream.table4(make_suite(tmp_path, data_paths={"probing": tmp_path}))
 
 
 def depths_of(suite: ExperimentSuite, target: str, model: str) -> list[tuple[int, int]]:
-    """(layers, reservoirs) of a row's configurations."""
+    """Returns (layers, reservoirs) of a row's configurations."""
     return [
         (config.model.encoder_layers, len(reservoir_layers(config.model)))
         for cases in suite.needed(target).values()
@@ -231,8 +238,8 @@ def depths_of(suite: ExperimentSuite, target: str, model: str) -> list[tuple[int
     ]
 
 
-def test_any_depth_can_be_asked_for(tmp_path):
-    """One that the scale does not have has as many reservoirs as the nearest, or as many as are asked for."""
+def test_depths_option(tmp_path):
+    """A depth that the scale lacks has the reservoirs of the nearest depth, or the number of --depths."""
     suite = make_suite(tmp_path, scale="laptop", depths={4: None, 8: 3, 6: None})
     assert depths_of(suite, "table1", "FFN Reservoir") == [(4, 2), (8, 3), (6, 2)]
     assert depths_of(suite, "table1", "Transformer") == [(4, 0), (8, 0), (6, 0)]
@@ -240,20 +247,20 @@ def test_any_depth_can_be_asked_for(tmp_path):
     (cases,) = suite.needed("table1").values()
     rates = [suite.configuration(c, 1).model.layerdrop for c in cases if c.model == "LayerDrop"]
     assert rates == [2 / 4, 3 / 8, 2 / 6]
-    # Another number of reservoirs is another run; the same model is the same, whatever row asks for it.
+    # A custom number of reservoirs has its own run; rows with one model share a run.
     names = {(case.model, case.layers): case.name(1) for case in cases}
     assert names["FFN Reservoir", 8] == "iwslt_8r3_ffn_reservoir_seed1"
     assert names["FFN Reservoir", 4] == "iwslt_4_ffn_reservoir_seed1"
     assert names["Transformer", 4] == names[UPDATABLE, 4] == "iwslt_4_transformer_seed1"
-    # Without reservoirs there is the plain model alone.
+    # With 0 reservoirs only the plain model remains.
     (cases,) = make_suite(tmp_path, scale="laptop", depths={4: 0}).needed("table1").values()
     assert [(case.model, case.name(1)) for case in cases] == [
         ("Transformer", "iwslt_4_transformer_seed1")
     ]
 
 
-def test_depths_at_which_reservoirs_do_not_fit_are_refused(tmp_path):
-    message = r"--depths=2: 2 alternating reservoirs need 3 layers, there are 2; --depths=2:R says"
+def test_depths_too_small_for_the_reservoirs_are_rejected(tmp_path):
+    message = r"--depths=2: 2 alternating reservoirs need 3 layers, there are 2; set the number of .* --depths=2:R"
     with pytest.raises(UserError, match=message):
         make_suite(tmp_path, scale="laptop", depths={2: None}).needed("table1")
     fields = {"scale": "laptop", "models": ("Transformer",)}
@@ -261,7 +268,7 @@ def test_depths_at_which_reservoirs_do_not_fit_are_refused(tmp_path):
         (2, 0)
     ]
     for model in ("LayerDrop", UPDATABLE):
-        with pytest.raises(UserError, match="2 of 2 layers leave none"):
+        with pytest.raises(UserError, match="2 reservoirs of 2 layers leave no trained layer"):
             fields = {"scale": "laptop", "models": (model,)}
             make_suite(tmp_path, depths={2: None}, **fields).needed("table1")
 
@@ -275,13 +282,13 @@ def test_depths_at_which_reservoirs_do_not_fit_are_refused(tmp_path):
         ("6,6:2", "6 layers are named twice"),
     ],
 )
-def test_depths_that_are_no_numbers_are_refused(text: str, message: str):
+def test_malformed_depths_are_rejected(text: str, message: str):
     assert reproduce._depths("6,8:3") == {6: None, 8: 3}
     with pytest.raises(UserError, match=message):
         reproduce._depths(text)
 
 
-def test_the_controls_separate_freezing_initialization_and_depth(tmp_path):
+def test_controls_separate_freezing_initialization_and_depth(tmp_path):
     suite = make_suite(tmp_path, scale="laptop")
     (cases,) = suite.needed("controls").values()
     found = {case.model: suite.configuration(case, 1).model for case in cases}
@@ -295,8 +302,8 @@ def test_the_controls_separate_freezing_initialization_and_depth(tmp_path):
     assert rows["Orthogonal FFN trained"] == "0" and rows["Xavier FFN Reservoir"] == "2"
 
 
-def test_a_bigru_can_be_wider_than_the_model(tmp_path):
-    """As wide as the feed-forward layers of the same recipe."""
+def test_up_projected_bigru_has_the_feed_forwards_width(tmp_path):
+    """The up-projected bigru has the hidden size of the recipe's feed-forward layers."""
     suite = make_suite(tmp_path)
     (cases,) = suite.needed("fig3").values()
     found = {case.model: suite.configuration(case, 1).model for case in cases}
@@ -304,7 +311,7 @@ def test_a_bigru_can_be_wider_than_the_model(tmp_path):
     assert found["BiGRU Reservoir up-projected"].reservoir_hidden == 256
 
 
-def test_the_plan_lists_runs_and_what_is_done(tmp_path, capsys):
+def test_dry_run_lists_runs_and_marks_finished_ones(tmp_path, capsys):
     done = tmp_path / "runs" / "iwslt_3_ffn_reservoir_seed1"
     done.mkdir(parents=True)
     (done / "summary.json").write_text("{}")
@@ -315,8 +322,15 @@ def test_the_plan_lists_runs_and_what_is_done(tmp_path, capsys):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_the_plan_counts_two_operations_for_a_weight_forward_and_for_each_gradient():
-    config = experiments.translation.tiny(experiments.translation.iwslt("ffn"))
+def test_dry_run_from_the_command_line(tmp_path):
+    program = [sys.executable, "-m", "reservoir.reproduce", "fig4", f"--out={tmp_path / 'out'}"]
+    shown = finish(start([*program, "--models=FFN Reservoir", "--dry-run"]))
+    assert "iwslt_deep_3_ffn_reservoir_seed1" in shown and "hours" in shown
+    assert not (tmp_path / "out" / "runs").exists()
+
+
+def test_dry_run_flops_per_weight_and_token():
+    config = translation.tiny(translation.iwslt("ffn"))
     abstract_model = costs.abstract(config)
     product = lambda shape: shape[0] * shape[1]  # noqa: E731
     trained = sum(
@@ -328,8 +342,8 @@ def test_the_plan_counts_two_operations_for_a_weight_forward_and_for_each_gradie
     assert costs.flops(config, abstract_model) == expected
 
 
-def test_from_the_command_line_and_again_without_training(tmp_path):
-    """One case for real; then the same with a faulty option."""
+def test_reproduce_program_does_not_retrain_finished_runs(tmp_path):
+    """Trains one small case; then runs the same command again, and with an invalid option."""
     out = tmp_path / "out"
     program = [sys.executable, "-m", "reservoir.reproduce", "table1", f"--out={out}"]
     program.append("--models=FFN Reservoir")

@@ -1,4 +1,4 @@
-"""A pretraining run becomes classifiers: what stays frozen, what is trained, what is refused."""
+"""Fine-tuning of a pretraining run: frozen and trained parameters, resume, and rejected options."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ from reservoir.pretrained import open_run
 
 SIZES = {"width": 16, "hidden": 24, "heads": 2, "max_length": 32}
 SEED = 11
-"""Of fine-tuning; pretraining has another."""
+"""The seed of fine-tuning; pretraining has another."""
 
 
 def pretraining(reservoir: str, cache: Path) -> ConfigDict:
@@ -66,7 +66,7 @@ def pretrain(folder: Path, mesh, reservoir: str) -> Path:
 
 @pytest.fixture(scope="module")
 def reservoirs(folder, mesh) -> Path:
-    """A run with an FFN reservoir."""
+    """A pretraining run with an FFN reservoir."""
     return pretrain(folder, mesh, "ffn")
 
 
@@ -97,8 +97,8 @@ def kept(folder, mesh, reservoirs) -> tuple[Path, dict]:
     return workdir, finetuning.fit(classifying(reservoirs), workdir, mesh)
 
 
-def test_frozen_layers_are_those_of_pretraining_to_the_bit(kept, reservoirs, mesh):
-    """Drawn from the seed of pretraining, though fine-tuning has another; all else is trained."""
+def test_frozen_layers_keep_pretraining_values_to_the_bit(kept, reservoirs, mesh):
+    """Frozen values follow the pretraining seed, not the fine-tuning seed; all others are trained."""
     trainable, frozen = arrays(kept[0])
     before = pretrained_values(reservoirs, mesh)
     assert frozen and all("/blocks/1/" in name for name in frozen)
@@ -111,7 +111,7 @@ def test_frozen_layers_are_those_of_pretraining_to_the_bit(kept, reservoirs, mes
     }
 
 
-def test_the_summary_counts_what_is_frozen(kept):
+def test_summary_counts_frozen_parameters(kept):
     _, summary = kept
     assert summary["objective"] == "accuracy"
     ffn = 2 * 16 * 24 + 24 + 16 + 2 * 16
@@ -129,8 +129,8 @@ def test_frozen_layers_can_be_tuned(folder, mesh, reservoirs):
         assert (np.asarray(trainable[name]) != before[name]).any(), name
 
 
-def test_layers_of_a_plain_run_can_be_frozen_now(folder, mesh, plain):
-    """The paper's control: the placement of reservoirs, the values of pretraining."""
+def test_freeze_now_freezes_layers_of_a_plain_run(folder, mesh, plain):
+    """The paper's control: layers at the places of reservoirs keep their pretrained values."""
     workdir = folder / "now"
     config = classifying(plain, "mnli", reservoirs="freeze_now", freeze_now=2)
     finetuning.fit(config, workdir, mesh)
@@ -143,7 +143,7 @@ def test_layers_of_a_plain_run_can_be_frozen_now(folder, mesh, plain):
     assert all((np.asarray(trainable[n]) != before[n]).any() for n in changed)
 
 
-def test_the_layers_are_those_of_pretraining_and_dropout_is_that_of_fine_tuning(tmp_path):
+def test_model_fields_come_from_pretraining_and_dropout_from_fine_tuning(tmp_path):
     before = pretraining("ffn", tmp_path).model
     before.dropout = before.attention_dropout = 0.5
     own = {"model.dropout": 0.25, "model.attention_dropout": 0.125, "model.head_dropout": 0.0}
@@ -152,8 +152,8 @@ def test_the_layers_are_those_of_pretraining_and_dropout_is_that_of_fine_tuning(
     assert (found.dropout, found.attention_dropout, found.head_dropout) == (0.25, 0.125, 0.0)
 
 
-def test_a_snapshot_of_pretraining_is_another_start(folder, mesh, reservoirs, kept):
-    """That of its last step is the best checkpoint here; one from half-way is none."""
+def test_fine_tuning_from_a_snapshot(folder, mesh, reservoirs, kept):
+    """The last snapshot equals the best checkpoint here; an earlier one differs."""
     first = {}
     for step in (2, 4):
         config = classifying(reservoirs, pretrained_step=step, **{"train.steps": 1})
@@ -171,8 +171,8 @@ def final_checksum(workdir: Path, step: int) -> int:
     return json.loads(meta.read_text())["checksum"]
 
 
-def test_a_run_in_two_parts_is_the_same_to_the_bit(kept, folder, mesh, reservoirs):
-    """What was given is in the checkpoint: the second part does not ask the pretraining run for it."""
+def test_fine_tuning_resume_is_bit_exact(kept, folder, mesh, reservoirs):
+    """The checkpoint holds the loaded values: resuming does not read the pretraining run."""
     workdir = folder / "parts"
     finetuning.fit(classifying(reservoirs, **{"train.steps": 4}), workdir, mesh)
     finetuning.fit(classifying(reservoirs), workdir, mesh)
@@ -180,7 +180,7 @@ def test_a_run_in_two_parts_is_the_same_to_the_bit(kept, folder, mesh, reservoir
     assert final_checksum(workdir, 6) == final_checksum(kept[0], 6)
 
 
-def test_the_best_checkpoint_measures_what_the_summary_says(kept, mesh, reservoirs):
+def test_best_checkpoint_reproduces_the_summarys_test_score(kept, mesh, reservoirs):
     workdir, summary = kept
     pretrained = open_run(reservoirs)
     config = finetuning.complete_model(classifying(reservoirs), pretrained)
@@ -189,7 +189,7 @@ def test_the_best_checkpoint_measures_what_the_summary_says(kept, mesh, reservoi
     assert task.evaluate(values, "test") == pytest.approx(summary["test"])
 
 
-def test_the_tokenizer_is_that_of_pretraining(kept, reservoirs):
+def test_tokenizer_comes_from_pretraining(kept, reservoirs):
     found = [Tokenizer.load(w / "tokenizer.npz").fingerprint for w in (kept[0], reservoirs)]
     assert found[0] == found[1]
 
@@ -202,7 +202,7 @@ def refused(config: ConfigDict, folder: Path, mesh) -> str:
     return str(caught.value)
 
 
-def test_what_does_not_fit_is_refused(folder, mesh, reservoirs, plain, kept):
+def test_invalid_fine_tuning_is_rejected(folder, mesh, reservoirs, plain, kept):
     def told(pretrained: object, **fields: object) -> str:
         return refused(classifying(pretrained, **fields), folder, mesh)
 
@@ -220,9 +220,7 @@ def test_what_does_not_fit_is_refused(folder, mesh, reservoirs, plain, kept):
     assert "examples of 1 texts" in told(reservoirs, **{"data.fields": "premise hypothesis"})
 
 
-def test_a_checkpoint_that_does_not_fit_its_configuration_is_not_called_damaged(
-    folder, mesh, reservoirs
-):
+def test_checkpoint_of_another_configuration_is_not_reported_as_damaged(folder, mesh, reservoirs):
     other = folder / "other"
     shutil.copytree(reservoirs, other)
     config = json.loads((other / "config.json").read_text())
@@ -235,7 +233,7 @@ def test_a_checkpoint_that_does_not_fit_its_configuration_is_not_called_damaged(
     assert "encoder/stack/blocks/0/residuals/1/function/down/kernel is (24, 16) there" in message
 
 
-def test_each_program_says_whose_run_it_is_not(kept, reservoirs, monkeypatch):
+def test_programs_reject_runs_of_other_tasks(kept, reservoirs, monkeypatch):
     for workdir, task in ((kept[0], "classification"), (reservoirs, "masked_lm")):
         monkeypatch.setattr("sys.argv", ["evaluate", f"--workdir={workdir}"])
         with pytest.raises(UserError, match=f"is a run of the task {task}, not translation"):

@@ -1,4 +1,4 @@
-"""Every kind of reservoir in every stack that can have it, and LayerDrop, the baseline."""
+"""Every kind of reservoir in every possible stack, and LayerDrop, the baseline."""
 
 import json
 
@@ -18,7 +18,7 @@ from configs import masked
 from reservoir import run
 from reservoir.backskip import skips
 from reservoir.encoder import masked_lm
-from reservoir.kinds import BOTH_WAYS, RESERVOIRS
+from reservoir.kinds import RESERVOIRS
 from reservoir.model import translator, validate, with_defaults
 from tests.model import helpers
 
@@ -27,7 +27,7 @@ TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 2, 0]])
 
 
 def built(model):
-    """A model with reservoirs as training draws them, and the names of what is frozen."""
+    """Returns a model with reservoirs drawn from a seed, and its frozen values."""
     validate(model)
     abstract_model = helpers.structure_of(model)
     frozen = variables.draw_frozen(abstract_model, 1)
@@ -39,7 +39,7 @@ def drawn_kernels(frozen: dict) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", RESERVOIRS)
-def test_an_encoder_layer_is_frozen_whole_and_drawn_orthogonal(make_config, kind: str):
+def test_encoder_reservoir_is_frozen_and_orthogonal(make_config, kind: str):
     model, frozen = built(make_config(kind, max_length=8).model)
     assert {name.split("/")[2] for name in frozen} == {"1"}
     for value in drawn_kernels(frozen):
@@ -49,14 +49,16 @@ def test_an_encoder_layer_is_frozen_whole_and_drawn_orthogonal(make_config, kind
 
 
 @pytest.mark.parametrize("kind", RESERVOIRS)
-def test_padding_changes_nothing(make_config, kind: str):
+def test_output_is_independent_of_padding(make_config, kind: str):
     model, _ = built(make_config(kind, max_length=12).model)
     wide = np.pad(SOURCE, ((0, 0), (0, 3)))
     np.testing.assert_allclose(model(SOURCE, TARGET), model(wide, TARGET), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in RESERVOIRS if kind not in BOTH_WAYS])
-def test_in_a_decoder_a_step_at_a_time_gives_the_whole_pass(make_config, kind: str):
+@pytest.mark.parametrize(
+    "kind", [name for name, kind in RESERVOIRS.items() if not kind.bidirectional_only]
+)
+def test_decoding_with_reservoirs_matches_the_full_forward_pass(make_config, kind: str):
     model, frozen = built(
         make_config(kind, reservoirs=0, decoder_reservoirs=1, max_length=8, kernel=3).model
     )
@@ -75,19 +77,19 @@ def test_placement_is_a_field_of_the_configuration(make_config):
         assert {name.split("/")[2] for name in frozen} == layers
 
 
-# Freezing without the initialization, and the initialization without freezing.
+# Freezing and initialization separately.
 
 LAYER = "encoder/blocks/1/residuals/0/function"
 
 
 def started(model) -> dict:
-    """The values that training starts from."""
+    """Returns the initial parameters of training."""
     made = translator(model, 13, 11, rngs=variables.ParamKeys(0))
     return {name: v.get_value() for name, v in variables.split(made).trainable.items()}
 
 
-def test_a_reservoirs_layer_can_be_trained_from_the_same_initialization(make_config):
-    """The same layer in the same place, orthogonal as it is, and nothing is frozen; others start as they did."""
+def test_reservoir_trained_keeps_the_initialization(make_config):
+    """The reservoir layer is trained from its orthogonal initialization; other layers keep theirs."""
     for kind, kernel in (("ffn", "up"), ("transformer", "query")):
         model = make_config(kind, reservoir_trained=True, reservoir_gain=0.5).model
         validate(model)
@@ -102,7 +104,7 @@ def test_a_reservoirs_layer_can_be_trained_from_the_same_initialization(make_con
         assert not np.any(values[f"encoder/blocks/0/residuals/0/function/{'query'}/bias"])
 
 
-def test_a_reservoir_can_be_frozen_at_another_initialization(make_config):
+def test_reservoir_init_and_gain(make_config):
     for init, gain in (("xavier", 1.0), ("normal", 2.0), ("orthogonal", 2.0)):
         model = make_config("ffn", reservoir_init=init, reservoir_gain=gain).model
         _, frozen = built(model)
@@ -113,15 +115,15 @@ def test_a_reservoir_can_be_frozen_at_another_initialization(make_config):
         assert kernel.std() == pytest.approx(expected[init], rel=0.1)
 
 
-def test_all_trained_layers_can_start_orthogonal(make_config):
+def test_init_orthogonal_applies_to_all_trained_layers(make_config):
     values = started(make_config("ffn", init="orthogonal").model)
     for stack, layer in (("encoder", 0), ("encoder", 2), ("decoder", 1)):
         kernel = np.asarray(values[f"{stack}/blocks/{layer}/residuals/0/function/out/kernel"])
         np.testing.assert_allclose(kernel @ kernel.T, np.eye(16), atol=1e-5)
 
 
-def test_roberta_keeps_the_initialization_that_a_field_asks_for():
-    """Its own, N(0, 0.02), is for all else."""
+def test_roberta_respects_init_and_reservoir_init():
+    """All other layers start with RoBERTa's N(0, 0.02)."""
     config = masked.tiny(masked.roberta("ffn"))
     config.model.update({"width": 16, "hidden": 24, "heads": 2, "max_length": 8})
 
@@ -143,7 +145,7 @@ def test_roberta_keeps_the_initialization_that_a_field_asks_for():
     np.testing.assert_allclose(first @ first.T, np.eye(16), atol=1e-5)
 
 
-def test_initializations_that_mean_nothing_are_refused(make_config):
+def test_invalid_initialization_fields_are_rejected(make_config):
     for reservoir, fields, message in (
         ("ffn", {"reservoir_init": "orthogonl"}, "did you mean orthogonal"),
         ("ffn", {"init": "xavier"}, "init='xavier': choose one of recipe"),
@@ -158,8 +160,8 @@ def test_initializations_that_mean_nothing_are_refused(make_config):
         validate(model)
 
 
-def test_runs_of_an_earlier_version_have_the_defaults(make_config):
-    """Their configurations lack fields, and call our reward by an earlier name."""
+def test_older_configurations_get_defaults(make_config):
+    """Older configurations lack fields and call `own_rms` "norm"."""
     old = make_config("ffn").model
     for name in ("reservoir_init", "reservoir_gain", "reservoir_trained", "init"):
         del old[name]
@@ -170,8 +172,8 @@ def test_runs_of_an_earlier_version_have_the_defaults(make_config):
 
 
 @pytest.mark.parametrize("kind", RESERVOIRS)
-def test_a_reservoir_can_have_a_hidden_size_of_its_own(make_config, kind: str):
-    """A bigru is projected up by it, and back to the width; trained layers keep theirs."""
+def test_reservoir_hidden(make_config, kind: str):
+    """A bigru is up-projected by `reservoir_hidden`; trained layers keep the model's hidden size."""
     model, frozen = built(make_config(kind, max_length=8, reservoir_hidden=40).model)
     shapes = {name.partition("function/")[2]: value.shape for name, value in frozen.items()}
     if kind == "bigru":
@@ -200,8 +202,8 @@ def depth_of(drop: float, key: jax.Array | None, layers: int = 8) -> jax.Array:
     return stack(jnp.zeros((1, 1, 4)), Context(), key)[0, 0, 0]
 
 
-def test_layerdrop_leaves_out_its_share_of_layers_in_training_and_none_elsewhere():
-    """(1 - p) N layers on average, each draw on its own: binomial in the mean and in the spread."""
+def test_layerdrop_rate_in_training_and_none_in_evaluation():
+    """The number of kept layers has the mean and standard deviation of a binomial distribution."""
     depths = jax.vmap(lambda key: depth_of(0.25, key))(jax.random.split(jax.random.key(0), 4000))
     deviation = (8 * 0.25 * 0.75) ** 0.5
     assert abs(float(depths.mean()) - 6) < 4 * deviation / 4000**0.5
@@ -210,7 +212,7 @@ def test_layerdrop_leaves_out_its_share_of_layers_in_training_and_none_elsewhere
     assert depth_of(0.0, jax.random.key(1)) == 8
 
 
-def test_a_dropped_layer_is_left_out_of_the_arithmetic_and_of_the_gradient(make_config):
+def test_dropped_layer_is_not_computed_and_gets_no_gradient(make_config):
     abstract_model = helpers.structure_of(make_config(layerdrop=0.5).model)
     values = helpers.random_values(abstract_model.trainable, 0)
 
@@ -228,12 +230,12 @@ def test_a_dropped_layer_is_left_out_of_the_arithmetic_and_of_the_gradient(make_
     assert "conditional" in gradient.lower(values, jax.random.key(0)).compile().as_text()
 
 
-# What changes with the step.
+# Resume.
 
 
 @pytest.mark.slow
-def test_layerdrop_and_backskipping_go_on_bit_for_bit(make_config, tmp_path):
-    """Stopped after 3 of 6 steps and gone on with: the same checkpoint in the end as without a stop."""
+def test_layerdrop_and_backskipping_resume_is_bit_exact(make_config, tmp_path):
+    """Stopping after 3 of 6 steps and resuming gives the checkpoint of an uninterrupted run."""
     config = make_config("cnn", layerdrop=0.3)
     config.model.backskip.update({"estimator": "policy", "warmup_steps": 2})
     config.model.backskip.anneal = 0.5

@@ -1,4 +1,4 @@
-"""Reservoirs: where they stand, what they are, what they cost, and that training leaves them alone."""
+"""Models with reservoirs: validation, parameter counts, initialization, FLOPs, and training."""
 
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -22,26 +22,26 @@ from reservoir.model import translator, validate
 from tests.model import helpers
 
 KINDS = ("none", "transformer", "ffn")
-# Of the (3, 1) encoder.
+# The reservoir of the encoder with 3 layers.
 FROZEN_LAYER = "encoder/blocks/1/"
 SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])
 TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 2, 0]])
 
 
-def test_a_users_mistakes_are_named(make_config):
+def test_invalid_fields_are_rejected(make_config):
     validate(make_config("none", reservoirs=0).model)
     validate(make_config("ffn", reservoirs=2).model)
     for reservoir, reservoirs, message in (
         ("fnn", 1, "did you mean ffn"),
         ("ffn", 3, "need 5 layers, there are 3"),
-        ("transformer", 0, "there is none: --config.model.reservoirs=0"),
+        ("transformer", 0, "no layer is a reservoir: --config.model.reservoirs=0"),
     ):
         with pytest.raises(UserError, match=message):
             validate(make_config(reservoir, reservoirs=reservoirs).model)
     for fields, message in (
         ({"placement": "LRL R"}, "unknown placement 'LRL R'"),
         ({"placement": "LRLL"}, "pattern LRLL is for 4 layers, there are 3"),
-        ({"placement": "LLL"}, "there is none: .*--config.model.placement=LLL"),
+        ({"placement": "LLL"}, "no layer is a reservoir: .*--config.model.placement=LLL"),
         ({"placement": "top", "reservoirs": 4}, "4 reservoirs need 4 layers, there are 3"),
         ({"decoder_reservoirs": 2}, "decoder_reservoirs: 2 alternating reservoirs need 3"),
         ({"decoder_placement": "LRL"}, "decoder_placement: the pattern LRL is for 3 layers"),
@@ -57,10 +57,10 @@ def test_a_users_mistakes_are_named(make_config):
             validate(make_config(**{"reservoir": "ffn", **fields}).model)
 
 
-# Parameter counts, Tables 1, 2 and 5: by (task, decoder layers), kind and encoder layers what the paper prints, in
-# millions, and what the layers have. Three printed numbers are misprints. With 12 layers in Table 2 it gives 72.4M
-# trainable parameters, with the FFN reservoir more than the 71.4M that the same row has in all; and where two more
-# layers add 4.2M everywhere else, Table 1's FFN rows grow by 3.3M from 6 to 8.
+# Parameter counts of Tables 1, 2 and 5 in millions, printed and ours, by (task, decoder layers), kind and encoder
+# layers. Three printed numbers are misprints: with 12 layers Table 2 prints 72.4M trainable parameters, for the FFN
+# reservoir more than the row's total of 71.4M; and Table 1's FFN rows grow by 3.3M from 6 to 8 layers, where two more
+# layers add 4.2M everywhere else.
 
 IWSLT, WMT, IWSLT_DEEP = ("iwslt", 2), ("wmt", 1), ("iwslt", 6)
 DEPTHS = {IWSLT: (6, 8, 10, 12), WMT: (12, 16, 24, 32), IWSLT_DEEP: (6, 8, 10, 12)}
@@ -121,7 +121,7 @@ def full_size(task: tuple[str, int], kind: str, layers: int) -> AbstractModel:
     name, decoder_layers = task
     model = getattr(translation, name)(kind).model
     model.encoder_layers, model.decoder_layers = layers, decoder_layers
-    # Keys of no account: nnx.Rngs takes most of the time here.
+    # Any keys do; nnx.Rngs would take most of the time.
     rngs = SimpleNamespace(params=lambda: jax.random.key(0))
     return variables.abstract(lambda: translator(model, *VOCABULARIES[name], rngs=rngs))
 
@@ -134,7 +134,7 @@ def test_parameter_counts_of_the_papers_tables(task: tuple[str, int], kind: str)
         assert counts["total"] == TOTAL[task, kind][row]
         assert counts["frozen"] == counts["total"] - counts["trainable"]
         for column, printed in (("trainable", PRINTED_TRAINABLE), ("total", PRINTED_TOTAL)):
-            # The paper rounds some numbers and cuts others: one unit of the last digit either way.
+            # The paper rounds some numbers and truncates others: allow one unit of the last digit.
             near = abs(round(counts[column] / 1e6, 1) - printed[task, kind][row]) < 0.11
             assert near == ((column, task, kind, layers) not in MISPRINTS), (column, layers)
 
@@ -162,12 +162,12 @@ def test_parameter_counts_of_each_layer():
         assert rows["target_embed"] == (6632 * d, 0)
 
 
-# The layers themselves.
+# Layers.
 
 
 @dataclass
 class Run:
-    """A small model of one kind with one gradient, and what that cost."""
+    """A small model of one kind with the gradient and the FLOPs of one step."""
 
     model: ConfigDict
     abstract_model: AbstractModel
@@ -188,7 +188,7 @@ def loss_of(model, batch: dict, key: jax.Array | None) -> tuple[jax.Array, jax.A
 
 @pytest.fixture(scope="module")
 def runs(make_config) -> dict[str, Run]:
-    """The three kinds on the same values where they share them."""
+    """The three kinds, with equal values for shared parameters."""
     made = {}
     plain = helpers.random_values(helpers.structure_of(make_config("none").model).trainable, 0)
     for kind in KINDS:
@@ -217,7 +217,7 @@ def runs(make_config) -> dict[str, Run]:
     return made
 
 
-def test_exactly_the_reservoir_is_frozen(runs):
+def test_only_the_reservoir_is_frozen(runs):
     assert not runs["none"].frozen
     for kind, size in (("transformer", 16), ("ffn", 6)):
         abstract_model = runs[kind].abstract_model
@@ -227,8 +227,8 @@ def test_exactly_the_reservoir_is_frozen(runs):
     assert set(runs["transformer"].abstract_model.paths) == set(runs["none"].abstract_model.paths)
 
 
-def test_a_gmlp_reservoir_is_one_line_of_configuration(make_config):
-    """Its random map over positions is frozen, mixes, and sees no padding."""
+def test_gmlp_reservoir_mixes_positions_and_ignores_padding(make_config):
+    """The frozen random matrix mixes positions and ignores padding."""
     config = make_config("gmlp", max_length=6).model
     validate(config)
     abstract_model = helpers.structure_of(config)
@@ -251,7 +251,7 @@ def test_a_gmlp_reservoir_is_one_line_of_configuration(make_config):
         assert np.allclose(other, found[0]) == (not seen)
 
 
-def test_an_ffn_reservoir_is_a_residual_feed_forward_without_attention(runs):
+def test_ffn_reservoir_is_a_residual_feed_forward_without_attention(runs):
     run = runs["ffn"]
     assert set(run.frozen) == {
         FROZEN_LAYER + "residuals/0/" + name
@@ -273,7 +273,7 @@ def test_an_ffn_reservoir_is_a_residual_feed_forward_without_attention(runs):
 
 
 @pytest.mark.parametrize("kind", ["transformer", "ffn"])
-def test_reservoirs_are_drawn_orthogonal_with_torchs_biases(runs, kind: str):
+def test_reservoirs_are_orthogonal_with_pytorch_biases(runs, kind: str):
     run = runs[kind]
     for name, value in variables.draw_frozen(run.abstract_model, 3).items():
         if name.endswith("kernel"):
@@ -286,7 +286,7 @@ def test_reservoirs_are_drawn_orthogonal_with_torchs_biases(runs, kind: str):
             assert 0.5 * bound < np.abs(value).max() <= bound
 
 
-def test_dropout_of_reservoirs_is_an_option(make_config):
+def test_reservoir_dropout(make_config):
     for on, expected in ((True, [0.2, 0.2, 0.2]), (False, [0.2, 0.0, 0.2])):
         abstract_model = helpers.structure_of(
             make_config("ffn", dropout=0.2, reservoir_dropout=on).model
@@ -295,8 +295,8 @@ def test_dropout_of_reservoirs_is_an_option(make_config):
         assert [block.residuals[0].rate for block in model.encoder.blocks] == expected
 
 
-def test_dropout_of_attention_weights(make_config):
-    """In all attention of encoder and decoder; in a reservoir as its other dropout. It is there in training alone."""
+def test_attention_dropout(make_config):
+    """Applies to all attention, to reservoirs as `reservoir_dropout` says, and in training only."""
     for on, quiet in ((True, 0.1), (False, 0.0)):
         fields = {"dropout": 0.0, "attention_dropout": 0.1, "reservoir_dropout": on}
         abstract_model = helpers.structure_of(make_config("transformer", **fields).model)
@@ -319,11 +319,11 @@ def test_dropout_of_attention_weights(make_config):
     assert plain.paths.keys() == abstract_model.paths.keys()
 
 
-# What freezing does to training.
+# Training.
 
 
 def test_gradients_pass_through_a_reservoir_and_stop_at_its_weights(runs):
-    """Frozen or not, the layer is the same function: all other gradients stay what they were."""
+    """Freezing a layer does not change the gradients of the others."""
     plain, frozen = runs["none"], runs["transformer"]
     assert set(frozen.gradients) == set(frozen.trainable)
     assert not set(frozen.gradients) & set(frozen.frozen)
@@ -337,7 +337,7 @@ def test_gradients_pass_through_a_reservoir_and_stop_at_its_weights(runs):
 
 
 def saving(kind: str) -> int:
-    """The arithmetic of one training step that a reservoir leaves out."""
+    """Returns the FLOPs of one training step that a reservoir saves."""
     (batch, length), d, f, heads = SOURCE.shape, 16, 24, 2
     tokens = batch * length
     weight_gradients = 2 * tokens * (4 * d * d + 2 * d * f)
@@ -350,14 +350,14 @@ def saving(kind: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["transformer", "ffn"])
-def test_a_reservoir_saves_exactly_its_arithmetic(runs, kind: str):
+def test_reservoir_saves_exactly_its_weight_gradient_flops(runs, kind: str):
     assert runs["none"].counted - runs[kind].counted == saving(kind)
-    # XLA counts element by element as well, so it saves a little more.
+    # XLA counts elementwise operations too, so the difference is slightly larger.
     assert runs["none"].compiled - runs[kind].compiled >= 0.95 * saving(kind)
 
 
-def test_optimizer_steps_leave_reservoirs_as_they_are(runs, make_config):
-    """With weight decay and dropout: bit for bit, and without moments."""
+def test_optimizer_leaves_reservoirs_unchanged(runs, make_config):
+    """Unchanged to the bit with weight decay and dropout, and without optimizer moments."""
     run = runs["ffn"]
     config = make_config("ffn")
     config.optimizer.weight_decay = 0.1

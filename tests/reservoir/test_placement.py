@@ -1,4 +1,4 @@
-"""Where reservoirs stand, section 2.2 and appendix C."""
+"""Placement of reservoirs, section 2.2 and appendix C."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from reservoir.placement import placement
 
 
 def drawn(layers: int, places: tuple[int, ...]) -> str:
-    """Bottom first, as in the paper."""
+    """Returns the placement as a pattern, bottom first, as in the paper."""
     return "".join("R" if layer in places else "L" for layer in range(layers))
 
 
@@ -45,8 +45,8 @@ def test_placement_counted_from_one(layers: int, reservoirs: int, first: int, la
     ("strategy", "expected"),
     [("bottom", "RRLLLLL"), ("top", "LLLLLRR"), ("middle", "LLRRLLL"), ("RLLLLLR", "RLLLLLR")],
 )
-def test_other_strategies_of_appendix_c(strategy: str, expected: str):
-    """The middle is rounded down, as for the paper's own."""
+def test_placements_of_appendix_c(strategy: str, expected: str):
+    """The middle rounds down, as the paper's placement does."""
     assert drawn(7, placement(7, 2, strategy)) == expected
 
 
@@ -62,6 +62,8 @@ def test_other_strategies_of_appendix_c(strategy: str, expected: str):
         (4, 1, "", "''; it is one of alternate, bottom, middle, top, or a pattern of L and R"),
     ],
 )
-def test_reservoirs_that_do_not_fit(layers: int, reservoirs: int, strategy: str, message: str):
+def test_reservoirs_that_do_not_fit_are_rejected(
+    layers: int, reservoirs: int, strategy: str, message: str
+):
     with pytest.raises(ValueError, match=message):
         placement(layers, reservoirs, strategy)

@@ -1,12 +1,16 @@
-"""What the printed tables say of themselves."""
+"""Claims of the paper checked against its printed tables."""
+
+from functools import partial
 
 import pytest
 
-from reservoir.printed import printed
+from common.report import printed as report
+
+printed = partial(report.printed, "reservoir")
 
 
 def mean(cell: str) -> float:
-    """Of "34.52 ± 0.07"."""
+    """Returns the mean of a cell such as "34.52 ± 0.07"."""
     return float(cell.split("±")[0])
 
 
@@ -15,7 +19,7 @@ HOURS, RATIO = 1, 2
 
 
 def test_the_largest_saving_at_equal_trained_layers_is_14_percent() -> None:
-    """Section 4.1 says up to 22 %: that is at equal depth, where the reservoirs are beside as many layers fewer."""
+    """Section 4.1 says up to 22 %. That is the saving at equal depth."""
     trained, depth = {}, {}
     for table, reservoirs in FROZEN.items():
         cells = {key: mean(row[HOURS]) for key, row in printed(table).items()}
@@ -39,7 +43,7 @@ def test_two_printed_ratios_are_not_those_of_the_hours() -> None:
         cells = printed(table)
         for (model, layers), row in cells.items():
             ratio = mean(row[HOURS]) / mean(cells["Transformer", layers][HOURS])
-            if abs(ratio - float(row[RATIO])) > 0.011:  # cut or rounded
+            if abs(ratio - float(row[RATIO])) > 0.011:  # truncated or rounded
                 wrong[table, model, layers] = row[RATIO], round(ratio, 2)
     assert wrong == {
         ("table2", "FFN Reservoir", "32"): ("0.73", 0.76),
@@ -48,7 +52,7 @@ def test_two_printed_ratios_are_not_those_of_the_hours() -> None:
 
 
 def test_behind_layer_9_three_of_nine_probing_tasks_are_not_better() -> None:
-    """Section 4.3 says that all are, behind every reservoir: layers 3, 5, 7 and 9."""
+    """Section 4.3 says all nine, after every reservoir (layers 3, 5, 7 and 9)."""
     cells = printed("table4")
     behind = {
         layer: [

@@ -1,4 +1,4 @@
-"""Probing end to end on runs of few steps, and what is read of their layers."""
+"""Probing end to end on short runs, and the sentence vectors."""
 
 import csv
 import sys
@@ -23,7 +23,7 @@ LINES = ["a list", "the value of a class .", "a class has the list of names that
 
 
 def make_lines(count: int, seed: int) -> str:
-    """A sentence to the line, of different lengths."""
+    """A file with one sentence per line, of different lengths."""
     generator = np.random.default_rng(seed)
     sizes = generator.integers(4, 28, count)
     return "".join(f"{' '.join(generator.choice(WORDS, size))} .\n" for size in sizes)
@@ -83,7 +83,7 @@ def text(tmp_path) -> Path:
 
 
 def states(read: Reader, ids: list[int]) -> np.ndarray:
-    """Of one sentence without any padding, (K, L, D)."""
+    """Returns the states (P, L, D) of one sentence without padding."""
     values = read.values
 
     @jax.jit
@@ -94,7 +94,7 @@ def states(read: Reader, ids: list[int]) -> np.ndarray:
     return np.asarray(call(jnp.asarray([ids], jnp.int32)))[:, 0]
 
 
-def test_a_vector_is_that_of_the_first_token_behind_each_layer(trained, mesh):
+def test_first_token_pooling_reads_each_layers_state(trained, mesh):
     read = open_reader(trained, mesh, None)
     assert read.layers == ["embeddings", "trained", "reservoir", "trained"]
     found_KND = read(LINES)
@@ -102,9 +102,9 @@ def test_a_vector_is_that_of_the_first_token_behind_each_layer(trained, mesh):
     for number, ids in enumerate(read.tokenizer.encode(LINES)):
         alone_KLD = states(read, [BOS, *ids, EOS])
         np.testing.assert_allclose(found_KND[:, number], alone_KLD[:, 0], atol=1e-5)
-    # Before the first layer, the first token has seen nothing of the sentence.
+    # Before the first layer, the first token's state does not depend on the sentence.
     assert np.ptp(found_KND[0], axis=0).max() == 0 < np.ptp(found_KND[1], axis=0).max()
-    # The last state is what the output layer reads: this model has its norms behind the layers.
+    # This post-norm model has no final norm: the output layer reads the last state.
     last = Reader(
         read.values,
         lambda whole, *text: [whole.encoder(*text)],
@@ -117,7 +117,7 @@ def test_a_vector_is_that_of_the_first_token_behind_each_layer(trained, mesh):
 
 
 @pytest.mark.parametrize("pool", ["first", "mean"])
-def test_vectors_do_not_depend_on_the_batch(trained, mesh, pool):
+def test_vectors_are_independent_of_the_batch(trained, mesh, pool):
     read = open_reader(trained, mesh, pool)
     long = " ".join(["list"] * 36)
     together = read([*LINES, long])
@@ -127,7 +127,7 @@ def test_vectors_do_not_depend_on_the_batch(trained, mesh, pool):
     np.testing.assert_allclose(shared([*LINES, long]), together, atol=1e-5)
 
 
-def test_of_a_translator_the_mean_is_read(translator, mesh):
+def test_translators_are_mean_pooled(translator, mesh):
     read = open_reader(translator, mesh, None)
     assert read.layers == ["embeddings", "trained", "reservoir", "trained"]
     found_KND = read(LINES)
@@ -137,7 +137,7 @@ def test_of_a_translator_the_mean_is_read(translator, mesh):
         )
 
 
-def test_what_is_longer_than_the_model_is_cut_and_counted(trained, mesh):
+def test_long_sentences_are_truncated_and_counted(trained, mesh):
     read = open_reader(trained, mesh, None)
     ids = read.tokenizer.encode([" ".join(["the"] * 90)])[0]
     fits, over = (read.tokenizer.decode([ids[:n]])[0] for n in (62, 63))
@@ -151,7 +151,7 @@ def table(path: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
-def test_a_table_of_a_masked_language_model(trained, text, call, tmp_path, capsys):
+def test_probe_program_writes_table_4(trained, text, call, tmp_path, capsys):
     call(make_probes, f"--text={text}", "--count=120", "--out=tasks")
     assert "sentence_length.txt: 6 labels, 120 / 12 / 12 sentences" in capsys.readouterr().out
     tasks = "--tasks=bigram_shift,sentence_length,word_content"
@@ -167,20 +167,20 @@ def test_a_table_of_a_masked_language_model(trained, text, call, tmp_path, capsy
         ["2", "reservoir"],
         ["3", "trained"],
     ]
-    # The embedding of the first token is the same for all sentences: one answer, and labels are balanced.
+    # The first token's embedding is constant and the labels are balanced: accuracy is chance.
     assert rows[0][2:] == majority[2:]
     assert "|     2 | reservoir " in (tmp_path / "one" / "probing.md").read_text()
     assert all(cell in output for row in rows for cell in row)
     choices = table(tmp_path / "one" / "choices.csv")
     assert choices[0][0] == "task" and len(choices) == 1 + 3 * 4
     assert {row[4] for row in choices[1:]} == {"50", "0"}  # no hidden layer for word content
-    # The same again, in the run's folder, which training goes on to accept.
+    # Again, into the run's folder, from which training still resumes.
     call(probe, *arguments)
     assert table(trained / "probing" / "probing.csv") == [header, majority, *rows]
     run.fit(read_config(trained), trained, make_mesh({"data": 1}, jax.devices()[:1]))
 
 
-def test_several_seeds_have_a_spread(trained, text, call, tmp_path):
+def test_probe_seeds_report_mean_and_std(trained, text, call, tmp_path):
     call(make_probes, f"--text={text}", "--count=60", "--tasks=sentence_length", "--out=tasks")
     probe_it = (probe, f"--workdir={trained}", "--data=tasks", "--tasks=sentence_length")
     call(*probe_it, "--seeds=2", "--out=two")
@@ -197,7 +197,7 @@ def test_several_seeds_have_a_spread(trained, text, call, tmp_path):
         ("--tasks='lenght': choose one of sentence_length", ["--tasks=lenght"]),
         ("has a task twice", ["--tasks=tree_depth,tree_depth"]),
         ("--tasks='': choose one of", ["--tasks="]),
-        ("no directory nowhere (--data)", ["--data=nowhere"]),
+        ("no directory nowhere; --data must be", ["--data=nowhere"]),
         ("no sentence_length.txt or sentence_length.txt.gz in .; its tasks: tree_depth", []),
         ("--workdir=nowhere holds no run", ["--tasks=tree_depth", "--workdir=nowhere"]),
         ("cannot write to --out=text.txt: ", ["--tasks=tree_depth", "--out=text.txt"]),
@@ -206,7 +206,7 @@ def test_several_seeds_have_a_spread(trained, text, call, tmp_path):
         ("--pool: invalid choice: 'last'", ["--pool=last"]),
     ],
 )
-def test_faults_of_probing(trained, text, call, tmp_path, fault, arguments):
+def test_invalid_probe_arguments_are_rejected(trained, text, call, tmp_path, fault, arguments):
     tree = [f"{p}\t{label}\tOne {n} ." for n, p in enumerate(("tr", "va", "te")) for label in "ab"]
     (tmp_path / "tree_depth.txt").write_text("\n".join(tree))
     with pytest.raises(UserError) as caught:
@@ -226,7 +226,7 @@ def test_faults_of_probing(trained, text, call, tmp_path, fault, arguments):
         ("--out", ["--out"]),
     ],
 )
-def test_faults_of_making(text, call, tmp_path, fault, arguments):
+def test_invalid_make_probes_arguments_are_rejected(text, call, tmp_path, fault, arguments):
     before = {path.name for path in tmp_path.iterdir()}
     with pytest.raises(UserError) as caught:
         call(make_probes, f"--text={text}", "--out=tasks", *arguments)
@@ -234,7 +234,7 @@ def test_faults_of_making(text, call, tmp_path, fault, arguments):
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
-def test_sentences_may_be_broken_into_lines(call, tmp_path):
+def test_documents_paragraph_joins_lines(call, tmp_path):
     whole = "".join(f"So {line}\n" for line in make_lines(1800, 3).splitlines())
     (tmp_path / "text.txt").write_text(whole.replace(" the ", "\nthe "))
     arguments = ("--text=text.txt", "--tasks=sentence_length", "--count=600")
@@ -246,9 +246,9 @@ def test_sentences_may_be_broken_into_lines(call, tmp_path):
         assert len((tmp_path / folder / "sentence_length.txt").read_text().splitlines()) == 720
 
 
-def test_a_task_that_is_there_is_not_replaced(text, call, tmp_path):
+def test_existing_task_files_are_not_overwritten(text, call, tmp_path):
     (tmp_path / "bigram_shift.txt").write_text("SentEval's own\n")
-    with pytest.raises(UserError, match=r"bigram_shift.txt is there already"):
+    with pytest.raises(UserError, match=r"bigram_shift.txt exists already"):
         call(make_probes, f"--text={text}", "--out=.", "--count=60")
     assert (tmp_path / "bigram_shift.txt").read_text() == "SentEval's own\n"
     assert not (tmp_path / "sentence_length.txt").exists()

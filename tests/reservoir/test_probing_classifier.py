@@ -1,4 +1,4 @@
-"""SentEval's classifier: against a slow reading, and on problems whose answer is known."""
+"""SentEval's classifier against a slow reference, and on problems with a known answer."""
 
 import math
 
@@ -14,7 +14,7 @@ SIZES = {"train": 300, "valid": 200, "test": 200}
 
 
 def problem(label, layers: int = 1, width: int = 4, sizes=SIZES, seed: int = 0) -> tuple:
-    """Normal features (K, N, D), and classes that `label` reads from those of the last layer, (N, D)."""
+    """Returns normal features (P, E, D), and classes from `label` of the last layer's features (E, D)."""
     generator = np.random.default_rng(seed)
     features = {
         split: generator.standard_normal((layers, rows, width)).astype(np.float32)
@@ -28,22 +28,22 @@ def noise(x_ND: np.ndarray) -> np.ndarray:
     return np.random.default_rng(len(x_ND)).integers(0, 2, len(x_ND))
 
 
-def test_a_linear_problem_is_learned_where_it_can_be_seen():
-    """The layer that has nothing to do with the classes stays at chance."""
+def test_linear_problem_is_learned_from_the_informative_layer_only():
+    """The uninformative layer stays at chance."""
     features, classes = problem(lambda x_ND: x_ND[:, 0] + x_ND[:, 1] > 0, layers=2)
     blind, seeing = probe(features, classes, 2)
     assert seeing.test > 0.93
     assert abs(blind.test - 0.5) < 0.1
 
 
-def test_exclusive_or_takes_the_hidden_layer():
+def test_exclusive_or_needs_the_hidden_layer():
     features, classes = problem(
         lambda x_ND: (x_ND[:, 0] > 0) ^ (x_ND[:, 1] > 0),
         width=2,
         sizes=SIZES | {"train": 2000},
         seed=1,
     )
-    # A sharper corner is easier: Adam at 0.001 takes small steps.
+    # Larger inputs are easier: Adam at 0.001 takes small steps.
     features = {split: 4 * x_KND for split, x_KND in features.items()}
     one = {"penalty": (1e-5,)}
     assert probe(features, classes, 2, grid=Grid(**one))[0].test > 0.9
@@ -57,8 +57,8 @@ def test_random_labels_stay_at_chance():
     assert abs(found.test - 0.5) < 4 * math.sqrt(0.25 / 1000)
 
 
-def test_the_values_are_those_of_the_best_look_at_validation(monkeypatch):
-    """Test sentences that are those of validation have its best accuracy, which is not the last one."""
+def test_parameters_are_those_of_the_best_validation_accuracy(monkeypatch):
+    """With validation as test, the test accuracy is the best validation accuracy, not the last."""
     features, classes = problem(noise)
     features["test"], classes["test"] = features["valid"], classes["valid"]
     seen = []
@@ -75,7 +75,7 @@ def test_the_values_are_those_of_the_best_look_at_validation(monkeypatch):
 
 
 def epochs(monkeypatch, accuracies: list[list[float]]) -> tuple[int, classifier.Probe]:
-    """How often a pair of classifiers is trained whose accuracies on validation are these in turn; the chosen one."""
+    """Returns the number of epochs of two classifiers with these validation accuracies, and the chosen one."""
     trained, looks = [], iter(accuracies)
     fit = classifier.fit
     monkeypatch.setattr(classifier, "fit", lambda *a: trained.append(len(a[4])) or fit(*a))
@@ -85,10 +85,10 @@ def epochs(monkeypatch, accuracies: list[list[float]]) -> tuple[int, classifier.
     return len(trained), found
 
 
-def test_training_ends_with_the_sixth_look_that_is_no_better(monkeypatch):
-    """In all, as SentEval counts them, not in a row; and a better one that comes too late is not seen."""
+def test_early_stopping_after_six_evaluations_without_improvement(monkeypatch):
+    """Counts evaluations in total, as SentEval does, not in a row; a later improvement is not seen."""
     first = [0.5, 0.4, 0.6, 0.4, 0.7, 0.1, 0.1, 0.1, 0.1, 0.99, 0.99]
-    # The second one gets better all the time, and so keeps the first one in training that has ended at look 9.
+    # The second classifier keeps improving, so training goes on after the first stopped at evaluation 9.
     steps = [[accuracy, look / 100] for look, accuracy in enumerate(first)]
     number, found = epochs(monkeypatch, steps)
     assert (number, found.valid, found.penalty) == (len(first) + 6, 0.7, 1e-5)
@@ -99,8 +99,8 @@ def test_training_ends_after_two_hundred_passes(monkeypatch):
     assert number == LAST // EPOCH + 1
 
 
-def test_validation_chooses_the_l2():
-    """One that leaves nothing is not taken, wherever it stands; of equal ones the first is."""
+def test_validation_chooses_the_l2_penalty():
+    """A destructive penalty is never chosen; of equal ones the first is."""
     features, classes = problem(lambda x_ND: x_ND[:, 0] > 0)
     for penalty in ((100.0, 1e-5), (1e-5, 100.0)):
         (found,) = probe(features, classes, 2, grid=Grid(penalty=penalty))
@@ -111,7 +111,7 @@ def test_validation_chooses_the_l2():
     assert probe(constant, classes, 2, grid=Grid(hidden=(2, 3)))[0].hidden == 2
 
 
-def test_results_follow_from_the_seed_and_not_from_the_other_layers():
+def test_results_depend_on_the_seed_not_on_other_layers():
     features, classes = problem(lambda x_ND: x_ND[:, 0] * x_ND[:, 1] > 0, layers=2)
     both = probe(features, classes, 2, seed=3)
     assert both == probe(features, classes, 2, seed=3)
@@ -121,7 +121,7 @@ def test_results_follow_from_the_seed_and_not_from_the_other_layers():
     assert [p.test for p in both] != [p.test for p in probe(features, classes, 2, seed=4)]
 
 
-def test_each_pass_has_every_sentence_once_in_an_order_of_its_own():
+def test_each_pass_shuffles_every_sentence_once():
     one, other = (classifier.order(150, 1, number) for number in (0, 1))
     assert one.shape == (3, 64)
     for order_SB in (one, other):
@@ -130,8 +130,8 @@ def test_each_pass_has_every_sentence_once_in_an_order_of_its_own():
     assert (one == classifier.order(150, 1, 0)).all()
 
 
-def test_first_values_are_those_of_pytorch():
-    (kernel, bias), (top, _) = classifier.first_values(jax.random.key(0), 400, 100, 3)
+def test_initial_parameters_match_pytorch():
+    (kernel, bias), (top, _) = classifier.initial_parameters(jax.random.key(0), 400, 100, 3)
     for values in (kernel, bias):
         assert float(jnp.abs(values).max()) == pytest.approx(0.05, rel=0.05)
         assert float(values.std()) == pytest.approx(0.05 / math.sqrt(3), rel=0.2)
@@ -139,7 +139,7 @@ def test_first_values_are_those_of_pytorch():
 
 
 def slow_training(layers, x_ND, y_N, order_SB, rate, penalty, noises):
-    """Adam as printed by Kingma and Ba (2015), on one classifier, in float64 and sentence by sentence."""
+    """A float64 reference of Adam (Kingma and Ba, 2015) on one classifier, sentence by sentence."""
     values = [np.asarray(array, np.float64) for layer in layers for array in layer]
     first, second = ([np.zeros_like(v) for v in values] for _ in range(2))
     for number, ids in enumerate(order_SB, start=1):
@@ -167,14 +167,14 @@ def slow_training(layers, x_ND, y_N, order_SB, rate, penalty, noises):
 
 
 def test_training_is_adam_with_l2_and_dropout_before_the_sigmoid():
-    """Two layers, three members and a last batch that is not full, against the slow reading."""
+    """Two layers, three grid points and a partial last batch, against the reference."""
     layers, rows, width, hidden, count = 2, 150, 5, 7, 3
     generator = np.random.default_rng(0)
     x_KND = generator.standard_normal((layers, rows, width)).astype(np.float32)
     y_N = generator.integers(0, count, rows).astype(np.int32)
     members = [(0.0, 0.0), (0.0, 0.3), (0.4, 0.01)]
     rates_G, penalties_G = (jnp.array(part) for part in zip(*members, strict=True))
-    start = classifier.first_values(jax.random.key(1), width, hidden, count)
+    start = classifier.initial_parameters(jax.random.key(1), width, hidden, count)
     values = jax.tree.map(lambda x: jnp.broadcast_to(x, (layers, 3, *x.shape)), start)
     moments = jax.vmap(jax.vmap(classifier._OPTIMIZER.init))(values)
     order_SB = np.concatenate([classifier.order(rows, 1, number) for number in range(2)])
@@ -194,8 +194,8 @@ def test_training_is_adam_with_l2_and_dropout_before_the_sigmoid():
 
 
 def test_accuracy_counts_every_sentence_once(monkeypatch):
-    """Also where the last rows that are read at once are not full."""
-    monkeypatch.setattr(classifier, "_READ", 64)
+    """Also with a partial last batch."""
+    monkeypatch.setattr(classifier, "_EVAL_BATCH", 64)
     features, classes = problem(lambda x_ND: x_ND[:, 0] > 0.3)
     kernel = jnp.zeros((1, 1, 4, 2)).at[..., 0, 1].set(1.0)
     bias = jnp.zeros((1, 1, 2)).at[..., 0].set(0.3)

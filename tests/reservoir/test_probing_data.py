@@ -1,4 +1,4 @@
-"""Probing tasks: SentEval's format, and those that are made from a text."""
+"""Probing tasks: SentEval's format, and tasks made from a text."""
 
 import gzip
 from collections import Counter, defaultdict
@@ -27,14 +27,12 @@ def write(folder: Path, *lines: str, name: str = "past_present") -> Path:
     return path
 
 
-def test_a_file_of_senteval(tmp_path):
+def test_reads_a_senteval_file(tmp_path):
     write(tmp_path, *LINES, "te\tPRES\tThey leave .")
     task = load_task(tmp_path, "past_present")
     assert task.labels == ("PAST", "PRES")
     assert task.sentences["train"] == ["He went home .", "He goes home ."]
-    assert task.sentences["valid"] == [
-        "left at once ."
-    ]  # the last field, whatever stands before it
+    assert task.sentences["valid"] == ["left at once ."]  # the last field
     assert {split: c.tolist() for split, c in task.classes.items()} == {
         "train": [0, 1],
         "valid": [0],
@@ -42,7 +40,7 @@ def test_a_file_of_senteval(tmp_path):
     }
 
 
-def test_a_packed_file_and_the_most_frequent_answer(tmp_path):
+def test_reads_gzip_and_computes_the_majority(tmp_path):
     text = "\n".join((*LINES, "tr\tPRES\tI go .", "te\tPAST\tI went .", "te\tPAST\tYou went ."))
     (tmp_path / "past_present.txt.gz").write_bytes(gzip.compress(text.encode()))
     assert load_task(tmp_path, "past_present").majority() == pytest.approx(1 / 3)
@@ -51,8 +49,8 @@ def test_a_packed_file_and_the_most_frequent_answer(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ((*LINES, "tr\tPAST"), "line 5: a partition, a label and a sentence are expected"),
-        ((*LINES, ""), "line 5: a partition, a label and a sentence are expected"),
+        ((*LINES, "tr\tPAST"), "line 5: expected a partition, a label and a sentence"),
+        ((*LINES, ""), "line 5: expected a partition, a label and a sentence"),
         ((*LINES, "dev\tPAST\tIt was ."), "line 5: the partition is 'dev'; it must be one of tr"),
         ((*LINES, "tr\tPAST\t "), "line 5: the sentence has no words"),
         ((*LINES, "tr\t\tHe went ."), "line 5: the label is missing"),
@@ -61,7 +59,7 @@ def test_a_packed_file_and_the_most_frequent_answer(tmp_path):
         ((LINES[0], *LINES[2:]), "has only the label 'PAST' in its partition tr"),
     ],
 )
-def test_a_damaged_file_is_named_with_its_line(tmp_path, lines, message):
+def test_malformed_lines_are_reported_with_file_and_line(tmp_path, lines, message):
     path = write(tmp_path, *lines)
     with pytest.raises(UserError) as caught:
         load_task(tmp_path, "past_present")
@@ -69,7 +67,7 @@ def test_a_damaged_file_is_named_with_its_line(tmp_path, lines, message):
     assert message in str(caught.value)
 
 
-def test_a_missing_file_is_named_beside_those_that_are_there(tmp_path):
+def test_missing_task_file_lists_the_existing_tasks(tmp_path):
     write(tmp_path, *LINES, name="tree_depth")
     with pytest.raises(UserError, match=r"no past_present.txt .*; its tasks: tree_depth$"):
         load_task(tmp_path, "past_present")
@@ -77,7 +75,7 @@ def test_a_missing_file_is_named_beside_those_that_are_there(tmp_path):
         load_task(tmp_path / "nowhere", "past_present")
 
 
-def test_sentences_end_where_the_next_one_begins():
+def test_sentence_splitting():
     text = [
         'He said "Go away, please!" and left at 3.5 p.m. today. Did she? No.',
         "= = A heading = =",
@@ -105,7 +103,7 @@ def make(pool, name: str, count: int = 300, seed: int = 1):
 
 
 @pytest.mark.parametrize(("name", "labels"), [("sentence_length", 6), ("bigram_shift", 2)])
-def test_labels_are_balanced_and_no_sentence_is_twice(pool, name, labels):
+def test_labels_are_balanced_and_sentences_unique(pool, name, labels):
     examples = make(pool, name)
     assert {split: len(rows) for split, rows in examples.items()} == {
         "train": 300,
@@ -115,22 +113,22 @@ def test_labels_are_balanced_and_no_sentence_is_twice(pool, name, labels):
     for rows in examples.values():
         counts = Counter(label for label, _ in rows)
         assert len(counts) == labels and len(set(counts.values())) == 1
-        # Not sorted by label: a classifier that reads the beginning only sees all of them.
+        # Not sorted by label: the beginning of the file has all labels.
         assert len({label for label, _ in rows[:30]}) > 1
     bags = [tuple(sorted(s.split())) for rows in examples.values() for _, s in rows]
-    if name == "bigram_shift":  # nor as it was and shifted
+    if name == "bigram_shift":  # not both original and shifted
         assert len(set(bags)) == len(bags)
     every = [sentence for rows in examples.values() for _, sentence in rows]
     assert len(set(every)) == len(every)
 
 
 @pytest.mark.parametrize("name", ["sentence_length", "bigram_shift"])
-def test_a_task_follows_from_its_seed(pool, name):
+def test_tasks_are_deterministic_in_the_seed(pool, name):
     assert make(pool, name) == make(pool, name)
     assert make(pool, name)["train"] != make(pool, name, seed=2)["train"]
 
 
-def test_the_class_of_a_length(pool):
+def test_sentence_length_classes(pool):
     assert BINS == ((5, 8), (9, 12), (13, 16), (17, 20), (21, 25), (26, 28))
     seen = defaultdict(set)
     for rows in make(pool, "sentence_length").values():
@@ -141,7 +139,7 @@ def test_the_class_of_a_length(pool):
     assert {5, 8, 9, 12, 13, 16, 17, 20, 21, 25, 26, 28} <= set().union(*seen.values())
 
 
-def test_a_shifted_sentence_is_one_swap_away_from_one_of_the_text(pool):
+def test_shifted_sentences_differ_by_one_swap(pool):
     known = {" ".join(sentence) for sentence in pool}
     places = Counter()
     for rows in make(pool, "bigram_shift").values():
@@ -161,11 +159,11 @@ def test_a_shifted_sentence_is_one_swap_away_from_one_of_the_text(pool):
             (place,) = origins
             assert place > 0 and all(t[0].isalnum() for t in tokens[place : place + 2])
             places[min(place, 6)] += 1
-    assert len(places) == 6  # anywhere but at the beginning
+    assert len(places) == 6  # every position but the first
 
 
-def test_originals_could_be_shifted_too():
-    """Else a classifier would know them by what cannot be shifted."""
+def test_originals_contain_a_swappable_pair():
+    """Otherwise a classifier would recognise originals without a pair to swap."""
     text = [f"Number {n} is here , now ." for n in range(40)]
     with pytest.raises(UserError, match="sentences for the label"):
         make(sentences([f"a , {n} , b ." for n in range(1000, 1400)]), "bigram_shift", count=20)
@@ -174,7 +172,7 @@ def test_originals_could_be_shifted_too():
 
 def test_word_content():
     """The first two words of four letters or more from rank 4 on: alpha (40) and beta (35)."""
-    often = "often never of"  # of ranks 0 to 3, with the full stop
+    often = "often never of"  # ranks 0 to 3, with the full stop
     text = [f"{often} Alpha {n} ." for n in range(30)] + [f"{often} beta {n} ." for n in range(25)]
     text += [f"{often} alpha , beta {n} ." for n in range(5)]
     text += [f"{often} Alpha alpha gamma {n} ." for n in range(3)]
@@ -189,7 +187,7 @@ def test_word_content():
             assert [token for token in tokens if token in ("alpha", "beta")] == [label]
 
 
-def test_there_are_as_many_target_words_as_sentences_allow(pool):
+def test_number_of_target_words_scales_with_count(pool):
     """SentEval: 1,000 words of rank 2,001 on for 100,000 sentences; a hundredth of it has 10 words of rank 21 on."""
     examples = make(pool, "word_content", count=200)
     assert len({label for label, _ in examples["train"]}) == 2
@@ -199,7 +197,7 @@ def test_there_are_as_many_target_words_as_sentences_allow(pool):
     assert chosen == set([t for t in ranked[4:] if len(t) >= 4 and t.isalpha()][:2])
 
 
-def test_too_little_text_says_what_is_missing(pool):
+def test_too_little_text_is_rejected(pool):
     with pytest.raises(UserError, match=r"--count=30000 asks for 6,000 of each of the 6 labels"):
         make(pool, "sentence_length", count=30_000)
     with pytest.raises(UserError, match=r"--count=3 asks for .* raise --count"):
@@ -208,7 +206,7 @@ def test_too_little_text_says_what_is_missing(pool):
         make(pool[:1], "word_content", count=10)
 
 
-def test_what_is_written_is_read(pool, tmp_path):
+def test_written_task_reads_back(pool, tmp_path):
     examples = make(pool, "sentence_length")
     write_task(task_path(tmp_path, "sentence_length"), examples)
     task = load_task(tmp_path, "sentence_length")

@@ -1,4 +1,4 @@
-"""The bidirectional GRU against values that torch.nn.GRU gave (make_gru_golden.py wrote them)."""
+"""The bidirectional GRU against outputs of torch.nn.GRU, written by make_gru_golden.py."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ GOLDEN = Path(__file__).parent / "gru_golden.npz"
 
 
 def golden() -> tuple[BiGru, dict[str, np.ndarray]]:
-    """The layer with PyTorch's weights, and what PyTorch made of them."""
+    """Returns the layer with PyTorch's weights, and PyTorch's inputs and outputs."""
     values = np.load(GOLDEN)
     width = values["x"].shape[-1]
     layer = BiGru(width, rngs=nnx.Rngs(0))
@@ -26,12 +26,12 @@ def golden() -> tuple[BiGru, dict[str, np.ndarray]]:
             for name, kernel, bias in zip(GATES, kernels, biases, strict=True):
                 gates[name].kernel[...] = jnp.asarray(kernel.T)
                 gates[name].bias[...] = jnp.asarray(bias)
-    # The projection is ours alone.
+    # PyTorch has no projection.
     layer.out.kernel[...], layer.out.bias[...] = jnp.eye(width), jnp.zeros(width)
     return layer, values
 
 
-def test_as_pytorch_has_it_with_sentences_of_several_lengths():
+def test_bigru_matches_pytorch():
     layer, values = golden()
     lengths = values["lengths"]
     found = layer(jnp.asarray(values["x"]), Context(lengths_B=jnp.asarray(lengths)))
@@ -42,7 +42,7 @@ def test_as_pytorch_has_it_with_sentences_of_several_lengths():
         )
 
 
-def test_padding_changes_nothing_before_it():
+def test_bigru_is_independent_of_padding():
     layer, values = golden()
     x, lengths = values["x"], jnp.asarray(values["lengths"])
     changed = x.copy()
@@ -53,14 +53,14 @@ def test_padding_changes_nothing_before_it():
         np.testing.assert_array_equal(one[row, :length], other[row, :length])
 
 
-def test_without_lengths_every_position_counts():
+def test_bigru_without_lengths_reads_every_position():
     layer, values = golden()
     x = jnp.asarray(values["x"])
     whole = Context(lengths_B=jnp.full(len(x), x.shape[1]))
     np.testing.assert_array_equal(layer(x, Context()), layer(x, whole))
 
 
-def test_what_cannot_be_is_refused():
+def test_invalid_arguments_are_rejected():
     with pytest.raises(ValueError, match="two directions"):
         BiGru(8, hidden=7, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="step by step"):

@@ -49,7 +49,7 @@ def decoder(rngs) -> Block:
 
 def reservoir(kind: str) -> Callable[..., Block]:
     def make(rngs) -> Block:
-        made = RESERVOIRS[kind](recipe(), transformer.encoder_block, False, rngs=rngs)
+        made = RESERVOIRS[kind].build(recipe(), transformer.encoder_block, False, rngs=rngs)
         variables.freeze(made)
         return made
 
@@ -60,7 +60,7 @@ def of_a_gmlp(attention: bool) -> Callable[..., Block]:
     def make(rngs) -> Block:
         model = language.paper("gmlp_attn" if attention else "gmlp", "enwik8").model
         model.update({"width": WIDTH, "length": LENGTH, "dropout": 0.0})
-        return transformer.make_block(model, gmlp_lm.functions(model, 0, rngs=rngs), rngs=rngs)
+        return transformer.make_block(model, gmlp_lm.sublayers(model, 0, rngs=rngs), rngs=rngs)
 
     return make
 

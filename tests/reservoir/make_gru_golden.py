@@ -1,4 +1,4 @@
-"""Writes gru_golden.npz, what torch.nn.GRU makes of random numbers; needs PyTorch, is run by hand"""
+"""Writes gru_golden.npz: outputs of torch.nn.GRU on random input. Needs PyTorch; run by hand."""
 
 from pathlib import Path
 

@@ -1,0 +1,154 @@
+"""Kinds of reservoir and placements from a module outside the project."""
+
+import re
+import sys
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from common import variables
+from common.errors import UserError
+from common.model import transformer
+from common.model.block import Sublayer
+from common.model.linear import Linear
+from reservoir.kinds import Kind
+from reservoir.layers import layers_of
+from reservoir.model import validate
+from tests.model import helpers
+from tests.programs import ROOT, finish, start
+
+SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])
+TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 2, 0]])
+OWN = "my_package.kinds:my_kind"
+
+MODULE = """
+from tests.reservoir.test_own_kinds import NoCache, NoInitializer, kind_of
+
+no_initializer, no_cache, number = kind_of(NoInitializer), kind_of(NoCache), 3
+"""
+
+
+class NoInitializer(Sublayer):
+    """Has a parameter without an initializer for being frozen."""
+
+    def __init__(self, width: int, *, rngs: nnx.Rngs):
+        self.gate = nnx.Param(jnp.ones(width), axes=(None,))
+
+    def __call__(self, x_BLD, context, key=None):
+        return x_BLD * self.gate[...]
+
+
+class NoCache(Sublayer):
+    """Cannot decode."""
+
+    def __init__(self, width: int, *, rngs: nnx.Rngs):
+        self.out = Linear(width, width, (None, None), rngs=rngs)
+
+    def __call__(self, x_BLD, context, key=None):
+        return self.out(x_BLD)
+
+
+def kind_of(layer: type) -> Kind:
+    def build(model, trained, causal, *, rngs):
+        return transformer.make_block(model, [layer(model.width, rngs=rngs)], rngs=rngs)
+
+    return Kind(build, layer.__name__)
+
+
+@pytest.fixture
+def own_package(tmp_path, monkeypatch) -> Path:
+    """A package with the example of reservoir/README.md and incomplete kinds, on the path of this process."""
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "reservoir/README.md").read_text(), re.DOTALL)
+    package = tmp_path / "my_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "kinds.py").write_text("\n".join(code))
+    (package / "incomplete.py").write_text(MODULE)
+    (package / "broken.py").write_text("1 / 0\n")
+    (package / "placements.py").write_text(
+        "def ends(layers, reservoirs):\n    return 0, layers - 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.split(".")[0] == "my_package"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("stack", ["encoder", "decoder"])
+def test_own_kind_is_frozen_and_decodes(make_config, own_package, stack):
+    fields = {"reservoirs": 1} if stack == "encoder" else {"reservoirs": 0, "decoder_reservoirs": 1}
+    model = make_config(OWN, **fields).model
+    validate(model)
+    assert model.feature_scale == 1.0  # an option of the kind, with its default
+    abstract_model = helpers.structure_of(model)
+    frozen = variables.draw_frozen(abstract_model, 1)
+    layer = {"encoder": "encoder/blocks/1/", "decoder": "decoder/blocks/0/"}[stack]
+    assert frozen and all(name.startswith(layer) for name in frozen)
+    made = abstract_model.build(helpers.random_values(abstract_model.trainable, 0), frozen)
+    whole = made(SOURCE, TARGET)
+    context = made.encode(jnp.asarray(SOURCE))
+    cache = made.cache(len(TARGET), TARGET.shape[1], context)
+    for index in range(TARGET.shape[1]):
+        logits, cache = made.step(jnp.asarray(TARGET[:, index]), cache, jnp.int32(index), context)
+        np.testing.assert_allclose(logits, whole[:, index], rtol=1e-4, atol=1e-4)
+
+
+def test_own_kind_brings_its_label(make_config, own_package):
+    config = make_config(OWN, reservoirs=1)
+    assert str(layers_of(config.to_dict())) == "my_kind, 1 of 3"  # a report imports no user code
+    validate(config.model)
+    assert str(layers_of(config.to_dict())) == "random features, 1 of 3"
+    config.model.reservoir = "elsewhere.kinds:unknown_here"
+    assert str(layers_of(config.to_dict())) == "unknown_here, 1 of 3"
+
+
+def test_own_kind_brings_its_options(make_config, own_package):
+    with pytest.raises(UserError, match="feature_scale must be at least 0, got -1"):
+        validate(make_config(OWN, reservoirs=1, feature_scale=-1.0).model)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("my_package.incomplete:no_initializer", {}, r"function/gate cannot be drawn .* NoInit"),
+        (
+            "my_package.incomplete:no_cache",
+            {"decoder_reservoirs": 1},
+            "NotImplementedError in cache",
+        ),
+        ("my_package.incomplete:number", {}, "is a int; it must be a reservoir.kinds.Kind"),
+        ("my_package.incomplete:absent", {}, "has no attribute 'absent'"),
+        ("my_package.broken:kind", {}, "ZeroDivisionError: division by zero"),
+        ("nowhere.kinds:kind", {}, "No module named 'nowhere'"),
+    ],
+)
+def test_incomplete_own_kinds_are_rejected(make_config, own_package, name, fields, message):
+    with pytest.raises(UserError, match=rf"--config.model.reservoir={name}.*{message}"):
+        validate(make_config(name, **{"reservoirs": 1, **fields}).model)
+
+
+def test_own_kind_without_an_initializer_fails_at_start(own_package):
+    """Exit code 2 and one line that names the parameter; no folder is written."""
+    program = [sys.executable, "-m", "reservoir.train", "--config=configs/iwslt_ffn_res.py:tiny"]
+    program += [f"--workdir={own_package}/run"]
+    program += ["--config.model.reservoir=my_package.incomplete:no_initializer"]
+    (line,) = finish(start(program, PYTHONPATH=str(own_package)), code=2).splitlines()
+    assert "residuals/0/function/gate" in line
+    assert not (own_package / "run").exists()
+
+
+def test_own_placement(make_config, own_package):
+    own = "my_package.placements:ends"
+    model = make_config("ffn", placement=own, reservoirs=2).model
+    validate(model)
+    frozen = helpers.structure_of(model).frozen
+    assert {name.split("/")[2] for name in frozen} == {"0", "2"}
+    for fields, message in (
+        ({"placement": own, "reservoirs": 1}, r"returned \(0, 2\); it must return 1 different"),
+        ({"decoder_placement": "nowhere:f"}, "decoder_placement: .*No module named 'nowhere'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            validate(make_config("ffn", **fields).model)
