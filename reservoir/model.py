@@ -87,7 +87,7 @@ def encoder_blocks(model: ConfigDict, *, rngs: nnx.Rngs) -> list[Block]:
 def encoder_stack(model: ConfigDict, *, rngs: nnx.Rngs) -> Stack:
     """The encoder; LayerDrop, the baseline, leaves its layers out at random."""
     layers = encoder_blocks(model, rngs=rngs)
-    return transformer.stack(model, layers, rngs=rngs, drop=model.layerdrop)
+    return transformer.stack(model, layers, rngs=rngs, skip_rate=model.layerdrop)
 
 
 def translator(
@@ -112,11 +112,11 @@ def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Lan
         rngs=rngs,
         positions=model.positions,
         maximum=model.length,
-        rate=model.dropout,
+        dropout_rate=model.dropout,
         pad=None,
     )
     layers = blocks(model, "language model", transformer.causal_block, rngs=rngs)
-    stack = transformer.stack(model, layers, rngs=rngs, drop=model.layerdrop)
+    stack = transformer.stack(model, layers, rngs=rngs, skip_rate=model.layerdrop)
     return LanguageModel(embed, stack, dtype=transformer.compute_dtype(model.dtype))
 
 

@@ -49,8 +49,8 @@ def test_a_dimension_that_does_not_divide_stays_whole() -> None:
     ("axes", "shape", "what"),
     [
         (("embed",), (8, 8), "1 axes"),
-        (("embed", "batch"), (8, 8), "one mesh axis on two dimensions"),
-        (("mlp", "heads"), (8, 8), "one mesh axis on two dimensions"),
+        (("embed", "batch"), (8, 8), "a mesh axis for two dimensions"),
+        (("mlp", "heads"), (8, 8), "a mesh axis for two dimensions"),
         (("nonsense", None), (8, 8), "no rule"),
     ],
 )

@@ -19,7 +19,7 @@ from common.data.batching import check_rows, iterate
 from common.data.byte_text import load_bytes
 from common.data.cache import fingerprint
 from common.data.windows import Crops, scored_once
-from common.decode.generate import Writer, as_bytes
+from common.decode.generate import Generator, as_bytes
 from common.decode.sample import Sampling
 from common.metrics.predictions import Losses
 from common.model.language_model import LanguageModel
@@ -167,7 +167,7 @@ class LanguageModelling(Objective):
             seed=config.seed,
         )
         self._losses = WindowLosses(config, mesh, self.multiple)
-        self._writer: Writer | None = None
+        self._writer: Generator | None = None
 
     @property
     def batches_per_epoch(self) -> float:
@@ -195,7 +195,7 @@ class LanguageModelling(Objective):
         settings = self.config.eval
         if self._writer is None:
             sampling = Sampling(0.8, top_p=0.95)
-            self._writer = Writer(
+            self._writer = Generator(
                 values.abstract_model, self.mesh, self.config.model.length, sampling
             )
         prompt = as_bytes(settings.prompt)

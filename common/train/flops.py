@@ -1,15 +1,15 @@
-"""Floating-point operations of a function, counted in its program: deterministic, and the same on every machine."""
+"""Counts the floating-point operations of a function in its jaxpr: the same number on every machine."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval
 
 from common.model.attend import spans
-from common.model.chance import chance_of
 
 _FUSED = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 4}
 """What cuDNN's attention is in a program, and how many products of all queries and keys each is instead of."""
@@ -17,13 +17,16 @@ _FUSED = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wra
 _RECOMPUTED = "rematted_computation"
 """The scope that JAX gives to the part of a `jax.checkpoint` region that the backward pass computes once more."""
 
+_BRANCH_PROBABILITY = re.compile(r"branch_probability=([\d.e+-]+)")
+"""The scope of a `jax.lax.cond`, see `common.model.encoder_decoder.branch_probability`."""
+
 
 def count(function: Callable, *arguments: Any) -> int:
     """Multiply-adds of all matrix products and convolutions, times two; what no output needs does not count.
 
     The matrix products are all but a few per cent of a transformer's arithmetic. Frozen weights have no weight gradient
-    in the program, so their saving shows. A loop counts as often as it runs. A branch whose predicate has a known
-    chance (`common.model.chance`) counts with its expectation, another with its most expensive arm.
+    in the program, so their saving shows. A loop counts as often as it runs. A `jax.lax.cond` counts with the
+    expectation of its branches if its scope names a `branch_probability`, else with its most expensive branch.
 
     These are the operations of the model, as is usual for MFU: what the backward pass computes once more (a region of
     `jax.checkpoint`, or the logits of fused attention) counts once. The fused attention of GPUs counts as the products
@@ -31,30 +34,18 @@ def count(function: Callable, *arguments: Any) -> int:
     """
     closed = jax.make_jaxpr(function)(*arguments)
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-    return round(_count(jaxpr, {}))
+    return round(_count(jaxpr))
 
 
-def _count(jaxpr: Jaxpr, chances: dict[Var, float]) -> float:
-    """Operations of a program; `chances` has those of its inputs that are predicates of a known chance."""
-    total, chances = 0.0, dict(chances)
-    for equation in jaxpr.eqns:
-        if _RECOMPUTED in str(equation.source_info.name_stack):
-            continue
-        chance = chance_of(equation)
-        if chance is None and equation.primitive.name == "convert_element_type":
-            chance = _known(chances, equation.invars[0])  # the index of a branch is its predicate
-        if chance is not None:
-            chances[equation.outvars[0]] = chance
-        total += _equation(equation, chances)
-    return total
+def _count(jaxpr: Jaxpr) -> float:
+    return sum(
+        _equation(equation)
+        for equation in jaxpr.eqns
+        if _RECOMPUTED not in str(equation.source_info.name_stack)
+    )
 
 
-def _known(chances: dict[Var, float], value: Any) -> float | None:
-    """The chance of a predicate; None for a literal, and for other values."""
-    return chances.get(value) if isinstance(value, Var) else None
-
-
-def _equation(equation: Any, chances: dict[Var, float]) -> float:
+def _equation(equation: Any) -> float:
     name, parameters = equation.primitive.name, equation.params
     if name == "dot_general":
         (contracted, _), _ = parameters["dimension_numbers"]
@@ -72,22 +63,16 @@ def _equation(equation: Any, chances: dict[Var, float]) -> float:
         pairs = sum((end - start) * seen for start, end, seen in parts)
         return _FUSED[name] * 2 * rows * heads * size * pairs
     if name == "cond":
-        index, *given = equation.invars
-        counts = [_inner(branch.jaxpr, given, chances) for branch in parameters["branches"]]
-        chance = _known(chances, index)
-        return max(counts) if chance is None else (1 - chance) * counts[0] + chance * counts[1]
+        counts = [_count(branch.jaxpr) for branch in parameters["branches"]]
+        found = _BRANCH_PROBABILITY.findall(str(equation.source_info.name_stack))
+        if not found:
+            return max(counts)
+        probability = float(found[-1])
+        return (1 - probability) * counts[0] + probability * counts[1]
     inner = [
         value.jaxpr if isinstance(value, ClosedJaxpr) else value
         for value in parameters.values()
         if isinstance(value, ClosedJaxpr | Jaxpr)
     ]
     times = parameters["length"] if name == "scan" else 1
-    return times * sum(_inner(jaxpr, equation.invars, chances) for jaxpr in inner)
-
-
-def _inner(jaxpr: Jaxpr, given: list, chances: dict[Var, float]) -> float:
-    """Operations of a program within a program, called with the values `given`."""
-    if len(given) != len(jaxpr.invars):
-        return _count(jaxpr, {})
-    known = {own: _known(chances, value) for own, value in zip(jaxpr.invars, given, strict=True)}
-    return _count(jaxpr, {own: chance for own, chance in known.items() if chance is not None})
+    return times * sum(map(_count, inner))

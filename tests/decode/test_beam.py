@@ -74,7 +74,7 @@ def unpack(tokens_BKT: jax.Array, scores_BK: jax.Array) -> list[list[Hypothesis]
     for tokens_KT, scores_K in zip(np.asarray(tokens_BKT), np.asarray(scores_BK), strict=True):
         result.append([])
         for tokens, score in zip(tokens_KT.tolist(), scores_K.tolist(), strict=True):
-            if score > beam.NEVER / 2:
+            if score > beam.IMPOSSIBLE / 2:
                 end = tokens.index(EOS) + 1
                 assert set(tokens[end:]) <= {EOS}
                 result[-1].append((tuple(tokens[:end]), score))

@@ -15,7 +15,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from common import variables
-from common.decode.generate import Writer
+from common.decode.generate import Generator
 from common.decode.sample import Sampling
 from common.errors import UserError
 from common.metrics.predictions import PREDICTIONS
@@ -105,7 +105,7 @@ def test_words_are_counted_as_wikitext_counts_them():
 def write(trained, prompt=b"The ", length=20, sampling=None, seed=1, chunk=16, mesh=None) -> bytes:
     config, values = run.load(trained[0], mesh)
     sampling = sampling or Sampling(0.8, 40, 0.95)
-    writer = Writer(values.abstract_model, mesh, config.model.length, sampling)
+    writer = Generator(values.abstract_model, mesh, config.model.length, sampling)
     return b"".join(writer(values, prompt, length, seed, chunk=chunk))
 
 

@@ -127,7 +127,7 @@ def test_every_target_sees_the_source_but_not_its_padding(case: Case):
 
     def project(x_SD):
         memory = model.encoder(x_SD[None], Context(lengths_B=lengths))
-        context = Context(memory_BSD=memory, memory_lengths_B=lengths)
+        context = Context(encoded_BSD=memory, encoded_lengths_B=lengths)
         return model.target_embed.logits(model.decoder(x_BTD, context))[0] @ direction
 
     x = model.source_embed(SOURCE[1:2], jnp.float32)[0]
@@ -140,7 +140,7 @@ def test_every_target_sees_the_source_but_not_its_padding(case: Case):
 def test_a_row_of_padding_is_finite_and_so_are_its_gradients(post: Case):
     source = np.concatenate([SOURCE[:2], np.zeros_like(SOURCE[:1])])
     # Not every attention kernel survives a row without keys, so such a row has one.
-    lengths = jax.jit(lambda source: post.built.encode(source).memory_lengths_B)(source)
+    lengths = jax.jit(lambda source: post.built.encode(source).encoded_lengths_B)(source)
     np.testing.assert_array_equal(lengths, [6, 3, 1])
     assert np.all(np.isfinite(post.logits(source, TARGET)))
     assert all(np.all(np.isfinite(g)) for g in post.gradients(source).values())
@@ -210,7 +210,7 @@ def test_dropout_is_on_with_a_key_only(pre: Case):
 
 def test_bfloat16_activations_give_float32_logits_and_gradients(make_config, pre: Case):
     case = make_case(make_config("ffn", dtype="bfloat16", encoder_layers=2))
-    assert jax.eval_shape(case.built.encode, SOURCE).memory_BSD.dtype == jnp.bfloat16
+    assert jax.eval_shape(case.built.encode, SOURCE).encoded_BSD.dtype == jnp.bfloat16
     np.testing.assert_allclose(
         case.logits(SOURCE, TARGET), pre.logits(SOURCE, TARGET), atol=0.3, rtol=0
     )
