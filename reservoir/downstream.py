@@ -13,12 +13,13 @@ from common.config import check, check_choice, override_all
 from common.errors import UserError
 from common.experiments import Ran, Side
 from common.report.figures import layers_figure
-from common.report.groups import Group, Layers, layers_of
+from common.report.groups import Group, Layers
 from common.report.panels import COLOURS, panels
 from common.report.table import mean_std
 from configs import finetuning
 from reservoir import finetuning as fine_tuning
 from reservoir.experiments import Case, ExperimentSuite, snapshot_steps
+from reservoir.layers import layers_of
 from reservoir.printed import printed
 from reservoir.probing.data import TABLE_4, ProbingTask, load_task, task_path
 from reservoir.probing.data import TASKS as PROBES

@@ -12,10 +12,11 @@ from common import experiments
 from common.config import check, check_choice
 from common.errors import UserError
 from common.experiments import Experiment, Ran, Side
-from common.report.groups import Group, layers_of
+from common.report.groups import Group
 from common.train.task import Task
 from configs import bytelevel, masked, translation
 from reservoir import finetuning, run
+from reservoir.layers import layers_of
 from reservoir.placement import placement
 
 

@@ -1,0 +1,37 @@
+"""The layers of a run's configuration, as reports name and count them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from common.report.groups import Layers
+
+_KINDS = {"transformer": "T", "ffn": "FFN", "bigru": "BiGRU", "cnn": "CNN", "gmlp": "gMLP"}
+
+
+def layers_of(config: Mapping[str, Any]) -> Layers | None:
+    """Returns the layers of the stack that reservoirs stand in: the encoder, if the model has one.
+
+    The kind is the paper's name of the reservoirs ("T", "FFN"), or of the model without reservoirs. Backskipping and
+    LayerDrop are kinds of their own, as in Tables 1 and 3. None if the configuration has no number of layers.
+    """
+    model = config.get("model", {})
+    total = model.get("encoder_layers", model.get("layers"))
+    if total is None:
+        return None
+    reservoir, pattern = model.get("reservoir", "none"), model.get("placement", "")
+    mode = config.get("reservoirs", "keep")  # of fine-tuning
+    if reservoir == "none":
+        plain = "LayerDrop" if model.get("layerdrop") else "transformer"
+        if mode == "freeze_now":
+            return Layers(f"{plain}, frozen in fine-tuning", total, config["freeze_now"])
+        return Layers(model.get("kind", plain), total, 0)
+    kind = _KINDS.get(reservoir, reservoir)
+    if model.get("reservoir_trained"):
+        return Layers(f"{kind}, trained", total, 0)
+    if model.get("backskip", {}).get("estimator", "none") != "none":
+        kind += " backskip"
+    if mode == "tune":
+        return Layers(f"{kind}, tuned", total, 0)
+    # A pattern such as "LLRLRLL" contains the number of reservoirs.
+    is_pattern = bool(pattern) and set(pattern) <= {"L", "R"}
+    return Layers(kind, total, pattern.count("R") if is_pattern else model["reservoirs"])
