@@ -219,7 +219,7 @@ def test_faults_of_a_text_are_one_line(trained, tmp_path, text, options, message
         ("one of pre, post", "model.norm", "between"),
         ("shares must be three", "data.shares", (0.5, 0.5)),
         ("one of auto, float32, bfloat16", "model.dtype", "int8"),
-        ("cannot be shared by 2", "data.batch", 7),
+        ("is not divisible by 2", "data.batch", 7),
     ],
 )
 def test_faults_are_one_line(tmp_path, fault, field, value):

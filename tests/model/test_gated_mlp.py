@@ -75,13 +75,13 @@ KINDS = ["full", "toeplitz", "local"]
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("length", [1, 4, 7, N])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_map_is_what_it_says_at_any_length(kind, length, heads):
+def test_spatial_maps_match_a_reference_loop(kind, length, heads):
     part = spatial(kind, heads)
     values = np.random.default_rng(length).normal(size=(2, length, 6)).astype(np.float32)
     np.testing.assert_allclose(part(values), slow_map(part, kind, values), rtol=2e-5, atol=1e-5)
 
 
-def test_both_sides_of_a_toeplitz_map():
+def test_bidirectional_toeplitz_map():
     part = spatial("toeplitz", causal=False)
     weight = np.asarray(part.weight[...])[0]
     matrix = np.asarray(part.matrices(5))[0]
@@ -92,7 +92,7 @@ def test_both_sides_of_a_toeplitz_map():
 
 
 @pytest.mark.parametrize("block", [1, 3, 5, 8, 100])
-def test_the_block_wise_product_and_its_gradients(block):
+def test_causal_product_and_its_gradients(block):
     generator = np.random.default_rng(block)
     matrix = jnp.asarray(generator.normal(size=(8, 8)), jnp.float32)
     values = jnp.asarray(generator.normal(size=(8, 5)), jnp.float32)
@@ -108,7 +108,7 @@ def test_the_block_wise_product_and_its_gradients(block):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_a_long_causal_map_costs_little_more_than_half():
+def test_causal_product_needs_little_more_than_half_the_flops():
     """FLOPs of the compiled forward and backward pass at length 2048, over those of the dense product."""
     matrix = jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
     values = jax.ShapeDtypeStruct((2048, 64), jnp.float32)

@@ -126,7 +126,9 @@ def test_holm_correction_over_all_claims():
 
 
 def test_unknown_metric_error_lists_known_metrics():
-    with pytest.raises(UserError, match=r"claim c: its runs have no metric rouge; they have best valid"):
+    with pytest.raises(
+        UserError, match=r"claim c: its runs have no metric rouge; they have best valid"
+    ):
         find([claim(metric="rouge")], GROUPS, {})
 
 

@@ -154,7 +154,7 @@ def test_seedless_runs_make_a_group(tmp_path, report):
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"params": {}}, "its params have no trainable, total"),
+        ({"params": {}}, "its params have no numbers trainable and total"),
         ({"timing": "alone"}, "its timing is 'alone'"),
         ({"test": {"accuracy": "60"}}, "the run a has no test accuracy"),
     ],
