@@ -11,9 +11,8 @@ from ml_collections import ConfigDict
 from common import sharding, variables
 from common.data.windows import crop
 from common.decode.beam import Search, beam_search
-from common.decode.generate import Writer
+from common.decode.generate import Generator
 from common.decode.sample import Sampling
-from common.model.lora import Lora, adapt
 from common.tasks.classification import Classification
 from common.tasks.language_modelling import BYTES, LanguageModelling
 from common.train.frozen import draw_on_mesh
@@ -24,6 +23,7 @@ from explicit_opt import language as next_token
 from explicit_opt.counts import Noise
 from gmlp_lm.model import language_model
 from perception.backbones import bert, qwen2
+from perception.lora import Lora, adapt
 from perception.model import PooledClassifier, backbone
 from reservoir.model import translator
 from reservoir.run import Translation
@@ -121,7 +121,7 @@ def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
     values = ModelState(
         abstract_model, initial_params(task, abstract_model, config.seed, mesh), {}, mesh
     )
-    writer = Writer(abstract_model, mesh, config.model.length, Sampling(0.0))
+    writer = Generator(abstract_model, mesh, config.model.length, Sampling(0.0))
     prompt = np.random.default_rng(0).integers(0, BYTES, start).astype(np.uint8).tobytes()
 
     def write() -> None:

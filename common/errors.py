@@ -1,8 +1,8 @@
-"""What a user did wrong, told in one line."""
+"""The exception for errors that the user can correct."""
 
 
 class UserError(Exception):
-    """A fault the user can mend. The message is one line that says what is wrong and where; see `program`."""
+    """An error that the user can correct: `common.runtime.program` prints its one-line message without traceback."""
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.splitlines()))

@@ -87,7 +87,7 @@ ORTHOGONAL = ("orthogonal", 1.0)
 
 
 def draws(module: nnx.Module, matrix: tuple) -> Iterator[tuple[nnx.Module, str, tuple]]:
-    """Yields (part, attribute, draw) of every Param below `module`, as the part's `reservoir_draws()` say.
+    """Yields (part, attribute, draw) of every Param below `module`, as the part's `frozen_init()` say.
 
     Args:
       matrix: the draw that ("matrix",) stands for there.
@@ -96,14 +96,14 @@ def draws(module: nnx.Module, matrix: tuple) -> Iterator[tuple[nnx.Module, str, 
       ValueError: a part does not say how one of its parameters is drawn.
     """
     for path, part in list(nnx.iter_modules(module)):
-        known = part.reservoir_draws() if hasattr(part, "reservoir_draws") else {}
+        known = part.frozen_init() if hasattr(part, "frozen_init") else {}
         for name, variable in list(vars(part).items()):
             if not isinstance(variable, nnx.Param):
                 continue
             if name not in known:
                 raise ValueError(
                     f"{'/'.join(map(str, (*path, name)))} cannot be drawn from a seed:"
-                    f" {type(part).__name__}.reservoir_draws() has to say how"
+                    f" {type(part).__name__}.frozen_init() has to say how"
                 )
             yield part, name, matrix if known[name] == ("matrix",) else known[name]
 

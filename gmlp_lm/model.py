@@ -1,5 +1,6 @@
 """The paper's language models: GPT, gMLP, gMLP with a tiny attention, and the "GPT_base" of the authors' program."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,8 +17,8 @@ from common.model.gated_mlp import GatedMlp
 from common.model.language_model import LanguageModel
 from common.model.linear import Linear
 from common.model.spatial import BlockLocal, Spatial, Toeplitz
-from common.model.tiny_attention import TinyAttention
 from gmlp_lm.initialization import INITIALIZATIONS
+from gmlp_lm.tiny_attention import TinyAttention
 
 KINDS = ("gpt", "gmlp", "tiny_attention")
 SPATIAL = {"full": Spatial, "toeplitz": Toeplitz}
@@ -78,6 +79,15 @@ def sublayers(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> list[Sublayer
             mixer = Attention(model.width, model.heads, rngs=rngs, causal=True)
             return [mixer, transformer.feed_forward(model, rngs=rngs)]
         case "gmlp":
+            tiny_attention = partial(
+                TinyAttention,
+                model.width,
+                model.attention,
+                model.hidden // 2,
+                rngs=rngs,
+                window=window,
+                keys_as_values=model.keys_as_values,
+            )
             return [
                 GatedMlp(
                     model.width,
@@ -85,9 +95,7 @@ def sublayers(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> list[Sublayer
                     spatial(model, layer, rngs=rngs),
                     rngs=rngs,
                     activation=model.activation,
-                    attention=model.attention,
-                    window=window,
-                    keys_as_values=model.keys_as_values,
+                    attention=tiny_attention if model.attention else None,
                 )
             ]
         case _:
@@ -102,7 +110,7 @@ def embed(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Embed:
         positions=model.positions,
         maximum=model.length,
         scale=False,
-        rate=model.dropout,
+        dropout_rate=model.dropout,
         pad=None,
     )
 

@@ -31,7 +31,7 @@ def main() -> None:
 
     import jax
 
-    from common.decode.generate import Writer, as_bytes
+    from common.decode.generate import Generator, as_bytes
     from common.decode.sample import Sampling
     from common.sharding import make_mesh
     from gmlp_lm.run import load
@@ -43,7 +43,7 @@ def main() -> None:
     config, values = load(options.workdir, mesh)
     prompt = as_bytes(options.prompt)
     length = options.length or max(1, min(512, config.model.length - len(prompt)))
-    write = Writer(values.abstract_model, mesh, config.model.length, sampling)
+    write = Generator(values.abstract_model, mesh, config.model.length, sampling)
     chunks = write(values, prompt, length, options.seed, chunk=CHUNK)
     # A chunk may end within a character. Invalid UTF-8 becomes a replacement character.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

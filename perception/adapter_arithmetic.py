@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from common.config import check
-from common.model.lora import Lora
 from common.variables import Params
+from perception.lora import Lora
 
 A, B, KERNEL = "lora_a", "lora_b", "kernel"
 

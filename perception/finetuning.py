@@ -12,12 +12,12 @@ from ml_collections import ConfigDict
 from common.config import check, check_choice, check_rate
 from common.data.labelled import LabelledText
 from common.data.subword import Subword, build_subword
-from common.model.lora import Lora, adapt, is_target, linear_layers
 from common.model.transformer import compute_dtype
 from common.train.task import NO_PRETRAINED_WEIGHTS, PretrainedWeights
 from common.variables import AbstractModel, Frozen, Params, cast_frozen, freeze, freeze_given
 from perception.backbones import BACKBONES, Backbone
 from perception.hugging_face import TOKENIZER, Pretrained, check_shape, open_model
+from perception.lora import Lora, adapt, is_target, linear_layers
 from perception.model import POOLS, PooledClassifier, backbone
 from perception.quantized import KINDS, load_frozen, quantize_frozen
 

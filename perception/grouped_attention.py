@@ -23,7 +23,7 @@ class GroupedAttention(Attention):
       biases: whether (queries, keys and values), (output) have biases.
       head_norm: epsilon of an RMSNorm of each query and key before the rotary positions; None for no norm.
       window: length of the causal sliding window; None for full attention.
-      rate: dropout rate of the attention weights.
+      dropout_rate: of the attention weights.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class GroupedAttention(Attention):
         rotary: Rotary | None = None,
         head_norm: float | None = None,
         window: int | None = None,
-        rate: float = 0.0,
+        dropout_rate: float = 0.0,
     ):
         if heads % kv_heads:
             raise ValueError(f"{heads} query heads are not divisible by {kv_heads} key-value heads")
@@ -59,7 +59,7 @@ class GroupedAttention(Attention):
             self.key_norm = RMSNorm(size, rngs=rngs, epsilon=head_norm)
         self.heads, self.kv_heads, self.size = heads, kv_heads, size
         self.causal, self.fused, self.head_norm = causal, fused, head_norm is not None
-        self.rotary, self.window, self.rate = rotary, window, rate
+        self.rotary, self.window, self.dropout_rate = rotary, window, dropout_rate
 
     def _split(self, x_BLD: jax.Array) -> jax.Array:
         return x_BLD.reshape(*x_BLD.shape[:2], -1, self.size)
@@ -96,7 +96,7 @@ class GroupedAttention(Attention):
             causal=self.causal,
             key_lengths_B=context.lengths_B,
             window=self.window,
-            rate=self.rate,
+            dropout_rate=self.dropout_rate,
             key=fold(key, 1),
         )
         return self._merge(y_BLHK, fold(key, 2))

@@ -56,7 +56,7 @@ def block(shape: Backbone, layer: int, *, rngs: nnx.Rngs) -> Block:
         rotary=Rotary(shape.rotated, shape.theta) if shape.rotated else None,
         head_norm=shape.epsilon if shape.head_norm else None,
         window=shape.window,
-        rate=attention_rate,
+        dropout_rate=attention_rate,
     )
     options = {"rngs": rngs, "activation": shape.activation}
     hidden = shape.hidden[layer]
@@ -73,8 +73,8 @@ def block(shape: Backbone, layer: int, *, rngs: nnx.Rngs) -> Block:
                 function,
                 shape.width,
                 rngs=rngs,
-                placement=shape.placement,
-                rate=residual_rate,
+                norm_position=shape.placement,
+                dropout_rate=residual_rate,
                 norm=_norm(shape, rngs),
             )
             for function in functions
@@ -106,7 +106,11 @@ def backbone(
         remat=remat,
     )
     encoder = Encoder(
-        embed, None if pre else _norm(shape, rngs), stack, rate=shape.dropout[1], dtype=dtype
+        embed,
+        None if pre else _norm(shape, rngs),
+        stack,
+        dropout_rate=shape.dropout[1],
+        dtype=dtype,
     )
     initialize(encoder, shape, rngs)
     return encoder

@@ -10,11 +10,11 @@ from flax import nnx
 
 from common import variables
 from common.errors import UserError
-from common.model.lora import Lora, adapt
 from common.report.table import mean_std
 from perception import printed
 from perception.backbones import BACKBONES
 from perception.experiments import ExperimentSuite, f1
+from perception.lora import Lora, adapt
 from perception.model import backbone
 
 RANKS = (2, 4, 8, 16, 32)

@@ -53,7 +53,7 @@ def encoder(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Encoder:
     norm = LayerNorm(model.width, rngs=rngs)
     stack = encoder_stack(model, rngs=rngs)
     dtype = transformer.compute_dtype(model.dtype)
-    return Encoder(embed, norm, stack, rate=model.dropout, dtype=dtype)
+    return Encoder(embed, norm, stack, dropout_rate=model.dropout, dtype=dtype)
 
 
 def masked_lm(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> MaskedLanguageModel:
@@ -79,7 +79,7 @@ def classifier(
       reservoirs: one of FINE_TUNING_MODES.
       freeze_now: number of layers that "freeze_now" freezes, placed like reservoirs.
     """
-    head = ClassificationHead(model.width, classes, rngs=rngs, rate=model.head_dropout)
+    head = ClassificationHead(model.width, classes, rngs=rngs, dropout_rate=model.head_dropout)
     made = Classifier(encoder(model, vocabulary, rngs=rngs), head)
     initialize_as_bert(made, model, rngs)
     if reservoirs == "tune":

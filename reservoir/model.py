@@ -109,7 +109,7 @@ def reservoir_block(model: ConfigDict, stack: str, *, rngs: nnx.Rngs) -> Block:
 def encoder_stack(model: ConfigDict, *, rngs: nnx.Rngs) -> Stack:
     """Returns the encoder. `model.layerdrop`, the paper's baseline, drops its layers at random in training."""
     layers = blocks(model, "encoder", rngs=rngs)
-    return transformer.stack(model, layers, rngs=rngs, drop=model.layerdrop)
+    return transformer.stack(model, layers, rngs=rngs, skip_rate=model.layerdrop)
 
 
 def translator(
@@ -134,11 +134,11 @@ def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Lan
         rngs=rngs,
         positions=model.positions,
         maximum=model.length,
-        rate=model.dropout,
+        dropout_rate=model.dropout,
         pad=None,
     )
     layers = blocks(model, "language model", rngs=rngs)
-    stack = transformer.stack(model, layers, rngs=rngs, drop=model.layerdrop)
+    stack = transformer.stack(model, layers, rngs=rngs, skip_rate=model.layerdrop)
     return LanguageModel(embed, stack, dtype=transformer.compute_dtype(model.dtype))
 
 

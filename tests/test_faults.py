@@ -219,24 +219,24 @@ FIELDS = [
     ("optimizer.clip=-1", "--config.optimizer.clip must not be negative, got -1.0"),
     ("data.buckets=32,16", "--config.data.buckets must be ascending lengths, got (32, 16)"),
     ("data.buckets=", "--config.data.buckets must be ascending lengths, got ()"),
-    ("data.buckets=2", f"none of the {PAIRS} training examples fits in the last bucket"),
+    ("data.buckets=2", f"none of the {PAIRS} training examples fits into the last bucket"),
     ("eval.buckets=0,16", "--config.eval.buckets must be ascending lengths, got (0, 16)"),
     ("data.tokens_per_batch=0", "--config.data.tokens_per_batch must be at least 1, got 0"),
     ("data.dictionaries=common", "choose one of shared, separate"),
     ("data.vocab_size=4", "--config.data.vocab_size must be at least 8, got 4"),
-    ("data.vocab_size=20", "data.vocab_size 20 is too small for the training text; the smallest"),
-    ("data.vocab_size=9000", "data.vocab_size 9000 is too large for the training text; the larg"),
-    ("data.source=", "data.source is ''; it must be embedded:NAME, files:DIR or tfds:NAME"),
-    ("data.source=hub:x", "data.source is 'hub:x'; it must be embedded:NAME"),
-    ("data.source=embedded:x", "no embedded text 'x'; there are: numbers_de_en"),
+    ("data.vocab_size=20", "data.vocab_size=20 is too small for the training text; the smallest"),
+    ("data.vocab_size=9000", "data.vocab_size=9000 is too large for the training text; the larg"),
+    ("data.source=", "data.source= must be embedded:NAME, files:DIR or tfds:NAME"),
+    ("data.source=hub:x", "data.source=hub:x must be embedded:NAME"),
+    ("data.source=embedded:x", "data.source=embedded:x: no such text; there are: numbers_de_en"),
     ("data.source=files:~nobody_of_this_name", "no directory ~nobody_of_this_name"),
-    ("data.source=files:none", "no directory none (data.source)"),
+    ("data.source=files:none", "no directory none (--config.data.source)"),
     ("data.source_language=fr", "no train.fr or train.fr.gz in"),
     ("data.splits.valid=dev", "no dev.de or dev.de.gz in"),
     ("data.cache_dir=/dev/null/cache", "cannot write to /dev/null/cache: Not a directory"),
     ("mesh.data=3", "the mesh data=3 x fsdp=1 x tensor=1 needs 3 devices, but there are 8"),
-    ("mesh.fsdp=-1", "mesh sizes must be positive, at most one of them -1"),
-    ("mesh.tensor=0", "mesh sizes must be positive, at most one of them -1"),
+    ("mesh.fsdp=-1", "--config.mesh sizes must be positive, and at most one -1"),
+    ("mesh.tensor=0", "--config.mesh sizes must be positive, and at most one -1"),
     ("eval.steps=0", "--config.eval.steps or --config.eval.seconds must be above 0"),
     ("eval.sentences=-1", "--config.eval.sentences must not be negative, got -1"),
     ("eval.tokenize=flores", "--config.eval.tokenize='flores': choose one of 13a, intl"),
@@ -288,7 +288,7 @@ def test_data_set_that_is_not_prepared(fault, smallest, tmp_path):
     options = ["--config.data.source=tfds:wmt16_translate/de-en"]
     options.append(f"--config.data.tfds_dir={tmp_path}")
     message = fault(train, *smallest, *options)
-    assert "no TFDS data set wmt16_translate/de-en is prepared" in message
+    assert "the TFDS data set wmt16_translate/de-en is not prepared" in message
     assert "download_and_prepare" in message
 
 

@@ -31,7 +31,7 @@ def mesh_of(name: str) -> Mesh:
     return sharding.make_mesh(MESHES[name], devices)
 
 
-def test_every_dimension_follows_its_rule() -> None:
+def test_spec_follows_the_rules() -> None:
     mesh = mesh_of("2,2,2")
     assert sharding.spec(("embed", "mlp"), (8, 8), mesh) == PartitionSpec("fsdp", "tensor")
     assert sharding.spec(("vocab", "embed"), (8, 8), mesh) == PartitionSpec("tensor", "fsdp")
@@ -39,7 +39,7 @@ def test_every_dimension_follows_its_rule() -> None:
     assert batch == PartitionSpec(("data", "fsdp"), None, None)
 
 
-def test_a_dimension_that_does_not_divide_stays_whole() -> None:
+def test_indivisible_dimension_is_replicated() -> None:
     assert sharding.spec(("vocab", "embed"), (7, 8), mesh_of("2,2,2")) == PartitionSpec(
         None, "fsdp"
     )
@@ -49,17 +49,17 @@ def test_a_dimension_that_does_not_divide_stays_whole() -> None:
     ("axes", "shape", "what"),
     [
         (("embed",), (8, 8), "1 axes"),
-        (("embed", "batch"), (8, 8), "one mesh axis on two dimensions"),
-        (("mlp", "heads"), (8, 8), "one mesh axis on two dimensions"),
+        (("embed", "batch"), (8, 8), "a mesh axis for two dimensions"),
+        (("mlp", "heads"), (8, 8), "a mesh axis for two dimensions"),
         (("nonsense", None), (8, 8), "no rule"),
     ],
 )
-def test_a_faulty_annotation_is_refused(axes: tuple, shape: tuple, what: str) -> None:
+def test_invalid_axes_raise_value_errors(axes: tuple, shape: tuple, what: str) -> None:
     with pytest.raises(ValueError, match=what):
         sharding.spec(axes, shape, mesh_of("2,2,2"), "w")
 
 
-def test_minus_one_takes_the_rest() -> None:
+def test_mesh_size_minus_one_takes_the_remaining_devices() -> None:
     mesh = sharding.make_mesh({"data": -1, "tensor": 2}, jax.devices()[:8])
     assert dict(mesh.shape) == {"data": 4, "fsdp": 1, "tensor": 2}
 
@@ -67,7 +67,7 @@ def test_minus_one_takes_the_rest() -> None:
 @pytest.mark.parametrize(
     "sizes", [{"data": 3}, {"data": -1, "fsdp": -1}, {"data": 0}, {"data": -1, "tensor": 3}]
 )
-def test_sizes_that_do_not_fit_are_a_users_fault(sizes: dict) -> None:
+def test_invalid_mesh_sizes_raise_user_errors(sizes: dict) -> None:
     with pytest.raises(UserError, match="mesh"):
         sharding.make_mesh(sizes, jax.devices()[:8])
 
@@ -120,7 +120,7 @@ def on_one_device(make_config) -> tuple:
 
 
 @pytest.mark.parametrize("name", [name for name in MESHES if name != "1"])
-def test_loss_and_gradients_agree_on_every_mesh(name: str, make_config, on_one_device) -> None:
+def test_loss_and_gradients_are_equal_on_every_mesh(name: str, make_config, on_one_device) -> None:
     loss, weight, gradients = _gradients(make_config("ffn", dropout=0.3), name)
     assert weight == on_one_device[1]
     np.testing.assert_allclose(loss, on_one_device[0], rtol=1e-5)
@@ -133,7 +133,7 @@ SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("cnn", "gmlp", "
 
 
 @pytest.mark.parametrize("kind", ["bigru", "transformer, skipped", *SLOW])
-def test_every_kind_of_reservoir_agrees_on_a_mesh(kind: str, make_config) -> None:
+def test_reservoir_kinds_are_equal_on_a_mesh(kind: str, make_config) -> None:
     kind, _, how = kind.partition(", ")
     small = {"encoder_layers": 2, "placement": "RL", "decoder_layers": 1, "dropout": 0.3}
     config = make_config(kind, layerdrop=0.3 if how == "dropped" else 0.0, **small)
@@ -146,7 +146,7 @@ def test_every_kind_of_reservoir_agrees_on_a_mesh(kind: str, make_config) -> Non
         np.testing.assert_allclose(found[1][2][key], expected, rtol=1e-3, atol=1e-3, err_msg=key)
 
 
-def test_accumulation_gives_the_sums_of_the_whole_batch(make_config) -> None:
+def test_accumulated_gradients_equal_the_whole_batch(make_config) -> None:
     # Without dropout, whose masks belong to a microbatch. The rows have unequal numbers of tokens.
     config = make_config("ffn", dropout=0.0)
     whole, parts = _gradients(config, "1"), _gradients(config, "1", accumulate=4)
@@ -156,7 +156,7 @@ def test_accumulation_gives_the_sums_of_the_whole_batch(make_config) -> None:
         np.testing.assert_allclose(parts[2][key], expected, rtol=1e-4, atol=1e-5, err_msg=key)
 
 
-def test_moments_lie_where_their_parameters_lie(tiny_config) -> None:
+def test_moments_inherit_the_sharding_of_parameters(tiny_config) -> None:
     mesh, task = mesh_of("2,2,2"), _Task(tiny_config)
     abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
     update, _ = optimizers.make(tiny_config.optimizer, 10)

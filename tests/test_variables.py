@@ -134,7 +134,7 @@ def test_freezing_a_parameter_that_no_seed_gives_names_it():
         def __init__(self):
             self.norm = RMSNorm(4, rngs=nnx.Rngs(0))
 
-    with pytest.raises(ValueError, match=r"norm/scale cannot be drawn .*RMSNorm.reservoir_draws"):
+    with pytest.raises(ValueError, match=r"norm/scale cannot be drawn .*RMSNorm.frozen_init"):
         variables.freeze(Outer())
 
 

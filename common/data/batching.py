@@ -1,8 +1,7 @@
-"""Batches of sentence pairs of like length, in fixed shapes.
+"""Length-bucketed batches of sentence pairs in fixed shapes.
 
-A batch has one length L and B rows, both given by its bucket, so that XLA compiles once for each
-bucket. Batches are global: process p of P gets the rows from p*B/P to (p+1)*B/P of the batch that
-one process alone would get, and a run can go on with another number of processes.
+The bucket determines the shape (B, L) of a batch, so XLA compiles once per bucket. Batches are global: process i of n
+gets the rows from i B / n to (i + 1) B / n, so a run can resume with a different number of processes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,26 +16,25 @@ from common.data.tokenizer import BOS, EOS, PAD
 from common.errors import UserError
 
 Batch = dict[str, np.ndarray]
-"""int32 arrays, 0 being the padding:
+"""int32 arrays, padded with 0:
 
-source: (B, L) ids and end of sentence.
-target_inputs: (B, L) begin of sentence and ids.
-target_outputs: (B, L) ids and end of sentence.
-ids: (B,) indices of the examples, -1 in empty rows, whose other arrays are 0.
+source: (B, L) token ids and end of sentence.
+target_inputs: (B, L) begin of sentence and token ids.
+target_outputs: (B, L) token ids and end of sentence.
+ids: (B,) indices of the examples; -1 for empty rows, whose other arrays are 0.
 """
 
 
 class BucketedBatches(grain.MapDataset):
-    """Training batches: an endless sequence of epochs with random access.
+    """Training batches with random access.
 
-    An example is in the first bucket whose length holds its longer side and the end of sentence.
-    In each epoch every bucket is shuffled and cut into full batches, the last one filled up with
-    empty rows; then the batches are shuffled. The seed, the epoch and the position give a batch,
-    so its index is all there is to save.
+    An example is in the first bucket that fits its longer side with the end of sentence. In each epoch every bucket is
+    shuffled and cut into batches, the last batch padded with empty rows; then the batches are shuffled. A batch is a
+    function of the seed and its index, so a checkpoint only stores the index.
 
     Attributes:
-        batches_per_epoch: batches in one epoch, the same for all epochs.
-        dropped: examples that are longer than the last bucket and are in no batch.
+        batches_per_epoch: batches per epoch, equal for all epochs.
+        dropped: number of examples that are longer than the last bucket.
     """
 
     def __init__(
@@ -57,19 +55,18 @@ class BucketedBatches(grain.MapDataset):
 
         Args:
             source: the source sentences.
-            target: their translations; None leaves them out of the batches.
-            buckets: lengths of the buckets, ascending, in tokens with the end of sentence.
-            tokens_per_batch: rows times length of a global batch is at most this, but a batch has
-                at least `multiple` rows.
-            rows: of every global batch; 0 is as many as `tokens_per_batch` holds.
+            target: their translations; None for batches without targets.
+            buckets: lengths of the buckets, ascending, in tokens including the end of sentence.
+            tokens_per_batch: maximum of rows times length of a global batch, which has at least `multiple` rows.
+            rows: rows of every global batch; 0 for the maximum by `tokens_per_batch`.
             multiple: divides the number of rows of every global batch.
             seed: of the order of the examples.
-            epochs: how many there are; None is without end.
+            epochs: number of epochs; None for endless epochs.
             process_index: of this process, from 0.
-            process_count: number of processes; it must divide `multiple`.
+            process_count: number of processes; must divide `multiple`.
 
         Raises:
-            UserError: no example fits in a bucket, or `multiple` does not divide `rows`.
+            UserError: no example fits into a bucket, or `multiple` does not divide `rows`.
         """
         super().__init__()
         _check(source, target, buckets, multiple, process_count)
@@ -81,8 +78,8 @@ class BucketedBatches(grain.MapDataset):
         self.dropped = len(rest)
         if self.dropped == len(source):
             raise UserError(
-                f"none of the {len(source)} training examples fits in the last bucket "
-                f"({buckets[-1]} tokens)"
+                f"none of the {len(source)} training examples fits into the last bucket of --config.data.buckets"
+                f" ({buckets[-1]} tokens)"
             )
         self._members = members
         if rows:
@@ -93,28 +90,28 @@ class BucketedBatches(grain.MapDataset):
         counts = [-(-len(m) // rows) for m, rows in zip(members, self._rows, strict=True)]
         self._batches = [(k, i) for k, count in enumerate(counts) for i in range(count)]
         self.batches_per_epoch = len(self._batches)
-        # Two, as threads that read ahead may be on both sides of the border of an epoch.
-        self._plan = lru_cache(maxsize=2)(self._make_plan)
+        # Two epochs: prefetching threads may already read the next epoch.
+        self._order = lru_cache(maxsize=2)(self._make_order)
 
     def __len__(self) -> int:
-        """Number of batches; the greatest index there is if there are endless epochs."""
+        """Returns the number of batches, ENDLESS for endless epochs."""
         return ENDLESS if self._epochs is None else self._epochs * self.batches_per_epoch
 
     def __getitem__(self, index: int | slice) -> Any:
-        """The part of global batch `index` that belongs to this process."""
+        """Returns this process's rows of global batch `index`."""
         if isinstance(index, slice):
             return self.slice(index)
         if not 0 <= index < len(self):
             raise IndexError(f"batch {index} of {len(self)}")
         epoch, position = divmod(index, self.batches_per_epoch)
-        order, shuffled = self._plan(epoch)
+        order, shuffled = self._order(epoch)
         bucket, i = self._batches[order[position]]
         rows = self._rows[bucket]
         ids = local_rows(shuffled[bucket][i * rows : (i + 1) * rows], rows, *self._process)
         return _assemble(self._source, self._target, ids, self._buckets[bucket])
 
-    def _make_plan(self, epoch: int) -> tuple[np.ndarray, list[np.ndarray]]:
-        """The order of the batches and of the examples in each bucket."""
+    def _make_order(self, epoch: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Returns the order of the batches, and of the examples in each bucket."""
         generator = np.random.default_rng((self._seed, epoch))
         shuffled = [generator.permutation(members) for members in self._members]
         return generator.permutation(self.batches_per_epoch), shuffled
@@ -130,17 +127,16 @@ def iterate(
     threads: int = 2,
     prefetch: int = 16,
 ) -> Iterator[tuple[Batch, dict[str, int]]]:
-    """Reads batches in order, ahead of their use.
+    """Reads batches in order with prefetching threads.
 
     Args:
-        batches: what to read.
-        start: a state from an earlier iteration, with any number of processes, to go on after the
-            batch that came with it; None starts at the beginning.
-        threads: threads that assemble batches.
-        prefetch: batches assembled ahead.
+        start: state of an earlier iteration, with any number of processes: continues after the batch that it was
+            yielded with. None starts at the beginning.
+        threads: number of threads that assemble batches.
+        prefetch: number of batches assembled ahead.
 
     Yields:
-        A batch and the state after it, a small dict of numbers for JSON.
+        A batch and the state after it, a JSON object of numbers.
     """
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
     iterator = iter(batches.to_iter_dataset(options))
@@ -154,7 +150,7 @@ def iterate(
 
 
 class EvaluationBatches(Sequence[Batch]):
-    """Every example once, bucket by bucket. See `evaluation_batches`."""
+    """Batches with every example once, bucket by bucket; see `evaluation_batches`."""
 
     def __init__(
         self,
@@ -162,7 +158,7 @@ class EvaluationBatches(Sequence[Batch]):
         target: TokenizedCorpus | None,
         batches: list[tuple[int, np.ndarray]],
     ) -> None:
-        """Takes the length and the example indices of each batch."""
+        """`batches` are pairs of bucket length and example indices."""
         self._source, self._target, self._batches = source, target, batches
 
     def __len__(self) -> int:
@@ -184,21 +180,15 @@ def evaluation_batches(
     process_index: int = 0,
     process_count: int = 1,
 ) -> EvaluationBatches:
-    """Batches with every example exactly once, in fixed order and the shapes of training.
+    """Returns batches with every example exactly once, in fixed order and in the shapes of training.
 
-    Nothing is dropped: beyond the last bucket there are others, each twice as long as the one
-    before it.
+    No example is dropped: further buckets follow the last bucket, each twice as long as the previous one.
 
     Args:
-        source: the source sentences.
-        target: their translations; None for text to translate, whose batches have only `source`
-            and `ids`.
-        buckets: as in `BucketedBatches`.
-        tokens_per_batch: as in `BucketedBatches`.
-        rows: of every global batch, at most, but for `multiple`; 0 is as in `BucketedBatches`.
-        multiple: as in `BucketedBatches`.
-        process_index: as in `BucketedBatches`.
-        process_count: as in `BucketedBatches`.
+        target: None for text to translate, whose batches only have `source` and `ids`.
+        rows: maximum rows of a global batch, but at least `multiple`; 0 for the maximum by `tokens_per_batch`.
+
+    Other arguments are as in `BucketedBatches`.
     """
     _check(source, target, buckets, multiple, process_count)
     lengths = list(buckets)
@@ -222,9 +212,11 @@ def _check(
     process_count: int,
 ) -> None:
     if target is not None and len(source) != len(target):
-        raise ValueError(f"{len(source)} source but {len(target)} target sentences")
+        raise ValueError(f"{len(source)} source sentences but {len(target)} target sentences")
     if not buckets or buckets[0] < 1 or list(buckets) != sorted(set(buckets)):
-        raise UserError(f"data.buckets must be ascending positive lengths, not {tuple(buckets)}")
+        raise UserError(
+            f"--config.data.buckets must be ascending positive lengths, not {tuple(buckets)}"
+        )
     if multiple % process_count:
         raise ValueError(f"{process_count} processes cannot share batches of {multiple} rows")
 
@@ -232,7 +224,7 @@ def _check(
 def _fill_buckets(
     source: TokenizedCorpus, target: TokenizedCorpus | None, buckets: Sequence[int]
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Indices of the examples in each bucket, ascending, and of those that fit in none."""
+    """Returns the sorted indices of the examples of each bucket, and of the examples that fit into no bucket."""
     longer = source.needed if target is None else np.maximum(source.needed, target.needed)
     bucket = np.searchsorted(buckets, longer)
     order = np.argsort(bucket, kind="stable").astype(np.int32)
@@ -241,24 +233,24 @@ def _fill_buckets(
 
 
 def rows_of(length: int, tokens_per_batch: int, multiple: int) -> int:
-    """Rows of a global batch: as many of `multiple` as the tokens allow, and at least that many."""
+    """Returns the rows of a global batch: the largest multiple of `multiple` by tokens, at least `multiple`."""
     return max(multiple, tokens_per_batch // length // multiple * multiple)
 
 
 def check_rows(rows: int, multiple: int) -> None:
-    """`multiple` has to divide the rows of a global batch.
+    """Checks that `multiple` divides the rows of a global batch.
 
     Raises:
         UserError: it does not.
     """
     if rows < 1 or rows % multiple:
         raise UserError(
-            f"a batch of {rows} examples cannot be shared by {multiple} devices and microbatches"
+            f"a batch of {rows} examples is not divisible by {multiple} (devices times microbatches)"
         )
 
 
 def local_rows(ids: np.ndarray, rows: int, index: int, count: int) -> np.ndarray:
-    """This process's share of a batch: ids filled up with -1 to `rows`, then cut, (rows/count,)."""
+    """Returns this process's part of a batch, (rows / count,): `ids` padded with -1 to `rows`, then split."""
     full = np.full(rows, -1, np.int32)
     full[: len(ids)] = ids
     return full[index * rows // count : (index + 1) * rows // count]
@@ -279,14 +271,14 @@ def _assemble(
 
 
 def _pad(corpus: TokenizedCorpus, ids: np.ndarray, length: int) -> np.ndarray:
-    """Sentences and their ends in the rows of a matrix, (B, length); empty rows are 0."""
+    """Returns sentences with their ends as rows (B, length); empty rows are 0."""
     starts = corpus.offsets[ids][:, None]
     lengths = np.where(ids >= 0, corpus.lengths[ids], 0)[:, None]
     positions = np.arange(length)
     inside = positions < lengths
-    there = (ids >= 0)[:, None]
-    padded = np.where(there, np.int32(corpus.pad), np.int32(0)).repeat(length, axis=1)
+    nonempty = (ids >= 0)[:, None]
+    padded = np.where(nonempty, np.int32(corpus.pad), np.int32(0)).repeat(length, axis=1)
     padded[inside] = corpus.tokens[(starts + positions)[inside]]
     if corpus.end is not None:
-        padded[(positions == lengths) & there] = corpus.end
+        padded[(positions == lengths) & nonempty] = corpus.end
     return padded

@@ -1,14 +1,12 @@
-"""Text as bytes: whole files, plain, gzipped or zipped, cut by position where one file is all there is."""
+"""Text as bytes, from three files or from one file that is split by position."""
 
-import gzip
 import os
-import zipfile
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from common.data.sources import read_bytes
 from common.data.text import python_manual
 from common.errors import UserError
 
@@ -20,13 +18,15 @@ SPLITS = ("train", "valid", "test")
 
 
 def load_bytes(data: "ConfigDict") -> dict[str, np.ndarray]:
-    """The splits "train", "valid" and "test", each (bytes,) uint8. One file is read once.
+    """Returns the splits "train", "valid" and "test", each (bytes,) uint8.
 
     Args:
-        data: has `source` ("embedded:python" or "files:DIR"); `file`, one file in DIR of which train, valid and test
-            are `shares` by position, or ""; `limit`, how many bytes at the beginning of that file are taken, 0 for all
-            (as where the field is missing); and `splits`, the names of three files. A .gz or .zip may be left out;
-            "a|b" is the first of them that is there.
+        data: a configuration with these fields:
+            `source`: "embedded:python" or "files:DIR".
+            `file`: one file in DIR that is split by position into train, valid and test; "" for three files.
+            `shares`: fractions of `file` for train, valid and test.
+            `limit`: only the first bytes of `file` are read; 0 (the default) for all.
+            `splits`: names of three files. The endings .gz and .zip are optional; "a|b" is the first existing file.
 
     Raises:
         UserError: the source or a file is unknown, missing, damaged or empty.
@@ -34,13 +34,15 @@ def load_bytes(data: "ConfigDict") -> dict[str, np.ndarray]:
     kind, _, place = data.source.partition(":")
     if kind == "embedded":
         if place != "python":
-            raise UserError(f"no embedded text {place!r}; there is: python")
+            raise UserError(
+                f"--config.data.source={data.source}: no such text; there is: embedded:python"
+            )
         return {split: _manual(split) for split in SPLITS}
     if kind != "files":
-        raise UserError(f"data.source is {data.source!r}; it must be embedded:python or files:DIR")
+        raise UserError(f"--config.data.source={data.source} must be embedded:python or files:DIR")
     directory = Path(os.path.expanduser(place))
     if not directory.is_dir():
-        raise UserError(f"no directory {directory} (data.source)")
+        raise UserError(f"no directory {directory} (--config.data.source)")
     if data.file:
         path = _find(directory, data.file)
         return _cut(path, read_bytes(path)[: data.get("limit") or None], data.shares)
@@ -65,28 +67,8 @@ def _find(directory: Path, name: str) -> Path:
     )
 
 
-def read_bytes(path: Path) -> bytes:
-    """Returns the contents of a file, unpacked where its name ends in .gz or .zip.
-
-    Raises:
-        UserError: the file is missing or damaged, or a .zip does not hold exactly one file.
-    """
-    try:
-        if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as archive:
-                names = [n for n in archive.namelist() if not n.endswith("/")]
-                if len(names) != 1:
-                    raise UserError(f"{path} holds {len(names)} files, one is expected")
-                return archive.read(names[0])
-        if path.suffix == ".gz":
-            return gzip.decompress(path.read_bytes())
-        return path.read_bytes()
-    except (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError) as error:
-        raise UserError(f"cannot read {path}: {error}") from error
-
-
 def _cut(path: Path, whole: bytes, shares: tuple[float, ...]) -> dict[str, np.ndarray]:
-    """Train, valid and test one after the other; what is rounded off goes to the last."""
+    """Splits a text by position into train, valid and test; rounding goes to test."""
     train, valid = (round(len(whole) * share) for share in shares[:2])
     ends = {"train": (0, train), "valid": (train, train + valid), "test": (train + valid, None)}
     view = memoryview(whole)

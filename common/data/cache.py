@@ -1,4 +1,4 @@
-"""Files that are computed once: named by what they were computed from, and never half written."""
+"""Cached files: cache keys of their inputs, and atomic writes."""
 
 import hashlib
 import uuid
@@ -10,7 +10,7 @@ from common.errors import UserError
 
 
 def fingerprint(*parts: Iterable[str]) -> str:
-    """SHA-256 (64 hex digits) of several lists of strings; their order and borders count."""
+    """Returns the SHA-256 (64 hex digits) of lists of strings; changes with their order and boundaries."""
     digest = hashlib.sha256()
     for part in parts:
         for line in part:
@@ -22,12 +22,12 @@ def fingerprint(*parts: Iterable[str]) -> str:
 
 
 def write_atomic(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    """Calls `write` on a temporary file and renames it to `path` when it is complete.
+    """Calls `write` on a temporary file and renames it to `path`, so that readers never see an incomplete file.
 
-    Processes may race for one path: each puts a whole file there, and the last one stays.
+    Several processes may write the same path; the last rename wins.
 
     Raises:
-        UserError: the directory cannot be made or written, or the disk is full.
+        UserError: the directory cannot be created or written, or the disk is full.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:

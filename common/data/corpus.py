@@ -1,4 +1,4 @@
-"""Text as ids: one flat array per side, mapped from a file in the cache."""
+"""Tokenized text: a flat array of token ids, memory-mapped from the cache."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -11,18 +11,18 @@ from common.data.tokenizer import EOS, PAD, Tokenizer
 from common.errors import UserError
 
 _BLOCK = 100_000
-"""Lines tokenized at once, which bounds the memory."""
+"""Lines per call of the tokenizer, to limit memory."""
 
 
 class TokenizedCorpus:
-    """Sentences as ids without begin and end of sentence.
+    """Sentences as token ids without begin and end of sentence.
 
     Attributes:
-        tokens: all ids, one sentence after the other, (total,) uint16 or int32.
-        offsets: where each sentence begins in `tokens`, and the total, (sentences + 1,) int64.
-        lengths: ids in each sentence, (sentences,) int64.
-        end: what stands behind a sentence in a batch; None for nothing.
-        pad: what fills its row up.
+        tokens: token ids of all sentences, concatenated, (total,) uint16 or int32.
+        offsets: start of each sentence in `tokens`, and the total, (sentences + 1,) int64.
+        lengths: tokens of each sentence, (sentences,) int64.
+        end: token that batches append to a sentence; None for no token.
+        pad: padding token of batches.
     """
 
     def __init__(
@@ -37,21 +37,21 @@ class TokenizedCorpus:
     def from_lists(
         cls, sentences: Sequence[Sequence[int]], end: int | None = EOS, pad: int = PAD
     ) -> "TokenizedCorpus":
-        """Sentences that are in memory already."""
+        """Makes a corpus of sentences in memory."""
         offsets = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
         flat = np.fromiter(chain.from_iterable(sentences), np.int32, offsets[-1])
         return cls(flat, offsets, end, pad)
 
     @property
     def needed(self) -> np.ndarray:
-        """Places that each sentence takes in a batch, its end included, (sentences,)."""
+        """Tokens of each sentence in a batch, including the end of sentence, (sentences,)."""
         return self.lengths + (self.end is not None)
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __getitem__(self, index: int) -> np.ndarray:
-        """Ids of one sentence, (length,)."""
+        """Returns the token ids of a sentence, (length,)."""
         if not 0 <= index < len(self):
             raise IndexError(f"sentence {index} of {len(self)}")
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
@@ -60,7 +60,7 @@ class TokenizedCorpus:
 def tokenize_corpus(
     text: Sequence[str], tokenizer: Tokenizer, cache_dir: str | Path
 ) -> TokenizedCorpus:
-    """Tokenizes the lines of one side, or maps the ids that an earlier call left in the cache."""
+    """Tokenizes lines, or maps the token ids of an earlier call from the cache."""
     key = fingerprint([tokenizer.fingerprint], text)[:16]
     tokens, offsets = (Path(cache_dir) / f"{name}-{key}.npy" for name in ("tokens", "offsets"))
     if not (tokens.exists() and offsets.exists()):
@@ -78,7 +78,7 @@ def tokenize_corpus(
 
 
 def _tokenize(text: Sequence[str], tokenizer: Tokenizer) -> Iterator[tuple[np.ndarray, list[int]]]:
-    """Ids and sentence lengths, block by block."""
+    """Yields token ids and sentence lengths of blocks of lines."""
     kind = np.uint16 if tokenizer.size <= 2**16 else np.int32
     for start in range(0, len(text), _BLOCK):
         sentences = tokenizer.encode(text[start : start + _BLOCK])

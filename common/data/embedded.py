@@ -1,7 +1,7 @@
-"""Parallel text that is generated, for runs with no download.
+"""Generated parallel text, for runs without download.
 
-A generator takes the name of a split and gives the source and the target sentences. Its name ends
-in its two languages.
+A generator takes the name of a split and returns the source and the target sentences. Its name ends with the two
+languages.
 """
 
 import datetime
@@ -16,7 +16,7 @@ from common.errors import UserError
 _SIZES = {"test": 500, "valid": 500, "train": 20_000}
 
 _SHARED_NUMBERS = 100
-"""Numbers below this one are in every split; each greater one is in one split only."""
+"""Smaller numbers occur in every split, each other number in one split only."""
 
 _CITIES = {
     "Berlin": "Berlin",
@@ -71,8 +71,8 @@ _EVENTS = {
     "die Feier": "the party",
 }
 
-# A name in braces is a method of _Phrases; a digit after it tells two uses apart. Each template
-# can make thousands of sentences, so that none is used up by the smaller splits.
+# A name in braces is a method of _Phrases; a digit distinguishes two uses. Each template has thousands of sentences, so
+# the smaller splits exhaust none.
 _TEMPLATES = (
     ("am {date} kostete {thing} {money}.", "on {date}, {thing} cost {money}."),
     ("am {dated_weekday} beginnt {event}.", "{event} starts on {dated_weekday}."),
@@ -150,23 +150,24 @@ _TEMPLATES = (
 
 
 def numbers_de_en(split: str, seed: int = 0) -> tuple[list[str], list[str]]:
-    """German and English sentences about numbers, dates, times, money and measures.
+    """Returns German and English sentences about numbers, dates, times, money and measures.
 
-    A German sentence has one translation. No sentence of `valid` or `test`, in either language,
-    is in another split, and their numbers from 100 on are in no other split.
+    A German sentence has one translation. Splits share no sentence, in either language, and no number from 100 on.
 
     Args:
         split: "train" (20,000 pairs), "valid" or "test" (500 each).
-        seed: another seed makes other sentences.
+        seed: of the sentences.
 
     Returns:
         The German and the English sentences.
 
     Raises:
-        UserError: there is no such split.
+        UserError: the split is unknown.
     """
     if split not in _SIZES:
-        raise UserError(f"embedded:numbers_de_en has no split {split!r}, only {', '.join(_SIZES)}")
+        raise UserError(
+            f"embedded:numbers_de_en has no split {split!r}; there are: {', '.join(_SIZES)}"
+        )
     seen: set[str] = set()
     for name, size in _SIZES.items():
         phrases = _Phrases(name, seed)
@@ -182,10 +183,10 @@ def numbers_de_en(split: str, seed: int = 0) -> tuple[list[str], list[str]]:
 
 
 class _Phrases:
-    """Draws (German, English) phrases for one split."""
+    """Draws pairs of German and English phrases for one split."""
 
     def __init__(self, split: str, seed: int) -> None:
-        # Importing these takes longer than most commands that never generate text.
+        # Imported here because the import is slow and most commands generate no text.
         from babel import dates, numbers, units
         from num2words import num2words
 
@@ -206,7 +207,7 @@ class _Phrases:
         )
 
     def sentence(self) -> tuple[str, str]:
-        """A pair of sentences in which no phrase is used twice."""
+        """Returns a pair of sentences without repeated phrases."""
         german, english = self._random.choice(_TEMPLATES)
         fields = re.findall(r"{(\w+)}", german)
         phrases: dict[str, tuple[str, str]] = {}
@@ -306,7 +307,7 @@ class _Phrases:
         return self._measure("temperature-celsius")
 
     def _number(self) -> int:
-        """A number of two, three or four digits, each as often, that this split may use."""
+        """Returns a number of this split with two, three or four digits (equally likely)."""
         first = self._random.choice((_SHARED_NUMBERS // 10, _SHARED_NUMBERS, 10 * _SHARED_NUMBERS))
         while True:
             number = self._random.randrange(first, 10 * first)
@@ -342,4 +343,4 @@ class _Phrases:
 EMBEDDED: dict[str, Callable[[str], tuple[list[str], list[str]]]] = {
     "numbers_de_en": numbers_de_en,
 }
-"""Name to generator."""
+"""Generators by name."""

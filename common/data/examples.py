@@ -1,4 +1,4 @@
-"""Batches of examples that all have the same shape, by their numbers: digits, windows of text."""
+"""Batches of examples of equal shape, such as images or windows of text."""
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
@@ -12,12 +12,12 @@ from common.data.batching import ENDLESS, Batch, check_rows, local_rows
 
 
 class ExampleBatches(grain.MapDataset):
-    """Training batches with random access: endless epochs, each in an order of its own.
+    """Training batches of endless epochs with random access; every epoch has its own random order.
 
-    The seed, the epoch and the position give a batch. The last one of an epoch is filled up with empty rows.
+    A batch is a function of the seed and its index. The last batch of an epoch is padded with empty rows.
 
     Attributes:
-        batches_per_epoch: batches in one epoch.
+        batches_per_epoch: batches per epoch.
     """
 
     def __init__(
@@ -29,13 +29,13 @@ class ExampleBatches(grain.MapDataset):
         multiple: int = 1,
         seed: int = 0,
     ) -> None:
-        """Takes what reads examples.
+        """Makes batches of `count` examples.
 
         Args:
-            gather: numbers of examples, -1 for an empty row, to the rows of a batch.
+            gather: (indices of examples, -1 for empty rows) -> batch.
             count: number of examples.
-            rows: of a global batch.
-            multiple: has to divide `rows`.
+            rows: rows of a global batch.
+            multiple: must divide `rows`.
             seed: of the order.
 
         Raises:
@@ -45,14 +45,14 @@ class ExampleBatches(grain.MapDataset):
         check_rows(rows, multiple)
         self._gather, self._count, self._rows, self._seed = gather, count, rows, seed
         self.batches_per_epoch = -(-count // rows)
-        # Two, as threads that read ahead may be on both sides of the border of an epoch.
+        # Two epochs: prefetching threads may already read the next epoch.
         self._order = lru_cache(maxsize=2)(self._make_order)
 
     def __len__(self) -> int:
         return ENDLESS
 
     def __getitem__(self, index: int | slice) -> Any:
-        """The part of global batch `index` that belongs to this process."""
+        """Returns this process's rows of global batch `index`."""
         if isinstance(index, slice):
             return self.slice(index)
         epoch, position = divmod(index, self.batches_per_epoch)
@@ -66,7 +66,7 @@ class ExampleBatches(grain.MapDataset):
 def in_order(
     gather: Callable[[np.ndarray], Batch], count: int, rows: int, *, multiple: int = 1
 ) -> Iterator[Batch]:
-    """Every example once; the arguments are those of `ExampleBatches`."""
+    """Yields batches with every example once, in order; arguments as in `ExampleBatches`."""
     check_rows(rows, multiple)
     for start in range(0, count, rows):
         ids = np.arange(start, min(start + rows, count))

@@ -1,7 +1,4 @@
-"""Texts and pairs of texts with a class each.
-
-M examples.
-"""
+"""Labelled texts and pairs of texts."""
 
 import math
 from collections.abc import Sequence
@@ -20,12 +17,12 @@ if TYPE_CHECKING:
 
 LABEL = "label"
 SHARES, SEED = {"test": 0.3, "valid": 0.1}, 42
-"""What is cut from the training examples for splits that are not there, and the seed of the choice."""
+"""Fractions of the training examples that replace missing splits, and the seed of the choice."""
 
 
 @dataclass(frozen=True)
 class LabelledText:
-    """Examples in the order of the source: `texts` of one or two parts each, and `labels_M`, their classes from 0."""
+    """Examples: `texts` of one or two parts each, and `labels_M`, their classes from 0, (examples,)."""
 
     texts: Sequence[tuple[str, ...]]
     labels_M: np.ndarray
@@ -35,20 +32,20 @@ class LabelledText:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (64 hex digits) of texts and labels, in their order."""
+        """SHA-256 (64 hex digits) of texts and labels."""
         lines = (part for parts in self.texts for part in (str(len(parts)), *parts))
         return fingerprint(lines, map(str, self.labels_M.tolist()))
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What is known of a data set beside its fields.
+    """Rules of a data set.
 
     Attributes:
-        classes: how many there are; 0 for as many as are found.
-        unlabelled: examples with the label -1 have none and are left out; otherwise they are a fault.
-        cut: splits that are cut from the training examples where they are not there; of others that is a fault.
-        splits: those that are read.
+        classes: number of classes; 0 to infer it from the labels.
+        unlabelled: whether to skip examples with the label -1 instead of raising an error.
+        cut: splits that may be missing and are then cut from the training examples.
+        splits: splits to read.
     """
 
     classes: int = 0
@@ -61,23 +58,24 @@ def load_labelled(
     data: "ConfigDict",
     rules: Rules = Rules(),
 ) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
-    """The splits "train", "valid" and "test", and the names of the classes.
+    """Returns the splits "train", "valid" and "test", and the names of the classes.
 
-    Names come from labels.json beside the files (a list), from TFDS or from Hugging Face. Without them the classes are
-    the numbers up to the greatest label of the training examples, or the labels themselves, sorted, where they are
-    words.
+    The names come from labels.json beside the files (a list), from TFDS or from Hugging Face. Without names the classes
+    are the numbers up to the largest training label, or the sorted labels if they are words.
 
     Args:
-        data: has `source` ("files:DIR", "tfds:NAME", "hf:NAME", "embedded:python" or "embedded:python_pairs"),
-            `splits` (what train, valid and test are called: DIR has NAME.jsonl or NAME.csv, plain or .gz), `fields`
-            (the names of one or two fields of text, separated by spaces; of "a|b" the first that is there),
-            `tfds_dir` and, where it is not "label", `label` (the name of its field).
+        data: a configuration with these fields:
+            `source`: "files:DIR", "tfds:NAME", "hf:NAME", "embedded:python" or "embedded:python_pairs".
+            `splits`: names of train, valid and test; DIR has NAME.jsonl or NAME.csv, plain or .gz.
+            `fields`: names of one or two text fields, separated by spaces; "a|b" is the first existing field.
+            `tfds_dir`: "" for TFDS's default.
+            `label`: name of the label field, by default "label".
 
     Raises:
         UserError: the source is unknown, missing or damaged; a text is empty; a label is missing or out of range.
     """
     if len(data.fields.split()) not in (1, 2):
-        raise UserError(f"data.fields={data.fields!r} must name one field of text, or two")
+        raise UserError(f"--config.data.fields={data.fields!r} must name one or two text fields")
     label = data.get("label", LABEL)
     records, names = open_records(
         data.source,
@@ -98,16 +96,20 @@ def load_labelled(
             raise UserError(f"{data.source} has no examples in its {split} split")
     if names and rules.classes and len(names) != rules.classes:
         raise UserError(
-            f"{data.source} has {len(names)} classes, the data set has {rules.classes}: it is another one"
+            f"{data.source} has {len(names)} classes, not {rules.classes}: check --config.data.source"
         )
-    # Of all examples that there are to learn from, before some are cut off.
+    # Of all training examples, before missing splits are cut from them.
     classes = tuple(names or _classes(found["train"], label, rules.classes))
     if len(classes) < 2:
-        raise UserError(f"{data.source} has a single class, {classes[0]}: there is nothing to tell")
+        raise UserError(
+            f"{data.source} has a single class, {classes[0]}; classification needs at least two"
+        )
     for split in SHARES:
         if split in rules.splits and split not in found:
             if split not in rules.cut:
-                raise UserError(f"{data.source} has no {split} split {data.splits[split]!r}")
+                raise UserError(
+                    f"{data.source} has no {split} split {data.splits[split]!r} (--config.data.splits.{split})"
+                )
             _cut(found, split, data.source)
     by_number = bool(names) or classes == tuple(map(str, range(len(classes))))
     return {
@@ -116,18 +118,20 @@ def load_labelled(
 
 
 def _cut(found: dict[str, list[Record]], split: str, source: str) -> None:
-    """As `train_test_split` of Hugging Face's datasets chooses."""
+    """Moves training examples to a missing split, chosen like `train_test_split` of Hugging Face's datasets."""
     train = found["train"]
     count = math.ceil(SHARES[split] * len(train))
     if count == len(train):
-        raise UserError(f"{source} has {count} examples: too few to cut off some for {split}")
+        raise UserError(
+            f"{source} has {count} training examples, too few to cut a {split} split from them"
+        )
     order = np.random.default_rng(SEED).permutation(len(train))
     found[split] = [train[i] for i in order[:count]]
     found["train"] = [train[i] for i in order[count:]]
     if is_main():
         print(
-            f"{source} has no {split} split: {count:,} of its {len(train):,} training examples,"
-            f" chosen with seed {SEED}, take its place"
+            f"{source} has no {split} split: using {count:,} of its {len(train):,} training examples,"
+            f" chosen with seed {SEED}"
         )
 
 
@@ -135,19 +139,21 @@ def _classes(train: Sequence[Record], label: str, count: int) -> list[str]:
     labels = {_label(record, label) for record in train}
     if all(label.isdecimal() for label in labels):
         whole = count or max(map(int, labels)) + 1
-        # Numbers of which most are no class are names: codes, years.
+        # Sparse numbers (codes, years) are names of classes, not indices.
         if count or whole <= 2 * len(labels):
             return [str(number) for number in range(whole)]
         return sorted(labels, key=int)
     if count and len(labels) > count:
         some = ", ".join(sorted(labels)[:10])
-        raise UserError(f"the training examples have {len(labels)} classes, not {count}: {some}")
+        raise UserError(
+            f"the training examples have {len(labels)} classes instead of {count}: {some}"
+        )
     return sorted(labels)
 
 
 def _label(record: Record, field: str) -> str:
     place, label = record[0], _field(record, field)
-    # What is not a number is not itself.
+    # NaN != NaN.
     if label is None or label != label or not str(label).strip():
         raise UserError(f"{place}: the label is missing")
     if isinstance(label, list | dict):
@@ -162,7 +168,7 @@ def _read(
     classes: Sequence[str],
     by_number: bool,
 ) -> LabelledText:
-    """`by_number`: a label that is a whole number is that of a class, whatever the class is called."""
+    """Returns the texts and classes of records; `by_number`: integer labels are class indices, not names."""
     numbers = {name: number for number, name in enumerate(classes)}
     texts, labels = [], []
     for record in records:
@@ -170,11 +176,11 @@ def _read(
         parts = tuple(_field(record, name) for name in fields.split())
         for name, part in zip(fields.split(), parts, strict=True):
             if not isinstance(part, str) or not part.strip():
-                fault = "empty" if isinstance(part, str) else f"no text but {part!r}"
+                fault = "empty" if isinstance(part, str) else f"not text but {part!r}"
                 raise UserError(f"{place}: the field {name.replace('|', ' or ')} is {fault}")
             if any("\ud800" <= character <= "\udfff" for character in part):
                 raise UserError(
-                    f"{place}: the field {name.replace('|', ' or ')} has half a character (a lone surrogate)"
+                    f"{place}: the field {name.replace('|', ' or ')} contains a lone surrogate, which is not valid text"
                 )
         label, name = _field(record, label_field), _label(record, label_field)
         number = numbers.get(name, -1)

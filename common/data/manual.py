@@ -1,20 +1,20 @@
-"""Examples to classify that need no data: paragraphs of the manual that comes with Python."""
+"""Embedded classification examples: paragraphs of the manual that comes with Python."""
 
 from collections.abc import Callable, Iterator
 
 from common.data.text import cut
 
 TOPICS = ("compound", "debugger", "formatstrings", "specialnames", "string-methods", "types")
-"""Long ones that hardly repeat each other; what they do repeat belongs to the first."""
+"""Long topics with few shared paragraphs; a shared paragraph belongs to the first topic."""
 
 SAME = ("same", "other")
-_WORDS = 8  # shorter paragraphs are headings and lines of code
+_WORDS = 8  # Shorter paragraphs are headings and code.
 
 Example = tuple[tuple[str, ...], str]
 
 
 def _paragraphs(split: str) -> dict[str, list[str]]:
-    """Of every topic; a tenth of its paragraphs each is held out."""
+    """Returns the paragraphs of every topic: 8 of 10 for "train", 1 of 10 each for "valid" and "test"."""
     from pydoc_data.topics import topics
 
     place = {"valid": 8, "test": 9}
@@ -32,14 +32,14 @@ def _paragraphs(split: str) -> dict[str, list[str]]:
 
 
 def python(split: str) -> Iterator[Example]:
-    """A paragraph, and which topic of the manual it is about."""
+    """Yields paragraphs, labelled with their topic."""
     for topic, paragraphs in _paragraphs(split).items():
         for paragraph in paragraphs:
             yield (paragraph,), topic
 
 
 def python_pairs(split: str) -> Iterator[Example]:
-    """Two paragraphs, and whether they are about the same topic."""
+    """Yields pairs of paragraphs, labelled "same" or "other" topic."""
     found = list(_paragraphs(split).values())
     for number, paragraphs in enumerate(found):
         others = found[(number + 1) % len(found)]
@@ -52,4 +52,4 @@ MANUAL: dict[str, tuple[Callable[[str], Iterator[Example]], int, tuple[str, ...]
     "python": (python, 1, TOPICS),
     "python_pairs": (python_pairs, 2, SAME),
 }
-"""By name: the examples of a split, of how many texts each, and the classes."""
+"""By name: generator of the examples of a split, number of texts per example, classes."""

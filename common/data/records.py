@@ -1,4 +1,4 @@
-"""Examples as fields with names, from where they are: JSON lines, CSV, TFDS, Hugging Face, the manual of Python."""
+"""Reads examples with named fields from JSON lines, CSV, TFDS, Hugging Face or the embedded manual of Python."""
 
 import csv
 import json
@@ -15,7 +15,7 @@ from common.errors import UserError
 NAMES = "labels.json"
 _ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
 
-# Where it stands ("FILE line N"), and its fields.
+# (location for error messages, such as "FILE line N", fields)
 Record = tuple[str, dict[str, Any]]
 Found = tuple[dict[str, Iterator[Record]], Sequence[str] | None]
 
@@ -29,14 +29,14 @@ def open_records(
     tfds_dir: str = "",
     optional: Container[str] = (),
 ) -> Found:
-    """The records of every split, and the names of the classes where the source has any.
+    """Returns the records of every split, and the names of the classes if the source has them.
 
     Args:
-        source: "files:DIR", "tfds:NAME", "hf:NAME" or "embedded:NAME"; where splits are optional, "files:FILE" too, the
-            training examples.
-        splits: what they are called there; of "a|b" the first that is there.
-        fields, label: names of fields, which embedded examples get.
-        optional: splits that are left out where they are not there.
+        source: "files:DIR", "tfds:NAME", "hf:NAME" or "embedded:NAME"; with optional splits also "files:FILE", which
+            has the training examples.
+        splits: names of the splits in the source; "a|b" is the first existing split.
+        fields, label: field names of embedded examples.
+        optional: splits that may be missing.
 
     Raises:
         UserError: the source is unknown, missing or damaged.
@@ -50,17 +50,21 @@ def open_records(
     }
     if kind not in readers:
         raise UserError(
-            f"data.source is {source!r}; it must be files:DIR, tfds:NAME, hf:NAME or embedded:NAME"
+            f"--config.data.source={source} must be files:DIR, tfds:NAME, hf:NAME or embedded:NAME"
         )
     return readers[kind]()
 
 
 def _embedded(name: str, splits: Mapping[str, str], fields: str, label: str) -> Found:
     if name not in MANUAL:
-        raise UserError(f"no embedded examples {name!r}; there are: {', '.join(sorted(MANUAL))}")
+        raise UserError(
+            f"--config.data.source=embedded:{name}: no such examples; there are: {', '.join(sorted(MANUAL))}"
+        )
     make, parts, classes = MANUAL[name]
     if len(fields.split()) != parts:
-        raise UserError(f"embedded:{name} has examples of {parts} texts, data.fields={fields!r}")
+        raise UserError(
+            f"embedded:{name} has {parts} texts per example, but --config.data.fields={fields!r}"
+        )
 
     def records(split: str) -> Iterator[Record]:
         for number, (texts, topic) in enumerate(make(split)):
@@ -74,7 +78,7 @@ def _files(place: Path, splits: Mapping[str, str], optional: Container[str]) -> 
     if optional and place.is_file():
         return {"train": _records(place)}, _names(place.parent / NAMES)
     if not place.is_dir():
-        raise UserError(f"no directory {place} (data.source)")
+        raise UserError(f"no directory {place} (--config.data.source)")
     paths = {split: _find(place, name, split in optional) for split, name in splits.items()}
     return {split: _records(path) for split, path in paths.items() if path}, _names(place / NAMES)
 
@@ -87,7 +91,7 @@ def _names(path: Path) -> list[str] | None:
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from error
     if not isinstance(names, list) or len(set(map(str, names))) != len(names) or not names:
-        raise UserError(f"{path} must be a list of different names, one for each label")
+        raise UserError(f"{path} must be a list of distinct names, one per class")
     return [str(name) for name in names]
 
 
@@ -107,13 +111,15 @@ def _find(directory: Path, names: str, optional: bool) -> Path | None:
 def _records(path: Path) -> Iterator[Record]:
     lines = read_lines(path)
     if path.name.removesuffix(".gz").endswith(".csv"):
-        # A text may be longer than the 131,072 letters that are the limit otherwise.
+        # The default limit of a field is 131,072 characters.
         csv.field_size_limit(sys.maxsize)
         reader = csv.DictReader((f"{line}\n" for line in lines), strict=True)
         try:
             for row in reader:
                 if None in row or None in row.values():
-                    raise UserError(f"{path} line {reader.line_num} has other columns than line 1")
+                    raise UserError(
+                        f"{path} line {reader.line_num} has a different number of columns than line 1"
+                    )
                 yield f"{path} line {reader.line_num}", row
         except csv.Error as error:
             raise UserError(f"{path} line {reader.line_num}: {error}") from error
@@ -122,9 +128,9 @@ def _records(path: Path) -> Iterator[Record]:
         try:
             fields = json.loads(line)
         except ValueError as error:
-            raise UserError(f"{path} line {number} is no JSON: {error}") from error
+            raise UserError(f"{path} line {number} is not JSON: {error}") from error
         if not isinstance(fields, dict):
-            raise UserError(f"{path} line {number} is no JSON object")
+            raise UserError(f"{path} line {number} is not a JSON object")
         yield f"{path} line {number}", fields
 
 
@@ -150,14 +156,14 @@ def _tfds(
 
 
 def _choose(names: str, there: Container[str], optional: bool) -> str | None:
-    """The first of "a|b" that is there; of what may not be missing, the last one, for the reader to complain of."""
+    """Returns the first existing split of "a|b"; if none exists, None for an optional split, else the last name."""
     every = names.split("|")
     found = next((one for one in every if one.partition("[")[0] in there), None)
     return found if found or optional else every[-1]
 
 
 def _class_names(features: Mapping[str, Any], label: str) -> Sequence[str] | None:
-    """A label that is a plain number has none."""
+    """Returns the class names of the label feature; None for a plain integer."""
     found = dict(features)
     return next((getattr(found[n], "names", None) for n in label.split("|") if n in found), None)
 
@@ -169,12 +175,14 @@ def _hugging_face(
         import datasets
     except ImportError as error:
         raise UserError(
-            f"hf:{name} is read by the package datasets, which is not installed: pip install datasets;"
-            " or save the examples as files and use --config.data.source=files:DIR"
+            f"hf:{name} needs the package datasets: pip install datasets; or save the examples as files and use"
+            " --config.data.source=files:DIR"
         ) from error
     try:
         found = datasets.load_dataset(name)
-    except Exception as error:  # whatever the network, the hub or a data set's own code raises
+    except (
+        Exception
+    ) as error:  # The network, the hub and the code of a data set may raise anything.
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"cannot read hf:{name}: {reason}") from error
     chosen = {split: _choose(names, found, split in optional) for split, names in splits.items()}

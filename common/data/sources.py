@@ -1,7 +1,8 @@
-"""Parallel text from three kinds of places: generated in the code, files, and TFDS."""
+"""Parallel text: embedded (generated), from files, or from TFDS."""
 
 import gzip
 import os
+import zipfile
 import zlib
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
 _TFDS_BLOCK = 10_000
-"""Examples read at once: TFDS reads blocks several times as fast as single examples."""
+"""Examples per read: TFDS reads blocks several times faster than single examples."""
 
 
 @dataclass(frozen=True)
@@ -28,24 +29,24 @@ class ParallelText:
 
     def __post_init__(self) -> None:
         if len(self.source) != len(self.target):
-            raise ValueError(f"{len(self.source)} source but {len(self.target)} target lines")
+            raise ValueError(f"{len(self.source)} source lines but {len(self.target)} target lines")
 
     def __len__(self) -> int:
         return len(self.source)
 
 
 def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
-    """Reads one split of the text that `data.source` names.
+    """Returns the sentence pairs of a split, in their order.
+
+    Pairs with an empty side are left out of the training split only, because scores count every line.
 
     Args:
-        data: has `source` ("embedded:NAME", "files:DIR" or "tfds:NAME"), `source_language`,
-            `target_language`, `splits` (what train, valid and test are called in the source) and
-            `tfds_dir` ("" is TFDS's default).
+        data: a configuration with these fields:
+            `source`: "embedded:NAME", "files:DIR" or "tfds:NAME".
+            `source_language`, `target_language`.
+            `splits`: names of train, valid and test in the source.
+            `tfds_dir`: "" for TFDS's default.
         split: "train", "valid" or "test".
-
-    Returns:
-        The pairs in the order of the source. Training text is without the pairs that have an
-        empty side; the others are whole, so that scores count every line.
 
     Raises:
         UserError: the source is unknown, missing or damaged.
@@ -61,7 +62,7 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
         text = _load_tfds(place, name, languages, data.tfds_dir)
     else:
         raise UserError(
-            f"data.source is {data.source!r}; it must be embedded:NAME, files:DIR or tfds:NAME"
+            f"--config.data.source={data.source} must be embedded:NAME, files:DIR or tfds:NAME"
         )
     if split == "train":
         kept = [
@@ -77,7 +78,9 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
 
 def _load_embedded(name: str, split: str, languages: tuple[str, str]) -> ParallelText:
     if name not in EMBEDDED:
-        raise UserError(f"no embedded text {name!r}; there are: {', '.join(sorted(EMBEDDED))}")
+        raise UserError(
+            f"--config.data.source=embedded:{name}: no such text; there are: {', '.join(sorted(EMBEDDED))}"
+        )
     generated = tuple(name.split("_")[-2:])
     if languages != generated:
         raise UserError(
@@ -88,13 +91,13 @@ def _load_embedded(name: str, split: str, languages: tuple[str, str]) -> Paralle
 
 def _load_files(directory: Path, split: str, languages: tuple[str, str]) -> ParallelText:
     if not directory.is_dir():
-        raise UserError(f"no directory {directory} (data.source)")
+        raise UserError(f"no directory {directory} (--config.data.source)")
     paths = [_find(directory, split, language) for language in languages]
     source, target = (read_lines(path) for path in paths)
     if len(source) != len(target):
         raise UserError(
             f"{paths[0]} has {len(source)} lines but {paths[1]} has {len(target)}; "
-            "they must be translations line by line"
+            "each line must translate the same line of the other file"
         )
     return ParallelText(source, target)
 
@@ -113,25 +116,38 @@ def _find(directory: Path, split: str, language: str) -> Path:
     )
 
 
-def read_lines(path: Path) -> list[str]:
-    """Reads a UTF-8 text file, gzipped where it ends in .gz, without its line ends.
+def read_bytes(path: Path) -> bytes:
+    """Returns the contents of a file, decompressed if its name ends with .gz or .zip.
 
-    Only line feeds (and the carriage returns before them) end a line: other Unicode separators
-    are text, as they are for the tools that made the line pairs.
+    Raises:
+        UserError: the file cannot be read or is damaged, or a .zip does not have exactly one file.
+    """
+    try:
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as archive:
+                names = [n for n in archive.namelist() if not n.endswith("/")]
+                if len(names) != 1:
+                    raise UserError(f"{path} contains {len(names)} files, but must contain one")
+                return archive.read(names[0])
+        raw = path.read_bytes()
+        return gzip.decompress(raw) if path.suffix == ".gz" else raw
+    # RuntimeError: an encrypted .zip.
+    except (EOFError, gzip.BadGzipFile, zlib.error, zipfile.BadZipFile, RuntimeError) as error:
+        raise UserError(f"{path} is damaged or cut off: {error}") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+
+
+def read_lines(path: Path) -> list[str]:
+    """Returns the lines of a UTF-8 text file, which may be a .gz or .zip.
+
+    Only line feeds, with or without carriage returns, end a line. Other Unicode line separators are text, because the
+    tools that align parallel text treat them as text.
 
     Raises:
         UserError: the file cannot be read, is empty, damaged, or not UTF-8.
     """
-    path = Path(path)
-    try:
-        raw = path.read_bytes()
-        if path.suffix == ".gz":
-            raw = gzip.decompress(raw)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path} is damaged or cut off: {error}") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    raw = raw.removeprefix(BOM_UTF8)
+    raw = read_bytes(Path(path)).removeprefix(BOM_UTF8)
     if not raw:
         raise UserError(f"{path} is empty")
     try:
@@ -143,14 +159,14 @@ def read_lines(path: Path) -> list[str]:
 
 
 def open_tfds(name: str, split: str, directory: str, package: str) -> tuple[Any, Any]:
-    """A prepared TFDS data set: its builder, and the examples of a split with random access.
+    """Opens a prepared TFDS data set: returns its builder and the examples of a split, with random access.
 
     Args:
-        directory: "" is TFDS's default.
-        package: of tensorflow_datasets, in which the set is defined.
+        directory: "" for TFDS's default.
+        package: the subpackage of tensorflow_datasets that defines the data set.
 
     Raises:
-        UserError: it is not prepared, or cannot be read.
+        UserError: the data set is not prepared or cannot be read.
     """
     import tensorflow_datasets as tfds
 
@@ -160,13 +176,13 @@ def open_tfds(name: str, split: str, directory: str, package: str) -> tuple[Any,
         examples = builder.as_data_source(split=split) if builder.is_prepared() else None
     except tfds.core.DatasetNotFoundError:
         examples = None
-    except Exception as error:  # whatever a data set's own code raises
+    except Exception as error:  # The code of a data set may raise anything.
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"cannot read tfds:{name}, split {split}: {reason}") from error
     if examples is None:
-        # Without TensorFlow, TFDS knows its sets only once their package is imported.
+        # Without TensorFlow, TFDS knows a data set only after the import of its subpackage.
         raise UserError(
-            f"no TFDS data set {name} is prepared in {directory or 'the default TFDS directory'}; "
+            f"the TFDS data set {name} is not prepared in {directory or 'the default TFDS directory'}; "
             'prepare it with: python -c "import tensorflow_datasets as tfds, '
             f"tensorflow_datasets.{package}; tfds.builder({name!r}, data_dir={place!r}, "
             "file_format='array_record').download_and_prepare()\""
@@ -175,7 +191,7 @@ def open_tfds(name: str, split: str, directory: str, package: str) -> tuple[Any,
 
 
 def in_blocks(examples: Any) -> Iterator[list[dict]]:
-    """All examples of a TFDS split, a block at a time."""
+    """Yields all examples of a TFDS split in blocks."""
     for start in range(0, len(examples), _TFDS_BLOCK):
         yield examples.__getitems__(range(start, min(start + _TFDS_BLOCK, len(examples))))
 

@@ -1,4 +1,4 @@
-"""Subword tokenizers of the `tokenizers` library: that of a pretrained model, or byte-level BPE trained on lines."""
+"""Tokenizers of the `tokenizers` library: of a pretrained model, or byte-level BPE trained on a text."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,35 +10,35 @@ from common.data.cache import fingerprint, write_atomic
 from common.errors import UserError
 
 SPECIALS = ("[SEP]", "[UNK]", "[CLS]", "[MASK]", "<s>", "</s>")
-"""Of a trained tokenizer. It puts none of them into a text; the last one fills rows up."""
+"""Special tokens of a trained tokenizer, which adds none of them to a text; the last one is the padding."""
 
 PADS = ("[PAD]", "<pad>", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>")
-"""What fills rows up: the padding, otherwise the end of a text; the first of them that a tokenizer has."""
+"""Padding tokens; a tokenizer uses the first one in its vocabulary."""
 
 _RECIPE = "byte-level BPE 1"
-"""Names what `_train` does, in the keys of the cache."""
+"""Version of `_train`, part of the cache key."""
 
 _BLOCK = 100_000
 
 
 class Subword:
-    """Turns texts into ids from 0 to `size` - 1, with the special tokens that its model reads.
+    """Turns texts into token ids from 0 to `size` - 1, with the special tokens of its model.
 
     Attributes:
-        size: number of ids, special ones included.
-        pad: id of what fills rows up; it may occur in texts too.
-        fingerprint: names the tokenizer; equal ones make equal ids.
+        size: number of ids, including special tokens.
+        pad: id of the padding; texts may contain it too.
+        fingerprint: equal for tokenizers that give equal ids.
     """
 
     def __init__(self, text: str) -> None:
-        """Takes the content of a tokenizer.json; its own truncation and padding do not count.
+        """Loads the content of a tokenizer.json and disables its truncation and padding.
 
         Raises:
-            ValueError: it is no tokenizer.
+            ValueError: the text is not a tokenizer.
         """
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises nothing more special
+        except Exception as error:  # The library raises plain Exceptions.
             raise ValueError(str(error)) from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -48,19 +48,19 @@ class Subword:
         self.fingerprint = fingerprint([self._tokenizer.to_str()])
 
     def encode(self, lines: Sequence[str], longest: int) -> list[list[int]]:
-        """Gives the ids of each line, at most `longest`: the end of a text is cut, the special tokens stay.
+        """Returns the token ids of each line, truncated to `longest` with its special tokens.
 
         Raises:
-            UserError: the special tokens alone are as many.
+            UserError: the special tokens leave no space for text.
         """
         return self.encode_and_count(lines, longest)[0]
 
     def encode_and_count(self, lines: Sequence[str], longest: int) -> tuple[list[list[int]], int]:
-        """As `encode`, and how many lines were cut."""
+        """As `encode`; also returns the number of truncated lines."""
         special = self._tokenizer.num_special_tokens_to_add(False)
         if longest <= special:
             raise UserError(
-                f"rows of {longest} tokens have no room for a text besides the {special} special tokens"
+                f"rows of {longest} tokens have no space for text beside {special} special tokens: use longer rows"
             )
         self._tokenizer.enable_truncation(longest)
         rows, cut = [], 0
@@ -71,7 +71,7 @@ class Subword:
         return rows, cut
 
     def to_json(self) -> str:
-        """The content of a tokenizer.json."""
+        """Returns the content of a tokenizer.json."""
         self._tokenizer.no_truncation()
         return self._tokenizer.to_str(pretty=True)
 
@@ -81,10 +81,10 @@ class Subword:
 
     @classmethod
     def load(cls, path: Path) -> "Subword":
-        """Reads what `save` wrote, or the tokenizer.json of a pretrained model.
+        """Loads a tokenizer.json.
 
         Raises:
-            UserError: the file is missing or is no tokenizer.
+            UserError: the file is missing or is not a tokenizer.
         """
         try:
             return cls(Path(path).read_text(encoding="utf-8"))
@@ -95,16 +95,18 @@ class Subword:
 
 
 def build_subword(vocab_size: int, lines: Sequence[str], cache_dir: str | Path) -> Subword:
-    """Trains a tokenizer of at most `vocab_size` ids, special ones included, or finds it in the cache.
+    """Trains a tokenizer of at most `vocab_size` ids, including special tokens, or loads it from the cache.
 
-    A text that has no more pairs to join gives fewer.
+    A short text has too few pairs to merge and gives fewer ids.
 
     Raises:
-        UserError: a vocabulary without room for the 256 bytes.
+        UserError: the vocabulary is too small for the 256 bytes.
     """
     least = len(SPECIALS) + 256
     if vocab_size < least:
-        raise UserError(f"data.vocab_size {vocab_size} is below {least}: bytes and special tokens")
+        raise UserError(
+            f"--config.data.vocab_size={vocab_size} must be at least {least}: 256 bytes and the special tokens"
+        )
     key = fingerprint([_RECIPE, str(vocab_size)], lines)[:16]
     path = Path(cache_dir) / f"subword-{key}.json"
     if not path.exists():
@@ -113,7 +115,7 @@ def build_subword(vocab_size: int, lines: Sequence[str], cache_dir: str | Path) 
 
 
 def _train(vocab_size: int, lines: Sequence[str]) -> Subword:
-    """The recipe of the perception paper: quotes as in print, NFKD, single spaces, lower case, no accents."""
+    """Trains byte-level BPE on normalised text: plain quotes, NFKD, single spaces, lower case, no accents."""
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.Sequence(
         [

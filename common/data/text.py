@@ -1,4 +1,4 @@
-"""Plain text as documents: from files, or the English text that comes with every Python."""
+"""Documents of plain text, from files or from the manual that comes with Python."""
 
 import os
 from collections.abc import Sequence
@@ -13,16 +13,18 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
 DOCUMENTS = ("line", "paragraph", "file")
-"""Where a document ends: at the end of a line, at an empty line, at the end of a file."""
+"""Document boundaries: every line, empty lines, or every file."""
 
 
 def load_text(data: "ConfigDict", split: str) -> list[str]:
-    """The documents of one split, without empty ones.
+    """Returns the nonempty documents of a split.
 
     Args:
-        data: has `source` ("embedded:python" or "files:DIR"), `splits` (for each split the files in DIR: names or
-            patterns such as "books/*.txt", separated by spaces; a .gz may be left out) and `documents`, one of
-            DOCUMENTS.
+        data: a configuration with these fields:
+            `source`: "embedded:python" or "files:DIR".
+            `splits`: for each split the files in DIR: names or patterns such as "books/*.txt", separated by spaces;
+                the ending .gz is optional.
+            `documents`: one of DOCUMENTS.
         split: "train", "valid" or "test".
 
     Raises:
@@ -30,20 +32,22 @@ def load_text(data: "ConfigDict", split: str) -> list[str]:
     """
     if data.documents not in DOCUMENTS:
         raise UserError(
-            f"data.documents is {data.documents!r}; it must be one of {', '.join(DOCUMENTS)}"
+            f"--config.data.documents={data.documents} must be one of {', '.join(DOCUMENTS)}"
         )
     kind, _, place = data.source.partition(":")
     if kind == "embedded":
         if place != "python":
-            raise UserError(f"no embedded text {place!r}; there is: python")
+            raise UserError(
+                f"--config.data.source={data.source}: no such text; there is: embedded:python"
+            )
         files = python_manual(split)
     elif kind == "files":
         directory = Path(os.path.expanduser(place))
         if not directory.is_dir():
-            raise UserError(f"no directory {directory} (data.source)")
+            raise UserError(f"no directory {directory} (--config.data.source)")
         files = [read_lines(path) for path in _find(directory, data.splits[split], split)]
     else:
-        raise UserError(f"data.source is {data.source!r}; it must be embedded:python or files:DIR")
+        raise UserError(f"--config.data.source={data.source} must be embedded:python or files:DIR")
     documents = [d for lines in files for d in cut(lines, data.documents) if d.strip()]
     if not documents:
         raise UserError(f"{data.source} has no text in its {split} split")
@@ -51,7 +55,7 @@ def load_text(data: "ConfigDict", split: str) -> list[str]:
 
 
 def cut(lines: Sequence[str], end: str) -> list[str]:
-    """Lines as documents that end where `end`, one of DOCUMENTS, says."""
+    """Splits lines into documents; `end` is one of DOCUMENTS."""
     match end:
         case "line":
             return list(lines)
@@ -62,21 +66,21 @@ def cut(lines: Sequence[str], end: str) -> list[str]:
 
 
 def _find(directory: Path, patterns: str, split: str) -> list[Path]:
-    """The files of all patterns, each pattern's in the order of their names."""
+    """Returns the files of all patterns, sorted by name within each pattern."""
     if not patterns.split():
-        raise UserError(f"data.splits.{split} names no file")
+        raise UserError(f"--config.data.splits.{split} is empty: name at least one file")
     found = []
     for pattern in patterns.split():
         try:
             plain, packed = (set(directory.glob(name)) for name in (pattern, f"{pattern}.gz"))
-            # A file that is there in both forms is one file.
+            # A file that exists plain and gzipped is read once.
             packed = {p for p in packed if p.with_suffix("") not in plain}
             here = sorted(
                 {p for p in plain if p.suffix != ".gz" or p.with_suffix("") not in plain} | packed
             )
         except (ValueError, NotImplementedError) as error:
             raise UserError(
-                f"data.splits.{split}={pattern!r} is no file pattern: {error}"
+                f"--config.data.splits.{split}={pattern} is not a valid file pattern: {error}"
             ) from error
         here = [path for path in here if path.is_file()]
         if not here:
@@ -90,8 +94,7 @@ def _find(directory: Path, patterns: str, split: str) -> list[Path]:
 
 
 def python_manual(split: str) -> list[list[str]]:
-    """The manual of the Python language, as its `help` prints it, about 100,000 words; a tenth of the topics each is
-    held out."""
+    """Returns topics of the manual of Python (100,000 words): 8 of 10 for "train", 1 of 10 for "valid" and "test"."""
     from pydoc_data.topics import topics
 
     place = {"valid": 8, "test": 9}

@@ -1,4 +1,4 @@
-"""Subword tokenizers: one joint SentencePiece BPE model, whole or cut down to one side's pieces."""
+"""SentencePiece BPE tokenizers of translation: a joint model with a shared vocabulary or one per side."""
 
 import io
 import re
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
 PAD, BOS, EOS, UNK = range(4)
-"""Ids of padding, begin and end of sentence, and unknown pieces, in every dictionary."""
+"""Ids of padding, begin of sentence, end of sentence and unknown pieces, in every vocabulary."""
 
 _SPECIALS = 4
 _TRAINER = {
@@ -32,17 +32,17 @@ _TRAINER = {
     "unk_id": UNK,
 }
 _MOST_LINES = 1_000_000
-"""BPE learns from at most this many lines; more take memory and change little."""
+"""Maximum lines for training BPE; more lines need memory and change little."""
 
 _BLOCK = 100_000
 
 
 class Tokenizer:
-    """Turns text into ids from 0 to `size` - 1 and back.
+    """Turns text into token ids from 0 to `size` - 1 and back.
 
     Attributes:
-        size: number of ids, the four special ones included.
-        fingerprint: names the tokenizer; equal ones make equal ids.
+        size: number of ids, including the four special tokens.
+        fingerprint: equal for tokenizers that give equal ids.
     """
 
     pad_id, bos_id, eos_id, unk_id = PAD, BOS, EOS, UNK
@@ -51,9 +51,9 @@ class Tokenizer:
         """Makes a tokenizer.
 
         Args:
-            model: a serialized SentencePiece model whose special ids are the ones above.
-            pieces: ids of the model's pieces that are in the dictionary, which numbers them anew
-                without gaps; the special ones are always in it. None takes all.
+            model: a serialized SentencePiece model with the special ids above.
+            pieces: the model's ids of the pieces in the vocabulary, which are renumbered without gaps; special tokens
+                are always included. None for all pieces.
         """
         self._model = model
         self._sentencepiece = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -66,17 +66,17 @@ class Tokenizer:
         self.fingerprint = fingerprint([model.hex()], map(str, self._pieces))
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Gives the ids of each line, without begin and end of sentence."""
+        """Returns the token ids of each line, without begin and end of sentence."""
         return [self._ids[ids].tolist() for ids in self._sentencepiece.encode(list(lines))]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Gives the text of each row of ids. Pad, begin and end are left out; unknown is " ⁇ "."""
+        """Returns the text of each row of ids without padding, begin and end; unknown pieces become " ⁇ "."""
         return self._sentencepiece.decode(
             [self._pieces[np.asarray(row, np.int64)].tolist() for row in ids]
         )
 
     def restricted(self, lines: Sequence[str]) -> "Tokenizer":
-        """A tokenizer with this model whose dictionary has only the pieces that `lines` use."""
+        """Returns a tokenizer whose vocabulary only has the pieces that occur in `lines`."""
         used = np.zeros(self._sentencepiece.get_piece_size(), bool)
         for start in range(0, len(lines), _BLOCK):
             for ids in self._sentencepiece.encode(list(lines[start : start + _BLOCK])):
@@ -84,7 +84,7 @@ class Tokenizer:
         return Tokenizer(self._model, np.flatnonzero(used))
 
     def save(self, path: Path) -> None:
-        """Writes the model and the dictionary into one .npz file."""
+        """Writes model and vocabulary to an .npz file."""
         write_atomic(Path(path), self._write)
 
     def _write(self, file: BinaryIO) -> None:
@@ -92,10 +92,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Reads what `save` wrote.
+        """Loads a tokenizer that `save` wrote.
 
         Raises:
-            UserError: the file is missing or is no tokenizer.
+            UserError: the file is missing or is not a tokenizer.
         """
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -104,33 +104,34 @@ class Tokenizer:
             reason = error.strerror or error
             raise UserError(f"cannot read a tokenizer from {path}: {reason}") from error
         except (ValueError, KeyError, EOFError, RuntimeError, BadZipFile) as error:
-            # NumPy takes what is no archive for a pickle, and says how to load that.
+            # NumPy's own message about files that are no archive would suggest to load pickles.
             raise UserError(
-                f"cannot read a tokenizer from {path}: it is damaged, or none"
+                f"cannot read a tokenizer from {path}: the file is damaged or no tokenizer"
             ) from error
 
 
 def build_tokenizers(
     data: "ConfigDict", train: ParallelText, cache_dir: str | Path
 ) -> tuple[Tokenizer, Tokenizer]:
-    """Trains a joint model on both sides of the training text, or finds it in the cache.
+    """Trains a joint model on both sides of the training text, or loads it from the cache.
 
     Args:
-        data: has `vocab_size` (pieces of the joint model, special ones included) and
-            `dictionaries`: "shared" (all pieces on both sides) or "separate" (each side has only
-            the pieces that its training text uses).
+        data: a configuration with these fields:
+            `vocab_size`: pieces of the joint model, including special tokens.
+            `dictionaries`: "shared" (both sides have all pieces) or "separate" (each side has only the pieces that
+                occur in its training text).
         train: the training text.
-        cache_dir: where tokenizers are kept, named by all they depend on.
+        cache_dir: folder of cached tokenizers.
 
     Returns:
-        The tokenizers of the source and of the target.
+        The tokenizers of the source and the target.
 
     Raises:
-        UserError: unknown `dictionaries`, or a vocabulary too small or too large for the text.
+        UserError: `dictionaries` is unknown, or the vocabulary is too small or too large for the text.
     """
     if data.dictionaries not in ("shared", "separate"):
         raise UserError(
-            f"data.dictionaries is {data.dictionaries!r}; it must be 'shared' or 'separate'"
+            f"--config.data.dictionaries={data.dictionaries} must be shared or separate"
         )
     settings = [str(data.vocab_size), data.dictionaries, repr(_TRAINER), str(_MOST_LINES)]
     key = fingerprint(settings, train.source, train.target)[:16]
@@ -145,10 +146,10 @@ def build_tokenizers(
 
 
 def build_tokenizer(vocab_size: int, lines: Sequence[str], cache_dir: str | Path) -> Tokenizer:
-    """Trains a model of `vocab_size` pieces, special ones included, or finds it in the cache.
+    """Trains a model of `vocab_size` pieces, including special tokens, or loads it from the cache.
 
     Raises:
-        UserError: a vocabulary too small or too large for the text.
+        UserError: the vocabulary is too small or too large for the text.
     """
     key = fingerprint([str(vocab_size), repr(_TRAINER), str(_MOST_LINES)], lines)[:16]
     path = Path(cache_dir) / f"tokenizer-{key}.npz"
@@ -158,7 +159,7 @@ def build_tokenizer(vocab_size: int, lines: Sequence[str], cache_dir: str | Path
 
 
 def _train(vocab_size: int, *sides: Sequence[str]) -> bytes:
-    """Serialized SentencePiece model of all sides of a text, which have as many lines each."""
+    """Returns a serialized SentencePiece model of all sides, which have equally many lines."""
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -176,12 +177,12 @@ def _train(vocab_size: int, *sides: Sequence[str]) -> bytes:
             hint = f"too small for the training text; the smallest possible is {smallest[1]}"
         else:
             hint = f"refused by SentencePiece: {message}"
-        raise UserError(f"data.vocab_size {vocab_size} is {hint}") from error
+        raise UserError(f"--config.data.vocab_size={vocab_size} is {hint}") from error
     return model.getvalue()
 
 
 def _sample(sides: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Lines of all sides, those of places picked at random (always the same) if there are too many."""
+    """Yields the lines of all sides, or a fixed random sample of _MOST_LINES."""
     count, most = len(sides[0]), _MOST_LINES // len(sides)
     places: Sequence[int] | np.ndarray = range(count)
     if count > most:

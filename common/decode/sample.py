@@ -1,7 +1,4 @@
-"""Sampling over a cache: temperature, the k likeliest tokens, the nucleus.
-
-B sequences, L tokens, V vocabulary.
-"""
+"""Sampling with a decoding cache: temperature, top-k and nucleus (top-p) sampling."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,20 +8,20 @@ import jax.numpy as jnp
 
 from common.config import check
 from common.decode.beam import StepFunction
-from common.model.decode_cache import changed, changing, settle
+from common.model.decode_cache import settle, with_writable, writable
 
 LEAST = 1e-6
-"""Below this a temperature or a probability is lost in float32."""
+"""Smaller temperatures and values of top_p count as this: float32 cannot resolve them."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn.
+    """Sampling options.
 
     Attributes:
-      temperature: divides the logits; 0 (and what is next to it) takes the likeliest token.
-      top_k: only the k likeliest tokens; 0 is all.
-      top_p: only the likeliest tokens that together have this probability (at least one).
+      temperature: divides the logits; below 1e-6 decoding is greedy.
+      top_k: sample from the k likeliest tokens; 0 for all.
+      top_p: sample from the likeliest tokens whose probabilities sum to top_p, at least one token.
     """
 
     temperature: float = 1.0
@@ -38,7 +35,7 @@ class Sampling:
 
 
 def restrict(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
-    """The logits at this temperature, minus infinity where a token may not be drawn."""
+    """Returns the logits divided by the temperature, -inf for tokens outside of top-k and top-p."""
     logits_BV = logits_BV / sampling.temperature
     ordered_BV = jnp.sort(logits_BV, axis=-1)[:, ::-1]
     lowest_B1 = jnp.full((len(logits_BV), 1), -jnp.inf)
@@ -46,22 +43,22 @@ def restrict(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
         lowest_B1 = ordered_BV[:, sampling.top_k - 1 : sampling.top_k]
     if sampling.top_p < 1:
         kept_BV = jnp.where(ordered_BV >= lowest_B1, ordered_BV, -jnp.inf)
-        shares_BV = jax.nn.softmax(kept_BV, axis=-1)
-        # A token is in as long as those before it do not reach top_p yet.
-        before_BV = jnp.cumsum(shares_BV, axis=-1) - shares_BV
+        probabilities_BV = jax.nn.softmax(kept_BV, axis=-1)
+        # A token is kept if the likelier tokens sum to less than top_p.
+        before_BV = jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV
         within_BV = jnp.where(before_BV < max(sampling.top_p, LEAST), kept_BV, jnp.inf)
         lowest_B1 = jnp.maximum(lowest_B1, within_BV.min(-1, keepdims=True))
     return jnp.where(logits_BV >= lowest_B1, logits_BV, -jnp.inf)
 
 
 def draw(logits_BV: jax.Array, sampling: Sampling, key: jax.Array) -> jax.Array:
-    """One token each, (B,)."""
+    """Draws a token for each row, (B,)."""
     if sampling.temperature < LEAST:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
     return jax.random.categorical(key, restrict(logits_BV, sampling)).astype(jnp.int32)
 
 
-def write(
+def sample(
     step: StepFunction,
     logits_BV: jax.Array,
     cache: Any,
@@ -70,18 +67,21 @@ def write(
     sampling: Sampling,
     key: jax.Array,
 ) -> tuple[jax.Array, jax.Array, Any]:
-    """Draws `count` tokens for positions `start` and after: tokens (B, count), the next logits, the cache.
+    """Draws `count` tokens for the positions from `start` on.
 
-    `count` is at most what the cache may write before it is settled, which it is afterwards.
-    The token of a position depends on the key and the position, not on how the whole is cut into calls.
+    `count` is at most `CacheSpec.recent`. The token of a position depends on the key and the position, not on the
+    number of calls.
+
+    Returns:
+      Tokens (B, count), the logits of the next token and the settled cache.
     """
 
     def one(carry, index):
         logits_BV, part = carry
         tokens_B = draw(logits_BV, sampling, jax.random.fold_in(key, index))
-        logits_BV, after = step(tokens_B, changed(cache, part), index)
-        return (logits_BV, changing(after)), tokens_B
+        logits_BV, after = step(tokens_B, with_writable(cache, part), index)
+        return (logits_BV, writable(after)), tokens_B
 
-    carry = (logits_BV, changing(cache))
+    carry = (logits_BV, writable(cache))
     (logits_BV, part), tokens_LB = jax.lax.scan(one, carry, start + jnp.arange(count))
-    return tokens_LB.T, logits_BV, settle(changed(cache, part), count)
+    return tokens_LB.T, logits_BV, settle(with_writable(cache, part), count)

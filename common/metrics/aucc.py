@@ -1,8 +1,8 @@
-"""AUCC, the area under the convergence curve (Reservoir Transformers, section 3, eq. 1).
+"""AUCC, the area under the convergence curve (Shen et al., 2021, section 3, eq. 1).
 
-The paper integrates a validation metric over wall-clock training time and gives no unit. Its Table
-3 does: 114.57 at a best BLEU of 34.59 over 4 hours is at most 4 * 34.59 = 138.4, so the numbers are
-BLEU-hours. `aucc(curve, "hours", 4.0)` compares with them.
+The paper integrates a validation metric over wall-clock training time and does not state the unit. It must be
+BLEU-hours: Table 3 has an AUCC of 114.57 for a best BLEU of 34.59 and 4 hours, and 4 * 34.59 = 138.4. So compare
+`aucc(curve, "hours", 4.0)` with the paper's numbers.
 """
 
 import itertools
@@ -19,19 +19,20 @@ from common.metrics.curve import Axis, Curve, Point
 def outline(
     curve: Curve, axis: Axis, horizon: float | None = None, held: bool = True
 ) -> list[tuple[float, float]]:
-    """The line (x, value) from 0 to the horizon whose area is the AUCC.
+    """Returns the points (x, value) of the line from 0 to the horizon whose area is the AUCC.
 
-    It joins the validation points, each at the best value so far. Where the metric is to be
-    maximised it starts at (0, 0); where it is to be minimised (bits per character) an untrained
-    value of 0 would be a reward, so the first value is held back to 0. Past the last point the
-    best value is held; a curve that is longer than the horizon is cut there, by interpolation.
-    The paper states none of these four choices, they are our reading.
+    The paper does not state these choices:
+    - The line joins the validation points, each at the best value so far.
+    - A metric that is maximised starts at (0, 0). A metric that is minimised (bits per character) starts with its first
+      value, because an initial 0 would be a perfect score.
+    - After the last point the best value is held.
+    - At a horizon between two points the line is interpolated.
 
     Args:
       curve: at least one point.
-      axis: what x is.
-      horizon: where to end, in units of the axis; None ends at the last point.
-      held: False joins the values as they were measured, eq. 1's g_t: a curve that collapses loses its area.
+      axis: of x.
+      horizon: end of the line in units of the axis; None for the last point.
+      held: False joins the measured values instead of the best values so far (eq. 1's g_t).
 
     Raises:
       UserError: the curve is empty or the horizon is not a positive number.
@@ -57,12 +58,10 @@ def outline(
 def aucc(
     curve: Curve, axis: Axis = "seconds", horizon: float | None = None, held: bool = True
 ) -> float:
-    """The area under the best validation value so far (or under what was measured, see `outline`), by trapezoids.
+    """Returns the area under `outline`, in metric units times axis units, by the trapezoidal rule.
 
-    Returns:
-      The area in metric x axis units: BLEU-seconds on "seconds", the paper's BLEU-hours on "hours".
-      More is better where the metric is maximised, less where it is minimised. "step" and "flops"
-      do not depend on the machine.
+    "hours" gives the paper's BLEU-hours; "step" and "flops" do not depend on the machine. Larger is better for a metric
+    that is maximised, smaller for a metric that is minimised.
 
     Raises:
       UserError: the curve is empty or the horizon is not a positive number.
@@ -74,11 +73,11 @@ def aucc(
 def mean_outline(
     curves: Sequence[Curve], axis: Axis, horizon: float | None = None
 ) -> list[tuple[float, float]]:
-    """The mean of the outlines of several seeds; the area under it is the mean of their AUCCs.
+    """Returns the mean of the outlines of several seeds; its area is their mean AUCC.
 
     Args:
       curves: at least one.
-      horizon: None ends at the last point of the longest, up to which the others are held.
+      horizon: None for the end of the longest curve; shorter curves hold their best value.
 
     Raises:
       UserError: a curve is empty or the horizon is not a positive number.
@@ -87,23 +86,22 @@ def mean_outline(
     if len(lines) == 1:
         return lines[0]
     xs = sorted({x for line in lines for x, _ in line})
-    # np.interp holds the last value of a shorter line.
+    # np.interp extends a shorter line with its last value.
     return [(x, float(np.mean([np.interp(x, *np.transpose(line)) for line in lines]))) for x in xs]
 
 
 def reaching(curve: Curve, fraction: float, best: float | None = None) -> Point | None:
-    """The first validation point at a fraction of a best value (appendix, Tables 6 and 7).
+    """Returns the first validation point that reaches a fraction of the best value (appendix, Tables 6 and 7).
 
-    Nothing is interpolated, because only there was it measured. A metric that is minimised must
-    fall to best / fraction.
+    Points are not interpolated. A metric that is minimised must fall to best / fraction.
 
     Args:
       curve: at least one point.
       fraction: in (0, 1].
-      best: what it is a fraction of, such as the best of several runs; None takes the curve's own.
+      best: the best value of several runs, for example; None for the best value of the curve.
 
     Returns:
-      The point; None where the curve does not get there, which cannot be with its own best.
+      The point, or None if the curve never reaches the value.
 
     Raises:
       UserError: the curve is empty or the fraction is not in (0, 1].
@@ -111,25 +109,22 @@ def reaching(curve: Curve, fraction: float, best: float | None = None) -> Point 
     if not 0 < fraction <= 1:
         raise UserError(f"the fraction of the best value must lie in (0, 1], not {fraction}")
     best = curve.best.value if best is None else best
-    # The easier of the two sides of the best value, whatever the signs.
+    # Always the side of the best value that is easier to reach, also for negative values.
     target = best * fraction if (curve.mode == "max") == (best >= 0) else best / fraction
     return next((p for p in curve.points if not curve.better(target, than=p.value)), None)
 
 
 def time_to(curve: Curve, fraction: float, axis: Axis = "seconds") -> float:
-    """Where the curve reaches a fraction of its own best value, in units of the axis.
-
-    Errors are those of `reaching`.
-    """
+    """Returns where the curve reaches a fraction of its own best value, in units of the axis; raises as `reaching`."""
     return reaching(curve, fraction).at(axis)
 
 
 def shared_horizon(
     curves: Iterable[Curve], axis: Axis, which: Literal["longest", "shortest"] = "longest"
 ) -> float | None:
-    """The end of the longest curve, as in the paper, or of the shortest; None where that is 0 (FLOPs never counted).
+    """Returns the end of the longest (the paper's choice) or the shortest curve; None if it is 0 (FLOPs not counted).
 
-    Up to the longest, a run that was ended early is taken to have converged: its best value is held.
+    "longest" assumes that shorter runs have converged, because it holds their best value.
     """
     ends = [curve.points[-1].at(axis) for curve in curves if curve.points]
     return (max if which == "longest" else min)(ends, default=0.0) or None

@@ -1,4 +1,4 @@
-"""Corpus BLEU, by sacrebleu, with the signature that makes a score comparable."""
+"""Corpus BLEU by sacrebleu, with its signature."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from common.errors import UserError
 if TYPE_CHECKING:
     from sacrebleu.metrics import BLEU
 
-# sacrebleu has more, but those download a model or need another package.
+# Without the tokenizers of sacrebleu that download a model or need another package.
 TOKENIZERS = ("13a", "intl", "char", "zh", "none")
 
 
 @dataclass(frozen=True)
 class Bleu:
-    """A score.
+    """A BLEU score.
 
     Attributes:
       score: BLEU in percent, 0 to 100.
@@ -34,20 +34,21 @@ def corpus_bleu(
     lowercase: bool = False,
     tokenize: str = "13a",
 ) -> Bleu:
-    """BLEU of translations against one reference each.
+    """Returns the corpus BLEU of translations with one reference each.
 
     Args:
       hypotheses: one translation per sentence.
-      references: as many.
+      references: one per sentence.
       lowercase: ignore case.
-      tokenize: one of `TOKENIZERS`; "none" scores text that is already tokenised (tokenised BLEU,
-        the test metric of the Reservoir paper's IWSLT recipe).
+      tokenize: one of `TOKENIZERS`; "none" is for text that is already tokenised.
 
     Raises:
       UserError: no sentences, unequal counts, or an unknown tokenizer.
     """
     if len(hypotheses) != len(references):
-        raise UserError(f"BLEU of {len(hypotheses)} translations and {len(references)} references")
+        raise UserError(
+            f"BLEU of {len(hypotheses)} translations and {len(references)} references: give one reference each"
+        )
     if not hypotheses:
         raise UserError("BLEU needs at least one sentence")
     if tokenize not in TOKENIZERS:
@@ -59,22 +60,22 @@ def corpus_bleu(
 
 
 def bleu_metric(lowercase: bool, tokenize: str) -> "BLEU":
-    """sacrebleu's metric with these settings."""
+    """Returns sacrebleu's metric."""
     from sacrebleu.metrics import BLEU
 
-    # force: sacrebleu would warn about tokenised text, which "none" declares.
+    # force=True suppresses the warning about tokenised text, which "none" expects.
     return BLEU(lowercase=lowercase, tokenize=tokenize, force=tokenize == "none")
 
 
 def sentence_statistics(
     metric: "BLEU", hypotheses: Sequence[str], references: Sequence[str]
 ) -> np.ndarray:
-    """Lengths and n-gram counts of each sentence, (M, 10); corpus BLEU is a function of their sums: see `bleu_of`."""
-    # What sacrebleu.significance resamples; sacrebleu has no public name for it.
+    """Returns lengths and n-gram counts of each sentence, (sentences, 10), whose sums give the corpus BLEU."""
+    # sacrebleu.significance uses the same private method; there is no public one.
     found = metric._extract_corpus_statistics(list(hypotheses), [list(references)])
     return np.asarray(found)
 
 
-def bleu_of(metric: "BLEU", sums_S: np.ndarray) -> float:
-    """Corpus BLEU (0 to 100) of summed `sentence_statistics`, (10,)."""
-    return metric._compute_score_from_stats(sums_S.tolist()).score
+def bleu_of(metric: "BLEU", sums: np.ndarray) -> float:
+    """Returns the corpus BLEU (0 to 100) of summed `sentence_statistics`, (10,)."""
+    return metric._compute_score_from_stats(sums.tolist()).score

@@ -1,18 +1,15 @@
-"""How well classes are told apart.
-
-M examples.
-"""
+"""Classification metrics."""
 
 import numpy as np
 
 
-def accuracy(labels_M: np.ndarray, guesses_M: np.ndarray) -> float:
-    """Share of right guesses, in percent."""
-    return 100 * float(np.mean(labels_M == guesses_M))
+def accuracy(labels_E: np.ndarray, predictions_E: np.ndarray) -> float:
+    """Returns the accuracy in percent."""
+    return 100 * float(np.mean(labels_E == predictions_E))
 
 
-def weighted_f1(labels_M: np.ndarray, guesses_M: np.ndarray) -> float:
-    """F1 of every class, averaged by how many examples have it, in percent; 0 for a class that is never guessed."""
+def weighted_f1(labels_E: np.ndarray, predictions_E: np.ndarray) -> float:
+    """Returns the mean F1 in percent, weighted by the labels of each class; F1 of an unpredicted class is 0."""
     from sklearn.metrics import f1_score
 
-    return 100 * float(f1_score(labels_M, guesses_M, average="weighted"))
+    return 100 * float(f1_score(labels_E, predictions_E, average="weighted"))

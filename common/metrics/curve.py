@@ -1,4 +1,4 @@
-"""A validation curve: one metric against steps, training time and compute."""
+"""Validation curves: a metric over steps, training time and FLOPs."""
 
 import math
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +17,7 @@ class Point:
     """One validation result.
 
     Attributes:
-      step: optimizer steps done.
+      step: number of optimizer steps.
       seconds: wall-clock training seconds so far, without compilation, evaluation and checkpoints.
       flops: floating-point operations spent on training so far.
       value: the metric.
@@ -29,7 +29,7 @@ class Point:
     value: float
 
     def at(self, axis: Axis) -> float:
-        """The position of this point on an axis ("hours" are `seconds` / 3600)."""
+        """Returns the x coordinate of this point on an axis."""
         match axis:
             case "seconds":
                 return self.seconds
@@ -44,12 +44,12 @@ class Point:
 
 @dataclass
 class Curve:
-    """The points of one run in the order in which they were measured.
+    """The validation points of one run in order.
 
     Attributes:
-      name: what is measured, such as "BLEU".
-      mode: "max" where more is better, "min" where less is.
-      points: finite values only, see `add`.
+      name: of the metric, such as "BLEU".
+      mode: "max" or "min": whether the metric is maximised or minimised.
+      points: with finite values.
     """
 
     name: str
@@ -58,36 +58,35 @@ class Curve:
 
     def __post_init__(self) -> None:
         if self.mode not in ("max", "min"):
-            raise UserError(f"the mode of {self.name!r} is 'max' or 'min', not {self.mode!r}")
+            raise UserError(
+                f"the mode of the metric {self.name!r} must be 'max' or 'min', got {self.mode!r}"
+            )
         given, self.points = self.points, []
         for point in given:
             self.add(point)
 
     def add(self, point: Point) -> bool:
-        """Appends a point; says whether it was kept.
-
-        A value that is NaN or infinite is left out (False): an evaluation without a number has no
-        place in an area or a maximum, and must not stop a run.
+        """Appends a point and returns True; ignores a NaN or infinite value and returns False.
 
         Raises:
-          ValueError: a coordinate is negative, not finite, or lies before the last point.
+          ValueError: a coordinate is negative, not finite, or less than at the last point.
         """
         before = self.points[-1] if self.points else Point(0, 0.0, 0.0, 0.0)
         for axis in ("step", "seconds", "flops"):
             here, there = getattr(point, axis), getattr(before, axis)
             if not (math.isfinite(here) and here >= there):
-                raise ValueError(f"{self.name}: {axis} must not go back: {here} after {there}")
+                raise ValueError(f"{self.name}: {axis} must not decrease: {here} after {there}")
         if not math.isfinite(point.value):
             return False
         self.points.append(point)
         return True
 
     def better(self, value: float, than: float) -> bool:
-        """Whether a value strictly improves on another."""
+        """Returns whether a value is strictly better than another."""
         return value > than if self.mode == "max" else value < than
 
     def running_best(self) -> list[Point]:
-        """The points, each with the best value seen until then."""
+        """Returns the points, each with the best value so far."""
         held: list[Point] = []
         for point in self.points:
             if held and not self.better(point.value, than=held[-1].value):
@@ -96,12 +95,12 @@ class Curve:
         return held
 
     def until(self, axis: Axis, end: float) -> "Curve":
-        """The points at most `end` far along the axis."""
+        """Returns the curve up to `end` on the axis."""
         return Curve(self.name, self.mode, [p for p in self.points if p.at(axis) <= end])
 
     @property
     def best(self) -> Point:
-        """The first point that has the best value.
+        """The first point with the best value.
 
         Raises:
           UserError: the curve is empty.
@@ -112,7 +111,7 @@ class Curve:
         return choose(self.points, key=lambda point: point.value)
 
     def to_json(self) -> dict[str, Any]:
-        """The curve as plain values; `from_json` reads them back."""
+        """Returns the curve as a JSON object; `from_json` is its inverse."""
         return asdict(self)
 
     @classmethod
@@ -120,7 +119,7 @@ class Curve:
         """Reads what `to_json` wrote.
 
         Raises:
-          UserError: the record is not a curve.
+          UserError: the record is damaged.
         """
         try:
             points = [Point(**point) for point in record["points"]]

@@ -1,9 +1,9 @@
-"""Per-example predictions of a run on its test split, and the metrics that are made of them.
+"""Per-example predictions of a run on its test split, and their metrics.
 
-Every metric here is a function of sums over examples: of a confusion, of n-gram counts, of nats. So a resampled test
-set is a vector of weights, and its metric is `measure(weights @ statistics)`.
+Every metric is a function of sums over examples: confusion counts, n-gram counts, nats. So a bootstrap resample of the
+test set is a vector of weights, and its metric is `measure(weights @ statistics)`.
 
-B resamples, M examples, N classes, S statistics.
+Suffixes in this module: B resamples, M examples, N classes, S statistics. They are also names in the saved files.
 """
 
 import json
@@ -19,7 +19,7 @@ from scipy import sparse
 from common.errors import UserError
 
 PREDICTIONS = "predictions.npz"
-"""Name of the file in the folder of a run, beside summary.json."""
+"""File name in the workdir of a run."""
 
 MODES = {
     "accuracy": "max",
@@ -31,17 +31,17 @@ MODES = {
     "nats_per_byte": "min",
     "perplexity_per_word": "min",
 }
-"""Whether more ("max") or less ("min") of a metric is better."""
+"""Whether a metric is maximised or minimised."""
 
-_LARGEST_EXPONENT = 700.0  # exp of more overflows float64
+_LARGEST_EXPONENT = 700.0  # exp(710) overflows float64.
 
 
 @dataclass(frozen=True)
 class Predictions(ABC):
-    """What a run predicted for each of M test examples.
+    """Predictions of a run for each of M test examples.
 
     Attributes:
-      examples: fingerprint of the examples with their labels or references; equal ones can be paired.
+      examples: fingerprint of the test examples and their labels or references.
     """
 
     kind: ClassVar[str]
@@ -51,32 +51,32 @@ class Predictions(ABC):
     @property
     @abstractmethod
     def statistics(self) -> np.ndarray | sparse.csr_array:
-        """(M, S): what the metrics are functions of, when summed over examples."""
+        """(M, S), whose sums over examples determine the metrics."""
 
     @abstractmethod
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
-        """Metrics by name, (B,) each, of B sums of `statistics`."""
+        """Returns each metric, (B,), of B sums of `statistics`."""
 
     @abstractmethod
     def describe(self, example: int) -> dict[str, str]:
-        """One example for a person to read: what was right and what was predicted."""
+        """Returns the label and the prediction of an example as text."""
 
     @property
     def pairing(self) -> tuple:
-        """Equal for predictions whose examples can be paired and whose metrics mean the same."""
+        """Key of comparable predictions: equal for the same test examples and metrics."""
         return self.kind, self.examples, len(self)
 
     @property
     @abstractmethod
     def costs_M(self) -> np.ndarray:
-        """(M,): how badly each example was predicted, in `cost_unit`; by it `--examples` ranks."""
+        """(M,), the cost of each example in `cost_unit`; `--examples` sorts by it."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """M."""
+        """Returns M."""
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of all examples."""
+        """Returns the metrics of all examples."""
         sums_BS = np.asarray(self.statistics.sum(axis=0))[None]
         return {name: float(values[0]) for name, values in self.measure(sums_BS).items()}
 
@@ -98,13 +98,13 @@ def _as_bytes(text: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Classes(Predictions):
-    """Predicted classes.
+    """Predictions of a classifier.
 
     Attributes:
-      labels_M: int32.
+      labels_M, guesses_M: true and predicted classes, int32.
       probabilities_MN: float16.
-      nats_M: float32, minus the log-probability of the label.
-      names: of the N classes.
+      nats_M: float32, negative log-probability of the label.
+      names: N class names.
     """
 
     kind: ClassVar[str] = "classes"
@@ -118,7 +118,7 @@ class Classes(Predictions):
     def of_log_probabilities(
         cls, examples: str, labels_M: np.ndarray, logs_MN: np.ndarray, names: tuple[str, ...]
     ) -> "Classes":
-        """From natural logarithms of probabilities, (M, N)."""
+        """Makes predictions from natural log-probabilities (M, N)."""
         at_M = np.arange(len(labels_M))
         return cls(
             examples,
@@ -149,7 +149,7 @@ class Classes(Predictions):
         return sparse.csr_array((values, (np.tile(at_M, len(entries)), columns)))
 
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
-        """Accuracy and weighted F1 (%), loss (nats). F1 of a class that is never right is 0."""
+        """Returns accuracy and weighted F1 in percent and the loss in nats. F1 of a class without hits is 0."""
         hits_BN, guessed_BN, labelled_BN = np.split(sums_BS[:, :-2], 3, axis=1)
         nats_B, count_B = sums_BS[:, -2], sums_BS[:, -1]
         f1_BN = 2 * hits_BN / np.maximum(guessed_BN + labelled_BN, 1)
@@ -177,7 +177,7 @@ class Translations(Predictions):
     """Translations with one reference each.
 
     Attributes:
-      nats_M, tokens_M: loss of the reference under teacher forcing, and its tokens.
+      nats_M, tokens_M: loss of each reference under teacher forcing, and its number of tokens.
       lowercase, tokenize: as in `common.metrics.bleu.corpus_bleu`.
     """
 
@@ -198,21 +198,21 @@ class Translations(Predictions):
         return *super().pairing, self.lowercase, self.tokenize
 
     def metric(self) -> Any:
-        """sacrebleu's BLEU with these settings."""
+        """Returns sacrebleu's metric."""
         from common.metrics.bleu import bleu_metric
 
         return bleu_metric(self.lowercase, self.tokenize)
 
     @property
     def statistics(self) -> np.ndarray:
-        """Columns: lengths and n-gram counts of sacrebleu, 10 in all; nats; tokens."""
+        """Columns: 10 lengths and n-gram counts of sacrebleu; nats; tokens."""
         from common.metrics.bleu import sentence_statistics
 
         counts_MS = sentence_statistics(self.metric(), self.hypotheses, self.references)
         return np.column_stack([counts_MS, self.nats_M, self.tokens_M]).astype(float)
 
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
-        """BLEU (0 to 100), loss (nats) and perplexity per token of the references."""
+        """Returns BLEU (0 to 100), and loss in nats and perplexity per token of the references."""
         from common.metrics.bleu import bleu_of
 
         metric = self.metric()
@@ -228,22 +228,22 @@ class Translations(Predictions):
 
     @property
     def costs_M(self) -> np.ndarray:
-        """Sentence BLEU, with its sign turned."""
+        """Negative sentence BLEU."""
         scores = zip(self.hypotheses, self.references, strict=True)
         metric = self.metric()
-        metric.effective_order = True  # as sacrebleu advises for sentences
+        metric.effective_order = True  # sacrebleu recommends this for sentences.
         return np.array([-metric.sentence_score(mine, [right]).score for mine, right in scores])
 
 
 @dataclass(frozen=True)
 class Losses(Predictions):
-    """Losses of stretches of text: windows of bytes or tokens, rows of masked tokens.
+    """Losses of parts of a text: windows of bytes or tokens, rows of masked tokens.
 
     Attributes:
-      nats_M: float64, summed over what is predicted in each stretch.
-      weights_M: how much that is: bytes, tokens, masked tokens.
-      hits_M: of these the right guesses; empty where they were not counted.
-      words_M: words in each stretch; empty where perplexity per word is not asked for.
+      nats_M: float64, loss summed over each part.
+      weights_M: predicted bytes, tokens or masked tokens in each part.
+      hits_M: correct predictions in each part; empty if not counted.
+      words_M: words in each part; empty without perplexity per word.
       unit: "byte" or "token".
     """
 
@@ -269,8 +269,10 @@ class Losses(Predictions):
         return np.column_stack([self.nats_M, self.weights_M, hits_M, words_M]).astype(float)
 
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
-        """Bits and nats per byte; or perplexity and loss (nats) per token; with accuracy (%) and perplexity per word
-        where hits and words were counted."""
+        """Returns bits and nats per byte, or perplexity and loss in nats per token.
+
+        Adds accuracy in percent and perplexity per word if hits and words were counted.
+        """
         nats_B, weights_B, hits_B, words_B = sums_BS.T
         loss_B = nats_B / weights_B
         if self.unit == "byte":
@@ -323,5 +325,5 @@ def load(path: Path) -> Predictions:
         return made
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except Exception as error:  # whatever zipfile, NumPy and JSON raise of a damaged archive
+    except Exception as error:  # zipfile, NumPy and JSON raise many types for a damaged archive.
         raise UserError(f"{path} is damaged: {error}") from error

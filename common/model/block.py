@@ -1,7 +1,4 @@
-"""A block is a list of residual functions: mixers (attention, later spatial gates, convolutions) and feed-forwards.
-
-B batch, L length, S length of the memory, D width.
-"""
+"""Residual blocks: a block is a list of sublayers (attention, feed-forward, ...), each with a norm and a residual."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -18,49 +15,54 @@ from common.sharding import constrain
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["lengths_B", "memory_BSD", "memory_lengths_B"],
+    data_fields=["lengths_B", "encoded_BSD", "encoded_lengths_B"],
     meta_fields=[],
 )
 @dataclass(frozen=True)
 class Context:
-    """What a function may need besides x: valid lengths, and for a decoder the encoder's output."""
+    """Inputs of a sublayer besides x.
+
+    Attributes:
+      lengths_B: tokens of each row; later positions are padding. None for rows without padding.
+      encoded_BSD, encoded_lengths_B: the encoder's output and its lengths, for a decoder.
+    """
 
     lengths_B: jax.Array | None = None
-    memory_BSD: jax.Array | None = None
-    memory_lengths_B: jax.Array | None = None
+    encoded_BSD: jax.Array | None = None
+    encoded_lengths_B: jax.Array | None = None
 
 
 class Sublayer(nnx.Module):
-    """What a block is made of. A new mixer implements these four and fits everywhere."""
+    """A part of a block. A new kind of layer implements these four methods."""
 
     def __call__(
         self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
     ) -> jax.Array:
-        """The whole sequence at once."""
+        """Maps a whole sequence (B, L, D) to (B, L, D)."""
         raise NotImplementedError
 
-    def cache(self, batch: int, room: CacheSpec, context: Context) -> Any:
-        """What `step` needs to remember.
+    def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
+        """Returns an empty decoding cache.
 
-        Leaves with `batch` rows belong to one hypothesis each and are reordered by beam search; others are shared.
+        Beam search reorders the leaves with `batch` rows, one per hypothesis; other leaves are shared.
         """
         raise NotImplementedError
 
     def step(
         self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
     ) -> tuple[jax.Array, Any]:
-        """The next token, at position `index`."""
+        """Decodes the token at position `index`; returns its output (B, 1, D) and the new cache."""
         raise NotImplementedError
 
     def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
-        """An empty cache as it is after `step` has seen these first tokens."""
+        """Returns an empty cache filled with the first L tokens, as L calls of `step` would."""
         raise NotImplementedError
 
 
 class Stateless(Sublayer):
-    """A function of each position alone: nothing to remember."""
+    """A sublayer that treats every position alone: its cache is empty."""
 
-    def cache(self, batch: int, room: CacheSpec, context: Context) -> Any:
+    def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
         return ()
 
     def step(
@@ -73,7 +75,12 @@ class Stateless(Sublayer):
 
 
 class Residual(nnx.Module):
-    """x + f(norm(x)) (placement "pre") or norm(x + f(x)) (placement "post"); `norm` is LayerNorm where not given."""
+    """x + f(norm(x)) (pre-norm) or norm(x + f(x)) (post-norm), with dropout of f's output.
+
+    Args:
+      norm_position: "pre" or "post".
+      norm: None for a LayerNorm.
+    """
 
     def __init__(
         self,
@@ -81,21 +88,21 @@ class Residual(nnx.Module):
         width: int,
         *,
         rngs: nnx.Rngs,
-        placement: str = "pre",
-        rate: float = 0.0,
+        norm_position: str = "pre",
+        dropout_rate: float = 0.0,
         norm: nnx.Module | None = None,
     ):
         self.function = function
         self.norm = LayerNorm(width, rngs=rngs) if norm is None else norm
-        self.placement = placement
-        self.rate = rate
+        self.norm_position = norm_position
+        self.dropout_rate = dropout_rate
 
     def _join(self, x, y, key):
-        y = x + dropout(y, self.rate, key)
-        return self.norm(y) if self.placement == "post" else y
+        y = x + dropout(y, self.dropout_rate, key)
+        return self.norm(y) if self.norm_position == "post" else y
 
     def _enter(self, x):
-        return self.norm(x) if self.placement == "pre" else x
+        return self.norm(x) if self.norm_position == "pre" else x
 
     def __call__(
         self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
@@ -116,7 +123,7 @@ class Residual(nnx.Module):
 
 
 class Block(nnx.Module):
-    """One layer of a stack. Frozen or not, of any kind: the stack does not care."""
+    """One layer of a stack."""
 
     def __init__(self, residuals: list[Residual]):
         self.residuals = nnx.List(residuals)
@@ -128,8 +135,8 @@ class Block(nnx.Module):
             x_BLD = residual(x_BLD, context, fold(key, number))
         return constrain(x_BLD, "batch", "length", "width")
 
-    def cache(self, batch: int, room: CacheSpec, context: Context) -> list:
-        return [r.function.cache(batch, room, context) for r in self.residuals]
+    def cache(self, batch: int, spec: CacheSpec, context: Context) -> list:
+        return [r.function.cache(batch, spec, context) for r in self.residuals]
 
     def step(
         self, x_B1D: jax.Array, cache: list, index: jax.Array, context: Context
@@ -141,7 +148,7 @@ class Block(nnx.Module):
         return x_B1D, new
 
     def prefill(self, x_BLD: jax.Array, cache: list, context: Context) -> tuple[jax.Array, list]:
-        """`step` for all the first tokens at once."""
+        """Returns the output (B, L, D) of the first L tokens and the filled cache."""
         new = []
         for residual, part in zip(self.residuals, cache, strict=True):
             x_BLD, part = residual.prefill(x_BLD, part, context)

@@ -1,7 +1,8 @@
-"""What decoding remembers of a sequence, and how it grows without being copied.
+"""Decoding caches that grow without being copied.
 
-XLA copies an array that a loop both reads and writes. So a long memory has two arrays: the past, which a run of steps
-only reads, and the few recent positions, which they write; `settle` moves these over when the run is done.
+XLA copies an array that a loop both reads and writes. A long cache therefore has two arrays: the past, which a run of
+decoding steps only reads, and the recent positions, which the steps write. `settle` moves the recent positions into
+the past at the end of the run.
 """
 
 from collections.abc import Callable
@@ -12,20 +13,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from common.model.row import PARTS
-
-NEVER = 2**31 - 1
-"""The position of what has not been written: behind every other."""
+UNWRITTEN = 2**31 - 1
+"""The position of an unwritten cache entry: greater than every real position."""
 
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """How much a memory can hold.
+    """Size and dtype of a cache.
 
     Attributes:
-      length: positions in all.
-      dtype: of what is remembered.
-      recent: positions that may be written before the memory is settled; 0 keeps all in one array.
+      length: maximum number of positions.
+      dtype: of the cached values.
+      recent: positions that may be written between two calls of `settle`; 0 keeps the whole cache in one array.
     """
 
     length: int
@@ -43,11 +42,11 @@ class DecodeCache:
     """An array over positions.
 
     Attributes:
-      past: positions 0 to `start` - 1, and room for more; None where all is recent.
-      recent: positions `start` and after.
-      start: how many positions are settled; None is 0.
-      axis: where the positions are.
-      each: entries of a position.
+      past: positions 0 to `start` - 1, and free space; None if `recent` holds the whole cache.
+      recent: positions from `start` on.
+      start: number of settled positions; None means 0.
+      axis: the axis of the positions.
+      each: entries per position.
     """
 
     past: jax.Array | None
@@ -58,29 +57,28 @@ class DecodeCache:
 
     @classmethod
     def empty(
-        cls, shape: tuple[int, ...], axis: int, room: CacheSpec, dtype: Any = None, value: int = 0
+        cls, shape: tuple[int, ...], axis: int, spec: CacheSpec, dtype: Any = None, value: int = 0
     ) -> "DecodeCache":
-        """Nothing remembered yet; `shape` is that of one position."""
+        """Returns an empty cache filled with `value`; `shape` is the shape of one position."""
 
         def filled(positions: int) -> jax.Array:
             whole = (*shape[:axis], positions * shape[axis], *shape[axis + 1 :])
-            return jnp.full(whole, value, dtype or room.dtype)
+            return jnp.full(whole, value, dtype or spec.dtype)
 
-        if not room.recent:
-            return cls(None, filled(room.length), None, axis, shape[axis])
-        # What is settled last may reach beyond the length; a whole number of parts can be read in parallel.
-        positions = -(-(room.length + room.recent) // PARTS) * PARTS
-        past, recent = filled(positions), filled(room.recent)
+        if not spec.recent:
+            return cls(None, filled(spec.length), None, axis, shape[axis])
+        # The last call of `settle` may write up to `recent` positions beyond the length.
+        past, recent = filled(spec.length + spec.recent), filled(spec.recent)
         return cls(past, recent, jnp.int32(0), axis, shape[axis])
 
     def write(self, new: jax.Array, index: jax.Array) -> "DecodeCache":
-        """With position `index`."""
+        """Returns the cache with `new` written at position `index`."""
         place = (index if self.start is None else index - self.start) * self.each
         update = jax.lax.dynamic_update_slice_in_dim
         return replace(self, recent=update(self.recent, new, place, self.axis))
 
     def filled(self, new: jax.Array) -> "DecodeCache":
-        """With the first positions of an empty memory, settled."""
+        """Prefills an empty cache: returns it with `new` as its first positions, settled."""
         update = partial(jax.lax.dynamic_update_slice_in_dim, start_index=0, axis=self.axis)
         if self.past is None:
             return replace(self, recent=update(self.recent, new))
@@ -88,7 +86,7 @@ class DecodeCache:
         return replace(self, past=update(self.past, new), start=start)
 
     def settled(self, count: int) -> "DecodeCache":
-        """With `count` recent positions in the past, and none recent."""
+        """Returns the cache with its `count` recent positions copied into the past."""
         if self.past is None:
             return self
         update = jax.lax.dynamic_update_slice_in_dim
@@ -98,14 +96,15 @@ class DecodeCache:
     def parts(
         self, first: jax.Array | None = None, count: int = 0
     ) -> list[tuple[jax.Array, jax.Array]]:
-        """The arrays that hold it, each with the position of every entry (`NEVER` where there is none).
+        """Returns the arrays of the cache, each with the position of every entry (`UNWRITTEN` for free space).
 
-        With `first`, only the `count` positions from there need be in them; what was written last always is.
+        With `first`, the past may be cut to the `count` positions from `first` on; recent positions are always
+        included.
         """
         found = []
         if self.past is not None:
             past, positions = self._part(self.past, 0, first, count)
-            found.append((past, jnp.where(positions < self.start, positions, NEVER)))
+            found.append((past, jnp.where(positions < self.start, positions, UNWRITTEN)))
             first = None
         begin = 0 if self.start is None else self.start
         return [*found, self._part(self.recent, begin, first, count)]
@@ -123,23 +122,23 @@ class DecodeCache:
         return cut(array, axis=self.axis), cut(positions, axis=0)
 
 
-def _each(change: Callable, cache: Any, *others: Any) -> Any:
-    is_memory = lambda x: isinstance(x, DecodeCache)  # noqa: E731
-    return jax.tree.map(change, cache, *others, is_leaf=is_memory)
+def _map(function: Callable, cache: Any, *others: Any) -> Any:
+    is_cache = lambda x: isinstance(x, DecodeCache)  # noqa: E731
+    return jax.tree.map(function, cache, *others, is_leaf=is_cache)
 
 
 def settle(cache: Any, count: int) -> Any:
-    """A cache after a run of `count` steps, ready for the next."""
-    return _each(lambda x: x.settled(count) if isinstance(x, DecodeCache) else x, cache)
+    """Returns the cache after a run of `count` steps, ready for the next run."""
+    return _map(lambda x: x.settled(count) if isinstance(x, DecodeCache) else x, cache)
 
 
-def changing(cache: Any) -> Any:
-    """The part of a cache that a run of steps writes."""
-    return _each(lambda x: x.recent if isinstance(x, DecodeCache) else x, cache)
+def writable(cache: Any) -> Any:
+    """Returns the part of a cache that a run of steps writes."""
+    return _map(lambda x: x.recent if isinstance(x, DecodeCache) else x, cache)
 
 
-def changed(cache: Any, part: Any) -> Any:
-    """The cache with that part in place of its own."""
-    return _each(
+def with_writable(cache: Any, part: Any) -> Any:
+    """Returns the cache with its writable part replaced by `part`."""
+    return _map(
         lambda x, new: replace(x, recent=new) if isinstance(x, DecodeCache) else new, cache, part
     )

@@ -1,4 +1,4 @@
-"""Token embeddings with positions, and the output layer that shares their table."""
+"""Token embeddings with positions, and the tied output layer."""
 
 import math
 
@@ -12,13 +12,13 @@ from common.model.linear import matmul
 
 
 class Embed(nnx.Module):
-    """Looks tokens up, scales them by sqrt(width) and adds positions.
+    """Looks up token embeddings, scales them by sqrt(width) and adds positions.
 
     Args:
       positions: "sinusoidal", "learned" or "none".
-      maximum: the longest sequence, for learned positions.
-      pad: the row of this id starts at zero (fairseq).
-      types: kinds of text (BERT's segments), of which every token here has the first; 0 for none.
+      maximum: length of the longest sequence, for learned positions.
+      pad: the embedding of this id is initialised with zeros (fairseq).
+      types: number of token types (BERT's segments); every token gets type 0. 0 for no types.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Embed(nnx.Module):
         positions: str = "sinusoidal",
         maximum: int = 1024,
         scale: bool = True,
-        rate: float = 0.0,
+        dropout_rate: float = 0.0,
         pad: int | None = 0,
         types: int = 0,
     ):
@@ -40,7 +40,7 @@ class Embed(nnx.Module):
             table = table.at[pad].set(0)
         self.table = nnx.Param(table, axes=("vocab", "embed"))
         self.scale = math.sqrt(width) if scale else 1.0
-        self.rate = rate
+        self.dropout_rate = dropout_rate
         self.positions = {
             "sinusoidal": lambda: position.Sinusoidal(width),
             "learned": lambda: position.Learned(maximum, width, rngs=rngs),
@@ -58,14 +58,14 @@ class Embed(nnx.Module):
         start: jax.Array | int = 0,
     ) -> jax.Array:
         """Returns (B, L, D); `start` is the position of the first token."""
-        # A frozen table may be kept in the type of the computation; the sum is rounded once, whatever it is kept in.
+        # The sum is rounded once, also if a frozen table is stored in `dtype`.
         x_BLD = self.table[...][tokens_BL].astype(jnp.float32) * self.scale
         if self.positions is not None:
             x_BLD = x_BLD + self.positions(start + jnp.arange(tokens_BL.shape[1]))
         if self.types is not None:
             x_BLD = x_BLD + self.types[0]
-        return dropout(x_BLD.astype(dtype), self.rate, key)
+        return dropout(x_BLD.astype(dtype), self.dropout_rate, key)
 
     def logits(self, x_BLD: jax.Array) -> jax.Array:
-        """The tied output layer: (B, L, V) in float32."""
+        """Returns logits (B, L, V) of the tied output layer, in float32."""
         return matmul(x_BLD, self.table[...], True)

@@ -1,30 +1,36 @@
-"""Stacks of blocks, and the encoder-decoder made of two of them.
+"""Stacks of blocks, and the encoder-decoder transformer."""
 
-B batch, S source length, T target length, D width, V vocabulary.
-"""
+from contextlib import AbstractContextManager
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from common.model.block import Block, Context
-from common.model.chance import drawn
 from common.model.decode_cache import CacheSpec
 from common.model.dropout import fold
 from common.model.embed import Embed
 from common.model.norm import LayerNorm
 
-DROP = 2**16
-"""Where a block's key is folded for the draw of LayerDrop: beyond any of its residuals."""
+_SKIP = 2**16
+"""What a block's key is folded with to draw whether the block is skipped: more than its number of residuals."""
+
+
+def branch_probability(probability: float) -> AbstractContextManager:
+    """Names the scope of a random `jax.lax.cond` after the probability of its true branch.
+
+    `common.train.flops` reads the name and counts the branches with their expectation.
+    """
+    return jax.named_scope(f"branch_probability={probability!r}")
 
 
 class Stack(nnx.Module):
-    """Blocks one after the other, and a final norm for pre-norm blocks.
+    """A sequence of blocks, and a final norm for pre-norm blocks.
 
     Args:
       final_norm: True for LayerNorm, or another norm.
-      remat: the blocks' own activations are computed again in the backward pass, where memory is short.
-      drop: the probability with which training leaves out each block (LayerDrop, Fan et al., 2020).
+      remat: recompute the activations within each block in the backward pass, to save memory.
+      skip_rate: probability with which training skips each block (Fan et al., 2020).
     """
 
     def __init__(
@@ -35,13 +41,13 @@ class Stack(nnx.Module):
         rngs: nnx.Rngs,
         final_norm: bool | nnx.Module = True,
         remat: bool = False,
-        drop: float = 0.0,
+        skip_rate: float = 0.0,
     ):
         self.blocks = nnx.List(blocks)
         if final_norm is True:
             final_norm = LayerNorm(width, rngs=rngs)
         self.norm = final_norm or None
-        self.remat, self.drop = remat, drop
+        self.remat, self.skip_rate = remat, skip_rate
 
     def __call__(
         self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
@@ -49,25 +55,26 @@ class Stack(nnx.Module):
         for number, block in enumerate(self.blocks):
             call = jax.checkpoint(block.__call__) if self.remat else block
             own = fold(key, number)
-            if own is None or not self.drop:
+            if own is None or not self.skip_rate:
                 x_BLD = call(x_BLD, context, own)
                 continue
-            # A branch that is not taken is not computed, forward or backward.
-            kept = drawn(fold(own, DROP), 1 - self.drop)
-            x_BLD = jax.lax.cond(
-                kept, lambda x, call=call, own=own: call(x, context, own), lambda x: x, x_BLD
-            )
+            # A skipped block costs nothing, forward or backward.
+            kept = jax.random.bernoulli(fold(own, _SKIP), 1 - self.skip_rate)
+            with branch_probability(1 - self.skip_rate):
+                x_BLD = jax.lax.cond(
+                    kept, lambda x, call=call, own=own: call(x, context, own), lambda x: x, x_BLD
+                )
         return x_BLD if self.norm is None else self.norm(x_BLD)
 
     def hidden(self, x_BLD: jax.Array, context: Context) -> list[jax.Array]:
-        """x and what each block makes of it, as the next one reads it: before the final norm, which is no block's."""
+        """Returns x and the output (B, L, D) of every block, before the final norm."""
         states = [x_BLD]
         for block in self.blocks:
             states.append(block(states[-1], context))
         return states
 
-    def cache(self, batch: int, room: CacheSpec, context: Context) -> list:
-        return [block.cache(batch, room, context) for block in self.blocks]
+    def cache(self, batch: int, spec: CacheSpec, context: Context) -> list:
+        return [block.cache(batch, spec, context) for block in self.blocks]
 
     def step(
         self, x_B1D: jax.Array, cache: list, index: jax.Array, context: Context
@@ -79,7 +86,7 @@ class Stack(nnx.Module):
         return x_B1D if self.norm is None else self.norm(x_B1D), new
 
     def prefill(self, x_BLD: jax.Array, cache: list, context: Context) -> tuple[jax.Array, list]:
-        """`step` for all the first tokens at once."""
+        """Returns the output (B, L, D) of the first L tokens and the filled cache."""
         new = []
         for block, part in zip(self.blocks, cache, strict=True):
             x_BLD, part = block.prefill(x_BLD, part, context)
@@ -88,11 +95,11 @@ class Stack(nnx.Module):
 
 
 class EncoderDecoder(nnx.Module):
-    """Vaswani et al. (2017), the decoder's input and output embeddings tied.
+    """The transformer of Vaswani et al. (2017), with tied input and output embeddings of the decoder.
 
     Args:
-      pad: id of the padding token; a source ends where its padding starts.
-      dtype: the type of activations; parameters, softmax and logits are float32.
+      pad: id of the padding token.
+      dtype: of activations; parameters, softmax and logits are float32.
     """
 
     def __init__(
@@ -113,23 +120,23 @@ class EncoderDecoder(nnx.Module):
         self.pad = pad
 
     def encode(self, source_BS: jax.Array, key: jax.Array | None = None) -> Context:
-        """Returns the context that the decoder reads."""
+        """Returns the decoder's context: the encoder's output and its lengths."""
         lengths_B = jnp.sum(source_BS != self.pad, axis=1, dtype=jnp.int32)
-        # A row of padding only (it fills up a batch) attends to one token, not to none: no 0/0.
+        # Rows that only fill up a batch have length 1: a softmax over no keys would be 0/0.
         lengths_B = jnp.maximum(lengths_B, 1)
         x_BSD = self.source_embed(source_BS, self.dtype, fold(key, 0))
-        memory_BSD = self.encoder(x_BSD, Context(lengths_B=lengths_B), fold(key, 1))
-        return Context(memory_BSD=memory_BSD, memory_lengths_B=lengths_B)
+        encoded_BSD = self.encoder(x_BSD, Context(lengths_B=lengths_B), fold(key, 1))
+        return Context(encoded_BSD=encoded_BSD, encoded_lengths_B=lengths_B)
 
     def hidden(self, source_BS: jax.Array, lengths_B: jax.Array) -> list[jax.Array]:
-        """The states (B, S, D) behind the source's embeddings and behind every layer of the encoder."""
+        """Returns the hidden states (B, S, D) of the encoder: the embeddings and the output of every layer."""
         x_BSD = self.source_embed(source_BS, self.dtype)
         return self.encoder.hidden(x_BSD, Context(lengths_B=jnp.maximum(lengths_B, 1)))
 
     def __call__(
         self, source_BS: jax.Array, target_BT: jax.Array, key: jax.Array | None = None
     ) -> jax.Array:
-        """Teacher forcing: the logits (B, T, V) of the token after each of `target_BT`."""
+        """Teacher forcing: returns logits (B, T, V) of the token that follows each token of `target_BT`."""
         context = self.encode(source_BS, fold(key, 0))
         x_BTD = self.target_embed(target_BT, self.dtype, fold(key, 1))
         return self.target_embed.logits(self.decoder(x_BTD, context, fold(key, 2)))
@@ -140,7 +147,7 @@ class EncoderDecoder(nnx.Module):
     def step(
         self, tokens_B: jax.Array, cache: list, index: jax.Array, context: Context
     ) -> tuple[jax.Array, list]:
-        """One decoding step: the logits (B, V) of the token after `tokens_B`, which stands at position `index`."""
+        """Returns logits (B, V) of the token after `tokens_B`, which has position `index`, and the new cache."""
         x_B1D = self.target_embed(tokens_B[:, None], self.dtype, start=index)
         x_B1D, cache = self.decoder.step(x_B1D, cache, index, context)
         return self.target_embed.logits(x_B1D)[:, 0], cache

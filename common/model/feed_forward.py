@@ -14,7 +14,7 @@ from common.model.linear import Linear
 
 
 def _in_float32(activation: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-    """A function of several steps rounds to a narrow type once, not at every step; on a CPU that is also faster."""
+    """Computes an activation in float32: it is rounded once, and bfloat16 is slow on a CPU."""
     return lambda x: activation(x.astype(jnp.float32)).astype(x.dtype)
 
 

@@ -1,4 +1,4 @@
-"""How trainable parameters start: fairseq's choices, and others, as functions (key, shape) -> float32 array."""
+"""Initializers of trainable parameters: functions (key, shape) -> float32 array."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Initializer = Callable[[jax.Array, tuple[int, ...]], jax.Array]
 
 
 def xavier_uniform(gain: float = 1.0):
-    """U(-a, a) with a = gain * sqrt(6 / (fan_in + fan_out)), for a matrix (fan_in, fan_out)."""
+    """U(-a, a) with a = gain sqrt(6 / (fan_in + fan_out)), for a matrix (fan_in, fan_out)."""
 
     def initialize(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
         bound = gain * math.sqrt(6 / sum(shape))
@@ -41,8 +41,13 @@ def zeros(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return jnp.zeros(shape, jnp.float32)
 
 
+def ones(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    del key
+    return jnp.ones(shape, jnp.float32)
+
+
 def of_draw(spec: tuple) -> Initializer:
-    """Returns the initializer with the distribution of a draw, see `common.variables.draw`."""
+    """Returns the initializer with the distribution of a draw (see `common.variables.draw`)."""
     match spec:
         case ("orthogonal", gain):
             return jax.nn.initializers.orthogonal(gain)
@@ -62,16 +67,11 @@ def of_draw(spec: tuple) -> Initializer:
 
 
 def redraw(module: nnx.Module, matrix: tuple, *, rngs: nnx.Rngs) -> None:
-    """Starts all trained parameters below `module` with the distributions that `variables.freeze` would draw from.
+    """Re-initialises all trainable parameters below `module` with the distributions that `variables.freeze` uses.
 
     Raises:
-      ValueError: a parameter cannot be drawn.
+      ValueError: a layer has no `frozen_init()` for a parameter.
     """
     for part, name, draw in variables.draws(module, matrix):
         parameter = getattr(part, name)
         parameter[...] = of_draw(draw)(rngs.params(), parameter.shape)
-
-
-def ones(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    del key
-    return jnp.ones(shape, jnp.float32)

@@ -1,7 +1,4 @@
-"""A stack of causal blocks between an embedding and an output layer: the token after each token.
-
-B batch, L length, D width, V vocabulary.
-"""
+"""An autoregressive language model: an embedding, a stack of causal blocks and an output layer."""
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +13,11 @@ from common.model.linear import Linear
 
 
 class LanguageModel(nnx.Module):
-    """Tokens in, logits of the next token out.
+    """Predicts the token that follows each token.
 
     Args:
       output: None ties the output layer to the embedding.
-      dtype: the type of activations; parameters, softmax and logits are float32.
+      dtype: of activations; parameters, softmax and logits are float32.
     """
 
     def __init__(
@@ -40,22 +37,22 @@ class LanguageModel(nnx.Module):
         return self.output(x_BLD, jnp.float32)
 
     def __call__(self, tokens_BL: jax.Array, key: jax.Array | None = None) -> jax.Array:
-        """Logits (B, L, V) of the token after each."""
+        """Returns logits (B, L, V)."""
         x_BLD = self.embed(tokens_BL, self.dtype, fold(key, 0))
         return self._logits(self.stack(x_BLD, Context(), fold(key, 1)))
 
     def cache(self, batch: int, length: int, recent: int = 0) -> list:
-        """What `step` remembers of up to `length` tokens, `recent` of them until it is settled (see memory.py)."""
+        """Returns an empty cache for `length` tokens; `recent` as in `CacheSpec`."""
         return self.stack.cache(batch, CacheSpec(length, self.dtype, recent), Context())
 
     def step(self, tokens_B: jax.Array, cache: list, index: jax.Array) -> tuple[jax.Array, list]:
-        """The logits (B, V) of the token after `tokens_B`, which stands at position `index`."""
+        """Returns logits (B, V) of the token after `tokens_B`, which has position `index`, and the new cache."""
         x_B1D = self.embed(tokens_B[:, None], self.dtype, start=index)
         x_B1D, cache = self.stack.step(x_B1D, cache, index, Context())
         return self._logits(x_B1D)[:, 0], cache
 
     def prefill(self, tokens_BL: jax.Array, cache: list) -> tuple[jax.Array, list]:
-        """The logits (B, V) of the token after the first L, and an empty cache as it is after them."""
+        """Returns logits (B, V) of the token after the first L tokens, and the empty cache filled with them."""
         x_BLD = self.embed(tokens_BL, self.dtype)
         x_BLD, cache = self.stack.prefill(x_BLD, cache, Context())
         return self._logits(x_BLD[:, -1:])[:, 0], cache

@@ -1,7 +1,4 @@
-"""The one matrix product of the core, y = x W + b.
-
-B batch, L length, R = B L rows, D inputs, F outputs.
-"""
+"""The matrix product of every linear layer, y = x W + b."""
 
 import math
 from functools import partial
@@ -11,24 +8,22 @@ import jax.numpy as jnp
 from flax import nnx
 
 from common.model import initializers
-from common.model.row import matvec, matvec_transposed
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def matmul(x_BLD: jax.Array, kernel: jax.Array, transposed: bool = False) -> jax.Array:
-    """x W in the precision of x, accumulated and returned in float32.
+def matmul(x_BLM: jax.Array, kernel: jax.Array, transposed: bool = False) -> jax.Array:
+    """Returns x W (B, L, N), multiplied in the dtype of x, accumulated and returned in float32.
 
-    The kernel, (D, F) or if `transposed` (F, D), is kept in float32 and rounded to x's type here, so its gradient
-    never passes through that type; one that is not trained may be kept in x's type. The three products (forward, input
-    gradient, weight gradient) are written out because their form decides their speed on a CPU: forward and input
-    gradient want two-dimensional operands, and bfloat16 operands are fast only where the result is float32. See
-    `_backward` for the third.
+    The kernel is (M, N), or (N, M) if `transposed`. It is cast to the dtype of x here, so its gradient stays in the
+    kernel's dtype. Forward and gradients are written out because their form decides their speed on a CPU: the forward
+    product and the input gradient are fastest with two-dimensional operands, and bfloat16 operands are fast only if
+    the result is float32. See `_backward` for the weight gradient.
     """
-    return _forward(x_BLD, kernel, transposed)[0]
+    return _forward(x_BLM, kernel, transposed)[0]
 
 
-def _rows(x_BLD: jax.Array) -> jax.Array:
-    return x_BLD.reshape(-1, x_BLD.shape[-1])
+def _rows(x_BLM: jax.Array) -> jax.Array:
+    return x_BLM.reshape(-1, x_BLM.shape[-1])
 
 
 def _dot(a: jax.Array, b: jax.Array, a_axes: tuple[int, ...], b_axes: tuple[int, ...]) -> jax.Array:
@@ -36,29 +31,25 @@ def _dot(a: jax.Array, b: jax.Array, a_axes: tuple[int, ...], b_axes: tuple[int,
     return jax.lax.dot_general(a, b, dimensions, preferred_element_type=jnp.float32)
 
 
-def _forward(x_BLD, kernel, transposed):
-    x_RD, weight = _rows(x_BLD), kernel.astype(x_BLD.dtype)
-    if len(x_RD) == 1:
-        y_RF = (matvec_transposed if transposed else matvec)(x_RD[0], weight)
-    else:
-        y_RF = _dot(x_RD, weight, (1,), (int(transposed),))
-    return y_RF.reshape(*x_BLD.shape[:-1], -1), (x_BLD, kernel)
+def _forward(x_BLM, kernel, transposed):
+    y_XN = _dot(_rows(x_BLM), kernel.astype(x_BLM.dtype), (1,), (int(transposed),))
+    return y_XN.reshape(*x_BLM.shape[:-1], -1), (x_BLM, kernel)
 
 
-def _backward(transposed, residuals, g_BLF):
-    x_BLD, kernel = residuals
-    dtype = x_BLD.dtype
-    g_BLF = g_BLF.astype(dtype)
-    dx_RD = _dot(_rows(g_BLF), kernel.astype(dtype), (1,), (int(not transposed),))
+def _backward(transposed, residuals, g_BLN):
+    x_BLM, kernel = residuals
+    dtype = x_BLM.dtype
+    g_BLN = g_BLN.astype(dtype)
+    dx_XM = _dot(_rows(g_BLN), kernel.astype(dtype), (1,), (int(not transposed),))
     if dtype == jnp.float32:
-        dkernel_DF = _dot(_rows(x_BLD), _rows(g_BLF), (0,), (0,))
+        dkernel_MN = _dot(_rows(x_BLM), _rows(g_BLN), (0,), (0,))
     else:
-        # A contraction over two axes makes XLA transpose x and then use the fast bfloat16 product, at up to four
-        # times the rate of a contraction over the rows. The barrier keeps what follows out of that product.
-        axes = tuple(range(x_BLD.ndim - 1))
-        dkernel_DF = jax.lax.optimization_barrier(_dot(x_BLD, g_BLF, axes, axes))
-    dkernel = dkernel_DF.T if transposed else dkernel_DF
-    return dx_RD.reshape(x_BLD.shape).astype(dtype), dkernel.astype(kernel.dtype)
+        # Contracting over batch and length makes XLA transpose x and use the fast bfloat16 product: up to four times
+        # the FLOP/s of a contraction over rows. The barrier keeps XLA from fusing later operations into the product.
+        axes = tuple(range(x_BLM.ndim - 1))
+        dkernel_MN = jax.lax.optimization_barrier(_dot(x_BLM, g_BLN, axes, axes))
+    dkernel = dkernel_MN.T if transposed else dkernel_MN
+    return dx_XM.reshape(x_BLM.shape).astype(dtype), dkernel.astype(kernel.dtype)
 
 
 matmul.defvjp(_forward, _backward)
@@ -69,7 +60,7 @@ class Linear(nnx.Module):
 
     Args:
       axes: logical axes of the kernel, inputs first.
-      kernel_init, bias_init: functions (key, shape) -> array; bias_init None leaves the bias out.
+      kernel_init, bias_init: functions (key, shape) -> array; bias_init=None leaves the bias out.
     """
 
     def __init__(
@@ -88,22 +79,22 @@ class Linear(nnx.Module):
             nnx.Param(bias_init(rngs.params(), (outputs,)), axes=axes[1:]) if bias_init else None
         )
 
-    def reservoir_draws(self) -> dict[str, tuple]:
+    def frozen_init(self) -> dict[str, tuple]:
         bound = 1 / math.sqrt(self.kernel.shape[0])
         return {"kernel": ("matrix",), "bias": ("uniform", bound)}
 
-    def product(self, x_BLD: jax.Array) -> jax.Array:
-        """x W (B, L, F) in float32; a kernel that is no plain variable has a product of its own."""
+    def product(self, x_BLM: jax.Array) -> jax.Array:
+        """Returns x W (B, L, N) in float32. A quantized kernel implements its own product."""
         if isinstance(self.kernel, nnx.Variable):
-            return matmul(x_BLD, self.kernel[...])
-        return self.kernel(x_BLD)
+            return matmul(x_BLM, self.kernel[...])
+        return self.kernel(x_BLM)
 
     def __call__(
-        self, x_BLD: jax.Array, dtype: jnp.dtype | None = None, key: jax.Array | None = None
+        self, x_BLM: jax.Array, dtype: jnp.dtype | None = None, key: jax.Array | None = None
     ) -> jax.Array:
-        """Returns (B, L, F) in `dtype`, by default in the type of x. `key` is for adapters, which have dropout."""
+        """Returns (B, L, N) in `dtype`, by default the dtype of x. Adapters use `key` for their dropout."""
         del key
-        y_BLF = self.product(x_BLD)
+        y_BLN = self.product(x_BLM)
         if self.bias is not None:
-            y_BLF = y_BLF + self.bias[...]
-        return y_BLF.astype(dtype or x_BLD.dtype)
+            y_BLN = y_BLN + self.bias[...]
+        return y_BLN.astype(dtype or x_BLM.dtype)

@@ -1,7 +1,4 @@
-"""Cross-entropy with label smoothing.
-
-B batch, T length, V vocabulary.
-"""
+"""Cross-entropy with label smoothing."""
 
 from functools import partial
 
@@ -13,10 +10,10 @@ import jax.numpy as jnp
 def cross_entropy(
     logits_BTV: jax.Array, targets_BT: jax.Array, smoothing: float = 0.0
 ) -> jax.Array:
-    """-sum_v q_v log p_v per token, (B, T), in nats.
+    """Returns -sum_v q_v log p_v of each token, (B, T), in nats.
 
-    As in fairseq, smoothing e gives every wrong token e / (V - 1) and the target 1 - e. The gradient is written out
-    (p - q): automatic differentiation would keep a second array of the size of the logits.
+    As in fairseq, smoothing e gives the target q = 1 - e and every other token q = e / (V - 1). The gradient p - q is
+    written out, because automatic differentiation would keep a second array of the size of the logits.
     """
     return _forward(logits_BTV, targets_BT, smoothing)[0]
 

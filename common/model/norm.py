@@ -1,4 +1,4 @@
-"""Normalization of the last axis: LayerNorm and RMSNorm."""
+"""LayerNorm and RMSNorm of the last axis."""
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +8,14 @@ from common.model import initializers
 
 
 class LayerNorm(nnx.Module):
-    """Normalizes the last axis in float32, then scales and shifts; returns the type of its input."""
+    """Layer normalization in float32; returns the dtype of x."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs, epsilon: float = 1e-5):
         self.scale = nnx.Param(initializers.ones(rngs.params(), (width,)), axes=(None,))
         self.bias = nnx.Param(initializers.zeros(rngs.params(), (width,)), axes=(None,))
         self.epsilon = epsilon
 
-    def reservoir_draws(self) -> dict[str, tuple]:
+    def frozen_init(self) -> dict[str, tuple]:
         return {"scale": ("ones",), "bias": ("zeros",)}
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
@@ -27,7 +27,7 @@ class LayerNorm(nnx.Module):
 
 
 class RMSNorm(nnx.Module):
-    """Divides the last axis by its root mean square in float32, then scales (Zhang and Sennrich, 2019)."""
+    """Root mean square normalization (Zhang and Sennrich, 2019) in float32; returns the dtype of x."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs, epsilon: float = 1e-6):
         self.scale = nnx.Param(initializers.ones(rngs.params(), (width,)), axes=(None,))

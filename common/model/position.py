@@ -1,4 +1,4 @@
-"""Positions: sinusoidal and learned, which are added to the tokens, and rotary, which turn queries and keys."""
+"""Position embeddings: sinusoidal and learned, added to token embeddings; rotary, applied to queries and keys."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from common.model import initializers
 
 
 class Sinusoidal(nnx.Module):
-    """Fixed positions in fairseq's layout: sines in the first half of the width, cosines in the second."""
+    """Sinusoidal positions in fairseq's layout: sines in the first half of the width, cosines in the second."""
 
     def __init__(self, width: int):
         if width % 2:
@@ -20,15 +20,15 @@ class Sinusoidal(nnx.Module):
         self.maximum = None
 
     def __call__(self, positions_L: jax.Array) -> jax.Array:
-        """Returns (L, D) in float32 for integer positions."""
+        """Returns (L, D) in float32."""
         half = self.width // 2
-        rates = jnp.exp(jnp.arange(half) * (-math.log(10000) / max(half - 1, 1)))
-        angles = positions_L[:, None].astype(jnp.float32) * rates
+        frequencies = jnp.exp(jnp.arange(half) * (-math.log(10000) / max(half - 1, 1)))
+        angles = positions_L[:, None].astype(jnp.float32) * frequencies
         return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
 class Learned(nnx.Module):
-    """A trained row per position, N(0, width^-0.5) at the start."""
+    """A trained embedding per position, initialised from N(0, 1 / width)."""
 
     def __init__(self, maximum: int, width: int, *, rngs: nnx.Rngs):
         initialize = initializers.normal(width**-0.5)
@@ -43,9 +43,9 @@ class Learned(nnx.Module):
 
 @dataclass(frozen=True)
 class Rotary:
-    """Turns the first `rotated` dimensions of every head by angles that grow with the position (Su et al., 2021).
+    """Rotary position embedding of the first `rotated` features of every head (Su et al., 2021).
 
-    Dimension k of the first half makes a pair with k of the second, as in Hugging Face's models.
+    Feature k of the first half is paired with feature k of the second half, as in Hugging Face's models.
     """
 
     rotated: int
@@ -53,10 +53,10 @@ class Rotary:
 
     def __call__(self, x_BLHK: jax.Array, positions_L: jax.Array) -> jax.Array:
         half = self.rotated // 2
-        rates = self.theta ** (-jnp.arange(half) / half)
-        angles_L1R = (positions_L[:, None].astype(jnp.float32) * rates)[:, None]
-        cosine, sine = jnp.cos(angles_L1R), jnp.sin(angles_L1R)
+        frequencies = self.theta ** (-jnp.arange(half) / half)
+        angles = (positions_L[:, None].astype(jnp.float32) * frequencies)[:, None]
+        cosine, sine = jnp.cos(angles), jnp.sin(angles)
         x = x_BLHK.astype(jnp.float32)
         a, b, rest = jnp.split(x, (half, self.rotated), axis=-1)
-        turned = (a * cosine - b * sine, b * cosine + a * sine, rest)
-        return jnp.concatenate(turned, axis=-1).astype(x_BLHK.dtype)
+        rotated = (a * cosine - b * sine, b * cosine + a * sine, rest)
+        return jnp.concatenate(rotated, axis=-1).astype(x_BLHK.dtype)

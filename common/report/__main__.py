@@ -1,13 +1,16 @@
-"""Compares finished runs, with a verdict on groups of them: python -m common.report GROUP_A GROUP_B --out=DIR"""
+"""Compares groups of finished runs: python -m common.report GROUP_A GROUP_B --out=DIR"""
 
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from common.config import check, check_folder, parser_for, positive_int_arg
 from common.errors import UserError
 from common.runtime import program
 
 if TYPE_CHECKING:
+    from common.report.groups import Layers
     from common.report.runs import Run
 
 
@@ -22,8 +25,24 @@ def _one(argument: str) -> "Run":
     from common.report.runs import load_group
 
     runs = load_group(argument)
-    check(len(runs) == 1, f"--examples: {argument} is {len(runs)} runs, name one")
+    check(
+        len(runs) == 1,
+        f"--examples: {argument} names {len(runs)} runs, but each argument must name one",
+    )
     return runs[0]
+
+
+def _layers_of(config: Mapping[str, Any]) -> "Layers | None":
+    """Counts layers by `layers_of` of the paper's module `layers`, if it has one."""
+    from common.report import groups
+
+    # The first runs of this repository, all of that paper, did not store it.
+    paper = str(config.get("paper", "reservoir"))
+    try:
+        module = import_module(f"{paper}.layers") if paper.isidentifier() else groups
+    except ModuleNotFoundError:
+        module = groups
+    return module.layers_of(config)
 
 
 def main() -> None:
@@ -46,56 +65,70 @@ def main() -> None:
         "runs",
         nargs="*",
         metavar="GROUP",
-        help="a folder of runs, a run's folder or summary file, a glob, or"
-        " wandb:ENTITY/PROJECT:GROUP; every group is compared with the first",
+        help="a folder of runs, a run's folder or summary.json, a glob, or wandb:ENTITY/PROJECT:GROUP; every group is"
+        " compared with the first",
     )
     parser.add_argument("--wandb", metavar="ENTITY/PROJECT", help="take all runs of this project")
     parser.add_argument(
         "--out", type=Path, default=Path("runs/report"), help="default runs/report", metavar="DIR"
     )
     parser.add_argument(
-        "--axis", default="seconds", choices=("seconds", "hours", "step", "flops"), help="of AUCC"
+        "--axis",
+        default="seconds",
+        choices=("seconds", "hours", "step", "flops"),
+        help="axis of the AUCC",
     )
     parser.add_argument(
         "--horizon",
         type=_horizon,
         default="longest",
         metavar="X",
-        help="where AUCC ends, in units of the axis: a number, longest (default) or shortest",
+        help="end of the AUCC: a number in units of the axis, longest (default) or shortest",
     )
     parser.add_argument(
         "--reference",
         default="own",
         choices=("own", "all"),
-        help="times to percentages of a run's own best value or of the best of all",
+        help="give times to percentages of each run's own best value (own) or of the best value of all runs (all)",
     )
     parser.add_argument(
         "--margin",
         action="append",
         default=[],
         metavar="METRIC=X",
-        help="the largest difference that does not matter, such as bleu=0.5",
+        help="margin of equivalence, such as bleu=0.5",
     )
     parser.add_argument(
         "--examples",
         nargs=2,
         metavar=("A", "B"),
-        help="instead, show the test examples on which two runs differ most",
+        help="only show the test examples on which two runs differ most",
     )
     parser.add_argument(
-        "--most", type=positive_int_arg("--most"), default=10, help="how many examples (default 10)"
+        "--most",
+        type=positive_int_arg("--most"),
+        default=10,
+        help="number of examples (default 10)",
     )
     options = parser.parse_args()
     if options.examples:
-        check(not (options.runs or options.wandb), "--examples takes two runs and no others")
+        check(
+            not (options.runs or options.wandb),
+            "--examples takes two runs: leave out GROUP arguments and --wandb",
+        )
         pair = [_one(argument) for argument in options.examples]
         print(text(*example_table(*pair, options.most)))
         return
     margins = parse_margins(options.margin)
     if bool(options.runs) == bool(options.wandb):
-        raise UserError("name the runs to compare, or a wandb project with --wandb")
+        raise UserError(
+            "name the runs to compare: either GROUP arguments or a wandb project with --wandb"
+        )
     check_folder("--out", options.out)
-    compared = groups(load_wandb(options.wandb)) if options.wandb else named_groups(options.runs)
+    if options.wandb:
+        compared = groups(load_wandb(options.wandb), layers_of=_layers_of)
+    else:
+        compared = named_groups(options.runs, _layers_of)
     found = against_first(compared, margins)
     measure = (options.axis, options.horizon)
     tables = {

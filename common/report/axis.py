@@ -1,4 +1,4 @@
-"""The units in which positions on the axis of a curve are shown."""
+"""Display units of the x-axis of a curve."""
 
 import math
 from typing import NamedTuple
@@ -9,12 +9,12 @@ _PREFIXES = " kMGTPEZY"
 
 
 class Units(NamedTuple):
-    """How positions are shown.
+    """A display unit.
 
     Attributes:
-      scale: how many units of the axis one shown unit is.
-      unit: its name.
-      label: of the axis in a figure.
+      scale: units of the axis per display unit.
+      unit: name of the display unit.
+      label: axis label of a figure.
     """
 
     scale: float
@@ -23,7 +23,7 @@ class Units(NamedTuple):
 
 
 def units(axis: Axis, end: float) -> Units:
-    """Whatever reads best on an axis that goes to `end`; only "seconds" and "flops" are scaled."""
+    """Returns a readable display unit for an axis that ends at `end`; only "seconds" and "flops" are scaled."""
     match axis:
         case "seconds" if end >= 2 * 3600:
             return Units(3600.0, "h", "training time (h)")
@@ -42,11 +42,11 @@ def units(axis: Axis, end: float) -> Units:
 
 
 def shown_name(curve: Curve) -> str:
-    """What a curve measures, as a person writes it."""
+    """Returns the display name of a curve's metric."""
     return "BLEU" if curve.name == "bleu" else curve.name.replace("_", " ")
 
 
 def area_unit(curve: Curve, unit: str) -> str:
-    """The unit of the area under a curve."""
+    """Returns the unit of the area under a curve."""
     name = shown_name(curve)
     return f"({name})·{unit}" if " " in name else f"{name}·{unit}"

@@ -1,12 +1,12 @@
-"""The claims of a paper as data, PAPER/claims.csv, and what runs or arithmetic say of each.
+"""The claims of a paper, PAPER/claims.csv, and their verdicts.
 
-A claim has two sides and a direction: A is better than B, worse, or equivalent, in one metric. Its evidence is one of
+A claim says that A is better than, worse than or equivalent to B in a metric. Its evidence is one of
 
-- runs: both sides are experiments of the paper; the rule of `common.report.verdict` decides;
-- test: arithmetic decides, in a test that is named: "confirmed: tests/a.py::test_b" or "refuted: tests/a.py::test_b";
-- plan: only the paper's own scale decides; options of `launch.plan` say what that would cost.
+- runs: A and B are experiments of the paper, compared by `common.report.verdict`;
+- "confirmed: TEST" or "refuted: TEST": a test decides by arithmetic, such as tests/a.py::test_b;
+- "plan: OPTIONS": only the paper's scale can decide; OPTIONS of `launch.plan` estimate its cost.
 
-`python -m common.report.claims` writes results/CLAIMS.md, the claims of all papers on one page.
+`python -m common.report.claims` writes results/CLAIMS.md, the claims of all papers.
 """
 
 import csv
@@ -24,13 +24,13 @@ from common.report.verdict import MARGINS, Comparison, Sample, check_runs, compa
 from common.runtime import program
 
 CLAIMS, PLANS = "claims.csv", "claims_plans.csv"
-"""In the folder of a paper; the second has what `launch.plan` said of the first one's plans."""
+"""Files in the folder of a paper: its claims, and the chip-hours that `launch.plan` estimates for its "plan" claims."""
 
 DIRECTIONS = ("better", "worse", "equivalent")
 EVIDENCE = ("runs", "confirmed", "refuted", "plan")
 
 RESOURCES = {"flops": "training FLOPs", "parameters": "trained parameters"}
-"""What is counted, by how a claim names it: fewer are better."""
+"""Metrics of claims that are counted instead of measured, with their display names; fewer are better."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Claim:
     """A row of claims.csv.
 
     Attributes:
-      section: of the paper, with its table or figure.
-      claim: in our own words.
-      metric: as `common.report.verdict.compare` names it, or one of RESOURCES; empty where a test decides.
-      a, b: the sides, as the paper's `ExperimentSuite.side` reads them.
-      direction: what the paper says of A against B.
-      printed: the numbers that it prints.
+      section: section, table or figure of the paper.
+      claim: the claim in our words.
+      metric: a metric of `common.report.verdict.compare`, or one of RESOURCES; empty if a test decides.
+      a, b: the sides, in the syntax of the paper's `ExperimentSuite.side`.
+      direction: the paper's verdict on A against B.
+      printed: the numbers that the paper prints.
       evidence: "runs", "confirmed: TEST", "refuted: TEST", or "plan: OPTIONS".
     """
 
@@ -68,10 +68,10 @@ class Claim:
 
 
 def read(paper: str) -> list[Claim]:
-    """The claims of a paper.
+    """Returns the claims of a paper.
 
     Raises:
-      UserError: the file is damaged, two claims have one id, or a row names no side, direction or evidence.
+      UserError: the file is damaged, an id is not unique, or a row lacks a side, direction or evidence.
     """
     path = files(paper) / CLAIMS
     names = [field.name for field in fields(Claim)]
@@ -80,23 +80,31 @@ def read(paper: str) -> list[Claim]:
     claims = []
     for number, row in enumerate(rows[1:], start=2):
         where = f"{path}, line {number}"
-        check(len(row) == len(names), f"{where}: {len(row)} cells, not {len(names)}")
+        check(
+            len(row) == len(names), f"{where}: the row has {len(row)} cells instead of {len(names)}"
+        )
         claim = Claim(*(cell.strip() for cell in row))
         check_choice(f"{where}: direction", claim.direction, DIRECTIONS)
         check_choice(f"{where}: evidence", claim.kind, EVIDENCE)
-        check(bool(claim.claim and claim.section), f"{where}: no claim, or no section")
+        check(bool(claim.claim and claim.section), f"{where}: the claim or section is empty")
         check(
             claim.kind != "runs" or bool(claim.metric and claim.a and claim.b),
-            f"{where}: runs need a metric and two sides",
+            f"{where}: evidence runs needs a metric and the sides a and b",
         )
-        check(claim.kind == "runs" or bool(claim.source), f"{where}: {claim.kind} of what?")
-        check(all(claim.id != other.id for other in claims), f"{where}: {claim.id} is there twice")
+        check(
+            claim.kind == "runs" or bool(claim.source),
+            f"{where}: evidence {claim.kind} needs a source: '{claim.kind}: SOURCE'",
+        )
+        check(
+            all(claim.id != other.id for other in claims),
+            f"{where}: the id {claim.id} is used twice",
+        )
         claims.append(claim)
     return claims
 
 
 def chip_hours(paper: str) -> dict[str, str]:
-    """What `launch.plan` said of each plan, by its options; empty where it was not asked."""
+    """Returns the estimated chip-hours by options of `launch.plan`; empty if the file does not exist."""
     path = files(paper) / PLANS
     if not path.is_file():
         return {}
@@ -106,10 +114,10 @@ def chip_hours(paper: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known of a claim.
+    """The evidence of a claim.
 
     Attributes:
-      comparison: None where no runs decide.
+      comparison: None without runs.
       missing: why there are no runs.
     """
 
@@ -124,14 +132,14 @@ def find(
     missing: Mapping[str, str],
     margins: Mapping[str, float] = MARGINS,
 ) -> list[Finding]:
-    """Compares the sides of every claim, all claims corrected together.
+    """Compares the sides of every claim, with Holm's correction over all claims.
 
     Args:
       groups: the runs of each side.
-      missing: why a side has none.
+      missing: why a side has no runs.
 
     Raises:
-      UserError: a claim names a metric that its runs do not have, or see `verdict.check_runs`.
+      UserError: the runs lack the metric of a claim; or as `verdict.check_runs`.
     """
     found = []
     for claim in claims:
@@ -159,12 +167,14 @@ def _compared(
     found = next((one for one in every if one.metric == claim.metric), None)
     if found is None:
         known = ", ".join([*(one.metric for one in every), *RESOURCES])
-        raise UserError(f"claim {claim.id}: its runs have no metric {claim.metric}, but {known}")
+        raise UserError(
+            f"claim {claim.id}: its runs have no metric {claim.metric}; they have {known}"
+        )
     return found
 
 
 def _resources(metric: str, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
-    """Exact numbers without noise; FLOPs of runs that something else than their steps ended have the noise of seeds."""
+    """Compares counts, which have no noise; only FLOPs of runs that stopped early have the noise of seeds."""
 
     def value(run: Run) -> float:
         summary = run.summary
@@ -182,7 +192,7 @@ def _resources(metric: str, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
 
 
 def outcome(finding: Finding, hours: Mapping[str, str]) -> str:
-    """holds, does not hold, undecided; or why nobody knows."""
+    """Returns "holds", "does not hold", "undecided", or why there is no verdict."""
     claim = finding.claim
     match claim.kind:
         case "confirmed":
@@ -210,7 +220,7 @@ COLUMNS = (
 
 
 def table(findings: Sequence[Finding], hours: Mapping[str, str], scale: str) -> Table:
-    """A row per claim."""
+    """Returns a row per claim."""
     rows = []
     for one in findings:
         claim, found = one.claim, one.comparison
@@ -254,16 +264,16 @@ SCALES = ("paper", "laptop", "tiny")
 
 
 def page(results: Path) -> str:
-    """The claims of all papers on one page of Markdown, from what `reproduce claims` wrote to RESULTS/PAPER/SCALE.
+    """Returns the claims of all papers as Markdown, from the files RESULTS/PAPER/SCALE/claims.md.
 
     Raises:
-      UserError: there are none.
+      UserError: there are no such files.
     """
     found = sorted(
         results.glob("*/*/claims.md"),
         key=lambda path: (path.parts[-3], SCALES.index(path.parts[-2])),
     )
-    check(bool(found), f"{results} has no claims: python -m PAPER.reproduce claims writes them")
+    check(bool(found), f"{results} has no claims: write them with python -m PAPER.reproduce claims")
     parts = ["# Claims\n", f"{NOTE}\n"]
     for path in found:
         paper, scale = path.parts[-3:-1]

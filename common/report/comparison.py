@@ -1,8 +1,7 @@
-"""Groups of runs side by side: areas under their curves, times until they are nearly converged (Tables 1, 3, 6, 7).
+"""Tables that compare groups of runs: AUCC, and times until runs have nearly converged (Shen et al., Tables 1 to 7).
 
-What makes areas comparable holds for all rows of a call: one metric; one clock (`common.train.clock`), without
-compilation, evaluation and checkpoints; the best value so far, by trapezoids (`common.metrics.aucc`); one horizon. Of
-what lies behind it a run has only the straight line towards its next value.
+All rows of a call share the metric, the clock (`common.train.clock`: without compilation, evaluation and checkpoints),
+the definition of the area (`common.metrics.aucc`) and the horizon.
 """
 
 import math
@@ -20,23 +19,23 @@ from common.report.runs import same_minutes
 from common.report.table import Table, digits_for, mean_std
 
 Horizon = float | Literal["longest", "shortest"]
-"""In units of the axis; or the end of the longest run, as in the paper; or of the shortest, if some ended early."""
+"""The end of an AUCC: in units of the axis, or at the end of the longest (as in the paper) or the shortest run."""
 
 Reference = Literal["own", "all"]
-"""Percent of what: of the best value of the run itself, as in the paper, or of the best of all runs."""
+"""What percentages refer to: the run's own best value, as in the paper, or the best value of all runs."""
 
 PERCENTS = (95, 99, 100)
 
 
 @dataclass(frozen=True)
 class AuccRow:
-    """One group; the lists have an entry per run.
+    """The areas of a group; lists have an entry per run.
 
     Attributes:
-      best: the best validation value until the horizon.
-      raw: area until the horizon, metric x axis units.
-      normalised: `raw` over the largest of all runs; NaN where all are 0.
-      measured: as `raw`, under the values as they were measured instead of the best so far.
+      best: the best validation value up to the horizon.
+      raw: AUCC up to the horizon, in metric units times axis units.
+      normalised: `raw` divided by the largest AUCC of all runs; NaN if all are 0.
+      measured: area under the measured values instead of the best values so far.
     """
 
     group: Group
@@ -48,10 +47,10 @@ class AuccRow:
 
 @dataclass(frozen=True)
 class TimeRow:
-    """One group at one percentage.
+    """The times of a group to a percentage of the best value.
 
     Attributes:
-      points: of each run, the first validation point that is there; None where it does not get there.
+      points: the first validation point of each run that reaches it; None if the run never does.
     """
 
     group: Group
@@ -59,19 +58,19 @@ class TimeRow:
     points: list[Point | None]
 
     def positions(self, axis: Axis) -> list[float | None]:
-        """Where they lie, in units of the axis."""
+        """Returns the x coordinates of the points, in units of the axis."""
         return [None if point is None else point.at(axis) for point in self.points]
 
     def values(self) -> list[float | None]:
-        """What was measured there."""
+        """Returns the metric at the points."""
         return [None if point is None else point.value for point in self.points]
 
 
 def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longest") -> float | None:
-    """The horizon in units of the axis; None where nothing was counted on it.
+    """Returns the horizon in units of the axis; None if the runs have no values on the axis (FLOPs not counted).
 
     Raises:
-      UserError: it is not a positive number, or lies before the first validation of a run.
+      UserError: the horizon is not a positive number, or lies before the first validation of a run.
     """
     if horizon in ("longest", "shortest"):
         curves = [curve for group in compared for curve in group.curves]
@@ -95,7 +94,7 @@ def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longes
 def aucc_rows(
     compared: Sequence[Group], axis: Axis = "seconds", horizon: Horizon = "longest"
 ) -> list[AuccRow]:
-    """Best values and areas, a row per group. Errors are those of `horizon_of`."""
+    """Returns best values and areas, a row per group; raises as `horizon_of`."""
     end = horizon_of(compared, axis, horizon)
     areas = [[aucc(curve, axis, end) for curve in group.curves] for group in compared]
     largest = max(area for some in areas for area in some) or math.nan
@@ -118,14 +117,14 @@ def time_rows(
     percents: Sequence[float] = PERCENTS,
     reference: Reference = "own",
 ) -> list[list[TimeRow]]:
-    """Where each run first reaches percentages of a best value: a list per group, a row per percentage.
+    """Returns where each run first reaches percentages of the best value: a list per group, a row per percentage.
 
-    Where less is better, 95 % of a best value of 2 is 2 / 0.95. Best values are those until the horizon.
+    If the metric is minimised, 95 % of a best value of 2 is 2 / 0.95. Best values are up to the horizon.
 
     Raises:
-      UserError: a percentage is not in (0, 100], the reference is unknown, or see `horizon_of`.
+      UserError: a percentage is not in (0, 100], or the reference is unknown; or as `horizon_of`.
     """
-    check(reference in ("own", "all"), f"the reference is own or all, not {reference!r}")
+    check(reference in ("own", "all"), f"the reference must be own or all, not {reference!r}")
     end = horizon_of(compared, axis, horizon)
     curves = [[_until(curve, axis, end) for curve in group.curves] for group in compared]
     best = None
@@ -141,13 +140,13 @@ def time_rows(
 def aucc_table(
     compared: Sequence[Group], axis: Axis = "seconds", horizon: Horizon = "longest"
 ) -> Table:
-    """`aucc_rows` as mean ± standard deviation over the seeds."""
+    """Returns `aucc_rows` as mean ± standard deviation over seeds."""
     rows = aucc_rows(compared, axis, horizon)
     shown = _units(compared, axis, horizon)
     curve = compared[0].curves[0]
     raw = [[area / shown.scale for area in row.raw] for row in rows]
     measured = [[area / shown.scale for area in row.measured] for row in rows]
-    # Seconds of other minutes, or of a machine that did other work, make no ratio.
+    # Seconds of runs that did not alternate on the machine have no meaningful ratio.
     ratio = comparable(compared, axis)
     best_digits = digits_for(value for row in rows for value in row.best)
     digits = digits_for(area for some in raw for area in some)
@@ -177,7 +176,7 @@ def time_table(
     percents: Sequence[float] = PERCENTS,
     reference: Reference = "own",
 ) -> Table:
-    """`time_rows` as mean ± standard deviation over the seeds that get there, and the metric at these points."""
+    """Returns `time_rows` as mean ± standard deviation over the seeds that reach the value, and the metric there."""
     groups = time_rows(compared, axis, horizon, percents, reference)
     shown = _units(compared, axis, horizon)
     points = [point for rows in groups for row in rows for point in row.points if point]
@@ -203,7 +202,7 @@ def time_table(
 def seed_table(
     compared: Sequence[Group], axis: Axis = "seconds", horizon: Horizon = "longest"
 ) -> Table:
-    """A row per run, with every number in units of the axis and unrounded."""
+    """Returns a row per run with unrounded numbers."""
     areas = aucc_rows(compared, axis, horizon)
     own, every = (time_rows(compared, axis, horizon, reference=r) for r in ("own", "all"))
     rows = [
@@ -222,7 +221,7 @@ def seed_table(
 
 
 def run_table(compared: Sequence[Group]) -> Table:
-    """What the runs are: a row each."""
+    """Returns a row per run: size, steps, time, scores, device and commit."""
     name = shown_name(compared[0].curves[0])
     columns = ("model", "run", "seed", "steps", "training (min)", "timed", f"best {name}")
     columns += (f"test {name}",)
@@ -243,7 +242,7 @@ def run_table(compared: Sequence[Group]) -> Table:
 
 
 def comparable(compared: Sequence[Group], axis: Axis) -> bool:
-    """Whether positions on an axis make ratios: steps and FLOPs always, times of runs that took turns."""
+    """Returns whether runs can be compared on an axis: steps and FLOPs always, times only if the runs alternated."""
     return axis in ("step", "flops") or same_minutes([group.runs for group in compared])
 
 

@@ -1,4 +1,4 @@
-"""Validation metric over training time, with the area under the convergence curve shaded."""
+"""Plots of a validation metric over training time, with the area under the convergence curve shaded."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -27,11 +27,7 @@ def plot_curve(
     horizon: float | None = None,
     title: str = "",
 ) -> None:
-    """Draws curves of one metric, one of each name, into a PNG file: `curve_figure`.
-
-    Args:
-      path: the file; its folder is made if need be.
-    """
+    """Writes `curve_figure`, with one curve per name, to a PNG file; makes the folder of `path`."""
     several = {name: [curve] for name, curve in curves.items()}
     figure = curve_figure(several, axis=axis, horizon=horizon, title=title)
     path = Path(path)
@@ -46,22 +42,19 @@ def curve_figure(
     horizon: float | None = None,
     title: str = "",
 ) -> "Figure":
-    """Curves of one metric, with the area under them shaded.
+    """Returns a figure of curves of one metric, with the areas under them shaded.
 
-    The line is the best value so far, as the AUCC integrates it; small dots are the measured
-    values, the ringed one is the best until the horizon. Of several seeds the line is the mean and
-    thin lines are the seeds. The legend gives each AUCC in the units of the x-axis. Where less is
-    better the shaded area goes on down to 0, below the picture.
+    The line is the best value so far, whose area is the AUCC. Small dots are the measured values; a ring marks the best
+    value up to the horizon. For several seeds the line is their mean, and thin lines are the seeds. The legend has the
+    AUCC in units of the x-axis.
 
     Args:
-      curves: name to the curves of its seeds.
-      axis: x; "seconds" is drawn in seconds, minutes or hours, whichever reads best.
-      horizon: where x ends, in units of `axis`; None takes the end of the longest curve.
-      title: above the picture.
+      curves: name -> curves of its seeds.
+      axis: of x; "seconds" is shown in seconds, minutes or hours.
+      horizon: end of x in units of `axis`; None for the end of the longest curve.
 
     Raises:
-      UserError: there is no curve, one is empty, they do not measure the same, or the horizon is
-        not a positive number.
+      UserError: there are no curves, a curve is empty, the metrics differ, or the horizon is not a positive number.
     """
     every = [curve for seeds in curves.values() for curve in seeds]
     if not every:
@@ -69,14 +62,14 @@ def curve_figure(
     if len({(curve.name, curve.mode) for curve in every}) > 1:
         raise UserError("curves of different metrics cannot share a plot")
 
-    # Figure without pyplot: no window, no figure kept alive, no backend changed.
+    # Not pyplot, which would keep the figure alive and choose a backend.
     from matplotlib.figure import Figure
 
     if horizon is None:
         horizon = shared_horizon(every, axis)
     end = 0.0 if horizon is None else horizon
     shown = units(axis, end)
-    # One name finds room within the picture; several would cover the curves and stand below it.
+    # The legend of one curve fits into the plot; a longer legend would cover the curves and goes below.
     alone = len(every) == 1
     below = 0 if alone else len(curves)
     figure = Figure(figsize=(7.2, 4.2 + 0.2 * below), dpi=160, layout="constrained")
@@ -96,7 +89,7 @@ def curve_figure(
                 if points.points:
                     _mark(axes, points, axis, shown.scale, style["color"], number=False)
         elif marked[0].points:
-            # The numbers of several curves would cover each other: they stand in the legend.
+            # The best values of several curves would overlap; they are in the legend.
             _mark(axes, marked[0], axis, shown.scale, style["color"], number=alone)
     values = [point.value for curve in every for point in curve.until(axis, end).points]
     _frame(axes, every[0], values or [point.value for curve in every for point in curve.points])
@@ -129,7 +122,7 @@ def _label(
     *,
     alone: bool,
 ) -> str:
-    """The name, the best value where it is not marked in the picture, and the area."""
+    """Returns the legend entry: name, best value (if the plot does not show it) and AUCC."""
     areas = [aucc(curve, axis, horizon) / shown.scale for curve in seeds]
     unit = area_unit(seeds[0], shown.unit)
     area = mean_std(areas, digits_for(areas)) if len(seeds) > 1 else f"{areas[0]:,.5g}"
@@ -142,8 +135,8 @@ def _label(
 def _mark(
     axes: "Axes", curve: Curve, axis: Axis, scale: float, colour: str, *, number: bool
 ) -> None:
-    """Dots for the measured values, a ring for the best, and its value as a number if `number`."""
-    # Not clipped: the last point often lies on the right edge.
+    """Draws the measured values as dots and a ring around the best; with `number` also writes its value."""
+    # Not clipped: the last point is often on the right edge.
     dots = {"linestyle": "none", "marker": "o", "clip_on": False}
     xs = [point.at(axis) / scale for point in curve.points]
     ys = [point.value for point in curve.points]
@@ -165,7 +158,7 @@ def _mark(
 
 
 def _frame(axes: "Axes", curve: Curve, values: list[float]) -> None:
-    """Limits of y, grid and spines."""
+    """Sets the limits of y, grid and spines."""
     low, high = min(values), max(values)
     margin = 0.12 * (high - low or abs(high) or 1.0)
     bottom = 0.0 if curve.mode == "max" and low >= 0 else low - margin

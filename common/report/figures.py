@@ -1,4 +1,4 @@
-"""Figures of groups of runs: convergence, and quality against depth (Figures 1, 8, 9, 10 and 12)."""
+"""Figures of groups of runs: convergence, and quality against depth (Shen et al., Figures 1, 8 to 10 and 12)."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Depth = Literal["updatable", "total"]
 
-_LABELS = {"updatable": "layers that are trained", "total": "layers, frozen ones included"}
+_LABELS = {"updatable": "trained layers", "total": "layers, including frozen layers"}
 
 
 def curves_figure(
@@ -28,7 +28,7 @@ def curves_figure(
     horizon: Horizon = "longest",
     title: str = "",
 ) -> "Figure":
-    """Validation curves with the AUCC shaded, one mean line per group. Errors are those of `horizon_of`."""
+    """Returns `curve_figure` with a mean line per group; raises as `horizon_of`."""
     end = horizon_of(compared, axis, horizon)
     curves = {group.name: group.curves for group in compared}
     return curve_figure(curves, axis=axis, horizon=end, title=title)
@@ -40,15 +40,15 @@ def layers_figure(
     axis: Axis = "seconds",
     horizon: Horizon = "longest",
 ) -> "Figure":
-    """AUCC (over the largest) and test metric against depth: a line per kind of layer, ± standard deviation over seeds.
+    """Plots AUCC / largest AUCC and the test metric against depth: a line per `Group.line`, ± standard deviation.
 
     Args:
-      x: "updatable" counts trained layers, as Figure 1; "total" all, as Figures 8 to 10.
+      x: "updatable" counts trained layers (Figure 1), "total" all layers (Figures 8 to 10).
 
     Raises:
-      UserError: a run has no number of layers or no test metric, x is unknown, or see `horizon_of`.
+      UserError: a run has no number of layers or no test metric, or x is unknown; or as `horizon_of`.
     """
-    check(x in _LABELS, f"x is updatable or total, not {x!r}")
+    check(x in _LABELS, f"x must be updatable or total, not {x!r}")
     for group in compared:
         check(group.layers is not None, f"{group.runs[0].name} has no number of layers")
     areas = [row.normalised for row in aucc_rows(compared, axis, horizon)]
@@ -60,7 +60,7 @@ def layers_figure(
     _lines(right, compared, tests, x)
     left.set(xlabel=_LABELS[x], ylabel=f"validation AUCC / largest{better}")
     if not comparable(compared, axis):
-        left.set_title("seconds of runs that did not take turns", fontsize=8)
+        left.set_title("seconds of runs that did not alternate", fontsize=8)
     right.set(xlabel=_LABELS[x], ylabel=f"test {shown_name(curve)}{better}")
     handles, names = right.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)
@@ -70,7 +70,7 @@ def layers_figure(
 def _lines(
     axes: "Axes", compared: Sequence[Group], values: Sequence[list[float]], x: Depth
 ) -> None:
-    """Mean values with their deviations, the groups of a line from the shallowest on."""
+    """Draws a line per `Group.line`: means and standard deviations, sorted by depth."""
     depths = [getattr(group.layers, x) for group in compared]
     for number, name in enumerate(dict.fromkeys(group.line for group in compared)):
         line = sorted(

@@ -1,7 +1,7 @@
-"""Runs that differ in nothing but their seed, as one group with a name that tells it from the others."""
+"""Groups of runs that differ only in their seed, with distinct names."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,21 +18,18 @@ IGNORED = (
     "data.cache_dir",
     "data.tfds_dir",
     "train.log_steps",
-    "pretrained",  # each seed has a pretraining run of its own
+    "pretrained",  # Each seed has its own pretraining run.
 )
-"""Fields, and groups of them, that change neither what a run learns nor how its time is counted."""
-
-_KINDS = {"transformer": "T", "ffn": "FFN", "bigru": "BiGRU", "cnn": "CNN", "gmlp": "gMLP"}
+"""Configuration fields that change neither what a run learns nor how its time is counted; "a." is all fields of a."""
 
 
 class Layers(NamedTuple):
-    """The stack that reservoirs stand in: the encoder, where there is one.
+    """The layers of a model.
 
     Attributes:
-      kind: of its reservoirs, as the paper calls them ("T", "FFN"); without any, of the model. Backskipping and
-        LayerDrop are kinds of their own, as in Tables 1 and 3.
-      total: how many layers, frozen ones included.
-      frozen: how many of them are never trained.
+      kind: name of the kind of model or layer.
+      total: number of layers, frozen layers included.
+      frozen: number of layers that are not trained.
     """
 
     kind: str
@@ -53,10 +50,10 @@ class Group:
     """Runs of one configuration.
 
     Attributes:
-      name: its layers and what else tells it from the other groups.
-      line: the same whatever the number of layers: groups that make one line in a figure over depth.
-      runs: by seed, which are all different; without one where nothing is random.
-      layers: None where the configuration has no number of layers.
+      name: the layers and the settings in which the group differs from the other groups.
+      line: the name without the number of layers: groups with the same line share a line in figures over depth.
+      runs: sorted by seed; seeds are distinct, or None for a run without randomness.
+      layers: None if the configuration has no number of layers.
     """
 
     name: str
@@ -66,7 +63,7 @@ class Group:
 
     @property
     def timed(self) -> str:
-        """How the machine was shared while the runs were timed: see `Run.timing`."""
+        """The kinds of timing of the runs, see `Run.timing`."""
         return ", ".join(dict.fromkeys(run.timing for run in self.runs))
 
     @property
@@ -74,14 +71,26 @@ class Group:
         return [run.curve for run in self.runs]
 
 
-def groups(runs: Iterable[Run], ignore: Sequence[str] = IGNORED) -> list[Group]:
-    """Groups of runs with equal configurations on equal machines, in the order of their first runs.
+def layers_of(config: Mapping[str, Any]) -> Layers | None:
+    """Returns the layers of a configuration without frozen layers; None if it has no number of layers."""
+    model = config.get("model", {})
+    total = model.get("encoder_layers", model.get("layers"))
+    return None if total is None else Layers(model.get("kind", "transformer"), total, 0)
+
+
+def groups(
+    runs: Iterable[Run],
+    ignore: Sequence[str] = IGNORED,
+    layers_of: Callable[[Mapping[str, Any]], Layers | None] = layers_of,
+) -> list[Group]:
+    """Groups runs with equal configurations and devices, in the order of their first runs.
 
     Args:
-      ignore: fields of the configuration that may differ within a group; "a." stands for all of a.
+      ignore: configuration fields that may differ within a group; "a." is all fields of a.
+      layers_of: returns the layers of a configuration.
 
     Raises:
-      UserError: there are no runs, they do not measure the same, or two have the same configuration and seed.
+      UserError: there are no runs, their metrics differ, or two runs have the same configuration and seed.
     """
     found: dict[tuple, list[Run]] = {}
     for run in runs:
@@ -98,47 +107,22 @@ def groups(runs: Iterable[Run], ignore: Sequence[str] = IGNORED) -> list[Group]:
         kind = f"{stack.kind}, {stack.frozen} frozen" if stack and stack.frozen else ""
         line = kind or (stack.kind if stack else "")
         name = ", ".join(filter(None, [str(stack or ""), *other])) or group[0].name
-        # An empty setting and one that is missing have the same name: none.
+        # An empty setting and a missing setting are both left out of the name.
         name = f"{name} ({group[0].name})" if name in names else name
         names.add(name)
         made.append(Group(name, ", ".join(filter(None, [line, *other])), tuple(group), stack))
     return made
 
 
-def layers_of(config: Mapping[str, Any]) -> Layers | None:
-    """The layers of a configuration, nested as in a summary."""
-    model = config.get("model", {})
-    total = model.get("encoder_layers", model.get("layers"))
-    if total is None:
-        return None
-    reservoir, pattern = model.get("reservoir", "none"), model.get("placement", "")
-    mode = config.get("reservoirs", "keep")  # of fine-tuning
-    if reservoir == "none":
-        plain = "LayerDrop" if model.get("layerdrop") else "transformer"
-        if mode == "freeze_now":
-            return Layers(f"{plain}, frozen in fine-tuning", total, config["freeze_now"])
-        return Layers(model.get("kind", plain), total, 0)
-    kind = _KINDS.get(reservoir, reservoir)
-    if model.get("reservoir_trained"):
-        return Layers(f"{kind}, trained", total, 0)
-    if model.get("backskip", {}).get("estimator", "none") != "none":
-        kind += " backskip"
-    if mode == "tune":
-        return Layers(f"{kind}, tuned", total, 0)
-    # A pattern such as "LLRLRLL" says itself how many there are.
-    given = bool(pattern) and set(pattern) <= {"L", "R"}
-    return Layers(kind, total, pattern.count("R") if given else model["reservoirs"])
-
-
 def differences(compared: Sequence[Group], ignore: Sequence[str] = IGNORED) -> Table:
-    """Every setting in which groups differ, a column for each group; empty where a configuration lacks the field."""
+    """Returns a row per setting in which the groups differ and a column per group; missing fields are empty."""
     settings = [_settings(group.runs[0], ignore) for group in compared]
     rows = [(f, *(_text(s[f]) if f in s else None for s in settings)) for f in _differing(settings)]
     return Table(("setting", *(group.name for group in compared)), rows)
 
 
 def _settings(run: Run, ignore: Sequence[str]) -> dict[str, Any]:
-    """What makes a group: the configuration, flat, and the machine, which the clock depends on."""
+    """Returns what the runs of a group share: the flat configuration, and the device, which determines the time."""
     flat = {"device": run.summary.get("device", "")}
     flat |= {k: _frozen(v) for k, v in sorted(flatten(run.config).items())}
     whole = tuple(name for name in ignore if name.endswith("."))
@@ -165,7 +149,7 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 def _others(
     settings: Sequence[Mapping[str, Any]], layers: Sequence[Layers | None]
 ) -> list[list[str]]:
-    """The fewest settings found, words before numbers, that tell apart what the layers do not."""
+    """Returns the settings that distinguish groups with equal layers: few of them, strings before numbers."""
     known = [(stack,) for stack in layers]
     fields = _differing(settings)
     fields.sort(key=lambda f: not any(isinstance(some.get(f), str) for some in settings))
@@ -188,7 +172,7 @@ def _check(members: Sequence[Sequence[Run]]) -> None:
             here, there = (r.curve.name for r in (run, first))
             check(
                 (here, run.curve.mode) == (there, first.curve.mode),
-                f"{run.name} measures {here} and {first.name} {there}: they cannot be compared",
+                f"{run.name} measures {here} and {first.name} {there}: compare runs with the same metric",
             )
         for one, other in itertools.pairwise(group):
             check(

@@ -1,15 +1,15 @@
-"""Figures of several panels that look alike."""
+"""Figures of several panels in one style."""
 
 from typing import Any
 
 import numpy as np
 
-# Okabe and Ito (2008): told apart by colour-blind readers too.
+# Okabe and Ito (2008): distinguishable for colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
 def panels(count: int) -> tuple[Any, np.ndarray]:
-    """A figure and its axes, side by side. Without pyplot: no window, no figure kept alive, no backend changed."""
+    """Returns a figure and its axes, side by side. Not by pyplot, which would keep the figure and choose a backend."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2 * count, 4.2), dpi=150, layout="constrained")

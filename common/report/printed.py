@@ -1,16 +1,16 @@
-"""What a paper prints, as it prints it. The numbers are in PAPER/printed/*.csv."""
+"""The printed tables of a paper, stored in PAPER/printed/*.csv."""
 
 import csv
 from importlib.resources import files
 
 
 def printed(paper: str, table: str, keys: int = 2) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """The cells of a table, such as "table1", by the first `keys` columns of their rows."""
+    """Returns the rows of a table, such as "table1", by their first `keys` columns; the other columns are the cells."""
     return {tuple(row[:keys]): tuple(row[keys:]) for row in _read(paper, table)[1:]}
 
 
 def columns(paper: str, table: str, keys: int = 2) -> tuple[str, ...]:
-    """The names of the cells of its rows."""
+    """Returns the column names of the cells."""
     return tuple(_read(paper, table)[0][keys:])
 
 

@@ -1,4 +1,4 @@
-"""Finished runs, from their folders or from wandb."""
+"""Loads finished runs from their folders or from wandb."""
 
 import glob
 import json
@@ -15,22 +15,22 @@ from common.metrics.curve import Curve
 from common.metrics.predictions import PREDICTIONS, Predictions, load
 from common.track.tracker import SUMMARY
 
-# What `common.train.summary` writes and a comparison reads.
+# Fields of summary.json (`common.train.summary`) that comparisons read.
 _NEEDED = {"config": dict, "curve": dict, "test": dict, "params": dict, "seed": int | None}
 
-# Seconds that one request to wandb may take.
+# Timeout of a request to wandb, in seconds.
 _WANDB_TIMEOUT = 20
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has ended.
+    """A finished run.
 
     Attributes:
-      name: of its folder, or its name in wandb.
-      summary: what it left in `summary.json`.
-      curve: its validation curve, of at least one point.
-      folder: where its predictions lie; None for a run that is known by its summary alone.
+      name: of the folder, or of the wandb run.
+      summary: contents of `summary.json`.
+      curve: the validation curve, with at least one point.
+      folder: the workdir, which may have predictions; None if only the summary is known.
     """
 
     name: str
@@ -40,31 +40,31 @@ class Run:
 
     @property
     def place(self) -> str:
-        """Its folder, or its name where there is none."""
+        """The folder, or the name of a run without folder."""
         return str(self.folder or self.name)
 
     @property
     def config(self) -> dict[str, Any]:
-        """Its configuration, nested."""
+        """The nested configuration."""
         return self.summary["config"]
 
     @property
     def seed(self) -> int | None:
-        """None where nothing about the run is random."""
+        """The seed; None for a run without randomness."""
         return self.summary["seed"]
 
     @property
     def timing(self) -> str:
-        """How the machine was shared while the run was timed: turns, paused, shared, alone, or unknown."""
+        """Use of the machine while the run was timed: turns, paused, shared, alone, or unknown."""
         return self.summary.get("timing", {}).get("kind", "unknown")
 
     @property
     def sessions(self) -> tuple[str, ...]:
-        """Equal for runs that took turns with each other; see `common.train.conditions`."""
+        """The timing sessions, equal for runs that alternated with each other; see `common.train.conditions`."""
         return tuple(self.summary.get("timing", {}).get("sessions", ()))
 
     def predictions(self) -> Predictions | None:
-        """What it predicted for each test example; None where that was not kept.
+        """Returns the test predictions; None if the run has no predictions.npz.
 
         Raises:
           UserError: the file is damaged.
@@ -74,10 +74,10 @@ class Run:
 
     @property
     def test(self) -> float:
-        """Its objective on the test set, of the values that were best in validation.
+        """The objective on the test set, of the best checkpoint.
 
         Raises:
-          UserError: it was not measured.
+          UserError: the summary has no test value.
         """
         value = self.summary["test"].get(self.curve.name)
         check(isinstance(value, int | float), f"the run {self.name} has no test {self.curve.name}")
@@ -85,7 +85,7 @@ class Run:
 
 
 def same_minutes(groups: Sequence[Sequence[Run]]) -> bool:
-    """Whether seconds of groups can be compared: each run took turns with runs of all other groups."""
+    """Returns whether the seconds of groups can be compared: each run alternated with runs of all other groups."""
     if not all(run.timing == "turns" for group in groups for run in group):
         return False
     sessions = [sorted(run.sessions for run in group) for group in groups]
@@ -95,14 +95,14 @@ def same_minutes(groups: Sequence[Sequence[Run]]) -> bool:
 def run_of(
     summary: Any, name: str, source: str | Path | None = None, folder: Path | None = None
 ) -> Run:
-    """The run that left a summary.
+    """Makes a `Run` of a summary.
 
     Args:
-      folder: of the run, where there is one.
-      source: where the summary comes from, for complaints (default: the name).
+      folder: the workdir, if known.
+      source: origin of the summary for error messages (default: the name).
 
     Raises:
-      UserError: it is not the summary of a run of this project.
+      UserError: the summary lacks a field or has a damaged curve.
     """
     source = source or name
     check(isinstance(summary, Mapping), f"{source} is not the summary of a run")
@@ -111,7 +111,7 @@ def run_of(
     counts = [summary["params"].get(name) for name in ("trainable", "total")]
     check(
         all(isinstance(count, int | float) for count in counts),
-        f"{source} is not the summary of a run: its params have no trainable, total",
+        f"{source} is not the summary of a run: its params have no numbers trainable and total",
     )
     check(
         isinstance(summary.get("timing", {}), Mapping),
@@ -126,37 +126,37 @@ def run_of(
 
 
 def load_local(*paths: str | Path) -> list[Run]:
-    """Runs from this machine.
+    """Loads runs from this machine.
 
     Args:
-      paths: each the folder of a run, a folder of such folders (of which those that have ended are taken, but not
-        those of a sweep that were never tested), or the file of a summary.
+      paths: each is the folder of a run, a folder of several runs, or a summary file. Of a folder of several runs, only
+        finished runs with a test result are loaded (runs of a sweep may have no test result).
 
     Raises:
-      UserError: there is no run, it has not ended, or its summary is damaged.
+      UserError: there is no run, a run has not finished, or a summary is damaged.
     """
     try:
         files = [file for path in map(Path, paths) for file in _files(path)]
-    except OSError as error:  # such as a name that is too long
+    except OSError as error:  # for example a name that is too long
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
     runs = [run_of(_read(file), _name(file), file, _folder(file)) for file in files]
     tested = [run for run in runs if run.summary["test"]]
     if len(tested) < len(runs):
         left = ", ".join(run.name for run in runs if not run.summary["test"])
-        print(f"left out, since they were never tested: {left}", file=sys.stderr)
-    check(bool(tested), f"{' '.join(map(str, paths))}: no run was tested")
+        print(f"skipped runs without a test result: {left}", file=sys.stderr)
+    check(bool(tested), f"{' '.join(map(str, paths))}: no run has a test result")
     return tested
 
 
 def load_group(argument: str) -> list[Run]:
-    """The runs that an argument of a command line names.
+    """Loads the runs of a command-line argument.
 
     Args:
-      argument: the folder of a run or of several, the file of a summary, a glob of such ("runs/ffn_seed*"), or
+      argument: the folder of a run or of several runs, a summary file, a glob ("runs/ffn_seed*"), or
         "wandb:ENTITY/PROJECT:GROUP".
 
     Raises:
-      UserError: it names no run that has ended.
+      UserError: the argument names no finished run.
     """
     kind, _, place = argument.partition(":")
     if kind == "wandb":
@@ -198,37 +198,42 @@ def _read(file: Path) -> Any:
 
 
 def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[Run]:
-    """Runs from wandb, oldest first. Those that have not ended are left out, which a line on stderr tells.
+    """Loads runs from wandb, oldest first; skips unfinished runs and names them on stderr.
 
     Args:
       project: "entity/project".
-      filters: wandb's, such as {"config.data.source": "tfds:wmt16_translate/de-en"}; None takes all.
+      filters: wandb's filters, such as {"config.data.source": "tfds:wmt16_translate/de-en"}; None for all runs.
 
     Raises:
-      UserError: wandb cannot be reached, knows no such project, or has no run in it that has ended.
+      UserError: wandb cannot be reached, the project is unknown, or it has no finished run.
     """
     parts = project.split("/")
-    check(len(parts) == 2 and all(parts), f'a wandb project is "entity/project", not {project!r}')
+    check(
+        len(parts) == 2 and all(parts), f'a wandb project must be "entity/project", not {project!r}'
+    )
     import wandb
 
     try:
-        # wandb.Api would ask for a key where there is a terminal; this does not.
+        # wandb.Api alone would ask for a key on a terminal.
         if not wandb.login(prompt=False, verify=False):
             raise ConnectionError("no API key (`wandb login` stores one)")
         api = wandb.Api(timeout=_WANDB_TIMEOUT)
-        # lazy would fetch every summary in a request of its own.
+        # lazy=True would send a request per summary.
         found = [(r.name, r.summary_metrics, r) for r in api.runs(project, filters, lazy=False)]
-    except ValueError as error:  # how wandb says that it does not know a project
-        raise UserError(f"wandb: {error}: is {project} its name, and is it yours?") from error
-    except Exception as error:  # wandb documents no list of what it raises.
+    except ValueError as error:  # raised for an unknown project
+        raise UserError(
+            f"wandb: {error}: check the name {project} and your access to it"
+        ) from error
+    except Exception as error:  # wandb does not document its exceptions.
         raise UserError(f"wandb: cannot read {project}: {error}") from error
     ended = [run for run in found if "curve" in run[1]]
     check(
-        bool(ended), f"wandb: none of the {len(found)} runs of {project} that match has a summary"
+        bool(ended),
+        f"wandb: none of the {len(found)} matching runs of {project} has finished with a summary",
     )
     if len(ended) < len(found):
         left = ", ".join(name for name, summary, _ in found if "curve" not in summary)
-        print(f"wandb: left out, since they have no summary yet: {left}", file=sys.stderr)
+        print(f"wandb: skipped runs without a summary: {left}", file=sys.stderr)
     return [
         run_of(summary, name, f"wandb run {project}/{name}", _download(remote, project))
         for name, summary, remote in ended
@@ -236,13 +241,11 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
 
 
 def _download(remote: Any, project: str) -> Path | None:
-    """The folder that the predictions of a wandb run are kept in on this machine; None where it has none."""
+    """Downloads the predictions of a wandb run and returns their folder; None if the run has no predictions."""
     folder = Path(".cache") / "wandb" / project / remote.id
     if not (folder / PREDICTIONS).exists():
         try:
             remote.file(PREDICTIONS).download(root=str(folder), exist_ok=True)
-        except (
-            Exception
-        ):  # of a run of an earlier commit; wandb documents no list of what it raises
+        except Exception:  # Older runs have no predictions; wandb does not document its exceptions.
             return None
     return folder

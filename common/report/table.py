@@ -13,7 +13,7 @@ _NUMBER = re.compile(r"[-+]?\.?\d|nan|[-+]?inf|$")
 
 
 class Table(NamedTuple):
-    """Columns and rows, as the functions here take them: `text(*table)`. Jupyter shows it as a table."""
+    """Columns and rows: pass them as `text(*table)`. Jupyter displays the table."""
 
     columns: tuple[str, ...]
     rows: list[tuple]
@@ -23,13 +23,13 @@ class Table(NamedTuple):
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table that is also aligned as text; columns of numbers go to the right.
+    """Returns an aligned Markdown table; columns of numbers are right-aligned.
 
-    Cells: whole numbers get thousands separators, other numbers two decimals (four significant
-    digits below 1 and from a million on), None is empty; a string stays as it is.
+    Integers get thousands separators. Floats get two decimals, or four significant digits below 1 and from a million
+    on. None is empty.
 
     Raises:
-      ValueError: a row is not as long as the header.
+      ValueError: a row and the header have different lengths.
     """
     escaped = [[cell.replace("|", "\\|") for cell in line] for line in _lines(columns, rows)]
     header, *body = _pad(escaped)
@@ -39,10 +39,10 @@ def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table for the terminal, with the cells of `markdown`.
+    """Returns a table for the terminal, with the cells of `markdown`.
 
     Raises:
-      ValueError: a row is not as long as the header.
+      ValueError: a row and the header have different lengths.
     """
     header, *body = _pad(_lines(columns, rows))
     rule = ["-" * len(cell) for cell in header]
@@ -50,10 +50,10 @@ def text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Writes a CSV file, with every digit of every number; None is empty.
+    """Writes a CSV file with unrounded numbers; None is empty.
 
     Raises:
-      ValueError: a row is not as long as the header.
+      ValueError: a row and the header have different lengths.
     """
     rows = _checked(columns, rows)
     path = Path(path)
@@ -66,41 +66,43 @@ def keep(stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> N
     """Writes a table to STEM.csv and STEM.md.
 
     Raises:
-      ValueError: a row is not as long as the header.
+      ValueError: a row and the header have different lengths.
     """
     write_csv(f"{stem}.csv", columns, rows)
     Path(f"{stem}.md").write_text(markdown(columns, rows), encoding="utf-8")
 
 
 def publish(stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """As `keep`, and prints the table."""
+    """Writes a table to STEM.csv and STEM.md and prints it."""
     keep(stem, columns, rows)
     print(f"\n{text(columns, rows)}\nwritten: {stem}.csv, .md")
 
 
 def mean_std(values: Sequence[float], digits: int = 1) -> str:
-    """The mean, with the standard deviation where there are several."""
+    """Returns "mean ± standard deviation", or the mean of a single value."""
     mean = f"{np.mean(values):.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
 
 
 def digits_for(values: Iterable[float]) -> int:
-    """How many digits after the point suit a column: 3 below 10, 2 below 1,000, then none."""
+    """Returns the number of decimals for a column: 3 below 10, 2 below 1,000, else 0."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     return 3 if largest < 10 else 2 if largest < 1000 else 0
 
 
 def _checked(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
-    """The rows, each as long as the header."""
+    """Returns the rows after checking their lengths."""
     rows = list(rows)
     for row in rows:
         if len(row) != len(columns):
-            raise ValueError(f"a row of {len(row)} cells under {len(columns)} columns: {row}")
+            raise ValueError(
+                f"a row has {len(row)} cells, but the table has {len(columns)} columns: {row}"
+            )
     return rows
 
 
 def _lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[list[str]]:
-    """Header and rows as text, one line per row."""
+    """Returns header and rows as strings without line breaks."""
     cells = [[_cell(value) for value in row] for row in _checked(columns, rows)]
     return [[" ".join(cell.split()) for cell in line] for line in [list(columns), *cells]]
 
@@ -116,14 +118,14 @@ def _cell(value: Any) -> str:
 
 
 def _right_aligned(body: Sequence[Sequence[str]], width: int) -> list[bool]:
-    """Which columns hold numbers only (with or without a ± or a unit after them)."""
+    """Returns for each column whether all cells begin with a number."""
     return [bool(body) and all(_NUMBER.match(line[i]) for line in body) for i in range(width)]
 
 
 def _pad(lines: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The lines (the first a header) with cells as wide as their column."""
+    """Pads cells to the width of their column; the first line is the header."""
     right = _right_aligned(lines[1:], len(lines[0]))
-    # A Markdown rule takes three dashes.
+    # Markdown needs three dashes below a header.
     widths = [max(3, *(len(line[i]) for line in lines)) for i in range(len(lines[0]))]
     return [
         [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(line, widths, right, strict=True)]

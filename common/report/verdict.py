@@ -1,17 +1,15 @@
-"""The rule of every comparison: better, worse, equivalent or undecided, from seeds and test examples.
+"""Verdicts on two groups of runs: better, worse, equivalent or undecided, from seeds and test examples.
 
-Two groups of runs differ in a metric by the difference of their means over seeds. Two sources of noise make its
-variance:
+The difference of two groups in a metric is the difference of their means over seeds. Its variance has two parts:
 
-- *Seeds*: s²/n of each group, with n - 1 degrees of freedom (Welch).
-- *Test examples*: the variance of the difference when the examples, the same ones for all runs, are drawn again with
-  replacement (a bootstrap). How much single runs move against each other under that is already in s²/n, so only what
-  moves all runs of a group alike is added.
+- Seeds: s²/n of each group, with n - 1 degrees of freedom (Welch).
+- Test examples: the variance of the difference under a bootstrap of the test examples, shared by all runs. s²/n already
+  contains the variance of individual runs, so only the variance that all runs of a group share is added.
 
 The interval is the difference ± t * sqrt(variance), with Satterthwaite's degrees of freedom. A percentile interval of a
 two-level bootstrap is too narrow for three seeds: `benchmarks.interval_coverage` measures both.
 
-B resamples, M examples, R runs.
+Suffixes in this module: B resamples, M examples, R runs.
 """
 
 import math
@@ -33,14 +31,14 @@ Word = Literal["better", "worse", "equivalent", "undecided"]
 
 CONFIDENCE = 0.95
 LEAST_SEEDS = 3
-"""With fewer in a group nothing is decided."""
+"""A group with fewer seeds is undecided."""
 
-_PER_TOKEN = ("loss", "perplexity")  # of translations
+_PER_TOKEN = ("loss", "perplexity")  # metrics of translations
 
 RESAMPLES = 1000
-_AT_ONCE = 100  # bounds the memory of the weights
+_AT_ONCE = 100  # resamples per product, to limit memory
 MOST_SEEDS = 100
-"""The most seeds of a group that `Comparison.more_seeds` considers."""
+"""`Comparison.more_seeds` considers at most this many seeds per group."""
 
 MARGINS = {
     "bleu": 0.5,
@@ -49,7 +47,7 @@ MARGINS = {
     "bits_per_byte": 0.01,
     "loss": 0.01,
 }
-"""Differences that do not matter, in units of the metric."""
+"""Default margins of equivalence, in units of the metric."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +55,9 @@ class Sample:
     """One metric of one group of runs.
 
     Attributes:
-      values: one for each seed; a single one where nothing is random.
-      seedless: the runs have no randomness, as a logistic regression that is solved exactly.
-      resampled_RB: the metric of each run on B resampled test sets; None where test examples are no source of noise.
+      values: one per seed; a single value for runs without randomness.
+      seedless: the runs have no randomness (a logistic regression that is solved exactly).
+      resampled_RB: the metric of each run on B resampled test sets; None for metrics without test examples.
     """
 
     values: tuple[float, ...]
@@ -72,32 +70,31 @@ class Sample:
 
     @property
     def seed_variance(self) -> float:
-        """s²: 0 where nothing is random, NaN for a single seed."""
+        """s²; 0 without randomness, NaN for a single seed."""
         if self.seedless:
             return 0.0
         return float(np.var(self.values, ddof=1)) if len(self.values) > 1 else math.nan
 
     @property
     def idiosyncratic_variance(self) -> float:
-        """The part of s² that comes from the finite test set: what the metric of a single run varies by, beyond what
-        it shares with the other runs of the group."""
+        """The part of s² due to the finite test set: the variance of one run's metric that other runs do not share."""
         if self.resampled_RB is None or len(self.values) < 2 or self.seedless:
             return 0.0
         deviations_RB = self.resampled_RB - self.resampled_RB.mean(0)
-        # Deviations from a mean of R runs have (R - 1) / R of the variance.
+        # Deviations from the mean of R runs have (R - 1) / R of the variance.
         share = len(self.values) / (len(self.values) - 1)
         return float(share * deviations_RB.var(axis=1, ddof=1).mean())
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One metric of two groups, A - B.
+    """The difference A - B of two groups in a metric.
 
     Attributes:
-      mode: "max" where more is better.
-      margin: the largest difference that does not matter; 0 where none is named.
-      example_variance: of the difference, from the choice of test examples that all runs share.
-      noise: the sources of noise that the interval has, for people to read.
+      mode: "max" or "min".
+      margin: of equivalence; 0 without margin.
+      example_variance: variance of the difference due to the shared test examples.
+      noise: the sources of noise in the interval, as text.
       corrected: p-values of a difference and of equivalence after Holm's correction; see `correct`.
     """
 
@@ -115,7 +112,7 @@ class Comparison:
         return self.a.mean - self.b.mean
 
     def _spread(self, more: int = 0) -> tuple[float, float]:
-        """(standard error, degrees of freedom) with `more` seeds in each group."""
+        """Returns (standard error, degrees of freedom) with `more` additional seeds in each group."""
         variance, weight = self.example_variance, 0.0
         for sample in (self.a, self.b):
             if sample.seedless:
@@ -129,7 +126,7 @@ class Comparison:
 
     @property
     def half_width(self) -> float:
-        """Of the 95 % interval; NaN where a group has a single seed."""
+        """Half the width of the 95 % interval; NaN if a group has a single seed."""
         error, freedom = self._spread()
         return float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom) * error)
 
@@ -143,10 +140,10 @@ class Comparison:
 
     @property
     def p_values(self) -> tuple[float, float]:
-        """(of no difference, of a difference beyond the margin), before any correction.
+        """Uncorrected p-values of the hypotheses of no difference and of a difference beyond the margin.
 
-        Each is below 0.05 exactly where the interval excludes 0, and where it lies within the margin. NaN for a single
-        seed.
+        The first is below 0.05 if and only if the interval excludes 0, the second if and only if the interval lies
+        within the margin. NaN for a single seed.
         """
         error, freedom = self._spread()
         distance = abs(self.difference)
@@ -158,12 +155,12 @@ class Comparison:
 
     @property
     def decidable(self) -> bool:
-        """Whether both groups have enough seeds."""
+        """Whether both groups have at least LEAST_SEEDS seeds."""
         return all(s.seedless or len(s.values) >= LEAST_SEEDS for s in (self.a, self.b))
 
     @property
     def word(self) -> Word:
-        """Of A against B."""
+        """The verdict on A against B."""
         if not self.decidable:
             return "undecided"
         different, beyond = self.corrected or self.p_values
@@ -175,9 +172,9 @@ class Comparison:
 
     @property
     def more_seeds(self) -> int | None:
-        """How many more seeds in each group would be expected to decide, if means and deviations stay as they are.
+        """Additional seeds per group that would decide if means and deviations stay the same.
 
-        None where that many (`MOST_SEEDS`) would not: another test set, or a wider margin, is needed.
+        None if `MOST_SEEDS` seeds would not decide: a larger test set or a wider margin is needed.
         """
         lacking = [0 if s.seedless else LEAST_SEEDS - len(s.values) for s in (self.a, self.b)]
         if math.isnan(self._spread()[0]):
@@ -212,8 +209,7 @@ def _more(seeds: int) -> str:
 
 
 def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """The comparisons with p-values corrected for their number by Holm's method; those that cannot be decided do not
-    count."""
+    """Returns the comparisons with p-values corrected by Holm's method; undecidable comparisons are not counted."""
     from statsmodels.stats.multitest import multipletests
 
     decidable = [one for one in comparisons if one.decidable]
@@ -234,14 +230,13 @@ def compare(
     margins: Mapping[str, float] = MARGINS,
     axes: Sequence[Axis] = ("step", "flops"),
 ) -> list[Comparison]:
-    """Every metric that both groups have, A - B, not corrected for their number.
+    """Returns an uncorrected comparison A - B for each metric that both groups have.
 
-    Metrics on test examples come from predictions; without them they are left out, since their noise is unknown. The
-    best validation value and the areas under the curves have the noise of seeds alone. Seconds are compared where the
-    runs took turns.
+    Test metrics need predictions: without them their noise is unknown, and they are left out. The best validation value
+    and the areas under the curves have only the noise of seeds. Seconds are compared only if the runs alternated.
 
     Raises:
-      UserError: the groups were tested on different examples or measured differently, or a margin is negative.
+      UserError: the groups have different test examples or metrics, or a margin is negative.
     """
     check_margins(margins)
     found = _on_examples(a, b, margins)
@@ -263,8 +258,10 @@ def compare(
 
 
 def check_runs(a: Sequence[Run], b: Sequence[Run]) -> None:
-    """Raises:
-    UserError: a group has a seed twice, or one run is in both groups.
+    """Checks that the seeds of each group are distinct and no run is in both groups.
+
+    Raises:
+      UserError: a check fails.
     """
     for group in (a, b):
         seen: dict[int, Run] = {}
@@ -279,13 +276,15 @@ def check_runs(a: Sequence[Run], b: Sequence[Run]) -> None:
     for run in b:
         check(
             run.folder is None or run.folder.resolve() not in places,
-            f"the run {run.place} is in both groups",
+            f"the run {run.place} is in both groups: leave it out of one",
         )
 
 
 def check_margins(margins: Mapping[str, float]) -> None:
-    """Raises:
-    UserError: one is negative or not finite.
+    """Checks that the margins are finite and not negative.
+
+    Raises:
+      UserError: a margin is not.
     """
     for name, margin in margins.items():
         check(
@@ -301,7 +300,7 @@ def _seeds(group: Sequence[Run], values: Sequence[float]) -> Sample:
 def _on_examples(
     a: Sequence[Run], b: Sequence[Run], margins: Mapping[str, float]
 ) -> list[Comparison]:
-    """The metrics of the test examples."""
+    """Compares the metrics of the test examples."""
     runs = [*a, *b]
     predicted = [run.predictions() for run in runs]
     if any(one is None for one in predicted):
@@ -309,8 +308,8 @@ def _on_examples(
     for run, one in zip(runs, predicted, strict=True):
         check(
             one.pairing == predicted[0].pairing,
-            f"{run.place} and {runs[0].place} were tested on different examples, or measured differently:"
-            " they cannot be compared",
+            f"{run.place} and {runs[0].place} have different test examples or metrics:"
+            " compare runs with the same test set and metrics",
         )
     points, resampled = [one.metrics() for one in predicted], resample(predicted)
     found = []
@@ -333,14 +332,13 @@ def _on_examples(
 
 
 def _same_tokens(predicted: Sequence[Predictions]) -> bool:
-    """Whether references have the same tokens: nats per token of two vocabularies cannot be compared."""
+    """Returns whether references have the same numbers of tokens: nats per token depend on the vocabulary."""
     counts = [one.tokens_M for one in predicted if isinstance(one, Translations)]
     return all(np.array_equal(tokens_M, counts[0]) for tokens_M in counts)
 
 
 def _shared_variance(a: Sample, b: Sample, examples: int) -> float:
-    """The variance of the difference of the means under resampled test sets, less what s²/n of the groups has of it.
-    NaN for a single example."""
+    """Returns the bootstrap variance of the difference of means minus the part in s²/n; NaN for a single example."""
     if examples < 2:
         return math.nan
     difference_B = a.resampled_RB.mean(0) - b.resampled_RB.mean(0)
@@ -351,7 +349,7 @@ def _shared_variance(a: Sample, b: Sample, examples: int) -> float:
 def resample(
     predicted: Sequence[Predictions], resamples: int = RESAMPLES
 ) -> list[dict[str, np.ndarray]]:
-    """Each metric of each run, (B,), on test sets that are drawn with replacement, the same ones for all runs."""
+    """Returns each metric of each run, (B,), on B bootstrap resamples of the test set, the same for all runs."""
     statistics = [one.statistics for one in predicted]
     weights_BM = _weights(len(predicted[0]), resamples)
     sums = [[] for _ in predicted]
@@ -364,7 +362,7 @@ def resample(
 
 @lru_cache(maxsize=1)
 def _weights(count: int, resamples: int) -> np.ndarray:
-    """How often each of M examples is drawn, (B, M) uint16; the same whenever it is asked for."""
+    """Returns how often each of M examples is drawn, (B, M) uint16; always the same."""
     generator = np.random.default_rng(0)
     weights_BM = np.empty((resamples, count), np.uint16)
     for weights_M in weights_BM:

@@ -1,28 +1,34 @@
-"""Groups of runs against each other: the table of verdicts, and the test examples on which two runs differ most."""
+"""Verdicts on groups of runs, and the test examples on which two runs differ most."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from common.config import check, check_choice
 from common.metrics.predictions import MODES, Predictions, Translations
-from common.report.groups import Group, groups
+from common.report.groups import Group, Layers, groups, layers_of
 from common.report.runs import Run, load_group, same_minutes
 from common.report.table import Table, digits_for, mean_std
 from common.report.verdict import CONFIDENCE, MARGINS, Comparison, check_runs, compare, correct
 
 
-def named_groups(arguments: Sequence[str]) -> list[Group]:
-    """The groups that a command line names: one for each argument, where an argument names several runs and the runs of
-    each have one configuration; otherwise the runs of all arguments, grouped by their configurations.
+def named_groups(
+    arguments: Sequence[str],
+    layers_of: Callable[[Mapping[str, Any]], Layers | None] = layers_of,
+) -> list[Group]:
+    """Returns the groups of a command line.
+
+    Each argument is a group if one of them names several runs and no argument mixes configurations. Otherwise the runs
+    of all arguments are grouped by their configurations.
 
     Raises:
-      UserError: an argument names no runs, or see `groups`.
+      UserError: an argument names no runs; or as `groups`.
     """
     loaded = [load_group(argument) for argument in arguments]
     if len(loaded) > 1 and any(len(runs) > 1 for runs in loaded):
-        found = [groups(runs) for runs in loaded]
+        found = [groups(runs, layers_of=layers_of) for runs in loaded]
         if all(len(some) == 1 for some in found):
             names = [argument.rstrip("/").rpartition("/")[2] for argument in arguments]
             names = names if len(set(names)) == len(names) else list(arguments)
@@ -30,14 +36,14 @@ def named_groups(arguments: Sequence[str]) -> list[Group]:
                 Group(name, name, one.runs, one.layers)
                 for name, (one,) in zip(names, found, strict=True)
             ]
-    return groups(run for runs in loaded for run in runs)
+    return groups((run for runs in loaded for run in runs), layers_of=layers_of)
 
 
 def parse_margins(given: Sequence[str]) -> dict[str, float]:
-    """`MARGINS` with those of the command line, "METRIC=NUMBER".
+    """Returns `MARGINS` updated with the --margin options, "METRIC=NUMBER".
 
     Raises:
-      UserError: one is not of this form, of an unknown metric, or negative.
+      UserError: an option has another form, an unknown metric or a negative number.
     """
     margins = dict(MARGINS)
     for text in given:
@@ -48,7 +54,10 @@ def parse_margins(given: Sequence[str]) -> dict[str, float]:
             margins[metric] = float(number)
         except ValueError:
             equals = ""
-        check(bool(metric and equals), f"--margin={text}: it is METRIC=NUMBER, such as bleu=0.5")
+        check(
+            bool(metric and equals),
+            f"--margin={text}: give METRIC=NUMBER, such as --margin=bleu=0.5",
+        )
         check(
             math.isfinite(margins[metric]) and margins[metric] >= 0,
             f"--margin={text}: a margin must be a number of at least 0",
@@ -59,10 +68,7 @@ def parse_margins(given: Sequence[str]) -> dict[str, float]:
 def against_first(
     compared: Sequence[Group], margins: Mapping[str, float] = MARGINS
 ) -> list[tuple[Group, Comparison]]:
-    """Every metric of every group but the first against the first, corrected together.
-
-    Errors are those of `verdict.check_runs` and `verdict.compare`.
-    """
+    """Compares every group with the first in every metric (Holm); raises as `check_runs` and `compare`."""
     first, *others = compared
     for group in others:
         check_runs(group.runs, first.runs)
@@ -72,7 +78,7 @@ def against_first(
 
 
 def verdict_table(first: Group, found: Sequence[tuple[Group, Comparison]]) -> Table:
-    """A row per group and metric; the verdict is of the group, against the first one."""
+    """Returns a row per group and metric, with the verdict on the group against the first group."""
     columns = ("metric", "model", "mean ± sd", f"against {first.name}", "difference")
     columns += (f"{CONFIDENCE:.0%} interval", "verdict", "margin", "noise of", "p (Holm)")
     rows = []
@@ -92,7 +98,7 @@ def verdict_table(first: Group, found: Sequence[tuple[Group, Comparison]]) -> Ta
 
 
 def explanation(found: Sequence[tuple[Group, Comparison]], compared: Sequence[Group]) -> str:
-    """What a reader of the table has to know."""
+    """Returns the notes below the table of verdicts."""
     decidable = sum(one.decidable for _, one in found)
     lines = [
         "better, worse: the difference is not 0 (p < 0.05); equivalent: its whole interval lies within the margin;"
@@ -105,20 +111,21 @@ def explanation(found: Sequence[tuple[Group, Comparison]], compared: Sequence[Gr
     without = [run.name for g in compared for run in g.runs if run.predictions() is None]
     if without:
         lines.append(
-            f"Test metrics are left out: {', '.join(without[:3])}{' ...' * (len(without) > 3)} kept no predictions."
+            f"Test metrics are left out: {', '.join(without[:3])}{' ...' * (len(without) > 3)} have no predictions.npz."
         )
     if not same_minutes([group.runs for group in compared]):
         lines.append(
-            "Seconds are not compared: the runs did not take turns (reproduce --turns=N), so they had other minutes of"
-            " the machine."
+            "Seconds are not compared, because the runs did not alternate on the machine (reproduce --turns=N)."
         )
     return "\n".join(lines)
 
 
 def sentence_table(compared: Sequence[Group]) -> Table | None:
-    """sacrebleu's paired bootstrap of each seed of each group against the same seed of the first: whether the choice of
-    test sentences alone explains a difference. Seeds are no part of it. None where the runs did not translate, or no
-    seed is in two groups."""
+    """Returns sacrebleu's paired bootstrap test of each run against the run of the first group with the same seed.
+
+    It tests whether the choice of test sentences explains the difference; it ignores the noise of seeds. None if the
+    runs are not translations or share no seed.
+    """
     from sacrebleu.significance import PairedTest
 
     first, *others = compared
@@ -148,20 +155,20 @@ def sentence_table(compared: Sequence[Group]) -> Table | None:
 
 
 def example_table(one: Run, other: Run, most: int) -> Table:
-    """The test examples on which two runs differ most, by the cost of each example.
+    """Returns the test examples with the largest difference in cost between two runs.
 
     Raises:
-      UserError: a run kept no predictions, or the runs were tested on different examples.
+      UserError: a run has no predictions, or the runs were tested on different examples.
     """
     predicted: list[Predictions] = []
     for run in (one, other):
         found = run.predictions()
-        check(found is not None, f"the run {run.place} kept no predictions")
+        check(found is not None, f"the run {run.place} has no predictions.npz")
         predicted.append(found)
     mine, theirs = predicted
     check(
         mine.pairing == theirs.pairing,
-        f"{one.place} and {other.place} were tested on different examples: they cannot be compared",
+        f"{one.place} and {other.place} were tested on different examples: compare runs with the same test set",
     )
     difference_M = mine.costs_M - theirs.costs_M
     order = np.argsort(-np.abs(difference_M), kind="stable")[:most]

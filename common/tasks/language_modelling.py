@@ -16,7 +16,7 @@ from common.data.batching import check_rows, iterate
 from common.data.byte_text import load_bytes
 from common.data.cache import fingerprint
 from common.data.windows import Crops, scored_once
-from common.decode.generate import Writer, as_bytes
+from common.decode.generate import Generator, as_bytes
 from common.decode.sample import Sampling
 from common.metrics.predictions import Losses
 from common.model.language_model import LanguageModel
@@ -125,7 +125,7 @@ class LanguageModelling(Task):
         self.config, self.mesh, self._build = config, mesh, build
         self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
         self._losses = WindowLosses(config, mesh, self.multiple)
-        self._writer: Writer | None = None
+        self._writer: Generator | None = None
         if read_data:
             self._read_data()
 
@@ -191,7 +191,7 @@ class LanguageModelling(Task):
         settings = self.config.eval
         if self._writer is None:
             sampling = Sampling(0.8, top_p=0.95)
-            self._writer = Writer(
+            self._writer = Generator(
                 values.abstract_model, self.mesh, self.config.model.length, sampling
             )
         prompt = as_bytes(settings.prompt)

@@ -132,7 +132,7 @@ class Translator:
             context = model.encode(batch["source"])
             rows, width = batch["source"].shape
             longest = search.longest(width)
-            limits_B = (search.ratio * context.memory_lengths_B).astype(jnp.int32) + search.extra
+            limits_B = (search.ratio * context.encoded_lengths_B).astype(jnp.int32) + search.extra
             cache = model.cache(rows * search.beams, longest, context)
             found, _ = beam_search(
                 lambda last, cache, index: model.step(last, cache, index, context),

@@ -1,4 +1,4 @@
-"""How a run is getting on: a bar on a terminal, a line now and then in a log file."""
+"""Progress of a run: a bar on a terminal, a line every half minute in a log file."""
 
 import os
 import re
@@ -10,8 +10,8 @@ from typing import Any, TextIO
 _BAR_INTERVAL = 0.5
 _LINE_INTERVAL = 30.0
 
-# FLOP/s of dense 16-bit matrix products, per JAX device, from the makers' data sheets. A device of
-# TPU v2 and v3 is one of the two cores of a chip. First match wins.
+# Peak FLOP/s of dense 16-bit matrix products per JAX device, from data sheets. A device of TPU v2 and v3 is one of the
+# two cores of a chip. The first match wins.
 _PEAKS = (
     (r"\bH200\b", 989e12),
     (r"\bH100 NVL\b", 835e12),
@@ -32,18 +32,14 @@ _PEAKS = (
 
 
 def peak_flops(device_kind: str, dtype: Any) -> float | None:
-    """The peak of one device, for model FLOPs utilisation (MFU).
+    """Returns the peak FLOP/s of a device for model FLOPs utilisation (MFU), or None if it is unknown.
 
-    V100 and T4 reach theirs in float16 only; with bfloat16 their MFU is against a peak out of
-    reach.
+    It is unknown for a CPU, a slice of a GPU (MIG), a device that is not in the table, and a dtype without 16 bits (the
+    peak of float32 depends on the precision flag). V100 and T4 reach their peak only in float16, not in bfloat16.
 
     Args:
       device_kind: `jax.Device.device_kind`.
-      dtype: what matrices are multiplied in, by name or as a dtype.
-
-    Returns:
-      Dense FLOP/s, or None: not a 16-bit dtype (what float32 reaches depends on the precision
-      flag), a CPU, a slice of a GPU (MIG), or a device not in the table.
+      dtype: dtype of the matrix products, or its name.
     """
     import numpy as np
 
@@ -54,11 +50,10 @@ def peak_flops(device_kind: str, dtype: Any) -> float | None:
 
 
 class Progress:
-    """Shows step, loss, speed, time left and, where the peak is known, MFU.
+    """Shows step, loss, throughput, remaining time and, if the peak FLOP/s is known, MFU.
 
-    On a terminal this is a bar at the bottom of the screen; elsewhere a plain line every half
-    minute. Rates are of the time since the last refresh; the time left is from the mean pace since
-    the first update, so that compilation, which precedes it, does not count.
+    Throughput and MFU are measured since the last refresh. The remaining time is estimated from the mean speed since
+    the first update, so it does not count compilation.
     """
 
     def __init__(
@@ -71,15 +66,15 @@ class Progress:
         peak_flops: float | None = None,
         stream: TextIO | None = None,
     ) -> None:
-        """Opens the bar; rates appear after the first update.
+        """Opens the bar.
 
         Args:
-          total_steps: where the run ends.
-          initial_step: steps done before, by the run that is resumed.
-          unit: what is counted, for the speed.
-          enabled: False (every process but the first) shows nothing at all.
-          peak_flops: FLOP/s of all devices together; None leaves MFU out.
-          stream: where to write; None is stderr.
+          total_steps: last step of the run.
+          initial_step: step of the checkpoint that the run resumed from.
+          unit: unit of the throughput.
+          enabled: False shows nothing (all processes but the first).
+          peak_flops: peak FLOP/s of all devices together; None for no MFU.
+          stream: None for stderr.
         """
         self._total, self._unit = total_steps, unit
         self._enabled = enabled
@@ -107,14 +102,14 @@ class Progress:
     def update(
         self, step: int, loss: float, count: int, flops: float, left: float | None = None
     ) -> None:
-        """Tells of steps done since the last update.
+        """Reports a step.
 
         Args:
-          step: steps done, from the beginning of the run.
-          loss: of the last of them.
-          count: units processed since the last update, on all devices.
-          flops: spent since the last update, on all devices.
-          left: seconds that the run may still take, if it has a limit.
+          step: number of steps since the start of the run.
+          loss: of this step.
+          count: units processed on all devices since the last update.
+          flops: floating-point operations on all devices since the last update.
+          left: remaining seconds of the time limit, if there is one.
         """
         if not self._enabled:
             return
@@ -132,7 +127,7 @@ class Progress:
             self._restart(now)
 
     def write(self, line: str) -> None:
-        """Prints a line, above the bar if there is one."""
+        """Prints a line above the bar."""
         if not self._enabled:
             return
         if self._bar is None:
@@ -141,7 +136,7 @@ class Progress:
             self._bar.write(line, file=self._stream)
 
     def close(self) -> None:
-        """Shows the last update and leaves the bar."""
+        """Shows the last update and closes the bar."""
         if not self._enabled:
             return
         if self._first is not None and self._step != self._shown_step:
@@ -150,7 +145,7 @@ class Progress:
             self._bar.close()
 
     def _restart(self, now: float) -> None:
-        """Begins a new stretch of time to take rates over."""
+        """Starts a new interval for throughput and MFU."""
         self._since, self._count, self._flops = now, 0, 0.0
 
     def _show(self, now: float) -> None:
@@ -181,13 +176,10 @@ class Progress:
 
 
 def _is_screen(stream: TextIO) -> bool:
-    """Whether a bar can be drawn: on a terminal, unless it says that it has no lines.
-
-    Some containers hand out such terminals; tqdm shows nothing at all there.
-    """
+    """Returns whether a stream is a terminal with lines; tqdm is silent on terminals of 0 lines (containers)."""
     if not stream.isatty():
         return False
     try:
         return os.get_terminal_size(stream.fileno()).lines > 0
-    except OSError:  # No file descriptor to ask.
+    except OSError:  # The stream has no file descriptor.
         return True

@@ -1,4 +1,4 @@
-"""What a run measured: `metrics.jsonl` and `summary.json` always, wandb where it works."""
+"""Writes the metrics of a run to `metrics.jsonl`, `summary.json` and wandb."""
 
 import json
 import math
@@ -17,20 +17,18 @@ SUMMARY = "summary.json"
 WANDB_ID = "wandb_id"
 WANDB_MODES = ("offline", "online", "disabled")
 
-# Seconds that wandb may hold up a run at its start and at its end.
+# Timeout of wandb at the start and at the end of a run, in seconds.
 _WANDB_TIMEOUT = 20
 
 
 class Tracker:
     """Writes the metrics of a run to its workdir and to wandb.
 
-    Every line of `metrics.jsonl` is handed to the operating system at once, so that a killed
-    process loses at most the line that it was writing. Nothing that is not passed in is written
-    (no clock, no host), so that a run which was killed and resumed leaves the file of an
-    uninterrupted one.
+    Every line of `metrics.jsonl` is flushed, so a killed process loses at most its last line. The file has no clock and
+    no host: a run that was killed and resumed writes the same file as an uninterrupted run.
 
-    wandb is a convenience: it asks nothing, and a fault in it costs one line on stderr and wandb,
-    never the run. Its files lie in `workdir/wandb`; an offline run can be sent with `wandb sync`.
+    wandb never prompts, and an error in it prints one line on stderr, disables wandb and never stops the run. Its files
+    are in `workdir/wandb`; `wandb sync` uploads an offline run.
     """
 
     def __init__(
@@ -45,24 +43,26 @@ class Tracker:
         resume_step: int | None = None,
         enabled: bool = True,
     ) -> None:
-        """Opens the files, and wandb.
+        """Opens the files and wandb.
 
         Args:
-          workdir: the folder of the run; made if need be.
-          config: shown in wandb.
+          workdir: the folder of the run; created if missing.
+          config: configuration for wandb.
           wandb_mode: "offline", "online" (falls back to offline), or "disabled".
           project: wandb project.
-          name: wandb name of the run; None takes the folder's.
-          group: wandb group, such as the name of what differs in nothing but its seed.
-          resume_step: the step of the checkpoint that the run goes on from: later lines are
-            dropped and the same wandb run is continued. None begins anew, with an empty file.
-          enabled: False (every process but the first) makes all methods do nothing.
+          name: wandb name of the run; None for the name of the folder.
+          group: wandb group, such as a name for runs that differ only in their seed.
+          resume_step: step of the checkpoint that the run resumes from: later lines are deleted and the same wandb run
+            continues. None starts an empty file and a new wandb run.
+          enabled: False makes all methods do nothing (all processes but the first).
 
         Raises:
-          UserError: an unknown `wandb_mode`, or a damaged `metrics.jsonl`.
+          UserError: `wandb_mode` is unknown, or `metrics.jsonl` is damaged.
         """
         if wandb_mode not in WANDB_MODES:
-            raise UserError(f"wandb mode {wandb_mode!r} is not one of {', '.join(WANDB_MODES)}")
+            raise UserError(
+                f"--config.wandb.mode={wandb_mode!r} is not one of {', '.join(WANDB_MODES)}"
+            )
         self._workdir = Path(workdir)
         self._enabled = enabled
         self._run = None
@@ -90,9 +90,9 @@ class Tracker:
             )
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Writes one line: the step and the values (numbers, or scalar arrays; NaN becomes null).
+        """Writes a line with the step and the values (numbers or scalar arrays; NaN becomes null).
 
-        Steps must not go back: wandb leaves out a line behind its last one.
+        Steps must not decrease: wandb ignores lines before its last step.
         """
         if not self._enabled:
             return
@@ -104,7 +104,7 @@ class Tracker:
         self._wandb(lambda run: run.log(values, step=step))
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Shows a table in wandb, at the step last logged."""
+        """Logs a table to wandb at the last logged step."""
 
         def show(run: Any) -> None:
             import wandb
@@ -115,7 +115,7 @@ class Tracker:
         self._wandb(show)
 
     def image(self, name: str, path: str | os.PathLike[str]) -> None:
-        """Shows an image file in wandb, at the step last logged."""
+        """Logs an image file to wandb at the last logged step."""
 
         def show(run: Any) -> None:
             import wandb
@@ -129,7 +129,7 @@ class Tracker:
         self._wandb(lambda run: run.save(str(path), base_path=str(path.parent), policy="now"))
 
     def summary(self, values: Mapping[str, Any]) -> None:
-        """Writes `summary.json`, in place of an earlier one, and the summary in wandb."""
+        """Overwrites `summary.json` and the summary in wandb."""
         if not self._enabled:
             return
         values = {key: _plain(value) for key, value in values.items()}
@@ -138,7 +138,7 @@ class Tracker:
         self._wandb(lambda run: run.summary.update(values))
 
     def finish(self) -> None:
-        """Closes the file and wandb; may be called again."""
+        """Closes the file and wandb; may be called twice."""
         if not self._enabled:
             return
         self._file.close()
@@ -146,18 +146,18 @@ class Tracker:
         self._run = None
 
     def _wandb(self, call: Callable[[Any], Any]) -> None:
-        """Calls wandb where there is a run; at the first fault goes on without."""
+        """Calls wandb if it is active; the first error disables it."""
         if self._run is None:
             return
         try:
             call(self._run)
-        except Exception as error:  # wandb documents no list of what it raises.
+        except Exception as error:  # wandb does not document its exceptions.
             self._run = None
-            _warn(error, "carrying on without it")
+            _warn(error, "continuing without wandb")
             _stop_wandb()
 
     def _wandb_id(self, anew: bool) -> str:
-        """The id of this workdir's wandb run."""
+        """Returns the id of the workdir's wandb run; `anew` makes a new id."""
         path = self._workdir / WANDB_ID
         if not anew and path.exists() and (identity := path.read_text().strip()):
             return identity
@@ -167,21 +167,19 @@ class Tracker:
 
 
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """The lines of a run's `metrics.jsonl`, each a dict with "step".
-
-    A last line that was cut short by a kill is left out.
+    """Returns the lines of `metrics.jsonl` as dictionaries with "step"; ignores an incomplete last line.
 
     Raises:
-      UserError: there is no such file, or another line is not what `Tracker` writes.
+      UserError: the file is missing, or another line is damaged.
     """
     path = Path(workdir) / METRICS
     if not path.exists():
-        raise UserError(f"{workdir} has no {METRICS}: is it the workdir of a run?")
+        raise UserError(f"{workdir} has no {METRICS}: give the workdir of a run")
     return [values for _, values in _lines(path)]
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The lines of a metrics file, as text and as values."""
+    """Yields the lines of a metrics file as text and as values."""
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
         try:
@@ -189,15 +187,17 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if not isinstance(values["step"], int):
                 raise TypeError
         except (ValueError, KeyError, TypeError):
-            # What follows the last newline is empty, or was being written when the run died.
+            # The text after the last newline is empty or incomplete.
             if number == len(lines):
                 return
-            raise UserError(f"{path}, line {number}: not a line of metrics") from None
+            raise UserError(
+                f"{path}, line {number}: not a JSON object with an integer step; the file is damaged"
+            ) from None
         yield line, values
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
+    """Writes a file atomically."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -207,12 +207,12 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """A NumPy or JAX scalar as a Python number."""
+    """Converts a NumPy or JAX scalar to a Python number."""
     return value.item() if hasattr(value, "item") else value
 
 
 def _without_nan(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null stands for both."""
+    """Replaces NaN and infinity, which JSON lacks, by None."""
     if isinstance(value, Mapping):
         return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -222,7 +222,7 @@ def _without_nan(value: Any) -> Any:
 
 
 def _start_wandb(mode: str, **arguments: Any) -> Any:
-    """A wandb run, offline if it cannot be online, or None; a warning if it is not as asked."""
+    """Returns a wandb run, offline if online fails, or None if both fail; prints a warning on failure."""
     try:
         import wandb
 
@@ -235,7 +235,7 @@ def _start_wandb(mode: str, **arguments: Any) -> Any:
         if mode == "online":
             try:
                 wandb.setup(settings)
-                # wandb.init would ask for a key where there is a terminal; this does not.
+                # wandb.init alone would ask for a key on a terminal.
                 if not wandb.login(prompt=False, verify=False):
                     raise ConnectionError("no API key (`wandb login` stores one)")
                 return wandb.init(mode="online", settings=settings, **arguments)
@@ -244,13 +244,13 @@ def _start_wandb(mode: str, **arguments: Any) -> Any:
                 _stop_wandb()
         return wandb.init(mode="offline", settings=settings, **arguments)
     except Exception as error:
-        _warn(error, "carrying on without it")
+        _warn(error, "continuing without wandb")
         _stop_wandb()
         return None
 
 
 def _stop_wandb() -> None:
-    """Ends a wandb that failed, so that its exit hook has nothing left to complain about."""
+    """Stops wandb after an error, so that its exit hook prints nothing."""
     with suppress(Exception):
         import wandb
 
@@ -258,6 +258,6 @@ def _stop_wandb() -> None:
 
 
 def _warn(error: Exception, consequence: str) -> None:
-    """One line, whatever the error has to say."""
+    """Prints a one-line warning."""
     reason = " ".join(str(error).split()) or type(error).__name__
     print(f"warning: wandb: {reason[:200]}; {consequence}", file=sys.stderr)

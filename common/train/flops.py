@@ -1,15 +1,15 @@
-"""FLOPs of a function, counted in its jaxpr: deterministic and the same on every machine."""
+"""Counts the floating-point operations of a function in its jaxpr: the same number on every machine."""
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Var
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval
 
 from common.model.attend import spans
-from common.model.chance import chance_of
 
 _FUSED = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 4}
 """cuDNN's attention primitives, with the number of query-key products that each replaces."""
@@ -17,43 +17,34 @@ _FUSED = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wra
 _RECOMPUTED = "rematted_computation"
 """The name scope of operations that the backward pass recomputes (`jax.checkpoint`)."""
 
+_BRANCH_PROBABILITY = re.compile(r"branch_probability=([\d.e+-]+)")
+"""The scope of a `jax.lax.cond`, see `common.model.encoder_decoder.branch_probability`."""
+
 
 def count(function: Callable, *arguments: Any) -> int:
     """Counts the FLOPs of matrix products and convolutions, two per multiply-add, after dead-code elimination.
 
     Matrix products are all but a few per cent of a transformer's arithmetic. Frozen weights have no weight gradient in
-    the jaxpr, so their saving is counted. The body of a loop counts once per iteration. A branch with a known
-    probability (`common.model.chance`) counts with its expectation; another branch with its most expensive arm.
+    the jaxpr, so their saving is counted. A loop body counts once per iteration. A `jax.lax.cond` counts with the
+    expectation of its branches if its scope names a `branch_probability`, else with its most expensive branch.
 
     These are model FLOPs, as is usual for MFU: recomputation in the backward pass does not count. Fused attention on
     GPUs counts as the products that it replaces (`common.model.attend`): two forward, four backward.
     """
     closed = jax.make_jaxpr(function)(*arguments)
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-    return round(_count(jaxpr, {}))
+    return round(_count(jaxpr))
 
 
-def _count(jaxpr: Jaxpr, chances: dict[Var, float]) -> float:
-    """FLOPs of a jaxpr; `chances` has the probabilities of those inputs that are predicates."""
-    total, chances = 0.0, dict(chances)
-    for equation in jaxpr.eqns:
-        if _RECOMPUTED in str(equation.source_info.name_stack):
-            continue
-        chance = chance_of(equation)
-        if chance is None and equation.primitive.name == "convert_element_type":
-            chance = _known(chances, equation.invars[0])  # the index of a branch is its predicate
-        if chance is not None:
-            chances[equation.outvars[0]] = chance
-        total += _equation(equation, chances)
-    return total
+def _count(jaxpr: Jaxpr) -> float:
+    return sum(
+        _equation(equation)
+        for equation in jaxpr.eqns
+        if _RECOMPUTED not in str(equation.source_info.name_stack)
+    )
 
 
-def _known(chances: dict[Var, float], value: Any) -> float | None:
-    """The probability of a predicate; None for a literal and for other values."""
-    return chances.get(value) if isinstance(value, Var) else None
-
-
-def _equation(equation: Any, chances: dict[Var, float]) -> float:
+def _equation(equation: Any) -> float:
     name, parameters = equation.primitive.name, equation.params
     if name == "dot_general":
         (contracted, _), _ = parameters["dimension_numbers"]
@@ -71,22 +62,16 @@ def _equation(equation: Any, chances: dict[Var, float]) -> float:
         pairs = sum((end - start) * seen for start, end, seen in parts)
         return _FUSED[name] * 2 * rows * heads * size * pairs
     if name == "cond":
-        index, *given = equation.invars
-        counts = [_inner(branch.jaxpr, given, chances) for branch in parameters["branches"]]
-        chance = _known(chances, index)
-        return max(counts) if chance is None else (1 - chance) * counts[0] + chance * counts[1]
+        counts = [_count(branch.jaxpr) for branch in parameters["branches"]]
+        found = _BRANCH_PROBABILITY.findall(str(equation.source_info.name_stack))
+        if not found:
+            return max(counts)
+        probability = float(found[-1])
+        return (1 - probability) * counts[0] + probability * counts[1]
     inner = [
         value.jaxpr if isinstance(value, ClosedJaxpr) else value
         for value in parameters.values()
         if isinstance(value, ClosedJaxpr | Jaxpr)
     ]
     times = parameters["length"] if name == "scan" else 1
-    return times * sum(_inner(jaxpr, equation.invars, chances) for jaxpr in inner)
-
-
-def _inner(jaxpr: Jaxpr, given: list, chances: dict[Var, float]) -> float:
-    """FLOPs of an inner jaxpr, called with the values `given`."""
-    if len(given) != len(jaxpr.invars):
-        return _count(jaxpr, {})
-    known = {own: _known(chances, value) for own, value in zip(jaxpr.invars, given, strict=True)}
-    return _count(jaxpr, {own: chance for own, chance in known.items() if chance is not None})
+    return times * sum(map(_count, inner))

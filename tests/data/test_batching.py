@@ -42,7 +42,7 @@ def assert_equal(batch, other) -> None:
         np.testing.assert_array_equal(batch[name], other[name])
 
 
-def test_a_batch_by_hand():
+def test_batch_of_a_worked_example():
     batches = BucketedBatches(corpus(2, 3), corpus(3, 1), buckets=(4,), tokens_per_batch=12)
     (batch,) = epoch(batches)
     order = np.argsort(batch["ids"])
@@ -57,7 +57,7 @@ def test_a_batch_by_hand():
     }
 
 
-def test_every_example_once_in_each_epoch(corpora):
+def test_epoch_has_every_example_once(corpora):
     batches = BucketedBatches(*corpora, **SHAPE)
     first, second = ids_of(epoch(batches)), ids_of(epoch(batches, 1))
     assert sorted(first) == sorted(second) == list(range(500))
@@ -66,7 +66,7 @@ def test_every_example_once_in_each_epoch(corpora):
     assert batches.dropped == 0
 
 
-def test_other_examples_share_a_batch_in_each_epoch(corpora):
+def test_epochs_are_shuffled_differently(corpora):
     batches = BucketedBatches(*corpora, **SHAPE)
     groups = [
         {frozenset(ids_of([batch])) for batch in epoch(batches, number)} for number in range(2)
@@ -74,7 +74,7 @@ def test_other_examples_share_a_batch_in_each_epoch(corpora):
     assert len(groups[0] & groups[1]) < batches.batches_per_epoch / 4
 
 
-def test_rows_hold_their_sentences(corpora):
+def test_rows_match_their_sentences(corpora):
     source, target = corpora
     for batch in epoch(BucketedBatches(source, target, **SHAPE)):
         for row, i in enumerate(batch["ids"]):
@@ -94,7 +94,7 @@ def test_rows_hold_their_sentences(corpora):
                 np.testing.assert_array_equal(batch[name][row], padded)
 
 
-def test_shapes_keep_the_budget_and_the_multiple(corpora):
+def test_shapes_respect_token_budget_and_multiple(corpora):
     batches = epoch(BucketedBatches(*corpora, **SHAPE))
     rows = {12: 20, 16: 16, 24: 8, 48: 4}
     shapes = {batch["source"].shape for batch in batches}
@@ -103,7 +103,7 @@ def test_shapes_keep_the_budget_and_the_multiple(corpora):
     assert max(b * length for b, length in shapes) <= SHAPE["tokens_per_batch"]
 
 
-def test_examples_are_in_the_first_bucket_that_holds_them(corpora):
+def test_examples_are_in_the_first_bucket_that_fits(corpora):
     source, target = corpora
     for batch in epoch(BucketedBatches(source, target, **SHAPE)):
         present = batch["ids"][batch["ids"] >= 0]
@@ -114,20 +114,20 @@ def test_examples_are_in_the_first_bucket_that_holds_them(corpora):
         assert needed.min() > shorter
 
 
-def test_a_small_budget_still_gives_the_multiple():
+def test_small_token_budget_gives_at_least_the_multiple():
     batches = BucketedBatches(corpus(9), corpus(9), buckets=(10,), tokens_per_batch=1, multiple=4)
     assert batches[0]["source"].shape == (4, 10)
     assert batches[0]["ids"].tolist().count(-1) == 3
 
 
-def test_order_depends_on_the_seed_only(corpora):
+def test_order_depends_only_on_the_seed(corpora):
     one, same = (BucketedBatches(*corpora, **SHAPE, seed=1) for _ in range(2))
     other = BucketedBatches(*corpora, **SHAPE, seed=2)
     assert_equal(one[7], same[7])
     assert ids_of(epoch(one)) != ids_of(epoch(other))
 
 
-def test_random_access_needs_no_history(corpora):
+def test_random_access(corpora):
     walked = BucketedBatches(*corpora, **SHAPE)
     batches = [walked[i] for i in range(3 * walked.batches_per_epoch)]
     for i in (len(batches) - 1, 0, walked.batches_per_epoch):
@@ -136,7 +136,7 @@ def test_random_access_needs_no_history(corpora):
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_processes_share_the_batches_of_one(corpora, count):
+def test_processes_split_global_batches(corpora, count):
     whole = BucketedBatches(*corpora, **SHAPE)
     parts = [
         BucketedBatches(*corpora, **SHAPE, process_index=p, process_count=count)
@@ -149,7 +149,7 @@ def test_processes_share_the_batches_of_one(corpora, count):
         assert_equal(joined, whole[i])
 
 
-def test_processes_must_divide_the_rows(corpora):
+def test_process_count_must_divide_the_multiple(corpora):
     with pytest.raises(ValueError, match="3 processes"):
         BucketedBatches(*corpora, **SHAPE, process_count=3)
 
@@ -161,7 +161,7 @@ def test_long_examples_are_dropped_and_counted():
     assert ids_of(epoch(batches)) == [0]
 
 
-def test_all_examples_too_long():
+def test_only_long_examples_raise_user_error():
     with pytest.raises(UserError, match="none of the 2 training examples fits"):
         BucketedBatches(corpus(4, 5), corpus(1, 1), buckets=(4,), tokens_per_batch=8)
 
@@ -172,12 +172,12 @@ def test_buckets_must_ascend(buckets):
         BucketedBatches(corpus(1), corpus(1), buckets=buckets, tokens_per_batch=8)
 
 
-def test_sides_must_match():
-    with pytest.raises(ValueError, match="1 source but 2 target"):
+def test_unequal_sides_raise_value_error():
+    with pytest.raises(ValueError, match="1 source sentences but 2 target"):
         BucketedBatches(corpus(1), corpus(1, 1), buckets=(4,), tokens_per_batch=8)
 
 
-def test_epochs_end(corpora):
+def test_number_of_epochs_is_respected(corpora):
     batches = BucketedBatches(*corpora, **SHAPE, epochs=2)
     read = [batch for batch, _ in iterate(batches)]
     assert len(read) == len(batches) == 2 * batches.batches_per_epoch
@@ -185,7 +185,7 @@ def test_epochs_end(corpora):
         batches[len(batches)]
 
 
-def test_endless_epochs_go_on(corpora):
+def test_endless_epochs(corpora):
     batches = BucketedBatches(*corpora, **SHAPE)
     read = [batch for batch, _ in islice(iterate(batches), 3 * batches.batches_per_epoch)]
     assert sorted(ids_of(read)) == sorted([*range(500)] * 3)
@@ -193,7 +193,7 @@ def test_endless_epochs_go_on(corpora):
 
 
 @pytest.mark.parametrize("threads", [1, 4])
-def test_resume_gives_the_batches_that_would_have_followed(corpora, threads):
+def test_iterator_resume_is_exact(corpora, threads):
     batches = BucketedBatches(*corpora, **SHAPE)
     stop = batches.batches_per_epoch + 3
     steps = list(islice(iterate(batches, threads=threads), stop + 30))
@@ -204,7 +204,7 @@ def test_resume_gives_the_batches_that_would_have_followed(corpora, threads):
         assert after == other_after
 
 
-def test_resume_with_another_number_of_processes(corpora):
+def test_resume_with_a_different_process_count(corpora):
     half = [BucketedBatches(*corpora, **SHAPE, process_index=p, process_count=2) for p in range(2)]
     states = [list(islice(iterate(part), 5))[-1][1] for part in half]
     assert states[0] == states[1]
@@ -213,7 +213,7 @@ def test_resume_with_another_number_of_processes(corpora):
     np.testing.assert_array_equal(batch["ids"], ids)
 
 
-def test_evaluation_has_every_example_once(corpora):
+def test_evaluation_batches_have_every_example_once(corpora):
     source, target = corpora
     batches = evaluation_batches(source, target, **SHAPE)
     assert sorted(ids_of(batches)) == list(range(500))
@@ -223,7 +223,7 @@ def test_evaluation_has_every_example_once(corpora):
     assert batch["target_outputs"][row].tolist()[: target.lengths[i] + 1] == [*target[i], EOS]
 
 
-def test_evaluation_keeps_the_long_examples():
+def test_evaluation_batches_keep_long_examples():
     source, target = corpus(2, 50, 9), corpus(2, 1, 20)
     batches = evaluation_batches(source, target, buckets=(4, 8), tokens_per_batch=32, multiple=2)
     assert [(b["ids"].tolist(), b["source"].shape) for b in batches] == [
@@ -233,13 +233,13 @@ def test_evaluation_keeps_the_long_examples():
     ]
 
 
-def test_evaluation_without_targets(corpora):
+def test_evaluation_batches_without_targets(corpora):
     batches = evaluation_batches(corpora[0], None, **SHAPE)
     assert all(batch.keys() == {"source", "ids"} for batch in batches)
     assert sorted(ids_of(batches)) == list(range(500))
 
 
-def test_evaluation_is_shared_like_training(corpora):
+def test_processes_split_evaluation_batches(corpora):
     whole = evaluation_batches(*corpora, **SHAPE)
     parts = [
         evaluation_batches(*corpora, **SHAPE, process_index=p, process_count=4) for p in range(4)
@@ -249,7 +249,7 @@ def test_evaluation_is_shared_like_training(corpora):
         assert_equal({n: np.concatenate([s[n] for s in shares]) for n in batch}, batch)
 
 
-def test_corpus_is_the_encoded_text(tmp_path, monkeypatch):
+def test_corpus_equals_the_encoded_text(tmp_path, monkeypatch):
     monkeypatch.setattr(corpus_module, "_BLOCK", 128)
     source, _, tokenizer, _ = small_corpora(tmp_path)
     encoded = tokenizer.encode(small_text().source)
@@ -261,7 +261,7 @@ def test_corpus_is_the_encoded_text(tmp_path, monkeypatch):
         source[500]
 
 
-def test_corpus_is_tokenized_once(tmp_path, monkeypatch):
+def test_tokenized_corpus_is_cached(tmp_path, monkeypatch):
     source, _, tokenizer, other = small_corpora(tmp_path)
     lines = small_text().source
 
@@ -277,7 +277,7 @@ def test_corpus_is_tokenized_once(tmp_path, monkeypatch):
             tokenize_corpus(*changed, tmp_path)
 
 
-def test_rows_end_and_are_filled_up_as_their_corpus_says() -> None:
+def test_end_and_padding_tokens_of_the_corpus() -> None:
     """A pretrained tokenizer has its own ids, and texts that bring their ends along."""
     texts = [[7, 8, 9], [5]]
     plain = TokenizedCorpus.from_lists(texts)

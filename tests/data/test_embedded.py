@@ -39,7 +39,7 @@ def test_sizes(text):
     }
 
 
-def test_another_process_makes_the_same_text(text):
+def test_embedded_text_is_deterministic_across_processes(text):
     script = "from common.data.embedded import *; print(*zip(*numbers_de_en('test')), sep='\\n')"
     other = subprocess.run(
         [sys.executable, "-X", "utf8", "-c", script], capture_output=True, check=True
@@ -48,7 +48,7 @@ def test_another_process_makes_the_same_text(text):
     assert other.stdout.decode().split("\n") == [*here.split("\n"), ""]
 
 
-def test_another_seed_makes_another_text(text):
+def test_embedded_text_depends_on_the_seed(text):
     assert numbers_de_en("test", seed=1) != text["test"]
 
 
@@ -57,12 +57,12 @@ def test_golden_sentences(text):
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_no_sentence_is_twice(text, side):
+def test_embedded_sentences_are_distinct(text, side):
     everything = [sentence for split in SPLITS for sentence in text[split][side]]
     assert len(set(everything)) == len(everything)
 
 
-def test_great_numbers_are_in_one_split_only(text):
+def test_large_numbers_are_in_one_split_only(text):
     pattern = re.compile(r"(?:number|had|sold|do) ([\d,]+) ")
     numbers = {}
     for split in SPLITS:
@@ -74,7 +74,7 @@ def test_great_numbers_are_in_one_split_only(text):
     assert not numbers["valid"] & numbers["test"]
 
 
-def test_words_of_the_test_are_learnable(text):
+def test_test_words_occur_in_training(text):
     def words(split):
         return {word for line in text[split][1] for word in re.findall(r"[A-Za-z]+", line)}
 
@@ -89,13 +89,13 @@ def test_sentences_are_short_and_clean(text):
         assert not re.search(r"[\xa0\u202f{}]|  ", german + english)
 
 
-def test_two_cities_are_two(text):
+def test_two_cities_in_a_sentence_differ(text):
     pattern = re.compile(r"from (\w+) to (\w+)|in (\w+), it is .* in (\w+)")
     found = [match for line in text["train"][1] if (match := pattern.search(line))]
     assert len(found) > 1000
     assert all(match[1] != match[2] or match[3] != match[4] for match in found)
 
 
-def test_unknown_split():
+def test_unknown_split_raises_user_error():
     with pytest.raises(UserError, match="train"):
         numbers_de_en("dev")

@@ -36,7 +36,7 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def test_json_lines_csv_and_gzip_are_read_alike(folder):
+def test_json_lines_csv_and_gzip_give_the_same_examples(folder):
     (folder / "validation.jsonl").unlink()
     with gzip.open(folder / "validation.jsonl.gz", "wt") as file:
         file.write(lines(GOOD))
@@ -49,7 +49,7 @@ def test_json_lines_csv_and_gzip_are_read_alike(folder):
         assert text.labels_M.tolist() == [1, 0]
 
 
-def test_examples_are_told_apart_by_texts_borders_labels_and_order():
+def test_fingerprint_depends_on_texts_boundaries_labels_and_order():
     texts, labels = [("a", "b"), ("c",)], np.asarray([0, 1], np.int32)
     one = LabelledText(texts, labels)
     assert one.fingerprint == LabelledText(list(texts), labels.astype(np.int64)).fingerprint
@@ -63,13 +63,13 @@ def test_examples_are_told_apart_by_texts_borders_labels_and_order():
     assert len({one.fingerprint, *(other.fingerprint for other in others)}) == 6
 
 
-def test_a_quoted_field_of_a_csv_may_have_lines_and_commas(folder):
+def test_csv_quoted_field_with_lines_and_commas(folder):
     (folder / "train.jsonl").unlink()
     (folder / "train.csv").write_text('text,label\n"one, two\nthree",0\nfour,1\n')
     assert load_labelled(data(f"files:{folder}"))[0]["train"].texts[0] == ("one, two\nthree",)
 
 
-def test_a_field_of_a_csv_may_be_as_long_as_it_likes(folder):
+def test_csv_field_length_is_unlimited(folder):
     """Not only up to the 131,072 letters that Python's csv stops at."""
     (folder / "train.jsonl").unlink()
     (folder / "train.csv").write_text(f"text,label\n{'long ' * 40_000},0\nfour,1\n")
@@ -84,7 +84,7 @@ def test_pairs_have_two_fields(folder):
     assert splits["train"].texts == [("x", "y"), ("x", "y")]
 
 
-def test_names_come_from_labels_json_and_labels_may_be_names(folder):
+def test_class_names_from_labels_json(folder):
     (folder / "labels.json").write_text('["neg", "pos", "none"]')
     (folder / "test.jsonl").write_text(lines([{"text": "x", "label": "pos"}]))
     splits, classes = load_labelled(data(f"files:{folder}"))
@@ -92,7 +92,7 @@ def test_names_come_from_labels_json_and_labels_may_be_names(folder):
     assert splits["test"].labels_M.tolist() == [1] and splits["train"].labels_M.tolist() == [1, 0]
 
 
-def test_without_names_words_are_sorted(folder):
+def test_class_names_are_sorted_words(folder):
     for path in folder.iterdir():
         path.write_text(lines([{"text": "x", "label": "spam"}, {"text": "y", "label": "ham"}]))
     splits, classes = load_labelled(data(f"files:{folder}"))
@@ -103,7 +103,7 @@ def test_without_names_words_are_sorted(folder):
     ("line", "told"),
     [
         ('{"text": " ", "label": 0}', "the field text or sentence is empty"),
-        ('{"text": 5, "label": 0}', "the field text or sentence is no text but 5"),
+        ('{"text": 5, "label": 0}', "the field text or sentence is not text but 5"),
         ('{"words": "x", "label": 0}', "no field text or sentence; there are: words, label"),
         ('{"text": "x"}', "no field label; there are: text"),
         ('{"text": "x", "label": 2}', r"the label 2 is none of the 2 classes \(0 to 1: 0, 1\)"),
@@ -111,12 +111,12 @@ def test_without_names_words_are_sorted(folder):
         ('{"text": "x", "label": "good"}', "the label 'good' is none of the 2 classes"),
         ('{"text": "x", "label": NaN}', "the label is missing"),
         ('{"text": "x", "label": ["a", "b"]}', "label must be a word or a number, got \\['a', 'b"),
-        ("x", "is no JSON"),
-        ("[1]", "is no JSON object"),
-        ("", "is no JSON"),
+        ("x", "is not JSON"),
+        ("[1]", "is not a JSON object"),
+        ("", "is not JSON"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_line(folder, line, told):
+def test_damaged_example_error_names_the_line(folder, line, told):
     path = folder / "validation.jsonl"
     path.write_text(lines(GOOD) + line + "\n")
     with pytest.raises(UserError, match=rf"^{path} line 3.*{told}"):
@@ -124,21 +124,21 @@ def test_what_is_wrong_is_named_with_its_line(folder, line, told):
 
 
 @pytest.mark.parametrize("row", ["x", "x,0,more"])
-def test_a_row_of_a_csv_has_the_columns_of_its_header(folder, row):
+def test_csv_row_with_wrong_columns_raises_user_error(folder, row):
     (folder / "test.jsonl").unlink()
     (folder / "test.csv").write_text(f"text,label\nx,0\n{row}\n")
-    with pytest.raises(UserError, match="line 3 has other columns than line 1"):
+    with pytest.raises(UserError, match="line 3 has a different number of columns than line 1"):
         load_labelled(data(f"files:{folder}"))
 
 
 @pytest.mark.parametrize("names", ["neg", '{"neg": 0}', '["neg", "neg"]', "[]"])
-def test_damaged_names(folder, names):
+def test_damaged_labels_json_raises_user_error(folder, names):
     (folder / "labels.json").write_text(names)
     with pytest.raises(UserError, match=r"labels\.json"):
         load_labelled(data(f"files:{folder}"))
 
 
-def test_what_is_not_there(folder):
+def test_missing_files_fields_and_splits_raise_user_errors(folder):
     with pytest.raises(UserError, match="no directory"):
         load_labelled(data("files:nowhere"))
     with pytest.raises(
@@ -147,14 +147,14 @@ def test_what_is_not_there(folder):
         load_labelled(data("file:sst2"))
     with pytest.raises(UserError, match=r"there are: python, python_pairs"):
         load_labelled(data("embedded:java"))
-    with pytest.raises(UserError, match="has examples of 2 texts"):
+    with pytest.raises(UserError, match="has 2 texts per example"):
         load_labelled(data("embedded:python_pairs"))
     (folder / "test.jsonl").unlink()
     with pytest.raises(UserError, match=r"no test\.jsonl or .* there are: train\.jsonl, valid"):
         load_labelled(data(f"files:{folder}"))
 
 
-def test_a_single_class_is_no_task(folder):
+def test_single_class_raises_user_error(folder):
     (folder / "train.jsonl").write_text(lines([{"text": "x", "label": 0}]))
     with pytest.raises(UserError, match="a single class"):
         load_labelled(data(f"files:{folder}"))
@@ -164,7 +164,7 @@ def named(count: int, **fields: object) -> list[dict]:
     return [{"text": f"text {i}", "label": i % 2, **fields} for i in range(count)]
 
 
-def test_splits_that_are_not_there_are_cut_from_train_and_said(folder, capsys):
+def test_missing_splits_are_cut_from_train(folder, capsys):
     """As Hugging Face's train_test_split(0.3, seed=42) cuts; the same every time."""
     for name in ("validation", "test"):
         (folder / f"{name}.jsonl").unlink()
@@ -182,8 +182,8 @@ def test_splits_that_are_not_there_are_cut_from_train_and_said(folder, capsys):
     assert len(set(texts)) == 40
     told = capsys.readouterr().out.splitlines()
     assert told == [
-        f"files:{folder} has no test split: 12 of its 40 training examples, chosen with seed 42, take its place",
-        f"files:{folder} has no valid split: 3 of its 28 training examples, chosen with seed 42, take its place",
+        f"files:{folder} has no test split: using 12 of its 40 training examples, chosen with seed 42",
+        f"files:{folder} has no valid split: using 3 of its 28 training examples, chosen with seed 42",
     ]
     again, _ = load_labelled(data(f"files:{folder / 'train.jsonl'}"), Rules(cut=("valid", "test")))
     assert again["test"].texts == splits["test"].texts
@@ -191,7 +191,7 @@ def test_splits_that_are_not_there_are_cut_from_train_and_said(folder, capsys):
         load_labelled(data(f"files:{folder / 'train.jsonl'}"))
 
 
-def test_a_split_may_have_one_of_several_names(folder):
+def test_alternative_split_names(folder):
     (folder / "validation.jsonl").rename(folder / "dev.jsonl")
     settings = data(f"files:{folder}")
     settings.splits.valid = "valid|dev"
@@ -201,13 +201,13 @@ def test_a_split_may_have_one_of_several_names(folder):
         load_labelled(settings)
 
 
-def test_only_the_splits_that_are_asked_for_are_read(folder):
+def test_only_requested_splits_are_read(folder):
     (folder / "validation.jsonl").unlink()
     rules = Rules(splits=("train", "test"))
     assert set(load_labelled(data(f"files:{folder}"), rules)[0]) == {"train", "test"}
 
 
-def test_the_label_may_have_another_name(folder):
+def test_label_field_name(folder):
     for path in folder.iterdir():
         path.write_text(lines([{"text": "x", "stars": 0}, {"text": "y", "stars": 1}]))
     splits, _ = load_labelled(data(f"files:{folder}", label="stars"))
@@ -216,7 +216,7 @@ def test_the_label_may_have_another_name(folder):
         load_labelled(data(f"files:{folder}", label="mark"))
 
 
-def test_a_known_number_of_classes(folder):
+def test_given_number_of_classes(folder):
     """Some of them may be missing in the training examples; none may be beyond."""
     _, classes = load_labelled(data(f"files:{folder}"), Rules(classes=3))
     assert classes == ("0", "1", "2")
@@ -226,16 +226,16 @@ def test_a_known_number_of_classes(folder):
     ):
         load_labelled(data(f"files:{folder}"), Rules(classes=3))
     (folder / "train.jsonl").write_text(lines([{"text": "x", "label": name} for name in "abc"]))
-    with pytest.raises(UserError, match="have 3 classes, not 2: a, b, c"):
+    with pytest.raises(UserError, match="have 3 classes instead of 2: a, b, c"):
         load_labelled(data(f"files:{folder}"), Rules(classes=2))
 
 
-def test_examples_without_a_label_are_left_out_where_there_may_be_some(folder):
+def test_unlabelled_examples_are_skipped(folder):
     (folder / "test.jsonl").write_text(lines([{"text": "x", "label": -1}, *GOOD]))
     assert len(load_labelled(data(f"files:{folder}"), Rules(unlabelled=True))[0]["test"]) == 2
 
 
-def test_hugging_face(monkeypatch):
+def test_hugging_face_data_sets(monkeypatch):
     """Through a module that answers as `datasets` does."""
 
     class Split(list):
@@ -262,7 +262,7 @@ def test_hugging_face(monkeypatch):
         load_labelled(data("hf:some/name"))
 
 
-def test_the_manual_has_all_classes_in_all_splits_and_no_paragraph_twice():
+def test_embedded_manual_has_all_classes_and_distinct_paragraphs():
     splits, classes = load_labelled(data("embedded:python"))
     assert classes == TOPICS
     texts = {name: set(split.texts) for name, split in splits.items()}
@@ -274,7 +274,7 @@ def test_the_manual_has_all_classes_in_all_splits_and_no_paragraph_twice():
     assert pairs["train"].labels_M.mean() == 0.5
 
 
-def test_tfds(tmp_path):
+def test_tfds_data_sets(tmp_path):
     """A set as GLUE's are: bytes, and classes with names."""
     import tensorflow_datasets as tfds
 
@@ -331,13 +331,13 @@ def written(folder: Path, labels: list, ending: str = "jsonl") -> ConfigDict:
         ([20231, 7, 20231], ["7", "20231"], [1, 0, 1]),  # codes are names
     ],
 )
-def test_numbers_are_classes_or_names(tmp_path, ending, labels, classes, found) -> None:
+def test_numeric_labels_are_indices_or_names(tmp_path, ending, labels, classes, found) -> None:
     splits, names = load_labelled(written(tmp_path, labels, ending))
     assert list(names) == classes
     assert splits["test"].labels_M.tolist() == found
 
 
-def test_numbers_of_named_classes_are_their_places_whatever_their_names(tmp_path) -> None:
+def test_numeric_labels_of_named_classes_are_indices(tmp_path) -> None:
     """The reviews of Yelp have classes "1" and "2", and labels 0 and 1."""
     data = written(tmp_path, [0, 1, 1])
     (tmp_path / "labels.json").write_text('["1", "2"]')
@@ -349,12 +349,12 @@ def test_numbers_of_named_classes_are_their_places_whatever_their_names(tmp_path
     ("labels", "message"),
     [(["a", None, "b"], "line 2: the label is missing"), (["a", " ", "b"], "line 2: the label")],
 )
-def test_a_missing_label_is_no_class(tmp_path, labels, message) -> None:
+def test_missing_label_raises_user_error(tmp_path, labels, message) -> None:
     with pytest.raises(UserError, match=message):
         load_labelled(written(tmp_path, labels))
 
 
-def test_half_a_character_is_named(tmp_path) -> None:
+def test_lone_surrogate_raises_user_error(tmp_path) -> None:
     data = written(tmp_path, ["a", "b"])
     line = '{"text": "cut \\ud83d", "label": "a"}'
     (tmp_path / "valid.jsonl").write_text(line + "\n")
@@ -362,7 +362,7 @@ def test_half_a_character_is_named(tmp_path) -> None:
         load_labelled(data)
 
 
-def test_a_rare_class_may_fall_into_what_is_cut_off(tmp_path) -> None:
+def test_rare_class_may_be_in_the_cut_split_only(tmp_path) -> None:
     data = written(tmp_path, ["a", "b"] * 20 + ["rare"])
     (tmp_path / "test.jsonl").unlink()
     (tmp_path / "valid.jsonl").unlink()
@@ -371,8 +371,8 @@ def test_a_rare_class_may_fall_into_what_is_cut_off(tmp_path) -> None:
     assert sum(map(len, splits.values())) == 41
 
 
-def test_another_data_set_with_other_classes_is_refused(tmp_path) -> None:
+def test_wrong_number_of_classes_raises_user_error(tmp_path) -> None:
     data = written(tmp_path, [0, 1])
     (tmp_path / "labels.json").write_text('["no", "yes"]')
-    with pytest.raises(UserError, match="has 2 classes, the data set has 5"):
+    with pytest.raises(UserError, match="has 2 classes, not 5"):
         load_labelled(data, Rules(classes=5))

@@ -29,7 +29,7 @@ def random_documents(seed: int, longest: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(("length", "longest"), [(16, 12), (16, 60), (8, 7), (64, 5)])
-def test_rows_are_those_of_a_slow_reading(length, longest):
+def test_packed_rows_match_a_reference_loop(length, longest):
     documents = random_documents(length, longest)
     rows = PackedRows(TokenizedCorpus.from_lists(documents), length)
     found = rows[np.arange(len(rows))]
@@ -37,7 +37,7 @@ def test_rows_are_those_of_a_slow_reading(length, longest):
     assert [[t for t in row.tolist() if t != PAD] for row in found] == slow(documents, length)
 
 
-def test_every_token_is_in_one_row():
+def test_packed_rows_contain_every_token_once():
     documents = random_documents(1, 40)
     rows = PackedRows(TokenizedCorpus.from_lists(documents), 16)
     found = rows[np.arange(len(rows))]
@@ -45,12 +45,12 @@ def test_every_token_is_in_one_row():
     assert text == [token for document in documents for token in (*document, EOS)]
 
 
-def test_padding_stands_at_the_end_and_an_empty_row_is_nothing_else():
+def test_padding_is_at_the_end_and_fills_empty_rows():
     rows = PackedRows(TokenizedCorpus.from_lists([[5, 6], [7]]), 8)
     assert rows[np.array([0, -1])].tolist() == [[BOS, 5, 6, EOS, 7, EOS, PAD, PAD], [PAD] * 8]
 
 
-def test_what_only_just_fits_is_whole():
+def test_document_that_exactly_fits_is_not_cut():
     rows = PackedRows(TokenizedCorpus.from_lists([[5] * 6, [6] * 7]), 8)
     assert [row.tolist() for row in rows[np.arange(len(rows))]] == [
         [BOS, 5, 5, 5, 5, 5, 5, EOS],

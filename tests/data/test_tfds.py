@@ -79,14 +79,14 @@ def test_languages_choose_the_direction(data):
     assert load_parallel(data, "train") == ParallelText(forward.target, forward.source)
 
 
-def test_unknown_split_tells_what_there_is(data):
+def test_unknown_split_error_lists_the_splits(data):
     data.splits.test = "test2016"
     message = fault(data, "test")
     assert "test2016" in message
     assert "validation" in message
 
 
-def test_unknown_language_tells_what_there_is(data):
+def test_unknown_language_error_lists_the_languages(data):
     data.target_language = "fr"
     message = fault(data)
     assert "de, en" in message
@@ -94,14 +94,14 @@ def test_unknown_language_tells_what_there_is(data):
 
 
 @pytest.mark.parametrize("name", ["wmt14_translate/de-en", "no_such_pairs"])
-def test_unprepared_data_set_tells_how_to_prepare_it(data, name):
+def test_unprepared_data_set_error_has_the_command(data, name):
     data.source = f"tfds:{name}"
     message = fault(data)
     assert "download_and_prepare()" in message
     assert f"tfds.builder('{name}', data_dir='{data.tfds_dir}'" in message
 
 
-def test_command_to_prepare_finds_translation_sets(data, directory):
+def test_preparation_command_finds_translation_sets(data, directory):
     """The command names a package that makes TFDS know its sets without TensorFlow."""
     import tensorflow_datasets as tfds
     import tensorflow_datasets.translate
@@ -112,6 +112,6 @@ def test_command_to_prepare_finds_translation_sets(data, directory):
     assert "download_and_prepare()" in fault(data)
 
 
-def test_name_that_is_none(data):
+def test_invalid_tfds_name_raises_user_error(data):
     data.source = "tfds:tiny pairs!"
     assert "tiny pairs!" in fault(data)

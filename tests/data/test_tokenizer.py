@@ -34,25 +34,25 @@ def test_round_trip(text, cache, dictionaries):
         assert max(flat) < tokenizer.size
 
 
-def test_ids_of_the_special_pieces(text, cache):
+def test_special_ids(text, cache):
     source, _ = build_tokenizers(settings(), text, cache)
     assert (source.pad_id, source.bos_id, source.eos_id, source.unk_id) == (0, 1, 2, 3)
     assert (PAD, BOS, EOS, UNK) == (0, 1, 2, 3)
 
 
-def test_decode_leaves_special_ids_out(text, cache):
+def test_decode_skips_special_ids(text, cache):
     _, target = build_tokenizers(settings(), text, cache)
     ids = target.encode(["The correct answer is twelve."])[0]
     assert target.decode([[BOS, *ids, EOS, PAD, PAD], []]) == ["The correct answer is twelve.", ""]
 
 
-def test_shared_dictionary_has_the_whole_model(text, cache):
+def test_shared_dictionary_has_all_pieces(text, cache):
     source, target = build_tokenizers(settings(dictionaries="shared"), text, cache)
     assert source.size == target.size == 400
     assert source.fingerprint == target.fingerprint
 
 
-def test_separate_dictionaries_have_the_pieces_their_side_uses(text, cache):
+def test_separate_dictionaries_have_the_pieces_of_their_side(text, cache):
     shared, _ = build_tokenizers(settings(dictionaries="shared"), text, cache)
     source, target = build_tokenizers(settings(), text, cache)
     for tokenizer, lines in ((source, text.source), (target, text.target)):
@@ -69,7 +69,7 @@ def test_pieces_of_the_other_side_are_unknown(text, cache):
     assert UNK in target.encode(["漢"])[0]
 
 
-def test_saved_tokenizer_is_the_same(text, cache, tmp_path):
+def test_saved_tokenizer_round_trip(text, cache, tmp_path):
     source, _ = build_tokenizers(settings(), text, cache)
     source.save(tmp_path / "tokenizer")
     loaded = Tokenizer.load(tmp_path / "tokenizer")
@@ -78,16 +78,16 @@ def test_saved_tokenizer_is_the_same(text, cache, tmp_path):
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no tokenizer", b"PK\x03\x04 cut off"])
-def test_load_of_something_else(tmp_path, content):
+def test_loading_an_invalid_file_raises_user_error(tmp_path, content):
     path = tmp_path / "tokenizer"
     if content is not None:
         path.write_bytes(content)
-    reason = "No such file" if content is None else "it is damaged, or none"
+    reason = "No such file" if content is None else "the file is damaged or no tokenizer"
     with pytest.raises(UserError, match=f"^cannot read a tokenizer from {path}: {reason}"):
         Tokenizer.load(path)
 
 
-def test_training_is_not_repeated(text, tmp_path, monkeypatch):
+def test_trained_tokenizers_are_cached(text, tmp_path, monkeypatch):
     calls = []
     train = module._train
     monkeypatch.setattr(module, "_train", lambda *args: calls.append(args) or train(*args))
@@ -102,7 +102,7 @@ def test_training_is_not_repeated(text, tmp_path, monkeypatch):
     assert len(calls) == 3
 
 
-def test_long_text_is_sampled_alike_every_time(text, monkeypatch):
+def test_sample_of_a_long_text_is_deterministic(text, monkeypatch):
     monkeypatch.setattr(module, "_MOST_LINES", 100)
     sides = (text.source, text.target)
     lines = list(module._sample(sides))
@@ -113,7 +113,7 @@ def test_long_text_is_sampled_alike_every_time(text, monkeypatch):
     assert lines[::2] != text.source[:50]
 
 
-def test_vocabulary_too_large_for_the_text(tmp_path):
+def test_vocabulary_too_large_raises_user_error(tmp_path):
     text = ParallelText(["hallo welt"] * 5, ["hello world"] * 5)
     with pytest.raises(UserError, match=r"1000 is too large .* possible is \d+$") as caught:
         build_tokenizers(settings(vocab_size=1000), text, tmp_path)
@@ -124,7 +124,7 @@ def test_vocabulary_too_large_for_the_text(tmp_path):
     assert source.size == largest
 
 
-def test_vocabulary_too_small_for_the_letters(tmp_path):
+def test_vocabulary_too_small_raises_user_error(tmp_path):
     text = ParallelText(["hallo welt"] * 5, ["hello world"] * 5)
     with pytest.raises(UserError, match=r"5 is too small .* possible is \d+$") as caught:
         build_tokenizers(settings(vocab_size=5), text, tmp_path)
@@ -132,12 +132,12 @@ def test_vocabulary_too_small_for_the_letters(tmp_path):
     build_tokenizers(settings(vocab_size=smallest), text, tmp_path)
 
 
-def test_unknown_dictionaries(text, tmp_path):
-    with pytest.raises(UserError, match="'shared' or 'separate'"):
+def test_unknown_dictionaries_raise_user_error(text, tmp_path):
+    with pytest.raises(UserError, match="must be shared or separate"):
         build_tokenizers(settings(dictionaries="own"), text, tmp_path)
 
 
-def test_fingerprint_tells_borders_apart():
+def test_fingerprint_depends_on_boundaries():
     prints = [
         fingerprint(["ab", "c"]),
         fingerprint(["a", "bc"]),
@@ -160,7 +160,7 @@ def test_interrupted_write_leaves_nothing(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_racing_writers_leave_one_whole_file(tmp_path):
+def test_concurrent_writers_leave_a_complete_file(tmp_path):
     barrier = threading.Barrier(4)
 
     def write(content):
@@ -181,13 +181,13 @@ def test_racing_writers_leave_one_whole_file(tmp_path):
     assert (tmp_path / "new" / "file").read_bytes() in contents
 
 
-def test_cache_that_cannot_be_written(text, tmp_path):
+def test_unwritable_cache_raises_user_error(text, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="cannot write to"):
         build_tokenizers(settings(), text, tmp_path / "file")
 
 
-def test_a_tokenizer_of_one_text_is_trained_once(text, tmp_path, monkeypatch):
+def test_tokenizer_of_one_text_is_cached(text, tmp_path, monkeypatch):
     first = build_tokenizer(200, text.source, tmp_path)
     monkeypatch.setattr(module, "_train", None)  # not called again
     again = build_tokenizer(200, text.source, tmp_path)

@@ -74,7 +74,7 @@ def unpack(tokens_BKT: jax.Array, scores_BK: jax.Array) -> list[list[Hypothesis]
     for tokens_KT, scores_K in zip(np.asarray(tokens_BKT), np.asarray(scores_BK), strict=True):
         result.append([])
         for tokens, score in zip(tokens_KT.tolist(), scores_K.tolist(), strict=True):
-            if score > beam.NEVER / 2:
+            if score > beam.IMPOSSIBLE / 2:
                 end = tokens.index(EOS) + 1
                 assert set(tokens[end:]) <= {EOS}
                 result[-1].append((tuple(tokens[:end]), score))
@@ -125,7 +125,7 @@ def fairseq(
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_wide_beams_find_every_sequence_in_order(penalty: float):
+def test_wide_beam_finds_all_sequences_in_order(penalty: float):
     """24 hypotheses hold all 15 sequences of up to 4 tokens over two words, so none may be missing or misplaced."""
     model = Recurrence.random(0)
     expected = exhaustive(model.logp, [3, 4], 4, penalty)
@@ -134,7 +134,7 @@ def test_wide_beams_find_every_sequence_in_order(penalty: float):
     assert_same(ours, expected)
 
 
-def test_the_length_penalty_decides():
+def test_length_penalty():
     """The two orders above differ, or they would say nothing about the penalty."""
     model = Recurrence.random(0)
     best = [exhaustive(model.logp, [3, 4], 4, penalty)[0][0] for penalty in (0.0, 1.0)]
@@ -142,7 +142,7 @@ def test_the_length_penalty_decides():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_beam_of_one_is_greedy(seed: int):
+def test_beam_of_one_is_greedy(seed: int):
     model = Recurrence.random(seed, vocabulary=7)
     limit = 6
     tokens: tuple[int, ...] = ()
@@ -158,7 +158,7 @@ def test_a_beam_of_one_is_greedy(seed: int):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_a_recurrent_model_by_fairseqs_rules(seed: int, penalty: float):
+def test_recurrent_model_matches_fairseq_rules(seed: int, penalty: float):
     """The state has to follow its hypothesis; sentences of a batch end by themselves, each at its own limit."""
     model = Recurrence.random(10 + seed, vocabulary=8)
     search = Search(beams=3, length_penalty=penalty)
@@ -170,7 +170,7 @@ def test_a_recurrent_model_by_fairseqs_rules(seed: int, penalty: float):
         assert all(len(tokens) <= limit for tokens, _ in hypotheses)
 
 
-def test_limits_force_the_end():
+def test_length_limits_force_the_end():
     """A model that would never end."""
     random = Recurrence.random(0, vocabulary=6)
     # The first unit of the state is always 1, and holds the logit of the end near -60.
@@ -183,7 +183,7 @@ def test_limits_force_the_end():
     assert [len(hypotheses) for hypotheses in ours] == [2, 1, 2]
 
 
-def test_tokens_that_may_not_come_do_not_come_and_take_no_probability():
+def test_forbidden_tokens_are_never_generated():
     """The likeliest tokens of all are left out; the others keep the probability that the model gives them."""
     logits = jnp.array([5.0, 4.0, 1.0, 0.5, 0.0])
     tokens, scores = beam_search(
@@ -203,13 +203,13 @@ def test_tokens_that_may_not_come_do_not_come_and_take_no_probability():
     assert not set(np.asarray(tokens).reshape(-1).tolist()) & {PAD, BOS}
 
 
-def test_the_longest_translation_of_a_source():
+def test_longest_translation_of_a_source():
     assert Search(ratio=1.2, extra=10).longest(7) == 18
     assert Search(ratio=0.0, extra=3).longest(100) == 3
 
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
-def test_an_encoder_decoder_by_fairseqs_rules(translator, penalty: float):
+def test_encoder_decoder_matches_fairseq_rules(translator, penalty: float):
     """Against the slow NumPy transformer of the model tests, with three hypotheses over one memory."""
     model, weights, decode = translator
     sources = np.array([[3, 4, 5, 6, 2], [7, 8, 2, 0, 0], [9, 10, 11, 2, 0], [12, 2, 0, 0, 0]])

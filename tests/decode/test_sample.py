@@ -1,11 +1,11 @@
-"""Sampling: what may be drawn, how often, and that cutting the text into calls changes nothing."""
+"""Sampling: which tokens, with which frequencies; the number of calls does not matter."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from common.decode.sample import Sampling, draw, restrict, write
+from common.decode.sample import Sampling, draw, restrict, sample
 from common.errors import UserError
 
 PROBABILITIES = np.array([0.05, 0.4, 0.1, 0.3, 0.15])
@@ -26,20 +26,20 @@ LOGITS = jnp.log(jnp.asarray(PROBABILITIES))[None]
         (Sampling(temperature=0.5, top_p=0.5), {1}),
     ],
 )
-def test_what_may_be_drawn(sampling, allowed):
+def test_top_k_and_top_p_restrict_the_tokens(sampling, allowed):
     kept = np.isfinite(np.asarray(restrict(LOGITS, sampling)))[0]
     assert set(np.flatnonzero(kept)) == allowed
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_draws_follow_the_probabilities(temperature):
+def test_sample_frequencies_match_the_probabilities(temperature):
     many = jnp.tile(LOGITS, (20_000, 1))
     drawn = np.bincount(draw(many, Sampling(temperature), jax.random.key(0)), minlength=5)
     expected = PROBABILITIES ** (1 / temperature)
     np.testing.assert_allclose(drawn / drawn.sum(), expected / expected.sum(), atol=0.015)
 
 
-def test_temperature_0_is_the_likeliest():
+def test_temperature_0_is_greedy():
     assert draw(LOGITS, Sampling(0.0), jax.random.key(5)).tolist() == [1]
     assert draw(LOGITS, Sampling(1e-40), jax.random.key(5)).tolist() == [1]
 
@@ -50,13 +50,13 @@ def counting(tokens_B, cache, index):
     return jnp.sin(cache[:, None] * jnp.arange(1.0, 8.0) + index), cache
 
 
-def test_the_same_text_however_it_is_cut():
+def test_tokens_do_not_depend_on_the_number_of_calls():
     logits, cache = counting(jnp.array([4]), jnp.array([3 + 1]), 2)
     key, sampling = jax.random.key(2), Sampling(0.9, top_k=5)
-    whole, _, _ = write(counting, logits, cache, 3, 12, sampling, key)
+    whole, _, _ = sample(counting, logits, cache, 3, 12, sampling, key)
     parts = []
     for start in (3, 7, 11):
-        tokens, logits, cache = write(counting, logits, cache, start, 4, sampling, key)
+        tokens, logits, cache = sample(counting, logits, cache, start, 4, sampling, key)
         parts.append(tokens)
     np.testing.assert_array_equal(whole, np.concatenate(parts, 1))
 
@@ -70,6 +70,6 @@ def test_the_same_text_however_it_is_cut():
         ("--top_p must be above 0 and at most 1", Sampling(top_p=1.5)),
     ],
 )
-def test_faults(fault, sampling):
+def test_invalid_options_raise_user_errors(fault, sampling):
     with pytest.raises(UserError, match=fault):
         sampling.validate()

@@ -190,7 +190,7 @@ def test_solution_on_eight_devices_matches_one_device(words, tmp_path):
         ("no directory", "data.source", "files:/nowhere"),
         ("embedded:python or files:DIR", "data.source", "web:x"),
         ("there is: python", "data.source", "embedded:latin"),
-        ("names no file", "data.splits.train", ""),
+        ("data.splits.train is empty", "data.splits.train", ""),
         (r"no lost.txt or lost.txt.gz in", "data.splits.train", "lost.txt"),
     ],
 )

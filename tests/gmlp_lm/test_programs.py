@@ -15,7 +15,7 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from common import variables
-from common.decode.generate import Writer
+from common.decode.generate import Generator
 from common.decode.sample import Sampling
 from common.errors import UserError
 from common.metrics.predictions import PREDICTIONS
@@ -105,7 +105,7 @@ def test_word_count_matches_wikitext():
 def write(trained, prompt=b"The ", length=20, sampling=None, seed=1, chunk=16, mesh=None) -> bytes:
     config, values = run.load(trained[0], mesh)
     sampling = sampling or Sampling(0.8, 40, 0.95)
-    writer = Writer(values.abstract_model, mesh, config.model.length, sampling)
+    writer = Generator(values.abstract_model, mesh, config.model.length, sampling)
     return b"".join(writer(values, prompt, length, seed, chunk=chunk))
 
 
@@ -219,7 +219,7 @@ def test_invalid_texts_are_one_line_errors(trained, tmp_path, text, options, mes
         ("one of pre, post", "model.norm", "between"),
         ("shares must be three", "data.shares", (0.5, 0.5)),
         ("one of auto, float32, bfloat16", "model.dtype", "int8"),
-        ("cannot be shared by 2", "data.batch", 7),
+        ("is not divisible by 2", "data.batch", 7),
     ],
 )
 def test_invalid_options_are_one_line_errors(tmp_path, fault, field, value):

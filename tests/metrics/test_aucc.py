@@ -15,7 +15,7 @@ def curve(mode, pairs, name="BLEU"):
     return Curve(name, mode, [Point(int(10 * s), s, 1e12 * s, v) for s, v in pairs])
 
 
-def test_unit_is_that_of_the_papers_table_3():
+def test_unit_matches_table_3():
     """Four hours at the best BLEU of Table 3 bound its AUCC of 114.57 from above."""
     held = curve("max", [(0.0, 34.59), (4 * HOUR, 34.59)])
     assert aucc(held, "hours", 4.0) == pytest.approx(138.36)
@@ -25,16 +25,16 @@ def test_unit_is_that_of_the_papers_table_3():
     assert aucc(rising, "hours", 4.0) < 138.4
 
 
-def test_starts_at_zero_and_takes_the_trapezoid():
+def test_area_starts_at_zero_and_is_trapezoidal():
     assert aucc(curve("max", [(2.0, 10.0), (4.0, 20.0)])) == pytest.approx(10 + 30)
 
 
-def test_a_drop_does_not_take_area_away():
+def test_area_uses_the_best_value_so_far():
     dropped = curve("max", [(1.0, 10.0), (2.0, 2.0), (3.0, 10.0)])
     assert aucc(dropped) == pytest.approx(5 + 10 + 10)
 
 
-def test_held_beyond_the_last_point_and_cut_before_it():
+def test_area_is_held_or_cut_at_the_horizon():
     short = curve("max", [(2.0, 10.0)])
     assert aucc(short, horizon=5.0) == pytest.approx(10 + 30)
     assert aucc(short, horizon=1.0) == pytest.approx(2.5)
@@ -42,19 +42,19 @@ def test_held_beyond_the_last_point_and_cut_before_it():
     assert outline(short, "seconds", 1.0) == [(0.0, 0.0), (1.0, 5.0)]
 
 
-def test_a_curve_cut_between_two_points_is_interpolated_between_them():
+def test_horizon_between_two_points_is_interpolated():
     measured = curve("max", [(2.0, 10.0), (6.0, 30.0)])
     assert outline(measured, "seconds", 5.0) == [(0.0, 0.0), (2.0, 10.0), (5.0, 25.0)]
     assert aucc(measured, horizon=5.0) == pytest.approx(10 + 3 * (10 + 25) / 2)
 
 
-def test_a_second_value_at_the_horizon_is_the_end_of_the_outline():
+def test_outline_ends_with_the_last_value_at_the_horizon():
     """Steps that cost no counted FLOPs lie at the same position of that axis."""
     measured = curve("max", [(1.0, 5.0), (2.0, 8.0), (2.0, 10.0)])
     assert outline(measured, "seconds", 2.0)[-1] == (2.0, 10.0)
 
 
-def test_the_mean_outline_has_the_mean_area_of_its_curves():
+def test_mean_outline_has_the_mean_area():
     """The shorter curve is held at its best value up to the end of the longer one."""
     curves = [curve("max", [(1.0, 4.0), (2.0, 8.0)]), curve("max", [(2.0, 4.0), (4.0, 2.0)])]
     line = mean_outline(curves, "seconds")
@@ -67,16 +67,16 @@ def test_the_mean_outline_has_the_mean_area_of_its_curves():
     assert mean_outline(curves[:1], "seconds") == outline(curves[0], "seconds")
 
 
-def test_held_value_is_the_best_not_the_last():
+def test_held_value_is_the_best_value():
     assert aucc(curve("max", [(1.0, 8.0), (2.0, 4.0)]), horizon=3.0) == pytest.approx(4 + 8 + 8)
 
 
-def test_min_metric_holds_its_first_value_back_to_zero():
+def test_min_metric_starts_with_its_first_value():
     falling = curve("min", [(2.0, 4.0), (4.0, 2.0), (5.0, 3.0)])
     assert aucc(falling) == pytest.approx(8 + 6 + 2)
 
 
-def test_other_axes_do_not_see_the_clock():
+def test_step_and_flops_axes_ignore_seconds():
     slow = Curve("BLEU", "max", [Point(10, 1.0, 1e3, 5.0), Point(20, 9.0, 2e3, 5.0)])
     fast = Curve("BLEU", "max", [Point(10, 0.5, 1e3, 5.0), Point(20, 1.0, 2e3, 5.0)])
     assert aucc(slow, "step") == aucc(fast, "step") == pytest.approx(25 + 50)
@@ -90,12 +90,12 @@ def test_horizon_must_be_positive(horizon):
         aucc(curve("max", [(1.0, 1.0)]), horizon=horizon)
 
 
-def test_an_empty_curve_is_a_user_error():
+def test_empty_curve_raises_user_error():
     with pytest.raises(UserError, match="no validation points"):
         aucc(Curve("BLEU", "max"))
 
 
-def test_time_to_is_the_first_validation_point_that_is_there():
+def test_time_to_is_the_first_validation_point_that_reaches_the_value():
     measured = curve("max", [(1.0, 50.0), (2.0, 94.9), (3.0, 95.0), (4.0, 100.0), (5.0, 99.0)])
     assert time_to(measured, 0.95) == 3.0
     assert time_to(measured, 0.99) == 4.0
@@ -103,7 +103,7 @@ def test_time_to_is_the_first_validation_point_that_is_there():
     assert time_to(measured, 1.0, "hours") == pytest.approx(4 / 3600)
 
 
-def test_time_to_of_a_min_metric_divides():
+def test_time_to_of_a_min_metric_divides_by_the_fraction():
     measured = curve("min", [(1.0, 3.0), (2.0, 2.1), (3.0, 2.0), (4.0, 2.5)])
     assert time_to(measured, 0.95) == 2.0  # 2.0 / 0.95 = 2.105
     assert time_to(measured, 0.99) == 3.0
@@ -115,17 +115,17 @@ def test_time_to_of_a_metric_between_0_and_1():
     assert time_to(measured, 0.99) == 3.0
 
 
-def test_time_to_of_negative_values_is_on_the_easy_side():
+def test_time_to_of_negative_values_takes_the_easier_side():
     assert time_to(curve("max", [(1.0, -3.0), (2.0, -2.1), (3.0, -2.0)]), 0.95) == 2.0
 
 
 @pytest.mark.parametrize("fraction", [0.0, 1.1, math.nan])
-def test_fraction_must_be_one(fraction):
+def test_fraction_must_be_in_0_1(fraction):
     with pytest.raises(UserError, match="fraction"):
         time_to(curve("max", [(1.0, 1.0)]), fraction)
 
 
-def test_a_best_value_of_others_may_not_be_reached():
+def test_reaching_another_best_value_may_return_none():
     measured = curve("max", [(1.0, 80.0), (2.0, 95.0)])
     assert reaching(measured, 0.95, best=100.0).seconds == 2.0
     assert reaching(measured, 0.99, best=100.0) is None
@@ -134,7 +134,7 @@ def test_a_best_value_of_others_may_not_be_reached():
     assert reaching(falling, 0.99, best=2.0) is None
 
 
-def test_the_shared_horizon_is_an_end_of_a_curve():
+def test_shared_horizon_is_the_end_of_a_curve():
     curves = [curve("max", [(1.0, 30.0)]), curve("max", [(1.0, 10.0), (3.0, 31.0)])]
     assert shared_horizon(curves, "seconds") == 3.0
     assert shared_horizon(curves, "step", "shortest") == 10.0
@@ -143,7 +143,7 @@ def test_the_shared_horizon_is_an_end_of_a_curve():
     assert shared_horizon([Curve("BLEU", "max"), *curves], "seconds", "shortest") == 1.0
 
 
-def test_the_area_as_measured_loses_what_a_curve_loses():
+def test_measured_area_decreases_with_the_values():
     """Eq. 1 integrates g_t; the best value so far hides a collapse."""
     collapsed = Curve(
         "bleu", "max", [Point(s, s, s, v) for s, v in ((1, 10.0), (2, 2.0), (3, 1.0))]

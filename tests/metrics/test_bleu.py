@@ -9,24 +9,24 @@ from common.metrics.bleu import bleu_metric, bleu_of, corpus_bleu, sentence_stat
 REFERENCES = ["the cat sat on the mat .", "a dog barked at the moon tonight ."]
 
 
-def test_a_perfect_translation_scores_100():
+def test_perfect_translation_scores_100():
     assert corpus_bleu(REFERENCES, REFERENCES).score == pytest.approx(100.0)
 
 
-def test_a_worked_example():
+def test_bleu_of_a_worked_example():
     """Precisions 5/6, 3/5, 2/4, 1/3 and no brevity penalty."""
     bleu = corpus_bleu(["the cat sat on a mat"], ["the cat sat on the mat"])
     assert bleu.score == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
 
 
-def test_it_is_a_corpus_score_not_a_mean():
+def test_bleu_is_a_corpus_score_and_no_mean():
     hypotheses = [REFERENCES[0], "a dog barked at the sun today ."]
     pairs = zip(hypotheses, REFERENCES, strict=True)
     single = [corpus_bleu([h], [r]).score for h, r in pairs]
     assert corpus_bleu(hypotheses, REFERENCES).score != pytest.approx(sum(single) / 2, abs=0.1)
 
 
-def test_signature_tells_what_was_done():
+def test_signature_contains_the_options():
     plain = corpus_bleu(["The Cat sat on the mat ."], REFERENCES[:1])
     lower = corpus_bleu(["The Cat sat on the mat ."], REFERENCES[:1], lowercase=True)
     assert "case:mixed" in plain.signature and "tok:13a" in plain.signature
@@ -50,14 +50,14 @@ def test_sums_of_sentence_statistics_give_the_corpus_score():
 
 
 @pytest.mark.parametrize(("tokenize", "warned"), [("none", False), ("13a", True)])
-def test_only_text_declared_as_tokenised_gives_no_warning(caplog, tokenize, warned):
+def test_tokenize_none_suppresses_the_warning(caplog, tokenize, warned):
     """sacrebleu warns where a hundred translations end in a token for the full stop."""
     with caplog.at_level(logging.WARNING, "sacrebleu"):
         corpus_bleu(["a cat sat on a mat ."] * 100, ["a cat sat there ."] * 100, tokenize=tokenize)
     assert any("tokenized" in record.getMessage() for record in caplog.records) == warned
 
 
-def test_faults_are_told():
+def test_invalid_arguments_raise_user_errors():
     with pytest.raises(UserError, match="1 translations and 2 references"):
         corpus_bleu(["a"], ["a", "b"])
     with pytest.raises(UserError, match=r"^BLEU needs at least one sentence$"):

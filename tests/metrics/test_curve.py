@@ -12,7 +12,7 @@ def curve(mode, *values):
     return Curve("metric", mode, points)
 
 
-def test_best_is_the_first_of_the_best():
+def test_best_is_the_first_best_point():
     assert curve("max", 1.0, 3.0, 2.0, 3.0).best.step == 20
     assert curve("min", 3.0, 1.0, 2.0, 1.0).best.step == 20
 
@@ -25,7 +25,7 @@ def test_only_a_strict_improvement_is_better(mode, improved):
     assert not measured.better(2.0, than=improved)
 
 
-def test_running_best_keeps_positions_and_never_gets_worse():
+def test_running_best_keeps_coordinates_and_never_gets_worse():
     rising = curve("max", 1.0, 3.0, 2.0, 4.0, 2.0).running_best()
     assert [p.value for p in rising] == [1.0, 3.0, 3.0, 4.0, 4.0]
     assert [p.step for p in rising] == [10, 20, 30, 40, 50]
@@ -33,7 +33,7 @@ def test_running_best_keeps_positions_and_never_gets_worse():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_value_that_is_no_number_is_left_out(value):
+def test_non_finite_value_is_ignored(value):
     measured = curve("min", 2.0)
     assert not measured.add(Point(20, 120.0, 2e9, value))
     assert measured.add(Point(30, 180.0, 3e9, 1.0))
@@ -50,14 +50,14 @@ def test_a_value_that_is_no_number_is_left_out(value):
         Point(20, 120.0, math.inf, 1.0),
     ],
 )
-def test_a_point_out_of_order_is_refused(point):
+def test_point_out_of_order_raises_value_error(point):
     measured = curve("max", 1.0)
-    with pytest.raises(ValueError, match="must not go back"):
+    with pytest.raises(ValueError, match="must not decrease"):
         measured.add(point)
     assert len(measured.points) == 1
 
 
-def test_points_may_lie_at_zero_and_at_the_position_of_the_last_point():
+def test_coordinates_may_be_zero_or_repeat():
     """A run that is measured before its first step; steps whose FLOPs are not counted."""
     measured = Curve("metric", "max")
     assert measured.add(Point(0, 0.0, 0.0, 1.0))
@@ -66,7 +66,7 @@ def test_points_may_lie_at_zero_and_at_the_position_of_the_last_point():
 
 
 @pytest.mark.parametrize(("axis", "end"), [("step", 20), ("seconds", 120.0), ("flops", 2e9)])
-def test_a_curve_until_a_position_has_the_points_up_to_it(axis, end):
+def test_until_keeps_the_points_up_to_the_end(axis, end):
     measured = curve("min", 3.0, 2.0, 1.0)
     cut = measured.until(axis, end)
     assert (cut.name, cut.mode) == ("metric", "min")
@@ -74,7 +74,7 @@ def test_a_curve_until_a_position_has_the_points_up_to_it(axis, end):
     assert len(measured.points) == 3
 
 
-def test_negative_time_is_refused():
+def test_negative_time_raises_value_error():
     with pytest.raises(ValueError, match="seconds"):
         Curve("metric", "max").add(Point(1, -1.0, 0.0, 1.0))
 
@@ -94,12 +94,12 @@ def test_json_round_trip():
         [],
     ],
 )
-def test_a_damaged_record_is_a_user_error(record):
+def test_damaged_record_raises_user_error(record):
     with pytest.raises(UserError):
         Curve.from_json(record)
 
 
-def test_an_empty_curve_has_no_best():
+def test_best_of_an_empty_curve_raises_user_error():
     with pytest.raises(UserError, match="no validation points"):
         _ = Curve("BLEU", "max").best
 

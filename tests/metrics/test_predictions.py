@@ -33,7 +33,7 @@ def losses() -> Losses:
     return Losses("windows", nats_M, weights_M, np.zeros(0), np.array([1, 1, 0]), "byte")
 
 
-def test_metrics_of_classes_are_those_of_scikit_learn():
+def test_classification_metrics_match_scikit_learn():
     made = classes()
     logs_MN = np.log(np.random.default_rng(0).dirichlet((1.0, 1.0, 1.0, 0.2), 200))
     guesses_M = logs_MN.argmax(1)
@@ -45,14 +45,14 @@ def test_metrics_of_classes_are_those_of_scikit_learn():
     assert found["loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_classes_are_kept_in_small_types():
+def test_classes_use_small_dtypes():
     made = classes()
     assert made.examples == "examples" and len(made) == 200
     types = [x.dtype for x in (made.labels_M, made.guesses_M, made.nats_M, made.probabilities_MN)]
     assert types == [np.int32, np.int32, np.float32, np.float16]
 
 
-def test_corpus_bleu_of_sentence_statistics_is_that_of_sacrebleu():
+def test_corpus_bleu_of_sentence_statistics_matches_sacrebleu():
     found = translations().metrics()
     assert found["bleu"] == pytest.approx(corpus_bleu(HYPOTHESES, REFERENCES).score)
     assert found["loss"] == pytest.approx(10 / 17)
@@ -86,7 +86,7 @@ def test_losses_of_masked_tokens_have_accuracy():
 
 
 @pytest.mark.parametrize("make", [classes, translations, losses])
-def test_weights_of_a_resample_give_the_metrics_of_that_resample(make):
+def test_weighted_statistics_match_a_resample(make):
     """Drawing examples 0, 0 and 2 is the same as a test set of these three; so is each of several draws."""
     made: Predictions = make()
     weights_BM = np.zeros((2, len(made)))
@@ -101,7 +101,7 @@ def test_weights_of_a_resample_give_the_metrics_of_that_resample(make):
 
 
 @pytest.mark.parametrize("make", [classes, translations, losses])
-def test_the_file_keeps_metrics_examples_and_texts(make, tmp_path):
+def test_save_and_load_round_trip(make, tmp_path):
     made = make()
     made.save(tmp_path / "predictions.npz")
     found = load(tmp_path / "predictions.npz")
@@ -114,7 +114,7 @@ def test_the_file_keeps_metrics_examples_and_texts(make, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["predictions.npz"]
 
 
-def test_an_example_is_described_for_a_person():
+def test_describe_returns_label_and_prediction():
     made = Classes.of_log_probabilities("e", np.array([1]), np.log([[0.75, 0.25]]), ("no", "yes"))
     assert made.describe(0) == {"label": "yes", "prediction": "no (0.75)"}
     reference, translation = REFERENCES[1], HYPOTHESES[1]
@@ -123,13 +123,13 @@ def test_an_example_is_described_for_a_person():
     assert losses().describe(2) == {"bytes": "1", "nats each": "0.500"}
 
 
-def test_translations_need_a_reference_each():
+def test_translations_without_reference_raise_value_error():
     made = dataclasses.replace(translations(), references=REFERENCES[:3])
     with pytest.raises(ValueError, match="zip"):
         _ = made.costs_M
 
 
-def test_costs_rank_examples_from_right_to_wrong():
+def test_costs_increase_with_the_error():
     costs_M = translations().costs_M
     assert costs_M.argmax() == 2, "the empty translation"
     assert costs_M[0] == costs_M.min()
@@ -144,7 +144,7 @@ def test_costs_rank_examples_from_right_to_wrong():
         (None, "^cannot read .*: No such file or directory$"),
     ],
 )
-def test_damaged_files_are_one_line(content, fault, tmp_path):
+def test_damaged_file_raises_one_line_error(content, fault, tmp_path):
     path = tmp_path / "predictions.npz"
     if content is not None:
         path.write_bytes(content)
@@ -152,7 +152,7 @@ def test_damaged_files_are_one_line(content, fault, tmp_path):
         load(path)
 
 
-def test_arrays_of_other_lengths_are_damaged(tmp_path):
+def test_arrays_of_different_lengths_raise_user_error(tmp_path):
     path, made = tmp_path / "predictions.npz", classes(10)
     dataclasses.replace(made, nats_M=made.nats_M[:5]).save(path)
     with pytest.raises(UserError, match="is damaged: nats_M: not 10 examples"):
@@ -163,7 +163,7 @@ def test_arrays_of_other_lengths_are_damaged(tmp_path):
         load(path)
 
 
-def test_files_with_pickles_are_refused(tmp_path):
+def test_pickled_file_raises_user_error(tmp_path):
     """They could run anything."""
     path = tmp_path / "predictions.npz"
     np.savez(path, record=np.array([{"kind": "losses"}], object))

@@ -12,7 +12,7 @@ KEY = jax.random.key(0)
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.5])
 @pytest.mark.parametrize("width", [8, 7])
-def test_dropped_share_and_scale(rate: float, width: int):
+def test_dropout_rate_and_scale(rate: float, width: int):
     dropped = round(256 * rate)
     rows = 40_000
     y = np.asarray(dropout(jnp.ones((4, rows // 4, width)), rate, KEY)).reshape(rows, width)
@@ -28,7 +28,7 @@ def test_dropped_share_and_scale(rate: float, width: int):
     assert np.max(np.abs(correlation)) < 5 / np.sqrt(rows)
 
 
-def test_bfloat16_keeps_its_type_and_scales_in_float32():
+def test_bfloat16_dropout_scales_in_float32():
     """0.1 is 26/256: 256/230 rounded to bfloat16 would be 0.3 per cent off, on every element."""
     x = jnp.linspace(1, 2, 64, dtype=jnp.bfloat16)
     y = dropout(x, 0.1, KEY)
@@ -39,13 +39,13 @@ def test_bfloat16_keeps_its_type_and_scales_in_float32():
     np.testing.assert_array_equal(y[kept], exact[kept])
 
 
-def test_without_a_key_or_a_rate_it_is_the_identity():
+def test_dropout_without_key_or_rate_is_the_identity():
     x = jnp.arange(6.0)
     assert dropout(x, 0.5, None) is x
     assert dropout(x, 0.0, KEY) is x
 
 
-def test_a_key_decides_the_mask():
+def test_dropout_mask_depends_on_the_key():
     x = jnp.ones((16, 16))
     first = dropout(x, 0.5, fold(KEY, 1))
     np.testing.assert_array_equal(first, dropout(x, 0.5, fold(KEY, 1)))
@@ -53,7 +53,7 @@ def test_a_key_decides_the_mask():
     assert fold(None, 1) is None
 
 
-def test_the_gradient_is_dropped_with_the_element():
+def test_gradient_of_dropped_elements_is_zero():
     x = jnp.ones(64)
     gradient = jax.grad(lambda x: dropout(x, 0.5, KEY).sum())(x)
     np.testing.assert_array_equal(gradient, dropout(x, 0.5, KEY))

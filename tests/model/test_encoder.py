@@ -60,7 +60,7 @@ def logits(weights: Weights, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("reservoir", ["none", "transformer", "ffn"])
-def test_equals_a_reading_in_numpy(reservoir):
+def test_masked_language_model_matches_numpy(reservoir):
     model = small(reservoir)
     abstract_model, trainable, frozen = made(model)
     assert bool(frozen) == (reservoir != "none")
@@ -76,7 +76,7 @@ def test_equals_a_reading_in_numpy(reservoir):
         np.testing.assert_allclose(found[row], last[places], rtol=1e-4, atol=1e-5)
 
 
-def test_padding_changes_nothing():
+def test_encoder_ignores_padding():
     """Neither how much of it there is nor what it is."""
     abstract_model, trainable, frozen = made(small())
     network = abstract_model.build(trainable, frozen).encoder
@@ -88,7 +88,7 @@ def test_padding_changes_nothing():
         np.testing.assert_allclose(beside[0, :6], alone[0], rtol=1e-5, atol=1e-6)
 
 
-def test_a_row_of_padding_is_finite_and_gives_no_gradient_that_is_not():
+def test_padding_row_is_finite_and_has_finite_gradients():
     abstract_model, trainable, frozen = made(small())
 
     def total(trainable):
@@ -100,7 +100,7 @@ def test_a_row_of_padding_is_finite_and_gives_no_gradient_that_is_not():
     assert all(np.isfinite(g).all() for g in gradients.values())
 
 
-def test_the_last_state_is_what_the_head_reads_but_for_a_final_norm():
+def test_last_hidden_state_is_the_output_before_the_final_norm():
     tokens, lengths = jnp.asarray(TOKENS), jnp.asarray(LENGTHS)
     for norm in ("post", "pre"):
         abstract_model, trainable, frozen = made(small(norm=norm))
@@ -110,7 +110,7 @@ def test_the_last_state_is_what_the_head_reads_but_for_a_final_norm():
         np.testing.assert_allclose(network(tokens, lengths), last, rtol=1e-5, atol=1e-6)
 
 
-def test_dropout_needs_a_key_and_works_on_the_embeddings_too():
+def test_encoder_dropout_needs_a_key_and_includes_embeddings():
     abstract_model, trainable, frozen = made(small(encoder_layers=1, reservoir="none"))
     network = abstract_model.build(trainable, frozen).encoder
     embedded = network._enter(jnp.asarray(TOKENS), jax.random.key(0))
@@ -118,7 +118,7 @@ def test_dropout_needs_a_key_and_works_on_the_embeddings_too():
     assert not (np.asarray(network._enter(jnp.asarray(TOKENS), None)) == 0).any()
 
 
-def test_it_starts_as_bert_does_and_reservoirs_as_reservoirs():
+def test_initial_values_of_trained_and_frozen_layers():
     model = small("transformer", width=64, hidden=128)
     network = encoder.masked_lm(model, 500, rngs=nnx.Rngs(0))
     abstract_model = variables.split(network)
@@ -132,7 +132,7 @@ def test_it_starts_as_bert_does_and_reservoirs_as_reservoirs():
     assert kernel.get_metadata("draw") == ("orthogonal", 1.0)
 
 
-def test_parameters_are_those_of_roberta_base():
+def test_parameter_count_of_roberta_base():
     """Published are 124,697,433 with 50,265 pieces: two rows of positions and one of segments are not ours."""
     abstract_model = variables.abstract(
         lambda: encoder.masked_lm(masked.roberta("none").model, 50_265, rngs=nnx.Rngs(0))

@@ -84,7 +84,7 @@ def case(request) -> Case:
     return request.getfixturevalue(request.param)
 
 
-def test_forward_is_that_of_slow_numpy(case: Case):
+def test_forward_matches_numpy(case: Case):
     expected = helpers.forward(case.weights, SOURCE, TARGET, case.model)
     ours = case.logits(SOURCE, TARGET)
     assert ours.dtype == np.float32
@@ -92,7 +92,7 @@ def test_forward_is_that_of_slow_numpy(case: Case):
     np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_neither_more_padding_nor_the_order_of_sentences_matters(case: Case):
+def test_output_is_independent_of_padding_and_row_order(case: Case):
     padded = np.pad(SOURCE, ((0, 0), (0, 3)))
     np.testing.assert_allclose(
         case.logits(padded[::-1], TARGET[::-1]),
@@ -102,7 +102,7 @@ def test_neither_more_padding_nor_the_order_of_sentences_matters(case: Case):
     )
 
 
-def test_a_position_sees_itself_and_the_past(case: Case):
+def test_decoder_is_causal(case: Case):
     """The Jacobian of the logits with respect to the embedded target is lower triangular."""
     model = case.built
     context = jax.jit(model.encode)(SOURCE[:1])
@@ -119,7 +119,7 @@ def test_a_position_sees_itself_and_the_past(case: Case):
     assert np.all(seen[np.tril_indices(length)] > 1e-6)
 
 
-def test_every_target_sees_the_source_but_not_its_padding(case: Case):
+def test_cross_attention_ignores_source_padding(case: Case):
     model = case.built
     lengths = jnp.array([3])
     direction = np.random.default_rng(0).standard_normal(helpers.TARGET_VOCABULARY)
@@ -127,7 +127,7 @@ def test_every_target_sees_the_source_but_not_its_padding(case: Case):
 
     def project(x_SD):
         memory = model.encoder(x_SD[None], Context(lengths_B=lengths))
-        context = Context(memory_BSD=memory, memory_lengths_B=lengths)
+        context = Context(encoded_BSD=memory, encoded_lengths_B=lengths)
         return model.target_embed.logits(model.decoder(x_BTD, context))[0] @ direction
 
     x = model.source_embed(SOURCE[1:2], jnp.float32)[0]
@@ -137,23 +137,23 @@ def test_every_target_sees_the_source_but_not_its_padding(case: Case):
     assert np.all(seen[:, 3:] == 0)
 
 
-def test_a_row_of_padding_is_finite_and_so_are_its_gradients(post: Case):
+def test_padding_row_is_finite_and_has_finite_gradients(post: Case):
     source = np.concatenate([SOURCE[:2], np.zeros_like(SOURCE[:1])])
     # Not every attention kernel survives a row without keys, so such a row has one.
-    lengths = jax.jit(lambda source: post.built.encode(source).memory_lengths_B)(source)
+    lengths = jax.jit(lambda source: post.built.encode(source).encoded_lengths_B)(source)
     np.testing.assert_array_equal(lengths, [6, 3, 1])
     assert np.all(np.isfinite(post.logits(source, TARGET)))
     assert all(np.all(np.isfinite(g)) for g in post.gradients(source).values())
 
 
-def test_learned_positions_are_trained_where_tokens_stand(post: Case):
+def test_learned_positions_get_gradients_at_used_positions(post: Case):
     gradients = post.gradients(SOURCE)
     rows = np.abs(gradients["source_embed/positions/table"]).max(-1)
     assert rows.shape == (32,)
     assert np.all(rows[:6] > 0) and np.all(rows[6:] == 0)
 
 
-def test_steps_with_a_cache_are_teacher_forcing(case: Case):
+def test_cached_decoding_equals_teacher_forcing(case: Case):
     """Two hypotheses per sentence over one memory, at every position."""
     beams, longest = 2, 7
     targets = np.random.default_rng(0).integers(3, 11, (3 * beams, longest))
@@ -175,7 +175,7 @@ def test_steps_with_a_cache_are_teacher_forcing(case: Case):
     np.testing.assert_allclose(decode(targets).swapaxes(0, 1), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_remat_recomputes_and_changes_nothing(make_config):
+def test_remat_does_not_change_gradients(make_config):
     """With dropout: the recomputed masks have to be those of the forward pass."""
     key = jax.random.key(3)
     x = np.random.default_rng(0).standard_normal((3, 6, 16)).astype(np.float32)
@@ -197,7 +197,7 @@ def test_remat_recomputes_and_changes_nothing(make_config):
         np.testing.assert_allclose(gradient, gradients_remat[name], rtol=1e-4, atol=1e-5)
 
 
-def test_dropout_is_on_with_a_key_only(pre: Case):
+def test_dropout_needs_a_key(pre: Case):
     model = pre.built
     run = jax.jit(lambda key: model(SOURCE, TARGET, key))
     first, second = (run(jax.random.key(i)) for i in range(2))
@@ -208,9 +208,9 @@ def test_dropout_is_on_with_a_key_only(pre: Case):
     np.testing.assert_array_equal(plain, pre.logits(SOURCE, TARGET))
 
 
-def test_bfloat16_activations_give_float32_logits_and_gradients(make_config, pre: Case):
+def test_bfloat16_activations_with_float32_logits_and_gradients(make_config, pre: Case):
     case = make_case(make_config("ffn", dtype="bfloat16", encoder_layers=2))
-    assert jax.eval_shape(case.built.encode, SOURCE).memory_BSD.dtype == jnp.bfloat16
+    assert jax.eval_shape(case.built.encode, SOURCE).encoded_BSD.dtype == jnp.bfloat16
     np.testing.assert_allclose(
         case.logits(SOURCE, TARGET), pre.logits(SOURCE, TARGET), atol=0.3, rtol=0
     )
@@ -218,13 +218,13 @@ def test_bfloat16_activations_give_float32_logits_and_gradients(make_config, pre
     assert {g.dtype for g in gradients.values()} == {jnp.dtype("float32")}
 
 
-def test_auto_is_float32_on_a_cpu(monkeypatch):
+def test_auto_dtype_is_float32_on_a_cpu(monkeypatch):
     for backend, expected in (("cpu", "float32"), ("gpu", "bfloat16"), ("tpu", "bfloat16")):
         monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
         assert compute_dtype("auto") == expected
         assert compute_dtype("bfloat16") == "bfloat16"
 
 
-def test_heads_have_to_divide_the_width(make_config):
+def test_heads_must_divide_the_width(make_config):
     with pytest.raises(ValueError, match="not divisible by 3 heads"):
         encoder_block(make_config(heads=3).model, rngs=nnx.Rngs(0))

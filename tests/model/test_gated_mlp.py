@@ -1,4 +1,6 @@
-"""Spatial maps and gMLPs against slow readings, position by position; causality by gradients; one token at a time."""
+"""Spatial maps and gated MLPs against loops over positions; causality by gradients; decoding against training."""
+
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -7,10 +9,10 @@ import pytest
 from flax import nnx
 
 from common.model.block import Context
-from common.model.causal import causal_product
 from common.model.decode_cache import CacheSpec, settle
 from common.model.gated_mlp import GatedMlp
-from common.model.spatial import BlockLocal, Spatial, Toeplitz
+from common.model.spatial import BlockLocal, Spatial, Toeplitz, causal_product
+from gmlp_lm.tiny_attention import TinyAttention
 
 N, D, F, WINDOW = 13, 8, 12, 4
 
@@ -27,14 +29,17 @@ def spatial(kind: str, heads: int = 1, **options) -> Spatial:
             return Spatial(N, **options)
 
 
-def model(kind: str, heads: int = 1, attention: int = 0) -> GatedMlp:
+def tiny_attention(**options) -> partial:
+    return partial(TinyAttention, D, 3, F // 2, rngs=nnx.Rngs(3), **options)
+
+
+def model(kind: str, heads: int = 1, attention: bool = False) -> GatedMlp:
     made = GatedMlp(
         D,
         F,
         spatial(kind, heads),
         rngs=nnx.Rngs(2),
-        attention=attention,
-        window=WINDOW if kind == "local" else 0,
+        attention=tiny_attention(window=WINDOW if kind == "local" else 0) if attention else None,
     )
     generator = np.random.default_rng(0)
     made.spatial.bias[...] = jnp.asarray(generator.normal(size=made.spatial.bias.shape))
@@ -70,13 +75,13 @@ KINDS = ["full", "toeplitz", "local"]
 @pytest.mark.parametrize("heads", [1, 3])
 @pytest.mark.parametrize("length", [1, 4, 7, N])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_map_is_what_it_says_at_any_length(kind, length, heads):
+def test_spatial_maps_match_a_reference_loop(kind, length, heads):
     part = spatial(kind, heads)
     values = np.random.default_rng(length).normal(size=(2, length, 6)).astype(np.float32)
     np.testing.assert_allclose(part(values), slow_map(part, kind, values), rtol=2e-5, atol=1e-5)
 
 
-def test_both_sides_of_a_toeplitz_map():
+def test_bidirectional_toeplitz_map():
     part = spatial("toeplitz", causal=False)
     weight = np.asarray(part.weight[...])[0]
     matrix = np.asarray(part.matrices(5))[0]
@@ -87,7 +92,7 @@ def test_both_sides_of_a_toeplitz_map():
 
 
 @pytest.mark.parametrize("block", [1, 3, 5, 8, 100])
-def test_the_block_wise_product_and_its_gradients(block):
+def test_causal_product_and_its_gradients(block):
     generator = np.random.default_rng(block)
     matrix = jnp.asarray(generator.normal(size=(8, 8)), jnp.float32)
     values = jnp.asarray(generator.normal(size=(8, 5)), jnp.float32)
@@ -103,7 +108,7 @@ def test_the_block_wise_product_and_its_gradients(block):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_a_long_causal_map_costs_little_more_than_half():
+def test_causal_product_needs_little_more_than_half_the_flops():
     """FLOPs of the compiled forward and backward pass at length 2048, over those of the dense product."""
     matrix = jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
     values = jax.ShapeDtypeStruct((2048, 64), jnp.float32)
@@ -115,10 +120,10 @@ def test_a_long_causal_map_costs_little_more_than_half():
     assert flops(causal_product) < 0.6 * flops(lambda m, v: jnp.tril(m) @ v)
 
 
-@pytest.mark.parametrize("attention", [0, 3])
+@pytest.mark.parametrize("attention", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_position_sees_a_later_one(kind, attention):
-    """Of output m the gradient at input n is zero for n > m, and not zero for n = m."""
+def test_spatial_maps_and_attention_are_causal(kind, attention):
+    """The gradient of output m is zero at inputs n > m and nonzero at n = m."""
     made = model(kind, attention=attention)
     x = jnp.asarray(np.random.default_rng(3).normal(size=(1, N, D)), jnp.float32)
     jacobian = jax.jacobian(lambda x: made(x, Context()))(x)[0, :, :, 0]  # (L, D, L, D)
@@ -130,11 +135,11 @@ def test_no_position_sees_a_later_one(kind, attention):
 
 
 @pytest.mark.parametrize("recent", [0, 3])
-@pytest.mark.parametrize("attention", [0, 3])
+@pytest.mark.parametrize("attention", [False, True])
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_token_by_token_is_the_whole_at_once(kind, heads, attention, recent):
-    """In one array, or with the last up to three positions apart, in runs of uneven lengths."""
+def test_decoding_steps_equal_the_forward_pass(kind, heads, attention, recent):
+    """With a one-array cache, and with a past and 3 recent positions, settled after runs of different lengths."""
     made = model(kind, heads, attention)
     x = jnp.asarray(np.random.default_rng(4).normal(size=(2, N, D)), jnp.float32)
     whole = made(x, Context())
@@ -147,17 +152,17 @@ def test_token_by_token_is_the_whole_at_once(kind, heads, attention, recent):
             cache = settle(cache, index - max(i for i in (-1, 0, 2, 5, 8, 11) if i < index))
 
 
-def test_a_shorter_sequence_is_the_beginning_of_a_longer_one():
-    made = model("full", attention=3)
+def test_output_of_a_prefix_is_the_prefix_of_the_output():
+    made = model("full", attention=True)
     x = jnp.asarray(np.random.default_rng(5).normal(size=(1, N, D)), jnp.float32)
     np.testing.assert_allclose(
         made(x[:, :6], Context()), made(x, Context())[:, :6], rtol=1e-4, atol=1e-6
     )
 
 
-def test_padding_is_not_seen_where_both_sides_are():
+def test_bidirectional_map_ignores_padding():
     part = spatial("full", causal=False)
-    made = GatedMlp(D, F, part, rngs=nnx.Rngs(2), attention=3)
+    made = GatedMlp(D, F, part, rngs=nnx.Rngs(2), attention=tiny_attention(causal=False))
     x = jnp.asarray(np.random.default_rng(6).normal(size=(1, 9, D)), jnp.float32)
     lengths = jnp.array([5])
     alone = made(x[:, :5], Context(lengths_B=lengths))
@@ -166,7 +171,7 @@ def test_padding_is_not_seen_where_both_sides_are():
     np.testing.assert_allclose(alone, changed[:, :5], rtol=1e-4, atol=1e-5)
 
 
-def test_starts_as_a_feed_forward_layer_of_each_position_alone():
+def test_epsilon_0_starts_as_a_position_wise_feed_forward_layer():
     made = GatedMlp(D, F, Spatial(N, rngs=nnx.Rngs(0), epsilon=0.0), rngs=nnx.Rngs(2))
     x = jnp.asarray(np.random.default_rng(7).normal(size=(1, N, D)), jnp.float32)
     gated, _ = made._halves(x)
@@ -176,20 +181,20 @@ def test_starts_as_a_feed_forward_layer_of_each_position_alone():
 @pytest.mark.parametrize(
     ("fault", "make"),
     [
-        ("cannot be halved", lambda: GatedMlp(D, 14, spatial("full", 2), rngs=nnx.Rngs(0))),
-        ("windows are causal", lambda: spatial("local", causal=False)),
+        ("must be a multiple of 2", lambda: GatedMlp(D, 14, spatial("full", 2), rngs=nnx.Rngs(0))),
+        ("only causal=True", lambda: spatial("local", causal=False)),
         (
-            "14 positions, the spatial map has 13",
+            "14 positions, but the spatial map has 13",
             lambda: model("full")(jnp.zeros((1, 14, D)), Context()),
         ),
         (
-            "only a causal",
+            "needs a causal spatial map",
             lambda: GatedMlp(D, F, spatial("full", causal=False), rngs=nnx.Rngs(0)).cache(
                 1, CacheSpec(4, jnp.float32), Context()
             ),
         ),
     ],
 )
-def test_what_does_not_fit_says_so(fault, make):
+def test_invalid_arguments_raise_value_errors(fault, make):
     with pytest.raises(ValueError, match=fault):
         make()

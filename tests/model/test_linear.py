@@ -30,7 +30,7 @@ def value_and_gradients(function, x, kernel, g) -> tuple:
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("shape", [(2, 5, 6), (4, 6), (1, 1, 6), (1, 8)])
-def test_product_and_gradients_are_those_of_jnp(transposed: bool, shape: tuple[int, ...]):
+def test_matmul_and_gradients_match_jnp(transposed: bool, shape: tuple[int, ...]):
     # A single row is multiplied in parts where there are 8 inputs, or outputs: both are tried, and what has none.
     x, kernel, g = operands(transposed, shape, outputs=8 if shape == (1, 1, 6) else 7)
     ours = value_and_gradients(lambda x, k: matmul(x, k, transposed), x, kernel, g)
@@ -41,7 +41,7 @@ def test_product_and_gradients_are_those_of_jnp(transposed: bool, shape: tuple[i
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_bfloat16_is_close_and_the_kernels_gradient_stays_float32(transposed: bool):
+def test_bfloat16_matmul_has_a_float32_kernel_gradient(transposed: bool):
     x, kernel, g = operands(transposed)
     ours = value_and_gradients(
         lambda x, k: matmul(x, k, transposed), x.astype(jnp.bfloat16), kernel, g
@@ -54,7 +54,7 @@ def test_bfloat16_is_close_and_the_kernels_gradient_stays_float32(transposed: bo
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-def test_a_kernel_that_is_kept_in_bfloat16_is_no_other(transposed: bool):
+def test_bfloat16_kernel_gives_the_same_product(transposed: bool):
     """To the bit: it is rounded to that anyway."""
     x, kernel, g = operands(transposed)
     x, narrow = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
@@ -80,7 +80,7 @@ def test_bfloat16_products_are_accumulated_and_returned_in_float32(transposed: b
     np.testing.assert_array_equal(dkernel.reshape(-1), [1 + small, 1 + small])
 
 
-def test_linear_adds_its_bias_and_returns_the_type_of_its_input():
+def test_linear_adds_its_bias_and_keeps_the_dtype():
     layer = Linear(6, 7, ("embed", "mlp"), rngs=nnx.Rngs(0))
     x, _, _ = operands(False)
     layer.bias[...] = jnp.arange(7.0)
@@ -91,7 +91,7 @@ def test_linear_adds_its_bias_and_returns_the_type_of_its_input():
     assert layer(x.astype(jnp.bfloat16), jnp.float32).dtype == jnp.float32
 
 
-def test_linear_starts_as_xavier_uniform_without_bias_by_none():
+def test_linear_initialisation():
     layer = Linear(300, 100, (None, None), rngs=nnx.Rngs(0), bias_init=None)
     assert layer.bias is None
     bound = (6 / 400) ** 0.5

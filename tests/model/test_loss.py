@@ -28,7 +28,7 @@ def fairseq(logits: np.ndarray, target: int, smoothing: float) -> float:
 
 
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)
-def test_value_is_fairseqs(batch, smoothing: float):
+def test_label_smoothing_matches_fairseq(batch, smoothing: float):
     logits, targets, _ = batch
     loss = cross_entropy(logits, targets, smoothing)
     expected = [
@@ -38,7 +38,7 @@ def test_value_is_fairseqs(batch, smoothing: float):
 
 
 @pytest.mark.parametrize("smoothing", SMOOTHINGS)
-def test_gradient_is_that_of_automatic_differentiation(batch, smoothing: float):
+def test_gradient_matches_automatic_differentiation(batch, smoothing: float):
     logits, targets, weights = batch
 
     def plain(logits):

@@ -17,7 +17,7 @@ from common.model.position import Learned, Sinusoidal
 from tests.model import helpers
 
 
-def test_layer_norm_in_numpy():
+def test_layer_norm_matches_numpy():
     generator = np.random.default_rng(0)
     # A large mean: the variance may not be a difference of large numbers.
     x = (100 + generator.standard_normal((5, 16))).astype(np.float32)
@@ -29,7 +29,7 @@ def test_layer_norm_in_numpy():
     )
 
 
-def test_layer_norm_starts_plain_and_returns_the_type_of_its_input():
+def test_layer_norm_initialisation_and_dtype():
     layer = LayerNorm(4, rngs=nnx.Rngs(0))
     y = layer(jnp.array([[1.0, 2.0, 3.0, 4.0]], jnp.bfloat16))
     assert y.dtype == jnp.bfloat16
@@ -40,7 +40,7 @@ def test_layer_norm_starts_plain_and_returns_the_type_of_its_input():
     np.testing.assert_array_equal(layer(jnp.ones((1, 4))), np.zeros((1, 4)))
 
 
-def test_sinusoidal_positions_in_a_loop():
+def test_sinusoidal_positions_match_a_loop():
     expected = helpers.positions(50, 12)
     np.testing.assert_allclose(Sinusoidal(12)(jnp.arange(50)), expected, atol=1e-5)
     np.testing.assert_allclose(Sinusoidal(12)(7 + jnp.arange(3)), expected[7:10], atol=1e-5)
@@ -100,7 +100,7 @@ def test_activations(name: str, expected):
 
 @pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 3), (True, 6)])
 @pytest.mark.parametrize("padded", [False, True])
-def test_attention_by_blocks_is_attention(monkeypatch, causal, window, padded):
+def test_blockwise_attention_equals_attention(monkeypatch, causal, window, padded):
     """Values and gradients, against JAX's own; 11 queries in blocks of 4, by windows of less and of more."""
     monkeypatch.setattr(attend_module, "BLOCK", 4)
     random = np.random.default_rng(8)
@@ -135,7 +135,7 @@ def test_attention_by_blocks_is_attention(monkeypatch, causal, window, padded):
 
 
 @pytest.mark.parametrize(("size", "fused"), [(16, True), (12, False)])
-def test_a_fused_kernel_is_asked_only_for_sizes_that_it_has(monkeypatch, size, fused):
+def test_fused_kernel_is_used_for_supported_head_sizes(monkeypatch, size, fused):
     """cuDNN's wants heads of a multiple of 8."""
     asked = []
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
@@ -147,7 +147,7 @@ def test_a_fused_kernel_is_asked_only_for_sizes_that_it_has(monkeypatch, size, f
     assert bool(asked) == fused
 
 
-def test_a_sequence_of_padding_alone_is_a_number():
+def test_attention_over_padding_only_is_finite():
     x = jnp.ones((1, 3, 1, 2))
     y = attend_module.attend(x, x, x, key_lengths_B=jnp.array([0]))
     assert np.isfinite(np.asarray(y)).all()

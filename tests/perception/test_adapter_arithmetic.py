@@ -8,10 +8,10 @@ from flax import nnx
 
 from common import sharding, variables
 from common.errors import UserError
-from common.model.lora import Lora, adapt
 from perception import quantized as quantization
 from perception.adapter_arithmetic import Adapter, combine, merge, of_values
 from perception.backbones import bert
+from perception.lora import Lora, adapt
 from perception.model import backbone
 from perception.quantized import dequantize, quantize, quantize_frozen
 

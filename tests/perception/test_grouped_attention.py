@@ -133,7 +133,7 @@ def test_attention_dropout_preserves_expectation() -> None:
     x = jax.random.normal(jax.random.key(0), (1, 4, 2, 8))
     plain = attend(x, x, x)
     keys = jax.random.split(jax.random.key(1), 4000)
-    drawn = jax.vmap(lambda key: attend(x, x, x, rate=0.25, key=key))(keys)
+    drawn = jax.vmap(lambda key: attend(x, x, x, dropout_rate=0.25, key=key))(keys)
     assert float(jnp.abs(drawn[0] - plain).max()) > 0.05
     np.testing.assert_allclose(drawn.mean(0), plain, atol=0.05)
-    np.testing.assert_array_equal(attend(x, x, x, rate=0.25), plain)
+    np.testing.assert_array_equal(attend(x, x, x, dropout_rate=0.25), plain)

@@ -17,10 +17,10 @@ from jax.sharding import Mesh  # noqa: E402
 
 from common import variables  # noqa: E402
 from common.model.attend import BLOCK  # noqa: E402
-from common.model.lora import Lora, LoraLinear, adapt  # noqa: E402
 from common.sharding import make_mesh  # noqa: E402
 from common.train.checkpoint import abstract  # noqa: E402
 from perception.hugging_face import Pretrained, export, open_model  # noqa: E402
+from perception.lora import Lora, LoraLinear, adapt  # noqa: E402
 from perception.model import PooledClassifier, backbone  # noqa: E402
 from perception.parameter_names import their_name  # noqa: E402
 from perception.safetensor_files import INDEX, TensorFiles  # noqa: E402

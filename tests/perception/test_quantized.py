@@ -9,9 +9,9 @@ from flax import nnx
 
 from common import sharding, variables
 from common.model.linear import Linear, matmul
-from common.model.lora import Lora, adapt
 from common.train import flops
 from common.variables import Frozen
+from perception.lora import Lora, adapt
 from perception.quantized import (
     BLOCK,
     KINDS,

@@ -319,7 +319,7 @@ def test_classify_yields_lines_before_an_invalid_line():
         ({"pool": "max"}, "choose one of masked, authors"),
         ({"model.dropout": -0.5}, "must be from 0 to 0.99"),
         ({"eval.select": "train"}, "choose one of valid, test"),
-        ({"data.vocab_size": 100}, "vocab_size 100 is below"),
+        ({"data.vocab_size": 100}, "vocab_size=100 must be at least"),
         ({"data.max_length": 0}, "max_length must be at least 1, got 0"),
     ],
 )

@@ -1,9 +1,11 @@
-"""Runs that were never trained."""
+"""Runs without training."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from common.report import groups as report
 from common.report.runs import Run, run_of
+from reservoir.layers import layers_of
 
 
 def summary(
@@ -19,7 +21,7 @@ def summary(
     timing: dict | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
-    """What a run leaves that is validated every 10 steps, `seconds` and 1e12 FLOPs."""
+    """The summary of a run that is validated every 10 steps, `seconds` and 1e12 FLOPs."""
     points = [
         {"step": 10 * i, "seconds": seconds * i, "flops": 1e12 * i, "value": value}
         for i, value in enumerate(values, start=1)
@@ -36,6 +38,11 @@ def summary(
         **({"timing": timing} if timing else {}),
         "curve": {"name": metric, "mode": mode, "points": points},
     }
+
+
+def groups(runs: Iterable[Run], **options: Any) -> list[report.Group]:
+    """Groups with the layers of the reservoir paper."""
+    return report.groups(runs, layers_of=layers_of, **options)
 
 
 def made(values: Sequence[float], name: str = "", **options: Any) -> Run:

@@ -37,7 +37,7 @@ def paper(tmp_path, monkeypatch):
 RUNS = "c1,3.2 Table 1,Frozen layers cost nothing,best valid error,slow,fast,better,34.6,runs"
 
 
-def test_a_claim_has_two_sides_and_evidence(paper):
+def test_read_claims(paper):
     (claim,) = read(paper(RUNS))
     assert (claim.a, claim.b, claim.kind, claim.source) == ("slow", "fast", "runs", "")
     name = paper('c2,2,x,,,,better,,"refuted: tests/a.py::test_b"')
@@ -50,19 +50,19 @@ def test_a_claim_has_two_sides_and_evidence(paper):
     [
         ("c1,3,x,m,a,b,faster,,runs", "line 2: direction"),
         ("c1,3,x,m,a,b,better,,hearsay", "line 2: evidence"),
-        ("c1,3,x,m,a,,better,,runs", "line 2: runs need a metric and two sides"),
-        ("c1,3,x,,,,better,,refuted", "line 2: refuted of what"),
-        ("c1,3,,m,a,b,better,,runs", "line 2: no claim, or no section"),
-        ("c1,3,x,m,a,b,better,runs", "line 2: 8 cells, not 9"),
-        (f"{RUNS}\n{RUNS}", "line 3: c1 is there twice"),
+        ("c1,3,x,m,a,,better,,runs", "line 2: evidence runs needs a metric"),
+        ("c1,3,x,,,,better,,refuted", "line 2: evidence refuted needs a source"),
+        ("c1,3,,m,a,b,better,,runs", "line 2: the claim or section is empty"),
+        ("c1,3,x,m,a,b,better,runs", "line 2: the row has 8 cells instead of 9"),
+        (f"{RUNS}\n{RUNS}", "line 3: the id c1 is used twice"),
     ],
 )
-def test_damaged_claims_name_their_line(row, complaint, paper):
+def test_damaged_claim_error_names_the_line(row, complaint, paper):
     with pytest.raises(UserError, match=complaint):
         read(paper(row))
 
 
-def test_other_columns_are_refused(paper):
+def test_wrong_columns_raise_user_error(paper):
     with pytest.raises(UserError, match="the columns must be id, section"):
         read(paper(header="id,claim"))
 
@@ -95,12 +95,12 @@ GROUPS = {"a": runs(31.0, 31.1, 31.2), "b": runs(30.0, 30.1, 30.2), "one": runs(
         ("better", ("one", "b"), "undecided (at least 2 more seeds)"),
     ],
 )
-def test_a_claim_holds_where_the_rule_says_what_it_says(direction, sides, expected):
+def test_claim_holds_if_the_verdict_matches_its_direction(direction, sides, expected):
     (found,) = find([claim(direction, a=sides[0], b=sides[1])], GROUPS, {})
     assert outcome(found, {}) == expected
 
 
-def test_arithmetic_and_plans_speak_for_themselves():
+def test_outcome_of_arithmetic_and_plan_claims():
     cases = {
         "confirmed: tests/x.py::test_y": "holds by arithmetic (tests/x.py::test_y)",
         "refuted: tests/x.py::test_y": "refuted by arithmetic (tests/x.py::test_y)",
@@ -112,12 +112,12 @@ def test_arithmetic_and_plans_speak_for_themselves():
         assert outcome(found, {"--config=configs/a.py": "12.5"}) == expected
 
 
-def test_sides_without_runs_say_why():
+def test_missing_runs_are_explained():
     (found,) = find([claim(a="gone")], GROUPS, {"gone": "--data=wmt=DIR"})
     assert outcome(found, {}) == "not run: --data=wmt=DIR"
 
 
-def test_claims_are_corrected_together():
+def test_holm_correction_over_all_claims():
     close = {"a": runs(30.5, 31.1, 31.7), "b": runs(29.7, 30.1, 30.4)}
     (alone,) = find([claim()], close, {})
     assert alone.comparison.corrected is None
@@ -125,12 +125,14 @@ def test_claims_are_corrected_together():
     assert many[0].comparison.corrected[0] == pytest.approx(9 * alone.comparison.p_values[0])
 
 
-def test_an_unknown_metric_is_named_with_the_known_ones():
-    with pytest.raises(UserError, match=r"claim c: its runs have no metric rouge, but best valid"):
+def test_unknown_metric_error_lists_known_metrics():
+    with pytest.raises(
+        UserError, match=r"claim c: its runs have no metric rouge; they have best valid"
+    ):
         find([claim(metric="rouge")], GROUPS, {})
 
 
-def test_a_seed_counts_once_in_a_group():
+def test_duplicate_seed_raises_user_error():
     """As where the runs of two sweeps are kept."""
     one, other = runs(30.0, 30.1, 30.2), runs(31.0, 31.1, 31.2)
     for metric in ("best valid bleu", "flops"):
@@ -209,7 +211,7 @@ def test_kept_claims_train_nothing(paper, tmp_path):
     assert kept(suite) == trained
 
 
-def test_of_kept_runs_no_data_are_needed(paper, tmp_path):
+def test_kept_runs_need_no_data(paper, tmp_path):
     """Only a side without runs says what it lacks."""
     suite = Toys("tiny", 1, [], tmp_path / "out", toy.mesh())
     name = paper("c,3,x,best valid error,absent,fast,better,,runs")
@@ -220,13 +222,13 @@ def test_of_kept_runs_no_data_are_needed(paper, tmp_path):
     assert kept(suite)[0]["verdict"] == "undecided (at least 2 more seeds)"
 
 
-def test_claims_of_which_nothing_can_be_run_are_a_table_too(paper, tmp_path):
+def test_claims_without_runs_are_written(paper, tmp_path):
     suite = Toys("tiny", 1, [], tmp_path / "out", toy.mesh(), sweep={"seed": ("1", "2")})
     suite.claims(paper("c,3,x,best valid error,absent,fast,better,,runs"))
     assert kept(suite)[0]["verdict"] == "not run: --data=DIR"
 
 
-def test_an_experiment_that_there_is_not_is_named(paper, tmp_path):
+def test_unknown_experiment_raises_user_error(paper, tmp_path):
     suite = Toys("tiny", 1, [], tmp_path / "out", toy.mesh())
     with pytest.raises(UserError, match="there is no experiment nobody"):
         suite.claims(paper("c,3,x,best valid error,nobody,fast,better,,runs"))
@@ -242,7 +244,7 @@ def test_chip_hours_are_read_by_the_options_of_the_plan(paper, tmp_path):
     assert claims.chip_hours(name) == {"--config=a": "12.5"}
 
 
-def test_the_page_has_the_tables_of_all_papers_and_their_commands(tmp_path):
+def test_page_has_tables_and_commands_of_all_papers(tmp_path):
     for paper, scale in (("b", "tiny"), ("a", "tiny"), ("a", "laptop")):
         folder = tmp_path / "results" / paper / scale
         folder.mkdir(parents=True)

@@ -11,7 +11,7 @@ RUNS = [f"results/multi30k_{name}" for name in ("transformer", "t_res", "ffn_res
 TABLES = ("runs", "differences", "aucc", "times", "seeds", "verdicts")
 
 
-def test_tables_and_figures_of_the_repositorys_results(tmp_path):
+def test_report_of_the_repository_results(tmp_path):
     options = ["--axis=step", "--horizon=shortest", f"--out={tmp_path / 'report'}"]
     output = finish(start([sys.executable, "-m", "common.report", *RUNS, *options]))
     assert "AUCC, BLEU·steps" in output and "never" not in output
@@ -37,7 +37,7 @@ def test_tables_and_figures_of_the_repositorys_results(tmp_path):
         (["runs/of/nobody"], "there is no run runs/of/nobody"),
     ],
 )
-def test_faults_are_one_line(arguments, complaint, tmp_path, monkeypatch, capsys):
+def test_errors_are_one_line(arguments, complaint, tmp_path, monkeypatch, capsys):
     from common.errors import UserError
     from common.report.__main__ import main
 

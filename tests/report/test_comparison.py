@@ -14,10 +14,9 @@ from common.report.comparison import (
     time_rows,
     time_table,
 )
-from common.report.groups import groups
 from common.report.runs import run_of
 from common.report.verdict import compare
-from tests.report.helpers import made, summary
+from tests.report.helpers import groups, made, summary
 
 HOUR = 3600.0
 
@@ -34,7 +33,7 @@ def two():
     )
 
 
-def test_areas_up_to_the_end_of_the_longest_hold_the_best(two):
+def test_longest_horizon_holds_the_best_value(two):
     plain, ffn = aucc_rows(two)
     # 0-10-20-40, held to 4 s; 0-20-(20)-38, held.
     assert plain.raw == [5 + 15 + 30 + 40, 10 + 20 + 29 + 38]
@@ -44,7 +43,7 @@ def test_areas_up_to_the_end_of_the_longest_hold_the_best(two):
     assert (plain.best, ffn.best) == ([40.0, 38.0], [30.0])
 
 
-def test_areas_up_to_the_shortest_or_to_a_number_are_cut(two):
+def test_shortest_and_numeric_horizons_cut_curves(two):
     assert horizon_of(two, "seconds", "shortest") == 3.0
     plain, ffn = aucc_rows(two, "seconds", "shortest")
     assert plain.raw == [50.0, 59.0]
@@ -53,7 +52,7 @@ def test_areas_up_to_the_shortest_or_to_a_number_are_cut(two):
     assert aucc_rows(two, "seconds", 2.0)[0].raw == [20.0, 30.0]
 
 
-def test_other_axes(two):
+def test_step_and_flops_axes(two):
     assert horizon_of(two, "step") == 30 and horizon_of(two, "step", "shortest") == 20
     plain, ffn = aucc_rows(two, "step", "shortest")
     assert plain.raw == [200.0, 300.0] and ffn.raw == [40 + 190]
@@ -61,7 +60,7 @@ def test_other_axes(two):
     assert aucc_rows(two, "hours")[0].raw == pytest.approx([90 / HOUR, 97 / HOUR])
 
 
-def test_the_paper_s_unit_and_layout():
+def test_paper_units_and_table_layout():
     compared = groups(
         [made([30.0, v], seed=s, seconds=HOUR) for s, v in ((1, 34.0), (2, 35.0), (3, 36.0))]
     )
@@ -80,14 +79,14 @@ def test_the_paper_s_unit_and_layout():
     ]
 
 
-def test_times_to_percentages_of_the_own_best(two):
+def test_times_to_percentages_of_the_own_best_value(two):
     (p95, p100), (f95, f100) = time_rows(two, percents=(50, 100))
     assert p95.positions("seconds") == [2.0, 1.0] and p95.values() == [20.0, 20.0]
     assert p100.positions("step") == [30, 30] and p100.values() == [40.0, 38.0]
     assert f95.positions("seconds") == f100.positions("seconds") == [4.0]
 
 
-def test_times_to_percentages_of_the_best_of_all_may_never_come(two):
+def test_times_to_percentages_of_the_overall_best_may_be_never(two):
     (half, p95, p100), (f50, f95, f100) = time_rows(two, percents=(50, 95, 100), reference="all")
     assert half.positions("seconds") == [2.0, 1.0] and f50.positions("seconds") == [4.0]
     assert p95.positions("seconds") == [3.0, 3.0]  # 38 is 95 % of 40
@@ -99,12 +98,12 @@ def test_times_to_percentages_of_the_best_of_all_may_never_come(two):
     assert ffn[1:] == ("never", "", "never", "")
 
 
-def test_nothing_behind_the_horizon_counts_for_times(two):
+def test_times_ignore_points_after_the_horizon(two):
     (plain,), _ = time_rows(two, "seconds", 2.0, percents=(100,))
     assert plain.positions("seconds") == [2.0, 1.0] and plain.values() == [20.0, 20.0]
 
 
-def test_where_less_is_better():
+def test_min_metrics():
     low = {"metric": "bits_per_byte", "mode": "min"}
     compared = groups([made([4.0, 2.0, 3.0], **low), made([3.0, 2.5, 2.1], steps=9, **low)])
     first, second = aucc_rows(compared)
@@ -121,7 +120,7 @@ def test_where_less_is_better():
     assert aucc_table(compared).columns[3] == "AUCC, (bits per byte)·s"
 
 
-def test_faults(two):
+def test_invalid_arguments_raise_user_errors(two):
     for wrong in (0.0, -1.0, math.nan, math.inf, "middle"):
         with pytest.raises(UserError, match="horizon must be a positive number, longest or"):
             aucc_rows(two, horizon=wrong)
@@ -133,7 +132,7 @@ def test_faults(two):
         time_rows(two, percents=(101,))
 
 
-def test_what_was_never_counted_has_no_area():
+def test_runs_without_flops_have_no_flops_area():
     uncounted = summary([1.0, 2.0])
     for point in uncounted["curve"]["points"]:
         point["flops"] = 0.0
@@ -160,7 +159,7 @@ def in_turns(one: tuple[str, ...], other: tuple[str, ...]) -> list:
     return groups(runs)
 
 
-def test_ratios_of_seconds_are_of_runs_that_took_turns_with_each_other():
+def test_ratios_of_seconds_need_alternating_runs():
     together = in_turns(("turns a", "turns b"), ("turns b", "turns a"))
     assert [row[4] for row in aucc_table(together, "seconds").rows] == ["1.000 ± 0.000"] * 2
     apart = in_turns(("turns a", "turns b"), ("turns c", "turns d"))
@@ -169,7 +168,7 @@ def test_ratios_of_seconds_are_of_runs_that_took_turns_with_each_other():
     assert {row[5] for row in run_table(apart).rows} == {"turns"}
 
 
-def test_seconds_are_compared_where_runs_took_turns():
+def test_seconds_are_compared_if_runs_alternated():
     together = in_turns(("turns a", "turns b"), ("turns a", "turns b"))
     metrics = [one.metric for one in compare(*(group.runs for group in together))]
     assert metrics[1:] == [

@@ -37,7 +37,7 @@ def legend(figure):
     return [text.get_text() for text in shown.get_texts()]
 
 
-def test_the_picture_is_written_and_coloured(tmp_path):
+def test_plot_curve_writes_a_coloured_png(tmp_path):
     from matplotlib.image import imread
 
     path = tmp_path / "plots" / "curve.png"
@@ -49,7 +49,7 @@ def test_the_picture_is_written_and_coloured(tmp_path):
     assert 0.2 < tinted.mean() < 0.8
 
 
-def test_line_dots_ring_and_area(tmp_path, saved):
+def test_plot_has_line_dots_ring_and_area(tmp_path, saved):
     plot_curve({"run": curve([10.0, 30.0, 20.0])}, tmp_path / "x.png", horizon=4 * 3600.0)
     (axes,) = saved[0].axes
     line, dots, ring = axes.lines
@@ -63,7 +63,7 @@ def test_line_dots_ring_and_area(tmp_path, saved):
     assert axes.get_xlim() == (0, 4) and axes.get_ylim()[0] == 0
 
 
-def test_what_lies_beyond_the_horizon_is_not_marked(tmp_path, saved):
+def test_points_after_the_horizon_are_not_marked(tmp_path, saved):
     plot_curve({"run": curve([10.0, 20.0, 30.0])}, tmp_path / "x.png", horizon=2.5 * 3600)
     line, dots, ring = saved[0].axes[0].lines
     assert line.get_xydata()[-1].tolist() == [2.5, 25]
@@ -97,7 +97,7 @@ def test_units(tmp_path, saved, axis, seconds, label, end):
     assert axes.get_ylabel() == "validation BLEU"
 
 
-def test_less_is_better(tmp_path, saved):
+def test_min_metric_legend_is_at_the_top(tmp_path, saved):
     falling = curve([3.0, 1.2, 1.1], 1.0, "bits per character", "min")
     plot_curve({"run": falling}, tmp_path / "x.png")
     axes = saved[0].axes[0]
@@ -106,7 +106,7 @@ def test_less_is_better(tmp_path, saved):
     assert np.allclose(axes.lines[2].get_xydata(), [[3, 1.1]])
 
 
-def test_faults_are_told(tmp_path):
+def test_invalid_arguments_raise_user_errors(tmp_path):
     with pytest.raises(UserError, match="no curves"):
         plot_curve({}, tmp_path / "x.png")
     with pytest.raises(UserError, match="no validation points"):

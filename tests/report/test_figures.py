@@ -6,15 +6,14 @@ import pytest
 from common.errors import UserError
 from common.metrics.aucc import aucc, mean_outline
 from common.report.figures import curves_figure, layers_figure
-from common.report.groups import groups
-from tests.report.helpers import made
+from tests.report.helpers import groups, made
 
 
 def legend(figure):
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_the_mean_line_has_the_mean_area():
+def test_mean_line_has_the_mean_area():
     seeds = [made(v, seconds=s).curve for v, s in (([3.0, 9.0], 1.0), ([5.0, 4.0, 8.0], 1.5))]
     for horizon in (1.2, 2.5, 7.0):
         xs, ys = zip(*mean_outline(seeds, "seconds", horizon), strict=True)
@@ -55,7 +54,7 @@ def depths():
 
 
 @pytest.mark.parametrize(("x", "places"), [("updatable", [6.0]), ("total", [8.0])])
-def test_depth(depths, x, places):
+def test_layers_figure(depths, x, places):
     figure = layers_figure(depths, x)
     areas, scores = figure.axes
     assert legend(figure) == ["FFN, 2 frozen", "transformer"]
@@ -68,7 +67,7 @@ def test_depth(depths, x, places):
     assert scores.get_ylabel() == "test BLEU"
 
 
-def test_depth_faults(depths):
+def test_layers_figure_errors(depths):
     with pytest.raises(UserError, match="updatable or total"):
         layers_figure(depths, "all")
     with pytest.raises(UserError, match="digits has no number of layers"):

@@ -1,11 +1,12 @@
 import pytest
 
 from common.errors import UserError
-from common.report.groups import differences, groups, layers_of
-from tests.report.helpers import made
+from common.report.groups import differences
+from reservoir.layers import layers_of
+from tests.report.helpers import groups, made
 
 
-def test_runs_that_differ_in_the_seed_are_one_group_in_the_order_of_their_first():
+def test_runs_that_differ_in_the_seed_are_one_group():
     runs = [
         made([1.0], "x", seed=3, reservoir="ffn"),
         made([1.0], "y", seed=2),
@@ -20,7 +21,7 @@ def test_runs_that_differ_in_the_seed_are_one_group_in_the_order_of_their_first(
     assert (ffn.layers.total, ffn.layers.frozen, ffn.layers.updatable) == (6, 2, 4)
 
 
-def test_depths_have_names_of_their_own_and_one_line():
+def test_depths_have_distinct_names_and_one_line():
     deep = groups([made([1.0], reservoir="transformer", layers=n) for n in (6, 8)])
     assert [(g.name, g.line) for g in deep] == [
         ("T, 2 of 6", "T, 2 frozen"),
@@ -28,7 +29,7 @@ def test_depths_have_names_of_their_own_and_one_line():
     ]
 
 
-def test_names_tell_no_more_than_is_needed_and_the_differences_tell_all():
+def test_names_are_minimal_and_differences_complete():
     runs = [made([1.0], rate=r, steps=s, schedule=n) for r, s, n in ((0.1, 5, "a"), (0.2, 6, "b"))]
     compared = groups(runs)
     assert [g.name for g in compared] == [
@@ -42,18 +43,18 @@ def test_names_tell_no_more_than_is_needed_and_the_differences_tell_all():
     ]
 
 
-def test_a_field_that_a_run_lacks_makes_a_difference():
+def test_missing_field_is_a_difference():
     old, new = groups([made([1.0]), made([1.0], clip=0.0)])
     assert differences([old, new]).rows == [("train.clip", None, "0")]
     assert [old.name, new.name] == ["transformer, 6 layers", "transformer, 6 layers, clip 0"]
 
 
-def test_whole_numbers_that_came_back_from_wandb_without_their_point_make_no_difference():
+def test_integer_and_float_of_equal_value_are_no_difference():
     (one,) = groups([made([1.0], rate=1.0), made([1.0], rate=1, seed=2)])
     assert len(one.runs) == 2
 
 
-def test_another_machine_is_another_group_since_its_seconds_are_others():
+def test_devices_make_groups():
     run = made([1.0], seed=2)
     run.summary["device"] = "8 x H100"
     assert [g.name for g in groups([made([1.0]), run])] == [
@@ -62,13 +63,13 @@ def test_another_machine_is_another_group_since_its_seconds_are_others():
     ]
 
 
-def test_fields_can_be_ignored():
+def test_ignored_fields_do_not_make_groups():
     runs = [made([1.0], seed=s, steps=s) for s in (1, 2)]
     assert len(groups(runs)) == 2
     assert len(groups(runs, ignore=("seed", "data.", "train.steps"))) == 1
 
 
-def test_what_cannot_be_compared_is_refused():
+def test_incomparable_runs_raise_user_errors():
     with pytest.raises(UserError, match="no runs"):
         groups([])
     with pytest.raises(UserError, match="b measures bits and a bleu"):
@@ -77,7 +78,7 @@ def test_what_cannot_be_compared_is_refused():
         groups([made([1.0], "a"), made([2.0], "b")])
 
 
-def test_all_names_are_different():
+def test_group_names_are_distinct():
     runs = [made([1.0], "a"), made([1.0], "b", tag=""), made([1.0], "c", reservoir="none")]
     runs[2].config["model"]["reservoirs"] = 3
     names = [group.name for group in groups(runs)]

@@ -18,12 +18,12 @@ def code(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def test_it_is_kept_without_outputs(notebook):
+def test_notebook_is_stored_without_outputs(notebook):
     """Pictures differ with every version of a font; what they show is tested beside."""
     assert all(cell.outputs == [] and cell.execution_count is None for cell in code(notebook))
 
 
-def test_it_runs_from_top_to_bottom(notebook, monkeypatch):
+def test_notebook_runs(notebook, monkeypatch):
     from nbclient import NotebookClient
 
     # As after `jupyter lab notebooks/runs.ipynb`: begun in its folder, knowing no more than the packages.

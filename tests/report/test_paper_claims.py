@@ -24,7 +24,7 @@ def named(paper: str, *kinds: str) -> list[str]:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_every_test_that_decides_a_claim_is_there(paper: str) -> None:
+def test_tests_named_in_claims_exist(paper: str) -> None:
     for source in named(paper, "confirmed", "refuted"):
         path, _, name = source.partition("::")
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
@@ -33,7 +33,7 @@ def test_every_test_that_decides_a_claim_is_there(paper: str) -> None:
 
 
 @pytest.mark.parametrize("paper", PAPERS)
-def test_every_plan_is_one_that_can_be_asked_for(paper: str) -> None:
+def test_plans_named_in_claims_are_valid(paper: str) -> None:
     """A configuration of this paper, with fields that it has."""
     for source in named(paper, "plan"):
         fields, rest = config.split_fields(shlex.split(source))

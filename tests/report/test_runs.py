@@ -22,7 +22,7 @@ def write(path, content):
     return path
 
 
-def test_folders_of_runs_folders_of_folders_and_files(tmp_path):
+def test_load_local_takes_folders_and_summary_files(tmp_path):
     write(tmp_path / "runs" / "b" / "summary.json", summary([1.0], seed=2))
     write(tmp_path / "runs" / "a" / "summary.json", summary([1.0], seed=1))
     (tmp_path / "runs" / "still training").mkdir()
@@ -36,7 +36,7 @@ def test_folders_of_runs_folders_of_folders_and_files(tmp_path):
     ]
 
 
-def test_the_repositorys_own_results_are_runs():
+def test_load_the_repository_results():
     (run,) = load_local(RESULTS / "multi30k_ffn_res")
     assert run.name == "multi30k_ffn_res" and run.config["model"]["reservoir"] == "ffn"
     assert len(run.curve.points) == 8 and run.test == pytest.approx(38.194, abs=1e-3)
@@ -58,7 +58,7 @@ def test_the_repositorys_own_results_are_runs():
         ),
     ],
 )
-def test_what_is_no_summary_is_told_in_a_line_with_the_file(tmp_path, content, complaint):
+def test_damaged_summary_error_names_the_file(tmp_path, content, complaint):
     path = write(tmp_path / "x" / "summary.json", content)
     with pytest.raises(UserError, match=complaint) as fault:
         load_local(tmp_path / "x")
@@ -73,18 +73,18 @@ def test_missing_and_unfinished_runs(tmp_path):
         load_local(tmp_path / "begun")
 
 
-def test_a_run_without_a_test_score_says_so(tmp_path):
+def test_missing_test_score_raises_user_error(tmp_path):
     path = write(tmp_path / "x.json", summary([1.0]) | {"test": {"loss": 1.0}})
     with pytest.raises(UserError, match="run x has no test bleu"):
         _ = load_local(path)[0].test
 
 
-def test_points_of_a_sweep_that_were_never_tested_are_left_out(tmp_path, capsys):
+def test_untested_runs_of_a_sweep_are_skipped(tmp_path, capsys):
     write(tmp_path / "a" / "summary.json", summary([1.0]))
     write(tmp_path / "b" / "summary.json", summary([2.0]) | {"test": {}})
     assert [run.name for run in load_local(tmp_path)] == ["a"]
-    assert capsys.readouterr().err == "left out, since they were never tested: b\n"
-    with pytest.raises(UserError, match="no run was tested"):
+    assert capsys.readouterr().err == "skipped runs without a test result: b\n"
+    with pytest.raises(UserError, match="no run has a test result"):
         load_local(tmp_path / "b")
 
 
@@ -131,7 +131,7 @@ def wandb(monkeypatch, tmp_path):
     return module
 
 
-def test_wandb_gives_the_runs_that_the_files_give(wandb, tmp_path, capsys):
+def test_wandb_runs_equal_local_runs(wandb, tmp_path, capsys):
     values = [8.0, 12.5]
     wandb.projects["me/p"] = {
         "a": recorded(values),
@@ -143,10 +143,10 @@ def test_wandb_gives_the_runs_that_the_files_give(wandb, tmp_path, capsys):
     assert [(run.name, run.seed) for run in runs] == [("a", 1), ("b", 2)]
     (local,) = load_local(write(tmp_path / "a.json", summary(values)))
     assert runs[0].curve == local.curve and runs[0].config == local.config
-    assert capsys.readouterr().err == "wandb: left out, since they have no summary yet: new\n"
+    assert capsys.readouterr().err == "wandb: skipped runs without a summary: new\n"
 
 
-def test_predictions_come_from_wandb_once(wandb):
+def test_wandb_predictions_are_downloaded_once(wandb):
     kept = Losses("w", np.ones(3), np.ones(3), np.zeros(0), np.zeros(0), "token")
     downloads = []
 
@@ -163,22 +163,22 @@ def test_predictions_come_from_wandb_once(wandb):
     assert len(downloads) == 1
 
 
-def test_a_group_of_wandb_is_asked_for_by_name(wandb):
+def test_wandb_group_is_a_filter(wandb):
     wandb.projects["me/p"] = {"a": recorded([8.0])}
     (run,) = load_group("wandb:me/p:plain")
     assert run.name == "a" and wandb.asked == [("me/p", {"group": "plain"})]
 
 
-def test_wandb_faults_are_one_line_each(wandb):
+def test_wandb_errors_are_one_line(wandb):
     wandb.projects |= {
         "me/none": {},
         "me/begun": {"x": {"_step": 1}},
         "me/bad": {"x": {"curve": 1}},
     }
     for name in ("p", "me/p/x", "/p", "me/"):
-        with pytest.raises(UserError, match='is "entity/project", not'):
+        with pytest.raises(UserError, match='must be "entity/project", not'):
             load_wandb(name)
-    with pytest.raises(UserError, match="Could not find project typo: is me/typo its name"):
+    with pytest.raises(UserError, match="Could not find project typo: check the name me/typo"):
         load_wandb("me/typo")
     with pytest.raises(UserError, match="none of the 0 runs of me/none"):
         load_wandb("me/none")

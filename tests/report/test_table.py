@@ -49,11 +49,11 @@ def test_markdown():
         ("two\nlines", "two lines"),
     ],
 )
-def test_cells(value, cell):
+def test_cell_formats(value, cell):
     assert text(["x"], [[value]]).splitlines()[2].strip() == cell
 
 
-def test_mean_and_deviation_count_as_numbers_and_words_do_not():
+def test_mean_and_deviation_columns_are_right_aligned():
     body = text(["a long header"], [["34.59 ± 0.04"]]).splitlines()[2]
     assert body == " 34.59 ± 0.04"
     assert text(["a long header"], [["1"], ["x"]]).splitlines()[2:] == ["1", "x"]
@@ -64,7 +64,7 @@ def test_a_table_without_rows():
     assert markdown(["a"], []) == "| a   |\n| --- |\n"
 
 
-def test_csv_keeps_every_digit(tmp_path):
+def test_csv_numbers_are_unrounded(tmp_path):
     path = tmp_path / "deep" / "table.csv"
     write_csv(path, COLUMNS, [("a,b", 1234567, 1 / 3), ("total", None, 2.0)])
     with path.open(newline="") as file:
@@ -75,15 +75,15 @@ def test_csv_keeps_every_digit(tmp_path):
 
 
 @pytest.mark.parametrize("write", [markdown, text])
-def test_a_row_of_another_length_is_refused(write, tmp_path):
-    with pytest.raises(ValueError, match="2 cells under 3 columns"):
+def test_row_of_wrong_length_raises_value_error(write, tmp_path):
+    with pytest.raises(ValueError, match="2 cells, but the table has 3 columns"):
         write(COLUMNS, [("a", 1)])
-    with pytest.raises(ValueError, match="4 cells under 3 columns"):
+    with pytest.raises(ValueError, match="4 cells, but the table has 3 columns"):
         write_csv(tmp_path / "x.csv", COLUMNS, [("a", 1, 2, 3)])
     assert not (tmp_path / "x.csv").exists()
 
 
-def test_mean_and_deviation():
+def test_mean_std():
     assert mean_std([34.594], 2) == "34.59"
     assert mean_std([1.0, 2.0, 3.0], 2) == "2.00 ± 1.00"  # over n - 1
     assert mean_std([1.0, 2.0]) == "1.5 ± 0.7"
@@ -93,11 +93,11 @@ def test_mean_and_deviation():
     ("values", "digits"),
     [([2.548, 9.9], 3), ([34.59, 9.0], 2), ([-114.57], 2), ([52260.0], 0), ([float("nan")], 3)],
 )
-def test_digits_are_those_of_the_papers_columns(values, digits):
+def test_digits_for_matches_the_paper(values, digits):
     assert digits_for(values) == digits
 
 
-def test_a_table_is_columns_and_rows_to_all_functions_and_a_table_to_jupyter(tmp_path, capsys):
+def test_table_unpacks_and_renders_in_jupyter(tmp_path, capsys):
     table = Table(tuple(COLUMNS), ROWS)
     assert table._repr_markdown_() == markdown(COLUMNS, ROWS)
     publish(tmp_path / "deep" / "x", *table)

@@ -34,14 +34,14 @@ A, B = (31.0, 31.5, 31.2, 31.4), (30.1, 30.4, 30.0, 30.2)
 
 
 @pytest.mark.parametrize(("a", "b"), [(A, B), (A, B[:3]), (A[:2], B[:2])])
-def test_interval_of_seeds_alone_is_welchs(a, b):
+def test_seed_interval_is_welchs(a, b):
     found, expected = comparison(a, b), stats.ttest_ind(a, b, equal_var=False)
     low, high = expected.confidence_interval(0.95)
     assert (found.low, found.high) == pytest.approx((low, high))
     assert found.p_values[0] == pytest.approx(expected.pvalue)
 
 
-def test_words_follow_direction_margin_and_interval():
+def test_verdict_follows_direction_margin_and_interval():
     assert comparison(A, B).word == "better"
     assert comparison(B, A).word == "worse"
     assert comparison(A, B, mode="min").word == "worse"
@@ -52,7 +52,7 @@ def test_words_follow_direction_margin_and_interval():
     assert comparison((30.0, 33.0, 27.0), B).word == "undecided"
 
 
-def test_corrected_p_values_decide_below_five_percent_only():
+def test_corrected_p_values_decide_below_5_percent():
     """They stand in for those of the comparison itself, which here are far below."""
     found, limit = comparison(A, B, margin=0.5), 1 - CONFIDENCE
     for corrected, word in (
@@ -65,7 +65,7 @@ def test_corrected_p_values_decide_below_five_percent_only():
         assert dataclasses.replace(found, corrected=corrected).word == word
 
 
-def test_equivalence_begins_where_the_interval_lies_within_the_margin():
+def test_equivalent_if_the_interval_lies_within_the_margin():
     found = comparison(A, B)
     outermost = max(abs(found.low), abs(found.high))
     assert comparison(A, B, margin=outermost * 1.001).word == "equivalent"
@@ -73,13 +73,13 @@ def test_equivalence_begins_where_the_interval_lies_within_the_margin():
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
-def test_fewer_than_three_seeds_decide_nothing(seeds):
+def test_fewer_than_three_seeds_are_undecided(seeds):
     found = comparison(A[:seeds], B, margin=5.0)
     assert found.word == "undecided"
     assert str(found) == f"undecided (at least {3 - seeds} more seed{'s' * (seeds == 1)})"
 
 
-def test_runs_without_randomness_need_no_seeds_but_test_examples():
+def test_seedless_runs_are_decided_by_test_examples():
     solved = Sample((32.0,), seedless=True)
     trained = Sample(A)
     found = Comparison("bleu", "max", solved, trained, 0.0, 0.0, "seeds")
@@ -100,7 +100,7 @@ def test_runs_without_randomness_need_no_seeds_but_test_examples():
         (31.0, 2.0, "equivalent", (0.0, 0.0)),
     ],
 )
-def test_groups_without_any_noise_are_compared_by_their_values(a, margin, word, p_values):
+def test_noiseless_groups_are_compared_by_value(a, margin, word, p_values):
     found = comparison((a,), (30.0,), margin=margin, seedless=True)
     assert found.word == word
     assert found.p_values == p_values
@@ -118,7 +118,7 @@ def test_a_single_seed_has_no_interval():
     assert Sample((1.0,), seedless=True).seed_variance == 0
 
 
-def test_p_value_of_equivalence_is_that_of_the_nearer_margin():
+def test_equivalence_p_value_uses_the_nearer_margin():
     """Twice the one-sided p-value of a difference beyond the margin, at most 1; without a margin none is equivalent."""
     found = comparison(A, B, margin=1.5)
     freedom = stats.ttest_ind(A, B, equal_var=False).df
@@ -130,7 +130,7 @@ def test_p_value_of_equivalence_is_that_of_the_nearer_margin():
     assert comparison(A, A, margin=0.0).p_values[1] == 1
 
 
-def test_variance_of_the_test_set_within_a_group_is_that_between_resamples():
+def test_idiosyncratic_variance_of_resamples():
     """Two runs move apart by 2 and by 0 on the first two resamples, and by -2 and 0 on the others."""
     resampled_RB = np.array([[11.0, 10.0, 9.0, 10.0], [9.0, 10.0, 11.0, 10.0]])
     deviations_RB = resampled_RB - 10.0
@@ -146,13 +146,13 @@ def test_variance_of_the_test_set_within_a_group_is_that_between_resamples():
     assert Sample((10.0, 10.0)).idiosyncratic_variance == 0
 
 
-def test_variance_of_test_examples_widens_the_interval():
+def test_example_variance_widens_the_interval():
     narrow, wide = comparison(A, B), comparison(A, B, shared=0.3)
     assert wide.half_width > narrow.half_width
     assert wide.half_width == pytest.approx(1.96 * math.sqrt(0.3), rel=0.2)
 
 
-def test_more_seeds_are_those_after_which_the_same_spread_decides():
+def test_more_seeds_decide_at_the_same_deviation():
     a, b = (30.0, 31.0, 32.0), (29.0, 30.0, 31.0)
     found = comparison(a, b)
     assert found.word == "undecided"
@@ -170,7 +170,7 @@ def half_width(seeds: int) -> float:
 
 
 @pytest.mark.parametrize("needed", [4, 99, 100, 101])
-def test_more_seeds_are_counted_up_to_a_hundred_in_a_group(needed):
+def test_more_seeds_is_limited_to_100_per_group(needed):
     """A difference that `needed` seeds decide, and one fewer would not."""
     difference = (half_width(needed) + half_width(needed - 1)) / 2
     values = (30.0, 31.0, 32.0)
@@ -190,7 +190,7 @@ def test_more_seeds_decide_as_soon_as_the_interval_lies_within_the_margin_or_exc
         assert half_width(seeds) < width <= half_width(seeds - 1)
 
 
-def test_equal_values_without_noise_are_never_decided():
+def test_equal_noiseless_values_are_undecided():
     found = comparison((30.0,), (30.0,), seedless=True)
     assert str(found) == "undecided (not with 100 seeds either)"
 
@@ -204,7 +204,7 @@ def test_more_seeds_may_also_decide_for_equivalence():
     assert comparison(a, b).more_seeds is None, "equal means are never told apart"
 
 
-def test_runs_without_randomness_lack_no_seeds():
+def test_seedless_runs_need_no_more_seeds():
     solved, one = Sample((32.0,), seedless=True), Sample(A[:1])
     for pair in ((solved, one), (one, solved)):
         found = Comparison("bleu", "max", *pair, 0.0, 0.0, "seeds")
@@ -227,13 +227,13 @@ def test_verdicts_in_words(a, b, margin, text):
     assert str(comparison(a, b, margin=margin)) == text
 
 
-def test_no_number_of_seeds_replaces_test_examples():
+def test_more_seeds_is_none_if_example_variance_dominates():
     found = comparison((30.0, 31.0, 32.0), (29.0, 30.0, 31.0), shared=1.0)
     assert found.more_seeds is None
     assert str(found) == "undecided (not with 100 seeds either)"
 
 
-def test_holm_takes_back_what_one_of_many_comparisons_shows_by_chance():
+def test_holm_corrects_chance_findings():
     a, b = (30.2, 30.5, 30.8), (29.3, 29.6, 29.9)
     alone = comparison(a, b)
     assert alone.word == "better" and 0.01 < alone.p_values[0] < 0.05
@@ -247,7 +247,7 @@ def test_holm_takes_back_what_one_of_many_comparisons_shows_by_chance():
     )
 
 
-def test_holm_corrects_each_comparison_that_can_be_decided():
+def test_holm_counts_decidable_comparisons_only():
     """The smallest of two p-values is doubled, the other one stays; what cannot be decided stays as it is."""
     strong, weak = comparison(A, B, margin=0.5), comparison((30.2, 30.5, 30.8), (29.4, 29.9, 30.2))
     first, second, third = correct([strong, comparison(A[:1], B), weak])
@@ -259,7 +259,7 @@ def test_holm_corrects_each_comparison_that_can_be_decided():
     assert correct([strong])[0].corrected is None
 
 
-def test_only_what_was_decided_alone_is_undecided_after_correction():
+def test_undecided_after_correction_needs_an_uncorrected_decision():
     apart = comparison((30.2, 30.5, 30.8), (29.3, 29.6, 29.9))
     close = comparison((30.2, 30.5, 30.8), (30.1, 30.4, 30.7))
     assert apart.word == "better" and close.word == "undecided"
@@ -284,7 +284,7 @@ def predicted(rights: np.ndarray, examples: str = "test", **options) -> Run:
     return Kept(run.name, run.summary, run.curve)
 
 
-def test_examples_that_are_hard_for_all_runs_cancel_out():
+def test_shared_hard_examples_cancel_out():
     """Two groups that differ on 5 of 400 examples, always the same ones: pairing sees it."""
     generator = np.random.default_rng(0)
     hard_M = generator.random(400) < 0.4
@@ -300,7 +300,7 @@ def test_examples_that_are_hard_for_all_runs_cancel_out():
     assert found.word == "better" and found.noise == "seeds, test examples"
 
 
-def test_disagreement_of_seeds_on_single_examples_counts_once():
+def test_seed_disagreement_on_examples_counts_once():
     """Where each run errs at random, examples have no share in the variance beyond what is between seeds."""
     generator = np.random.default_rng(1)
     runs = [predicted(generator.random(500) < 0.8, seed=s) for s in range(40)]
@@ -311,9 +311,9 @@ def test_disagreement_of_seeds_on_single_examples_counts_once():
     assert single == pytest.approx(100**2 * 0.16 / 500, rel=0.1)
 
 
-def test_metrics_of_other_test_examples_are_not_compared():
+def test_different_test_examples_raise_user_error():
     right_M = np.ones(10, bool)
-    with pytest.raises(UserError, match="run2 and run1 were tested on different examples"):
+    with pytest.raises(UserError, match="run2 and run1 have different test examples or metrics"):
         compare([predicted(right_M)], [predicted(right_M, "other", seed=2)])
 
 
@@ -323,7 +323,7 @@ def test_without_predictions_test_metrics_are_left_out():
     assert metrics == ["best valid bleu", "mean bleu over step", "mean bleu over flops"]
 
 
-def test_validation_values_and_areas_are_compared_to_the_end_of_the_shortest_curve():
+def test_areas_are_compared_up_to_the_shortest_curve():
     """Here at step 30, after 1.5 seconds and 3 seconds of the groups: areas over 1.5."""
     a = [made([10, 20, 30], seed=s, seconds=0.5) for s in (1, 2, 3)]
     b = [made([10, 30, 20, 40], seed=s) for s in (1, 2, 3)]
@@ -353,7 +353,7 @@ def in_turns(values: list[float], seconds: float, session: str) -> list[Run]:
     return [made(values, seed=s, seconds=seconds, timing=timing) for s in (1, 2, 3)]
 
 
-def test_seconds_of_runs_that_took_turns_are_compared_without_a_margin():
+def test_seconds_of_alternating_runs_have_no_margin():
     a, b = in_turns([10, 20, 30], 0.5, "one"), in_turns([10, 20, 30], 1.0, "one")
     found = {one.metric: one for one in compare(a, b, {"bleu": 0.25}, ("step",))}
     areas = [f"mean bleu over {axis}" for axis in ("step", "seconds")]
@@ -370,7 +370,7 @@ def test_seconds_of_runs_that_took_turns_are_compared_without_a_margin():
     ]
 
 
-def test_runs_that_nothing_is_random_in_are_seedless():
+def test_runs_without_seed_are_seedless():
     fixed, seeded = [made([10, 20], seed=None)], [made([10, 20], seed=s) for s in (1, 2)]
     best = compare(fixed, seeded)[0]
     assert best.a.seedless and not best.b.seedless
@@ -393,7 +393,7 @@ def kept(predictions, **options) -> Run:
     return type("Kept", (Run,), methods)(run.name, run.summary, run.curve)
 
 
-def test_metrics_that_not_all_runs_have_are_left_out():
+def test_metrics_missing_in_a_run_are_left_out():
     """Accuracy, which older predictions lack."""
     ones_M = np.ones(4)
     hits, none = (Losses("w", ones_M, ones_M, x, ones_M, "byte") for x in (ones_M, np.zeros(0)))
@@ -407,16 +407,16 @@ def test_metrics_that_not_all_runs_have_are_left_out():
         assert [one.margin for one in found][:4] == [0.01, 0.0, 0.0, 0.01]
 
 
-def test_predictions_of_another_kind_are_not_compared():
+def test_different_kinds_of_predictions_raise_user_error():
     losses = Losses("test", np.ones(10), np.ones(10), np.zeros(0), np.zeros(0), "token")
     classes = predicted(np.ones(10, bool), seed=2)
-    with pytest.raises(UserError, match="run2 and run1 were tested on different examples"):
+    with pytest.raises(UserError, match="run2 and run1 have different test examples or metrics"):
         compare([kept(losses)], [classes])
-    with pytest.raises(UserError, match="run1 and run2 were tested on different examples"):
+    with pytest.raises(UserError, match="run1 and run2 have different test examples or metrics"):
         compare([classes], [kept(losses)])
 
 
-def test_variance_of_test_examples_is_what_runs_share():
+def test_example_variance_is_the_shared_variance():
     """On half of the examples A is right with a chance of 90 %, B of 50 %; on the other half the reverse.
 
     So the difference of an example varies by 0.4 ** 2, whatever single runs get wrong.
@@ -429,7 +429,7 @@ def test_variance_of_test_examples_is_what_runs_share():
     assert found.example_variance == pytest.approx(100**2 * 0.4**2 / count, rel=0.2)
 
 
-def test_seedless_runs_have_the_noise_of_test_examples_alone():
+def test_seedless_runs_have_only_example_noise():
     rights = np.arange(50) % 3 > 0
     fixed = [predicted(rights, seed=None)]
     found = compare(fixed, [predicted(~rights, seed=None)])[0]
@@ -440,7 +440,7 @@ def test_seedless_runs_have_the_noise_of_test_examples_alone():
     assert mixed.a.values == pytest.approx((66,)) and mixed.b.values == pytest.approx((34,) * 3)
 
 
-def test_resamples_are_the_same_for_all_runs_and_whenever_they_are_drawn():
+def test_resamples_are_deterministic_and_shared():
     nats_M = np.arange(30.0)
     one, other = (
         Losses("w", x, np.ones(30), np.zeros(0), np.zeros(0), "token")
@@ -457,19 +457,19 @@ def test_resamples_are_the_same_for_all_runs_and_whenever_they_are_drawn():
 
 
 @pytest.mark.parametrize("margin", [math.nan, math.inf])
-def test_margins_that_are_no_numbers_are_refused(margin):
+def test_non_finite_margins_raise_user_errors(margin):
     with pytest.raises(UserError, match="the margin of bleu must be a number of at least 0"):
         check_margins({"loss": 0.0, "bleu": margin})
 
 
-def test_negative_margins_are_refused():
+def test_negative_margins_raise_user_errors():
     with pytest.raises(
         UserError, match="the margin of bleu must be a number of at least 0, got -1"
     ):
         compare([made([1.0])], [made([2.0])], {"bleu": -1})
 
 
-def test_every_example_is_drawn():
+def test_resamples_include_every_example():
     for number in (0, 9):
         nats_M = (np.arange(10) == number).astype(float)
         one = Losses("w", nats_M, np.ones(10), np.zeros(0), np.zeros(0), "token")
@@ -477,7 +477,7 @@ def test_every_example_is_drawn():
         assert found["loss"].mean() == pytest.approx(0.1, rel=0.1)
 
 
-def test_a_bootstrap_of_losses_has_the_standard_error_of_their_mean():
+def test_bootstrap_deviation_is_the_standard_error_of_the_mean():
     nats_M = np.random.default_rng(0).gamma(2.0, size=400)
     one = Losses("w", nats_M, np.ones(400), np.zeros(0), np.zeros(0), "token")
     (found,) = resample([one])
@@ -504,7 +504,7 @@ def test_intervals_cover_the_truth_and_equal_systems_stay_undecided(seeds, exper
     assert unequal["better"] > unequal["worse"]
 
 
-def test_word_of_a_and_b_is_opposite_to_that_of_b_and_a():
+def test_verdict_is_antisymmetric():
     opposite = {"better": "worse", "worse": "better"}
     for shift in (0.0, 0.3, 2.0):
         moved = tuple(x + shift for x in A)

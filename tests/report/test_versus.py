@@ -71,7 +71,7 @@ def test_groups_are_compared_with_the_first(tmp_path, report):
     assert verdicts(tmp_path)["accuracy"] == "worse"
 
 
-def test_runs_that_differ_only_in_the_seed_are_never_better(tmp_path, report):
+def test_equal_configurations_are_never_better(tmp_path, report):
     for seed in range(1, 7):
         keep(tmp_path / "a" / f"s{seed}", classes(0.8, seed), seed=seed)
     for name in ("s1", "s2", "s3"):
@@ -81,7 +81,7 @@ def test_runs_that_differ_only_in_the_seed_are_never_better(tmp_path, report):
     assert not {"better", "worse"} & set(verdicts(tmp_path).values())
 
 
-def test_a_glob_is_a_group_and_single_runs_decide_nothing(tmp_path, report):
+def test_glob_is_a_group_and_single_runs_are_undecided(tmp_path, report):
     for seed in (1, 2, 3):
         keep(tmp_path / f"plain_seed{seed}", classes(0.6, seed), seed=seed)
         keep(tmp_path / f"ours_seed{seed}", classes(0.9, 9 + seed), seed=seed, reservoir="ffn")
@@ -91,7 +91,7 @@ def test_a_glob_is_a_group_and_single_runs_decide_nothing(tmp_path, report):
     assert set(verdicts(tmp_path).values()) == {"undecided (at least 2 more seeds)"}
 
 
-def test_a_margin_of_the_command_line_makes_groups_equivalent(tmp_path, report):
+def test_margin_option_makes_groups_equivalent(tmp_path, report):
     for seed in (1, 2, 3):
         keep(tmp_path / "a" / f"s{seed}", classes(0.8, seed), seed=seed)
         keep(tmp_path / "b" / f"s{seed}", classes(0.8, 9 + seed), seed=seed, reservoir="ffn")
@@ -101,7 +101,7 @@ def test_a_margin_of_the_command_line_makes_groups_equivalent(tmp_path, report):
     assert verdicts(tmp_path)["accuracy"] == "equivalent within 20"
 
 
-def test_translations_have_sacrebleus_paired_test_too(tmp_path, report):
+def test_translations_have_sacrebleus_paired_test(tmp_path, report):
     for seed in (1, 2, 3):
         keep(tmp_path / "a" / f"s{seed}", translations(40, seed), seed=seed)
         keep(tmp_path / "b" / f"s{seed}", translations(4, 9 + seed), seed=seed, reservoir="ffn")
@@ -111,7 +111,7 @@ def test_translations_have_sacrebleus_paired_test_too(tmp_path, report):
     assert table.count("0.001") == 3, "the smallest p of 1,000 resamples"
 
 
-def test_sacrebleus_paired_test_is_of_runs_of_the_same_seed(tmp_path, report):
+def test_paired_test_compares_equal_seeds(tmp_path, report):
     for seed in (1, 2, 3):
         keep(tmp_path / "a" / f"s{seed}", translations(40 + seed, seed), seed=seed)
     for seed in (2, 3, 4):
@@ -122,7 +122,7 @@ def test_sacrebleus_paired_test_is_of_runs_of_the_same_seed(tmp_path, report):
     assert {int(row.split(",")[1]): float(row.split(",")[3]) for row in rows} == pytest.approx(base)
 
 
-def test_losses_per_token_of_other_vocabularies_are_not_compared(tmp_path, report):
+def test_losses_per_token_need_equal_vocabularies(tmp_path, report):
     for seed in (1, 2, 3):
         made = translations(40, seed)
         keep(tmp_path / "a" / f"s{seed}", made, seed=seed)
@@ -133,7 +133,7 @@ def test_losses_per_token_of_other_vocabularies_are_not_compared(tmp_path, repor
     assert "bleu" in found and not {"loss", "perplexity"} & set(found)
 
 
-def test_a_single_test_example_decides_nothing(tmp_path, report):
+def test_single_test_example_is_undecided(tmp_path, report):
     for name, right in (("a", 0.2), ("b", 0.8)):
         logs_MN = np.log([[1 - right, right]])
         made = Classes.of_log_probabilities("one", np.ones(1, np.int32), logs_MN, ("no", "yes"))
@@ -143,7 +143,7 @@ def test_a_single_test_example_decides_nothing(tmp_path, report):
     assert verdicts(tmp_path)["accuracy"] == "undecided (not with 100 seeds either)"
 
 
-def test_runs_without_randomness_make_a_group(tmp_path, report):
+def test_seedless_runs_make_a_group(tmp_path, report):
     for number in (1, 2, 3):
         keep(tmp_path / "a" / f"s{number}", classes(0.6, 1), seed=None)
         keep(tmp_path / "b" / f"s{number}", classes(0.9, number), seed=number, reservoir="ffn")
@@ -154,12 +154,12 @@ def test_runs_without_randomness_make_a_group(tmp_path, report):
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"params": {}}, "its params have no trainable, total"),
+        ({"params": {}}, "its params have no numbers trainable and total"),
         ({"timing": "alone"}, "its timing is 'alone'"),
         ({"test": {"accuracy": "60"}}, "the run a has no test accuracy"),
     ],
 )
-def test_damaged_fields_of_a_summary_are_one_line(fields, complaint, tmp_path, report):
+def test_damaged_summary_field_raises_one_line_error(fields, complaint, tmp_path, report):
     keep(tmp_path / "a", classes(0.6, 1), seed=1)
     path = tmp_path / "a" / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | fields))
@@ -168,27 +168,27 @@ def test_damaged_fields_of_a_summary_are_one_line(fields, complaint, tmp_path, r
 
 
 @pytest.mark.parametrize("settings", [{"lowercase": True}, {"tokenize": "char"}])
-def test_bleu_of_other_settings_is_not_compared(settings, tmp_path, report):
+def test_different_bleu_settings_raise_user_error(settings, tmp_path, report):
     for seed in (1, 2, 3):
         keep(tmp_path / "a" / f"s{seed}", translations(40, seed), seed=seed)
         other = replace(translations(40, seed), **settings)
         keep(tmp_path / "b" / f"s{seed}", other, seed=seed, reservoir="ffn")
-    with pytest.raises(UserError, match="measured differently"):
+    with pytest.raises(UserError, match="different test examples or metrics"):
         report("a", "b")
 
 
-def test_texts_scored_in_other_stretches_are_not_compared(tmp_path, report):
+def test_different_text_windows_raise_user_error(tmp_path, report):
     for name, count in (("a", 10), ("b", 20)):
         ones_M, none = np.ones(count), np.zeros(0)
         for seed in (1, 2, 3):
             folder = tmp_path / name / f"s{seed}"
             keep(folder, classes(0.6, seed), seed=seed, reservoir=name)
             Losses("text", ones_M, ones_M, none, none, "byte").save(folder / PREDICTIONS)
-    with pytest.raises(UserError, match="measured differently"):
+    with pytest.raises(UserError, match="different test examples or metrics"):
         report("a", "b")
 
 
-def test_the_examples_on_which_two_runs_differ_most(tmp_path, report):
+def test_example_table(tmp_path, report):
     keep(tmp_path / "a", translations(0, 1), seed=1)
     keep(tmp_path / "b", translations(3, 1), seed=1)
     output = report("--examples", "a", "b", "--most=3")
@@ -198,7 +198,7 @@ def test_the_examples_on_which_two_runs_differ_most(tmp_path, report):
     assert all("cats" in row and "birds" in row for row in rows)
 
 
-def test_examples_of_classes_show_label_and_predictions(tmp_path, report):
+def test_example_table_of_classes(tmp_path, report):
     keep(tmp_path / "a", classes(1.0, 1), seed=1)
     keep(tmp_path / "b", classes(0.0, 1), seed=1)
     output = report("--examples", "a", "b", "--most=1")
@@ -209,24 +209,24 @@ def test_examples_of_classes_show_label_and_predictions(tmp_path, report):
     ("arguments", "complaint"),
     [
         (["a", "b", "--margin=bleu=-1"], "--margin=bleu=-1: a margin must be a number of at least"),
-        (["a", "b", "--margin=bleu"], "--margin=bleu: it is METRIC=NUMBER"),
+        (["a", "b", "--margin=bleu"], "--margin=bleu: give METRIC=NUMBER"),
         (["a", "b", "--margin=blue=1"], "--margin=blue=1: metric='blue': choose one of accuracy"),
-        (["a", "b", "--margin=bleu=much"], "--margin=bleu=much: it is METRIC=NUMBER"),
+        (["a", "b", "--margin=bleu=much"], "--margin=bleu=much: give METRIC=NUMBER"),
         (
             ["a", "other"],
-            "a/s1 and other/s1 were tested on different examples, or measured differently",
+            "a/s1 and other/s1 have different test examples or metrics",
         ),
         (["a", "nobody*"], "no run matches nobody*"),
         (["x" * 5000], "cannot read xxx"),
         (["a", "a"], "the run a/s1 is in both groups"),
         (["a", "a/s[12]"], "the run a/s1 is in both groups"),
-        (["--examples", "a", "b"], "--examples: a is 3 runs, name one"),
-        (["a", "--examples", "a/s1", "b/s1"], "--examples takes two runs and no others"),
-        (["--examples", "a/s1", "without"], "the run without kept no predictions"),
+        (["--examples", "a", "b"], "--examples: a names 3 runs, but each argument must name one"),
+        (["a", "--examples", "a/s1", "b/s1"], "--examples takes two runs"),
+        (["--examples", "a/s1", "without"], "the run without has no predictions.npz"),
         (["--examples", "a/s1", "other/s1"], "a/s1 and other/s1 were tested on different examples"),
     ],
 )
-def test_faults_are_one_line(arguments, complaint, tmp_path, report):
+def test_errors_are_one_line(arguments, complaint, tmp_path, report):
     for seed in (1, 2, 3):
         keep(tmp_path / "a" / f"s{seed}", classes(0.6, seed), seed=seed)
         keep(tmp_path / "b" / f"s{seed}", classes(0.6, seed), seed=seed, reservoir="ffn")

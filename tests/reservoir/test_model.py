@@ -292,7 +292,7 @@ def test_reservoir_dropout(make_config):
             make_config("ffn", dropout=0.2, reservoir_dropout=on).model
         )
         model = abstract_model.build(dict(abstract_model.trainable), dict(abstract_model.frozen))
-        assert [block.residuals[0].rate for block in model.encoder.blocks] == expected
+        assert [block.residuals[0].dropout_rate for block in model.encoder.blocks] == expected
 
 
 def test_attention_dropout(make_config):
@@ -303,13 +303,13 @@ def test_attention_dropout(make_config):
         values = helpers.random_values(abstract_model.trainable, 0)
         model = abstract_model.build(values, variables.draw_frozen(abstract_model, 1))
         rates = [
-            [r.function.rate for r in block.residuals[:-1]]
+            [r.function.dropout_rate for r in block.residuals[:-1]]
             for block in (*model.encoder.blocks, *model.decoder.blocks)
         ]
         assert rates == [[0.1], [quiet], [0.1], [0.1, 0.1], [0.1, 0.1]]
     block, cross = model.encoder.blocks[0], model.decoder.blocks[0].residuals[1].function
     x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 6, 16)), jnp.float32)
-    context = Context(memory_BSD=x, memory_lengths_B=jnp.array([6]))
+    context = Context(encoded_BSD=x, encoded_lengths_B=jnp.array([6]))
     for call in (block, cross):
         still, *drawn = (
             call(x, context, key) for key in (None, *jax.random.split(jax.random.key(0)))

@@ -40,7 +40,7 @@ def train(bar, clock, steps, seconds=0.125, tokens=50, flops=1e9):
         bar.update(step, 1 / step, tokens, flops)
 
 
-def test_a_log_file_gets_a_line_now_and_then(clock):
+def test_log_file_gets_a_line_every_half_minute(clock):
     stream = io.StringIO()
     bar = Progress(3001, stream=stream, peak_flops=1.6e10)
     clock.now += 500  # compilation
@@ -53,7 +53,7 @@ def test_a_log_file_gets_a_line_now_and_then(clock):
     assert lines[-1].startswith("step 3000/3001")
 
 
-def test_close_repeats_nothing(clock):
+def test_close_does_not_repeat_the_last_line(clock):
     stream = io.StringIO()
     bar = Progress(10, stream=stream)
     bar.update(1, 2.0, 5, 0.0)
@@ -61,14 +61,14 @@ def test_close_repeats_nothing(clock):
     assert stream.getvalue() == "step 1/10: loss 2\n"
 
 
-def test_without_a_peak_there_is_no_mfu(clock):
+def test_no_mfu_without_peak_flops(clock):
     stream = io.StringIO()
     bar = Progress(1000, stream=stream)
     train(bar, clock, range(1, 500))
     assert "tokens/s" in stream.getvalue() and "MFU" not in stream.getvalue()
 
 
-def test_rates_are_recent(clock):
+def test_throughput_is_since_the_last_refresh(clock):
     stream = io.StringIO()
     bar = Progress(100_000, stream=stream)
     train(bar, clock, range(1, 1000), tokens=50)
@@ -77,7 +77,7 @@ def test_rates_are_recent(clock):
     assert rates[0] == "400" and rates[-1] == "800"
 
 
-def test_a_resumed_run_goes_on_counting(clock):
+def test_resumed_run_starts_at_its_step(clock):
     stream = io.StringIO()
     bar = Progress(1000, 500, stream=stream)
     train(bar, clock, range(501, 900))
@@ -86,7 +86,7 @@ def test_a_resumed_run_goes_on_counting(clock):
     assert lines[1].startswith("step 741/1000") and "ETA 00:32" in lines[1]  # 259 steps
 
 
-def test_the_time_left_is_not_more_than_the_run_may_take(clock):
+def test_eta_respects_the_time_limit(clock):
     """2,000 steps of 0.125 s would be 250 s; there are 100, then as few as steps are left."""
     stream = io.StringIO()
     bar = Progress(2001, stream=stream, unit="examples")
@@ -98,7 +98,7 @@ def test_the_time_left_is_not_more_than_the_run_may_take(clock):
     assert "ETA 00:00" in lines[-1]
 
 
-def test_the_bar_on_a_terminal(clock):
+def test_terminal_shows_a_bar(clock):
     stream = Terminal()
     bar = Progress(200, 100, stream=stream, peak_flops=1.6e10)
     train(bar, clock, range(101, 151))
@@ -113,7 +113,7 @@ def test_the_bar_on_a_terminal(clock):
 
 
 @pytest.mark.parametrize(("lines", "shown"), [(24, "2/4, loss 0.5"), (0, "step 2/4: loss 0.5")])
-def test_a_real_terminal_shows_something_whatever_its_size(clock, lines, shown):
+def test_terminal_of_any_size_shows_progress(clock, lines, shown):
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", lines, 4 * lines, 0, 0))
     with open(follower, "w") as stream:
@@ -164,7 +164,7 @@ def test_disabled_shows_nothing(clock):
         ("cpu", None),
     ],
 )
-def test_peak(kind, peak):
+def test_peak_flops_by_device(kind, peak):
     assert peak_flops(kind, jnp.bfloat16) == peak
     assert peak_flops(kind, "float16") == peak
     assert peak_flops(kind, jnp.float32) is None

@@ -26,7 +26,7 @@ def log_steps(run, steps):
         run.log(step, {"loss": 1 / step})
 
 
-def test_lines_and_summary(tmp_path):
+def test_metrics_and_summary_files(tmp_path):
     run = tracker(tmp_path / "run")
     run.log(1, {"loss": np.float32(0.5), "tokens": np.int64(3), "note": "warm"})
     run.log(2, {"loss": math.nan, "norm": math.inf})
@@ -43,7 +43,7 @@ def test_lines_and_summary(tmp_path):
     assert "NaN" not in (tmp_path / "run" / "metrics.jsonl").read_text()
 
 
-def test_a_killed_and_resumed_run_leaves_the_file_of_an_uninterrupted_one(tmp_path):
+def test_resumed_metrics_file_equals_uninterrupted(tmp_path):
     whole, broken = tracker(tmp_path / "whole"), tracker(tmp_path / "broken")
     log_steps(whole, range(1, 11))
     log_steps(broken, range(1, 8))
@@ -54,13 +54,13 @@ def test_a_killed_and_resumed_run_leaves_the_file_of_an_uninterrupted_one(tmp_pa
     assert files[0] == files[1]
 
 
-def test_a_run_begun_anew_begins_an_empty_file(tmp_path):
+def test_new_run_starts_an_empty_file(tmp_path):
     log_steps(tracker(tmp_path), range(1, 8))
     log_steps(tracker(tmp_path), range(1, 3))
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
 
 
-def test_every_line_survives_a_kill(tmp_path):
+def test_lines_survive_sigkill(tmp_path):
     script = (
         "import os, signal, sys\n"
         "from common.track.tracker import Tracker\n"
@@ -73,7 +73,7 @@ def test_every_line_survives_a_kill(tmp_path):
     assert [line["step"] for line in read_metrics(tmp_path)] == list(range(100))
 
 
-def test_reading_tolerates_a_cut_last_line_only(tmp_path):
+def test_read_metrics_ignores_only_an_incomplete_last_line(tmp_path):
     log_steps(tracker(tmp_path), range(1, 4))
     path = tmp_path / "metrics.jsonl"
     path.write_text(path.read_text()[:-5])
@@ -86,12 +86,12 @@ def test_reading_tolerates_a_cut_last_line_only(tmp_path):
     assert path.read_text().startswith('{"step": 1}\n{"st\n')
 
 
-def test_reading_a_folder_that_is_no_run(tmp_path):
+def test_read_metrics_of_another_folder_raises_user_error(tmp_path):
     with pytest.raises(UserError, match=r"no metrics\.jsonl"):
         read_metrics(tmp_path)
 
 
-def test_a_process_that_is_not_enabled_does_nothing(tmp_path):
+def test_disabled_tracker_does_nothing(tmp_path):
     run = tracker(tmp_path / "run", wandb_mode="offline", enabled=False)
     run.log(1, {"loss": 1.0})
     run.table("t", ["a"], [[1]])
@@ -101,7 +101,7 @@ def test_a_process_that_is_not_enabled_does_nothing(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_unknown_wandb_mode(tmp_path):
+def test_unknown_wandb_mode_raises_user_error(tmp_path):
     with pytest.raises(UserError, match="'ofline' is not one of offline, online, disabled"):
         tracker(tmp_path, wandb_mode="ofline")
 
@@ -178,7 +178,7 @@ def use_everything(workdir, mode="offline"):
     run.finish()
 
 
-def test_wandb_gets_everything_at_its_step(tmp_path, fake):
+def test_wandb_receives_everything_at_its_step(tmp_path, fake):
     wandb = fake()
     use_everything(tmp_path)
     (init,) = wandb.inits
@@ -197,13 +197,13 @@ def test_wandb_gets_everything_at_its_step(tmp_path, fake):
 
 
 @pytest.mark.parametrize("broken", ["init", "log", "Table", "save", "finish"])
-def test_no_fault_of_wandb_reaches_the_run(tmp_path, fake, capsys, broken):
+def test_wandb_errors_do_not_stop_the_run(tmp_path, fake, capsys, broken):
     wandb = fake(broken=[broken])
     use_everything(tmp_path)
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2]
     assert (tmp_path / "summary.json").exists()
     assert capsys.readouterr().err == (
-        f"warning: wandb: {broken} broke badly; carrying on without it\n"
+        f"warning: wandb: {broken} broke badly; continuing without wandb\n"
     )
     assert wandb.teardowns == 1
 
@@ -218,7 +218,7 @@ def test_online_falls_back_to_offline(tmp_path, fake, capsys, options):
     assert line.startswith("warning: wandb: ") and line.endswith("; logging offline")
 
 
-def test_a_resumed_run_keeps_its_wandb_id_and_a_new_one_does_not(tmp_path, fake):
+def test_resumed_run_keeps_its_wandb_id(tmp_path, fake):
     wandb = fake()
     for resume_step in (None, 5, None):
         tracker(tmp_path, wandb_mode="offline", resume_step=resume_step).finish()
@@ -280,15 +280,15 @@ def test_real_wandb_offline_is_silent_and_quick(tmp_path):
 
 
 @pytest.mark.skipif(shutil.which("ps") is None, reason="needs ps")
-def test_real_wandb_whose_service_dies_costs_one_line(tmp_path):
+def test_real_wandb_whose_service_dies_prints_one_line(tmp_path):
     done = run_real(tmp_path, "offline", "kill")
     assert "killed" in done.stdout and done.returncode == 0
     (line,) = done.stderr.splitlines()
-    assert line.startswith("warning: wandb: ") and line.endswith("; carrying on without it")
+    assert line.startswith("warning: wandb: ") and line.endswith("; continuing without wandb")
     assert len(read_metrics(tmp_path)) == 19
 
 
-def test_real_wandb_online_without_a_key_never_asks(tmp_path):
+def test_real_wandb_online_without_key_does_not_prompt(tmp_path):
     """On a terminal wandb.init by itself would ask how to log in, and wait."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
@@ -311,7 +311,7 @@ def test_real_wandb_online_without_a_key_never_asks(tmp_path):
 
 
 @pytest.mark.slow
-def test_real_wandb_online_without_a_network_goes_on_offline(tmp_path):
+def test_real_wandb_online_without_network_falls_back_to_offline(tmp_path):
     done = run_real(tmp_path, "online", WANDB_API_KEY="a" * 40, WANDB_BASE_URL="http://127.0.0.1:9")
     assert done.returncode == 0
     (line,) = done.stderr.splitlines()

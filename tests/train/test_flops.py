@@ -19,12 +19,12 @@ from common.model import transformer
 from common.model.attend import attend
 from common.model.block import Block, Context
 from common.model.encoder_decoder import Stack
-from common.model.lora import Lora, adapt
 from common.train import flops
 from configs import language, translation
 from gmlp_lm import model as gmlp_lm
 from perception import model as perception
 from perception.backbones import BACKBONES
+from perception.lora import Lora, adapt
 from reservoir.kinds import RESERVOIRS
 
 ROWS, LENGTH, WIDTH = 1, 256, 512
@@ -107,7 +107,7 @@ def test_operations_are_those_that_the_compiler_counts(name: str, unrolled: None
     ]
 
     def loss(trainable, x_BLD, frozen):
-        context = Context(memory_BSD=x_BLD[:, : length // 2])  # which only a decoder reads
+        context = Context(encoded_BSD=x_BLD[:, : length // 2])  # which only a decoder reads
         y_BLD = abstract_model.build(trainable, frozen)(x_BLD, context)
         return jnp.sum(y_BLD.astype(jnp.float32) ** 2)
 
@@ -151,7 +151,7 @@ def counted(layers: int, drop: float, remat: bool, parts: int = 1) -> int:
 
     def make(rngs) -> Stack:
         blocks = [plain(rngs) for _ in range(layers)]
-        return Stack(blocks, WIDTH, rngs=rngs, drop=drop, remat=remat)
+        return Stack(blocks, WIDTH, rngs=rngs, skip_rate=drop, remat=remat)
 
     abstract_model = variables.abstract(lambda: make(variables.ParamKeys(0)))
     trainable = {

@@ -7,8 +7,8 @@ import pytest
 from flax import nnx
 
 from common import variables
-from common.model.lora import Lora, LoraLinear, adapt
 from perception.backbones import BACKBONES
+from perception.lora import Lora, LoraLinear, adapt
 from perception.model import backbone
 
 SHAPE = BACKBONES["tiny_qwen2"]

@@ -1,0 +1,123 @@
+"""The tiny attention that a gMLP may add to its gate ("aMLP", section 4.3 of the paper)."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from common.model.attend import attend, attend_cached, cache_layout
+from common.model.block import Context, Sublayer
+from common.model.decode_cache import CacheSpec, DecodeCache
+from common.model.linear import Linear
+
+
+class TinyAttention(Sublayer):
+    """One attention head; its output is as wide as the gate.
+
+    Args:
+      inner: width of the head.
+      outputs: width of the gate.
+      window: 0, or the window length W: a position then sees its window up to itself, and the window before. As in the
+        paper's code, the first window sees W keys and values of zero before it.
+      keys_as_values: in windows, use the keys as values. g-mlp-gpt has this bug (k for v), the paper's code inherited
+        it, and the value projections are never used there.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        outputs: int,
+        *,
+        rngs: nnx.Rngs,
+        causal: bool = True,
+        window: int = 0,
+        keys_as_values: bool = False,
+    ):
+        def project() -> Linear:
+            return Linear(width, inner, ("embed", None), rngs=rngs, bias_init=None)
+
+        self.query, self.key, self.value = project(), project(), project()
+        self.out = Linear(inner, outputs, (None, "mlp"), rngs=rngs)
+        self.causal, self.window = causal, window
+        self.keys_as_values = keys_as_values and bool(window)
+
+    def _project(self, x_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
+        key_BLK = self.key(x_BLD)
+        return key_BLK, key_BLK if self.keys_as_values else self.value(x_BLD)
+
+    def __call__(
+        self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
+    ) -> jax.Array:
+        projected = self.query(x_BLD), *self._project(x_BLD)
+        if self.window:
+            return self.out(self._in_windows(*projected))
+        one_head = (x_BLK[:, :, None] for x_BLK in projected)
+        lengths_B = None if self.causal else context.lengths_B
+        y_BLK = attend(*one_head, causal=self.causal, key_lengths_B=lengths_B)[:, :, 0]
+        return self.out(y_BLK)
+
+    def _in_windows(self, query_BLK, key_BLK, value_BLK) -> jax.Array:
+        batch, length, inner = query_BLK.shape
+        size = self.window
+        windows = -(-length // size)
+
+        def cut(x_BLK, before: int) -> jax.Array:
+            padded = jnp.pad(x_BLK, ((0, 0), (before, windows * size - length), (0, 0)))
+            return padded[:, : windows * size].reshape(batch * windows, size, inner)
+
+        def with_before(x_BLK) -> jax.Array:
+            return jnp.concatenate([cut(x_BLK, size), cut(x_BLK, 0)], axis=1)
+
+        query, key, value = cut(query_BLK, 0), with_before(key_BLK), with_before(value_BLK)
+        mask = jnp.arange(2 * size) <= jnp.arange(size)[:, None] + size
+        y = _softmax_attention(query, key, value, mask)
+        return y.reshape(batch, -1, inner)[:, :length]
+
+    def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
+        """Returns caches of keys (B, 1, K, L) and values (B, 1, L, K)."""
+        inner = self.out.kernel.shape[0]
+        return (
+            DecodeCache.empty((batch, 1, inner, 1), 3, spec),
+            DecodeCache.empty((batch, 1, 1, inner), 2, spec),
+        )
+
+    def step(
+        self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
+    ) -> tuple[jax.Array, Any]:
+        new = cache_layout(*(x_B1K[:, :, None] for x_B1K in self._project(x_B1D)))
+        keys, values = (old.write(part, index) for old, part in zip(cache, new, strict=True))
+        begin = None
+        if self.window:
+            begin = index - index % self.window - self.window  # of the window before
+        reach = (None if begin is None else jnp.maximum(begin, 0), 2 * self.window)
+        key_parts, positions = zip(*keys.parts(*reach), strict=True)
+        value_parts = [part for part, _ in values.parts(*reach)]
+        if self.window:
+            # Keys and values of zero stand before the first window.
+            shape = (len(x_B1D), 1, self.window, self.out.kernel.shape[0])
+            zeros = jnp.zeros(shape, x_B1D.dtype)
+            key_parts = (zeros.swapaxes(2, 3), *key_parts)
+            value_parts = [zeros, *value_parts]
+            positions = (jnp.arange(-self.window, 0), *positions)
+        masks = [(p <= index) if begin is None else (p <= index) & (p >= begin) for p in positions]
+        y_B11K = attend_cached(
+            self.query(x_B1D)[:, :, None],
+            list(key_parts),
+            value_parts,
+            [mask[None, None, None] for mask in masks],
+        )
+        return self.out(y_B11K[:, :, 0]), (keys, values)
+
+    def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
+        new = cache_layout(*(x_BLK[:, :, None] for x_BLK in self._project(x_BLD)))
+        return tuple(old.filled(part) for old, part in zip(cache, new, strict=True))
+
+
+def _softmax_attention(query_BTK, key_BSK, value_BSK, mask_TS) -> jax.Array:
+    """Softmax attention of one head."""
+    query_BTK = query_BTK * query_BTK.shape[-1] ** -0.5
+    logits_BTS = jnp.matmul(query_BTK, key_BSK.swapaxes(1, 2), preferred_element_type=jnp.float32)
+    weights_BTS = jax.nn.softmax(logits_BTS, axis=-1, where=mask_TS)
+    return jnp.matmul(weights_BTS.astype(value_BSK.dtype), value_BSK)
