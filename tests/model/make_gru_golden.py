@@ -1,4 +1,4 @@
-"""Writes gru_golden.npz, what torch.nn.GRU makes of random numbers; needs PyTorch, is run by hand"""
+"""Writes gru_golden.npz, outputs of torch.nn.GRU for random inputs; run by hand, needs PyTorch."""
 
 from pathlib import Path
 
