@@ -16,7 +16,7 @@ from common.config import check_choice
 from common.experiments import Side, evaluations
 from common.metrics.aucc import aucc, outline
 from common.metrics.curve import Axis, Curve
-from common.report.runs import run_of, same_minutes
+from common.report.runs import run_of, runs_alternated
 from common.report.table import mean_std
 from common.tasks.language_modelling import LanguageModelling
 from common.track.tracker import write_whole
@@ -234,7 +234,7 @@ def _comparison(corpus: str, cases: dict[str, list[tuple[dict, Path]]]) -> list[
         for kind, runs in cases.items()
     }
     rows, data = [], data_name(cases["gpt"], corpus)
-    if not same_minutes([[run_of(s, w.name) for s, w in runs] for runs in cases.values()]):
+    if not runs_alternated([[run_of(s, w.name) for s, w in runs] for runs in cases.values()]):
         axes.pop("wall-clock")
     for name, axis in axes.items():
         horizon = min(c.points[-1].at(axis) for some in curves.values() for c in some)

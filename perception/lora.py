@@ -1,7 +1,4 @@
-"""Low-rank adapters (LoRA; Hu et al., 2021) of the linear layers of any model.
-
-B batch, L length, D inputs, F outputs, R rank.
-"""
+"""Low-rank adapters (LoRA; Hu et al., 2021) of linear layers."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,12 +15,12 @@ from common.variables import freeze_given
 
 @dataclass(frozen=True)
 class Lora:
-    """What adapters are like.
+    """Settings of adapters.
 
     Attributes:
-      rank: R.
-      alpha: the adapter is scaled by alpha / R; where `stabilized`, by alpha / sqrt(R) (rsLoRA; Kalajdzievski, 2023).
-      rate: of dropout of what enters it.
+      rank: rank R.
+      alpha: adapters are scaled by alpha / R, or by alpha / sqrt(R) if `stabilized` (rsLoRA; Kalajdzievski, 2023).
+      rate: dropout rate of an adapter's input.
     """
 
     rank: int = 32
@@ -37,12 +34,12 @@ class Lora:
 
 
 class LoraLinear(Linear):
-    """x W + b + scale * dropout(x) A B. Kernel and bias keep their names, so a checkpoint of the plain layer fits."""
+    """x W + b + scale * dropout(x) A B. Kernel and bias have the names of `Linear`, whose checkpoints it loads."""
 
     def __init__(self, linear: Linear, lora: Lora, *, rngs: nnx.Rngs):
         self.kernel, self.bias = linear.kernel, linear.bias
         (inputs, outputs), (from_, to) = self.kernel.shape, self.kernel.get_metadata("axes")
-        # As peft starts them: Kaiming's uniform with a = sqrt(5), and 0.
+        # Initialised as in peft: A by Kaiming's uniform with a = sqrt(5), B = 0.
         draw = initializers.uniform(inputs**-0.5)
         self.lora_a = nnx.Param(draw(rngs.params(), (inputs, lora.rank)), axes=(from_, None))
         zeros = initializers.zeros(rngs.params(), (lora.rank, outputs))
@@ -50,20 +47,20 @@ class LoraLinear(Linear):
         self.lora = lora
 
     def __call__(
-        self, x_BLD: jax.Array, dtype: jnp.dtype | None = None, key: jax.Array | None = None
+        self, x_BLM: jax.Array, dtype: jnp.dtype | None = None, key: jax.Array | None = None
     ) -> jax.Array:
-        dtype = dtype or x_BLD.dtype
-        a_BLR = matmul(dropout(x_BLD, self.lora.rate, key), self.lora_a[...]).astype(x_BLD.dtype)
-        adapted_BLF = self.lora.scale * matmul(a_BLR, self.lora_b[...])
-        return (super().__call__(x_BLD, jnp.float32) + adapted_BLF).astype(dtype)
+        dtype = dtype or x_BLM.dtype
+        a_BLR = matmul(dropout(x_BLM, self.lora.rate, key), self.lora_a[...]).astype(x_BLM.dtype)
+        adapted_BLN = self.lora.scale * matmul(a_BLR, self.lora_b[...])
+        return (super().__call__(x_BLM, jnp.float32) + adapted_BLN).astype(dtype)
 
     def merged(self) -> jax.Array:
-        """The kernel (D, F) of the plain layer that does the same."""
+        """Returns the kernel (M, N) with the adapter merged into it."""
         return self.kernel[...] + self.lora.scale * self.lora_a[...] @ self.lora_b[...]
 
 
 def linear_layers(model: nnx.Module) -> dict[tuple[str, ...], nnx.Module]:
-    """The paths of its linear layers, each with the module that has the layer by the last name of the path."""
+    """Returns the paths of linear layers, each with its parent module."""
     return {
         (*map(str, path), name): parent
         for path, parent in nnx.iter_modules(model)
@@ -73,16 +70,16 @@ def linear_layers(model: nnx.Module) -> dict[tuple[str, ...], nnx.Module]:
 
 
 def is_target(path: tuple[str, ...], target: str) -> bool:
-    """Whether a path ends with a target, whole names: "query", "function/down"."""
+    """Returns whether a path ends with the names of a target, such as "query" or "function/down"."""
     names = tuple(target.split("/"))
     return path[-len(names) :] == names
 
 
 def adapt(model: nnx.Module, targets: Iterable[str], lora: Lora, *, rngs: nnx.Rngs) -> int:
-    """Freezes the model at values that will be given, and puts an adapter beside each linear layer that is a target.
+    """Freezes the model at loaded values and adds an adapter to each target linear layer.
 
     Returns:
-      How many layers were adapted.
+      The number of adapted layers.
     """
     freeze_given(model)
     targets, found = tuple(targets), 0

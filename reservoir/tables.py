@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from common.report.comparison import aucc_rows, time_rows
 from common.report.groups import Group
 from common.report.printed import printed
-from common.report.runs import same_minutes
+from common.report.runs import runs_alternated
 from common.report.table import mean_std
 from reservoir.experiments import ExperimentSuite
 from reservoir.targets import MODELS, PLAIN, Case
@@ -41,7 +41,7 @@ def _convergence(suite: ExperimentSuite, name: str, unit: str) -> None:
     """
     (groups,) = suite.groups(name).values()
     hours = {case: _hours_to(group, "100") for case, group in groups.items()}
-    timed = same_minutes([group.runs for group in groups.values()])
+    timed = runs_alternated([group.runs for group in groups.values()])
     plain = {c.layers: _mean(hours[c]) for c in groups if c.model == PLAIN}
     paper = printed("reservoir", name) if name.startswith("table") else {}
     rows = []

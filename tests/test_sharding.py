@@ -1,4 +1,4 @@
-"""The rule table, and that a mesh changes where numbers lie but not what they are."""
+"""The sharding rules; a mesh does not change results."""
 
 from functools import partial
 
@@ -95,7 +95,7 @@ class _Task(Backskipping):
 
 
 def _gradients(config, name: str, accumulate: int = 1) -> tuple:
-    """(loss, weight, gradients) of step 1 on a mesh, with dropout on."""
+    """Returns (loss, weight, gradients) of step 1 on a mesh, with dropout."""
     mesh, task = mesh_of(name), _Task(config)
     with jax.set_mesh(mesh):
         abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
@@ -128,7 +128,7 @@ def test_loss_and_gradients_are_equal_on_every_mesh(name: str, make_config, on_o
         np.testing.assert_allclose(gradients[key], expected, rtol=1e-4, atol=1e-4, err_msg=key)
 
 
-# Those with a loop or a gradient of their own; the others are products like a plain layer's.
+# Kinds with a loop or a custom gradient; the other kinds are products like a plain layer.
 SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("cnn", "gmlp", "none, dropped")]
 
 
@@ -147,7 +147,7 @@ def test_reservoir_kinds_are_equal_on_a_mesh(kind: str, make_config) -> None:
 
 
 def test_accumulated_gradients_equal_the_whole_batch(make_config) -> None:
-    # Without dropout, whose masks belong to a microbatch. The rows have unequal numbers of tokens.
+    # Without dropout, whose masks depend on the microbatch. The rows have unequal numbers of tokens.
     config = make_config("ffn", dropout=0.0)
     whole, parts = _gradients(config, "1"), _gradients(config, "1", accumulate=4)
     assert whole[1] == parts[1]

@@ -16,12 +16,12 @@ from common.variables import AbstractModel
 
 
 def as_bytes(prompt: str) -> bytes:
-    """Encodes a command-line argument, also if its bytes are not valid UTF-8."""
+    """Returns the bytes of a command-line argument, also if they are not valid UTF-8."""
     return prompt.encode("utf-8", "surrogateescape")
 
 
 class Generator:
-    """Continues prompts; the compiled functions are reused for all parameters of a model and prompts of one length."""
+    """Continues prompts. Its compiled functions serve all values of a model's parameters and prompts of one length."""
 
     def __init__(self, abstract_model: AbstractModel, mesh: Mesh, longest: int, sampling: Sampling):
         """`longest` is the model's maximum length of prompt and continuation together."""
@@ -60,7 +60,7 @@ class Generator:
     def _chunks(
         self, state: ModelState, prompt: bytes, length: int, seed: int, chunk: int
     ) -> Iterator[bytes]:
-        # Multiples of the chunk, so that prompts and lengths that are nearly equal share a cache shape.
+        # A multiple of the chunk, so that lengths that differ little share a cache shape.
         chunks = -(-len(prompt) // chunk) + -(-length // chunk)
         cache_length = min(chunks * chunk, self.longest)
         parameters: tuple[Any, Any] = (state.trainable, state.frozen)

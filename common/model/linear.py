@@ -80,6 +80,7 @@ class Linear(nnx.Module):
         )
 
     def frozen_init(self) -> dict[str, tuple]:
+        """Returns the draw (see `common.variables.draw`) of each parameter in a frozen layer."""
         bound = 1 / math.sqrt(self.kernel.shape[0])
         return {"kernel": ("matrix",), "bias": ("uniform", bound)}
 

@@ -16,6 +16,7 @@ class LayerNorm(nnx.Module):
         self.epsilon = epsilon
 
     def frozen_init(self) -> dict[str, tuple]:
+        """Returns the draw (see `common.variables.draw`) of each parameter in a frozen layer."""
         return {"scale": ("ones",), "bias": ("zeros",)}
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:

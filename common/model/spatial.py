@@ -138,7 +138,7 @@ class Spatial(nnx.Module):
         self.bias = nnx.Param(initializers.ones(rngs.params(), bias_shape), axes=(None, "position"))
 
     def frozen_init(self) -> dict[str, tuple]:
-        """A frozen matrix near 0 would mix nothing; these rows have a norm of about 1."""
+        """Returns the draw of each parameter in a frozen layer: rows of norm 1, as a matrix near 0 mixes nothing."""
         return {"weight": ("uniform", (3 / self.weight.shape[-1]) ** 0.5), "bias": ("ones",)}
 
     def shape(self) -> tuple[int, ...]:

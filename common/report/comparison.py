@@ -15,7 +15,7 @@ from common.metrics.aucc import aucc, reaching, shared_horizon
 from common.metrics.curve import Axis, Curve, Point
 from common.report.axis import Units, area_unit, shown_name, units
 from common.report.groups import Group
-from common.report.runs import same_minutes
+from common.report.runs import runs_alternated
 from common.report.table import Table, digits_for, mean_std
 
 Horizon = float | Literal["longest", "shortest"]
@@ -243,7 +243,7 @@ def run_table(compared: Sequence[Group]) -> Table:
 
 def comparable(compared: Sequence[Group], axis: Axis) -> bool:
     """Returns whether runs can be compared on an axis: steps and FLOPs always, times only if the runs alternated."""
-    return axis in ("step", "flops") or same_minutes([group.runs for group in compared])
+    return axis in ("step", "flops") or runs_alternated([group.runs for group in compared])
 
 
 def _until(curve: Curve, axis: Axis, end: float | None) -> Curve:

@@ -84,7 +84,7 @@ class Run:
         return value
 
 
-def same_minutes(groups: Sequence[Sequence[Run]]) -> bool:
+def runs_alternated(groups: Sequence[Sequence[Run]]) -> bool:
     """Returns whether the seconds of groups can be compared: each run alternated with runs of all other groups."""
     if not all(run.timing == "turns" for group in groups for run in group):
         return False

@@ -25,7 +25,7 @@ from common.config import check
 from common.metrics.aucc import aucc
 from common.metrics.curve import Axis
 from common.metrics.predictions import MODES, Predictions, Translations
-from common.report.runs import Run, same_minutes
+from common.report.runs import Run, runs_alternated
 
 Word = Literal["better", "worse", "equivalent", "undecided"]
 
@@ -244,7 +244,7 @@ def compare(
     best = [_seeds(group, [run.curve.best.value for run in group]) for group in (a, b)]
     margin = margins.get(objective, 0.0)
     found.append(Comparison(f"best valid {objective}", mode, *best, margin, 0.0, "seeds"))
-    timed = same_minutes([a, b])
+    timed = runs_alternated([a, b])
     if timed:
         seconds = [_seeds(g, [r.curve.points[-1].seconds for r in g]) for g in (a, b)]
         found.append(Comparison("training seconds", "min", *seconds, 0.0, 0.0, "seeds"))

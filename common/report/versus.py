@@ -9,7 +9,7 @@ import numpy as np
 from common.config import check, check_choice
 from common.metrics.predictions import MODES, Predictions, Translations
 from common.report.groups import Group, Layers, groups, layers_of
-from common.report.runs import Run, load_group, same_minutes
+from common.report.runs import Run, load_group, runs_alternated
 from common.report.table import Table, digits_for, mean_std
 from common.report.verdict import CONFIDENCE, MARGINS, Comparison, check_runs, compare, correct
 
@@ -113,7 +113,7 @@ def explanation(found: Sequence[tuple[Group, Comparison]], compared: Sequence[Gr
         lines.append(
             f"Test metrics are left out: {', '.join(without[:3])}{' ...' * (len(without) > 3)} have no predictions.npz."
         )
-    if not same_minutes([group.runs for group in compared]):
+    if not runs_alternated([group.runs for group in compared]):
         lines.append(
             "Seconds are not compared, because the runs did not alternate on the machine (reproduce --turns=N)."
         )

@@ -1,4 +1,4 @@
-"""Settings and text that several tests of the data package use."""
+"""Shared settings and texts."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from common.data.tokenizer import Tokenizer, build_tokenizers
 
 
 def settings(source: str = "embedded:numbers_de_en", **changes) -> ConfigDict:
-    """The data part of a configuration."""
+    """Returns the data part of a configuration."""
     return ConfigDict(
         {
             "source": source,
@@ -26,14 +26,14 @@ def settings(source: str = "embedded:numbers_de_en", **changes) -> ConfigDict:
 
 
 def small_text() -> ParallelText:
-    """500 pairs."""
+    """Returns 500 pairs."""
     return load_parallel(settings(), "test")
 
 
 def small_corpora(
     cache: Path,
 ) -> tuple[TokenizedCorpus, TokenizedCorpus, Tokenizer, Tokenizer]:
-    """Both sides of `small_text` as ids, and their tokenizers."""
+    """Returns both sides of `small_text` as token ids, and their tokenizers."""
     text = small_text()
     source, target = build_tokenizers(settings(), text, cache)
     return (

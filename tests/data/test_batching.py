@@ -1,4 +1,4 @@
-"""Batches: every example once, fixed shapes, the same for any number of processes."""
+"""Batches: every example once, fixed shapes, any number of processes."""
 
 import json
 from itertools import islice
@@ -22,7 +22,7 @@ def corpora(tmp_path_factory):
 
 
 def corpus(*lengths: int) -> TokenizedCorpus:
-    """Sentences of the given lengths whose ids go up from 4."""
+    """Returns sentences of the given lengths with ids from 4 on."""
     offsets = np.cumsum([0, *lengths])
     return TokenizedCorpus(np.arange(4, 4 + offsets[-1], dtype=np.uint16), offsets)
 
@@ -278,7 +278,7 @@ def test_tokenized_corpus_is_cached(tmp_path, monkeypatch):
 
 
 def test_end_and_padding_tokens_of_the_corpus() -> None:
-    """A pretrained tokenizer has its own ids, and texts that bring their ends along."""
+    """Pretrained tokenizers have their own padding id and already append the end of text."""
     texts = [[7, 8, 9], [5]]
     plain = TokenizedCorpus.from_lists(texts)
     (batch,) = evaluation_batches(plain, None, buckets=(4,), tokens_per_batch=12)

@@ -1,4 +1,4 @@
-"""The generated text."""
+"""The embedded (generated) text."""
 
 import re
 import subprocess

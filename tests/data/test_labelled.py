@@ -1,4 +1,4 @@
-"""Examples with classes: three formats, the names of classes, and what is wrong with a file, by its line."""
+"""Labelled examples: formats, class names, error messages."""
 
 import gzip
 import json
@@ -70,7 +70,7 @@ def test_csv_quoted_field_with_lines_and_commas(folder):
 
 
 def test_csv_field_length_is_unlimited(folder):
-    """Not only up to the 131,072 letters that Python's csv stops at."""
+    """Python's default limit is 131,072 characters."""
     (folder / "train.jsonl").unlink()
     (folder / "train.csv").write_text(f"text,label\n{'long ' * 40_000},0\nfour,1\n")
     (text,) = load_labelled(data(f"files:{folder}"))[0]["train"].texts[0]
@@ -141,9 +141,7 @@ def test_damaged_labels_json_raises_user_error(folder, names):
 def test_missing_files_fields_and_splits_raise_user_errors(folder):
     with pytest.raises(UserError, match="no directory"):
         load_labelled(data("files:nowhere"))
-    with pytest.raises(
-        UserError, match=r"it must be files:DIR, tfds:NAME, hf:NAME or embedded:NAME"
-    ):
+    with pytest.raises(UserError, match=r"must be files:DIR, tfds:NAME, hf:NAME or embedded:NAME"):
         load_labelled(data("file:sst2"))
     with pytest.raises(UserError, match=r"there are: python, python_pairs"):
         load_labelled(data("embedded:java"))
@@ -165,12 +163,12 @@ def named(count: int, **fields: object) -> list[dict]:
 
 
 def test_missing_splits_are_cut_from_train(folder, capsys):
-    """As Hugging Face's train_test_split(0.3, seed=42) cuts; the same every time."""
+    """Equals Hugging Face's train_test_split(0.3, seed=42); deterministic."""
     for name in ("validation", "test"):
         (folder / f"{name}.jsonl").unlink()
     (folder / "train.jsonl").write_text(lines(named(40)))
     splits, _ = load_labelled(data(f"files:{folder}"), Rules(cut=("valid", "test")))
-    # 12 are 30 % of 40, and 3 a tenth of the other 28.
+    # 12 is 30 % of 40, and 3 is a tenth of the other 28.
     assert {name: len(text) for name, text in splits.items()} == {
         "train": 25,
         "valid": 3,
@@ -217,7 +215,7 @@ def test_label_field_name(folder):
 
 
 def test_given_number_of_classes(folder):
-    """Some of them may be missing in the training examples; none may be beyond."""
+    """Classes may be missing in the training examples; labels beyond the number are errors."""
     _, classes = load_labelled(data(f"files:{folder}"), Rules(classes=3))
     assert classes == ("0", "1", "2")
     (folder / "train.jsonl").write_text(lines([*GOOD, {"text": "x", "label": 3}]))
@@ -236,7 +234,7 @@ def test_unlabelled_examples_are_skipped(folder):
 
 
 def test_hugging_face_data_sets(monkeypatch):
-    """Through a module that answers as `datasets` does."""
+    """With a fake `datasets` module."""
 
     class Split(list):
         @property
@@ -257,7 +255,7 @@ def test_hugging_face_data_sets(monkeypatch):
     hub.load_dataset = unknown
     with pytest.raises(UserError, match="cannot read hf:some/name: no some/name on the hub"):
         load_labelled(data("hf:some/name"))
-    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "datasets", None)  # As if not installed.
     with pytest.raises(UserError, match="pip install datasets"):
         load_labelled(data("hf:some/name"))
 
@@ -275,7 +273,7 @@ def test_embedded_manual_has_all_classes_and_distinct_paragraphs():
 
 
 def test_tfds_data_sets(tmp_path):
-    """A set as GLUE's are: bytes, and classes with names."""
+    """A data set like GLUE: texts are bytes, classes have names."""
     import tensorflow_datasets as tfds
 
     class TinySentences(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -310,7 +308,7 @@ def test_tfds_data_sets(tmp_path):
 
 
 def written(folder: Path, labels: list, ending: str = "jsonl") -> ConfigDict:
-    """A text for each label, the same in all splits."""
+    """Writes one text per label to all splits."""
     for split in ("train", "valid", "test"):
         lines = [json.dumps({"text": f"text {i}", "label": x}) for i, x in enumerate(labels)]
         if ending == "csv":
@@ -326,9 +324,13 @@ def written(folder: Path, labels: list, ending: str = "jsonl") -> ConfigDict:
     ("labels", "classes", "found"),
     [
         ([0, 2, 1], ["0", "1", "2"], [0, 2, 1]),
-        ([1, 5, 3], ["0", "1", "2", "3", "4", "5"], [1, 5, 3]),  # half of them may be missing
+        (
+            [1, 5, 3],
+            ["0", "1", "2", "3", "4", "5"],
+            [1, 5, 3],
+        ),  # Up to half of the indices may be missing.
         ([-1, 1, -1], ["-1", "1"], [0, 1, 0]),
-        ([20231, 7, 20231], ["7", "20231"], [1, 0, 1]),  # codes are names
+        ([20231, 7, 20231], ["7", "20231"], [1, 0, 1]),  # Codes are names.
     ],
 )
 def test_numeric_labels_are_indices_or_names(tmp_path, ending, labels, classes, found) -> None:
@@ -338,7 +340,7 @@ def test_numeric_labels_are_indices_or_names(tmp_path, ending, labels, classes, 
 
 
 def test_numeric_labels_of_named_classes_are_indices(tmp_path) -> None:
-    """The reviews of Yelp have classes "1" and "2", and labels 0 and 1."""
+    """Yelp reviews have class names "1" and "2" and labels 0 and 1."""
     data = written(tmp_path, [0, 1, 1])
     (tmp_path / "labels.json").write_text('["1", "2"]')
     splits, names = load_labelled(data)

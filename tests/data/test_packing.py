@@ -1,4 +1,4 @@
-"""Documents in rows: every token once, whole documents where they fit."""
+"""Documents packed into rows."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from common.data.tokenizer import BOS, EOS, PAD
 
 
 def slow(documents: list[list[int]], length: int) -> list[list[int]]:
-    """The same document by document."""
+    """A reference loop over documents."""
     rows, row = [], []
     for document in documents:
         rest = [*document, EOS]

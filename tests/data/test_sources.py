@@ -1,4 +1,4 @@
-"""Reading parallel text, and what is said when it cannot be read."""
+"""Parallel text and its error messages."""
 
 import gzip
 import os
@@ -21,7 +21,7 @@ def write(directory: Path, split: str, german: str, english: str, zipped: bool =
 
 
 def fault(data, split: str = "train") -> str:
-    """The message of the fault, which is one line."""
+    """Returns the one-line error message."""
     with pytest.raises(UserError) as caught:
         load_parallel(data, split)
     message = str(caught.value)
@@ -130,7 +130,7 @@ def test_damaged_gzip_raises_user_error(tmp_path, spoil):
 
 @pytest.mark.parametrize("place", [10, -8])
 def test_gzip_with_a_changed_byte_raises_user_error(tmp_path, place):
-    """In the compressed text, and in the checksum after it."""
+    """Changes a byte in the compressed text or in the checksum."""
     raw = bytearray(gzip.compress(b"one two three\n" * 100))
     raw[place] ^= 0xFF
     path = tmp_path / "text.gz"

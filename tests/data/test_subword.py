@@ -1,4 +1,4 @@
-"""Tokenizers of the `tokenizers` library: what training on lines gives, and what a pretrained model's file says."""
+"""Tokenizers of the `tokenizers` library, trained and pretrained."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def trained(tmp_path_factory) -> Subword:
 
 @pytest.fixture(scope="module")
 def marked() -> str:
-    """The tokenizer.json of a model that reads [CLS] text [SEP], with a truncation and a padding of its own."""
+    """A tokenizer.json of a model that reads [CLS] text [SEP], with truncation and padding."""
     words = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "a": 4, "b": 5}
     made = tokenizers.Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -33,7 +33,7 @@ def marked() -> str:
 
 
 def test_text_normalisation(trained):
-    """Quotes, compatibility characters, spaces, case and accents; and nothing is added to a text."""
+    """Normalises quotes, compatibility characters, spaces, case and accents; adds no tokens."""
     one, other = "``Größe''  ÉTÉ ﬁne", '"große" ete fine'
     found = trained.encode([one, other], 100)
     assert found[0] == found[1]
@@ -60,7 +60,7 @@ def test_training_is_deterministic_and_cached(trained, tmp_path):
 
 
 def test_small_text_gives_a_smaller_vocabulary(tmp_path):
-    """The bytes, the special tokens, and the one pair there is."""
+    """The vocabulary has the bytes, the special tokens, and the only pair."""
     assert build_subword(32_000, ["ab"], tmp_path).size == 256 + len(SPECIALS) + 1
     with pytest.raises(UserError, match=r"vocab_size=261 must be at least 262"):
         build_subword(261, ["ab"], tmp_path)
@@ -71,7 +71,7 @@ def test_truncation_keeps_special_tokens(marked):
     assert tokenizer.size == 6 and tokenizer.pad == 0
     rows, cut = tokenizer.encode_and_count(["a b a b", "a", "c"], 5)
     assert rows == [[2, 4, 5, 4, 3], [2, 4, 3], [2, 1, 3]] and cut == 1
-    # Neither the file's truncation at 3 nor its padding to 9 counts.
+    # The file's truncation at 3 and padding to 9 are disabled.
     assert tokenizer.encode(["a b a b"], 9) == [[2, 4, 5, 4, 5, 3]]
     with pytest.raises(UserError, match="rows of 2 tokens have no space"):
         tokenizer.encode(["a"], 2)
@@ -79,7 +79,7 @@ def test_truncation_keeps_special_tokens(marked):
 
 def test_save_and_load_round_trip(marked, trained, tmp_path):
     for tokenizer in (Subword(marked), trained):
-        tokenizer.encode(["a"], 3)  # a truncation that has been used is not the tokenizer's
+        tokenizer.encode(["a"], 3)  # Truncation must not be saved.
         tokenizer.save(tmp_path / "tokenizer.json")
         found = Subword.load(tmp_path / "tokenizer.json")
         assert (found.fingerprint, found.size, found.pad) == (

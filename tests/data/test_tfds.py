@@ -1,4 +1,4 @@
-"""Text prepared with TFDS, without TensorFlow."""
+"""TFDS data sets, read without TensorFlow."""
 
 import sys
 
@@ -11,12 +11,12 @@ from tests.data.helpers import settings
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """A TFDS directory with the data set tiny_pairs."""
+    """Makes a TFDS directory with the data set tiny_pairs."""
     import tensorflow_datasets as tfds
 
-    # Unknown to TFDS, as a set is that another program prepared.
+    # Not registered in TFDS, like a data set that another program prepared.
     class TinyPairs(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        # In no package: in one, TFDS wants importlib_resources, which it does not install.
+        # Not in a package, for which TFDS would need importlib_resources, which it does not install.
         __module__ = "tiny_pairs"
         VERSION = tfds.core.Version("1.0.0")
 
@@ -102,7 +102,7 @@ def test_unprepared_data_set_error_has_the_command(data, name):
 
 
 def test_preparation_command_finds_translation_sets(data, directory):
-    """The command names a package that makes TFDS know its sets without TensorFlow."""
+    """The command imports the package that registers the data sets without TensorFlow."""
     import tensorflow_datasets as tfds
     import tensorflow_datasets.translate
 

@@ -1,4 +1,4 @@
-"""Tokenizers: text to ids and back, dictionaries, the cache."""
+"""Tokenizers: encoding and decoding, vocabularies, the cache."""
 
 import os
 import threading
@@ -189,7 +189,7 @@ def test_unwritable_cache_raises_user_error(text, tmp_path):
 
 def test_tokenizer_of_one_text_is_cached(text, tmp_path, monkeypatch):
     first = build_tokenizer(200, text.source, tmp_path)
-    monkeypatch.setattr(module, "_train", None)  # not called again
+    monkeypatch.setattr(module, "_train", None)  # Fails if called.
     again = build_tokenizer(200, text.source, tmp_path)
     assert first.size == 200 and again.fingerprint == first.fingerprint
     assert first.decode(first.encode(text.source[:5])) == list(text.source[:5])

@@ -1,4 +1,4 @@
-"""Beam search against all sequences, against a greedy loop, and against fairseq's rules written slowly in Python."""
+"""Beam search against exhaustive search, a greedy loop, and fairseq's rules in plain Python."""
 
 import itertools
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from common.decode.beam import Search, beam_search
 from tests.model import helpers
 
 PAD, BOS, EOS = 0, 1, 2
-# The tokens of a hypothesis, its end included, and its score.
+# (tokens of a hypothesis including its end, score)
 Hypothesis = tuple[tuple[int, ...], float]
-# The tokens so far, begin of sentence included -> log-probabilities of the next one.
+# Tokens so far, including begin of sentence -> log-probabilities of the next token.
 LogProbabilities = Callable[[tuple[int, ...]], np.ndarray]
 
 
@@ -27,7 +27,7 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Recurrence:
-    """A tiny recurrent model whose state h remembers the whole prefix: h' = tanh(A h + e[token]), logits = W h'."""
+    """A tiny recurrent model: h' = tanh(A h + e[token]), logits = W h'."""
 
     recurrent: np.ndarray
     embedding: np.ndarray
@@ -45,7 +45,7 @@ class Recurrence:
         return state_ND @ self.output + shared.sum(), (state_ND, shared)
 
     def cache(self, rows: int) -> tuple:
-        """The state, and a leaf that all hypotheses share."""
+        """A cache of the state and a leaf that all hypotheses share."""
         return jnp.zeros((rows, len(self.recurrent))), jnp.zeros((1,))
 
     def logp(self, tokens: tuple[int, ...]) -> np.ndarray:
@@ -69,7 +69,7 @@ class Recurrence:
 
 
 def unpack(tokens_BKT: jax.Array, scores_BK: jax.Array) -> list[list[Hypothesis]]:
-    """The finished hypotheses of each sentence, cut behind the end."""
+    """Returns the finished hypotheses of each sentence, up to their end."""
     result = []
     for tokens_KT, scores_K in zip(np.asarray(tokens_BKT), np.asarray(scores_BK), strict=True):
         result.append([])
@@ -87,7 +87,7 @@ def assert_same(ours: list[Hypothesis], expected: list[Hypothesis]) -> None:
 
 
 def exhaustive(logp: LogProbabilities, words: list[int], limit: int, penalty: float):
-    """Every sequence of up to `limit` tokens that ends, best first."""
+    """Returns every finished sequence of up to `limit` tokens, best first."""
     found = []
     for length in range(limit):
         for prefix in itertools.product(words, repeat=length):
@@ -126,7 +126,7 @@ def fairseq(
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 def test_wide_beam_finds_all_sequences_in_order(penalty: float):
-    """24 hypotheses hold all 15 sequences of up to 4 tokens over two words, so none may be missing or misplaced."""
+    """A beam of 24 finds all 15 sequences of up to 4 tokens over two words in the right order."""
     model = Recurrence.random(0)
     expected = exhaustive(model.logp, [3, 4], 4, penalty)
     assert len(expected) == 15
@@ -135,7 +135,7 @@ def test_wide_beam_finds_all_sequences_in_order(penalty: float):
 
 
 def test_length_penalty():
-    """The two orders above differ, or they would say nothing about the penalty."""
+    """Different penalties give different orders."""
     model = Recurrence.random(0)
     best = [exhaustive(model.logp, [3, 4], 4, penalty)[0][0] for penalty in (0.0, 1.0)]
     assert best[0] != best[1]
@@ -159,7 +159,7 @@ def test_beam_of_one_is_greedy(seed: int):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 def test_recurrent_model_matches_fairseq_rules(seed: int, penalty: float):
-    """The state has to follow its hypothesis; sentences of a batch end by themselves, each at its own limit."""
+    """The state follows its hypothesis; sentences of a batch have their own ends and limits."""
     model = Recurrence.random(10 + seed, vocabulary=8)
     search = Search(beams=3, length_penalty=penalty)
     limits = [7, 2, 1, 4]
@@ -171,20 +171,20 @@ def test_recurrent_model_matches_fairseq_rules(seed: int, penalty: float):
 
 
 def test_length_limits_force_the_end():
-    """A model that would never end."""
+    """The model itself never ends a sentence."""
     random = Recurrence.random(0, vocabulary=6)
-    # The first unit of the state is always 1, and holds the logit of the end near -60.
+    # The first unit of the state is always 1 and keeps the logit of the end near -60.
     embedding, output = np.zeros_like(random.embedding), random.output.copy()
     embedding[:, 0], output[0, EOS] = 50.0, -60.0
     endless = Recurrence(random.recurrent, embedding, output)
     ours = endless.search(Search(beams=2), [5, 1, 3])
     assert [{len(tokens) for tokens, _ in hypotheses} for hypotheses in ours] == [{5}, {1}, {3}]
-    # Of one token there is but one hypothesis.
+    # There is only one hypothesis of one token.
     assert [len(hypotheses) for hypotheses in ours] == [2, 1, 2]
 
 
 def test_forbidden_tokens_are_never_generated():
-    """The likeliest tokens of all are left out; the others keep the probability that the model gives them."""
+    """The likeliest tokens are forbidden; the others keep their probabilities."""
     logits = jnp.array([5.0, 4.0, 1.0, 0.5, 0.0])
     tokens, scores = beam_search(
         lambda tokens, cache, index: (jnp.tile(logits, (len(tokens), 1)), cache),
@@ -210,7 +210,7 @@ def test_longest_translation_of_a_source():
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 def test_encoder_decoder_matches_fairseq_rules(translator, penalty: float):
-    """Against the slow NumPy transformer of the model tests, with three hypotheses over one memory."""
+    """Compares with the NumPy transformer of the model tests; three hypotheses share the encoder output."""
     model, weights, decode = translator
     sources = np.array([[3, 4, 5, 6, 2], [7, 8, 2, 0, 0], [9, 10, 11, 2, 0], [12, 2, 0, 0, 0]])
     limits = [8, 3, 6, 7]
@@ -230,7 +230,7 @@ def test_encoder_decoder_matches_fairseq_rules(translator, penalty: float):
 
 @pytest.fixture(scope="module")
 def translator(make_config) -> tuple:
-    """A model, its weights, and a compiled search over it."""
+    """A model, its weights, and its compiled beam search."""
     model = make_config(encoder_layers=1, decoder_layers=2).model
     abstract_model = helpers.structure_of(model)
     weights = helpers.random_values(abstract_model.trainable, 5)

@@ -16,7 +16,7 @@ def curve(mode, pairs, name="BLEU"):
 
 
 def test_unit_matches_table_3():
-    """Four hours at the best BLEU of Table 3 bound its AUCC of 114.57 from above."""
+    """The AUCC of Table 3, 114.57, is below 4 hours times its best BLEU."""
     held = curve("max", [(0.0, 34.59), (4 * HOUR, 34.59)])
     assert aucc(held, "hours", 4.0) == pytest.approx(138.36)
     assert aucc(held, "seconds", 4 * HOUR) == pytest.approx(138.36 * 3600)
@@ -49,13 +49,13 @@ def test_horizon_between_two_points_is_interpolated():
 
 
 def test_outline_ends_with_the_last_value_at_the_horizon():
-    """Steps that cost no counted FLOPs lie at the same position of that axis."""
+    """Steps without counted FLOPs have the same x coordinate."""
     measured = curve("max", [(1.0, 5.0), (2.0, 8.0), (2.0, 10.0)])
     assert outline(measured, "seconds", 2.0)[-1] == (2.0, 10.0)
 
 
 def test_mean_outline_has_the_mean_area():
-    """The shorter curve is held at its best value up to the end of the longer one."""
+    """The shorter curve holds its best value up to the end of the longer curve."""
     curves = [curve("max", [(1.0, 4.0), (2.0, 8.0)]), curve("max", [(2.0, 4.0), (4.0, 2.0)])]
     line = mean_outline(curves, "seconds")
     assert line == [(0.0, 0.0), (1.0, 3.0), (2.0, 6.0), (4.0, 6.0)]
@@ -144,7 +144,7 @@ def test_shared_horizon_is_the_end_of_a_curve():
 
 
 def test_measured_area_decreases_with_the_values():
-    """Eq. 1 integrates g_t; the best value so far hides a collapse."""
+    """Eq. 1 integrates the measured values, which shows a collapse."""
     collapsed = Curve(
         "bleu", "max", [Point(s, s, s, v) for s, v in ((1, 10.0), (2, 2.0), (3, 1.0))]
     )

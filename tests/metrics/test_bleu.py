@@ -37,7 +37,7 @@ def test_signature_contains_the_options():
 
 
 def test_sums_of_sentence_statistics_give_the_corpus_score():
-    """Also of a corpus in which a sentence stands twice."""
+    """Also for a corpus with a repeated sentence."""
     hypotheses = ["The cat sat on a mat .", "a dog barked at the sun today ."]
     for lowercase, tokenize in ((False, "13a"), (True, "none")):
         metric = bleu_metric(lowercase, tokenize)
@@ -51,7 +51,7 @@ def test_sums_of_sentence_statistics_give_the_corpus_score():
 
 @pytest.mark.parametrize(("tokenize", "warned"), [("none", False), ("13a", True)])
 def test_tokenize_none_suppresses_the_warning(caplog, tokenize, warned):
-    """sacrebleu warns where a hundred translations end in a token for the full stop."""
+    """sacrebleu warns if a hundred translations end with a separate full stop."""
     with caplog.at_level(logging.WARNING, "sacrebleu"):
         corpus_bleu(["a cat sat on a mat ."] * 100, ["a cat sat there ."] * 100, tokenize=tokenize)
     assert any("tokenized" in record.getMessage() for record in caplog.records) == warned

@@ -14,7 +14,7 @@ def test_accuracy_and_weighted_f1_of_a_worked_example():
     assert accuracy(labels, guesses) == pytest.approx(60)
     expected = 100 * (2 * 0.8 + 2 * 0 + 1 * 2 / 3) / 5
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # a class that is never predicted counts 0, silently
+        warnings.simplefilter("error")  # No warning for a class that is never predicted.
         assert weighted_f1(labels, guesses) == pytest.approx(expected)
 
 

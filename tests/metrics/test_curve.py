@@ -58,7 +58,7 @@ def test_point_out_of_order_raises_value_error(point):
 
 
 def test_coordinates_may_be_zero_or_repeat():
-    """A run that is measured before its first step; steps whose FLOPs are not counted."""
+    """A validation before the first step; steps without counted FLOPs."""
     measured = Curve("metric", "max")
     assert measured.add(Point(0, 0.0, 0.0, 1.0))
     assert measured.add(Point(0, 0.0, 0.0, 2.0))

@@ -1,4 +1,4 @@
-"""Predictions: their metrics are those of sacrebleu and scikit-learn, and the file keeps them."""
+"""Predictions: their metrics match sacrebleu and scikit-learn, and files round-trip."""
 
 import dataclasses
 
@@ -19,7 +19,7 @@ def classes(count: int = 200, seed: int = 0) -> Classes:
     logs_MN = np.log(generator.dirichlet((1.0, 1.0, 1.0, 0.2), count))
     labels_M = generator.integers(
         0, 3, count
-    )  # the fourth class is guessed at times, and never right
+    )  # The fourth class is sometimes predicted, but never right.
     return Classes.of_log_probabilities("examples", labels_M, logs_MN, ("a", "b", "c", "d"))
 
 
@@ -72,7 +72,7 @@ def test_losses_give_bits_per_byte_and_perplexity_per_word():
 
 @pytest.mark.parametrize(("words", "expected"), [(0, 2.5), (1, 2.5), (2, 1.25)])
 def test_perplexity_per_word_of_few_words_is_finite(words, expected):
-    """A resample may draw no stretch with a word."""
+    """A resample may have no words."""
     made = Losses("w", *np.array([[2.5], [4.0]]), np.zeros(0), np.array([words]), "byte")
     assert made.metrics()["perplexity_per_word"] == pytest.approx(np.exp(expected))
 
@@ -87,7 +87,7 @@ def test_losses_of_masked_tokens_have_accuracy():
 
 @pytest.mark.parametrize("make", [classes, translations, losses])
 def test_weighted_statistics_match_a_resample(make):
-    """Drawing examples 0, 0 and 2 is the same as a test set of these three; so is each of several draws."""
+    """Weights (2, 0, 1, ...) give the metrics of the test set of examples 0, 0 and 2."""
     made: Predictions = make()
     weights_BM = np.zeros((2, len(made)))
     weights_BM[0, 0], weights_BM[0, 2], weights_BM[1, 1] = 2, 1, 3
@@ -164,7 +164,7 @@ def test_arrays_of_different_lengths_raise_user_error(tmp_path):
 
 
 def test_pickled_file_raises_user_error(tmp_path):
-    """They could run anything."""
+    """Pickles can execute code."""
     path = tmp_path / "predictions.npz"
     np.savez(path, record=np.array([{"kind": "losses"}], object))
     with pytest.raises(UserError, match="is damaged: Object arrays cannot be loaded"):

@@ -1,4 +1,4 @@
-"""A transformer written slowly in NumPy from the equations, and values to compare it on.
+"""A reference transformer in NumPy, and values to compare it on.
 
 Weights are looked up by the path names of `AbstractModel`. One sentence at a time, in float64; a key that
 may not be seen is left out of the sum, not masked.
@@ -26,7 +26,7 @@ def structure_of(model: ConfigDict) -> AbstractModel:
 
 
 def random_values(some: Mapping[str, nnx.Variable], seed: int) -> dict[str, np.ndarray]:
-    """Values under which every parameter matters: no bias is zero and no scale one, as they start."""
+    """Random values, so that every parameter matters: biases are not 0 and scales not 1."""
     generator = np.random.default_rng(seed)
     values = {}
     for name, variable in sorted(some.items()):
@@ -41,7 +41,7 @@ def random_values(some: Mapping[str, nnx.Variable], seed: int) -> dict[str, np.n
 
 
 def below(weights: Weights, path: str) -> dict[str, np.ndarray]:
-    """The weights under a path, in float64."""
+    """Returns the weights below a path in float64."""
     return {
         name.removeprefix(f"{path}/"): np.asarray(value, np.float64)
         for name, value in weights.items()
@@ -63,7 +63,7 @@ def linear(weights: Weights, x: np.ndarray) -> np.ndarray:
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
-    """x times the share of a normal distribution below x."""
+    """x times the normal distribution function of x."""
     return x * np.vectorize(lambda one: (1 + math.erf(one / math.sqrt(2))) / 2)(x)
 
 
@@ -76,7 +76,7 @@ def feed_forward(weights: Weights, x: np.ndarray, activation: str = "relu") -> n
 def attention(
     weights: Weights, x: np.ndarray, memory: np.ndarray, heads: int, causal: bool
 ) -> np.ndarray:
-    """`memory` holds the keys that exist; a causal position sees those up to itself."""
+    """`memory` has the keys without padding; with a causal mask a position sees keys up to itself."""
     query = linear(below(weights, "query"), x)
     key, value = (linear(below(weights, name), memory) for name in ("key", "value"))
     size = x.shape[1] // heads
@@ -93,7 +93,7 @@ def attention(
 
 
 def positions(length: int, width: int) -> np.ndarray:
-    """fairseq: sines in the first half of the width, cosines in the second."""
+    """fairseq's layout: sines in the first half of the width, cosines in the second."""
     table = np.zeros((length, width))
     half = width // 2
     for p in range(length):
@@ -114,7 +114,7 @@ def embed(weights: Weights, tokens: np.ndarray) -> np.ndarray:
 def stack(
     weights: Weights, x: np.ndarray, model: ConfigDict, length: int, memory: np.ndarray | None
 ) -> np.ndarray:
-    """Encoder (memory None, `length` keys valid) or decoder."""
+    """A stack of the encoder (`memory` None, `length` tokens without padding) or the decoder."""
     layers = {int(name.split("/")[1]) for name in weights if name.startswith("blocks/")}
     for layer in sorted(layers):
         block = below(weights, f"blocks/{layer}")
@@ -136,7 +136,7 @@ def stack(
 
 
 def encode(weights: Weights, source: np.ndarray, model: ConfigDict) -> np.ndarray:
-    """The memory (number of tokens, D) of one source, padding not included."""
+    """Returns the encoder output (tokens, D) of a source without its padding."""
     length = int((source != 0).sum())
     x = embed(below(weights, "source_embed"), source)
     return stack(below(weights, "encoder"), x, model, length, None)[:length]
@@ -145,7 +145,7 @@ def encode(weights: Weights, source: np.ndarray, model: ConfigDict) -> np.ndarra
 def decode(
     weights: Weights, memory: np.ndarray, target: np.ndarray, model: ConfigDict
 ) -> np.ndarray:
-    """The logits (T, V) of the token after each of `target`."""
+    """Returns the logits (T, V) of the token after each token of `target`."""
     embedding = below(weights, "target_embed")
     x = stack(below(weights, "decoder"), embed(embedding, target), model, len(target), memory)
     return x @ embedding["table"].T
@@ -154,7 +154,7 @@ def decode(
 def forward(
     weights: Weights, source: np.ndarray, target: np.ndarray, model: ConfigDict
 ) -> np.ndarray:
-    """The logits (B, T, V) of a batch."""
+    """Returns the logits (B, T, V) of a batch."""
     return np.stack(
         [
             decode(weights, encode(weights, one, model), other, model)

@@ -1,4 +1,4 @@
-"""The encoder and its output layers against a reading in NumPy; padding; what every layer sees."""
+"""The encoder and its output layers against NumPy; padding; hidden states."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def small(reservoir: str = "ffn", **fields: object) -> ConfigDict:
 
 
 def made(model: ConfigDict) -> tuple[AbstractModel, dict, dict]:
-    """Structure, trainable and frozen values, none of them as it starts."""
+    """The abstract model and random trainable and frozen values."""
     abstract_model = variables.abstract(
         lambda: encoder.masked_lm(model, VOCABULARY, rngs=nnx.Rngs(0))
     )
@@ -41,7 +41,7 @@ def made(model: ConfigDict) -> tuple[AbstractModel, dict, dict]:
 
 
 def states(weights: Weights, model: ConfigDict, tokens: np.ndarray) -> list[np.ndarray]:
-    """Behind the embeddings and behind each layer, of one row without its padding."""
+    """Returns the hidden states of one row without padding, from NumPy."""
     embed = below(weights, "encoder/embed")
     x = embed["table"][tokens] + embed["positions/table"][: len(tokens)]
     found = [layer_norm(below(weights, "encoder/norm"), x)]
@@ -77,7 +77,7 @@ def test_masked_language_model_matches_numpy(reservoir):
 
 
 def test_encoder_ignores_padding():
-    """Neither how much of it there is nor what it is."""
+    """Neither the length nor the values of the padding matter."""
     abstract_model, trainable, frozen = made(small())
     network = abstract_model.build(trainable, frozen).encoder
     alone = network(jnp.asarray(TOKENS[:1, :6]), jnp.asarray([6]))
@@ -133,7 +133,7 @@ def test_initial_values_of_trained_and_frozen_layers():
 
 
 def test_parameter_count_of_roberta_base():
-    """Published are 124,697,433 with 50,265 pieces: two rows of positions and one of segments are not ours."""
+    """The published model has 124,697,433 parameters: we lack two rows of positions and one of segments."""
     abstract_model = variables.abstract(
         lambda: encoder.masked_lm(masked.roberta("none").model, 50_265, rngs=nnx.Rngs(0))
     )

@@ -1,4 +1,4 @@
-"""The whole encoder-decoder: against slow NumPy, what a position may see, and decoding step by step."""
+"""The encoder-decoder: against NumPy, masks, and cached decoding."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +25,7 @@ TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 9, 0], [1, 3, 0, 0, 0]])
 
 @dataclass
 class Case:
-    """A model and what is compiled of it."""
+    """A model and its compiled functions."""
 
     model: ConfigDict
     abstract_model: AbstractModel
@@ -139,7 +139,7 @@ def test_cross_attention_ignores_source_padding(case: Case):
 
 def test_padding_row_is_finite_and_has_finite_gradients(post: Case):
     source = np.concatenate([SOURCE[:2], np.zeros_like(SOURCE[:1])])
-    # Not every attention kernel survives a row without keys, so such a row has one.
+    # Some attention kernels fail on a row without keys, so such a row has one key.
     lengths = jax.jit(lambda source: post.built.encode(source).encoded_lengths_B)(source)
     np.testing.assert_array_equal(lengths, [6, 3, 1])
     assert np.all(np.isfinite(post.logits(source, TARGET)))
@@ -154,7 +154,7 @@ def test_learned_positions_get_gradients_at_used_positions(post: Case):
 
 
 def test_cached_decoding_equals_teacher_forcing(case: Case):
-    """Two hypotheses per sentence over one memory, at every position."""
+    """Two hypotheses per sentence share the encoder output."""
     beams, longest = 2, 7
     targets = np.random.default_rng(0).integers(3, 11, (3 * beams, longest))
     model = case.built
@@ -176,7 +176,7 @@ def test_cached_decoding_equals_teacher_forcing(case: Case):
 
 
 def test_remat_does_not_change_gradients(make_config):
-    """With dropout: the recomputed masks have to be those of the forward pass."""
+    """With dropout: the recomputed masks must equal the masks of the forward pass."""
     key = jax.random.key(3)
     x = np.random.default_rng(0).standard_normal((3, 6, 16)).astype(np.float32)
     results = []
@@ -190,7 +190,7 @@ def test_remat_does_not_change_gradients(make_config):
         function = jax.value_and_grad(loss)
         results.append((*jax.jit(function)(case.trainable), flops.count(function, case.trainable)))
     (loss, gradients, work), (loss_remat, gradients_remat, work_remat) = results
-    # What is computed once more is no operation of the model.
+    # Recomputation does not count as FLOPs of the model.
     assert work_remat == work
     np.testing.assert_allclose(loss, loss_remat, rtol=1e-6)
     for name, gradient in gradients.items():

@@ -19,7 +19,7 @@ N, D, F, WINDOW = 13, 8, 12, 4
 
 def spatial(kind: str, heads: int = 1, **options) -> Spatial:
     rngs = nnx.Rngs(1)
-    options |= {"rngs": rngs, "heads": heads, "epsilon": 5.0}  # far from 0, so that a fault shows
+    options |= {"rngs": rngs, "heads": heads, "epsilon": 5.0}  # Large weights make errors visible.
     match kind:
         case "toeplitz":
             return Toeplitz(N, **options)
@@ -47,7 +47,7 @@ def model(kind: str, heads: int = 1, attention: bool = False) -> GatedMlp:
 
 
 def slow_map(part: Spatial, kind: str, values_BLC: np.ndarray) -> np.ndarray:
-    """One weight at a time."""
+    """The map as a loop over weights."""
     weight, bias = np.asarray(part.weight[...]), np.asarray(part.bias[...])
     y = np.zeros_like(values_BLC)
     _, length, channels = values_BLC.shape
@@ -62,7 +62,7 @@ def slow_map(part: Spatial, kind: str, values_BLC: np.ndarray) -> np.ndarray:
                     case "toeplitz":
                         w = weight[head, m - n]
                     case _:
-                        # Columns W to 2 W - 1 are the own window, those below the one before.
+                        # Columns W to 2 W - 1 are the own window, columns 0 to W - 1 the window before.
                         column = n - m // WINDOW * WINDOW + WINDOW
                         w = weight[head, m % WINDOW, column] if column >= 0 else 0
                 y[:, m, c] += w * values_BLC[:, n, c]
@@ -87,7 +87,7 @@ def test_bidirectional_toeplitz_map():
     matrix = np.asarray(part.matrices(5))[0]
     for m in range(5):
         for n in range(5):
-            assert matrix[m, n] == weight[m - n]  # a negative distance counts from the end
+            assert matrix[m, n] == weight[m - n]  # Negative distances are stored from the end.
     assert len(weight) == 2 * N - 1
 
 
@@ -109,7 +109,7 @@ def test_causal_product_and_its_gradients(block):
 
 
 def test_causal_product_needs_little_more_than_half_the_flops():
-    """FLOPs of the compiled forward and backward pass at length 2048, over those of the dense product."""
+    """Compares FLOPs of the compiled forward and backward pass at length 2048 with the dense product."""
     matrix = jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
     values = jax.ShapeDtypeStruct((2048, 64), jnp.float32)
 

@@ -14,7 +14,7 @@ def plain(x: jax.Array, kernel: jax.Array, transposed: bool) -> jax.Array:
 
 
 def operands(transposed: bool, shape: tuple[int, ...] = (2, 5, 6), outputs: int = 7) -> tuple:
-    """x, kernel and the gradient of the result."""
+    """Returns x, a kernel and a gradient of the result."""
     generator = np.random.default_rng(0)
     kernel = (outputs, shape[-1]) if transposed else (shape[-1], outputs)
     return tuple(
@@ -31,7 +31,7 @@ def value_and_gradients(function, x, kernel, g) -> tuple:
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("shape", [(2, 5, 6), (4, 6), (1, 1, 6), (1, 8)])
 def test_matmul_and_gradients_match_jnp(transposed: bool, shape: tuple[int, ...]):
-    # A single row is multiplied in parts where there are 8 inputs, or outputs: both are tried, and what has none.
+    # Includes a single row.
     x, kernel, g = operands(transposed, shape, outputs=8 if shape == (1, 1, 6) else 7)
     ours = value_and_gradients(lambda x, k: matmul(x, k, transposed), x, kernel, g)
     theirs = value_and_gradients(lambda x, k: plain(x, k, transposed), x, kernel, g)
@@ -55,7 +55,7 @@ def test_bfloat16_matmul_has_a_float32_kernel_gradient(transposed: bool):
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_bfloat16_kernel_gives_the_same_product(transposed: bool):
-    """To the bit: it is rounded to that anyway."""
+    """Bitwise, because the kernel is cast to bfloat16 anyway."""
     x, kernel, g = operands(transposed)
     x, narrow = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
     one, other = (
@@ -69,7 +69,7 @@ def test_bfloat16_kernel_gives_the_same_product(transposed: bool):
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_bfloat16_products_are_accumulated_and_returned_in_float32(transposed: bool):
-    """1 + 2^-12 has no bfloat16; neither the result nor the weight gradient may pass through that type."""
+    """1 + 2^-12 is not representable in bfloat16; neither the result nor the weight gradient may be rounded to it."""
     small = 2.0**-12
     kernel = jnp.array([[1.0], [small]])
     kernel = kernel.T if transposed else kernel

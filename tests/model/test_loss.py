@@ -19,7 +19,7 @@ def batch() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def fairseq(logits: np.ndarray, target: int, smoothing: float) -> float:
-    """label_smoothed_nll_loss for one token."""
+    """fairseq's label_smoothed_nll_loss of one token."""
     logits = logits.astype(np.float64)
     lprobs = logits - np.log(np.sum(np.exp(logits)))
     nll_loss, smooth_loss = -lprobs[target], -sum(lprobs)

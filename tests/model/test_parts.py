@@ -19,7 +19,7 @@ from tests.model import helpers
 
 def test_layer_norm_matches_numpy():
     generator = np.random.default_rng(0)
-    # A large mean: the variance may not be a difference of large numbers.
+    # With a large mean, the variance must not be a difference of large numbers.
     x = (100 + generator.standard_normal((5, 16))).astype(np.float32)
     layer = LayerNorm(16, rngs=nnx.Rngs(0))
     weights = {"scale": generator.standard_normal(16), "bias": generator.standard_normal(16)}
@@ -101,13 +101,13 @@ def test_activations(name: str, expected):
 @pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 3), (True, 6)])
 @pytest.mark.parametrize("padded", [False, True])
 def test_blockwise_attention_equals_attention(monkeypatch, causal, window, padded):
-    """Values and gradients, against JAX's own; 11 queries in blocks of 4, by windows of less and of more."""
+    """Values and gradients equal JAX's; 11 queries in blocks of 4, windows shorter and longer than a block."""
     monkeypatch.setattr(attend_module, "BLOCK", 4)
     random = np.random.default_rng(8)
     query, key, value, weight = (
         jnp.asarray(random.normal(size=(2, 11, 3, 5)), jnp.float32) for _ in range(4)
     )
-    lengths = jnp.array([9, 11]) if padded else None  # every window sees one that is no padding
+    lengths = jnp.array([9, 11]) if padded else None  # Every window contains a key without padding.
 
     def ours(query, key, value):
         y = attend_module.attend(
@@ -136,7 +136,7 @@ def test_blockwise_attention_equals_attention(monkeypatch, causal, window, padde
 
 @pytest.mark.parametrize(("size", "fused"), [(16, True), (12, False)])
 def test_fused_kernel_is_used_for_supported_head_sizes(monkeypatch, size, fused):
-    """cuDNN's wants heads of a multiple of 8."""
+    """cuDNN needs a head size that is a multiple of 8."""
     asked = []
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(

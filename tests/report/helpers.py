@@ -21,7 +21,7 @@ def summary(
     timing: dict | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
-    """The summary of a run that is validated every 10 steps, `seconds` and 1e12 FLOPs."""
+    """Returns the summary of a run that is validated every 10 steps, `seconds` and 1e12 FLOPs."""
     points = [
         {"step": 10 * i, "seconds": seconds * i, "flops": 1e12 * i, "value": value}
         for i, value in enumerate(values, start=1)
@@ -41,10 +41,10 @@ def summary(
 
 
 def groups(runs: Iterable[Run], **options: Any) -> list[report.Group]:
-    """Groups with the layers of the reservoir paper."""
+    """Returns groups with the layer names of the reservoir paper."""
     return report.groups(runs, layers_of=layers_of, **options)
 
 
 def made(values: Sequence[float], name: str = "", **options: Any) -> Run:
-    """The run of `summary`."""
+    """Returns the run of `summary`."""
     return run_of(summary(values, **options), name or f"run{options.get('seed', 1)}")

@@ -1,4 +1,4 @@
-"""Claims of a paper as data: what is read, what the runs say, and what is refused."""
+"""Claims of a paper: reading, verdicts, errors."""
 
 import csv
 import sys
@@ -19,7 +19,7 @@ HEADER = "id,section,claim,metric,a,b,direction,printed,evidence"
 
 @pytest.fixture
 def paper(tmp_path, monkeypatch):
-    """A function that makes a package with these rows of claims; its name."""
+    """Makes a package with rows of claims and returns its name."""
 
     def make(*rows: str, header: str = HEADER) -> str:
         name = f"paper_{len(list(tmp_path.iterdir()))}"
@@ -133,7 +133,7 @@ def test_unknown_metric_error_lists_known_metrics():
 
 
 def test_duplicate_seed_raises_user_error():
-    """As where the runs of two sweeps are kept."""
+    """This happens if two sweeps keep their runs in one folder."""
     one, other = runs(30.0, 30.1, 30.2), runs(31.0, 31.1, 31.2)
     for metric in ("best valid bleu", "flops"):
         with pytest.raises(UserError, match="run1 and run1 have the same seed 1"):
@@ -212,7 +212,7 @@ def test_kept_claims_train_nothing(paper, tmp_path):
 
 
 def test_kept_runs_need_no_data(paper, tmp_path):
-    """Only a side without runs says what it lacks."""
+    """Only a side without runs needs its data."""
     suite = Toys("tiny", 1, [], tmp_path / "out", toy.mesh())
     name = paper("c,3,x,best valid error,absent,fast,better,,runs")
     suite.claims(name, only_kept=True)

@@ -1,4 +1,4 @@
-"""python -m common.report, as a user starts it."""
+"""python -m common.report as a process."""
 
 import csv
 import sys
@@ -20,7 +20,7 @@ def test_report_of_the_repository_results(tmp_path):
     assert made == tables | {"curves.png", "layers_updatable.png", "layers_total.png"}
     with (tmp_path / "report" / "seeds.csv").open(newline="") as file:
         areas = [float(row["AUCC (step)"]) for row in csv.DictReader(file)]
-    # The areas up to step 2,000 that results/README.md gives.
+    # The areas up to step 2,000 in results/README.md.
     assert [round(area / 1000, 1) for area in areas] == [52.3, 51.8, 52.8]
 
 

@@ -1,4 +1,4 @@
-"""Areas and times by hand, on curves of two or three points."""
+"""Areas and times of curves of two or three points, computed by hand."""
 
 import math
 
@@ -35,7 +35,7 @@ def two():
 
 def test_longest_horizon_holds_the_best_value(two):
     plain, ffn = aucc_rows(two)
-    # 0-10-20-40, held to 4 s; 0-20-(20)-38, held.
+    # 0-10-20-40, held up to 4 s; 0-20-(20)-38, held.
     assert plain.raw == [5 + 15 + 30 + 40, 10 + 20 + 29 + 38]
     assert ffn.raw == [8 + 38]
     assert plain.normalised == pytest.approx([90 / 97, 1.0])
@@ -47,7 +47,7 @@ def test_shortest_and_numeric_horizons_cut_curves(two):
     assert horizon_of(two, "seconds", "shortest") == 3.0
     plain, ffn = aucc_rows(two, "seconds", "shortest")
     assert plain.raw == [50.0, 59.0]
-    # At 3 s it is half way from 8 to 30; 8 is the best that was measured.
+    # At 3 s the line is half way from 8 to 30; the best measured value is 8.
     assert ffn.raw == [8 + (8 + 19) / 2] and ffn.best == [8.0]
     assert aucc_rows(two, "seconds", 2.0)[0].raw == [20.0, 30.0]
 
@@ -73,7 +73,7 @@ def test_paper_units_and_table_layout():
         "AUCC / largest",
         "as measured, BLEU·h",
     )
-    # 15 + 32 + 2 * 34 = 115; each BLEU more is 2.5 more.
+    # 15 + 32 + 2 * 34 = 115; another BLEU adds 2.5.
     assert rows == [
         ("transformer, 6 layers", 3, "35.00 ± 1.00", "117.50 ± 2.50", "", "117.50 ± 2.50"),
     ]
@@ -150,7 +150,7 @@ def test_tables_of_single_runs(two):
 
 
 def in_turns(one: tuple[str, ...], other: tuple[str, ...]) -> list:
-    """Groups of two seeds whose runs took part in these sets of turns."""
+    """Returns groups of two seeds with these timing sessions."""
     runs = [
         made([10.0, 20.0], seed=seed, reservoir=kind, timing={"kind": "turns", "sessions": [name]})
         for kind, names in (("none", one), ("ffn", other))

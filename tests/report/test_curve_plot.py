@@ -1,4 +1,4 @@
-"""What is drawn, read back from the figure that is saved."""
+"""The contents of saved figures."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def curve(values, seconds=3600.0, name="BLEU", mode="max"):
 
 @pytest.fixture
 def saved(monkeypatch):
-    """The figures that are saved, in order."""
+    """The saved figures in order."""
     figures = []
     save = Figure.savefig
 
@@ -32,7 +32,7 @@ def saved(monkeypatch):
 
 
 def legend(figure):
-    """Of one curve within the picture, of several below it."""
+    """Returns the legend entries: within the axes for one curve, below them for several."""
     (shown,) = [*figure.legends, *filter(None, [figure.axes[0].get_legend()])]
     return [text.get_text() for text in shown.get_texts()]
 

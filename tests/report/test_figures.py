@@ -1,4 +1,4 @@
-"""What the figures of groups show, read back from them."""
+"""The contents of figures of groups."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def test_seeds_are_thin_lines_around_their_mean():
     drawn = figure.axes[0].lines
     mean, *thin = [line for line in drawn if line.get_linestyle() != "None"][:3]
     assert mean.get_xydata().tolist() == [[0, 0], [1, 15]]
-    # The values that were measured, besides: a line is of the best ones so far.
+    # Lines are the best values so far; markers are the measured values.
     dots = [line.get_xydata().tolist() for line in drawn if line.get_markersize() == 3]
     assert [[1, 10]] in dots and [[1, 20]] in dots
     assert [line.get_xydata()[-1].tolist() for line in thin] == [[1, 10], [1, 20]]
@@ -60,10 +60,10 @@ def test_layers_figure(depths, x, places):
     assert legend(figure) == ["FFN, 2 frozen", "transformer"]
     ffn, plain = scores.containers
     assert ffn[0].get_xdata().tolist() == places and ffn[0].get_ydata().tolist() == [33.0]
-    assert plain[0].get_xydata().tolist() == [[6, 30.5], [8, 33.0]]  # the shallowest first
+    assert plain[0].get_xydata().tolist() == [[6, 30.5], [8, 33.0]]  # Sorted by depth.
     bars = [bar.tolist() for bar in plain[2][0].get_segments()]
     assert bars[0] == pytest.approx(np.array([[6, 30.5 - 0.5**0.5], [6, 30.5 + 0.5**0.5]]))
-    assert areas.containers[0][0].get_ydata().tolist() == [0.75]  # areas of 5 and 10
+    assert areas.containers[0][0].get_ydata().tolist() == [0.75]  # Areas of 5 and 10.
     assert scores.get_ylabel() == "test BLEU"
 
 

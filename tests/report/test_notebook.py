@@ -1,4 +1,4 @@
-"""The notebook as it is kept, and run from top to bottom."""
+"""The stored notebook, and its execution."""
 
 import pytest
 
@@ -19,22 +19,22 @@ def code(notebook):
 
 
 def test_notebook_is_stored_without_outputs(notebook):
-    """Pictures differ with every version of a font; what they show is tested beside."""
+    """Pictures depend on the version of fonts; other tests check their contents."""
     assert all(cell.outputs == [] and cell.execution_count is None for cell in code(notebook))
 
 
 def test_notebook_runs(notebook, monkeypatch):
     from nbclient import NotebookClient
 
-    # As after `jupyter lab notebooks/runs.ipynb`: begun in its folder, knowing no more than the packages.
+    # As with `jupyter lab notebooks/runs.ipynb`: Jupyter starts in its folder, with only the packages installed.
     monkeypatch.delenv("PYTHONPATH", raising=False)
     folder = {"metadata": {"path": str(NOTEBOOK.parent)}}
     NotebookClient(notebook, timeout=60, kernel_name="python3", resources=folder).execute()
     shown = [output for cell in code(notebook) for output in cell.outputs]
-    assert all(output.output_type == "execute_result" for output in shown), shown  # no warnings
+    assert all(output.output_type == "execute_result" for output in shown), shown  # No warnings.
     tables = [o.data["text/markdown"] for o in shown if "text/markdown" in o.data]
     pictures = [o.data["image/png"] for o in shown if "image/png" in o.data]
     assert len(tables) == 9 and len(pictures) == 5 and len(shown) == 14
     areas = next(table for table in tables if "AUCC, BLEU·steps" in table)
-    # As in results/README.md.
+    # The values of results/README.md.
     assert all(area in areas for area in ("52260", "51791", "52799"))

@@ -1,4 +1,4 @@
-"""The claims of the papers: what is named in PAPER/claims.csv is there."""
+"""Tests and plans that PAPER/claims.csv names exist."""
 
 import ast
 import shlex
@@ -34,7 +34,7 @@ def test_tests_named_in_claims_exist(paper: str) -> None:
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_plans_named_in_claims_are_valid(paper: str) -> None:
-    """A configuration of this paper, with fields that it has."""
+    """Plans name a configuration of the paper and its fields."""
     for source in named(paper, "plan"):
         fields, rest = config.split_fields(shlex.split(source))
         options = plan.arguments().parse_args(rest)

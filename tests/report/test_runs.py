@@ -1,4 +1,4 @@
-"""Runs from folders, and from a wandb that answers as the real one does or fails."""
+"""Runs from folders, and from a fake wandb."""
 
 import json
 import sys
@@ -89,15 +89,15 @@ def test_untested_runs_of_a_sweep_are_skipped(tmp_path, capsys):
 
 
 def recorded(values, **options):
-    """A summary as wandb keeps it: 8.0 came back as 8, and it added fields of its own."""
+    """Returns a summary as wandb stores it: 8.0 becomes 8, and wandb adds fields."""
     text = json.dumps(summary(values, **options)).replace(".0,", ",").replace(".0}", "}")
     return json.loads(text) | {"_step": 1, "_runtime": 3, "_wandb": {"runtime": 3}, "valid/bleu": 1}
 
 
 @pytest.fixture
 def wandb(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)  # where files of wandb are kept
-    """Stands in for the package: `projects` has the runs, `fault` is raised where runs are asked for."""
+    monkeypatch.chdir(tmp_path)  # wandb files are downloaded to the current folder.
+    """A fake package: `projects` has the runs, `fault` is raised by requests."""
 
     class Api:
         def __init__(self, timeout):
@@ -110,7 +110,7 @@ def wandb(monkeypatch, tmp_path):
                 raise module.fault
             return iterate(path)
 
-    def iterate(path):  # lazily, as wandb does
+    def iterate(path):  # A generator, as in wandb.
         if path not in module.projects:
             raise ValueError(f"Could not find project {path.split('/')[1]}")
         for name, summary_ in module.projects[path].items():
@@ -180,9 +180,9 @@ def test_wandb_errors_are_one_line(wandb):
             load_wandb(name)
     with pytest.raises(UserError, match="Could not find project typo: check the name me/typo"):
         load_wandb("me/typo")
-    with pytest.raises(UserError, match="none of the 0 runs of me/none"):
+    with pytest.raises(UserError, match="none of the 0 matching runs of me/none"):
         load_wandb("me/none")
-    with pytest.raises(UserError, match="none of the 1 runs of me/begun"):
+    with pytest.raises(UserError, match="none of the 1 matching runs of me/begun"):
         load_wandb("me/begun")
     with pytest.raises(UserError, match="wandb run me/bad/x is not the summary of a run"):
         load_wandb("me/bad")

@@ -1,4 +1,4 @@
-"""The rule of comparisons: what is said of groups of runs whose truth is known."""
+"""Verdicts on groups of runs with known differences."""
 
 import dataclasses
 import math
@@ -53,7 +53,7 @@ def test_verdict_follows_direction_margin_and_interval():
 
 
 def test_corrected_p_values_decide_below_5_percent():
-    """They stand in for those of the comparison itself, which here are far below."""
+    """Corrected p-values replace the uncorrected ones, which are far below 5 % here."""
     found, limit = comparison(A, B, margin=0.5), 1 - CONFIDENCE
     for corrected, word in (
         ((limit, 1.0), "undecided"),
@@ -119,7 +119,7 @@ def test_a_single_seed_has_no_interval():
 
 
 def test_equivalence_p_value_uses_the_nearer_margin():
-    """Twice the one-sided p-value of a difference beyond the margin, at most 1; without a margin none is equivalent."""
+    """Twice the one-sided p-value of a difference beyond the margin, at most 1; 1 without a margin."""
     found = comparison(A, B, margin=1.5)
     freedom = stats.ttest_ind(A, B, equal_var=False).df
     error = math.sqrt((np.var(A, ddof=1) + np.var(B, ddof=1)) / 4)
@@ -131,14 +131,14 @@ def test_equivalence_p_value_uses_the_nearer_margin():
 
 
 def test_idiosyncratic_variance_of_resamples():
-    """Two runs move apart by 2 and by 0 on the first two resamples, and by -2 and 0 on the others."""
+    """The difference of two runs is 2, 0, -2 and 0 on four resamples."""
     resampled_RB = np.array([[11.0, 10.0, 9.0, 10.0], [9.0, 10.0, 11.0, 10.0]])
     deviations_RB = resampled_RB - 10.0
     expected = 2 * deviations_RB.var(axis=1, ddof=1).mean()
     assert Sample((10.0, 10.0), False, resampled_RB).idiosyncratic_variance == pytest.approx(
         expected
     )
-    shifted_RB = resampled_RB + np.array([5.0, -3.0, 0.0, 7.0])  # what all runs share
+    shifted_RB = resampled_RB + np.array([5.0, -3.0, 0.0, 7.0])  # shared by all runs
     moved = Sample((10.0, 10.0), False, shifted_RB)
     assert moved.idiosyncratic_variance == pytest.approx(expected)
     assert Sample((10.0, 10.0), True, resampled_RB).idiosyncratic_variance == 0
@@ -165,13 +165,13 @@ def test_more_seeds_decide_at_the_same_deviation():
 
 
 def half_width(seeds: int) -> float:
-    """Of the interval between two groups of so many seeds with a variance of 1."""
+    """Returns half the width of the interval of two groups with this many seeds and a variance of 1."""
     return float(stats.t.ppf(0.975, 2 * seeds - 2) * math.sqrt(2 / seeds))
 
 
 @pytest.mark.parametrize("needed", [4, 99, 100, 101])
 def test_more_seeds_is_limited_to_100_per_group(needed):
-    """A difference that `needed` seeds decide, and one fewer would not."""
+    """The difference needs exactly `needed` seeds."""
     difference = (half_width(needed) + half_width(needed - 1)) / 2
     values = (30.0, 31.0, 32.0)
     found = comparison(tuple(x + difference for x in values), values)
@@ -248,7 +248,7 @@ def test_holm_corrects_chance_findings():
 
 
 def test_holm_counts_decidable_comparisons_only():
-    """The smallest of two p-values is doubled, the other one stays; what cannot be decided stays as it is."""
+    """The smaller of two p-values is doubled; undecidable comparisons are not counted."""
     strong, weak = comparison(A, B, margin=0.5), comparison((30.2, 30.5, 30.8), (29.4, 29.9, 30.2))
     first, second, third = correct([strong, comparison(A[:1], B), weak])
     assert second.corrected is None
@@ -269,7 +269,7 @@ def test_undecided_after_correction_needs_an_uncorrected_decision():
 
 
 def predicted(rights: np.ndarray, examples: str = "test", **options) -> Run:
-    """A run that gets these examples right."""
+    """Returns a run that predicts these examples correctly."""
     count = len(rights)
     logs_MN = np.log(np.where(rights[:, None], (0.1, 0.9), (0.8, 0.2)))
     answers = Classes.of_log_probabilities(
@@ -285,7 +285,7 @@ def predicted(rights: np.ndarray, examples: str = "test", **options) -> Run:
 
 
 def test_shared_hard_examples_cancel_out():
-    """Two groups that differ on 5 of 400 examples, always the same ones: pairing sees it."""
+    """Two groups that differ on the same 5 of 400 examples differ significantly because of pairing."""
     generator = np.random.default_rng(0)
     hard_M = generator.random(400) < 0.4
     a = [predicted(~hard_M, seed=s) for s in (1, 2, 3)]
@@ -301,7 +301,7 @@ def test_shared_hard_examples_cancel_out():
 
 
 def test_seed_disagreement_on_examples_counts_once():
-    """Where each run errs at random, examples have no share in the variance beyond what is between seeds."""
+    """If each run errs at random, examples add no variance to the variance between seeds."""
     generator = np.random.default_rng(1)
     runs = [predicted(generator.random(500) < 0.8, seed=s) for s in range(40)]
     found = next(one for one in compare(runs[:20], runs[20:]) if one.metric == "accuracy")
@@ -324,7 +324,7 @@ def test_without_predictions_test_metrics_are_left_out():
 
 
 def test_areas_are_compared_up_to_the_shortest_curve():
-    """Here at step 30, after 1.5 seconds and 3 seconds of the groups: areas over 1.5."""
+    """The shortest curve ends at step 30, after 1.5 seconds in one group and 3 seconds in the other."""
     a = [made([10, 20, 30], seed=s, seconds=0.5) for s in (1, 2, 3)]
     b = [made([10, 30, 20, 40], seed=s) for s in (1, 2, 3)]
     best, steps, seconds = compare(a, b, {"bleu": 0.25}, ("step", "seconds"))
@@ -348,7 +348,7 @@ def test_areas_are_compared_up_to_the_shortest_curve():
 
 
 def in_turns(values: list[float], seconds: float, session: str) -> list[Run]:
-    """Three seeds that took turns with the runs of the same session."""
+    """Returns three seeds that alternated with the runs of the same session."""
     timing = {"kind": "turns", "sessions": [session]}
     return [made(values, seed=s, seconds=seconds, timing=timing) for s in (1, 2, 3)]
 
@@ -378,7 +378,7 @@ def test_runs_without_seed_are_seedless():
 
 
 def test_an_axis_without_extent_is_left_out():
-    """FLOPs that were never counted."""
+    """FLOPs were not counted."""
     run = made([10, 20])
     points = [dataclasses.replace(point, flops=0.0) for point in run.curve.points]
     flat = Run(run.name, run.summary, dataclasses.replace(run.curve, points=points))
@@ -387,14 +387,14 @@ def test_an_axis_without_extent_is_left_out():
 
 
 def kept(predictions, **options) -> Run:
-    """A run that has these predictions."""
+    """Returns a run with these predictions."""
     run = made([3.0, 2.0], **options)
     methods = {"predictions": lambda self: predictions}
     return type("Kept", (Run,), methods)(run.name, run.summary, run.curve)
 
 
 def test_metrics_missing_in_a_run_are_left_out():
-    """Accuracy, which older predictions lack."""
+    """Older predictions have no accuracy."""
     ones_M = np.ones(4)
     hits, none = (Losses("w", ones_M, ones_M, x, ones_M, "byte") for x in (ones_M, np.zeros(0)))
     a, b = ([kept(x, metric="loss", mode="min", seed=s) for s in (1, 2)] for x in (hits, none))
@@ -417,7 +417,7 @@ def test_different_kinds_of_predictions_raise_user_error():
 
 
 def test_example_variance_is_the_shared_variance():
-    """On half of the examples A is right with a chance of 90 %, B of 50 %; on the other half the reverse.
+    """A is right on half of the examples with probability 0.9 and B with 0.5; on the other half the reverse.
 
     So the difference of an example varies by 0.4 ** 2, whatever single runs get wrong.
     """
@@ -494,7 +494,7 @@ def test_bootstrap_deviation_is_the_standard_error_of_the_mean():
     ],
 )
 def test_intervals_cover_the_truth_and_equal_systems_stay_undecided(seeds, experiments):
-    """benchmarks.interval_coverage has 1,000 experiments of each of 8 kinds, 93 to 97 %."""
+    """A small version of benchmarks.interval_coverage, which has 1,000 experiments of each of 8 kinds."""
     slack = 5 * math.sqrt(0.05 * 0.95 / experiments) * 100
     equal = measure(Truth((QUALITY, QUALITY)), seeds, 500, experiments)
     assert abs(equal["coverage"] - 95) < slack
@@ -513,7 +513,7 @@ def test_verdict_is_antisymmetric():
         assert dataclasses.replace(one).half_width == pytest.approx(other.half_width)
 
 
-def test_a_group_with_the_same_seed_twice_is_refused():
+def test_duplicate_seed_raises_user_error():
     runs = [made([10], seed=1), made([10], seed=2), made([10], "other", seed=1)]
     with pytest.raises(
         UserError, match=r"^run1 and other have the same seed 1: leave one out of the group$"
@@ -526,21 +526,23 @@ def test_a_group_with_the_same_seed_twice_is_refused():
     check_runs(without, without)
 
 
-def test_a_run_in_both_groups_is_refused(tmp_path):
+def test_run_in_both_groups_raises_user_error(tmp_path):
     one, two = (run_of(summary([10], seed=s), f"run{s}", folder=tmp_path / f"{s}") for s in (1, 2))
     check_runs([one], [two, made([10], seed=3)])
     again = run_of(summary([10], seed=1), "again", folder=tmp_path / "2" / ".." / "1")
-    with pytest.raises(UserError, match=r"^the run .*2/\.\./1 is in both groups$"):
+    with pytest.raises(
+        UserError, match=r"^the run .*2/\.\./1 is in both groups: leave it out of one$"
+    ):
         check_runs([one], [two, again])
 
 
 def translated(tokens_M, seed: int) -> Run:
-    """A run whose references have so many tokens in its vocabulary."""
+    """Returns a run whose references have this many tokens."""
     texts, tokens_M = ("a b c d e", "f g h i j"), np.array(tokens_M, float)
     return kept(Translations("test", texts, texts, tokens_M / 2, tokens_M, False, "13a"), seed=seed)
 
 
-def test_losses_per_token_of_two_vocabularies_are_not_compared():
+def test_losses_per_token_need_equal_vocabularies():
     def metrics(*tokens):
         runs = [translated(t, seed) for seed, t in enumerate(tokens)]
         return [one.metric for one in compare(runs[:1], runs[1:], axes=())]
@@ -550,8 +552,8 @@ def test_losses_per_token_of_two_vocabularies_are_not_compared():
     assert metrics((5, 6), (5, 6), (4, 6)) == ["bleu", "best valid bleu"]
 
 
-def test_byte_losses_are_compared_whatever_their_windows_hold():
-    """Bits per byte have one unit, unlike nats per token of two vocabularies."""
+def test_byte_losses_ignore_the_number_of_bytes_per_window():
+    """Bits per byte do not depend on the vocabulary, unlike nats per token."""
     none = np.zeros(0)
     runs = [
         kept(Losses("text", np.array([8.0, 2.0]), weights_M, none, none, "byte"), seed=seed)
@@ -561,7 +563,7 @@ def test_byte_losses_are_compared_whatever_their_windows_hold():
     assert metrics == ["bits_per_byte", "nats_per_byte", "best valid bleu"]
 
 
-def test_two_test_examples_are_the_fewest_with_a_variance():
+def test_variance_needs_two_test_examples():
     def variance(count: int) -> float:
         right_M = np.arange(count) % 2 == 0
         runs = [[predicted(right_M, seed=s)] for s in (1, 2)]
@@ -571,12 +573,15 @@ def test_two_test_examples_are_the_fewest_with_a_variance():
     assert variance(2) == 0, "both runs agree"
 
 
-def test_different_examples_end_with_what_follows():
+def test_different_examples_error_message():
     right_M = np.ones(10, bool)
-    with pytest.raises(UserError, match=r"measured differently: they cannot be compared$"):
+    with pytest.raises(
+        UserError,
+        match=r"different test examples or metrics: compare runs with the same test set and metrics$",
+    ):
         compare([predicted(right_M)], [predicted(right_M, "other", seed=2)])
 
 
-def test_an_unknown_variance_lacks_the_seeds_that_the_rule_asks_for():
+def test_more_seeds_of_an_unknown_variance_is_the_minimum():
     assert comparison(A, B, shared=math.nan).more_seeds is None
     assert comparison(A[:2], B, shared=math.nan).more_seeds == 1

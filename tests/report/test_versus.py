@@ -17,7 +17,7 @@ LINES = [f"there are {number} small birds in the garden" for number in range(60)
 
 
 def classes(share: float, seed: int, examples: str = "test") -> Classes:
-    """The predictions of a run that gets this share of 400 examples right."""
+    """Returns predictions with this accuracy on 400 examples."""
     generator = np.random.default_rng(seed)
     chance_M = np.where(generator.random(400) < share, 0.9, 0.2)
     logs_MN = np.log(np.stack([1 - chance_M, chance_M], axis=1))
@@ -25,7 +25,7 @@ def classes(share: float, seed: int, examples: str = "test") -> Classes:
 
 
 def translations(errors: int, seed: int) -> Translations:
-    """The translations of a run with a wrong word in so many sentences."""
+    """Returns translations with a wrong word in this many sentences."""
     wrong = np.random.default_rng(seed).permutation(60)[:errors]
     lines = [line.replace("birds", "cats") if i in wrong else line for i, line in enumerate(LINES)]
     ones_M = np.ones(60)
@@ -53,7 +53,7 @@ def report(tmp_path, monkeypatch, capsys):
 
 
 def verdicts(path: Path) -> dict[str, str]:
-    """The verdict of each metric."""
+    """Returns the verdict of each metric."""
     lines = (path / "runs" / "report" / "verdicts.md").read_text().splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {row[0]: row[6] for row in cells[2:]}

@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Time that passes only when told to."""
+    """A clock that the test advances."""
 
     class Clock:
         now = 1000.0
@@ -48,7 +48,7 @@ def test_log_file_gets_a_line_every_half_minute(clock):
     bar.close()
     lines = stream.getvalue().splitlines()
     assert lines[0] == "step 1/3001: loss 1"
-    assert len(lines) == 14  # the first, one in each 30 of 375 s, the last
+    assert len(lines) == 14  # The first line, one per 30 of 375 s, the last line.
     assert lines[1] == "step 241/3001: loss 0.004149, 400 tokens/s, ETA 05:45, MFU 50.0%"
     assert lines[-1].startswith("step 3000/3001")
 
@@ -87,14 +87,14 @@ def test_resumed_run_starts_at_its_step(clock):
 
 
 def test_eta_respects_the_time_limit(clock):
-    """2,000 steps of 0.125 s would be 250 s; there are 100, then as few as steps are left."""
+    """2,000 steps of 0.125 s take 250 s, but the limit leaves 100 s."""
     stream = io.StringIO()
     bar = Progress(2001, stream=stream, unit="examples")
     for step in range(1, 2001):
         clock.now += 0.125
         bar.update(step, 1.0, 50, 1e9, left=100 - 0.125 * step)
     lines = stream.getvalue().splitlines()
-    assert "400 examples/s, ETA 01:09" in lines[1]  # 30.125 s are over
+    assert "400 examples/s, ETA 01:09" in lines[1]  # After 30.125 s.
     assert "ETA 00:00" in lines[-1]
 
 
@@ -109,7 +109,7 @@ def test_terminal_shows_a_bar(clock):
     assert "150/200" in last and " 75%" in last
     assert "loss 0.006667, 400 tokens/s, ETA 00:06, MFU 50.0%" in last
     assert "\rstep 150: BLEU 30.1\n" in shown
-    assert shown.count("tokens/s") < 25  # not one refresh per step
+    assert shown.count("tokens/s") < 25  # Fewer refreshes than steps.
 
 
 @pytest.mark.parametrize(("lines", "shown"), [(24, "2/4, loss 0.5"), (0, "step 2/4: loss 0.5")])

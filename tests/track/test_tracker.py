@@ -1,4 +1,4 @@
-"""The files of a run, and a wandb that may fail in any way."""
+"""The files of a run, and errors of wandb."""
 
 import json
 import math
@@ -107,7 +107,7 @@ def test_unknown_wandb_mode_raises_user_error(tmp_path):
 
 
 class FakeWandb(types.ModuleType):
-    """Stands in for the package; `broken` names the calls that raise."""
+    """A fake package; `broken` names the calls that raise."""
 
     def __init__(self, broken=(), key=True):
         super().__init__("wandb")
@@ -251,13 +251,13 @@ print("seconds", time.monotonic() - start)
 
 
 def bare_environment(home):
-    """No credentials and no settings of wandb."""
+    """An environment without credentials and settings of wandb."""
     bare = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")}
     return bare | {"HOME": str(home), "NETRC": str(home / "netrc")}
 
 
 def run_real(workdir, *arguments, **environment):
-    """A process of its own, with nothing on stdin."""
+    """Runs a process with empty stdin."""
     return subprocess.run(
         [sys.executable, "-c", REAL, str(workdir), *arguments],
         env=bare_environment(workdir) | environment,
@@ -273,7 +273,7 @@ def test_real_wandb_offline_is_silent_and_quick(tmp_path):
     done = run_real(tmp_path, "offline")
     assert (done.returncode, done.stderr) == (0, "")
     (line,) = done.stdout.splitlines()
-    assert float(line.split()[1]) < 15  # about 2 s on two idle cores
+    assert float(line.split()[1]) < 15  # About 2 s on two idle cores.
     identity = (tmp_path / "wandb_id").read_text().strip()
     (record,) = (tmp_path / "wandb").glob(f"offline-run-*-{identity}/run-{identity}.wandb")
     assert record.stat().st_size > 0
@@ -289,7 +289,7 @@ def test_real_wandb_whose_service_dies_prints_one_line(tmp_path):
 
 
 def test_real_wandb_online_without_key_does_not_prompt(tmp_path):
-    """On a terminal wandb.init by itself would ask how to log in, and wait."""
+    """On a terminal wandb.init alone would prompt for a login."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", REAL, str(tmp_path), "online"],
