@@ -112,8 +112,8 @@ def make_task(
         return trainable | {n: x for n, x in found.items() if n.startswith("encoder/")}
 
     build, longest = builder(config, pretrained), config.model.max_length
-    given = {"longest": longest, "start": start, "classes": None if read_data else 2}
-    return Classification(config, pretrained.tokenizer, build, mesh, **given)
+    options = {"longest": longest, "start": start, "classes": None if read_data else 2}
+    return Classification(config, pretrained.tokenizer, build, mesh, **options)
 
 
 def prepare(

@@ -193,9 +193,9 @@ def load(options: argparse.Namespace) -> TrainedRun:
         validate_translation(config)
     if options.batch_tokens:
         config.eval.tokens_per_batch = options.batch_tokens
-    given = {"beams": options.beams, "length_penalty": options.length_penalty}
+    overrides = {"beams": options.beams, "length_penalty": options.length_penalty}
     search = dataclasses.replace(
-        search_of(config), **{k: v for k, v in given.items() if v is not None}
+        search_of(config), **{k: v for k, v in overrides.items() if v is not None}
     )
     validate_search(search)
     tokenizers = load_tokenizers(options.workdir)
