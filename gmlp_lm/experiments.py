@@ -204,17 +204,17 @@ def _if_all(name: str, metrics: list[dict]) -> str:
 def whole_valid(suite: ExperimentSuite, summary: dict, workdir: Path) -> dict[str, float]:
     """Returns the metrics of the best checkpoint on the whole validation split. Caches them in the run's folder."""
     path = workdir / WHOLE
-    asked = {"best_step": summary["best_step"], "best_valid": summary["best_valid"]}
-    asked |= {"eval": summary["config"]["eval"], "data": summary["config"]["data"]}
+    cache_key = {"best_step": summary["best_step"], "best_valid": summary["best_valid"]}
+    cache_key |= {"eval": summary["config"]["eval"], "data": summary["config"]["data"]}
     with suppress(OSError, ValueError, KeyError):  # the cache is missing or damaged
         found = json.loads(path.read_text())
-        if found["asked"] == asked:
+        if found["asked"] == cache_key:
             return found["metrics"]
     config, values = run.load(workdir, suite.mesh)
     config.eval.update({"tokens": 0, "sample": 0})
     task = LanguageModelling(config, language_model, suite.mesh)
     metrics = task.evaluate(values, "valid")
-    write_whole(path, json.dumps({"asked": asked, "metrics": metrics}, indent=1) + "\n")
+    write_whole(path, json.dumps({"asked": cache_key, "metrics": metrics}, indent=1) + "\n")
     return metrics
 
 

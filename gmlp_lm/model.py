@@ -50,8 +50,8 @@ class AttentionAlone(Sublayer):
     ) -> jax.Array:
         return self.down(self.attention(x_BLD, context))
 
-    def cache(self, batch: int, room: CacheSpec, context: Context) -> Any:
-        return self.attention.cache(batch, room, context)
+    def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
+        return self.attention.cache(batch, spec, context)
 
     def step(
         self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context

@@ -1,4 +1,4 @@
-"""A configuration as a run, and a finished run ready to be used."""
+"""Validation, preparation, training and loading of runs."""
 
 from pathlib import Path
 
@@ -17,7 +17,11 @@ from gmlp_lm.model import language_model
 
 
 def validate(config: ConfigDict) -> None:
-    """Everything that can be known without the data."""
+    """Checks the configuration without reading the data.
+
+    Raises:
+      UserError: a field is missing or out of range.
+    """
     with complete("--config"):
         model.validate(config.model)
         language_modelling.validate(config)
@@ -27,25 +31,25 @@ def validate(config: ConfigDict) -> None:
 def prepare(
     config: ConfigDict, mesh: Mesh, read_data: bool = True
 ) -> tuple[ConfigDict, LanguageModelling]:
-    """The configuration that the loop takes, and the task.
+    """Returns the configuration for the training loop, and the task. `read_data` False builds a task without data.
 
     Raises:
-      UserError: the configuration or the data are at fault.
+      UserError: the configuration or the data is invalid.
     """
     validate(config)
     return config, LanguageModelling(config, language_model, mesh, read_data=read_data)
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
-    """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
+    """Trains or resumes the run in `workdir`; returns its summary. Raises the errors of `loop.fit`."""
     return loop.fit(*prepare(config, mesh), workdir, mesh)
 
 
 def load(workdir: Path, mesh: Mesh) -> tuple[ConfigDict, ModelState]:
-    """Configuration and best values of a run.
+    """Returns the configuration of a run and its best checkpoint.
 
     Raises:
-      UserError: there is no run, or no checkpoint.
+      UserError: the folder has no run or no checkpoint.
     """
     config = read_config(workdir)
     with complete(workdir / CONFIG):

@@ -8,9 +8,9 @@ positions of the batch:
 
     R = -mean over D of g / r        loss of the value = (R - V)^2        gradient of mu = -scale r (R - V) eps / sigma
 
-With scale = 1 this is the printed formula, whose value is r V. Dividing by r makes the gradient of mu linear in g, so
-that a sum or a mean over tokens as the loss makes no difference, and makes the value's targets of the order of 1. The
-fields of `config.model.backskip` cover what the paper leaves open:
+With scale = 1 this is the printed formula, whose value is r V. Because rewards are relative to r, the gradient of mu is
+linear in g: a loss that sums over tokens and a loss that averages over them train P alike. The targets of the value are
+of the order of 1. The fields of `config.model.backskip` cover what the paper leaves open:
 
     estimator      "policy", or a control: "identity" (mu gets g), "zero" (mu gets 0), "noise" (the policy's noise with
                    exact gradients in all steps); "none" disables backskipping
@@ -54,7 +54,7 @@ NEVER = ("none", "noise")
 """Estimators that never skip a step."""
 
 NOISE = 2**16 + 1
-"""Folded into a block's key for its noise. Greater than the numbers of its residuals and LayerDrop's number."""
+"""The fold of a block's random key for its noise; larger than the folds of its residuals and of LayerDrop."""
 
 
 class Rule(NamedTuple):

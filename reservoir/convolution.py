@@ -59,11 +59,11 @@ class DynamicConvolution(Sublayer):
         )
         return self.leave(y_BLHK.reshape(x_BLD.shape))
 
-    def cache(self, batch: int, room: CacheSpec, context: Context) -> Any:
+    def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
         """Returns an empty cache of v at every position."""
         if not self.causal:
             raise ValueError("only a causal convolution can be decoded step by step")
-        return DecodeCache.empty((batch, 1, self.leave.kernel.shape[0]), 1, room)
+        return DecodeCache.empty((batch, 1, self.leave.kernel.shape[0]), 1, spec)
 
     def step(
         self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context

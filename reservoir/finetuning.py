@@ -112,17 +112,17 @@ def make_task(
         return trainable | {n: x for n, x in found.items() if n.startswith("encoder/")}
 
     build, longest = builder(config, pretrained), config.model.max_length
-    given = {"longest": longest, "start": start, "classes": None if read_data else 2}
-    return Classification(config, pretrained.tokenizer, build, mesh, **given)
+    options = {"longest": longest, "start": start, "classes": None if read_data else 2}
+    return Classification(config, pretrained.tokenizer, build, mesh, **options)
 
 
 def prepare(
     config: ConfigDict, mesh: Mesh, read_data: bool = True
 ) -> tuple[ConfigDict, Classification]:
-    """The configuration that the loop takes, and the task.
+    """Returns the configuration for the training loop, and the task. `read_data` False builds a task without data.
 
     Raises:
-      UserError: the configuration, the data or the pretraining run are at fault.
+      UserError: the configuration, the data or the pretraining run is invalid.
     """
     validate(config)
     pretrained = open_run(Path(config.pretrained), "--config.pretrained")
@@ -131,5 +131,5 @@ def prepare(
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
-    """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
+    """Trains or resumes the run in `workdir`; returns its summary. Raises the errors of `loop.fit`."""
     return loop.fit(*prepare(config, mesh), workdir, mesh)

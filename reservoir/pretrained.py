@@ -25,7 +25,7 @@ class Pretrained:
     tokenizer: Tokenizer
 
     def load(self, mesh: Mesh, step: int = 0) -> ModelState:
-        """Returns the parameters of the `MaskedLanguageModel`, its reservoirs redrawn from the run's seed.
+        """Returns the trained `MaskedLanguageModel` with its frozen values.
 
         Args:
           step: step of a snapshot; 0 is the best checkpoint.

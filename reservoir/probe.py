@@ -20,7 +20,7 @@ def main() -> None:
         "--data", required=True, type=Path, metavar="DIR", help="folder of the tasks' files"
     )
     parser.add_argument(
-        "--tasks", default=",".join(TABLE_4), metavar="A,B", help="default: those of Table 4"
+        "--tasks", default=",".join(TABLE_4), metavar="A,B", help="default: the tasks of Table 4"
     )
     parser.add_argument(
         "--grid", default="quick", choices=GRIDS, help="hyperparameter grid of the classifiers"

@@ -63,7 +63,7 @@ class BiGru(Sublayer):
         states = [states_JBLF[0], jnp.flip(states_JBLF[1], 1)]
         return self.out(jnp.concatenate(states, axis=-1).astype(x_BLD.dtype))
 
-    def cache(self, batch: int, room: Any, context: Context) -> Any:
+    def cache(self, batch: int, spec: Any, context: Context) -> Any:
         raise ValueError("a bidirectional GRU cannot be decoded step by step")
 
 

@@ -39,8 +39,8 @@ def main() -> None:
     parser.add_argument(
         "--depths",
         default="",
-        help="a list of depths, such as 6,8:3; 8:3 has 3 reservoirs (default number: that of the scale's nearest"
-        " depth)",
+        help="a list of depths, such as 6,8:3; 8:3 has 3 reservoirs (without :R the number of the scale's"
+        " nearest depth)",
     )
     parser.add_argument(
         "--data",

@@ -1,4 +1,4 @@
-"""A configuration as a run, and a finished run ready to be used."""
+"""Tasks of this paper: validation, preparation and training; loading a trained translator."""
 
 import argparse
 import dataclasses
@@ -30,17 +30,17 @@ from reservoir.model import language_model, translator
 
 
 class Translation(Backskipping, translation.Translation):
-    """Translation that can train past its reservoirs."""
+    """Translation with backskipping."""
 
     fixed_length = staticmethod(kinds.fixed_length)
 
 
 class MaskedLm(Backskipping, masked_lm.MaskedLm):
-    """Masked language modelling that can."""
+    """Masked language modelling with backskipping."""
 
 
 class LanguageModelling(Backskipping, language_modelling.LanguageModelling):
-    """Language modelling of bytes that can."""
+    """Byte language modelling with backskipping."""
 
 
 def validate_translation(config: ConfigDict) -> None:
@@ -58,15 +58,19 @@ TASKS = {
     "masked_lm": (masked_lm.validate, MaskedLm, encoder.masked_lm),
     "language_modelling": (_language_modelling, LanguageModelling, language_model),
 }
-"""By `config.task`: the check of its fields, the task, and the function that builds its model."""
+"""`config.task` -> (validation function, task class, function that builds the model)."""
 
 
 def validate(config: ConfigDict) -> None:
-    """Everything that can be known without the data, which may take minutes to read."""
+    """Checks the configuration without reading the data.
+
+    Raises:
+      UserError: a field is missing or out of range.
+    """
     with complete("--config"):
         check(
             config.task != "classification",
-            "a classifier begins with a masked language model: use reservoir.finetune",
+            "--config.task=classification starts from a masked language model; train it with reservoir.finetune",
         )
         check_choice("--config.task", config.task, TASKS)
         model.validate(config.model)
@@ -76,10 +80,13 @@ def validate(config: ConfigDict) -> None:
 
 
 def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[ConfigDict, Task]:
-    """The configuration that the loop takes, and the task. A fine-tuning reads its pretraining run.
+    """Returns the configuration for the training loop, and the task.
+
+    Args:
+      read_data: False builds a task without data, for planning. Fine-tuning still reads its pretraining run.
 
     Raises:
-      UserError: the configuration, the data or that run are at fault.
+      UserError: the configuration, the data or the pretraining run is invalid.
     """
     if not read_data and config.get("task") == "classification":
         return finetuning.prepare(config, mesh, read_data)
@@ -89,89 +96,95 @@ def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[Con
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
-    """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
+    """Trains or resumes the run in `workdir`; returns its summary. Raises the errors of `loop.fit`."""
     return loop.fit(*prepare(config, mesh), workdir, mesh)
 
 
 def parser(program: str) -> argparse.ArgumentParser:
-    """The options that all programs share which translate with a trained run."""
+    """Returns a parser with the options that reservoir.translate and reservoir.evaluate share."""
     options = parser_for(program)
     options.add_argument(
-        "--workdir", required=True, type=Path, metavar="RUN", help="the run's folder"
+        "--workdir", required=True, type=Path, metavar="RUN", help="folder of the run"
     )
     options.add_argument(
         "--beams",
         type=positive_int_arg("--beams"),
         metavar="K",
-        help="hypotheses (default: the run's)",
+        help="number of beam hypotheses (default: the run's)",
     )
     options.add_argument(
         "--length_penalty",
         type=float_arg("--length_penalty"),
         metavar="P",
-        help="scores are divided by length^P (default: the run's)",
+        help="divide scores by length^P (default: the run's)",
     )
     options.add_argument(
         "--batch_tokens",
         type=positive_int_arg("--batch_tokens"),
         metavar="N",
-        help="source tokens at once",
+        help="source tokens per batch (default: the run's)",
     )
     options.add_argument(
         "--max_tokens",
         type=positive_int_arg("--max_tokens"),
         metavar="N",
         default=2048,
-        help="the longest line that is translated, in tokens (default 2048)",
+        help="maximum length of a line in tokens (default 2048)",
     )
     options.add_argument(
         "--average",
         type=positive_int_arg("--average"),
         metavar="N",
-        help="the mean of the newest N snapshots (default: the best checkpoint)",
+        help="average the newest N snapshots (default: the best checkpoint)",
     )
     options.add_argument(
         "--average_best",
         type=positive_int_arg("--average_best"),
         metavar="N",
-        help="the mean of the N best checkpoints, of a run that keeps several (--config.checkpoint.keep_best)",
+        help="average the N best checkpoints; the run must keep as many (--config.checkpoint.keep_best)",
     )
     return options
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRun:
+    """A trained translator with its configuration."""
+
     config: ConfigDict
     mesh: Mesh
     values: ModelState
     translator: Translator
 
     def translate(self, lines: Sequence[str]) -> list[str]:
-        """One translation per line."""
+        """Returns one translation per line."""
         with jax.set_mesh(self.mesh):
             return self.translator.translate(self.values, lines)
 
 
 def _newest(workdir: Path, count: int) -> list[int]:
-    """The steps of the newest snapshots."""
+    """Returns the steps of the newest `count` snapshots.
+
+    Raises:
+      UserError: the run has fewer snapshots.
+    """
     there = snapshots(workdir)
     check(
         count <= len(there),
-        f"--average={count}: {workdir} has {len(there)} snapshots"
-        " (--config.checkpoint.snapshots says how often training makes one)",
+        f"--average={count}: {workdir} has {len(there)} snapshots; --config.checkpoint.snapshots=N keeps one"
+        " every N steps of training",
     )
     return there[-count:]
 
 
 def load(options: argparse.Namespace) -> TrainedRun:
-    """The best checkpoint of a run or a mean of several, with the options of the command line in place of its own.
+    """Loads the best checkpoint of a translator, or a mean of several. Options override the run's configuration.
 
     Raises:
-      UserError: there is no run, it is no translator, or it has no checkpoint.
+      UserError: the folder has no run or no checkpoint, or the run is not a translator.
     """
     check(
         not (options.average and options.average_best),
-        "--average is of snapshots and --average_best of the best checkpoints: give one of them",
+        "--average averages snapshots and --average_best the best checkpoints; leave one of them out",
     )
     config = read_run(options.workdir, "translation")
     with complete(options.workdir / CONFIG):
@@ -180,9 +193,9 @@ def load(options: argparse.Namespace) -> TrainedRun:
         validate_translation(config)
     if options.batch_tokens:
         config.eval.tokens_per_batch = options.batch_tokens
-    given = {"beams": options.beams, "length_penalty": options.length_penalty}
+    overrides = {"beams": options.beams, "length_penalty": options.length_penalty}
     search = dataclasses.replace(
-        search_of(config), **{k: v for k, v in given.items() if v is not None}
+        search_of(config), **{k: v for k, v in overrides.items() if v is not None}
     )
     validate_search(search)
     tokenizers = load_tokenizers(options.workdir)

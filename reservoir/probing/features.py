@@ -64,15 +64,15 @@ class Reader:
     def _encode(self, sentences: Sequence[str]) -> list[list[int]]:
         """Returns token ids without the end of sentence, which batches add."""
         start = [BOS] if self.begin else []
-        room = None if self.longest is None else self.longest - 1
-        return [(start + ids)[:room] for ids in self.tokenizer.encode(sentences)]
+        limit = None if self.longest is None else self.longest - 1
+        return [(start + ids)[:limit] for ids in self.tokenizer.encode(sentences)]
 
     def cut(self, sentences: Sequence[str]) -> int:
         """Returns the number of sentences longer than the model's maximum length, which are truncated."""
         if self.longest is None:
             return 0
-        room = self.longest - 1 - self.begin
-        return sum(len(ids) > room for ids in self.tokenizer.encode(sentences))
+        limit = self.longest - 1 - self.begin
+        return sum(len(ids) > limit for ids in self.tokenizer.encode(sentences))
 
     def __call__(self, sentences: Sequence[str]) -> np.ndarray:
         """Returns vectors, (P, E, D) float32."""

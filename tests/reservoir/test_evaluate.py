@@ -56,7 +56,7 @@ def test_averages_of_newest_snapshots_and_of_best_checkpoints(
         with pytest.raises(UserError, match="as far as"):
             program(monkeypatch, f"--workdir={tmp_path}", *filter(None, [given]))
     assert asked == [[], [6], [4, 6], ["best"] * 3]
-    with pytest.raises(UserError, match="give one of them"):
+    with pytest.raises(UserError, match="leave one of them out"):
         program(monkeypatch, f"--workdir={tmp_path}", "--average=1", "--average_best=1")
     with pytest.raises(UserError, match=r"--average=4: .* has 3 snapshots \(--config.checkpoint"):
         program(monkeypatch, f"--workdir={tmp_path}", "--average=4")
