@@ -65,7 +65,7 @@ def make_solution(context: int, tokens: int) -> Callable[[], float]:
     mesh = sharding.make_mesh({"data": -1})
 
     def solve() -> float:
-        targets_V = np.bincount(windows.tokens_M, minlength=VOCABULARY)
+        targets_V = np.bincount(windows.tokens_L, minlength=VOCABULARY)
         counts = count_windows(windows, VOCABULARY, mesh)
         noise = Noise.of(targets_V)
         jax.block_until_ready(language_solution(counts, noise, targets_V, concatenate=True))

@@ -95,7 +95,7 @@ def _perplexities(task: NextToken, counts: jax.Array, exponent: float, sign: int
     tables = language_solution(
         counts,
         task.noise,
-        task.targets_N,
+        task.targets_V,
         concatenate=task.config.model.aggregate == "cat",
         exponent=exponent,
         sign=sign,

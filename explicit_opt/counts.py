@@ -20,7 +20,7 @@ TABLE_AXES = (None, "embed", "vocab")
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["keep_N", "spill_N", "uniform_N"],
+    data_fields=["keep_V", "spill_V", "uniform_V"],
     meta_fields=[],
 )
 @dataclass(frozen=True)
@@ -31,14 +31,14 @@ class Noise:
     never built: E A = q * A + (1 - q) (p^T A).
 
     Attributes:
-      keep_N: q, (V,).
-      spill_N: 1 - q, (V,). Stored because q rounds to 1 in float32 for frequent tokens.
-      uniform_N: p, (V,).
+      keep_V: q, (V,).
+      spill_V: 1 - q, (V,). Stored because q rounds to 1 in float32 for frequent tokens.
+      uniform_V: p, (V,).
     """
 
-    keep_N: jax.Array
-    spill_N: jax.Array
-    uniform_N: jax.Array
+    keep_V: jax.Array
+    spill_V: jax.Array
+    uniform_V: jax.Array
 
     @classmethod
     def of(cls, targets_V: np.ndarray) -> "Noise":
@@ -136,12 +136,12 @@ def _count_pairs(contexts_WL, targets_L, vocabulary, mesh):
 def _tables(counts_WVV, noise, prior_V, floor, concatenate):
     if not concatenate:
         counts_WVV = counts_WVV.sum(0, keepdims=True, dtype=counts_WVV.dtype)
-    spill_V = noise.spill_N.astype(jnp.float64)
+    spill_V = noise.spill_V.astype(jnp.float64)
 
     def of_lag(counts_VV):
         spilled_V = (spill_V @ counts_VV.astype(jnp.float64)).astype(jnp.float32)
-        found_VV = noise.keep_N[:, None] * counts_VV.astype(jnp.float32)
-        found_VV += noise.uniform_N[:, None] * spilled_V
+        found_VV = noise.keep_V[:, None] * counts_VV.astype(jnp.float32)
+        found_VV += noise.uniform_V[:, None] * spilled_V
         return jnp.log(jnp.maximum(found_VV, jnp.float32(floor))) + prior_V
 
     # One lag at a time, so that only one table is in float64.

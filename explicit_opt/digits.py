@@ -1,6 +1,6 @@
 """The digit classifiers of sections 3.2 and 3.3 as a task: pixels in, one of ten digits out.
 
-B examples, M images, D pixels, N classes.
+B examples of a batch, E images, M pixels, C classes.
 """
 
 import os
@@ -31,14 +31,14 @@ from explicit_opt.model import SoftmaxLayers
 from explicit_opt.solution import explicit_solution, fit_scale
 
 Images = tuple[np.ndarray, np.ndarray]
-"""Pixels (M, D) uint8 and labels (M,)."""
+"""Pixels (E, M) uint8 and labels (E,)."""
 
 EMBEDDED = "embedded:digits"
 _HELD_OUT_DIGITS = 360  # about a fifth of scikit-learn's
 
 
 def validate(config: ConfigDict) -> None:
-    """The fields of the classifier."""
+    """Validates the fields of a digit classifier."""
     check(
         config.model.layers >= 1,
         f"--config.model.layers must be at least 1, got {config.model.layers}",
@@ -54,19 +54,19 @@ def validate(config: ConfigDict) -> None:
     )
     check(
         config.start != "zero" or config.model.layers == 1,
-        f"--config.start=zero cannot train --config.model.layers={config.model.layers}: the outputs of a hidden layer"
-        " would all stay alike; it is for one layer",
+        f"--config.start=zero cannot train --config.model.layers={config.model.layers}: all outputs of a hidden layer"
+        " would stay equal; use one layer",
     )
     validate_start(config)
 
 
 def load_images(source: str) -> tuple[Images, Images]:
-    """Training and test images of "files:DIR" (IDX files named as MNIST's) or "embedded:digits".
+    """Returns training and test images of "files:DIR" (IDX files named like MNIST's) or "embedded:digits".
 
     Raises:
-      UserError: the source is unknown, a file is missing or damaged, or there are not as many labels as images.
+      UserError: the source is unknown, a file is missing or damaged, or numbers of labels and images differ.
     """
-    kind, _, place = source.partition(":")
+    kind, _, path = source.partition(":")
     if source == EMBEDDED:
         from sklearn.datasets import load_digits
 
@@ -74,10 +74,10 @@ def load_images(source: str) -> tuple[Images, Images]:
         pixels, cut = pixels.astype(np.uint8), len(labels) - _HELD_OUT_DIGITS
         return (pixels[:cut], labels[:cut]), (pixels[cut:], labels[cut:])
     if kind != "files":
-        raise UserError(f"data.source is {source!r}; it must be {EMBEDDED} or files:DIR")
-    directory = Path(os.path.expanduser(place))
+        raise UserError(f"--config.data.source={source}: use {EMBEDDED} or files:DIR")
+    directory = Path(os.path.expanduser(path))
     if not directory.is_dir():
-        raise UserError(f"no directory {directory} (data.source)")
+        raise UserError(f"--config.data.source={source}: no directory {directory}")
     return _load_idx(directory, "train"), _load_idx(directory, "t10k")
 
 
@@ -86,14 +86,14 @@ def _load_idx(directory: Path, part: str) -> Images:
     labels = read_idx(directory, f"{part}-labels-idx1-ubyte")
     check(
         pixels.ndim == 3 and labels.ndim == 1 and len(pixels) == len(labels) > 0,
-        f"{directory} has {part} images of the shape {pixels.shape} but labels of the shape {labels.shape}",
+        f"{directory}: {part} images have shape {pixels.shape}, but labels have shape {labels.shape}",
     )
     return pixels.reshape(len(pixels), -1), labels.astype(np.int32)
 
 
-def features_of(pixels_MD: np.ndarray, levels: int) -> np.ndarray:
-    """H = (X + 1) / levels, above 0 and at most 1 (section 3.2: 256 levels)."""
-    return (pixels_MD.astype(np.float32) + 1) / np.float32(levels)
+def features_of(pixels_EM: np.ndarray, levels: int) -> np.ndarray:
+    """Returns H = (X + 1) / levels, in (0, 1] (section 3.2 with 256 levels)."""
+    return (pixels_EM.astype(np.float32) + 1) / np.float32(levels)
 
 
 def _log_probabilities(model: SoftmaxLayers, batch: Batch) -> dict[str, jax.Array]:
@@ -104,10 +104,10 @@ class Digits(Task):
     """Classification of images of digits.
 
     Args:
-      read_data: False for a task whose step is only compiled: ten digits, as large as MNIST's or scikit-learn's.
+      read_data: False if only the step is compiled, for ten digits with the image size of MNIST or scikit-learn.
 
     Raises:
-      UserError: the configuration or the data are at fault.
+      UserError: the configuration or the data are invalid.
     """
 
     objective, mode, unit = "loss", "min", "examples"
@@ -127,9 +127,9 @@ class Digits(Task):
         held_out = config.data.held_out
         check(
             held_out < len(train[1]),
-            f"--config.data.held_out={held_out} leaves nothing of {len(train[1])} training images",
+            f"--config.data.held_out={held_out} must be less than the {len(train[1])} training images",
         )
-        # The paper seems to stop where the test loss rises: that is held_out=0.
+        # held_out=0 stops on the test loss, as the paper seems to.
         cut = len(train[1]) - held_out
         valid = tuple(part[cut:] for part in train) if held_out else test
         self.splits: dict[str, Images] = {
@@ -142,7 +142,8 @@ class Digits(Task):
         for split, (pixels, labels) in self.splits.items():
             check(
                 pixels.shape[1] == self.width and int(labels.max()) < self.outputs,
-                f"the {split} images have other sizes or labels than the training images",
+                f"--config.data.source={config.data.source}: sizes or labels of the {split} images differ from the"
+                " training images",
             )
         self.levels = int(self.splits["train"][0].max()) + 1
         self.training_batches = ExampleBatches(
@@ -182,7 +183,7 @@ class Digits(Task):
         return self.training_batches.batches_per_epoch
 
     def features(self, split: str) -> np.ndarray:
-        """All of a split, (M, D)."""
+        """Returns the features of a split, (E, M)."""
         return features_of(self.splits[split][0], self.levels)
 
     def _gather(self, split: str) -> Callable[[np.ndarray], Batch]:
@@ -212,16 +213,16 @@ class Digits(Task):
         }
 
     def solution(self) -> list[jax.Array]:
-        """Layer by layer from the bottom: the classes are the targets of every layer, dimension i those of class i.
+        """Returns the kernels of all layers, solved from the bottom up with the classes as targets of every layer.
 
-        A hidden layer's output is a softmax, of norm 1, so the layers above the first have K = 1 (section 3.3). With
-        `start=scaled` each layer is multiplied by the scalar under which it alone predicts the training labels best.
+        Hidden outputs are a softmax with norm 1, so layers above the first have K = 1 (section 3.3). With
+        `start=scaled` each kernel is multiplied by the scalar that minimises the layer's own training cross-entropy.
         """
         features, targets = jnp.asarray(self.features("train")), self.splits["train"][1]
 
         @jax.jit
-        def loss(scale: jax.Array, logits_MN: jax.Array) -> jax.Array:
-            return cross_entropy(scale * logits_MN, targets).mean()
+        def loss(scale: jax.Array, logits_EC: jax.Array) -> jax.Array:
+            return cross_entropy(scale * logits_EC, targets).mean()
 
         solution, kernels = self.config.solution, []
         for number in range(self.config.model.layers):
@@ -235,18 +236,18 @@ class Digits(Task):
                     sign=solution.sign,
                 )
             )
-            logits_MN = features @ kernels[-1]
+            logits_EC = features @ kernels[-1]
             if self.config.start == "scaled":
-                scale = fit_scale(lambda s, z=logits_MN: float(loss(s, z)))
-                kernels[-1], logits_MN = scale * kernels[-1], scale * logits_MN
-            features = jax.nn.softmax(logits_MN)
+                scale = fit_scale(lambda s, z=logits_EC: float(loss(s, z)))
+                kernels[-1], logits_EC = scale * kernels[-1], scale * logits_EC
+            features = jax.nn.softmax(logits_EC)
         return kernels
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.training_batches, start)
 
     def predict(self, values: ModelState, split: str) -> Classes:
-        """Probabilities of the classes for every image of a split."""
+        """Returns class probabilities of every image of a split."""
         pixels, labels = self.splits[split]
         gather = self._gather(split)
 
@@ -263,4 +264,4 @@ class Digits(Task):
         )
 
     def save(self, workdir: Path) -> None:
-        del workdir  # the weights are all there is
+        del workdir  # a digit classifier needs no files beside its checkpoints

@@ -258,8 +258,8 @@ def fig1(suite: ExperimentSuite) -> None:
 def scaling(task: NextToken) -> tuple[np.ndarray, np.ndarray]:
     """Returns the count of each token that occurs and the mean of its co-occurrences (section 2.2, K = 1)."""
     counts, noise = np.asarray(task.counts()[0], np.float64), task.noise
-    found = np.asarray(noise.keep_N)[:, None] * counts + np.outer(
-        noise.uniform_N, np.asarray(noise.spill_N) @ counts
+    found = np.asarray(noise.keep_V)[:, None] * counts + np.outer(
+        noise.uniform_V, np.asarray(noise.spill_V) @ counts
     )
     # For K = 1 the geometric mean is the co-occurrence itself; eq. (13) averages over the tokens of the text.
     mean = counts.sum(1) @ found / counts.sum()

@@ -1,6 +1,6 @@
-"""The language model of section 3.1 as a task: the K tokens before in, the next token out.
+"""The language model of section 3.1 as a task: predicts a token from the W previous tokens (the paper's K).
 
-B examples, M tokens, K tokens before, N vocabulary.
+B examples of a batch, L tokens of a text, W lags, V vocabulary.
 """
 
 import math
@@ -35,26 +35,26 @@ from explicit_opt.model import AGGREGATES, INITIALIZERS, FeedForward
 from explicit_opt.solution import fit_scale
 
 STARTS = ("cold", "zero", "explicit", "warm", "scaled")
-"""Random values, zeros, the explicit solution without any training, trained from it, and trained from its multiple by a
-scalar that is fitted on training data."""
+"""Random values; zeros; the explicit solution without training; trained from the explicit solution; trained from the
+explicit solution times a scalar fitted on training data."""
 
 PAD, OOV = 0, 1
-"""The two tokens beside the pieces; `<pad>` stands before every document and is never a target."""
+"""Ids of `<pad>` and `<oov>`. `<pad>` fills contexts before a document and is never a target."""
 
-# SentencePiece's ids begin with <pad>, <s>, </s>, <unk>; ours with <pad>, <oov>: no sentence has a begin or an end.
+# SentencePiece's ids begin with <pad>, <s>, </s>, <unk>; ours with <pad>, <oov>.
 _UNUSED = 2
 TOKENIZER = "tokenizer.npz"
 
 STRETCH = 64
-"""Neighbouring tokens that are one test example: the losses of neighbours are not independent."""
+"""Consecutive tokens per test example. Losses of neighbouring tokens are not independent."""
 
 
 def validate(config: ConfigDict) -> None:
-    """The fields of the language model."""
+    """Validates the fields of a language model."""
     check_choice("--config.model.aggregate", config.model.aggregate, AGGREGATES)
     check(
         config.model.context >= 1,
-        f"--config.model.context, the number of tokens before, must be at least 1, got {config.model.context}",
+        f"--config.model.context, the number of previous tokens, must be at least 1, got {config.model.context}",
     )
     check(
         config.data.tokens >= 0,
@@ -66,8 +66,8 @@ def validate(config: ConfigDict) -> None:
     )
     check(
         not config.data.tokens or config.data.documents != "file",
-        f"--config.data.tokens={config.data.tokens} keeps whole documents, which would be a few files with"
-        " --config.data.documents=file: set it to 0",
+        f"--config.data.tokens={config.data.tokens} would keep only a few files with --config.data.documents=file:"
+        " set it to 0",
     )
     check(
         0 < config.data.held_out_share <= 1,
@@ -77,7 +77,7 @@ def validate(config: ConfigDict) -> None:
 
 
 def validate_start(config: ConfigDict) -> None:
-    """What the paper's experiments have in common."""
+    """Validates the fields that language models and digit classifiers share."""
     check_choice("--config.start", config.start, STARTS)
     check_choice("--config.model.cold", config.model.cold, INITIALIZERS)
     check(
@@ -86,7 +86,7 @@ def validate_start(config: ConfigDict) -> None:
     )
     check(
         config.train.steps == 0,
-        f"--config.train.steps={config.train.steps} follows from --config.train.epochs: set that",
+        f"--config.train.steps={config.train.steps} must be 0: it follows from --config.train.epochs",
     )
     for name in ("epochs", "batch"):
         check(
@@ -96,86 +96,87 @@ def validate_start(config: ConfigDict) -> None:
 
 
 def exponent(config: ConfigDict) -> float | None:
-    """That of the solution's prior; a negative number stands for the paper's (K - 1) / K."""
+    """Returns the exponent of the solution's prior; None, for negative values, means the paper's (K - 1) / K."""
     return None if config.solution.exponent < 0 else config.solution.exponent
 
 
 def seedless(config: ConfigDict) -> bool:
-    """Whether the seed changes nothing: the explicit solution is computed, not drawn, and not trained."""
+    """Returns whether the run is independent of the seed: an explicit start without training."""
     return config.start == "explicit"
 
 
 def zeros(trainable: Params) -> Params:
-    """Values of 0 with the shapes and shardings of these."""
+    """Returns zeros with the shapes and shardings of `trainable`."""
     return {name: jax.device_put(jnp.zeros_like(x), x.sharding) for name, x in trainable.items()}
 
 
 class Windows:
-    """Every token of a text with the K before it, in its document; `<pad>` where there are fewer.
+    """Every token of a text with the W previous tokens of its document, padded with `<pad>`.
 
     Args:
-      tokens_M: ids as SentencePiece gives them.
+      tokens_L: SentencePiece ids.
       lengths: tokens of each document.
-      limit: only the first so many tokens are kept; 0 for all.
+      context: W.
+      limit: number of tokens to keep from the start; 0 keeps all.
     """
 
-    def __init__(self, tokens_M: np.ndarray, lengths: np.ndarray, context: int, limit: int = 0):
-        tokens_M = np.asarray(tokens_M, np.int32)
-        places_M = np.arange(len(tokens_M)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        end = limit or len(tokens_M)
-        self.tokens_M = np.where(tokens_M == UNK, OOV, tokens_M - _UNUSED)[:end].astype(np.int32)
-        self.places_M = places_M[:end]
+    def __init__(self, tokens_L: np.ndarray, lengths: np.ndarray, context: int, limit: int = 0):
+        tokens_L = np.asarray(tokens_L, np.int32)
+        positions_L = np.arange(len(tokens_L)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        end = limit or len(tokens_L)
+        self.tokens_L = np.where(tokens_L == UNK, OOV, tokens_L - _UNUSED)[:end].astype(np.int32)
+        self.positions_L = positions_L[:end]
         self.context = context
 
     def __len__(self) -> int:
-        return len(self.tokens_M)
+        return len(self.tokens_L)
 
     def before(self, at_B: np.ndarray, lag: int) -> np.ndarray:
-        """The token `lag` places before each, (B,)."""
-        return np.where(self.places_M[at_B] >= lag, self.tokens_M[at_B - lag], PAD)
+        """Returns the token `lag` positions before each position, (B,)."""
+        return np.where(self.positions_L[at_B] >= lag, self.tokens_L[at_B - lag], PAD)
 
     def gather(self, ids_B: np.ndarray) -> Batch:
-        """contexts (B, K), targets (B,) and weights (B,), which are 0 in rows whose id is -1."""
+        """Returns contexts (B, W), targets (B,) and weights (B,), which are 0 where the id is -1."""
         at_B = np.maximum(ids_B, 0)
         lags = range(1, self.context + 1)
         return {
             "contexts": np.stack([self.before(at_B, lag) for lag in lags], 1).astype(np.int32),
-            "targets": self.tokens_M[at_B],
+            "targets": self.tokens_L[at_B],
             "weights": (ids_B >= 0).astype(np.float32),
         }
 
 
 def read_documents(data: ConfigDict, split: str) -> list[list[str]]:
-    """The lines of each document, without empty ones.
+    """Returns the non-empty lines of each document.
 
-    A text is tokenized line by line whatever its documents are: `data.documents` changes contexts only, never tokens.
+    Texts are tokenized line by line, so `data.documents` changes contexts but not tokens.
     """
     documents = load_text(data, split)
     return [[line for line in text.split("\n") if line.strip()] for text in documents]
 
 
 def count_windows(windows: Windows, vocabulary: int, mesh: Mesh) -> jax.Array:
-    """Co-occurrences at each lag, (K, N, N) int32; every data-parallel device counts its share of the text."""
-    total, ways = len(windows), mesh.shape["data"]
-    padded = -(-total // ways) * ways
-    at_M = np.minimum(np.arange(padded), total - 1)
-    targets_M = np.where(np.arange(padded) < total, windows.tokens_M[at_M], -1)
-    contexts_KM = np.stack([windows.before(at_M, lag) for lag in range(1, windows.context + 1)])
-    placed = (
-        jax.make_array_from_callback(x.shape, place, x.__getitem__)
-        for x, place in zip((contexts_KM, targets_M), text_sharding(mesh), strict=True)
+    """Counts co-occurrences at each lag, (W, V, V) int32; each data-parallel device counts its shard of the text."""
+    total, shards = len(windows), mesh.shape["data"]
+    padded = -(-total // shards) * shards
+    at_L = np.minimum(np.arange(padded), total - 1)
+    targets_L = np.where(np.arange(padded) < total, windows.tokens_L[at_L], -1)
+    contexts_WL = np.stack([windows.before(at_L, lag) for lag in range(1, windows.context + 1)])
+    sharded = (
+        jax.make_array_from_callback(x.shape, where, x.__getitem__)
+        for x, where in zip((contexts_WL, targets_L), text_sharding(mesh), strict=True)
     )
-    return count_pairs(*placed, vocabulary, mesh)
+    return count_pairs(*sharded, vocabulary, mesh)
 
 
 class NextToken(Task):
     """The language model with its noise.
 
     Args:
-      read_data: False for a task whose step is only compiled; its vocabulary is as large as the configuration allows.
+      read_data: False if only the step is compiled; the vocabulary is then the largest that the configuration allows.
 
     Raises:
-      UserError: the configuration or the data are at fault.
+      UserError: the configuration or the data are invalid.
     """
 
     objective, mode = "perplexity", "min"
@@ -194,7 +195,7 @@ class NextToken(Task):
         data = config.data
         cache = Path(os.path.expanduser(data.cache_dir))
         texts = {split: read_documents(data, split) for split in ("train", "valid", "test")}
-        # Whatever is left out is left out of all sources alike; the order is the same for every seed and any limit.
+        # Shuffled, so that a limit samples all sources; the order does not depend on the seed or the limit.
         order = np.random.default_rng(0).permutation(len(texts["train"]))
         texts["train"] = [texts["train"][number] for number in order]
         step = round(1 / data.held_out_share)
@@ -212,22 +213,22 @@ class NextToken(Task):
         for split, windows in self.splits.items():
             check(len(windows) > 0, f"the {split} text has no tokens")
         train = self.splits["train"]
-        self.targets_N = np.bincount(train.tokens_M, minlength=self.vocabulary)
-        self.noise = Noise.of(self.targets_N)
+        self.targets_V = np.bincount(train.tokens_L, minlength=self.vocabulary)
+        self.noise = Noise.of(self.targets_V)
         self.training_batches = ExampleBatches(
             train.gather, len(train), config.train.batch, multiple=self.multiple, seed=config.seed
         )
 
     def build(self, rngs: nnx.Rngs) -> FeedForward:
         model = self.config.model
-        vocabulary = len(self.noise.keep_N)
+        vocabulary = len(self.noise.keep_V)
         return FeedForward(vocabulary, model.context, model.aggregate, model.cold, rngs=rngs)
 
     def loss(
         self, model: FeedForward, batch: Batch, key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        logits_BN = model(batch["contexts"], self.noise)
-        loss_B = cross_entropy(logits_BN, batch["targets"])
+        logits_BV = model(batch["contexts"], self.noise)
+        loss_B = cross_entropy(logits_BV, batch["targets"])
         return jnp.sum(loss_B * batch["weights"]), jnp.sum(batch["weights"])
 
     def batch_spec(self, multiple: int) -> BatchSpec:
@@ -268,53 +269,53 @@ class NextToken(Task):
                 return {"tables": self.solution()}
 
     def solution(self) -> jax.Array:
-        """The tables of eq. (3), from one pass over the training text."""
+        """Returns the tables of eq. (3) after one pass over the training text."""
         solution = self.config.solution
         return language_solution(
             self.counts(),
             self.noise,
-            self.targets_N,
+            self.targets_V,
             concatenate=self.config.model.aggregate == "cat",
             exponent=exponent(self.config),
             sign=solution.sign,
         )
 
     def counts(self) -> jax.Array:
-        """Co-occurrences at each lag, (K, N, N)."""
+        """Returns the co-occurrences of the training text at each lag, (W, V, V)."""
         return count_windows(self.splits["train"], self.vocabulary, self.mesh)
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         return iterate(self.training_batches, start)
 
     def predict(self, values: ModelState, split: str) -> Losses:
-        """Loss of every token of a split, by stretches of `STRETCH` tokens."""
+        """Returns the losses of a split, summed over examples of `STRETCH` consecutive tokens."""
         windows = self.splits[split]
-        starts_M = np.arange(0, len(windows), STRETCH)
-        nats_M = np.add.reduceat(self._nats(values, windows).astype(np.float64), starts_M)
+        starts_E = np.arange(0, len(windows), STRETCH)
+        nats_E = np.add.reduceat(self._nats(values, windows).astype(np.float64), starts_E)
         none = np.zeros(0)
         return Losses(
-            # Not the contexts: models of several tokens before are compared on the same targets.
-            fingerprint([windows.tokens_M.tobytes().hex()]),
-            nats_M,
-            np.diff(np.append(starts_M, len(windows))),
+            # Contexts are not part of the fingerprint, so models with different contexts can be compared.
+            fingerprint([windows.tokens_L.tobytes().hex()]),
+            nats_E,
+            np.diff(np.append(starts_E, len(windows))),
             hits_M=none,
             words_M=none,
             unit="token",
         )
 
     def evaluate(self, values: ModelState, split: str) -> dict[str, float]:
-        """Perplexity and loss (nats per token) of a split, and the perplexity of the training text."""
+        """Returns perplexity and loss (nats per token) of a split, and the training perplexity."""
         training = _perplexity(self._training_loss(values))
         return {**super().evaluate(values, split), "train_perplexity": training}
 
     @property
     def training_stride(self) -> int:
-        """Every so many training tokens one is measured: at most `eval.train_tokens` of them; 0 takes all."""
+        """Distance between the training tokens whose perplexity is measured (at most `eval.train_tokens`; 0: all)."""
         total = len(self.splits["train"])
         return -(-total // (self.config.eval.train_tokens or total))
 
     def _training_loss(self, values: ModelState) -> float:
-        """Nats per token over the measured training tokens."""
+        """Returns the loss (nats per token) on the measured training tokens."""
         nats = self._nats(values, self.splits["train"], self.training_stride)
         return float(nats.mean(dtype=np.float64))
 
@@ -322,8 +323,8 @@ class NextToken(Task):
         return {"nats": cross_entropy(model(batch["contexts"], self.noise), batch["targets"])}
 
     def _nats(self, values: ModelState, windows: Windows, stride: int = 1) -> np.ndarray:
-        """Loss of every `stride`-th token, from the first on."""
-        # As large as a step is fast with: nothing but the forward pass is kept.
+        """Returns the loss of every `stride`-th token, starting with the first."""
+        # Evaluation stores no activations, so its batches may be larger than training batches.
         rows = -(-max(self.config.train.batch, 4096) // self.multiple) * self.multiple
 
         def gather(ids_B: np.ndarray) -> Batch:
@@ -335,7 +336,7 @@ class NextToken(Task):
         return self._nats_of_rows(values, batches, count)["nats"]
 
     def save(self, workdir: Path) -> None:
-        """The tokenizer; that of a run that goes on is not replaced."""
+        """Writes the tokenizer; a resumed run keeps its own."""
         save_tokenizer(self.tokenizer, workdir / TOKENIZER)
 
 

@@ -48,13 +48,13 @@ class FeedForward(nnx.Module):
     def __call__(self, contexts_BW: jax.Array, noise: Noise) -> jax.Array:
         """Returns logits (B, V): W table rows and the noise term for each example. H is never built."""
         tables = self.tables[...]
-        uniform_logits = [constant_matvec(noise.uniform_N, table) for table in tables]
+        uniform_logits = [constant_matvec(noise.uniform_V, table) for table in tables]
         logits_BV = 0.0
         for lag in range(self.context):
             index = lag % len(tables)  # sums share one table
             tokens_B = contexts_BW[:, lag]
-            logits_BV += noise.keep_N[tokens_B, None] * tables[index, tokens_B]
-            logits_BV += noise.spill_N[tokens_B, None] * uniform_logits[index]
+            logits_BV += noise.keep_V[tokens_B, None] * tables[index, tokens_B]
+            logits_BV += noise.spill_V[tokens_B, None] * uniform_logits[index]
         return logits_BV
 
 

@@ -1,4 +1,4 @@
-"""A configuration as a run: which task it is, and epochs as steps of the loop."""
+"""Prepares and fits a run: selects the task and converts epochs to steps."""
 
 from pathlib import Path
 from types import ModuleType
@@ -14,25 +14,25 @@ Task = language.NextToken | digits.Digits
 
 
 def validate(config: ConfigDict) -> None:
-    """Everything that can be known without the data."""
+    """Validates everything that does not depend on the data."""
     with complete("--config"):
         _module(config).validate(config)
         loop.validate(in_steps(config, 1))
 
 
 def _module(config: ConfigDict) -> ModuleType:
-    """Language models have an `aggregate`, classifiers have layers."""
+    """Returns the module of the task: only language models have the field `model.aggregate`."""
     return language if "aggregate" in config.model else digits
 
 
 def make_task(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> Task:
-    """The task of a configuration."""
+    """Returns the task of a configuration."""
     kind = language.NextToken if _module(config) is language else digits.Digits
     return kind(config, mesh, read_data=read_data)
 
 
 def in_steps(config: ConfigDict, batches_per_epoch: int) -> ConfigDict:
-    """A copy whose steps are epochs, evaluated after each; an explicit solution has none."""
+    """Returns a copy with epochs converted to steps, evaluated after each epoch; `start=explicit` has no steps."""
     config = config.copy_and_resolve_references()
     epochs = 0 if config.start == "explicit" else config.train.epochs
     config.train.steps = epochs * batches_per_epoch
@@ -42,10 +42,10 @@ def in_steps(config: ConfigDict, batches_per_epoch: int) -> ConfigDict:
 
 
 def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[ConfigDict, Task]:
-    """The configuration that the loop takes, and the task. Without data the number of steps stays 0.
+    """Returns the configuration for the loop and the task. Without data the number of steps stays 0.
 
     Raises:
-      UserError: the configuration or the data are at fault.
+      UserError: the configuration or the data are invalid.
     """
     validate(config)
     task = make_task(config, mesh, read_data)
@@ -53,5 +53,5 @@ def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[Con
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
-    """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
+    """Trains or resumes the run in `workdir`; returns its summary. Raises the errors of `loop.fit`."""
     return loop.fit(*prepare(config, mesh), workdir, mesh)

@@ -1,4 +1,4 @@
-"""The step of a configuration, compiled for devices that are not there: what it holds, computes and sends."""
+"""Compiles the training step of a configuration for absent devices; estimates memory, FLOPs, communication and time."""
 
 import importlib
 import re
@@ -18,16 +18,15 @@ from common.train import dry_run
 from common.train.state import Step
 from common.train.task import BatchSpec
 from common.variables import AbstractModel
-from launch import hlo, roofline
+from launch import hlo
 from launch.hlo import Collectives
-from launch.roofline import Bound
-from launch.topology import Topology
+from launch.topology import Chip, Topology
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class TooLarge(UserError):
-    """A step that no chip can hold its share of; `missing` bytes on each of them."""
+    """The step exceeds the memory of each chip by `missing` bytes."""
 
     def __init__(self, message: str, missing: int):
         super().__init__(message)
@@ -35,16 +34,55 @@ class TooLarge(UserError):
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A step and its costs.
+class Bound:
+    """Seconds of a step that each part of a chip needs at full speed.
 
     Attributes:
-      held: bytes on each device, by what they are.
-      flops: of matrix products, on all devices together, counted in the program (`common.train.flops`).
-      compiled_flops: of one device, as the compiler counts them: all arithmetic, and the body of a loop once.
-      traffic: bytes that one device reads and writes, as the compiler counts them, but loops as often as they run.
-      dtype: of activations.
-      bound: None where no speed is known.
+      compute: matrix products at the peak of their dtype.
+      memory: HBM traffic by the compiler's count. Part of it may stay on the chip, so this may exceed the actual time.
+        None if the program comes from another compiler.
+      links: bytes received from other chips over all links.
+    """
+
+    compute: float
+    memory: float | None
+    links: float
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Name -> seconds of the known parts."""
+        return {part: seconds for part, seconds in vars(self).items() if seconds is not None}
+
+    @property
+    def seconds(self) -> float:
+        """Time of the slowest part."""
+        return max(self.parts.values())
+
+    @property
+    def binds(self) -> str:
+        """Name of the slowest part."""
+        return max(self.parts, key=self.parts.__getitem__)
+
+
+def time_bound(
+    chip: Chip, peak: float, flops: float, traffic: float | None, received: float
+) -> Bound:
+    """Returns the times of one chip's share of a step: FLOPs, bytes of HBM traffic and bytes received."""
+    memory = None if traffic is None else traffic / chip.bandwidth
+    return Bound(flops / peak, memory, received / chip.links)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A compiled training step and its costs.
+
+    Attributes:
+      held: bytes on each device by category.
+      flops: FLOPs of matrix products on all devices, counted in the program (`common.train.flops`).
+      compiled_flops: the compiler's FLOPs of one device: all arithmetic, one iteration of each loop.
+      traffic: bytes that one device reads and writes: the compiler's count, corrected for loop iterations.
+      dtype: dtype of activations.
+      bound: estimated time of a step; None if the speed of the devices is unknown.
     """
 
     config: ConfigDict
@@ -62,12 +100,12 @@ class Estimate:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """At most."""
+        """Estimated tokens per second; None if the speed is unknown."""
         return self.batch.tokens / self.bound.seconds if self.bound else None
 
     @property
     def chip_hours(self) -> float | None:
-        """Of the whole run, at least; None where that is not known."""
+        """Estimated chip-hours of the run; None if speed or number of steps is unknown."""
         steps = self.config.train.steps
         if not self.bound or not steps:
             return None
@@ -75,13 +113,13 @@ class Estimate:
 
 
 def estimate(config: ConfigDict, topology: Topology) -> Estimate:
-    """Compiles the training step for the mesh of the configuration over these devices.
+    """Compiles the training step for the configuration's mesh of these devices.
 
     Raises:
-      UserError: the configuration does not fit to them, or the compiler fails; `TooLarge`: the step does not fit into
-        their memory.
+      TooLarge: the step does not fit into the memory of the chips.
+      UserError: the configuration does not fit the devices, or the compiler fails.
     """
-    check("paper" in config, "--config is no experiment: it has no field paper")
+    check("paper" in config, "--config is not an experiment: the field paper is missing")
     mesh = topology.mesh(config.mesh)
     multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
     if topology.stands_in and config.model.get("dtype") == "auto":
@@ -90,7 +128,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     program = importlib.import_module(f"{config.paper}.run")
     config, task = program.prepare(config, mesh, read_data=False)
     spec = task.batch_spec(multiple)
-    # Types and parts that depend on the kind of device follow the mesh that is set.
+    # The mesh determines dtypes and kernels that depend on the device kind.
     with jax.set_mesh(mesh):
         step = Step.of(config, task, mesh)
         dtype = str(compute_dtype(config.model.get("dtype", "float32")))
@@ -102,15 +140,15 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     try:
         held = dry_run.compile_for(step, batch)
     except jax.errors.JaxRuntimeError as error:
-        words = str(error)
-        missing = _missing(words, topology.chip.memory) if topology.chip else None
+        message = str(error)
+        missing = _missing(message, topology.chip.memory) if topology.chip else None
         if missing is None:
-            first, *_ = words.splitlines() or [type(error).__name__]
+            first, *_ = message.splitlines() or [type(error).__name__]
             raise UserError(f"the compiler fails for {topology.name}: {first}") from error
         raise _too_large(missing, topology) from error
     compiled, flops = step.compiled[step.cache_key(batch, 0)]
     memory = compiled.memory_analysis()
-    # What comes out in place of what went in is in there once.
+    # Donated arguments count as arguments and as outputs; subtract them once.
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes
     total += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
     total -= memory.alias_size_in_bytes
@@ -124,10 +162,10 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     moved = costs["bytes accessed"] * hlo.loop_factor(program)
     bound = None
     if topology.chip:
-        # The compiler's count is the larger one where devices do the same work.
+        # The compiler's count is larger if devices duplicate work.
         share = max(flops / devices, costs["flops"])
         known = None if topology.stands_in else moved
-        bound = roofline.bound(topology.chip, topology.peak(dtype), share, known, sent.received)
+        bound = time_bound(topology.chip, topology.peak(dtype), share, known, sent.received)
     return Estimate(
         config,
         spec,
@@ -144,16 +182,15 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     )
 
 
-def _missing(words: str, room: int) -> int | None:
-    """Bytes that a step takes beyond a chip's main memory, from the compiler's words; None where they are of other
-    faults, such as too little of the memory within a core (vmem, smem)."""
+def _missing(message: str, capacity: int) -> int | None:
+    """Parses the missing HBM bytes from a compiler error; None for other errors, such as too little vmem or smem."""
     amount = r"([\d.]+)([KMGT]?)"
-    if found := re.search(rf"Exceeded hbm capacity by {amount}", words):
+    if found := re.search(rf"Exceeded hbm capacity by {amount}", message):
         return _bytes(*found.groups())
     used = rf"Used {amount} of [\d.]+[KMGT]? hbm", rf"\({amount}\) exceeds available HBM"
     for form in used:
-        if found := re.search(form, words):
-            return _bytes(*found.groups()) - room
+        if found := re.search(form, message):
+            return _bytes(*found.groups()) - capacity
     return None
 
 
@@ -162,17 +199,17 @@ def _bytes(number: str, unit: str) -> int:
 
 
 def _too_large(missing: int, topology: Topology) -> TooLarge:
-    room = topology.chip.memory
-    by = " by the count of the CPU's compiler" if topology.stands_in else ""
+    capacity = topology.chip.memory
+    by = " (by the CPU compiler's count)" if topology.stands_in else ""
     return TooLarge(
-        f"the step does not fit: it needs {(room + missing) / 2**30:.2f} GiB{by} on each chip of {topology.name}, which"
-        f" has {room / 2**30:.2f}; {missing / 2**30:.2f} GiB are missing",
+        f"the step needs {(capacity + missing) / 2**30:.2f} GiB{by} on each chip of {topology.name}, which has"
+        f" {capacity / 2**30:.2f}; {missing / 2**30:.2f} GiB are missing",
         missing,
     )
 
 
 def shardings(abstract_model: AbstractModel, mesh: Mesh) -> list[tuple[str, str, str, int]]:
-    """Rows (arrays, shape, partition, how many are alike): those of all blocks in one."""
+    """Returns rows (name, shape, partition, count); parameters of different blocks share a row."""
     rows: dict[tuple[str, str, str], int] = {}
     for kind in (abstract_model.trainable, abstract_model.frozen):
         for name, place in sharding.shardings(kind, mesh).items():

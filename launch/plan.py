@@ -1,4 +1,4 @@
-"""What a run will need on devices that are not there: python -m launch.plan --config=CONFIG --topology=v5e:4x4"""
+"""Estimates what a run needs on absent devices: python -m launch.plan --config=CONFIG --topology=v5e:4x4"""
 
 from argparse import ArgumentParser
 from typing import TYPE_CHECKING
@@ -15,30 +15,30 @@ def arguments() -> ArgumentParser:
     from common import config
 
     parser = config.parser_for("launch.plan")
-    parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="the run's")
+    parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="the configuration")
     parser.add_argument(
         "--topology",
         required=True,
         metavar="KIND:SHAPE",
-        help="a slice of TPUs, such as v5e:4x4 or v5p:2x2x2, or CPU devices, such as cpu:8",
+        help="a TPU slice such as v5e:4x4 or v5p:2x2x2, or CPU devices such as cpu:8",
     )
     parser.add_argument(
-        "--price", type=config.float_arg("--price"), help="of an hour of one chip, in any currency"
+        "--price", type=config.float_arg("--price"), help="price of a chip-hour, in any currency"
     )
     parser.add_argument(
-        "--shardings", action="store_true", help="also how every parameter is split"
+        "--shardings", action="store_true", help="also print the sharding of every parameter"
     )
     parser.add_argument(
         "--sweep",
         action="store_true",
-        help="try meshes and sizes of the batch; name the fastest that fits",
+        help="try meshes and batch sizes; report the fastest that fits",
     )
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="the compiler takes less trouble and time; its memory and traffic come out differently",
+        help="less compiler optimization: faster, but memory and traffic differ from a real run",
     )
-    parser.epilog = "Any field of the configuration is an option: --config.mesh.fsdp=4"
+    parser.epilog = "Every field of the configuration can be overridden: --config.mesh.fsdp=4"
     return parser
 
 
@@ -70,18 +70,18 @@ def main() -> None:
 
 
 def show(found: "Estimate", price: float | None, shardings: bool) -> None:
-    """Prints the table."""
+    """Prints the estimate as a table."""
     from common.report.table import text
     from launch import estimate
 
     if shardings:
-        columns = ("parameters", "shape", "split over", "alike")
+        columns = ("parameters", "shape", "split over", "count")
         print(text(columns, estimate.shardings(found.abstract_model, found.mesh)))
-    print(text(("what", "how much", ""), rows(found, price)))
+    print(text(("quantity", "value", ""), rows(found, price)))
 
 
 def rows(found: "Estimate", price: float | None = None) -> list[tuple[str, str, str]]:
-    """Lines of the table: what, how much, and a remark."""
+    """Returns the rows (quantity, value, remark) of the table."""
     from common import variables
 
     topology, batch, chips = found.topology, found.batch, len(found.topology.devices)
@@ -101,7 +101,7 @@ def rows(found: "Estimate", price: float | None = None) -> list[tuple[str, str, 
     room = f"of {chip.memory / MIB:,.0f}: {total / chip.memory:.0%}" if chip else ""
     if topology.stands_in:
         lines.insert(
-            1, ("compiler", "", "the CPU's, in place of the TPU's: it makes another program")
+            1, ("compiler", "", "the CPU's instead of the TPU's, which makes another program")
         )
     lines.append(("MiB on each device: in all", f"{total / MIB:,.1f}", room))
     lines += [
@@ -110,7 +110,7 @@ def rows(found: "Estimate", price: float | None = None) -> list[tuple[str, str, 
         (
             "FLOPs of a step, compiled",
             f"{found.compiled_flops * chips:.4g}",
-            "all arithmetic on all devices; the body of a loop once",
+            "all arithmetic on all devices; one iteration of each loop",
         ),
     ]
     lines += [
@@ -118,7 +118,7 @@ def rows(found: "Estimate", price: float | None = None) -> list[tuple[str, str, 
         for kind, count, received in found.collectives.rows
     ]
     if found.collectives.unknown_loops:
-        remark = "loops with collectives that run unknown times: counted once"
+        remark = "loops with collectives and an unknown trip count: counted once"
         lines.append(("", f"{found.collectives.unknown_loops}", remark))
     return lines + _times(found, price)
 
@@ -130,7 +130,7 @@ def _shapes(found: "Estimate") -> str:
 
 def _times(found: "Estimate", price: float | None) -> list[tuple[str, str, str]]:
     if not found.bound:
-        return [("time", "", f"of {found.topology.name} no speed is known: name a slice of TPUs")]
+        return [("time", "", f"the speed of {found.topology.name} is unknown: use a TPU slice")]
     lines = [
         (
             f"ms of a step, {part}",
@@ -140,21 +140,19 @@ def _times(found: "Estimate", price: float | None) -> list[tuple[str, str, str]]
         for part, seconds in found.bound.parts.items()
     ]
     if found.bound.memory is None:
-        lines.append(
-            ("ms of a step, memory", "", "only the TPU's compiler knows what it would move")
-        )
+        lines.append(("ms of a step, memory", "", "unknown without the TPU compiler"))
     steps = found.config.train.steps
-    lines.append(("tokens per second, by this", f"{found.tokens_per_second:,.0f}", ""))
+    lines.append(("tokens per second, estimated", f"{found.tokens_per_second:,.0f}", ""))
     hours = found.chip_hours
     if hours is None:
-        return [*lines, ("the whole run", "", "only the data say how many steps it has")]
+        remark = "the number of steps is unknown without the data"
+        return [*lines, ("chip-hours of the run", "", remark)]
     wall = steps * found.bound.seconds / 3600
-    remark = (
-        f"{steps:,} steps, {wall:,.2f} hours, every batch taken to be as long as this, the longest"
-    )
-    lines.append(("chip-hours of the run, by this", f"{hours:,.2f}", remark))
+    remark = f"{steps:,} steps, {wall:,.2f} hours, if every batch had the longest rows"
+    lines.append(("chip-hours of the run, estimated", f"{hours:,.2f}", remark))
     if price is not None:
-        lines.append(("cost of the run, by this", f"{hours * price:,.2f}", f"{price} a chip-hour"))
+        cost = f"{hours * price:,.2f}"
+        lines.append(("cost of the run, estimated", cost, f"{price} per chip-hour"))
     return lines
 
 

@@ -1,6 +1,6 @@
-"""A configuration as a run, and a finished run ready to be used.
+"""Prepares and fits runs, and loads trained ones.
 
-M texts, N classes.
+B rows of a batch, E texts, C classes.
 """
 
 import json
@@ -44,11 +44,11 @@ from perception.hugging_face import Pretrained
 from perception.task import CLASSES, TOKENIZER, TextClassification, in_rows
 
 PAPER = "perception"
-"""Of this program, by `config.paper`."""
+"""Value of `config.paper` for this program."""
 
 
 def validate(config: ConfigDict) -> None:
-    """Everything that can be known of a run that is to be made, without pretrained weights and data."""
+    """Validates the configuration of a new run, without opening pretrained weights and data."""
     with complete("--config"):
         datasets.validate(config)
         finetuning.validate(config)
@@ -57,7 +57,7 @@ def validate(config: ConfigDict) -> None:
 
 
 def _validate(config: ConfigDict) -> None:
-    """What does not depend on where weights and data come from."""
+    """Validates everything that does not depend on the sources of weights and data."""
     with complete("--config"):
         check_choice("--config.eval.select", config.eval.select, ("valid", "test"))
         task.validate(config)
@@ -67,13 +67,13 @@ def _validate(config: ConfigDict) -> None:
 def prepare(
     config: ConfigDict, mesh: Mesh, read_data: bool = True
 ) -> tuple[ConfigDict, TextClassification]:
-    """The configuration that the loop takes, and the task.
+    """Returns the configuration for the loop and the task.
 
-    Without data, and with or without a folder of weights, the vocabulary is that of the backbone, or as large as the
-    configuration allows; one's own data have two classes.
+    Without data the vocabulary is that of the backbone, or for full training the largest that the configuration
+    allows, and user data have two classes. --config.pretrained is then optional.
 
     Raises:
-      UserError: the configuration, the data or the folder are at fault.
+      UserError: the configuration, the data or the pretrained model are invalid.
     """
     if not read_data:
         return _without_data(config, mesh)
@@ -84,16 +84,16 @@ def prepare(
     tokenizer = make_tokenizer(config, labelled[0]["train"])
     shape = make_shape(config, pretrained, tokenizer.size)
     build = partial(make_model, config, shape)
-    given = config, tokenizer, build, mesh, labelled
+    arguments = config, tokenizer, build, mesh, labelled
     read = outside(pretrained, mesh)
     if finetuning.solves_head(config):
-        made = head.SolvedHead(*given, read)
+        prepared = head.SolvedHead(*arguments, read)
     else:
-        made = TextClassification(*given, start=start(config, pretrained), outside=read)
+        prepared = TextClassification(*arguments, start=start(config, pretrained), outside=read)
     if config.lora.targets or config.reinitialize:
-        # What these do not fit is known before anything is written.
-        variables.abstract(lambda: made.build(variables.ParamKeys(0)))
-    return config, made
+        # Raises errors about these fields before any file is written.
+        variables.abstract(lambda: prepared.build(variables.ParamKeys(0)))
+    return config, prepared
 
 
 def _without_data(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, TextClassification]:
@@ -114,23 +114,23 @@ def _without_data(config: ConfigDict, mesh: Mesh) -> tuple[ConfigDict, TextClass
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
-    """Trains, or goes on with, the run in `workdir`; returns its summary. Errors are those of `loop.fit`."""
+    """Trains or resumes the run in `workdir`; returns its summary. Raises the errors of `loop.fit`."""
     before = ended(config, workdir)
     return loop.fit(*prepare(config, mesh), workdir, mesh) if before is None else before
 
 
 def ended(config: ConfigDict, workdir: Path) -> dict | None:
-    """As `summary.ended`: what a run in `workdir` left that has made its steps on what is still the same data."""
+    """Returns the summary of a finished run on unchanged data like `summary.ended`, otherwise None."""
     validate(config)
     found = summary.ended(resolve(config), workdir)
     if found is not None and is_main():
-        print(f"{workdir} has ended before: nothing is read or trained")
+        print(f"{workdir} is a finished run: printing its summary")
     return found
 
 
 @dataclass
 class Trained:
-    """A run's best values, to be used."""
+    """A trained run: its best checkpoint, tokenizer and classes."""
 
     config: ConfigDict
     shape: Backbone
@@ -144,18 +144,18 @@ class Trained:
         abstract_model = self.values.abstract_model
 
         def classify(trainable, frozen, batch):
-            logits_BN = abstract_model.build(trainable, frozen)(batch["tokens"], batch["lengths"])
-            return jax.nn.softmax(logits_BN)
+            logits_BC = abstract_model.build(trainable, frozen)(batch["tokens"], batch["lengths"])
+            return jax.nn.softmax(logits_BC)
 
         return jax.jit(classify, out_shardings=sharding.replicated(self.mesh))
 
     def probabilities(self, lines: Sequence[str], rows: int = 64) -> np.ndarray:
-        """Of every class for each line, (M, N); `rows` are computed at once."""
+        """Returns class probabilities of each line, (E, C), computed in batches of `rows`."""
         longest = self.config.data.max_length
         encoded = self.tokenizer.encode(lines, longest)
         corpus = TokenizedCorpus.from_lists(encoded, None, self.tokenizer.pad)
         buckets = (*(n for n in in_rows(self.config).data.buckets if n < longest), longest)
-        found_MN = np.zeros((len(lines), len(self.classes)), np.float32)
+        found_EC = np.zeros((len(lines), len(self.classes)), np.float32)
         batches = evaluation_batches(
             corpus, None, buckets=buckets, rows=rows, multiple=sharding.num_batch_shards(self.mesh)
         )
@@ -164,56 +164,58 @@ class Trained:
             lengths_B = np.where(ids_B >= 0, corpus.needed[ids_B], 0).astype(np.int32)
             placed = put({"tokens": batch["source"], "lengths": lengths_B}, self.mesh)
             with jax.set_mesh(self.mesh):
-                chances_BN = self._compiled(self.values.trainable, self.values.frozen, placed)
-            found_MN[ids_B[ids_B >= 0]] = np.asarray(chances_BN)[ids_B >= 0]
-        return found_MN
+                probabilities_BC = self._compiled(self.values.trainable, self.values.frozen, placed)
+            found_EC[ids_B[ids_B >= 0]] = np.asarray(probabilities_BC)[ids_B >= 0]
+        return found_EC
 
 
 def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
-    """The configuration of a run, which `option` of a command line names.
+    """Returns the configuration of a run; `option` is the command-line option that names it.
 
     Raises:
-      UserError: there is no run, or it is of another program.
+      UserError: `workdir` holds no run, or a run of another program.
     """
     config = read_config(workdir, option)
     paper = config.get("paper", "")
     check(
-        paper in ("", PAPER) and "finetune" in config,  # runs made earlier do not say their paper
+        paper in ("", PAPER) and "finetune" in config,  # older runs do not record their paper
         f"{option}={workdir} is a run of another program" + (f": of {paper}" if paper else ""),
     )
     return config
 
 
 def begun_from(config: ConfigDict, weights: Path | None = None) -> Pretrained | None:
-    """The pretrained model that using a run needs, None where it needs none: that in `weights`, or where the run had it
-    from.
+    """Returns the pretrained model that a trained run needs, or None if it needs none.
+
+    Args:
+      weights: directory of the pretrained model; default: the directory that the run used.
 
     Raises:
-      UserError: there is nothing, or it is of another shape; or `weights` are for a run that began with random ones.
+      UserError: the directory is missing or holds another backbone, or the run does not use pretrained weights.
     """
     if not weights:
         if config.finetune in TRAINS_ALL and config.backbone != "auto":
-            return None  # the backbone's name says the shape, and the checkpoint has every value
-        return open_pretrained(config, " any more: --pretrained=DIR says where it is now")
-    check(weights.expanduser().is_dir(), f"--pretrained={weights} is no folder")
+            return None  # the name gives the shape, and the checkpoint has all parameters
+        return open_pretrained(config, " any more: pass its new location as --pretrained=DIR")
+    check(weights.expanduser().is_dir(), f"--pretrained={weights} is not a directory")
     config.pretrained = str(weights)
     found = open_pretrained(config)
     check(
         found is not None,
-        f"--pretrained={weights} would not be used: the run began with random weights of"
-        f" --config.backbone={config.backbone}",
+        f"--pretrained={weights} is not used: the run started from random weights with"
+        f" --config.backbone={config.backbone}, remove the option",
     )
     return found
 
 
 def load(workdir: Path, mesh: Mesh | None = None, weights: Path | None = None) -> Trained:
-    """The best checkpoint of a run.
+    """Loads the best checkpoint of a run.
 
     Args:
-      weights: the pretrained ones, if they are no longer where the run had them from.
+      weights: directory of the pretrained weights, if it has moved since the run.
 
     Raises:
-      UserError: there is no run, it is of another program, it has no checkpoint, or its pretrained weights are gone.
+      UserError: `workdir` holds no run of this program, a checkpoint is missing, or pretrained weights are missing.
     """
     config, mesh = read(workdir), mesh or make_mesh({"data": -1})
     found, build, pretrained = _open(config, workdir, weights)
@@ -222,10 +224,10 @@ def load(workdir: Path, mesh: Mesh | None = None, weights: Path | None = None) -
 
 
 def load_own(config: ConfigDict, workdir: Path) -> tuple[Trained, str]:
-    """As `load`, but for the pretrained values, which are not read; and the fingerprint of their files.
+    """Loads a run without reading pretrained weights; also returns the fingerprint of their files.
 
     Args:
-      config: of the run, where it may name another folder of these files.
+      config: configuration of the run; `config.pretrained` may name a new directory.
     """
     mesh = make_mesh({"data": -1})
     found, build, _ = _open(config, workdir)
@@ -236,7 +238,7 @@ def load_own(config: ConfigDict, workdir: Path) -> tuple[Trained, str]:
 def _open(
     config: ConfigDict, workdir: Path, weights: Path | None = None
 ) -> tuple[tuple[Backbone, Subword, tuple[str, ...]], Callable, Pretrained | None]:
-    """What a run is of beside its values; what builds its model; and where the weights are."""
+    """Returns (shape, tokenizer, classes) of a run, a function that builds its model, and its pretrained model."""
     with complete(workdir / CONFIG):
         datasets.validate(config)
         finetuning.validate(config)
@@ -245,7 +247,7 @@ def _open(
     try:
         classes = tuple(json.loads((workdir / CLASSES).read_text()))
     except OSError as error:
-        raise UserError(f"{workdir} has no {CLASSES} to read: {error.strerror}") from error
+        raise UserError(f"cannot read {workdir / CLASSES}: {error.strerror}") from error
     except (ValueError, TypeError) as error:
         raise UserError(f"{workdir / CLASSES} is damaged: {error}") from error
     pretrained = begun_from(config, weights)

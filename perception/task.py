@@ -1,4 +1,4 @@
-"""Classification of texts with a backbone: rows as its tokenizer makes them, weighted F1, last and best step."""
+"""The text classification task: tokenization for a backbone, weighted F1, and tests of the best and the last step."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ TOKENIZER, CLASSES, EXAMPLES = "tokenizer.json", "classes.json", "examples.json"
 
 
 def in_rows(config: ConfigDict) -> ConfigDict:
-    """A copy with the lengths of rows: the authors' are all as long as the longest."""
+    """Returns a copy with the buckets of batches; the pool "authors" pads all texts to `max_length`."""
     config = config.copy_and_resolve_references()
     if config.pool == "authors":
         config.data.buckets = (config.data.max_length,)
@@ -29,13 +29,13 @@ def in_rows(config: ConfigDict) -> ConfigDict:
 
 
 class TextClassification(Classification):
-    """The task that the training loop sees.
+    """Text classification with a backbone.
 
     Args:
-      build: (number of classes, rngs=) -> model
-      labelled: splits and names of the classes; with `config.eval.select` "test" there need be no "valid".
-      start, outside: as `Task.start` and `Task.outside`.
-      classes: as in `Classification`.
+      build: (number of classes, rngs=) -> model.
+      labelled: splits and class names; "valid" may be missing if `config.eval.select` is "test".
+      start, outside: implementations of `Task.start` and `Task.outside`.
+      classes: see `Classification`.
     """
 
     objective, mode, tests_last = "weighted_f1", "max", True
@@ -61,7 +61,7 @@ class TextClassification(Classification):
 
     @property
     def select(self) -> str:
-        """The authors choose the best step by the test examples."""
+        """The split that selects the best step: "valid", or "test" in the authors' recipe."""
         return self.config.eval.select
 
     def rows(self, texts: Sequence[tuple[str, ...]], longest: int) -> tuple[list[list[int]], int]:
@@ -72,12 +72,15 @@ class TextClassification(Classification):
         return None, self.tokenizer.pad
 
     def predict(self, values: ModelState, split: str) -> Classes:
-        """As `Classification.predict`, where "valid" is what the best step is chosen by."""
+        """Returns predictions like `Classification.predict`; "valid" means the split that selects the best step."""
         return super().predict(values, self.select if split == "valid" else split)
 
     def save(self, workdir: Path) -> None:
-        """The tokenizer, the names of the classes and what tells the examples from others; those of a run that goes on
-        are not replaced."""
+        """Writes tokenizer, class names and fingerprints of the examples; checks them if the run is resumed.
+
+        Raises:
+          UserError: classes or examples differ from those that the run started with.
+        """
         save_tokenizer(self.tokenizer, workdir / TOKENIZER)
         examples = {name: text.fingerprint for name, text in self.splits.items()}
         for name, what, values in (
@@ -87,14 +90,13 @@ class TextClassification(Classification):
             path, text = workdir / name, json.dumps(values, indent=2) + "\n"
             check(
                 not path.exists() or not has_checkpoints(workdir) or path.read_text() == text,
-                f"the examples {what} {path}: they have changed since the run began;"
-                " choose another --workdir",
+                f"the examples {what} {path}: they have changed since the run started; choose another --workdir",
             )
             path.write_text(text)
 
 
 def validate(config: ConfigDict) -> None:
-    """The fields of the data and of the evaluation."""
+    """Validates the fields of data and evaluation."""
     longest = config.data.max_length
     check(longest >= 1, f"--config.data.max_length must be at least 1, got {longest}")
     classification.validate(in_rows(config))

@@ -57,20 +57,20 @@ def test_windows_hold_previous_tokens_of_the_same_document(words, mesh):
     train = task.splits["train"]
     batch = train.gather(np.arange(len(train)))
     for row in range(60):
-        place = int(train.places_M[row])
+        place = int(train.positions_L[row])
         for lag in (1, 2):
-            expected = train.tokens_M[row - lag] if place >= lag else PAD
+            expected = train.tokens_L[row - lag] if place >= lag else PAD
             assert batch["contexts"][row, lag - 1] == expected
-    assert (train.places_M == 0).sum() == 120  # three lines, forty times
+    assert (train.positions_L == 0).sum() == 120  # three lines, forty times
     assert PAD not in batch["targets"]
-    np.testing.assert_array_equal(batch["targets"], train.tokens_M)
+    np.testing.assert_array_equal(batch["targets"], train.tokens_L)
 
 
 def test_unknown_character_becomes_oov(words, mesh, tmp_path):
     (tmp_path / "valid.txt").write_text("the €\n")
     task = NextToken(words, mesh)
-    assert OOV in task.splits["valid"].tokens_M
-    assert task.splits["valid"].tokens_M.max() < task.vocabulary
+    assert OOV in task.splits["valid"].tokens_L
+    assert task.splits["valid"].tokens_L.max() < task.vocabulary
 
 
 @pytest.mark.parametrize("aggregate", ["sum", "cat"])
@@ -180,7 +180,7 @@ def test_solution_on_eight_devices_matches_one_device(words, tmp_path):
         ("one of torch, normal", "model.cold", "zeros"),
         ("-1 or 1", "solution.sign", 0),
         ("at least 1, got 0", "train.epochs", 0),
-        ("follows from --config.train.epochs", "train.steps", 5),
+        ("must be 0: it follows from --config.train.epochs", "train.steps", 5),
         ("adagrad has none", "optimizer.weight_decay", 0.1),
         ("cannot be shared", "train.batch", 63),
         ("above 0 and at most 1", "data.held_out_share", 0.0),
@@ -224,7 +224,7 @@ def test_token_limit_samples_from_whole_text(words, mesh, tmp_path):
     words.data.tokens, words.data.vocab_size = 600, 20
     task = NextToken(words, mesh)
     assert len(task.splits["train"]) == 600
-    found = task.tokenizer.decode([(task.splits["train"].tokens_M + 2).tolist()])[0]
+    found = task.tokenizer.decode([(task.splits["train"].tokens_L + 2).tolist()])[0]
     assert min(found.count("cat"), found.count("dog")) > 20
 
 
@@ -242,7 +242,7 @@ def test_training_perplexity_samples_the_whole_text(words, mesh, tmp_path):
     two_halves(words, tmp_path)
     words.data.documents, words.eval.train_tokens = "file", 0  # a file keeps its order
     task = NextToken(words, mesh)
-    tokens_M = task.splits["train"].tokens_M
+    tokens_M = task.splits["train"].tokens_L
     known = np.unique(tokens_M[: len(tokens_M) // 3])
     tables = np.zeros((2, task.vocabulary, task.vocabulary), np.float32)
     tables[:, :, known] = 2.0
@@ -257,9 +257,9 @@ def test_training_perplexity_samples_the_whole_text(words, mesh, tmp_path):
 
 def test_text_order_is_independent_of_token_limit(words, mesh, tmp_path):
     two_halves(words, tmp_path)
-    whole = NextToken(words, mesh).splits["train"].tokens_M
+    whole = NextToken(words, mesh).splits["train"].tokens_L
     words.data.tokens = 500
-    part = NextToken(words, mesh).splits["train"].tokens_M
+    part = NextToken(words, mesh).splits["train"].tokens_L
     np.testing.assert_array_equal(part, whole[:500])
 
 
@@ -269,10 +269,10 @@ def test_documents_option_changes_contexts_but_not_tokens(words, mesh):
     files = NextToken(words, mesh).splits
     for split in ("train", "valid", "test"):
         assert len(lines[split]) == len(files[split])
-        assert (files[split].places_M == 0).sum() == 1
-    np.testing.assert_array_equal(lines["valid"].tokens_M, files["valid"].tokens_M)
+        assert (files[split].positions_L == 0).sum() == 1
+    np.testing.assert_array_equal(lines["valid"].tokens_L, files["valid"].tokens_L)
     words.data.tokens = 100
-    with pytest.raises(UserError, match="keeps whole documents"):
+    with pytest.raises(UserError, match="would keep only a few files"):
         NextToken(words, mesh)
 
 
@@ -369,7 +369,7 @@ def test_explicit_run_on_custom_idx_images(images, digits, mesh, tmp_path):
         ("no train-images", lambda path: path.unlink()),
         ("should hold 20 x 2 x 2 bytes", lambda path: path.write_bytes(
             gzip.compress(gzip.decompress(path.read_bytes())[:-3]))),
-        ("labels of the shape", lambda path: idx(path, np.zeros((19, 2, 2)))),
+        ("but labels have shape", lambda path: idx(path, np.zeros((19, 2, 2)))),
     ],
 )  # fmt: skip
 def test_damaged_images_raise_one_line_errors(images, digits, mesh, tmp_path, fault, damage):

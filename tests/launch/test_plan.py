@@ -19,9 +19,9 @@ from common.sharding import make_mesh
 from common.track.progress import peak_flops
 from common.train.task import BatchSpec
 from configs import explicit
-from launch import estimate, plan, roofline, scaling, sweep, topology
+from launch import estimate, plan, scaling, sweep, topology
+from launch.estimate import Bound
 from launch.hlo import Row
-from launch.roofline import Bound
 from launch.topology import CHIPS, Topology, find
 
 needs_libtpu = pytest.mark.skipif(
@@ -67,7 +67,7 @@ def test_plan_reports_device_memory_and_flops(found: estimate.Estimate) -> None:
     total = sum(found.held.values()) / 2**20
     assert lines["MiB on each device: in all"] == (f"{total:,.1f}", "")
     assert lines["FLOPs of a token"][0] == f"{found.flops / 64:.4g}"
-    assert "no speed is known" in lines["time"][1]
+    assert "the speed of cpu:8 is unknown" in lines["time"][1]
     assert "7,840" in text(("what", "how much", ""), plan.rows(found))
 
 
@@ -119,15 +119,15 @@ def test_chip_hours_and_cost_of_a_run(found: estimate.Estimate) -> None:
     lines = {name: (much, remark) for name, much, remark in plan.rows(known, price=1.5)}
     assert lines["ms of a step, memory"] == ("3,600", "binds")
     assert lines["ms of a step, compute"][1] == ""
-    much, remark = lines["chip-hours of the run, by this"]
-    assert much == "8.00" and remark.startswith("1,000 steps, 1.00 hours, every batch taken to be")
-    assert lines["cost of the run, by this"][0] == "12.00"
-    assert "cost of the run, by this" not in {name for name, *_ in plan.rows(known)}
+    much, remark = lines["chip-hours of the run, estimated"]
+    assert much == "8.00" and remark.startswith("1,000 steps, 1.00 hours, if every batch")
+    assert lines["cost of the run, estimated"][0] == "12.00"
+    assert "cost of the run, estimated" not in {name for name, *_ in plan.rows(known)}
 
 
 def test_bound_is_the_slowest_part() -> None:
     chip = CHIPS["v5e"]
-    one = roofline.bound(chip, 197e12, flops=197e12, traffic=819e9 / 2, received=200e9 * 3)
+    one = estimate.time_bound(chip, 197e12, flops=197e12, traffic=819e9 / 2, received=200e9 * 3)
     assert (one.compute, one.memory, one.links) == (1, 0.5, 3)
     assert one.seconds == 3 and one.binds == "links"
 
@@ -175,7 +175,7 @@ def test_cpu_replacement_has_no_memory_bound(without_compiler: None) -> None:
 def test_step_too_large_by_cpu_compiler_raises_error(without_compiler: None) -> None:
     config = small()
     config.train.batch = 2**26
-    with pytest.raises(estimate.TooLarge, match=r"by the count of the CPU's compiler") as error:
+    with pytest.raises(estimate.TooLarge, match=r"by the CPU compiler's count") as error:
         estimate.estimate(config, find("v5e:2x4"))
     assert error.value.missing > 2**26 / 8 * 784 * 4 - 16 * GIB
 
@@ -399,7 +399,7 @@ def test_invalid_options_raise_errors(monkeypatch, options: list[str], words: st
 
 
 def test_config_without_paper_raises_error() -> None:
-    with pytest.raises(UserError, match="no experiment"):
+    with pytest.raises(UserError, match="not an experiment"):
         estimate.estimate(ConfigDict({"mesh": {}}), find("cpu:8"))
 
 

@@ -183,7 +183,7 @@ def test_moved_base_weights_are_found_with_pretrained_option(
         call(adapters, "add", "--adapters", f"{lora}:1", f"--out={folder / 'unread'}")
     moved = (folder / "model").rename(folder / "moved")
     try:
-        gone = "model is not a directory any more: --pretrained=DIR says where it is now"
+        gone = "model is not a directory any more: pass its new location as --pretrained=DIR"
         assert gone in refused(adapters, "merge", f"--adapter={lora}", f"--out={out}")
         assert gone in refused(classify, f"--workdir={lora}")
         named = f"--pretrained={moved}"
@@ -214,8 +214,8 @@ def test_pretrained_option_takes_precedence(asked, folder, tmp_path) -> None:
     shutil.copytree(asked / "runs" / "full_seed1", workdir)
     config = json.loads((workdir / "config.json").read_text()) | {"backbone": "tiny_bert"}
     (workdir / "config.json").write_text(json.dumps(config))
-    assert "would not be used: " in refused(adapters, "export", f"--run={workdir}", named, out)
-    assert "nowhere is no folder" in refused(
+    assert "is not used: " in refused(adapters, "export", f"--run={workdir}", named, out)
+    assert "nowhere is not a directory" in refused(
         adapters, "export", f"--run={workdir}", "--pretrained=nowhere", out
     )
 
