@@ -1,11 +1,10 @@
 """Reads IDX files, the format of MNIST: a magic number, the dimensions, then unsigned bytes."""
 
-import gzip
-import zlib
 from pathlib import Path
 
 import numpy as np
 
+from common.data.files import read_bytes
 from common.errors import UserError
 
 _UNSIGNED_BYTE = 8
@@ -21,14 +20,7 @@ def read_idx(directory: Path, name: str) -> np.ndarray:
     path = plain if plain.is_file() else directory / f"{name}.gz"
     if not path.is_file():
         raise UserError(f"no {name} or {name}.gz in {directory}")
-    try:
-        raw = path.read_bytes()
-        if path.suffix == ".gz":
-            raw = gzip.decompress(raw)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path} is damaged or truncated: {error}") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    raw = read_bytes(path)
     if len(raw) < 4 or raw[:3] != bytes((0, 0, _UNSIGNED_BYTE)) or len(raw) < 4 + 4 * raw[3]:
         raise UserError(f"{path} is not an IDX file of unsigned bytes")
     shape = np.frombuffer(raw, ">u4", raw[3], 4).astype(int)

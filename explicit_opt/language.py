@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 from common import sharding, variables
 from common.config import check, check_choice
-from common.data.batching import check_rows, iterate
+from common.data.batches import check_rows, iterate
 from common.data.cache import fingerprint
 from common.data.corpus import tokenize_corpus
 from common.data.examples import ExampleBatches, in_order

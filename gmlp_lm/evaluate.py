@@ -28,7 +28,7 @@ def main() -> None:
     import jax
     import numpy as np
 
-    from common.data.sources import read_bytes
+    from common.data.files import read_bytes
     from common.sharding import make_mesh
     from common.tasks.language_modelling import WindowLosses, words
     from gmlp_lm.run import load

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from common import sharding, variables
 from common.config import check, check_choice, complete
-from common.data.batching import evaluation_batches
+from common.data.buckets import evaluation_batches
 from common.data.corpus import TokenizedCorpus
 from common.data.subword import Subword
 from common.errors import UserError

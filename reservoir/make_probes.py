@@ -11,7 +11,7 @@ def main() -> None:
     import numpy as np
 
     from common.config import check, check_choice, int_arg, parser_for, positive_int_arg
-    from common.data.sources import read_lines
+    from common.data.files import read_lines
     from common.data.text import DOCUMENTS, cut, python_manual
     from reservoir.probing.data import task_path, write_task
     from reservoir.probing.text import MAKERS, sentences

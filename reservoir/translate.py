@@ -8,7 +8,7 @@ from common.runtime import program
 
 
 def _read(path: Path | None) -> list[str]:
-    from common.data.sources import read_lines
+    from common.data.files import read_lines
 
     if path is not None:
         return read_lines(path)

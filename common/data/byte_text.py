@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from common.data.sources import read_bytes
+from common.data.files import read_bytes
 from common.data.text import python_manual
 from common.errors import UserError
 

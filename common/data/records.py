@@ -8,8 +8,9 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.data.files import read_lines
 from common.data.manual import MANUAL
-from common.data.sources import in_blocks, open_tfds, read_lines
+from common.data.sources import in_blocks, open_tfds
 from common.errors import UserError
 
 NAMES = "labels.json"

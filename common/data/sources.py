@@ -1,16 +1,12 @@
 """Parallel text: embedded (generated), from files, or from TFDS."""
 
-import gzip
 import os
-import zipfile
-import zlib
-from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common.data.embedded import EMBEDDED
+from common.data.files import read_lines
 from common.errors import UserError
 
 if TYPE_CHECKING:
@@ -77,6 +73,8 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
 
 
 def _load_embedded(name: str, split: str, languages: tuple[str, str]) -> ParallelText:
+    from common.data.embedded import EMBEDDED  # generators of text, which other sources do not need
+
     if name not in EMBEDDED:
         raise UserError(
             f"--config.data.source=embedded:{name}: no such text; there are: {', '.join(sorted(EMBEDDED))}"
@@ -114,48 +112,6 @@ def _find(directory: Path, split: str, language: str) -> Path:
         f"no {plain.name} or {zipped.name} in {directory}; "
         f"its splits in {language!r}: {', '.join(splits) or 'none'}"
     )
-
-
-def read_bytes(path: Path) -> bytes:
-    """Returns the contents of a file, decompressed if its name ends with .gz or .zip.
-
-    Raises:
-        UserError: the file cannot be read or is damaged, or a .zip does not have exactly one file.
-    """
-    try:
-        if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as archive:
-                names = [n for n in archive.namelist() if not n.endswith("/")]
-                if len(names) != 1:
-                    raise UserError(f"{path} contains {len(names)} files, but must contain one")
-                return archive.read(names[0])
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if path.suffix == ".gz" else raw
-    # RuntimeError: an encrypted .zip.
-    except (EOFError, gzip.BadGzipFile, zlib.error, zipfile.BadZipFile, RuntimeError) as error:
-        raise UserError(f"{path} is damaged or cut off: {error}") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-
-
-def read_lines(path: Path) -> list[str]:
-    """Returns the lines of a UTF-8 text file, which may be a .gz or .zip.
-
-    Only line feeds, with or without carriage returns, end a line. Other Unicode line separators are text, because the
-    tools that align parallel text treat them as text.
-
-    Raises:
-        UserError: the file cannot be read, is empty, damaged, or not UTF-8.
-    """
-    raw = read_bytes(Path(path)).removeprefix(BOM_UTF8)
-    if not raw:
-        raise UserError(f"{path} is empty")
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path} line {line} is not UTF-8") from error
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
 def open_tfds(name: str, split: str, directory: str, package: str) -> tuple[Any, Any]:

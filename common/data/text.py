@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.data.sources import read_lines
+from common.data.files import read_lines
 from common.errors import UserError
 
 if TYPE_CHECKING:

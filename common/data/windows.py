@@ -7,7 +7,7 @@ import grain
 import jax
 import numpy as np
 
-from common.data.batching import ENDLESS, Batch, check_rows, local_rows
+from common.data.batches import ENDLESS, Batch, check_rows, local_rows
 from common.errors import UserError
 
 

@@ -1,14 +1,16 @@
 """Sampling with a decoding cache: temperature, top-k and nucleus (top-p) sampling."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from common.config import check
-from common.decode.beam import StepFunction
 from common.model.decode_cache import settle, with_writable, writable
+
+if TYPE_CHECKING:
+    from common.decode.beam import StepFunction
 
 LEAST = 1e-6
 """Smaller temperatures and values of top_p count as this: float32 cannot resolve them."""
@@ -59,7 +61,7 @@ def draw(logits_BV: jax.Array, sampling: Sampling, key: jax.Array) -> jax.Array:
 
 
 def sample(
-    step: StepFunction,
+    step: "StepFunction",
     logits_BV: jax.Array,
     cache: Any,
     start: jax.Array,

@@ -12,7 +12,8 @@ from ml_collections import ConfigDict
 
 from common import sharding
 from common.config import check
-from common.data.batching import BucketedBatches, check_rows, evaluation_batches, iterate
+from common.data.batches import check_rows, iterate
+from common.data.buckets import BucketedBatches, evaluation_batches
 from common.data.corpus import TokenizedCorpus
 from common.data.labelled import LabelledText, load_labelled
 from common.data.subword import Subword

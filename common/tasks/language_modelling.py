@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from common import sharding
 from common.config import check, check_choice
-from common.data.batching import check_rows, iterate
+from common.data.batches import check_rows, iterate
 from common.data.byte_text import load_bytes
 from common.data.cache import fingerprint
 from common.data.windows import Crops, scored_once

@@ -16,7 +16,7 @@ from ml_collections import ConfigDict
 
 from common import sharding
 from common.config import check
-from common.data.batching import check_rows, iterate
+from common.data.batches import check_rows, iterate
 from common.data.cache import fingerprint
 from common.data.corpus import tokenize_corpus
 from common.data.examples import ExampleBatches, in_order

@@ -13,7 +13,8 @@ from ml_collections import ConfigDict
 
 from common import sharding
 from common.config import check, check_choice
-from common.data.batching import BucketedBatches, evaluation_batches, iterate, rows_of
+from common.data.batches import iterate
+from common.data.buckets import BucketedBatches, evaluation_batches, rows_of
 from common.data.cache import fingerprint
 from common.data.corpus import TokenizedCorpus, tokenize_corpus
 from common.data.sources import ParallelText, load_parallel

@@ -6,13 +6,16 @@ import os
 import subprocess
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
 from common.config import check, flatten, from_json, to_json
-from common.data.subword import Subword
-from common.data.tokenizer import Tokenizer
 from common.errors import UserError
+
+if TYPE_CHECKING:
+    from common.data.subword import Subword
+    from common.data.tokenizer import Tokenizer
 
 CONFIG = "config.json"
 LOCK = "lock"
@@ -116,7 +119,7 @@ def has_checkpoints(workdir: Path) -> bool:
     return any(path.name.isdecimal() and path.parent.name != "frozen" for path in found)
 
 
-def save_tokenizer(tokenizer: Tokenizer | Subword, path: Path) -> None:
+def save_tokenizer(tokenizer: "Tokenizer | Subword", path: Path) -> None:
     """Writes the tokenizer of a run; that of a resumed run has to be the same.
 
     Raises:

@@ -12,7 +12,7 @@ import numpy as np
 
 from common.config import check
 from common.data.cache import write_atomic
-from common.data.sources import read_lines
+from common.data.files import read_lines
 
 TASKS = {
     "sentence_length": "SentLen",

@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 
 from common import sharding
 from common.config import check, complete
-from common.data.batching import evaluation_batches
+from common.data.buckets import evaluation_batches
 from common.data.corpus import TokenizedCorpus
 from common.data.tokenizer import BOS, Tokenizer
 from common.tasks import translation

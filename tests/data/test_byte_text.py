@@ -87,9 +87,9 @@ def _cut_gzip(path: Path) -> None:
     ("fault", "damage", "fields"),
     [
         (r"no enwik8 \(nor with .gz or .zip\) in", lambda path: None, {}),
-        (r"enwik8.zip is damaged or cut off", _wrong_zip, {}),
+        (r"enwik8.zip is damaged or truncated", _wrong_zip, {}),
         ("contains 2 files, but must contain one", _two_in_a_zip, {}),
-        (r"enwik8.gz is damaged or cut off", _cut_gzip, {}),
+        (r"enwik8.gz is damaged or truncated", _cut_gzip, {}),
         ("no bytes in its train split", lambda path: (path / "enwik8").write_bytes(b""), {}),
         ("no directory", lambda path: None, {"source": "files:/nowhere"}),
         ("embedded:python or files:DIR", lambda path: None, {"source": "http://x"}),

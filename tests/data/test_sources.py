@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from common.data.sources import ParallelText, load_parallel, read_lines
+from common.data.files import read_lines
+from common.data.sources import ParallelText, load_parallel
 from common.errors import UserError
 from tests.data.helpers import settings
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from common.data import corpus as corpus_module
-from common.data.batching import BucketedBatches, evaluation_batches, iterate
+from common.data.batches import iterate
+from common.data.buckets import BucketedBatches, evaluation_batches
 from common.data.corpus import TokenizedCorpus, tokenize_corpus
 from common.data.tokenizer import BOS, EOS, PAD
 from common.errors import UserError

@@ -4,25 +4,17 @@ The bucket determines the shape (B, L) of a batch, so XLA compiles once per buck
 gets the rows from i B / n to (i + 1) B / n, so a run can resume with a different number of processes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import grain
 import numpy as np
 
+from common.data.batches import ENDLESS, Batch, check_rows, local_rows
 from common.data.corpus import TokenizedCorpus
 from common.data.tokenizer import BOS, EOS, PAD
 from common.errors import UserError
-
-Batch = dict[str, np.ndarray]
-"""int32 arrays, padded with 0:
-
-source: (B, L) token ids and end of sentence.
-target_inputs: (B, L) begin of sentence and token ids.
-target_outputs: (B, L) token ids and end of sentence.
-ids: (B,) indices of the examples; -1 for empty rows, whose other arrays are 0.
-"""
 
 
 class BucketedBatches(grain.MapDataset):
@@ -117,38 +109,6 @@ class BucketedBatches(grain.MapDataset):
         return generator.permutation(self.batches_per_epoch), shuffled
 
 
-ENDLESS = 2**62
-
-
-def iterate(
-    batches: BucketedBatches,
-    start: dict[str, int] | None = None,
-    *,
-    threads: int = 2,
-    prefetch: int = 16,
-) -> Iterator[tuple[Batch, dict[str, int]]]:
-    """Reads batches in order with prefetching threads.
-
-    Args:
-        start: state of an earlier iteration, with any number of processes: continues after the batch that it was
-            yielded with. None starts at the beginning.
-        threads: number of threads that assemble batches.
-        prefetch: number of batches assembled ahead.
-
-    Yields:
-        A batch and the state after it, a JSON object of numbers.
-    """
-    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
-    iterator = iter(batches.to_iter_dataset(options))
-    try:
-        if start is not None:
-            iterator.set_state(start)
-        for batch in iterator:
-            yield batch, iterator.get_state()
-    finally:
-        iterator.close()
-
-
 class EvaluationBatches(Sequence[Batch]):
     """Batches with every example once, bucket by bucket; see `evaluation_batches`."""
 
@@ -235,25 +195,6 @@ def _fill_buckets(
 def rows_of(length: int, tokens_per_batch: int, multiple: int) -> int:
     """Returns the rows of a global batch: the largest multiple of `multiple` by tokens, at least `multiple`."""
     return max(multiple, tokens_per_batch // length // multiple * multiple)
-
-
-def check_rows(rows: int, multiple: int) -> None:
-    """Checks that `multiple` divides the rows of a global batch.
-
-    Raises:
-        UserError: it does not.
-    """
-    if rows < 1 or rows % multiple:
-        raise UserError(
-            f"a batch of {rows} examples is not divisible by {multiple} (devices times microbatches)"
-        )
-
-
-def local_rows(ids: np.ndarray, rows: int, index: int, count: int) -> np.ndarray:
-    """Returns this process's part of a batch, (rows / count,): `ids` padded with -1 to `rows`, then split."""
-    full = np.full(rows, -1, np.int32)
-    full[: len(ids)] = ids
-    return full[index * rows // count : (index + 1) * rows // count]
 
 
 def _assemble(
