@@ -322,8 +322,8 @@ def test_dry_run_lists_runs_and_marks_finished_ones(tmp_path, capsys):
 
 
 def test_dry_run_from_the_command_line(tmp_path):
-    program = [sys.executable, "-m", "reservoir.reproduce", "fig4", f"--out={tmp_path / 'out'}"]
-    shown = finish(start([*program, "--models=FFN Reservoir", "--dry-run"]))
+    program = ["reservoir.reproduce", "fig4", f"--out={tmp_path / 'out'}"]
+    shown = call(*program, "--models=FFN Reservoir", "--dry-run")
     assert "iwslt_deep_3_ffn_reservoir_seed1" in shown and "hours" in shown
     assert not (tmp_path / "out" / "runs").exists()
 
