@@ -1,11 +1,40 @@
-"""Programs of the project as processes of their own, with as many CPU devices as a test wants."""
+"""Programs of the project as processes of their own, with as many CPU devices as a test wants, or within this one."""
 
+import io
 import os
+import signal
 import socket
 import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from importlib import import_module
 from pathlib import Path
 
+import jax
+import pytest
+
+from common.runtime import program
+
 ROOT = Path(__file__).parents[1]
+
+
+def call(name: str, *arguments: object, code: int = 0) -> str:
+    """What `python -m NAME ARGUMENTS` prints, on one device of this process: Python and JAX are started already."""
+    main, output, device = import_module(name).main, io.StringIO(), jax.devices()[:1]
+    interrupted, ended = signal.getsignal(signal.SIGINT), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(output):
+        patch.chdir(ROOT)
+        patch.setattr(sys, "argv", [name, *map(str, arguments)])
+        patch.setattr(jax, "devices", lambda *_: device)
+        patch.setattr(program, "_use_huge_pages", lambda: None)  # it would start this process again
+        try:
+            program.run(main)
+        except SystemExit as end:
+            ended = end.code
+        finally:
+            signal.signal(signal.SIGINT, interrupted)
+    assert ended == code, output.getvalue()[-3000:]
+    return output.getvalue()
 
 
 def start(arguments: list[str], devices: int = 1, **environment: str) -> subprocess.Popen:

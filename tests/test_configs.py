@@ -202,7 +202,17 @@ def test_batch_spec_has_the_arrays_of_a_training_batch(name):
     assert drawn_sizes["trainable"] >= 0.99 * sizes["trainable"]
 
 
-@pytest.mark.parametrize("name", [*TRANSLATION, *MASKED])
+LOWERED = ("iwslt_transformer", "wmt_ffn_res", "roberta_t_res")
+"""One of each kind and corpus; the others take their minute with the slow tests."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in LOWERED else [pytest.mark.slow])
+        for name in (*TRANSLATION, *MASKED)
+    ],
+)
 def test_full_size_step_lowers_for_eight_devices(name):
     """Traces and lowers without allocating or compiling: shapes, shardings and types fit."""
     config = load(name)

@@ -2,7 +2,6 @@
 
 import csv
 import re
-import sys
 from pathlib import Path
 
 import jax
@@ -23,7 +22,7 @@ from explicit_opt.digits import Digits
 from explicit_opt.experiments import ExperimentSuite
 from explicit_opt.language import NextToken
 from explicit_opt.solution import explicit_solution
-from tests.programs import finish, start
+from tests.programs import call
 
 
 def make_suite(out: Path, scale: str = "tiny", *fields: str, **options) -> ExperimentSuite:
@@ -98,10 +97,10 @@ def test_overrides_apply_to_their_corpus_and_unknown_overrides_fail(tmp_path):
 @pytest.mark.slow
 def test_claims_of_tiny_runs_all_get_a_verdict(tmp_path):
     """One epoch of one seed leaves every comparison of trained runs undecided."""
-    program = [sys.executable, "-m", "explicit_opt.reproduce", "claims", f"--out={tmp_path}"]
+    program = ["explicit_opt.reproduce", "claims", f"--out={tmp_path}"]
     quick = ("train.epochs=1", "train.batch=512", "data.tokens=20000", "data.vocab_size=258")
     fields = [f"--config.{field}" for field in (*quick, f"data.cache_dir={tmp_path}/cache")]
-    finish(start([*program, "--scale=tiny", *fields]))
+    call(*program, "--scale=tiny", *fields)
 
     def table() -> list[dict[str, str]]:
         with (tmp_path / "claims.csv").open(newline="", encoding="utf-8") as file:
@@ -121,7 +120,7 @@ def test_claims_of_tiny_runs_all_get_a_verdict(tmp_path):
             drawn = not (claim.a.endswith("explicit") and claim.b.endswith("explicit"))
             assert row["verdict"].startswith("undecided") or not drawn
             assert row["A"].startswith(claim.a)
-    finish(start([*program, "--scale=tiny", "--kept", *fields]))
+    call(*program, "--scale=tiny", "--kept", *fields)
     assert table() == rows
 
 

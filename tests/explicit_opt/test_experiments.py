@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import json
-import sys
 
 import jax
 import numpy as np
@@ -15,9 +14,9 @@ from explicit_opt import analysis, experiments
 from explicit_opt.digits import Digits
 from explicit_opt.experiments import PRINTED, ExperimentSuite
 from explicit_opt.language import NextToken
-from tests.programs import finish, start
+from tests.programs import call
 
-QUICK = ["--config.train.epochs=2", "--config.train.batch=512", "--config.data.tokens=30000"]
+QUICK = ["--config.train.epochs=2", "--config.train.batch=512", "--config.data.tokens=10000"]
 
 
 @pytest.fixture
@@ -65,6 +64,7 @@ def test_table1_has_measured_and_printed_value_for_every_cell(suite):
         assert (suite.out / name).stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_fig2_writes_table_scan_and_figure(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     suite = ExperimentSuite("tiny", 2, ["--config.train.epochs=1"], tmp_path, mesh)
@@ -116,6 +116,7 @@ def test_our_protocol_holds_out_data_and_printed_protocol_takes_last_value(
     assert [c.eval.patience for c in language.values()] == [1, 0]
 
 
+@pytest.mark.slow
 def test_printed_protocol_of_table1_reports_last_epoch(suite):
     """The learning rate is high enough for the development perplexity to rise again."""
     suite = dataclasses.replace(
@@ -180,6 +181,7 @@ def test_bigram_perplexity_of_hand_computed_counts():
     assert analysis.bigram_perplexity(counts) == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_sensitivity_covers_every_start_and_optimizer(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     suite = ExperimentSuite("tiny", 1, ["--config.train.epochs=1"], tmp_path, mesh)
@@ -194,6 +196,7 @@ def test_sensitivity_covers_every_start_and_optimizer(tmp_path):
     assert accuracy[0] > accuracy[3] and len(set(accuracy)) > 4
 
 
+@pytest.mark.slow
 def test_fig2_sweeps_every_case_then_trains_in_turns(tmp_path):
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     fields = ["--config.train.epochs=1", "--config.train.batch=512"]
@@ -236,6 +239,6 @@ def test_unknown_field_raises_one_line_error(tmp_path):
     ],
 )
 def test_invalid_options_exit_with_one_line_error(tmp_path, arguments, message):
-    program = [sys.executable, "-m", "explicit_opt.reproduce", *arguments, f"--out={tmp_path}"]
-    said = finish(start(program), code=2)
+    program = ["explicit_opt.reproduce", *arguments, f"--out={tmp_path}"]
+    said = call(*program, code=2)
     assert said.startswith(f"error: {message}") and said.count("\n") == 1

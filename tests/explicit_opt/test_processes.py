@@ -10,6 +10,8 @@ import pytest
 
 from tests.programs import finish, finish_two, start
 
+pytestmark = pytest.mark.slow
+
 
 def command(workdir: Path, cache: Path, **fields: object) -> list[str]:
     settings = {

@@ -5,7 +5,6 @@ import gzip
 import math
 import os
 import re
-import sys
 from pathlib import Path
 
 import jax
@@ -27,7 +26,7 @@ from configs import language
 from gmlp_lm import settings
 from gmlp_lm.experiments import NATS_TO_BITS, PRINTED, ExperimentSuite
 from gmlp_lm.model import language_model
-from tests.programs import finish, start
+from tests.programs import call
 
 
 def make_suite(
@@ -75,10 +74,10 @@ def test_invalid_claims_are_rejected(tmp_path, text):
 @pytest.mark.slow
 def test_claims_of_tiny_runs_have_a_verdict_each(tmp_path):
     """One seed decides no random result; arithmetic and counted FLOPs decide."""
-    program = [sys.executable, "-m", "gmlp_lm.reproduce", "claims", f"--out={tmp_path}"]
+    program = ["gmlp_lm.reproduce", "claims", f"--out={tmp_path}"]
     quick = ("train.steps=4", "eval.steps=2", "eval.tokens=1000", "eval.sample=4", "data.batch=2")
     fields = [f"--config.{field}" for field in quick]
-    finish(start([*program, "--scale=tiny", *fields]))
+    call(*program, "--scale=tiny", *fields)
 
     def table() -> list[dict[str, str]]:
         with (tmp_path / "claims.csv").open(newline="", encoding="utf-8") as file:
@@ -98,7 +97,7 @@ def test_claims_of_tiny_runs_have_a_verdict_each(tmp_path):
         elif claim.kind == "runs" and not claim.a.startswith("wikitext2:"):
             said = "not run: --corpora=wikitext2,"
         assert re.match(said, row["verdict"]), row
-    finish(start([*program, "--scale=tiny", "--kept", *fields]))
+    call(*program, "--scale=tiny", "--kept", *fields)
     assert table() == rows
 
 
@@ -171,7 +170,9 @@ def test_gmlp_has_more_parameters_than_the_gpt_it_is_compared_with():
 def test_the_gpt_of_the_code_has_no_feed_forward():
     """Beside norms, table and output layer it has only an attention of width 2."""
     config = language.code("gpt", "enwik8")
-    abstract_model = variables.abstract(lambda: language_model(config.model, 256, rngs=nnx.Rngs(0)))
+    abstract_model = variables.abstract(
+        lambda: language_model(config.model, 256, rngs=variables.ParamKeys(0))
+    )
     shapes = [x.shape for name, x in abstract_model.trainable.items() if name.startswith("stack/")]
     assert any(2 in shape for shape in shapes)
     assert not any(min(shape) > 512 for shape in shapes if len(shape) == 2)

@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import sys
 from pathlib import Path
 
 import jax
@@ -14,7 +13,7 @@ from common.metrics.curve import Curve, Point
 from common.sharding import make_mesh
 from gmlp_lm import experiments, settings
 from gmlp_lm.experiments import KINDS, ExperimentSuite
-from tests.programs import finish, start
+from tests.programs import call
 
 QUICK = [
     "--config.model.width=32",
@@ -184,15 +183,15 @@ def test_table_2_has_the_printed_settings_of_the_paper_recipe(tmp_path):
     ],
 )
 def test_invalid_options_are_one_line_errors(tmp_path, options, message):
-    program = [sys.executable, "-m", "gmlp_lm.reproduce", "table3", f"--out={tmp_path}"]
-    said = finish(start([*program, *options]), code=2)
+    program = ["gmlp_lm.reproduce", "table3", f"--out={tmp_path}"]
+    said = call(*program, *options, code=2)
     assert said.startswith("error: ") and message in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize("option", ["--turns=3", "--sweep=optimizer.learning_rate=1e-3,2e-3"])
 def test_tables_1_and_2_reject_training_options(tmp_path, option):
-    program = [sys.executable, "-m", "gmlp_lm.reproduce", "table1", f"--out={tmp_path}", option]
-    said = finish(start(program), code=2)
+    program = ["gmlp_lm.reproduce", "table1", f"--out={tmp_path}", option]
+    said = call(*program, code=2)
     assert said == "error: table1 trains nothing: leave out --turns and --sweep\n"
 
 

@@ -19,7 +19,9 @@ KINDS = ("gpt", "gmlp", "gmlp_attn")
 
 def parameters(recipe, kind: str) -> int:
     model = recipe(kind, "enwik8").model
-    abstract_model = variables.abstract(lambda: language_model(model, 256, rngs=nnx.Rngs(0)))
+    abstract_model = variables.abstract(
+        lambda: language_model(model, 256, rngs=variables.ParamKeys(0))
+    )
     return variables.count(abstract_model)["total"]
 
 
@@ -53,7 +55,9 @@ def test_fixed_recipe_has_equal_parameters(size):
     configs = [language.choose(kind, "enwik8", f"fixed,{size}") for kind in KINDS]
     found = [
         variables.count(
-            variables.abstract(lambda c=c: language_model(c.model, 256, rngs=nnx.Rngs(0)))
+            variables.abstract(
+                lambda c=c: language_model(c.model, 256, rngs=variables.ParamKeys(0))
+            )
         )["total"]
         for c in configs
     ]
@@ -71,9 +75,20 @@ def test_the_code_recipe_reads_the_same_bytes_of_enwik8_and_enwik9():
     assert language.choose("gmlp", "enwik9", "paper").data.limit == 0
 
 
-@pytest.fixture(params=[(recipe, kind) for recipe in language.RECIPES for kind in KINDS], ids=str)
-def made(request):
-    """A tiny model with random weights, so that every part has an effect."""
+class Made:
+    """A tiny model with random weights, so that every part has an effect, and its compiled methods."""
+
+    def __init__(self, model):
+        self.model = model
+        self.whole, self.step, self.prefill = map(jax.jit, (model, model.step, model.prefill))
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(recipe, kind) for recipe in language.RECIPES for kind in KINDS],
+    ids=str,
+)
+def made(request) -> Made:
     recipe, kind = request.param
     config = language.choose(kind, "enwik8", f"{recipe},tiny").model
     config.update({"width": 16, "hidden": 32, "length": 20, "heads": 2, "dtype": "float32"})
@@ -87,20 +102,22 @@ def made(request):
         name: variable.get_value() + 0.3 * generator.normal(size=variable.shape).astype(np.float32)
         for name, variable in abstract_model.trainable.items()
     }
-    return abstract_model.build(values, {})
+    return Made(abstract_model.build(values, {}))
 
 
 def test_causality(made):
     """Gradients of a logit are 0 at later tokens and not 0 at its own token."""
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 11, (1, 20)))
 
-    def logit(change_LD):
-        x = made.embed(tokens, jnp.float32) + change_LD
-        hidden = made.stack(x, Context())
-        return made._logits(hidden)[0, :, 0]
+    model = made.model
 
-    width = made.embed.table.shape[1]
-    size = np.abs(np.asarray(jax.jacobian(logit)(jnp.zeros((20, width))))).sum(-1)
+    def logit(change_LD):
+        x = model.embed(tokens, jnp.float32) + change_LD
+        hidden = model.stack(x, Context())
+        return model._logits(hidden)[0, :, 0]
+
+    width = model.embed.table.shape[1]
+    size = np.abs(np.asarray(jax.jit(jax.jacobian(logit))(jnp.zeros((20, width))))).sum(-1)
     assert (size[np.triu_indices(20, 1)] == 0).all()
     assert (np.diag(size) > 0).all()
 
@@ -108,11 +125,10 @@ def test_causality(made):
 @pytest.mark.parametrize("recent", [0, 4])
 def test_decoding_matches_the_full_forward_pass(made, recent):
     tokens = jnp.asarray(np.random.default_rng(2).integers(0, 11, (2, 20)))
-    whole = made(tokens)
-    cache = made.cache(2, 20, recent)
-    step = jax.jit(made.step)
+    whole = made.whole(tokens)
+    cache = made.model.cache(2, 20, recent)
     for index in range(20):
-        logits, cache = step(tokens[:, index], cache, index)
+        logits, cache = made.step(tokens[:, index], cache, index)
         np.testing.assert_allclose(logits, whole[:, index], rtol=1e-3, atol=1e-4)
         if recent and index % 4 == 3:
             cache = settle(cache, 4)
@@ -122,12 +138,11 @@ def test_decoding_matches_the_full_forward_pass(made, recent):
 @pytest.mark.parametrize("length", [1, 3, 13])
 def test_prefill_matches_stepwise_decoding(made, length, recent):
     tokens = jnp.asarray(np.random.default_rng(4).integers(0, 11, (2, 20)))
-    whole = made(tokens)
-    logits, cache = jax.jit(made.prefill)(tokens[:, :length], made.cache(2, 20, recent))
+    whole = made.whole(tokens)
+    logits, cache = made.prefill(tokens[:, :length], made.model.cache(2, 20, recent))
     np.testing.assert_allclose(logits, whole[:, length - 1], rtol=1e-3, atol=1e-4)
-    step = jax.jit(made.step)
     for index in range(length, length + 4):
-        logits, cache = step(tokens[:, index], cache, index)
+        logits, cache = made.step(tokens[:, index], cache, index)
         np.testing.assert_allclose(logits, whole[:, index], rtol=1e-3, atol=1e-4)
 
 
@@ -135,7 +150,7 @@ def test_prefill_matches_stepwise_decoding(made, length, recent):
 def test_logits_of_a_prefix_match_the_longer_text(made, length):
     tokens = jnp.asarray(np.random.default_rng(3).integers(0, 11, (1, 20)))
     np.testing.assert_allclose(
-        made(tokens[:, :length]), made(tokens)[:, :length], rtol=1e-3, atol=1e-4
+        made.whole(tokens[:, :length]), made.whole(tokens)[:, :length], rtol=1e-3, atol=1e-4
     )
 
 
@@ -165,16 +180,17 @@ def test_invalid_model_fields_are_rejected(fault, field, value):
 def test_fixed_recipe_decays_matrices_only(kind):
     """A step with zero gradients changes kernels, matrices over positions and the byte table only."""
     config = language.choose(kind, "enwik8", "fixed,tiny")
-    values = {
-        name: variable.get_value()
-        for name, variable in variables.split(
-            language_model(config.model, 11, rngs=nnx.Rngs(0))
-        ).trainable.items()
-    }
+
+    @jax.jit
+    def started():
+        model = language_model(config.model, 11, rngs=nnx.Rngs(0))
+        return {name: v.get_value() for name, v in variables.split(model).trainable.items()}
+
+    values = started()
     config.optimizer.update({"schedule": "constant"})
     update, _ = optimizer.make(config.optimizer, 10)
     zeros = jax.tree.map(jnp.zeros_like, values)
-    updates, _ = update.update(zeros, update.init(values), values)
+    updates, _ = jax.jit(update.update)(zeros, update.init(values), values)
     moved = {name.split("/")[-1] for name, change in updates.items() if np.any(change)}
     assert moved == ({"kernel", "table"} if kind == "gpt" else {"kernel", "table", "weight"})
     still = {name for name, change in updates.items() if not np.any(change)}

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from ml_collections import ConfigDict
 
 from common import variables
@@ -27,7 +26,7 @@ from common.train.task import ModelState
 from configs import language
 from gmlp_lm import run
 from gmlp_lm.model import language_model
-from tests.programs import finish, start
+from tests.programs import call, finish, start
 
 
 def small(kind: str = "gmlp_attn", **fields: object) -> ConfigDict:
@@ -84,7 +83,7 @@ def test_windowed_evaluation_equals_byte_by_byte_evaluation(mesh):
     config = small("gpt")
     task = LanguageModelling(config, language_model, mesh)
     task.splits["valid"] = task.splits["valid"][:60]
-    abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
     values = ModelState(abstract_model, initial_params(task, abstract_model, 1, mesh), {}, mesh)
     text, total, after = task.splits["valid"], 0.0, reader(values)
     for place in range(1, len(text)):
@@ -138,11 +137,11 @@ def test_invalid_sampling_options_are_rejected(trained, mesh, fault, arguments):
 
 
 def test_sample_program_writes_text(trained):
-    program = [sys.executable, "-m", "gmlp_lm.sample", f"--workdir={trained[0]}"]
-    output = finish(start([*program, "--prompt=In ", "--length=16", "--temperature=0.5"]))
+    program = ["gmlp_lm.sample", f"--workdir={trained[0]}"]
+    output = call(*program, "--prompt=In ", "--length=16", "--temperature=0.5")
     assert output.startswith("In ") and len(output.encode()) >= 19
     # Invalid UTF-8 on an ASCII terminal.
-    arguments = [*program, b"--prompt=\xff\xc3\xa9", "--length=4"]
+    arguments = [sys.executable, "-m", *program, b"--prompt=\xff\xc3\xa9", "--length=4"]
     assert finish(start(arguments, PYTHONIOENCODING="ascii:strict")).startswith("??")
     for option, message in (
         ("--top_p=0", "error: --top_p must be above 0 and at most 1, got 0"),
@@ -152,7 +151,7 @@ def test_sample_program_writes_text(trained):
         ("--prompt=", "error: the prompt is empty"),
         ("--seed=4294967296", "error: --seed must be below 4294967296, got 4294967296"),
     ):
-        said = finish(start([*program, "--length=8", option]), code=2)
+        said = call(*program, "--length=8", option, code=2)
         assert said.startswith(message) and said.count("\n") == 1
 
 
@@ -162,16 +161,14 @@ def test_evaluate_program_scores_a_text_like_a_split(trained, mesh, tmp_path):
     text = LanguageModelling(small(), language_model, mesh).splits["test"]
     (tmp_path / "text").write_bytes(text.tobytes())
     (tmp_path / "text.gz").write_bytes(gzip.compress(text.tobytes()))
-    program = [sys.executable, "-m", "gmlp_lm.evaluate", f"--workdir={workdir}"]
-    plain = finish(start([*program, f"--text={tmp_path}/text"]))
+    program = ["gmlp_lm.evaluate", f"--workdir={workdir}"]
+    plain = call(*program, f"--text={tmp_path}/text")
     bits, count = summary["test"]["bits_per_byte"], len(text) - 1
     assert f"{bits:.4f} bits per byte of {count:,} bytes" in plain
     per_word = bits * count / words(text)
     assert f"{per_word:.4f} bits per word of {words(text):,} words" in plain
     assert "stride 12 in windows of 24: 13 to 24 bytes of context" in plain
-    assert finish(start([*program, f"--text={tmp_path}/text.gz"])) == plain.replace(
-        "text:", "text.gz:"
-    )
+    assert call(*program, f"--text={tmp_path}/text.gz") == plain.replace("text:", "text.gz:")
 
 
 def test_smaller_stride_gives_every_byte_more_context(trained, mesh):
@@ -203,8 +200,8 @@ def test_smaller_stride_gives_every_byte_more_context(trained, mesh):
 def test_invalid_texts_are_one_line_errors(trained, tmp_path, text, options, message):
     if text is not None:
         (tmp_path / "text.gz").write_bytes(gzip.compress(text))
-    program = [sys.executable, "-m", "gmlp_lm.evaluate", f"--workdir={trained[0]}"]
-    said = finish(start([*program, f"--text={tmp_path}/text.gz", *options]), code=2)
+    program = ["gmlp_lm.evaluate", f"--workdir={trained[0]}"]
+    said = call(*program, f"--text={tmp_path}/text.gz", *options, code=2)
     assert said.startswith("error: ") and message in said and said.count("\n") == 1
 
 
@@ -245,6 +242,7 @@ def test_resuming_with_other_evaluation_fields_is_rejected(trained, mesh):
         run.fit(small(**{"eval.stride": 6, "train.steps": 40}), workdir, mesh)
 
 
+@pytest.mark.slow
 def test_eight_devices_match_one_device(tmp_path, mesh):
     quick = {"train.steps": 3, "eval.steps": 3, "eval.sample": 5}
     one = run.fit(small(**quick), tmp_path / "one", mesh)

@@ -9,7 +9,7 @@ import pytest
 from common.errors import UserError
 from common.report import claims as report
 from launch import claims, topology
-from tests.programs import finish, start
+from tests.programs import call
 
 HEADER = "id,section,claim,metric,a,b,direction,printed,evidence\n"
 
@@ -66,7 +66,7 @@ def test_failing_plan_does_not_stop_the_others(paper, capsys):
 
 
 def test_unknown_paper_and_missing_compiler_raise_errors(monkeypatch):
-    told = finish(start([sys.executable, "-m", "launch.claims", "reservoirs"]), code=2)
+    told = call("launch.claims", "reservoirs", code=2)
     assert "no file reservoirs/claims.csv" in told
     monkeypatch.setattr(topology, "has_compiler", lambda: False)
     with pytest.raises(UserError, match="the TPU compiler is not installed: pip install libtpu"):

@@ -31,12 +31,12 @@ def small(reservoir: str = "ffn", **fields: object) -> ConfigDict:
 def made(model: ConfigDict) -> tuple[AbstractModel, dict, dict]:
     """The abstract model and random trainable and frozen values."""
     abstract_model = variables.abstract(
-        lambda: encoder.masked_lm(model, VOCABULARY, rngs=nnx.Rngs(0))
+        lambda: encoder.masked_lm(model, VOCABULARY, rngs=variables.ParamKeys(0))
     )
     return (
         abstract_model,
-        random_values(abstract_model.trainable, 1),
-        random_values(abstract_model.frozen, 2),
+        jax.tree.map(jnp.asarray, random_values(abstract_model.trainable, 1)),
+        jax.tree.map(jnp.asarray, random_values(abstract_model.frozen, 2)),
     )
 
 
@@ -65,8 +65,8 @@ def test_masked_language_model_matches_numpy(reservoir):
     abstract_model, trainable, frozen = made(model)
     assert bool(frozen) == (reservoir != "none")
     network = abstract_model.build(trainable, frozen)
-    hidden = network.encoder.hidden(jnp.asarray(TOKENS), jnp.asarray(LENGTHS))
-    found = network(jnp.asarray(TOKENS), jnp.asarray(LENGTHS), jnp.asarray(PLACES))
+    hidden = jax.jit(network.encoder.hidden)(TOKENS, LENGTHS)
+    found = jax.jit(network)(TOKENS, LENGTHS, PLACES)
     assert len(hidden) == 1 + model.encoder_layers
     for row, (tokens, length, places) in enumerate(zip(TOKENS, LENGTHS, PLACES, strict=True)):
         expected = states({**trainable, **frozen}, model, tokens[:length])
@@ -79,7 +79,7 @@ def test_masked_language_model_matches_numpy(reservoir):
 def test_encoder_ignores_padding():
     """Neither the length nor the values of the padding matter."""
     abstract_model, trainable, frozen = made(small())
-    network = abstract_model.build(trainable, frozen).encoder
+    network = jax.jit(abstract_model.build(trainable, frozen).encoder)
     alone = network(jnp.asarray(TOKENS[:1, :6]), jnp.asarray([6]))
     for fill in (0, 13):
         padded = np.full((1, LENGTH), fill)
@@ -96,7 +96,7 @@ def test_padding_row_is_finite_and_has_finite_gradients():
         empty = jnp.zeros((1, LENGTH), jnp.int32)
         return jnp.square(network(empty, jnp.zeros(1, jnp.int32), jnp.asarray([[0, 1]]))).sum()
 
-    gradients = jax.grad(total)(trainable)
+    gradients = jax.jit(jax.grad(total))(trainable)
     assert all(np.isfinite(g).all() for g in gradients.values())
 
 
@@ -105,9 +105,9 @@ def test_last_hidden_state_is_the_output_before_the_final_norm():
     for norm in ("post", "pre"):
         abstract_model, trainable, frozen = made(small(norm=norm))
         network = abstract_model.build(trainable, frozen).encoder
-        last = network.hidden(tokens, lengths)[-1]
+        last = jax.jit(network.hidden)(tokens, lengths)[-1]
         last = last if norm == "post" else network.stack.norm(last)
-        np.testing.assert_allclose(network(tokens, lengths), last, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(jax.jit(network)(tokens, lengths), last, rtol=1e-5, atol=1e-6)
 
 
 def test_encoder_dropout_needs_a_key_and_includes_embeddings():
@@ -135,6 +135,6 @@ def test_initial_values_of_trained_and_frozen_layers():
 def test_parameter_count_of_roberta_base():
     """The published model has 124,697,433 parameters: we lack two rows of positions and one of segments."""
     abstract_model = variables.abstract(
-        lambda: encoder.masked_lm(masked.roberta("none").model, 50_265, rngs=nnx.Rngs(0))
+        lambda: encoder.masked_lm(masked.roberta("none").model, 50_265, rngs=variables.ParamKeys(0))
     )
     assert variables.count(abstract_model)["total"] == 124_697_433 - 3 * 768

@@ -78,7 +78,9 @@ KINDS = ["full", "toeplitz", "local"]
 def test_spatial_maps_match_a_reference_loop(kind, length, heads):
     part = spatial(kind, heads)
     values = np.random.default_rng(length).normal(size=(2, length, 6)).astype(np.float32)
-    np.testing.assert_allclose(part(values), slow_map(part, kind, values), rtol=2e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        jax.jit(part)(values), slow_map(part, kind, values), rtol=2e-5, atol=1e-5
+    )
 
 
 def test_bidirectional_toeplitz_map():
@@ -103,7 +105,7 @@ def test_causal_product_and_its_gradients(block):
 
     ours = jax.value_and_grad(loss(lambda m, v: causal_product(m, v, block)), (0, 1))
     dense = jax.value_and_grad(loss(lambda m, v: jnp.tril(m) @ v), (0, 1))
-    found, expected = (jax.tree.leaves(f(matrix, values)) for f in (ours, dense))
+    found, expected = (jax.tree.leaves(jax.jit(f)(matrix, values)) for f in (ours, dense))
     for a, b in zip(found, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
@@ -126,7 +128,7 @@ def test_spatial_maps_and_attention_are_causal(kind, attention):
     """The gradient of output m is zero at inputs n > m and nonzero at n = m."""
     made = model(kind, attention=attention)
     x = jnp.asarray(np.random.default_rng(3).normal(size=(1, N, D)), jnp.float32)
-    jacobian = jax.jacobian(lambda x: made(x, Context()))(x)[0, :, :, 0]  # (L, D, L, D)
+    jacobian = jax.jit(jax.jacobian(lambda x: made(x, Context())))(x)[0, :, :, 0]  # (L, D, L, D)
     size = np.abs(np.asarray(jacobian)).sum((1, 3))
     assert (size[np.triu_indices(N, 1)] == 0).all()
     assert (np.diag(size) > 0).all()
@@ -142,7 +144,7 @@ def test_decoding_steps_equal_the_forward_pass(kind, heads, attention, recent):
     """With a one-array cache, and with a past and 3 recent positions, settled after runs of different lengths."""
     made = model(kind, heads, attention)
     x = jnp.asarray(np.random.default_rng(4).normal(size=(2, N, D)), jnp.float32)
-    whole = made(x, Context())
+    whole = jax.jit(lambda x: made(x, Context()))(x)
     cache = made.cache(2, CacheSpec(N, jnp.float32, recent), Context())
     step = jax.jit(lambda x, cache, index: made.step(x, cache, index, Context()))
     for index in range(N):
@@ -155,9 +157,8 @@ def test_decoding_steps_equal_the_forward_pass(kind, heads, attention, recent):
 def test_output_of_a_prefix_is_the_prefix_of_the_output():
     made = model("full", attention=True)
     x = jnp.asarray(np.random.default_rng(5).normal(size=(1, N, D)), jnp.float32)
-    np.testing.assert_allclose(
-        made(x[:, :6], Context()), made(x, Context())[:, :6], rtol=1e-4, atol=1e-6
-    )
+    call = jax.jit(lambda x: made(x, Context()))
+    np.testing.assert_allclose(call(x[:, :6]), call(x)[:, :6], rtol=1e-4, atol=1e-6)
 
 
 def test_bidirectional_map_ignores_padding():

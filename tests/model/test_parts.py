@@ -127,7 +127,8 @@ def test_blockwise_attention_equals_attention(monkeypatch, causal, window, padde
         return (y * weight).sum(), y
 
     found, expected = (
-        jax.grad(f, argnums=(0, 1, 2), has_aux=True)(query, key, value) for f in (ours, theirs)
+        jax.jit(jax.grad(f, argnums=(0, 1, 2), has_aux=True))(query, key, value)
+        for f in (ours, theirs)
     )
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found, expected

@@ -10,7 +10,6 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from safetensors.numpy import save_file
 
 from common import variables
@@ -57,7 +56,7 @@ def write_folder(
 
 
 def structure_of(shape: Backbone) -> AbstractModel:
-    return variables.abstract(lambda: backbone(shape, rngs=nnx.Rngs(0)))
+    return variables.abstract(lambda: backbone(shape, rngs=variables.ParamKeys(0)))
 
 
 def states(

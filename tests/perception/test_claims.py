@@ -1,7 +1,6 @@
 """Parsing the sides of claims, and the table of claims end to end."""
 
 import csv
-import sys
 from pathlib import Path
 
 import jax
@@ -13,7 +12,7 @@ from common.sharding import make_mesh
 from perception import run
 from perception.datasets import DATASETS
 from perception.experiments import TOKENIZER, ExperimentSuite, stand_ins
-from tests.programs import finish, start
+from tests.programs import call
 
 SIDES = sorted({s for c in claims.read("perception") if c.kind == "runs" for s in (c.a, c.b)})
 WEIGHTS = {name: Path("weights") for name in (*stand_ins().values(), "arctic_xs", "arctic_s")}
@@ -87,12 +86,12 @@ def test_unknown_side_raises_error(tmp_path, text, told) -> None:
 def test_claims_command_and_kept_runs(tmp_path, pretrained) -> None:
     """Trains three modes for a few steps on small weights; `--kept` then writes the same table."""
     out = tmp_path / "out"
-    program = [sys.executable, "-m", "perception.reproduce", "claims", "--scale=tiny"]
+    program = ["perception.reproduce", "claims", "--scale=tiny"]
     program.append(f"--out={out}")
     fields = ["data.max_length=16", "data.buckets=(16,)", "data.vocab_size=290"]
     fields += ["train.steps=4", "eval.steps=2", "optimizer.warmup_steps=1"]
     weights = f"--pretrained=arctic_l={pretrained}"
-    finish(start([*program, weights, *(f"--config.{field}" for field in fields)]))
+    call(*program, weights, *(f"--config.{field}" for field in fields))
     with (out / "claims.csv").open() as file:
         rows = {row["claim"]: row for row in csv.DictReader(file)}
     assert list(rows) == [claim.id for claim in claims.read("perception")]
@@ -104,5 +103,5 @@ def test_claims_command_and_kept_runs(tmp_path, pretrained) -> None:
     assert rows["size"]["verdict"] == "not run: --scale=tiny has no arctic_s"
     assert rows["minimal"]["verdict"].startswith("refuted by arithmetic")
     before = (out / "claims.csv").read_bytes()
-    finish(start([*program, weights, "--kept"]))
+    call(*program, weights, "--kept")
     assert (out / "claims.csv").read_bytes() == before

@@ -28,7 +28,7 @@ from tests.perception.conftest import LORA, SHAPE
 
 
 def abstract_model(config: ConfigDict, shape=SHAPE) -> variables.AbstractModel:
-    return variables.abstract(lambda: make_model(config, shape, 6, rngs=nnx.Rngs(0)))
+    return variables.abstract(lambda: make_model(config, shape, 6, rngs=variables.ParamKeys(0)))
 
 
 def test_frozen_matrices_are_cast_to_compute_dtype(make, mesh, pretrained, weights):

@@ -91,7 +91,8 @@ def read(layer: GroupedAttention, x_LD: np.ndarray, length: int) -> np.ndarray:
 def test_attention_matches_slow_reference(kind: str) -> None:
     layer, length = make(kind), 5
     x_1LD = np.random.default_rng(1).normal(size=(1, LENGTH, WIDTH)).astype(np.float32)
-    found = layer(jnp.asarray(x_1LD), Context(lengths_B=jnp.asarray([length])))[0]
+    context = Context(lengths_B=jnp.asarray([length]))
+    found = jax.jit(lambda x_1LD: layer(x_1LD, context))(x_1LD)[0]
     wanted = read(layer, x_1LD[0].astype(np.float64), length)
     np.testing.assert_allclose(found[:length], wanted[:length], rtol=2e-4, atol=2e-4)
 
@@ -102,10 +103,11 @@ def test_attention_matches_slow_reference(kind: str) -> None:
 def test_one_token_decoding_matches_full_sequence(kind: str) -> None:
     layer = make(kind)
     x_BLD = jax.random.normal(jax.random.key(2), (2, LENGTH, WIDTH))
-    whole = layer(x_BLD, Context())
+    whole = jax.jit(lambda x_BLD: layer(x_BLD, Context()))(x_BLD)
     cache = layer.cache(2, CacheSpec(LENGTH, jnp.float32), Context())
+    step = jax.jit(lambda x_B1D, cache, index: layer.step(x_B1D, cache, index, Context()))
     for index in range(LENGTH):
-        y_B1D, cache = layer.step(x_BLD[:, index : index + 1], cache, index, Context())
+        y_B1D, cache = step(x_BLD[:, index : index + 1], cache, index)
         np.testing.assert_allclose(y_B1D[:, 0], whole[:, index], rtol=1e-4, atol=1e-4)
 
 
@@ -133,7 +135,7 @@ def test_attention_dropout_preserves_expectation() -> None:
     x = jax.random.normal(jax.random.key(0), (1, 4, 2, 8))
     plain = attend(x, x, x)
     keys = jax.random.split(jax.random.key(1), 4000)
-    drawn = jax.vmap(lambda key: attend(x, x, x, dropout_rate=0.25, key=key))(keys)
+    drawn = jax.jit(jax.vmap(lambda key: attend(x, x, x, dropout_rate=0.25, key=key)))(keys)
     assert float(jnp.abs(drawn[0] - plain).max()) > 0.05
     np.testing.assert_allclose(drawn.mean(0), plain, atol=0.05)
     np.testing.assert_array_equal(attend(x, x, x, dropout_rate=0.25), plain)

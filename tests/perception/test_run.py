@@ -211,6 +211,7 @@ def test_lora_resume_is_bit_exact(lora, make, mesh, tmp_path):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_sharded_lora_matches_one_device(lora, make, tmp_path):
     """Eight devices with sharded base weights have the losses of one device."""
     wide = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})

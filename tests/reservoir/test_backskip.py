@@ -45,7 +45,9 @@ def test_expected_gradient_is_minus_the_gradient_of_the_expected_reward(sigma: f
     noise = jax.random.normal(jax.random.key(0), mu.shape)
     for baseline in (0.0, -0.45):
         value = jnp.full((1, count), baseline)
-        gradient = jax.grad(quadratic)(mu, noise, value, rule(sigma=sigma))[0]
+        given = rule(sigma=sigma)
+        of_mu = jax.jit(jax.grad(lambda *parts, given=given: quadratic(*parts, given)))
+        gradient = of_mu(mu, noise, value)[0]
         error = gradient.std(0) / count**0.5
         assert np.all(np.abs(gradient.mean(0) - 1 / width) < 4 * error)
         assert np.all(error < 0.02)
@@ -57,7 +59,7 @@ def test_baseline_near_the_mean_reward_lowers_the_variance():
 
     def spread(baseline):
         value = jnp.full(mu.shape[:2], baseline)
-        return jax.grad(quadratic)(mu, noise, value, rule()).std()
+        return jax.jit(jax.grad(lambda *parts: quadratic(*parts, rule())))(mu, noise, value).std()
 
     # Values are in units of the root mean square of g, here sqrt(3^2 + 1).
     assert spread(-3.0 / 10**0.5) < 0.5 * spread(0.0)
@@ -90,7 +92,7 @@ def test_estimate_is_linear_in_the_gradient_above(reward: str):
             y = skip(rule(reward=reward), jnp.zeros_like(mu), mu, noise, value)
             return jnp.sum(factor * g * y)
 
-        return jax.grad(loss, argnums=(0, 1))(noise, value)
+        return jax.jit(jax.grad(loss, argnums=(0, 1)))(noise, value)
 
     (mu, of_value), (small_mu, small_value) = gradients(1.0), gradients(1e-3)
     np.testing.assert_allclose(mu, 1000 * small_mu, rtol=1e-5)
@@ -255,17 +257,18 @@ def test_the_printed_reward_is_nothing_where_norms_stand_before_each_layer(make_
         y = model.encoder.blocks[2](y, context)
         return jnp.sum(jnp.sin(y if norm == "post" else model.encoder.norm(y)))
 
-    g = jax.grad(behind)(x)
+    g = jax.jit(jax.grad(behind))(x)
     assert (jnp.abs(g.mean(-1)).max() < 1e-5 * jnp.abs(g).max()) == (norm == "pre")
 
 
 def test_evaluation_adds_no_noise_and_needs_no_value(make_config):
     _, abstract_model, trainable, frozen = prepared(make_config, "ffn", "policy")
     plain = prepared(make_config, "ffn", "none")[1]
+    trainable, frozen = jax.tree.map(jnp.asarray, (trainable, frozen))
     kept = {name: trainable[name] for name in plain.trainable}
     np.testing.assert_allclose(
-        abstract_model.build(trainable, frozen)(SOURCE, TARGET),
-        plain.build(kept, frozen)(SOURCE, TARGET),
+        jax.jit(abstract_model.build(trainable, frozen))(SOURCE, TARGET),
+        jax.jit(plain.build(kept, frozen))(SOURCE, TARGET),
         rtol=1e-6,
     )
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import jax
+import pytest
 from ml_collections import ConfigDict
 
 from common.sharding import make_mesh
@@ -24,6 +25,7 @@ def small(estimator: str) -> ConfigDict:
     return config
 
 
+@pytest.mark.slow
 def test_backskipping_resume_is_bit_exact(tmp_path: Path) -> None:
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     config = small("identity")

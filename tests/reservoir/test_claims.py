@@ -1,7 +1,6 @@
 """The experiments that claims name, and the table of claims end to end."""
 
 import csv
-import sys
 from pathlib import Path
 
 import jax
@@ -12,7 +11,7 @@ from common.report import claims
 from common.sharding import make_mesh
 from reservoir import finetuning, run
 from reservoir.experiments import ExperimentSuite
-from tests.programs import finish, start
+from tests.programs import call
 
 SIDES = sorted({s for c in claims.read("reservoir") if c.kind == "runs" for s in (c.a, c.b)})
 
@@ -101,8 +100,8 @@ def test_invalid_claims_are_rejected(tmp_path, text, told):
 
 
 def test_claims_reject_dry_run(tmp_path):
-    program = [sys.executable, "-m", "reservoir.reproduce", "claims", "--dry-run"]
-    told = finish(start([*program, f"--out={tmp_path / 'out'}"]), code=2)
+    program = ["reservoir.reproduce", "claims", "--dry-run"]
+    told = call(*program, f"--out={tmp_path / 'out'}", code=2)
     assert "--dry-run is for tables and figures, not for claims" in told
 
 
@@ -110,12 +109,12 @@ def test_claims_reject_dry_run(tmp_path):
 def test_the_table_of_claims_from_the_command_line(tmp_path):
     """Trains three translation models for a few steps; then makes the same table with --kept."""
     out = tmp_path / "out"
-    program = [sys.executable, "-m", "reservoir.reproduce", "claims", "--scale=tiny"]
+    program = ["reservoir.reproduce", "claims", "--scale=tiny"]
     program += [f"--out={out}", "--settings=iwslt", "--models=Transformer,T Reservoir,bottom"]
     small = ["width=16", "hidden=16", "heads=2", "decoder_layers=1"]
     fields = [f"--config.model.{field}" for field in small]
     fields += ["--config.train.steps=4", "--config.eval.steps=2", "--config.eval.sentences=4"]
-    finish(start([*program, *fields]))
+    call(*program, *fields)
     with (out / "claims.csv").open() as file:
         rows = {row["claim"]: row for row in csv.DictReader(file)}
     assert list(rows) == [claim.id for claim in claims.read("reservoir")]
@@ -129,5 +128,5 @@ def test_the_table_of_claims_from_the_command_line(tmp_path):
     assert rows["faster-trained"]["verdict"].startswith("refuted by arithmetic")
     assert rows["deep-wmt"]["verdict"].startswith("not run: ")
     before = (out / "claims.csv").read_bytes()
-    finish(start([*program, "--kept"]))
+    call(*program, "--kept")
     assert (out / "claims.csv").read_bytes() == before

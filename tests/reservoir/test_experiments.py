@@ -1,7 +1,6 @@
 """The paper's tables and figures: the configurations of their runs, and their content from made-up runs."""
 
 import csv
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from reservoir.backskip import warmup
 from reservoir.experiments import ExperimentSuite
 from reservoir.model import reservoir_layers
 from reservoir.targets import MODELS, NEEDS, SETTINGS, UPDATABLE, Case
-from tests.programs import finish, start
+from tests.programs import call
 from tests.reservoir.known import Known
 
 printed = partial(report.printed, "reservoir")
@@ -323,8 +322,8 @@ def test_dry_run_lists_runs_and_marks_finished_ones(tmp_path, capsys):
 
 
 def test_dry_run_from_the_command_line(tmp_path):
-    program = [sys.executable, "-m", "reservoir.reproduce", "fig4", f"--out={tmp_path / 'out'}"]
-    shown = finish(start([*program, "--models=FFN Reservoir", "--dry-run"]))
+    program = ["reservoir.reproduce", "fig4", f"--out={tmp_path / 'out'}"]
+    shown = call(*program, "--models=FFN Reservoir", "--dry-run")
     assert "iwslt_deep_3_ffn_reservoir_seed1" in shown and "hours" in shown
     assert not (tmp_path / "out" / "runs").exists()
 
@@ -345,18 +344,17 @@ def test_dry_run_flops_per_weight_and_token():
 def test_reproduce_program_does_not_retrain_finished_runs(tmp_path):
     """Trains one small case; then runs the same command again, and with an invalid option."""
     out = tmp_path / "out"
-    program = [sys.executable, "-m", "reservoir.reproduce", "table1", f"--out={out}"]
+    program = ["reservoir.reproduce", "table1", f"--out={out}"]
     program.append("--models=FFN Reservoir")
     small = ["width=16", "hidden=16", "heads=2", "decoder_layers=1"]
     fields = [f"--config.model.{field}" for field in small]
     fields += ["--config.train.steps=4", "--config.eval.steps=2", "--config.eval.sentences=4"]
-    finish(start([*program, *fields]))
+    call(*program, *fields)
     (row,) = read(out / "table1.csv")
     assert row["model"] == "FFN Reservoir" and row["ratio"] == ""
     log = out / "runs" / "iwslt_3_ffn_reservoir_seed1" / "metrics.jsonl"
     before = log.read_bytes()
-    finish(start([*program, *fields]))
+    call(*program, *fields)
     assert log.read_bytes() == before
-    assert "there is no directory nowhere" in finish(
-        start([*program, "--data=iwslt=nowhere"]), code=2
-    )
+    told = call(*program, "--data=iwslt=nowhere", code=2)
+    assert "there is no directory nowhere" in told

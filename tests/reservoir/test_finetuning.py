@@ -129,6 +129,7 @@ def test_frozen_layers_can_be_tuned(folder, mesh, reservoirs):
         assert (np.asarray(trainable[name]) != before[name]).any(), name
 
 
+@pytest.mark.slow
 def test_freeze_now_freezes_layers_of_a_plain_run(folder, mesh, plain):
     """The paper's control: layers at the places of reservoirs keep their pretrained values."""
     workdir = folder / "now"

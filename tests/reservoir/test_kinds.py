@@ -31,7 +31,8 @@ def built(model):
     validate(model)
     abstract_model = helpers.structure_of(model)
     frozen = variables.draw_frozen(abstract_model, 1)
-    return abstract_model.build(helpers.random_values(abstract_model.trainable, 0), frozen), frozen
+    values = jax.tree.map(jnp.asarray, helpers.random_values(abstract_model.trainable, 0))
+    return abstract_model.build(values, jax.tree.map(jnp.asarray, frozen)), frozen
 
 
 def drawn_kernels(frozen: dict) -> list[np.ndarray]:
@@ -45,13 +46,14 @@ def test_encoder_reservoir_is_frozen_and_orthogonal(make_config, kind: str):
     for value in drawn_kernels(frozen):
         tall = value if value.shape[0] >= value.shape[1] else value.T
         np.testing.assert_allclose(tall.T @ tall, np.eye(tall.shape[1]), atol=1e-6)
-    assert np.all(np.isfinite(model(SOURCE, TARGET)))
+    assert np.all(np.isfinite(jax.jit(model)(SOURCE, TARGET)))
 
 
 @pytest.mark.parametrize("kind", RESERVOIRS)
 def test_output_is_independent_of_padding(make_config, kind: str):
     model, _ = built(make_config(kind, max_length=12).model)
     wide = np.pad(SOURCE, ((0, 0), (0, 3)))
+    model = jax.jit(model)
     np.testing.assert_allclose(model(SOURCE, TARGET), model(wide, TARGET), rtol=1e-4, atol=1e-5)
 
 
@@ -63,11 +65,11 @@ def test_decoding_with_reservoirs_matches_the_full_forward_pass(make_config, kin
         make_config(kind, reservoirs=0, decoder_reservoirs=1, max_length=8, kernel=3).model
     )
     assert all(name.startswith("decoder/blocks/0/") for name in frozen)
-    whole = model(SOURCE, TARGET)
-    context = model.encode(jnp.asarray(SOURCE))
-    cache = model.cache(len(TARGET), TARGET.shape[1], context)
+    whole = jax.jit(model)(SOURCE, TARGET)
+    context = jax.jit(model.encode)(SOURCE)
+    cache, step = model.cache(len(TARGET), TARGET.shape[1], context), jax.jit(model.step)
     for index in range(TARGET.shape[1]):
-        logits, cache = model.step(jnp.asarray(TARGET[:, index]), cache, jnp.int32(index), context)
+        logits, cache = step(TARGET[:, index], cache, index, context)
         np.testing.assert_allclose(logits, whole[:, index], rtol=1e-4, atol=1e-4)
 
 
@@ -183,7 +185,7 @@ def test_reservoir_hidden(make_config, kind: str):
     else:
         assert shapes["up/kernel"] == (16, 40)
     assert model.encoder.blocks[0].residuals[1].function.up.kernel.shape == (16, 24)
-    assert np.all(np.isfinite(model(SOURCE, TARGET)))
+    assert np.all(np.isfinite(jax.jit(model)(SOURCE, TARGET)))
 
 
 # LayerDrop.
@@ -204,7 +206,9 @@ def depth_of(drop: float, key: jax.Array | None, layers: int = 8) -> jax.Array:
 
 def test_layerdrop_rate_in_training_and_none_in_evaluation():
     """The number of kept layers has the mean and standard deviation of a binomial distribution."""
-    depths = jax.vmap(lambda key: depth_of(0.25, key))(jax.random.split(jax.random.key(0), 4000))
+    depths = jax.jit(jax.vmap(lambda key: depth_of(0.25, key)))(
+        jax.random.split(jax.random.key(0), 4000)
+    )
     deviation = (8 * 0.25 * 0.75) ** 0.5
     assert abs(float(depths.mean()) - 6) < 4 * deviation / 4000**0.5
     assert abs(float(depths.std()) - deviation) < 0.06

@@ -127,6 +127,7 @@ def test_vectors_are_independent_of_the_batch(trained, mesh, pool):
     np.testing.assert_allclose(shared([*LINES, long]), together, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_translators_are_mean_pooled(translator, mesh):
     read = open_reader(translator, mesh, None)
     assert read.layers == ["embeddings", "trained", "reservoir", "trained"]

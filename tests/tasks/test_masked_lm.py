@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from ml_collections import ConfigDict
 
 from common import variables
@@ -70,7 +69,7 @@ def task(folder, mesh) -> MaskedLm:
 
 @pytest.fixture(scope="module")
 def values(task, mesh) -> ModelState:
-    abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
     frozen, _ = draw_on_mesh(abstract_model, 1, mesh)
     trainable = initial_params(task, abstract_model, 1, mesh)
     trainable["head/bias"] = jax.random.normal(jax.random.key(5), trainable["head/bias"].shape)
@@ -198,6 +197,7 @@ def test_a_run_in_two_parts_is_the_same_to_the_bit(trained, folder, mesh, tmp_pa
     assert final_checksum(workdir, 12) == final_checksum(trained[0], 12)
 
 
+@pytest.mark.slow
 def test_eight_devices_and_microbatches_train_alike(trained, folder, tmp_path):
     """Masks are the same wherever rows lie."""
     mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})

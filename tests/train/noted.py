@@ -1,7 +1,7 @@
 """Runs that note which examples every step is given.
 
 `python -m tests.train.noted --config=...` is `python -m reservoir.train --config=...`;
-`python -m tests.train.noted FOLDER CACHE STEP` trains three tasks, one after the other, each up to that step.
+`python -m tests.train.noted FOLDER CACHE STEP TASK...` trains tasks, one after the other, each up to that step.
 """
 
 import json
@@ -143,8 +143,8 @@ def main() -> None:
         train()
     else:
         processes.initialize()
-        folder, cache, until = sys.argv[1:]
-        session(Path(folder), Path(cache), int(until))
+        folder, cache, until, *tasks = sys.argv[1:]
+        session(Path(folder), Path(cache), int(until), tasks)
 
 
 if __name__ == "__main__":

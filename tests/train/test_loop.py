@@ -14,6 +14,7 @@ from flax import nnx
 
 from common import variables
 from common.errors import UserError
+from common.report.curve_plot import plot_curve
 from common.runtime.signals import Preempted
 from common.track.tracker import read_metrics
 from common.train import checkpoint, frozen, loop, run, workdir
@@ -32,7 +33,8 @@ def latest(workdir: Path) -> Path:
     return max((p for p in steps if p.name.isdigit()), key=lambda p: int(p.name))
 
 
-def test_it_learns_and_says_what_it_did(tmp_path: Path) -> None:
+def test_it_learns_and_says_what_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "plot_curve", plot_curve)  # no copy
     summary = toy.run(tmp_path, train__steps=200, eval__steps=50)
     assert summary["best_valid"] < 0.05 < abs(losses(tmp_path)[0][1])
     assert json.loads((tmp_path / "summary.json").read_text()) == json.loads(json.dumps(summary))

@@ -386,7 +386,7 @@ class WideToy(toy.Toy):
 
 def test_sums_over_rows_and_columns_lie_everywhere():
     mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
-    abstract_model = variables.abstract(lambda: Wide(nnx.Rngs(0)))
+    abstract_model = variables.abstract(lambda: Wide(variables.ParamKeys(0)))
     where = sharding.shardings(abstract_model.trainable, mesh)
     shapes = {
         n: jax.ShapeDtypeStruct(v.shape, v.dtype) for n, v in abstract_model.trainable.items()
@@ -405,7 +405,7 @@ def trained(sizes: dict[str, int], devices: int) -> dict[str, np.ndarray]:
     """The values after a few steps on a mesh."""
     mesh, task = make_mesh(sizes, jax.devices()[:devices]), WideToy()
     with jax.set_mesh(mesh):
-        abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
+        abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
         update, schedule = optimizers.make(settings(), STEPS)
         step = Step(task, abstract_model, update, schedule, mesh, seed=1)
         values = initial_params(task, abstract_model, 1, mesh)

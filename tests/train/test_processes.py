@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -79,12 +80,16 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path:
-    """One process with one device trains all tasks, and is never interrupted."""
-    folder = tmp_path_factory.mktemp("alone")
-    session(folder, cache, SHORT, [t for t in TASKS if t != "translation"], jax.devices()[:1])
-    session(folder, cache, STEPS, ["translation"], jax.devices()[:1])
-    return folder
+def alone(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Callable[[str, int], Path]:
+    """A function (task, step) -> the folder of runs that one device has trained up to there, never interrupted."""
+    folders = {until: tmp_path_factory.mktemp("alone") for until in (SHORT, STEPS)}
+
+    def train(name: str, until: int) -> Path:
+        if not (folders[until] / name).exists():
+            session(folders[until], cache, until, [name], jax.devices()[:1])
+        return folders[until]
+
+    return train
 
 
 def check(workdir: Path, alone: Path, steps: int) -> None:
@@ -100,26 +105,31 @@ def check(workdir: Path, alone: Path, steps: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "counts",
+    ("counts", "tasks"),
     [
-        (2, 1),
-        pytest.param((2, 1, 4), marks=pytest.mark.slow),
-        pytest.param((4, 2), marks=pytest.mark.slow),
+        ((2, 1), ["translation"]),
+        pytest.param((2, 1), ["bytes", "classes"], marks=pytest.mark.slow),
+        pytest.param((2, 1, 4), [*TASKS], marks=pytest.mark.slow),
+        pytest.param((4, 2), [*TASKS], marks=pytest.mark.slow),
     ],
 )
 def test_any_number_of_processes_trains_the_same(
-    counts: tuple[int, ...], tmp_path: Path, cache: Path, alone: Path
+    counts: tuple[int, ...],
+    tasks: list[str],
+    tmp_path: Path,
+    cache: Path,
+    alone: Callable[[str, int], Path],
 ) -> None:
     """Translation with a reservoir, a language model of bytes, and classification; a device each, and a step or two."""
     for count, until in zip(counts, range(SHORT + 1 - len(counts), SHORT + 1), strict=True):
         if count == 1:
-            session(tmp_path, cache, until, devices=jax.devices()[:1])
+            session(tmp_path, cache, until, tasks, jax.devices()[:1])
             continue
-        program = [sys.executable, "-m", "tests.train.noted", tmp_path, cache, str(until)]
+        program = [sys.executable, "-m", "tests.train.noted", tmp_path, cache, until, *tasks]
         for process in start_several([*map(str, program)], count, 1):
             finish(process)
-    for name in TASKS:
-        check(tmp_path / name, alone, SHORT)
+    for name in tasks:
+        check(tmp_path / name, alone(name, SHORT), SHORT)
 
 
 class Session:
@@ -156,8 +166,9 @@ class Session:
         return max((int(f.name) for f in folders if f.name.isdecimal()), default=0)
 
 
+@pytest.mark.slow
 def test_a_run_is_moved_and_shot_and_ends_the_same(
-    tmp_path: Path, cache: Path, alone: Path
+    tmp_path: Path, cache: Path, alone: Callable[[str, int], Path]
 ) -> None:
     """SIGTERM to two processes, SIGKILL to the one that goes on, SIGKILL to one of two, and the end on one."""
     run = Session(tmp_path / "translation", cache)
@@ -196,4 +207,4 @@ def test_a_run_is_moved_and_shot_and_ends_the_same(
     left = run.saved()
     output = finish(start([*run.program, *run.options, *run.mesh], 8))
     assert f"going on from step {left}" in output
-    check(run.workdir, alone, STEPS)
+    check(run.workdir, alone("translation", STEPS), STEPS)

@@ -75,7 +75,14 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path
     return workdir
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGKILL,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+    ],
+)
 def test_a_killed_run_resumes_bit_for_bit(
     number: signal.Signals, tmp_path: Path, cache: Path, uninterrupted: Path
 ) -> None:

@@ -88,7 +88,7 @@ class Run:
 
     def __init__(self, mesh: Mesh | None = None, **fields):
         self.mesh, self.task = mesh or one_device(), Weighted()
-        abstract_model = variables.abstract(lambda: self.task.build(nnx.Rngs(0)))
+        abstract_model = variables.abstract(lambda: self.task.build(variables.ParamKeys(0)))
         options = {"seed": SEED} | fields
         self.step = Step(self.task, abstract_model, momentum(), schedule, self.mesh, **options)
         self.values = initial_params(self.task, abstract_model, SEED, self.mesh)
