@@ -63,9 +63,9 @@ def _release_compiled_programs() -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def _draw_one_curve() -> Iterator[None]:
     """A tiny run spends a fifth of its time on the figure of its curve: all but the first take a copy of that one."""
-    from common.train import loop
+    from common.train import summary
 
-    draw, drawn = loop.plot_curve, []
+    draw, drawn = summary.plot_curve, []
 
     def copy(curves: object, path: Path) -> None:
         if drawn:
@@ -75,7 +75,7 @@ def _draw_one_curve() -> Iterator[None]:
             drawn.append(path.read_bytes())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "plot_curve", copy)
+        patch.setattr(summary, "plot_curve", copy)
         yield
 
 

@@ -34,7 +34,7 @@ def latest(workdir: Path) -> Path:
 
 
 def test_it_learns_and_says_what_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "plot_curve", plot_curve)  # no copy
+    monkeypatch.setattr("common.train.summary.plot_curve", plot_curve)  # no copy
     summary = toy.run(tmp_path, train__steps=200, eval__steps=50)
     assert summary["best_valid"] < 0.05 < abs(losses(tmp_path)[0][1])
     assert json.loads((tmp_path / "summary.json").read_text()) == json.loads(json.dumps(summary))
