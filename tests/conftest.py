@@ -57,7 +57,7 @@ def _release_compiled_programs() -> Iterator[None]:
     yield
     jax.clear_caches()
     gc.collect()
-    heap.trim()
+    heap.release_free_memory()
 
 
 @pytest.fixture(scope="session", autouse=True)
