@@ -52,8 +52,8 @@ class Generator:
         check(bool(prompt), "the prompt is empty: --prompt needs at least one byte")
         check(
             len(prompt) + length <= self.longest,
-            f"a prompt of {len(prompt)} bytes and {length} more are longer than the model's"
-            f" {self.longest} positions (--prompt, --length)",
+            f"a prompt of {len(prompt)} bytes and --length={length} need {len(prompt) + length} positions;"
+            f" the model has {self.longest}",
         )
         return self._chunks(state, prompt, length, seed, chunk)
 

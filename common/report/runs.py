@@ -80,7 +80,10 @@ class Run:
           UserError: the summary has no test value.
         """
         value = self.summary["test"].get(self.curve.name)
-        check(isinstance(value, int | float), f"the run {self.name} has no test {self.curve.name}")
+        check(
+            isinstance(value, int | float),
+            f"the run {self.name} has no test {self.curve.name} in its {SUMMARY}",
+        )
         return value
 
 
@@ -176,7 +179,7 @@ def _files(path: Path) -> list[Path]:
     if (path / SUMMARY).exists():
         return [path / SUMMARY]
     found = sorted(path.glob(f"*/{SUMMARY}"))
-    check(bool(found), f"{path} has no {SUMMARY}: has the run ended?")
+    check(bool(found), f"{path} has no {SUMMARY}: the run has not finished")
     return found
 
 

@@ -163,7 +163,9 @@ def example_table(one: Run, other: Run, most: int) -> Table:
     predicted: list[Predictions] = []
     for run in (one, other):
         found = run.predictions()
-        check(found is not None, f"the run {run.place} has no predictions.npz")
+        check(
+            found is not None, f"the run {run.place} has no predictions.npz, which --examples needs"
+        )
         predicted.append(found)
     mine, theirs = predicted
     check(

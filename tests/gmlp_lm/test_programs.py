@@ -127,8 +127,11 @@ def test_temperature_0_is_greedy(trained, mesh):
     ("fault", "arguments"),
     [
         ("the prompt is empty", {"prompt": b""}),
-        ("a prompt of 25 bytes and 20 more are longer than the model's 24", {"prompt": b"x" * 25}),
-        ("longer than the model's 24 positions", {"length": 21}),
+        (
+            "a prompt of 25 bytes and --length=20 need 45 positions; the model has 24",
+            {"prompt": b"x" * 25},
+        ),
+        ("positions; the model has 24", {"length": 21}),
     ],
 )
 def test_invalid_sampling_options_are_rejected(trained, mesh, fault, arguments):

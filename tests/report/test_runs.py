@@ -69,7 +69,7 @@ def test_missing_and_unfinished_runs(tmp_path):
     with pytest.raises(UserError, match=r"there is no run .*nowhere"):
         load_local(tmp_path / "nowhere")
     write(tmp_path / "begun" / "config.json", {})
-    with pytest.raises(UserError, match=r"begun has no summary\.json: has the run ended\?"):
+    with pytest.raises(UserError, match=r"begun has no summary\.json: the run has not finished"):
         load_local(tmp_path / "begun")
 
 
