@@ -33,10 +33,10 @@ def test_evaluate_program_names_the_sentences_that_training_scores(perfect, monk
     program(monkeypatch, "--workdir=run", "--split=valid")
     first, second, _ = capsys.readouterr().out.splitlines()
     assert first.startswith("valid: BLEU 100.00 on ")
-    assert second == "(training scores the first 7 of them: --config.eval.sentences)"
+    assert second == "(training evaluates the first 7 only: --config.eval.sentences)"
     perfect.eval.sentences = 0
     program(monkeypatch, "--workdir=run", "--split=valid")
-    assert "training scores" not in capsys.readouterr().out
+    assert "training evaluates" not in capsys.readouterr().out
 
 
 def test_averages_of_newest_snapshots_and_of_best_checkpoints(
@@ -58,7 +58,7 @@ def test_averages_of_newest_snapshots_and_of_best_checkpoints(
     assert asked == [[], [6], [4, 6], ["best"] * 3]
     with pytest.raises(UserError, match="leave one of them out"):
         program(monkeypatch, f"--workdir={tmp_path}", "--average=1", "--average_best=1")
-    with pytest.raises(UserError, match=r"--average=4: .* has 3 snapshots \(--config.checkpoint"):
+    with pytest.raises(UserError, match=r"--average=4: .* has 3 snapshots; --config.checkpoint"):
         program(monkeypatch, f"--workdir={tmp_path}", "--average=4")
     with pytest.raises(UserError, match="--average must be a whole number of at least 1"):
         program(monkeypatch, f"--workdir={tmp_path}", "--average=0")

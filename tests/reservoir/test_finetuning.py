@@ -207,7 +207,7 @@ def test_invalid_fine_tuning_is_rejected(folder, mesh, reservoirs, plain, kept):
     def told(pretrained: object, **fields: object) -> str:
         return refused(classifying(pretrained, **fields), folder, mesh)
 
-    assert "--config.pretrained=RUN is missing" in told("")
+    assert "--config.pretrained is empty" in told("")
     assert f"--config.pretrained={folder}/nowhere holds no run" in told(folder / "nowhere")
     assert "is a run of the task classification, not masked_lm" in told(kept[0])
     assert "has no reservoirs" in told(plain, reservoirs="tune")
@@ -239,5 +239,5 @@ def test_programs_reject_runs_of_other_tasks(kept, reservoirs, monkeypatch):
         monkeypatch.setattr("sys.argv", ["evaluate", f"--workdir={workdir}"])
         with pytest.raises(UserError, match=f"is a run of the task {task}, not translation"):
             evaluate.main()
-    with pytest.raises(UserError, match=r"use reservoir\.finetune"):
+    with pytest.raises(UserError, match=r"with reservoir\.finetune"):
         run.validate(classifying(reservoirs))
