@@ -22,7 +22,7 @@ def test_example_task_trains(tmp_path):
     assert summary["best_valid"] < 0.1
 
 
-def test_every_module_of_the_core_that_is_named_exists():
+def test_named_modules_exist():
     text = (ROOT / "ARCHITECTURE.md").read_text()
     for path in re.findall(r"`(common/[a-z_/]+\.py)`", text):
         assert (ROOT / path).is_file(), path

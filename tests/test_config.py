@@ -33,7 +33,7 @@ def config() -> ConfigDict:
     )
 
 
-def test_the_argument_chooses_the_size():
+def test_config_argument_selects_the_size():
     full = load(f"{ROOT}/configs/wmt_ffn_res.py")
     tiny = load(f"{ROOT}/configs/wmt_ffn_res.py:tiny")
     assert (full.model.width, tiny.model.width) == (512, 128)
@@ -106,7 +106,7 @@ def test_override_refuses(config, key, text, told):
     assert to_json(config) == before
 
 
-def test_nothing_is_proposed_where_nothing_is_near(config):
+def test_no_suggestion_without_a_similar_name(config):
     with pytest.raises(UserError, match=r"unknown option --config\.zzz$"):
         override(config, "zzz", "8")
 
@@ -135,14 +135,14 @@ def test_json_and_back(config):
     assert config.data.buckets == (16, 32)
 
 
-def test_choose_names_the_choices_and_the_nearest():
+def test_check_choice_names_the_choices_and_the_nearest():
     check_choice("--x", "adam", ("adam", "adamw"))
     with pytest.raises(UserError) as caught:
         check_choice("--x", "adamx", {"adam": 1, "lion": 2})
     assert str(caught.value) == "--x='adamx': choose one of adam, lion; did you mean adam?"
 
 
-def test_a_wrong_place_for_results_is_known_before_anything_is_made(tmp_path):
+def test_unwritable_output_folder_is_refused_before_anything_is_made(tmp_path):
     """Nor is a right one made."""
     (tmp_path / "file").write_text("x")
     for wrong in ("file", "file/below/it"):
@@ -163,7 +163,7 @@ def test_command_line():
     assert options.workdir == Path("runs/wmt_ffn_res_tiny")
 
 
-def test_an_experiment_of_another_paper_is_refused():
+def test_config_of_another_paper_is_refused():
     with pytest.raises(
         UserError, match=r"is an experiment of reservoir, which gmlp_lm\.train does"
     ):
@@ -174,19 +174,19 @@ def test_an_experiment_of_another_paper_is_refused():
         parse("reservoir.train", [TINY, "--config.paper=gmlp_lm"])
 
 
-def test_the_last_of_equal_options_counts():
+def test_last_of_repeated_options_wins():
     config, _ = parse("reservoir.train", ["--config.seed=2", TINY, "--config.seed=3"])
     assert config.seed == 3
 
 
-def test_workdir_is_named_by_the_configuration_unless_given():
+def test_default_workdir_is_named_after_the_configuration():
     _, options = parse("reservoir.train", [f"--config={ROOT}/configs/iwslt_t_res.py"])
     assert options.workdir == Path("runs/iwslt_t_res")
     _, options = parse("reservoir.train", [TINY, "--workdir", "elsewhere"])
     assert options.workdir == Path("elsewhere")
 
 
-def test_own_configuration_with_an_argument_of_its_own(tmp_path):
+def test_user_configuration_with_its_own_argument(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text(
         "from ml_collections import ConfigDict\n"

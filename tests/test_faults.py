@@ -405,7 +405,7 @@ def test_loss_that_is_not_a_number(call, fault, smallest, copied, capsys):
     assert "the loss is nan" in message
     assert "at step 3; stopped, the last good checkpoint" in message
     # It was read from the files that are still there, and can be used.
-    assert "going on from step 1 of" in capsys.readouterr().out
+    assert "resuming from step 1 of" in capsys.readouterr().out
     assert before.items() <= contents(copied / "checkpoints").items()
     call(translate, f"--workdir={copied}")
 

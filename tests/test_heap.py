@@ -12,7 +12,7 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_what_is_free_goes_back_to_the_system():
+def test_free_memory_is_returned_to_the_operating_system():
     library = ctypes.CDLL(None)
     if not hasattr(library, "malloc_trim"):
         pytest.skip("the C library has no malloc_trim")

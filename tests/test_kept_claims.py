@@ -13,7 +13,7 @@ KEPT = sorted(path.parent for path in RESULTS.glob("*/*/claims.csv"))
 
 
 @pytest.mark.parametrize("folder", KEPT, ids=lambda path: "-".join(path.parts[-2:]))
-def test_the_table_of_a_paper_is_that_of_its_kept_runs(folder, tmp_path, monkeypatch):
+def test_claims_table_equals_its_kept_runs(folder, tmp_path, monkeypatch):
     paper, scale = folder.parts[-2:]
     reproduce = importlib.import_module(f"{paper}.reproduce")
     if (folder / "runs").exists():
@@ -26,7 +26,7 @@ def test_the_table_of_a_paper_is_that_of_its_kept_runs(folder, tmp_path, monkeyp
         assert (tmp_path / name).read_text() == (folder / name).read_text(), "run `make claims`"
 
 
-def test_the_page_is_that_of_the_tables_of_all_papers():
+def test_claims_page_equals_the_tables_of_all_papers():
     assert {path.parts[-2] for path in KEPT} == {
         "explicit_opt",
         "gmlp_lm",

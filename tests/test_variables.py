@@ -42,14 +42,14 @@ def pair() -> Pair:
 
 
 @pytest.mark.parametrize("shape", [(32, 16), (16, 32), (16, 16), (5, 1)])
-def test_orthogonal_draws(shape: tuple[int, int]):
+def test_orthogonal_initializer(shape: tuple[int, int]):
     q = draw(ORTHOGONAL, 1, "a/kernel", shape)
     assert q.shape == shape and q.dtype == np.float32
     gram = q.T @ q if shape[0] >= shape[1] else q @ q.T
     np.testing.assert_allclose(gram, np.eye(min(shape)), atol=1e-6)
 
 
-def test_orthogonal_draws_prefer_no_sign():
+def test_orthogonal_initializer_has_no_preferred_sign():
     """LAPACK's own choice of signs makes this element negative or positive according to its algorithm."""
     corners = [draw(ORTHOGONAL, 0, str(i), (4, 4))[0, 0] for i in range(200)]
     assert abs(np.mean(corners)) < 5 * 0.5 / 200**0.5
@@ -57,7 +57,7 @@ def test_orthogonal_draws_prefer_no_sign():
     assert abs(np.mean(diagonals)) < 5 / 200**0.5
 
 
-def test_other_draws():
+def test_other_initializers():
     uniform = draw(("uniform", 0.25), 1, "a/bias", (4000,))
     assert -0.25 <= uniform.min() < -0.249 and 0.249 < uniform.max() <= 0.25
     assert uniform.std() == pytest.approx(0.25 / 3**0.5, rel=0.05)
@@ -70,14 +70,14 @@ def test_other_draws():
 
 
 @pytest.mark.parametrize("spec", [ORTHOGONAL, ("uniform", 1.0)])
-def test_a_draw_depends_on_its_seed_and_its_path_only(spec: tuple):
+def test_initial_value_depends_on_seed_and_path_only(spec: tuple):
     first = draw(spec, 1, "a", (6, 4))
     others = [draw(spec, 2, "a", (6, 4)), draw(spec, 1, "b", (6, 4))]
     np.testing.assert_array_equal(first, draw(spec, 1, "a", (6, 4)))
     assert all(np.abs(first - other).max() > 0.01 for other in others)
 
 
-def test_draws_are_what_they_were():
+def test_initial_values_equal_golden_values():
     """Stored runs name their reservoirs by a seed: these bits may never change."""
     path = "encoder/blocks/2/residuals/0/function/up"
     kernel = draw(ORTHOGONAL, 1, f"{path}/kernel", (3, 2))
@@ -87,7 +87,7 @@ def test_draws_are_what_they_were():
     assert fingerprint({"kernel": kernel, "bias": bias}) == FINGERPRINT
 
 
-def test_a_fingerprint_sees_names_values_and_nothing_else():
+def test_fingerprint_depends_on_names_and_values_only():
     a, b = np.arange(3, dtype=np.float32), np.ones(2, np.float32)
     whole = fingerprint({"a": a, "b": b})
     assert whole == fingerprint({"b": b, "a": a})
@@ -97,7 +97,7 @@ def test_a_fingerprint_sees_names_values_and_nothing_else():
     assert len({whole, *map(fingerprint, others)}) == 5
 
 
-def test_freezing_turns_every_parameter(pair: Pair):
+def test_freeze_turns_every_parameter_into_a_frozen_one(pair: Pair):
     abstract_model = variables.split(pair)
     assert set(abstract_model.trainable) == {"first/kernel", "first/bias"}
     assert set(abstract_model.frozen) == {
@@ -117,7 +117,7 @@ def test_freezing_turns_every_parameter(pair: Pair):
     )
 
 
-def test_drawn_values_are_in_bounds_and_keyed_by_their_paths(pair: Pair):
+def test_initial_values_are_in_bounds_and_keyed_by_path(pair: Pair):
     abstract_model = variables.split(pair)
     values = variables.draw_frozen(abstract_model, 7)
     assert values.keys() == abstract_model.frozen.keys()
@@ -129,7 +129,7 @@ def test_drawn_values_are_in_bounds_and_keyed_by_their_paths(pair: Pair):
     np.testing.assert_array_equal(values["second/up/kernel"], expected)
 
 
-def test_freezing_a_parameter_that_no_seed_gives_names_it():
+def test_freezing_a_parameter_without_initializer_names_it():
     class Outer(nnx.Module):
         def __init__(self):
             self.norm = RMSNorm(4, rngs=nnx.Rngs(0))
@@ -142,7 +142,7 @@ def test_freezing_a_parameter_that_no_seed_gives_names_it():
     ("matrix", "deviation"),
     [(("orthogonal", 2.0), 2 / 8), (("xavier", 2.0), 2 / 7), (("fan_in", 2.0), 2 / 8)],
 )
-def test_a_frozen_matrix_and_a_trained_one_have_the_distribution_that_is_asked_for(
+def test_frozen_and_trained_matrices_have_the_configured_distribution(
     matrix: tuple, deviation: float
 ):
     """Of 64 inputs and 34 outputs; biases are uniform as before."""
@@ -166,7 +166,7 @@ def test_a_frozen_matrix_and_a_trained_one_have_the_distribution_that_is_asked_f
             assert np.abs(kernel).max() <= 2 * (6 / 98) ** 0.5
 
 
-def test_a_frozen_value_that_is_given_is_kept():
+def test_loaded_frozen_value_is_kept():
     """A pretrained table: no seed says what it is."""
     table = Embed(5, 4, rngs=nnx.Rngs(0), positions="none")
     before = np.asarray(table.table[...])
@@ -177,7 +177,7 @@ def test_a_frozen_value_that_is_given_is_kept():
     np.testing.assert_array_equal(abstract_model.frozen["table"].get_value(), before)
 
 
-def test_a_built_model_has_the_values_it_is_given(pair: Pair):
+def test_built_model_has_the_given_values(pair: Pair):
     abstract_model = variables.abstract(lambda: Pair(nnx.Rngs(0)))
     for some in (abstract_model.trainable, abstract_model.frozen):
         assert all(isinstance(v.get_value(), jax.ShapeDtypeStruct) for v in some.values())
@@ -203,7 +203,7 @@ def test_counts(pair: Pair):
 
 
 @pytest.mark.parametrize("seed", [7, jax.random.key(3)])
-def test_keys_are_those_of_nnx(seed):
+def test_param_keys_equal_those_of_nnx(seed):
     ours, theirs = variables.ParamKeys(seed), nnx.Rngs(seed)
     for _ in range(3):
         assert (ours.params() == theirs.params()).all()

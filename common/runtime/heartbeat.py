@@ -1,15 +1,14 @@
-"""Several processes end together: a lost one is named, in bounded time, whatever the others are doing.
+"""Heartbeats between processes: when one is lost, all others name it and exit within a bounded time.
 
-A thread of each process holds a connection to process 0. One that was killed closes it; one that is stopped, or whose
-machine is gone, is silent for TRAINLESS_LOST_SECONDS (60). (One whose main thread alone waits for ever is not found.)
-Process 0 tells all the others, and everybody's thread prints one line and ends its process, which may be waiting for
-the lost one in the middle of a step:
+A thread of each process holds a connection to process 0. A killed process closes its connection; a suspended process or
+a lost machine sends nothing for TRAINLESS_LOST_SECONDS (60). A deadlock of the main thread alone is not detected.
+Process 0 informs all others, and every heartbeat thread prints one line and exits the process, which may be waiting
+for the lost one in a collective operation:
 
-    error: process 1 (host-b) is lost: ...; the same command goes on from the last checkpoint ...
+    error: process 1 (host-b) is lost: ...; the same command resumes from the last checkpoint ...
 
-Without this, JAX's runtime ends them after a longer time by abort(), with a dump of its own stack. No launcher is
-needed. A process ends with 0, with 2 if it found a fault of the user, with 128 and the number of a signal after which
-it has saved, with 1 and a traceback at a fault of the program, and with LOST because of another process.
+Without this, JAX's runtime calls abort() later, with a dump of its own stack. The exit code is 0, or 2 for a user
+error, 128 + N after signal N with the run saved, 1 with a traceback for a bug, LOST after the loss of another process.
 """
 
 import ctypes
@@ -28,15 +27,15 @@ from typing import NoReturn
 from common.errors import UserError
 
 LOST = 75
-"""The exit code of those that end because another process is lost, or never came: EX_TEMPFAIL, "try again"."""
+"""The exit code after another process was lost or missed the rendezvous: EX_TEMPFAIL, "try again"."""
 
 SILENCE = "TRAINLESS_LOST_SECONDS", 60
 ARRIVAL = "TRAINLESS_JOIN_SECONDS", 300
 
-AGAIN = "the same command goes on from the last checkpoint, with any number of processes"
+AGAIN = "the same command resumes from the last checkpoint, with any number of processes"
 
 _ENDING = threading.Lock()
-"""Taken, and never given back, by the first that ends this process."""
+"""Acquired once, by the first thread that exits this process."""
 
 _ALIVE, _END = b".", b"end\n"
 
@@ -46,10 +45,10 @@ _EXCHANGE = re.compile(
 
 
 def seconds(setting: tuple[str, int]) -> int:
-    """A setting of the environment: its name, and its value where it is not set.
+    """Reads a setting (name, default) from the environment.
 
     Raises:
-      UserError: it is no positive whole number.
+      UserError: the value is not a positive integer.
     """
     name, default = setting
     text = os.environ.get(name) or str(default)
@@ -59,13 +58,13 @@ def seconds(setting: tuple[str, int]) -> int:
 
 
 class Heartbeat(threading.Thread):
-    """Ends this process as soon as another one is lost.
+    """Exits this process as soon as another one is lost.
 
     Args:
-      process: the number of this one.
-      connections: as the meeting left them: those of process 0 with all others, of others with process 0.
+      process: the number of this process.
+      connections: of the rendezvous, by process.
       hosts: of all processes.
-      silence: seconds after which a process that says nothing is lost.
+      silence: seconds without a heartbeat after which a process is lost.
     """
 
     def __init__(
@@ -91,7 +90,7 @@ class Heartbeat(threading.Thread):
             ready = {key.data: key.fileobj for key, _ in selector.select(pause)}
             now = time.monotonic()
             if said and now - said > 3 * pause:
-                # It was this process that was stopped; what the others said meanwhile is still to be read.
+                # This process was suspended; the heartbeats of the others are still to be read.
                 heard = dict.fromkeys(heard, now)
             if now - said >= pause:
                 self._say(_ALIVE)
@@ -112,7 +111,7 @@ class Heartbeat(threading.Thread):
                     self._lost(number)
 
     def end(self) -> None:
-        """This process has come to its good end, and may go."""
+        """Tells the others that this process ends normally."""
         self._say(_END)
 
     def _say(self, word: bytes) -> None:
@@ -122,9 +121,9 @@ class Heartbeat(threading.Thread):
 
     def _lost(self, number: int) -> NoReturn:
         self._say(b"lost %d\n" % number)
-        reason = "it failed (its log says why), was killed, hangs or is out of reach"
+        reason = "it failed (see its log), was killed, hangs or is unreachable"
         if number == self._process:
-            reason = "the others have not heard of this one for too long"
+            reason = "its heartbeats did not arrive in time"
         end(self._process, f"process {number} ({self._hosts[number]}) is lost: {reason}; {AGAIN}")
 
 
@@ -136,20 +135,22 @@ def _receive(connection: socket.socket) -> bytes:
 
 
 def end(process: int, line: str) -> NoReturn:
-    """Prints the line and ends the process with LOST; nothing of it is waited for."""
+    """Prints the line and exits with LOST at once."""
     _ENDING.acquire()
     print(f"error: {line}", file=sys.stderr, flush=True)
-    _silence_errors()  # what the runtime says from now on names nobody
+    _silence_errors()  # later errors of the runtime are consequences
     if process == 0:
-        time.sleep(2)  # the others' runtime ends them when ours is gone: their threads come first
+        time.sleep(
+            2
+        )  # the runtime of the others aborts when this one exits: their heartbeats come first
     os._exit(LOST)
 
 
 def hold_abort() -> None:
-    """A thread that calls abort() sleeps for six seconds first, so that the line is printed and the exit code is ours.
+    """Delays abort() by six seconds, so that the heartbeat can print its line and set the exit code.
 
-    JAX's runtime does so as soon as process 0 is gone. The handler is sleep() of the C library itself, which is given
-    the number of the signal, 6: the runtime's threads know no Python. An abort() for another reason comes late.
+    JAX's runtime aborts as soon as process 0 is gone. The handler is the C library's sleep(), called with the number of
+    SIGABRT, 6, since the runtime's threads cannot run Python.
     """
     library = ctypes.CDLL(None)
     library.signal.argtypes = ctypes.c_int, ctypes.c_void_p
@@ -157,28 +158,28 @@ def hold_abort() -> None:
 
 
 def several() -> bool:
-    """Whether this is one process of several."""
+    """Whether the launcher started several processes."""
     return os.environ.get("TRAINLESS_NUM_PROCESSES", "1") != "1"
 
 
 def hold(error: Exception) -> None:
-    """An exchange with a lost process may fail at once: waits for the thread, which says who it was and ends this one.
+    """After a failed collective operation, waits for the heartbeat to name the lost process and exit.
 
-    Returns if nobody was lost, or the error is another.
+    Returns at once for other errors, and later if no process was lost.
     """
     if several() and _EXCHANGE.search(str(error)):
         time.sleep(seconds(SILENCE) + 5)
 
 
 def leave(code: int) -> NoReturn:
-    """Ends a process that failed. One of several does not wait for the others, which may be waiting for it."""
+    """Exits after a failure. One of several processes does not wait for the others, which may be waiting for it."""
     if not several():
         sys.exit(code)
     _ENDING.acquire()
     sys.stdout.flush()
     sys.stderr.flush()
     _silence_errors()
-    # They may be failing alike, and have a line of their own to print before this one is missed.
+    # The others may fail in the same way, and print their own line first.
     time.sleep(3 if os.environ.get("TRAINLESS_PROCESS_ID") == "0" else 2)
     os._exit(code)
 

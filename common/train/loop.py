@@ -179,7 +179,7 @@ def train(
         name = signal.Signals(signals.received).name
         raise Preempted(
             signals.received,
-            f"{name}: saved step {run.step} in {run.workdir}; the same command goes on from there",
+            f"{name}: saved step {run.step} in {run.workdir}; the same command resumes there",
         )
 
 

@@ -227,7 +227,7 @@ def _resume(
     state = RunState.from_json(meta)
     state.stop_reason = _still_ended(config, meta["step"], state)
     if is_main():
-        print(f"going on from step {meta['step']} of {workdir}")
+        print(f"resuming from step {meta['step']} of {workdir}")
     fixed = (step, train_state, values, state, checkpoints, pretrained.fingerprint)
     return Run(config, task, workdir, mesh, *fixed)
 

@@ -57,7 +57,7 @@ def test_killed_run_resumes_to_identical_result(tmp_path: Path):
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not (killed / "summary.json").exists(), "killed too late"
-    assert "going on from step" in finish(start(command(killed, cache, **fields)))
+    assert "resuming from step" in finish(start(command(killed, cache, **fields)))
     whole, again = summary(tmp_path / "whole"), summary(killed)
     points = [[(p["step"], p["value"]) for p in s["curve"]["points"]] for s in (whole, again)]
     assert points[0] == points[1]

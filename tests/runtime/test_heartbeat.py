@@ -129,16 +129,16 @@ def lost(number: int) -> str:
         ("first stopped", signal.SIGSTOP, 0),
     ],
 )
-def test_the_others_of_a_lost_process_name_it(runs, case, number, victim):
+def test_lost_process_is_named_by_all_others(runs, case, number, victim):
     runs[case].send(number, victim)
     codes, outputs = runs[case].ends(*({0, 1, 2} - {victim}))
     assert codes == [LOST] * 2
     for output in outputs:
         assert output.startswith(lost(victim)) and output.count("\n") == 1
-        assert "the same command goes on from the last checkpoint" in output
+        assert "the same command resumes from the last checkpoint" in output
 
 
-def test_one_that_never_comes_is_named(runs):
+def test_process_that_missed_the_rendezvous_is_named(runs):
     codes, outputs = runs["absent"].ends(0, 1)
     assert codes == [LOST] * 2
     assert outputs == ["error: process 2 did not come within 3 s\n"] * 2
@@ -149,7 +149,7 @@ def test_one_that_never_comes_is_named(runs):
         assert output.endswith("within 3 s (Connection refused)\n")
 
 
-def test_one_that_fails_says_why_and_the_others_name_it(runs):
+def test_failing_process_prints_its_error_and_is_named_by_the_others(runs):
     codes, outputs = runs["user"].ends(0, 1, 2)
     assert codes == [LOST, 2, LOST]
     assert outputs[1] == "error: the file is empty\n"
@@ -160,25 +160,25 @@ def test_one_that_fails_says_why_and_the_others_name_it(runs):
     assert outputs[1].startswith(lost(0)) and outputs[2].startswith(lost(0))
 
 
-def test_a_fault_of_all_is_told_once_by_each(runs):
+def test_error_of_all_processes_is_printed_once_by_each(runs):
     codes, outputs = runs["all of them"].ends(0, 1, 2)
     assert codes == [2] * 3 and outputs == ["error: the file is empty\n"] * 3
 
 
-def test_the_line_comes_before_an_abort(runs):
+def test_lost_line_is_printed_before_an_abort(runs):
     """JAX's runtime aborts as soon as process 0 is gone; here it does a second before."""
     codes, outputs = runs["aborting"].ends(0, 1, 2)
     assert codes == [-signal.SIGKILL, LOST, LOST]
     assert outputs[1].startswith(lost(0)) and outputs[2].startswith(lost(0))
 
 
-def test_who_ends_well_is_not_missed(runs):
+def test_process_that_ends_normally_is_not_reported(runs):
     """Neither at once nor after the three seconds in which it has to be heard of."""
     codes, outputs = runs["well"].ends(0, 1, 2)
     assert codes == [0] * 3 and outputs == [""] * 3
 
 
-def test_strangers_and_those_that_begin_anew_do_not_disturb_a_meeting():
+def test_foreign_and_restarted_connections_do_not_disturb_the_rendezvous():
     address = free_address()
     found = {}
 
@@ -211,7 +211,7 @@ def test_strangers_and_those_that_begin_anew_do_not_disturb_a_meeting():
             connection.close()
 
 
-def test_processes_that_were_asked_for_different_things_say_which():
+def test_differing_settings_are_named():
     address, said = free_address(), {}
     asked = [{"--workdir": "runs/a", "--config.seed": "1", "the code": "abc"}] * 3
     asked[2] = asked[2] | {"--config.seed": "2", "the code": "abc+"}
@@ -231,7 +231,7 @@ def test_processes_that_were_asked_for_different_things_say_which():
     assert len(said) == 3
 
 
-def test_wrong_settings_are_told(monkeypatch):
+def test_invalid_settings_raise_user_errors(monkeypatch):
     with pytest.raises(UserError, match="must be host:port, got 'somewhere'"):
         rendezvous("somewhere", 2, 1, 1)
     with socket.create_server(("", 0)) as taken:

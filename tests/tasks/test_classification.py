@@ -6,14 +6,14 @@ from common.data.tokenizer import BOS, EOS
 from common.tasks.classification import sequence
 
 
-def test_a_text_stands_between_its_marks():
+def test_text_has_begin_and_end_tokens():
     assert sequence([[5, 6]], 10) == ([BOS, 5, 6], False)
     assert sequence([[5, 6], [7]], 10) == ([BOS, 5, 6, EOS, EOS, 7], False)
 
 
 @pytest.mark.parametrize("longest", [6, 7, 12, 13])
 @pytest.mark.parametrize(("first", "second"), [(3, 30), (30, 3), (30, 30), (1, 1), (4, 5)])
-def test_of_a_pair_the_longer_one_is_cut_and_the_end_has_room(longest, first, second):
+def test_longer_text_of_a_pair_is_truncated_first(longest, first, second):
     tokens, cut = sequence([[5] * first, [6] * second], longest)
     assert len(tokens) + 1 <= longest
     kept = tokens.count(5), tokens.count(6)
@@ -25,6 +25,6 @@ def test_of_a_pair_the_longer_one_is_cut_and_the_end_has_room(longest, first, se
         assert kept[1] == second or kept[1] >= kept[0] - 1
 
 
-def test_a_long_text_is_cut_at_its_end():
+def test_long_text_is_truncated_at_its_end():
     assert sequence([[5, 6, 7, 8]], 5) == ([BOS, 5, 6, 7], True)
     assert sequence([[5, 6, 7]], 5) == ([BOS, 5, 6, 7], False)

@@ -76,7 +76,7 @@ def values(task, mesh) -> ModelState:
     return ModelState(abstract_model, trainable, frozen, mesh)
 
 
-def test_evaluation_equals_a_reading_row_by_row(task, values):
+def test_evaluation_equals_a_row_by_row_implementation(task, values):
     """Each row alone, the logits of all its positions, the softmax in NumPy."""
     network = values.abstract_model.build(values.trainable, values.frozen)
     forward = jax.jit(lambda *inputs: network(*inputs))
@@ -100,14 +100,14 @@ def test_evaluation_equals_a_reading_row_by_row(task, values):
     assert found["perplexity"] == pytest.approx(math.exp(loss / count), rel=1e-5)
 
 
-def test_all_evaluations_ask_the_same_whatever_the_batches(folder, mesh, task, values):
+def test_evaluation_masks_do_not_depend_on_batching(folder, mesh, task, values):
     expected = task.evaluate(values, "test")
     assert task.evaluate(values, "test") == expected
     other = MaskedLm(small(folder, **{"eval.batch": 3, "seed": 7}), encoder.masked_lm, mesh)
     assert other.evaluate(values, "test") == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_limit_of_evaluation_is_the_first_rows_of_validation_alone(folder, mesh, task, values):
+def test_evaluation_limit_applies_to_validation_only(folder, mesh, task, values):
     few = MaskedLm(small(folder, **{"eval.sequences": 2}), encoder.masked_lm, mesh)
     assert few.evaluate(values, "valid")["loss"] != task.evaluate(values, "valid")["loss"]
     assert few.evaluate(values, "test") == pytest.approx(task.evaluate(values, "test"))
@@ -118,7 +118,7 @@ def epoch(task: MaskedLm, number: int) -> list[np.ndarray]:
     return [task.training_batches[number * count + k]["tokens"] for k in range(count)]
 
 
-def test_an_epoch_has_every_row_once_in_another_order(task):
+def test_epoch_has_every_row_once_in_a_new_order(task):
     first, second = (np.concatenate(epoch(task, number)) for number in (0, 1))
     rows = task.splits["train"]
     expected = sorted(map(tuple, rows[np.arange(len(rows))].tolist()))
@@ -127,7 +127,7 @@ def test_an_epoch_has_every_row_once_in_another_order(task):
     assert (first != second).any()
 
 
-def test_every_step_masks_anew(task):
+def test_every_step_draws_new_masks(task):
     """As the loop calls it: the key of step t is folded out of the seed."""
     tokens = jnp.asarray(task.training_batches[0]["tokens"])
     seen = []
@@ -146,12 +146,12 @@ def test_every_step_masks_anew(task):
     assert ((seen[0] == PAD) == (np.asarray(tokens) == PAD)).all()
 
 
-def test_the_mask_is_no_piece_and_the_model_knows_it(task):
+def test_mask_id_is_the_last_of_the_vocabulary(task):
     assert vocabulary(task.tokenizer) == 60 == task.tokenizer.size + 1
     assert max(max(row) for row in task.tokenizer.encode(["<mask> [MASK] zebra"])) < 59
 
 
-def test_a_text_too_short_to_be_asked_about_is_refused(tmp_path, mesh):
+def test_text_too_short_to_mask_is_refused(tmp_path, mesh):
     write_text(tmp_path)
     (tmp_path / "valid.txt").write_text("cat\n")
     with pytest.raises(UserError, match=r"the valid text has \d tokens, too few"):
@@ -181,14 +181,14 @@ def test_training_lowers_the_perplexity(trained):
     assert set(summary["test"]) == {"perplexity", "loss", "accuracy"}
 
 
-def test_the_run_keeps_the_loss_of_every_test_row(trained, task):
+def test_predictions_keep_the_loss_of_every_test_row(trained, task):
     workdir, summary = trained
     kept = load_predictions(workdir / PREDICTIONS)
     assert kept.metrics() == pytest.approx(summary["test"], rel=1e-12)
     assert len(kept) == len(task.splits["test"]) and (kept.hits_M <= kept.weights_M).all()
 
 
-def test_a_run_in_two_parts_is_the_same_to_the_bit(trained, folder, mesh, tmp_path):
+def test_resume_is_bit_exact(trained, folder, mesh, tmp_path):
     """The second part begins within an epoch."""
     workdir = tmp_path / "run"
     run.fit(small(folder, **{"train.steps": 5}), workdir, mesh)
@@ -198,7 +198,7 @@ def test_a_run_in_two_parts_is_the_same_to_the_bit(trained, folder, mesh, tmp_pa
 
 
 @pytest.mark.slow
-def test_eight_devices_and_microbatches_train_alike(trained, folder, tmp_path):
+def test_eight_devices_and_microbatches_are_equal_to_one(trained, folder, tmp_path):
     """Masks are the same wherever rows lie."""
     mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
     run.fit(small(folder), tmp_path / "eight", mesh)

@@ -45,14 +45,14 @@ def drawn() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return tokens, np.asarray(found.inputs_BL), chosen
 
 
-def test_fifteen_percent_of_the_text_is_chosen(drawn):
+def test_fifteen_percent_of_the_text_is_masked(drawn):
     _, _, chosen = drawn
     counts = chosen.sum(1)
     assert set(counts.tolist()) == {4, 5}  # 4.05 on average
     assert counts.mean() == pytest.approx(RATE * TEXT, abs=0.02)
 
 
-def test_every_token_of_text_has_the_same_chance_and_others_have_none(drawn):
+def test_text_tokens_are_masked_with_equal_probability_and_others_never(drawn):
     tokens, _, chosen = drawn
     share = chosen.mean(0)
     text = tokens[0] >= FIRST
@@ -61,7 +61,7 @@ def test_every_token_of_text_has_the_same_chance_and_others_have_none(drawn):
     assert (share[~text] == 0).all()
 
 
-def test_eighty_ten_ten(drawn):
+def test_masked_tokens_are_replaced_eighty_ten_ten(drawn):
     tokens, shown, chosen = drawn
     masked = (shown == MASK)[chosen].mean()
     other = ((shown != MASK) & (shown != tokens))[chosen].mean()
@@ -80,7 +80,7 @@ def test_the_tokens_of_a_row_are_masked_independently(drawn):
         assert hidden[counts == count].mean() == pytest.approx(0.8**count, abs=0.02)
 
 
-def test_another_token_is_any_piece_and_no_special_one(drawn):
+def test_random_replacements_are_never_special_tokens(drawn):
     tokens, shown, chosen = drawn
     others = shown[chosen & (shown != MASK) & (shown != tokens)]
     assert set(others.tolist()) == set(range(FIRST, MASK))
@@ -88,13 +88,13 @@ def test_another_token_is_any_piece_and_no_special_one(drawn):
     assert counts.max() < 1.5 * counts.min()
 
 
-def test_what_is_not_chosen_stays(drawn):
+def test_unmasked_tokens_stay(drawn):
     tokens, shown, chosen = drawn
     assert (shown == tokens)[~chosen].all()
 
 
 @pytest.mark.parametrize(("length", "rate"), [(8, 0.15), (20, 0.15), (512, 0.15), (20, 0.99)])
-def test_there_is_room_for_the_most_that_may_be_chosen(length, rate):
+def test_places_suffice_for_the_largest_number_of_masks(length, rate):
     tokens = jnp.full((500, length), FIRST, jnp.int32)
     found = mask(tokens, jax.random.split(jax.random.key(0), 500), MASK, rate)
     assert found.places_BM.shape[1] == most(length, rate)
@@ -103,14 +103,14 @@ def test_there_is_room_for_the_most_that_may_be_chosen(length, rate):
 
 
 @pytest.mark.parametrize(("length", "rate"), [(8, 0.15), (512, 0.15), (20, 0.99)])
-def test_the_row_with_the_most_chosen_tokens_uses_every_place(length, rate):
+def test_row_with_the_most_masks_uses_every_place(length, rate):
     tokens = jnp.full((500, length), FIRST, jnp.int32)
     found = mask(tokens, jax.random.split(jax.random.key(0), 500), MASK, rate)
     assert found.weights_BM.sum(1).max() == found.places_BM.shape[1] == most(length, rate)
     assert found.inputs_BL.dtype == jnp.int32 and found.weights_BM.dtype == jnp.float32
 
 
-def test_a_row_depends_on_its_key_alone():
+def test_masks_of_a_row_depend_on_its_key_only():
     tokens = jnp.asarray(rows(4))
     keys = jax.random.split(jax.random.key(3), 4)
     together = mask(tokens, keys, MASK, RATE)

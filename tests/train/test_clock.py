@@ -34,7 +34,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
     return time
 
 
-def test_seconds_count_for_the_innermost_section_only(time: FakeTime) -> None:
+def test_seconds_count_for_the_innermost_section(time: FakeTime) -> None:
     clock = Clock()
     time.advance(100)  # outside of all sections: not counted
     with clock.section("train"):
@@ -50,7 +50,7 @@ def test_seconds_count_for_the_innermost_section_only(time: FakeTime) -> None:
     assert clock.seconds() == expected
 
 
-def test_seconds_of_an_open_section_are_counted_up_to_now(time: FakeTime) -> None:
+def test_open_section_counts_up_to_now(time: FakeTime) -> None:
     clock = Clock()
     with clock.section("train"):
         for second in (1, 2, 3):
@@ -62,7 +62,7 @@ def test_seconds_of_an_open_section_are_counted_up_to_now(time: FakeTime) -> Non
     assert clock["train"] == 4
 
 
-def test_a_section_that_raises_ends_too(time: FakeTime) -> None:
+def test_section_ends_on_exception(time: FakeTime) -> None:
     clock = Clock()
     with clock.section("train"):
         with pytest.raises(ValueError), clock.section("eval"):
@@ -72,7 +72,7 @@ def test_a_section_that_raises_ends_too(time: FakeTime) -> None:
     assert clock["eval"] == 5 and clock["train"] == 1
 
 
-def test_a_restored_clock_adds_to_the_seconds_of_its_checkpoint(time: FakeTime) -> None:
+def test_restored_clock_adds_to_checkpoint_seconds(time: FakeTime) -> None:
     """A checkpoint of an older program may lack a section."""
     clock = Clock({"train": 10.0, "eval": 4.0})
     with clock.section("train"):
@@ -82,7 +82,7 @@ def test_a_restored_clock_adds_to_the_seconds_of_its_checkpoint(time: FakeTime) 
 
 
 @pytest.mark.parametrize("eval_start", [False, True])
-def test_training_seconds_leave_out_compilation_evaluation_and_checkpoints(
+def test_training_seconds_exclude_compilation_evaluation_and_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eval_start: bool
 ) -> None:
     """Each of them takes hours here; whatever the machine does in between, training takes seconds."""

@@ -13,7 +13,7 @@ from common.train.profile import Profile
 from tests.train import toy
 
 
-def test_an_outline_says_what_a_run_holds_and_does(capsys: pytest.CaptureFixture) -> None:
+def test_dry_run_prints_memory_and_flops(capsys: pytest.CaptureFixture) -> None:
     dry_run.show(toy.config(train__steps=7), toy.Toy(), toy.mesh())
     shown = capsys.readouterr().out
     # As in the summary of a run: x W of 8 x 2 x 4 and 8 x 4 x 1, the latter for its weights too.
@@ -25,7 +25,7 @@ def test_an_outline_says_what_a_run_holds_and_does(capsys: pytest.CaptureFixture
     assert line.split() == ["all", "5", "12", "17"]
 
 
-def test_bytes_are_those_of_the_part_that_a_device_has() -> None:
+def test_bytes_are_per_device() -> None:
     mesh = make_mesh({"data": 1, "fsdp": 2, "tensor": 4}, jax.devices())
     where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("fsdp", "tensor"))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -36,25 +36,25 @@ def test_bytes_are_those_of_the_part_that_a_device_has() -> None:
     assert sizes == [4 * 8 * 16, 4 * 8 * 16 // 8]
 
 
-def test_the_steps_asked_for_are_traced(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_profile_traces_the_requested_steps(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     profile = Profile.parse("3:4")
     fit(toy.config(train__steps=6), toy.Toy(), tmp_path, toy.mesh(), profile)
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
     assert str(tmp_path / "profile") in capsys.readouterr().out
 
 
-def test_a_run_that_ends_before_the_last_step_still_writes_its_trace(tmp_path: Path) -> None:
+def test_profile_writes_its_trace_when_the_run_ends_early(tmp_path: Path) -> None:
     fit(toy.config(train__steps=6), toy.Toy(), tmp_path, toy.mesh(), Profile.parse("5:100"))
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
 
 
-def test_steps_that_a_run_never_makes_are_refused(tmp_path: Path) -> None:
+def test_profile_after_the_last_step_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="begins behind the last step of the run, 6"):
         fit(toy.config(train__steps=6), toy.Toy(), tmp_path / "run", toy.mesh(), Profile(7, 8))
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("given", ["3", "4:3", "0:2", "a:b", "1:", "-1:2"])
-def test_other_profiles_are_refused(given: str) -> None:
+def test_malformed_profiles_are_refused(given: str) -> None:
     with pytest.raises(UserError, match="FIRST:LAST"):
         Profile.parse(given)

@@ -16,7 +16,7 @@ class Scale(nnx.Module):
         self.scale = nnx.Param(jnp.float32(3))
 
 
-def test_rows_of_batches_of_two_lengths_are_collected_by_example() -> None:
+def test_rows_of_two_batch_shapes_are_collected_by_example() -> None:
     """Each length is traced on its own; empty rows, of the id -1, are left out."""
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     abstract_model = variables.split(Scale())

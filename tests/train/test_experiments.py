@@ -30,7 +30,7 @@ def suite(tmp_path: Path) -> Toys:
     return Toys("tiny", 1, [], tmp_path, toy.mesh())
 
 
-def test_a_run_that_has_ended_is_not_opened_again(suite: Toys) -> None:
+def test_finished_run_is_not_opened_again(suite: Toys) -> None:
     first, workdir = suite.fit("one", toy.config())
     again, _ = suite.fit("one", toy.config())
     assert suite.opened == ["one"] and workdir == suite.out / "runs" / "one"
@@ -41,7 +41,7 @@ def test_a_run_that_has_ended_is_not_opened_again(suite: Toys) -> None:
     assert suite.opened == ["one"] * 2 and found["curve"] == again["curve"]
 
 
-def test_a_run_whose_data_were_written_since_is_opened_again(suite: Toys, tmp_path: Path) -> None:
+def test_finished_run_with_newer_data_is_opened_again(suite: Toys, tmp_path: Path) -> None:
     """Files at any depth, and a link that is turned to older ones."""
     old, data = tmp_path / "old", tmp_path / "data"
     for folder in (old, data):
@@ -63,7 +63,7 @@ def test_a_run_whose_data_were_written_since_is_opened_again(suite: Toys, tmp_pa
     assert suite.opened == ["one"] * 3
 
 
-def test_another_configuration_is_refused_or_gone_on_with(suite: Toys) -> None:
+def test_other_configuration_is_refused_or_resumed(suite: Toys) -> None:
     suite.fit("one", toy.config(train__steps=10))
     with pytest.raises(UserError, match="belongs to a run with another configuration: seed"):
         suite.fit("one", toy.config(train__steps=10, seed=2))
@@ -74,7 +74,7 @@ def test_another_configuration_is_refused_or_gone_on_with(suite: Toys) -> None:
     )
 
 
-def test_a_run_that_was_cut_off_is_gone_on_with(suite: Toys) -> None:
+def test_interrupted_run_is_resumed(suite: Toys) -> None:
     """The summary of an earlier, shorter end does not stand for it."""
     suite.fit("one", toy.config(train__steps=5, seed=110))
     with pytest.raises(UserError, match="the loss is nan"):
@@ -83,7 +83,7 @@ def test_a_run_that_was_cut_off_is_gone_on_with(suite: Toys) -> None:
     assert suite.opened == ["one"] * 3
 
 
-def test_a_kept_run_is_never_replaced_by_another_configuration(suite: Toys) -> None:
+def test_kept_run_is_never_replaced(suite: Toys) -> None:
     """A kept run has a summary but no checkpoints."""
     _, workdir = suite.fit("one", toy.config(train__steps=5))
     shutil.rmtree(workdir / "checkpoints")
@@ -95,14 +95,14 @@ def test_a_kept_run_is_never_replaced_by_another_configuration(suite: Toys) -> N
     assert suite.opened == ["one"]
 
 
-def test_a_damaged_summary_of_a_kept_run_is_named(suite: Toys) -> None:
+def test_damaged_summary_of_a_kept_run_is_named(suite: Toys) -> None:
     _, workdir = suite.fit("one_seed1", toy.config(train__steps=5))
     (workdir / "summary.json").write_text("{")
     with pytest.raises(UserError, match=r"summary.json is damaged"):
         suite.kept("one")
 
 
-def test_kept_runs_of_a_sweep_may_have_digits_in_the_name_of_a_field(tmp_path: Path) -> None:
+def test_kept_runs_of_a_sweep_may_have_digits_in_a_field_name(tmp_path: Path) -> None:
     suite = Toys("tiny", 1, [], tmp_path, toy.mesh(), sweep={"optimizer.beta2": ("0.9",)})
     suite.runs({"one": lambda seed: toy.config(seed=seed, train__steps=5)})
     assert [ran.name for ran in suite.kept("one")] == ["one_seed1_beta2=0.9"]
@@ -121,7 +121,7 @@ def tuned(tmp_path: Path, seeds: int = 2, **options) -> Toys:
     return Toys("tiny", seeds, [], tmp_path, toy.mesh(), sweep=grid, **options)
 
 
-def test_every_case_tries_the_grid_and_the_best_in_validation_is_used_for_all_seeds(tmp_path):
+def test_sweep_uses_the_best_validation_point_for_all_seeds(tmp_path):
     found = tuned(tmp_path).runs(cases(one=1.0, two=2.0))
     for name in ("one", "two"):
         names = [ran.name for ran in found[name]]
@@ -131,7 +131,7 @@ def test_every_case_tries_the_grid_and_the_best_in_validation_is_used_for_all_se
     assert len(rows) == 1 + 2 * 2 and sum(row.endswith("chosen") for row in rows) == 2
 
 
-def test_what_is_tried_never_touches_the_test_split(tmp_path):
+def test_sweep_never_touches_the_test_split(tmp_path):
     tasks: list[toy.Toy] = []
 
     class Watched(Toys):
@@ -150,7 +150,7 @@ def test_what_is_tried_never_touches_the_test_split(tmp_path):
     assert json.loads(loser.read_text())["test"] == {}
 
 
-def test_a_sweep_of_kept_runs_trains_nothing(tmp_path):
+def test_sweep_of_kept_runs_trains_nothing(tmp_path):
     tuned(tmp_path).runs(cases(one=1.0))
     for folder in tmp_path.glob("runs/*/checkpoints"):
         shutil.rmtree(folder)
@@ -159,7 +159,7 @@ def test_a_sweep_of_kept_runs_trains_nothing(tmp_path):
     assert again.opened == []
 
 
-def test_a_sweep_that_is_asked_for_again_trains_nothing(tmp_path):
+def test_repeated_sweep_trains_nothing(tmp_path):
     first, again = tuned(tmp_path), tuned(tmp_path)
     trained = first.runs(cases(one=1.0))
     opened = len(first.opened)
@@ -179,12 +179,12 @@ def test_a_sweep_that_is_asked_for_again_trains_nothing(tmp_path):
         (["seed=1", "seed=2"], "seed is there twice"),
     ],
 )
-def test_sweeps_of_another_form_are_refused(given, complaint):
+def test_malformed_sweeps_are_refused(given, complaint):
     with pytest.raises(UserError, match=complaint):
         parse_sweep(given)
 
 
-def test_a_sweep_over_an_unknown_field_names_the_nearest(tmp_path):
+def test_sweep_over_an_unknown_field_names_the_nearest(tmp_path):
     suite = Toys("tiny", 1, [], tmp_path, toy.mesh(), sweep={"optimizer.learning_rat": ("1",)})
     with pytest.raises(UserError, match=r"unknown option --sweep optimizer.learning_rat"):
         suite.runs(cases(one=1.0))
@@ -203,7 +203,7 @@ def test_runs_of_one_seed_take_turns(tmp_path):
     assert all(ran.summary["timing"]["kind"] == "turns" for some in found.values() for ran in some)
 
 
-def test_where_the_data_lie_makes_no_other_run(tmp_path):
+def test_data_directory_does_not_identify_a_run(tmp_path):
     suite = Toys("tiny", 1, [], tmp_path, toy.mesh())
     places = [tmp_path / place / "words" for place in ("here", "there")]
     for place in places:
@@ -213,7 +213,7 @@ def test_where_the_data_lie_makes_no_other_run(tmp_path):
     assert suite.opened == ["one"]
 
 
-def test_a_kept_run_stands_for_itself_whenever_its_data_were_written(tmp_path):
+def test_kept_run_is_used_whatever_the_age_of_its_data(tmp_path):
     """Of a run in results/ there is a summary and no checkpoint; data that are put beside it later change nothing."""
     suite = Toys("tiny", 1, [], tmp_path, toy.mesh())
     data = tmp_path / "words"

@@ -96,7 +96,7 @@ def unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_operations_are_those_that_the_compiler_counts(name: str, unrolled: None) -> None:
+def test_flops_equal_the_compilers_count(name: str, unrolled: None) -> None:
     abstract_model = variables.abstract(lambda: BLOCKS[name](variables.ParamKeys(0)))
     width = {"Qwen2": 896}.get(name.split()[0], WIDTH)
     rows, length = SHORT.get(name, (ROWS, LENGTH))
@@ -120,7 +120,7 @@ def test_operations_are_those_that_the_compiler_counts(name: str, unrolled: None
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 9}])
 @pytest.mark.parametrize("gradient", [False, True])
-def test_fused_attention_counts_as_the_products_that_it_replaces(
+def test_fused_attention_counts_as_the_products_it_replaces(
     monkeypatch: pytest.MonkeyPatch, options: dict, gradient: bool
 ) -> None:
     """Of 300 queries, in two blocks where it is causal; a program is made for a GPU, and none is needed for that."""
@@ -181,7 +181,7 @@ def test_recomputation_is_not_counted(parts: int) -> None:
 
 @pytest.mark.parametrize("remat", [False, True])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_a_branch_of_a_known_chance_counts_with_its_expectation(remat: bool, parts: int) -> None:
+def test_branch_of_known_probability_counts_with_its_expectation(remat: bool, parts: int) -> None:
     """LayerDrop with 0.25: of each layer three quarters, forward and backward."""
     of_a_layer = counted(3, 0.0, remat, parts) - counted(2, 0.0, remat, parts)
     whole, dropped = (counted(2, drop, remat, parts) for drop in (0.0, 0.25))
@@ -189,7 +189,7 @@ def test_a_branch_of_a_known_chance_counts_with_its_expectation(remat: bool, par
     assert dropped == pytest.approx(whole - 0.25 * 2 * of_a_layer, rel=0.01)
 
 
-def test_a_branch_of_unknown_chance_counts_its_most_expensive_arm() -> None:
+def test_branch_of_unknown_probability_counts_its_most_expensive_arm() -> None:
     def function(x, flag):
         return jax.lax.cond(flag, lambda x: x @ x, lambda x: x, x)
 

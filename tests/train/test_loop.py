@@ -33,7 +33,9 @@ def latest(workdir: Path) -> Path:
     return max((p for p in steps if p.name.isdigit()), key=lambda p: int(p.name))
 
 
-def test_it_learns_and_says_what_it_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_lowers_the_error_and_writes_a_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("common.train.summary.plot_curve", plot_curve)  # no copy
     summary = toy.run(tmp_path, train__steps=200, eval__steps=50)
     assert summary["best_valid"] < 0.05 < abs(losses(tmp_path)[0][1])
@@ -53,7 +55,7 @@ def test_it_learns_and_says_what_it_did(tmp_path: Path, monkeypatch: pytest.Monk
     } <= summary.keys()
 
 
-def test_a_warm_start_is_measured_before_training_and_made_once(tmp_path: Path) -> None:
+def test_warm_start_is_evaluated_before_training_and_computed_once(tmp_path: Path) -> None:
     class Warm(toy.Toy):
         started = 0
 
@@ -73,7 +75,7 @@ def test_a_warm_start_is_measured_before_training_and_made_once(tmp_path: Path) 
     assert [p["step"] for p in longer["curve"]["points"]] == [0, 5, 10, 15, 20, 25]
 
 
-def test_no_steps_are_a_run_too_if_the_start_is_measured(tmp_path: Path) -> None:
+def test_run_of_zero_steps_needs_an_initial_evaluation(tmp_path: Path) -> None:
     summary = toy.run(tmp_path, eval__start=True, train__steps=0)
     assert summary["steps"] == 0 and summary["stopped_by"] == "steps"
     assert summary["test"]["error"] == summary["best_valid"]
@@ -86,7 +88,7 @@ def test_every_step_is_logged_once(tmp_path: Path) -> None:
     assert [step for step, _ in losses(tmp_path)] == list(range(1, 21))
 
 
-def test_a_longer_run_goes_on_as_if_never_ended(tmp_path: Path) -> None:
+def test_resume_with_more_steps_is_bit_exact(tmp_path: Path) -> None:
     toy.run(tmp_path / "once", train__steps=20)
     toy.run(tmp_path / "twice", train__steps=10)
     task = toy.Toy()
@@ -96,7 +98,7 @@ def test_a_longer_run_goes_on_as_if_never_ended(tmp_path: Path) -> None:
     assert [p["step"] for p in summary["curve"]["points"]] == [5, 10, 15, 20]
 
 
-def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+def test_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     first = toy.run(tmp_path)
     task = toy.Toy()
     again = toy.run(tmp_path, task)
@@ -113,7 +115,7 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     assert once_more["curve"] == first["curve"] and once_more["test"] == first["test"]
 
 
-def test_a_run_that_used_up_its_seconds_is_finished(tmp_path: Path) -> None:
+def test_time_limit_holds_after_resume(tmp_path: Path) -> None:
     fields = {"train__steps": 10**6, "train__max_seconds": 0.2, "eval__steps": 10**5}
     first = toy.run(tmp_path, **fields)
     assert first["stopped_by"] == "seconds"
@@ -124,7 +126,7 @@ def test_a_run_that_used_up_its_seconds_is_finished(tmp_path: Path) -> None:
     assert more["steps"] > first["steps"]
 
 
-def test_the_test_takes_the_best_of_the_curve_and_no_later_orphan(tmp_path: Path) -> None:
+def test_tested_checkpoint_is_the_best_of_the_curve_not_a_newer_orphan(tmp_path: Path) -> None:
     """A kill between the best checkpoint and the newest one leaves a best one that the run knows nothing of."""
     first = toy.run(tmp_path / "run")
     toy.run(tmp_path / "other", seed=7)
@@ -136,7 +138,7 @@ def test_the_test_takes_the_best_of_the_curve_and_no_later_orphan(tmp_path: Path
     assert first["best_step"] == 20 and again["test"] == first["test"]
 
 
-def test_the_best_is_on_disk_before_the_checkpoint_that_names_it(tmp_path: Path) -> None:
+def test_best_checkpoint_is_on_disk_before_the_checkpoint_that_names_it(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     state = {"x": jax.numpy.arange(4.0)}
     for step in range(1, 4):
@@ -146,7 +148,7 @@ def test_the_best_is_on_disk_before_the_checkpoint_that_names_it(tmp_path: Path)
     checkpoints.close()
 
 
-def test_patience_ends_the_run_and_the_best_checkpoint_is_tested(tmp_path: Path) -> None:
+def test_early_stopping_tests_the_best_checkpoint(tmp_path: Path) -> None:
     task = toy.Toy(scores=[3.0, 1.0, 2.0, 2.0, 2.0, 2.0])
     summary = toy.run(tmp_path, task, train__steps=100, eval__patience=2)
     assert summary["stopped_by"] == "patience"
@@ -158,7 +160,7 @@ def test_patience_ends_the_run_and_the_best_checkpoint_is_tested(tmp_path: Path)
     assert more["steps"] == 25, "more patience goes on"
 
 
-def test_the_tested_values_are_those_of_the_best_step(tmp_path: Path) -> None:
+def test_tested_values_are_those_of_the_best_step(tmp_path: Path) -> None:
     class Spy(toy.Toy):
         def evaluate(self, values, split):
             seen.append({name: np.asarray(value) for name, value in values.trainable.items()})
@@ -172,7 +174,7 @@ def test_the_tested_values_are_those_of_the_best_step(tmp_path: Path) -> None:
         assert (value != at_5[name]).any()
 
 
-def test_the_last_values_are_tested_too_where_a_task_asks_for_it(tmp_path: Path) -> None:
+def test_last_values_are_tested_if_the_task_asks(tmp_path: Path) -> None:
     """The second evaluation is the best one, the fourth the last."""
     task = toy.Toy(scores=[3.0, 1.0, 2.0, 4.0])
     task.tests_last = True
@@ -188,12 +190,12 @@ def test_evaluation_by_seconds(tmp_path: Path) -> None:
     assert [p["step"] for p in summary["curve"]["points"]] == [1, 2, 3, 4, 5]
 
 
-def test_a_limit_in_seconds_ends_the_run(tmp_path: Path) -> None:
+def test_time_limit_ends_the_run(tmp_path: Path) -> None:
     summary = toy.run(tmp_path, train__max_seconds=1e-9)
     assert summary["steps"] == 1 and summary["stopped_by"] == "seconds"
 
 
-def test_nan_stops_names_the_step_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+def test_nan_loss_names_the_step_and_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="step 13"):
         toy.run(tmp_path, toy.Toy(poison=12))
     assert latest(tmp_path).name == "10"
@@ -201,14 +203,14 @@ def test_nan_stops_names_the_step_and_keeps_the_last_good_checkpoint(tmp_path: P
     assert toy.run(tmp_path, toy.Toy())["steps"] == 20
 
 
-def test_a_nan_in_the_step_before_a_checkpoint_is_not_saved(tmp_path: Path) -> None:
+def test_nan_loss_right_before_a_checkpoint_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="step 10"):
         toy.run(tmp_path, toy.Toy(poison=9))
     assert latest(tmp_path).name == "5"
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "remove"])
-def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
+def test_damaged_checkpoint_falls_back_to_the_previous_one(
     tmp_path: Path, capsys: pytest.CaptureFixture, damage: str
 ) -> None:
     toy.run(tmp_path / "once")
@@ -231,7 +233,7 @@ def test_a_damaged_checkpoint_is_set_aside_for_the_one_before(
     assert (tmp_path / "run" / "checkpoints" / "damaged" / "10.0").is_dir(), "nothing is deleted"
 
 
-def test_the_checksum_finds_any_flipped_bit() -> None:
+def test_checksum_detects_any_flipped_bit() -> None:
     tree = {"a": np.arange(6.0, dtype=np.float32), "b": np.arange(3, dtype=np.int32)}
     whole = int(checkpoint.checksum(tree))
     for byte in range(24):
@@ -240,7 +242,7 @@ def test_the_checksum_finds_any_flipped_bit() -> None:
         assert int(checkpoint.checksum({**tree, "a": flipped})) != whole
 
 
-def test_no_intact_checkpoint_is_said_and_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_resume_without_an_intact_checkpoint_is_refused(tmp_path: Path) -> None:
     toy.run(tmp_path, train__steps=5)
     (latest(tmp_path) / "meta" / "metadata").write_text("{")
     with pytest.raises(UserError, match="no intact checkpoint"):
@@ -327,7 +329,7 @@ def test_resume_warns_where_values_that_were_never_written_cannot_be_drawn_again
     assert "(another platform); results will differ" in capsys.readouterr().err
 
 
-def test_a_signal_saves_and_the_run_goes_on(tmp_path: Path) -> None:
+def test_resume_after_a_signal_is_bit_exact(tmp_path: Path) -> None:
     class Interrupted(toy.Toy):
         def batches(self, start):
             for batch, position in super().batches(start):
@@ -343,7 +345,7 @@ def test_a_signal_saves_and_the_run_goes_on(tmp_path: Path) -> None:
     assert losses(tmp_path / "run") == losses(tmp_path / "once")
 
 
-def test_a_signal_that_comes_while_processes_agree_is_not_lost(
+def test_signal_during_a_vote_is_handled_at_the_next_vote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They wait there for each other and for the step: most of the time, and it is when several have one at once."""
@@ -361,7 +363,7 @@ def test_a_signal_that_comes_while_processes_agree_is_not_lost(
     assert [int(decision[0]) for decision in asked] == [0] * 5 + [signal.SIGTERM]
 
 
-def test_a_process_that_has_another_folder_says_so(
+def test_process_without_the_shared_workdir_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "is_main", lambda: False)
@@ -374,7 +376,7 @@ def test_a_process_that_has_another_folder_says_so(
         toy.run(tmp_path)
 
 
-def test_who_fails_to_write_waits_for_nobody(
+def test_failing_process_does_not_wait_at_the_barrier(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waited = []
@@ -390,7 +392,7 @@ def test_who_fails_to_write_waits_for_nobody(
     assert waited, "all that wait for a checkpoint do it there"
 
 
-def test_one_run_at_a_time(tmp_path: Path) -> None:
+def test_workdir_is_locked_while_training(tmp_path: Path) -> None:
     lock = Lock(tmp_path)
     with pytest.raises(UserError, match="another process"):
         toy.run(tmp_path)
@@ -398,14 +400,14 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
     assert toy.run(tmp_path)["steps"] == 20
 
 
-def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
+def test_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     toy.run(tmp_path)
     kept = {p.name for p in (tmp_path / "checkpoints" / "latest").iterdir() if p.name.isdigit()}
     assert kept == {"15", "20"}
     assert Checkpoints(tmp_path).exist
 
 
-def test_a_checkpoint_of_one_device_restores_on_eight(tmp_path: Path) -> None:
+def test_checkpoint_of_one_device_restores_on_eight(tmp_path: Path) -> None:
     toy.run(tmp_path / "once")
     toy.run(tmp_path / "run", train__steps=10)
     eight = toy.make_mesh({"data": 2, "fsdp": 2, "tensor": 2}, jax.devices()[:8])
@@ -431,7 +433,7 @@ class PretrainedWeights(toy.Toy):
         return tasks.PretrainedWeights(values, self.name)
 
 
-def test_frozen_values_of_other_files_are_used_and_not_stored(tmp_path: Path) -> None:
+def test_pretrained_weights_are_used_and_not_stored(tmp_path: Path) -> None:
     workdir = tmp_path / "run"
     toy.run(workdir, PretrainedWeights(), train__steps=10)
     kept = ocp.StandardCheckpointer().metadata(latest(workdir).absolute() / "state")
@@ -446,7 +448,7 @@ def test_frozen_values_of_other_files_are_used_and_not_stored(tmp_path: Path) ->
     assert losses(tmp_path / "other")[0] != losses(workdir)[0]
 
 
-def test_a_run_refuses_other_files_than_it_began_with(tmp_path: Path) -> None:
+def test_resume_with_other_pretrained_weights_is_refused(tmp_path: Path) -> None:
     toy.run(tmp_path, PretrainedWeights(), train__steps=10)
     with pytest.raises(UserError, match="pretrained weights are not those"):
         toy.run(tmp_path, PretrainedWeights("two"), train__steps=20)

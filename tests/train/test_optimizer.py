@@ -73,7 +73,7 @@ def ours() -> list[dict]:
     return parameters(*drawn(), settings())
 
 
-def test_adagrad_is_that_of_pytorch_from_the_first_step_on():
+def test_adagrad_equals_pytorch_from_the_first_step():
     """p -= rate g / (sqrt(sum of g^2) + epsilon), the sum from 0: small gradients make steps as large as large ones."""
     gradients = np.array([[1e-3, 0, 2, 1e-2], [-2e-3, 0, -1, 0], [1e-3, 0, 3, 5]], np.float32)
     values = np.array([1, 2, 3, 4], np.float32)
@@ -105,7 +105,7 @@ def test_epsilon_of_adagrad_has_the_unit_of_a_gradient():
 
 @pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("decay", [0.0, DECAY])
-def test_adam_is_the_published_algorithm(decoupled: bool, decay: float):
+def test_adam_equals_the_published_algorithm(decoupled: bool, decay: float):
     """With bias correction; the decay is part of the gradient ("adam") or of the step ("adamw")."""
     beta1, beta2, epsilon = 0.8, 0.9, 1e-2
     fields = {"name": "adamw" if decoupled else "adam", "weight_decay": decay}
@@ -135,7 +135,7 @@ def test_clipping_bounds_the_norm_of_all_gradients_together():
             np.testing.assert_allclose(found[name], expected, rtol=1e-5)
 
 
-def test_parts_with_a_rate_of_their_own_have_plain_adam():
+def test_learning_rate_overrides_use_adam():
     """The part is named by a whole component of a path; the others keep the optimizer, its decay and its clipping."""
     names = ("encoder/policy/kernel", "encoder/policymaker/kernel", "other")
     values = {name: np.float32([1.0]) for name in names}
@@ -160,7 +160,7 @@ def rates(steps: int, at: list[int], **fields: object) -> list[float]:
     return [float(schedule(step)) for step in at]
 
 
-def test_schedules_are_their_formulas():
+def test_schedules_equal_their_formulas():
     """Linear warm-up from `warmup_init` over 4 of 20 steps to 0.05, then the decay."""
     at, rise = [0, 1, 2, 4], [0.01, 0.02, 0.03, 0.05]
     warm = {"warmup_steps": 4, "warmup_init": 0.01}
@@ -177,7 +177,7 @@ def test_schedules_are_their_formulas():
         assert found == pytest.approx(rise + fall, abs=1e-8), schedule
 
 
-def test_schedules_without_warm_up_begin_at_the_full_rate():
+def test_schedules_without_warm_up_start_at_the_full_learning_rate():
     """Whatever `warmup_init` is."""
     expected = {"constant": [RATE] * 3, "linear": [RATE, RATE / 2, 0.0]}
     expected["cosine"] = expected["linear"]
@@ -189,13 +189,13 @@ def test_schedules_without_warm_up_begin_at_the_full_rate():
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear"])
-def test_a_decay_of_a_single_step_ends_with_it(schedule: str):
+def test_decay_of_one_step(schedule: str):
     found = rates(5, [4, 5], schedule=schedule, warmup_steps=4, warmup_init=0.0)
     assert found == pytest.approx([RATE, 0.0], abs=1e-8)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
-def test_a_run_shorter_than_its_warm_up_only_rises(schedule: str):
+def test_run_shorter_than_its_warm_up_only_rises(schedule: str):
     found = rates(4, [0, 2, 4, 8], schedule=schedule, warmup_steps=8, warmup_init=0.0)
     assert found == pytest.approx([0.0, RATE / 4, RATE / 2, RATE], abs=1e-8)
 
@@ -216,12 +216,12 @@ def test_a_run_shorter_than_its_warm_up_only_rises(schedule: str):
         ({"beta2": -0.1}, r"^--config.optimizer.beta2 must be in \[0, 1\), got -0\.1$"),
     ],
 )
-def test_settings_that_cannot_train_are_a_users_fault(fields: dict, message: str):
+def test_invalid_optimizer_settings_raise_user_errors(fields: dict, message: str):
     with pytest.raises(UserError, match=message):
         optimizers.validate(settings(**fields))
 
 
-def test_the_least_and_largest_settings_are_valid():
+def test_boundary_settings_are_valid():
     least = {"clip": 0.0, "beta1": 0.0, "beta2": 0.0, "learning_rate": 1e-9, "warmup_init": 0.0}
     optimizers.validate(settings(weight_decay=0.0, warmup_steps=-1, **least))
     optimizers.validate(settings(beta1=0.999999, beta2=0.999999, learning_rate=2.0, epsilon=1.0))
@@ -249,7 +249,7 @@ def slow(values: np.ndarray, gradients: list[np.ndarray]) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_adafactor_is_what_a_slow_reading_gives(ours, name):
+def test_adafactor_equals_a_numpy_implementation(ours, name):
     values, gradients = drawn()
     expected = slow(values[name], [gradient[name] for gradient in gradients])
     for step, value in enumerate(expected):
@@ -257,7 +257,7 @@ def test_adafactor_is_what_a_slow_reading_gives(ours, name):
 
 
 @pytest.mark.parametrize("schedule", optimizers.SCHEDULES)
-def test_warm_up_is_a_twentieth_of_the_steps_or_what_is_said(schedule):
+def test_default_warm_up_is_a_twentieth_of_the_steps(schedule):
     """It grows with a run that is given more steps; the rate is highest where it ends."""
     asked = settings()
     asked.schedule, asked.warmup_init = schedule, 0.0
@@ -286,7 +286,7 @@ def decaying() -> dict:
 
 @pytest.mark.parametrize("own", [None, {"spatial": 1e-3}])
 @pytest.mark.parametrize("name", ["adam", "adamw", "adafactor"])
-def test_weight_decay_shrinks_matrices_and_nothing_else(name, own):
+def test_weight_decay_of_matrices_shrinks_only_matrices(name, own):
     """After steps with zero gradients; a part with an optimizer of its own decays nowhere."""
     asked, values = settings(), decaying()
     asked.update({"name": name, "decay": "matrices", "weight_decay": DECAY})
@@ -315,7 +315,7 @@ def test_weight_decay_of_all_shrinks_every_parameter():
 
 
 @pytest.mark.peers
-def test_adamw_is_that_of_torch_with_two_parameter_groups():
+def test_adamw_equals_pytorch_with_two_parameter_groups():
     torch = pytest.importorskip("torch")
     asked, values = settings(), decaying()
     asked.update({"name": "adamw", "decay": "matrices", "epsilon": 1e-8})
@@ -341,7 +341,7 @@ def test_adamw_is_that_of_torch_with_two_parameter_groups():
 
 
 @pytest.mark.peers
-def test_adafactor_is_that_of_transformers(ours):
+def test_adafactor_equals_transformers(ours):
     torch = pytest.importorskip("torch")
     Adafactor = pytest.importorskip("transformers").Adafactor
     values, gradients = drawn()
@@ -384,7 +384,7 @@ class WideToy(toy.Toy):
         return Wide(rngs)
 
 
-def test_sums_over_rows_and_columns_lie_everywhere():
+def test_factored_moments_are_replicated():
     mesh = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
     abstract_model = variables.abstract(lambda: Wide(variables.ParamKeys(0)))
     where = sharding.shardings(abstract_model.trainable, mesh)
@@ -422,7 +422,7 @@ def trained(sizes: dict[str, int], devices: int) -> dict[str, np.ndarray]:
     return {name: np.asarray(value) for name, value in values.items()}
 
 
-def test_adafactor_trains_the_same_on_every_mesh():
+def test_adafactor_is_equal_on_every_mesh():
     one, eight = trained({}, 1), trained({"data": 2, "fsdp": 2, "tensor": 2}, 8)
     for name, value in one.items():
         np.testing.assert_allclose(eight[name], value, rtol=1e-4, atol=1e-6, err_msg=name)

@@ -39,7 +39,7 @@ class Rendezvous(Exception):
         ([], {"TRAINLESS_JOIN_SECONDS": "7"}, set()),
     ],
 )
-def test_all_that_processes_have_in_common_is_compared(
+def test_settings_of_all_processes_are_compared(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], environment: dict, differing: set
 ) -> None:
     """Settings of one process alone, such as its cache directory, are not compared."""
@@ -113,7 +113,7 @@ def check(workdir: Path, alone: Path, steps: int) -> None:
         pytest.param((4, 2), [*TASKS], marks=pytest.mark.slow),
     ],
 )
-def test_any_number_of_processes_trains_the_same(
+def test_losses_are_equal_for_any_number_of_processes(
     counts: tuple[int, ...],
     tasks: list[str],
     tmp_path: Path,
@@ -167,7 +167,7 @@ class Session:
 
 
 @pytest.mark.slow
-def test_a_run_is_moved_and_shot_and_ends_the_same(
+def test_kills_and_changes_of_the_process_count_change_no_result(
     tmp_path: Path, cache: Path, alone: Callable[[str, int], Path]
 ) -> None:
     """SIGTERM to two processes, SIGKILL to the one that goes on, SIGKILL to one of two, and the end on one."""
@@ -206,5 +206,5 @@ def test_a_run_is_moved_and_shot_and_ends_the_same(
 
     left = run.saved()
     output = finish(start([*run.program, *run.options, *run.mesh], 8))
-    assert f"going on from step {left}" in output
+    assert f"resuming from step {left}" in output
     check(run.workdir, alone("translation", STEPS), STEPS)

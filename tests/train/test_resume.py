@@ -83,7 +83,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Path
         pytest.param(signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
-def test_a_killed_run_resumes_bit_for_bit(
+def test_resume_after_a_kill_is_bit_exact(
     number: signal.Signals, tmp_path: Path, cache: Path, uninterrupted: Path
 ) -> None:
     workdir = tmp_path / "run"
@@ -101,10 +101,10 @@ def test_a_killed_run_resumes_bit_for_bit(
         assert process.returncode == -signal.SIGKILL
     else:
         assert process.returncode == 128 + number, output
-        assert f"{number.name}: saved step" in output and "goes on from there" in output
+        assert f"{number.name}: saved step" in output and "resumes there" in output
     output = finish(start(command(workdir, cache)))
     if number != signal.SIGKILL:
-        assert "going on from step" in output
+        assert "resuming from step" in output
     assert losses(workdir) == losses(uninterrupted)
     assert list(losses(workdir)) == list(range(1, STEPS + 1))
     assert curve(workdir) == curve(uninterrupted)

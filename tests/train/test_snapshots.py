@@ -28,7 +28,7 @@ def load(workdir: Path, build: type = toy.Model, *steps: int) -> ModelState:
     return load_run(workdir, toy.config(), build, toy.mesh(), snapshots=steps)
 
 
-def test_a_snapshot_has_the_values_of_its_step(workdir: Path, tmp_path: Path) -> None:
+def test_snapshot_has_the_values_of_its_step(workdir: Path, tmp_path: Path) -> None:
     assert snapshots(workdir) == [7, 14] and snapshots(tmp_path) == []
     # A run of seven steps has no other best checkpoint than its last.
     toy.run(tmp_path / "short", train__steps=7, eval__steps=7)
@@ -48,7 +48,7 @@ def test_the_mean_of_snapshots(workdir: Path) -> None:
     assert all(np.array_equal(mean.frozen[n], x) for n, x in seven.frozen.items())
 
 
-def test_a_snapshot_that_is_not_there(workdir: Path) -> None:
+def test_missing_snapshot_is_refused(workdir: Path) -> None:
     with pytest.raises(UserError, match=r"no snapshot of step 8 in .*; there are: \[7, 14\]"):
         load(workdir, toy.Model, 8)
 
@@ -60,7 +60,7 @@ class Wider(toy.Model):
         self.more = Linear(1, 1, ("mlp", "embed"), rngs=rngs)
 
 
-def test_a_checkpoint_of_another_model_is_not_called_damaged(workdir: Path) -> None:
+def test_checkpoint_of_another_model_is_not_called_damaged(workdir: Path) -> None:
     for steps in ((), (7,)):
         with pytest.raises(UserError, match="does not fit the configuration beside it") as caught:
             load(workdir, Wider, *steps)

@@ -132,7 +132,7 @@ def accumulating() -> Run:
     return Run(accumulate=2)
 
 
-def test_microbatches_have_dropout_masks_of_their_own(accumulating: Run) -> None:
+def test_microbatches_have_different_dropout_masks(accumulating: Run) -> None:
     """Two equal rows, one in each microbatch: a feature is kept in none, one or both of them."""
     batch = rows(2, [1.0, 1.0], same=True)
     _, _, gradient_F = accumulating.gradients(batch, jax.random.key(5))
@@ -160,7 +160,7 @@ def test_microbatches_add_up_to_the_batch(accumulating: Run) -> None:
     assert loss == pytest.approx(total, rel=1e-4)
 
 
-def test_two_steps_are_those_of_numpy() -> None:
+def test_two_steps_equal_numpy() -> None:
     """Gradients are of the weighted mean; weight decay, momentum and the schedule act on them; the bias is 0."""
     run, batch = Run(), rows(4, [0.5, 1.0, 0.0, 2.0])
     total_weight, trace_F = 3.5, np.zeros(FEATURES)
@@ -184,7 +184,7 @@ def test_two_steps_are_those_of_numpy() -> None:
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
-def test_a_batch_of_little_weight_is_divided_by_one(plain: Run, weight: float) -> None:
+def test_batch_weight_below_one_counts_as_one(plain: Run, weight: float) -> None:
     """A batch of padding alone changes nothing through its gradient and gives finite metrics."""
     batch = rows(4, [0.0, weight, 0.0, 0.0])
     metrics = plain(batch, 8)
@@ -196,7 +196,7 @@ def test_a_batch_of_little_weight_is_divided_by_one(plain: Run, weight: float) -
     assert np.isfinite(metrics["loss"]) and (weight or metrics["loss"] == 0)
 
 
-def test_seed_and_number_of_a_step_decide_its_masks(plain: Run) -> None:
+def test_dropout_masks_follow_from_seed_and_step(plain: Run) -> None:
     """So a resumed run draws what an uninterrupted one does."""
     batch = rows(4, [1.0] * 4)
     first, second, again = (plain(batch, number)["gradient_norm"] for number in (0, 2, 0))
@@ -222,7 +222,7 @@ def test_one_program_per_shape_and_loss(plain: Run) -> None:
     assert flops == {4: 4 * products, 8: 8 * products}
 
 
-def test_the_state_before_a_step_is_donated_to_it(plain: Run) -> None:
+def test_state_is_donated_to_the_step(plain: Run) -> None:
     """Two copies of parameters and moments would not fit where one does."""
     before = jax.tree.leaves((plain.values, plain.state))
     plain(rows(4, [1.0] * 4), 8)
@@ -235,7 +235,7 @@ def sharded() -> Run:
     return Run(make_mesh({"data": 2, "fsdp": 2, "tensor": 2}, jax.devices()[:8]))
 
 
-def test_a_step_keeps_every_array_where_it_was(sharded: Run) -> None:
+def test_step_keeps_all_shardings(sharded: Run) -> None:
     with jax.set_mesh(sharded.mesh):
         before = jax.tree.map(lambda x: x.sharding, (sharded.values, sharded.state))
         batch = put(rows(8, [1.0] * 8), sharded.mesh)
@@ -248,7 +248,7 @@ def test_a_step_keeps_every_array_where_it_was(sharded: Run) -> None:
     assert all(metric.sharding.is_fully_replicated for metric in metrics.values())
 
 
-def test_arguments_stand_for_the_arrays_of_a_run(sharded: Run) -> None:
+def test_abstract_arguments_match_the_arrays_of_a_run(sharded: Run) -> None:
     """Shape, type and sharding of every array: `launch.plan` compiles the step from them."""
 
     def described(tree):
@@ -285,7 +285,7 @@ def test_initial_params_follow_from_the_seed_on_every_mesh(plain: Run, sharded: 
             np.testing.assert_allclose(values["trained/kernel"], expected, rtol=1e-6)
 
 
-def test_the_step_of_a_run_has_its_seed_schedule_and_own_rates() -> None:
+def test_step_has_the_seed_schedule_and_learning_rate_overrides_of_the_run() -> None:
     fields = {"optimizer__schedule": "linear", "train__steps": 10, "train__accumulate": 2}
     config, mesh = toy.config(seed=9, **fields), one_device()
     step = Step.of(config, task := Weighted(), mesh)

@@ -44,7 +44,7 @@ def mean(values: list[dict], steps: tuple[int, ...]) -> dict:
     return {n: sum(values[s // 2 - 1][n] for s in steps) / len(steps) for n in values[0]}
 
 
-def test_the_best_by_validation_are_kept_whether_or_not_they_were_the_best_so_far(run) -> None:
+def test_best_checkpoints_are_kept_even_if_never_the_best_so_far(run) -> None:
     folder = run[0]
     checkpoints = Checkpoints(folder)
     assert checkpoints.top() == [8, 4, 10]
@@ -56,7 +56,7 @@ def test_the_best_by_validation_are_kept_whether_or_not_they_were_the_best_so_fa
     checkpoints.close()
 
 
-def test_the_mean_of_the_best_is_loaded_and_tested(run) -> None:
+def test_mean_of_the_best_checkpoints_is_tested(run) -> None:
     folder, values, tested, summary = run
     for count, steps in ((1, (8,)), (2, (8, 4)), (3, (8, 4, 10))):
         found = load_run(folder, toy.config(), toy.Model, toy.mesh(), best=count)
@@ -69,7 +69,7 @@ def test_the_mean_of_the_best_is_loaded_and_tested(run) -> None:
         load_run(folder, toy.config(), toy.Model, toy.mesh(), best=4)
 
 
-def test_by_default_one_is_kept_and_no_mean_tested(tmp_path: Path) -> None:
+def test_default_keeps_one_best_checkpoint(tmp_path: Path) -> None:
     summary = toy.run(tmp_path, train__steps=4, eval__steps=2)
     assert "test_mean_of_best" not in summary
     assert not (tmp_path / "checkpoints" / "top").exists()

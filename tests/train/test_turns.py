@@ -61,7 +61,7 @@ class Noted(toy.Toy):
         return super().evaluate(values, split)
 
 
-def test_every_round_has_each_run_once_in_an_order_of_its_own(tmp_path):
+def test_each_round_trains_every_run_once_in_a_new_order(tmp_path):
     order: list[str] = []
     fields = {"eval__test": False, "eval__steps": 1, "train__steps": 30}
     jobs = [job(tmp_path, name, Noted(name, order), **fields) for name in "abc"]
@@ -71,7 +71,7 @@ def test_every_round_has_each_run_once_in_an_order_of_its_own(tmp_path):
     assert len(set(rounds)) == 6, "all orders of three"
 
 
-def test_a_signal_saves_all_runs_and_the_same_call_resumes_them(tmp_path):
+def test_signal_saves_all_runs_in_turns_and_they_resume(tmp_path):
     order: list[str] = []
     jobs = [
         job(tmp_path, "a"),
@@ -88,7 +88,7 @@ def test_a_signal_saves_all_runs_and_the_same_call_resumes_them(tmp_path):
     assert len({tuple(summary["timing"]["sessions"]) for summary in resumed}) == 1
 
 
-def test_a_run_that_fails_leaves_the_others_saved(tmp_path):
+def test_failing_run_leaves_the_others_saved(tmp_path):
     jobs = [job(tmp_path, "a"), job(tmp_path, "b", toy.Toy(poison=7)), job(tmp_path, "c")]
     with pytest.raises(UserError, match="the loss is nan"):
         fit_in_turns(jobs, toy.mesh(), 3)
@@ -97,7 +97,7 @@ def test_a_run_that_fails_leaves_the_others_saved(tmp_path):
         assert max(steps) >= 6
 
 
-def test_turns_of_a_run_that_has_ended_train_only_the_others(tmp_path):
+def test_finished_runs_take_no_turns(tmp_path):
     first = fit(*job(tmp_path, "a"), toy.mesh())
     jobs = [job(tmp_path, "a"), job(tmp_path, "b", seed=2)]
     again, other = fit_in_turns(jobs, toy.mesh(), 3)
@@ -105,12 +105,12 @@ def test_turns_of_a_run_that_has_ended_train_only_the_others(tmp_path):
     assert other["timing"]["kind"] == "turns"
 
 
-def test_a_run_that_is_resumed_alone_is_marked_as_paused(tmp_path):
+def test_run_resumed_alone_is_marked_as_paused(tmp_path):
     fit(*job(tmp_path, "a", train__steps=10), toy.mesh())
     assert fit(*job(tmp_path, "a"), toy.mesh())["timing"]["kind"] == "paused"
 
 
-def test_a_process_that_was_stopped_and_continued_is_marked():
+def test_suspended_process_is_marked_as_paused():
     with Signals() as signals:
         assert not signals.continued
         os.kill(os.getpid(), signal.SIGCONT)
@@ -121,7 +121,7 @@ def test_a_process_that_was_stopped_and_continued_is_marked():
     assert conditions.describe()["kind"] == "paused"
 
 
-def test_processor_time_of_other_processes_is_seen(monkeypatch):
+def test_processor_time_of_other_processes_is_measured(monkeypatch):
     """Ten seconds on two processors: 4 of the 20 processor seconds are this process's, 5 are those of others."""
     clock = {"now": 100.0, "busy": 50.0, "own": 7.0}
     monkeypatch.setattr(conditions_module.time, "monotonic", lambda: clock["now"])
@@ -137,7 +137,7 @@ def test_processor_time_of_other_processes_is_seen(monkeypatch):
     assert conditions.describe()["kind"] == "alone"
 
 
-def test_the_processor_time_that_is_read_is_that_of_all_processes_and_of_this_one():
+def test_processor_times_of_all_processes_and_of_this_one():
     busy, own = conditions_module._busy(), conditions_module._own()
     end = time.monotonic() + 0.5
     while time.monotonic() < end:

@@ -5,7 +5,7 @@ from pathlib import Path
 from common.train import workdir
 
 
-def test_the_commit_outside_of_a_checkout_is_what_the_launcher_says(monkeypatch, tmp_path):
+def test_commit_outside_a_checkout_comes_from_the_environment(monkeypatch, tmp_path):
     monkeypatch.setattr(workdir, "__file__", str(tmp_path / "common" / "train" / "workdir.py"))
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(Path(tmp_path).parent))
     monkeypatch.delenv("TRAINLESS_COMMIT", raising=False)
