@@ -584,4 +584,5 @@ def test_different_examples_error_message():
 
 def test_more_seeds_of_an_unknown_variance_is_the_minimum():
     assert comparison(A, B, shared=math.nan).more_seeds is None
+    assert comparison(A[:3], B[:3], shared=math.nan).more_seeds is None
     assert comparison(A[:2], B, shared=math.nan).more_seeds == 1
