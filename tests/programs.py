@@ -26,7 +26,6 @@ def call(name: str, *arguments: object, code: int = 0) -> str:
         patch.chdir(ROOT)
         patch.setattr(sys, "argv", [name, *map(str, arguments)])
         patch.setattr(jax, "devices", lambda *_: device)
-        patch.setattr(program, "_use_huge_pages", lambda: None)  # it would start this process again
         try:
             program.run(main)
         except SystemExit as end:

@@ -113,7 +113,7 @@ def test_perception_is_valid_in_every_recipe_and_size(recipe, size):
     assert config.freeze_head == (config.eval.select == "test") == (recipe == "paper")
     if size == "tiny":  # tiny trains on embedded text, not on sst2
         config.dataset = "sst2"
-        with pytest.raises(UserError, match="sst2 is not what"):
+        with pytest.raises(UserError, match="sst2 cannot be read from"):
             perception.validate(config)
 
 
@@ -121,7 +121,7 @@ def test_unknown_recipes_are_rejected():
     with pytest.raises(UserError, match="there are paper, code, fixed and laptop, tiny"):
         load("enwik8_gmlp", "best")
     for words in ("best", "paper,fixed", "tiny,laptop"):
-        with pytest.raises(UserError, match="there are fixed, paper and laptop, tiny"):
+        with pytest.raises(UserError, match="use one of fixed, paper and one of laptop, tiny"):
             load("perception", words)
 
 
