@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from typing import NamedTuple
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from common.cached import cached_json
 from common.config import check, flatten, override, override_all, to_json
 from common.errors import UserError
 from common.metrics.curve import Curve
@@ -217,10 +217,10 @@ class ExperimentSuite:
     def _kept(self, name: str, config: ConfigDict) -> dict | None:
         """The summary of a finished run with this requested configuration; None without one."""
         workdir = self.out / "runs" / name
-        with suppress(OSError, ValueError):  # missing or damaged
+
+        def is_same(there: dict) -> bool:
+            there, requested = flatten(there), flatten(_requested(config))
             unchanged = changed(config) < (workdir / SUMMARY).stat().st_mtime
-            there = flatten(json.loads((workdir / REQUESTED_CONFIG).read_text()))
-            requested = flatten(_requested(config))
             if not has_checkpoints(workdir):
                 # A kept run without checkpoints cannot be continued: newer data do not matter, and configuration
                 # fields that were added since had their present defaults.
@@ -230,9 +230,11 @@ class ExperimentSuite:
                 requested = {name: value for name, value in requested.items() if name not in new}
                 if not config.eval.test:
                     there["eval.test"] = False  # a sweep reads the validation curve only
-            if unchanged and there == requested:
-                return json.loads((workdir / SUMMARY).read_text())
-        return None
+            return unchanged and there == requested
+
+        if cached_json(workdir / REQUESTED_CONFIG, is_same) is None:
+            return None
+        return cached_json(workdir / SUMMARY, bool)
 
     def train(self, asked: Mapping[str, ConfigDict]) -> dict[str, dict]:
         """Trains, or resumes, runs together, in turns; returns their summaries.

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import NamedTuple
 from ml_collections import ConfigDict
 
 from common import experiments
+from common.cached import cached_json
 from common.config import check_choice
 from common.experiments import Side, evaluations
 from common.metrics.aucc import aucc, outline
@@ -206,10 +206,9 @@ def whole_valid(suite: ExperimentSuite, summary: dict, workdir: Path) -> dict[st
     path = workdir / WHOLE
     cache_key = {"best_step": summary["best_step"], "best_valid": summary["best_valid"]}
     cache_key |= {"eval": summary["config"]["eval"], "data": summary["config"]["data"]}
-    with suppress(OSError, ValueError, KeyError):  # the cache is missing or damaged
-        found = json.loads(path.read_text())
-        if found["asked"] == cache_key:
-            return found["metrics"]
+    found = cached_json(path, lambda found: found["asked"] == cache_key)
+    if found is not None:
+        return found["metrics"]
     config, values = run.load(workdir, suite.mesh)
     config.eval.update({"tokens": 0, "sample": 0})
     task = LanguageModelling(config, language_model, suite.mesh)

@@ -9,7 +9,6 @@ E examples, M features, C classes.
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,6 +17,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from common import heap
+from common.cached import cached_json
 from common.config import check, to_json
 from common.data.labelled import LabelledText
 from common.metrics.classes import weighted_f1
@@ -217,10 +217,12 @@ def run(
       UserError: the training examples are all of one class.
     """
     examples = {name: split.fingerprint for name, split in splits.items()}
-    with suppress(OSError, ValueError, KeyError):  # missing or damaged
-        existing = json.loads((workdir / SUMMARY).read_text())
-        if existing["examples"] == examples and (workdir / PREDICTIONS).exists():
-            return existing
+    existing = cached_json(
+        workdir / SUMMARY,
+        lambda found: found["examples"] == examples and (workdir / PREDICTIONS).exists(),
+    )
+    if existing is not None:
+        return existing
     found = fit(splits, classes)
     test = found.predictions.metrics()
     trained = (found.features + 1) * (len(classes) if len(classes) > 2 else 1)

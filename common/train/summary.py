@@ -1,21 +1,19 @@
 """The end of a run: the test of its best values, and `summary.json`."""
 
-import json
 import os
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from common import variables
+from common.cached import cached_json
 from common.config import to_json
 from common.metrics.aucc import aucc, time_to
 from common.metrics.predictions import PREDICTIONS
 from common.report.curve_plot import plot_curve
-from common.runtime.processes import all_reduce_max, is_main
+from common.runtime.processes import is_main
 from common.runtime.signals import Signals
 from common.track.tracker import SUMMARY
 from common.train.restore import best_params, mean_of_best
@@ -101,20 +99,17 @@ def ended(config: ConfigDict, workdir: Path) -> dict | None:
     Returns:
       None, on all processes, without such a summary; on processes other than the first {} instead of the summary.
     """
-    found, known = {}, False
-    if is_main():
-        # Missing, or damaged.
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            path = workdir / SUMMARY
-            found = json.loads(path.read_text())
-            known = (
-                found["steps"] == config.train.steps
-                and not differences(found["config"], config)
-                and (bool(found["test"]) or not config.eval.test)
-                and has_checkpoints(workdir)
-                and changed(config) < path.stat().st_mtime
-            )
-    return found if all_reduce_max(np.asarray([known]))[0] else None
+    path = workdir / SUMMARY
+    return cached_json(
+        path,
+        lambda found: (
+            found["steps"] == config.train.steps
+            and not differences(found["config"], config)
+            and (bool(found["test"]) or not config.eval.test)
+            and has_checkpoints(workdir)
+            and changed(config) < path.stat().st_mtime
+        ),
+    )
 
 
 def changed(config: ConfigDict) -> float:
@@ -136,14 +131,15 @@ def summary_of_ended(run: Run) -> dict | None:
       None, on all processes, without a summary of as many steps and the same decoding; on processes other than the
       first {} instead of the summary.
     """
-    found = {}
-    if is_main():
-        with suppress(OSError, ValueError):  # missing or damaged: measured again
-            found = json.loads((run.workdir / SUMMARY).read_text())
-    asked = json.loads(json.dumps(to_json(run.config)))
-    known = found.get("steps") == run.step
-    known &= found.get("config", {}).get("decode") == asked.get("decode")
-    known &= bool(found.get("test")) or not run.config.eval.test
-    if known:
-        (run.workdir / SUMMARY).touch()  # newer than the data that it was compared with
-    return found if all_reduce_max(np.asarray([known]))[0] else None
+    path = run.workdir / SUMMARY
+    found = cached_json(
+        path,
+        lambda found: (
+            found["steps"] == run.step
+            and found["config"].get("decode") == to_json(run.config).get("decode")
+            and (bool(found["test"]) or not run.config.eval.test)
+        ),
+    )
+    if found is not None and is_main():
+        path.touch()  # newer than the data that it was compared with
+    return found
