@@ -218,10 +218,10 @@ def test_encoder_decoder_matches_fairseq_rules(translator, penalty: float):
     ours = unpack(*decode(search, sources, np.array(limits)))
     lengths = set()
     for source, limit, hypotheses in zip(sources, limits, ours, strict=True):
-        memory = helpers.encode(weights, source, model)
+        encoded = helpers.encode(weights, source, model)
 
-        def logp(tokens: tuple[int, ...], memory=memory) -> np.ndarray:
-            return log_softmax(helpers.decode(weights, memory, np.array(tokens), model)[-1])
+        def logp(tokens: tuple[int, ...], encoded=encoded) -> np.ndarray:
+            return log_softmax(helpers.decode(weights, encoded, np.array(tokens), model)[-1])
 
         assert_same(hypotheses, fairseq(logp, search, limit))
         lengths |= {len(tokens) - limit for tokens, _ in hypotheses}

@@ -74,15 +74,15 @@ def feed_forward(weights: Weights, x: np.ndarray, activation: str = "relu") -> n
 
 
 def attention(
-    weights: Weights, x: np.ndarray, memory: np.ndarray, heads: int, causal: bool
+    weights: Weights, x: np.ndarray, encoded: np.ndarray, heads: int, causal: bool
 ) -> np.ndarray:
-    """`memory` has the keys without padding; with a causal mask a position sees keys up to itself."""
+    """`encoded` has the keys without padding; with a causal mask a position sees keys up to itself."""
     query = linear(below(weights, "query"), x)
-    key, value = (linear(below(weights, name), memory) for name in ("key", "value"))
+    key, value = (linear(below(weights, name), encoded) for name in ("key", "value"))
     size = x.shape[1] // heads
     result = np.zeros_like(x)
     for t in range(len(x)):
-        seen = t + 1 if causal else len(memory)
+        seen = t + 1 if causal else len(encoded)
         for head in range(heads):
             part = slice(head * size, (head + 1) * size)
             scores = np.array([query[t, part] @ key[s, part] for s in range(seen)])
@@ -112,9 +112,9 @@ def embed(weights: Weights, tokens: np.ndarray) -> np.ndarray:
 
 
 def stack(
-    weights: Weights, x: np.ndarray, model: ConfigDict, length: int, memory: np.ndarray | None
+    weights: Weights, x: np.ndarray, model: ConfigDict, length: int, encoded: np.ndarray | None
 ) -> np.ndarray:
-    """A stack of the encoder (`memory` None, `length` tokens without padding) or the decoder."""
+    """A stack of the encoder (`encoded` None, `length` tokens without padding) or the decoder."""
     layers = {int(name.split("/")[1]) for name in weights if name.startswith("blocks/")}
     for layer in sorted(layers):
         block = below(weights, f"blocks/{layer}")
@@ -125,12 +125,12 @@ def stack(
             y = layer_norm(norm, x) if model.norm == "pre" else x
             if "up/kernel" in function:
                 y = feed_forward(function, y, model.activation)
-            elif memory is None:
+            elif encoded is None:
                 y = attention(function, y, y[:length], model.heads, causal=False)
             elif number == 0:
                 y = attention(function, y, y, model.heads, causal=True)
             else:
-                y = attention(function, y, memory, model.heads, causal=False)
+                y = attention(function, y, encoded, model.heads, causal=False)
             x = x + y if model.norm == "pre" else layer_norm(norm, x + y)
     return layer_norm(below(weights, "norm"), x) if model.norm == "pre" else x
 
@@ -143,11 +143,11 @@ def encode(weights: Weights, source: np.ndarray, model: ConfigDict) -> np.ndarra
 
 
 def decode(
-    weights: Weights, memory: np.ndarray, target: np.ndarray, model: ConfigDict
+    weights: Weights, encoded: np.ndarray, target: np.ndarray, model: ConfigDict
 ) -> np.ndarray:
     """Returns the logits (T, V) of the token after each token of `target`."""
     embedding = below(weights, "target_embed")
-    x = stack(below(weights, "decoder"), embed(embedding, target), model, len(target), memory)
+    x = stack(below(weights, "decoder"), embed(embedding, target), model, len(target), encoded)
     return x @ embedding["table"].T
 
 

@@ -126,8 +126,8 @@ def test_cross_attention_ignores_source_padding(case: Case):
     x_BTD = model.target_embed(TARGET[1:2], jnp.float32)
 
     def project(x_SD):
-        memory = model.encoder(x_SD[None], Context(lengths_B=lengths))
-        context = Context(encoded_BSD=memory, encoded_lengths_B=lengths)
+        encoded = model.encoder(x_SD[None], Context(lengths_B=lengths))
+        context = Context(encoded_BSD=encoded, encoded_lengths_B=lengths)
         return model.target_embed.logits(model.decoder(x_BTD, context))[0] @ direction
 
     x = model.source_embed(SOURCE[1:2], jnp.float32)[0]

@@ -48,3 +48,14 @@ def test_errors_are_one_line(arguments, complaint, tmp_path, monkeypatch, capsys
         main()
     assert str(fault.value).startswith(complaint)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_layers_are_named_by_the_paper_of_a_run():
+    from common.report.__main__ import _layers_of
+
+    reservoirs = {"encoder_layers": 6, "reservoir": "ffn", "reservoirs": 2}
+    assert str(_layers_of({"paper": "reservoir", "model": reservoirs})) == "FFN, 2 of 6"
+    assert str(_layers_of({"model": reservoirs})) == "FFN, 2 of 6"  # an old run
+    for paper in ("gmlp_lm", "nobody", "not a module"):
+        found = _layers_of({"paper": paper, "model": {"layers": 4, "kind": "gmlp"}})
+        assert str(found) == "gmlp, 4 layers"
