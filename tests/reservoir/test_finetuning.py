@@ -213,12 +213,12 @@ def test_invalid_fine_tuning_is_rejected(folder, mesh, reservoirs, plain, kept):
     assert "has no reservoirs" in told(plain, reservoirs="tune")
     assert "no snapshot of step 3 in" in told(reservoirs, pretrained_step=3)
     assert "pretrained_step must be at least 0" in told(reservoirs, pretrained_step=-1)
-    assert "is for a plain run" in told(reservoirs, reservoirs="freeze_now")
+    assert "needs a plain run" in told(reservoirs, reservoirs="freeze_now")
     fields = {"reservoirs": "freeze_now", "freeze_now": 3}
     assert "--config.freeze_now: 3 alternating reservoirs need 5 layers" in told(plain, **fields)
     assert "freezes nothing" in told(plain, **(fields | {"freeze_now": 0}))
     assert "did you mean tune?" in told(reservoirs, reservoirs="tuned")
-    assert "examples of 1 texts" in told(reservoirs, **{"data.fields": "premise hypothesis"})
+    assert "has 1 texts per example" in told(reservoirs, **{"data.fields": "premise hypothesis"})
 
 
 def test_checkpoint_of_another_configuration_is_not_reported_as_damaged(folder, mesh, reservoirs):
