@@ -40,9 +40,10 @@ def main() -> None:
 
         def bare(steps: int) -> float:
             started = time.perf_counter()
+            state = run.train_state
             for number in range(steps):
-                run.trainable, run.opt_state, metrics = run.step(
-                    run.trainable, run.opt_state, run.frozen, batch, number
+                state.params, state.opt_state, metrics = run.train_step(
+                    state.params, state.opt_state, run.frozen, batch, number
                 )
             jax.block_until_ready(metrics)
             return steps * weight / (time.perf_counter() - started)

@@ -153,7 +153,10 @@ def fit(splits: Mapping[str, LabelledText], classes: Sequence[str]) -> Baseline:
     begun = time.perf_counter()
     heap.release_free_memory()  # reading the examples frees as many bytes as they occupy
     labels = {name: split.labels_M for name, split in splits.items()}
-    check(len(np.unique(labels["train"])) > 1, "the training examples are all of one class")
+    check(
+        len(np.unique(labels["train"])) > 1,
+        "all training examples have the same class: check --config.data.label",
+    )
     texts = {name: [" ".join(parts) for parts in split.texts] for name, split in splits.items()}
     tf_idf, train = fit_features(texts["train"])
     select = "valid" if "valid" in splits else "test"

@@ -172,7 +172,8 @@ def make_shape(config: ConfigDict, pretrained: Pretrained | None, vocabulary: in
         shape = replace(shape, vocabulary=vocabulary)
     check(
         vocabulary <= shape.vocabulary,
-        f"the tokenizer has {vocabulary:,} ids, but the pretrained embeddings have {shape.vocabulary:,} rows",
+        f"the tokenizer has {vocabulary:,} ids, but the pretrained embeddings have {shape.vocabulary:,} rows:"
+        " use the tokenizer of the model",
     )
     # Randomly initialised position embeddings may be as many as needed.
     if shape.learned and (full or TABLES[1] in reinitialized(config, shape.family)):

@@ -69,7 +69,10 @@ def solve(
     from sklearn.linear_model import LogisticRegression
 
     (train_EM, labels_E), (valid_EM, wanted_E) = train, valid
-    check(len(np.unique(labels_E)) > 1, "the training examples are all of one class")
+    check(
+        len(np.unique(labels_E)) > 1,
+        "all training examples have the same class: check --config.data.label",
+    )
     mean_M, deviation_M = train_EM.mean(0, np.float64), train_EM.std(0, dtype=np.float64)
     scale_M = np.where(deviation_M > 0, deviation_M, 1.0)
     rows_EM = (train_EM - mean_M) / scale_M

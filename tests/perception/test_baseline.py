@@ -122,7 +122,7 @@ def test_large_data_use_stochastic_gradients(monkeypatch) -> None:
 
 def test_single_class_training_data_raises_error() -> None:
     alone = LabelledText([("a b",), ("c d",)], np.int32([1, 1]))
-    with pytest.raises(UserError, match="the training examples are all of one class"):
+    with pytest.raises(UserError, match="all training examples have the same class"):
         baseline.fit({"train": alone, "test": alone}, CLASSES)
 
 
