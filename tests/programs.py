@@ -20,7 +20,9 @@ ROOT = Path(__file__).parents[1]
 
 def call(name: str, *arguments: object, code: int = 0) -> str:
     """What `python -m NAME ARGUMENTS` prints, on one device of this process: Python and JAX are started already."""
-    main, output, device = import_module(name).main, io.StringIO(), jax.devices()[:1]
+    main, device = import_module(name).main, jax.devices()[:1]
+    raw = io.BytesIO()
+    output = io.TextIOWrapper(raw, encoding="utf-8", write_through=True)
     interrupted, ended = signal.getsignal(signal.SIGINT), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(output), redirect_stderr(output):
         patch.chdir(ROOT)
@@ -32,8 +34,9 @@ def call(name: str, *arguments: object, code: int = 0) -> str:
             ended = end.code
         finally:
             signal.signal(signal.SIGINT, interrupted)
-    assert ended == code, output.getvalue()[-3000:]
-    return output.getvalue()
+    text = raw.getvalue().decode()
+    assert ended == code, text[-3000:]
+    return text
 
 
 def start(arguments: list[str], devices: int = 1, **environment: str) -> subprocess.Popen:
