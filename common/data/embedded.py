@@ -71,8 +71,8 @@ _EVENTS = {
     "die Feier": "the party",
 }
 
-# A name in braces is a method of _Phrases; a digit distinguishes two uses. Each template has thousands of sentences, so
-# the smaller splits exhaust none.
+# A name in braces is a method of _Phrases; a digit distinguishes two uses. Each template has thousands of sentences,
+# more than validation and test use.
 _TEMPLATES = (
     ("am {date} kostete {thing} {money}.", "on {date}, {thing} cost {money}."),
     ("am {dated_weekday} beginnt {event}.", "{event} starts on {dated_weekday}."),

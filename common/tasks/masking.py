@@ -33,16 +33,15 @@ class Masked(NamedTuple):
 
 
 def most(length: int, rate: float) -> int:
-    """M, so large that no choice is ever cut short: see `mask`."""
+    """The largest number of masks of a row, M."""
     return min(int(rate * length) + 1, length)
 
 
 def mask(tokens_BL: jax.Array, keys_B: jax.Array, mask_id: int, rate: float) -> Masked:
-    """Chooses `rate` of the text of every row, each position with the same chance.
+    """Masks a share `rate` of the text tokens of every row, all with the same probability.
 
-    Of n tokens of text floor(rate n + u) are chosen, u uniform in [0, 1): rate n on average and
-    never more than floor(rate n) + 1. So shapes are fixed though every row is drawn anew. What a row becomes depends on
-    its key alone.
+    A row with n text tokens gets floor(rate n + u) masks, u uniform in [0, 1): rate n on average, at most
+    floor(rate n) + 1. Shapes are fixed. The masks of a row depend on its key only.
 
     Args:
       mask_id: the id of the mask; ids from FIRST below it are ordinary tokens.

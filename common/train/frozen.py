@@ -68,5 +68,5 @@ def load(
 
 
 def _platform() -> str:
-    """What decides the last bit of a drawn value."""
+    """The processor and NumPy version, on which the last bit of an initial value depends."""
     return f"{platform.machine()}, NumPy {np.__version__}"
