@@ -15,7 +15,7 @@ class Backbone:
       heads, kv_heads: query heads and key-value heads of each layer.
       size: head size.
       hidden: feed-forward width of each layer.
-      placement: "pre" or "post" norm.
+      norm_position: "pre" or "post" norm.
       learned: number of learned positions; 0 for rotary positions.
       types: number of token types (BERT's segments).
       theta: base of the rotary frequencies.
@@ -43,7 +43,7 @@ class Backbone:
     causal: bool = True
     norm: str = "rms"
     epsilon: float = 1e-6
-    placement: str = "pre"
+    norm_position: str = "pre"
     learned: int = 0
     types: int = 0
     theta: float = 10_000.0
@@ -90,7 +90,7 @@ def bert(
         causal=False,
         norm="layer",
         epsilon=epsilon,
-        placement="post",
+        norm_position="post",
         learned=longest,
         types=types,
         biases=(True, True, True),

@@ -101,14 +101,14 @@ def _sizes(fields: Fields) -> tuple[int, int, int, int]:
 def read_bert(fields: Fields) -> Backbone:
     fields.only(position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
     fields.only(pruned_heads={})
-    rate = fields.number("hidden_dropout_prob", 0.1)
+    dropout_rate = fields.number("hidden_dropout_prob", 0.1)
     made = bert(
         *_sizes(fields),
         vocabulary=fields.count("vocab_size"),
         longest=fields.count("max_position_embeddings", 512),
         types=fields.count("type_vocab_size", 2),
         epsilon=fields.number("layer_norm_eps", 1e-12),
-        dropout=(rate, rate, fields.number("attention_probs_dropout_prob", 0.1)),
+        dropout=(dropout_rate, dropout_rate, fields.number("attention_probs_dropout_prob", 0.1)),
     )
     return replace(
         made,
@@ -148,7 +148,7 @@ def _decoder(
     partial: float = 1.0,
     activation: str = "silu",
     tied: bool = False,
-    rates: tuple[float, float] = (0.0, 0.0),
+    dropout_rates: tuple[float, float] = (0.0, 0.0),
 ) -> Backbone:
     """Sets the fields that qwen2, mistral and phi share. `made` has the sizes; the other arguments are defaults."""
     fields.only(rope_scaling=None, rope_type="default")
@@ -170,7 +170,7 @@ def _decoder(
         rotated=rotated,
         theta=fields.number("rope_theta", 1e4),
         activation=fields.one_of("hidden_act", ACTIVATIONS, activation),
-        dropout=(*rates, fields.number("attention_dropout", 0.0)),
+        dropout=(*dropout_rates, fields.number("attention_dropout", 0.0)),
         tied=fields.flag("tie_word_embeddings", tied),
     )
 
@@ -225,9 +225,11 @@ def read_phi(fields: Fields) -> Backbone:
         longest=fields.count("max_position_embeddings", 2048),
         epsilon=fields.number("layer_norm_eps", 1e-5),
     )
-    rates = fields.number("resid_pdrop", 0.0), fields.number("embd_pdrop", 0.0)
+    dropout_rates = fields.number("resid_pdrop", 0.0), fields.number("embd_pdrop", 0.0)
     partial = fields.number("partial_rotary_factor", 0.5)
-    return _decoder(fields, made, partial=partial, activation="gelu_new", rates=rates)
+    return _decoder(
+        fields, made, partial=partial, activation="gelu_new", dropout_rates=dropout_rates
+    )
 
 
 def write_phi(shape: Backbone) -> dict[str, Any]:

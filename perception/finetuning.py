@@ -166,7 +166,7 @@ def make_shape(config: ConfigDict, pretrained: Pretrained | None, vocabulary: in
       UserError: the tokenizer has more ids than the embeddings, or texts are longer than the positions.
     """
     shape = pretrained.shape if pretrained else BACKBONES[config.backbone]
-    longest, rate = config.data.max_length, config.model.dropout
+    longest, dropout_rate = config.data.max_length, config.model.dropout
     full = config.finetune == "full"
     if full:
         shape = replace(shape, vocabulary=vocabulary)
@@ -183,7 +183,7 @@ def make_shape(config: ConfigDict, pretrained: Pretrained | None, vocabulary: in
         longest <= most,
         f"--config.data.max_length={longest} exceeds the {most:,} positions of the model",
     )
-    return replace(shape, dropout=(rate,) * 3) if rate != -1 else shape
+    return replace(shape, dropout=(dropout_rate,) * 3) if dropout_rate != -1 else shape
 
 
 def solves_head(config: ConfigDict) -> bool:
@@ -202,10 +202,10 @@ def resolve(config: ConfigDict) -> ConfigDict:
         named = "bfloat16" if config.backbone in IN_BFLOAT16 else "float32"
         config.model.dtype = "auto" if config.backbone == "auto" else named
     if config.optimizer.learning_rate == 0:
-        rate = config.learning_rates[config.finetune]
+        learning_rate = config.learning_rates[config.finetune]
         option = f"--config.learning_rates.{config.finetune}"
-        check(rate > 0, f"{option} must be above 0, got {rate}")
-        config.optimizer.learning_rate = rate
+        check(learning_rate > 0, f"{option} must be positive, got {learning_rate}")
+        config.optimizer.learning_rate = learning_rate
     if "learning_rates" in config:
         del config.learning_rates
     if solves_head(config):

@@ -8,24 +8,19 @@ E examples, M inputs of the head (twice the width), C classes.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from common import variables
 from common.config import check
 from common.data.cache import fingerprint, write_atomic
-from common.data.labelled import LabelledText
-from common.data.subword import Subword
 from common.metrics.classes import weighted_f1
 from common.metrics.predictions import Classes
 from common.model.transformer import compute_dtype
 from common.runtime.processes import all_reduce_max, is_main
 from common.sharding import place
-from common.tasks.classification import Build
 from common.train.evaluate import PerExample
 from common.train.frozen import draw_on_mesh
 from common.train.task import NO_PRETRAINED_WEIGHTS, Batch, ModelState, PretrainedWeights
@@ -104,22 +99,14 @@ class SolvedHead(TextClassification):
     Features are computed once for each split and cached in `config.data.cache_dir`.
 
     Args:
+      arguments: positional arguments of `TextClassification`.
       outside: implementation of `Task.outside`.
     """
 
-    def __init__(
-        self,
-        config: ConfigDict,
-        tokenizer: Subword,
-        build: Build,
-        mesh: Mesh,
-        labelled: tuple[dict[str, LabelledText], tuple[str, ...]],
-        outside: Callable[[AbstractModel], PretrainedWeights],
-    ):
+    def __init__(self, *arguments: Any, outside: Callable[[AbstractModel], PretrainedWeights]):
         self._read, self._pretrained = outside, NO_PRETRAINED_WEIGHTS
-        functions = {"start": self._optimum, "outside": self._keep}
-        super().__init__(config, tokenizer, build, mesh, labelled, **functions)
-        self._encode = PerExample(_pooled, mesh)
+        super().__init__(*arguments, start=self._optimum, outside=self._keep)
+        self._encode = PerExample(_pooled, self.mesh)
         self._features: dict[str, np.ndarray] = {}
 
     @property

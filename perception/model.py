@@ -23,15 +23,15 @@ POOLS = ("masked", "authors")
 class Parallel(Sublayer):
     """Sums sublayers that read the same input, each with its own dropout (phi). Does not support decoding."""
 
-    def __init__(self, functions: list[Sublayer], rate: float):
+    def __init__(self, functions: list[Sublayer], dropout_rate: float):
         self.functions = nnx.List(functions)
-        self.rate = rate
+        self.dropout_rate = dropout_rate
 
     def __call__(
         self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
     ) -> jax.Array:
         return sum(
-            dropout(f(x_BLD, context, fold(key, 2 * i)), self.rate, fold(key, 2 * i + 1))
+            dropout(f(x_BLD, context, fold(key, 2 * i)), self.dropout_rate, fold(key, 2 * i + 1))
             for i, f in enumerate(self.functions)
         )
 
@@ -73,7 +73,7 @@ def block(shape: Backbone, layer: int, *, rngs: nnx.Rngs) -> Block:
                 function,
                 shape.width,
                 rngs=rngs,
-                norm_position=shape.placement,
+                norm_position=shape.norm_position,
                 dropout_rate=residual_rate,
                 norm=_norm(shape, rngs),
             )
@@ -97,7 +97,7 @@ def backbone(
         types=shape.types,
     )
     blocks = [block(shape, layer, rngs=rngs) for layer in range(shape.layers)]
-    pre = shape.placement == "pre"
+    pre = shape.norm_position == "pre"
     stack = Stack(
         blocks,
         shape.width,

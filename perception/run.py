@@ -87,7 +87,7 @@ def prepare(
     arguments = config, tokenizer, build, mesh, labelled
     read = outside(pretrained, mesh)
     if finetuning.solves_head(config):
-        prepared = head.SolvedHead(*arguments, read)
+        prepared = head.SolvedHead(*arguments, outside=read)
     else:
         prepared = TextClassification(*arguments, start=start(config, pretrained), outside=read)
     if config.lora.targets or config.reinitialize:

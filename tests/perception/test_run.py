@@ -313,7 +313,7 @@ def test_classify_yields_lines_before_an_invalid_line():
         ),
         (
             {"optimizer.learning_rate": 0.0, "learning_rates.full": -1.0},
-            "--config.learning_rates.full must be above 0, got -1.0",
+            "--config.learning_rates.full must be positive, got -1.0",
         ),
         ({"finetune": "lora", "lora.rank": 0}, "lora.rank must be at least 1"),
         ({"finetune": "lora", "reinitialize": "embed"}, "did you mean embed/table"),
