@@ -194,7 +194,7 @@ def test_smaller_stride_gives_every_byte_more_context(trained, mesh):
     ("text", "options", "message"),
     [
         (None, [], "cannot read "),
-        (b"", [], " has 0 bytes; the first is not scored"),
+        (b"", [], " has 0 bytes; at least 2 are needed"),
         (b"a text", ["--stride=25"], "--stride=25 must be at most the run's window length, 24"),
         (b"a text", ["--stride=0"], "--stride must be a whole number of at least 1, got '0'"),
         (b"a text", ["--workdir=/nowhere"], "/nowhere"),
