@@ -471,7 +471,7 @@ def test_output_stays_where_the_work_fails(fault, trained, tmp_path):
 
 def test_line_that_is_not_utf8(fault, trained):
     message = fault(translate, f"--workdir={trained}", stdin=b"eins\nM\xfcll\n")
-    assert message == "standard input, line 2: not UTF-8"
+    assert message == "standard input, line 2: not UTF-8; convert the text"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"seed": 1, "model": {}}', "\xff"])
