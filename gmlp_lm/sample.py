@@ -47,8 +47,9 @@ def main() -> None:
     chunks = write(values, prompt, length, options.seed, chunk=CHUNK)
     # A chunk may end within a character. Invalid UTF-8 becomes a replacement character.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    # A terminal that lacks a character prints a replacement.
-    sys.stdout.reconfigure(errors="replace")
+    # A terminal that lacks a character prints a replacement. The streams of notebooks cannot be reconfigured.
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
     sys.stdout.write(decoder.decode(prompt))
     for chunk in chunks:
         sys.stdout.write(decoder.decode(chunk))
