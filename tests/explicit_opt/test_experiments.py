@@ -16,7 +16,7 @@ from explicit_opt.experiments import PRINTED, ExperimentSuite
 from explicit_opt.language import NextToken
 from tests.programs import call
 
-QUICK = ["--config.train.epochs=2", "--config.train.batch=512", "--config.data.tokens=10000"]
+QUICK = ["--config.train.epochs=2", "--config.train.batch=512", "--config.data.tokens=5000"]
 
 
 @pytest.fixture
@@ -141,6 +141,7 @@ def test_eq_3_is_flat_in_k_but_separate_intercept_is_not(tmp_path):
     assert far.any() and np.ptp(weights[far]) < np.ptp(intercept[far])
 
 
+@pytest.mark.slow
 def test_eq_3_is_close_to_the_maximum_likelihood_bigram_bound(suite, monkeypatch):
     monkeypatch.setattr(analysis, "CONTEXTS", (1, 2))
     analysis.formula(suite)
