@@ -249,8 +249,7 @@ class Checkpoints:
             ) from error
 
     def _read(self, manager: ocp.CheckpointManager, step: int, target: Any) -> tuple[Any, dict]:
-        there = _tree(manager.directory / str(step))["frozen"]
-        target = {**target, "frozen": {n: x for n, x in target["frozen"].items() if n in there}}
+        target = _in_checkpoint(target, _tree(manager.directory / str(step)))
         arguments = ocp.args.Composite(
             state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore()
         )
@@ -313,7 +312,8 @@ def _differences(path: Path, target: Any) -> str:
     except Exception:  # orbax and its storage raise whatever a damaged file provokes
         return ""
     there, here = (
-        {n: x.shape for part in tree.values() for n, x in part.items()} for tree in (tree, target)
+        {n: x.shape for part in parts.values() for n, x in part.items()}
+        for parts in (tree, _in_checkpoint(target, tree))
     )
     found = [
         f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here"
@@ -328,6 +328,12 @@ def _tree(path: Path) -> dict[str, dict[str, Any]]:
     """Names and shapes of the arrays of a checkpoint, by part."""
     with ocp.StandardCheckpointer() as reader:
         return reader.metadata(path / "state").item_metadata.tree
+
+
+def _in_checkpoint(target: dict[str, Any], tree: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """The target without those frozen values that the checkpoint leaves to the folder of frozen values."""
+    frozen = {name: x for name, x in target["frozen"].items() if name in tree["frozen"]}
+    return {**target, "frozen": frozen}
 
 
 def abstract(some: Mapping[str, Any], mesh: jax.sharding.Mesh) -> dict[str, Any]:
