@@ -200,7 +200,7 @@ def test_kills_and_changes_of_the_process_count_change_no_result(
     killed = time.monotonic()
     output = finish(first, LOST)
     assert time.monotonic() - killed < 30
-    assert re.search(r"error: process 1 \(.+\) is lost: .*; the same command goes on", output)
+    assert re.search(r"error: process 1 \(.+\) is lost: .*; the same command resumes", output)
     finish(second, -signal.SIGKILL)
     assert run.saved() < STEPS, "killed too late"
 
