@@ -20,7 +20,9 @@ test: lint ## lint, then the tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=15
 
 test-slow: $(VENV)/.dev ## the tests that take minutes
-	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m slow -n $(JOBS) --dist loadfile --durations=15
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m slow -n $(JOBS) --dist loadfile --durations=15 \
+	  --ignore=tests/train/test_turns.py
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m slow tests/train/test_turns.py  # times runs: by itself
 
 test-peers: $(VENV)/.peers ## side by side with transformers and peft, which this installs
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m peers
