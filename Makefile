@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 export GLIBC_TUNABLES ?= glibc.malloc.hugetlb=1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-peers claims mutants bench lint format clean
+.PHONY: help demo test test-slow test-timing test-peers claims mutants bench lint format clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z.-]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,9 +20,10 @@ test: lint ## lint, then the tests
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=15
 
 test-slow: $(VENV)/.dev ## the tests that take minutes
-	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m slow -n $(JOBS) --dist loadfile --durations=15 \
-	  --ignore=tests/train/test_turns.py
-	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m slow tests/train/test_turns.py  # times runs: by itself
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m slow -n $(JOBS) --dist loadfile --durations=15
+
+test-timing: $(VENV)/.dev ## the test that compares seconds, three minutes on a machine that does nothing else
+	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m timing
 
 test-peers: $(VENV)/.peers ## side by side with transformers and peft, which this installs
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m peers

@@ -178,7 +178,7 @@ class Heavy(toy.Toy):
         return error + 0.0 * busy.sum(), weight
 
 
-@pytest.mark.slow
+@pytest.mark.timing
 def test_seconds_of_equal_runs_agree_within_3_percent_in_turns_and_not_without(tmp_path):
     def seconds(folder: Path, turn: int) -> list[float]:
         jobs = [
