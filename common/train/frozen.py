@@ -54,7 +54,8 @@ def load(
     )
     written = checkpoints.frozen_metadata()
     expected = written["drawn"] if written else meta.get("reservoirs")
-    values, drawn = draw_on_mesh(model, seed, mesh)
+    initial = draw_frozen(model, seed)
+    drawn = fingerprint(initial)
     if expected not in (drawn, None):
         where = written["platform"] if written else "another platform"
         warn(
@@ -64,6 +65,8 @@ def load(
     if written:
         names = {name: model.frozen[name] for name in written["names"]}
         values = checkpoints.restore_frozen(abstract(names, mesh))
+    else:
+        values = place(initial, shardings(model.drawn, mesh))
     return values | dict(pretrained.values)
 
 

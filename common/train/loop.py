@@ -146,21 +146,21 @@ def train(
     unread: tuple | None = None
     with run.clock.section("train"):
         for batch, data_state in device_prefetch(run.task.batches(run.state.data_state), run.mesh):
-            if step.cache_key(batch, state.step) not in step.compiled:
+            key = step.cache_key(batch, state.step)
+            if key not in step.compiled:
                 unread = _read(run, hooks, unread)
                 with run.clock.section("compile"):
                     step.compile(state.params, state.opt_state, run.frozen, batch, state.step)
             for hook in hooks:
                 hook.before_step(run)
-            flops = step.flops(batch, state.step)
             state.params, state.opt_state, metrics = step(
-                state.params, state.opt_state, run.frozen, batch, state.step
+                state.params, state.opt_state, run.frozen, batch, state.step, key
             )
             state.step += 1
             run.state.data_state = data_state
             # The step just dispatched runs while the metrics of the one before it are read.
             _read(run, hooks, unread)
-            unread = state.step, metrics, flops
+            unread = state.step, metrics, step.flops(key)
             if not run.startup_seconds:
                 unread = _read(run, hooks, unread)
                 run.startup_seconds = time.perf_counter() - begun

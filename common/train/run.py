@@ -17,7 +17,7 @@ from common.runtime.processes import barrier, is_main, warn
 from common.track.progress import Progress, peak_flops
 from common.track.tracker import Tracker
 from common.train import frozen
-from common.train.checkpoint import Checkpoints, abstract
+from common.train.checkpoint import Checkpoints
 from common.train.clock import Clock
 from common.train.conditions import Conditions
 from common.train.dry_run import parameter_rows, show_parameters
@@ -181,21 +181,17 @@ def _lock(config: ConfigDict, task: Task, workdir: Path, stack: ExitStack) -> No
         check_shared(workdir)
 
 
-def _initial_state(config: ConfigDict, task: Task, mesh: Mesh) -> tuple[Step, TrainState]:
-    step = Step.of(config, task, mesh)
-    params = initial_params(task, step.abstract_model, config.seed, mesh)
-    where = sharding.shardings(step.abstract_model.trainable, mesh)
-    where = optimizer_shardings(step.optimizer, params, where, mesh)
-    opt_state = jax.jit(step.optimizer.init, out_shardings=where)(params)
-    return step, TrainState(0, params, opt_state)
-
-
 def _start(
     config: ConfigDict, task: Task, workdir: Path, mesh: Mesh, checkpoints: Checkpoints
 ) -> Run:
     """A run at step 0. Its frozen values are written once, beside the checkpoints."""
-    step, train_state = _initial_state(config, task, mesh)
+    step = Step.of(config, task, mesh)
     model = step.abstract_model
+    params = initial_params(task, model, config.seed, mesh)
+    where = sharding.shardings(model.trainable, mesh)
+    where = optimizer_shardings(step.optimizer, params, where, mesh)
+    opt_state = jax.jit(step.optimizer.init, out_shardings=where)(params)
+    train_state = TrainState(0, params, opt_state)
     state = RunState(Curve(task.objective, task.mode))
     pretrained = task.outside(model)
     values, fingerprint = frozen.draw_on_mesh(model, config.seed, mesh)
@@ -213,13 +209,9 @@ def _resume(
     config: ConfigDict, task: Task, workdir: Path, mesh: Mesh, checkpoints: Checkpoints
 ) -> Run:
     """A run from its newest intact checkpoint."""
-    step, train_state = _initial_state(config, task, mesh)
-    arrays = {"trainable": train_state.params, "optimizer": train_state.opt_state}
-    target = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arrays
-    )
-    target["frozen"] = abstract(step.abstract_model.frozen, mesh)
-    arrays, meta = checkpoints.restore(target, warn)
+    step = Step.of(config, task, mesh)
+    names = ("trainable", "optimizer", "frozen")
+    arrays, meta = checkpoints.restore(dict(zip(names, step.arguments(), strict=True)), warn)
     pretrained = task.outside(step.abstract_model)
     values = frozen.load(checkpoints, step.abstract_model, config.seed, pretrained, meta, mesh)
     values |= arrays["frozen"]

@@ -186,14 +186,19 @@ class Step:
         frozen: Params,
         batch: Any,
         number: int,
+        key: tuple | None = None,
     ) -> tuple:
-        """(trainable, opt_state, metrics) after one update; the first two arguments are donated."""
-        run, _ = self.compiled[self.cache_key(batch, number)]
+        """(trainable, opt_state, metrics) after one update; the first two arguments are donated.
+
+        Args:
+          key: the `cache_key` of batch and number, if the caller has it already.
+        """
+        run, _ = self.compiled[key or self.cache_key(batch, number)]
         return run(trainable, opt_state, frozen, batch, jnp.int32(number))
 
-    def flops(self, batch: Mapping[str, jax.Array], number: int) -> float:
-        """Of the compiled step for this batch."""
-        return float(self.compiled[self.cache_key(batch, number)][1])
+    def flops(self, key: tuple) -> float:
+        """FLOPs of the compiled step with this `cache_key`, over all devices."""
+        return float(self.compiled[key][1])
 
     def cache_key(self, batch: Mapping[str, jax.Array], number: int) -> tuple:
         """Identifies a compiled step: its loss and the shapes of the batch."""
