@@ -1,0 +1,135 @@
+"""The uploads of a run in a bucket while it trains."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from common.errors import UserError
+from common.storage import folders
+from common.storage.lease import Lease
+from common.storage.mirror import Mirror, alone, order, update
+
+INTERVAL = 10.0
+"""Seconds between two looks for files that have changed."""
+
+
+class Uploads:
+    """Holds the lease of a run in a bucket, and uploads the files of its copy as they change.
+
+    One thread renews the lease, another one uploads. If the store is gone for too long, or another process takes the
+    lease, the process sends itself SIGTERM: the run saves a checkpoint in its copy and stops, and `release` raises the
+    reason. If no other process writes the folder until then, the same command uploads the copy and resumes from it.
+
+    The folder must be locked on this machine (`common.train.workdir.Lock`).
+    """
+
+    def __init__(self, folder: Path):
+        """Takes the lease and downloads what has changed in the bucket.
+
+        Raises:
+          UserError: another process trains in the folder, or the store refuses a request or does not answer.
+        """
+        self._folder, self._address = folder, folders.address(folder)
+        self._mirror = Mirror(folder)
+        self._lease = Lease(
+            Mirror(folder), self._address
+        )  # with its own connection, for its thread
+        self._error: Exception | None = None
+        self._alone = threading.Lock()
+        ours = self._lease.acquire()
+        self._heartbeat = _Repeated(self._lease.renew, self._lease.seconds / 4, self._fail)
+        try:
+            with alone(folder):
+                update(self._mirror, lambda path: True, ours)
+            self._objects = set(self._mirror.objects())
+        except BaseException:
+            self._heartbeat.end()
+            raise
+        self._uploading = _Repeated(self.upload, INTERVAL, self._fail)
+
+    def release(self) -> None:
+        """Uploads the last changes and releases the lease.
+
+        Raises:
+          UserError: the store is gone, or another process has taken the lease.
+        """
+        self._uploading.end()
+        try:
+            if self._error is None:
+                self.upload()
+        except UserError as error:
+            self._fail(error)
+        self._heartbeat.end()
+        try:
+            if self._error is None:
+                self._lease.release()
+        except UserError as error:
+            self._fail(error)
+        if self._error is None:
+            return
+        if not isinstance(self._error, UserError):
+            raise self._error
+        raise UserError(
+            f"{self._error}; {self._folder} has the files of {self._address} as this machine left them"
+        ) from self._error
+
+    def upload(self) -> None:
+        """Makes the folder in the bucket equal to the copy; starts again if the run deletes a file meanwhile."""
+        with self._alone:
+            while not self._try_upload():
+                pass
+
+    def _try_upload(self) -> bool:
+        files = self._mirror.files()
+        for path in sorted(files, key=order):
+            if path in self._objects and self._mirror.is_uploaded(path, files[path]):
+                continue
+            self._wait_for_lease()
+            try:
+                self._mirror.upload(path)
+            except FileNotFoundError:
+                return False
+            self._objects.add(path)
+        for path in sorted(self._objects - files.keys(), key=order, reverse=True):
+            self._wait_for_lease()
+            self._mirror.delete_object(path)
+            self._objects.remove(path)
+        return True
+
+    def _wait_for_lease(self) -> None:
+        """Waits until the lease is renewed, if its renewal is overdue. Raises the error of the heartbeat."""
+        while not self._lease.is_fresh:
+            if self._error is not None:
+                raise self._error
+            time.sleep(0.2)
+
+    def _fail(self, error: Exception) -> None:
+        self._error = self._error or error
+        # Without a handler the run is not training: `release` will follow.
+        if callable(signal.getsignal(signal.SIGTERM)):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _Repeated:
+    """A thread that calls a function again and again, until `end` or an error."""
+
+    def __init__(self, call: Callable[[], None], pause: float, failed: Callable[[Exception], None]):
+        self._call, self._pause, self._failed = call, pause, failed
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._ended.wait(self._pause):
+                self._call()
+        except Exception as error:  # the thread that calls `release` raises it
+            self._failed(error)
+
+    def end(self) -> None:
+        """Waits until the last call has returned."""
+        self._ended.set()
+        self._thread.join()

@@ -1,0 +1,192 @@
+"""Trainings whose workdir is in a bucket: resuming elsewhere, damage, outages."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from common.errors import UserError
+from common.storage.folders import copy_of, open_folder
+from common.train.run import Run
+from tests.train import toy
+
+ROOT = Path(__file__).parents[2]
+
+MARK = "checkpoints/latest/{}/_CHECKPOINT_METADATA"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Returns the curve and the metrics of an uninterrupted run in a folder of this machine."""
+    folder = tmp_path_factory.mktemp("whole")
+    return result(folder, toy.run(folder))
+
+
+def result(folder: Path, summary: dict) -> dict:
+    curve = [(point["step"], point["value"]) for point in summary["curve"]["points"]]
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return {"curve": curve, "test": summary["test"], "lines": len(lines)}
+
+
+def test_run_resumes_on_another_machine(bucket, whole, capsys):
+    toy.run(open_folder(bucket.address), train__steps=10)
+    assert MARK.format(10) in bucket.paths() and "summary.json" in bucket.paths()
+    bucket.machine("second")
+    folder = open_folder(bucket.address)
+    assert result(folder, toy.run(folder)) == whole
+    assert f"resuming from step 10 of {bucket.address}" in capsys.readouterr().out
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != "lock")
+    assert bucket.paths() == {path.relative_to(folder).as_posix() for path in files} | {
+        "lease.json"
+    }
+
+
+STUCK = """
+import sys, time
+from pathlib import Path
+from common.storage import folders, uploads
+from tests.train import toy
+
+uploads.INTERVAL, folders.ROOT = 0.1, Path(sys.argv[1])
+batches = toy.Toy.batches
+
+def stuck(self, start):
+    for number, batch in enumerate(batches(self, start)):
+        time.sleep(600 * (number == 13))
+        yield batch
+
+toy.Toy.batches = stuck
+toy.run(folders.open_folder(sys.argv[2]))
+"""
+"""Program that trains 11 steps and then waits, so that it can be killed."""
+
+
+@pytest.mark.slow
+def test_killed_run_resumes_on_another_machine(bucket, whole, monkeypatch, tmp_path, capsys):
+    """The process dies during its uploads; its lease is taken over."""
+    monkeypatch.setenv("TRAINLESS_LEASE_SECONDS", "2")
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK, str(tmp_path / "killed"), bucket.address],
+        cwd=ROOT,
+        env=os.environ | {"JAX_NUM_CPU_DEVICES": "1"},
+        stdout=subprocess.DEVNULL,
+    )
+    store, name = bucket.open()
+    while f"{name}/{MARK.format(5)}" not in store.list(name):
+        assert process.poll() is None
+        time.sleep(0.2)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    bucket.machine("second")
+    folder = open_folder(bucket.address)
+    assert not (folder / "summary.json").exists()
+    assert result(folder, toy.run(folder)) == whole
+    said = capsys.readouterr()
+    assert "resuming from step 5 " in said.out or "resuming from step 10 " in said.out
+    assert f"was last written by process {process.pid} of " in said.err
+
+
+def test_damaged_newest_checkpoint_is_set_aside(bucket, one_store, whole, capsys):
+    toy.run(open_folder(bucket.address), train__steps=10)
+    store, name = bucket.open()
+    (damaged,) = (p for p in bucket.paths() if p.endswith("latest/10/meta/metadata"))
+    content, version = store.read(f"{name}/{damaged}")
+    store.write(f"{name}/{damaged}", content[: len(content) // 2], version)
+    bucket.machine("second")
+    folder = open_folder(bucket.address)
+    assert result(folder, toy.run(folder)) == whole
+    said = capsys.readouterr()
+    assert "checkpoint 10 is damaged" in said.err and "resuming from step 5 of" in said.out
+    assert any(path.startswith("checkpoints/damaged/10.0/") for path in bucket.paths())
+
+
+@pytest.mark.slow
+def test_outage_loses_nothing(bucket, one_store, whole, monkeypatch, capsys):
+    """The store answers 503 from a checkpoint until after the last step, and longer than the lease."""
+    monkeypatch.setenv("TRAINLESS_LEASE_SECONDS", "1")
+    save, saves = Run.save, []
+
+    def save_without_store(run: Run) -> None:
+        saves.append(run.step)
+        bucket.proxy.status = 503 if run.step in (5, 10, 15) else 0
+        save(run)
+        time.sleep(1.5)
+
+    monkeypatch.setattr(Run, "save", save_without_store)
+    folder = open_folder(bucket.address)
+    assert result(folder, toy.run(folder)) == whole
+    assert saves == [5, 10, 15, 20]
+    assert "does not answer" in capsys.readouterr().err
+    bucket.machine("second")
+    other = open_folder(bucket.address)
+    assert (other / "metrics.jsonl").read_text() == (folder / "metrics.jsonl").read_text()
+    assert MARK.format(20) in bucket.paths()
+
+
+@pytest.mark.slow
+def test_store_that_is_gone_stops_the_run_and_loses_nothing(bucket, one_store, whole, monkeypatch):
+    monkeypatch.setenv("TRAINLESS_BUCKET_SECONDS", "1")
+    save = Run.save
+
+    def save_without_store(run: Run) -> None:
+        bucket.proxy.status = 503 if run.step == 5 else 0
+        save(run)
+        if run.step == 5:
+            time.sleep(3)
+
+    monkeypatch.setattr(Run, "save", save_without_store)
+    folder = open_folder(bucket.address)
+    with pytest.raises(UserError, match=r"has not answered for .*; .* has the files of") as error:
+        toy.run(folder)
+    assert bucket.address in str(error.value) and str(folder) in str(error.value)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    bucket.proxy.status = 0
+    assert MARK.format(5) not in bucket.paths()
+    assert result(folder, toy.run(open_folder(bucket.address))) == whole
+    assert MARK.format(20) in bucket.paths()
+
+
+@pytest.mark.slow
+def test_run_whose_lease_is_taken_stops(bucket, one_store, monkeypatch):
+    monkeypatch.setenv("TRAINLESS_LEASE_SECONDS", "1")
+    save = Run.save
+
+    def save_and_lose(run: Run) -> None:
+        save(run)
+        if run.step == 5:
+            store, name = bucket.open()
+            _, version = store.read(f"{name}/lease.json")
+            store.write(f"{name}/lease.json", b'{"holder": "process 1 of ann on b"}', version)
+            time.sleep(1)
+
+    monkeypatch.setattr(Run, "save", save_and_lose)
+    with pytest.raises(UserError, match="has taken over"):
+        toy.run(open_folder(bucket.address))
+    assert MARK.format(20) not in bucket.paths()
+    store, name = bucket.open()
+    assert b"ann" in store.read(f"{name}/lease.json")[0]
+
+
+@pytest.mark.slow
+def test_two_trainings_of_one_run_are_refused(bucket, one_store, monkeypatch):
+    monkeypatch.setenv("TRAINLESS_LEASE_SECONDS", "2")
+    evaluate, refused = toy.Toy.evaluate, []
+
+    def evaluate_and_start_another(task, values, split):
+        if not refused:
+            refused.append(None)
+            with pytest.raises(UserError, match=f"another process is training in {bucket.address}"):
+                toy.run(copy_of(bucket.address))  # on this machine
+            bucket.machine("second")
+            with pytest.raises(UserError, match=f"training in {bucket.address}: process "):
+                toy.run(copy_of(bucket.address))
+            bucket.machine("first")
+        return evaluate(task, values, split)
+
+    monkeypatch.setattr(toy.Toy, "evaluate", evaluate_and_start_another)
+    toy.run(open_folder(bucket.address))
+    assert refused

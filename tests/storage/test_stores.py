@@ -1,0 +1,77 @@
+"""Objects of both stores: conditional writes, and errors of the store."""
+
+import pytest
+
+from common.errors import UserError
+from common.storage.stores import Changed, open_store
+
+
+def test_objects_are_listed_read_and_deleted(bucket, tmp_path):
+    store, name = bucket.open()
+    (tmp_path / "one").write_bytes(b"1" * 1000)
+    versions = {
+        path: store.upload(f"{name}/{path}", tmp_path / "one")
+        for path in ("a", "b/with space", "c%")
+    }
+    found = store.list(f"{name}/")
+    assert {path: found[f"{name}/{path}"].version for path in versions} == versions
+    assert len(found) == 3
+    store.download(f"{name}/b/with space", versions["b/with space"], tmp_path / "two")
+    assert (tmp_path / "two").read_bytes() == b"1" * 1000
+    store.delete(f"{name}/a")
+    store.delete(f"{name}/a")
+    assert set(store.list(f"{name}/")) == {f"{name}/b/with space", f"{name}/c%"}
+    assert store.read(f"{name}/a") is None
+
+
+def test_conditional_write_needs_expected_version(bucket):
+    store, name = bucket.open()
+    first = store.write(name, b"1", "")
+    with pytest.raises(Changed):
+        store.write(name, b"2", "")
+    second = store.write(name, b"2", first)
+    assert store.read(name) == (b"2", second)
+    with pytest.raises(Changed):
+        store.write(name, b"3", first)
+    assert store.read(name) == (b"2", second)
+
+
+def test_download_of_replaced_object_raises(bucket, tmp_path):
+    store, name = bucket.open()
+    first = store.write(name, b"1", "")
+    store.write(name, b"2", first)
+    with pytest.raises(Changed):
+        store.download(name, first, tmp_path / "file")
+
+
+def test_request_is_repeated_until_store_answers(bucket, capsys):
+    store, name = bucket.open()
+    bucket.proxy.refused = 2
+    store.write(name, b"1", "")
+    assert store.read(name)[0] == b"1"
+    assert capsys.readouterr().err.count("does not answer") == 1
+
+
+@pytest.mark.parametrize("status", [503, 403])
+def test_store_that_fails_is_one_line(bucket, status, monkeypatch):
+    monkeypatch.setenv("TRAINLESS_BUCKET_SECONDS", "1")
+    store, name = bucket.open()
+    bucket.proxy.status = status
+    with pytest.raises(UserError, match=r"gs://train-less|s3://train-less"):
+        store.list(name)
+
+
+def test_store_without_server_is_one_line(bucket, monkeypatch):
+    monkeypatch.setenv("TRAINLESS_BUCKET_SECONDS", "1")
+    for name in ("STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    store, name = bucket.open()
+    with pytest.raises(UserError, match="has not answered for"):
+        store.list(name)
+
+
+def test_missing_bucket_is_one_line(bucket):
+    scheme = bucket.address.partition(":")[0]
+    store, _ = open_store(f"{scheme}://other-bucket/run")
+    with pytest.raises(UserError, match=f"there is no bucket {scheme}://other-bucket"):
+        store.list("run")
