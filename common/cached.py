@@ -1,4 +1,4 @@
-"""The one cache of results: JSON files that are used again if they are still valid."""
+"""Reads cached results from JSON files."""
 
 import json
 from collections.abc import Callable
@@ -14,18 +14,19 @@ from common.runtime.processes import all_reduce_max, is_main
 def cached_json(
     path: Path, is_valid: Callable[[dict[str, Any]], bool | np.bool_]
 ) -> dict[str, Any] | None:
-    """Reads a result from a JSON file; a collective call.
+    """Reads a cached result from a JSON file. All processes must call this function.
 
     Args:
-      is_valid: decides, on the first process, whether the content may be used. A missing field makes it invalid.
+      is_valid: content of the file -> whether it may be reused. Called on process 0 only; a KeyError, TypeError or
+        ValueError counts as False.
 
     Returns:
-      None, on all processes, if the file is missing, damaged or invalid. On processes other than the first {} stands
-      for the content.
+      The content on process 0, {} on all other processes. None on all processes if the file is missing, is not JSON, or
+      is not valid.
     """
-    found, valid = {}, False
+    content, valid = {}, False
     if is_main():
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            found = json.loads(path.read_text())
-            valid = bool(is_valid(found))
-    return found if all_reduce_max(np.asarray([valid]))[0] else None
+            content = json.loads(path.read_text())
+            valid = bool(is_valid(content))
+    return content if all_reduce_max(np.asarray([valid]))[0] else None

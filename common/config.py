@@ -1,8 +1,9 @@
-"""Configuration files and command lines: one Python file per experiment, any field overridden by an option."""
+"""Loads configurations from Python files, and overrides their fields from the command line."""
 
 import argparse
 import ast
 import difflib
+import importlib
 import importlib.util
 import json
 import math
@@ -18,31 +19,32 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from common.errors import UserError
+from common.storage.folders import open_folder
 
 
 def load(spec: str) -> ConfigDict:
-    """Calls `get_config` of a file: "configs/x.py", or with an argument "configs/x.py:tiny"."""
+    """Calls `get_config` of a configuration file. "configs/x.py:tiny" calls `get_config("tiny")` of configs/x.py.
+
+    Raises:
+      UserError: the file is missing or raises an exception, or `get_config` does not return a ConfigDict.
+    """
     path, _, argument = spec.partition(":")
-    if not Path(path).is_file():
-        raise UserError(
-            f"no configuration file {path}{_nearest(path, Path('configs').glob('*.py'))}"
-        )
+    near = _nearest(path, Path("configs").glob("*.py"))
+    check(Path(path).is_file(), f"no configuration file {path}{near}")
     module_spec = importlib.util.spec_from_file_location(f"configs.{Path(path).stem}", path)
-    if module_spec is None:
-        raise UserError(f"{path} is not a Python file")
+    check(module_spec is not None, f"{path} is not a Python file")
     module = importlib.util.module_from_spec(module_spec)
     try:
         module_spec.loader.exec_module(module)
-        if not hasattr(module, "get_config"):
-            raise UserError(f"{path} has no function get_config")
+        check(hasattr(module, "get_config"), f"{path} has no function get_config")
         config = module.get_config(argument) if argument else module.get_config()
     except UserError:
         raise
     except SyntaxError as error:
         raise UserError(f"{error.filename or path}, line {error.lineno}: {error.msg}") from error
-    except ValueError as error:  # how a configuration refuses its argument
+    except ValueError as error:  # `get_config` raises a ValueError for an unknown argument.
         raise UserError(f"--config={spec}: {error}") from error
-    except Exception as error:  # whatever else the user's code raises
+    except Exception as error:  # The user's code may raise any type of exception.
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{last.filename}, line {last.lineno}"
         raise UserError(f"{where}: {type(error).__name__}: {error}") from error
@@ -51,27 +53,22 @@ def load(spec: str) -> ConfigDict:
 
 
 def override(config: ConfigDict, key: str, text: str) -> None:
-    """Sets the field "a.b" from text, converted to the type of the field's current value.
+    """Sets field `key` ("a.b") to `text`, converted to the type of the field's current value.
 
     Raises:
-      UserError: there is no such field, or the text does not convert.
+      UserError: the field does not exist, or `text` cannot be converted.
     """
     known = flatten(config)
-    if key not in known:
-        if any(name.startswith(f"{key}.") for name in known):
-            raise UserError(
-                f"--config.{key} is a group; set one of its fields, --config.{key}.NAME=VALUE"
-            )
-        raise UserError(f"unknown option --config.{key}{_nearest(key, known)}")
-    parent = config
-    *groups, name = key.split(".")
-    for group in groups:
-        parent = parent[group]
-    parent[name] = _read(f"--config.{key}", text, known[key])
+    check(
+        not any(name.startswith(f"{key}.") for name in known),
+        f"--config.{key} is a group; set one of its fields, --config.{key}.NAME=VALUE",
+    )
+    check(key in known, f"unknown option --config.{key}{_nearest(key, known)}")
+    config.update_from_flattened_dict({key: _read(f"--config.{key}", text, known[key])})
 
 
 def _read(option: str, text: str, current: Any) -> Any:
-    """`text` as a value of the type of `current`."""
+    """Converts an option's text to the type of the field's current value. Raises a UserError if this fails."""
     try:
         if isinstance(current, bool):
             return {"true": True, "false": False, "1": True, "0": False}[text.lower()]
@@ -89,9 +86,8 @@ def _read(option: str, text: str, current: Any) -> Any:
             return value
     except (ValueError, TypeError, KeyError, SyntaxError) as error:
         kinds = {bool: "true or false", int: "a whole number", float: "a number"}
-        kind = kinds.get(type(current))
-        if kind is None:
-            kind = f"a list such as {','.join(map(str, current or (1, 2)))}"
+        example = ",".join(map(str, current)) if isinstance(current, tuple) else ""
+        kind = kinds.get(type(current)) or f"a list such as {example or '1,2'}"
         raise UserError(f"{option} must be {kind}, got {text!r}") from error
     return text
 
@@ -104,7 +100,7 @@ def _finite(text: str) -> float:
 
 
 def flatten(config: Mapping, prefix: str = "") -> dict[str, Any]:
-    """A nested configuration as {"a.b": value}."""
+    """Flattens a nested configuration to {"a.b": value}."""
     flat = {}
     for key, value in config.items():
         if isinstance(value, Mapping | ConfigDict):
@@ -115,12 +111,12 @@ def flatten(config: Mapping, prefix: str = "") -> dict[str, Any]:
 
 
 def to_json(config: ConfigDict) -> dict:
-    """A configuration as plain dictionaries and lists."""
+    """Returns a configuration as plain dictionaries and lists."""
     return json.loads(json.dumps(config.to_dict()))
 
 
 def from_json(values: dict) -> ConfigDict:
-    """The inverse of `to_json`; lists become tuples."""
+    """Inverts `to_json`. Converts lists to tuples."""
 
     def restore(value: Any) -> Any:
         if isinstance(value, dict):
@@ -130,14 +126,31 @@ def from_json(values: dict) -> ConfigDict:
     return ConfigDict(restore(values))
 
 
+def imported(option: str, name: str) -> Any:
+    """Imports the object "module:attribute".
+
+    Args:
+      option: name of the command-line option, for the error message.
+      name: value of the option, "module:attribute".
+
+    Raises:
+      UserError: importing the module fails, or the module lacks the attribute.
+    """
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # A user's module may raise any type of exception.
+        raise UserError(f"{option}={name}: {type(error).__name__}: {error}") from error
+
+
 def check(condition: bool, message: str) -> None:
-    """Raises a UserError with this message unless the condition holds."""
+    """Raises a UserError with `message` if `condition` is false."""
     if not condition:
         raise UserError(message)
 
 
 def check_choice(option: str, value: str, known: Mapping[str, Any] | tuple) -> None:
-    """Raises a UserError unless `value` is one of `known`; it names the nearest one."""
+    """Raises a UserError if `value` is not in `known`. The message suggests the most similar choice."""
     check(
         value in known,
         f"{option}={value!r}: choose one of {', '.join(known)}{_nearest(value, known)}",
@@ -145,43 +158,47 @@ def check_choice(option: str, value: str, known: Mapping[str, Any] | tuple) -> N
 
 
 def check_folder(option: str, folder: Path) -> None:
-    """Checks that `folder` exists or can be made, before the work whose results go there. Makes nothing.
+    """Checks that `folder` is writable or can be created, without creating it.
 
     Raises:
-      UserError: a parent is no folder, or is not writable.
+      UserError: `folder`, or its nearest existing parent if `folder` is missing, is a file or not writable.
     """
-    place = folder.absolute()
-    there = next(path for path in (place, *place.parents) if path.exists())
-    check(there.is_dir(), f"cannot write to {option}={folder}: {there} is no folder")
-    check(os.access(there, os.W_OK), f"cannot write to {option}={folder}: no right to do so")
+    path = folder.absolute()
+    existing = next(parent for parent in (path, *path.parents) if parent.exists())
+    check(existing.is_dir(), f"cannot write to {option}={folder}: {existing} is not a folder")
+    check(
+        os.access(existing, os.W_OK),
+        f"cannot write to {option}={folder}: {existing} is not writable",
+    )
 
 
 def check_rate(option: str, rate: float) -> None:
-    """Checks 0 <= rate <= 0.99, for dropout."""
+    """Raises a UserError unless the dropout rate is from 0 to 0.99."""
     check(0 <= rate <= 0.99, f"{option} must be from 0 to 0.99, got {rate}")
 
 
 @contextmanager
 def complete(source: object) -> Iterator[None]:
-    """Turns a missing configuration field into a UserError.
+    """Context manager that turns access to a missing configuration field into a UserError.
 
     Args:
-      source: the file or option that the configuration comes from.
+      source: file or option that the configuration was read from, for the error message.
     """
     try:
         yield
     except (AttributeError, KeyError) as error:
-        field = str(error).splitlines()[0].strip("\"'")
+        # The missing field is the last word of the error, such as: 'NoneType' object has no attribute 'kind'.
+        field = re.findall(r"[\w.]+", str(error).splitlines()[0])[-1]
         raise UserError(
-            f"{source} is no configuration of this program: no field {field}"
+            f"{source} is not a configuration of this program: the field {field} is missing"
         ) from error
 
 
 def split_fields(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Splits a command line into overrides, "--config.a.b=VALUE", and all other arguments.
+    """Splits a command line into overrides "--config.a.b=VALUE" and all other arguments.
 
     Raises:
-      UserError: an override has no value.
+      UserError: an override lacks "=VALUE".
     """
     fields = [a for a in argv if a.startswith("--config.")]
     for field in fields:
@@ -190,54 +207,68 @@ def split_fields(argv: list[str]) -> tuple[list[str], list[str]]:
 
 
 def override_all(config: ConfigDict, fields: list[str]) -> None:
-    """Applies overrides "--config.a.b=VALUE" in their order."""
+    """Applies overrides "--config.a.b=VALUE" to `config` in order.
+
+    Raises:
+      UserError: a field does not exist, or a value cannot be converted.
+    """
     for field in fields:
         key, _, text = field.removeprefix("--config.").partition("=")
         override(config, key, text)
 
 
-def parse(program: str, argv: list[str] | None = None) -> tuple[ConfigDict, argparse.Namespace]:
+def parse(
+    program: str, argv: list[str] | None = None, flags: Mapping[str, str] | None = None
+) -> tuple[ConfigDict, argparse.Namespace]:
     """Parses the command line of a training program: --config=FILE[:ARG] --config.a.b=V ... --workdir=DIR.
 
-    The default workdir is named after the configuration, so the same command resumes its own run.
+    The default workdir is named after the configuration file, so repeating a command resumes its run.
+
+    Args:
+      flags: further options without a value -> their help.
+
+    Returns:
+      The configuration with its overrides, and all other options.
     """
     parser = parser_for(program)
     parser.add_argument(
         "--config",
         required=True,
         metavar="FILE[:ARG]",
-        help="configuration; ':tiny' is a small run on embedded data",
+        help="configuration file; ':tiny' is a small run on embedded data",
     )
     parser.add_argument(
         "--workdir",
         metavar="DIR",
-        help="where checkpoints, curves and summary go (default runs/NAME)",
+        help="folder of checkpoints, curves and summary, also gs://BUCKET/DIR or s3://BUCKET/DIR (default: runs/NAME)",
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
         dest="dry_run",
-        help="parameters, first batch, memory and operations of a step; nothing is trained",
+        help="print parameters, first batch, memory and FLOPs of a step without training",
     )
     parser.add_argument(
         "--profile",
         default="",
         metavar="FIRST:LAST",
-        help="trace these steps for xprof or TensorBoard, in the workdir",
+        help="write a trace of these steps to the workdir, for xprof or TensorBoard",
     )
+    for flag, text in (flags or {}).items():
+        parser.add_argument(flag, action="store_true", help=text)
     parser.epilog = "Any field of the configuration is an option: --config.seed=2"
     fields, rest = split_fields(sys.argv[1:] if argv is None else argv)
     options = parser.parse_args(rest)
     config = load(options.config)
     override_all(config, fields)
-    paper, own = program.split(".")[0], config.get("paper", "")
+    expected, paper = program.split(".")[0], config.get("paper", "")
     check(
-        own in ("", paper),
-        f"--config={options.config} is an experiment of {own}, which {program} does not train",
+        paper in ("", expected),
+        f"--config={options.config} is an experiment of {paper}, which {program} does not train",
     )
     path, _, argument = options.config.partition(":")
     name = Path(path).stem + (f"_{re.sub(r'[^A-Za-z0-9]+', '_', argument)}" if argument else "")
-    options.workdir = Path(options.workdir or f"runs/{name}")
+    options.workdir = open_folder(options.workdir or f"runs/{name}")
     return config, options
 
 
@@ -247,12 +278,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser_for(program: str) -> argparse.ArgumentParser:
-    """An argument parser that reports errors as one-line UserErrors."""
+    """Returns an argument parser that raises a UserError instead of printing the usage."""
     return _Parser(prog=f"python -m {program}", allow_abbrev=False)
 
 
 def int_arg(option: str, least: int = 0) -> Callable[[str], int]:
-    """An argparse type: an integer of at least `least`."""
+    """Returns an argparse type: an integer of at least `least`."""
 
     def read(text: str) -> int:
         check(
@@ -265,12 +296,12 @@ def int_arg(option: str, least: int = 0) -> Callable[[str], int]:
 
 
 def positive_int_arg(option: str) -> Callable[[str], int]:
-    """An argparse type: an integer of at least 1."""
+    """Returns an argparse type: an integer of at least 1."""
     return int_arg(option, 1)
 
 
 def float_arg(option: str) -> Callable[[str], float]:
-    """An argparse type: a finite float."""
+    """Returns an argparse type: a finite float."""
 
     def read(text: str) -> float:
         try:

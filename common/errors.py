@@ -1,8 +1,8 @@
-"""The exception for errors that the user can correct."""
+"""The exception for wrong input."""
 
 
 class UserError(Exception):
-    """An error that the user can correct: `common.runtime.program` prints its one-line message without traceback."""
+    """Wrong input that the user can correct. `common.runtime.program` prints only the message, in one line."""
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.splitlines()))

@@ -1,4 +1,7 @@
-"""Experiment suites: the runs of a paper's tables, figures and claims, trained once and compared on equal terms."""
+"""Trains the runs of a paper's tables, figures and claims, and reuses finished runs.
+
+A case is one experiment of a paper, such as a model at one depth. Each case has a run for every seed.
+"""
 
 import itertools
 import json
@@ -14,9 +17,8 @@ from ml_collections import ConfigDict
 from common.cached import cached_json
 from common.config import check, flatten, override, override_all, to_json
 from common.errors import UserError
-from common.metrics.curve import Curve
 from common.report import claims
-from common.report.runs import Run, run_of
+from common.report.runs import Run, read_run, run_of
 from common.report.table import keep, publish, write_csv
 from common.track.tracker import METRICS, SUMMARY, read_metrics
 from common.train import loop
@@ -25,16 +27,19 @@ from common.train.task import Task
 from common.train.workdir import has_checkpoints
 
 REQUESTED_CONFIG = "requested_config.json"
-"""Beside the summary of a finished run: the configuration that the suite requested, which identifies the run."""
+"""Name of a file in the workdir of a finished run: the configuration that the suite requested for this run.
+
+A suite reuses the run only if it requests the same configuration again.
+"""
 
 
 class Side(NamedTuple):
-    """One side of a claim.
+    """One of the two cases that a claim compares.
 
     Attributes:
-      name: of the case; equal experiments have equal names.
-      experiment: seed -> configuration.
-      missing: why the side cannot be run at this scale or with these options; "" if it can.
+      name: name of the case. Equal experiments have equal names.
+      experiment: seed -> configuration of the run.
+      missing: reason why the case cannot be trained at this scale or with these options; "" if it can.
     """
 
     name: str
@@ -43,79 +48,71 @@ class Side(NamedTuple):
 
 
 Experiment = Callable[[int], ConfigDict]
-"""Seed -> configuration of a run."""
+"""Function from a seed to the configuration of a run."""
 
 
-class Ran(NamedTuple):
-    """A finished run."""
-
-    name: str
-    summary: dict
-    workdir: Path
-
-    @property
-    def run(self) -> Run:
-        """The run as reports read it."""
-        return run_of(self.summary, self.name, folder=self.workdir)
+Point = Mapping[str, str]
+"""A point of a sweep's grid: name of a configuration field, "a.b" -> its value as text."""
 
 
-@dataclass(frozen=True)
-class Point:
-    """A point of a sweep's grid: field "a.b" -> value as text."""
-
-    values: Mapping[str, str]
-
-    def set(self, config: ConfigDict) -> ConfigDict:
-        """Sets these values in a configuration and returns it.
-
-        Raises:
-          UserError: the configuration has no such field.
-        """
-        for name, text in self.values.items():
-            try:
-                override(config, name, text)
-            except UserError as fault:
-                raise UserError(str(fault).replace("--config.", "--sweep ")) from fault
-        return config
-
-    def name(self, case: str, seed: int) -> str:
-        """The folder name of a run."""
-        own = (f"{name.rpartition('.')[2]}={text}" for name, text in self.values.items())
-        return "_".join([f"{case}_seed{seed}", *own])
+def _set(config: ConfigDict, point: Point) -> ConfigDict:
+    """Sets the fields of a sweep's grid point in `config` and returns `config`. Unknown fields raise a UserError."""
+    for name, text in point.items():
+        try:
+            override(config, name, text)
+        except UserError as fault:
+            raise UserError(str(fault).replace("--config.", "--sweep ")) from fault
+    return config
 
 
-def parse_sweep(given: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Parses --sweep options, "a.b=V1,V2", as a grid.
+def _run_name(case: str, seed: int, point: Point) -> str:
+    values = (f"{name.rpartition('.')[2]}={text}" for name, text in point.items())
+    return "_".join([f"{case}_seed{seed}", *values])
+
+
+def parse_sweep(options: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Parses the values of --sweep, each "a.b=V1,V2", to {field: values}.
 
     Raises:
-      UserError: an option has another form, or a field occurs twice.
+      UserError: an option is malformed, or a field or a value is repeated.
     """
-    found: dict[str, tuple[str, ...]] = {}
-    for text in given:
+    sweep: dict[str, tuple[str, ...]] = {}
+    for text in options:
         name, equals, values = text.partition("=")
         name = name.removeprefix("--config.").removeprefix("config.")
         parts = tuple(filter(None, values.split(",")))
         check(
             bool(name and equals and parts),
-            f"--sweep {text}: it is FIELD=VALUE,VALUE, such as optimizer.learning_rate=1e-4,3e-4",
+            f"--sweep {text} must be FIELD=VALUE,VALUE, such as optimizer.learning_rate=1e-4,3e-4",
         )
-        check(len(set(parts)) == len(parts), f"--sweep {text}: a value is there twice")
-        check(name not in found, f"--sweep {text}: {name} is there twice")
-        found[name] = parts
-    return found
+        check(
+            len(set(map(_number, parts))) == len(parts), f"--sweep {text}: a value is given twice"
+        )
+        check(name not in sweep, f"--sweep {text}: {name} is given twice")
+        sweep[name] = parts
+    return sweep
+
+
+def _number(text: str) -> float | str:
+    """Converts text to a float if possible, so that 1e-3 equals 0.001; returns any other text unchanged."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 @dataclass(frozen=True)
 class ExperimentSuite:
-    """The experiments of a paper at one scale. A paper derives its own suite, with its configurations.
+    """The experiments of a paper at one scale. Each paper has a subclass with its configurations.
 
     Attributes:
-      scale: which sizes.
-      seeds: runs of each case, with the seeds 1, 2, ...
+      scale: name of a preset of model and data sizes, such as "tiny".
+      seeds: number of runs of each case; their seeds are 1, 2, ...
       fields: overrides from the command line, "--config.a.b=VALUE".
-      out: the folder of tables, figures and `runs`.
-      turns: steps between turns of the runs of one seed; 0 trains one run after the other.
-      sweep: field "a.b" -> values that every case tries; see `runs`.
+      out: folder of the tables and figures. The workdirs are in `out`/runs.
+      turns: number of training steps after which the suite switches to another run of the same seed; 0 finishes each
+        run before it starts the next. See `common.train.loop.fit_in_turns`.
+      sweep: configuration field "a.b" -> values that `runs` tries for every case.
     """
 
     scale: str
@@ -126,171 +123,171 @@ class ExperimentSuite:
     turns: int = field(default=0, kw_only=True)
     sweep: Mapping[str, tuple[str, ...]] = field(default_factory=dict, kw_only=True)
 
+    def folder(self, name: str) -> Path:
+        """Returns the workdir of the run `name`."""
+        return self.out / "runs" / name
+
     def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
-        """The configuration for the training loop, and the task with its data."""
+        """Loads the data. Returns the completed configuration and the task, for `common.train.loop`."""
         raise NotImplementedError
 
     def override(self, config: ConfigDict, **values: object) -> ConfigDict:
-        """Applies the overrides of the command line, then `values` of the experiment."""
+        """Applies the overrides of the command line and then `values` to `config`; returns `config`.
+
+        Args:
+          values: configuration fields, "a.b" -> value, that the experiment fixes.
+        """
         config.wandb.mode = "disabled"
         override_all(config, self.fields)
         config.update_from_flattened_dict(values)
         return config
 
     def side(self, text: str) -> Side:
-        """Reads the side of a claim.
-
-        Raises:
-          UserError: the text names no experiment.
-        """
+        """Returns the case with the name `text` in a claim. Raises a UserError for an unknown case."""
         raise NotImplementedError
 
-    def runs(self, cases: Mapping[str, Experiment]) -> dict[str, list[Ran]]:
-        """One run per seed of several cases that are compared; missing runs are trained.
+    def runs(self, cases: Mapping[str, Experiment]) -> dict[str, list[Run]]:
+        """Trains the missing runs and returns case -> its runs, one for each seed.
 
-        With a `sweep`, seed 1 of every case first tries each point of the same grid, without the test split. All seeds
-        then use the point with the best validation value. The table `sweep` lists all points.
+        With a `sweep`, every case is first trained at each point of the grid, with seed 1 and without the test split.
+        All seeds of a case then use the point with the best validation value. The table `sweep` lists all points.
         """
-        points = dict.fromkeys(cases, Point({}))
-        if self.sweep:
-            points = self._tune(cases)
-        found: dict[str, list[Ran]] = {name: [] for name in cases}
+        points: dict[str, Point] = self._tune(cases) if self.sweep else {name: {} for name in cases}
+        runs: dict[str, list[Run]] = {name: [] for name in cases}
         for seed in range(1, 1 + self.seeds):
-            asked = {
-                points[name].name(name, seed): points[name].set(make(seed))
+            configs = {
+                _run_name(name, seed, points[name]): _set(make(seed), points[name])
                 for name, make in cases.items()
             }
-            for name, ran in zip(cases, self.fit_all(asked), strict=True):
-                found[name].append(ran)
-        return found
+            for name, run in zip(cases, self.fit_all(configs), strict=True):
+                runs[name].append(run)
+        return runs
 
     def _tune(self, cases: Mapping[str, Experiment]) -> dict[str, Point]:
-        """Trains every point of the grid with seed 1 and writes the table; returns the best point of every case."""
-        grid = [
-            Point(dict(zip(self.sweep, values, strict=True)))
-            for values in itertools.product(*self.sweep.values())
-        ]
-        asked = {}
+        """Trains each case at every grid point with seed 1, writes the table `sweep`, returns case -> best point."""
+        combinations = itertools.product(*self.sweep.values())
+        grid = [dict(zip(self.sweep, values, strict=True)) for values in combinations]
+        configs = {}
         for (name, make), point in itertools.product(cases.items(), grid):
-            config = point.set(make(1))
+            config = _set(make(1), point)
             config.eval.test = False
-            asked[point.name(name, 1)] = config
-        ran = iter(self.fit_all(asked))
+            configs[_run_name(name, 1, point)] = config
+        ran = iter(self.fit_all(configs))
         best, rows = {}, []
         for name in cases:
-            tried = [(point, next(ran).summary) for point in grid]
-            curves = [Curve.from_json(summary["curve"]) for _, summary in tried]
-            order = max if curves[0].mode == "max" else min
-            chosen = order(range(len(grid)), key=lambda i, curves=curves: curves[i].best.value)
-            best[name] = grid[chosen]
-            rows += [
-                (name, *point.values.values(), s["best_valid"], s["steps"], s["flops"], mark)
-                for i, (point, s) in enumerate(tried)
-                for mark in ["chosen" if i == chosen else ""]
-            ]
-        columns = ("case", *self.sweep, f"best valid {curves[0].name}", "steps", "FLOPs", "")
+            tried = [(point, next(ran)) for point in grid]
+            curve = tried[0][1].curve
+            order = max if curve.mode == "max" else min
+            best[name], chosen = order(tried, key=lambda one: one[1].curve.best.value)
+            for point, run in tried:
+                measured = (run.summary[field] for field in ("best_valid", "steps", "flops"))
+                mark = "chosen" if run is chosen else ""
+                rows.append((name, *point.values(), *measured, mark))
+        columns = ("case", *self.sweep, f"best valid {curve.name}", "steps", "FLOPs", "")
         self.write("sweep", columns, rows)
         print(
-            f"each case tried {len(grid)} points with seed 1, chosen by validation; the test split was not touched"
+            f"--sweep: trained each case with {len(grid)} settings and seed 1, and chose the setting with the best"
+            " validation value; the test split was not used"
         )
         return best
 
     def fit(self, name: str, config: ConfigDict) -> tuple[dict, Path]:
-        """Summary and folder of one run; see `fit_all`."""
-        (ran,) = self.fit_all({name: config})
-        return ran.summary, ran.workdir
+        """Returns the summary and the workdir of one run. Trains the run if it is not finished."""
+        (run,) = self.fit_all({name: config})
+        return run.summary, run.folder
 
-    def fit_all(self, asked: Mapping[str, ConfigDict]) -> list[Ran]:
-        """Runs by name; missing ones are trained, in turns if `turns` says so.
+    def fit_all(self, configs: Mapping[str, ConfigDict]) -> list[Run]:
+        """Trains all runs that are not finished, and returns the runs in the order of `configs`.
 
-        A finished run with the same requested configuration is not opened: its summary is enough.
+        A run is finished if its workdir has a summary and the same requested configuration.
+
+        Args:
+          configs: name of a run -> its configuration.
         """
-        kept = {name: self._kept(name, config) for name, config in asked.items()}
-        missing = {name: config for name, config in asked.items() if kept[name] is None}
-        together = (
-            [missing] if self.turns and missing else [{n: config} for n, config in missing.items()]
-        )
-        for some in together:
-            kept |= self.train(some)
-        return [Ran(name, kept[name], self.out / "runs" / name) for name in asked]
+        summaries = {name: self._kept(name, config) for name, config in configs.items()}
+        missing = {name: config for name, config in configs.items() if summaries[name] is None}
+        single = [{name: config} for name, config in missing.items()]
+        for together in [missing] if self.turns and missing else single:
+            summaries |= self.train(together)
+        return [run_of(summaries[name], name, folder=self.folder(name)) for name in configs]
 
     def _kept(self, name: str, config: ConfigDict) -> dict | None:
-        """The summary of a finished run with this requested configuration; None without one."""
-        workdir = self.out / "runs" / name
+        """Returns the summary of the finished run `name`; None if it is missing or has another configuration."""
+        workdir = self.folder(name)
 
-        def is_same(there: dict) -> bool:
-            there, requested = flatten(there), flatten(_requested(config))
+        def is_same(stored: dict) -> bool:
+            stored, requested = flatten(stored), flatten(_requested(config))
             unchanged = changed(config) < (workdir / SUMMARY).stat().st_mtime
             if not has_checkpoints(workdir):
-                # A kept run without checkpoints cannot be continued: newer data do not matter, and configuration
-                # fields that were added since had their present defaults.
+                # A run without checkpoints cannot be continued, so newer data files do not make it invalid. Ignore
+                # fields that configurations have gained since the run: the run used their present defaults.
                 unchanged = True
-                given = {field.removeprefix("--config.").split("=")[0] for field in self.fields}
-                new = requested.keys() - there.keys() - given
+                overridden = {
+                    field.removeprefix("--config.").split("=")[0] for field in self.fields
+                }
+                new = requested.keys() - stored.keys() - overridden
                 requested = {name: value for name, value in requested.items() if name not in new}
                 if not config.eval.test:
-                    there["eval.test"] = False  # a sweep reads the validation curve only
-            return unchanged and there == requested
+                    # A sweep only reads validation curves, so it also accepts runs with test results.
+                    stored["eval.test"] = False
+            return unchanged and stored == requested
 
         if cached_json(workdir / REQUESTED_CONFIG, is_same) is None:
             return None
         return cached_json(workdir / SUMMARY, bool)
 
-    def train(self, asked: Mapping[str, ConfigDict]) -> dict[str, dict]:
-        """Trains, or resumes, runs together, in turns; returns their summaries.
+    def train(self, configs: Mapping[str, ConfigDict]) -> dict[str, dict]:
+        """Trains or resumes runs, several runs in turns of `turns` steps. Returns {name of the run: summary}.
+
+        Args:
+          configs: name of a run -> its configuration.
 
         Raises:
-          UserError: as `loop.fit_in_turns`, or a folder has the summary of another run and no checkpoints.
+          UserError: a workdir has the summary of another configuration and no checkpoints, or training fails.
         """
-        for name in asked:
-            workdir = self.out / "runs" / name
+        workdirs = {name: self.folder(name) for name in configs}
+        for workdir in workdirs.values():
             check(
                 has_checkpoints(workdir) or not (workdir / SUMMARY).exists(),
-                f"{workdir} keeps a run of another configuration, without checkpoints: training would replace it;"
-                " choose another --out",
+                f"training would overwrite {workdir}, the results of another configuration: choose another --out",
             )
         jobs = []
-        for name, config in asked.items():
+        for name, config in configs.items():
             print(f"\n{name}", flush=True)
-            jobs.append(loop.Job(*self.prepare(config), self.out / "runs" / name))
-        for job in jobs:
-            # Until the run has finished the folder may hold half of another one.
-            (job.workdir / REQUESTED_CONFIG).unlink(missing_ok=True)
+            jobs.append(loop.Job(*self.prepare(config), workdirs[name]))
+        for workdir in workdirs.values():
+            # The file marks a finished run: delete it before training, write it again afterwards.
+            (workdir / REQUESTED_CONFIG).unlink(missing_ok=True)
         try:
             summaries = loop.fit_in_turns(jobs, self.mesh, self.turns if len(jobs) > 1 else 0)
-        except UserError as fault:  # the user named --out, not the run's folder in it
+        except UserError as fault:
+            # The user sets --out, the parent of the workdirs, not --workdir.
             raise UserError(str(fault).replace("--workdir", "--out")) from fault
-        for name, config in asked.items():
-            path = self.out / "runs" / name / REQUESTED_CONFIG
-            path.write_text(json.dumps(_requested(config), indent=2) + "\n")
-        return dict(zip(asked, summaries, strict=True))
+        for name, config in configs.items():
+            text = json.dumps(_requested(config), indent=2) + "\n"
+            (workdirs[name] / REQUESTED_CONFIG).write_text(text)
+        return dict(zip(configs, summaries, strict=True))
 
-    def kept(self, name: str) -> list[Ran]:
-        """All finished and tested runs of a case in --out, with any seeds and configurations.
+    def kept(self, name: str) -> list[Run]:
+        """Returns all finished runs of a case in --out that have test results, with any configuration.
 
         Raises:
           UserError: a summary is damaged.
         """
-        found = []
-        for path in sorted((self.out / "runs").glob(f"{name}_seed*/{SUMMARY}")):
-            # One name may be a prefix of another: only a seed and the values of a sweep may follow.
-            if re.fullmatch(rf"{re.escape(name)}_seed\d+(_[a-z0-9_]+=[^=]+)*", path.parent.name):
-                try:
-                    summary = json.loads(path.read_text())
-                except ValueError as fault:
-                    raise UserError(f"{path} is damaged: {fault}") from fault
-                if summary["test"]:
-                    found.append(Ran(path.parent.name, summary, path.parent))
-        return found
+        paths = sorted((self.out / "runs").glob(f"{name}_seed*/{SUMMARY}"))
+        # The glob also matches other cases, "NAME_seed1_x_seed1". The pattern allows a seed and values of a sweep only.
+        pattern = re.compile(rf"{re.escape(name)}_seed\d+(_[a-z0-9_]+=[^=]+)*")
+        runs = [read_run(path) for path in paths if pattern.fullmatch(path.parent.name)]
+        return [run for run in runs if run.summary["test"]]
 
     def claims(self, paper: str, only_kept: bool = False) -> None:
         """Prints and writes the table `claims`: the verdict of every claim of a paper.
 
         Args:
-          only_kept: trains nothing and needs no data; a side without finished runs is missing.
+          only_kept: train nothing and read no data; a case without finished runs counts as missing.
 
         Raises:
-          UserError: a claim names an unknown experiment or metric.
+          UserError: a claim has an unknown case or metric.
         """
         read = claims.read(paper)
         names = dict.fromkeys(s for one in read if one.kind == "runs" for s in (one.a, one.b))
@@ -301,9 +298,9 @@ class ExperimentSuite:
             none = {t: "no runs are kept" for t, side in sides.items() if not ran[side.name]}
             missing = {text: missing.get(text, why) for text, why in none.items()}
         else:
-            wanted = {s.name: s.experiment for s in sides.values() if not s.missing}
-            ran = self.runs(wanted) if wanted else {}
-        groups = {t: [r.run for r in ran[s.name]] for t, s in sides.items() if t not in missing}
+            cases = {s.name: s.experiment for s in sides.values() if not s.missing}
+            ran = self.runs(cases) if cases else {}
+        groups = {text: ran[s.name] for text, s in sides.items() if text not in missing}
         findings = claims.find(read, groups, missing)
         hours = claims.chip_hours(paper)
         self.write("claims", *claims.table(findings, hours, self.scale))
@@ -314,36 +311,44 @@ class ExperimentSuite:
         publish(self.out / name, columns, rows)
 
     def keep(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
-        """As `write`, without printing, for a table that is still incomplete."""
+        """Writes an incomplete table as CSV and Markdown, without printing it."""
         keep(self.out / name, columns, rows)
 
     def write_csv(self, name: str, columns: tuple[str, ...], rows: list[tuple]) -> None:
-        """Writes a table that is too long to print as CSV."""
+        """Writes a long table as CSV only, without printing it."""
         write_csv(self.out / f"{name}.csv", columns, rows)
 
 
 def _requested(config: ConfigDict) -> dict:
-    """The JSON of a configuration, without the location of its files on this machine."""
-    asked = to_json(config)
-    kind, colon, place = asked["data"]["source"].partition(":")
+    """Returns a configuration as JSON that is equal on all machines (see `portable`)."""
+    return portable(to_json(config))
+
+
+def portable(config: dict) -> dict:
+    """Makes a configuration in JSON independent of the machine's folders, in place, and returns it.
+
+    Removes `data.cache_dir`, and the parent folders of the paths in `data.source` and `pretrained`.
+    """
+    kind, colon, path = config["data"]["source"].partition(":")
     if kind == "files":
-        asked["data"]["source"] = f"files{colon}{Path(place).name}"
-    asked["data"].pop("cache_dir", None)
-    if asked.get("pretrained"):
-        asked["pretrained"] = Path(asked["pretrained"]).name
-    return asked
+        config["data"]["source"] = f"files{colon}{Path(path).name}"
+    config["data"].pop("cache_dir", None)
+    if config.get("pretrained"):
+        config["pretrained"] = Path(config["pretrained"]).name
+    return config
 
 
 def evaluations(workdir: Path, name: str) -> list[dict]:
-    """The logged metrics of every evaluation of a finished run; each has the metric `name`.
+    """Returns the logged metrics of every evaluation of a finished run, in the order of the steps.
+
+    Args:
+      name: a metric that every evaluation logs.
 
     Raises:
-      UserError: the log is incomplete.
+      UserError: `metrics.jsonl` lacks an evaluation of the run's curve.
     """
     logged = [m for m in read_metrics(workdir) if name in m]
     points = json.loads((workdir / SUMMARY).read_text())["curve"]["points"]
-    check(
-        [m["step"] for m in logged] == [p["step"] for p in points],
-        f"{workdir / METRICS} is not whole; remove {workdir} to train it again",
-    )
+    whole = [m["step"] for m in logged] == [p["step"] for p in points]
+    check(whole, f"{workdir / METRICS} is incomplete; remove {workdir} to train the run again")
     return logged

@@ -19,13 +19,20 @@ Params = dict[str, Any]
 class Frozen(nnx.Variable):
     """A variable that is never trained: no gradient, no optimizer state, no weight decay.
 
-    Metadata `draw` is its initializer (see `draw`); None marks a value that was loaded, such as a pretrained weight.
+    Its metadata `draw` is the spec of its initializer (see the function `draw`), or None if its value is loaded, such
+    as a pretrained weight.
     """
 
 
 @dataclass(frozen=True)
 class AbstractModel:
-    """A model without values: its graph, and shapes and metadata of its variables by path."""
+    """A model without values.
+
+    Attributes:
+      graphdef: graph of the model.
+      trainable, frozen: path as text -> variable with shape, dtype and metadata.
+      paths: path as text -> path in the graph.
+    """
 
     graphdef: nnx.GraphDef
     trainable: Mapping[str, nnx.Variable]
@@ -33,7 +40,7 @@ class AbstractModel:
     paths: Mapping[str, tuple]
 
     def build(self, trainable: Params, frozen: Params) -> nnx.Module:
-        """The model with these values; cheap enough to call while tracing."""
+        """Returns the model with the values {path: array}. The compiled step calls this method while tracing."""
         values = {self.paths[name]: value for name, value in {**trainable, **frozen}.items()}
         return nnx.merge(self.graphdef, nnx.from_flat_state(values))
 
@@ -44,10 +51,10 @@ class AbstractModel:
 
 
 class ParamKeys:
-    """Yields the keys of `nnx.Rngs(seed).params()` in their order.
+    """Replaces `nnx.Rngs(seed)` while a model is traced; `params` returns the same keys in the same order.
 
-    Stands in for `nnx.Rngs`, whose counter is a traced array: tracing with it took time quadratic in depth
-    (phi-2: 58 s, with this class 3 s).
+    The counter of `nnx.Rngs` is a traced array, which makes the tracing time quadratic in depth: 58 s for phi-2,
+    instead of 3 s with this class.
     """
 
     def __init__(self, seed: int | jax.Array):
@@ -60,25 +67,18 @@ class ParamKeys:
 
 
 def split(model: nnx.Module) -> AbstractModel:
-    """The variables of a model by kind and path; the model may come from `nnx.eval_shape`."""
-    graphdef, trainable, frozen = nnx.split(model, nnx.Param, Frozen)
-    flat = {
-        kind: {
-            "/".join(map(str, path)): (path, variable)
-            for path, variable in nnx.to_flat_state(state)
-        }
-        for kind, state in (("trainable", trainable), ("frozen", frozen))
-    }
-    return AbstractModel(
-        graphdef,
-        {name: variable for name, (_, variable) in flat["trainable"].items()},
-        {name: variable for name, (_, variable) in flat["frozen"].items()},
-        {name: path for names in flat.values() for name, (path, _) in names.items()},
-    )
+    """Returns the abstract model of `model`. The variables may be abstract (`nnx.eval_shape`)."""
+    graphdef, *states = nnx.split(model, nnx.Param, Frozen)
+    paths, kinds = {}, []
+    for state in states:
+        flat = {"/".join(map(str, path)): (path, v) for path, v in nnx.to_flat_state(state)}
+        paths |= {name: path for name, (path, _) in flat.items()}
+        kinds.append({name: variable for name, (_, variable) in flat.items()})
+    return AbstractModel(graphdef, *kinds, paths)
 
 
 def abstract(build: Callable[[], nnx.Module]) -> AbstractModel:
-    """The abstract model of `build`, without allocating any array."""
+    """Returns the abstract model of the model that `build` makes, without allocating any array."""
     return split(nnx.eval_shape(build))
 
 
@@ -86,44 +86,55 @@ ORTHOGONAL = ("orthogonal", 1.0)
 """The default initializer of frozen matrices: orthogonal with gain 1."""
 
 
+def _below(
+    module: nnx.Module, kind: type[nnx.Variable]
+) -> Iterator[tuple[tuple, nnx.Module, nnx.Variable]]:
+    """Yields (path, submodule, variable) of each variable of type `kind`. The caller may replace yielded variables."""
+    for path, part in list(nnx.iter_modules(module)):
+        for name, variable in list(vars(part).items()):
+            if isinstance(variable, kind):
+                yield (*path, name), part, variable
+
+
 def draws(module: nnx.Module, matrix: tuple) -> Iterator[tuple[nnx.Module, str, tuple]]:
-    """Yields (part, attribute, draw) of every Param below `module`, as the part's `frozen_init()` say.
+    """Yields (submodule, attribute, initializer) of every Param in `module`.
+
+    An initializer is a spec of the function `draw`. The submodule's `frozen_init()` returns the initializers.
 
     Args:
-      matrix: the draw that ("matrix",) stands for there.
+      matrix: the initializer of kernels. `frozen_init()` returns ("matrix",) for these.
 
     Raises:
-      ValueError: a part does not say how one of its parameters is drawn.
+      ValueError: a submodule has no initializer for one of its parameters.
     """
-    for path, part in list(nnx.iter_modules(module)):
+    for path, part, _ in _below(module, nnx.Param):
         known = part.frozen_init() if hasattr(part, "frozen_init") else {}
-        for name, variable in list(vars(part).items()):
-            if not isinstance(variable, nnx.Param):
-                continue
-            if name not in known:
-                raise ValueError(
-                    f"{'/'.join(map(str, (*path, name)))} cannot be drawn from a seed:"
-                    f" {type(part).__name__}.frozen_init() has to say how"
-                )
-            yield part, name, matrix if known[name] == ("matrix",) else known[name]
+        if path[-1] not in known:
+            raise ValueError(
+                f"{'/'.join(map(str, path))} cannot be initialised from a seed:"
+                f" {type(part).__name__}.frozen_init() has no entry for it"
+            )
+        draw = known[path[-1]]
+        yield part, path[-1], matrix if draw == ("matrix",) else draw
 
 
 def freeze(module: nnx.Module, matrix: tuple = ORTHOGONAL) -> None:
-    """Turns every Param below `module` into a Frozen variable that is initialised from the seed (see `draws`).
+    """Turns every Param in `module` into a Frozen variable that is initialised from the seed.
+
+    Args:
+      matrix: the initializer of kernels, a spec of the function `draw`.
 
     Raises:
-      ValueError: a parameter has no initializer.
+      ValueError: a submodule has no initializer for one of its parameters.
     """
     for part, name, draw in draws(module, matrix):
         _freeze(part, name, draw)
 
 
 def freeze_given(module: nnx.Module) -> None:
-    """Turns every Param below `module` into a Frozen variable whose value is loaded, such as a pretrained weight."""
-    for _, part in nnx.iter_modules(module):
-        for name, variable in list(vars(part).items()):
-            if isinstance(variable, nnx.Param):
-                _freeze(part, name, None)
+    """Turns every Param in `module` into a Frozen variable whose value is loaded, such as a pretrained weight."""
+    for path, part, _ in _below(module, nnx.Param):
+        _freeze(part, path[-1], None)
     give(module)
 
 
@@ -134,39 +145,40 @@ def _freeze(part: nnx.Module, name: str, draw: tuple | None) -> None:
 
 
 def give(module: nnx.Module) -> None:
-    """Marks the Frozen variables below `module` as loaded rather than seed-initialised."""
-    for _, part in nnx.iter_modules(module):
-        for variable in vars(part).values():
-            if isinstance(variable, Frozen):
-                variable.set_metadata(draw=None)
+    """Marks the Frozen variables in `module` as loaded rather than seed-initialised."""
+    for _, _, variable in _below(module, Frozen):
+        variable.set_metadata(draw=None)
 
 
 def cast_frozen(module: nnx.Module, dtype: Any) -> None:
-    """Casts loaded Frozen matrices below `module` to the compute dtype, which halves their memory in bfloat16."""
-    for _, part in nnx.iter_modules(module):
-        for variable in vars(part).values():
-            if isinstance(variable, Frozen) and variable.get_metadata("draw") is None:
-                value = variable.get_value()
-                variable.set_value(value.astype(dtype) if value.ndim == 2 else value)
+    """Casts all loaded Frozen matrices in `module` to `dtype`. Seed-initialised matrices stay in float32."""
+    for _, _, variable in _below(module, Frozen):
+        value = variable.get_value()
+        if variable.get_metadata("draw") is None and value.ndim == 2:
+            variable.set_value(value.astype(dtype))
 
 
 def thaw(module: nnx.Module) -> None:
-    """Turns every Frozen variable below `module` into a Param."""
-    for _, part in nnx.iter_modules(module):
-        for name, variable in list(vars(part).items()):
-            if isinstance(variable, Frozen):
-                axes = variable.get_metadata("axes")
-                setattr(part, name, nnx.Param(variable.get_value(), axes=axes))
+    """Turns every Frozen variable in `module` into a Param."""
+    for path, part, variable in _below(module, Frozen):
+        thawed = nnx.Param(variable.get_value(), axes=variable.get_metadata("axes"))
+        setattr(part, path[-1], thawed)
 
 
 def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Initialises a frozen value: drawn in float64 on the host, rounded to float32, the same on every device.
+    """Returns the initial value of a frozen variable, in float32.
+
+    The value is drawn in float64 on the host, so it is the same on every device.
 
     Args:
-      spec: of a matrix (inputs, outputs): ("orthogonal", gain) gain times a (semi-)orthogonal one; ("xavier", gain)
-      uniform up to gain sqrt(6 / (inputs + outputs)); ("fan_in", gain) normal of deviation gain / sqrt(inputs). Of any
-      shape: ("uniform", bound) in [-bound, bound]; ("normal", deviation) around 0; ("ones",); ("zeros",).
-      name: the variable's path; with the seed it is the key of the draw.
+      spec: the initializer.
+        ("orthogonal", gain): a (semi-)orthogonal matrix times gain.
+        ("xavier", gain): a matrix (inputs, outputs), uniform in [-a, a] with a = gain sqrt(6 / (inputs + outputs)).
+        ("fan_in", gain): a matrix (inputs, outputs), normal with standard deviation gain / sqrt(inputs).
+        ("uniform", bound): uniform in [-bound, bound].
+        ("normal", deviation): normal with mean 0 and standard deviation `deviation`.
+        ("ones",), ("zeros",).
+      seed, name: the seed of the run and the path of the variable; together they are the key of the random generator.
     """
     digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
     generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
@@ -174,7 +186,7 @@ def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarra
         case ("orthogonal", gain):
             rows, columns = shape
             q, r = np.linalg.qr(generator.standard_normal((max(shape), min(shape))))
-            # The sign makes the distribution uniform over orthogonal matrices and independent of LAPACK's signs.
+            # With positive diagonals of r, q is uniform over orthogonal matrices and does not depend on LAPACK.
             q = q * np.sign(np.diagonal(r))
             value = gain * (q if rows >= columns else q.T)
         case ("xavier", gain):
@@ -191,12 +203,12 @@ def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarra
         case ("zeros",):
             value = np.zeros(shape)
         case _:
-            raise ValueError(f"unknown draw {spec!r}")
+            raise ValueError(f"unknown initializer {spec!r} of {name}")
     return value.astype(np.float32)
 
 
 def draw_frozen(abstract_model: AbstractModel, seed: int) -> dict[str, np.ndarray]:
-    """All seed-initialised frozen values, on the host."""
+    """Returns {path: initial value} of all seed-initialised frozen variables, as host arrays."""
     return {
         name: draw(v.get_metadata("draw"), seed, name, v.shape)
         for name, v in abstract_model.drawn.items()
@@ -204,7 +216,7 @@ def draw_frozen(abstract_model: AbstractModel, seed: int) -> dict[str, np.ndarra
 
 
 def fingerprint(values: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 over names and float32 bytes of frozen values."""
+    """Returns the SHA-256 of the names and float32 bytes of arrays, as 64 hex digits."""
     digest = hashlib.sha256()
     for name in sorted(values):
         digest.update(name.encode())
@@ -213,30 +225,33 @@ def fingerprint(values: Mapping[str, np.ndarray]) -> str:
 
 
 def count(abstract_model: AbstractModel) -> dict[str, int]:
-    """Number of parameters: trainable, frozen, total."""
-    sizes = {
-        kind: sum(map(_size, getattr(abstract_model, kind).values()))
-        for kind in ("trainable", "frozen")
-    }
-    return {**sizes, "total": sum(sizes.values())}
+    """Returns the numbers of trainable, frozen and all parameters."""
+    kinds = abstract_model.trainable, abstract_model.frozen
+    trainable, frozen = (sum(map(_size, variables.values())) for variables in kinds)
+    return {"trainable": trainable, "frozen": frozen, "total": trainable + frozen}
 
 
 def count_by_group(abstract_model: AbstractModel) -> list[tuple[str, int, int, int]]:
-    """Rows (group, trainable, frozen, total); a group is an embedding or one block of a stack."""
+    """Returns parameter counts as rows (group, trainable, frozen, total).
+
+    A group is one block of a stack, or a module outside of the blocks, such as an embedding.
+    """
     rows: dict[str, list[int]] = {}
-    for column, kind in enumerate(("trainable", "frozen")):
-        for name, variable in getattr(abstract_model, kind).items():
-            row = rows.setdefault(_group(name), [0, 0])
-            row[column] += _size(variable)
+    for column, kind in enumerate((abstract_model.trainable, abstract_model.frozen)):
+        for name, variable in kind.items():
+            rows.setdefault(_group(name), [0, 0])[column] += _size(variable)
 
     def order(group: str) -> tuple:
         return tuple((0, int(p), "") if p.isdigit() else (1, 0, p) for p in group.split("/"))
 
-    return [(g, rows[g][0], rows[g][1], sum(rows[g])) for g in sorted(rows, key=order)]
+    return [(group, *rows[group], sum(rows[group])) for group in sorted(rows, key=order)]
 
 
 def _size(variable: nnx.Variable) -> int:
-    """The number of parameters in a variable; a packed one names their shape in its metadata `holds`."""
+    """Returns the number of parameters in a variable.
+
+    A quantized variable packs several parameters into one element; its metadata `holds` is the shape before packing.
+    """
     return int(np.prod(variable.get_metadata("holds", variable.shape)))
 
 

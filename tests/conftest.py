@@ -1,4 +1,4 @@
-"""What all tests share: eight devices on the CPU, and a configuration that compiles in seconds."""
+"""Settings and fixtures of all tests: eight CPU devices, and a configuration that compiles in seconds."""
 
 import gc
 import os
@@ -12,16 +12,16 @@ from ml_collections import ConfigDict
 from common.runtime.program import keep_compiled
 from configs import translation
 
-# Before JAX is imported, which reads it from the environment: what one test compiles is there for the others, and for
-# the programs that they start. Tests compile thousands of small programs, many of them twice: all are kept.
+# JAX reads these variables while it is imported. All tests, and the programs that they start, share one compilation
+# cache. It keeps every program, because tests compile thousands of small programs and many of them twice.
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 keep_compiled(Path(__file__).parents[1] / ".cache")
 
-# What a test compiles it runs once or a few times: XLA leaves most of its optimizations out, here and in the programs
-# that the tests start. JAX_DISABLE_MOST_OPTIMIZATIONS=0 leaves them in.
+# A test runs a compiled program only a few times, so XLA skips most optimizations, also in programs that tests start.
+# Set JAX_DISABLE_MOST_OPTIMIZATIONS=0 to run all optimizations.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1":
-    # Of small programs these take a third of the time: fusions by way of MLIR, and one LLVM module for each thread.
+    # Disable MLIR fusions and the LLVM module per thread, which take a third of the compilation time of small programs.
     quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
     os.environ["XLA_FLAGS"] = f"{quick} {os.environ.get('XLA_FLAGS', '')}"
 
@@ -29,16 +29,18 @@ import jax  # noqa: E402
 
 from common import heap  # noqa: E402
 
-# Before anything asks for a device.
+# The number of CPU devices must be set before JAX creates its devices.
 jax.config.update("jax_num_cpu_devices", 8)
 
-# Tracing makes many objects and hardly any cycles: a tenth of the time went into looking for them.
+# Tracing creates many objects but hardly any reference cycles. With the default thresholds, garbage collection would
+# take a tenth of the time.
 gc.freeze()
 gc.set_threshold(100_000, 20, 20)
 
 
 LONG = ("test_resume", "test_configs", "test_sharding", "test_experiments", "test_processes")
-"""Modules that take long. A worker takes whole modules, whose tests share what is compiled: these come first."""
+"""Slow test modules, which run first. A pytest worker runs whole modules, so tests of a module share compiled
+programs."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -46,14 +48,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure() -> None:
-    """Behind nohup, Ctrl-C is ignored, by every program that the tests start too; some tests send it."""
+    """Restores the default handler of SIGINT, because nohup makes pytest ignore SIGINT and tests send this signal."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _release_compiled_programs() -> Iterator[None]:
-    """Compiled programs of one test module are of no use to the next, and are hundreds of MiB."""
+    """Frees the compiled programs of a test module: hundreds of MiB that other modules do not use."""
     yield
     jax.clear_caches()
     gc.collect()
@@ -62,7 +64,7 @@ def _release_compiled_programs() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _draw_one_curve() -> Iterator[None]:
-    """A tiny run spends a fifth of its time on the figure of its curve: all but the first take a copy of that one."""
+    """Draws curve.png only once and copies it to all other runs. Drawing takes a fifth of the time of a tiny run."""
     from common.train import summary
 
     draw, drawn = summary.plot_curve, []
@@ -81,7 +83,7 @@ def _draw_one_curve() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def make_config() -> Callable[..., ConfigDict]:
-    """A function (reservoir, **fields of the model) -> the small experiment with a still smaller model."""
+    """Returns a function from reservoir kind and model fields to a translation configuration with a tiny model."""
 
     def make(reservoir: str = "none", **model) -> ConfigDict:
         config = translation.tiny(translation.iwslt(reservoir))
@@ -96,5 +98,5 @@ def make_config() -> Callable[..., ConfigDict]:
 
 @pytest.fixture
 def tiny_config(make_config) -> ConfigDict:
-    """One with an FFN reservoir, free to be changed."""
+    """Returns a translation configuration with a tiny model and an FFN reservoir, which the test may change."""
     return make_config("ffn")

@@ -1,15 +1,15 @@
 """Mutation testing of the modules that pyproject.toml lists for mutmut: `make mutants`.
 
-mutmut changes one expression of a function at a time; a changed function (a mutant) that all of its own tests pass
-survives. Two things differ from mutmut itself:
+mutmut changes one expression of a function at a time. A changed function is called a mutant. A mutant is killed if a
+test of its module fails, otherwise the mutant survives. Two things differ from plain mutmut:
 
-- The own tests of a module NAME.py are all of tests/**/test_NAME.py. mutmut takes those during which a function was
-  called, but a compiled function is called only while it is traced, and a shared fixture is made during one test.
-- Decorated functions are changed too: the properties of a verdict are its rule.
+- The tests of a module NAME.py are all of tests/**/test_NAME.py. Plain mutmut takes the tests that call a function. But
+  JAX calls a compiled function only while tracing it, and pytest makes a shared fixture during one test.
+- Decorated functions are changed too, because the rule of a verdict is in properties.
 
-Constants of a module are not changed. Fails where a module has less than 95 % of its mutants killed, and where the
-survivors are not those that mutants.toml lists. `mutmut run PATTERN`, `mutmut show NAME` and `mutmut browse` work on
-what this program leaves in mutants/.
+Constants of a module are not changed. The exit code is 1 if less than 95 % of a module's mutants are killed, or if the
+survivors differ from the list in mutants.toml. `mutmut run PATTERN`, `mutmut show NAME` and `mutmut browse` read the
+results of this program in mutants/.
 """
 
 import gc
@@ -28,16 +28,17 @@ from mutmut.utils.format_utils import get_module_from_key
 from mutmut.utils.format_utils import mangled_name_from_mutant_name as function_of
 
 LEAST = 0.95
-"""The share of a module's mutants that its tests must kill."""
+"""Share of a module's mutants that the module's tests must kill."""
 
 IMPORTED_LATE = ("sacrebleu.metrics", "sklearn.metrics", "statsmodels.stats.multitest")
-"""What the modules import where they need it: here once, before a process is forked for every mutant."""
+"""Modules that tested functions import when called. This program imports them once, before it forks a process for each
+mutant."""
 
 LISTED = Path(__file__).with_name("mutants.toml")
 
 
 class Mutant(NamedTuple):
-    """A change of a function: the lines that differ, as they were and as they are."""
+    """A changed function: its name, the original text of the changed lines, and the new text of these lines."""
 
     function: str
     old: str
@@ -48,14 +49,14 @@ class Mutant(NamedTuple):
 
 
 def own_tests(function: str, seconds: dict[str, float]) -> list[str]:
-    """The tests of the module that a function belongs to, the quick ones first, given the seconds of every test."""
+    """Returns the tests of a function's module, fastest first. `seconds` maps every test to its duration."""
     file = f"test_{get_module_from_key(function).rpartition('.')[2]}.py"
     own = [test for test in seconds if Path(test.partition("::")[0]).name == file]
     return sorted(own, key=seconds.get)
 
 
 class Undecorated(cst.CSTTransformer):
-    """Turns `@property def f` into `def f` and `f = property(f)`: mutmut leaves decorated functions as they are."""
+    """Turns `@property def f` into `def f` and `f = property(f)`, because mutmut skips decorated functions."""
 
     def leave_FunctionDef(self, original_node, updated_node):
         name, decorators = updated_node.name.value, updated_node.decorators
@@ -71,7 +72,7 @@ class Undecorated(cst.CSTTransformer):
 
 
 def run() -> None:
-    """Tests every mutant on the own tests of its module."""
+    """Runs the tests of a module on every mutant of the module."""
     write, collect = mutmut.write_all_mutants_to_file, mutmut.run_stats_collection
     warm_up = PytestRunner.warm_up
 
@@ -89,7 +90,7 @@ def run() -> None:
         warm_up(runner)
         for module in IMPORTED_LATE:
             import_module(module)
-        gc.freeze()  # or every process would look through all of JAX's objects for garbage
+        gc.freeze()  # so that garbage collection in forked processes does not scan JAX's objects
 
     PytestRunner.warm_up = warm_up_and_freeze
     mutmut.write_all_mutants_to_file = write_undecorated
@@ -98,7 +99,7 @@ def run() -> None:
 
 
 def found() -> tuple[dict[str, list[bool]], set[Mutant]]:
-    """Whether each mutant was killed, by module, and those that were not."""
+    """Returns module -> whether each mutant was killed, and the set of all surviving mutants."""
     killed, survivors = defaultdict(list), set()
     for data, name, code in mutmut.collect_source_file_mutation_data(mutant_names=())[0]:
         dead = mutmut.status_by_exit_code[code] in ("killed", "timeout")
@@ -115,7 +116,7 @@ def found() -> tuple[dict[str, list[bool]], set[Mutant]]:
 
 
 def listed() -> set[Mutant]:
-    """The survivors that are known, each of which has a reason."""
+    """Returns the mutants in mutants.toml, which are expected to survive. The file gives the reasons."""
     entries = tomllib.loads(LISTED.read_text())["mutant"]
     return {
         Mutant(e["function"], e["old"], new) for e in entries if e["reason"] for new in e["new"]
@@ -130,9 +131,9 @@ def main() -> int:
             f"{module:28} {sum(dead):4} of {len(dead):4} mutants killed  {sum(dead) / len(dead):6.1%}"
         )
     for mutant in sorted(survivors - listed()):
-        print(f"survived, and {LISTED.name} has no reason: {mutant}")
+        print(f"this mutant survived, but {LISTED.name} has no reason for it: {mutant}")
     for mutant in sorted(listed() - survivors):
-        print(f"no longer survives, remove it from {LISTED.name}: {mutant}")
+        print(f"this mutant no longer survives, remove it from {LISTED.name}: {mutant}")
     low = any(sum(dead) < LEAST * len(dead) for dead in killed.values())
     return int(low or survivors != listed())
 

@@ -1,4 +1,4 @@
-"""Programs of the project as processes of their own, with as many CPU devices as a test wants, or within this one."""
+"""Runs the project's programs: as subprocesses with any number of CPU devices, or in the process of the test."""
 
 import io
 import os
@@ -19,7 +19,10 @@ ROOT = Path(__file__).parents[1]
 
 
 def call(name: str, *arguments: object, code: int = 0) -> str:
-    """What `python -m NAME ARGUMENTS` prints, on one device of this process: Python and JAX are started already."""
+    """Runs `python -m NAME ARGUMENTS` in this process on one device, checks the exit code, and returns the output.
+
+    This saves the time to start Python and JAX.
+    """
     main, device = import_module(name).main, jax.devices()[:1]
     raw = io.BytesIO()
     output = io.TextIOWrapper(raw, encoding="utf-8", write_through=True)
@@ -57,7 +60,7 @@ def finish(process: subprocess.Popen, code: int = 0) -> str:
     try:
         output, _ = process.communicate(timeout=600)
     except subprocess.TimeoutExpired:
-        process.kill()  # the others of its run miss it, and end as well
+        process.kill()  # then the other processes of the run exit, too
         raise
     assert process.returncode == code, output[-3000:]
     return output
@@ -70,7 +73,7 @@ def free_address() -> str:
 
 
 def start_several(arguments: list[str], count: int, devices: int) -> list[subprocess.Popen]:
-    """As a launcher does; `devices` are those of each process."""
+    """Starts `count` processes of one run, as a launcher does. Each process has `devices` CPU devices."""
     contract = {"TRAINLESS_COORDINATOR": free_address(), "TRAINLESS_NUM_PROCESSES": str(count)}
     return [
         start(arguments, devices, TRAINLESS_PROCESS_ID=str(rank), **contract)
@@ -79,6 +82,6 @@ def start_several(arguments: list[str], count: int, devices: int) -> list[subpro
 
 
 def finish_two(arguments: list[str]) -> None:
-    """Two processes with four devices each."""
+    """Starts a run as two processes with four devices each, and waits until both have succeeded."""
     for process in start_several(arguments, 2, 4):
         finish(process)

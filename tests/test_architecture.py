@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md: its example of a task is complete."""
+"""The example of a task in ARCHITECTURE.md trains as printed."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Configurations: files, overrides on the command line, JSON."""
+"""Configurations: files, command-line overrides, JSON."""
 
 import json
 from pathlib import Path
@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from common.config import (
     check_choice,
     check_folder,
+    complete,
     flatten,
     from_json,
     load,
@@ -98,7 +99,7 @@ def test_override(config, key, text, value):
         ("zzz", "8", "unknown option --config.zzz"),
     ],
 )
-def test_override_refuses(config, key, text, told):
+def test_invalid_overrides_raise_user_errors(config, key, text, told):
     before = to_json(config)
     with pytest.raises(UserError) as caught:
         override(config, key, text)
@@ -142,12 +143,12 @@ def test_check_choice_names_the_choices_and_the_nearest():
     assert str(caught.value) == "--x='adamx': choose one of adam, lion; did you mean adam?"
 
 
-def test_unwritable_output_folder_is_refused_before_anything_is_made(tmp_path):
-    """Nor is a right one made."""
+def test_check_folder_rejects_unwritable_folders_and_creates_none(tmp_path):
+    """`check_folder` creates no directory, neither for a valid path nor for an invalid one."""
     (tmp_path / "file").write_text("x")
     for wrong in ("file", "file/below/it"):
         with pytest.raises(
-            UserError, match=rf"^cannot write to --out=.*{wrong}: .*file is no folder"
+            UserError, match=rf"^cannot write to --out=.*{wrong}: .*file is not a folder"
         ):
             check_folder("--out", tmp_path / wrong)
     check_folder("--out", tmp_path)
@@ -163,7 +164,7 @@ def test_command_line():
     assert options.workdir == Path("runs/wmt_ffn_res_tiny")
 
 
-def test_config_of_another_paper_is_refused():
+def test_config_of_another_paper_raises_user_error():
     with pytest.raises(
         UserError, match=r"is an experiment of reservoir, which gmlp_lm\.train does"
     ):
@@ -196,3 +197,15 @@ def test_user_configuration_with_its_own_argument(tmp_path):
     config, options = parse("reservoir.train", [f"--config={path}:x=1/y"])
     assert config.a.b == "x=1/y"
     assert options.workdir == Path("runs/mine_x_1_y")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [lambda c: c.model.kind, lambda c: c["kind"], lambda c: c.empty.kind],
+    ids=["field", "key", "field of nothing"],
+)
+def test_missing_field_is_named(read):
+    config = ConfigDict({"model": {}, "empty": None})
+    line = "--config is not a configuration of this program: the field kind is missing"
+    with pytest.raises(UserError, match=line), complete("--config"):
+        read(config)

@@ -1,4 +1,4 @@
-"""The experiments in configs/: documented, valid, equal to their golden files, and shardable over eight devices.
+"""The experiments in configs/ are documented, valid, equal to their golden files, and shardable over eight devices.
 
 After an intended change of a configuration: TRAINLESS_UPDATE_GOLDEN=1 python -m pytest tests/test_configs.py
 """
@@ -19,8 +19,7 @@ from ml_collections import ConfigDict
 from common import config as configuration
 from common import sharding, variables
 from common.errors import UserError
-from common.train import optimizer
-from common.train.state import Step, optimizer_shardings
+from common.train.state import Step
 from configs import language
 from explicit_opt import run as explicit
 from gmlp_lm import run as gmlp
@@ -118,7 +117,7 @@ def test_perception_is_valid_in_every_recipe_and_size(recipe, size):
 
 
 def test_unknown_recipes_are_rejected():
-    with pytest.raises(UserError, match="there are paper, code, fixed and laptop, tiny"):
+    with pytest.raises(UserError, match="use one of paper, code, fixed and one of laptop, tiny"):
         load("enwik8_gmlp", "best")
     for words in ("best", "paper,fixed", "tiny,laptop"):
         with pytest.raises(UserError, match="use one of fixed, paper and one of laptop, tiny"):
@@ -178,7 +177,7 @@ SKETCHED = (
 
 @pytest.mark.parametrize("name", SKETCHED)
 def test_batch_spec_has_the_arrays_of_a_training_batch(name):
-    """What is planned without data is what training feeds: names, types, and shapes but for the length of a bucket."""
+    """`batch_spec` without data has the names, dtypes and, except for the bucket length, shapes of a training batch."""
     config = load(name, "tiny")
     run = importlib.import_module(f"{config.paper}.run")
     mesh = sharding.make_mesh({"data": -1})
@@ -198,12 +197,13 @@ def test_batch_spec_has_the_arrays_of_a_training_batch(name):
         for one in (without, task)
     )
     assert drawn_sizes["frozen"] == sizes["frozen"]
-    # The real vocabulary may be smaller, and only the data know the number of classes.
+    # The vocabulary of the data may be smaller than the configured vocabulary. Without data, the number of classes
+    # is a guess.
     assert drawn_sizes["trainable"] >= 0.99 * sizes["trainable"]
 
 
 LOWERED = ("iwslt_transformer", "wmt_ffn_res", "roberta_t_res")
-"""One of each kind and corpus; the others take their minute with the slow tests."""
+"""One experiment of each model kind and corpus. The other experiments take a minute each and are slow tests."""
 
 
 @pytest.mark.parametrize(
@@ -222,41 +222,22 @@ def test_full_size_step_lowers_for_eight_devices(name):
     run = importlib.import_module(f"{config.paper}.run")
     one = sharding.make_mesh({"data": 1}, jax.devices()[:1])
     _, task = run.prepare(config, one, read_data=False)
-    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
-
-    def placed(some: dict) -> tuple[dict, dict]:
-        where = sharding.shardings(some, mesh)
-        for key, v in some.items():
-            assert len(where[key].spec) == len(v.shape), key
-        arrays = {
-            key: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=where[key])
-            for key, v in some.items()
-        }
-        return arrays, where
-
-    trainable, where = placed(abstract_model.trainable)
-    frozen, _ = placed(abstract_model.frozen)
-    split = {axis for place in where.values() for axis in place.spec}
-    assert {"fsdp", "tensor"} <= split
+    step = Step.of(config, task, mesh)
+    trainable, opt_state, frozen = step.arguments()
+    for name, x in (trainable | frozen).items():
+        assert len(x.sharding.spec) == len(x.shape), name
+    assert {"fsdp", "tensor"} <= {axis for x in trainable.values() for axis in x.sharding.spec}
     assert bool(frozen) == (config.model.reservoir != "none")
-
-    update, schedule = optimizer.make(config.optimizer, config.train.steps)
-    opt_where = optimizer_shardings(update, trainable, where, mesh)
-    opt_state = jax.tree.map(
-        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-        jax.eval_shape(update.init, trainable),
-        opt_where,
-    )
     batch = {
         key: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows)
         for key, x in task.batch_spec(4).arrays.items()
     }
     number = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
-    step = Step(task, abstract_model, update, schedule, mesh, config.seed, config.train.accumulate)
+    where, opt_where = jax.tree.map(lambda x: x.sharding, (trainable, opt_state))
     with jax.sharding.use_abstract_mesh(mesh):
         traced = jax.jit(
             partial(step._step, task.loss), out_shardings=(where, opt_where, whole)
-        ).trace(trainable, opt_state, frozen, batch, number)
+        ).trace(trainable, opt_state, frozen, batch, number, number)
         traced.lower(lowering_platforms=("cpu",))
     new, _, metrics = traced.out_info
     assert {k: (v.shape, v.dtype) for k, v in new.items()} == {

@@ -1,4 +1,4 @@
-"""Wrong input: one line that names the fault, nothing written, nothing lost."""
+"""Invalid input: a program prints one error line, writes no files and damages no run."""
 
 import gzip
 import io
@@ -13,11 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.data.sources import load_parallel
 from common.errors import UserError
 from common.sharding import make_mesh
 from common.train.workdir import Lock
 from reservoir import evaluate, train, translate
+from reservoir.parallel_text import load_parallel
 from tests.data.helpers import settings
 
 ROOT = Path(__file__).parents[1]
@@ -26,7 +26,7 @@ PAIRS = 60
 
 
 def write_text(directory: Path) -> Path:
-    """Three small splits of parallel text."""
+    """Writes train, valid and test splits of parallel text to `directory`; returns `directory`."""
     directory.mkdir()
     text = load_parallel(settings(), "test")
     for split, part in (("train", slice(PAIRS)), ("valid", slice(60, 64)), ("test", slice(64, 68))):
@@ -38,7 +38,7 @@ def write_text(directory: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory) -> Path:
-    """A folder with parallel text in `text`, caches in `cache` and, once asked for, a run in `run`."""
+    """Returns a folder with parallel text in text/ and caches in cache/. The fixture `trained` adds a run in run/."""
     folder = tmp_path_factory.mktemp("faults")
     write_text(folder / "text")
     return folder
@@ -46,7 +46,7 @@ def shared(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def smallest(shared) -> list[str]:
-    """The command line of a run that takes seconds."""
+    """Returns the command-line arguments of a training run that takes seconds."""
     fields = {
         "data.source": f"files:{shared}/text",
         "data.cache_dir": f"{shared}/cache",
@@ -57,7 +57,7 @@ def smallest(shared) -> list[str]:
         "model.width": 32,
         "model.hidden": 32,
         "model.heads": 2,
-        # The first step is taken with warmup_init; the second one breaks the model.
+        # The first step uses the small learning rate warmup_init. The second step makes the loss NaN.
         "optimizer.learning_rate": 1e30,
         "train.steps": 1,
         "eval.steps": 1,
@@ -73,7 +73,7 @@ def smallest(shared) -> list[str]:
 
 @pytest.fixture
 def call(monkeypatch, tmp_path) -> Callable[..., None]:
-    """A function (program, *arguments, stdin=) that runs a program in this process, in an empty folder."""
+    """Returns a function (program, *arguments, stdin=) that runs a program in this process, in an empty folder."""
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
 
@@ -87,7 +87,10 @@ def call(monkeypatch, tmp_path) -> Callable[..., None]:
 
 @pytest.fixture
 def fault(call) -> Callable[..., str]:
-    """A function like `call` that gives the message of the fault, which is one line."""
+    """Returns a function like `call` that expects a UserError and returns its message.
+
+    The function also checks that the message is one line and that the folder stays empty.
+    """
 
     def run(program, *arguments: object, stdin: bytes = b"") -> str:
         with pytest.raises(UserError) as caught:
@@ -103,7 +106,7 @@ def fault(call) -> Callable[..., str]:
 
 @pytest.fixture
 def trained(shared, smallest, call) -> Path:
-    """A finished run; tests that change it take a copy."""
+    """Returns the directory of a finished run. Tests that change a run use the fixture `copied`."""
     workdir = shared / "run"
     if not workdir.exists():
         call(train, *smallest, f"--workdir={workdir}")
@@ -147,7 +150,7 @@ COMMAND_LINES = [
     ),
     (
         [f"--config={ROOT}/configs/babylm_cat.py", "--config.paper=reservoir"],
-        "of this program: no field",
+        "of this program: the field",
     ),
 ]
 
@@ -157,7 +160,7 @@ def test_command_line(fault, arguments, told):
     assert told in fault(train, *arguments)
 
 
-def test_config_file_nearby_is_proposed(monkeypatch):
+def test_similar_config_file_is_suggested(monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["program", "--config=configs/wmt_fnn_res.py"])
     with pytest.raises(UserError, match=r"did you mean configs/wmt_ffn_res\.py\?$"):
@@ -190,7 +193,7 @@ def test_config_without_argument(fault, tmp_path):
 
 
 FIELDS = [
-    ("model.reservoirs=9", "9 alternating reservoirs need 17 layers, there are 1"),
+    ("model.reservoirs=9", "9 alternating reservoirs need 17 layers, but the stack has 1"),
     ("model.reservoirs=0", "but no layer is a reservoir: --config.model.reservoirs=0"),
     ("model.reservoirs=-2", "--config.model.reservoirs must be at least 0, got -2"),
     (
@@ -217,32 +220,35 @@ FIELDS = [
     ("optimizer.beta2=1", "--config.optimizer.beta2 must be in [0, 1), got 1.0"),
     ("optimizer.epsilon=-1", "--config.optimizer.epsilon must be above 0, got -1.0"),
     ("optimizer.clip=-1", "--config.optimizer.clip must not be negative, got -1.0"),
-    ("data.buckets=32,16", "--config.data.buckets must be ascending lengths, got (32, 16)"),
-    ("data.buckets=", "--config.data.buckets must be ascending lengths, got ()"),
+    ("data.buckets=32,16", "--config.data.buckets must be ascending lengths above 0, got (32, 16)"),
+    ("data.buckets=", "--config.data.buckets must be ascending lengths above 0, got ()"),
     ("data.buckets=2", f"none of the {PAIRS} training examples fits into the last bucket"),
-    ("eval.buckets=0,16", "--config.eval.buckets must be ascending lengths, got (0, 16)"),
+    ("eval.buckets=0,16", "--config.eval.buckets must be ascending lengths above 0, got (0, 16)"),
     ("data.tokens_per_batch=0", "--config.data.tokens_per_batch must be at least 1, got 0"),
     ("data.dictionaries=common", "choose one of shared, separate"),
     ("data.vocab_size=4", "--config.data.vocab_size must be at least 8, got 4"),
     ("data.vocab_size=20", "data.vocab_size=20 is too small for the training text; the smallest"),
     ("data.vocab_size=9000", "data.vocab_size=9000 is too large for the training text; the larg"),
-    ("data.source=", "data.source= must be embedded:NAME, files:DIR or tfds:NAME"),
+    (
+        "data.source=",
+        "data.source= must be embedded:NAME, files:DIR, tfds:NAME or import:MODULE:FUNCTION",
+    ),
     ("data.source=hub:x", "data.source=hub:x must be embedded:NAME"),
-    ("data.source=embedded:x", "data.source=embedded:x: no such text; there are: numbers_de_en"),
+    ("data.source=embedded:x", "data.source=embedded:x: unknown text; use one of numbers_de_en"),
     ("data.source=files:~nobody_of_this_name", "no directory ~nobody_of_this_name"),
     ("data.source=files:none", "no directory none (--config.data.source)"),
     ("data.source_language=fr", "no train.fr or train.fr.gz in"),
     ("data.splits.valid=dev", "no dev.de or dev.de.gz in"),
     ("data.cache_dir=/dev/null/cache", "cannot write to /dev/null/cache: Not a directory"),
     ("mesh.data=3", "the mesh data=3 x fsdp=1 x tensor=1 needs 3 devices, but there are 8"),
-    ("mesh.fsdp=-1", "--config.mesh sizes must be positive, and at most one -1"),
-    ("mesh.tensor=0", "--config.mesh sizes must be positive, and at most one -1"),
+    ("mesh.fsdp=-1", "--config.mesh sizes must be positive, and at most one size may be -1"),
+    ("mesh.tensor=0", "--config.mesh sizes must be positive, and at most one size may be -1"),
     ("eval.steps=0", "--config.eval.steps or --config.eval.seconds must be above 0"),
     ("eval.sentences=-1", "--config.eval.sentences must not be negative, got -1"),
     ("eval.tokenize=flores", "--config.eval.tokenize='flores': choose one of 13a, intl"),
     ("decode.beams=0", "must have at least 1 hypothesis, got 0"),
-    ("decode.length_penalty=-1", "the length penalty must not be negative, got -1.0"),
-    ("decode.extra=0", "translations need a length: --config.decode.ratio >= 0"),
+    ("decode.length_penalty=-1", "--config.decode.length_penalty) must not be negative, got -1.0"),
+    ("decode.extra=0", "length of translations needs --config.decode.ratio >= 0"),
     ("checkpoint.keep=0", "--config.checkpoint.keep must be at least 1, got 0"),
     ("wandb.mode=off", "--config.wandb.mode='off': choose one of offline, online, disabled"),
     ("seed=-1", "--config.seed must be from 0 to 4294967295, got -1"),
@@ -251,7 +257,7 @@ FIELDS = [
 
 @pytest.mark.parametrize(("field", "told"), FIELDS)
 def test_field(fault, smallest, tmp_path, field, told):
-    """Before there is a workdir, and so before anything is trained."""
+    """The error is raised before the workdir is created, and so before any training."""
     workdir = tmp_path / "run"
     assert told in fault(train, *smallest, f"--config.{field}", f"--workdir={workdir}")
     assert not workdir.exists()
@@ -278,7 +284,7 @@ PAIRS_OF_FIELDS = [
 
 
 @pytest.mark.parametrize(("fields", "told"), PAIRS_OF_FIELDS)
-def test_fields_that_do_not_fit_together(fault, smallest, tmp_path, fields, told):
+def test_contradictory_fields(fault, smallest, tmp_path, fields, told):
     options = [f"--config.{field}" for field in fields]
     assert told in fault(train, *smallest, *options, f"--workdir={tmp_path / 'run'}")
     assert not (tmp_path / "run").exists()
@@ -345,13 +351,13 @@ def test_workdir_of_another_configuration(fault, smallest, trained):
     options = ["--config.model.hidden=64", "--config.seed=2", "--config.train.steps=2"]
     message = fault(train, *smallest, *options, f"--workdir={trained}")
     assert "belongs to a run with another configuration" in message
-    assert "configuration: model.hidden (32 " in message
-    assert "seed (1 there, 2 here); choose another --workdir" in message
+    assert "configuration: model.hidden (saved 32, " in message
+    assert "seed (saved 1, now 2); choose another --workdir" in message
     assert "train.steps" not in message
     assert contents(trained) == before
 
 
-def test_workdir_of_something_else(fault, smallest, tmp_path):
+def test_workdir_without_a_run_but_with_files(fault, smallest, tmp_path):
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "lock").write_text("a file that happens to have this name")
@@ -385,7 +391,7 @@ def test_workdir_with_a_damaged_configuration(fault, smallest, copied):
     assert contents(copied) == before
 
 
-def test_text_that_changed_since_the_run_began(fault, smallest, shared, copied, tmp_path):
+def test_changed_training_text_on_resume(fault, smallest, shared, copied, tmp_path):
     text = write_text(tmp_path / "text")
     path = text / "train.en"
     path.write_text(path.read_text().upper())
@@ -394,23 +400,23 @@ def test_text_that_changed_since_the_run_began(fault, smallest, shared, copied, 
     before = contents(copied)
     source = f"--config.data.source=files:{text}"
     message = fault(train, *smallest, source, f"--workdir={copied}")
-    assert "the training text makes another vocabulary" in message
+    assert "the vocabulary of the training text differs from" in message
     assert contents(copied) == before
 
 
-def test_loss_that_is_not_a_number(call, fault, smallest, copied, capsys):
+def test_nan_loss(call, fault, smallest, copied, capsys):
     before = contents(copied / "checkpoints")
     more = ["--config.train.steps=9", "--config.eval.steps=100", f"--workdir={copied}"]
     message = fault(train, *smallest, *more)
     assert "the loss is nan" in message
-    assert "at step 3; stopped, the last good checkpoint" in message
-    # It was read from the files that are still there, and can be used.
+    assert "at step 3: training stopped; the last checkpoint" in message
+    # The checkpoint that the run resumed from is still on disk and can be loaded.
     assert "resuming from step 1 of" in capsys.readouterr().out
     assert before.items() <= contents(copied / "checkpoints").items()
     call(translate, f"--workdir={copied}")
 
 
-# Programs that use a run.
+# Programs that read a finished run.
 
 NO_RUN = [translate, evaluate]
 
@@ -437,14 +443,18 @@ def test_no_workdir(fault, program):
 OPTIONS = [
     (translate, "--beams=0", "--beams must be a whole number of at least 1, got '0'"),
     (translate, "--beams=two", "--beams must be a whole number of at least 1, got 'two'"),
-    (translate, "--length_penalty=-1", "the length penalty must not be negative, got -1.0"),
+    (
+        translate,
+        "--length_penalty=-1",
+        "--config.decode.length_penalty) must not be negative, got -1.0",
+    ),
     (translate, "--length_penalty=nan", "--length_penalty must be a number, got 'nan'"),
     (translate, "--batch_tokens=0", "--batch_tokens must be a whole number of at least 1"),
     (translate, "--input=none.txt", "cannot read none.txt: No such file"),
     (translate, "--input=/dev/null", "/dev/null is empty"),
     (translate, "--output=none/out.txt", "cannot write none/out.txt: No such file"),
     (translate, "--beam=3", "unrecognized arguments: --beam=3"),
-    (evaluate, "--split=dev", "--split: invalid choice: 'dev'"),
+    (evaluate, "--split=dev", "its splits in 'de': test, train, valid"),
     (evaluate, "--beams=-1", "--beams must be a whole number of at least 1, got '-1'"),
 ]
 
@@ -456,12 +466,12 @@ def test_option(fault, trained, program, option, told):
     assert contents(trained) == before
 
 
-def test_output_is_refused_before_the_work(fault, trained, monkeypatch):
-    monkeypatch.setattr("reservoir.run.load", lambda options: pytest.fail("loaded"))
+def test_unwritable_output_fails_before_translation(fault, trained, monkeypatch):
+    monkeypatch.setattr("reservoir.loading.load", lambda options: pytest.fail("loaded"))
     assert "cannot write /dev" in fault(translate, f"--workdir={trained}", "--output=/dev")
 
 
-def test_output_stays_where_the_work_fails(fault, trained, tmp_path):
+def test_failed_translation_keeps_the_output_file(fault, trained, tmp_path):
     path = tmp_path / "out"
     path.write_text("yesterday's")
     options = [f"--workdir={trained}", f"--output={path}", "--input=none"]
@@ -495,14 +505,14 @@ def test_damaged_checkpoint(fault, copied):
     assert "the best checkpoint, " in fault(translate, f"--workdir={copied}")
 
 
-def test_text_that_is_gone(fault, copied):
+def test_missing_text(fault, copied):
     config = json.loads((copied / "config.json").read_text())
     config["data"]["source"] = "files:gone"
     (copied / "config.json").write_text(json.dumps(config))
     assert "no directory gone" in fault(evaluate, f"--workdir={copied}")
 
 
-def test_no_lines_give_no_lines(call, trained, capsys, tmp_path):
+def test_empty_input_gives_empty_output(call, trained, capsys, tmp_path):
     call(translate, f"--workdir={trained}", f"--output={tmp_path / 'out'}")
     assert (tmp_path / "out").read_text() == ""
     call(translate, f"--workdir={trained}")
@@ -516,7 +526,7 @@ def test_empty_lines_stay_empty(call, trained, capsys):
     assert [lines[i] for i in (0, 2, 3, 5)] == [""] * 4
 
 
-# What a shell sees.
+# Programs as subprocesses: exit code and output.
 
 
 PROCESSES = [
@@ -524,7 +534,11 @@ PROCESSES = [
     ("train", [f"{TINY}x"], "unknown argument 'tinyx'; choose laptop or tiny"),
     ("train", [TINY, "--config.model.heads=3"], "is not divisible by --config.model.heads=3"),
     ("translate", ["--workdir=none"], "--workdir=none holds no run"),
-    ("evaluate", ["--workdir=none", "--split=dev"], "invalid choice: 'dev'"),
+    (
+        "evaluate",
+        ["--workdir=none", "--source=a"],
+        "--source and --reference must be given together",
+    ),
 ]
 
 

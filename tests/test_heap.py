@@ -8,7 +8,7 @@ from common import heap
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Returns the resident memory of this process in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -18,7 +18,8 @@ def test_free_memory_is_returned_to_the_operating_system():
         pytest.skip("the C library has no malloc_trim")
     library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
     library.free.argtypes = [ctypes.c_void_p]
-    # Small enough to lie in the heap itself, whose end the last one holds.
+    # Pieces of this size are allocated in the heap. The last piece stays allocated, so the heap cannot shrink at its
+    # end when the other pieces are freed.
     size, count = 32 * 1024, 4096
     pieces = [library.malloc(size) for _ in range(count)]
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""results/CLAIMS.md is what the runs that are kept in results/ say, today."""
+"""The tables of claims in results/ equal the tables that the current code computes from the runs kept in results/."""
 
 import importlib
 import sys
@@ -18,7 +18,7 @@ def test_claims_table_equals_its_kept_runs(folder, tmp_path, monkeypatch):
     reproduce = importlib.import_module(f"{paper}.reproduce")
     if (folder / "runs").exists():
         (tmp_path / "runs").symlink_to(folder / "runs")
-    # As `make claims` calls it: options have other defaults than a `ExperimentSuite`.
+    # The command line of `make claims`: the defaults of its options differ from the defaults of `ExperimentSuite`.
     arguments = ["claims", f"--scale={scale}", "--kept", f"--out={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["reproduce", *arguments])
     reproduce.main()

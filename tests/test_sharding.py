@@ -1,4 +1,4 @@
-"""The sharding rules; a mesh does not change results."""
+"""Sharding rules, and equal losses and gradients on every mesh."""
 
 from functools import partial
 
@@ -9,12 +9,12 @@ from jax.sharding import Mesh, PartitionSpec
 
 from common import sharding, variables
 from common.errors import UserError
-from common.tasks.translation import teacher_forcing
 from common.train import optimizer as optimizers
 from common.train.frozen import draw_on_mesh
 from common.train.state import Step, initial_params, optimizer_shardings
 from reservoir.backskip import Backskipping
 from reservoir.model import translator
+from reservoir.tasks.translation import teacher_forcing
 
 VOCABULARY = 48
 MESHES = {
@@ -129,7 +129,7 @@ def test_loss_and_gradients_are_equal_on_every_mesh(name: str, make_config, on_o
         np.testing.assert_allclose(gradients[key], expected, rtol=1e-4, atol=1e-4, err_msg=key)
 
 
-# Kinds with a loop or a custom gradient; the other kinds are products like a plain layer.
+# Reservoir kinds with a loop or a custom gradient. The other kinds have only matrix products, like a plain layer.
 SLOW = [
     pytest.param(kind, marks=pytest.mark.slow) for kind in ("bigru", "cnn", "gmlp", "none, dropped")
 ]
@@ -150,7 +150,7 @@ def test_reservoir_kinds_are_equal_on_a_mesh(kind: str, make_config) -> None:
 
 
 def test_accumulated_gradients_equal_the_whole_batch(make_config) -> None:
-    # Without dropout, whose masks depend on the microbatch. The rows have unequal numbers of tokens.
+    # Dropout is 0, because dropout masks depend on the microbatch. The rows have unequal numbers of tokens.
     config = make_config("ffn", dropout=0.0)
     whole, parts = _gradients(config, "1"), _gradients(config, "1", accumulate=4)
     assert whole[1] == parts[1]

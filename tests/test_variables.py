@@ -1,4 +1,4 @@
-"""Trainable and frozen variables, and the draws of the frozen ones."""
+"""Trainable and frozen variables, and the initial values of frozen variables."""
 
 import math
 
@@ -9,23 +9,23 @@ import pytest
 from flax import nnx
 
 from common import variables
-from common.model import initializers
 from common.model.block import Context
 from common.model.embed import Embed
 from common.model.feed_forward import FeedForward
 from common.model.linear import Linear
-from common.model.norm import RMSNorm
 from common.variables import Frozen, draw, fingerprint
+from perception.layers import RMSNorm
+from reservoir.redraw import redraw
 
 ORTHOGONAL = ("orthogonal", 1.0)
-# What seed 1 gives under encoder/blocks/2/residuals/0/function/up, kernel (3, 2) and bias (4,).
+# Initial values for seed 1 and the path encoder/blocks/2/residuals/0/function/up: kernel (3, 2) and bias (4,).
 KERNEL = [[-0.23727761, -0.69970351], [-0.53883386, 0.67199385], [-0.80830526, -0.24256806]]
 BIAS = [0.26186057925224304, -0.3121289610862732, -0.1320468783378601, -0.21589592099189758]
 FINGERPRINT = "614cf99170ad4d9d029c5047507679491de1504d78b60d848da8bbbe9ac74561"
 
 
 class Pair(nnx.Module):
-    """A trained layer and a frozen one."""
+    """A trainable layer and a frozen layer."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.first = Linear(4, 6, ("embed", "mlp"), rngs=rngs)
@@ -50,7 +50,7 @@ def test_orthogonal_initializer(shape: tuple[int, int]):
 
 
 def test_orthogonal_initializer_has_no_preferred_sign():
-    """LAPACK's own choice of signs makes this element negative or positive according to its algorithm."""
+    """Without a correction, LAPACK's algorithm would determine the signs of the matrix."""
     corners = [draw(ORTHOGONAL, 0, str(i), (4, 4))[0, 0] for i in range(200)]
     assert abs(np.mean(corners)) < 5 * 0.5 / 200**0.5
     diagonals = [np.trace(draw(ORTHOGONAL, 0, str(i), (4, 4))) for i in range(200)]
@@ -65,7 +65,7 @@ def test_other_initializers():
     assert normal.std() == pytest.approx(0.02, rel=0.05) and abs(normal.mean()) < 0.002
     np.testing.assert_array_equal(draw(("ones",), 1, "a", (3,)), np.ones(3, np.float32))
     np.testing.assert_array_equal(draw(("zeros",), 1, "a", (3,)), np.zeros(3, np.float32))
-    with pytest.raises(ValueError, match="unknown draw"):
+    with pytest.raises(ValueError, match="unknown initializer"):
         draw(("normal",), 1, "a", (3,))
 
 
@@ -78,7 +78,7 @@ def test_initial_value_depends_on_seed_and_path_only(spec: tuple):
 
 
 def test_initial_values_equal_golden_values():
-    """Stored runs name their reservoirs by a seed: these bits may never change."""
+    """Stored runs identify their reservoirs by a seed, so the initial values for a seed may never change."""
     path = "encoder/blocks/2/residuals/0/function/up"
     kernel = draw(ORTHOGONAL, 1, f"{path}/kernel", (3, 2))
     bias = draw(("uniform", 0.5), 1, f"{path}/bias", (4,))
@@ -134,7 +134,7 @@ def test_freezing_a_parameter_without_initializer_names_it():
         def __init__(self):
             self.norm = RMSNorm(4, rngs=nnx.Rngs(0))
 
-    with pytest.raises(ValueError, match=r"norm/scale cannot be drawn .*RMSNorm.frozen_init"):
+    with pytest.raises(ValueError, match=r"norm/scale cannot be initialised .*RMSNorm.frozen_init"):
         variables.freeze(Outer())
 
 
@@ -145,13 +145,13 @@ def test_freezing_a_parameter_without_initializer_names_it():
 def test_frozen_and_trained_matrices_have_the_configured_distribution(
     matrix: tuple, deviation: float
 ):
-    """Of 64 inputs and 34 outputs; biases are uniform as before."""
+    """The matrices have 64 inputs and 34 outputs. Biases are uniform for every distribution of the matrices."""
     shape, bound = (64, 34), 1 / 8
     frozen = Linear(*shape, ("embed", "mlp"), rngs=nnx.Rngs(0))
     variables.freeze(frozen, matrix)
     values = variables.draw_frozen(variables.split(frozen), 1)
     trained = Linear(*shape, ("embed", "mlp"), rngs=nnx.Rngs(0))
-    initializers.redraw(trained, matrix, rngs=nnx.Rngs(1))
+    redraw(trained, matrix, rngs=nnx.Rngs(1))
     assert isinstance(trained.kernel, nnx.Param)
     for kernel, bias in (
         (values["kernel"], values["bias"]),
@@ -167,7 +167,7 @@ def test_frozen_and_trained_matrices_have_the_configured_distribution(
 
 
 def test_loaded_frozen_value_is_kept():
-    """A pretrained table: no seed says what it is."""
+    """A table that `freeze_given` marks as loaded is never initialised from a seed."""
     table = Embed(5, 4, rngs=nnx.Rngs(0), positions="none")
     before = np.asarray(table.table[...])
     variables.freeze_given(table)

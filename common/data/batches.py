@@ -1,17 +1,17 @@
-"""Global batches with random access: a batch is a function of its index, whatever the number of processes."""
+"""Reads global batches in order, and gives each process its rows."""
 
 from collections.abc import Iterator
 
 import grain
 import numpy as np
 
-from common.errors import UserError
+from common.config import check
 
 Batch = dict[str, np.ndarray]
-"""Arrays (B, ...) of this process's rows."""
+"""Name -> array (B, ...) with the rows of this process."""
 
 ENDLESS = 2**62
-"""The length of endless data."""
+"""The length that an endless data set reports."""
 
 
 def iterate(
@@ -19,20 +19,18 @@ def iterate(
     start: dict[str, int] | None = None,
     *,
     threads: int = 2,
-    prefetch: int = 16,
 ) -> Iterator[tuple[Batch, dict[str, int]]]:
     """Reads batches in order with prefetching threads.
 
     Args:
-        start: state of an earlier iteration, with any number of processes: continues after the batch that it was
-            yielded with. None starts at the beginning.
+        start: a data state that an earlier iteration yielded. Reading resumes after the batch of this data state. The
+            number of processes may have changed. None starts at the first batch.
         threads: number of threads that assemble batches.
-        prefetch: number of batches assembled ahead.
 
     Yields:
-        A batch and the state after it, a JSON object of numbers.
+        A batch, and the data state after the batch: a JSON object of numbers.
     """
-    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=prefetch)
+    options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=16)
     iterator = iter(batches.to_iter_dataset(options))
     try:
         if start is not None:
@@ -44,19 +42,19 @@ def iterate(
 
 
 def check_rows(rows: int, multiple: int) -> None:
-    """Checks that `multiple` divides the rows of a global batch.
-
-    Raises:
-        UserError: it does not.
-    """
-    if rows < 1 or rows % multiple:
-        raise UserError(
-            f"a batch of {rows} examples is not divisible by {multiple} (devices times microbatches)"
-        )
+    """Raises a UserError unless `rows`, the size of a global batch, is a positive multiple of `multiple`."""
+    check(
+        rows >= 1 and rows % multiple == 0,
+        f"a batch of {rows} examples is not divisible by {multiple} (devices times microbatches)",
+    )
 
 
 def local_rows(ids: np.ndarray, rows: int, index: int, count: int) -> np.ndarray:
-    """Returns this process's part of a batch, (rows / count,): `ids` padded with -1 to `rows`, then split."""
+    """Pads the example ids of a global batch with -1 to length `rows`; returns the ids of one process, (rows / count,).
+
+    Args:
+        index, count: index of the process and number of processes.
+    """
     full = np.full(rows, -1, np.int32)
     full[: len(ids)] = ids
     return full[index * rows // count : (index + 1) * rows // count]

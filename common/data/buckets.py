@@ -1,10 +1,11 @@
 """Length-bucketed batches of sentence pairs in fixed shapes.
 
 The bucket determines the shape (B, L) of a batch, so XLA compiles once per bucket. Batches are global: process i of n
-gets the rows from i B / n to (i + 1) B / n, so a run can resume with a different number of processes.
+gets the rows i B / n to (i + 1) B / n - 1, so a run can resume with a different number of processes.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -20,12 +21,12 @@ from common.errors import UserError
 class BucketedBatches(grain.MapDataset):
     """Training batches with random access.
 
-    An example is in the first bucket that fits its longer side with the end of sentence. In each epoch every bucket is
-    shuffled and cut into batches, the last batch padded with empty rows; then the batches are shuffled. A batch is a
-    function of the seed and its index, so a checkpoint only stores the index.
+    An example is in the shortest bucket that fits both of its sentences with their end-of-sentence tokens. Each epoch
+    shuffles the examples of every bucket, splits them into batches, and shuffles the batches. The last batch of a
+    bucket is padded with empty rows. The seed and the index determine a batch, so a checkpoint only stores the index.
 
     Attributes:
-        batches_per_epoch: batches per epoch, equal for all epochs.
+        batches_per_epoch: number of batches, equal for all epochs.
         dropped: number of examples that are longer than the last bucket.
     """
 
@@ -47,14 +48,15 @@ class BucketedBatches(grain.MapDataset):
 
         Args:
             source: the source sentences.
-            target: their translations; None for batches without targets.
+            target: translations of the source sentences; None for batches without targets.
             buckets: lengths of the buckets, ascending, in tokens including the end of sentence.
-            tokens_per_batch: maximum of rows times length of a global batch, which has at least `multiple` rows.
-            rows: rows of every global batch; 0 for the maximum by `tokens_per_batch`.
-            multiple: divides the number of rows of every global batch.
-            seed: of the order of the examples.
+            tokens_per_batch: maximum number of tokens (rows * length) of a global batch. A batch still has at least
+                `multiple` rows.
+            rows: number of rows of every global batch; 0 for as many rows as `tokens_per_batch` allows.
+            multiple: number that divides the number of rows of every global batch.
+            seed: seed of the shuffling.
             epochs: number of epochs; None for endless epochs.
-            process_index: of this process, from 0.
+            process_index: index of this process, from 0.
             process_count: number of processes; must divide `multiple`.
 
         Raises:
@@ -82,7 +84,7 @@ class BucketedBatches(grain.MapDataset):
         counts = [-(-len(m) // rows) for m, rows in zip(members, self._rows, strict=True)]
         self._batches = [(k, i) for k, count in enumerate(counts) for i in range(count)]
         self.batches_per_epoch = len(self._batches)
-        # Two epochs: prefetching threads may already read the next epoch.
+        # Cache two epochs, because prefetching threads may already read the next epoch.
         self._order = lru_cache(maxsize=2)(self._make_order)
 
     def __len__(self) -> int:
@@ -94,7 +96,7 @@ class BucketedBatches(grain.MapDataset):
         if isinstance(index, slice):
             return self.slice(index)
         if not 0 <= index < len(self):
-            raise IndexError(f"batch {index} of {len(self)}")
+            raise IndexError(f"batch {index} does not exist: there are {len(self)} batches")
         epoch, position = divmod(index, self.batches_per_epoch)
         order, shuffled = self._order(epoch)
         bucket, i = self._batches[order[position]]
@@ -103,30 +105,29 @@ class BucketedBatches(grain.MapDataset):
         return _assemble(self._source, self._target, ids, self._buckets[bucket])
 
     def _make_order(self, epoch: int) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Returns the order of the batches, and of the examples in each bucket."""
+        """Returns the order of an epoch's batches, and the shuffled example indices of each bucket."""
         generator = np.random.default_rng((self._seed, epoch))
         shuffled = [generator.permutation(members) for members in self._members]
         return generator.permutation(self.batches_per_epoch), shuffled
 
 
+@dataclass(frozen=True)
 class EvaluationBatches(Sequence[Batch]):
-    """Batches with every example once, bucket by bucket; see `evaluation_batches`."""
+    """Evaluation batches, assembled when they are read. See `evaluation_batches`.
 
-    def __init__(
-        self,
-        source: TokenizedCorpus,
-        target: TokenizedCorpus | None,
-        batches: list[tuple[int, np.ndarray]],
-    ) -> None:
-        """`batches` are pairs of bucket length and example indices."""
-        self._source, self._target, self._batches = source, target, batches
+    Attributes:
+        batches: for each batch, the example ids of this process (-1 for empty rows) and the length of its bucket.
+    """
+
+    source: TokenizedCorpus
+    target: TokenizedCorpus | None
+    batches: list[tuple[np.ndarray, int]]
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self.batches)
 
     def __getitem__(self, index: int) -> Batch:
-        length, ids = self._batches[index]
-        return _assemble(self._source, self._target, ids, length)
+        return _assemble(self.source, self.target, *self.batches[index])
 
 
 def evaluation_batches(
@@ -140,15 +141,15 @@ def evaluation_batches(
     process_index: int = 0,
     process_count: int = 1,
 ) -> EvaluationBatches:
-    """Returns batches with every example exactly once, in fixed order and in the shapes of training.
+    """Returns batches that contain every example exactly once, in a fixed order.
 
-    No example is dropped: further buckets follow the last bucket, each twice as long as the previous one.
+    Examples that are too long for `buckets` get additional buckets, each twice as long as the previous bucket. For
+    `source`, `buckets`, `tokens_per_batch`, `multiple` and the process arguments see `BucketedBatches`.
 
     Args:
-        target: None for text to translate, whose batches only have `source` and `ids`.
-        rows: maximum rows of a global batch, but at least `multiple`; 0 for the maximum by `tokens_per_batch`.
-
-    Other arguments are as in `BucketedBatches`.
+        target: the translations; None for text to translate. Batches without targets have only `source` and `ids`.
+        rows: maximum number of rows of a global batch; 0 for as many rows as `tokens_per_batch` allows. A batch has at
+            least `multiple` rows.
     """
     _check(source, target, buckets, multiple, process_count)
     lengths = list(buckets)
@@ -160,7 +161,7 @@ def evaluation_batches(
         size = rows_of(length, rows * length or tokens_per_batch, multiple)
         for start in range(0, len(examples), size):
             ids = examples[start : start + size]
-            batches.append((length, local_rows(ids, size, process_index, process_count)))
+            batches.append((local_rows(ids, size, process_index, process_count), length))
     return EvaluationBatches(source, target, batches)
 
 
@@ -184,7 +185,7 @@ def _check(
 def _fill_buckets(
     source: TokenizedCorpus, target: TokenizedCorpus | None, buckets: Sequence[int]
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Returns the sorted indices of the examples of each bucket, and of the examples that fit into no bucket."""
+    """Returns the example indices of each bucket, ascending, and the indices of examples that fit into no bucket."""
     longer = source.needed if target is None else np.maximum(source.needed, target.needed)
     bucket = np.searchsorted(buckets, longer)
     order = np.argsort(bucket, kind="stable").astype(np.int32)
@@ -193,7 +194,10 @@ def _fill_buckets(
 
 
 def rows_of(length: int, tokens_per_batch: int, multiple: int) -> int:
-    """Returns the rows of a global batch: the largest multiple of `multiple` by tokens, at least `multiple`."""
+    """Returns the number of rows of a global batch whose rows have `length` tokens.
+
+    The result is the largest multiple of `multiple` with at most `tokens_per_batch` tokens, and at least `multiple`.
+    """
     return max(multiple, tokens_per_batch // length // multiple * multiple)
 
 
@@ -212,7 +216,7 @@ def _assemble(
 
 
 def _pad(corpus: TokenizedCorpus, ids: np.ndarray, length: int) -> np.ndarray:
-    """Returns sentences with their ends as rows (B, length); empty rows are 0."""
+    """Returns padded sentences with their end tokens, (B, length). The row of id -1 is all 0."""
     starts = corpus.offsets[ids][:, None]
     lengths = np.where(ids >= 0, corpus.lengths[ids], 0)[:, None]
     positions = np.arange(length)

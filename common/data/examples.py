@@ -12,12 +12,9 @@ from common.data.batches import ENDLESS, Batch, check_rows, local_rows
 
 
 class ExampleBatches(grain.MapDataset):
-    """Training batches of endless epochs with random access; every epoch has its own random order.
+    """Endless training batches with random access. Every epoch shuffles the examples.
 
-    A batch is a function of the seed and its index. The last batch of an epoch is padded with empty rows.
-
-    Attributes:
-        batches_per_epoch: batches per epoch.
+    The seed and the index determine a batch. The last batch of an epoch is padded with empty rows.
     """
 
     def __init__(
@@ -29,14 +26,14 @@ class ExampleBatches(grain.MapDataset):
         multiple: int = 1,
         seed: int = 0,
     ) -> None:
-        """Makes batches of `count` examples.
+        """Splits the examples 0 to `count` - 1 into batches.
 
         Args:
-            gather: (indices of examples, -1 for empty rows) -> batch.
+            gather: function from example indices (-1 for an empty row) to a batch.
             count: number of examples.
-            rows: rows of a global batch.
-            multiple: must divide `rows`.
-            seed: of the order.
+            rows: number of rows of a global batch.
+            multiple: number that must divide `rows`.
+            seed: seed of the shuffling.
 
         Raises:
             UserError: `multiple` does not divide `rows`.
@@ -45,7 +42,7 @@ class ExampleBatches(grain.MapDataset):
         check_rows(rows, multiple)
         self._gather, self._count, self._rows, self._seed = gather, count, rows, seed
         self.batches_per_epoch = -(-count // rows)
-        # Two epochs: prefetching threads may already read the next epoch.
+        # Cache two epochs, because prefetching threads may already read the next epoch.
         self._order = lru_cache(maxsize=2)(self._make_order)
 
     def __len__(self) -> int:
@@ -66,7 +63,7 @@ class ExampleBatches(grain.MapDataset):
 def in_order(
     gather: Callable[[np.ndarray], Batch], count: int, rows: int, *, multiple: int = 1
 ) -> Iterator[Batch]:
-    """Yields batches with every example once, in order; arguments as in `ExampleBatches`."""
+    """Yields batches that contain every example once, in order. For the arguments see `ExampleBatches`."""
     check_rows(rows, multiple)
     for start in range(0, count, rows):
         ids = np.arange(start, min(start + rows, count))

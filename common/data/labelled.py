@@ -1,4 +1,4 @@
-"""Labelled texts and pairs of texts."""
+"""Loads labelled texts and pairs of texts for classification."""
 
 import math
 from collections.abc import Sequence
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from common.config import check
 from common.data.cache import fingerprint
 from common.data.records import Record, open_records
 from common.errors import UserError
@@ -17,12 +18,18 @@ if TYPE_CHECKING:
 
 LABEL = "label"
 SHARES, SEED = {"test": 0.3, "valid": 0.1}, 42
-"""Fractions of the training examples that replace missing splits, and the seed of the choice."""
+"""Fraction of the training examples that replaces a missing split, and the seed that selects these examples."""
 
 
 @dataclass(frozen=True)
 class LabelledText:
-    """Examples: `texts` of one or two parts each, and `labels_M`, their classes from 0, (examples,)."""
+    """Labelled examples.
+
+    Attributes:
+        texts: one or two texts for each example.
+        labels_M: class index of each example, from 0, (examples,) int32. If an example may have several
+            classes, 1 for its classes and 0 for the others, (examples, classes).
+    """
 
     texts: Sequence[tuple[str, ...]]
     labels_M: np.ndarray
@@ -39,37 +46,42 @@ class LabelledText:
 
 @dataclass(frozen=True)
 class Rules:
-    """Rules of a data set.
+    """Options of `load_labelled`.
 
     Attributes:
-        classes: number of classes; 0 to infer it from the labels.
+        classes: number of classes; 0 to count the distinct labels.
         unlabelled: whether to skip examples with the label -1 instead of raising an error.
-        cut: splits that may be missing and are then cut from the training examples.
+        cut: splits that may be missing. Training examples replace a missing split.
         splits: splits to read.
+        several: whether the label is a list of any number of classes.
     """
 
     classes: int = 0
     unlabelled: bool = False
     cut: tuple[str, ...] = ()
     splits: tuple[str, ...] = ("train", "valid", "test")
+    several: bool = False
 
 
 def load_labelled(
     data: "ConfigDict",
     rules: Rules = Rules(),
 ) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
-    """Returns the splits "train", "valid" and "test", and the names of the classes.
+    """Returns split -> labelled examples, and the class names.
 
-    The names come from labels.json beside the files (a list), from TFDS or from Hugging Face. Without names the classes
-    are the numbers up to the largest training label, or the sorted labels if they are words.
+    The class names come from the list in DIR/labels.json, from TFDS or from Hugging Face. A source without class names
+    has the classes 0 to the largest training label. If its labels are words or sparse integers, the classes are the
+    sorted labels.
 
     Args:
         data: a configuration with these fields:
-            `source`: "files:DIR", "tfds:NAME", "hf:NAME", "embedded:python" or "embedded:python_pairs".
-            `splits`: names of train, valid and test; DIR has NAME.jsonl or NAME.csv, plain or .gz.
-            `fields`: names of one or two text fields, separated by spaces; "a|b" is the first existing field.
-            `tfds_dir`: "" for TFDS's default.
-            `label`: name of the label field, by default "label".
+            `source`: "files:DIR", "tfds:NAME", "hf:NAME", "import:MODULE:FUNCTION", "embedded:python" or
+                "embedded:python_pairs".
+            `splits`: split -> its name in the source. With files, DIR has NAME.jsonl or NAME.csv, plain or .gz.
+            `fields`: names of one or two text fields, separated by a space. "a|b" is the first of the fields a and b
+                that exists.
+            `tfds_dir`: data directory of TFDS; "" for TFDS's default.
+            `label`: name of the label field (default "label").
 
     Raises:
         UserError: the source is unknown, missing or damaged; a text is empty; a label is missing or out of range.
@@ -85,49 +97,53 @@ def load_labelled(
         tfds_dir=data.tfds_dir,
         optional=rules.cut,
     )
-    found = {split: list(examples) for split, examples in records.items()}
+    splits = {split: list(examples) for split, examples in records.items()}
     if rules.unlabelled:
-        found = {
+        splits = {
             split: [record for record in examples if str(_field(record, label)) != "-1"]
-            for split, examples in found.items()
+            for split, examples in splits.items()
         }
-    for split, examples in found.items():
+    for split, examples in splits.items():
         if not examples:
             raise UserError(f"{data.source} has no examples in its {split} split")
     if names and rules.classes and len(names) != rules.classes:
         raise UserError(
             f"{data.source} has {len(names)} classes, not {rules.classes}: check --config.data.source"
         )
-    # Of all training examples, before missing splits are cut from them.
-    classes = tuple(names or _classes(found["train"], label, rules.classes))
+    # Collect the classes before training examples move to a missing split: the remaining ones may lack a class.
+    classes = tuple(names or _classes(splits["train"], label, rules))
     if len(classes) < 2:
         raise UserError(
             f"{data.source} has a single class, {classes[0]}; classification needs at least two"
         )
     for split in SHARES:
-        if split in rules.splits and split not in found:
+        if split in rules.splits and split not in splits:
             if split not in rules.cut:
                 raise UserError(
                     f"{data.source} has no {split} split {data.splits[split]!r} (--config.data.splits.{split})"
                 )
-            _cut(found, split, data.source)
+            _cut(splits, split, data.source)
     by_number = bool(names) or classes == tuple(map(str, range(len(classes))))
     return {
-        split: _read(found[split], data.fields, label, classes, by_number) for split in rules.splits
+        split: _read(splits[split], data.fields, label, classes, by_number, rules.several)
+        for split in rules.splits
     }, classes
 
 
-def _cut(found: dict[str, list[Record]], split: str, source: str) -> None:
-    """Moves training examples to a missing split, chosen like `train_test_split` of Hugging Face's datasets."""
-    train = found["train"]
+def _cut(splits: dict[str, list[Record]], split: str, source: str) -> None:
+    """Moves random training examples to the missing split `split`.
+
+    Selects the examples that Hugging Face's `train_test_split` would select with the same seed.
+    """
+    train = splits["train"]
     count = math.ceil(SHARES[split] * len(train))
     if count == len(train):
         raise UserError(
-            f"{source} has {count} training examples, too few to cut a {split} split from them"
+            f"{source} has only {count} training examples, too few to take a {split} split from"
         )
     order = np.random.default_rng(SEED).permutation(len(train))
-    found[split] = [train[i] for i in order[:count]]
-    found["train"] = [train[i] for i in order[count:]]
+    splits[split] = [train[i] for i in order[:count]]
+    splits["train"] = [train[i] for i in order[count:]]
     if is_main():
         print(
             f"{source} has no {split} split: using {count:,} of its {len(train):,} training examples,"
@@ -135,30 +151,42 @@ def _cut(found: dict[str, list[Record]], split: str, source: str) -> None:
         )
 
 
-def _classes(train: Sequence[Record], label: str, count: int) -> list[str]:
-    labels = {_label(record, label) for record in train}
+def _classes(train: Sequence[Record], label: str, rules: Rules) -> list[str]:
+    count = rules.classes
+    labels = {text for record in train for text in _labels(record, label, rules.several)}
+    check(bool(labels), f"no training example has a class in the field {label}")
     if all(label.isdecimal() for label in labels):
-        whole = count or max(map(int, labels)) + 1
-        # Sparse numbers (codes, years) are names of classes, not indices.
-        if count or whole <= 2 * len(labels):
-            return [str(number) for number in range(whole)]
+        indices = count or max(map(int, labels)) + 1
+        # Sparse integers (codes, years) are class names, not class indices.
+        if count or indices <= 2 * len(labels):
+            return [str(number) for number in range(indices)]
         return sorted(labels, key=int)
     if count and len(labels) > count:
-        some = ", ".join(sorted(labels)[:10])
+        first = ", ".join(sorted(labels)[:10])
         raise UserError(
-            f"the training examples have {len(labels)} classes instead of {count}: {some}"
+            f"the training examples have {len(labels)} classes instead of {count}: {first}"
         )
     return sorted(labels)
 
 
 def _label(record: Record, field: str) -> str:
     place, label = record[0], _field(record, field)
-    # NaN != NaN.
+    # A missing label may be NaN, which is not equal to itself.
     if label is None or label != label or not str(label).strip():
         raise UserError(f"{place}: the label is missing")
     if isinstance(label, list | dict):
         raise UserError(f"{place}: the label must be a word or a number, got {label!r}")
     return str(label)
+
+
+def _labels(record: Record, field: str, several: bool) -> dict[str, Any]:
+    """Returns text -> value of each label of a record: one label, or with `several` the labels in a list."""
+    if not several:
+        return {_label(record, field): _field(record, field)}
+    place, found = record[0], _field(record, field)
+    if not isinstance(found, list):
+        raise UserError(f"{place}: the label must be a list of classes, got {found!r}")
+    return {_label((place, {field: one}), field): one for one in found}
 
 
 def _read(
@@ -167,8 +195,15 @@ def _read(
     label_field: str,
     classes: Sequence[str],
     by_number: bool,
+    several: bool = False,
 ) -> LabelledText:
-    """Returns the texts and classes of records; `by_number`: integer labels are class indices, not names."""
+    """Returns the texts and classes of records.
+
+    Args:
+        fields, label_field: names of the text fields, separated by spaces, and of the label field.
+        classes: the class names.
+        by_number: whether integer labels are class indices instead of class names.
+    """
     numbers = {name: number for number, name in enumerate(classes)}
     texts, labels = [], []
     for record in records:
@@ -182,17 +217,20 @@ def _read(
                 raise UserError(
                     f"{place}: the field {name.replace('|', ' or ')} contains a lone surrogate, which is not valid text"
                 )
-        label, name = _field(record, label_field), _label(record, label_field)
-        number = numbers.get(name, -1)
-        if by_number and (isinstance(label, int | np.integer) or (number < 0 and name.isdecimal())):
-            number = int(label)
-        if not 0 <= number < len(classes):
-            raise UserError(
-                f"{place}: the label {label!r} is none of the {len(classes)} classes"
-                f" (0 to {len(classes) - 1}: {', '.join(classes[:10])})"
-            )
+        own = []
+        for name, label in _labels(record, label_field, several).items():
+            number = numbers.get(name, -1)
+            whole = isinstance(label, int | np.integer)
+            if by_number and (whole or (number < 0 and name.isdecimal())):
+                number = int(label)
+            if not 0 <= number < len(classes):
+                raise UserError(
+                    f"{place}: the label {label!r} is none of the {len(classes)} classes"
+                    f" (0 to {len(classes) - 1}; names: {', '.join(classes[:10])})"
+                )
+            own.append(number)
         texts.append(parts)
-        labels.append(number)
+        labels.append(np.isin(np.arange(len(classes)), own) if several else own[0])
     return LabelledText(texts, np.asarray(labels, np.int32))
 
 
@@ -202,5 +240,5 @@ def _field(record: Record, names: str) -> Any:
         if name in fields:
             return fields[name]
     raise UserError(
-        f"{place}: no field {names.replace('|', ' or ')}; there are: {', '.join(map(str, fields))}"
+        f"{place}: no field {names.replace('|', ' or ')}; its fields: {', '.join(map(str, fields))}"
     )

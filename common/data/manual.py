@@ -1,55 +1,50 @@
-"""Embedded classification examples: paragraphs of the manual that comes with Python."""
+"""Embedded classification examples: paragraphs of the manual that Python installs (`pydoc_data`)."""
 
 from collections.abc import Callable, Iterator
 
-from common.data.text import cut
+from common.data.text import cut, in_split
 
 TOPICS = ("compound", "debugger", "formatstrings", "specialnames", "string-methods", "types")
-"""Long topics with few shared paragraphs; a shared paragraph belongs to the first topic."""
+"""Long topics of the manual that share few paragraphs. A shared paragraph is an example of the first topic only."""
 
 SAME = ("same", "other")
-_WORDS = 8  # Shorter paragraphs are headings and code.
+_WORDS = 8  # Minimum number of words in a paragraph. Shorter paragraphs are headings and code.
 
 Example = tuple[tuple[str, ...], str]
 
 
 def _paragraphs(split: str) -> dict[str, list[str]]:
-    """Returns the paragraphs of every topic: 8 of 10 for "train", 1 of 10 each for "valid" and "test"."""
+    """Returns topic -> its paragraphs in a split."""
     from pydoc_data.topics import topics
 
-    place = {"valid": 8, "test": 9}
-
-    def chosen(number: int) -> bool:
-        return number % 10 == place[split] if split in place else number % 10 < 8
-
-    found, seen = {}, set()
+    by_topic, seen = {}, set()
     for name in TOPICS:
-        all_of_it = (p.strip() for p in cut(topics[name].split("\n"), "paragraph"))
-        long = [p for p in dict.fromkeys(all_of_it) if len(p.split()) >= _WORDS and p not in seen]
+        distinct = dict.fromkeys(p.strip() for p in cut(topics[name].split("\n"), "paragraph"))
+        long = [p for p in distinct if len(p.split()) >= _WORDS and p not in seen]
         seen.update(long)
-        found[name] = [p for number, p in enumerate(long) if chosen(number)]
-    return found
+        by_topic[name] = [p for number, p in enumerate(long) if in_split(number, split)]
+    return by_topic
 
 
 def python(split: str) -> Iterator[Example]:
-    """Yields paragraphs, labelled with their topic."""
+    """Yields the paragraphs of a split, labelled with their topics."""
     for topic, paragraphs in _paragraphs(split).items():
         for paragraph in paragraphs:
             yield (paragraph,), topic
 
 
 def python_pairs(split: str) -> Iterator[Example]:
-    """Yields pairs of paragraphs, labelled "same" or "other" topic."""
-    found = list(_paragraphs(split).values())
-    for number, paragraphs in enumerate(found):
-        others = found[(number + 1) % len(found)]
-        for place, first in enumerate(paragraphs):
-            yield (first, paragraphs[(place + 1) % len(paragraphs)]), SAME[0]
-            yield (first, others[place % len(others)]), SAME[1]
+    """Yields pairs of paragraphs. The label is "same" if both paragraphs are from one topic, else "other"."""
+    topics = list(_paragraphs(split).values())
+    for number, paragraphs in enumerate(topics):
+        others = topics[(number + 1) % len(topics)]
+        for i, first in enumerate(paragraphs):
+            yield (first, paragraphs[(i + 1) % len(paragraphs)]), SAME[0]
+            yield (first, others[i % len(others)]), SAME[1]
 
 
 MANUAL: dict[str, tuple[Callable[[str], Iterator[Example]], int, tuple[str, ...]]] = {
     "python": (python, 1, TOPICS),
     "python_pairs": (python_pairs, 2, SAME),
 }
-"""By name: generator of the examples of a split, number of texts per example, classes."""
+"""Data set name -> (generator of a split's examples, number of texts per example, class names)."""

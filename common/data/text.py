@@ -1,57 +1,63 @@
-"""Documents of plain text, from files or from the manual that comes with Python."""
+"""Reads documents of plain text from files, or from the manual that Python installs (`pydoc_data`)."""
 
-import os
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.data.files import read_lines
+from common.config import check
+from common.data.files import names_in, read_lines, source_folder
+from common.data.own import SCHEME, own_examples
 from common.errors import UserError
 
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
 DOCUMENTS = ("line", "paragraph", "file")
-"""Document boundaries: every line, empty lines, or every file."""
+"""Values of `data.documents`: a document is a line, a paragraph (ended by an empty line), or a file."""
 
 
 def load_text(data: "ConfigDict", split: str) -> list[str]:
-    """Returns the nonempty documents of a split.
+    """Returns the documents of a split, without empty documents.
 
     Args:
         data: a configuration with these fields:
-            `source`: "embedded:python" or "files:DIR".
-            `splits`: for each split the files in DIR: names or patterns such as "books/*.txt", separated by spaces;
-                the ending .gz is optional.
+            `source`: "embedded:python", "files:DIR" or "import:MODULE:FUNCTION". FUNCTION(split) returns documents.
+            `splits`: split -> names or patterns of files in DIR, separated by spaces, such as "books/*.txt". The ending
+                .gz may be left out.
             `documents`: one of DOCUMENTS.
         split: "train", "valid" or "test".
 
     Raises:
-        UserError: the source or a file is unknown, missing, damaged or empty.
+        UserError: the source is unknown; a file is missing, damaged or empty.
     """
-    if data.documents not in DOCUMENTS:
-        raise UserError(
-            f"--config.data.documents={data.documents} must be one of {', '.join(DOCUMENTS)}"
-        )
-    kind, _, place = data.source.partition(":")
-    if kind == "embedded":
-        if place != "python":
-            raise UserError(
-                f"--config.data.source={data.source}: no such text; there is: embedded:python"
-            )
+    check(
+        data.documents in DOCUMENTS,
+        f"--config.data.documents={data.documents} must be one of {', '.join(DOCUMENTS)}",
+    )
+    if data.source.startswith(SCHEME):
+        return [d for d in own_examples(data.source, split, str, "a text") if d.strip()]
+    folder = text_folder(data.source)
+    if folder is None:
         files = python_manual(split)
-    elif kind == "files":
-        directory = Path(os.path.expanduser(place))
-        if not directory.is_dir():
-            raise UserError(f"no directory {directory} (--config.data.source)")
-        files = [read_lines(path) for path in _find(directory, data.splits[split], split)]
     else:
-        raise UserError(f"--config.data.source={data.source} must be embedded:python or files:DIR")
+        files = [read_lines(path) for path in _find(folder, data.splits[split], split)]
     documents = [d for lines in files for d in cut(lines, data.documents) if d.strip()]
-    if not documents:
-        raise UserError(f"{data.source} has no text in its {split} split")
+    check(bool(documents), f"{data.source} has no text in its {split} split")
     return documents
+
+
+def text_folder(source: str) -> Path | None:
+    """Returns the folder of a source "files:DIR", or None for "embedded:python". Other sources raise a UserError."""
+    kind, _, place = source.partition(":")
+    option = f"--config.data.source={source}"
+    check(
+        kind in ("embedded", "files"),
+        f"{option} must be embedded:python, files:DIR or import:MODULE:FUNCTION",
+    )
+    if kind == "files":
+        return source_folder(place)
+    check(place == "python", f"{option}: the only embedded text is embedded:python")
+    return None
 
 
 def cut(lines: Sequence[str], end: str) -> list[str]:
@@ -65,42 +71,35 @@ def cut(lines: Sequence[str], end: str) -> list[str]:
             return "\n".join(line.strip() for line in lines).split("\n\n")
 
 
-def _find(directory: Path, patterns: str, split: str) -> list[Path]:
+def _find(folder: Path, patterns: str, split: str) -> list[Path]:
     """Returns the files of all patterns, sorted by name within each pattern."""
-    if not patterns.split():
-        raise UserError(f"--config.data.splits.{split} is empty: name at least one file")
-    found = []
+    option = f"--config.data.splits.{split}"
+    check(bool(patterns.split()), f"{option} is empty: name at least one file")
+    paths = []
     for pattern in patterns.split():
         try:
-            plain, packed = (set(directory.glob(name)) for name in (pattern, f"{pattern}.gz"))
-            # A file that exists plain and gzipped is read once.
-            packed = {p for p in packed if p.with_suffix("") not in plain}
-            here = sorted(
-                {p for p in plain if p.suffix != ".gz" or p.with_suffix("") not in plain} | packed
-            )
+            plain, packed = (set(folder.glob(name)) for name in (pattern, f"{pattern}.gz"))
         except (ValueError, NotImplementedError) as error:
+            raise UserError(f"{option}={pattern} is not a valid file pattern: {error}") from error
+        # Read a file that exists plain and gzipped only once.
+        once = (p for p in plain | packed if p.suffix != ".gz" or p.with_suffix("") not in plain)
+        matches = sorted(path for path in once if path.is_file())
+        if not matches:
             raise UserError(
-                f"--config.data.splits.{split}={pattern} is not a valid file pattern: {error}"
-            ) from error
-        here = [path for path in here if path.is_file()]
-        if not here:
-            names = sorted(p.name for p in directory.iterdir() if p.is_file())
-            raise UserError(
-                f"no {pattern} or {pattern}.gz in {directory} (data.splits.{split}); there are:"
-                f" {', '.join(names[:10]) or 'no files'}"
+                f"no {pattern} or {pattern}.gz in {folder} ({option}); its files: {names_in(folder)}"
             )
-        found.append(here)
-    return list(chain.from_iterable(found))
+        paths += matches
+    return paths
+
+
+def in_split(number: int, split: str) -> bool:
+    """Returns whether part `number` of a text is in a split. Of 10 parts, 8 are "train", 1 "valid" and 1 "test"."""
+    return number % 10 in {"valid": (8,), "test": (9,)}.get(split, range(8))
 
 
 def python_manual(split: str) -> list[list[str]]:
-    """Returns topics of the manual of Python (100,000 words): 8 of 10 for "train", 1 of 10 for "valid" and "test"."""
+    """Returns the lines of each topic of Python's manual that is in a split. The manual has 100,000 words."""
     from pydoc_data.topics import topics
 
-    place = {"valid": 8, "test": 9}
-    chosen = [
-        topics[name].split("\n")
-        for number, name in enumerate(sorted(topics))
-        if (number % 10 == place[split] if split in place else number % 10 < 8)
-    ]
-    return chosen
+    names = enumerate(sorted(topics))
+    return [topics[name].split("\n") for number, name in names if in_split(number, split)]

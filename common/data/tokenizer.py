@@ -1,24 +1,19 @@
-"""SentencePiece BPE tokenizers of translation: a joint model with a shared vocabulary or one per side."""
+"""SentencePiece BPE tokenizers."""
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
 from zipfile import BadZipFile
 
 import numpy as np
 import sentencepiece
 
 from common.data.cache import fingerprint, write_atomic
-from common.data.sources import ParallelText
 from common.errors import UserError
 
-if TYPE_CHECKING:
-    from ml_collections import ConfigDict
-
 PAD, BOS, EOS, UNK = range(4)
-"""Ids of padding, begin of sentence, end of sentence and unknown pieces, in every vocabulary."""
+"""Ids of padding, begin of sentence, end of sentence and the unknown token, in every vocabulary."""
 
 _SPECIALS = 4
 _TRAINER = {
@@ -32,28 +27,32 @@ _TRAINER = {
     "unk_id": UNK,
 }
 _MOST_LINES = 1_000_000
-"""Maximum lines for training BPE; more lines need memory and change little."""
+"""Maximum number of lines for training BPE. Limits memory."""
+
+RECIPE = (repr(_TRAINER), str(_MOST_LINES))
+"""Training options of a tokenizer as text, for cache keys."""
 
 _BLOCK = 100_000
+"""Number of lines per call of SentencePiece. Limits memory."""
 
 
 class Tokenizer:
-    """Turns text into token ids from 0 to `size` - 1 and back.
+    """Encodes text as token ids from 0 to `size` - 1, and decodes token ids.
 
     Attributes:
         size: number of ids, including the four special tokens.
-        fingerprint: equal for tokenizers that give equal ids.
+        fingerprint: SHA-256 of model and vocabulary. Tokenizers with equal fingerprints give equal ids.
     """
 
     pad_id, bos_id, eos_id, unk_id = PAD, BOS, EOS, UNK
 
     def __init__(self, model: bytes, pieces: Sequence[int] | np.ndarray | None = None) -> None:
-        """Makes a tokenizer.
+        """Makes a tokenizer from a SentencePiece model.
 
         Args:
-            model: a serialized SentencePiece model with the special ids above.
-            pieces: the model's ids of the pieces in the vocabulary, which are renumbered without gaps; special tokens
-                are always included. None for all pieces.
+            model: a serialized model with the special ids PAD, BOS, EOS and UNK.
+            pieces: ids, in the model, of the pieces to keep besides the special tokens; None keeps all pieces. The
+                tokenizer numbers the kept pieces without gaps.
         """
         self._model = model
         self._sentencepiece = sentencepiece.SentencePieceProcessor(model_proto=model)
@@ -66,17 +65,17 @@ class Tokenizer:
         self.fingerprint = fingerprint([model.hex()], map(str, self._pieces))
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
-        """Returns the token ids of each line, without begin and end of sentence."""
+        """Returns the token ids of each line, without begin-of-sentence and end-of-sentence tokens."""
         return [self._ids[ids].tolist() for ids in self._sentencepiece.encode(list(lines))]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Returns the text of each row of ids without padding, begin and end; unknown pieces become " ⁇ "."""
+        """Returns the text of each row of ids. Omits special tokens, except that the unknown token becomes " ⁇ "."""
         return self._sentencepiece.decode(
             [self._pieces[np.asarray(row, np.int64)].tolist() for row in ids]
         )
 
     def restricted(self, lines: Sequence[str]) -> "Tokenizer":
-        """Returns a tokenizer whose vocabulary only has the pieces that occur in `lines`."""
+        """Returns a tokenizer with only the pieces that occur in `lines`, and the special tokens."""
         used = np.zeros(self._sentencepiece.get_piece_size(), bool)
         for start in range(0, len(lines), _BLOCK):
             for ids in self._sentencepiece.encode(list(lines[start : start + _BLOCK])):
@@ -85,18 +84,12 @@ class Tokenizer:
 
     def save(self, path: Path) -> None:
         """Writes model and vocabulary to an .npz file."""
-        write_atomic(Path(path), self._write)
-
-    def _write(self, file: BinaryIO) -> None:
-        np.savez(file, model=np.frombuffer(self._model, np.uint8), pieces=self._pieces)
+        arrays = {"model": np.frombuffer(self._model, np.uint8), "pieces": self._pieces}
+        write_atomic(Path(path), lambda file: np.savez(file, **arrays))
 
     @classmethod
     def load(cls, path: Path) -> "Tokenizer":
-        """Loads a tokenizer that `save` wrote.
-
-        Raises:
-            UserError: the file is missing or is not a tokenizer.
-        """
+        """Loads a tokenizer that `save` has written. Raises a UserError if the file is missing or damaged."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 return cls(file["model"].tobytes(), file["pieces"])
@@ -104,62 +97,41 @@ class Tokenizer:
             reason = error.strerror or error
             raise UserError(f"cannot read a tokenizer from {path}: {reason}") from error
         except (ValueError, KeyError, EOFError, RuntimeError, BadZipFile) as error:
-            # NumPy's own message about files that are no archive would suggest to load pickles.
-            raise UserError(
-                f"cannot read a tokenizer from {path}: the file is damaged or no tokenizer"
-            ) from error
-
-
-def build_tokenizers(
-    data: "ConfigDict", train: ParallelText, cache_dir: str | Path
-) -> tuple[Tokenizer, Tokenizer]:
-    """Trains a joint model on both sides of the training text, or loads it from the cache.
-
-    Args:
-        data: a configuration with these fields:
-            `vocab_size`: pieces of the joint model, including special tokens.
-            `dictionaries`: "shared" (both sides have all pieces) or "separate" (each side has only the pieces that
-                occur in its training text).
-        train: the training text.
-        cache_dir: folder of cached tokenizers.
-
-    Returns:
-        The tokenizers of the source and the target.
-
-    Raises:
-        UserError: `dictionaries` is unknown, or the vocabulary is too small or too large for the text.
-    """
-    if data.dictionaries not in ("shared", "separate"):
-        raise UserError(
-            f"--config.data.dictionaries={data.dictionaries} must be shared or separate"
-        )
-    settings = [str(data.vocab_size), data.dictionaries, repr(_TRAINER), str(_MOST_LINES)]
-    key = fingerprint(settings, train.source, train.target)[:16]
-    paths = [Path(cache_dir) / f"tokenizer-{key}-{side}.npz" for side in ("source", "target")]
-    if not all(path.exists() for path in paths):
-        joint = Tokenizer(_train(data.vocab_size, train.source, train.target))
-        for path, lines in zip(paths, (train.source, train.target), strict=True):
-            tokenizer = joint if data.dictionaries == "shared" else joint.restricted(lines)
-            tokenizer.save(path)
-    source, target = map(Tokenizer.load, paths)
-    return source, target
+            # Do not show NumPy's message: it suggests to load pickles.
+            reason = "the file is damaged or not a tokenizer"
+            raise UserError(f"cannot read a tokenizer from {path}: {reason}") from error
 
 
 def build_tokenizer(vocab_size: int, lines: Sequence[str], cache_dir: str | Path) -> Tokenizer:
-    """Trains a model of `vocab_size` pieces, including special tokens, or loads it from the cache.
+    """Trains a tokenizer (`train_tokenizer`), or loads the tokenizer of an earlier call from `cache_dir`."""
+    key = fingerprint([str(vocab_size), *RECIPE], lines)[:16]
+    path = Path(cache_dir) / f"tokenizer-{key}.npz"
+    if not path.exists():
+        train_tokenizer(vocab_size, lines).save(path)
+    return Tokenizer.load(path)
+
+
+def train_tokenizer(vocab_size: int, *sides: Sequence[str]) -> Tokenizer:
+    """Trains one BPE model on all sides of a parallel text, such as source and target.
+
+    Args:
+        vocab_size: number of pieces, including special tokens.
+        sides: the lines of each side; all sides have equally many lines.
 
     Raises:
         UserError: the vocabulary is too small or too large for the text.
     """
-    key = fingerprint([str(vocab_size), repr(_TRAINER), str(_MOST_LINES)], lines)[:16]
-    path = Path(cache_dir) / f"tokenizer-{key}.npz"
-    if not path.exists():
-        Tokenizer(_train(vocab_size, lines)).save(path)
-    return Tokenizer.load(path)
+    return Tokenizer(train_model(vocab_size, sides, _TRAINER))
 
 
-def _train(vocab_size: int, *sides: Sequence[str]) -> bytes:
-    """Returns a serialized SentencePiece model of all sides, which have equally many lines."""
+def train_model(
+    vocab_size: int, sides: Sequence[Sequence[str]], options: Mapping[str, object]
+) -> bytes:
+    """Trains a SentencePiece model and returns it serialized. `options` are options of `SentencePieceTrainer`.
+
+    Raises:
+        UserError: the vocabulary is too small or too large for the text.
+    """
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -167,7 +139,7 @@ def _train(vocab_size: int, *sides: Sequence[str]) -> bytes:
             model_writer=model,
             vocab_size=vocab_size,
             minloglevel=2,
-            **_TRAINER,
+            **options,
         )
     except RuntimeError as error:
         message = str(error)
@@ -182,11 +154,11 @@ def _train(vocab_size: int, *sides: Sequence[str]) -> bytes:
 
 
 def _sample(sides: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yields the lines of all sides, or a fixed random sample of _MOST_LINES."""
+    """Yields the lines of all sides, or a fixed random sample of at most `_MOST_LINES` lines."""
     count, most = len(sides[0]), _MOST_LINES // len(sides)
-    places: Sequence[int] | np.ndarray = range(count)
+    chosen: Sequence[int] | np.ndarray = range(count)
     if count > most:
-        places = np.random.default_rng(0).choice(count, most, replace=False)
-    for i in places:
+        chosen = np.random.default_rng(0).choice(count, most, replace=False)
+    for i in chosen:
         for side in sides:
             yield side[i]

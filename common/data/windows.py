@@ -1,4 +1,4 @@
-"""Windows of one long token sequence: random crops for training, and strided windows that score every token once."""
+"""Windows of one long token sequence: random crops for training, strided windows for evaluation."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from common.errors import UserError
 
 
 class Crops(grain.MapDataset):
-    """Endless batches of random crops with random access: a batch is a function of the seed and its index."""
+    """Endless batches of random crops, with random access. The seed and the index determine a batch."""
 
     def __init__(
         self, tokens: np.ndarray, length: int, rows: int, *, multiple: int = 1, seed: int = 0
@@ -20,9 +20,9 @@ class Crops(grain.MapDataset):
         """Makes crops of the token ids `tokens`.
 
         Args:
-            length: window length L; a crop has L + 1 tokens, for inputs and targets.
-            rows: rows of a global batch.
-            multiple: must divide `rows`.
+            length: window length L. A crop has L + 1 tokens, because targets are shifted by one.
+            rows: number of rows of a global batch.
+            multiple: number that must divide `rows`.
 
         Raises:
             UserError: the sequence is too short, or `multiple` does not divide `rows`.
@@ -49,13 +49,16 @@ class Crops(grain.MapDataset):
 
 
 def crop(tokens: np.ndarray, starts_B: np.ndarray, length: int) -> Batch:
-    """Returns tokens (B, L), targets (B, L), the next tokens, and weights (B, L), 0 after the end of the sequence."""
+    """Returns a batch of the windows of length L that start at `starts_B`.
+
+    The batch has `tokens`, `targets` (the next tokens) and `weights` (0 after the end of the sequence), each (B, L).
+    """
     at_BL = starts_B[:, None] + np.arange(length + 1)
     inside_BL = at_BL < len(tokens)
-    found_BL = tokens[np.minimum(at_BL, len(tokens) - 1)].astype(np.int32)
+    window_BL = tokens[np.minimum(at_BL, len(tokens) - 1)].astype(np.int32)
     return {
-        "tokens": found_BL[:, :-1],
-        "targets": found_BL[:, 1:],
+        "tokens": window_BL[:, :-1],
+        "targets": window_BL[:, 1:],
         "weights": inside_BL[:, 1:].astype(np.float32),
     }
 
@@ -63,10 +66,11 @@ def crop(tokens: np.ndarray, starts_B: np.ndarray, length: int) -> Batch:
 def scored_once(
     tokens: np.ndarray, length: int, stride: int, rows: int, *, multiple: int = 1
 ) -> Iterator[Batch]:
-    """Yields batches in which every token but the first has weight 1 exactly once.
+    """Yields batches of windows that score every token except the first exactly once.
 
-    Window i scores tokens i * stride + 1 to (i + 1) * stride. Each has length - stride + 1 to length tokens of context,
-    fewer at the start of the sequence. `ids` are the indices of the windows, -1 for empty rows.
+    Window i gives weight 1 to tokens i * stride + 1 to (i + 1) * stride, and weight 0 to all other tokens. A scored
+    token has `length` - `stride` + 1 to `length` tokens of context, except at the start of the sequence. The array
+    `ids` holds the indices of the windows, -1 for empty rows.
     """
     rows = -(-rows // multiple) * multiple
     count = -(-(len(tokens) - 1) // stride)
@@ -75,7 +79,7 @@ def scored_once(
         numbers = local_rows(numbers, rows, jax.process_index(), jax.process_count())
         starts = np.maximum((numbers + 1) * stride - length, 0)
         batch = crop(tokens, starts, length)
-        places = starts[:, None] + 1 + np.arange(length)
-        own = (places > (numbers * stride)[:, None]) & (places <= ((numbers + 1) * stride)[:, None])
+        at = starts[:, None] + 1 + np.arange(length)
+        scored = (at > (numbers * stride)[:, None]) & (at <= ((numbers + 1) * stride)[:, None])
         ids = np.where(numbers < count, numbers, -1).astype(np.int32)
-        yield {**batch, "ids": ids, "weights": batch["weights"] * own}
+        yield {**batch, "ids": ids, "weights": batch["weights"] * scored}

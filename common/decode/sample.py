@@ -1,7 +1,8 @@
 """Sampling with a decoding cache: temperature, top-k and nucleus (top-p) sampling."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,21 +10,18 @@ import jax.numpy as jnp
 from common.config import check
 from common.model.decode_cache import settle, with_writable, writable
 
-if TYPE_CHECKING:
-    from common.decode.beam import StepFunction
-
 LEAST = 1e-6
-"""Smaller temperatures and values of top_p count as this: float32 cannot resolve them."""
+"""Lower bound of top_p, and of the temperature. Lower temperatures decode greedily, because logits could overflow."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling options.
+    """Options of random sampling.
 
     Attributes:
-      temperature: divides the logits; below 1e-6 decoding is greedy.
-      top_k: sample from the k likeliest tokens; 0 for all.
-      top_p: sample from the likeliest tokens whose probabilities sum to top_p, at least one token.
+      temperature: divisor of the logits. Decoding is greedy below 1e-6.
+      top_k: number of most likely tokens to sample from; 0 for all tokens.
+      top_p: sample from the smallest set of most likely tokens whose total probability is at least `top_p`.
     """
 
     temperature: float = 1.0
@@ -32,12 +30,12 @@ class Sampling:
 
     def validate(self) -> None:
         check(self.temperature >= 0, f"--temperature must be at least 0, got {self.temperature:g}")
-        check(self.top_k >= 0, f"--top_k must be at least 0 (0 is all), got {self.top_k}")
+        check(self.top_k >= 0, f"--top_k must be at least 0 (0 for all tokens), got {self.top_k}")
         check(0 < self.top_p <= 1, f"--top_p must be above 0 and at most 1, got {self.top_p:g}")
 
 
 def restrict(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
-    """Returns the logits divided by the temperature, -inf for tokens outside of top-k and top-p."""
+    """Divides the logits by the temperature, and sets the logits of tokens outside of top-k and top-p to -inf."""
     logits_BV = logits_BV / sampling.temperature
     ordered_BV = jnp.sort(logits_BV, axis=-1)[:, ::-1]
     lowest_B1 = jnp.full((len(logits_BV), 1), -jnp.inf)
@@ -46,7 +44,7 @@ def restrict(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
     if sampling.top_p < 1:
         kept_BV = jnp.where(ordered_BV >= lowest_B1, ordered_BV, -jnp.inf)
         probabilities_BV = jax.nn.softmax(kept_BV, axis=-1)
-        # A token is kept if the likelier tokens sum to less than top_p.
+        # Keep a token if the total probability of all more likely tokens is less than top_p.
         before_BV = jnp.cumsum(probabilities_BV, axis=-1) - probabilities_BV
         within_BV = jnp.where(before_BV < max(sampling.top_p, LEAST), kept_BV, jnp.inf)
         lowest_B1 = jnp.maximum(lowest_B1, within_BV.min(-1, keepdims=True))
@@ -54,36 +52,43 @@ def restrict(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
 
 
 def draw(logits_BV: jax.Array, sampling: Sampling, key: jax.Array) -> jax.Array:
-    """Draws a token for each row, (B,)."""
+    """Draws a token for each row of logits; returns (B,)."""
     if sampling.temperature < LEAST:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
     return jax.random.categorical(key, restrict(logits_BV, sampling)).astype(jnp.int32)
 
 
 def sample(
-    step: "StepFunction",
+    step: Callable,
     logits_BV: jax.Array,
     cache: Any,
     start: jax.Array,
-    count: int,
+    given_BL: jax.Array,
     sampling: Sampling,
     key: jax.Array,
 ) -> tuple[jax.Array, jax.Array, Any]:
-    """Draws `count` tokens for the positions from `start` on.
+    """Draws L tokens for every row, at positions `start` to `start` + L - 1.
 
-    `count` is at most `CacheSpec.recent`. The token of a position depends on the key and the position, not on the
-    number of calls.
+    A drawn token depends on the key, its position and its row, but not on L.
+
+    Args:
+      step: function (tokens_B, cache, index) -> (logits_BV, cache); the logits are for position `index` + 1.
+      logits_BV: logits for position `start`.
+      given_BL: known tokens, such as the end of a prompt; negative to draw a token. L is at most `CacheSpec.recent`.
 
     Returns:
-      Tokens (B, count), the logits of the next token and the settled cache.
+      The tokens (B, L), the logits (B, V) for position `start` + L, and the cache after `settle`.
     """
 
-    def one(carry, index):
+    def one(carry, xs):
         logits_BV, part = carry
-        tokens_B = draw(logits_BV, sampling, jax.random.fold_in(key, index))
+        given_B, index = xs
+        drawn_B = draw(logits_BV, sampling, jax.random.fold_in(key, index))
+        tokens_B = jnp.where(given_B < 0, drawn_B, given_B)
         logits_BV, after = step(tokens_B, with_writable(cache, part), index)
         return (logits_BV, writable(after)), tokens_B
 
+    count = given_BL.shape[1]
     carry = (logits_BV, writable(cache))
-    (logits_BV, part), tokens_LB = jax.lax.scan(one, carry, start + jnp.arange(count))
+    (logits_BV, part), tokens_LB = jax.lax.scan(one, carry, (given_BL.T, start + jnp.arange(count)))
     return tokens_LB.T, logits_BV, settle(with_writable(cache, part), count)

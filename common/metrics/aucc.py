@@ -1,8 +1,8 @@
 """AUCC, the area under the convergence curve (Shen et al., 2021, section 3, eq. 1).
 
-The paper integrates a validation metric over wall-clock training time and does not state the unit. It must be
-BLEU-hours: Table 3 has an AUCC of 114.57 for a best BLEU of 34.59 and 4 hours, and 4 * 34.59 = 138.4. So compare
-`aucc(curve, "hours", 4.0)` with the paper's numbers.
+The paper integrates a validation metric over wall-clock training time and does not state the unit. The unit must be
+BLEU-hours: Table 3 has an AUCC of 114.57 for a best BLEU of 34.59 and 4 hours, just below the upper bound 4 * 34.59 =
+138.4. So compare `aucc(curve, "hours", 4.0)` with the paper's numbers.
 """
 
 import itertools
@@ -19,20 +19,19 @@ from common.metrics.curve import Axis, Curve, Point
 def outline(
     curve: Curve, axis: Axis, horizon: float | None = None, held: bool = True
 ) -> list[tuple[float, float]]:
-    """Returns the points (x, value) of the line from 0 to the horizon whose area is the AUCC.
+    """Returns the convergence curve as points (x, value) of a line from 0 to the horizon. The area below is the AUCC.
 
-    The paper does not state these choices:
+    The paper leaves these choices open:
     - The line joins the validation points, each at the best value so far.
     - A metric that is maximised starts at (0, 0). A metric that is minimised (bits per character) starts with its first
       value, because an initial 0 would be a perfect score.
-    - After the last point the best value is held.
-    - At a horizon between two points the line is interpolated.
+    - The line is constant after the last point.
+    - A horizon between two points ends the line at an interpolated value.
 
     Args:
-      curve: at least one point.
-      axis: of x.
+      axis: the quantity on the x axis.
       horizon: end of the line in units of the axis; None for the last point.
-      held: False joins the measured values instead of the best values so far (eq. 1's g_t).
+      held: True joins the best values so far. False joins the measured values, g_t in equation 1.
 
     Raises:
       UserError: the curve is empty or the horizon is not a positive number.
@@ -58,13 +57,10 @@ def outline(
 def aucc(
     curve: Curve, axis: Axis = "seconds", horizon: float | None = None, held: bool = True
 ) -> float:
-    """Returns the area under `outline`, in metric units times axis units, by the trapezoidal rule.
+    """Returns the area under a validation curve (AUCC), in metric units times axis units.
 
-    "hours" gives the paper's BLEU-hours; "step" and "flops" do not depend on the machine. Larger is better for a metric
-    that is maximised, smaller for a metric that is minimised.
-
-    Raises:
-      UserError: the curve is empty or the horizon is not a positive number.
+    The axis "hours" gives the paper's BLEU-hours; the axes "step" and "flops" do not depend on the machine. For the
+    other arguments and the errors see `outline`.
     """
     line = outline(curve, axis, horizon, held)
     return sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in itertools.pairwise(line))
@@ -73,58 +69,54 @@ def aucc(
 def mean_outline(
     curves: Sequence[Curve], axis: Axis, horizon: float | None = None
 ) -> list[tuple[float, float]]:
-    """Returns the mean of the outlines of several seeds; its area is their mean AUCC.
+    """Returns the mean convergence curve of several seeds as points (x, value). The area below is the mean AUCC.
 
-    Args:
-      curves: at least one.
-      horizon: None for the end of the longest curve; shorter curves hold their best value.
-
-    Raises:
-      UserError: a curve is empty or the horizon is not a positive number.
+    With horizon=None, the mean ends at the last point of the longest curve; shorter curves are extended with their best
+    value. For the other arguments and the errors see `outline`.
     """
     lines = [outline(curve, axis, horizon) for curve in curves]
     if len(lines) == 1:
         return lines[0]
     xs = sorted({x for line in lines for x, _ in line})
-    # np.interp extends a shorter line with its last value.
+    # `np.interp` extends a shorter line with its last value.
     return [(x, float(np.mean([np.interp(x, *np.transpose(line)) for line in lines]))) for x in xs]
 
 
 def reaching(curve: Curve, fraction: float, best: float | None = None) -> Point | None:
     """Returns the first validation point that reaches a fraction of the best value (appendix, Tables 6 and 7).
 
-    Points are not interpolated. A metric that is minimised must fall to best / fraction.
+    Does not interpolate between points. A metric that is minimised must fall to best / fraction.
 
     Args:
-      curve: at least one point.
-      fraction: in (0, 1].
-      best: the best value of several runs, for example; None for the best value of the curve.
+      fraction: a number in (0, 1].
+      best: the best value, such as the best value of several runs; None for the best value of this curve.
 
     Returns:
-      The point, or None if the curve never reaches the value.
+      The point, or None if the curve never reaches the fraction.
 
     Raises:
-      UserError: the curve is empty or the fraction is not in (0, 1].
+      UserError: `fraction` is outside of (0, 1], or the curve is empty.
     """
     if not 0 < fraction <= 1:
         raise UserError(f"the fraction of the best value must lie in (0, 1], not {fraction}")
     best = curve.best.value if best is None else best
-    # Always the side of the best value that is easier to reach, also for negative values.
+    # A negative best value is divided by the fraction, so that the target is easier to reach than the best value.
     target = best * fraction if (curve.mode == "max") == (best >= 0) else best / fraction
     return next((p for p in curve.points if not curve.better(target, than=p.value)), None)
 
 
 def time_to(curve: Curve, fraction: float, axis: Axis = "seconds") -> float:
-    """Returns where the curve reaches a fraction of its own best value, in units of the axis; raises as `reaching`."""
+    """Returns the x coordinate, in units of the axis, at which the curve first reaches a fraction of its best value."""
     return reaching(curve, fraction).at(axis)
 
 
 def shared_horizon(
     curves: Iterable[Curve], axis: Axis, which: Literal["longest", "shortest"] = "longest"
 ) -> float | None:
-    """Returns the end of the longest (the paper's choice) or the shortest curve; None if it is 0 (FLOPs not counted).
+    """Returns the end of the longest (the paper's choice) or the shortest curve, in units of the axis.
 
-    "longest" assumes that shorter runs have converged, because it holds their best value.
+    "longest" extends shorter curves with their best value, which assumes that their runs have converged. Returns None
+    if the end is 0, as on the axis "flops" for runs without a FLOP count.
     """
     ends = [curve.points[-1].at(axis) for curve in curves if curve.points]
     return (max if which == "longest" else min)(ends, default=0.0) or None

@@ -18,9 +18,9 @@ class Point:
 
     Attributes:
       step: number of optimizer steps.
-      seconds: wall-clock training seconds so far, without compilation, evaluation and checkpoints.
-      flops: floating-point operations spent on training so far.
-      value: the metric.
+      seconds: wall-clock training seconds up to this step, without compilation, evaluation and checkpoints.
+      flops: training FLOPs up to this step.
+      value: value of the validation metric.
     """
 
     step: int
@@ -44,12 +44,12 @@ class Point:
 
 @dataclass
 class Curve:
-    """The validation points of one run in order.
+    """The validation points of one run, ordered by step.
 
     Attributes:
-      name: of the metric, such as "BLEU".
-      mode: "max" or "min": whether the metric is maximised or minimised.
-      points: with finite values.
+      name: name of the metric, such as "BLEU".
+      mode: whether the metric is maximised ("max") or minimised ("min").
+      points: the validation points with finite values.
     """
 
     name: str
@@ -66,10 +66,10 @@ class Curve:
             self.add(point)
 
     def add(self, point: Point) -> bool:
-        """Appends a point and returns True; ignores a NaN or infinite value and returns False.
+        """Appends a point and returns True. Ignores a point with a NaN or infinite value and returns False.
 
         Raises:
-          ValueError: a coordinate is negative, not finite, or less than at the last point.
+          ValueError: step, seconds or FLOPs are negative, not finite, or less than at the previous point.
         """
         before = self.points[-1] if self.points else Point(0, 0.0, 0.0, 0.0)
         for axis in ("step", "seconds", "flops"):
@@ -82,11 +82,11 @@ class Curve:
         return True
 
     def better(self, value: float, than: float) -> bool:
-        """Returns whether a value is strictly better than another."""
+        """Returns whether `value` is strictly better than `than`."""
         return value > than if self.mode == "max" else value < than
 
     def running_best(self) -> list[Point]:
-        """Returns the points, each with the best value so far."""
+        """Returns the points with each value replaced by the best value up to this point."""
         held: list[Point] = []
         for point in self.points:
             if held and not self.better(point.value, than=held[-1].value):
@@ -95,34 +95,26 @@ class Curve:
         return held
 
     def until(self, axis: Axis, end: float) -> "Curve":
-        """Returns the curve up to `end` on the axis."""
+        """Returns the curve up to x = `end`, in units of the axis."""
         return Curve(self.name, self.mode, [p for p in self.points if p.at(axis) <= end])
 
     @property
     def best(self) -> Point:
-        """The first point with the best value.
-
-        Raises:
-          UserError: the curve is empty.
-        """
+        """The first point with the best value. Raises a UserError if the curve is empty."""
         if not self.points:
             raise UserError(f"the {self.name} curve has no validation points")
         choose = max if self.mode == "max" else min
         return choose(self.points, key=lambda point: point.value)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the curve as a JSON object; `from_json` is its inverse."""
+        """Returns the curve as a JSON object, for `from_json`."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Curve":
-        """Reads what `to_json` wrote.
-
-        Raises:
-          UserError: the record is damaged.
-        """
+        """Inverts `to_json`. Raises a UserError if `record` is not a validation curve."""
         try:
             points = [Point(**point) for point in record["points"]]
             return cls(record["name"], record["mode"], points)
         except (KeyError, TypeError, ValueError) as error:
-            raise UserError(f"not a validation curve: {error!r}") from error
+            raise UserError(f"the JSON object is not a validation curve: {error!r}") from error

@@ -1,9 +1,10 @@
 """Per-example predictions of a run on its test split, and their metrics.
 
-Every metric is a function of sums over examples: confusion counts, n-gram counts, nats. So a bootstrap resample of the
-test set is a vector of weights, and its metric is `measure(weights @ statistics)`.
+Every metric is a function of statistics summed over examples: confusion counts, n-gram counts, nats. A bootstrap
+resample of the test set is a vector of weights, and its metric is `measure(weights @ statistics)`.
 
-Suffixes in this module: B resamples, M examples, N classes, S statistics. They are also names in the saved files.
+Suffixes in this module: B resamples, M examples, N classes, S statistics. Saved files have the same array names with
+suffixes, so the suffixes must not change.
 """
 
 import json
@@ -19,11 +20,13 @@ from scipy import sparse
 from common.errors import UserError
 
 PREDICTIONS = "predictions.npz"
-"""File name in the workdir of a run."""
+"""File name of the test predictions in a workdir."""
 
 MODES = {
     "accuracy": "max",
     "weighted_f1": "max",
+    "micro_f1": "max",
+    "macro_f1": "max",
     "bleu": "max",
     "loss": "min",
     "perplexity": "min",
@@ -31,7 +34,7 @@ MODES = {
     "nats_per_byte": "min",
     "perplexity_per_word": "min",
 }
-"""Whether a metric is maximised or minimised."""
+"""Metric -> "max" if larger values are better, "min" if smaller values are better."""
 
 _LARGEST_EXPONENT = 700.0  # exp(710) overflows float64.
 
@@ -51,11 +54,15 @@ class Predictions(ABC):
     @property
     @abstractmethod
     def statistics(self) -> np.ndarray | sparse.csr_array:
-        """(M, S), whose sums over examples determine the metrics."""
+        """Statistics of each example, (M, S). `measure` computes the metrics from their sum over examples."""
 
     @abstractmethod
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns each metric, (B,), of B sums of `statistics`."""
+        """Returns metric -> values (B,) for B resampled test sets.
+
+        Args:
+          sums_BS: `statistics` summed over the examples of each resampled test set.
+        """
 
     @abstractmethod
     def describe(self, example: int) -> dict[str, str]:
@@ -63,20 +70,20 @@ class Predictions(ABC):
 
     @property
     def pairing(self) -> tuple:
-        """Key of comparable predictions: equal for the same test examples and metrics."""
+        """A key that is equal for predictions with the same test examples and metrics."""
         return self.kind, self.examples, len(self)
 
     @property
     @abstractmethod
     def costs_M(self) -> np.ndarray:
-        """(M,), the cost of each example in `cost_unit`; `--examples` sorts by it."""
+        """Cost of each example in `cost_unit`. `common.report --examples` sorts examples by the difference in cost."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Returns M."""
+        """Returns M, the number of test examples."""
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics of all examples."""
+        """Returns metric -> value over all examples."""
         sums_BS = np.asarray(self.statistics.sum(axis=0))[None]
         return {name: float(values[0]) for name, values in self.measure(sums_BS).items()}
 
@@ -88,12 +95,13 @@ class Predictions(ABC):
         record = json.dumps({"kind": self.kind, **plain})
         partial = path.with_name(path.name + ".partial")
         with partial.open("wb") as file:
-            np.savez_compressed(file, record=_as_bytes(record), **arrays)
+            text = np.frombuffer(record.encode(), np.uint8)
+            np.savez_compressed(file, record=text, **arrays)
         partial.replace(path)
 
 
-def _as_bytes(text: str) -> np.ndarray:
-    return np.frombuffer(text.encode(), np.uint8)
+def _perplexity(loss_B: np.ndarray) -> np.ndarray:
+    return np.exp(np.minimum(loss_B, _LARGEST_EXPONENT))
 
 
 @dataclass(frozen=True)
@@ -102,9 +110,9 @@ class Classes(Predictions):
 
     Attributes:
       labels_M, guesses_M: true and predicted classes, int32.
-      probabilities_MN: float16.
-      nats_M: float32, negative log-probability of the label.
-      names: N class names.
+      probabilities_MN: probabilities of the classes, float16.
+      nats_M: negative log-probability of the label, float32.
+      names: names of the N classes.
     """
 
     kind: ClassVar[str] = "classes"
@@ -118,7 +126,13 @@ class Classes(Predictions):
     def of_log_probabilities(
         cls, examples: str, labels_M: np.ndarray, logs_MN: np.ndarray, names: tuple[str, ...]
     ) -> "Classes":
-        """Makes predictions from natural log-probabilities (M, N)."""
+        """Makes predictions from the log-probabilities of all classes, `logs_MN`.
+
+        Args:
+          examples: fingerprint of the test examples and their labels.
+          labels_M: true class of each example.
+          names: names of the N classes.
+        """
         at_M = np.arange(len(labels_M))
         return cls(
             examples,
@@ -134,7 +148,11 @@ class Classes(Predictions):
 
     @property
     def statistics(self) -> sparse.csr_array:
-        """Columns: hits, guesses and labels of each class; nats; 1."""
+        """Statistics of each example, (M, 3N + 2).
+
+        The columns are: the true class if the prediction is correct, the predicted class and the true class, each
+        one-hot (N columns); nats; 1, to count examples.
+        """
         classes, count = len(self.names), len(self.labels_M)
         ones_M, at_M = np.ones(count), np.arange(count)
         hits_M = (self.guesses_M == self.labels_M).astype(float)
@@ -149,7 +167,7 @@ class Classes(Predictions):
         return sparse.csr_array((values, (np.tile(at_M, len(entries)), columns)))
 
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns accuracy and weighted F1 in percent and the loss in nats. F1 of a class without hits is 0."""
+        """Returns accuracy and weighted F1 in percent, and the loss in nats. F1 without correct predictions is 0."""
         hits_BN, guessed_BN, labelled_BN = np.split(sums_BS[:, :-2], 3, axis=1)
         nats_B, count_B = sums_BS[:, -2], sums_BS[:, -1]
         f1_BN = 2 * hits_BN / np.maximum(guessed_BN + labelled_BN, 1)
@@ -174,11 +192,13 @@ class Classes(Predictions):
 
 @dataclass(frozen=True)
 class Translations(Predictions):
-    """Translations with one reference each.
+    """Translations of test sentences, each with one reference.
 
     Attributes:
-      nats_M, tokens_M: loss of each reference under teacher forcing, and its number of tokens.
-      lowercase, tokenize: as in `common.metrics.bleu.corpus_bleu`.
+      hypotheses, references: one translation and one reference for each sentence.
+      nats_M: loss of each reference under teacher forcing, summed over its tokens.
+      tokens_M: number of tokens in each reference.
+      lowercase, tokenize: options of `common.metrics.bleu.bleu_metric`.
     """
 
     kind: ClassVar[str] = "translations"
@@ -198,21 +218,21 @@ class Translations(Predictions):
         return *super().pairing, self.lowercase, self.tokenize
 
     def metric(self) -> Any:
-        """Returns sacrebleu's metric."""
+        """Returns sacrebleu's BLEU metric with the options of these translations."""
         from common.metrics.bleu import bleu_metric
 
         return bleu_metric(self.lowercase, self.tokenize)
 
     @property
     def statistics(self) -> np.ndarray:
-        """Columns: 10 lengths and n-gram counts of sacrebleu; nats; tokens."""
+        """Statistics of each sentence, (M, 12): sacrebleu's lengths and n-gram counts (10), nats, tokens."""
         from common.metrics.bleu import sentence_statistics
 
         counts_MS = sentence_statistics(self.metric(), self.hypotheses, self.references)
         return np.column_stack([counts_MS, self.nats_M, self.tokens_M]).astype(float)
 
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns BLEU (0 to 100), and loss in nats and perplexity per token of the references."""
+        """Returns BLEU (0 to 100), the loss in nats per reference token, and the perplexity."""
         from common.metrics.bleu import bleu_of
 
         metric = self.metric()
@@ -220,7 +240,7 @@ class Translations(Predictions):
         return {
             "bleu": np.array([bleu_of(metric, sums_S) for sums_S in sums_BS[:, :-2]]),
             "loss": loss_B,
-            "perplexity": np.exp(np.minimum(loss_B, _LARGEST_EXPONENT)),
+            "perplexity": _perplexity(loss_B),
         }
 
     def describe(self, example: int) -> dict[str, str]:
@@ -228,23 +248,25 @@ class Translations(Predictions):
 
     @property
     def costs_M(self) -> np.ndarray:
-        """Negative sentence BLEU."""
+        """Negative sentence BLEU of each translation."""
         scores = zip(self.hypotheses, self.references, strict=True)
         metric = self.metric()
-        metric.effective_order = True  # sacrebleu recommends this for sentences.
+        metric.effective_order = (
+            True  # sacrebleu recommends this option for the BLEU of a sentence.
+        )
         return np.array([-metric.sentence_score(mine, [right]).score for mine, right in scores])
 
 
 @dataclass(frozen=True)
 class Losses(Predictions):
-    """Losses of parts of a text: windows of bytes or tokens, rows of masked tokens.
+    """Losses of a language model on parts of a text: windows of bytes or tokens, or rows of masked tokens.
 
     Attributes:
-      nats_M: float64, loss summed over each part.
-      weights_M: predicted bytes, tokens or masked tokens in each part.
-      hits_M: correct predictions in each part; empty if not counted.
-      words_M: words in each part; empty without perplexity per word.
-      unit: "byte" or "token".
+      nats_M: loss summed over each part, float64.
+      weights_M: number of predicted bytes, tokens or masked tokens in each part.
+      hits_M: number of correct predictions in each part; an empty array if correct predictions are not counted.
+      words_M: number of words in each part; an empty array if words are not counted.
+      unit: "byte" or "token", the unit of `weights_M`.
     """
 
     kind: ClassVar[str] = "losses"
@@ -263,28 +285,26 @@ class Losses(Predictions):
 
     @property
     def statistics(self) -> np.ndarray:
-        """Columns: nats; weights; hits; words."""
+        """Statistics of each part, (M, 4): nats, weights, hits, words."""
         zeros_M = np.zeros(len(self.nats_M))
         hits_M, words_M = (x if len(x) else zeros_M for x in (self.hits_M, self.words_M))
         return np.column_stack([self.nats_M, self.weights_M, hits_M, words_M]).astype(float)
 
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns bits and nats per byte, or perplexity and loss in nats per token.
+        """Returns bits and nats per byte if `unit` is "byte", else perplexity and loss in nats per token.
 
-        Adds accuracy in percent and perplexity per word if hits and words were counted.
+        Adds the accuracy in percent if correct predictions are counted, and perplexity per word if words are counted.
         """
         nats_B, weights_B, hits_B, words_B = sums_BS.T
         loss_B = nats_B / weights_B
         if self.unit == "byte":
             found = {"bits_per_byte": loss_B / np.log(2), "nats_per_byte": loss_B}
         else:
-            perplexity_B = np.exp(np.minimum(loss_B, _LARGEST_EXPONENT))
-            found = {"perplexity": perplexity_B, "loss": loss_B}
+            found = {"perplexity": _perplexity(loss_B), "loss": loss_B}
         if len(self.hits_M):
             found["accuracy"] = 100 * hits_B / weights_B
         if len(self.words_M):
-            per_word_B = nats_B / np.maximum(words_B, 1)
-            found["perplexity_per_word"] = np.exp(np.minimum(per_word_B, _LARGEST_EXPONENT))
+            found["perplexity_per_word"] = _perplexity(nats_B / np.maximum(words_B, 1))
         return found
 
     def describe(self, example: int) -> dict[str, str]:
@@ -299,31 +319,36 @@ class Losses(Predictions):
 KINDS: Mapping[str, type[Predictions]] = {cls.kind: cls for cls in (Classes, Translations, Losses)}
 
 
-def load(path: Path) -> Predictions:
-    """Reads what `Predictions.save` wrote.
+def _kind(name: str) -> type[Predictions]:
+    if name in KINDS:
+        return KINDS[name]
+    from common.metrics.label_sets import (
+        LabelSets,
+    )  # most programs never read predictions of this kind
 
-    Raises:
-      UserError: the file is missing or damaged.
-    """
+    return {LabelSets.kind: LabelSets}[name]
+
+
+def load(path: Path) -> Predictions:
+    """Reads predictions that `Predictions.save` has written. Raises a UserError if the file is missing or damaged."""
     try:
         with np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
         record = json.loads(arrays.pop("record").tobytes().decode())
-        kind = KINDS[record.pop("kind")]
+        kind = _kind(record.pop("kind"))
         plain = {name: tuple(x) if isinstance(x, list) else x for name, x in record.items()}
         made = kind(**plain, **arrays)
-        optional = ("hits_M", "words_M")
-        wrong = [
-            name
-            for name, x in arrays.items()
-            if len(x) != len(made) and not (name in optional and not len(x))
-        ]
-        if wrong or not len(made):
+        lengths = {n: len(x) for n, x in arrays.items() if len(x) or n not in ("hits_M", "words_M")}
+        if wrong := [name for name, length in lengths.items() if length != len(made)]:
             raise ValueError(
-                f"{', '.join(wrong)}: not {len(made)} examples" if wrong else "no examples"
+                f"{', '.join(wrong)} must have {len(made)} entries, one for each example"
             )
+        if lost := [n for n, x in arrays.items() if x.dtype.kind == "f" and np.isnan(x).any()]:
+            raise ValueError(f"NaN in {', '.join(lost)}")
+        if not len(made):
+            raise ValueError("no examples")
         return made
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-    except Exception as error:  # zipfile, NumPy and JSON raise many types for a damaged archive.
+    except Exception as error:  # A damaged archive may raise any type of exception.
         raise UserError(f"{path} is damaged: {error}") from error

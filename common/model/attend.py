@@ -1,14 +1,14 @@
-"""Softmax attention as functions: over whole sequences, and over a decoding cache."""
+"""Softmax attention over whole sequences, and over a decoding cache."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from common.model.dropout import dropout, fold
+from common.model.dropout import Key, dropout, fold
 from common.sharding import backend
 
 BLOCK = 256
-"""Queries per block of causal attention; the keys after a block are skipped."""
+"""Number of queries in a block of causal attention. A block skips the keys after its last query."""
 
 
 def attend(
@@ -19,23 +19,27 @@ def attend(
     causal: bool = False,
     key_lengths_B: jax.Array | None = None,
     window: int | None = None,
+    bias_BHTS: jax.Array | None = None,
     dropout_rate: float = 0.0,
-    key: jax.Array | None = None,
+    key: Key = None,
 ) -> jax.Array:
-    """Returns softmax attention (B, T, H, K) over the first `key_lengths_B` keys.
+    """Returns the output of softmax attention, (B, T, H, K).
 
     Uses cuDNN's fused kernel on GPUs for bfloat16 and float16 with a head size that is a multiple of 8, except with
-    dropout.
+    dropout, with a bias, or with a window on both sides.
 
     Args:
-      window: causal attention only: a query sees this many keys, its own the last; None for all.
+      key_lengths_B: number of keys to attend to in each row; later keys are padding. None for all keys.
+      window: a query attends to keys at a distance less than `window`; None for all keys.
+      bias_BHTS: added to the logits; None for no bias.
       dropout_rate, key: dropout of the attention weights.
     """
     fused = backend() == "gpu" and query_BTHK.dtype in (jnp.bfloat16, jnp.float16)
-    fused &= query_BTHK.shape[-1] % 8 == 0
+    fused &= query_BTHK.shape[-1] % 8 == 0 and bias_BHTS is None and (causal or window is None)
     rate = 0.0 if key is None else dropout_rate
     if not fused or rate:
-        return _attend(query_BTHK, key_BSHK, value_BSHK, causal, key_lengths_B, window, rate, key)
+        heads = query_BTHK, key_BSHK, value_BSHK
+        return _attend(*heads, causal, key_lengths_B, window, bias_BHTS, rate, key)
     query_lengths_B = None
     if key_lengths_B is not None:
         query_lengths_B = jnp.full(query_BTHK.shape[:1], query_BTHK.shape[1], jnp.int32)
@@ -52,7 +56,7 @@ def attend(
 
 
 def spans(queries: int, keys: int, causal: bool) -> list[tuple[int, int, int]]:
-    """Returns (start, end, keys) of each block of queries: queries start to end - 1 attend to the first `keys` keys."""
+    """Returns (start, end, seen) of each block of queries: queries start to end - 1 attend to the first `seen` keys."""
     if not causal:
         return [(0, queries, keys)]
     ends = [min(start + BLOCK, queries) for start in range(0, queries, BLOCK)]
@@ -60,9 +64,9 @@ def spans(queries: int, keys: int, causal: bool) -> list[tuple[int, int, int]]:
 
 
 def _attend(
-    query_BTHK, key_BSHK, value_BSHK, causal, key_lengths_B, window, rate, key
+    query_BTHK, key_BSHK, value_BSHK, causal, key_lengths_B, window, bias_BHTS, rate, key
 ) -> jax.Array:
-    """`attend` without a fused kernel: heads before positions, causal attention in blocks of queries."""
+    """Computes attention without a fused kernel; splits the queries of causal attention into blocks."""
     queries, keys = query_BTHK.shape[1], key_BSHK.shape[1]
     query_BHTK = query_BTHK.transpose(0, 2, 1, 3) * query_BTHK.shape[-1] ** -0.5
     key_BHKS, value_BHSK = cache_layout(key_BSHK, value_BSHK)
@@ -71,15 +75,17 @@ def _attend(
         logits_BHTS = jnp.matmul(
             query_BHTK[:, :, start:end], key_BHKS[..., :seen], preferred_element_type=jnp.float32
         )
+        if bias_BHTS is not None:
+            logits_BHTS += bias_BHTS[:, :, start:end, :seen]
         mask_BHTS = True
+        offset_TS = jnp.arange(seen) - jnp.arange(start, end)[:, None]
         if causal:
-            offset_TS = jnp.arange(seen) - jnp.arange(start, end)[:, None]
             mask_BHTS = offset_TS <= 0
-            if window is not None and window < end:
-                mask_BHTS &= offset_TS > -window
+        if window is not None and window < end:
+            mask_BHTS &= abs(offset_TS) < window
         if key_lengths_B is not None:
             mask_BHTS &= jnp.arange(seen) < key_lengths_B[:, None, None, None]
-        # Finite instead of -inf: a row of padding alone would become NaN.
+        # Masked logits are finite: with -inf, the softmax of a row without any key would be NaN.
         logits_BHTS = jnp.where(mask_BHTS, logits_BHTS, jnp.finfo(jnp.float32).min)
         weights_BHTS = jax.nn.softmax(logits_BHTS, axis=-1).astype(value_BHSK.dtype)
         weights_BHTS = dropout(weights_BHTS, rate, fold(key, start))
@@ -88,7 +94,10 @@ def _attend(
 
 
 def cache_layout(key_BSHK: jax.Array, value_BSHK: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns keys (B, H, K, S) and values (B, H, S, K): the layout of caches, ready for the products."""
+    """Transposes keys to (B, H, K, S) and values to (B, H, S, K), the layout of decoding caches.
+
+    In this layout the matrix products of attention need no transpose.
+    """
     return key_BSHK.transpose(0, 2, 3, 1), value_BSHK.transpose(0, 2, 1, 3)
 
 
@@ -98,7 +107,11 @@ def attend_cached(
     values_BHSK: list[jax.Array],
     masks_B1TS: list[jax.Array],
 ) -> jax.Array:
-    """`attend` for the few queries of a decoding step; keys, values and masks are lists of the parts of a cache."""
+    """Returns the output of attention, (B, T, H, K), for the queries of a decoding step.
+
+    Args:
+      keys_BHKS, values_BHSK, masks_B1TS: one array for each part of the cache (`DecodeCache.parts`).
+    """
     query_BHTK = query_BTHK.transpose(0, 2, 1, 3) * query_BTHK.shape[-1] ** -0.5
     logits_BHTS = [
         jnp.matmul(query_BHTK, key_BHKS, preferred_element_type=jnp.float32)

@@ -1,4 +1,4 @@
-"""Multi-head self-attention, causal or not, and cross-attention."""
+"""Multi-head self-attention and cross-attention."""
 
 from typing import Any
 
@@ -10,11 +10,12 @@ from common.model import initializers
 from common.model.attend import attend, attend_cached, cache_layout
 from common.model.block import Context, Sublayer
 from common.model.decode_cache import CacheSpec, DecodeCache
+from common.model.dropout import Key
 from common.model.linear import Linear
 
 
 class Attention(Sublayer):
-    """Self-attention: projections around `attend`.
+    """Multi-head self-attention.
 
     Args:
       dropout_rate: dropout of the attention weights.
@@ -31,14 +32,11 @@ class Attention(Sublayer):
     ):
         if width % heads:
             raise ValueError(f"width {width} is not divisible by {heads} heads")
-        # fairseq initialises query, key and value as one matrix (width, 3 width).
-        gain = 2**-0.5
-
-        def inner():
-            init = initializers.xavier_uniform(gain)
-            return Linear(width, width, ("embed", "heads"), rngs=rngs, kernel_init=init)
-
-        self.query, self.key, self.value = inner(), inner(), inner()
+        # The gain 2^-0.5 gives the distribution of fairseq, which initialises the three kernels as one matrix.
+        options = {"rngs": rngs, "kernel_init": initializers.xavier_uniform(2**-0.5)}
+        self.query, self.key, self.value = (
+            Linear(width, width, ("embed", "heads"), **options) for _ in range(3)
+        )
         self.out = Linear(width, width, ("heads", "embed"), rngs=rngs)
         self.heads, self.size = heads, width // heads
         self.causal, self.dropout_rate = causal, dropout_rate
@@ -47,37 +45,36 @@ class Attention(Sublayer):
         return x_BLD.reshape(*x_BLD.shape[:2], self.heads, -1)
 
     def _project(self, x_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns keys and values, (B, L, H, K) each."""
+        """Returns keys and values, each (B, L, H, K)."""
         return self._split(self.key(x_BLD)), self._split(self.value(x_BLD))
 
     def _all(
-        self, x_BLD: jax.Array, positions_L: jax.Array, key: jax.Array | None = None
+        self, x_BLD: jax.Array, positions_L: jax.Array, key: Key = None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns queries, keys and values, (B, L, H, K) each; subclasses with rotary positions use `positions_L`."""
+        """Returns queries, keys and values, each (B, L, H, K). Subclasses apply rotary positions `positions_L`."""
         del positions_L, key
         return self._split(self.query(x_BLD)), *self._project(x_BLD)
 
-    def _merge(self, y_BTHK: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    def _merge(self, y_BTHK: jax.Array, key: Key = None) -> jax.Array:
         return self.out(y_BTHK.reshape(*y_BTHK.shape[:2], -1), key=key)
 
     def _seen(self, positions_L: jax.Array, index: jax.Array) -> jax.Array:
-        """Returns the decoding mask: which positions the token at `index` attends to."""
+        """Returns the decoding mask (L,): True for the positions that the token at position `index` attends to."""
         return positions_L <= index
 
-    def __call__(
-        self, x_BTD: jax.Array, context: Context, key: jax.Array | None = None
-    ) -> jax.Array:
-        # The causal mask already hides the padding, which follows the tokens.
+    def __call__(self, x_BTD: jax.Array, context: Context, key: Key = None) -> jax.Array:
+        # Padding follows the tokens of a row, so the causal mask already hides the padding.
         lengths_B = None if self.causal else context.lengths_B
         heads = self._all(x_BTD, jnp.arange(x_BTD.shape[1]))
         options = {"causal": self.causal, "dropout_rate": self.dropout_rate, "key": key}
         return self._merge(attend(*heads, key_lengths_B=lengths_B, **options))
 
     def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
-        """Returns caches of keys, values and writers.
+        """Returns empty caches of keys, values and writers.
 
-        Keys and values of all hypotheses of a sentence lie side by side; `writers` says which hypothesis wrote the
-        entry that a hypothesis sees at each position. Beam search reorders these integers and moves no keys or values.
+        At each position, every hypothesis of a sentence writes one key and one value. `writers` holds, for each
+        hypothesis and position, the number of the hypothesis whose key and value it attends to. Beam search reorders
+        these integers instead of the keys and values.
         """
         sentences = batch if context.encoded_BSD is None else context.encoded_BSD.shape[0]
         beams = batch // sentences
@@ -90,9 +87,9 @@ class Attention(Sublayer):
     def step(
         self, x_X1D: jax.Array, cache: Any, index: jax.Array, context: Context
     ) -> tuple[jax.Array, Any]:
-        """Decodes one token of X = B A rows, A hypotheses for each of B sentences.
+        """Decodes one token of each of X = B * A rows: B sentences with A hypotheses each.
 
-        The hypotheses of a sentence are its queries (T = A). Each position has A cache entries, so S = L A.
+        The A hypotheses of a sentence are the queries, T = A. The cache has A keys at each of L positions, S = L * A.
         """
         keys, values, writers = cache
         x_BTD = x_X1D.reshape(-1, keys.each, x_X1D.shape[-1])
@@ -104,7 +101,7 @@ class Attention(Sublayer):
         writers = writers.write(own_X1.astype(jnp.int32), index)
 
         def mask(writers_XL: jax.Array, positions_L: jax.Array) -> jax.Array:
-            """Returns (B, 1, T, S)."""
+            """Returns the mask (B, 1, T, S): True for the keys that a hypothesis attends to."""
             writers_XL = jnp.where(self._seen(positions_L, index), writers_XL, -1)
             mask_XLA = writers_XL[..., None] == slots_A
             return mask_XLA.reshape(*x_BTD.shape[:2], -1)[:, None]
@@ -118,7 +115,7 @@ class Attention(Sublayer):
         return self._merge(y_BTHK).reshape(x_X1D.shape), (keys, values, writers)
 
     def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
-        """Prefills the cache of sequences with one hypothesis each."""
+        """Returns the cache filled with L tokens. Every sentence must have a single hypothesis."""
         keys, values, writers = cache
         _, *new = self._all(x_BLD, jnp.arange(x_BLD.shape[1]))
         key_BHKL, value_BHLK = cache_layout(*new)
@@ -127,11 +124,9 @@ class Attention(Sublayer):
 
 
 class CrossAttention(Attention):
-    """Attention over the encoder's output `context.encoded_BSD`; decoding projects its keys and values once."""
+    """Attention over the encoder's output `context.encoded_BSD`. `cache` computes keys and values once for decoding."""
 
-    def __call__(
-        self, x_BTD: jax.Array, context: Context, key: jax.Array | None = None
-    ) -> jax.Array:
+    def __call__(self, x_BTD: jax.Array, context: Context, key: Key = None) -> jax.Array:
         heads = self._split(self.query(x_BTD)), *self._project(context.encoded_BSD)
         options = {"dropout_rate": self.dropout_rate, "key": key}
         return self._merge(attend(*heads, key_lengths_B=context.encoded_lengths_B, **options))
@@ -142,7 +137,7 @@ class CrossAttention(Attention):
     def step(
         self, x_X1D: jax.Array, cache: Any, index: jax.Array, context: Context
     ) -> tuple[jax.Array, Any]:
-        # The hypotheses of a sentence are queries over the same keys, so the cache needs no copy per hypothesis.
+        # All hypotheses of a sentence attend to the same keys, so the cache has one row per sentence.
         x_BTD = x_X1D.reshape(cache[0].shape[0], -1, x_X1D.shape[-1])
         mask_BS = jnp.arange(cache[0].shape[-1]) < context.encoded_lengths_B[:, None]
         query_BTHK = self._split(self.query(x_BTD))
@@ -150,4 +145,4 @@ class CrossAttention(Attention):
         return self._merge(y_BTHK).reshape(x_X1D.shape), cache
 
     def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
-        return cache  # It depends on the encoder's output alone.
+        return cache  # `cache` is already complete: it depends on the encoder's output only.

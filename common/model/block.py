@@ -1,5 +1,6 @@
-"""Residual blocks: a block is a list of sublayers (attention, feed-forward, ...), each with a norm and a residual."""
+"""Residual blocks. A block has sublayers (attention, feed-forward, ...), each with a norm and a residual connection."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -8,14 +9,14 @@ import jax
 from flax import nnx
 
 from common.model.decode_cache import CacheSpec
-from common.model.dropout import dropout, fold
+from common.model.dropout import Key, dropout, fold
 from common.model.norm import LayerNorm
 from common.sharding import constrain
 
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["lengths_B", "encoded_BSD", "encoded_lengths_B"],
+    data_fields=["lengths_B", "encoded_BSD", "encoded_lengths_B", "relative"],
     meta_fields=[],
 )
 @dataclass(frozen=True)
@@ -23,44 +24,49 @@ class Context:
     """Inputs of a sublayer besides x.
 
     Attributes:
-      lengths_B: tokens of each row; later positions are padding. None for rows without padding.
-      encoded_BSD, encoded_lengths_B: the encoder's output and its lengths, for a decoder.
+      lengths_B: number of tokens of each row; later positions are padding. None for rows without padding.
+      encoded_BSD: for a decoder, the encoder's output.
+      encoded_lengths_B: number of tokens of each row of the encoder's output.
+      relative: parameters of relative positions that all attention layers share.
     """
 
     lengths_B: jax.Array | None = None
     encoded_BSD: jax.Array | None = None
     encoded_lengths_B: jax.Array | None = None
+    relative: jax.Array | None = None
 
 
 class Sublayer(nnx.Module):
-    """A part of a block. A new kind of layer implements these four methods."""
+    """Base class of attention, feed-forward and other layers of a block.
 
-    def __call__(
-        self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
-    ) -> jax.Array:
-        """Maps a whole sequence (B, L, D) to (B, L, D)."""
+    Subclasses implement `__call__`, `cache`, `step` and `prefill`.
+    """
+
+    def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
+        """Maps whole sequences (B, L, D) to (B, L, D). `key` is for dropout."""
         raise NotImplementedError
 
     def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
-        """Returns an empty decoding cache.
+        """Returns an empty decoding cache for `batch` rows.
 
-        Beam search reorders the leaves with `batch` rows, one per hypothesis; other leaves are shared.
+        With beam search each row is a hypothesis. Beam search reorders the rows of arrays that have `batch` rows. Other
+        arrays have one row per sentence, which the hypotheses share.
         """
         raise NotImplementedError
 
     def step(
         self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
     ) -> tuple[jax.Array, Any]:
-        """Decodes the token at position `index`; returns its output (B, 1, D) and the new cache."""
+        """Decodes the token at position `index`. Returns the output (B, 1, D) and the new cache."""
         raise NotImplementedError
 
     def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
-        """Returns an empty cache filled with the first L tokens, as L calls of `step` would."""
+        """Returns the cache that L calls of `step` would give, from an empty cache and the first L tokens."""
         raise NotImplementedError
 
 
 class Stateless(Sublayer):
-    """A sublayer that treats every position alone: its cache is empty."""
+    """A position-wise sublayer, which needs no decoding cache."""
 
     def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
         return ()
@@ -74,12 +80,24 @@ class Stateless(Sublayer):
         return cache
 
 
+def in_turn(
+    layers: Sequence[Callable], x: jax.Array, caches: Sequence[Any]
+) -> tuple[jax.Array, list]:
+    """Calls layers (x, cache) -> (x, cache) in order. Returns the output of the last layer and all new caches."""
+    new = []
+    for layer, cache in zip(layers, caches, strict=True):
+        x, cache = layer(x, cache)
+        new.append(cache)
+    return x, new
+
+
 class Residual(nnx.Module):
-    """x + f(norm(x)) (pre-norm) or norm(x + f(x)) (post-norm), with dropout of f's output.
+    """Computes x + f(norm(x)) (pre-norm) or norm(x + f(x)) (post-norm), with dropout after f.
 
     Args:
+      function: the sublayer f.
       norm_position: "pre" or "post".
-      norm: None for a LayerNorm.
+      norm: the norm; None for a new LayerNorm.
     """
 
     def __init__(
@@ -104,12 +122,9 @@ class Residual(nnx.Module):
     def _enter(self, x):
         return self.norm(x) if self.norm_position == "pre" else x
 
-    def __call__(
-        self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
-    ) -> jax.Array:
-        return self._join(
-            x_BLD, self.function(self._enter(x_BLD), context, fold(key, 0)), fold(key, 1)
-        )
+    def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
+        y_BLD = self.function(self._enter(x_BLD), context, fold(key, 0))
+        return self._join(x_BLD, y_BLD, fold(key, 1))
 
     def step(
         self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
@@ -123,14 +138,12 @@ class Residual(nnx.Module):
 
 
 class Block(nnx.Module):
-    """One layer of a stack."""
+    """A sequence of residual sublayers, such as attention and feed-forward."""
 
     def __init__(self, residuals: list[Residual]):
         self.residuals = nnx.List(residuals)
 
-    def __call__(
-        self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
-    ) -> jax.Array:
+    def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
         for number, residual in enumerate(self.residuals):
             x_BLD = residual(x_BLD, context, fold(key, number))
         return constrain(x_BLD, "batch", "length", "width")
@@ -141,16 +154,10 @@ class Block(nnx.Module):
     def step(
         self, x_B1D: jax.Array, cache: list, index: jax.Array, context: Context
     ) -> tuple[jax.Array, list]:
-        new = []
-        for residual, part in zip(self.residuals, cache, strict=True):
-            x_B1D, part = residual.step(x_B1D, part, index, context)
-            new.append(part)
-        return x_B1D, new
+        steps = [partial(r.step, index=index, context=context) for r in self.residuals]
+        return in_turn(steps, x_B1D, cache)
 
     def prefill(self, x_BLD: jax.Array, cache: list, context: Context) -> tuple[jax.Array, list]:
-        """Returns the output (B, L, D) of the first L tokens and the filled cache."""
-        new = []
-        for residual, part in zip(self.residuals, cache, strict=True):
-            x_BLD, part = residual.prefill(x_BLD, part, context)
-            new.append(part)
-        return x_BLD, new
+        """Returns the output (B, L, D) for the first L tokens, and the filled cache."""
+        prefills = [partial(r.prefill, context=context) for r in self.residuals]
+        return in_turn(prefills, x_BLD, cache)

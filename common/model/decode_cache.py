@@ -1,8 +1,7 @@
-"""Decoding caches that grow without being copied.
+"""Decoding caches that a loop of decoding steps extends without copying them.
 
-XLA copies an array that a loop both reads and writes. A long cache therefore has two arrays: the past, which a run of
-decoding steps only reads, and the recent positions, which the steps write. `settle` moves the recent positions into
-the past at the end of the run.
+XLA copies an array that a loop both reads and writes. A long cache therefore has two arrays: `past`, which a loop of
+decoding steps only reads, and `recent`, which the steps write. `settle` copies `recent` into `past` after the loop.
 """
 
 from collections.abc import Callable
@@ -23,8 +22,9 @@ class CacheSpec:
 
     Attributes:
       length: maximum number of positions.
-      dtype: of the cached values.
-      recent: positions that may be written between two calls of `settle`; 0 keeps the whole cache in one array.
+      dtype: dtype of the cached values.
+      recent: size of `DecodeCache.recent` in positions: a loop may write this many before it calls `settle`. 0 for one
+        array of `length` positions, without `past`.
     """
 
     length: int
@@ -39,14 +39,14 @@ class CacheSpec:
 )
 @dataclass(frozen=True)
 class DecodeCache:
-    """An array over positions.
+    """A cached array, split along its axis of positions.
 
     Attributes:
       past: positions 0 to `start` - 1, and free space; None if `recent` holds the whole cache.
       recent: positions from `start` on.
-      start: number of settled positions; None means 0.
-      axis: the axis of the positions.
-      each: entries per position.
+      start: number of positions in `past`; None if `past` is None.
+      axis: the axis of the positions in both arrays.
+      each: number of indices along `axis` that belong to one position, such as the number of beams.
     """
 
     past: jax.Array | None
@@ -59,7 +59,7 @@ class DecodeCache:
     def empty(
         cls, shape: tuple[int, ...], axis: int, spec: CacheSpec, dtype: Any = None, value: int = 0
     ) -> "DecodeCache":
-        """Returns an empty cache filled with `value`; `shape` is the shape of one position."""
+        """Returns an empty cache. `shape` is the shape of one position; `value` fills the free space."""
 
         def filled(positions: int) -> jax.Array:
             whole = (*shape[:axis], positions * shape[axis], *shape[axis + 1 :])
@@ -67,18 +67,18 @@ class DecodeCache:
 
         if not spec.recent:
             return cls(None, filled(spec.length), None, axis, shape[axis])
-        # The last call of `settle` may write up to `recent` positions beyond the length.
+        # `past` is longer than `length`, because `settle` always copies `recent` positions, at most from `length` on.
         past, recent = filled(spec.length + spec.recent), filled(spec.recent)
         return cls(past, recent, jnp.int32(0), axis, shape[axis])
 
     def write(self, new: jax.Array, index: jax.Array) -> "DecodeCache":
-        """Returns the cache with `new` written at position `index`."""
+        """Returns the cache with `new` at position `index`."""
         place = (index if self.start is None else index - self.start) * self.each
         update = jax.lax.dynamic_update_slice_in_dim
         return replace(self, recent=update(self.recent, new, place, self.axis))
 
     def filled(self, new: jax.Array) -> "DecodeCache":
-        """Prefills an empty cache: returns it with `new` as its first positions, settled."""
+        """Returns the empty cache with `new` as its first positions, in `past` if the cache has two arrays."""
         update = partial(jax.lax.dynamic_update_slice_in_dim, start_index=0, axis=self.axis)
         if self.past is None:
             return replace(self, recent=update(self.recent, new))
@@ -86,7 +86,7 @@ class DecodeCache:
         return replace(self, past=update(self.past, new), start=start)
 
     def settled(self, count: int) -> "DecodeCache":
-        """Returns the cache with its `count` recent positions copied into the past."""
+        """Returns the cache with `count` positions of `recent` copied into `past`."""
         if self.past is None:
             return self
         update = jax.lax.dynamic_update_slice_in_dim
@@ -96,18 +96,21 @@ class DecodeCache:
     def parts(
         self, first: jax.Array | None = None, count: int = 0
     ) -> list[tuple[jax.Array, jax.Array]]:
-        """Returns the arrays of the cache, each with the position of every entry (`UNWRITTEN` for free space).
+        """Returns pairs (array, positions) for `past` and `recent`.
 
-        With `first`, the past may be cut to the `count` positions from `first` on; recent positions are always
-        included.
+        `positions` holds the position of every index along `axis`; `UNWRITTEN` marks the free space of `past`.
+
+        Args:
+          first, count: the positions that the caller needs, `first` to `first` + `count` - 1. The arrays may contain
+            other positions too. All positions if `first` is None.
         """
-        found = []
+        parts = []
         if self.past is not None:
             past, positions = self._part(self.past, 0, first, count)
-            found.append((past, jnp.where(positions < self.start, positions, UNWRITTEN)))
+            parts.append((past, jnp.where(positions < self.start, positions, UNWRITTEN)))
             first = None
         begin = 0 if self.start is None else self.start
-        return [*found, self._part(self.recent, begin, first, count)]
+        return [*parts, self._part(self.recent, begin, first, count)]
 
     def _part(self, array, begin, first, count) -> tuple[jax.Array, jax.Array]:
         size = array.shape[self.axis]
@@ -128,17 +131,17 @@ def _map(function: Callable, cache: Any, *others: Any) -> Any:
 
 
 def settle(cache: Any, count: int) -> Any:
-    """Returns the cache after a run of `count` steps, ready for the next run."""
+    """Returns a tree of caches with `recent` copied into `past`, after `count` decoding steps."""
     return _map(lambda x: x.settled(count) if isinstance(x, DecodeCache) else x, cache)
 
 
 def writable(cache: Any) -> Any:
-    """Returns the part of a cache that a run of steps writes."""
+    """Returns a tree of caches reduced to the arrays that decoding steps write: `recent` of every DecodeCache."""
     return _map(lambda x: x.recent if isinstance(x, DecodeCache) else x, cache)
 
 
 def with_writable(cache: Any, part: Any) -> Any:
-    """Returns the cache with its writable part replaced by `part`."""
+    """Inverts `writable`: returns the tree of caches with the arrays of `part` in place of its writable arrays."""
     return _map(
         lambda x, new: replace(x, recent=new) if isinstance(x, DecodeCache) else new, cache, part
     )

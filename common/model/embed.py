@@ -7,18 +7,18 @@ import jax.numpy as jnp
 from flax import nnx
 
 from common.model import initializers, position
-from common.model.dropout import dropout
+from common.model.dropout import Key, dropout
 from common.model.linear import matmul
 
 
 class Embed(nnx.Module):
-    """Looks up token embeddings, scales them by sqrt(width) and adds positions.
+    """Looks up token embeddings, scales them by sqrt(width) if `scale`, and adds position embeddings.
 
     Args:
       positions: "sinusoidal", "learned" or "none".
-      maximum: length of the longest sequence, for learned positions.
-      pad: the embedding of this id is initialised with zeros (fairseq).
-      types: number of token types (BERT's segments); every token gets type 0. 0 for no types.
+      maximum: maximum sequence length, for learned positions.
+      pad: token id whose embedding is initialised with zeros, as in fairseq; None for no such id.
+      types: number of BERT's token types (segments); 0 for no token types.
     """
 
     def __init__(
@@ -54,18 +54,24 @@ class Embed(nnx.Module):
         self,
         tokens_BL: jax.Array,
         dtype: jnp.dtype,
-        key: jax.Array | None = None,
+        key: Key = None,
         start: jax.Array | int = 0,
+        types_BL: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns (B, L, D); `start` is the position of the first token."""
-        # The sum is rounded once, also if a frozen table is stored in `dtype`.
+        """Returns embeddings (B, L, D) in `dtype`.
+
+        Args:
+          start: position of the first token.
+          types_BL: token types; None gives every token the type 0.
+        """
+        # Add in float32 and round the sum to `dtype` once. The table may be stored in `dtype` if it is frozen.
         x_BLD = self.table[...][tokens_BL].astype(jnp.float32) * self.scale
         if self.positions is not None:
             x_BLD = x_BLD + self.positions(start + jnp.arange(tokens_BL.shape[1]))
         if self.types is not None:
-            x_BLD = x_BLD + self.types[0]
+            x_BLD = x_BLD + self.types[...][0 if types_BL is None else types_BL]
         return dropout(x_BLD.astype(dtype), self.dropout_rate, key)
 
     def logits(self, x_BLD: jax.Array) -> jax.Array:
-        """Returns logits (B, L, V) of the tied output layer, in float32."""
+        """Returns logits (B, L, V) in float32, with the embedding table as output layer."""
         return matmul(x_BLD, self.table[...], True)

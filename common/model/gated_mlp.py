@@ -9,19 +9,42 @@ from flax import nnx
 
 from common.model.block import Context, Sublayer
 from common.model.decode_cache import CacheSpec, DecodeCache
+from common.model.dropout import Key
 from common.model.feed_forward import ACTIVATIONS
 from common.model.linear import Linear
 from common.model.norm import LayerNorm
 from common.model.spatial import Spatial
 
 
-class GatedMlp(Sublayer):
-    """W2 (u * s(v)): u, v are the halves of activation(W1 x), s(v) = W norm(v) + b over positions (eq. 1 to 3).
+def gate(spatial: Spatial, v_BLF: jax.Array, lengths_B: jax.Array | None) -> jax.Array:
+    """Returns the gate W v + b, (B, L, F) in float32. Zeroes v at padding if the map is not causal.
 
     Args:
-      spatial: the map over positions, causal or not.
-      attention: makes an attention layer whose output (B, L, hidden / 2) is added to the gate; None for no attention.
-        It is called last, so the other parameters start the same with and without it.
+      lengths_B: number of tokens of each row; None for rows without padding.
+
+    Raises:
+      ValueError: the sequence is longer than the map's maximum length.
+    """
+    length = v_BLF.shape[1]
+    if length > spatial.length:
+        raise ValueError(
+            f"the sequence has {length} positions, but the spatial map has only {spatial.length}"
+        )
+    if not spatial.causal and lengths_B is not None:
+        valid_BL = jnp.arange(length) < lengths_B[:, None]
+        v_BLF = jnp.where(valid_BL[..., None], v_BLF, 0)
+    return spatial(v_BLF)
+
+
+class GatedMlp(Sublayer):
+    """Computes W2 (u * s(v)), equations 1 to 3 of Liu et al. (2021).
+
+    u and v are the two halves of activation(W1 x). The map s(v) = W norm(v) + b is linear over positions.
+
+    Args:
+      spatial: the map over positions with the weights W and the bias b.
+      attention: returns an attention layer whose output (B, L, hidden / 2) is added to s(v); None for no attention.
+        Called last, so that the initial values of the other parameters are equal with and without attention.
     """
 
     def __init__(
@@ -49,25 +72,15 @@ class GatedMlp(Sublayer):
         u_BLF, v_BLF = jnp.split(ACTIVATIONS[self.activation](self.up(x_BLD)), 2, axis=-1)
         return u_BLF, self.norm(v_BLF)
 
-    def __call__(
-        self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
-    ) -> jax.Array:
-        length = x_BLD.shape[1]
-        if length > self.spatial.length:
-            raise ValueError(
-                f"the sequence has {length} positions, but the spatial map has {self.spatial.length}"
-            )
+    def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
         u_BLF, v_BLF = self._halves(x_BLD)
-        if not self.spatial.causal and context.lengths_B is not None:
-            valid_BL = jnp.arange(length) < context.lengths_B[:, None]
-            v_BLF = jnp.where(valid_BL[..., None], v_BLF, 0)
-        gate_BLF = self.spatial(v_BLF)
+        gate_BLF = gate(self.spatial, v_BLF, context.lengths_B)
         if self.attention is not None:
             gate_BLF = gate_BLF + self.attention(x_BLD, context)
         return self.down(u_BLF * gate_BLF.astype(u_BLF.dtype))
 
     def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
-        """Returns caches of the gated channels, (B, H, L, hidden / 2H), and of the attention."""
+        """Returns the caches of norm(v), (B, H, L, hidden / 2H), and of the attention layer."""
         if not self.spatial.causal:
             raise ValueError("decoding needs a causal spatial map: make Spatial with causal=True")
         heads = self.spatial.heads
@@ -77,7 +90,7 @@ class GatedMlp(Sublayer):
     def step(
         self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
     ) -> tuple[jax.Array, Any]:
-        """Computes a single row of the spatial map over the cache."""
+        """Decodes one token. Computes only row `index` of the spatial map, from the cached norm(v)."""
         gated, attention = cache
         u_B1F, v_B1F = self._halves(x_B1D)
         gated = gated.write(v_B1F.reshape(len(v_B1F), self.spatial.heads, 1, -1), index)

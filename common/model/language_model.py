@@ -6,18 +6,18 @@ from flax import nnx
 
 from common.model.block import Context
 from common.model.decode_cache import CacheSpec
-from common.model.dropout import fold
+from common.model.dropout import Key, fold
 from common.model.embed import Embed
-from common.model.encoder_decoder import Stack
 from common.model.linear import Linear
+from common.model.stack import Stack
 
 
 class LanguageModel(nnx.Module):
-    """Predicts the token that follows each token.
+    """Predicts the next token at every position.
 
     Args:
-      output: None ties the output layer to the embedding.
-      dtype: of activations; parameters, softmax and logits are float32.
+      output: the output layer; None to use the embedding table as output layer (tied weights).
+      dtype: dtype of activations; parameters, softmax and logits are float32.
     """
 
     def __init__(
@@ -36,23 +36,27 @@ class LanguageModel(nnx.Module):
             return self.embed.logits(x_BLD)
         return self.output(x_BLD, jnp.float32)
 
-    def __call__(self, tokens_BL: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    def __call__(self, tokens_BL: jax.Array, key: Key = None) -> jax.Array:
         """Returns logits (B, L, V)."""
+        return self._logits(self.features(tokens_BL, key))
+
+    def features(self, tokens_BL: jax.Array, key: Key = None) -> jax.Array:
+        """Returns the input of the output layer, (B, L, D)."""
         x_BLD = self.embed(tokens_BL, self.dtype, fold(key, 0))
-        return self._logits(self.stack(x_BLD, Context(), fold(key, 1)))
+        return self.stack(x_BLD, Context(), fold(key, 1))
 
     def cache(self, batch: int, length: int, recent: int = 0) -> list:
-        """Returns an empty cache for `length` tokens; `recent` as in `CacheSpec`."""
+        """Returns an empty decoding cache for `length` tokens; for `recent` see `CacheSpec`."""
         return self.stack.cache(batch, CacheSpec(length, self.dtype, recent), Context())
 
     def step(self, tokens_B: jax.Array, cache: list, index: jax.Array) -> tuple[jax.Array, list]:
-        """Returns logits (B, V) of the token after `tokens_B`, which has position `index`, and the new cache."""
+        """Reads the tokens at position `index`. Returns logits (B, V) of the next token, and the new cache."""
         x_B1D = self.embed(tokens_B[:, None], self.dtype, start=index)
         x_B1D, cache = self.stack.step(x_B1D, cache, index, Context())
         return self._logits(x_B1D)[:, 0], cache
 
     def prefill(self, tokens_BL: jax.Array, cache: list) -> tuple[jax.Array, list]:
-        """Returns logits (B, V) of the token after the first L tokens, and the empty cache filled with them."""
+        """Fills an empty cache with the first L tokens. Returns logits (B, V) of the next token, and the cache."""
         x_BLD = self.embed(tokens_BL, self.dtype)
         x_BLD, cache = self.stack.prefill(x_BLD, cache, Context())
         return self._logits(x_BLD[:, -1:])[:, 0], cache

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 def cross_entropy(
     logits_BTV: jax.Array, targets_BT: jax.Array, smoothing: float = 0.0
 ) -> jax.Array:
-    """Returns -sum_v q_v log p_v of each token, (B, T), in nats.
+    """Returns the cross-entropy -sum_v q_v log p_v of each token, (B, T), in nats.
 
-    As in fairseq, smoothing e gives the target q = 1 - e and every other token q = e / (V - 1). The gradient p - q is
-    written out, because automatic differentiation would keep a second array of the size of the logits.
+    As in fairseq, smoothing e gives q = 1 - e to the target and q = e / (V - 1) to all other tokens. The gradient p - q
+    is custom, because automatic differentiation would store a second array of the size of the logits.
     """
     return _forward(logits_BTV, targets_BT, smoothing)[0]
 

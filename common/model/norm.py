@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm of the last axis."""
+"""LayerNorm of the last axis."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ from common.model import initializers
 
 
 class LayerNorm(nnx.Module):
-    """Layer normalization in float32; returns the dtype of x."""
+    """Layer normalization, computed in float32 and returned in the dtype of x."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs, epsilon: float = 1e-5):
         self.scale = nnx.Param(initializers.ones(rngs.params(), (width,)), axes=(None,))
@@ -16,7 +16,7 @@ class LayerNorm(nnx.Module):
         self.epsilon = epsilon
 
     def frozen_init(self) -> dict[str, tuple]:
-        """Returns the draw (see `common.variables.draw`) of each parameter in a frozen layer."""
+        """Returns parameter -> initializer for a frozen layer, as specs of `common.variables.draw`."""
         return {"scale": ("ones",), "bias": ("zeros",)}
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
@@ -25,19 +25,3 @@ class LayerNorm(nnx.Module):
         variance = jnp.square(centred).mean(-1, keepdims=True)
         y = centred * jax.lax.rsqrt(variance + self.epsilon)
         return (y * self.scale[...] + self.bias[...]).astype(x_BLD.dtype)
-
-
-class RMSNorm(nnx.Module):
-    """Root mean square normalization (Zhang and Sennrich, 2019) in float32; returns the dtype of x."""
-
-    def __init__(self, width: int, *, rngs: nnx.Rngs, epsilon: float = 1e-6):
-        self.scale = nnx.Param(initializers.ones(rngs.params(), (width,)), axes=(None,))
-        self.epsilon = epsilon
-
-    def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        x = x_BLD.astype(jnp.float32)
-        y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.epsilon)
-        return (y * self.scale[...]).astype(x_BLD.dtype)
-
-
-NORMS = {"layer": LayerNorm, "rms": RMSNorm}

@@ -1,5 +1,7 @@
 """Builds transformer blocks, stacks and embeddings from a configuration."""
 
+from functools import partial
+
 import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
@@ -7,20 +9,20 @@ from ml_collections import ConfigDict
 from common.model.attention import Attention, CrossAttention
 from common.model.block import Block, Residual, Sublayer
 from common.model.embed import Embed
-from common.model.encoder_decoder import Stack
 from common.model.feed_forward import FeedForward
+from common.model.stack import Stack
 from common.sharding import backend
 
 
 def compute_dtype(name: str) -> jnp.dtype:
-    """Returns the dtype of activations; "auto" is bfloat16 on an accelerator and float32 on a CPU."""
+    """Returns the dtype of activations. "auto" is bfloat16 on an accelerator and float32 on a CPU."""
     if name == "auto":
         name = "float32" if backend() == "cpu" else "bfloat16"
     return jnp.dtype(name)
 
 
 def make_block(model: ConfigDict, sublayers: list[Sublayer], *, rngs: nnx.Rngs) -> Block:
-    """Returns a block of `sublayers` with the norm position and dropout of the configuration."""
+    """Returns a block of `sublayers` with the norm position and the dropout of the configuration `model`."""
     options = {"rngs": rngs, "norm_position": model.norm, "dropout_rate": model.dropout}
     return Block([Residual(sublayer, model.width, **options) for sublayer in sublayers])
 
@@ -32,26 +34,24 @@ def feed_forward(model: ConfigDict, *, rngs: nnx.Rngs) -> FeedForward:
 def attention(
     model: ConfigDict, kind: type[Attention] = Attention, *, rngs: nnx.Rngs, causal: bool = False
 ) -> Attention:
-    """Returns an attention layer; `model.attention_dropout` is optional, by default 0."""
+    """Returns an attention layer of type `kind`. The field `attention_dropout` of `model` is optional (default 0)."""
     rate = model.get("attention_dropout", 0.0)
     return kind(model.width, model.heads, rngs=rngs, causal=causal, dropout_rate=rate)
 
 
-def encoder_block(model: ConfigDict, *, rngs: nnx.Rngs) -> Block:
-    self_attention = attention(model, rngs=rngs)
-    return make_block(model, [self_attention, feed_forward(model, rngs=rngs)], rngs=rngs)
+def attention_block(
+    model: ConfigDict, *, rngs: nnx.Rngs, causal: bool = False, cross: bool = False
+) -> Block:
+    """Returns a block of self-attention, cross-attention if `cross`, and a feed-forward layer."""
+    sublayers = [attention(model, rngs=rngs, causal=causal)]
+    if cross:
+        sublayers.append(attention(model, CrossAttention, rngs=rngs))
+    return make_block(model, [*sublayers, feed_forward(model, rngs=rngs)], rngs=rngs)
 
 
-def decoder_block(model: ConfigDict, *, rngs: nnx.Rngs) -> Block:
-    self_attention = attention(model, rngs=rngs, causal=True)
-    cross = attention(model, CrossAttention, rngs=rngs)
-    return make_block(model, [self_attention, cross, feed_forward(model, rngs=rngs)], rngs=rngs)
-
-
-def causal_block(model: ConfigDict, *, rngs: nnx.Rngs) -> Block:
-    """Returns a decoder block without cross-attention, as language models have."""
-    self_attention = attention(model, rngs=rngs, causal=True)
-    return make_block(model, [self_attention, feed_forward(model, rngs=rngs)], rngs=rngs)
+encoder_block = attention_block
+decoder_block = partial(attention_block, causal=True, cross=True)
+causal_block = partial(attention_block, causal=True)
 
 
 def stack(

@@ -1,20 +1,21 @@
-"""Display units of the x-axis of a curve."""
+"""Display names and units for the axes of tables and figures."""
 
 import math
 from typing import NamedTuple
 
 from common.metrics.curve import Axis, Curve
 
+_TIMES = ((3600.0, "h"), (60.0, "min"))
 _PREFIXES = " kMGTPEZY"
 
 
 class Units(NamedTuple):
-    """A display unit.
+    """A display unit of an axis.
 
     Attributes:
-      scale: units of the axis per display unit.
+      scale: divisor that converts axis values to display values, such as 3600 to show seconds as hours.
       unit: name of the display unit.
-      label: axis label of a figure.
+      label: axis label in figures.
     """
 
     scale: float
@@ -23,20 +24,16 @@ class Units(NamedTuple):
 
 
 def units(axis: Axis, end: float) -> Units:
-    """Returns a readable display unit for an axis that ends at `end`; only "seconds" and "flops" are scaled."""
+    """Returns a readable display unit for an axis from 0 to `end`. Only "seconds" and "flops" are scaled."""
     match axis:
-        case "seconds" if end >= 2 * 3600:
-            return Units(3600.0, "h", "training time (h)")
-        case "seconds" if end >= 2 * 60:
-            return Units(60.0, "min", "training time (min)")
         case "seconds":
-            return Units(1.0, "s", "training time (s)")
+            scale, unit = next((time for time in _TIMES if end >= 2 * time[0]), (1.0, "s"))
+            return Units(scale, unit, f"training time ({unit})")
         case "hours":
             return Units(1.0, "h", "training time (h)")
         case "step":
             return Units(1.0, "steps", "training steps")
-    thousands = int(math.log10(end)) // 3 if end >= 1 else 0
-    power = min(thousands, len(_PREFIXES) - 1)
+    power = min(int(math.log10(max(end, 1.0))) // 3, len(_PREFIXES) - 1)
     unit = f"{_PREFIXES[power]}FLOP".strip()
     return Units(1000.0**power, unit, f"training compute ({unit})")
 
@@ -47,6 +44,6 @@ def shown_name(curve: Curve) -> str:
 
 
 def area_unit(curve: Curve, unit: str) -> str:
-    """Returns the unit of the area under a curve."""
+    """Returns the unit of the area under a curve: the curve's metric times `unit`, the unit of the x-axis."""
     name = shown_name(curve)
     return f"({name})·{unit}" if " " in name else f"{name}·{unit}"

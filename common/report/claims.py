@@ -2,9 +2,10 @@
 
 A claim says that A is better than, worse than or equivalent to B in a metric. Its evidence is one of
 
-- runs: A and B are experiments of the paper, compared by `common.report.verdict`;
-- "confirmed: TEST" or "refuted: TEST": a test decides by arithmetic, such as tests/a.py::test_b;
-- "plan: OPTIONS": only the paper's scale can decide; OPTIONS of `launch.plan` estimate its cost.
+- "runs": A and B are experiments of the paper, compared by `common.report.verdict`;
+- "confirmed: TEST" or "refuted: TEST": the test TEST, such as tests/a.py::test_b, decides the claim by arithmetic;
+- "observed: TEST": the test TEST measures the claim once, on small data, which is not enough for a verdict;
+- "plan: OPTIONS": only runs at the paper's scale can decide; `launch.plan OPTIONS` estimates their cost.
 
 `python -m common.report.claims` writes results/CLAIMS.md, the claims of all papers.
 """
@@ -17,20 +18,20 @@ from importlib.resources import files
 from pathlib import Path
 
 from common.config import check, check_choice, parser_for
-from common.errors import UserError
+from common.metrics.predictions import MODES
 from common.report.runs import Run
 from common.report.table import Table, digits_for, mean_std
 from common.report.verdict import MARGINS, Comparison, Sample, check_runs, compare, correct
 from common.runtime import program
 
 CLAIMS, PLANS = "claims.csv", "claims_plans.csv"
-"""Files in the folder of a paper: its claims, and the chip-hours that `launch.plan` estimates for its "plan" claims."""
+"""Files in a paper's folder: the claims, and the chip-hours that `launch.plan` estimates for claims of kind "plan"."""
 
 DIRECTIONS = ("better", "worse", "equivalent")
-EVIDENCE = ("runs", "confirmed", "refuted", "plan")
+EVIDENCE = ("runs", "confirmed", "refuted", "observed", "plan")
 
 RESOURCES = {"flops": "training FLOPs", "parameters": "trained parameters"}
-"""Metrics of claims that are counted instead of measured, with their display names; fewer are better."""
+"""Metrics of claims that are counted instead of measured -> display names. Smaller values are better."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,11 @@ class Claim:
     Attributes:
       section: section, table or figure of the paper.
       claim: the claim in our words.
-      metric: a metric of `common.report.verdict.compare`, or one of RESOURCES; empty if a test decides.
-      a, b: the sides, in the syntax of the paper's `ExperimentSuite.side`.
-      direction: the paper's verdict on A against B.
+      metric: a metric of `common.report.verdict.compare` or of RESOURCES; "" if a test decides.
+      a, b: the compared experiments, in the syntax of the paper's `ExperimentSuite.side`.
+      direction: the paper's verdict on A against B: "better", "worse" or "equivalent".
       printed: the numbers that the paper prints.
-      evidence: "runs", "confirmed: TEST", "refuted: TEST", or "plan: OPTIONS".
+      evidence: "runs", "confirmed: TEST", "refuted: TEST", "observed: TEST", or "plan: OPTIONS".
     """
 
     id: str
@@ -63,7 +64,7 @@ class Claim:
 
     @property
     def source(self) -> str:
-        """The test, or the options of `launch.plan`."""
+        """The text of `evidence` after the colon: a test, or options of `launch.plan`."""
         return self.evidence.partition(":")[2].strip()
 
 
@@ -71,55 +72,40 @@ def read(paper: str) -> list[Claim]:
     """Returns the claims of a paper.
 
     Raises:
-      UserError: the file is damaged, an id is not unique, or a row lacks a side, direction or evidence.
+      UserError: the file is damaged, two claims have the same id, or a row is incomplete.
     """
     path = files(paper) / CLAIMS
     names = [field.name for field in fields(Claim)]
     rows = list(csv.reader(path.read_text(encoding="utf-8").splitlines()))
-    check(bool(rows) and rows[0] == names, f"{path}: the columns must be {', '.join(names)}")
-    claims = []
+    check(rows[:1] == [names], f"{path}: the columns must be {', '.join(names)}")
+    claims: dict[str, Claim] = {}
     for number, row in enumerate(rows[1:], start=2):
-        where = f"{path}, line {number}"
-        check(
-            len(row) == len(names), f"{where}: the row has {len(row)} cells instead of {len(names)}"
-        )
+        where, cells = f"{path}, line {number}", len(row)
+        check(cells == len(names), f"{where}: the row has {cells} cells instead of {len(names)}")
         claim = Claim(*(cell.strip() for cell in row))
         check_choice(f"{where}: direction", claim.direction, DIRECTIONS)
         check_choice(f"{where}: evidence", claim.kind, EVIDENCE)
         check(bool(claim.claim and claim.section), f"{where}: the claim or section is empty")
-        check(
-            claim.kind != "runs" or bool(claim.metric and claim.a and claim.b),
-            f"{where}: evidence runs needs a metric and the sides a and b",
-        )
-        check(
-            claim.kind == "runs" or bool(claim.source),
-            f"{where}: evidence {claim.kind} needs a source: '{claim.kind}: SOURCE'",
-        )
-        check(
-            all(claim.id != other.id for other in claims),
-            f"{where}: the id {claim.id} is used twice",
-        )
-        claims.append(claim)
-    return claims
+        if claim.kind == "runs":
+            whole, needed = claim.metric and claim.a and claim.b, "a metric and the sides a and b"
+        else:
+            whole, needed = claim.source, f"a source: '{claim.kind}: SOURCE'"
+        check(bool(whole), f'{where}: the evidence "{claim.kind}" needs {needed}')
+        check(claim.id not in claims, f"{where}: the id {claim.id} is used twice")
+        claims[claim.id] = claim
+    return list(claims.values())
 
 
 def chip_hours(paper: str) -> dict[str, str]:
-    """Returns the estimated chip-hours by options of `launch.plan`; empty if the file does not exist."""
+    """Returns {options of `launch.plan`: estimated chip-hours}; {} if the paper has no estimates."""
     path = files(paper) / PLANS
-    if not path.is_file():
-        return {}
-    rows = csv.reader(path.read_text(encoding="utf-8").splitlines())
-    return {options: hours for options, hours, *_ in list(rows)[1:]}
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return {options: hours for options, hours, *_ in list(csv.reader(text.splitlines()))[1:]}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The evidence of a claim.
-
-    Attributes:
-      comparison: None without runs.
-      missing: why there are no runs.
-    """
+    """The evidence of a claim: the comparison of its runs, or the reason why the runs are missing."""
 
     claim: Claim
     comparison: Comparison | None = None
@@ -132,84 +118,92 @@ def find(
     missing: Mapping[str, str],
     margins: Mapping[str, float] = MARGINS,
 ) -> list[Finding]:
-    """Compares the sides of every claim, with Holm's correction over all claims.
+    """Compares A and B of every claim that needs runs, with Holm's correction over all claims.
 
     Args:
-      groups: the runs of each side.
-      missing: why a side has no runs.
+      groups: `Claim.a` or `Claim.b` -> its runs.
+      missing: `Claim.a` or `Claim.b` -> reason why its runs are missing.
+      margins: metric -> margin of equivalence.
 
     Raises:
-      UserError: the runs lack the metric of a claim; or as `verdict.check_runs`.
+      UserError: the runs of a claim lack its metric.
     """
-    found = []
-    for claim in claims:
-        if claim.kind != "runs":
-            found.append(Finding(claim))
-        elif reason := missing.get(claim.a) or missing.get(claim.b):
-            found.append(Finding(claim, missing=reason))
-        else:
-            found.append(Finding(claim, _compared(claim, groups, margins)))
-    corrected = iter(correct([one.comparison for one in found if one.comparison]))
+    reasons = [missing.get(claim.a) or missing.get(claim.b) or "" for claim in claims]
+    ran = [c for c, reason in zip(claims, reasons, strict=True) if c.kind == "runs" and not reason]
+    compared = correct(
+        [_compared(claim, groups[claim.a], groups[claim.b], margins) for claim in ran]
+    )
+    by_id = {claim.id: comparison for claim, comparison in zip(ran, compared, strict=True)}
     return [
-        Finding(one.claim, next(corrected) if one.comparison else None, one.missing)
-        for one in found
+        Finding(claim, by_id.get(claim.id), reason)
+        for claim, reason in zip(claims, reasons, strict=True)
     ]
 
 
 def _compared(
-    claim: Claim, groups: Mapping[str, Sequence[Run]], margins: Mapping[str, float]
+    claim: Claim, a: Sequence[Run], b: Sequence[Run], margins: Mapping[str, float]
 ) -> Comparison:
-    a, b = groups[claim.a], groups[claim.b]
     check_runs(a, b)
     if claim.metric in RESOURCES:
         return _resources(claim.metric, a, b)
-    every = compare(a, b, margins)
-    found = next((one for one in every if one.metric == claim.metric), None)
-    if found is None:
-        known = ", ".join([*(one.metric for one in every), *RESOURCES])
-        raise UserError(
-            f"claim {claim.id}: its runs have no metric {claim.metric}; they have {known}"
-        )
-    return found
+    by_metric = {one.metric: one for one in compare(a, b, margins)}
+    tested = claim.metric in MODES  # Test metrics are computed from predictions.npz.
+    without = [run.place for run in (*a, *b) if tested and run.predictions() is None]
+    reason = f" ({without[0]} has no predictions.npz)" if without else ""
+    check(
+        claim.metric in by_metric,
+        f"claim {claim.id}: its runs have no metric {claim.metric}{reason}; their metrics:"
+        f" {', '.join([*by_metric, *RESOURCES])}",
+    )
+    return by_metric[claim.metric]
 
 
 def _resources(metric: str, a: Sequence[Run], b: Sequence[Run]) -> Comparison:
-    """Compares counts, which have no noise; only FLOPs of runs that stopped early have the noise of seeds."""
+    """Compares numbers of FLOPs or of parameters.
+
+    Counts have no noise, except the FLOPs of runs with early stopping, which depend on the seed.
+    """
 
     def value(run: Run) -> float:
         summary = run.summary
         return summary["flops"] if metric == "flops" else summary["params"]["trainable"]
 
     stopped = {run.summary.get("stopped_by", "steps") for run in (*a, *b)}
-    if metric == "flops" and stopped != {"steps"}:
-        samples = [
-            Sample(tuple(map(value, g)), seedless=all(run.seed is None for run in g))
-            for g in (a, b)
-        ]
-        return Comparison(RESOURCES[metric], "min", *samples, 0.0, 0.0, "seeds")
-    samples = [Sample((sum(map(value, g)) / len(g),), seedless=True) for g in (a, b)]
-    return Comparison(RESOURCES[metric], "min", *samples, 0.0, 0.0, "nothing: counted")
+    noise = "seeds" if metric == "flops" and stopped != {"steps"} else "nothing: counted"
+    samples = []
+    for runs in (a, b):
+        counts = tuple(map(value, runs))
+        if noise == "seeds":
+            samples.append(Sample(counts, seedless=all(run.seed is None for run in runs)))
+        else:
+            samples.append(Sample((sum(counts) / len(counts),), seedless=True))
+    return Comparison(RESOURCES[metric], "min", *samples, 0.0, 0.0, noise)
 
 
 def outcome(finding: Finding, hours: Mapping[str, str]) -> str:
-    """Returns "holds", "does not hold", "undecided", or why there is no verdict."""
+    """Returns the verdict on a claim as text: "holds", "does not hold", "undecided", or why the claim has no verdict.
+
+    Args:
+      hours: options of `launch.plan` -> estimated chip-hours, from `chip_hours`.
+    """
     claim = finding.claim
     match claim.kind:
         case "confirmed":
             return f"holds by arithmetic ({claim.source})"
         case "refuted":
             return f"refuted by arithmetic ({claim.source})"
+        case "observed":
+            return f"observed in a test, no verdict ({claim.source})"
         case "plan":
             known = hours.get(claim.source)
             cost = f"{known} chip-hours on v5e" if known else "ask launch.plan for its cost"
             return f"not run: {cost}"
     if finding.comparison is None:
         return f"not run: {finding.missing}"
-    word = finding.comparison.word
-    if word == "undecided":
-        return str(finding.comparison)
-    if word == claim.direction:
+    if finding.comparison.word == claim.direction:
         return "holds"
+    if finding.comparison.word == "undecided":
+        return str(finding.comparison)
     return f"does not hold: {finding.comparison}"
 
 
@@ -220,43 +214,45 @@ COLUMNS = (
 
 
 def table(findings: Sequence[Finding], hours: Mapping[str, str], scale: str) -> Table:
-    """Returns a row per claim."""
+    """Returns the table of claims, one row for each claim. `hours` is the result of `chip_hours`."""
     rows = []
-    for one in findings:
-        claim, found = one.claim, one.comparison
-        cells: tuple = ("",) * 6
-        if found:
-            digits = digits_for((*found.a.values, *found.b.values))
-            large = max(abs(found.a.mean), abs(found.b.mean)) >= 1e6
-            means = [
-                f"{s.mean:.4g}" if large else mean_std(s.values, digits) for s in (found.a, found.b)
-            ]
-            share, digits, unit = (100 / found.b.mean, 1, " %") if large else (1, digits, "")
-            difference = f"{share * found.difference:+.{digits}f}{unit}"
-            interval = f"{share * found.low:+.{digits}f} to {share * found.high:+.{digits}f}{unit}"
-            if math.isnan(found.low) or found.noise.startswith("nothing"):
-                interval = ""
-            seeds = " and ".join(
-                "none" if s.seedless else str(len(s.values)) for s in (found.a, found.b)
-            )
-            sides = [f"{side} {mean}" for side, mean in zip((claim.a, claim.b), means, strict=True)]
-            cells = (*sides, difference, interval, seeds, scale)
+    for finding in findings:
+        claim, cells = finding.claim, ("",) * 6
+        if finding.comparison:
+            cells = (*_cells(claim, finding.comparison), scale)
         elif claim.kind == "runs":
             cells = (claim.a, claim.b, "", "", "", scale)
-        rows.append(
-            (
-                *(claim.id, claim.section, claim.claim, claim.printed, claim.metric),
-                *cells,
-                outcome(one, hours),
-            )
-        )
+        named = (claim.id, claim.section, claim.claim, claim.printed, claim.metric)
+        rows.append((*named, *cells, outcome(finding, hours)))
     return Table(COLUMNS, rows)
+
+
+def _cells(claim: Claim, comparison: Comparison) -> tuple[str, ...]:
+    """Returns five cells of a claim's row: A and B with their means, the difference, its interval, numbers of seeds.
+
+    For means of a million or more, the difference and the interval are in percent of B.
+    """
+    samples = (comparison.a, comparison.b)
+    digits = digits_for((*comparison.a.values, *comparison.b.values))
+    means = [mean_std(sample.values, digits) for sample in samples]
+    share, unit = 1.0, ""
+    if max(abs(sample.mean) for sample in samples) >= 1e6:
+        means = [f"{sample.mean:.4g}" for sample in samples]
+        share, digits, unit = 100 / comparison.b.mean, 1, " %"
+    difference, low, high = (
+        f"{share * x:+.{digits}f}" for x in (comparison.difference, comparison.low, comparison.high)
+    )
+    known = not (math.isnan(comparison.low) or comparison.noise.startswith("nothing"))
+    interval = f"{low} to {high}{unit}" if known else ""
+    seeds = " and ".join("none" if s.seedless else str(len(s.values)) for s in samples)
+    sides = (f"{claim.a} {means[0]}", f"{claim.b} {means[1]}")
+    return (*sides, f"{difference}{unit}", interval, seeds)
 
 
 NOTE = (
     "A claim holds, or does not, where the difference of A and B over seeds and test examples says so at 5 %, all"
     " claims of a paper corrected together by Holm's method; equivalent means that the whole 95 % interval lies within"
-    " the margin of its metric. Everything else is undecided."
+    " the margin of its metric; any other comparison is undecided. By arithmetic: a test decides, without training."
 )
 
 
@@ -264,18 +260,15 @@ SCALES = ("paper", "laptop", "tiny")
 
 
 def page(results: Path) -> str:
-    """Returns the claims of all papers as Markdown, from the files RESULTS/PAPER/SCALE/claims.md.
-
-    Raises:
-      UserError: there are no such files.
-    """
-    found = sorted(
-        results.glob("*/*/claims.md"),
-        key=lambda path: (path.parts[-3], SCALES.index(path.parts[-2])),
+    """Returns the claims of all papers as Markdown, from the files RESULTS/PAPER/SCALE/claims.md."""
+    files = results.glob("*/*/claims.md")
+    files = sorted(files, key=lambda path: (path.parts[-3], SCALES.index(path.parts[-2])))
+    check(
+        bool(files),
+        f"{results} has no claims, PAPER/SCALE/claims.md: write them with python -m PAPER.reproduce claims",
     )
-    check(bool(found), f"{results} has no claims: write them with python -m PAPER.reproduce claims")
     parts = ["# Claims\n", f"{NOTE}\n"]
-    for path in found:
+    for path in files:
         paper, scale = path.parts[-3:-1]
         out = path.parent.relative_to(results.parent)
         command = f"python -m {paper}.reproduce claims --scale={scale} --kept --out={out}"

@@ -23,15 +23,15 @@ _LABELS = {"updatable": "trained layers", "total": "layers, including frozen lay
 
 
 def curves_figure(
-    compared: Sequence[Group],
-    axis: Axis = "seconds",
-    horizon: Horizon = "longest",
-    title: str = "",
+    compared: Sequence[Group], axis: Axis = "seconds", horizon: Horizon = "longest"
 ) -> "Figure":
-    """Returns `curve_figure` with a mean line per group; raises as `horizon_of`."""
+    """Returns a figure of validation curves with a mean line for each group. See `curve_figure`.
+
+    Raises:
+      UserError: the horizon is not a positive number, or is before the first validation of a run.
+    """
     end = horizon_of(compared, axis, horizon)
-    curves = {group.name: group.curves for group in compared}
-    return curve_figure(curves, axis=axis, horizon=end, title=title)
+    return curve_figure({group.name: group.curves for group in compared}, axis, end)
 
 
 def layers_figure(
@@ -40,20 +40,20 @@ def layers_figure(
     axis: Axis = "seconds",
     horizon: Horizon = "longest",
 ) -> "Figure":
-    """Plots AUCC / largest AUCC and the test metric against depth: a line per `Group.line`, ± standard deviation.
+    """Plots normalised AUCC and test metric against the number of layers, with standard deviations over seeds.
+
+    Groups with equal `Group.line` share a line.
 
     Args:
-      x: "updatable" counts trained layers (Figure 1), "total" all layers (Figures 8 to 10).
+      x: number of layers on the x-axis: "updatable" for trained layers (Figure 1), "total" for all (Figures 8 to 10).
 
     Raises:
-      UserError: a run has no number of layers or no test metric, or x is unknown; or as `horizon_of`.
+      UserError: a run has no number of layers or no test metric, or `x` or the horizon is invalid.
     """
     check(x in _LABELS, f"x must be updatable or total, not {x!r}")
     for group in compared:
-        check(
-            group.layers is not None,
-            f"the configuration of {group.runs[0].name} has no number of layers",
-        )
+        name = group.runs[0].name
+        check(group.layers is not None, f"the configuration of {name} has no number of layers")
     areas = [row.normalised for row in aucc_rows(compared, axis, horizon)]
     tests = [[run.test for run in group.runs] for group in compared]
     curve = compared[0].curves[0]
@@ -63,7 +63,7 @@ def layers_figure(
     _lines(right, compared, tests, x)
     left.set(xlabel=_LABELS[x], ylabel=f"validation AUCC / largest{better}")
     if not comparable(compared, axis):
-        left.set_title("seconds of runs that did not alternate", fontsize=8)
+        left.set_title("not comparable: the runs did not take turns", fontsize=8)
     right.set(xlabel=_LABELS[x], ylabel=f"test {shown_name(curve)}{better}")
     handles, names = right.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)
@@ -73,7 +73,7 @@ def layers_figure(
 def _lines(
     axes: "Axes", compared: Sequence[Group], values: Sequence[list[float]], x: Depth
 ) -> None:
-    """Draws a line per `Group.line`: means and standard deviations, sorted by depth."""
+    """Draws a line for each `Group.line`: means and standard deviations of `values`, sorted by depth."""
     depths = [getattr(group.layers, x) for group in compared]
     for number, name in enumerate(dict.fromkeys(group.line for group in compared)):
         line = sorted(

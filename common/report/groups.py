@@ -1,4 +1,4 @@
-"""Groups of runs that differ only in their seed, with distinct names."""
+"""Groups runs that differ only in the seed, and names the groups by their settings."""
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,19 +18,16 @@ IGNORED = (
     "data.cache_dir",
     "data.tfds_dir",
     "train.log_steps",
-    "pretrained",  # Each seed has its own pretraining run.
+    "pretrained",  # Each seed may start from another pretraining run.
 )
-"""Configuration fields that change neither what a run learns nor how its time is counted; "a." is all fields of a."""
+"""Configuration fields that may differ between the runs of one group: the seed, and fields without effect on results.
+
+A name that ends in a dot, "a.", stands for all fields of `a`.
+"""
 
 
 class Layers(NamedTuple):
-    """The layers of a model.
-
-    Attributes:
-      kind: name of the kind of model or layer.
-      total: number of layers, frozen layers included.
-      frozen: number of layers that are not trained.
-    """
+    """The layers of a model: kind, number of layers, and number of frozen layers."""
 
     kind: str
     total: int
@@ -47,13 +44,13 @@ class Layers(NamedTuple):
 
 @dataclass(frozen=True)
 class Group:
-    """Runs of one configuration.
+    """Runs with equal configurations except for the seed.
 
     Attributes:
-      name: the layers and the settings in which the group differs from the other groups.
-      line: the name without the number of layers: groups with the same line share a line in figures over depth.
-      runs: sorted by seed; seeds are distinct, or None for a run without randomness.
-      layers: None if the configuration has no number of layers.
+      name: the layers, and the settings in which the group differs from other groups.
+      line: `name` without the number of layers. Groups with equal `line` share a line in figures over depth.
+      runs: the runs, sorted by distinct seeds. The seed of a run without randomness is None.
+      layers: layers of the model; None if the configuration has no number of layers.
     """
 
     name: str
@@ -63,7 +60,7 @@ class Group:
 
     @property
     def timed(self) -> str:
-        """The kinds of timing of the runs, see `Run.timing`."""
+        """The distinct values of `Run.timing`, separated by commas."""
         return ", ".join(dict.fromkeys(run.timing for run in self.runs))
 
     @property
@@ -83,50 +80,55 @@ def groups(
     ignore: Sequence[str] = IGNORED,
     layers_of: Callable[[Mapping[str, Any]], Layers | None] = layers_of,
 ) -> list[Group]:
-    """Groups runs with equal configurations and devices, in the order of their first runs.
+    """Groups runs with equal configurations and devices. Groups are in the order of their first runs.
 
     Args:
-      ignore: configuration fields that may differ within a group; "a." is all fields of a.
-      layers_of: returns the layers of a configuration.
+      ignore: configuration fields that may differ within a group, see IGNORED.
+      layers_of: function from a configuration to its layers.
 
     Raises:
-      UserError: there are no runs, their metrics differ, or two runs have the same configuration and seed.
+      UserError: `runs` is empty, the metrics differ, or two runs have the same configuration and seed.
     """
-    found: dict[tuple, list[Run]] = {}
+    by_settings: dict[tuple, list[Run]] = {}
     for run in runs:
-        found.setdefault(tuple(_settings(run, ignore).items()), []).append(run)
-    check(bool(found), "there are no runs to compare")
+        by_settings.setdefault(tuple(_settings(run, ignore).items()), []).append(run)
+    check(bool(by_settings), "there are no runs to compare")
     members = [
-        sorted(group, key=lambda run: (run.seed is not None, run.seed)) for group in found.values()
+        sorted(group, key=lambda run: (run.seed is not None, run.seed))
+        for group in by_settings.values()
     ]
     _check(members)
     layers = [layers_of(group[0].config) for group in members]
-    others = _others([dict(key) for key in found], layers)
-    made, names = [], set()
+    others = _others([dict(key) for key in by_settings], layers)
+    made: dict[str, Group] = {}
     for group, stack, other in zip(members, layers, others, strict=True):
-        kind = f"{stack.kind}, {stack.frozen} frozen" if stack and stack.frozen else ""
-        line = kind or (stack.kind if stack else "")
+        line = stack.kind + (f", {stack.frozen} frozen" if stack.frozen else "") if stack else ""
         name = ", ".join(filter(None, [str(stack or ""), *other])) or group[0].name
-        # An empty setting and a missing setting are both left out of the name.
-        name = f"{name} ({group[0].name})" if name in names else name
-        names.add(name)
-        made.append(Group(name, ", ".join(filter(None, [line, *other])), tuple(group), stack))
-    return made
+        # Names omit empty and missing settings, so two groups may get the same name: add the name of a run.
+        name = f"{name} ({group[0].name})" if name in made else name
+        made[name] = Group(name, ", ".join(filter(None, [line, *other])), tuple(group), stack)
+    return list(made.values())
 
 
 def differences(compared: Sequence[Group], ignore: Sequence[str] = IGNORED) -> Table:
-    """Returns a row per setting in which the groups differ and a column per group; missing fields are empty."""
+    """Returns a table of the settings in which groups differ: a row for each setting, a column for each group.
+
+    The cell of a missing setting is empty.
+    """
     settings = [_settings(group.runs[0], ignore) for group in compared]
     rows = [(f, *(_text(s[f]) if f in s else None for s in settings)) for f in _differing(settings)]
     return Table(("setting", *(group.name for group in compared)), rows)
 
 
 def _settings(run: Run, ignore: Sequence[str]) -> dict[str, Any]:
-    """Returns what the runs of a group share: the flat configuration, and the device, which determines the time."""
+    """Returns name -> value of the settings that all runs of a group share: flat configuration and device.
+
+    The device is a setting because it determines the training time.
+    """
     flat = {"device": run.summary.get("device", "")}
     flat |= {k: _frozen(v) for k, v in sorted(flatten(run.config).items())}
-    whole = tuple(name for name in ignore if name.endswith("."))
-    return {k: v for k, v in flat.items() if k not in ignore and not k.startswith(whole)}
+    prefixes = tuple(name for name in ignore if name.endswith("."))
+    return {k: v for k, v in flat.items() if k not in ignore and not k.startswith(prefixes)}
 
 
 def _frozen(value: Any) -> Any:
@@ -149,7 +151,11 @@ def _differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 def _others(
     settings: Sequence[Mapping[str, Any]], layers: Sequence[Layers | None]
 ) -> list[list[str]]:
-    """Returns the settings that distinguish groups with equal layers: few of them, strings before numbers."""
+    """Returns the settings of each group that distinguish it from groups with equal layers, as "name value".
+
+    Omits a setting if the settings before it already distinguish the same groups. Settings with text values come before
+    settings with numbers.
+    """
     known = [(stack,) for stack in layers]
     fields = _differing(settings)
     fields.sort(key=lambda f: not any(isinstance(some.get(f), str) for some in settings))
@@ -169,13 +175,18 @@ def _check(members: Sequence[Sequence[Run]]) -> None:
     first = members[0][0]
     for group in members:
         for run in group:
-            here, there = (r.curve.name for r in (run, first))
+            here, there = run.curve, first.curve
             check(
-                (here, run.curve.mode) == (there, first.curve.mode),
-                f"{run.name} measures {here} and {first.name} {there}: compare runs with the same metric",
+                (here.name, here.mode) == (there.name, there.mode),
+                f"{run.name} measures {here.name}, but {first.name} measures {there.name}: compare runs with the same"
+                " metric",
             )
         for one, other in itertools.pairwise(group):
             check(
+                one.folder is None or one.folder != other.folder,
+                f"the run {one.place} is named twice",
+            )
+            check(
                 one.seed is None or one.seed != other.seed,
-                f"{one.name} and {other.name} have the same configuration and seed {one.seed}: leave one out",
+                f"{one.name} and {other.name} have the same configuration and seed {one.seed}: leave out one of them",
             )

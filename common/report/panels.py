@@ -4,12 +4,15 @@ from typing import Any
 
 import numpy as np
 
-# Okabe and Ito (2008): distinguishable for colour-blind readers.
+# Colours of Okabe and Ito (2008), which colour-blind readers can distinguish.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 
 def panels(count: int) -> tuple[Any, np.ndarray]:
-    """Returns a figure and its axes, side by side. Not by pyplot, which would keep the figure and choose a backend."""
+    """Returns a figure with `count` axes side by side.
+
+    Does not use pyplot, which would keep the figure in memory and choose a backend.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.2 * count, 4.2), dpi=150, layout="constrained")

@@ -5,12 +5,12 @@ from importlib.resources import files
 
 
 def printed(paper: str, table: str, keys: int = 2) -> dict[tuple[str, ...], tuple[str, ...]]:
-    """Returns the rows of a table, such as "table1", by their first `keys` columns; the other columns are the cells."""
+    """Returns the rows of a printed table, such as "table1": {cells of the first `keys` columns: all other cells}."""
     return {tuple(row[:keys]): tuple(row[keys:]) for row in _read(paper, table)[1:]}
 
 
 def columns(paper: str, table: str, keys: int = 2) -> tuple[str, ...]:
-    """Returns the column names of the cells."""
+    """Returns the column names of a printed table without the first `keys` columns."""
     return tuple(_read(paper, table)[0][keys:])
 
 

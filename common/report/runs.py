@@ -4,22 +4,20 @@ import glob
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from common.config import check
 from common.errors import UserError
 from common.metrics.curve import Curve
 from common.metrics.predictions import PREDICTIONS, Predictions, load
-from common.track.tracker import SUMMARY
+from common.storage.folders import copy_of, open_folder
+from common.track.tracker import METRICS, SUMMARY, WANDB_TIMEOUT, log_in
 
-# Fields of summary.json (`common.train.summary`) that comparisons read.
+# Fields of summary.json (`common.train.summary`) that comparisons read -> their types.
 _NEEDED = {"config": dict, "curve": dict, "test": dict, "params": dict, "seed": int | None}
-
-# Timeout of a request to wandb, in seconds.
-_WANDB_TIMEOUT = 20
 
 
 @dataclass(frozen=True)
@@ -27,10 +25,10 @@ class Run:
     """A finished run.
 
     Attributes:
-      name: of the folder, or of the wandb run.
+      name: name of the folder, or of the wandb run.
       summary: contents of `summary.json`.
       curve: the validation curve, with at least one point.
-      folder: the workdir, which may have predictions; None if only the summary is known.
+      folder: the workdir, where predictions may be; None for a run without workdir.
     """
 
     name: str
@@ -40,7 +38,7 @@ class Run:
 
     @property
     def place(self) -> str:
-        """The folder, or the name of a run without folder."""
+        """The folder as text, or the name of a run without folder."""
         return str(self.folder or self.name)
 
     @property
@@ -55,40 +53,39 @@ class Run:
 
     @property
     def timing(self) -> str:
-        """Use of the machine while the run was timed: turns, paused, shared, alone, or unknown."""
+        """Use of the machine during training: "turns", "paused", "shared", "alone" or "unknown".
+
+        `Conditions.describe` in `common.train.conditions` defines them. "unknown": the summary has no timing.
+        """
         return self.summary.get("timing", {}).get("kind", "unknown")
 
     @property
     def sessions(self) -> tuple[str, ...]:
-        """The timing sessions, equal for runs that alternated with each other; see `common.train.conditions`."""
+        """Ids of the run's timing sessions. Runs that took turns with each other have equal ids.
+
+        See `common.train.conditions`.
+        """
         return tuple(self.summary.get("timing", {}).get("sessions", ()))
 
     def predictions(self) -> Predictions | None:
-        """Returns the test predictions; None if the run has no predictions.npz.
-
-        Raises:
-          UserError: the file is damaged.
-        """
+        """Returns the test predictions; None if predictions.npz is missing. Raises a UserError if it is damaged."""
         path = self.folder / PREDICTIONS if self.folder else None
         return load(path) if path and path.exists() else None
 
     @property
     def test(self) -> float:
-        """The objective on the test set, of the best checkpoint.
-
-        Raises:
-          UserError: the summary has no test value.
-        """
+        """The objective of the best checkpoint on the test split. Raises a UserError if the summary lacks it."""
         value = self.summary["test"].get(self.curve.name)
-        check(
-            isinstance(value, int | float),
-            f"the run {self.name} has no test {self.curve.name} in its {SUMMARY}",
-        )
+        missing = f"the run {self.name} has no test {self.curve.name} in its {SUMMARY}"
+        check(isinstance(value, int | float), missing)
         return value
 
 
 def runs_alternated(groups: Sequence[Sequence[Run]]) -> bool:
-    """Returns whether the seconds of groups can be compared: each run alternated with runs of all other groups."""
+    """Returns whether training seconds can be compared across groups.
+
+    Requires that all runs took turns on a machine (`timing` is "turns"), and that all groups have equal `sessions`.
+    """
     if not all(run.timing == "turns" for group in groups for run in group):
         return False
     sessions = [sorted(run.sessions for run in group) for group in groups]
@@ -98,27 +95,27 @@ def runs_alternated(groups: Sequence[Sequence[Run]]) -> bool:
 def run_of(
     summary: Any, name: str, source: str | Path | None = None, folder: Path | None = None
 ) -> Run:
-    """Makes a `Run` of a summary.
+    """Makes a `Run` from a summary.
 
     Args:
-      folder: the workdir, if known.
-      source: origin of the summary for error messages (default: the name).
+      source: origin of the summary, for error messages; None for `name`.
+      folder: the workdir; None if it is unknown.
 
     Raises:
-      UserError: the summary lacks a field or has a damaged curve.
+      UserError: the summary lacks a field, or its curve is damaged.
     """
     source = source or name
-    check(isinstance(summary, Mapping), f"{source} is not the summary of a run")
+    not_a_summary = f"{source} is not the summary of a run"
+    check(isinstance(summary, Mapping), not_a_summary)
     missing = [n for n, k in _NEEDED.items() if n not in summary or not isinstance(summary[n], k)]
-    check(not missing, f"{source} is not the summary of a run: it has no {', '.join(missing)}")
+    check(not missing, f"{not_a_summary}: it has no {', '.join(missing)}")
     counts = [summary["params"].get(name) for name in ("trainable", "total")]
+    known = all(isinstance(count, int | float) for count in counts)
+    check(known, f"{not_a_summary}: the field params lacks the numbers trainable and total")
+    timing = summary.get("timing", {})
     check(
-        all(isinstance(count, int | float) for count in counts),
-        f"{source} is not the summary of a run: its params have no numbers trainable and total",
-    )
-    check(
-        isinstance(summary.get("timing", {}), Mapping),
-        f"{source} is not the summary of a run: its timing is {summary.get('timing')!r}",
+        isinstance(timing, Mapping) and isinstance(timing.get("sessions", []), list),
+        f"{not_a_summary}: its timing is {timing!r}, not an object with a list of sessions",
     )
     try:
         curve = Curve.from_json(summary["curve"])
@@ -129,47 +126,62 @@ def run_of(
 
 
 def load_local(*paths: str | Path) -> list[Run]:
-    """Loads runs from this machine.
+    """Loads finished runs with test results from this machine.
+
+    Skips runs without test results, such as runs of a sweep, and unfinished runs in a folder of several runs.
 
     Args:
-      paths: each is the folder of a run, a folder of several runs, or a summary file. Of a folder of several runs, only
-        finished runs with a test result are loaded (runs of a sweep may have no test result).
+      paths: each path is the folder of a run, a folder of several runs, or a summary file.
 
     Raises:
-      UserError: there is no run, a run has not finished, or a summary is damaged.
+      UserError: a path is missing or has no finished run, a summary is damaged, or no run has a test result.
     """
     try:
         files = [file for path in map(Path, paths) for file in _files(path)]
-    except OSError as error:  # for example a name that is too long
+    except OSError as error:  # The cause may be a file name that is too long.
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
-    runs = [run_of(_read(file), _name(file), file, _folder(file)) for file in files]
+    runs = [read_run(file) for file in files]
     tested = [run for run in runs if run.summary["test"]]
-    if len(tested) < len(runs):
-        left = ", ".join(run.name for run in runs if not run.summary["test"])
-        print(f"skipped runs without a test result: {left}", file=sys.stderr)
+    untested = (run.name for run in runs if not run.summary["test"])
+    _tell("skipped runs without a test result", untested)
     check(bool(tested), f"{' '.join(map(str, paths))}: no run has a test result")
     return tested
 
 
 def load_group(argument: str) -> list[Run]:
-    """Loads the runs of a command-line argument.
+    """Loads the finished runs that a command-line argument names.
 
     Args:
       argument: the folder of a run or of several runs, a summary file, a glob ("runs/ffn_seed*"), or
         "wandb:ENTITY/PROJECT:GROUP".
 
     Raises:
-      UserError: the argument names no finished run.
+      UserError: `argument` does not name a finished run.
     """
     kind, _, place = argument.partition(":")
     if kind == "wandb":
         project, _, group = place.partition(":")
         return load_wandb(project, {"group": group} if group else None)
+    if "://" in argument:
+        argument = str(_open_bucket(argument))
     if not any(letter in argument for letter in "*?[") or Path(argument).exists():
         return load_local(argument)
-    found = sorted(glob.glob(os.path.expanduser(argument)))
-    check(bool(found), f"no run matches {argument}")
-    return load_local(*found)
+    matches = sorted(glob.glob(os.path.expanduser(argument)))
+    check(bool(matches), f"no run matches {argument}")
+    return load_local(*matches)
+
+
+def _open_bucket(argument: str) -> Path:
+    """Downloads the small files of the runs in a bucket that `argument`, as `load_group`, names; returns their copy."""
+    named = copy_of(argument)
+    patterns = [n for n, part in enumerate(named.parts) if any(letter in part for letter in "*?[")]
+    if named.name == SUMMARY:
+        patterns = patterns or [len(named.parts) - 1]
+    parent = Path(*named.parts[: patterns[0]]) if patterns else named
+    open_folder(
+        str(parent), lambda path: PurePosixPath(path).name in (SUMMARY, METRICS, PREDICTIONS)
+    )
+    return named
 
 
 def _files(path: Path) -> list[Path]:
@@ -178,37 +190,45 @@ def _files(path: Path) -> list[Path]:
     check(path.is_dir(), f"there is no run {path}")
     if (path / SUMMARY).exists():
         return [path / SUMMARY]
-    found = sorted(path.glob(f"*/{SUMMARY}"))
-    check(bool(found), f"{path} has no {SUMMARY}: the run has not finished")
-    return found
+    files = sorted(path.glob(f"*/{SUMMARY}"))
+    check(bool(files), f"{path} has no {SUMMARY}: the run has not finished")
+    begun = {file.parent for file in path.glob(f"*/{METRICS}")}
+    if unfinished := sorted(folder.name for folder in begun - {file.parent for file in files}):
+        print(f"skipped unfinished runs: {', '.join(unfinished)}", file=sys.stderr)
+    return files
 
 
-def _folder(file: Path) -> Path | None:
-    return file.parent if file.name == SUMMARY else None
+def read_run(file: Path) -> Run:
+    """Reads a run from its summary.json, or from a copy of this file with another name.
 
-
-def _name(file: Path) -> str:
-    return file.resolve().parent.name if file.name == SUMMARY else file.stem
-
-
-def _read(file: Path) -> Any:
+    Raises:
+      UserError: the file is damaged or cannot be read.
+    """
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        summary = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}") from error
     except ValueError as error:
         raise UserError(f"{file} is damaged: {error}") from error
+    if file.name != SUMMARY:
+        return run_of(summary, file.stem, file)
+    return run_of(summary, file.resolve().parent.name, file, file.parent)
+
+
+def _tell(message: str, runs: Iterable[str]) -> None:
+    if names := ", ".join(runs):
+        print(f"{message}: {names}", file=sys.stderr)
 
 
 def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[Run]:
-    """Loads runs from wandb, oldest first; skips unfinished runs and names them on stderr.
+    """Loads the finished runs of a wandb project, oldest first. Prints the names of skipped runs to stderr.
 
     Args:
-      project: "entity/project".
-      filters: wandb's filters, such as {"config.data.source": "tfds:wmt16_translate/de-en"}; None for all runs.
+      project: "ENTITY/PROJECT".
+      filters: filters of wandb's API, such as {"config.data.source": "tfds:wmt16_translate/de-en"}; None for all runs.
 
     Raises:
-      UserError: wandb cannot be reached, the project is unknown, or it has no finished run.
+      UserError: wandb cannot be reached, the project is unknown, or the project has no finished run.
     """
     parts = project.split("/")
     check(
@@ -217,26 +237,23 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
     import wandb
 
     try:
-        # wandb.Api alone would ask for a key on a terminal.
-        if not wandb.login(prompt=False, verify=False):
-            raise ConnectionError("no API key (`wandb login` stores one)")
-        api = wandb.Api(timeout=_WANDB_TIMEOUT)
-        # lazy=True would send a request per summary.
-        found = [(r.name, r.summary_metrics, r) for r in api.runs(project, filters, lazy=False)]
-    except ValueError as error:  # raised for an unknown project
+        log_in()
+        api = wandb.Api(timeout=WANDB_TIMEOUT)
+        # lazy=True would send a request for each summary.
+        remotes = [(r.name, r.summary_metrics, r) for r in api.runs(project, filters, lazy=False)]
+    except ValueError as error:  # wandb raises a ValueError for an unknown project.
         raise UserError(
             f"wandb: {error}: check the name {project} and your access to it"
         ) from error
     except Exception as error:  # wandb does not document its exceptions.
         raise UserError(f"wandb: cannot read {project}: {error}") from error
-    ended = [run for run in found if "curve" in run[1]]
+    ended = [run for run in remotes if "curve" in run[1]]
     check(
         bool(ended),
-        f"wandb: none of the {len(found)} matching runs of {project} has finished with a summary",
+        f"wandb: none of the {len(remotes)} matching runs of {project} has finished with a summary",
     )
-    if len(ended) < len(found):
-        left = ", ".join(name for name, summary, _ in found if "curve" not in summary)
-        print(f"wandb: skipped runs without a summary: {left}", file=sys.stderr)
+    unfinished = (name for name, summary, _ in remotes if "curve" not in summary)
+    _tell("wandb: skipped runs without a summary", unfinished)
     return [
         run_of(summary, name, f"wandb run {project}/{name}", _download(remote, project))
         for name, summary, remote in ended
@@ -244,11 +261,11 @@ def load_wandb(project: str, filters: Mapping[str, Any] | None = None) -> list[R
 
 
 def _download(remote: Any, project: str) -> Path | None:
-    """Downloads the predictions of a wandb run and returns their folder; None if the run has no predictions."""
+    """Downloads the predictions of a wandb run. Returns the folder of the file; None if the run has no predictions."""
     folder = Path(".cache") / "wandb" / project / remote.id
     if not (folder / PREDICTIONS).exists():
         try:
             remote.file(PREDICTIONS).download(root=str(folder), exist_ok=True)
-        except Exception:  # Older runs have no predictions; wandb does not document its exceptions.
+        except Exception:  # Old runs have no predictions. wandb does not document its exceptions.
             return None
     return folder

@@ -1,4 +1,4 @@
-"""Small tables as Markdown, CSV and aligned text."""
+"""Writes small tables as Markdown, CSV and aligned text."""
 
 import csv
 import math
@@ -13,7 +13,7 @@ _NUMBER = re.compile(r"[-+]?\.?\d|nan|[-+]?inf|$")
 
 
 class Table(NamedTuple):
-    """Columns and rows: pass them as `text(*table)`. Jupyter displays the table."""
+    """Column names and rows of a table. `text(*table)` formats the table for the terminal."""
 
     columns: tuple[str, ...]
     rows: list[tuple]
@@ -23,38 +23,29 @@ class Table(NamedTuple):
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Returns an aligned Markdown table; columns of numbers are right-aligned.
+    """Returns an aligned Markdown table. Columns of numbers are right-aligned.
 
-    Integers get thousands separators. Floats get two decimals, or four significant digits below 1 and from a million
-    on. None is empty.
+    Integers get thousands separators. Floats get two decimals, or four significant digits if below 1 or at least a
+    million. None becomes an empty cell.
 
     Raises:
-      ValueError: a row and the header have different lengths.
+      ValueError: a row has more or fewer cells than the table has columns.
     """
-    escaped = [[cell.replace("|", "\\|") for cell in line] for line in _lines(columns, rows)]
-    header, *body = _pad(escaped)
-    right = _right_aligned(escaped[1:], len(columns))
+    cells = [[cell.replace("|", "\\|") for cell in line] for line in _cells(columns, rows)]
+    (header, *body), right = _aligned(cells)
     rule = ["-" * (len(h) - 1) + (":" if r else "-") for h, r in zip(header, right, strict=True)]
     return "".join(f"| {' | '.join(line)} |\n" for line in [header, rule, *body])
 
 
 def text(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """Returns a table for the terminal, with the cells of `markdown`.
-
-    Raises:
-      ValueError: a row and the header have different lengths.
-    """
-    header, *body = _pad(_lines(columns, rows))
+    """Returns an aligned table for the terminal. Formats numbers as `markdown` does."""
+    (header, *body), _ = _aligned(_cells(columns, rows))
     rule = ["-" * len(cell) for cell in header]
     return "".join("  ".join(line).rstrip() + "\n" for line in [header, rule, *body])
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Writes a CSV file with unrounded numbers; None is empty.
-
-    Raises:
-      ValueError: a row and the header have different lengths.
-    """
+    """Writes a CSV file with unrounded numbers. None becomes an empty cell."""
     rows = _checked(columns, rows)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,11 +54,7 @@ def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[
 
 
 def keep(stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Writes a table to STEM.csv and STEM.md.
-
-    Raises:
-      ValueError: a row and the header have different lengths.
-    """
+    """Writes a table to STEM.csv and STEM.md."""
     write_csv(f"{stem}.csv", columns, rows)
     Path(f"{stem}.md").write_text(markdown(columns, rows), encoding="utf-8")
 
@@ -79,19 +66,19 @@ def publish(stem: Path, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -
 
 
 def mean_std(values: Sequence[float], digits: int = 1) -> str:
-    """Returns "mean ± standard deviation", or the mean of a single value."""
+    """Returns "mean ± standard deviation" of several values, or a single value without deviation."""
     mean = f"{np.mean(values):.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {np.std(values, ddof=1):.{digits}f}"
 
 
 def digits_for(values: Iterable[float]) -> int:
-    """Returns the number of decimals for a column: 3 below 10, 2 below 1,000, else 0."""
+    """Returns the number of decimals for a column: 3 if its largest value is below 10, 2 if below 1,000, else 0."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     return 3 if largest < 10 else 2 if largest < 1000 else 0
 
 
 def _checked(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Sequence[Any]]:
-    """Returns the rows after checking their lengths."""
+    """Returns the rows as a list. Raises a ValueError if a row has more or fewer cells than `columns`."""
     rows = list(rows)
     for row in rows:
         if len(row) != len(columns):
@@ -101,10 +88,10 @@ def _checked(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[Sequ
     return rows
 
 
-def _lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[list[str]]:
+def _cells(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[list[str]]:
     """Returns header and rows as strings without line breaks."""
-    cells = [[_cell(value) for value in row] for row in _checked(columns, rows)]
-    return [[" ".join(cell.split()) for cell in line] for line in [list(columns), *cells]]
+    lines = [list(columns), *([_cell(value) for value in row] for row in _checked(columns, rows))]
+    return [[" ".join(cell.split()) for cell in line] for line in lines]
 
 
 def _cell(value: Any) -> str:
@@ -117,17 +104,18 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def _right_aligned(body: Sequence[Sequence[str]], width: int) -> list[bool]:
-    """Returns for each column whether all cells begin with a number."""
-    return [bool(body) and all(_NUMBER.match(line[i]) for line in body) for i in range(width)]
+def _aligned(lines: Sequence[Sequence[str]]) -> tuple[list[list[str]], list[bool]]:
+    """Pads the cells of each column to equal width. The first line is the header.
 
-
-def _pad(lines: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Pads cells to the width of their column; the first line is the header."""
-    right = _right_aligned(lines[1:], len(lines[0]))
-    # Markdown needs three dashes below a header.
-    widths = [max(3, *(len(line[i]) for line in lines)) for i in range(len(lines[0]))]
-    return [
-        [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(line, widths, right, strict=True)]
-        for line in lines
-    ]
+    Returns:
+      The padded lines, and for each column whether it is right-aligned: all its cells begin with a number.
+    """
+    padded, right = [], []
+    for header, *body in zip(*lines, strict=True):
+        numbers = bool(body) and all(_NUMBER.match(cell) for cell in body)
+        # Markdown needs three dashes below a header.
+        width = max(3, *map(len, (header, *body)))
+        align = str.rjust if numbers else str.ljust
+        padded.append([align(cell, width) for cell in (header, *body)])
+        right.append(numbers)
+    return [list(line) for line in zip(*padded, strict=True)], right

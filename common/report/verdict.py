@@ -2,12 +2,12 @@
 
 The difference of two groups in a metric is the difference of their means over seeds. Its variance has two parts:
 
-- Seeds: s²/n of each group, with n - 1 degrees of freedom (Welch).
-- Test examples: the variance of the difference under a bootstrap of the test examples, shared by all runs. s²/n already
-  contains the variance of individual runs, so only the variance that all runs of a group share is added.
+- Seeds: s²/n for each group with n seeds and the sample variance s² over seeds, with n - 1 degrees of freedom (Welch).
+- Test examples: the variance of the difference over bootstrap resamples of the test set, the same for all runs. s²/n
+  already contains the part of this variance that differs between runs, so only the part that all runs share is added.
 
 The interval is the difference ± t * sqrt(variance), with Satterthwaite's degrees of freedom. A percentile interval of a
-two-level bootstrap is too narrow for three seeds: `benchmarks.interval_coverage` measures both.
+two-level bootstrap is too narrow for three seeds: `benchmarks.interval_coverage` measures both intervals.
 
 Suffixes in this module: B resamples, M examples, R runs.
 """
@@ -31,14 +31,19 @@ Word = Literal["better", "worse", "equivalent", "undecided"]
 
 CONFIDENCE = 0.95
 LEAST_SEEDS = 3
-"""A group with fewer seeds is undecided."""
+"""Minimum number of seeds per group. A comparison with fewer seeds is undecided."""
 
-_PER_TOKEN = ("loss", "perplexity")  # metrics of translations
+_PER_TOKEN = ("loss", "perplexity")
+"""Metrics of translations that depend on the vocabulary."""
 
 RESAMPLES = 1000
-_AT_ONCE = 100  # resamples per product, to limit memory
+"""Number of bootstrap resamples of the test set."""
+
+_AT_ONCE = 100
+"""Number of resamples in a matrix product. Limits memory."""
+
 MOST_SEEDS = 100
-"""`Comparison.more_seeds` considers at most this many seeds per group."""
+"""Maximum number of seeds per group that `Comparison.more_seeds` considers."""
 
 MARGINS = {
     "bleu": 0.5,
@@ -47,17 +52,17 @@ MARGINS = {
     "bits_per_byte": 0.01,
     "loss": 0.01,
 }
-"""Default margins of equivalence, in units of the metric."""
+"""Metric -> default margin of equivalence, in units of the metric."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One metric of one group of runs.
+    """Values of one metric for one group of runs.
 
     Attributes:
-      values: one per seed; a single value for runs without randomness.
-      seedless: the runs have no randomness (a logistic regression that is solved exactly).
-      resampled_RB: the metric of each run on B resampled test sets; None for metrics without test examples.
+      values: one value for each seed; a single value if `seedless`.
+      seedless: whether the runs have no randomness, such as an exactly solved logistic regression.
+      resampled_RB: the metric of each of R runs on B resampled test sets; None for metrics without test examples.
     """
 
     values: tuple[float, ...]
@@ -70,32 +75,37 @@ class Sample:
 
     @property
     def seed_variance(self) -> float:
-        """s²; 0 without randomness, NaN for a single seed."""
+        """The sample variance over seeds, s²; 0 if `seedless`, NaN for a single seed."""
         if self.seedless:
             return 0.0
         return float(np.var(self.values, ddof=1)) if len(self.values) > 1 else math.nan
 
     @property
     def idiosyncratic_variance(self) -> float:
-        """The part of s² due to the finite test set: the variance of one run's metric that other runs do not share."""
+        """The part of the variance over seeds that the finite test set causes.
+
+        Equals the bootstrap variance of a run's metric that the other runs do not share.
+        """
         if self.resampled_RB is None or len(self.values) < 2 or self.seedless:
             return 0.0
         deviations_RB = self.resampled_RB - self.resampled_RB.mean(0)
-        # Deviations from the mean of R runs have (R - 1) / R of the variance.
+        # The deviation from the mean of R runs has only (R - 1) / R of the variance.
         share = len(self.values) / (len(self.values) - 1)
         return float(share * deviations_RB.var(axis=1, ddof=1).mean())
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """The difference A - B of two groups in a metric.
+    """The comparison of two groups, A - B, in a metric.
 
     Attributes:
-      mode: "max" or "min".
-      margin: of equivalence; 0 without margin.
-      example_variance: variance of the difference due to the shared test examples.
-      noise: the sources of noise in the interval, as text.
-      corrected: p-values of a difference and of equivalence after Holm's correction; see `correct`.
+      mode: "max" if larger values are better, "min" if smaller values are better.
+      a, b: values of the two groups.
+      margin: margin of equivalence in units of the metric; 0 for no margin.
+      example_variance: the part of the variance of A - B that all runs share, because of the finite test set.
+      noise: sources of noise that the interval covers, as text.
+      corrected: the two `p_values` after Holm's correction (`correct`); None before the correction.
+      together: number of comparisons that were corrected together.
     """
 
     metric: str
@@ -106,13 +116,14 @@ class Comparison:
     example_variance: float
     noise: str
     corrected: tuple[float, float] | None = None
+    together: int = 1
 
     @property
     def difference(self) -> float:
         return self.a.mean - self.b.mean
 
     def _spread(self, more: int = 0) -> tuple[float, float]:
-        """Returns (standard error, degrees of freedom) with `more` additional seeds in each group."""
+        """Returns the standard error and the degrees of freedom of A - B, with `more` additional seeds per group."""
         variance, weight = self.example_variance, 0.0
         for sample in (self.a, self.b):
             if sample.seedless:
@@ -126,7 +137,7 @@ class Comparison:
 
     @property
     def half_width(self) -> float:
-        """Half the width of the 95 % interval; NaN if a group has a single seed."""
+        """Half of the width of the 95 % interval; NaN if a group has a single seed."""
         error, freedom = self._spread()
         return float(stats.t.ppf(0.5 + CONFIDENCE / 2, freedom) * error)
 
@@ -140,10 +151,10 @@ class Comparison:
 
     @property
     def p_values(self) -> tuple[float, float]:
-        """Uncorrected p-values of the hypotheses of no difference and of a difference beyond the margin.
+        """Uncorrected p-values of two hypotheses: A - B is 0, and A - B is outside of the margin.
 
-        The first is below 0.05 if and only if the interval excludes 0, the second if and only if the interval lies
-        within the margin. NaN for a single seed.
+        The first p-value is below 0.05 if and only if the interval excludes 0. The second is below 0.05 if and only if
+        the interval lies within the margin. Both are NaN if a group has a single seed.
         """
         error, freedom = self._spread()
         distance = abs(self.difference)
@@ -160,7 +171,7 @@ class Comparison:
 
     @property
     def word(self) -> Word:
-        """The verdict on A against B."""
+        """Whether A is better than B, worse, equivalent (the difference is within the margin), or undecided."""
         if not self.decidable:
             return "undecided"
         different, beyond = self.corrected or self.p_values
@@ -172,9 +183,10 @@ class Comparison:
 
     @property
     def more_seeds(self) -> int | None:
-        """Additional seeds per group that would decide if means and deviations stay the same.
+        """Number of additional seeds per group that would decide, if means and deviations stay the same.
 
-        None if `MOST_SEEDS` seeds would not decide: a larger test set or a wider margin is needed.
+        Assumes Holm's largest correction, which the smallest p-value gets. None if `MOST_SEEDS` seeds would not decide:
+        only a larger test set or a wider margin would.
         """
         lacking = [0 if s.seedless else LEAST_SEEDS - len(s.values) for s in (self.a, self.b)]
         if math.isnan(self._spread()[0]):
@@ -182,23 +194,23 @@ class Comparison:
         fewest = min(len(s.values) for s in (self.a, self.b))
         for more in range(max(0, *lacking), MOST_SEEDS - fewest + 1):
             error, freedom = self._spread(more)
-            half = stats.t.ppf(0.5 + CONFIDENCE / 2, freedom) * error
+            half = stats.t.ppf(1 - (1 - CONFIDENCE) / 2 / self.together, freedom) * error
             distance = abs(self.difference)
             if half < distance or half + distance < self.margin:
                 return more
         return None
 
     def __str__(self) -> str:
-        """The verdict in words."""
+        """Returns the verdict with its margin or the missing seeds, such as "undecided (about 2 more seeds)"."""
         if self.word == "equivalent":
             return f"equivalent within {self.margin:g}"
         if self.word != "undecided":
             return self.word
-        if self.corrected and min(self.p_values) < 1 - CONFIDENCE and self.decidable:
-            return "undecided (after correction)"
         more = self.more_seeds
         if not self.decidable:
             return f"undecided (at least {_more(more)})"
+        if self.a.seedless and self.b.seedless:
+            return "undecided (no seeds: only more test examples may decide)"
         if more is None:
             return f"undecided (not with {MOST_SEEDS} seeds either)"
         return f"undecided (about {_more(more)})"
@@ -209,7 +221,10 @@ def _more(seeds: int) -> str:
 
 
 def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Returns the comparisons with p-values corrected by Holm's method; undecidable comparisons are not counted."""
+    """Returns the comparisons with p-values corrected together by Holm's method.
+
+    Comparisons with too few seeds are neither corrected nor counted.
+    """
     from statsmodels.stats.multitest import multipletests
 
     decidable = [one for one in comparisons if one.decidable]
@@ -219,7 +234,9 @@ def correct(comparisons: Sequence[Comparison]) -> list[Comparison]:
     corrected = [multipletests(raw[:, kind], method="holm")[1] for kind in (0, 1)]
     pairs = iter(zip(*corrected, strict=True))
     return [
-        replace(one, corrected=tuple(map(float, next(pairs)))) if one.decidable else one
+        replace(one, corrected=tuple(map(float, next(pairs))), together=len(decidable))
+        if one.decidable
+        else one
         for one in comparisons
     ]
 
@@ -232,11 +249,16 @@ def compare(
 ) -> list[Comparison]:
     """Returns an uncorrected comparison A - B for each metric that both groups have.
 
-    Test metrics need predictions: without them their noise is unknown, and they are left out. The best validation value
-    and the areas under the curves have only the noise of seeds. Seconds are compared only if the runs alternated.
+    Omits test metrics if a run has no predictions, because their noise is then unknown. Intervals of the best
+    validation value and of the areas under the curves cover only the noise of seeds. Compares seconds only if the runs
+    took turns on the machine (`runs_alternated`).
+
+    Args:
+      margins: metric -> margin of equivalence.
+      axes: x-axes of the areas under the validation curves.
 
     Raises:
-      UserError: the groups have different test examples or metrics, or a margin is negative.
+      UserError: the groups have different test examples or metrics, or a margin is negative or not finite.
     """
     check_margins(margins)
     found = _on_examples(a, b, margins)
@@ -258,11 +280,7 @@ def compare(
 
 
 def check_runs(a: Sequence[Run], b: Sequence[Run]) -> None:
-    """Checks that the seeds of each group are distinct and no run is in both groups.
-
-    Raises:
-      UserError: a check fails.
-    """
+    """Raises a UserError if two runs of a group have the same seed, or if a run is in both groups."""
     for group in (a, b):
         seen: dict[int, Run] = {}
         for run in group:
@@ -276,16 +294,12 @@ def check_runs(a: Sequence[Run], b: Sequence[Run]) -> None:
     for run in b:
         check(
             run.folder is None or run.folder.resolve() not in places,
-            f"the run {run.place} is in both groups: leave it out of one",
+            f"the run {run.place} is in both groups: leave it out of one group",
         )
 
 
 def check_margins(margins: Mapping[str, float]) -> None:
-    """Checks that the margins are finite and not negative.
-
-    Raises:
-      UserError: a margin is not.
-    """
+    """Raises a UserError if a margin is negative or not finite."""
     for name, margin in margins.items():
         check(
             math.isfinite(margin) and margin >= 0,
@@ -300,7 +314,7 @@ def _seeds(group: Sequence[Run], values: Sequence[float]) -> Sample:
 def _on_examples(
     a: Sequence[Run], b: Sequence[Run], margins: Mapping[str, float]
 ) -> list[Comparison]:
-    """Compares the metrics of the test examples."""
+    """Compares the test metrics; returns [] if a run has no predictions."""
     runs = [*a, *b]
     predicted = [run.predictions() for run in runs]
     if any(one is None for one in predicted):
@@ -332,13 +346,16 @@ def _on_examples(
 
 
 def _same_tokens(predicted: Sequence[Predictions]) -> bool:
-    """Returns whether references have the same numbers of tokens: nats per token depend on the vocabulary."""
+    """Returns whether all runs split each reference into equally many tokens.
+
+    Otherwise the vocabularies differ, and nats per token cannot be compared.
+    """
     counts = [one.tokens_M for one in predicted if isinstance(one, Translations)]
     return all(np.array_equal(tokens_M, counts[0]) for tokens_M in counts)
 
 
 def _shared_variance(a: Sample, b: Sample, examples: int) -> float:
-    """Returns the bootstrap variance of the difference of means minus the part in s²/n; NaN for a single example."""
+    """Returns the bootstrap variance of A - B that all runs of a group share; NaN for a single example."""
     if examples < 2:
         return math.nan
     difference_B = a.resampled_RB.mean(0) - b.resampled_RB.mean(0)
@@ -349,7 +366,10 @@ def _shared_variance(a: Sample, b: Sample, examples: int) -> float:
 def resample(
     predicted: Sequence[Predictions], resamples: int = RESAMPLES
 ) -> list[dict[str, np.ndarray]]:
-    """Returns each metric of each run, (B,), on B bootstrap resamples of the test set, the same for all runs."""
+    """Returns, for each run, metric -> values (B,) on B bootstrap resamples of the test set.
+
+    All runs have the same resamples.
+    """
     statistics = [one.statistics for one in predicted]
     weights_BM = _weights(len(predicted[0]), resamples)
     sums = [[] for _ in predicted]
@@ -362,7 +382,7 @@ def resample(
 
 @lru_cache(maxsize=1)
 def _weights(count: int, resamples: int) -> np.ndarray:
-    """Returns how often each of M examples is drawn, (B, M) uint16; always the same."""
+    """Returns how often each resample contains each of M examples, (B, M) uint16. Equal in every call."""
     generator = np.random.default_rng(0)
     weights_BM = np.empty((resamples, count), np.uint16)
     for weights_M in weights_BM:

@@ -1,13 +1,15 @@
-"""Verdicts on groups of runs, and the test examples on which two runs differ most."""
+"""Tables of verdicts on groups of runs, and of the test examples on which two runs differ most."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from common.config import check, check_choice
-from common.metrics.predictions import MODES, Predictions, Translations
+from common.config import check, check_choice, flatten
+from common.errors import UserError
+from common.metrics.predictions import MODES, Translations
 from common.report.groups import Group, Layers, groups, layers_of
 from common.report.runs import Run, load_group, runs_alternated
 from common.report.table import Table, digits_for, mean_std
@@ -18,71 +20,92 @@ def named_groups(
     arguments: Sequence[str],
     layers_of: Callable[[Mapping[str, Any]], Layers | None] = layers_of,
 ) -> list[Group]:
-    """Returns the groups of a command line.
+    """Returns the groups of runs that command-line arguments name.
 
-    Each argument is a group if one of them names several runs and no argument mixes configurations. Otherwise the runs
-    of all arguments are grouped by their configurations.
+    Each argument is a group if at least one argument names several runs and no argument mixes configurations. Otherwise
+    the runs of all arguments are grouped by their configurations.
 
     Raises:
-      UserError: an argument names no runs; or as `groups`.
+      UserError: an argument does not name a finished run, the metrics differ, or two runs have the same configuration
+        and seed.
     """
     loaded = [load_group(argument) for argument in arguments]
     if len(loaded) > 1 and any(len(runs) > 1 for runs in loaded):
-        found = [groups(runs, layers_of=layers_of) for runs in loaded]
-        if all(len(some) == 1 for some in found):
+        grouped = [groups(runs, layers_of=layers_of) for runs in loaded]
+        if all(len(parts) == 1 for parts in grouped):
             names = [argument.rstrip("/").rpartition("/")[2] for argument in arguments]
             names = names if len(set(names)) == len(names) else list(arguments)
             return [
                 Group(name, name, one.runs, one.layers)
-                for name, (one,) in zip(names, found, strict=True)
+                for name, (one,) in zip(names, grouped, strict=True)
             ]
     return groups((run for runs in loaded for run in runs), layers_of=layers_of)
 
 
-def parse_margins(given: Sequence[str]) -> dict[str, float]:
-    """Returns `MARGINS` updated with the --margin options, "METRIC=NUMBER".
+def parse_margins(options: Sequence[str]) -> dict[str, float]:
+    """Returns `MARGINS` updated with the values of --margin, each METRIC=NUMBER.
 
     Raises:
-      UserError: an option has another form, an unknown metric or a negative number.
+      UserError: a value is malformed, or a metric has two margins.
     """
-    margins = dict(MARGINS)
-    for text in given:
+    chosen: dict[str, float] = {}
+    for text in options:
         metric, equals, number = text.partition("=")
-        if metric and equals:
-            check_choice(f"--margin={text}: metric", metric, MODES)
+        form = f"--margin={text}: give METRIC=NUMBER, such as --margin=bleu=0.5"
+        check(bool(metric and equals), form)
+        check_choice(f"--margin={text}: metric", metric, MODES)
         try:
-            margins[metric] = float(number)
-        except ValueError:
-            equals = ""
-        check(
-            bool(metric and equals),
-            f"--margin={text}: give METRIC=NUMBER, such as --margin=bleu=0.5",
-        )
-        check(
-            math.isfinite(margins[metric]) and margins[metric] >= 0,
-            f"--margin={text}: a margin must be a number of at least 0",
-        )
-    return margins
+            margin = float(number)
+        except ValueError as error:
+            raise UserError(form) from error
+        valid = math.isfinite(margin) and margin >= 0
+        check(valid, f"--margin={text}: a margin must be a number of at least 0")
+        check(metric not in chosen, f"--margin={text}: {metric} has two margins")
+        chosen[metric] = margin
+    return MARGINS | chosen
 
 
 def against_first(
     compared: Sequence[Group], margins: Mapping[str, float] = MARGINS
 ) -> list[tuple[Group, Comparison]]:
-    """Compares every group with the first in every metric (Holm); raises as `check_runs` and `compare`."""
+    """Compares every group with the first group in every metric. Corrects the p-values by Holm's method.
+
+    Raises:
+      UserError: a run is in two groups, two runs of a group have the same seed, or groups have different test examples
+        or metrics.
+    """
     first, *others = compared
     for group in others:
         check_runs(group.runs, first.runs)
+        _check_data(group.runs, first.runs)
     pairs = [(group, one) for group in others for one in compare(group.runs, first.runs, margins)]
     corrected = correct([one for _, one in pairs])
     return [(group, one) for (group, _), one in zip(pairs, corrected, strict=True)]
 
 
-def verdict_table(first: Group, found: Sequence[tuple[Group, Comparison]]) -> Table:
-    """Returns a row per group and metric, with the verdict on the group against the first group."""
+def _check_data(a: Sequence[Run], b: Sequence[Run]) -> None:
+    """Raises a UserError if a run has no predictions and the configurations of two groups name different data.
+
+    Compares only the last part of a folder's path, because paths differ between machines.
+    """
+    if all(run.predictions() is not None for run in (*a, *b)):
+        return
+    for field in ("data.source", "dataset"):
+        here, there = (str(flatten(group[0].config).get(field, "")) for group in (a, b))
+        names = {Path(x).name if x.startswith("files:") else x for x in (here, there)}
+        check(
+            len(names) == 1,
+            f"{a[0].place} and {b[0].place} differ in {field} ({here} and {there}) and lack predictions.npz, which"
+            " would show whether their test examples are the same: compare runs on the same data",
+        )
+
+
+def verdict_table(first: Group, comparisons: Sequence[tuple[Group, Comparison]]) -> Table:
+    """Returns the table of verdicts: a row for each group and metric, compared with the group `first`."""
     columns = ("metric", "model", "mean ± sd", f"against {first.name}", "difference")
     columns += (f"{CONFIDENCE:.0%} interval", "verdict", "margin", "noise of", "p (Holm)")
     rows = []
-    for group, one in found:
+    for group, one in comparisons:
         digits = digits_for((*one.a.values, *one.b.values))
         interval = "" if math.isnan(one.low) else f"{one.low:+.{digits}f} to {one.high:+.{digits}f}"
         p = (one.corrected or one.p_values)[0]
@@ -97,16 +120,16 @@ def verdict_table(first: Group, found: Sequence[tuple[Group, Comparison]]) -> Ta
     return Table(columns, rows)
 
 
-def explanation(found: Sequence[tuple[Group, Comparison]], compared: Sequence[Group]) -> str:
+def explanation(comparisons: Sequence[tuple[Group, Comparison]], compared: Sequence[Group]) -> str:
     """Returns the notes below the table of verdicts."""
-    decidable = sum(one.decidable for _, one in found)
+    decidable = sum(one.decidable for _, one in comparisons)
     lines = [
-        "better, worse: the difference is not 0 (p < 0.05); equivalent: its whole interval lies within the margin;"
-        " fewer than three seeds decide nothing."
+        "better, worse: the difference is not 0 (p < 0.05); equivalent: the whole interval lies within the margin;"
+        " with fewer than three seeds every verdict is undecided."
     ]
     if decidable > 1:
         lines.append(
-            f"The {decidable} comparisons are corrected together by Holm's method; the intervals are not."
+            f"The {decidable} comparisons are corrected together by Holm's method; the intervals are not corrected."
         )
     without = [run.name for g in compared for run in g.runs if run.predictions() is None]
     if without:
@@ -115,16 +138,16 @@ def explanation(found: Sequence[tuple[Group, Comparison]], compared: Sequence[Gr
         )
     if not runs_alternated([group.runs for group in compared]):
         lines.append(
-            "Seconds are not compared, because the runs did not alternate on the machine (reproduce --turns=N)."
+            "Seconds are not compared, because the runs did not take turns on the machine (reproduce --turns=N)."
         )
     return "\n".join(lines)
 
 
 def sentence_table(compared: Sequence[Group]) -> Table | None:
-    """Returns sacrebleu's paired bootstrap test of each run against the run of the first group with the same seed.
+    """Returns a table of sacrebleu's paired bootstrap tests: each run against the first group's run of the same seed.
 
-    It tests whether the choice of test sentences explains the difference; it ignores the noise of seeds. None if the
-    runs are not translations or share no seed.
+    The p-value covers the choice of test sentences, not the noise of seeds. Returns None if a run has no translations,
+    or if no seed is in two groups.
     """
     from sacrebleu.significance import PairedTest
 
@@ -140,51 +163,46 @@ def sentence_table(compared: Sequence[Group]) -> Table | None:
             if not (isinstance(mine, Translations) and isinstance(theirs, Translations)):
                 return None
             systems = [(base.name, list(theirs.hypotheses)), (run.name, list(mine.hypotheses))]
-            test = PairedTest(
-                systems,
-                {"BLEU": theirs.metric()},
-                [list(theirs.references)],
-                test_type="bs",
-                n_samples=1000,
-            )
+            metrics, references = {"BLEU": theirs.metric()}, [list(theirs.references)]
+            test = PairedTest(systems, metrics, references, test_type="bs", n_samples=1000)
             _, scores = test()
             (one, other) = scores["BLEU"]
             rows.append((group.name, run.seed, other.score, one.score, f"{other.p_value:.3f}"))
-    columns = ("model", "seed", "BLEU", f"{first.name}", "p of the sentences alone")
+    columns = ("model", "seed", "BLEU", f"{first.name}", "p, noise of sentences only")
     return Table(columns, rows) if rows else None
 
 
 def example_table(one: Run, other: Run, most: int) -> Table:
-    """Returns the test examples with the largest difference in cost between two runs.
+    """Returns a table of the test examples with the largest difference in cost between two runs.
+
+    Args:
+      most: maximum number of examples.
 
     Raises:
-      UserError: a run has no predictions, or the runs were tested on different examples.
+      UserError: a run has no predictions, or the runs have different test examples.
     """
-    predicted: list[Predictions] = []
-    for run in (one, other):
-        found = run.predictions()
-        check(
-            found is not None, f"the run {run.place} has no predictions.npz, which --examples needs"
-        )
-        predicted.append(found)
-    mine, theirs = predicted
+    mine, theirs = one.predictions(), other.predictions()
+    for run, predictions in ((one, mine), (other, theirs)):
+        missing = f"the run {run.place} has no predictions.npz, which --examples needs"
+        check(predictions is not None, missing)
     check(
         mine.pairing == theirs.pairing,
         f"{one.place} and {other.place} were tested on different examples: compare runs with the same test set",
     )
     difference_M = mine.costs_M - theirs.costs_M
     order = np.argsort(-np.abs(difference_M), kind="stable")[:most]
-    rows, names = [], (f"A: {one.name}", f"B: {other.name}")
-    described = {number: (mine.describe(number), theirs.describe(number)) for number in order}
-    shared = [
-        name
-        for name in next(iter(described.values()))[0]
-        if all(a[name] == b[name] for a, b in described.values())
+    described = [(mine.describe(number), theirs.describe(number)) for number in order]
+    names = list(described[0][0])
+    shared = [name for name in names if all(a[name] == b[name] for a, b in described)]
+    differing = [name for name in names if name not in shared]
+    rows = [
+        (
+            *(int(number), *(a[name] for name in shared)),
+            *(side[name] for name in differing for side in (a, b)),
+            f"{difference_M[number]:+.3f}",
+        )
+        for number, (a, b) in zip(order, described, strict=True)
     ]
-    own = [name for name in next(iter(described.values()))[0] if name not in shared]
-    for number, (a, b) in described.items():
-        cells = [one[name] for name in own for one in (a, b)]
-        shown = (a[name] for name in shared)
-        rows.append((int(number), *shown, *cells, f"{difference_M[number]:+.3f}"))
-    columns = ("example", *shared, *(f"{name}, {run}" for name in own for run in names))
+    sides = (f"A: {one.name}", f"B: {other.name}")
+    columns = ("example", *shared, *(f"{name}, {side}" for name in differing for side in sides))
     return Table((*columns, f"cost, A - B ({mine.cost_unit})"), rows)

@@ -1,14 +1,17 @@
-"""Heartbeats between processes: when one is lost, all others name it and exit within a bounded time.
+"""Heartbeats between processes: if a process is lost, all other processes name it and exit within a bounded time.
 
-A thread of each process holds a connection to process 0. A killed process closes its connection; a suspended process or
-a lost machine sends nothing for TRAINLESS_LOST_SECONDS (60). A deadlock of the main thread alone is not detected.
-Process 0 informs all others, and every heartbeat thread prints one line and exits the process, which may be waiting
-for the lost one in a collective operation:
+The heartbeat thread of each process holds a connection to process 0. A process counts as lost if its connection closes
+(the process was killed), or if it sends no heartbeat for TRAINLESS_LOST_SECONDS (60; the process is suspended or its
+machine is unreachable). A deadlock of the main thread alone is not detected. Process 0 informs all other processes.
+Their heartbeat threads print one line and exit their processes, even if the main thread waits in a collective
+operation:
 
     error: process 1 (host-b) is lost: ...; the same command resumes from the last checkpoint ...
 
-Without this, JAX's runtime calls abort() later, with a dump of its own stack. The exit code is 0, or 2 for a user
-error, 128 + N after signal N with the run saved, 1 with a traceback for a bug, LOST after the loss of another process.
+Without heartbeats, JAX's runtime would abort the processes later, with a stack trace.
+
+Exit codes of a process: 0; 2 for a user error; 128 + N after signal N, with the run saved; 1 for a bug, with a
+traceback; LOST after the loss of another process.
 """
 
 import ctypes
@@ -27,15 +30,18 @@ from typing import NoReturn
 from common.errors import UserError
 
 LOST = 75
-"""The exit code after another process was lost or missed the rendezvous: EX_TEMPFAIL, "try again"."""
+"""Exit code of a process after another process was lost or missed the rendezvous: EX_TEMPFAIL of sysexits.h."""
 
 SILENCE = "TRAINLESS_LOST_SECONDS", 60
+"""Environment variable and default of the time without a heartbeat after which a process counts as lost."""
+
 ARRIVAL = "TRAINLESS_JOIN_SECONDS", 300
+"""Environment variable and default of the time that all processes have to connect."""
 
 AGAIN = "the same command resumes from the last checkpoint, with any number of processes"
 
 _ENDING = threading.Lock()
-"""Acquired once, by the first thread that exits this process."""
+"""Lock held by the thread that exits this process, so that no other thread prints a second error line."""
 
 _ALIVE, _END = b".", b"end\n"
 
@@ -45,7 +51,10 @@ _EXCHANGE = re.compile(
 
 
 def seconds(setting: tuple[str, int]) -> int:
-    """Reads a setting (name, default) from the environment.
+    """Reads a number of seconds from the environment.
+
+    Args:
+      setting: name and default of the environment variable.
 
     Raises:
       UserError: the value is not a positive integer.
@@ -58,13 +67,13 @@ def seconds(setting: tuple[str, int]) -> int:
 
 
 class Heartbeat(threading.Thread):
-    """Exits this process as soon as another one is lost.
+    """A thread that exits this process as soon as another process is lost.
 
     Args:
       process: the number of this process.
-      connections: of the rendezvous, by process.
-      hosts: of all processes.
-      silence: seconds without a heartbeat after which a process is lost.
+      connections: process number -> connection to the process, from the rendezvous.
+      hosts: the host name of each process.
+      silence: seconds without a heartbeat after which a process counts as lost.
     """
 
     def __init__(
@@ -83,44 +92,44 @@ class Heartbeat(threading.Thread):
         for number, connection in self._connections.items():
             connection.settimeout(self._silence)
             selector.register(connection, selectors.EVENT_READ, number)
-        heard = dict.fromkeys(self._connections, time.monotonic())
-        words = dict.fromkeys(self._connections, b"")
-        pause, said = min(self._silence / 4, 5.0), 0.0
+        last_received = dict.fromkeys(self._connections, time.monotonic())
+        buffers = dict.fromkeys(self._connections, b"")
+        interval, last_sent = min(self._silence / 4, 5.0), 0.0
         while selector.get_map():
-            ready = {key.data: key.fileobj for key, _ in selector.select(pause)}
+            ready = {key.data: key.fileobj for key, _ in selector.select(interval)}
             now = time.monotonic()
-            if said and now - said > 3 * pause:
-                # This process was suspended; the heartbeats of the others are still to be read.
-                heard = dict.fromkeys(heard, now)
-            if now - said >= pause:
-                self._say(_ALIVE)
-                said = now
+            if last_sent and now - last_sent > 3 * interval:
+                # This process was suspended and could not read heartbeats: reset the timeouts of all processes.
+                last_received = dict.fromkeys(last_received, now)
+            if now - last_sent >= interval:
+                self._send(_ALIVE)
+                last_sent = now
             for number, connection in ready.items():
-                heard[number] = now
-                said_now = _receive(connection)
-                words[number] = (words[number] + said_now)[-32:]
-                if found := re.search(rb"lost (\d+)\n", words[number]):
-                    self._lost(int(found[1]))
-                elif _END in words[number]:
+                last_received[number] = now
+                received = _receive(connection)
+                buffers[number] = (buffers[number] + received)[-32:]
+                if lost := re.search(rb"lost (\d+)\n", buffers[number]):
+                    self._lost(int(lost[1]))
+                elif _END in buffers[number]:
                     selector.unregister(connection)
-                    del heard[number]
-                elif not said_now:
+                    del last_received[number]
+                elif not received:
                     self._lost(number)
-            for number, when in heard.items():
+            for number, when in last_received.items():
                 if now - when > self._silence:
                     self._lost(number)
 
     def end(self) -> None:
-        """Tells the others that this process ends normally."""
-        self._say(_END)
+        """Informs the other processes that this process exits without an error."""
+        self._send(_END)
 
-    def _say(self, word: bytes) -> None:
+    def _send(self, message: bytes) -> None:
         for connection in self._connections.values():
             with suppress(OSError):
-                connection.sendall(word)
+                connection.sendall(message)
 
     def _lost(self, number: int) -> NoReturn:
-        self._say(b"lost %d\n" % number)
+        self._send(b"lost %d\n" % number)
         reason = "it failed (see its log), was killed, hangs or is unreachable"
         if number == self._process:
             reason = "its heartbeats did not arrive in time"
@@ -135,22 +144,27 @@ def _receive(connection: socket.socket) -> bytes:
 
 
 def end(process: int, line: str) -> NoReturn:
-    """Prints the line and exits with LOST at once."""
+    """Prints an error line and exits this process with code LOST, without cleanup.
+
+    Args:
+      process: the number of this process.
+    """
     _ENDING.acquire()
     print(f"error: {line}", file=sys.stderr, flush=True)
-    _silence_errors()  # later errors of the runtime are consequences
+    _silence_errors()  # Hides the errors that JAX's runtime prints about the lost process.
     if process == 0:
-        time.sleep(
-            2
-        )  # the runtime of the others aborts when this one exits: their heartbeats come first
+        # JAX aborts the other processes when process 0 exits: first let their heartbeat threads name the lost process.
+        time.sleep(2)
     os._exit(LOST)
 
 
 def hold_abort() -> None:
-    """Delays abort() by six seconds, so that the heartbeat can print its line and set the exit code.
+    """Delays abort() by six seconds, so that the heartbeat thread can print its line and set the exit code.
 
-    JAX's runtime aborts as soon as process 0 is gone. The handler is the C library's sleep(), called with the number of
-    SIGABRT, 6, since the runtime's threads cannot run Python.
+    JAX's runtime calls abort() as soon as process 0 has exited, in C++ threads, which cannot run a Python signal
+    handler. The handler of SIGABRT is therefore the C function sleep(); its argument is the signal's number, 6. No
+    setting of jax 0.10.2 prevents the abort: `jax_enable_recoverability` does not delay it, and
+    `jax.distributed.initialize` takes no callback.
     """
     library = ctypes.CDLL(None)
     library.signal.argtypes = ctypes.c_int, ctypes.c_void_p
@@ -158,28 +172,29 @@ def hold_abort() -> None:
 
 
 def several() -> bool:
-    """Whether the launcher started several processes."""
+    """Returns whether the launcher started several processes (TRAINLESS_NUM_PROCESSES)."""
     return os.environ.get("TRAINLESS_NUM_PROCESSES", "1") != "1"
 
 
 def hold(error: Exception) -> None:
-    """After a failed collective operation, waits for the heartbeat to name the lost process and exit.
+    """Gives the heartbeat thread time to name a lost process, if `error` comes from a collective operation.
 
-    Returns at once for other errors, and later if no process was lost.
+    The heartbeat thread exits this process. If no process is lost, this function returns after TRAINLESS_LOST_SECONDS +
+    5 seconds. For all other errors it returns at once.
     """
     if several() and _EXCHANGE.search(str(error)):
         time.sleep(seconds(SILENCE) + 5)
 
 
 def leave(code: int) -> NoReturn:
-    """Exits after a failure. One of several processes does not wait for the others, which may be waiting for it."""
+    """Exits with `code` after an error. Several processes do not wait for each other, which could deadlock."""
     if not several():
         sys.exit(code)
     _ENDING.acquire()
     sys.stdout.flush()
     sys.stderr.flush()
     _silence_errors()
-    # The others may fail in the same way, and print their own line first.
+    # The exit of this process ends the other processes: first let them print their errors.
     time.sleep(3 if os.environ.get("TRAINLESS_PROCESS_ID") == "0" else 2)
     os._exit(code)
 

@@ -1,10 +1,14 @@
-"""Several processes as one run: start-up from the environment, and collective decisions."""
+"""Joins several processes into one run, and lets them decide together."""
 
 import atexit
+import json
 import os
 import signal
+import socket
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -12,29 +16,29 @@ import numpy as np
 from common.config import check
 from common.errors import UserError
 from common.runtime import heartbeat
-from common.runtime.rendezvous import MissedRendezvous, rendezvous
 
-COORDINATOR, PROCESSES, PROCESS = (
-    "TRAINLESS_COORDINATOR",
-    "TRAINLESS_NUM_PROCESSES",
-    "TRAINLESS_PROCESS_ID",
-)
+COORDINATOR = "TRAINLESS_COORDINATOR"
+PROCESSES = "TRAINLESS_NUM_PROCESSES"
+PROCESS = "TRAINLESS_PROCESS_ID"
+TOKEN = "TRAINLESS_TOKEN"
 
 
-def initialize(asked: Callable[[], Mapping[str, str]] = dict) -> None:
-    """Joins the other processes if a launcher set TRAINLESS_COORDINATOR (host:port), _NUM_PROCESSES and _PROCESS_ID.
+def initialize(settings: Callable[[], Mapping[str, str]] = dict) -> None:
+    """Joins the other processes, if a launcher has set TRAINLESS_COORDINATOR to the host:port of process 0.
 
-    They have TRAINLESS_JOIN_SECONDS (300) to connect; after that a lost process ends all of them, see `heartbeat`.
+    The launcher also sets TRAINLESS_NUM_PROCESSES, TRAINLESS_PROCESS_ID and TRAINLESS_TOKEN, a secret that keeps other
+    programs out. All processes must connect within TRAINLESS_JOIN_SECONDS (300). From then on the loss of one process
+    ends all processes (`common.runtime.heartbeat`).
 
     Args:
-      asked: returns the settings of this process, which have to be the same on all.
+      settings: returns name -> value of the settings that must be equal on all processes.
 
     Raises:
-      UserError: a setting is wrong, or differs between processes.
+      UserError: an environment variable is invalid, or a setting differs between processes.
     """
     address = os.environ.get(COORDINATOR)
     if not address:
-        # Without a coordinator N processes would each train the same run.
+        # Without a coordinator, every process would train the whole run.
         check(not heartbeat.several(), f"{PROCESSES} is set, so {COORDINATOR} must be host:port")
         return
     try:
@@ -43,20 +47,24 @@ def initialize(asked: Callable[[], Mapping[str, str]] = dict) -> None:
         raise UserError(
             f"{COORDINATOR} is set, so {PROCESSES} and {PROCESS} must be whole numbers"
         ) from error
-    if not 0 <= index < count:
-        raise UserError(f"{PROCESS} must be between 0 and {count - 1}, got {index}")
+    check(0 <= index < count, f"{PROCESS} must be between 0 and {count - 1}, got {index}")
+    token = os.environ.get(TOKEN, "")
+    check(not token or token.isalnum(), f"{TOKEN} must be letters and digits")
     silence, arrival = heartbeat.seconds(heartbeat.SILENCE), heartbeat.seconds(heartbeat.ARRIVAL)
     if count == 1:
         return
+
+    from common.runtime.rendezvous import MissedRendezvous, is_loopback, rendezvous
+
     try:
-        same = {PROCESSES: str(count), heartbeat.SILENCE[0]: str(silence)} | asked()
-        connections, hosts = rendezvous(address, count, index, arrival, same)
-    except MissedRendezvous as absent:
-        heartbeat.end(index, f"{absent}; {heartbeat.AGAIN}")
+        equal = {PROCESSES: str(count), heartbeat.SILENCE[0]: str(silence)} | settings()
+        connections, hosts = rendezvous(address, count, index, arrival, equal, token)
+    except MissedRendezvous as missed:
+        heartbeat.end(index, f"{missed}; {heartbeat.AGAIN}")
     heartbeat.hold_abort()
-    watcher = heartbeat.Heartbeat(index, connections, hosts, silence)
-    watcher.start()
-    # The runtime's timeouts are longer than those of the heartbeat.
+    thread = heartbeat.Heartbeat(index, connections, hosts, silence)
+    thread.start()
+    # JAX's timeouts are longer than the heartbeat's timeout, so that the heartbeat reports a lost process first.
     jax.distributed.initialize(
         address,
         count,
@@ -64,21 +72,25 @@ def initialize(asked: Callable[[], Mapping[str, str]] = dict) -> None:
         initialization_timeout=2 * silence + 60,
         heartbeat_timeout_seconds=2 * silence + 60,
         shutdown_timeout_seconds=3600,
+        # Processes on one machine need the loopback interface only. By default JAX listens on all interfaces.
+        coordinator_bind_address=address if is_loopback(address.rpartition(":")[0]) else None,
     )
 
-    # The runtime has installed a SIGTERM handler. Until a run installs its own, SIGTERM acts at once.
+    # Replace the SIGTERM handler of JAX's runtime: SIGTERM must end the process until a run installs its handler.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def end() -> None:
         try:
-            jax.distributed.shutdown()  # waits for all processes
+            jax.distributed.shutdown()  # Waits for all processes.
         finally:
-            watcher.end()
+            thread.end()
 
     atexit.register(end)
     if jax.default_backend() == "cpu":
-        # jaxlib 0.10.2: cached programs of several CPU processes deadlock.
+        # With jaxlib 0.10.2, several CPU processes deadlock in programs loaded from the compilation cache.
         jax.config.update("jax_enable_compilation_cache", False)
+        # CPU processes connect in their first collective operation, which fails if a process is 30 s late: connect now.
+        all_reduce_max(np.zeros(1))
 
 
 def is_main() -> bool:
@@ -86,13 +98,13 @@ def is_main() -> bool:
 
 
 def warn(line: str) -> None:
-    """Prints a warning, once for all processes."""
+    """Prints a warning to stderr, on process 0 only."""
     if is_main():
         print(f"warning: {line}", file=sys.stderr)
 
 
 def all_reduce_max(decision: np.ndarray) -> np.ndarray:
-    """The elementwise maximum over all processes; a collective call."""
+    """Returns the elementwise maximum of `decision` over all processes. All processes must call this function."""
     if jax.process_count() == 1:
         return decision
     from jax.experimental import multihost_utils
@@ -100,8 +112,90 @@ def all_reduce_max(decision: np.ndarray) -> np.ndarray:
     return np.asarray(multihost_utils.process_allgather(decision)).max(axis=0)
 
 
+class Votes:
+    """Decides when several processes vote: about once a second, and at least every 100 calls of `due`.
+
+    Clocks differ between processes, so the processes count calls of `due` instead of seconds. Each vote sets the number
+    of calls until the next vote, for all processes. A single process votes at every call.
+    """
+
+    def __init__(self) -> None:
+        self._calls, self._interval, self._since = 0, 1, time.monotonic()
+
+    def due(self) -> bool:
+        """Returns whether to vote now. All processes must call this method equally often."""
+        self._calls += 1
+        return jax.process_count() == 1 or self._calls >= self._interval
+
+    def hasten(self) -> None:
+        """Makes the next call of `due` return True. All processes must call this method."""
+        self._interval = 0
+
+    def cast(self, votes: Sequence[int]) -> list[int]:
+        """Returns the maximum of each vote over all processes. All processes must call this method if `due` is True."""
+        milliseconds = int(1000 * (time.monotonic() - self._since))
+        *agreed, slowest = all_reduce_max(np.asarray([*votes, milliseconds])).tolist()
+        # The interval at most doubles, because the next calls may be slower than the last calls.
+        interval = min(1000 * self._calls // max(1, slowest), 2 * self._calls, 100)
+        self._interval = max(1, interval)
+        self._calls, self._since = 0, time.monotonic()
+        return agreed
+
+
+def all_gather(value: Any) -> list[Any]:
+    """Returns the JSON values of all processes in the order of the processes. All processes must call this function."""
+    if jax.process_count() == 1:
+        return [value]
+    from jax.experimental import multihost_utils
+
+    text_n = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    sizes = multihost_utils.process_allgather(np.asarray(len(text_n)))
+    padded_n = np.zeros(sizes.max(), np.uint8)
+    padded_n[: len(text_n)] = text_n
+    texts = multihost_utils.process_allgather(padded_n)
+    return [json.loads(text[:size].tobytes()) for text, size in zip(texts, sizes, strict=True)]
+
+
+def check_agreement(known: Callable[[], Mapping[str, str]]) -> None:
+    """Checks that values are equal on all processes. All processes must call this function.
+
+    Args:
+      known: returns name -> value of this process. Not called in a run with one process.
+
+    Raises:
+      UserError: on every process, if a value differs between processes.
+    """
+    if jax.process_count() == 1:
+        return
+    from common.runtime.rendezvous import difference
+
+    (_, first), *others = all_gather([socket.gethostname(), dict(known())])
+    for number, (host, other) in enumerate(others, 1):
+        check(first == other, difference(number, host, first, other))
+
+
+def all_or_none(call: Callable[[], Any]) -> Any:
+    """Returns `call()` if it succeeds on all processes. All processes must call this function.
+
+    Raises:
+      RuntimeError: on every process, if `call()` raised an exception on one process. A run with one process raises the
+        exception unchanged.
+    """
+    result, fault = None, ""
+    try:
+        result = call()
+    except Exception as error:
+        if jax.process_count() == 1:
+            raise
+        fault = f"{type(error).__name__}: {error}"
+    for number, reported in enumerate(all_gather(fault)):
+        if reported:
+            raise RuntimeError(f"process {number}: {reported}")
+    return result
+
+
 def gather(x: jax.Array) -> np.ndarray:
-    """The whole value of a sharded array; a collective call if its shards are in several processes."""
+    """Returns a sharded array as a host array. All processes must call this function."""
     if x.is_fully_addressable:
         return np.asarray(x)
     from jax.experimental import multihost_utils
@@ -110,7 +204,7 @@ def gather(x: jax.Array) -> np.ndarray:
 
 
 def barrier(name: str) -> None:
-    """Waits until every process has called this."""
+    """Waits until every process has called `barrier` with this name."""
     if jax.process_count() > 1:
         from jax.experimental import multihost_utils
 

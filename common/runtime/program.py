@@ -16,9 +16,12 @@ from common.runtime import heartbeat
 
 
 def run(main: Callable[[], None]) -> None:
-    """Calls main: a UserError is one line on stderr and exit code 2, a lost process exit code `heartbeat.LOST`."""
+    """Calls `main`. A UserError, or a full disk, ends the program with one line on stderr and exit code 2.
+
+    After the loss of another process, the exit code is `heartbeat.LOST`.
+    """
     keep_compiled(Path(".cache"))
-    # Until a run installs its own handlers there is nothing to save.
+    # Ctrl-C exits at once until a run installs its handlers: before that, there is nothing to save.
     signal.signal(signal.SIGINT, _interrupted)
     try:
         main()
@@ -26,12 +29,13 @@ def run(main: Callable[[], None]) -> None:
         print(f"error: {error}", file=sys.stderr)
         heartbeat.leave(2)
     except BrokenPipeError:
-        # The reader of the output (head, less) has exited. Python would report that once more while closing stdout.
+        # The reader of stdout (head, less) has exited. Redirect stdout, or Python reports the broken pipe again when it
+        # closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if heartbeat.several():
             heartbeat.leave(1)
     except Exception as error:
-        # Storage libraries wrap ENOSPC in their own exceptions.
+        # Search the text for ENOSPC (disk full), because storage libraries raise it as exceptions of other types.
         if os.strerror(errno.ENOSPC) not in str(error):
             heartbeat.hold(error)
             if not heartbeat.several():
@@ -39,7 +43,7 @@ def run(main: Callable[[], None]) -> None:
             traceback.print_exc()
             heartbeat.leave(1)
         print(
-            f"error: {os.strerror(errno.ENOSPC).lower()}: what was saved before is whole",
+            f"error: {os.strerror(errno.ENOSPC).lower()}; files that were already saved are intact",
             file=sys.stderr,
         )
         sys.stderr.flush()
@@ -47,12 +51,12 @@ def run(main: Callable[[], None]) -> None:
 
 
 def keep_compiled(folder: Path) -> None:
-    """Sets JAX's compilation cache to a folder below `folder`, unless the environment names one.
+    """Sets JAX's compilation cache to a folder below `folder`, unless JAX_COMPILATION_CACHE_DIR is set.
 
-    Machine code is specific to a kind of processor: each kind has its own folder.
+    The folder depends on the type of processor, because code compiled for one type may fail on another.
     """
     features = platform.processor()
-    with suppress(OSError):  # not on Linux
+    with suppress(OSError):  # only Linux has /proc
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     kind = hashlib.sha256(f"{platform.machine()} {features}".encode()).hexdigest()[:8]

@@ -1,7 +1,13 @@
-"""A rendezvous of all processes before they join JAX's runtime, to name processes that are missing or misconfigured."""
+"""A rendezvous of all processes before they join JAX's runtime. It names missing or misconfigured processes.
 
+Each process sends one line to process 0: the launcher's token, then JSON. The token keeps out other programs and other
+users' runs. It is sent in plain text, so it does not protect against eavesdroppers.
+"""
+
+import hmac
+import ipaddress
 import json
-import select
+import selectors
 import socket
 import time
 from collections.abc import Mapping
@@ -10,86 +16,163 @@ from contextlib import suppress
 from common.errors import UserError
 
 Rendezvous = tuple[dict[int, socket.socket], list[str]]
-"""(connections by process, host names by process): process 0 is connected with all others, they with process 0."""
+"""Result of the rendezvous: {process number: connection}, and the host name of each process.
+
+Process 0 has connections to all other processes. Each other process has one connection, to process 0.
+"""
+
+
+LONGEST = 2**20
+"""Maximum number of bytes in the line that a process sends to process 0."""
 
 
 class MissedRendezvous(Exception):
-    """Processes missed the rendezvous; the message names them."""
+    """Raised if processes miss the rendezvous. The message names the missing processes."""
 
 
 def rendezvous(
-    address: str, count: int, index: int, seconds: float, asked: Mapping[str, str] | None = None
+    address: str,
+    count: int,
+    index: int,
+    seconds: float,
+    settings: Mapping[str, str] | None = None,
+    token: str = "",
 ) -> Rendezvous:
     """Waits until all `count` processes have connected to process 0 at `address`.
 
-    The port is free again on return, for JAX's coordinator.
+    On return the port is free, so that JAX's coordinator can use it.
 
     Args:
-      index: of this process.
-      asked: settings of this process, by name, which have to be the same on all.
+      index: number of this process.
+      settings: name -> value of the settings that must be equal on all processes.
+      token: secret that the launcher gives to all processes. Process 0 refuses connections with another token.
 
     Raises:
       MissedRendezvous: processes did not connect within `seconds`.
-      UserError: the address is malformed or taken, two processes have one number, or settings differ.
+      UserError: the address is malformed or in use, two processes have the same number, or the token or settings
+        differ.
     """
-    asked = dict(asked or {})
+    settings = dict(settings or {})
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise UserError(f"TRAINLESS_COORDINATOR must be host:port, got {address!r}")
     until = time.monotonic() + seconds
     if index == 0:
-        return _receive(int(port), count, until, seconds, asked)
-    return _arrive((host.strip("[]"), int(port)), index, until, seconds, asked)
+        return _receive(_listen(host, int(port), count), count, token, until, seconds, settings)
+    return _arrive((host.strip("[]"), int(port)), index, token, until, seconds, settings)
+
+
+def is_loopback(host: str) -> bool:
+    """Returns whether `host` is "localhost" or a loopback address. An IPv6 address may be in brackets.
+
+    Other host names are not resolved, because a machine may resolve its own name to a loopback address.
+    """
+    with suppress(ValueError):
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    return host == "localhost"
+
+
+def _listen(host: str, port: int, count: int) -> socket.socket:
+    """Returns a server socket: on the loopback interface if `host` is a loopback address, else on all interfaces."""
+    both = not is_loopback(host) and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+    name = host.strip("[]") if is_loopback(host) else ""
+    try:
+        return socket.create_server((name, port), family=family, backlog=count, dualstack_ipv6=both)
+    except OSError as error:
+        raise UserError(f"process 0 cannot listen on port {port}: {error.strerror}") from error
 
 
 def _receive(
-    port: int, count: int, until: float, seconds: float, asked: dict[str, str]
+    server: socket.socket,
+    count: int,
+    token: str,
+    until: float,
+    seconds: float,
+    settings: dict[str, str],
 ) -> Rendezvous:
-    """Process 0: accepts the other processes, then sends all of them the result."""
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    try:
-        server = socket.create_server(("", port), family=family, backlog=count, dualstack_ipv6=both)
-    except OSError as error:
-        raise UserError(f"process 0 cannot listen on port {port}: {error.strerror}") from error
-    hosts, here, theirs = {0: socket.gethostname()}, {}, {}
-    with server:
-        while len(here) < count - 1 and (left := until - time.monotonic()) > 0:
-            server.settimeout(min(left, 1.0))
-            with suppress(OSError, ValueError, TypeError):  # a timeout, or no process of this run
-                connection, _ = server.accept()
-                connection.settimeout(5.0)
-                number, host, what = json.loads(_line(connection))
-                if not 0 < number < count:
-                    raise ValueError(number)
-                if number in here:
-                    _tell(here[number], {"twice": host})
-                here[number], hosts[number], theirs[number] = connection, host, dict(what)
-            # They send nothing more: a readable connection is a closed one.
-            for gone in [k for k, c in here.items() if select.select([c], [], [], 0)[0]]:
-                here.pop(gone).close()
-    missing = [k for k in range(1, count) if k not in here]
-    # Reported first: processes with another count would wait for one that does not exist.
-    if unlike := next((k for k in sorted(theirs) if theirs[k] != asked), None):
-        how = _differences(asked, theirs[unlike])
-        answer = {"unlike": f"process {unlike} ({hosts[unlike]}) is unlike process 0: {how}"}
+    """Runs on process 0: accepts connections of the other processes, then sends them the host names or the error."""
+    hosts, connected, received = {0: socket.gethostname()}, {}, {}
+    with server, selectors.DefaultSelector() as selector:
+        # The selector's data of a connection are the bytes of its incomplete line, then the number of its process.
+        selector.register(server, selectors.EVENT_READ)
+        while len(connected) < count - 1 and (left := until - time.monotonic()) > 0:
+            for key, _ in selector.select(min(left, 1.0)):
+                connection, before = key.fileobj, key.data
+                if connection is server:
+                    with suppress(OSError):
+                        new, _ = server.accept()
+                        new.settimeout(5.0)
+                        selector.register(new, selectors.EVENT_READ, b"")
+                    continue
+                part = _read(connection)
+                if isinstance(before, int):
+                    # A process sends only one line: this event means that the process has exited.
+                    if connected.get(before) is connection:
+                        del connected[before]
+                elif part and len(before) < LONGEST and not part.endswith(b"\n"):
+                    selector.modify(connection, selectors.EVENT_READ, before + part)
+                    continue
+                elif line := _parse(before + part, count, token):
+                    number, host, values = line
+                    if number in connected:
+                        _send(connected[number], {"twice": host})
+                    connected[number], hosts[number], received[number] = connection, host, values
+                    selector.modify(connection, selectors.EVENT_READ, number)
+                    continue
+                else:
+                    _send(connection, {"refused": hosts[0]})
+                selector.unregister(connection)
+                connection.close()
+        for key in selector.get_map().values():
+            if isinstance(key.data, bytes):
+                key.fileobj.close()
+    missing = [k for k in range(1, count) if k not in connected]
+    # Report differing settings first. If the number of processes differs, the missing processes may not exist.
+    if unlike := next((k for k in sorted(received) if received[k] != settings), None):
+        answer = {"unlike": difference(unlike, hosts[unlike], settings, received[unlike])}
     elif missing:
-        answer = {"absent": f"{_named(missing)} did not come within {seconds:g} s"}
+        answer = {"absent": f"{_named(missing)} did not connect within {seconds:g} s"}
     else:
         answer = {"hosts": [hosts[k] for k in range(count)]}
-    for connection in here.values():
-        _tell(connection, answer)
-    return here, _hosts(answer)
+    for connection in connected.values():
+        _send(connection, answer)
+    return connected, _hosts(answer)
 
 
-def _differences(first: dict[str, str], other: dict[str, str]) -> str:
+def _read(connection: socket.socket) -> bytes:
+    try:
+        return connection.recv(65536)
+    except OSError:
+        return b""
+
+
+def _parse(line: bytes, count: int, token: str) -> tuple[int, str, dict[str, str]] | None:
+    """Parses the line of a process to (number, host name, settings); None if another program sent the line."""
+    sent, _, rest = line.partition(b" ")
+    if hmac.compare_digest(sent, token.encode()):
+        with suppress(ValueError, TypeError, RecursionError):
+            number, host, settings = json.loads(rest)
+            if isinstance(number, int) and 0 < number < count:
+                return number, host, dict(settings)
+    return None
+
+
+def difference(number: int, host: str, first: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """Returns the error line for settings of process `number` that differ from the settings of process 0.
+
+    Args:
+      number, host: number and host name of the process.
+      first, other: settings of process 0 and of this process.
+    """
     names = [name for name in {**first, **other} if first.get(name) != other.get(name)]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(f"{n} is {other.get(n)}, not {first.get(n)}" for n in names[:3]) + more
+    how = ", ".join(f"{n} is {other.get(n)}, not {first.get(n)}" for n in names[:3]) + more
+    return f"process {number} ({host}) differs from process 0: {how}"
 
 
 def _hosts(answer: dict) -> list[str]:
-    """The hosts in the answer of process 0, or its error raised."""
+    """Returns the host names in the answer of process 0, or raises the error in the answer."""
     if "absent" in answer:
         raise MissedRendezvous(answer["absent"])
     if "unlike" in answer:
@@ -98,15 +181,20 @@ def _hosts(answer: dict) -> list[str]:
 
 
 def _arrive(
-    address: tuple[str, int], index: int, until: float, seconds: float, asked: dict[str, str]
+    address: tuple[str, int],
+    index: int,
+    token: str,
+    until: float,
+    seconds: float,
+    settings: dict[str, str],
 ) -> Rendezvous:
-    """Any other process: connects to process 0, again if that restarts, and waits for its answer."""
-    reason = "it ended again"
+    """Runs on all processes but 0: connects to process 0 and waits for the answer. Reconnects if process 0 restarts."""
+    reason = "it closed the connection"
     while (left := until - time.monotonic()) > 0:
         try:
             connection = socket.create_connection(address, timeout=left)
-            _tell(connection, [index, socket.gethostname(), asked])
-            # Process 0 may have started later, and then times out later.
+            _send(connection, [index, socket.gethostname(), settings], f"{token} ")
+            # If process 0 started later than this process, the timeout of process 0 ends later too.
             connection.settimeout(left + seconds)
             answer = json.loads(_line(connection))
         except (OSError, ValueError) as error:
@@ -115,18 +203,23 @@ def _arrive(
             continue
         if "twice" in answer:
             raise UserError(f"process {index} is started twice, here and on {answer['twice']}")
+        if "refused" in answer:
+            raise UserError(
+                f"process 0 ({answer['refused']}) refuses process {index}: TRAINLESS_TOKEN or the number of processes"
+                " differs, or the port belongs to another run"
+            )
         return {0: connection}, _hosts(answer)
     where = ":".join(map(str, address))
     raise MissedRendezvous(f"process 0 did not answer at {where} within {seconds:g} s ({reason})")
 
 
-def _tell(connection: socket.socket, what: dict | list) -> None:
-    with suppress(OSError):  # the receiver notices the lost connection
-        connection.sendall((json.dumps(what) + "\n").encode())
+def _send(connection: socket.socket, message: dict | list, prefix: str = "") -> None:
+    with suppress(OSError):  # Both ends detect a closed connection when they read.
+        connection.sendall(f"{prefix}{json.dumps(message)}\n".encode())
 
 
 def _line(connection: socket.socket) -> bytes:
-    # Unbuffered: later bytes belong to the heartbeat.
+    # Read without a buffer: the bytes after the line are heartbeats, which the heartbeat thread must receive.
     with connection.makefile("rb", buffering=0) as file:
         return file.readline()
 

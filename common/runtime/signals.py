@@ -1,14 +1,25 @@
-"""Ctrl-C and SIGTERM: finish the step, save a checkpoint, print how to resume."""
+"""Handles Ctrl-C and SIGTERM: the run finishes its step, saves a checkpoint and prints how to resume.
+
+An evaluation is interrupted; the resumed run repeats it.
+"""
 
 import signal
+import sys
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
+
+from common.runtime.processes import Votes
 
 
 class Signals:
-    """A context that stores the first SIGINT or SIGTERM in `received`; a second one acts at once.
+    """A context manager that stores a SIGINT or SIGTERM instead of ending the process.
+
+    The previous handler handles a second signal of the same kind.
 
     Attributes:
-      continued: whether the process was suspended (SIGSTOP, SIGCONT) meanwhile.
+      received: number of the signal; None without a signal.
+      continued: whether the process was suspended (SIGSTOP) and continued (SIGCONT) within the context.
     """
 
     def __init__(self) -> None:
@@ -33,15 +44,47 @@ class Signals:
     def __exit__(self, *error: object) -> None:
         self.release()
 
+    def interruption(self) -> Callable[[], None]:
+        """Returns a function that raises Interrupted on all processes after a signal on any process.
+
+        All processes must call the returned function equally often, such as between the batches of an evaluation.
+        """
+        votes = Votes()
+
+        def check() -> None:
+            if votes.due():
+                (number,) = votes.cast([self.received or 0])
+                if number:
+                    self.received = number
+                    raise Interrupted
+
+        return check
+
     def release(self) -> None:
         """Restores the previous signal handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
 
+class Interrupted(Exception):
+    """Raised after a signal has interrupted an evaluation."""
+
+
 class Preempted(Exception):
-    """A signal stopped the run, which is saved. The exit code is 128 + the signal's number, as in a shell."""
+    """Raised after a signal has stopped a run and the run is saved.
+
+    The exit code is 128 plus the number of the signal, as in a shell.
+    """
 
     def __init__(self, number: int, message: str):
         super().__init__(message)
         self.exit_code = 128 + number
+
+
+def unless_stopped(call: Callable[[], Any]) -> Any:
+    """Returns `call()`. If `call` raises Preempted, prints the message and exits with the exit code of the signal."""
+    try:
+        return call()
+    except Preempted as stop:
+        print(stop, file=sys.stderr)
+        sys.exit(stop.exit_code)

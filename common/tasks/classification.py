@@ -16,31 +16,26 @@ from common.data.batches import check_rows, iterate
 from common.data.buckets import BucketedBatches, evaluation_batches
 from common.data.corpus import TokenizedCorpus
 from common.data.labelled import LabelledText, load_labelled
-from common.data.subword import Subword
-from common.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from common.data.tokenizer import BOS, EOS, PAD
 from common.metrics.predictions import Classes
 from common.model.classifier import Classifier
 from common.model.loss import cross_entropy
 from common.runtime.processes import is_main
 from common.train.evaluate import PerExample
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
-from common.train.workdir import save_tokenizer
+from common.train.workdir import SavedTokenizer, save_tokenizer
 from common.variables import Params
 
-# (number of classes, rngs=) -> model
 Build = Callable[..., Classifier]
+"""Function (number of classes, *, rngs) -> model."""
 
 TOKENIZER = "tokenizer.npz"
 PAIR_TOKENS = 4
-"""Special tokens of a pair of texts: `<s> a </s></s> b </s>`."""
+"""Number of special tokens of a pair of texts: `<s> a </s></s> b </s>`."""
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the data and evaluation fields of a configuration.
-
-    Raises:
-      UserError: a field has a value that is not allowed.
-    """
+    """Checks the data and evaluation fields of a configuration. Raises a UserError for an invalid value."""
     data = config.data
     check(data.batch >= 1, f"--config.data.batch must be at least 1, got {data.batch}")
     check(
@@ -54,10 +49,12 @@ def validate(config: ConfigDict) -> None:
 
 
 def sequence(parts: Sequence[Sequence[int]], longest: int) -> tuple[list[int], bool]:
-    """Joins one or two texts as `<s> a` or `<s> a </s></s> b`; batching adds the last `</s>`.
+    """Joins one or two texts to `<s> a` or `<s> a </s></s> b`. Batches append the last `</s>`.
+
+    Truncates the sequence to `longest` tokens, including the last `</s>`. Truncates the longer text of a pair first.
 
     Returns:
-      The ids, and whether a text was truncated. Of a pair the longer text is truncated first.
+      The token ids, and whether a text was truncated.
     """
     if len(parts) == 1:
         room = longest - 2
@@ -79,15 +76,15 @@ class Classification(Task):
     A subclass for another tokenizer overrides `rows`, `marks` and `save`.
 
     Args:
-      tokenizer: kept with the run; None without data.
-      build: (number of classes, rngs=) -> model
-      longest: L, the most tokens that the model reads; longer texts are cut.
-      start: as `Task.start`.
-      labelled: splits and class names, where they have been read already.
-      classes: their number, for a task whose step is only compiled: no data are read.
+      tokenizer: tokenizer of the texts, saved with the run. None is allowed with `classes`.
+      build: function (number of classes, *, rngs) -> model.
+      longest: maximum number of tokens L of the model's input. Longer texts are truncated.
+      start: function (trainable, frozen) -> initial parameters, see `Task.start`.
+      labelled: the splits and class names; None to load the data of the configuration.
+      classes: number of classes, to compile the training step without data; None to load data.
 
     Raises:
-      UserError: the configuration or the data are at fault.
+      UserError: the configuration or the data are invalid.
     """
 
     objective, mode, unit = "accuracy", "max", "examples"
@@ -95,12 +92,12 @@ class Classification(Task):
     def __init__(
         self,
         config: ConfigDict,
-        tokenizer: Tokenizer | Subword | None,
+        tokenizer: SavedTokenizer | None,
         build: Build,
         mesh: Mesh,
         *,
         longest: int,
-        start: Callable[[Params], Params] = lambda trainable: trainable,
+        start: Callable[[Params, Params], Params] = lambda trainable, frozen: trainable,
         labelled: tuple[dict[str, LabelledText], tuple[str, ...]] | None = None,
         classes: int | None = None,
     ):
@@ -121,7 +118,7 @@ class Classification(Task):
         self._corpora = {split: self._tokenize(text) for split, text in self.splits.items()}
         if self._cut and is_main():
             total = sum(len(text) for text in self.splits.values())
-            print(f"{self._cut:,} of {total:,} examples are longer than {longest} tokens, and cut")
+            print(f"{self._cut:,} of {total:,} examples are truncated to {longest} tokens")
         buckets = config.data.buckets
         self._buckets = (*(length for length in buckets if length < longest), longest)
         self.training_batches = BucketedBatches(
@@ -153,23 +150,29 @@ class Classification(Task):
         return BatchSpec(arrays, rows * self._longest)
 
     def rows(self, texts: Sequence[tuple[str, ...]], longest: int) -> tuple[list[list[int]], int]:
-        """The ids of every example, at most `longest` with the closing token, and the number of truncated examples."""
+        """Returns the token ids of every example, and the number of truncated examples.
+
+        An example has at most `longest` tokens, including the closing token (`marks`) that batches append.
+        """
         parts = [self.tokenizer.encode(side) for side in zip(*texts, strict=True)]
-        found = [sequence(one, longest) for one in zip(*parts, strict=True)]
-        return [tokens for tokens, _ in found], sum(cut for _, cut in found)
+        examples = [sequence(example, longest) for example in zip(*parts, strict=True)]
+        return [tokens for tokens, _ in examples], sum(cut for _, cut in examples)
 
     @property
     def marks(self) -> tuple[int | None, int]:
-        """The closing token of a row, or None, and the padding token."""
+        """Ids (closing token, padding token). Batches append the closing token to each row, unless it is None."""
         return EOS, PAD
 
     def _tokenize(self, text: LabelledText) -> TokenizedCorpus:
-        found, cut = self.rows(text.texts, self._longest)
+        tokens, cut = self.rows(text.texts, self._longest)
         self._cut += cut
-        return TokenizedCorpus.from_lists(found, *self.marks)
+        return TokenizedCorpus.from_lists(tokens, *self.marks)
 
     def _labelled(self, batch: Batch, split: str) -> Batch:
-        """Adds labels: tokens (B, L), ids (B,), lengths (B,), labels (B,). Padding rows have id -1 and length 0."""
+        """Returns a batch with `tokens` (B, L) and `lengths`, `ids` and `labels`, each (B,).
+
+        Empty rows have id -1 and length 0.
+        """
         ids_B = batch["ids"]
         lengths_B = np.where(ids_B >= 0, self._corpora[split].needed[ids_B], 0).astype(np.int32)
         labels_B = self.splits[split].labels_M[ids_B]
@@ -189,7 +192,7 @@ class Classification(Task):
             yield self._labelled(batch, "train"), position
 
     def every(self, split: str) -> Iterator[Batch]:
-        """Yields batches with every example of a split once."""
+        """Returns batches that contain every example of a split once."""
         batches = evaluation_batches(
             self._corpora[split],
             None,
@@ -202,11 +205,15 @@ class Classification(Task):
         return (self._labelled(batch, split) for batch in batches)
 
     def predict(self, values: ModelState, split: str) -> Classes:
-        """Probabilities of the classes for every example of a split."""
+        """Returns the class probabilities and the predicted class of every example of a split."""
         text = self.splits[split]
         logs_MN = self._log_probabilities(values, self.every(split), len(text))["logs"]
         return Classes.of_log_probabilities(text.fingerprint, text.labels_M, logs_MN, self.classes)
 
+    def fingerprints(self) -> dict[str, str]:
+        splits = {f"the {split} split": text.fingerprint for split, text in self.splits.items()}
+        return splits | {"the tokenizer": self.tokenizer.fingerprint}
+
     def save(self, workdir: Path) -> None:
-        """Writes the tokenizer."""
+        """Writes the tokenizer to the workdir."""
         save_tokenizer(self.tokenizer, workdir / TOKENIZER)

@@ -1,4 +1,4 @@
-"""Checks of the model fields that all transformers share."""
+"""Checks of the configuration fields `model` that all transformers share."""
 
 from ml_collections import ConfigDict
 
@@ -8,11 +8,7 @@ SIZES = ("width", "hidden", "heads", "layers", "encoder_layers", "decoder_layers
 
 
 def check_transformer(model: ConfigDict) -> None:
-    """Checks names and sizes of a transformer's parts; a task may lack some of the sizes.
-
-    Raises:
-      UserError: a field has a value that is not allowed.
-    """
+    """Checks the fields of a transformer. Raises a UserError for an invalid value. Fields of SIZES may be missing."""
     check_choice("--config.model.norm", model.norm, ("pre", "post"))
     check_choice("--config.model.positions", model.positions, ("sinusoidal", "learned", "none"))
     check_choice("--config.model.activation", model.activation, ("relu", "gelu", "silu"))

@@ -1,4 +1,4 @@
-"""Language modelling of bytes: random crops for training, bits per byte of whole splits by sliding windows."""
+"""Language modelling of bytes or subwords: training on random crops, bits per byte by sliding windows."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,32 +10,34 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common import sharding
-from common.config import check, check_choice
+from common import sharding, variables
+from common.config import check, check_choice, imported
+from common.data import lossless
 from common.data.batches import check_rows, iterate
 from common.data.byte_text import load_bytes
-from common.data.cache import fingerprint
+from common.data.cache import fingerprint, fingerprint_arrays
+from common.data.lossless import BYTES, LosslessTokenizer
 from common.data.windows import Crops, scored_once
-from common.decode.generate import Generator, as_bytes
-from common.decode.sample import Sampling
 from common.metrics.predictions import Losses
 from common.model.language_model import LanguageModel
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
+from common.train.workdir import has_checkpoints
+from common.variables import Params
 
-BYTES = 256
+OUTPUT = ("output/kernel", "output/bias")
+"""Paths of the parameters of the output layer."""
 
-# (model config, vocabulary, rngs=) -> model
+_EXAMPLES = 50_000
+"""Number of training tokens from which `head_start` computes the output layer."""
+
 Build = Callable[..., LanguageModel]
+"""Function (config.model, vocabulary size, *, rngs) -> model."""
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the data and evaluation fields of a configuration.
-
-    Raises:
-      UserError: a field has a value that is not allowed.
-    """
+    """Checks the data and evaluation fields of a configuration. Raises a UserError for an invalid value."""
     data, evaluation = config.data, config.eval
     check_choice("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
     for name, value in (
@@ -47,7 +49,7 @@ def validate(config: ConfigDict) -> None:
         check(value >= 1, f"--config.{name} must be at least 1, got {value}")
     check(
         evaluation.stride <= config.model.length,
-        f"--config.eval.stride={evaluation.stride} leaves out bytes: windows have"
+        f"--config.eval.stride={evaluation.stride} would skip bytes: it must be at most"
         f" --config.model.length={config.model.length}",
     )
     check(
@@ -59,88 +61,104 @@ def validate(config: ConfigDict) -> None:
         f"--config.eval.sample must be at least 0, got {evaluation.sample}",
     )
     if evaluation.sample:
-        room = config.model.length - len(as_bytes(evaluation.prompt))
-        check(bool(evaluation.prompt), "--config.eval.prompt is empty")
         check(
-            evaluation.sample <= room,
-            f"--config.eval.sample={evaluation.sample} and --config.eval.prompt are longer than"
-            f" --config.model.length={config.model.length}",
+            bool(evaluation.prompt),
+            "--config.eval.prompt is empty, but --config.eval.sample needs a prompt",
         )
     shares = data.shares
     check(
         len(shares) == 3 and min(shares) > 0 and abs(sum(shares) - 1) < 1e-6,
-        f"--config.data.shares must be three shares that add up to 1, got {tuple(shares)}",
+        f"--config.data.shares must be three positive numbers that add up to 1, got {tuple(shares)}",
     )
 
 
 class WindowLosses:
-    """Scores every byte of a text but the first, by sliding windows.
+    """Scores every token of a text except the first, by sliding windows.
 
     Args:
-      config: of a run; windows have `model.length` bytes, and `data.words` counts words.
-      multiple: divides the rows of a batch, see `scored_once`.
+      config: configuration of a run. A window has `model.length` tokens. `data.words` counts the words.
+      tokenizer: tokenizer of the text, for the number of bytes of each token.
+      multiple: number that divides the number of rows of a batch.
     """
 
-    def __init__(self, config: ConfigDict, mesh: Mesh, multiple: int = 1):
-        self._config, self._multiple = config, multiple
-        self._rows = PerExample(_nats_and_bytes, mesh)
+    def __init__(
+        self, config: ConfigDict, tokenizer: LosslessTokenizer, mesh: Mesh, multiple: int = 1
+    ):
+        self._config, self._tokenizer, self._multiple = config, tokenizer, multiple
+        self._rows = PerExample(_nats, mesh)
 
-    def __call__(self, values: ModelState, text_n: np.ndarray, stride: int) -> Losses:
-        """Losses of a text (n,) of at least two bytes; every window scores `stride` bytes."""
+    def __call__(self, values: ModelState, tokens_n: np.ndarray, stride: int) -> Losses:
+        """Returns the losses of a text (tokens,) of at least two tokens. Each window scores `stride` tokens."""
         length, rows = self._config.model.length, self._config.eval.batch
-        batches = scored_once(text_n, length, stride, rows, multiple=self._multiple)
-        starts_M = np.arange(0, len(text_n) - 1, stride) + 1
-        found = self._rows(values, batches, len(starts_M))
+        batches = scored_once(tokens_n, length, stride, rows, multiple=self._multiple)
+        starts_M = np.arange(0, len(tokens_n) - 1, stride) + 1
+        losses = self._rows(values, batches, len(starts_M))
+        text = self._tokenizer.decode(tokens_n)
+        begins_n = np.concatenate([[0], np.cumsum(self._tokenizer.lengths_V[tokens_n])])
+        ends_M = begins_n[np.append(starts_M[1:], len(tokens_n))]
         counted = self._config.data.words
+        text_b = np.frombuffer(text, np.uint8)
         return Losses(
-            fingerprint([text_n.tobytes().hex()]),
-            found["nats"].astype(np.float64),
-            found["bytes"],
+            fingerprint([text.hex()]),
+            losses["nats"].astype(np.float64),
+            (ends_M - begins_n[starts_M]).astype(np.float32),
             hits_M=np.zeros(0),
-            words_M=words_by_window(text_n, starts_M) if counted else np.zeros(0),
+            words_M=words_by_window(text_b, begins_n[starts_M]) if counted else np.zeros(0),
             unit="byte",
         )
 
 
-def _nats_and_bytes(model: LanguageModel, batch: Batch) -> dict[str, jax.Array]:
+def _features(model: LanguageModel, batch: Batch) -> dict[str, jax.Array]:
+    return {"features": model.features(batch["tokens"]).astype(jnp.float32)}
+
+
+def _nats(model: LanguageModel, batch: Batch) -> dict[str, jax.Array]:
     loss_BL = cross_entropy(model(batch["tokens"]), batch["targets"]) * batch["weights"]
-    return {"nats": loss_BL.sum(1), "bytes": batch["weights"].sum(1)}
+    return {"nats": loss_BL.sum(1)}
 
 
 class LanguageModelling(Task):
-    """Language modelling of bytes.
+    """Language modelling of bytes or subwords (`data.tokenizer`).
 
     Args:
-      build: (model config, vocabulary size, rngs=) -> model
-      read_data: False for a task whose step is only compiled.
+      build: function (config.model, vocabulary size, *, rngs) -> model.
+      read_data: False to compile the training step without data.
 
     Raises:
-      UserError: the configuration or the data are at fault.
+      UserError: the configuration or the data are invalid.
     """
 
-    objective, mode, unit = "bits_per_byte", "min", "bytes"
+    objective, mode = "bits_per_byte", "min"
 
     def __init__(self, config: ConfigDict, build: Build, mesh: Mesh, *, read_data: bool = True):
         validate(config)
         self.config, self.mesh, self._build = config, mesh, build
         self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
-        self._losses = WindowLosses(config, mesh, self.multiple)
-        self._writer: Generator | None = None
+        self._writer: Callable | None = None
         if read_data:
             self._read_data()
+        else:
+            self.vocabulary = lossless.vocabulary_size(config.data)
 
     def _read_data(self) -> None:
         config = self.config
-        self.splits = load_bytes(config.data)
-        for split in ("valid", "test"):
-            check(len(self.splits[split]) > 1, f"the {split} text has a single byte")
+        texts = load_bytes(config.data)
+        self.tokenizer = lossless.choose(config.data, texts["train"])
+        self.vocabulary = self.tokenizer.size
+        self.splits = {
+            split: lossless.cached_tokens(self.tokenizer, text, config.data)
+            for split, text in texts.items()
+        }
         if config.eval.tokens:
             self.splits["valid"] = self.splits["valid"][: config.eval.tokens + 1]
         for split in ("valid", "test"):
+            tokens = self.splits[split]
+            check(len(tokens) > 1, f"the {split} text has a single token: it needs at least two")
             check(
-                not config.data.words or words(self.splits[split]) > 0,
-                f"the {split} text has no words, of which --config.data.words asks the perplexity",
+                not config.data.words or words(self.tokenizer.decode(tokens)) > 0,
+                f"the {split} text has no words: set --config.data.words=false",
             )
+        self._losses = WindowLosses(config, self.tokenizer, self.mesh, self.multiple)
         self.crops = Crops(
             self.splits["train"],
             config.model.length,
@@ -150,7 +168,56 @@ class LanguageModelling(Task):
         )
 
     def build(self, rngs: nnx.Rngs) -> LanguageModel:
-        return self._build(self.config.model, BYTES, rngs=rngs)
+        return self._build(self.config.model, self.vocabulary, rngs=rngs)
+
+    @property
+    def unit(self) -> str:
+        return "tokens" if self.config.data.get("tokenizer", BYTES) != BYTES else "bytes"
+
+    def start(self, trainable: Params, frozen: Params) -> Params:
+        """Returns the initial parameters; with `head_start`, computes the output layer from features of training text.
+
+        The initial model computes the features.
+
+        Raises:
+          UserError: the function `head_start` does not exist or returns arrays of other shapes, or the output layer is
+            tied to the embedding.
+        """
+        name = self.config.get("head_start", "")
+        if not name:
+            return trainable
+        make = imported("--config.head_start", name)
+        check(
+            OUTPUT[0] in trainable,
+            f"--config.head_start={name} needs an untied output layer: --config.model.tied=false",
+        )
+        features_ED, labels_E = self._examples(trainable, frozen)
+        values = dict(
+            zip(OUTPUT, make(features_ED, labels_E, outputs=self.vocabulary), strict=True)
+        )
+        shapes = {name: np.shape(x) for name, x in values.items()}
+        check(
+            all(shapes[name] == trainable[name].shape for name in OUTPUT),
+            f"--config.head_start={name} returns arrays of shapes {tuple(shapes.values())} instead of the output"
+            f" layer's shapes {tuple(trainable[name].shape for name in OUTPUT)}",
+        )
+        arrays = {name: np.asarray(x, trainable[name].dtype) for name, x in values.items()}
+        return trainable | sharding.place(arrays, {n: trainable[n].sharding for n in OUTPUT})
+
+    def _examples(self, trainable: Params, frozen: Params) -> tuple[np.ndarray, np.ndarray]:
+        """Returns features (E, D) and next tokens (E,) of windows that are evenly spaced in the training text."""
+        tokens_n, length = self.splits["train"], self.config.model.length
+        count = min(len(tokens_n) // length, -(-_EXAMPLES // length))
+        starts = np.linspace(0, len(tokens_n) - length, count).astype(int)
+        windows = np.stack([tokens_n[start : start + length] for start in starts])
+        rows = self.config.eval.batch
+        batches = scored_once(windows.reshape(-1), length, length, rows, multiple=self.multiple)
+        abstract_model = variables.abstract(lambda: self.build(variables.ParamKeys(0)))
+        state = ModelState(abstract_model, trainable, frozen, self.mesh)
+        features = PerExample(_features, self.mesh)(state, batches, count)["features"]
+        # The last token of a window has no next token in the window.
+        features_ED = features[:, :-1].reshape(-1, features.shape[-1])
+        return features_ED, windows[:, 1:].reshape(-1).astype(np.int32)
 
     def loss(
         self, model: LanguageModel, batch: Batch, key: jax.Array | None
@@ -176,42 +243,67 @@ class LanguageModelling(Task):
         return iterate(self.crops, start)
 
     def predict(self, values: ModelState, split: str) -> Losses:
-        """Loss of every byte but the first, summed over windows of `eval.stride` scored bytes."""
+        """Returns the losses on a split, summed over each window of `eval.stride` scored tokens."""
         return self._losses(values, self.splits[split], self.config.eval.stride)
 
     def evaluate(self, values: ModelState, split: str) -> dict[str, float | str]:
-        """Bits and nats per byte; with `data.words` perplexity per word; with `eval.sample`, on "valid", a sample."""
+        """Returns bits and nats per byte on a split, and with `data.words` the perplexity per word.
+
+        With `eval.sample`, the metrics of "valid" also contain a generated text.
+        """
         metrics = super().evaluate(values, split)
         if self.config.eval.sample and split == "valid":
             metrics["sample"] = self._sample(values)
         return metrics
 
     def _sample(self, values: ModelState) -> str:
-        """Text that the model generates after the prompt, always with the same random key."""
+        """Returns the prompt and its continuation by the model, generated with a fixed random key."""
+        from common.decode.generate import Generator
+        from common.decode.sample import Sampling
+
         settings = self.config.eval
         if self._writer is None:
             sampling = Sampling(0.8, top_p=0.95)
             self._writer = Generator(
                 values.abstract_model, self.mesh, self.config.model.length, sampling
             )
-        prompt = as_bytes(settings.prompt)
-        chunks = self._writer(values, prompt, settings.sample, 1, chunk=settings.sample)
-        return (prompt + b"".join(chunks)).decode(errors="replace")
+        prompt = settings.prompt.encode("utf-8", "surrogateescape")
+        chunks = self._writer(values, [self.tokenizer.encode(prompt)], settings.sample, 1)
+        text = b"".join(self.tokenizer.decode(row) for (row,) in chunks)
+        return (prompt + text).decode(errors="replace")
+
+    def fingerprints(self) -> dict[str, str]:
+        splits = {f"the {split} text": fingerprint_arrays(x) for split, x in self.splits.items()}
+        return splits | {"the tokenizer": self.tokenizer.fingerprint}
 
     def save(self, workdir: Path) -> None:
-        del workdir  # bytes need no tokenizer
+        """Writes the tokenizer to the workdir; writes nothing if the tokens are bytes.
+
+        Raises:
+          UserError: the run is resumed with another tokenizer.
+        """
+        check(
+            not has_checkpoints(workdir)
+            or lossless.in_run(workdir).fingerprint == self.tokenizer.fingerprint,
+            f"the tokenizer differs from the tokenizer in {workdir}, because --config.data.tokenizer or the training"
+            " text has changed since the run began; choose another --workdir",
+        )
+        self.tokenizer.save(workdir)
 
 
-def words(text: np.ndarray) -> int:
-    """Counts words as WikiText's perplexities do: tokens between blanks, and each line end."""
-    raw = text.tobytes()
-    return len(raw.split()) + raw.count(b"\n")
+def words(text: bytes) -> int:
+    """Returns the number of words: tokens separated by whitespace, plus line ends, as usual for WikiText."""
+    return len(text.split()) + text.count(b"\n")
 
 
 def words_by_window(text: np.ndarray, starts_M: np.ndarray) -> np.ndarray:
-    """Counts `words` by window, (E,), for windows that begin at `starts_M`; a word belongs to the window it begins in.
+    """Counts the words in each of M consecutive windows of a text; returns (M,).
 
-    Text before the first window belongs to the first window.
+    A word belongs to the window in which it starts. Text before the first window belongs to the first window.
+
+    Args:
+      text: (bytes,) uint8.
+      starts_M: start of each window in bytes.
     """
     blank_n = np.isin(text, np.frombuffer(b" \t\n\r\x0b\x0c", np.uint8))
     begins_n = ~blank_n & np.concatenate([[True], blank_n[:-1]])

@@ -1,17 +1,20 @@
-"""Progress of a run: a bar on a terminal, a line every half minute in a log file."""
+"""Shows the progress of a run: a bar on a terminal, a line every half minute in a log file."""
 
 import os
 import re
 import sys
 import time
+from contextlib import suppress
 from typing import Any, TextIO
 
-# Seconds between refreshes of the bar, and between lines where there is no terminal.
 _BAR_INTERVAL = 0.5
-_LINE_INTERVAL = 30.0
+"""Seconds between two refreshes of the bar."""
 
-# Peak FLOP/s of dense 16-bit matrix products per JAX device, from data sheets. A device of TPU v2 and v3 is one of the
-# two cores of a chip. The first match wins.
+_LINE_INTERVAL = 30.0
+"""Seconds between two lines in a log file."""
+
+# (pattern of `jax.Device.device_kind`, peak FLOP/s of dense 16-bit matrix products), from data sheets. The first
+# matching pattern counts. On TPU v2 and v3, a JAX device is one of the two cores of a chip.
 _PEAKS = (
     (r"\bH200\b", 989e12),
     (r"\bH100 NVL\b", 835e12),
@@ -32,14 +35,11 @@ _PEAKS = (
 
 
 def peak_flops(device_kind: str, dtype: Any) -> float | None:
-    """Returns the peak FLOP/s of a device for model FLOPs utilisation (MFU), or None if it is unknown.
+    """Returns the peak FLOP/s of a `jax.Device.device_kind`, for model FLOPs utilisation (MFU); None if unknown.
 
-    It is unknown for a CPU, a slice of a GPU (MIG), a device that is not in the table, and a dtype without 16 bits (the
-    peak of float32 depends on the precision flag). V100 and T4 reach their peak only in float16, not in bfloat16.
-
-    Args:
-      device_kind: `jax.Device.device_kind`.
-      dtype: dtype of the matrix products, or its name.
+    The peak is unknown for CPUs, slices of a GPU (MIG), devices that are not in the table, and dtypes other than
+    bfloat16 and float16 (the peak of float32 depends on the precision flag). V100 and T4 reach their peak in float16
+    only.
     """
     import numpy as np
 
@@ -52,8 +52,8 @@ def peak_flops(device_kind: str, dtype: Any) -> float | None:
 class Progress:
     """Shows step, loss, throughput, remaining time and, if the peak FLOP/s is known, MFU.
 
-    Throughput and MFU are measured since the last refresh. The remaining time is estimated from the mean speed since
-    the first update, so it does not count compilation.
+    Throughput and MFU are averages since the last refresh. The remaining time is estimated from the mean speed since
+    the first update, which excludes compilation.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Progress:
         total_steps: int,
         initial_step: int = 0,
         *,
+        name: str = "",
         unit: str = "tokens",
         enabled: bool = True,
         peak_flops: float | None = None,
@@ -70,34 +71,31 @@ class Progress:
 
         Args:
           total_steps: last step of the run.
-          initial_step: step of the checkpoint that the run resumed from.
+          initial_step: step at which the run resumes; 0 for a new run.
+          name: prefix of every line, for runs that take turns; "" for no prefix.
           unit: unit of the throughput.
-          enabled: False shows nothing (all processes but the first).
-          peak_flops: peak FLOP/s of all devices together; None for no MFU.
-          stream: None for stderr.
+          enabled: whether to show anything; False on all processes except process 0.
+          peak_flops: peak FLOP/s of all devices together; None to show no MFU.
+          stream: stream to write to; None for stderr.
         """
-        self._total, self._unit = total_steps, unit
-        self._enabled = enabled
-        self._peak = peak_flops
-        self._stream = stream or sys.stderr
-        self._bar = None
-        self._interval = _LINE_INTERVAL
+        self._total, self._unit, self._peak = total_steps, unit, peak_flops
+        self._name = f"{name}: " if name else ""
+        self._enabled, self._stream = enabled, stream or sys.stderr
+        self._bar, self._interval = None, _LINE_INTERVAL
         if enabled and _is_screen(self._stream):
             from tqdm import tqdm
 
             self._interval = _BAR_INTERVAL
             self._bar = tqdm(
+                desc=name or None,
                 total=total_steps,
                 initial=initial_step,
                 file=self._stream,
                 dynamic_ncols=True,
-                bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}",
+                bar_format="{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}",
             )
-        self._step = initial_step
         self._shown_step = -1
-        self._loss, self._left = 0.0, None
         self._first: tuple[float, int] | None = None
-        self._restart(time.monotonic())
 
     def update(
         self, step: int, loss: float, count: int, flops: float, left: float | None = None
@@ -106,50 +104,43 @@ class Progress:
 
         Args:
           step: number of steps since the start of the run.
-          loss: of this step.
+          loss: loss of this step.
           count: units processed on all devices since the last update.
           flops: floating-point operations on all devices since the last update.
-          left: remaining seconds of the time limit, if there is one.
+          left: remaining seconds of the time limit; None without a time limit.
         """
         if not self._enabled:
             return
         now = time.monotonic()
         self._step, self._loss, self._left = step, loss, left
         if self._first is None:
-            self._first = (now, step)
-            self._restart(now)
+            # Measure the speed from the first update on, because the first step includes compilation.
+            self._first, self._since, self._count, self._flops = (now, step), now, 0, 0.0
             self._show(now)
             return
         self._count += count
         self._flops += flops
         if now - self._since >= self._interval:
             self._show(now)
-            self._restart(now)
+            self._since, self._count, self._flops = now, 0, 0.0
 
     def write(self, line: str) -> None:
-        """Prints a line above the bar."""
-        if not self._enabled:
-            return
-        if self._bar is None:
-            print(line, file=self._stream, flush=True)
-        else:
+        """Prints a line above the bar, or to the log file."""
+        line = self._name + line
+        if self._bar is not None:
             self._bar.write(line, file=self._stream)
+        elif self._enabled:
+            print(line, file=self._stream, flush=True)
 
     def close(self) -> None:
         """Shows the last update and closes the bar."""
-        if not self._enabled:
-            return
         if self._first is not None and self._step != self._shown_step:
             self._show(time.monotonic())
         if self._bar is not None:
             self._bar.close()
 
-    def _restart(self, now: float) -> None:
-        """Starts a new interval for throughput and MFU."""
-        self._since, self._count, self._flops = now, 0, 0.0
-
     def _show(self, now: float) -> None:
-        """Refreshes the bar or prints a line."""
+        """Refreshes the bar, or prints a line to the log file."""
         from tqdm import tqdm
 
         self._shown_step = self._step
@@ -176,10 +167,9 @@ class Progress:
 
 
 def _is_screen(stream: TextIO) -> bool:
-    """Returns whether a stream is a terminal with lines; tqdm is silent on terminals of 0 lines (containers)."""
+    """Returns whether a stream is a terminal with at least one line. On a terminal with 0 lines tqdm prints nothing."""
     if not stream.isatty():
         return False
-    try:
+    with suppress(OSError):  # A stream without file descriptor raises an OSError.
         return os.get_terminal_size(stream.fileno()).lines > 0
-    except OSError:  # The stream has no file descriptor.
-        return True
+    return True

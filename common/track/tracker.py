@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from common.config import check
 from common.errors import UserError
 
 METRICS = "metrics.jsonl"
@@ -17,18 +18,18 @@ SUMMARY = "summary.json"
 WANDB_ID = "wandb_id"
 WANDB_MODES = ("offline", "online", "disabled")
 
-# Timeout of wandb at the start and at the end of a run, in seconds.
-_WANDB_TIMEOUT = 20
+WANDB_TIMEOUT = 20
+"""Timeout in seconds for a request to wandb, and for starting and finishing a wandb run."""
 
 
 class Tracker:
     """Writes the metrics of a run to its workdir and to wandb.
 
-    Every line of `metrics.jsonl` is flushed, so a killed process loses at most its last line. The file has no clock and
-    no host: a run that was killed and resumed writes the same file as an uninterrupted run.
+    Every line of `metrics.jsonl` is flushed, so a killed process loses at most its last line. The file has no times and
+    no host names: an interrupted and resumed run writes the same file as an uninterrupted run.
 
-    wandb never prompts, and an error in it prints one line on stderr, disables wandb and never stops the run. Its files
-    are in `workdir/wandb`; `wandb sync` uploads an offline run.
+    wandb never prompts. An error in wandb prints one line on stderr and disables wandb, but does not stop the run.
+    wandb's files are in `workdir/wandb`; `wandb sync` uploads an offline run.
     """
 
     def __init__(
@@ -43,30 +44,26 @@ class Tracker:
         resume_step: int | None = None,
         enabled: bool = True,
     ) -> None:
-        """Opens the files and wandb.
+        """Opens `metrics.jsonl` and wandb.
 
         Args:
-          workdir: the folder of the run; created if missing.
-          config: configuration for wandb.
-          wandb_mode: "offline", "online" (falls back to offline), or "disabled".
-          project: wandb project.
-          name: wandb name of the run; None for the name of the folder.
-          group: wandb group, such as a name for runs that differ only in their seed.
-          resume_step: step of the checkpoint that the run resumes from: later lines are deleted and the same wandb run
-            continues. None starts an empty file and a new wandb run.
-          enabled: False makes all methods do nothing (all processes but the first).
+          config: configuration of the run, for wandb.
+          wandb_mode: "offline", "online" (offline if the connection fails), or "disabled".
+          name: name of the wandb run; None for the name of `workdir`.
+          group: wandb group of the run, such as a group of seeds.
+          resume_step: step at which the run resumes. Deletes the lines of later steps and continues the same wandb run.
+            None starts an empty file and a new wandb run.
+          enabled: False makes all methods do nothing; for all processes except process 0.
 
         Raises:
           UserError: `wandb_mode` is unknown, or `metrics.jsonl` is damaged.
         """
-        if wandb_mode not in WANDB_MODES:
-            raise UserError(
-                f"--config.wandb.mode={wandb_mode!r} is not one of {', '.join(WANDB_MODES)}"
-            )
-        self._workdir = Path(workdir)
-        self._enabled = enabled
-        self._run = None
-        self._step = resume_step or 0
+        known = ", ".join(WANDB_MODES)
+        check(
+            wandb_mode in WANDB_MODES, f"--config.wandb.mode={wandb_mode!r} is not one of {known}"
+        )
+        self._workdir, self._enabled = Path(workdir), enabled
+        self._run, self._step = None, resume_step or 0
         if not enabled:
             return
         self._workdir.mkdir(parents=True, exist_ok=True)
@@ -77,7 +74,6 @@ class Tracker:
         write_whole(path, "".join(f"{line}\n" for line in kept))
         self._file = path.open("a", encoding="ascii")
         if wandb_mode != "disabled":
-            identity = self._wandb_id(anew=resume_step is None)
             self._run = _start_wandb(
                 wandb_mode,
                 dir=str(self._workdir),
@@ -85,51 +81,48 @@ class Tracker:
                 project=project,
                 name=name or self._workdir.resolve().name,
                 group=group,
-                id=identity,
+                id=self._wandb_id(anew=resume_step is None),
                 resume="allow",
             )
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Writes a line with the step and the values (numbers or scalar arrays; NaN becomes null).
+        """Writes a line with the step and the values, which are numbers or scalar arrays. NaN becomes null.
 
-        Steps must not decrease: wandb ignores lines before its last step.
+        Steps must not decrease, because wandb ignores values of earlier steps.
         """
         if not self._enabled:
             return
         self._step = step
         values = {key: _plain(value) for key, value in values.items()}
-        line = json.dumps(_without_nan({"step": step, **values}))
-        self._file.write(line + "\n")
+        self._file.write(json.dumps(_without_nan({"step": step, **values})) + "\n")
         self._file.flush()
         self._wandb(lambda run: run.log(values, step=step))
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Logs a table to wandb at the last logged step."""
-
-        def show(run: Any) -> None:
-            import wandb
-
-            table = wandb.Table(columns=list(columns), data=[list(row) for row in rows])
-            run.log({name: table}, step=self._step)
-
-        self._wandb(show)
+        """Logs a table to wandb, at the last logged step."""
+        data = [list(row) for row in rows]
+        self._show(name, lambda wandb: wandb.Table(columns=list(columns), data=data))
 
     def image(self, name: str, path: str | os.PathLike[str]) -> None:
-        """Logs an image file to wandb at the last logged step."""
+        """Logs an image file to wandb, at the last logged step."""
+        self._show(name, lambda wandb: wandb.Image(os.fspath(path)))
 
-        def show(run: Any) -> None:
+    def _show(self, name: str, make: Callable[[Any], Any]) -> None:
+        """Logs the wandb object `make(wandb)` under `name`, at the last logged step."""
+
+        def log(run: Any) -> None:
             import wandb
 
-            run.log({name: wandb.Image(os.fspath(path))}, step=self._step)
+            run.log({name: make(wandb)}, step=self._step)
 
-        self._wandb(show)
+        self._wandb(log)
 
     def file(self, path: Path) -> None:
         """Uploads a file of the workdir to wandb."""
         self._wandb(lambda run: run.save(str(path), base_path=str(path.parent), policy="now"))
 
     def summary(self, values: Mapping[str, Any]) -> None:
-        """Overwrites `summary.json` and the summary in wandb."""
+        """Overwrites `summary.json`, and updates the summary of the wandb run."""
         if not self._enabled:
             return
         values = {key: _plain(value) for key, value in values.items()}
@@ -138,7 +131,7 @@ class Tracker:
         self._wandb(lambda run: run.summary.update(values))
 
     def finish(self) -> None:
-        """Closes the file and wandb; may be called twice."""
+        """Closes `metrics.jsonl` and the wandb run. A second call does nothing."""
         if not self._enabled:
             return
         self._file.close()
@@ -146,18 +139,17 @@ class Tracker:
         self._run = None
 
     def _wandb(self, call: Callable[[Any], Any]) -> None:
-        """Calls wandb if it is active; the first error disables it."""
+        """Calls `call` with the wandb run if wandb is enabled. An exception prints a warning and disables wandb."""
         if self._run is None:
             return
         try:
             call(self._run)
         except Exception as error:  # wandb does not document its exceptions.
             self._run = None
-            _warn(error, "continuing without wandb")
-            _stop_wandb()
+            _stop_wandb(error, "continuing without wandb")
 
     def _wandb_id(self, anew: bool) -> str:
-        """Returns the id of the workdir's wandb run; `anew` makes a new id."""
+        """Returns the wandb id that the workdir stores. With `anew`, or without a stored id, stores a new id."""
         path = self._workdir / WANDB_ID
         if not anew and path.exists() and (identity := path.read_text().strip()):
             return identity
@@ -167,19 +159,18 @@ class Tracker:
 
 
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
-    """Returns the lines of `metrics.jsonl` as dictionaries with "step"; ignores an incomplete last line.
+    """Returns the lines of `metrics.jsonl` as dictionaries with "step". Ignores an incomplete last line.
 
     Raises:
-      UserError: the file is missing, or another line is damaged.
+      UserError: the file is missing, or a line before the last line is damaged.
     """
     path = Path(workdir) / METRICS
-    if not path.exists():
-        raise UserError(f"{workdir} has no {METRICS}: give the workdir of a run")
+    check(path.exists(), f"{workdir} has no {METRICS}: give the workdir of a run")
     return [values for _, values in _lines(path)]
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the lines of a metrics file as text and as values."""
+    """Yields each line of a metrics file as text and as a dictionary."""
     lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     for number, line in enumerate(lines, start=1):
         try:
@@ -187,17 +178,17 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             if not isinstance(values["step"], int):
                 raise TypeError
         except (ValueError, KeyError, TypeError):
-            # The text after the last newline is empty or incomplete.
+            # The text after the last newline is empty or an incomplete line: ignore it.
             if number == len(lines):
                 return
             raise UserError(
-                f"{path}, line {number}: not a JSON object with an integer step; the file is damaged"
+                f"{path} is damaged: line {number} is not a JSON object with an integer step"
             ) from None
         yield line, values
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file atomically."""
+    """Writes a text file atomically."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -212,7 +203,7 @@ def _plain(value: Any) -> Any:
 
 
 def _without_nan(value: Any) -> Any:
-    """Replaces NaN and infinity, which JSON lacks, by None."""
+    """Replaces NaN and infinity by None, because JSON lacks both."""
     if isinstance(value, Mapping):
         return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -221,43 +212,49 @@ def _without_nan(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def log_in() -> None:
+    """Logs in to wandb with a stored API key. Raises an exception instead of prompting for a missing key.
+
+    Raises:
+      ConnectionError: no API key is stored.
+    """
+    import wandb
+
+    if not wandb.login(prompt=False, verify=False):
+        raise ConnectionError("no API key (`wandb login` stores one)")
+
+
 def _start_wandb(mode: str, **arguments: Any) -> Any:
-    """Returns a wandb run, offline if online fails, or None if both fail; prints a warning on failure."""
+    """Starts a wandb run: offline if "online" fails. Returns None if both fail. Prints a warning for each failure."""
+    times = {"init_timeout": WANDB_TIMEOUT, "finish_timeout": WANDB_TIMEOUT}
     try:
         import wandb
 
-        settings = wandb.Settings(
-            silent=True,
-            console="off",
-            init_timeout=_WANDB_TIMEOUT,
-            finish_timeout=_WANDB_TIMEOUT,
-        )
+        settings = wandb.Settings(silent=True, console="off", **times)
         if mode == "online":
             try:
                 wandb.setup(settings)
-                # wandb.init alone would ask for a key on a terminal.
-                if not wandb.login(prompt=False, verify=False):
-                    raise ConnectionError("no API key (`wandb login` stores one)")
+                log_in()
                 return wandb.init(mode="online", settings=settings, **arguments)
-            except Exception as error:  # See Tracker._wandb.
-                _warn(error, "logging offline")
-                _stop_wandb()
+            except Exception as error:  # wandb does not document its exceptions.
+                _stop_wandb(error, "logging offline")
+        with suppress(Exception):  # `setup` silences the warnings of `Run.save`, unlike `init`.
+            wandb.setup(settings)
         return wandb.init(mode="offline", settings=settings, **arguments)
     except Exception as error:
-        _warn(error, "continuing without wandb")
-        _stop_wandb()
+        _stop_wandb(error, "continuing without wandb")
         return None
 
 
-def _stop_wandb() -> None:
-    """Stops wandb after an error, so that its exit hook prints nothing."""
+def _stop_wandb(error: Exception, consequence: str) -> None:
+    """Prints a one-line warning and stops wandb, so that wandb's exit hook prints nothing.
+
+    Args:
+      consequence: what follows from the error, for the warning.
+    """
+    reason = " ".join(str(error).split()) or type(error).__name__
+    print(f"warning: wandb: {reason[:200]}; {consequence}", file=sys.stderr)
     with suppress(Exception):
         import wandb
 
         wandb.teardown()
-
-
-def _warn(error: Exception, consequence: str) -> None:
-    """Prints a one-line warning."""
-    reason = " ".join(str(error).split()) or type(error).__name__
-    print(f"warning: wandb: {reason[:200]}; {consequence}", file=sys.stderr)

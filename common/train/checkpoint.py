@@ -1,12 +1,16 @@
-"""Checkpoints: the newest to resume from, the best to use, snapshots for good, and the frozen values, written once.
+"""Checkpoints of a run: the latest (to resume), the best (for evaluation), and permanent snapshots.
 
-The JSON part (`meta`) of a checkpoint is `common.train.run.RunState`; the array part is {"trainable", "optimizer",
-"frozen"}. "frozen" is empty but in checkpoints from before November 2026, which could hold all frozen values.
+A checkpoint has a JSON part, `meta` (`common.train.run.RunState`), and arrays: "trainable", "optimizer" and "frozen".
+"frozen" is empty, because a run writes its frozen values once, to another folder. Only checkpoints from before November
+2026 may have frozen values in "frozen".
 """
 
+import itertools
+import json
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,32 +21,31 @@ import orbax.checkpoint as ocp
 
 from common.config import check
 from common.errors import UserError
-from common.runtime.processes import barrier, is_main
+from common.runtime.processes import all_gather, all_or_none, barrier, gather, is_main
 from common.sharding import shardings
+from common.storage.folders import address, open_folder
 from common.variables import Params
 
 
 @jax.jit
 def checksum(tree: Any) -> jax.Array:
-    """The sum of all bits as 32-bit integers: the same for every sharding, and changed by any single flipped bit."""
+    """Returns the sum of the bits of all elements, read as unsigned integers, modulo 2^32.
 
-    def one(x: jax.Array) -> jax.Array:
+    The checksum does not depend on the sharding. A single flipped bit changes the checksum.
+    """
+
+    def sum_bits(x: jax.Array) -> jax.Array:
         unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
         return jnp.sum(jax.lax.bitcast_convert_type(x, unsigned).astype(jnp.uint32))
 
-    return sum((one(leaf) for leaf in jax.tree.leaves(tree)), jnp.uint32(0))
+    return sum((sum_bits(leaf) for leaf in jax.tree.leaves(tree)), jnp.uint32(0))
 
 
 SNAPSHOTS = "snapshots"
-"""The folder of snapshots, which are kept for good and have no optimizer state."""
-
+"""Name of the folder of snapshots: checkpoints without optimizer state, which are never deleted."""
 
 TOP = "top"
-"""The folder of the best checkpoints of a run that keeps several, without optimizer state."""
-
-
-class Damaged(Exception):
-    """The content of a checkpoint differs from its checksum."""
+"""Name of the folder of the `checkpoint.keep_best` best checkpoints, without optimizer state."""
 
 
 def _reason(error: Exception) -> str:
@@ -51,10 +54,10 @@ def _reason(error: Exception) -> str:
 
 
 def unless_failing(barrier: Callable[..., None]) -> Callable[..., None]:
-    """Wraps a barrier so that a thread that is handling an exception raises it instead of waiting.
+    """Wraps orbax's barrier: a thread that is handling an exception raises the exception again instead of waiting.
 
-    A process that fails to write its part of a checkpoint would otherwise wait at another barrier than the others, for
-    orbax's timeout of twenty minutes.
+    Otherwise a process that fails to write its part of a checkpoint waits at another barrier than all other processes,
+    until orbax's timeout of twenty minutes.
     """
 
     def wait(**arguments: Any) -> None:
@@ -66,51 +69,70 @@ def unless_failing(barrier: Callable[..., None]) -> Callable[..., None]:
 
 
 class Checkpoints:
-    """The checkpoints of a workdir. Every method is collective: all processes call it."""
+    """The checkpoints of a workdir. All processes must call each method together; they may read `exist` alone.
 
-    def __init__(self, workdir: Path, keep: int = 2, keep_best: int | None = None):
+    The processes of a run in a bucket have a copy of the workdir each. Process 0 alone writes checkpoints, of arrays
+    gathered from all processes, and `share` makes them readable for the other processes.
+    """
+
+    def __init__(
+        self,
+        workdir: Path,
+        keep: int = 2,
+        keep_best: int | None = None,
+        upload: Callable[[], None] = lambda: None,
+    ):
+        """Opens the checkpoints; `upload` uploads the files of a run in a bucket."""
         self._directory = workdir.absolute() / "checkpoints"
+        self._copies, self._upload = bool(address(workdir)) and jax.process_count() > 1, upload
         self._keep_best = keep_best
-        # Orbax logs recoverable faults through absl; this class reports the others in one line.
+        self._managers: list[ocp.CheckpointManager] = []
+        # Silence orbax, which logs even faults that it recovers from. This class reports all other faults.
         logging.getLogger("absl").setLevel(logging.CRITICAL)
         self._latest = self._manager("latest", keep)
-        # Two, since a run that is killed after saving a new best one may resume from before it.
+        # Keep two best checkpoints: a killed run may resume from a step before the newer best checkpoint was saved.
         self._best = self._manager("best", 2)
         self._frozen = self._manager("frozen", 1)
 
     @cached_property
     def _top(self) -> ocp.CheckpointManager:
-        """The manager of the best checkpoints, ordered by score."""
         return self._manager(TOP, self._keep_best, best_fn=lambda metrics: metrics["score"])
 
     @cached_property
     def _snapshots(self) -> ocp.CheckpointManager:
-        """The manager of snapshots."""
         return self._manager(SNAPSHOTS, None)
 
-    def _manager(
-        self, name: str, keep: int | None, best_fn: Callable[[dict], float] | None = None
-    ) -> ocp.CheckpointManager:
+    def _manager(self, name: str, keep: int | None, **options: Any) -> ocp.CheckpointManager:
+        wait = unless_failing(ocp.multihost.get_barrier_sync_fn())
+        if self._copies:  # each process manages the folder of its own copy
+            me = jax.process_index()
+            wait = unless_failing(ocp.multihost.get_barrier_sync_fn(processes={me}))
+            options["multiprocessing_options"] = ocp.options.MultiprocessingOptions(
+                primary_host=me, active_processes={me}, barrier_sync_key_prefix=str(me)
+            )
+            options["create"] = False  # orbax does not create folders for some of the processes
+            (self._directory / name).mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep,
-            best_fn=best_fn,
-            enable_async_checkpointing=True,
-            async_options=ocp.AsyncOptions(
-                barrier_sync_fn=unless_failing(ocp.multihost.get_barrier_sync_fn())
-            ),
+            max_to_keep=keep, async_options=ocp.AsyncOptions(barrier_sync_fn=wait), **options
         )
-        return ocp.CheckpointManager(self._directory / name, options=options)
+        self._managers.append(ocp.CheckpointManager(self._directory / name, options=options))
+        return self._managers[-1]
+
+    def steps(self) -> list[int]:
+        """Returns the steps of all checkpoints to resume from, ascending. Collects the steps of all processes."""
+        return sorted(set(itertools.chain(*all_gather([*self._latest.all_steps()]))))
 
     @property
     def exist(self) -> bool:
+        """Whether this process finds a checkpoint to resume from. Each process may read this property alone."""
         return bool(self._latest.all_steps())
 
     def save(self, step: int, state: Any, meta: dict) -> None:
-        """Starts writing a checkpoint; the arrays may be donated as soon as this returns.
+        """Starts writing a checkpoint to resume from. The caller may donate the arrays after this method returns.
 
-        First waits until the best checkpoint and the snapshots that its metadata refers to are on disk.
+        First waits until the best checkpoint and the snapshots are on disk, because `meta` refers to both.
         """
-        for manager in self._open[1:]:
+        for manager in self._managers[1:]:
             manager.wait_until_finished()
         self._save(self._latest, step, state, meta)
 
@@ -118,89 +140,100 @@ class Checkpoints:
         self._save(self._best, step, state, meta)
 
     def save_top(self, step: int, state: Any, meta: dict, score: float) -> None:
-        """Saves a checkpoint if its score is among the `keep_best` largest."""
-        kept = self.top()
-        if len(kept) < self._keep_best or score > self._score(kept[-1]):
-            self._save(self._top, step, state, meta, {"score": score})
+        """Saves a checkpoint if `score` is among the `keep_best` largest scores.
+
+        Deletes the checkpoint with the lowest score if there are more than `keep_best` checkpoints.
+        """
+        kept = self._scores()
+        if len(kept) < self._keep_best or score > kept[-1][1]:
+            self._save(self._top, step, state, meta, metrics={"score": score})
 
     def top(self) -> list[int]:
-        """Steps of the checkpoints that `save_top` keeps, the best first."""
-        self._top.wait_until_finished()  # a score can be read when it is on disk
-        return sorted(self._top.all_steps(), key=self._score, reverse=True)
+        """Returns the steps of the checkpoints that `save_top` has kept, best first."""
+        return [step for step, _ in self._scores()]
 
-    def _score(self, step: int) -> float:
-        return self._top.metrics(step)["score"]
+    def _scores(self) -> list[tuple[int, float]]:
+        """Returns step and score of the checkpoints that `save_top` keeps, best first."""
+        self._top.wait_until_finished()  # Orbax reads the scores from disk.
+        found = [(step, self._top.metrics(step)["score"]) for step in self._top.all_steps()]
+        found = sorted(found, key=lambda one: one[1], reverse=True)
+        return all_gather(found)[0] if self._copies else found
 
     def save_snapshot(self, step: int, state: Any, meta: dict) -> None:
         """Saves a checkpoint that is never deleted."""
         self._save(self._snapshots, step, state, meta)
 
     def _save(
-        self,
-        manager: ocp.CheckpointManager,
-        step: int,
-        state: Any,
-        meta: dict,
-        metrics: dict[str, float] | None = None,
+        self, manager: ocp.CheckpointManager, step: int, state: Any, meta: dict, **options: Any
     ) -> None:
-        if step in manager.all_steps():
+        saved = step in manager.all_steps()
+        if all_gather(saved)[0] if self._copies else saved:
             return
         meta = {**meta, "checksum": int(checksum(state))}
+        if self._copies:
+            state = jax.tree.map(gather, state)
+            if not is_main():
+                return
         arguments = ocp.args.Composite(
             state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(meta)
         )
-        manager.save(step, args=arguments, metrics=metrics, force=True)
+        manager.save(step, args=arguments, force=True, **options)
 
     def save_frozen(self, values: Params, meta: dict) -> None:
-        """Writes the values that no step changes, in place of those of a run that never reached a checkpoint."""
+        """Writes the frozen values of a run.
+
+        Overwrites the frozen values of an earlier attempt that was killed before its first checkpoint.
+        """
         if self._frozen.all_steps():
             self._frozen.delete(0)
         self._save(self._frozen, 0, {"frozen": values}, meta)
 
     def frozen_metadata(self) -> dict | None:
-        """What `save_frozen` was given; None for a run without frozen values of its own."""
-        if not self._frozen.all_steps():
-            return None
-        arguments = ocp.args.Composite(meta=ocp.args.JsonRestore())
-        return self._frozen.restore(0, args=arguments).meta
+        """Returns the `meta` that `save_frozen` has stored; None if the run has saved no frozen values."""
+        return _meta(self._frozen.directory / "0") if self._frozen.all_steps() else None
 
     def restore_frozen(self, target: Params) -> Params:
-        """The values of `save_frozen`, placed as the abstract `target` says.
-
-        Raises:
-          UserError: they are damaged.
-        """
+        """Returns the frozen values that `save_frozen` has written, with the shardings of the abstract `target`."""
         return self._use("frozen", self._frozen, 0, {"frozen": target})[0]["frozen"]
 
     def restore(self, target: Any, say: Any = print) -> tuple[Any, dict]:
-        """Arrays and metadata of the newest intact checkpoint, with the shardings of the abstract `target`.
+        """Returns arrays and `meta` of the newest intact checkpoint, with the shardings of the abstract `target`.
 
-        Damaged newer checkpoints are moved aside and reported through `say`.
+        A checkpoint is intact if every process can read it, so all processes resume from the same step. Moves damaged
+        newer checkpoints to the folder "damaged".
+
+        Args:
+          say: function that prints a line for each damaged checkpoint.
 
         Raises:
           UserError: no checkpoint is intact.
         """
         damaged: dict[int, str] = {}
-        for step in sorted(self._latest.all_steps(), reverse=True):
+        for step in reversed(self.steps()):
             try:
                 result = self._read(self._latest, step, target)
-            except (
-                Exception
-            ) as error:  # orbax and its storage raise whatever a damaged file provokes
+            # Orbax and its storage library may raise any type of exception for a damaged file.
+            except Exception as error:
                 damaged[step] = _reason(error)
                 continue
-            # Not before one could be read: the fault may lie elsewhere.
+            # Move damaged checkpoints only if an older checkpoint is readable: otherwise the storage may have failed.
             for newer, reason in damaged.items():
                 self._set_aside(newer)
-                say(f"checkpoint {newer} is damaged ({reason}); set aside, going back to {step}")
+                say(
+                    f"checkpoint {newer} is damaged ({reason}): moved to {self._directory / 'damaged'},"
+                    f" resuming from step {step}"
+                )
             return result
         reasons = "; ".join(f"{step}: {reason}" for step, reason in damaged.items())
         raise UserError(
-            f"no intact checkpoint in {self._directory} ({reasons}); remove the workdir to start anew"
+            f"no intact checkpoint in {self._directory} ({reasons}); remove the workdir to start again"
         )
 
     def restore_best(self, target: Any, step: int | None = None) -> tuple[Any, dict]:
-        """Arrays and metadata of the best checkpoint by the validation objective, or of that of `step`.
+        """Returns arrays and `meta` of a best checkpoint by the validation objective. The run keeps the last two.
+
+        Args:
+          step: step of the checkpoint; None for the last best checkpoint.
 
         Raises:
           UserError: the checkpoint is missing or damaged.
@@ -210,133 +243,157 @@ class Checkpoints:
         if chosen not in steps:
             raise UserError(
                 f"no best checkpoint{'' if step is None else f' {step}'} in {self._directory / 'best'}: the run has"
-                " not reached its first evaluation, or it was removed"
+                " not reached its first evaluation, or the checkpoint was removed"
             )
         return self._use("best", self._best, chosen, target)
 
     def restore_top(self, target: Any, step: int) -> tuple[Any, dict]:
-        """Arrays and metadata of one of the checkpoints of `top`.
-
-        Raises:
-          UserError: the checkpoint is damaged.
-        """
+        """Returns arrays and `meta` of a checkpoint that `save_top` has kept. `step` must be in `top()`."""
         return self._use("top", self._top, step, target)
 
     def restore_snapshot(self, target: Any, step: int) -> tuple[Any, dict]:
-        """Arrays and metadata of the snapshot of `step`.
-
-        Raises:
-          UserError: the snapshot is missing or damaged.
-        """
+        """Returns arrays and `meta` of the snapshot at `step`. Raises a UserError if it is missing or damaged."""
         check_snapshot(self._directory.parent, step)
         return self._use("snapshot", self._snapshots, step, target)
 
     def _use(
         self, what: str, manager: ocp.CheckpointManager, step: int, target: Any
     ) -> tuple[Any, dict]:
-        """Reads one checkpoint, without falling back on an older one."""
+        """Reads the checkpoint at `step`, without falling back on an older checkpoint.
+
+        Args:
+          what: name of the checkpoint in the error message.
+
+        Raises:
+          UserError: the checkpoint is damaged, or belongs to another model.
+        """
         try:
             return self._read(manager, step, target)
         except Exception as error:
             path = manager.directory / str(step)
             if differences := _differences(path, target):
                 raise UserError(
-                    f"the {what} checkpoint, {path}, does not fit the configuration beside it: {differences}"
+                    f"the {what} checkpoint, {path}, does not match the configuration of its run: {differences}"
                 ) from error
             raise UserError(
-                f"the {what} checkpoint, {path}, is damaged ({_reason(error)}); train on for another,"
-                " or begin in another --workdir"
+                f"the {what} checkpoint, {path}, is damaged ({_reason(error)}): train further to write a new"
+                " checkpoint, or train in another --workdir"
             ) from error
 
-    def _read(self, manager: ocp.CheckpointManager, step: int, target: Any) -> tuple[Any, dict]:
-        target = _in_checkpoint(target, _tree(manager.directory / str(step)))
-        arguments = ocp.args.Composite(
-            state=ocp.args.StandardRestore(target), meta=ocp.args.JsonRestore()
-        )
-        result = manager.restore(step, args=arguments)
-        if int(checksum(result.state)) != result.meta["checksum"]:
-            raise Damaged("its checksum does not fit its content")
-        return result.state, result.meta
+    @staticmethod
+    def _read(manager: ocp.CheckpointManager, step: int, target: Any) -> tuple[Any, dict]:
+        """Returns arrays and `meta` of a checkpoint. If one process cannot read it, raises on all processes.
+
+        Calls orbax's handler instead of the manager. The manager ends with a barrier, where processes that have read
+        the checkpoint would wait for a process that has failed.
+        """
+        path = manager.directory / str(step)
+
+        def read() -> tuple[Any, dict]:
+            with closing(ocp.StandardCheckpointHandler()) as handler:
+                arguments = ocp.args.StandardRestore(_in_checkpoint(target, _tree(path)))
+                return handler.restore(path / "state", args=arguments), _meta(path)
+
+        def verify() -> None:
+            if int(checksum(state)) != meta["checksum"]:
+                raise ValueError("the checksum does not match the content")
+
+        state, meta = all_or_none(read)
+        all_or_none(verify)
+        return state, meta
 
     def _set_aside(self, step: int) -> None:
         if is_main():
-            grave = self._directory / "damaged"
-            grave.mkdir(exist_ok=True)
-            source, number = self._directory / "latest" / str(step), 0
-            while (target := grave / f"{step}.{number}").exists():
-                number += 1
-            source.rename(target)
+            damaged = self._directory / "damaged"
+            damaged.mkdir(exist_ok=True)
+            paths = (damaged / f"{step}.{n}" for n in itertools.count())
+            target = next(path for path in paths if not path.exists())
+            (self._directory / "latest" / str(step)).rename(target)
         barrier(f"set aside {step}")
         self._latest.reload()
 
-    @property
-    def _open(self) -> list[ocp.CheckpointManager]:
-        """The managers in use, that of the newest checkpoints first."""
-        managers = [self._latest, self._best, self._frozen]
-        return managers + [
-            vars(self)[name] for name in ("_top", "_snapshots") if name in vars(self)
-        ]
+    def share(self) -> None:
+        """Lets all processes read the checkpoints that process 0 has saved, if each has a copy of the workdir."""
+        if not self._copies:
+            return
+        self.wait()
+        if is_main():
+            self._upload()
+        barrier("checkpoints are uploaded")
+        if not is_main():
+            open_folder(str(self._directory.parent))
+            for manager in self._managers:
+                manager.reload()
+        barrier("checkpoints are downloaded")
 
     def wait(self) -> None:
         """Waits until all saved checkpoints are on disk."""
-        for manager in self._open:
+        for manager in self._managers:
             manager.wait_until_finished()
 
     def close(self) -> None:
-        for manager in self._open:
+        for manager in self._managers:
             manager.close()
 
 
 def snapshots(workdir: Path) -> list[int]:
-    """Steps of the snapshots of a run, ascending."""
-    found = (workdir / "checkpoints" / SNAPSHOTS).glob("*")
-    return sorted(int(path.name) for path in found if path.name.isdecimal())
+    """Returns the steps of a run's snapshots, ascending."""
+    paths = (workdir / "checkpoints" / SNAPSHOTS).glob("*")
+    return sorted(int(path.name) for path in paths if path.name.isdecimal())
 
 
 def check_snapshot(workdir: Path, step: int) -> None:
-    """Raises:
-    UserError: the run has no snapshot of this step.
-    """
-    there = snapshots(workdir)
+    """Raises a UserError if the run has no snapshot at `step`."""
+    existing = snapshots(workdir)
     check(
-        step in there,
-        f"no snapshot of step {step} in {workdir / 'checkpoints' / SNAPSHOTS}; there are: {there or 'none'}"
-        " (--config.checkpoint.snapshots says how often training makes one)",
+        step in existing,
+        f"no snapshot of step {step} in {workdir / 'checkpoints' / SNAPSHOTS}; snapshots of steps: {existing or 'none'}"
+        " (training with --config.checkpoint.snapshots=N saves a snapshot every N steps)",
     )
 
 
 def _differences(path: Path, target: Any) -> str:
-    """Names the arrays that are missing from a checkpoint or from `target`, or differ in shape; "" for none."""
+    """Names arrays that the checkpoint or `target` lacks, or that differ in shape.
+
+    Returns "" without such arrays, or if the checkpoint cannot be read.
+    """
     try:
         tree = _tree(path)
-    except Exception:  # orbax and its storage raise whatever a damaged file provokes
+    except Exception:  # Orbax may raise any type of exception for a damaged file.
         return ""
-    there, here = (
+    stored, expected = (
         {n: x.shape for part in parts.values() for n, x in part.items()}
         for parts in (tree, _in_checkpoint(target, tree))
     )
-    found = [
-        f"{name} is {there.get(name, 'missing')} there and {here.get(name, 'missing')} here"
-        for name in sorted(there.keys() | here.keys())
-        if there.get(name) != here.get(name)
+    lines = [
+        f"{name} is {stored.get(name, 'missing')} in the checkpoint, {expected.get(name, 'missing')} in the model"
+        for name in sorted(stored.keys() | expected.keys())
+        if stored.get(name) != expected.get(name)
     ]
-    more = f" and {len(found) - 2} more" if len(found) > 2 else ""
-    return ", ".join(found[:2]) + more
+    more = f" and {len(lines) - 2} more" if len(lines) > 2 else ""
+    return ", ".join(lines[:2]) + more
+
+
+def _meta(path: Path) -> dict[str, Any]:
+    """Returns the JSON part of a checkpoint."""
+    return json.loads((path / "meta" / "metadata").read_text())
 
 
 def _tree(path: Path) -> dict[str, dict[str, Any]]:
-    """Names and shapes of the arrays of a checkpoint, by part."""
+    """Returns {part: {name: shape and dtype}} of a checkpoint. Parts are "trainable", "optimizer" and "frozen"."""
     with ocp.StandardCheckpointer() as reader:
         return reader.metadata(path / "state").item_metadata.tree
 
 
 def _in_checkpoint(target: dict[str, Any], tree: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The target without those frozen values that the checkpoint leaves to the folder of frozen values."""
+    """Returns `target` without the frozen values that the checkpoint does not contain."""
     frozen = {name: x for name, x in target["frozen"].items() if name in tree["frozen"]}
     return {**target, "frozen": frozen}
 
 
-def abstract(some: Mapping[str, Any], mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """Abstract arrays for these variables, with their shardings."""
-    where = shardings(some, mesh)
-    return {n: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=where[n]) for n, v in some.items()}
+def abstract(variables: Mapping[str, Any], mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """Returns name -> abstract array, with its sharding, for each variable."""
+    places = shardings(variables, mesh)
+    return {
+        n: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=places[n]) for n, v in variables.items()
+    }

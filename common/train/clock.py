@@ -1,14 +1,18 @@
-"""Wall-clock time of a run by section. Checkpoints keep it, so it adds up over restarts."""
+"""Measures the wall-clock seconds that a run spends on training, compilation, evaluation and checkpoints."""
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 SECTIONS = ("start", "train", "compile", "eval", "checkpoint")
 
 
 class Clock:
-    """Seconds per section. "train" is the time of the loop without its other sections."""
+    """Measures the seconds of each section of a run. The section "train" excludes the sections inside of it.
+
+    Args:
+      seconds: section -> seconds before the run was resumed.
+    """
 
     def __init__(self, seconds: dict[str, float] | None = None):
         self._seconds = {name: 0.0 for name in SECTIONS} | (seconds or {})
@@ -16,16 +20,15 @@ class Clock:
 
     @contextmanager
     def section(self, name: str | None) -> Iterator[None]:
-        """Counts the time inside for `name` instead of the enclosing section; None counts it for no section."""
+        """Context manager that counts its time for section `name` instead of the enclosing section.
+
+        With None, the time counts for no section.
+        """
         before = self._switch(name)
         try:
             yield
         finally:
             self._switch(before)
-
-    def paused(self) -> AbstractContextManager[None]:
-        """Counts the time inside for no section."""
-        return self.section(None)
 
     def _switch(self, name: str | None) -> str | None:
         now = time.perf_counter()
@@ -35,7 +38,7 @@ class Clock:
         return before
 
     def seconds(self) -> dict[str, float]:
-        """Seconds of every section up to now."""
+        """Returns section -> seconds up to now."""
         self._switch(self._section)
         return dict(self._seconds)
 

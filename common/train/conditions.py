@@ -1,4 +1,4 @@
-"""How a run shared the machine while its seconds were measured."""
+"""Records whether a run shared the machine with other processes, so that reports know if its seconds are comparable."""
 
 import os
 import secrets
@@ -8,20 +8,20 @@ from typing import Any
 import psutil
 
 SHARED = 0.05
-"""Above this share of the machine's processor time in other processes a run counts as shared."""
+"""A run shared the machine if other processes used more than this fraction of the machine's CPU time."""
 
 
 def turns_id() -> str:
-    """A new name for a set of runs that take turns: runs with equal names ran in the same minutes."""
+    """Returns a new id, which all runs that take turns with each other record in their summaries."""
     return f"turns {secrets.token_hex(4)}"
 
 
 class Conditions:
-    """Records how a run shared the machine.
+    """Use of the machine by this run and by other processes.
 
     Attributes:
-      sessions: one for each start of the run: `turns_id`, or "alone" without turns.
-      stopped: whether the process was stopped and continued meanwhile (SIGSTOP, SIGCONT).
+      sessions: for each start or resume of the run, the `turns_id` of the runs that took turns, or "alone".
+      stopped: whether the process was suspended (SIGSTOP) and continued (SIGCONT) during the run.
     """
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Conditions:
         self._begin()
 
     def begin(self, session: str) -> None:
-        """Notes a start of the run, behind those of its checkpoint."""
+        """Appends `session` to `sessions` at a start or resume of the run."""
         self.sessions = [*self.sessions, session]
         self._begin()
 
@@ -38,33 +38,38 @@ class Conditions:
         self._since, self._busy, self._own = time.monotonic(), _busy(), _own()
 
     def others(self) -> float:
-        """The share of the machine's processor time in other processes since the last start, 0 to 1."""
+        """Returns the fraction (0 to 1) of the machine's CPU time that other processes used since `begin`."""
         capacity = (time.monotonic() - self._since) * (os.cpu_count() or 1)
         used = (_busy() - self._busy) - (_own() - self._own)
         return min(max(used / capacity, 0.0), 1.0) if capacity > 0 else 0.0
 
     def describe(self) -> dict[str, Any]:
-        """For the summary of a run; `kind` is turns, paused, shared or alone."""
-        others = self.others()
-        if self.stopped:
+        """Returns the field `timing` of a run's summary: `sessions`, `others()`, and one of these values of `kind`.
+
+        - "paused": the run was suspended; or it was resumed, and a session was without turns.
+        - "turns": the run took turns with other runs in all sessions.
+        - "shared": other processes used more than `SHARED` of the CPU time.
+        - "alone": none of these.
+        """
+        others, turns = self.others(), all(session != "alone" for session in self.sessions)
+        if self.stopped or (len(self.sessions) > 1 and not turns):
             kind = "paused"
-        elif all(session != "alone" for session in self.sessions):
+        elif turns:
             kind = "turns"
-        elif len(self.sessions) > 1:
-            kind = "paused"
         else:
             kind = "shared" if others > SHARED else "alone"
         return {"kind": kind, "sessions": self.sessions, "others": round(others, 3)}
 
 
 def _busy() -> float:
-    """Processor seconds of all processes."""
+    """Returns the CPU seconds that all processes of the machine have used."""
     times = psutil.cpu_times()
     idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "steal", 0.0)
-    guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)  # also in user
+    # `sum(times)` counts the time of virtual machines twice, because `user` includes their time.
+    guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
     return sum(times) - idle - guests
 
 
 def _own() -> float:
-    """Processor seconds of this process and of its children that have ended."""
+    """Returns the CPU seconds that this process and its terminated child processes have used."""
     return sum(psutil.Process().cpu_times()[:4])

@@ -1,4 +1,4 @@
-"""The one evaluation loop: applies a function of the model to batches and collects its rows by example."""
+"""The evaluation loop: calls a function of the model on batches and collects its outputs by example number."""
 
 from collections.abc import Callable, Iterable
 
@@ -12,14 +12,14 @@ from common.train.prefetch import put
 from common.train.task import Batch, ModelState
 
 Rows = Callable[[nnx.Module, Batch], dict[str, jax.Array]]
-"""(model, batch) -> arrays (B, ...), a row for each row of the batch."""
+"""Function (model, batch) -> {name: array (B, ...)}, with one output row for each row of the batch."""
 
 
 class PerExample:
-    """Evaluates a function of the model on every example; compiled once per shape of a batch.
+    """Calls a function of the model on every example. Compiles the function once per batch shape.
 
     Args:
-      rows: measures each row of a batch; the batch's `ids` (B,) are example numbers, -1 for padding rows.
+      rows: the function. `batch["ids"]`, (B,), are the example numbers, -1 for padding rows.
     """
 
     def __init__(self, rows: Rows, mesh: Mesh):
@@ -29,7 +29,7 @@ class PerExample:
     def __call__(
         self, values: ModelState, batches: Iterable[Batch], count: int
     ) -> dict[str, np.ndarray]:
-        """Arrays (E, ...) in the order of the ids, the same on every process; `count` is E."""
+        """Returns {name: array (E, ...)}, indexed by example number and equal on every process. E is `count`."""
         if self._compiled is None:
             abstract_model, rows = values.abstract_model, self._rows
 
@@ -37,12 +37,13 @@ class PerExample:
                 return batch["ids"], rows(abstract_model.build(trainable, frozen), batch)
 
             self._compiled = jax.jit(run, out_shardings=sharding.replicated(self._mesh))
-        found: dict[str, np.ndarray] = {}
+        outputs: dict[str, np.ndarray] = {}
         for batch in batches:
+            values.interruption()
             placed = put(batch, self._mesh)
             ids_B, parts = jax.device_get(self._compiled(values.trainable, values.frozen, placed))
             filled_B = ids_B >= 0
             for name, x in parts.items():
-                every = found.setdefault(name, np.zeros((count, *x.shape[1:]), x.dtype))
-                every[ids_B[filled_B]] = x[filled_B]
-        return found
+                output = outputs.setdefault(name, np.zeros((count, *x.shape[1:]), x.dtype))
+                output[ids_B[filled_B]] = x[filled_B]
+        return outputs

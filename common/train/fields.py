@@ -2,41 +2,38 @@
 
 from ml_collections import ConfigDict
 
-from common.config import check, check_choice
+from common.config import check, check_choice, flatten
 from common.track.tracker import WANDB_MODES
 from common.train import optimizer as optimizers
 
 _LEAST = {
-    **dict.fromkeys(
-        ("train.accumulate", "train.log_steps", "checkpoint.keep", "checkpoint.keep_best"), 1
+    0: (
+        *(f"train.{name}" for name in ("steps", "max_seconds")),
+        *(f"eval.{name}" for name in ("steps", "seconds", "patience")),
+        *(f"checkpoint.{name}" for name in ("steps", "seconds", "snapshots")),
     ),
-    **dict.fromkeys(("train.steps", "train.max_seconds", "eval.steps", "eval.seconds"), 0),
-    **dict.fromkeys(("eval.patience", "checkpoint.steps", "checkpoint.seconds"), 0),
-    "checkpoint.snapshots": 0,
+    1: ("train.accumulate", "train.log_steps", "checkpoint.keep", "checkpoint.keep_best"),
 }
-"""Smallest allowed values."""
+"""Minimum -> configuration fields with this minimum."""
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the fields of the training loop; a task checks its own.
-
-    Raises:
-      UserError: a field has a value that is not allowed.
-    """
+    """Checks the fields of the training loop. Raises a UserError for an invalid value. The task checks other fields."""
     optimizers.validate(config.optimizer)
     check_choice("--config.wandb.mode", config.wandb.mode, WANDB_MODES)
     check(
         0 <= config.seed < 2**32, f"--config.seed must be from 0 to {2**32 - 1}, got {config.seed}"
     )
-    for name, least in _LEAST.items():
-        group, field = name.split(".")
-        value = config[group][field]
-        check(value >= least, f"--config.{name} must be at least {least}, got {value}")
+    values = flatten(config)
+    for least, names in _LEAST.items():
+        for name in names:
+            value = values[name]
+            check(value >= least, f"--config.{name} must be at least {least}, got {value}")
     check(
         bool(config.eval.steps or config.eval.seconds),
-        "evaluate by steps or by seconds: --config.eval.steps or --config.eval.seconds must be above 0",
+        "--config.eval.steps or --config.eval.seconds must be above 0 to set the interval between evaluations",
     )
     check(
         bool(config.train.steps or config.eval.start),
-        "--config.train.steps=0 leaves nothing to do but --config.eval.start=true, which is off",
+        "--config.train.steps=0 trains nothing: evaluate the initial model with --config.eval.start=true",
     )

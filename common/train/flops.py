@@ -1,4 +1,4 @@
-"""Counts the floating-point operations of a function in its jaxpr: the same number on every machine."""
+"""Counts the floating-point operations of a function from its jaxpr, equally on every machine."""
 
 import math
 import re
@@ -12,24 +12,24 @@ from jax.interpreters import partial_eval
 from common.model.attend import spans
 
 _FUSED = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 4}
-"""cuDNN's attention primitives, with the number of query-key products that each replaces."""
+"""Attention primitive of cuDNN -> number of matrix products that the primitive replaces."""
 
 _RECOMPUTED = "rematted_computation"
-"""The name scope of operations that the backward pass recomputes (`jax.checkpoint`)."""
+"""Name scope of operations that the backward pass recomputes (`jax.checkpoint`)."""
 
 _BRANCH_PROBABILITY = re.compile(r"branch_probability=([\d.e+-]+)")
-"""The scope of a `jax.lax.cond`, see `common.model.encoder_decoder.branch_probability`."""
+"""Name scope of a random `jax.lax.cond` (`common.model.stack`). The number is the probability of the true branch."""
 
 
 def count(function: Callable, *arguments: Any) -> int:
     """Counts the FLOPs of matrix products and convolutions, two per multiply-add, after dead-code elimination.
 
-    Matrix products are all but a few per cent of a transformer's arithmetic. Frozen weights have no weight gradient in
-    the jaxpr, so their saving is counted. A loop body counts once per iteration. A `jax.lax.cond` counts with the
-    expectation of its branches if its scope names a `branch_probability`, else with its most expensive branch.
+    Other operations are a few per cent of a transformer's arithmetic. Frozen weights have no weight gradient in the
+    jaxpr, so the count shows how much freezing saves. A loop body counts once per iteration. A `jax.lax.cond` counts as
+    the expected FLOPs of its branches if its scope names a `branch_probability`, else as its most expensive branch.
 
-    These are model FLOPs, as is usual for MFU: recomputation in the backward pass does not count. Fused attention on
-    GPUs counts as the products that it replaces (`common.model.attend`): two forward, four backward.
+    The result is model FLOPs, as usual for MFU: recomputation in the backward pass does not count. Fused attention on
+    GPUs (`common.model.attend`) counts as the matrix products that it replaces: two forward, four backward.
     """
     closed = jax.make_jaxpr(function)(*arguments)
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
@@ -63,10 +63,10 @@ def _equation(equation: Any) -> float:
         return _FUSED[name] * 2 * rows * heads * size * pairs
     if name == "cond":
         counts = [_count(branch.jaxpr) for branch in parameters["branches"]]
-        found = _BRANCH_PROBABILITY.findall(str(equation.source_info.name_stack))
-        if not found:
+        scopes = _BRANCH_PROBABILITY.findall(str(equation.source_info.name_stack))
+        if not scopes:
             return max(counts)
-        probability = float(found[-1])
+        probability = float(scopes[-1])
         return (1 - probability) * counts[0] + probability * counts[1]
     inner = [
         value.jaxpr if isinstance(value, ClosedJaxpr) else value

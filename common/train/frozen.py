@@ -1,5 +1,6 @@
-"""Frozen values of a run: drawn from the seed or given at the start, written once, read back ever after."""
+"""Frozen values of a run: initialised or loaded at the start, written once, and read at every resume."""
 
+import json
 import platform
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from common.config import check
-from common.runtime.processes import warn
+from common.runtime.processes import check_agreement, warn
 from common.sharding import place, shardings
 from common.train.checkpoint import Checkpoints, abstract
 from common.train.task import PretrainedWeights
@@ -17,13 +18,17 @@ from common.variables import AbstractModel, Params, draw_frozen, fingerprint
 
 
 def draw_on_mesh(model: AbstractModel, seed: int, mesh: Mesh) -> tuple[Params, str]:
-    """The frozen values that follow from the seed, on the mesh, and their fingerprint."""
+    """Initialises the frozen values from the seed. Returns the values on the mesh, and their fingerprint."""
     values: dict[str, np.ndarray] = draw_frozen(model, seed)
     return place(values, shardings(model.drawn, mesh)), fingerprint(values)
 
 
 def save(checkpoints: Checkpoints, values: Mapping[str, jax.Array], drawn: str) -> None:
-    """Writes the frozen values of a run beside its checkpoints, with the fingerprint of the drawn ones."""
+    """Writes the frozen values of a run beside its checkpoints.
+
+    Args:
+      drawn: fingerprint of the seed-initialised values, from `draw_on_mesh`.
+    """
     if values:
         meta = {"drawn": drawn, "platform": _platform(), "names": sorted(values)}
         checkpoints.save_frozen(dict(values), meta)
@@ -37,39 +42,42 @@ def load(
     meta: Mapping[str, Any],
     mesh: Mesh,
 ) -> Params:
-    """The frozen values of a run, on the mesh.
+    """Returns the frozen values of a run, on the mesh.
 
-    A run that was written before November 2026 has none on disk: they are drawn again, or lie in its checkpoints.
+    A run from before November 2026 has no folder of frozen values. This function then initialises them again from the
+    seed, unless they are in the checkpoint.
 
     Args:
       meta: the JSON part of a checkpoint of the run.
 
     Raises:
-      UserError: the pretrained weights are other files than those that the run began with.
+      UserError: the pretrained weights have changed since the start of the run, or processes read different values.
     """
     check(
         meta.get("outside", "") == pretrained.fingerprint,
-        "the pretrained weights are not those that this run began with: their files have changed,"
-        " or another folder is named",
+        "the pretrained weights differ from the weights with which the run began, because their files have changed or"
+        " the configuration names another folder: restore the files, or choose another --workdir",
     )
     written = checkpoints.frozen_metadata()
+    check_agreement(lambda: {"the file of the frozen values": json.dumps(written)})
     expected = written["drawn"] if written else meta.get("reservoirs")
     initial = draw_frozen(model, seed)
     drawn = fingerprint(initial)
     if expected not in (drawn, None):
         where = written["platform"] if written else "another platform"
         warn(
-            f"the frozen layers drawn from seed {seed} here ({_platform()}) differ from those of the run ({where});"
-            f" {'the run keeps its own' if written else 'results will differ'}"
+            f"the frozen values drawn from seed {seed} on this platform ({_platform()}) differ from the values of"
+            f" the run ({where}); {'the run uses its saved values' if written else 'results will differ'}"
         )
     if written:
         names = {name: model.frozen[name] for name in written["names"]}
         values = checkpoints.restore_frozen(abstract(names, mesh))
     else:
+        check_agreement(lambda: {"the fingerprint of the drawn frozen values": drawn[:16]})
         values = place(initial, shardings(model.drawn, mesh))
     return values | dict(pretrained.values)
 
 
 def _platform() -> str:
-    """The processor and NumPy version, on which the last bit of an initial value depends."""
+    """Returns the processor and the NumPy version, because the last bit of a random value may depend on both."""
     return f"{platform.machine()}, NumPy {np.__version__}"

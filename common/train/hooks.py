@@ -1,22 +1,28 @@
-"""What happens between training steps: stopping, evaluation, checkpoints, logs and traces, behind one interface.
+"""Hooks stop the training loop, evaluate, save checkpoints, log and trace, between training steps.
 
-The loop calls every hook in order. A decision that depends on a clock or a signal of one process is put to the vote
-(`Hook.vote`), so that all processes decide alike.
+The loop calls all hooks in order. The processes vote on a decision that depends on the clock or a signal of one process
+(`Hook.vote`), so that all processes decide equally.
 """
 
 import math
 import time
+from dataclasses import replace
 from typing import NamedTuple
 
 from common.metrics.aucc import aucc
 from common.metrics.curve import Point
-from common.runtime.signals import Signals
-from common.train.profile import Profile
+from common.runtime.signals import Interrupted, Signals
 from common.train.run import Run
 
 
 class StepMetrics(NamedTuple):
-    """Of a training step that is done: `values` are loss, weight, gradient_norm and learning_rate."""
+    """Metrics of a finished training step.
+
+    Attributes:
+      step: number of the step, from 1.
+      values: loss, weight, gradient_norm and learning_rate.
+      flops: FLOPs of the step over all devices.
+    """
 
     step: int
     values: dict[str, float]
@@ -24,42 +30,40 @@ class StepMetrics(NamedTuple):
 
 
 class Hook:
-    """Does nothing; a hook overrides what it needs."""
+    """Base class of hooks. By default, no method does anything."""
 
     def start(self, run: Run) -> None:
-        """Called before the first step of this process."""
+        """Called before the first step, at every start or resume of the run."""
 
     def before_step(self, run: Run) -> None:
         """Called before the next step is dispatched."""
 
     def after_step(self, run: Run, metrics: StepMetrics) -> None:
-        """Called when a step is done: while the next one runs, or before anything is due."""
+        """Called with the metrics of a finished step. The next step may be running already."""
 
     def vote(self, run: Run) -> int:
-        """What this process wants; the largest vote of all processes reaches `due`."""
+        """Returns the vote of this process. `due` receives the maximum over all processes."""
         del run
         return 0
 
     def due(self, run: Run, vote: int) -> bool:
-        """Whether `act` is called now, the same on all processes."""
+        """Returns whether to call `act` now. The result must be equal on all processes."""
         del run, vote
         return False
 
     def act(self, run: Run) -> None:
-        """Called with no step in flight."""
-
-    def close(self) -> None:
-        """Called once, whatever happened."""
+        """Called if `due` returns True, with no step in flight."""
 
 
 class Stop(Hook):
-    """Ends the loop at the last step, at the time limit, at step `pause_at`, or at a signal."""
+    """Stops the loop at the last step, at the time limit, at step `pause_at`, or after a signal."""
 
     def __init__(self, signals: Signals, pause_at: int | None = None):
         self._signals, self._pause_at = signals, pause_at
 
     def vote(self, run: Run) -> int:
-        # Larger than any signal: the time limit ends the run, a signal only interrupts it.
+        # The vote is the signal number, plus _LIMIT if the time limit is reached. The time limit ends the run. A signal
+        # only interrupts the run.
         limit = run.config.train.max_seconds
         received = self._signals.received or 0
         return received + _LIMIT * (bool(limit) and run.clock["train"] >= limit)
@@ -68,7 +72,7 @@ class Stop(Hook):
         late, signal = divmod(vote, _LIMIT)
         if signal:  # A signal that arrives after the vote is handled at the next vote.
             self._signals.received = signal
-        if run.step >= run.config.train.steps:
+        elif run.step >= run.config.train.steps:
             run.state.stop_reason = "steps"
         elif late:
             run.state.stop_reason = "seconds"
@@ -80,10 +84,11 @@ class Stop(Hook):
 
 
 _LIMIT = 1000
+"""Added to a vote of `Stop` if the time limit is reached; larger than every signal number."""
 
 
 class Snapshot(Hook):
-    """Keeps the trained values of every N-th step for good (`checkpoint.snapshots`)."""
+    """Saves a snapshot of the trained values, which is never deleted, every `checkpoint.snapshots` steps."""
 
     def due(self, run: Run, vote: int) -> bool:
         return _every(run.config.checkpoint.snapshots, run.step)
@@ -94,27 +99,43 @@ class Snapshot(Hook):
 
 
 class Evaluate(Hook):
-    """Measures the validation split, keeps the best values, and stops early (`eval.patience`)."""
+    """Evaluates on the validation split, saves the best checkpoint, and stops early (`eval.patience`).
+
+    After a signal, the process may have only seconds to save a checkpoint. The hook then skips or interrupts the
+    evaluation, and the resumed run begins with the evaluation.
+    """
+
+    def __init__(self, signals: Signals):
+        self._signals = signals
 
     def start(self, run: Run) -> None:
-        self._last = run.clock["train"]
-        if run.step == 0 and run.config.eval.start and not run.state.curve.points:
+        config, step = run.config, run.step
+        last = step >= config.train.steps or _every(config.eval.steps, step)
+        due = last if step else config.eval.start
+        if due and run.state.last_evaluation[0] != step:
             self.act(run)
 
     def vote(self, run: Run) -> int:
-        seconds = run.config.eval.seconds
-        return bool(seconds) and run.clock["train"] - self._last >= seconds
+        seconds, (_, last) = run.config.eval.seconds, run.state.last_evaluation
+        return bool(seconds) and run.clock["train"] - last >= seconds
 
     def due(self, run: Run, vote: int) -> bool:
-        # The end is always evaluated; a stop by a signal is not: it may have only seconds left.
+        if run.stopping and not run.state.stop_reason:
+            return False
         ended = run.state.stop_reason in ("steps", "seconds")
         return bool(vote) or ended or _every(run.config.eval.steps, run.step)
 
     def act(self, run: Run) -> None:
-        with run.clock.section("eval"):
-            metrics = run.task.evaluate(run.model_state, "valid")
+        values = replace(run.model_state, interruption=self._signals.interruption())
+        try:
+            with run.clock.section("eval"):
+                metrics = run.task.evaluate(values, "valid")
+        except Interrupted:
+            run.state.stop_reason, run.stopping = "", True
+            return
         value, curve, state = metrics[run.task.objective], run.state.curve, run.state
         best = math.isfinite(value) and (not curve.points or curve.better(value, curve.best.value))
+        state.last_evaluation = run.step, run.clock["train"]
         curve.add(Point(run.step, run.clock["train"], state.flops, value))
         state.evals_since_best = 0 if best else state.evals_since_best + 1
         if run.config.eval.patience and state.evals_since_best >= run.config.eval.patience:
@@ -127,7 +148,6 @@ class Evaluate(Hook):
             if run.config.checkpoint.keep_best > 1 and math.isfinite(value):
                 score = value if run.task.mode == "max" else -value
                 run.checkpoints.save_top(run.step, run.trained(), run.metadata(), score)
-        self._last = run.clock["train"]
 
     def _show(self, run: Run, metrics: dict[str, float | str], best: bool) -> None:
         seconds, curve = run.clock["train"], run.state.curve
@@ -145,7 +165,7 @@ class Evaluate(Hook):
 
 
 class Save(Hook):
-    """Writes checkpoints to resume from, the last one when the loop stops."""
+    """Saves checkpoints to resume from, at regular steps or seconds and when the loop stops."""
 
     def start(self, run: Run) -> None:
         self._last = time.perf_counter()
@@ -163,7 +183,7 @@ class Save(Hook):
 
 
 class Log(Hook):
-    """Sends the metrics of the steps to the progress bar and the tracker."""
+    """Sends the metrics of steps to the progress bar and the tracker."""
 
     def after_step(self, run: Run, metrics: StepMetrics) -> None:
         limit = run.config.train.max_seconds
@@ -172,22 +192,6 @@ class Log(Hook):
         run.progress.update(step, values["loss"], int(values["weight"]), flops, left)
         if _every(run.config.train.log_steps, step):
             run.tracker.log(step, {f"train/{name}": value for name, value in values.items()})
-
-
-class Trace(Hook):
-    """Traces the steps that --profile names."""
-
-    def __init__(self, profile: Profile):
-        self._profile = profile
-
-    def before_step(self, run: Run) -> None:
-        self._profile.before(run.step + 1)
-
-    def after_step(self, run: Run, metrics: StepMetrics) -> None:
-        self._profile.after(metrics.step)
-
-    def close(self) -> None:
-        self._profile.close()
 
 
 def _every(count: int, step: int) -> bool:

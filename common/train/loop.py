@@ -1,4 +1,4 @@
-"""The one training loop. It knows no task and no paper by name.
+"""The training loop of all tasks and papers.
 
 config -> mesh -> abstract model -> shardings -> initial values -> [restore] -> steps with hooks -> summary
 """
@@ -14,24 +14,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.errors import UserError
-from common.runtime.processes import all_reduce_max
+from common.runtime.processes import Votes, barrier
 from common.runtime.signals import Preempted, Signals
+from common.storage.folders import shown
 from common.train.conditions import turns_id
 from common.train.fields import validate
-from common.train.hooks import Evaluate, Hook, Log, Save, Snapshot, StepMetrics, Stop, Trace
+from common.train.hooks import Evaluate, Hook, Log, Save, Snapshot, StepMetrics, Stop
 from common.train.prefetch import device_prefetch
 from common.train.profile import Profile
 from common.train.run import Run, open_run
 from common.train.summary import finish, summary_of_ended
 from common.train.task import Task
-
-VOTE_EVERY = 10
-"""Steps between two votes of several processes (signals, clocks): each is a collective call."""
 
 
 class Job(NamedTuple):
@@ -45,11 +42,14 @@ class Job(NamedTuple):
 def fit(
     config: ConfigDict, task: Task, workdir: Path, mesh: Mesh, profile: Profile | None = None
 ) -> dict:
-    """Trains, or resumes, the run in `workdir`; returns its summary. `profile` says which steps are traced.
+    """Trains, or resumes, the run in `workdir`; returns its summary.
+
+    Args:
+      profile: the steps to trace; None traces nothing.
 
     Raises:
-      UserError: the configuration, the workdir or the data are at fault, or the loss is no longer finite.
-      Preempted: a signal came; the run is saved.
+      UserError: the configuration, workdir or data are invalid, or the loss or gradient is not finite.
+      Preempted: a signal stopped the run; a checkpoint is saved.
     """
     (summary,) = fit_in_turns([Job(config, task, workdir)], mesh, 0, profile)
     return summary
@@ -58,30 +58,35 @@ def fit(
 def fit_in_turns(
     jobs: Sequence[Job], mesh: Mesh, turn: int, profile: Profile | None = None
 ) -> list[dict]:
-    """Trains, or resumes, several runs, `turn` steps of each at a time; returns their summaries.
+    """Trains, or resumes, several runs in turns of `turn` steps; returns their summaries.
 
-    Whatever else the machine does slows all of them alike, so their training seconds can be compared. Results are
-    those of runs without turns. With a `turn` of 0 each run is trained to its end before the next one.
+    In every round, each run trains for `turn` steps and then waits for the others. Other load on the machine thus slows
+    all runs equally, so their training seconds can be compared. Turns do not change the results. With `turn` 0, each
+    run is trained to its end before the next run starts.
 
     Raises:
-      UserError: as `fit`; the other runs are saved.
-      Preempted: a signal came; all runs are saved.
+      UserError: `fit` would raise it for one of the runs. Checkpoints of all other runs are saved.
+      Preempted: a signal stopped the runs. Checkpoints of all runs are saved.
     """
     begun, profile = time.perf_counter(), profile or Profile()
     for job in jobs:
         validate(job.config)
         profile.check(job.config.train.steps)
-    session = turns_id() if turn else "alone"
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
         signals = stack.enter_context(Signals())
-        runs = [open_run(*job, mesh, session, stack) for job in jobs]
+        several = turn and len(jobs) > 1
+        names = [job.workdir.name if several else "" for job in jobs]
+        runs = [open_run(*job, mesh, stack, name) for job, name in zip(jobs, names, strict=True)]
         kept = [summary_of_ended(run) if run.state.stop_reason else None for run in runs]
+        session = _session([run.step for run in runs if not run.state.stop_reason], turn)
         live = []
         for run in runs:
             if not run.state.stop_reason:
-                hooks = make_hooks(signals, replace(profile, folder=run.workdir / "profile"))
-                stack.callback(_close, hooks)
+                run.state.conditions.begin(session)
+                run_profile = replace(profile)
+                stack.callback(run_profile.close)
+                hooks = make_hooks(signals, run_profile)
                 live.append((run, train(run, hooks, signals, begun, turn)))
         _take_turns(live)
         return [
@@ -90,19 +95,24 @@ def fit_in_turns(
         ]
 
 
+def _session(steps: Sequence[int], turn: int) -> str:
+    """Returns the session of runs that continue from `steps`: a new `turns_id`, or "alone" if they take no turns.
+
+    After a kill, runs may be more than one turn apart. They do not alternate on all steps, so they count as "alone".
+    """
+    return turns_id() if turn and steps and max(steps) - min(steps) <= turn else "alone"
+
+
 def make_hooks(signals: Signals, profile: Profile, pause_at: int | None = None) -> list[Hook]:
-    """The hooks of a run, in the order in which the loop calls them."""
-    return [Stop(signals, pause_at), Trace(profile), Log(), Snapshot(), Evaluate(), Save()]
-
-
-def _close(hooks: Sequence[Hook]) -> None:
-    for hook in hooks:
-        hook.close()
+    """Returns the hooks of a run, in the order of their calls."""
+    return [Stop(signals, pause_at), profile, Log(), Snapshot(), Evaluate(signals), Save()]
 
 
 def _take_turns(live: list[tuple[Run, Iterator[None]]]) -> None:
-    """Trains every run to its end. The order is drawn anew for every round: a fixed one would meet a periodic load
-    always at the same run."""
+    """Trains every run to its end, in turns.
+
+    Shuffles the runs in every round. With a fixed order, periodic load could always slow the same run.
+    """
     order = random.Random(0)
     failure: Exception | None = None
     while live and not failure:
@@ -123,6 +133,9 @@ def _take_turns(live: list[tuple[Run, Iterator[None]]]) -> None:
             if run.step:
                 run.save()
                 run.checkpoints.wait()
+        if isinstance(failure, Preempted) and live:
+            others = f"{failure}, and the {len(live)} runs that took turns with it"
+            failure = Preempted(failure.exit_code - 128, others)
         raise failure
 
 
@@ -132,66 +145,78 @@ def train(
     """Trains until a hook stops the run. Yields after every `turn` steps, with no step in flight and the clock stopped.
 
     Args:
-      begun: when the program began to set up the run, by `time.perf_counter`.
-      turn: 0 never yields.
+      begun: `time.perf_counter()` before the setup of the run.
+      turn: steps between yields; 0 never yields.
+
+    Raises:
+      UserError: the loss or the gradient is not finite.
+      Preempted: a signal stopped the run; a checkpoint is saved.
     """
     run.stopping = False
     for hook in hooks:
         hook.start(run)
-    if run.step >= run.config.train.steps:  # nothing to train: the start is all there is
-        run.state.stop_reason = "steps"
+    if run.step >= run.config.train.steps and not run.stopping:  # The run has no steps left.
+        run.state.stop_reason, run.stopping = "steps", True
+    if run.stopping:
         run.save()
-        return
-    step, state = run.train_step, run.train_state
-    unread: tuple | None = None
-    with run.clock.section("train"):
-        for batch, data_state in device_prefetch(run.task.batches(run.state.data_state), run.mesh):
-            key = step.cache_key(batch, state.step)
-            if key not in step.compiled:
-                unread = _read(run, hooks, unread)
-                with run.clock.section("compile"):
-                    step.compile(state.params, state.opt_state, run.frozen, batch, state.step)
-            for hook in hooks:
-                hook.before_step(run)
-            state.params, state.opt_state, metrics = step(
-                state.params, state.opt_state, run.frozen, batch, state.step, key
-            )
-            state.step += 1
-            run.state.data_state = data_state
-            # The step just dispatched runs while the metrics of the one before it are read.
-            _read(run, hooks, unread)
-            unread = state.step, metrics, step.flops(key)
-            if not run.startup_seconds:
-                unread = _read(run, hooks, unread)
-                run.startup_seconds = time.perf_counter() - begun
-            for hook, vote in zip(hooks, _votes(run, hooks), strict=True):
-                if hook.due(run, vote):
-                    unread = _read(run, hooks, unread)
-                    hook.act(run)
-            if run.stopping:
-                break
-            if turn and state.step % turn == 0:
-                unread = _read(run, hooks, unread)
-                with run.clock.paused():
-                    yield
+    else:
+        with run.clock.section("train"):
+            yield from _steps(run, hooks, begun, turn)
     if signals.received and not run.state.stop_reason:
         run.checkpoints.wait()
         name = signal.Signals(signals.received).name
         raise Preempted(
             signals.received,
-            f"{name}: saved step {run.step} in {run.workdir}; the same command resumes there",
+            f"{name}: saved step {run.step} in {shown(run.workdir)}; the same command resumes the run",
         )
 
 
-def _votes(run: Run, hooks: Sequence[Hook]) -> list[int]:
-    """The votes of all processes, by hook; 0 where several processes do not vote after this step."""
-    if jax.process_count() > 1 and run.step % VOTE_EVERY:
-        return [0] * len(hooks)
-    return all_reduce_max(np.asarray([hook.vote(run) for hook in hooks])).tolist()
+def _steps(run: Run, hooks: Sequence[Hook], begun: float, turn: int) -> Iterator[None]:
+    """Trains step by step; see `train`."""
+    step, state, votes = run.train_step, run.train_state, Votes()
+    unread: tuple | None = None
+    for batch, data_state in device_prefetch(run.task.batches(run.state.data_state), run.mesh):
+        key = step.cache_key(batch, state.step)
+        if key not in step.compiled:
+            unread = _read(run, hooks, unread)
+            with run.clock.section("compile"):
+                step.compile(state.params, state.opt_state, run.frozen, batch, state.step)
+                # Without this barrier, faster processes would wait within the section "train".
+                barrier("compiled")
+            votes.hasten()  # A compilation may take minutes, so the next vote must not wait longer.
+        for hook in hooks:
+            hook.before_step(run)
+        state.params, state.opt_state, metrics = step(
+            state.params, state.opt_state, run.frozen, batch, state.step, key
+        )
+        state.step += 1
+        run.state.data_state = data_state
+        # Read the metrics of the previous step while the dispatched step runs.
+        _read(run, hooks, unread)
+        unread = state.step, metrics, step.flops(key)
+        if not run.startup_seconds:
+            unread = _read(run, hooks, unread)
+            run.startup_seconds = time.perf_counter() - begun
+        agreed = [0] * len(hooks)
+        if votes.due():
+            agreed = votes.cast([hook.vote(run) for hook in hooks])
+        for hook, vote in zip(hooks, agreed, strict=True):
+            if hook.due(run, vote):
+                unread = _read(run, hooks, unread)
+                hook.act(run)
+        if run.stopping:
+            return
+        if turn and state.step % turn == 0:
+            unread = _read(run, hooks, unread)
+            with run.clock.section(None):
+                yield
 
 
 def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None) -> None:
-    """Waits for the metrics of a step, checks that they are finite and hands them to the hooks.
+    """Waits for the metrics of a step and passes them to the hooks.
+
+    Args:
+      unread: (step, metrics, FLOPs) of the step; None to do nothing.
 
     Raises:
       UserError: the loss or the gradient is not finite.
@@ -201,10 +226,10 @@ def _read(run: Run, hooks: Sequence[Hook], unread: tuple[int, Any, float] | None
     step, metrics, flops = unread
     values = {name: float(value) for name, value in metrics.items()}
     if not math.isfinite(values["loss"]) or not math.isfinite(values["gradient_norm"]):
-        kept = f"the last good checkpoint in {run.workdir} is kept"
+        kept = f"the last checkpoint in {run.workdir} has a finite loss"
         raise UserError(
-            f"the loss is {values['loss']} and the gradient norm {values['gradient_norm']} at step {step};"
-            f" stopped, {kept if run.checkpoints.exist else 'before the first checkpoint'}"
+            f"the loss is {values['loss']} and the gradient norm {values['gradient_norm']} at step {step}:"
+            f" training stopped; {kept if run.checkpoints.exist else 'no checkpoint was saved'}"
             " (try a lower learning rate)"
         )
     run.state.tokens += values["weight"]

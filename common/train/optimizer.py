@@ -1,6 +1,7 @@
-"""Schedules and optimizers, by name."""
+"""Learning-rate schedules and optimizers by name."""
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,16 +12,16 @@ from ml_collections import ConfigDict
 from common.config import check, check_choice
 
 WARMUP = 0.05
-"""The default warm-up, as a share of the run's steps."""
+"""Default warm-up, as a fraction of the run's steps."""
 
 
 def warmup_steps(optimizer: ConfigDict, steps: int) -> int:
-    """Warm-up steps of a run of `steps`; -1 in the configuration means the share `WARMUP`."""
+    """Returns the number of warm-up steps. The field `warmup_steps=-1` stands for `WARMUP` times `steps`."""
     return round(WARMUP * steps) if optimizer.warmup_steps == -1 else optimizer.warmup_steps
 
 
 def inverse_sqrt(optimizer: ConfigDict, steps: int) -> optax.Schedule:
-    """fairseq's schedule: linear from `warmup_init` to the learning rate, then learning rate * sqrt(warmup / step)."""
+    """Returns fairseq's schedule: a linear warm-up, then learning rate * sqrt(warm-up steps / step)."""
     warmup = max(warmup_steps(optimizer, steps), 1)
 
     def schedule(step):
@@ -35,43 +36,36 @@ def inverse_sqrt(optimizer: ConfigDict, steps: int) -> optax.Schedule:
 
 
 def _with_warmup(
-    optimizer: ConfigDict, decay: Callable[[int], optax.Schedule], steps: int
+    decay: Callable[[float, int], optax.Schedule], optimizer: ConfigDict, steps: int
 ) -> optax.Schedule:
+    """Returns a schedule: a linear warm-up from `warmup_init`, then `decay` over the remaining steps.
+
+    Args:
+      decay: function (learning rate, steps) -> schedule.
+    """
     warmup = warmup_steps(optimizer, steps)
     rise = optax.linear_schedule(optimizer.warmup_init, optimizer.learning_rate, max(warmup, 1))
-    return optax.join_schedules([rise, decay(max(steps - warmup, 1))], [warmup])
+    fall = decay(optimizer.learning_rate, max(steps - warmup, 1))
+    return optax.join_schedules([rise, fall], [warmup])
 
 
-def cosine(optimizer: ConfigDict, steps: int) -> optax.Schedule:
-    return _with_warmup(
-        optimizer, lambda n: optax.cosine_decay_schedule(optimizer.learning_rate, n), steps
-    )
-
-
-def linear(optimizer: ConfigDict, steps: int) -> optax.Schedule:
-    return _with_warmup(
-        optimizer, lambda n: optax.linear_schedule(optimizer.learning_rate, 0.0, n), steps
-    )
-
-
-def constant(optimizer: ConfigDict, steps: int) -> optax.Schedule:
-    return _with_warmup(
-        optimizer, lambda n: optax.constant_schedule(optimizer.learning_rate), steps
-    )
-
-
-SCHEDULES = {"inverse_sqrt": inverse_sqrt, "cosine": cosine, "linear": linear, "constant": constant}
+SCHEDULES: dict[str, Callable[[ConfigDict, int], optax.Schedule]] = {
+    "inverse_sqrt": inverse_sqrt,
+    "cosine": partial(_with_warmup, optax.cosine_decay_schedule),
+    "linear": partial(_with_warmup, lambda rate, steps: optax.linear_schedule(rate, 0.0, steps)),
+    "constant": partial(_with_warmup, lambda rate, steps: optax.constant_schedule(rate)),
+}
 
 
 _UNDECAYED = ("bias", "positions/table")
-"""Path suffixes of two-dimensional arrays that do not decay: biases of gate heads and position embeddings."""
+"""Path suffixes of two-dimensional arrays without weight decay: biases of gate heads, and position embeddings."""
 
 
 def matrices(params: Any) -> Any:
-    """The weight-decay mask of `decay="matrices"`: a tree of booleans.
+    """Returns the weight-decay mask of `decay="matrices"`: a tree of booleans.
 
-    As in GPT-2's public recipes, arrays of at least two dimensions decay: weights of linear layers and spatial gating
-    units, and token embeddings. Biases and norm scales do not. Unlike in those recipes, position embeddings do not.
+    Arrays of at least two dimensions decay, as in GPT-2's public recipes: weights of linear layers and spatial gating
+    units, and token embeddings. Biases, norm scales and, unlike in GPT-2's recipes, position embeddings do not decay.
     """
 
     def is_matrix(path: tuple, x: jax.Array) -> bool:
@@ -81,7 +75,7 @@ def matrices(params: Any) -> Any:
 
 
 DECAYS: dict[str, Callable | None] = {"matrices": matrices, "all": None}
-"""Weight-decay masks by name; None decays every trainable parameter."""
+"""Value of `optimizer.decay` -> weight-decay mask for optax; None decays every trainable parameter."""
 
 
 def _decay(optimizer: ConfigDict) -> optax.GradientTransformation:
@@ -89,7 +83,7 @@ def _decay(optimizer: ConfigDict) -> optax.GradientTransformation:
 
 
 def adam(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Adam with L2 regularization in the gradient. fairseq's "adam" decouples weight decay: that is `adamw` here."""
+    """Returns Adam with L2 regularization in the gradient. (fairseq's "adam" decouples weight decay: see `adamw`.)"""
     parts = [optax.scale_by_adam(optimizer.beta1, optimizer.beta2, optimizer.epsilon)]
     if optimizer.weight_decay:
         parts.insert(0, _decay(optimizer))
@@ -97,7 +91,7 @@ def adam(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTrans
 
 
 def adamw(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Adam with decoupled weight decay."""
+    """Returns Adam with decoupled weight decay."""
     return optax.adamw(
         schedule,
         optimizer.beta1,
@@ -109,19 +103,19 @@ def adamw(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTran
 
 
 def adagrad(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Adagrad with PyTorch's initial accumulator of 0.
+    """Returns Adagrad with PyTorch's initial accumulator of 0.
 
-    PyTorch adds epsilon to the root of the accumulator, optax to the accumulator: with the square of epsilon the two
-    agree where the accumulator is 0 or much larger than epsilon squared.
+    PyTorch adds epsilon to the square root of the accumulator. optax adds its epsilon to the accumulator, before the
+    square root, and therefore gets epsilon². Both agree if the accumulator is 0 or much larger than epsilon².
     """
     return optax.adagrad(schedule, initial_accumulator_value=0.0, eps=optimizer.epsilon**2)
 
 
 def adafactor(optimizer: ConfigDict, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Adafactor (Shazeer & Stern, 2018) with an external learning rate and no first moment, as in transformers.
+    """Returns Adafactor (Shazeer & Stern, 2018) with an external learning rate and no first moment.
 
-    The second moment of a matrix is factored into row and column means, updates are clipped at a root mean square of 1,
-    and weight decay is decoupled.
+    As in the library transformers, the second moment of a matrix is factored into row and column means, updates are
+    clipped at a root mean square of 1, and weight decay is decoupled.
     """
     return optax.chain(
         optax.scale_by_factored_rms(
@@ -140,22 +134,19 @@ def validate(optimizer: ConfigDict) -> None:
     check_choice("--config.optimizer.name", optimizer.name, OPTIMIZERS)
     check_choice("--config.optimizer.schedule", optimizer.schedule, SCHEDULES)
     check_choice("--config.optimizer.decay", optimizer.decay, DECAYS)
-    check(
-        optimizer.learning_rate > 0,
-        f"--config.optimizer.learning_rate must be above 0, got {optimizer.learning_rate}",
-    )
-    check(
-        optimizer.epsilon > 0,
-        f"--config.optimizer.epsilon must be above 0, got {optimizer.epsilon}",
-    )
+    for name in ("learning_rate", "epsilon"):
+        check(
+            optimizer[name] > 0,
+            f"--config.optimizer.{name} must be above 0, got {optimizer[name]}",
+        )
     check(
         optimizer.name != "adagrad" or optimizer.weight_decay == 0,
-        f"--config.optimizer.weight_decay={optimizer.weight_decay}: adagrad has none",
+        f"--config.optimizer.weight_decay={optimizer.weight_decay}: adagrad has no weight decay",
     )
     check(
         optimizer.warmup_steps >= -1,
-        "--config.optimizer.warmup_steps must not be negative, but for -1,"
-        f" a twentieth of the steps, got {optimizer.warmup_steps}",
+        "--config.optimizer.warmup_steps must be at least 0, or -1 for a twentieth of the steps,"
+        f" got {optimizer.warmup_steps}",
     )
     for name in ("warmup_init", "clip", "weight_decay"):
         check(
@@ -175,12 +166,13 @@ def make(
     own: Mapping[str, float] | None = None,
     names: Iterable[str] = (),
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
-    """The update rule and the learning rate over steps.
+    """Returns the optimizer and the learning-rate schedule.
 
     Args:
-      steps: the planned number of updates, where cosine and linear schedules end.
-      own: learning-rate overrides: modules, named by a part of their paths, that Adam trains at this constant rate.
-      names: paths of all trainable values.
+      steps: number of training steps, at which cosine and linear schedules end.
+      own: learning-rate overrides: name in a parameter path, such as "head" -> constant learning rate. Adam trains the
+        parameters below this name.
+      names: paths of all trainable parameters.
     """
     schedule = SCHEDULES[optimizer.schedule](optimizer, steps)
     update = OPTIMIZERS[optimizer.name](optimizer, schedule)

@@ -1,4 +1,4 @@
-"""Copies batches to the devices ahead of the steps that use them."""
+"""Copies batches to the devices before the training step needs them."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -12,17 +12,17 @@ from common.train.task import Batch
 
 
 def put(batch: Batch, mesh: Mesh) -> dict[str, jax.Array]:
-    """A global array for each array of this process's rows."""
-    where = batch_sharding(mesh)
+    """Copies this process's rows of a batch to its devices; returns the global, sharded arrays."""
+    sharding = batch_sharding(mesh)
     return {
-        name: jax.make_array_from_process_local_data(where, rows) for name, rows in batch.items()
+        name: jax.make_array_from_process_local_data(sharding, rows) for name, rows in batch.items()
     }
 
 
 def device_prefetch(
     batches: Iterable[tuple[Batch, Any]], mesh: Mesh, ahead: int = 2
 ) -> Iterator[tuple[dict[str, jax.Array], Any]]:
-    """Yields batches with the data state behind each, copied to the devices `ahead` batches early."""
+    """Yields (batch on the devices, data state after the batch). Copies `ahead` batches in advance."""
     queue: deque = deque()
     for batch, data_state in batches:
         queue.append((put(batch, mesh), data_state))

@@ -1,4 +1,4 @@
-"""A profiler trace of some training steps, for xprof or TensorBoard."""
+"""Writes a profiler trace of training steps, for xprof or TensorBoard."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,63 +7,61 @@ import jax
 
 from common.config import check
 from common.runtime.processes import is_main
+from common.train.hooks import Hook, StepMetrics
+from common.train.run import Run
 
 
 @dataclass
-class Profile:
-    """Traces the steps `first` to `last`, both included; 0 traces nothing.
+class Profile(Hook):
+    """Traces the steps `first` to `last`, both included and counted from 1. With 0 and 0, traces nothing.
 
     Attributes:
-      folder: of the trace.
+      folder: folder of the running trace; None if no trace is running.
     """
 
     first: int = 0
     last: int = 0
     folder: Path | None = None
-    running: bool = False
 
     @classmethod
-    def parse(cls, given: str) -> "Profile":
-        """Parses "FIRST:LAST", counted from 1; "" traces nothing.
+    def parse(cls, text: str) -> "Profile":
+        """Parses --profile=FIRST:LAST. "" traces nothing.
 
         Raises:
-          UserError: the text has another form.
+          UserError: the text is not FIRST:LAST with 1 <= FIRST <= LAST.
         """
-        if not given:
+        if not text:
             return cls()
-        first, _, last = given.partition(":")
+        first, _, last = text.partition(":")
         check(
             first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last),
-            f"--profile={given} must be FIRST:LAST, two steps in their order, the first of all being 1",
+            f"--profile={text} must be FIRST:LAST, two steps with 1 <= FIRST <= LAST",
         )
         return cls(int(first), int(last))
 
     def check(self, steps: int) -> None:
-        """Checks that a run of `steps` reaches the first traced step.
-
-        Raises:
-          UserError: it ends before.
-        """
+        """Raises a UserError if a run of `steps` ends before the first traced step."""
         check(
             self.first <= steps,
-            f"--profile={self.first}:{self.last} begins behind the last step of the run, {steps}",
+            f"--profile={self.first}:{self.last} begins after the last step of the run, {steps}",
         )
 
-    def before(self, number: int) -> None:
-        """Starts the trace before step `number`, if that is traced."""
-        if self.folder is not None and not self.running and self.first <= number <= self.last:
+    def before_step(self, run: Run) -> None:
+        if self.folder is None and self.first <= run.step + 1 <= self.last:
+            self.folder = run.workdir / "profile"
             jax.profiler.start_trace(self.folder)
-            self.running = True
 
-    def after(self, number: int) -> None:
-        """Ends the trace after step `number`, if that is the last one."""
-        if self.running and number >= self.last:
+    def after_step(self, run: Run, metrics: StepMetrics) -> None:
+        if metrics.step >= self.last:
             self.close()
 
     def close(self) -> None:
-        """Writes the trace, if one is running."""
-        if self.running:
-            jax.profiler.stop_trace()
-            self.running = False
-            if is_main():
-                print(f"trace of steps {self.first} to {self.last} at most: {self.folder}")
+        """Stops and writes the running trace. Does nothing if no trace is running."""
+        if self.folder is None:
+            return
+        jax.profiler.stop_trace()
+        if is_main():
+            print(
+                f"trace of steps {self.first} to {self.last}, or to the last step of the run: {self.folder}"
+            )
+        self.folder = None

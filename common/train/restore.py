@@ -1,4 +1,4 @@
-"""Values of a trained model out of a workdir: of its best checkpoint, of a snapshot, or the mean of several."""
+"""Loads a trained model from a workdir: the best checkpoint, or an average of several checkpoints."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -19,9 +19,6 @@ from common.train.checkpoint import Checkpoints, abstract
 from common.train.task import NO_PRETRAINED_WEIGHTS, ModelState, PretrainedWeights
 from common.variables import AbstractModel
 
-Restore = Callable[[Any], tuple[Any, dict]]
-"""Abstract arrays {"trainable", "frozen"} -> the arrays of a checkpoint and its JSON part."""
-
 
 def load_run(
     workdir: Path,
@@ -32,15 +29,16 @@ def load_run(
     snapshots: Sequence[int] = (),
     best: int = 0,
 ) -> ModelState:
-    """The trained model of a run, for programs that use it.
+    """Loads the trained model of a run. By default loads the best checkpoint.
 
     Args:
-      outside: `Task.outside` of the run's task.
-      snapshots: steps whose trained values are averaged, instead of the best checkpoint.
-      best: how many of the best checkpoints are averaged, instead of the best one alone.
+      build: function that builds the model, `Task.build`.
+      outside: function that loads the pretrained weights, `Task.outside`.
+      snapshots: steps of snapshots to average.
+      best: number of best checkpoints to average; 0 to average none.
 
     Raises:
-      UserError: the run has no such checkpoints, or its pretrained weights have changed.
+      UserError: a checkpoint is missing or damaged, or the pretrained weights of the run have changed.
     """
     model = variables.abstract(lambda: build(variables.ParamKeys(0)))
     with closing(Checkpoints(workdir)) as checkpoints:
@@ -58,43 +56,53 @@ def load_run(
 def load_own(
     workdir: Path, config: ConfigDict, build: Callable[[nnx.Rngs], nnx.Module], mesh: Mesh
 ) -> tuple[ModelState, str]:
-    """As `load_run`, without pretrained weights, which are not read; and their fingerprint."""
+    """Loads the best checkpoint without pretrained weights. Returns the model and the fingerprint of these weights."""
     model = variables.abstract(lambda: build(variables.ParamKeys(0)))
     with closing(Checkpoints(workdir)) as checkpoints:
         arrays, meta = checkpoints.restore_best(_target(model, mesh))
         pretrained = PretrainedWeights({}, meta.get("outside", ""))
         values = frozen.load(checkpoints, model, config.seed, pretrained, meta, mesh)
-    found = ModelState(model, arrays["trainable"], values | arrays["frozen"], mesh)
-    return found, pretrained.fingerprint
+    state = ModelState(model, arrays["trainable"], values | arrays["frozen"], mesh)
+    return state, pretrained.fingerprint
 
 
 def best_params(
     checkpoints: Checkpoints, model: AbstractModel, mesh: Mesh, step: int
 ) -> variables.Params:
-    """The trained values of the best checkpoint, which is that of `step`."""
+    """Returns the trained values of the best checkpoint, which was saved at `step`."""
     return checkpoints.restore_best(_target(model, mesh), step)[0]["trainable"]
 
 
 def mean_of_best(
     checkpoints: Checkpoints, model: AbstractModel, mesh: Mesh, count: int
 ) -> tuple[dict, dict]:
-    """Arrays, the trained ones averaged over the `count` best checkpoints by validation; and the JSON part of one.
+    """Averages the trained values of the `count` best checkpoints by validation.
+
+    Returns:
+      The averaged "trainable" and the last checkpoint's "frozen" arrays, and the last checkpoint's `meta`.
 
     Raises:
-      UserError: the run has not kept as many.
+      UserError: the run has kept fewer than `count` checkpoints.
     """
-    there = checkpoints.top()
+    kept = checkpoints.top()
     check(
-        count <= len(there),
-        f"the {count} best checkpoints are not there: the run has kept {len(there)}"
-        " (--config.checkpoint.keep_best says how many training keeps)",
+        count <= len(kept),
+        f"cannot average the {count} best checkpoints: the run has kept only {len(kept)}"
+        " (training with --config.checkpoint.keep_best=N keeps N checkpoints)",
     )
-    restores = [partial(checkpoints.restore_top, step=step) for step in there[:count]]
+    restores = [partial(checkpoints.restore_top, step=step) for step in kept[:count]]
     return _mean(restores, model, mesh)
 
 
-def _mean(restores: Sequence[Restore], model: AbstractModel, mesh: Mesh) -> tuple[dict, dict]:
-    """Arrays, the trained ones averaged over checkpoints, which are read one after the other."""
+def _mean(restores: Sequence[Callable], model: AbstractModel, mesh: Mesh) -> tuple[dict, dict]:
+    """Averages the trained values of several checkpoints.
+
+    Args:
+      restores: functions (abstract arrays) -> (arrays, meta), one for each checkpoint.
+
+    Returns:
+      The averaged "trainable" and the last checkpoint's "frozen" arrays, and the last checkpoint's `meta`.
+    """
     mean: dict | None = None
     for restore in restores:
         arrays, meta = restore(_target(model, mesh))
@@ -104,5 +112,5 @@ def _mean(restores: Sequence[Restore], model: AbstractModel, mesh: Mesh) -> tupl
 
 
 def _target(model: AbstractModel, mesh: Mesh) -> dict[str, Any]:
-    """The abstract arrays of a checkpoint that a trained model needs."""
+    """Returns the abstract arrays of a checkpoint that a trained model needs."""
     return {"trainable": abstract(model.trainable, mesh), "frozen": abstract(model.frozen, mesh)}

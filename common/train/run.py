@@ -1,4 +1,4 @@
-"""One run in memory: the training state, the run state, and the files of the workdir."""
+"""A run in memory: training state, run state, and the open files of the workdir."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -10,39 +10,45 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common import sharding
-from common.config import to_json
+from common import variables
+from common.config import flatten, to_json
 from common.metrics.curve import Curve
-from common.runtime.processes import barrier, is_main, warn
+from common.report.table import text
+from common.runtime.processes import barrier, check_agreement, is_main, warn
+from common.storage.folders import address, shown
 from common.track.progress import Progress, peak_flops
 from common.track.tracker import Tracker
 from common.train import frozen
 from common.train.checkpoint import Checkpoints
 from common.train.clock import Clock
 from common.train.conditions import Conditions
-from common.train.dry_run import parameter_rows, show_parameters
-from common.train.state import Step, TrainState, initial_params, optimizer_shardings
+from common.train.state import Step, TrainState
 from common.train.task import ModelState, Task
 from common.train.workdir import check_shared, commit, open_workdir
+from common.variables import AbstractModel, Params
 
 _OLD_NAMES = {"position": "data_state", "finished": "stop_reason", "worse": "evals_since_best"}
-"""Fields of the run state under other names in checkpoints that were written before November 2026."""
+"""Old name of a field of `RunState`, in checkpoints from before November 2026 -> present name."""
+
+_PLAIN = ("data_state", "tokens", "flops", "stop_reason", "evals_since_best")
+"""Fields of `RunState` that are JSON values."""
 
 
 @dataclass
 class RunState:
-    """What a checkpoint keeps of a run beside its arrays, as JSON.
+    """The part of a checkpoint that is stored as JSON, beside the arrays.
 
     Attributes:
-      data_state: where the training data go on; None at the start.
-      clock: seconds of training, compilation, evaluation and so on.
       curve: the validation curve.
-      tokens: trained on so far, in the unit of the task.
-      flops: of the training steps so far.
-      stop_reason: "steps", "seconds" or "patience" once the run has ended, else "".
-      evals_since_best: evaluations since the best one, for early stopping.
-      commits: of the code that trained the run.
-      conditions: what else the machine did meanwhile.
+      data_state: data state from which to continue (see `Task.batches`); None at the start.
+      clock: seconds of training, compilation, evaluation and checkpoints.
+      tokens: number of tokens, or of the task's `unit`, that training has processed.
+      flops: FLOPs of all training steps up to now.
+      stop_reason: "steps", "seconds" or "patience" after the run has ended; "" before.
+      evals_since_best: number of evaluations since the best evaluation, for early stopping.
+      last_evaluation: step and training seconds of the last evaluation; (-1, 0) before the first evaluation.
+      commits: commits of the code that trained the run.
+      conditions: use of the machine by other processes.
     """
 
     curve: Curve
@@ -52,60 +58,57 @@ class RunState:
     flops: float = 0.0
     stop_reason: str = ""
     evals_since_best: int = 0
+    last_evaluation: tuple[int, float] = (-1, 0.0)
     commits: list[str] = field(default_factory=lambda: [commit()])
     conditions: Conditions = field(default_factory=Conditions)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "data_state": self.data_state,
+        return {name: getattr(self, name) for name in _PLAIN} | {
             "clock": self.clock.seconds(),
             "curve": self.curve.to_json(),
-            "tokens": self.tokens,
-            "flops": self.flops,
-            "stop_reason": self.stop_reason,
-            "evals_since_best": self.evals_since_best,
             "commits": self.commits,
             "sessions": self.conditions.sessions,
+            "last_evaluation": self.last_evaluation,
         }
 
     @classmethod
     def from_json(cls, meta: dict[str, Any]) -> "RunState":
-        """The state of a resumed run; today's commit joins those of the checkpoint."""
+        """Inverts `to_json` for a resumed run. Appends the present commit of the code to `commits`."""
         meta = {_OLD_NAMES.get(name, name): value for name, value in meta.items()}
-        plain = ("data_state", "tokens", "flops", "stop_reason", "evals_since_best")
-        state = cls(
-            Curve.from_json(meta["curve"]),
-            clock=Clock(meta["clock"]),
-            **{name: meta[name] for name in plain},
-        )
+        plain = {name: meta[name] for name in _PLAIN}
+        state = cls(Curve.from_json(meta["curve"]), clock=Clock(meta["clock"]), **plain)
         state.commits = list(dict.fromkeys([*meta.get("commits", []), *state.commits]))
         state.conditions.sessions = meta.get("sessions", ["alone"])
+        points = [(point.step, point.seconds) for point in state.curve.points]
+        # Old checkpoints lack the field `last_evaluation`.
+        last = points[-1] if points else state.last_evaluation
+        state.last_evaluation = tuple(meta.get("last_evaluation", last))
         return state
 
 
 @dataclass
 class Run:
-    """Everything that the loop and its hooks work on.
+    """State and open files of a run, for the training loop and its hooks.
 
     Attributes:
-      train_step: compiled once for each shape of a batch.
-      train_state: what a step changes.
-      frozen: values that no step changes, by path.
-      state: everything else that a checkpoint keeps.
-      pretrained: fingerprint of pretrained weights that stay in their files; "" without any.
-      stopping: whether the loop ends after this step.
-      startup_seconds: from the start of the program to the end of the first step; 0 before.
+      train_step: the training step, compiled once per batch shape.
+      train_state: the arrays that a step changes.
+      frozen: path -> frozen value.
+      state: the state that a checkpoint stores as JSON.
+      pretrained: fingerprint of the pretrained weights; "" without pretrained weights.
+      stopping: whether the loop ends after the current step.
+      startup_seconds: seconds from the start of the setup to the end of the first step; 0 before the first step.
     """
 
     config: ConfigDict
     task: Task
     workdir: Path
     mesh: Mesh
+    checkpoints: Checkpoints
     train_step: Step
     train_state: TrainState
     frozen: dict[str, jax.Array]
     state: RunState
-    checkpoints: Checkpoints
     pretrained: str
     tracker: Tracker | None = None
     progress: Progress | None = None
@@ -114,7 +117,7 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Training steps done."""
+        """Number of finished training steps."""
         return self.train_state.step
 
     @property
@@ -123,17 +126,14 @@ class Run:
 
     @property
     def model_state(self) -> ModelState:
-        """The current values, as evaluation takes them."""
+        """The model with its current values, for `Task.evaluate`."""
         model = self.train_step.abstract_model
         return ModelState(model, self.train_state.params, self.frozen, self.mesh)
 
     def metadata(self) -> dict[str, Any]:
-        """The JSON part of a checkpoint."""
-        return self.state.to_json() | {
-            "step": self.step,
-            "outside": self.pretrained,
-            "seed": self.config.seed,
-        }
+        """Returns the JSON part of a checkpoint."""
+        identity = {"step": self.step, "outside": self.pretrained, "seed": self.config.seed}
+        return self.state.to_json() | identity
 
     def save(self) -> None:
         """Starts writing a checkpoint to resume from."""
@@ -142,100 +142,115 @@ class Run:
             self.checkpoints.save(self.step, arrays, self.metadata())
 
     def trained(self) -> dict[str, Any]:
-        """The arrays of a checkpoint that a trained model needs."""
+        """Returns the array part of a checkpoint without optimizer state."""
         return {"trainable": self.train_state.params, "frozen": {}}
 
 
 def open_run(
-    config: ConfigDict, task: Task, workdir: Path, mesh: Mesh, session: str, stack: ExitStack
+    config: ConfigDict, task: Task, workdir: Path, mesh: Mesh, stack: ExitStack, name: str = ""
 ) -> Run:
-    """Locks the workdir and starts the run, or resumes it from its newest checkpoint.
+    """Locks the workdir, and starts the run or resumes it from its newest checkpoint.
 
     Args:
-      session: see `Conditions`.
-      stack: closes the run's files.
+      stack: exit stack that closes the run's files.
+      name: prefix of every line of progress; "" for no prefix.
 
     Raises:
-      UserError: the workdir holds another run, or no checkpoint in it is intact.
+      UserError: the workdir holds another run, no checkpoint is intact, or the processes differ in configuration, data
+        or frozen values.
     """
-    _lock(config, task, workdir, stack)
-    checkpoints = Checkpoints(workdir, config.checkpoint.keep, config.checkpoint.keep_best)
-    stack.callback(checkpoints.close)
-    begin = _resume if checkpoints.exist else _start
-    run = begin(config, task, workdir, mesh, checkpoints)
-    if not run.state.stop_reason:
-        run.state.conditions.begin(session)
-    _open_displays(run, stack)
-    return run
-
-
-def _lock(config: ConfigDict, task: Task, workdir: Path, stack: ExitStack) -> None:
-    """Locks the workdir, and writes to it what using the model needs."""
+    # Processes must agree before any file is written.
+    check_agreement(lambda: _inputs(config, task))
     lock = open_workdir(workdir, config) if is_main() else None
     if lock:
         stack.callback(lock.release)
     barrier("the workdir is open")
     if lock:
         task.save(workdir)
-    else:
+    elif not address(workdir):
         check_shared(workdir)
+    kept = config.checkpoint.keep, config.checkpoint.keep_best
+    checkpoints = Checkpoints(workdir, *kept, *([lock.upload] if lock else []))
+    stack.callback(checkpoints.close)
+    checkpoints.share()
+    step, resumed = Step.of(config, task, mesh), bool(checkpoints.steps())
+    begun = (_resume if resumed else _start)(step, checkpoints)
+    run = Run(config, task, workdir, mesh, checkpoints, step, *begun)
+    if resumed:
+        run.state.stop_reason = _still_ended(run)
+        if is_main():
+            print(f"resuming from step {run.step} of {shown(workdir)}")
+    _open_displays(run, stack, name)
+    return run
 
 
-def _start(
-    config: ConfigDict, task: Task, workdir: Path, mesh: Mesh, checkpoints: Checkpoints
-) -> Run:
-    """A run at step 0. Its frozen values are written once, beside the checkpoints."""
-    step = Step.of(config, task, mesh)
-    model = step.abstract_model
-    params = initial_params(task, model, config.seed, mesh)
-    where = sharding.shardings(model.trainable, mesh)
-    where = optimizer_shardings(step.optimizer, params, where, mesh)
-    opt_state = jax.jit(step.optimizer.init, out_shardings=where)(params)
-    train_state = TrainState(0, params, opt_state)
+def _inputs(config: ConfigDict, task: Task) -> dict[str, str]:
+    """Returns name -> value of the inputs of a run that must be equal on all processes."""
+    fields = {f"--config.{name}": str(value) for name, value in flatten(config).items()}
+    fields.pop("--config.data.cache_dir", None)
+    prints = {f"the fingerprint of {name}": x[:16] for name, x in task.fingerprints().items()}
+    return prints | fields
+
+
+def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, RunState, str]:
+    """Starts a new run: initialises its values and writes its frozen values.
+
+    Returns:
+      The values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`.
+    """
+    task, model = step.task, step.abstract_model
+    train_state = step.start()
     state = RunState(Curve(task.objective, task.mode))
     pretrained = task.outside(model)
-    values, fingerprint = frozen.draw_on_mesh(model, config.seed, mesh)
+    values, fingerprint = frozen.draw_on_mesh(model, step.seed, step.mesh)
+    drawn = {"the fingerprint of the drawn frozen values": fingerprint[:16]}
+    weights = {"the fingerprint of the pretrained weights": pretrained.fingerprint[:16]}
+    check_agreement(lambda: drawn | weights)
     with state.clock.section("start"):
-        given = jax.block_until_ready(task.start(train_state.params))
-    train_state.params = {name: given[name] for name in train_state.params}
-    values |= {name: x for name, x in given.items() if name in model.frozen}
+        initial = jax.block_until_ready(
+            task.start(train_state.params, values | dict(pretrained.values))
+        )
+    train_state.params = {name: initial[name] for name in train_state.params}
+    values |= {name: x for name, x in initial.items() if name in model.frozen}
     frozen.save(checkpoints, values, fingerprint)
-    values |= pretrained.values
-    fixed = (step, train_state, values, state, checkpoints, pretrained.fingerprint)
-    return Run(config, task, workdir, mesh, *fixed)
+    return train_state, values | dict(pretrained.values), state, pretrained.fingerprint
 
 
-def _resume(
-    config: ConfigDict, task: Task, workdir: Path, mesh: Mesh, checkpoints: Checkpoints
-) -> Run:
-    """A run from its newest intact checkpoint."""
-    step = Step.of(config, task, mesh)
+def _resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, RunState, str]:
+    """Reads the newest intact checkpoint of a run.
+
+    Returns:
+      The values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`.
+    """
     names = ("trainable", "optimizer", "frozen")
     arrays, meta = checkpoints.restore(dict(zip(names, step.arguments(), strict=True)), warn)
-    pretrained = task.outside(step.abstract_model)
-    values = frozen.load(checkpoints, step.abstract_model, config.seed, pretrained, meta, mesh)
-    values |= arrays["frozen"]
+    model = step.abstract_model
+    pretrained = step.task.outside(model)
+    values = frozen.load(checkpoints, model, step.seed, pretrained, meta, step.mesh)
     train_state = TrainState(meta["step"], arrays["trainable"], arrays["optimizer"])
-    state = RunState.from_json(meta)
-    state.stop_reason = _still_ended(config, meta["step"], state)
-    if is_main():
-        print(f"resuming from step {meta['step']} of {workdir}")
-    fixed = (step, train_state, values, state, checkpoints, pretrained.fingerprint)
-    return Run(config, task, workdir, mesh, *fixed)
+    values |= arrays["frozen"]
+    return train_state, values, RunState.from_json(meta), pretrained.fingerprint
 
 
-def _still_ended(config: ConfigDict, step: int, state: RunState) -> str:
-    """Why a resumed run has ended; "" where it was given more steps, seconds or patience."""
+def _still_ended(run: Run) -> str:
+    """Returns the stop reason of a resumed run, or "" if the run continues.
+
+    A run continues if its configuration now allows more steps, seconds or patience, or if a signal interrupted its last
+    evaluation.
+    """
+    config, state = run.config, run.state
     limit, patience = config.train.max_seconds, config.eval.patience
-    if step >= config.train.steps:
+    if not state.stop_reason and state.last_evaluation[0] != run.step:
+        return ""
+    if run.step >= config.train.steps:
         return state.stop_reason or "steps"
     if state.stop_reason == "patience" and patience and state.evals_since_best >= patience:
         return "patience"
     return "seconds" if limit and state.clock["train"] >= limit else ""
 
 
-def _open_displays(run: Run, stack: ExitStack) -> None:
-    """Opens metrics.jsonl, wandb and the progress bar, and prints the table of parameters."""
+def _open_displays(run: Run, stack: ExitStack, name: str) -> None:
+    """Opens metrics.jsonl, wandb and the progress bar, and prints the table of parameter counts."""
     model, wandb = run.train_step.abstract_model, run.config.wandb
     if is_main():
         show_parameters(model)
@@ -256,8 +271,24 @@ def _open_displays(run: Run, stack: ExitStack) -> None:
     run.progress = Progress(
         run.config.train.steps,
         run.step,
+        name=name,
         unit=run.task.unit,
         enabled=is_main(),
         peak_flops=peak * jax.device_count() if peak else None,
     )
     stack.callback(run.progress.close)
+
+
+def parameter_rows(
+    abstract_model: AbstractModel,
+) -> tuple[tuple[str, ...], list[tuple[str, int, int, int]]]:
+    """Returns columns and rows of the table of parameter counts: a row for each part of the model, and the total."""
+    rows = variables.count_by_group(abstract_model)
+    rows.append(("all", *variables.count(abstract_model).values()))
+    return ("group", "trainable", "frozen", "total"), rows
+
+
+def show_parameters(abstract_model: AbstractModel) -> None:
+    """Prints the table of parameter counts."""
+    columns, rows = parameter_rows(abstract_model)
+    print(text(columns, [(name, *(f"{n:,}" for n in numbers)) for name, *numbers in rows]))

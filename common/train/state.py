@@ -1,4 +1,4 @@
-"""The training state, initialised with its sharding, and the compiled training step."""
+"""Sharded initialisation of the training state, and the compiled training step."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
@@ -18,15 +19,18 @@ from common.train.checkpoint import abstract
 from common.train.task import Task
 from common.variables import AbstractModel, Params
 
+_COUNTERS = (jnp.int32, jnp.uint32)
+"""Dtypes of the step number and of the seed."""
+
 
 @dataclasses.dataclass
 class TrainState:
-    """What a training step changes.
+    """The values that a training step changes.
 
     Attributes:
-      step: training steps done.
-      params: trainable values by path.
-      opt_state: of the optimizer.
+      step: number of finished training steps.
+      params: path -> trainable value.
+      opt_state: state of the optax optimizer.
     """
 
     step: int
@@ -35,13 +39,15 @@ class TrainState:
 
 
 def initial_params(task: Task, abstract_model: AbstractModel, seed: int, mesh: Mesh) -> Params:
-    """The trainable values at step 0; every device makes its own shards."""
+    """Returns {path: trainable value} at step 0. Each device initialises only its shards."""
 
-    def make() -> Params:
+    def make(seed: jax.Array) -> Params:
         model = task.build(variables.ParamKeys(jax.random.key(seed)))
         return {n: v.get_value() for n, v in variables.split(model).trainable.items()}
 
-    return jax.jit(make, out_shardings=sharding.shardings(abstract_model.trainable, mesh))()
+    # The seed is an argument of the compiled function, so that runs with different seeds share the compiled function.
+    places = sharding.shardings(abstract_model.trainable, mesh)
+    return jax.jit(make, out_shardings=places)(np.uint32(seed))
 
 
 def optimizer_shardings(
@@ -50,7 +56,13 @@ def optimizer_shardings(
     where: Mapping[str, Any],
     mesh: Mesh,
 ) -> Any:
-    """Optimizer moments inherit their parameter's sharding; everything else is replicated."""
+    """Returns the shardings of the optimizer state.
+
+    Optimizer moments inherit their parameter's sharding; everything else is replicated.
+
+    Args:
+      where: path -> sharding of the trainable value.
+    """
     whole = sharding.replicated(mesh)
 
     def place(path: tuple, moment: Any) -> Any:
@@ -64,11 +76,12 @@ def optimizer_shardings(
 
 @dataclasses.dataclass
 class Step:
-    """The training step, compiled once per shape of a batch and per loss.
+    """The training step, compiled once per batch shape and loss function.
 
     Args:
-      accumulate: microbatches per batch; gradients and weights are summed over them, then divided.
-      compiled: by `cache_key`, the compiled step and its FLOPs over all devices.
+      accumulate: number of microbatches in a batch. The step divides the sum of their gradients by the sum of their
+        weights.
+      compiled: `cache_key` -> (compiled step, FLOPs of the step over all devices).
     """
 
     task: Task
@@ -82,21 +95,22 @@ class Step:
 
     @classmethod
     def of(cls, config: ConfigDict, task: Task, mesh: Mesh) -> "Step":
-        """The step of a run."""
+        """Makes the training step of a configuration and task."""
         abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
-        update, schedule = optimizers.make(
-            config.optimizer,
-            config.train.steps,
-            task.learning_rate_overrides(),
-            abstract_model.trainable,
-        )
-        accumulate = config.train.accumulate
-        return cls(task, abstract_model, update, schedule, mesh, config.seed, accumulate)
+        steps, overrides = config.train.steps, task.learning_rate_overrides()
+        rule = optimizers.make(config.optimizer, steps, overrides, abstract_model.trainable)
+        return cls(task, abstract_model, *rule, mesh, config.seed, config.train.accumulate)
+
+    def start(self) -> TrainState:
+        """Returns the training state at step 0. Each device initialises only its shards."""
+        params = initial_params(self.task, self.abstract_model, self.seed, self.mesh)
+        places = jax.tree.map(lambda x: x.sharding, self.arguments()[1])
+        return TrainState(0, params, jax.jit(self.optimizer.init, out_shardings=places)(params))
 
     def gradients(
         self, loss: Callable, trainable: Params, frozen: Params, batch: Any, key: jax.Array
     ) -> tuple[Any, Any, Any]:
-        """Sums over the batch: (loss, weight, gradients of the loss)."""
+        """Returns (loss, weight, gradients of the loss), each summed over the batch, not averaged."""
 
         def of_values(trainable, batch, key):
             return loss(self.abstract_model.build(trainable, frozen), batch, key)
@@ -106,7 +120,7 @@ class Step:
             (total, weight), grads = gradient(trainable, batch, key)
             return total, weight, grads
 
-        # Every device splits its own rows: neighbouring rows go to different microbatches.
+        # Put neighbouring rows into different microbatches: each device then splits its rows without communication.
         parts = jax.tree.map(
             lambda x: x.reshape(-1, self.accumulate, *x.shape[1:]).swapaxes(0, 1), batch
         )
@@ -120,11 +134,11 @@ class Step:
         sums, _ = jax.lax.scan(add, zero, (jnp.arange(self.accumulate), parts))
         return sums
 
-    def _step(self, loss, trainable, opt_state, frozen, batch, number):
-        key = jax.random.fold_in(jax.random.key(self.seed), number)
+    def _step(self, loss, trainable, opt_state, frozen, batch, number, seed):
+        key = jax.random.fold_in(jax.random.key(seed), number)
         total, weight, grads = self.gradients(loss, trainable, frozen, batch, key)
         weight_or_1 = jnp.maximum(weight, 1.0)
-        # Computed before the division, whose result would otherwise be written to memory.
+        # Take the norm before the division: otherwise XLA would write the divided gradients to memory.
         gradient_norm = optax.global_norm(grads) / weight_or_1
         grads = jax.tree.map(lambda g: g / weight_or_1, grads)
         updates, opt_state = self.optimizer.update(grads, opt_state, trainable)
@@ -137,47 +151,41 @@ class Step:
         return optax.apply_updates(trainable, updates), opt_state, metrics
 
     def arguments(self) -> tuple[Params, Any, Params]:
-        """Abstract trainable values, optimizer state and frozen values, with their shardings."""
-        abstract_model = self.abstract_model
-        trainable, frozen = (
-            abstract(x, self.mesh) for x in (abstract_model.trainable, abstract_model.frozen)
-        )
-        where = optimizer_shardings(
-            self.optimizer,
-            trainable,
-            sharding.shardings(abstract_model.trainable, self.mesh),
-            self.mesh,
-        )
+        """Returns the abstract trainable values, optimizer state and frozen values, with their shardings."""
+        model, mesh = self.abstract_model, self.mesh
+        trainable, frozen = abstract(model.trainable, mesh), abstract(model.frozen, mesh)
+        where = {name: x.sharding for name, x in trainable.items()}
         opt_state = jax.tree.map(
             lambda x, to: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=to),
             jax.eval_shape(self.optimizer.init, trainable),
-            where,
+            optimizer_shardings(self.optimizer, trainable, where, mesh),
         )
         return trainable, opt_state, frozen
 
     def compile(
-        self,
-        trainable: Params,
-        opt_state: Any,
-        frozen: Params,
-        batch: Mapping[str, jax.Array],
-        number: int = 0,
+        self, trainable: Params, opt_state: Any, frozen: Params, batch: Any, number: int = 0
     ) -> None:
-        """Compiles the step for the shape of `batch` and the loss of step `number`."""
+        """Compiles the training step for the shapes of `batch` and the loss function of step `number`."""
+        lowered, count = self.lower(trainable, opt_state, frozen, batch, number)
+        heap.release_free_memory()
+        self.compiled[self.cache_key(batch, number)] = lowered.compile(), count
+        heap.release_free_memory()
+
+    def lower(
+        self, trainable: Params, opt_state: Any, frozen: Params, batch: Any, number: int
+    ) -> tuple[jax.stages.Lowered, int]:
+        """Returns the lowered step, which does not depend on the seed, and its FLOPs over all devices.
+
+        The arguments may be abstract. `number` is a step number, which selects the loss function.
+        """
         where = lambda tree: jax.tree.map(lambda x: x.sharding, tree)  # noqa: E731
         whole = sharding.replicated(self.mesh)
-        key = self.cache_key(batch, number)
         step = partial(self._step, self.task.loss_at(number))
-        counter = jax.ShapeDtypeStruct((), jnp.int32, sharding=whole)
-        arguments = (trainable, opt_state, frozen, batch, counter)
-        lowered = jax.jit(
-            step,
-            donate_argnums=(0, 1),
-            out_shardings=(where(trainable), where(opt_state), whole),
-        ).lower(*arguments)
-        heap.release_free_memory()
-        self.compiled[key] = lowered.compile(), flops.count(step, *arguments)
-        heap.release_free_memory()
+        counters = [jax.ShapeDtypeStruct((), kind, sharding=whole) for kind in _COUNTERS]
+        arguments = (trainable, opt_state, frozen, batch, *counters)
+        places = (where(trainable), where(opt_state), whole)
+        lowered = jax.jit(step, donate_argnums=(0, 1), out_shardings=places).lower(*arguments)
+        return lowered, flops.count(step, *arguments)
 
     def __call__(
         self,
@@ -188,19 +196,21 @@ class Step:
         number: int,
         key: tuple | None = None,
     ) -> tuple:
-        """(trainable, opt_state, metrics) after one update; the first two arguments are donated.
+        """Returns (trainable, opt_state, metrics) after one update. Donates `trainable` and `opt_state`.
 
         Args:
-          key: the `cache_key` of batch and number, if the caller has it already.
+          number: the step number.
+          key: `cache_key(batch, number)`; None to compute the key.
         """
         run, _ = self.compiled[key or self.cache_key(batch, number)]
-        return run(trainable, opt_state, frozen, batch, jnp.int32(number))
+        counters = (kind(x) for kind, x in zip(_COUNTERS, (number, self.seed), strict=True))
+        return run(trainable, opt_state, frozen, batch, *counters)
 
     def flops(self, key: tuple) -> float:
-        """FLOPs of the compiled step with this `cache_key`, over all devices."""
+        """Returns the FLOPs over all devices of the compiled step `key` (see `cache_key`)."""
         return float(self.compiled[key][1])
 
     def cache_key(self, batch: Mapping[str, jax.Array], number: int) -> tuple:
-        """Identifies a compiled step: its loss and the shapes of the batch."""
+        """Returns the key of a compiled step: the loss function of step `number`, and the batch shapes."""
         shapes = sorted((name, x.shape) for name, x in batch.items())
         return self.task.loss_at(number), *shapes

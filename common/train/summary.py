@@ -1,7 +1,8 @@
-"""The end of a run: the test of its best values, and `summary.json`."""
+"""Tests the best checkpoint of an ended run, and writes `summary.json`."""
 
 import os
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -15,6 +16,7 @@ from common.metrics.predictions import PREDICTIONS
 from common.report.curve_plot import plot_curve
 from common.runtime.processes import is_main
 from common.runtime.signals import Signals
+from common.storage.folders import copy_of
 from common.track.tracker import SUMMARY
 from common.train.restore import best_params, mean_of_best
 from common.train.run import Run
@@ -22,11 +24,12 @@ from common.train.workdir import differences, has_checkpoints
 
 
 def finish(run: Run, signals: Signals) -> dict:
-    """Tests the best values, writes `summary.json`, predictions and the plot of the curve; returns the summary."""
+    """Tests the best checkpoint, and writes summary, predictions and a plot of the curve. Returns the summary."""
     run.state.conditions.stopped |= signals.continued
     timing = run.state.conditions.describe()
     run.checkpoints.wait()
-    signals.release()  # nothing is left to save
+    run.checkpoints.share()
+    signals.release()  # All checkpoints are on disk, so a signal may end the process.
     predictions, tests = None, {"test": {}}
     if run.config.eval.test:
         load = run.checkpoints, run.train_step.abstract_model, run.mesh
@@ -57,11 +60,10 @@ def finish(run: Run, signals: Signals) -> dict:
 
 
 def summarize(run: Run, tests: dict[str, dict[str, float]]) -> dict:
-    """Everything that was measured of a run that has ended.
+    """Returns the summary of an ended run.
 
     Args:
-      tests: "test", of the best values; "test_last", of the last ones, where the task asks for them;
-        "test_mean_of_best", of the mean of the best checkpoints, where the run keeps several.
+      tests: name of a test, such as "test" or "test_last" -> metrics.
     """
     state, model = run.state, run.train_step.abstract_model
     seconds, curve, best = run.clock.seconds(), state.curve, state.curve.best
@@ -83,7 +85,7 @@ def summarize(run: Run, tests: dict[str, dict[str, float]]) -> dict:
         "flops": state.flops,
         "params": variables.count(model),
         "seed": None if run.task.seedless else run.config.seed,
-        # Several for a run that was resumed by other code.
+        # A run has several commits if it was resumed with changed code.
         "commit": " ".join(state.commits),
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
         "processes": jax.process_count(),
@@ -93,19 +95,19 @@ def summarize(run: Run, tests: dict[str, dict[str, float]]) -> dict:
 
 
 def ended(config: ConfigDict, workdir: Path) -> dict | None:
-    """The summary of a finished run with this configuration, if its data and pretrained weights have not changed since.
-    Reads no data.
+    """Returns the summary of the run in `workdir` if it is finished, without reading data.
 
     Returns:
-      None, on all processes, without such a summary; on processes other than the first {} instead of the summary.
+      The summary on process 0, {} on the other processes. None on all processes if the run is not finished, has another
+      configuration, or is older than the files of its data or pretrained weights.
     """
     path = workdir / SUMMARY
     return cached_json(
         path,
-        lambda found: (
-            found["steps"] == config.train.steps
-            and not differences(found["config"], config)
-            and (bool(found["test"]) or not config.eval.test)
+        lambda summary: (
+            summary["steps"] == config.train.steps
+            and not differences(summary["config"], config)
+            and (bool(summary["test"]) or not config.eval.test)
             and has_checkpoints(workdir)
             and changed(config) < path.stat().st_mtime
         ),
@@ -113,33 +115,35 @@ def ended(config: ConfigDict, workdir: Path) -> dict | None:
 
 
 def changed(config: ConfigDict) -> float:
-    """When the files of the data or of a pretrained model last changed, in seconds since 1970; 0 without such files."""
+    """Returns the time of the last change of data files and pretrained run, in seconds since 1970; 0 without files."""
     kind, _, place = config.data.source.partition(":")
     places = [place] if kind == "files" else []
+    if kind == "import" and (module := find_spec(place.partition(":")[0])) and module.origin:
+        places.append(module.origin)
     places += [config.pretrained] if config.get("pretrained") else []
-    folders = [Path(os.path.expanduser(place)) for place in places]
+    folders = [copy_of(os.path.expanduser(place)) for place in places]
     files = [f for folder in folders for f in (folder, *folder.rglob("*")) if f.exists()]
-    # Of the link too: it may point to other, older files by now.
+    # Also read the time of a symbolic link, which may have been changed to point to other, older files.
     known = [stat for f in files for stat in (f.stat(), f.lstat())]
     return max((max(stat.st_mtime, stat.st_ctime) for stat in known), default=0.0)
 
 
 def summary_of_ended(run: Run) -> dict | None:
-    """The summary that an ended run has written, so that nothing is measured again.
+    """Returns the summary that an ended run has written, so that the run is not tested again.
 
     Returns:
-      None, on all processes, without a summary of as many steps and the same decoding; on processes other than the
-      first {} instead of the summary.
+      The summary on process 0, {} on the other processes. None on all processes if the summary is missing, has no test
+      results, or has another number of steps or other decoding options.
     """
     path = run.workdir / SUMMARY
-    found = cached_json(
+    stored = cached_json(
         path,
-        lambda found: (
-            found["steps"] == run.step
-            and found["config"].get("decode") == to_json(run.config).get("decode")
-            and (bool(found["test"]) or not run.config.eval.test)
+        lambda summary: (
+            summary["steps"] == run.step
+            and summary["config"].get("decode") == to_json(run.config).get("decode")
+            and (bool(summary["test"]) or not run.config.eval.test)
         ),
     )
-    if found is not None and is_main():
-        path.touch()  # newer than the data that it was compared with
-    return found
+    if stored is not None and is_main():
+        path.touch()  # Makes the summary newer than the data files, which `ended` requires.
+    return stored

@@ -1,4 +1,4 @@
-"""The interface between the training loop and a paper."""
+"""`Task`, the interface between the training loop and a paper."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,21 +17,28 @@ Batch = Mapping[str, np.ndarray]
 
 @dataclass(frozen=True)
 class ModelState:
-    """A model with its values, for evaluation."""
+    """A model with its values, for evaluation.
+
+    Attributes:
+      trainable, frozen: path -> array on the mesh.
+      interruption: function that an evaluation calls between batches. It raises an exception to interrupt the
+        evaluation.
+    """
 
     abstract_model: AbstractModel
     trainable: Params
     frozen: Params
     mesh: Mesh
+    interruption: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
 class PretrainedWeights:
-    """Frozen values that stay in files outside of the workdir.
+    """Frozen values that a run reads from files outside of its workdir.
 
     Attributes:
-      values: on the mesh, by path.
-      fingerprint: of the files; "" without any.
+      values: path -> array on the mesh.
+      fingerprint: fingerprint of the files; "" without pretrained weights.
     """
 
     values: Mapping[str, jax.Array]
@@ -42,11 +49,11 @@ NO_PRETRAINED_WEIGHTS = PretrainedWeights({}, "")
 
 
 class BatchSpec(NamedTuple):
-    """A global training batch without its data, for compiling the training step.
+    """Shapes of a global training batch, to compile the training step without data.
 
     Attributes:
-      arrays: shapes and dtypes, as `Task.batches` yields them; of several lengths the longest.
-      tokens: in the batch, with padding; examples where rows have no length.
+      arrays: name -> shape and dtype of each array of `Task.batches`, at the maximum sequence length.
+      tokens: number of tokens in the batch, including padding; number of examples if rows are not sequences.
     """
 
     arrays: Mapping[str, jax.ShapeDtypeStruct]
@@ -54,81 +61,103 @@ class BatchSpec(NamedTuple):
 
 
 def integers(*shape: int) -> jax.ShapeDtypeStruct:
-    """The abstract int32 array of token ids, labels or example numbers."""
+    """Returns an abstract int32 array, such as token ids or labels."""
     return jax.ShapeDtypeStruct(shape, np.int32)
 
 
 class Task(Protocol):
-    """Model, data, loss and evaluation of one kind of experiment. The loop knows no task by name.
-
-    Tasks derive from this class for the defaults.
-    """
+    """Model, data, loss and evaluation of an experiment. Subclasses override the defaults."""
 
     objective: str
-    """The validation metric of `evaluate` that selects the best step."""
+    """Name of the metric of `evaluate` that selects the best step."""
 
     mode: str
-    """"max" or "min": whether a larger objective is better."""
+    """"max" if a larger objective is better, "min" if a smaller objective is better."""
 
     select = "valid"
-    """The split that selects the best step."""
+    """Name of the split that selects the best step."""
 
     unit = "tokens"
-    """The unit of the weights of `loss`."""
+    """Unit of the weights of `loss`, such as "tokens" or "examples"."""
 
     seedless = False
-    """Whether nothing in the run depends on the seed; its summary then has no seed."""
+    """True if training uses no randomness. The summary then has no seed."""
 
     tests_last = False
-    """Whether the last values are tested too, beside the best ones."""
+    """Whether to test the parameters of the last step in addition to the parameters of the best step."""
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
-        """The model, with its frozen layers already frozen."""
+        """Returns a new model. Its frozen parameters are `Frozen` variables."""
 
     @property
     def batches_per_epoch(self) -> float | None:
-        """Steps per epoch; None where that is not defined."""
+        """Number of steps in an epoch; None if the task has no epochs."""
         return None
 
-    def start(self, trainable: Params) -> Params:
-        """Initial parameters, optionally warm-started, with unchanged shardings. May add values of frozen variables
-        that have no initializer."""
+    def start(self, trainable: Params, frozen: Params) -> Params:
+        """Returns the initial parameters, optionally warm-started, with unchanged shardings.
+
+        The result may also contain values of frozen variables that have no initializer and are missing in `frozen`.
+        """
+        del frozen
         return trainable
 
     def outside(self, abstract_model: AbstractModel) -> PretrainedWeights:
-        """Pretrained frozen values, read at every start of the run."""
+        """Loads pretrained frozen values. Called at every start and resume of a run."""
         del abstract_model
         return NO_PRETRAINED_WEIGHTS
 
     def loss(
         self, model: nnx.Module, batch: Mapping[str, jax.Array], key: jax.Array | None
     ) -> tuple[jax.Array, jax.Array]:
-        """(sum of the loss over the batch, sum of the weights): exact under gradient accumulation and padding."""
+        """Returns the loss and the weight, such as the number of tokens, each summed over the batch.
+
+        Sums instead of means keep gradient accumulation and padding exact. `key` is for dropout.
+        """
 
     def loss_at(self, step: int) -> Callable:
-        """The loss function of a step: `loss`, unless steps differ. Each is compiled once per batch shape."""
+        """Returns the loss function of a step (default: `loss`). Each function is compiled once per batch shape."""
         del step
         return self.loss
 
     def learning_rate_overrides(self) -> Mapping[str, float]:
-        """Modules, by a part of their paths, that Adam trains at this constant learning rate."""
+        """Returns learning-rate overrides: name in a parameter path, such as "head" -> constant learning rate of Adam.
+
+        Adam trains the parameters below this name.
+        """
         return {}
 
     def batch_spec(self, multiple: int) -> BatchSpec:
-        """The shapes of a global training batch, known without data; `multiple` divides its rows."""
+        """Returns the shapes of a global training batch without reading data.
+
+        Args:
+          multiple: number that must divide the number of rows.
+        """
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
-        """Yields this process's rows of global training batches without end, each with the JSON data state of the next
-        one. `start` is such a state, or None; it does not depend on the number of processes."""
+        """Yields (this process's rows of a global training batch, data state after the batch) without end.
+
+        A data state is a JSON object and does not depend on the number of processes.
+
+        Args:
+          start: data state from which to continue; None for the first batch.
+        """
 
     def predict(self, values: ModelState, split: str) -> Predictions | None:
-        """Predictions for each example of "valid" or "test", the same on every process; None for a task without."""
+        """Returns predictions (classes, translations) for each example of "valid" or "test", equal on every process.
+
+        A task without predictions per example returns None and overrides `evaluate`.
+        """
         del values, split
         return None
 
     def evaluate(self, values: ModelState, split: str) -> dict[str, float | str]:
-        """Metrics on "valid" or "test", the same on every process; with "valid" also samples of text."""
+        """Returns metrics on "valid" or "test", equal on every process. "valid" may include samples of text."""
         return self.predict(values, split).metrics()
 
+    def fingerprints(self) -> dict[str, str]:
+        """Returns name -> fingerprint of each split and tokenizer, which must be equal on all processes."""
+        return {}
+
     def save(self, workdir: Any) -> None:
-        """Writes tokenizers and other files that using the trained model needs."""
+        """Writes tokenizers and all other files that are needed to use the trained model."""

@@ -1,4 +1,4 @@
-"""The folder of a run: its configuration, and a lock so that one group of processes writes to it at a time."""
+"""The workdir of a run: its configuration, and a lock against a second training in the same folder."""
 
 import fcntl
 import json
@@ -6,28 +6,26 @@ import os
 import subprocess
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol, Self
 
 from ml_collections import ConfigDict
 
 from common.config import check, flatten, from_json, to_json
 from common.errors import UserError
-
-if TYPE_CHECKING:
-    from common.data.subword import Subword
-    from common.data.tokenizer import Tokenizer
+from common.storage.folders import lock_bucket, shown
+from common.track.tracker import write_whole
 
 CONFIG = "config.json"
 LOCK = "lock"
 
 VISIBLE_SECONDS = 60
-"""How long a network file system may take to show another host's files."""
+"""Seconds that a network file system may need to show a file that another host has written."""
 
-# Groups of fields that every configuration has.
+# Top-level fields of every configuration.
 GROUPS = ("seed", "model", "optimizer", "train", "eval", "checkpoint", "mesh", "wandb")
 
-# Fields that may change when a run resumes: duration, hardware, and how often it evaluates or saves. What it measures
-# may not change: a curve of two metrics has no best point.
+# Configuration fields that may change when a run resumes: duration, hardware, and intervals of evaluations and
+# checkpoints. A name that ends in a dot stands for all fields of the group.
 FREE = (
     "train.steps",
     "train.epochs",
@@ -36,127 +34,160 @@ FREE = (
     *(f"eval.{name}" for name in ("start", "steps", "seconds", "patience", "test")),
     *(f"eval.{name}" for name in ("batch", "buckets", "tokens_per_batch")),
     "decode.",
-    "checkpoint.steps",
-    "checkpoint.seconds",
-    "checkpoint.keep",
-    "checkpoint.snapshots",
-    "checkpoint.store_frozen",  # of runs that were begun before November 2026
+    *(f"checkpoint.{name}" for name in ("steps", "seconds", "keep", "snapshots")),
+    "checkpoint.store_frozen",  # This field exists only in runs from before November 2026.
     "data.cache_dir",
     "mesh.",
     "wandb.",
 )
 
+# Field that old configurations lack -> value that gives the behaviour of old runs.
+ADDED = {
+    "data.balance": False,
+    "data.multi_label": False,
+    "data.pair": False,
+    "data.shots": 0,
+    "data.tokenizer": "bytes",
+    "data.vocab_size": 8192,
+    "head_start": "",
+    "lora.alpha": 0.0,
+    "lora.rank": 0,
+    "model.tied": True,
+}
+
 
 def open_workdir(workdir: Path, config: ConfigDict) -> "Lock":
-    """Creates and locks the workdir, after checking that it is empty or holds this run.
+    """Creates and locks the workdir. The workdir must be empty or hold a run with this configuration.
 
     Raises:
-      UserError: the folder holds another run or other files, or another process trains in it.
+      UserError: the folder holds another run or other files, or another process is training in it.
     """
     try:
         _check(workdir, config)
         lock = Lock(workdir)
         try:
-            _check(workdir, config)  # again: another process may have been here before the lock
-            path = workdir / CONFIG
-            temporary = path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(to_json(config), indent=2) + "\n")
-            temporary.replace(path)
+            # Check again: another process may have written before this process acquired the lock.
+            _check(workdir, config)
+            write_whole(workdir / CONFIG, json.dumps(to_json(config), indent=2) + "\n")
         except BaseException:
             lock.release()
             raise
     except OSError as error:
-        raise UserError(f"cannot write to --workdir={workdir}: {error.strerror}") from error
+        raise UserError(f"cannot write to --workdir={shown(workdir)}: {error.strerror}") from error
     return lock
 
 
 def check_shared(workdir: Path) -> None:
-    """Checks, on processes other than the first, that the workdir is the shared folder that process 0 has opened.
+    """Checks that the workdir is the folder that process 0 has opened. Called on all processes except process 0.
 
     Raises:
-      UserError: the folder is another one here, or is not writable.
+      UserError: process 0 has opened a different folder, or the folder is not writable.
     """
     deadline = time.monotonic() + VISIBLE_SECONDS
     while not (workdir / CONFIG).is_file():
         check(
             time.monotonic() < deadline,
-            f"--workdir={workdir} is another folder here than for process 0: all processes have to share one",
+            f"--workdir={workdir} is not the folder that process 0 has opened: all processes must share it",
         )
         time.sleep(0.5)
     check(os.access(workdir, os.W_OK), f"cannot write to --workdir={workdir}")
 
 
 def _check(workdir: Path, config: ConfigDict) -> None:
-    """Checks that the folder is empty or holds this run. Before its first checkpoint a run may be reconfigured."""
-    if workdir.exists() and not workdir.is_dir():
-        raise UserError(f"--workdir={workdir} is a file")
+    """Raises a UserError unless the folder is empty or holds a run with this configuration.
+
+    The configuration of a run without checkpoints may differ.
+    """
+    check(not workdir.is_file(), f"--workdir={shown(workdir)} is a file")
     path = workdir / CONFIG
     if path.exists() and has_checkpoints(workdir):
         lost = differences(_read(path), config)
-        if lost:
-            more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
-            raise UserError(
-                f"{workdir} belongs to a run with another configuration: {', '.join(lost[:3])}{more};"
-                " choose another --workdir"
-            )
+        more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+        check(
+            not lost,
+            f"{shown(workdir)} belongs to a run with another configuration: {', '.join(lost[:3])}{more};"
+            " choose another --workdir",
+        )
     elif workdir.exists() and not path.exists() and any(p.name != LOCK for p in workdir.iterdir()):
-        raise UserError(f"--workdir={workdir} is not empty and holds no run; choose another")
+        raise UserError(
+            f"--workdir={shown(workdir)} is not empty and holds no run; choose another folder"
+        )
 
 
-def differences(there: dict, config: ConfigDict) -> list[str]:
-    """Fields that may not change and differ from the JSON of a configuration: ["seed (1 there, 2 here)"]."""
-    old, new = flatten(from_json(there)), flatten(from_json(to_json(config)))
+def differences(saved: dict, config: ConfigDict) -> list[str]:
+    """Describes fields that differ from a saved configuration, such as "seed (saved 1, now 2)".
+
+    Omits the fields of `FREE`, which may change when a run resumes.
+    """
+    old, new = flatten(from_json(saved)), flatten(from_json(to_json(config)))
     return [
-        f"{key} ({old.get(key)!r} there, {new.get(key)!r} here)"
+        f"{key} (saved {old.get(key)!r}, now {new.get(key)!r})"
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not key.startswith(FREE)
+        if old.get(key, ADDED.get(key)) != new.get(key) and not key.startswith(FREE)
     ]
 
 
 def has_checkpoints(workdir: Path) -> bool:
-    """Whether there is a checkpoint to resume from or to use; one that is still being written does not count."""
-    found = (workdir / "checkpoints").glob("*/*")
-    return any(path.name.isdecimal() and path.parent.name != "frozen" for path in found)
+    """Returns whether the run has a complete checkpoint. An incomplete checkpoint does not count."""
+    # Orbax gives a checkpoint its numeric name after it is complete.
+    paths = (workdir / "checkpoints").glob("*/*")
+    return any(path.name.isdecimal() and path.parent.name != "frozen" for path in paths)
 
 
-def save_tokenizer(tokenizer: "Tokenizer | Subword", path: Path) -> None:
-    """Writes the tokenizer of a run; that of a resumed run has to be the same.
+class SavedTokenizer(Protocol):
+    """A tokenizer that a run saves in its workdir. Tokenizers with equal fingerprints give equal ids."""
+
+    fingerprint: str
+
+    def save(self, path: Path) -> None: ...
+
+    @classmethod
+    def load(cls, path: Path) -> Self: ...
+
+
+def save_tokenizer(tokenizer: SavedTokenizer, path: Path) -> None:
+    """Writes the tokenizer of a run to `path`.
 
     Raises:
-      UserError: the run began with another tokenizer.
+      UserError: the run is resumed with another tokenizer.
     """
     check(
         not path.exists()
         or not has_checkpoints(path.parent)
         or type(tokenizer).load(path).fingerprint == tokenizer.fingerprint,
-        f"the training text makes another vocabulary than {path}: it has changed since the run began;"
+        f"the vocabulary of the training text differs from {path}, because the text has changed since the run began:"
         " choose another --workdir",
     )
     tokenizer.save(path)
 
 
 def read_config(workdir: Path, option: str = "--workdir") -> ConfigDict:
-    """The configuration of the run in `workdir`, which the user named by `option`.
+    """Returns the configuration of the run in `workdir`.
+
+    Args:
+      option: command-line option of the folder, for error messages.
 
     Raises:
-      UserError: the folder holds no run.
+      UserError: the folder holds no run, or its configuration is damaged.
     """
     path = workdir / CONFIG
-    if not path.is_file():
-        raise UserError(f"{option}={workdir} holds no run ({CONFIG} is missing)")
+    check(path.is_file(), f"{option}={shown(workdir)} holds no run ({CONFIG} is missing)")
     return from_json(_read(path))
 
 
 def read_run(workdir: Path, task: str, option: str = "--workdir") -> ConfigDict:
-    """As `read_config`, for a run of this task.
+    """Returns the configuration of the run in `workdir`, which must be a run of `task`.
+
+    Args:
+      option: command-line option of the folder, for error messages.
 
     Raises:
-      UserError: the folder holds no run, or one of another task.
+      UserError: the folder holds no run, or a run of another task.
     """
     config = read_config(workdir, option)
-    found = config.get("task", "")
-    whose = f"of the task {found}" if found else "of another program"
-    check(found == task, f"{option}={workdir} is a run {whose}, not {task}")
+    actual = config.get("task", "")
+    kind = f"of the task {actual}" if actual else "of another program"
+    check(actual == task, f"{option}={shown(workdir)} is a run {kind}, not {task}")
     return config
 
 
@@ -171,7 +202,10 @@ def _read(path: Path) -> dict:
 
 
 class Lock:
-    """An exclusive lock on a workdir; the operating system frees it when the process ends."""
+    """An exclusive lock on a workdir. The operating system releases it when the process ends.
+
+    For a run in a bucket, the lock also holds the run's lease and uploads its files until `release`.
+    """
 
     def __init__(self, workdir: Path):
         workdir.mkdir(parents=True, exist_ok=True)
@@ -180,14 +214,32 @@ class Lock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._file.close()
-            raise UserError(f"another process is training in {workdir}") from error
+            raise UserError(f"another process is training in {shown(workdir)}") from error
+        try:
+            self._bucket = lock_bucket(workdir)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def upload(self) -> None:
+        """Uploads what has changed in a run in a bucket; does nothing for other runs."""
+        if self._bucket:
+            self._bucket.upload()
 
     def release(self) -> None:
-        self._file.close()
+        """Releases the lock. For a run in a bucket, first uploads the last changes; see `Uploads.release`."""
+        try:
+            if self._bucket:
+                self._bucket.release()
+        finally:
+            self._file.close()
 
 
 def commit() -> str:
-    """The commit of the code, with "+" for uncommitted changes; outside a checkout TRAINLESS_COMMIT or "unknown"."""
+    """Returns the commit of the code, with "+" for uncommitted changes.
+
+    Outside of a git checkout, returns the environment variable TRAINLESS_COMMIT, or "unknown" without this variable.
+    """
     root = Path(__file__).parents[2]
 
     def git(*arguments: str) -> str:

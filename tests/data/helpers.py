@@ -1,16 +1,16 @@
-"""Shared settings and texts."""
+"""Data configurations and texts for several test modules."""
 
 from pathlib import Path
 
 from ml_collections import ConfigDict
 
 from common.data.corpus import TokenizedCorpus, tokenize_corpus
-from common.data.sources import ParallelText, load_parallel
-from common.data.tokenizer import Tokenizer, build_tokenizers
+from common.data.tokenizer import Tokenizer
+from reservoir.parallel_text import ParallelText, build_tokenizers, load_parallel
 
 
 def settings(source: str = "embedded:numbers_de_en", **changes) -> ConfigDict:
-    """Returns the data part of a configuration."""
+    """Returns `config.data` for the source, with overrides."""
     return ConfigDict(
         {
             "source": source,
@@ -26,7 +26,7 @@ def settings(source: str = "embedded:numbers_de_en", **changes) -> ConfigDict:
 
 
 def small_text() -> ParallelText:
-    """Returns 500 pairs."""
+    """Returns 500 sentence pairs."""
     return load_parallel(settings(), "test")
 
 

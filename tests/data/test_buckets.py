@@ -1,4 +1,4 @@
-"""Batches: every example once, fixed shapes, any number of processes."""
+"""Bucketed batches: each epoch has every example once, in fixed shapes, for any number of processes."""
 
 import json
 from itertools import islice
@@ -23,7 +23,7 @@ def corpora(tmp_path_factory):
 
 
 def corpus(*lengths: int) -> TokenizedCorpus:
-    """Returns sentences of the given lengths with ids from 4 on."""
+    """Returns sentences with these numbers of tokens. Token ids begin at 4."""
     offsets = np.cumsum([0, *lengths])
     return TokenizedCorpus(np.arange(4, 4 + offsets[-1], dtype=np.uint16), offsets)
 

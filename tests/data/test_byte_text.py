@@ -1,4 +1,4 @@
-"""Bytes from plain and compressed files, split by position; crops and windows."""
+"""Texts of bytes: plain and compressed files, splits by position, random crops, and windows for evaluation."""
 
 import gzip
 import zipfile
@@ -86,14 +86,18 @@ def _cut_gzip(path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "damage", "fields"),
     [
-        (r"no enwik8 \(nor with .gz or .zip\) in", lambda path: None, {}),
+        (r"no file enwik8, plain, .gz or .zip, in", lambda path: None, {}),
         (r"enwik8.zip is damaged or truncated", _wrong_zip, {}),
-        ("contains 2 files, but must contain one", _two_in_a_zip, {}),
+        ("contains 2 files instead of exactly one", _two_in_a_zip, {}),
         (r"enwik8.gz is damaged or truncated", _cut_gzip, {}),
         ("no bytes in its train split", lambda path: (path / "enwik8").write_bytes(b""), {}),
         ("no directory", lambda path: None, {"source": "files:/nowhere"}),
-        ("embedded:python or files:DIR", lambda path: None, {"source": "http://x"}),
-        ("there is: embedded:python", lambda path: None, {"source": "embedded:latin"}),
+        ("embedded:python, files:DIR or import:", lambda path: None, {"source": "http://x"}),
+        (
+            "the only embedded text is embedded:python",
+            lambda path: None,
+            {"source": "embedded:latin"},
+        ),
     ],
 )
 def test_errors_are_one_line(tmp_path, fault, damage, fields):
@@ -122,7 +126,7 @@ def test_crops_have_random_access_and_cover_the_text():
 
 @pytest.mark.parametrize(("length", "stride"), [(8, 8), (8, 4), (8, 3), (8, 1), (50, 7)])
 def test_windows_score_every_token_once_with_enough_context(length, stride):
-    tokens = np.arange(43, dtype=np.uint8)  # Each token is its own position.
+    tokens = np.arange(43, dtype=np.uint8)  # The value of a token is its position.
     scored = []
     for batch in scored_once(tokens, length, stride, rows=3):
         assert batch["tokens"].shape == (3, length)

@@ -104,9 +104,12 @@ def test_class_names_are_sorted_words(folder):
     [
         ('{"text": " ", "label": 0}', "the field text or sentence is empty"),
         ('{"text": 5, "label": 0}', "the field text or sentence is not text but 5"),
-        ('{"words": "x", "label": 0}', "no field text or sentence; there are: words, label"),
-        ('{"text": "x"}', "no field label; there are: text"),
-        ('{"text": "x", "label": 2}', r"the label 2 is none of the 2 classes \(0 to 1: 0, 1\)"),
+        ('{"words": "x", "label": 0}', "no field text or sentence; its fields: words, label"),
+        ('{"text": "x"}', "no field label; its fields: text"),
+        (
+            '{"text": "x", "label": 2}',
+            r"the label 2 is none of the 2 classes \(0 to 1; names: 0, 1\)",
+        ),
         ('{"text": "x", "label": -1}', "the label -1 is none of the 2 classes"),
         ('{"text": "x", "label": "good"}', "the label 'good' is none of the 2 classes"),
         ('{"text": "x", "label": NaN}', "the label is missing"),
@@ -141,14 +144,16 @@ def test_damaged_labels_json_raises_user_error(folder, names):
 def test_missing_files_fields_and_splits_raise_user_errors(folder):
     with pytest.raises(UserError, match="no directory"):
         load_labelled(data("files:nowhere"))
-    with pytest.raises(UserError, match=r"must be files:DIR, tfds:NAME, hf:NAME or embedded:NAME"):
+    with pytest.raises(
+        UserError, match=r"must be files:DIR, tfds:NAME, hf:NAME, embedded:NAME or import:"
+    ):
         load_labelled(data("file:sst2"))
-    with pytest.raises(UserError, match=r"there are: python, python_pairs"):
+    with pytest.raises(UserError, match=r"choose one of python, python_pairs"):
         load_labelled(data("embedded:java"))
     with pytest.raises(UserError, match="has 2 texts per example"):
         load_labelled(data("embedded:python_pairs"))
     (folder / "test.jsonl").unlink()
-    with pytest.raises(UserError, match=r"no test\.jsonl or .* there are: train\.jsonl, valid"):
+    with pytest.raises(UserError, match=r"no test\.jsonl or .* its files: train\.jsonl, valid"):
         load_labelled(data(f"files:{folder}"))
 
 
@@ -163,7 +168,7 @@ def named(count: int, **fields: object) -> list[dict]:
 
 
 def test_missing_splits_are_cut_from_train(folder, capsys):
-    """Equals Hugging Face's train_test_split(0.3, seed=42); deterministic."""
+    """The sizes are those of Hugging Face's train_test_split(0.3, seed=42). The split is deterministic."""
     for name in ("validation", "test"):
         (folder / f"{name}.jsonl").unlink()
     (folder / "train.jsonl").write_text(lines(named(40)))
@@ -210,12 +215,12 @@ def test_label_field_name(folder):
         path.write_text(lines([{"text": "x", "stars": 0}, {"text": "y", "stars": 1}]))
     splits, _ = load_labelled(data(f"files:{folder}", label="stars"))
     assert splits["train"].labels_M.tolist() == [0, 1]
-    with pytest.raises(UserError, match="no field mark; there are: text, stars"):
+    with pytest.raises(UserError, match="no field mark; its fields: text, stars"):
         load_labelled(data(f"files:{folder}", label="mark"))
 
 
 def test_given_number_of_classes(folder):
-    """Classes may be missing in the training examples; labels beyond the number are errors."""
+    """Training examples need not have all classes. A label at or above the number of classes is an error."""
     _, classes = load_labelled(data(f"files:{folder}"), Rules(classes=3))
     assert classes == ("0", "1", "2")
     (folder / "train.jsonl").write_text(lines([*GOOD, {"text": "x", "label": 3}]))
@@ -234,7 +239,7 @@ def test_unlabelled_examples_are_skipped(folder):
 
 
 def test_hugging_face_data_sets(monkeypatch):
-    """With a fake `datasets` module."""
+    """Uses a fake `datasets` module."""
 
     class Split(list):
         @property
@@ -246,7 +251,7 @@ def test_hugging_face_data_sets(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", hub)
     splits, classes = load_labelled(data("hf:some/name"), Rules(cut=("valid", "test")))
     assert classes == ("no", "yes") and len(splits["test"]) == 4 and len(splits["valid"]) == 2
-    with pytest.raises(UserError, match="has no split validation; there are: train, test"):
+    with pytest.raises(UserError, match="has no split validation; its splits: train, test"):
         load_labelled(data("hf:some/name"))
 
     def unknown(name: str) -> None:
@@ -255,7 +260,9 @@ def test_hugging_face_data_sets(monkeypatch):
     hub.load_dataset = unknown
     with pytest.raises(UserError, match="cannot read hf:some/name: no some/name on the hub"):
         load_labelled(data("hf:some/name"))
-    monkeypatch.setitem(sys.modules, "datasets", None)  # As if not installed.
+    monkeypatch.setitem(
+        sys.modules, "datasets", None
+    )  # Makes the import fail, as if the package were not installed.
     with pytest.raises(UserError, match="pip install datasets"):
         load_labelled(data("hf:some/name"))
 
@@ -273,7 +280,7 @@ def test_embedded_manual_has_all_classes_and_distinct_paragraphs():
 
 
 def test_tfds_data_sets(tmp_path):
-    """A data set like GLUE: texts are bytes, classes have names."""
+    """The data set is like GLUE's: texts are bytes, and classes have names."""
     import tensorflow_datasets as tfds
 
     class TinySentences(tfds.core.GeneratorBasedBuilder, skip_registration=True):
@@ -328,9 +335,9 @@ def written(folder: Path, labels: list, ending: str = "jsonl") -> ConfigDict:
             [1, 5, 3],
             ["0", "1", "2", "3", "4", "5"],
             [1, 5, 3],
-        ),  # Up to half of the indices may be missing.
+        ),  # up to half of the class indices may be missing
         ([-1, 1, -1], ["-1", "1"], [0, 1, 0]),
-        ([20231, 7, 20231], ["7", "20231"], [1, 0, 1]),  # Codes are names.
+        ([20231, 7, 20231], ["7", "20231"], [1, 0, 1]),  # codes are class names, not indices
     ],
 )
 def test_numeric_labels_are_indices_or_names(tmp_path, ending, labels, classes, found) -> None:

@@ -1,4 +1,4 @@
-"""Tokenizers: encoding and decoding, vocabularies, the cache."""
+"""Tokenizers: encoding and decoding, vocabularies, and the cache of trained tokenizers."""
 
 import os
 import threading
@@ -7,9 +7,10 @@ import pytest
 
 from common.data import tokenizer as module
 from common.data.cache import fingerprint, write_atomic
-from common.data.sources import ParallelText
-from common.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, build_tokenizer, build_tokenizers
+from common.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, build_tokenizer
 from common.errors import UserError
+from reservoir import parallel_text
+from reservoir.parallel_text import ParallelText, build_tokenizers
 from tests.data.helpers import settings, small_text
 
 
@@ -82,15 +83,20 @@ def test_loading_an_invalid_file_raises_user_error(tmp_path, content):
     path = tmp_path / "tokenizer"
     if content is not None:
         path.write_bytes(content)
-    reason = "No such file" if content is None else "the file is damaged or no tokenizer"
+    reason = "No such file" if content is None else "the file is damaged or not a tokenizer"
     with pytest.raises(UserError, match=f"^cannot read a tokenizer from {path}: {reason}"):
         Tokenizer.load(path)
 
 
 def test_trained_tokenizers_are_cached(text, tmp_path, monkeypatch):
     calls = []
-    train = module._train
-    monkeypatch.setattr(module, "_train", lambda *args: calls.append(args) or train(*args))
+    train = parallel_text.train_tokenizer
+
+    def count(*args) -> Tokenizer:
+        calls.append(args)
+        return train(*args)
+
+    monkeypatch.setattr(parallel_text, "train_tokenizer", count)
     first = build_tokenizers(settings(), text, tmp_path)
     again = build_tokenizers(settings(), text, tmp_path)
     assert len(calls) == 1
@@ -150,7 +156,7 @@ def test_fingerprint_depends_on_boundaries():
     assert fingerprint(["ab", "c"]) == prints[0]
 
 
-def test_interrupted_write_leaves_nothing(tmp_path):
+def test_interrupted_write_leaves_no_file(tmp_path):
     def stop(file):
         file.write(b"half")
         raise KeyboardInterrupt
@@ -189,7 +195,7 @@ def test_unwritable_cache_raises_user_error(text, tmp_path):
 
 def test_tokenizer_of_one_text_is_cached(text, tmp_path, monkeypatch):
     first = build_tokenizer(200, text.source, tmp_path)
-    monkeypatch.setattr(module, "_train", None)  # Fails if called.
+    monkeypatch.setattr(module, "train_tokenizer", None)  # a call would fail
     again = build_tokenizer(200, text.source, tmp_path)
     assert first.size == 200 and again.fingerprint == first.fingerprint
     assert first.decode(first.encode(text.source[:5])) == list(text.source[:5])

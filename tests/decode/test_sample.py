@@ -1,4 +1,4 @@
-"""Sampling: which tokens, with which frequencies; the number of calls does not matter."""
+"""Sampling: allowed tokens and their frequencies; the number of calls does not change the tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ def test_temperature_0_is_greedy():
 
 
 def counting(tokens_B, cache, index):
-    """The next token depends on the sum of all tokens and on the position."""
+    """A decoding step whose next token is a function of the position and of the sum of all previous tokens."""
     cache = cache + tokens_B
     return jnp.sin(cache[:, None] * jnp.arange(1.0, 8.0) + index), cache
 
@@ -53,10 +53,11 @@ def counting(tokens_B, cache, index):
 def test_tokens_do_not_depend_on_the_number_of_calls():
     logits, cache = counting(jnp.array([4]), jnp.array([3 + 1]), 2)
     key, sampling = jax.random.key(2), Sampling(0.9, top_k=5)
-    whole, _, _ = sample(counting, logits, cache, 3, 12, sampling, key)
+    free = np.full((1, 12), -1)
+    whole, _, _ = sample(counting, logits, cache, 3, free, sampling, key)
     parts = []
     for start in (3, 7, 11):
-        tokens, logits, cache = sample(counting, logits, cache, start, 4, sampling, key)
+        tokens, logits, cache = sample(counting, logits, cache, start, free[:, :4], sampling, key)
         parts.append(tokens)
     np.testing.assert_array_equal(whole, np.concatenate(parts, 1))
 

@@ -8,7 +8,10 @@ import sys
 from pathlib import Path
 
 LAUNCH = Path(__file__).parents[2] / "launch"
+CACHE, TOKEN = "JAX_COMPILATION_CACHE_DIR", "TRAINLESS_TOKEN"
 CONTRACT = ("TRAINLESS_COORDINATOR", "TRAINLESS_NUM_PROCESSES", "TRAINLESS_PROCESS_ID")
+
+NAMES = (*CONTRACT, "TRAINLESS_COMMIT", "CUDA_VISIBLE_DEVICES", CACHE, TOKEN)
 
 # Stand-in for the trainer: prints environment and arguments; with --wait it then waits for SIGTERM.
 TRAINER = f"""#!{sys.executable}
@@ -19,14 +22,15 @@ def stop(number, frame):
     sys.exit(143)
 
 signal.signal(signal.SIGTERM, stop)
-names = {(*CONTRACT, "TRAINLESS_COMMIT", "CUDA_VISIBLE_DEVICES")}
+names = {NAMES}
 print(json.dumps([{{name: os.environ[name] for name in names if name in os.environ}}, sys.argv[1:]]), flush=True)
 if "--wait" in sys.argv:
     time.sleep(60)
 sys.exit(int(os.environ.get("TRAINER_CODE", 0)))
 """
 
-# Writes one file per call with NUL-terminated arguments, then runs the test's behaviour. $here is the test's folder.
+# Writes the NUL-terminated arguments of each call to a file, then runs the commands of the test. $here is the test's
+# folder.
 RECORDER = """#!/usr/bin/env bash
 here={here}
 printf '%s\\0' {name} "$@" >"$here/calls/$(printf %04d "$(find "$here/calls" -type f | wc -l)")"
@@ -35,7 +39,7 @@ printf '%s\\0' {name} "$@" >"$here/calls/$(printf %04d "$(find "$here/calls" -ty
 
 
 class Checkout:
-    """A git checkout below `folder`, whose launchers find the stand-ins in PATH."""
+    """A git checkout below `folder`. Its launchers find the stand-ins in PATH."""
 
     def __init__(self, folder: Path):
         self.folder, self.root, self.bin = folder, folder / "my checkout", folder / "bin"
@@ -67,8 +71,9 @@ class Checkout:
         self.executable(self.bin / name, text)
 
     def run(self, *command: str | Path, **environment: str) -> subprocess.CompletedProcess:
-        """Runs a command without the caller's TRAINLESS_* and CUDA_* variables, with the stand-in as $PYTHON."""
-        mine = {k: v for k, v in os.environ.items() if not k.startswith(("TRAINLESS_", "CUDA_"))}
+        """Runs a command with the stand-in as $PYTHON, without the test's TRAINLESS_*, CUDA_* and JAX_* variables."""
+        own = ("TRAINLESS_", "CUDA_", "JAX_")
+        mine = {k: v for k, v in os.environ.items() if not k.startswith(own)}
         mine |= {"PATH": f"{self.bin}:{mine['PATH']}", "PYTHON": str(self.bin / "trainer")}
         return subprocess.run(
             command,
@@ -86,6 +91,13 @@ class Checkout:
 
 
 def given(log: Path) -> tuple[dict[str, str], list[str]]:
-    """Returns environment and arguments that the stand-in trainer logged."""
+    """Returns the environment (without the random token) and the arguments that the stand-in trainer logged."""
     environment, arguments = json.loads(log.read_text().splitlines()[0])
+    environment.pop(TOKEN, None)
     return environment, arguments
+
+
+def token(log: Path) -> str:
+    """Returns the token that the last start of the stand-in trainer logged."""
+    starts = [line for line in log.read_text().splitlines() if line.startswith("[{")]
+    return json.loads(starts[-1])[0][TOKEN]

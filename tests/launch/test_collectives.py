@@ -1,4 +1,4 @@
-"""Collectives read from the text of compiled programs."""
+"""Reads collectives from the text of compiled programs."""
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ def program(*lines: str, more: str = "") -> str:
 @pytest.mark.parametrize(
     ("line", "row"),
     [
-        # A reduce-scatter and an all-gather: 2 x 3/4 of 1 KiB.
+        # An all-reduce is a reduce-scatter and an all-gather, which receive 3/4 of 1 KiB each.
         (
             "%a = f32[256]{0} all-reduce(%x), channel_id=1, replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%add",
             Row("all-reduce", 1, 2 * 768),
@@ -36,7 +36,7 @@ def program(*lines: str, more: str = "") -> str:
             " dimensions={0}",
             Row("all-gather", 1, 768),
         ),
-        # The parts of three other devices, each as large as the result.
+        # A device receives a part from three other devices. Each part has the size of the result.
         (
             "%a = f32[64]{0} reduce-scatter(%x), replica_groups=[2,4]<=[4,2]T(1,0), to_apply=%add",
             Row("reduce-scatter", 1, 768),
@@ -50,7 +50,7 @@ def program(*lines: str, more: str = "") -> str:
             "%a = f32[256]{0} all-gather(%x), replica_groups=mesh['a'=8] {'a':(1)2}, dimensions={0}",
             Row("all-gather", 1, 512),
         ),
-        # An asynchronous start: operands and scalars in its type do not count.
+        # The type of an asynchronous start includes operands and scalars, which do not count.
         (
             "%a = (f32[64]{0}, f32[256]{0}) all-gather-start(%x), replica_groups=[2,4]<=[8], dimensions={0}",
             Row("all-gather", 1, 768),
@@ -59,7 +59,7 @@ def program(*lines: str, more: str = "") -> str:
             "%a = (f32[256]{0}, f32[256]{0}, u32[], u32[]) collective-permute-start(%x), source_target_pairs={{0,1}}",
             Row("collective-permute", 1, 1024),
         ),
-        # No groups: all devices form one group.
+        # Without groups, all devices form one group.
         ("%a = pred[1024]{0} all-reduce(%x), replica_groups={}", Row("all-reduce", 1, 2 * 896)),
     ],
 )
@@ -103,7 +103,7 @@ def test_fusions_with_one_channel_count_once() -> None:
 
 
 def test_reduce_scatter_fusion_costs_half_an_all_reduce() -> None:
-    """Two such fusions are two operations even if they share a channel."""
+    """Two reduce-scatter fusions count as two operations, even if they share a channel."""
     fusion = "%all-reduce-scatter.{0} (p: f32[256]) -> f32[64] {{\n  %s = f32[256]{{0}} all-reduce(%p), channel_id=1,"
     fusion += (
         " replica_groups=[2,4]<=[8], to_apply=%add\n  ROOT %d = f32[64]{{0}} dynamic-slice(%s)\n}}"

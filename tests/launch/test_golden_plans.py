@@ -1,7 +1,7 @@
 """Golden files with the shardings and collectives of experiments of every paper.
 
-They reveal changes of sharding rules, and layers that need more communication. The tests need the pinned compiler
-versions and are skipped without them.
+The tests fail if a change of sharding rules or layers changes the communication. They are skipped unless the compilers
+have the pinned versions.
 """
 
 import importlib.metadata
@@ -22,7 +22,7 @@ GOLDEN = ROOT / "tests" / "golden_plans"
 UPDATE = "TRAINLESS_UPDATE_GOLDEN"
 JAX = "0.10.2"
 
-# (configuration, argument, mark). Experiments that compile for minutes use the laptop size or the mark slow.
+# (configuration, argument, mark). An experiment that compiles for minutes has the laptop size or the mark "slow".
 PLANS = [
     ("babylm_sum", "", ""),
     ("mnist_explicit", "", ""),

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.standins import Checkout, given
+from tests.launch.standins import Checkout, given, token
 
-# Runs the tasks of two nodes one after the other in Slurm's order and returns the highest exit code. $CODES replaces
-# the exit codes of the tasks.
+# Stand-in for srun: runs the tasks of two nodes one after the other in Slurm's order. Returns the highest exit code.
+# $CODES replaces the exit codes of the tasks.
 SRUN = r"""
 while [[ $1 == --* ]]; do
   case $1 in
@@ -108,6 +108,8 @@ def test_job_processes_get_environment_and_arguments(cluster, per_node):
         }
         program = ["-m", "reservoir.train", "--config=configs/x.py:tiny", *ARGUMENTS]
         assert given(job.parent / f"process-{k}.log") == (environment, program)
+    (secret,) = {token(job.parent / f"process-{k}.log") for k in range(count)}
+    assert len(secret) == 32 and secret.isalnum() and secret not in job.read_text()
 
 
 def test_preempted_job_is_requeued(cluster):
@@ -139,7 +141,7 @@ def test_job_with_lost_process_is_requeued(cluster, codes, words):
     requeued = ["requeue", "70000"] in cluster.calls("scontrol")
     assert requeued == ("75" in codes)
 
-    # A process lost in an earlier start does not requeue this one.
+    # A process that was lost in an earlier start does not requeue this start.
     result = cluster.run("bash", job, CODES="1 0", **JOB)
     assert "the run exited with code 1" in result.stdout
 
@@ -196,7 +198,7 @@ def test_job_runs_the_code_of_its_commit(cluster):
     assert cluster.run("bash", job, **JOB).returncode == 0
     assert str(code / "launch/place.sh") in cluster.calls("srun")[0]
 
-    # A repeated command reuses an unchanged copy.
+    # The same command again reuses the copy, if it is unchanged.
     assert submitted(cluster, "--commit", first, "c.py") == job
     assert len(cluster.calls("sbatch")) == 2
     for commit in ("HEAD", first):

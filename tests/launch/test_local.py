@@ -20,7 +20,7 @@ LAUNCHER = Path(__file__).parents[2] / "launch" / "local.sh"
 STAND_IN = """
 import json, os, signal, sys, time
 
-keys = ("TRAINLESS_COORDINATOR", "TRAINLESS_NUM_PROCESSES", "TRAINLESS_PROCESS_ID")
+keys = [f"TRAINLESS_{name}" for name in ("COORDINATOR", "NUM_PROCESSES", "PROCESS_ID", "TOKEN")]
 print(json.dumps([[os.environ[key] for key in keys], sys.argv[1:]]))
 process = os.environ["TRAINLESS_PROCESS_ID"]
 behaviour = dict(arg[2:].split("=", 1) for arg in sys.argv[1:] if "=" in arg).get(process, "end")
@@ -44,7 +44,7 @@ if behaviour != "end":
 
 @pytest.fixture
 def launch(tmp_path: Path):
-    """Starts the launcher in an empty directory; terminates runs that are left at the end."""
+    """Returns a function that starts the launcher in an empty directory. Terminates unfinished runs after the test."""
     (tmp_path / "standin.py").write_text(STAND_IN)
     started = []
 
@@ -90,10 +90,11 @@ def test_processes_get_environment_and_arguments(launch, tmp_path):
     assert folder.name.startswith("local-")
     places, given = zip(*map(json.loads, logs(folder)), strict=True)
     assert given == (["--config=configs/x.py:tiny", *args],) * 3
-    coordinator = places[0][0]
+    coordinator, *_, token = places[0]
+    assert len(token) == 32 and token.isalnum()
     host, port = coordinator.split(":")
     assert host == "127.0.0.1" and 1024 <= int(port) < 65536
-    assert places == tuple([coordinator, "3", str(k)] for k in range(3))
+    assert places == tuple([coordinator, "3", str(k), token] for k in range(3))
     assert out == logs(folder)[0], "the terminal shows process 0 and nothing else"
 
 

@@ -28,7 +28,7 @@ needs_libtpu = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs the TPU compiler"
 )
 
-# TPU programs in the compilation cache cannot be read here.
+# Reading a TPU program from the compilation cache fails with a warning.
 pytestmark = pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
 
 GIB = 2**30
@@ -51,7 +51,7 @@ def without_compiler(monkeypatch) -> None:
 
 
 def test_plan_reports_device_memory_and_flops(found: estimate.Estimate) -> None:
-    """784 x 10 weights over fsdp and tensor; Adam's two moments and two counters; 64 rows over data and fsdp."""
+    """fsdp and tensor shard 784 x 10 weights and Adam's moments; data and fsdp shard 64 rows. Adam has two counters."""
     assert found.mesh.shape == {"data": 2, "fsdp": 2, "tensor": 2}
     weights = 784 * 10 * 4 // 4
     rows = 64 // 4 * (784 + 1 + 1) * 4
@@ -61,7 +61,7 @@ def test_plan_reports_device_memory_and_flops(found: estimate.Estimate) -> None:
     assert found.held["batch"] == rows
     assert weights < found.held["activations, gradients and the like"] < 10 * rows
     assert 0 <= found.held["padding and the program"] < weights
-    assert found.flops == 2 * 2 * 64 * 784 * 10  # forward, and the gradient of the weights
+    assert found.flops == 2 * 2 * 64 * 784 * 10  # the forward pass and the weight gradient
     lines = {name: (much, remark) for name, much, remark in plan.rows(found)}
     assert lines["parameters, trained"][0] == "7,840"
     total = sum(found.held.values()) / 2**20
@@ -83,13 +83,15 @@ def test_data_parallel_step_receives_only_the_gradient() -> None:
 
 @needs_libtpu
 def test_bound_uses_the_share_of_one_chip() -> None:
-    """Published speeds of a v5e: 197 TFLOP/s, 819 GB/s, 1,600 Gbit/s. A batch has 64 digits."""
+    """A v5e has 197 TFLOP/s, 819 GB/s and 1,600 Gbit/s, as published. A batch has 64 digits."""
     found = estimate.estimate(small(), find("v5e:2x4"))
     least = 2 * 2 * 64 * 784 * 10 / 8
     assert found.compiled_flops == pytest.approx(least, rel=0.6) and found.compiled_flops > least
     assert found.bound.compute == pytest.approx(found.compiled_flops / 197e12)
     assert found.bound.links == pytest.approx(2 * 7 / 8 * (784 * 10 + 2) * 4 / 200e9)
-    read_and_written = 64 // 8 * 786 * 4 + 2 * 3 * 784 * 10 * 4  # the batch; weights and moments
+    read_and_written = (
+        64 // 8 * 786 * 4 + 2 * 3 * 784 * 10 * 4
+    )  # the batch, then weights and moments
     assert found.bound.memory == pytest.approx(found.traffic / 819e9)
     assert found.traffic > read_and_written
 
@@ -162,12 +164,12 @@ def test_cpu_replacement_has_no_memory_bound(without_compiler: None) -> None:
     config = small(fsdp=2)
     config.model.dtype = "auto"
     found = estimate.estimate(config, find("v5p:2x2x2"))
-    assert found.dtype == "bfloat16"  # as on the chips
+    assert found.dtype == "bfloat16"  # the dtype on the chips
     assert found.bound.compute == pytest.approx(found.compiled_flops / 459e12)
     assert found.bound.links == pytest.approx(found.collectives.received / 600e9)
     assert found.bound.memory is None and found.bound.seconds > 0
     lines = {name: (much, remark) for name, much, remark in plan.rows(found)}
-    assert "the CPU's" in lines["compiler"][1]
+    assert "the CPU compiler" in lines["compiler"][1]
     assert lines["MiB on each device: in all"][1] == "of 98,038: 0%"
     assert lines["ms of a step, memory"][0] == ""
 
@@ -188,7 +190,7 @@ def test_weak_scaling_needs_tpu_compiler(without_compiler: None, monkeypatch):
 
 @pytest.mark.parametrize("name", ["v5e:3x3", "v5e:1x2", "v5p:2x1x2", "v5e:4"])
 def test_slice_shape_without_whole_hosts_raises_error(name: str) -> None:
-    with pytest.raises(UserError, match=f"'{name}' does not exist: its hosts.*a TPU slice"):
+    with pytest.raises(UserError, match=f"'{name}' does not exist: .* hosts of .*a TPU slice"):
         find(name)
 
 
@@ -257,7 +259,7 @@ def eight() -> Topology:
 
 
 def failing(monkeypatch, words: str) -> None:
-    """Replaces the compiler by one that fails with this message."""
+    """Replaces the compiler by a function that fails with the message `words`."""
 
     def compile_for(*_):
         raise jax.errors.JaxRuntimeError(words)
@@ -301,7 +303,7 @@ def test_other_compiler_errors_are_reported_in_one_line(monkeypatch, eight, word
 
 def test_sweep_continues_after_compiler_errors(monkeypatch, capsys, eight: Topology) -> None:
     failing(monkeypatch, OTHER_FAULTS[0])
-    with pytest.raises(UserError, match="no mesh and batch size fit"):
+    with pytest.raises(UserError, match="no mesh and batch size can run"):
         sweep.best(small(), eight)
     shown = capsys.readouterr().out.splitlines()
     tried = [line.split()[:4] for line in shown if "Ran out of memory in memory space vmem" in line]
@@ -331,7 +333,7 @@ class Fake:
 
 
 def swept(monkeypatch, capsys, topology: Topology, room: int) -> tuple[str, list[list[str]]]:
-    """Returns the options of the fastest, and (data, fsdp, tensor, batch, accumulate) of each attempt."""
+    """Returns the options of the fastest estimate, and (data, fsdp, tensor, batch, accumulate) of each estimate."""
     monkeypatch.setattr(sweep, "estimate", lambda config, _: Fake(config, room))
     sweep.best(small(), topology)
     shown = capsys.readouterr().out.splitlines()
@@ -341,12 +343,12 @@ def swept(monkeypatch, capsys, topology: Topology, room: int) -> tuple[str, list
 
 def test_sweep_reports_fastest_that_fits(monkeypatch, capsys, eight: Topology) -> None:
     winner, tried = swept(monkeypatch, capsys, eight, room=16)
-    # 64 rows fit as four times sixteen, 128 as eight times.
+    # 64 rows fit as four microbatches of sixteen rows, 128 rows as eight.
     assert winner.endswith("--config.mesh.tensor=2 --config.train.batch=64")
     assert [line[3:] for line in tried if line[:3] == ["8", "1", "1"]] == [
         ["64", "1"],
         ["128", "1"],
-        ["256", "1"],  # too large
+        ["256", "1"],  # too large for the device
     ]
 
 
@@ -355,7 +357,7 @@ def test_sweep_accumulates_if_batch_does_not_fit(monkeypatch, capsys, eight: Top
     assert [line[3:] for line in tried if line[:3] == ["8", "1", "1"]] == [
         ["64", "1"],
         ["64", "2"],
-        ["64", "4"],  # fits
+        ["64", "4"],  # fits on the device
     ]
     assert [line[4] for line in tried if line[:3] == ["1", "1", "8"]] == ["1", "2", "4", "8"]
     assert winner == (
@@ -366,13 +368,15 @@ def test_sweep_accumulates_if_batch_does_not_fit(monkeypatch, capsys, eight: Top
 
 def test_sweep_reports_closest_if_nothing_fits(monkeypatch, eight: Topology) -> None:
     monkeypatch.setattr(sweep, "estimate", lambda config, _: Fake(config, room=0))
-    with pytest.raises(UserError, match=r"no mesh and batch size fit.* 1 are missing"):
+    with pytest.raises(UserError, match=r"no mesh and batch size can run.* 1 are missing"):
         sweep.best(small(), eight)
 
 
 def test_meshes_are_all_factorizations() -> None:
     found = list(sweep.meshes(12))
-    assert len(set(found)) == len(found) == 18  # ordered factorizations of 2 x 2 x 3 into three
+    assert (
+        len(set(found)) == len(found) == 18
+    )  # ordered factorizations of 12 = 2 x 2 x 3 into three factors
     assert all(data * fsdp * tensor == 12 for data, fsdp, tensor in found)
 
 
@@ -405,7 +409,7 @@ def test_config_without_paper_raises_error() -> None:
 
 @pytest.mark.parametrize("name", scaling.RUNS)
 def test_weak_scaling_keeps_work_and_divides_memory(name: str) -> None:
-    """In the committed table, sharded bytes fall as 1/fsdp; only norms and biases are replicated."""
+    """In the committed table, the bytes per device are a / fsdp + b, where b are the replicated norms and biases."""
     with (Path(__file__).parents[2] / "results" / "launch" / "weak_scaling.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["run"] == name]
     chips = [int(row["chips"]) for row in rows]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.standins import Checkout, given
+from tests.launch.standins import CACHE, Checkout, given, token
 
-# The file `vm` lists successive states of the TPU VM, `queue` those of the queued resource; a missing file is a missing
-# resource. A call that contains $FAIL fails.
+# The file `vm` lists successive states of the TPU VM, the file `queue` successive states of the queued resource. A
+# missing file stands for a missing resource. A call that contains $FAIL fails.
 GCLOUD = r"""
 if [[ -n ${FAIL-} && $* == *$FAIL* ]]; then echo "ERROR: (gcloud) ${ERROR-no active account}" >&2; exit 1; fi
 if [[ $1 == config ]]; then echo "$CONFIGURED"; exit; fi
@@ -136,8 +136,27 @@ def test_run_creates_copies_installs_and_starts(cloud):
         place = {"COORDINATOR": "host-a:8482", "NUM_PROCESSES": "2", "PROCESS_ID": str(k)}
         place["COMMIT"] = cloud.commit
         expected = {f"TRAINLESS_{name}": value for name, value in place.items()}
+        expected[CACHE] = "/mnt/.cache/compiled-v5litepod-16"
         assert given(log) == (expected, program)
         assert (cloud.folder / f"hosts/{k}/mounted").read_text() == "a  b\n"
+
+
+def test_hosts_share_a_token_that_each_start_replaces(cloud):
+    tpu(cloud, "run", *TYPE, "pod", "c.py", "--workdir=/w")
+    first = [token(log) for log in finished(cloud)]
+    tpu(cloud, "resume", "pod")
+    again = [token(log) for log in finished(cloud)]
+    assert len({*first, *again}) == 2 and first[0] == first[1] and again[0] == again[1]
+    assert all(len(one) == 32 and one.isalnum() for one in (*first, *again))
+
+
+def test_run_in_a_bucket_keeps_compiled_programs_on_each_host(cloud):
+    tpu(cloud, "run", *TYPE, "pod", "c.py", "--workdir=gs://lab/runs/x")
+    for log in finished(cloud):
+        environment, program = given(log)
+        assert environment[CACHE] == f".cache/compiled-{TYPE[1]}"
+        assert program[-1] == "--workdir=gs://lab/runs/x"
+    assert (cloud.folder / "hosts/0/train-less/code/.cache").readlink().name == "cache"
 
 
 def test_old_endpoint_format(cloud):
@@ -208,7 +227,7 @@ def test_failing_step_is_named_and_last(cloud, part, name):
     assert result.returncode == 1
     assert f'error: step "{name}" failed' in result.stderr
     assert "no active account" in result.stderr, "gcloud's own words are shown"
-    last = -2 if name == "start" else -1  # what has started is stopped
+    last = -2 if name == "start" else -1  # after a failed start, the started processes are stopped
     assert part in " ".join(cloud.calls("gcloud")[last])
 
 
@@ -220,10 +239,10 @@ def test_failed_start_on_one_host_stops_the_others(cloud):
     assert "host 1: cannot write to" in result.stderr and 'step "start" failed' in result.stderr
     assert (cloud.folder / "hosts/0/train-less/exit").read_text() == "143\n"
 
-    # The request has been saved.
+    # The launcher has saved the request.
     (cloud.folder / "hosts/1/train-less/logs").unlink()
     edited = cloud.root / "runs/tpu-pod/request"
-    edited.write_text(edited.read_text().replace("touch train-less/logs", ":"))
+    edited.write_bytes(edited.read_bytes().replace(b"touch train-less/logs", b":"))
     assert tpu(cloud, "resume", "--watch", "0", "pod").returncode == 0
     assert tpu(cloud, "stop", "pod").returncode == 0
 
@@ -245,6 +264,30 @@ def test_new_run_replaces_request_once_started(cloud):
     assert tpu(cloud, "resume", "pod").returncode == 0
     started = [json.loads(line)[1][-1] for line in finished(cloud)[0].read_text().splitlines()]
     assert started == ["--first", "--first", "--second", "--second"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"stage=started\0PATH=/tmp\0", "it has the field PATH"),
+        (b"stage=$(touch RAN)\0", "is damaged or of an older version"),
+        (b'declare -- stage="started"\ntouch RAN\n', "is damaged or of an older version"),
+    ],
+)
+def test_request_is_read_as_data(cloud, content, message):
+    folder = cloud.root / "runs/tpu-pod"
+    folder.mkdir(parents=True)
+    (folder / "request").write_bytes(content)
+    for command in (["resume", "pod"], ["run", *TYPE, "pod", "c.py", "--workdir=/w"]):
+        result = tpu(cloud, *command)
+        assert result.returncode == 2 and message in result.stderr
+        assert result.stderr.count("\n") == 1
+    assert not list(cloud.folder.rglob("RAN")) and not done(cloud)
+
+
+def test_request_is_readable_by_its_owner_only(cloud):
+    tpu(cloud, "run", *TYPE, "pod", "c.py", "--workdir=/w", "--setup", "echo secret")
+    assert (cloud.root / "runs/tpu-pod/request").stat().st_mode & 0o777 == 0o600
 
 
 def test_name_is_reusable_after_delete(cloud):
@@ -288,7 +331,7 @@ def test_permission_error_does_not_count_as_deleted(cloud):
     denied = "PERMISSION_DENIED: Location z is not found or access is unauthorized."
     result = tpu(cloud, "delete", "pod", FAIL="describe", ERROR=denied)
     assert result.returncode == 1 and denied in result.stderr and "gone" not in result.stderr
-    assert 'stage="started"' in (cloud.root / "runs/tpu-pod/request").read_text()
+    assert "stage=started\0" in (cloud.root / "runs/tpu-pod/request").read_text()
 
 
 def test_failing_host_is_named(cloud):
@@ -315,7 +358,9 @@ def test_dry_run_prints_commands_and_runs_none(cloud):
     ]
     tpu(cloud, *arguments)
     finished(cloud)
-    assert [c[1:] for c in commands if c[0] == "gcloud"] == cloud.calls("gcloud")
+    secret = token(finished(cloud)[0])
+    called = [[part.replace(secret, "TOKEN") for part in call] for call in cloud.calls("gcloud")]
+    assert [c[1:] for c in commands if c[0] == "gcloud"] == called
     assert [c[3] for c in commands if c[0] == "git"] == ["archive"]
 
 
@@ -351,9 +396,9 @@ def test_status_follow_stop_and_delete(cloud):
         (("run", "pod"), "CONFIG is required"),
         (("run", "Pod_1", "c.py"), "NAME must be lower-case letters"),
         (("run", "pod", "c.py"), "--type is required"),
-        (("run", *TYPE, "pod", "c.py"), "--workdir=/DIR is required"),
-        (("run", *TYPE, "pod", "c.py", "--workdir=runs/x"), "--workdir=/DIR is required"),
-        (("run", *TYPE, "pod", "c.py", "--workdir=gs://b/x"), "not gs://b/x: mount"),
+        (("run", *TYPE, "pod", "c.py"), "--workdir=/DIR (which all hosts share) is required"),
+        (("run", *TYPE, "pod", "c.py", "--workdir=runs/x"), "or --workdir=/DIR"),
+        (("run", *TYPE, "pod", "c.py", "--workdir=gs://b"), "--workdir=gs://BUCKET/DIR or"),
         (
             ("run", *TYPE, "pod", "configs/X.py:tiny", "--workdir=/w"),
             "no file configs/X.py in commit",

@@ -1,4 +1,4 @@
-"""Memory traffic of loops, read from the text of compiled programs."""
+"""Reads the memory traffic of loops from the text of compiled programs."""
 
 from collections.abc import Callable
 
@@ -55,7 +55,7 @@ OUTSIDE = 3 * WHOLE  # two operands and a result
         ("%a = f32[10,256]{1,0:T(8,128)} copy(%x)", 2 * WHOLE),
         ("%a = f32[1,256]{1,0} dynamic-slice(%x, %i, %i), dynamic_slice_sizes={1,256}", 2 * ROW),
         ("%a = f32[256]{0} fusion(%x, %i), kind=kLoop, calls=%fused", 2 * ROW + 4),
-        # An update writes its row and touches nothing else of the array.
+        # An in-place update of a row reads and writes only this row of the array.
         (f"{CONSTANT}%a = f32[10,256]{{1,0}} fusion(%x, %r, %i), kind=kLoop, calls=%stored", 2 * ROW + 4),
         ("%a = f32[10,256]{1,0} bitcast(%x)", 0),
     ],
@@ -97,7 +97,7 @@ def test_loop_factor_matches_unrolled_loop() -> None:
 
 
 def test_accumulation_has_the_traffic_of_separate_steps(make_config) -> None:
-    """The optimizer update, which runs once, is the only difference."""
+    """Only the optimizer update, which runs once, makes a difference."""
     one = Topology("cpu:1", jax.devices()[:1], None)
     config = make_config(dropout=0.0, encoder_layers=1, decoder_layers=1)
     small = estimate.estimate(config, one)

@@ -11,7 +11,7 @@ HOUR = 3600.0
 
 
 def curve(mode, pairs, name="BLEU"):
-    """Points (seconds, value), 10 steps and 1e12 FLOPs per second."""
+    """Returns a curve of (seconds, value) pairs, with 10 steps and 1e12 FLOPs per second."""
     return Curve(name, mode, [Point(int(10 * s), s, 1e12 * s, v) for s, v in pairs])
 
 
@@ -144,7 +144,7 @@ def test_shared_horizon_is_the_end_of_a_curve():
 
 
 def test_measured_area_decreases_with_the_values():
-    """Eq. 1 integrates the measured values, which shows a collapse."""
+    """Eq. (1) integrates the measured values, so a collapse lowers the area."""
     collapsed = Curve(
         "bleu", "max", [Point(s, s, s, v) for s, v in ((1, 10.0), (2, 2.0), (3, 1.0))]
     )

@@ -1,7 +1,7 @@
-"""A reference transformer in NumPy, and values to compare it on.
+"""A reference transformer in NumPy, and random values for comparisons.
 
-Weights are looked up by the path names of `AbstractModel`. One sentence at a time, in float64; a key that
-may not be seen is left out of the sum, not masked.
+Weights are looked up by the path names of `AbstractModel`. The reference computes one sentence at a time in float64. A
+masked key is left out of the sum instead of getting a large negative logit.
 """
 
 import math
@@ -26,7 +26,7 @@ def structure_of(model: ConfigDict) -> AbstractModel:
 
 
 def random_values(some: Mapping[str, nnx.Variable], seed: int) -> dict[str, np.ndarray]:
-    """Random values, so that every parameter matters: biases are not 0 and scales not 1."""
+    """Draws values so that every parameter affects the output: biases are not 0, and scales are not 1."""
     generator = np.random.default_rng(seed)
     values = {}
     for name, variable in sorted(some.items()):
@@ -63,7 +63,7 @@ def linear(weights: Weights, x: np.ndarray) -> np.ndarray:
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
-    """x times the normal distribution function of x."""
+    """Returns x times the cumulative normal distribution at x."""
     return x * np.vectorize(lambda one: (1 + math.erf(one / math.sqrt(2))) / 2)(x)
 
 
@@ -76,7 +76,7 @@ def feed_forward(weights: Weights, x: np.ndarray, activation: str = "relu") -> n
 def attention(
     weights: Weights, x: np.ndarray, encoded: np.ndarray, heads: int, causal: bool
 ) -> np.ndarray:
-    """`encoded` has the keys without padding; with a causal mask a position sees keys up to itself."""
+    """Returns attention from `x` to `encoded`, which has no padding. `causal` masks keys after the query's position."""
     query = linear(below(weights, "query"), x)
     key, value = (linear(below(weights, name), encoded) for name in ("key", "value"))
     size = x.shape[1] // heads
@@ -93,7 +93,7 @@ def attention(
 
 
 def positions(length: int, width: int) -> np.ndarray:
-    """fairseq's layout: sines in the first half of the width, cosines in the second."""
+    """Returns sinusoidal positions in fairseq's layout: sines in the first half of the width, then cosines."""
     table = np.zeros((length, width))
     half = width // 2
     for p in range(length):
@@ -114,7 +114,11 @@ def embed(weights: Weights, tokens: np.ndarray) -> np.ndarray:
 def stack(
     weights: Weights, x: np.ndarray, model: ConfigDict, length: int, encoded: np.ndarray | None
 ) -> np.ndarray:
-    """A stack of the encoder (`encoded` None, `length` tokens without padding) or the decoder."""
+    """Returns the output of the decoder's stack or, if `encoded` is None, of the encoder's stack.
+
+    Args:
+      length: number of tokens of the source without padding.
+    """
     layers = {int(name.split("/")[1]) for name in weights if name.startswith("blocks/")}
     for layer in sorted(layers):
         block = below(weights, f"blocks/{layer}")

@@ -1,4 +1,4 @@
-"""Dropout: rates are multiples of 1/256."""
+"""Dropout, whose rates are rounded to multiples of 1/256."""
 
 import jax
 import jax.numpy as jnp
@@ -22,14 +22,14 @@ def test_dropout_rate_and_scale(rate: float, width: int):
     deviation = np.sqrt(p * (1 - p) / rows)
     assert 4 * deviation / np.sqrt(width) < 1 / 256, "one step of the rate is seen"
     assert abs(1 - kept.mean() - p) < 4 * deviation / np.sqrt(width)
-    # Per column, because a word of random bits serves four columns.
+    # Check each column, because four columns share a word of random bits.
     assert np.all(np.abs(1 - kept.mean(0) - p) < 5 * deviation)
     correlation = np.corrcoef(kept.T) - np.eye(width)
     assert np.max(np.abs(correlation)) < 5 / np.sqrt(rows)
 
 
 def test_bfloat16_dropout_scales_in_float32():
-    """A rate of 0.1 is 26/256; its scale 256/230 rounded to bfloat16 would be wrong by 0.3 % in every element."""
+    """The rate 0.1 becomes 26/256. The scale 256/230, rounded to bfloat16, would change every element by 0.3 %."""
     x = jnp.linspace(1, 2, 64, dtype=jnp.bfloat16)
     y = dropout(x, 0.1, KEY)
     assert y.dtype == jnp.bfloat16

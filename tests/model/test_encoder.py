@@ -1,4 +1,4 @@
-"""The encoder and its output layers against NumPy; padding; hidden states."""
+"""The encoder and its output layers: outputs against NumPy, padding, and hidden states."""
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ def small(reservoir: str = "ffn", **fields: object) -> ConfigDict:
 
 
 def made(model: ConfigDict) -> tuple[AbstractModel, dict, dict]:
-    """The abstract model and random trainable and frozen values."""
+    """Returns the abstract model, and random trainable and frozen values."""
     abstract_model = variables.abstract(
         lambda: encoder.masked_lm(model, VOCABULARY, rngs=variables.ParamKeys(0))
     )
@@ -133,7 +133,7 @@ def test_initial_values_of_trained_and_frozen_layers():
 
 
 def test_parameter_count_of_roberta_base():
-    """The published model has 124,697,433 parameters: we lack two rows of positions and one of segments."""
+    """The published model has 124,697,433 parameters, including two position rows and a segment row that ours lacks."""
     abstract_model = variables.abstract(
         lambda: encoder.masked_lm(masked.roberta("none").model, 50_265, rngs=variables.ParamKeys(0))
     )

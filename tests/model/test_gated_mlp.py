@@ -1,4 +1,4 @@
-"""Spatial maps and gated MLPs against loops over positions; causality by gradients; decoding against training."""
+"""Spatial maps and gated MLPs: outputs against loops over positions, causality, and decoding against full sequences."""
 
 from functools import partial
 
@@ -11,7 +11,8 @@ from flax import nnx
 from common.model.block import Context
 from common.model.decode_cache import CacheSpec, settle
 from common.model.gated_mlp import GatedMlp
-from common.model.spatial import BlockLocal, Spatial, Toeplitz, causal_product
+from common.model.spatial import Spatial, causal_product
+from gmlp_lm.maps import BlockLocal, Toeplitz
 from gmlp_lm.tiny_attention import TinyAttention
 
 N, D, F, WINDOW = 13, 8, 12, 4
@@ -47,7 +48,7 @@ def model(kind: str, heads: int = 1, attention: bool = False) -> GatedMlp:
 
 
 def slow_map(part: Spatial, kind: str, values_BLC: np.ndarray) -> np.ndarray:
-    """The map as a loop over weights."""
+    """Computes the spatial map by a loop over weights."""
     weight, bias = np.asarray(part.weight[...]), np.asarray(part.bias[...])
     y = np.zeros_like(values_BLC)
     _, length, channels = values_BLC.shape
@@ -62,7 +63,7 @@ def slow_map(part: Spatial, kind: str, values_BLC: np.ndarray) -> np.ndarray:
                     case "toeplitz":
                         w = weight[head, m - n]
                     case _:
-                        # Columns W to 2 W - 1 are the own window, columns 0 to W - 1 the window before.
+                        # Columns 0 to W - 1 are the previous window, columns W to 2 W - 1 the current window.
                         column = n - m // WINDOW * WINDOW + WINDOW
                         w = weight[head, m % WINDOW, column] if column >= 0 else 0
                 y[:, m, c] += w * values_BLC[:, n, c]
@@ -89,7 +90,7 @@ def test_bidirectional_toeplitz_map():
     matrix = np.asarray(part.matrices(5))[0]
     for m in range(5):
         for n in range(5):
-            assert matrix[m, n] == weight[m - n]  # Negative distances are stored from the end.
+            assert matrix[m, n] == weight[m - n]  # negative distances index from the end
     assert len(weight) == 2 * N - 1
 
 
@@ -111,7 +112,7 @@ def test_causal_product_and_its_gradients(block):
 
 
 def test_causal_product_needs_little_more_than_half_the_flops():
-    """Compares FLOPs of the compiled forward and backward pass at length 2048 with the dense product."""
+    """Compares with the dense product: FLOPs of the compiled forward and backward pass at length 2048."""
     matrix = jax.ShapeDtypeStruct((2048, 2048), jnp.float32)
     values = jax.ShapeDtypeStruct((2048, 64), jnp.float32)
 
@@ -125,7 +126,7 @@ def test_causal_product_needs_little_more_than_half_the_flops():
 @pytest.mark.parametrize("attention", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_spatial_maps_and_attention_are_causal(kind, attention):
-    """The gradient of output m is zero at inputs n > m and nonzero at n = m."""
+    """The gradient of the output at position m is 0 at inputs n > m, and not 0 at n = m."""
     made = model(kind, attention=attention)
     x = jnp.asarray(np.random.default_rng(3).normal(size=(1, N, D)), jnp.float32)
     jacobian = jax.jit(jax.jacobian(lambda x: made(x, Context())))(x)[0, :, :, 0]  # (L, D, L, D)
@@ -141,7 +142,7 @@ def test_spatial_maps_and_attention_are_causal(kind, attention):
 @pytest.mark.parametrize("heads", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
 def test_decoding_steps_equal_the_forward_pass(kind, heads, attention, recent):
-    """With a one-array cache, and with a past and 3 recent positions, settled after runs of different lengths."""
+    """The cache is one array, or an array of past positions and an array of 3 recent positions."""
     made = model(kind, heads, attention)
     x = jnp.asarray(np.random.default_rng(4).normal(size=(2, N, D)), jnp.float32)
     whole = jax.jit(lambda x: made(x, Context()))(x)
@@ -185,7 +186,7 @@ def test_epsilon_0_starts_as_a_position_wise_feed_forward_layer():
         ("must be a multiple of 2", lambda: GatedMlp(D, 14, spatial("full", 2), rngs=nnx.Rngs(0))),
         ("only causal=True", lambda: spatial("local", causal=False)),
         (
-            "14 positions, but the spatial map has 13",
+            "14 positions, but the spatial map has only 13",
             lambda: model("full")(jnp.zeros((1, 14, D)), Context()),
         ),
         (

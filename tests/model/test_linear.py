@@ -1,4 +1,4 @@
-"""The hand-written matrix product against plain jnp."""
+"""The matrix product with a custom gradient equals jnp's product and gradient."""
 
 import jax
 import jax.numpy as jnp
@@ -55,7 +55,7 @@ def test_bfloat16_matmul_has_a_float32_kernel_gradient(transposed: bool):
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_bfloat16_kernel_gives_the_same_product(transposed: bool):
-    """Bitwise, because the kernel is cast to bfloat16 anyway."""
+    """The products are equal to the bit, because a float32 kernel is cast to bfloat16."""
     x, kernel, g = operands(transposed)
     x, narrow = x.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)
     one, other = (
@@ -69,7 +69,7 @@ def test_bfloat16_kernel_gives_the_same_product(transposed: bool):
 
 @pytest.mark.parametrize("transposed", [False, True])
 def test_bfloat16_products_are_accumulated_and_returned_in_float32(transposed: bool):
-    """1 + 2^-12 is not representable in bfloat16; neither the result nor the weight gradient may be rounded to it."""
+    """The result and the weight gradient are 1 + 2^-12, which bfloat16 cannot represent."""
     small = 2.0**-12
     kernel = jnp.array([[1.0], [small]])
     kernel = kernel.T if transposed else kernel

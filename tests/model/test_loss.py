@@ -1,4 +1,4 @@
-"""Cross-entropy against fairseq's formula, and its hand-written gradient against automatic differentiation."""
+"""Cross-entropy against fairseq's formula, and its custom gradient against automatic differentiation."""
 
 import jax
 import jax.numpy as jnp

@@ -36,7 +36,7 @@ def test_layer_norm_initialisation_and_dtype():
     np.testing.assert_allclose(
         y.astype(jnp.float32), np.array([[-3, -1, 1, 3]]) / 5**0.5, rtol=0.01
     )
-    # Epsilon keeps a constant row finite.
+    # A constant row has variance 0; epsilon keeps the output finite.
     np.testing.assert_array_equal(layer(jnp.ones((1, 4))), np.zeros((1, 4)))
 
 
@@ -101,7 +101,7 @@ def test_activations(name: str, expected):
 @pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 3), (True, 6)])
 @pytest.mark.parametrize("padded", [False, True])
 def test_blockwise_attention_equals_attention(monkeypatch, causal, window, padded):
-    """Values and gradients equal JAX's; 11 queries in blocks of 4, windows shorter and longer than a block."""
+    """Values and gradients equal JAX's, for 11 queries in blocks of 4 and windows shorter or longer than a block."""
     monkeypatch.setattr(attend_module, "BLOCK", 4)
     random = np.random.default_rng(8)
     query, key, value, weight = (

@@ -1,4 +1,4 @@
-"""Runs without training."""
+"""Writes run directories with made-up results, without training."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -21,7 +21,7 @@ def summary(
     timing: dict | None = None,
     **fields: Any,
 ) -> dict[str, Any]:
-    """Returns the summary of a run that is validated every 10 steps, `seconds` and 1e12 FLOPs."""
+    """Returns the summary of a run. Its validations are 10 steps, `seconds` seconds and 1e12 FLOPs apart."""
     points = [
         {"step": 10 * i, "seconds": seconds * i, "flops": 1e12 * i, "value": value}
         for i, value in enumerate(values, start=1)
@@ -46,5 +46,5 @@ def groups(runs: Iterable[Run], **options: Any) -> list[report.Group]:
 
 
 def made(values: Sequence[float], name: str = "", **options: Any) -> Run:
-    """Returns the run of `summary`."""
+    """Returns a run in memory with a made-up `summary`."""
     return run_of(summary(values, **options), name or f"run{options.get('seed', 1)}")

@@ -1,4 +1,4 @@
-"""Claims of a paper: reading, verdicts, errors."""
+"""Tables of claims: reading claims.csv, verdicts, and error messages."""
 
 import csv
 import sys
@@ -19,7 +19,7 @@ HEADER = "id,section,claim,metric,a,b,direction,printed,evidence"
 
 @pytest.fixture
 def paper(tmp_path, monkeypatch):
-    """Makes a package with rows of claims and returns its name."""
+    """Returns a function that makes a package with rows of claims, and returns the package's name."""
 
     def make(*rows: str, header: str = HEADER) -> str:
         name = f"paper_{len(list(tmp_path.iterdir()))}"
@@ -50,8 +50,8 @@ def test_read_claims(paper):
     [
         ("c1,3,x,m,a,b,faster,,runs", "line 2: direction"),
         ("c1,3,x,m,a,b,better,,hearsay", "line 2: evidence"),
-        ("c1,3,x,m,a,,better,,runs", "line 2: evidence runs needs a metric"),
-        ("c1,3,x,,,,better,,refuted", "line 2: evidence refuted needs a source"),
+        ("c1,3,x,m,a,,better,,runs", 'line 2: the evidence "runs" needs a metric'),
+        ("c1,3,x,,,,better,,refuted", 'line 2: the evidence "refuted" needs a source'),
         ("c1,3,,m,a,b,better,,runs", "line 2: the claim or section is empty"),
         ("c1,3,x,m,a,b,better,runs", "line 2: the row has 8 cells instead of 9"),
         (f"{RUNS}\n{RUNS}", "line 3: the id c1 is used twice"),
@@ -104,6 +104,7 @@ def test_outcome_of_arithmetic_and_plan_claims():
     cases = {
         "confirmed: tests/x.py::test_y": "holds by arithmetic (tests/x.py::test_y)",
         "refuted: tests/x.py::test_y": "refuted by arithmetic (tests/x.py::test_y)",
+        "observed: tests/x.py::test_y": "observed in a test, no verdict (tests/x.py::test_y)",
         "plan: --config=configs/a.py": "not run: 12.5 chip-hours on v5e",
         "plan: --config=configs/b.py": "not run: ask launch.plan for its cost",
     }
@@ -127,13 +128,17 @@ def test_holm_correction_over_all_claims():
 
 def test_unknown_metric_error_lists_known_metrics():
     with pytest.raises(
-        UserError, match=r"claim c: its runs have no metric rouge; they have best valid"
+        UserError, match=r"claim c: its runs have no metric rouge; their metrics: best valid"
     ):
         find([claim(metric="rouge")], GROUPS, {})
+    with pytest.raises(
+        UserError, match=r"no metric bleu \(run1 has no predictions\.npz\); their metrics"
+    ):
+        find([claim(metric="bleu")], GROUPS, {})
 
 
 def test_duplicate_seed_raises_user_error():
-    """This happens if two sweeps keep their runs in one folder."""
+    """A duplicate occurs if two sweeps keep their runs in one folder."""
     one, other = runs(30.0, 30.1, 30.2), runs(31.0, 31.1, 31.2)
     for metric in ("best valid bleu", "flops"):
         with pytest.raises(UserError, match="run1 and run1 have the same seed 1"):
@@ -212,7 +217,7 @@ def test_kept_claims_train_nothing(paper, tmp_path):
 
 
 def test_kept_runs_need_no_data(paper, tmp_path):
-    """Only a side without runs needs its data."""
+    """Only an experiment without kept runs needs its data."""
     suite = Toys("tiny", 1, [], tmp_path / "out", toy.mesh())
     name = paper("c,3,x,best valid error,absent,fast,better,,runs")
     suite.claims(name, only_kept=True)

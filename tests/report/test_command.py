@@ -1,4 +1,4 @@
-"""python -m common.report as a process."""
+"""python -m common.report, run as a subprocess."""
 
 import csv
 import sys
@@ -20,7 +20,7 @@ def test_report_of_the_repository_results(tmp_path):
     assert made == tables | {"curves.png", "layers_updatable.png", "layers_total.png"}
     with (tmp_path / "report" / "seeds.csv").open(newline="") as file:
         areas = [float(row["AUCC (step)"]) for row in csv.DictReader(file)]
-    # The areas up to step 2,000 in results/README.md.
+    # results/README.md has these areas up to step 2,000.
     assert [round(area / 1000, 1) for area in areas] == [52.3, 51.8, 52.8]
 
 
@@ -55,7 +55,7 @@ def test_layers_are_named_by_the_paper_of_a_run():
 
     reservoirs = {"encoder_layers": 6, "reservoir": "ffn", "reservoirs": 2}
     assert str(_layers_of({"paper": "reservoir", "model": reservoirs})) == "FFN, 2 of 6"
-    assert str(_layers_of({"model": reservoirs})) == "FFN, 2 of 6"  # an old run
-    for paper in ("gmlp_lm", "nobody", "not a module"):
+    assert str(_layers_of({"model": reservoirs})) == "FFN, 2 of 6"  # configuration of an old run
+    for paper in ("gmlp_lm", "perception", "nobody", "not a module"):
         found = _layers_of({"paper": paper, "model": {"layers": 4, "kind": "gmlp"}})
         assert str(found) == "gmlp, 4 layers"

@@ -23,7 +23,7 @@ HOUR = 3600.0
 
 @pytest.fixture
 def two():
-    """A group of two seeds that end at 3 s, and a slow one that ends at 4 s."""
+    """Returns a group of two seeds that end at 3 s, and a group of one run that ends at 4 s."""
     return groups(
         [
             made([10.0, 20.0, 40.0], seed=1),
@@ -35,7 +35,7 @@ def two():
 
 def test_longest_horizon_holds_the_best_value(two):
     plain, ffn = aucc_rows(two)
-    # 0-10-20-40, held up to 4 s; 0-20-(20)-38, held.
+    # One curve has the values 0, 10, 20, 40, the other 0, 20, 20 (best so far), 38. Both hold the last value up to 4 s.
     assert plain.raw == [5 + 15 + 30 + 40, 10 + 20 + 29 + 38]
     assert ffn.raw == [8 + 38]
     assert plain.normalised == pytest.approx([90 / 97, 1.0])
@@ -47,7 +47,7 @@ def test_shortest_and_numeric_horizons_cut_curves(two):
     assert horizon_of(two, "seconds", "shortest") == 3.0
     plain, ffn = aucc_rows(two, "seconds", "shortest")
     assert plain.raw == [50.0, 59.0]
-    # At 3 s the line is half way from 8 to 30; the best measured value is 8.
+    # At 3 s the line is halfway from 8 to 30. The best measured value up to 3 s is 8.
     assert ffn.raw == [8 + (8 + 19) / 2] and ffn.best == [8.0]
     assert aucc_rows(two, "seconds", 2.0)[0].raw == [20.0, 30.0]
 
@@ -73,13 +73,13 @@ def test_paper_units_and_table_layout():
         "AUCC / largest",
         "as measured, BLEU·h",
     )
-    # 15 + 32 + 2 * 34 = 115; another BLEU adds 2.5.
+    # The area is 15 + 32 + 2 * 34 = 115. The other seed has one BLEU more and an area larger by 2.5.
     assert rows == [
         ("transformer, 6 layers", 3, "35.00 ± 1.00", "117.50 ± 2.50", "", "117.50 ± 2.50"),
     ]
 
 
-def test_times_to_percentages_of_the_own_best_value(two):
+def test_times_to_percentages_of_each_runs_best_value(two):
     (p95, p100), (f95, f100) = time_rows(two, percents=(50, 100))
     assert p95.positions("seconds") == [2.0, 1.0] and p95.values() == [20.0, 20.0]
     assert p100.positions("step") == [30, 30] and p100.values() == [40.0, 38.0]
@@ -150,7 +150,7 @@ def test_tables_of_single_runs(two):
 
 
 def in_turns(one: tuple[str, ...], other: tuple[str, ...]) -> list:
-    """Returns groups of two seeds with these timing sessions."""
+    """Returns two groups of two seeds each. `one` and `other` are the timing sessions of their runs."""
     runs = [
         made([10.0, 20.0], seed=seed, reservoir=kind, timing={"kind": "turns", "sessions": [name]})
         for kind, names in (("none", one), ("ffn", other))

@@ -5,11 +5,10 @@ import sys
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from common.errors import UserError
 from common.metrics.curve import Curve, Point
-from common.report.curve_plot import plot_curve
+from common.report.curve_plot import curve_figure, plot_curve
 
 
 def curve(values, seconds=3600.0, name="BLEU", mode="max"):
@@ -17,22 +16,12 @@ def curve(values, seconds=3600.0, name="BLEU", mode="max"):
     return Curve(name, mode, points)
 
 
-@pytest.fixture
-def saved(monkeypatch):
-    """The saved figures in order."""
-    figures = []
-    save = Figure.savefig
-
-    def keep(self, *arguments, **options):
-        figures.append(self)
-        save(self, *arguments, **options)
-
-    monkeypatch.setattr(Figure, "savefig", keep)
-    return figures
+def figure_of(curves, **options):
+    return curve_figure({name: [curve] for name, curve in curves.items()}, **options)
 
 
 def legend(figure):
-    """Returns the legend entries: within the axes for one curve, below them for several."""
+    """Returns the entries of the legend, which is within the axes for one curve, and below the axes for several."""
     (shown,) = [*figure.legends, *filter(None, [figure.axes[0].get_legend()])]
     return [text.get_text() for text in shown.get_texts()]
 
@@ -40,8 +29,8 @@ def legend(figure):
 def test_plot_curve_writes_a_coloured_png(tmp_path):
     from matplotlib.image import imread
 
-    path = tmp_path / "plots" / "curve.png"
-    plot_curve({"run": curve([10.0, 30.0])}, path, title="IWSLT")
+    path = tmp_path / "curve.png"
+    plot_curve({"run": curve([10.0, 30.0])}, path)
     image = imread(path)
     assert image.shape[0] > 400 and image.shape[1] > 800
     flat = image[..., :3].reshape(-1, 3)
@@ -49,9 +38,9 @@ def test_plot_curve_writes_a_coloured_png(tmp_path):
     assert 0.2 < tinted.mean() < 0.8
 
 
-def test_plot_has_line_dots_ring_and_area(tmp_path, saved):
-    plot_curve({"run": curve([10.0, 30.0, 20.0])}, tmp_path / "x.png", horizon=4 * 3600.0)
-    (axes,) = saved[0].axes
+def test_plot_has_line_dots_ring_and_area():
+    figure = figure_of({"run": curve([10.0, 30.0, 20.0])}, horizon=4 * 3600.0)
+    (axes,) = figure.axes
     line, dots, ring = axes.lines
     assert line.get_xydata().tolist() == [[0, 0], [1, 10], [2, 30], [3, 30], [4, 30]]
     assert dots.get_xydata().tolist() == [[1, 10], [2, 30], [3, 20]]
@@ -59,23 +48,23 @@ def test_plot_has_line_dots_ring_and_area(tmp_path, saved):
     (area,) = axes.collections
     corners = area.get_paths()[0].vertices
     assert corners.min(axis=0).tolist() == [0, 0] and corners.max(axis=0).tolist() == [4, 30]
-    assert legend(saved[0]) == ["run: AUCC 85 BLEU·h"]
+    assert legend(figure) == ["run: AUCC 85 BLEU·h"]
     assert axes.get_xlim() == (0, 4) and axes.get_ylim()[0] == 0
 
 
-def test_points_after_the_horizon_are_not_marked(tmp_path, saved):
-    plot_curve({"run": curve([10.0, 20.0, 30.0])}, tmp_path / "x.png", horizon=2.5 * 3600)
-    line, dots, ring = saved[0].axes[0].lines
+def test_points_after_the_horizon_are_not_marked():
+    figure = figure_of({"run": curve([10.0, 20.0, 30.0])}, horizon=2.5 * 3600)
+    line, dots, ring = figure.axes[0].lines
     assert line.get_xydata()[-1].tolist() == [2.5, 25]
     assert dots.get_xydata()[-1].tolist() == ring.get_xydata()[0].tolist() == [2, 20]
 
 
-def test_several_models_share_the_longest_horizon(tmp_path, saved):
-    plot_curve({"a": curve([10.0]), "b": curve([5.0, 10.0])}, tmp_path / "x.png")
-    assert legend(saved[0]) == ["a: best 10, AUCC 15 BLEU·h", "b: best 10, AUCC 10 BLEU·h"]
-    colours = {line.get_color() for line in saved[0].axes[0].lines if len(line.get_xdata()) > 1}
+def test_several_models_share_the_longest_horizon():
+    figure = figure_of({"a": curve([10.0]), "b": curve([5.0, 10.0])})
+    assert legend(figure) == ["a: best 10, AUCC 15 BLEU·h", "b: best 10, AUCC 10 BLEU·h"]
+    colours = {line.get_color() for line in figure.axes[0].lines if len(line.get_xdata()) > 1}
     assert len(colours) >= 2
-    assert len(saved[0].axes[0].collections) == 2
+    assert len(figure.axes[0].collections) == 2
 
 
 @pytest.mark.parametrize(
@@ -89,19 +78,19 @@ def test_several_models_share_the_longest_horizon(tmp_path, saved):
         ("flops", 1.0, "training compute (PFLOP)", 2.0),
     ],
 )
-def test_units(tmp_path, saved, axis, seconds, label, end):
-    plot_curve({"run": curve([1.0, 2.0], seconds)}, tmp_path / "x.png", axis=axis)
-    axes = saved[0].axes[0]
+def test_units(axis, seconds, label, end):
+    figure = figure_of({"run": curve([1.0, 2.0], seconds)}, axis=axis)
+    axes = figure.axes[0]
     assert axes.get_xlabel() == label
     assert axes.get_xlim()[1] == pytest.approx(end)
     assert axes.get_ylabel() == "validation BLEU"
 
 
-def test_min_metric_legend_is_at_the_top(tmp_path, saved):
+def test_min_metric_legend_is_at_the_top():
     falling = curve([3.0, 1.2, 1.1], 1.0, "bits per character", "min")
-    plot_curve({"run": falling}, tmp_path / "x.png")
-    axes = saved[0].axes[0]
-    assert legend(saved[0]) == ["run: AUCC 6.25 (bits per character)·s"]
+    figure = figure_of({"run": falling})
+    axes = figure.axes[0]
+    assert legend(figure) == ["run: AUCC 6.25 (bits per character)·s"]
     assert 0 < axes.get_ylim()[0] < 1.1
     assert np.allclose(axes.lines[2].get_xydata(), [[3, 1.1]])
 
@@ -109,13 +98,13 @@ def test_min_metric_legend_is_at_the_top(tmp_path, saved):
 def test_invalid_arguments_raise_user_errors(tmp_path):
     with pytest.raises(UserError, match="no curves"):
         plot_curve({}, tmp_path / "x.png")
-    with pytest.raises(UserError, match="no validation points"):
-        plot_curve({"run": curve([])}, tmp_path / "x.png")
-    with pytest.raises(UserError, match="different metrics"):
-        plot_curve({"a": curve([1.0]), "b": curve([1.0], name="F1")}, tmp_path / "x.png")
-    with pytest.raises(UserError, match="horizon"):
-        plot_curve({"a": curve([1.0])}, tmp_path / "x.png", horizon=0.0)
     assert not (tmp_path / "x.png").exists()
+    with pytest.raises(UserError, match="no validation points"):
+        figure_of({"run": curve([])})
+    with pytest.raises(UserError, match="different metrics"):
+        figure_of({"a": curve([1.0]), "b": curve([1.0], name="F1")})
+    with pytest.raises(UserError, match="horizon"):
+        figure_of({"a": curve([1.0])}, horizon=0.0)
 
 
 def test_no_global_state_and_no_heavy_imports():

@@ -30,7 +30,7 @@ def test_seeds_are_thin_lines_around_their_mean():
     drawn = figure.axes[0].lines
     mean, *thin = [line for line in drawn if line.get_linestyle() != "None"][:3]
     assert mean.get_xydata().tolist() == [[0, 0], [1, 15]]
-    # Lines are the best values so far; markers are the measured values.
+    # Lines show the best values so far, markers the measured values.
     dots = [line.get_xydata().tolist() for line in drawn if line.get_markersize() == 3]
     assert [[1, 10]] in dots and [[1, 20]] in dots
     assert [line.get_xydata()[-1].tolist() for line in thin] == [[1, 10], [1, 20]]

@@ -1,9 +1,12 @@
+from pathlib import Path
+
 import pytest
 
 from common.errors import UserError
 from common.report.groups import differences
+from common.report.runs import run_of
 from reservoir.layers import layers_of
-from tests.report.helpers import groups, made
+from tests.report.helpers import groups, made, summary
 
 
 def test_runs_that_differ_in_the_seed_are_one_group():
@@ -72,10 +75,13 @@ def test_ignored_fields_do_not_make_groups():
 def test_incomparable_runs_raise_user_errors():
     with pytest.raises(UserError, match="no runs"):
         groups([])
-    with pytest.raises(UserError, match="b measures bits and a bleu"):
+    with pytest.raises(UserError, match="b measures bits, but a measures bleu"):
         groups([made([1.0], "a"), made([1.0], "b", metric="bits", mode="min")])
     with pytest.raises(UserError, match="a and b have the same configuration and seed 1"):
         groups([made([1.0], "a"), made([2.0], "b")])
+    twice = run_of(summary([1.0]), "a", folder=Path("runs/a"))
+    with pytest.raises(UserError, match=r"^the run runs/a is named twice$"):
+        groups([twice, twice])
 
 
 def test_group_names_are_distinct():

@@ -1,4 +1,4 @@
-"""The stored notebook, and its execution."""
+"""The notebook notebooks/runs.ipynb is stored without outputs, and runs."""
 
 import pytest
 
@@ -19,22 +19,24 @@ def code(notebook):
 
 
 def test_notebook_is_stored_without_outputs(notebook):
-    """Pictures depend on the version of fonts; other tests check their contents."""
+    """Stored pictures would depend on the version of fonts. Other tests check the contents of pictures."""
     assert all(cell.outputs == [] and cell.execution_count is None for cell in code(notebook))
 
 
 def test_notebook_runs(notebook, monkeypatch):
     from nbclient import NotebookClient
 
-    # As with `jupyter lab notebooks/runs.ipynb`: Jupyter starts in its folder, with only the packages installed.
+    # Run as in Jupyter: in the folder of the notebook, and without the sources on PYTHONPATH.
     monkeypatch.delenv("PYTHONPATH", raising=False)
     folder = {"metadata": {"path": str(NOTEBOOK.parent)}}
     NotebookClient(notebook, timeout=60, kernel_name="python3", resources=folder).execute()
     shown = [output for cell in code(notebook) for output in cell.outputs]
-    assert all(output.output_type == "execute_result" for output in shown), shown  # No warnings.
+    assert all(output.output_type == "execute_result" for output in shown), (
+        shown
+    )  # The notebook prints no warnings.
     tables = [o.data["text/markdown"] for o in shown if "text/markdown" in o.data]
     pictures = [o.data["image/png"] for o in shown if "image/png" in o.data]
     assert len(tables) == 9 and len(pictures) == 5 and len(shown) == 14
     areas = next(table for table in tables if "AUCC, BLEU·steps" in table)
-    # The values of results/README.md.
+    # results/README.md has these values.
     assert all(area in areas for area in ("52260", "51791", "52799"))

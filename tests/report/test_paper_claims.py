@@ -1,4 +1,4 @@
-"""Tests and plans that PAPER/claims.csv names exist."""
+"""The tests that PAPER/claims.csv names exist, and the plans are valid."""
 
 import ast
 import shlex
@@ -25,7 +25,7 @@ def named(paper: str, *kinds: str) -> list[str]:
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_tests_named_in_claims_exist(paper: str) -> None:
-    for source in named(paper, "confirmed", "refuted"):
+    for source in named(paper, "confirmed", "refuted", "observed"):
         path, _, name = source.partition("::")
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         functions = [node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
@@ -34,7 +34,7 @@ def test_tests_named_in_claims_exist(paper: str) -> None:
 
 @pytest.mark.parametrize("paper", PAPERS)
 def test_plans_named_in_claims_are_valid(paper: str) -> None:
-    """Plans name a configuration of the paper and its fields."""
+    """A plan names a configuration of the paper, and fields that the configuration has."""
     for source in named(paper, "plan"):
         fields, rest = config.split_fields(shlex.split(source))
         options = plan.arguments().parse_args(rest)

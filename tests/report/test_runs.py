@@ -1,4 +1,4 @@
-"""Runs from folders, and from a fake wandb."""
+"""Loading runs from folders and from a fake wandb."""
 
 import json
 import sys
@@ -51,6 +51,7 @@ def test_load_the_repository_results():
         ({"benchmark": 1}, "it has no config, curve, test, params, seed"),
         (summary([1.0]) | {"seed": "one"}, "it has no seed"),
         (summary([]), "has no validation points"),
+        (summary([1.0], timing={"sessions": None}), "its timing is {'sessions': None}"),
         (summary([1.0]) | {"curve": {"name": "bleu"}}, "not a validation curve"),
         (
             summary([1.0]) | {"curve": {"name": "b", "mode": "max", "points": [{"step": 1}]}},
@@ -73,6 +74,15 @@ def test_missing_and_unfinished_runs(tmp_path):
         load_local(tmp_path / "begun")
 
 
+def test_unfinished_runs_of_a_folder_are_named(tmp_path, capsys):
+    write(tmp_path / "a" / "summary.json", summary([1.0]))
+    write(tmp_path / "a" / "metrics.jsonl", "")
+    write(tmp_path / "begun" / "metrics.jsonl", "")
+    (tmp_path / "figures").mkdir()
+    assert [run.name for run in load_local(tmp_path)] == ["a"]
+    assert capsys.readouterr().err == "skipped unfinished runs: begun\n"
+
+
 def test_missing_test_score_raises_user_error(tmp_path):
     path = write(tmp_path / "x.json", summary([1.0]) | {"test": {"loss": 1.0}})
     with pytest.raises(UserError, match="run x has no test bleu"):
@@ -89,7 +99,7 @@ def test_untested_runs_of_a_sweep_are_skipped(tmp_path, capsys):
 
 
 def recorded(values, **options):
-    """Returns a summary as wandb stores it: 8.0 becomes 8, and wandb adds fields."""
+    """Returns a summary as wandb stores it: 8.0 is stored as 8, and wandb adds fields."""
     text = json.dumps(summary(values, **options)).replace(".0,", ",").replace(".0}", "}")
     return json.loads(text) | {"_step": 1, "_runtime": 3, "_wandb": {"runtime": 3}, "valid/bleu": 1}
 
@@ -97,7 +107,7 @@ def recorded(values, **options):
 @pytest.fixture
 def wandb(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)  # wandb files are downloaded to the current folder.
-    """A fake package: `projects` has the runs, `fault` is raised by requests."""
+    """Returns a fake wandb package. `projects` has the runs. Requests raise `fault`."""
 
     class Api:
         def __init__(self, timeout):

@@ -85,7 +85,7 @@ def test_row_of_wrong_length_raises_value_error(write, tmp_path):
 
 def test_mean_std():
     assert mean_std([34.594], 2) == "34.59"
-    assert mean_std([1.0, 2.0, 3.0], 2) == "2.00 ± 1.00"  # over n - 1
+    assert mean_std([1.0, 2.0, 3.0], 2) == "2.00 ± 1.00"  # the deviation divides by n - 1
     assert mean_std([1.0, 2.0]) == "1.5 ± 0.7"
 
 

@@ -53,7 +53,7 @@ def test_verdict_follows_direction_margin_and_interval():
 
 
 def test_corrected_p_values_decide_below_5_percent():
-    """Corrected p-values replace the uncorrected ones, which are far below 5 % here."""
+    """The uncorrected p-values of this test are far below 5 %. Corrected p-values replace them."""
     found, limit = comparison(A, B, margin=0.5), 1 - CONFIDENCE
     for corrected, word in (
         ((limit, 1.0), "undecided"),
@@ -119,7 +119,7 @@ def test_a_single_seed_has_no_interval():
 
 
 def test_equivalence_p_value_uses_the_nearer_margin():
-    """Twice the one-sided p-value of a difference beyond the margin, at most 1; 1 without a margin."""
+    """The p-value is twice the one-sided p-value for the nearer margin, at most 1. Without a margin it is 1."""
     found = comparison(A, B, margin=1.5)
     freedom = stats.ttest_ind(A, B, equal_var=False).df
     error = math.sqrt((np.var(A, ddof=1) + np.var(B, ddof=1)) / 4)
@@ -138,7 +138,7 @@ def test_idiosyncratic_variance_of_resamples():
     assert Sample((10.0, 10.0), False, resampled_RB).idiosyncratic_variance == pytest.approx(
         expected
     )
-    shifted_RB = resampled_RB + np.array([5.0, -3.0, 0.0, 7.0])  # shared by all runs
+    shifted_RB = resampled_RB + np.array([5.0, -3.0, 0.0, 7.0])  # a deviation that all runs share
     moved = Sample((10.0, 10.0), False, shifted_RB)
     assert moved.idiosyncratic_variance == pytest.approx(expected)
     assert Sample((10.0, 10.0), True, resampled_RB).idiosyncratic_variance == 0
@@ -165,7 +165,7 @@ def test_more_seeds_decide_at_the_same_deviation():
 
 
 def half_width(seeds: int) -> float:
-    """Returns half the width of the interval of two groups with this many seeds and a variance of 1."""
+    """Returns half the width of the interval for two groups of `seeds` runs with variance 1."""
     return float(stats.t.ppf(0.975, 2 * seeds - 2) * math.sqrt(2 / seeds))
 
 
@@ -192,7 +192,14 @@ def test_more_seeds_decide_as_soon_as_the_interval_lies_within_the_margin_or_exc
 
 def test_equal_noiseless_values_are_undecided():
     found = comparison((30.0,), (30.0,), seedless=True)
-    assert str(found) == "undecided (not with 100 seeds either)"
+    assert str(found) == "undecided (no seeds: only more test examples may decide)"
+    assert found.more_seeds is None, "0 is not below 0"
+
+
+def test_one_group_without_seeds_may_be_decided_by_more_seeds_of_the_other():
+    found = comparison((30.0, 31.0, 32.0), (30.0, 30.5, 31.0))
+    mixed = dataclasses.replace(found, b=Sample((30.5,), seedless=True))
+    assert str(mixed).startswith("undecided (about ")
 
 
 def test_more_seeds_may_also_decide_for_equivalence():
@@ -240,7 +247,7 @@ def test_holm_corrects_chance_findings():
     same = comparison((1.0, 2.0, 3.0), (1.1, 2.0, 2.9))
     many = correct([alone, *[same] * 4])
     assert many[0].word == "undecided"
-    assert str(many[0]) == "undecided (after correction)"
+    assert many[0].together == 5 and many[0].more_seeds > alone.more_seeds == 0
     assert many[0].corrected[0] == pytest.approx(5 * alone.p_values[0])
     assert correct([alone, comparison(A[:1], B)])[0].word == "better", (
         "what cannot be decided does not count"
@@ -259,17 +266,20 @@ def test_holm_counts_decidable_comparisons_only():
     assert correct([strong])[0].corrected is None
 
 
-def test_undecided_after_correction_needs_an_uncorrected_decision():
-    apart = comparison((30.2, 30.5, 30.8), (29.3, 29.6, 29.9))
-    close = comparison((30.2, 30.5, 30.8), (30.1, 30.4, 30.7))
-    assert apart.word == "better" and close.word == "undecided"
-    undecided = [dataclasses.replace(one, corrected=(1.0, 1.0)) for one in (apart, close)]
-    assert str(undecided[0]) == "undecided (after correction)"
-    assert str(undecided[1]) == str(close) != "undecided (after correction)"
+def test_more_seeds_decide_after_correction():
+    """The smallest of five p-values has to be below 0.01."""
+    found = comparison((30.0, 31.0, 32.0), (29.0, 30.0, 31.0))
+    many = correct([found] * 5)[0]
+    seeds = 3 + many.more_seeds
+    assert seeds > 3 + found.more_seeds
+    for number, decided in ((seeds, True), (seeds - 1, False)):
+        half = stats.t.ppf(0.995, 2 * number - 2) * math.sqrt(2 / number)
+        assert (half < 1.0) == decided
+    assert str(many) == f"undecided (about {many.more_seeds} more seeds)"
 
 
 def predicted(rights: np.ndarray, examples: str = "test", **options) -> Run:
-    """Returns a run that predicts these examples correctly."""
+    """Returns a run whose predictions are correct where `rights` is true."""
     count = len(rights)
     logs_MN = np.log(np.where(rights[:, None], (0.1, 0.9), (0.8, 0.2)))
     answers = Classes.of_log_probabilities(
@@ -301,7 +311,7 @@ def test_shared_hard_examples_cancel_out():
 
 
 def test_seed_disagreement_on_examples_counts_once():
-    """If each run errs at random, examples add no variance to the variance between seeds."""
+    """If the errors of runs are independent, the variance between seeds includes the variance of test examples."""
     generator = np.random.default_rng(1)
     runs = [predicted(generator.random(500) < 0.8, seed=s) for s in range(40)]
     found = next(one for one in compare(runs[:20], runs[20:]) if one.metric == "accuracy")
@@ -378,7 +388,7 @@ def test_runs_without_seed_are_seedless():
 
 
 def test_an_axis_without_extent_is_left_out():
-    """FLOPs were not counted."""
+    """The runs have no counted FLOPs, so the axis of FLOPs has no extent."""
     run = made([10, 20])
     points = [dataclasses.replace(point, flops=0.0) for point in run.curve.points]
     flat = Run(run.name, run.summary, dataclasses.replace(run.curve, points=points))
@@ -387,7 +397,7 @@ def test_an_axis_without_extent_is_left_out():
 
 
 def kept(predictions, **options) -> Run:
-    """Returns a run with these predictions."""
+    """Returns a run with the predictions `predictions`."""
     run = made([3.0, 2.0], **options)
     methods = {"predictions": lambda self: predictions}
     return type("Kept", (Run,), methods)(run.name, run.summary, run.curve)
@@ -417,9 +427,9 @@ def test_different_kinds_of_predictions_raise_user_error():
 
 
 def test_example_variance_is_the_shared_variance():
-    """A is right on half of the examples with probability 0.9 and B with 0.5; on the other half the reverse.
+    """A is right with probability 0.9 on half of the examples and 0.5 on the other half; B has 0.5 and 0.9.
 
-    So the difference of an example varies by 0.4 ** 2, whatever single runs get wrong.
+    So the variance of an example's difference is 0.4 ** 2, which does not depend on single runs.
     """
     generator, count = np.random.default_rng(2), 2000
     first_M = np.arange(count) < count // 2
@@ -531,13 +541,13 @@ def test_run_in_both_groups_raises_user_error(tmp_path):
     check_runs([one], [two, made([10], seed=3)])
     again = run_of(summary([10], seed=1), "again", folder=tmp_path / "2" / ".." / "1")
     with pytest.raises(
-        UserError, match=r"^the run .*2/\.\./1 is in both groups: leave it out of one$"
+        UserError, match=r"^the run .*2/\.\./1 is in both groups: leave it out of one group$"
     ):
         check_runs([one], [two, again])
 
 
 def translated(tokens_M, seed: int) -> Run:
-    """Returns a run whose references have this many tokens."""
+    """Returns a run whose references have `tokens_M` tokens."""
     texts, tokens_M = ("a b c d e", "f g h i j"), np.array(tokens_M, float)
     return kept(Translations("test", texts, texts, tokens_M / 2, tokens_M, False, "13a"), seed=seed)
 

@@ -17,7 +17,7 @@ LINES = [f"there are {number} small birds in the garden" for number in range(60)
 
 
 def classes(share: float, seed: int, examples: str = "test") -> Classes:
-    """Returns predictions with this accuracy on 400 examples."""
+    """Returns predictions with the accuracy `share` on 400 examples."""
     generator = np.random.default_rng(seed)
     chance_M = np.where(generator.random(400) < share, 0.9, 0.2)
     logs_MN = np.log(np.stack([1 - chance_M, chance_M], axis=1))
@@ -25,7 +25,7 @@ def classes(share: float, seed: int, examples: str = "test") -> Classes:
 
 
 def translations(errors: int, seed: int) -> Translations:
-    """Returns translations with a wrong word in this many sentences."""
+    """Returns translations with a wrong word in `errors` sentences."""
     wrong = np.random.default_rng(seed).permutation(60)[:errors]
     lines = [line.replace("birds", "cats") if i in wrong else line for i, line in enumerate(LINES)]
     ones_M = np.ones(60)
@@ -53,7 +53,7 @@ def report(tmp_path, monkeypatch, capsys):
 
 
 def verdicts(path: Path) -> dict[str, str]:
-    """Returns the verdict of each metric."""
+    """Returns metric -> verdict from the table in `path`."""
     lines = (path / "runs" / "report" / "verdicts.md").read_text().splitlines()
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return {row[0]: row[6] for row in cells[2:]}
@@ -99,6 +99,39 @@ def test_margin_option_makes_groups_equivalent(tmp_path, report):
     assert verdicts(tmp_path)["accuracy"].startswith("undecided")
     report("a", "b", "--margin=accuracy=20")
     assert verdicts(tmp_path)["accuracy"] == "equivalent within 20"
+
+
+def test_margin_of_an_uncompared_metric_is_refused(tmp_path, report):
+    for name, share in (("a", 0.8), ("b", 0.9)):
+        keep(tmp_path / name, classes(share, 1), seed=1, reservoir=name)
+    with pytest.raises(UserError, match=r"^--margin=bleu: no comparison of these runs has this"):
+        report("a", "b", "--margin=bleu=0.5")
+    report("a", "b", "--margin=weighted_f1=0.5")
+    with pytest.raises(UserError, match="accuracy has two margins"):
+        report("a", "b", "--margin=accuracy=1", "--margin=accuracy=2")
+    with pytest.raises(UserError, match="--margin is for groups"):
+        report("--examples", "a", "b", "--margin=accuracy=1")
+
+
+def test_groups_of_different_data_without_predictions_are_refused(tmp_path, report):
+    for name in ("a", "b"):
+        for seed in (1, 2, 3):
+            keep(tmp_path / name / f"s{seed}", classes(0.8, seed), seed=seed, reservoir=name)
+            read(tmp_path / name / f"s{seed}", f"files:/{name}/imdb")
+    (tmp_path / "b" / "s2" / PREDICTIONS).unlink()
+    report("a", "b")  # the same folder on two machines
+    for seed in (1, 2, 3):
+        read(tmp_path / "b" / f"s{seed}", "files:/b/sst2")
+    with pytest.raises(UserError, match=r"differ in data.source .* lack predictions\.npz"):
+        report("a", "b")
+
+
+def read(folder: Path, source: str) -> None:
+    """Changes the data source of a finished run."""
+    path = folder / "summary.json"
+    record = json.loads(path.read_text())
+    record["config"]["data"]["source"] = source
+    path.write_text(json.dumps(record))
 
 
 def test_translations_have_sacrebleus_paired_test(tmp_path, report):
@@ -154,7 +187,7 @@ def test_seedless_runs_make_a_group(tmp_path, report):
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"params": {}}, "its params have no numbers trainable and total"),
+        ({"params": {}}, "the field params lacks the numbers trainable and total"),
         ({"timing": "alone"}, "its timing is 'alone'"),
         ({"test": {"accuracy": "60"}}, "the run a has no test accuracy"),
     ],

@@ -1,4 +1,4 @@
-"""Processes that meet and watch each other, without JAX: whoever is lost, the others end soon and name it."""
+"""Rendezvous and heartbeats without JAX: if a process is lost, the other processes name the lost process and exit."""
 
 import os
 import signal
@@ -12,11 +12,12 @@ from collections.abc import Iterator
 import pytest
 
 from common.errors import UserError
+from common.runtime import rendezvous as rendezvous_module
 from common.runtime.heartbeat import LOST, SILENCE, seconds
 from common.runtime.rendezvous import MissedRendezvous, rendezvous
 from tests.programs import ROOT, free_address
 
-# What it is told to do, as one of three. A process that only works does so for half a minute.
+# One of three processes. Its first argument is its behaviour; a process with the behaviour "work" runs for 30 s.
 PROGRAM = """
 import ctypes, os, socket, sys, time
 from common.runtime import program
@@ -66,7 +67,7 @@ CASES = {
     "well": ("late", "early", "late"),
 }
 
-# Seconds in which all have to come, and after which one that says nothing is lost.
+# (limit of the rendezvous, silence after which a process counts as lost), in seconds.
 ABSENT, STOPPED, OTHERS = (3, 60), (60, 3), (60, 60)
 
 
@@ -94,7 +95,7 @@ class Run:
         self.processes[process].send_signal(number)
 
     def ends(self, *numbers: int) -> tuple[list[int], list[str]]:
-        """Their exit codes and what they printed; far less than their half minute is waited for."""
+        """Returns exit codes and outputs of processes, which must exit within 20 s, before their work is done."""
         outputs = [self.processes[k].communicate(timeout=20)[0] for k in numbers]
         return [self.processes[k].returncode for k in numbers], [
             text.removeprefix("ready\n") for text in outputs
@@ -103,7 +104,7 @@ class Run:
 
 @pytest.fixture(scope="module")
 def runs() -> Iterator[dict[str, Run]]:
-    """All cases at once, since they mostly wait."""
+    """Returns the processes of all cases, which run at the same time because they mostly wait."""
     bounds = {"absent": ABSENT, "stopped": STOPPED, "well": STOPPED}
     started = {
         name: Run(behaviours, *bounds.get(name.removeprefix("first "), OTHERS))
@@ -141,7 +142,7 @@ def test_lost_process_is_named_by_all_others(runs, case, number, victim):
 def test_process_that_missed_the_rendezvous_is_named(runs):
     codes, outputs = runs["absent"].ends(0, 1)
     assert codes == [LOST] * 2
-    assert outputs == ["error: process 2 did not come within 3 s\n"] * 2
+    assert outputs == ["error: process 2 did not connect within 3 s\n"] * 2
     codes, outputs = runs["first absent"].ends(1, 2)
     assert codes == [LOST] * 2
     for output in outputs:
@@ -166,19 +167,29 @@ def test_error_of_all_processes_is_printed_once_by_each(runs):
 
 
 def test_lost_line_is_printed_before_an_abort(runs):
-    """JAX's runtime aborts as soon as process 0 is gone; here it does a second before."""
+    """JAX's runtime aborts when process 0 dies. In this test, the abort comes one second before process 0 dies."""
     codes, outputs = runs["aborting"].ends(0, 1, 2)
     assert codes == [-signal.SIGKILL, LOST, LOST]
     assert outputs[1].startswith(lost(0)) and outputs[2].startswith(lost(0))
 
 
 def test_process_that_ends_normally_is_not_reported(runs):
-    """Neither at once nor after the three seconds in which it has to be heard of."""
+    """The other processes do not report it lost, even after the three seconds without its heartbeat."""
     codes, outputs = runs["well"].ends(0, 1, 2)
     assert codes == [0] * 3 and outputs == [""] * 3
 
 
-def test_foreign_and_restarted_connections_do_not_disturb_the_rendezvous():
+def connect(address: str) -> socket.socket:
+    """Connects to process 0, which may not listen yet."""
+    host, port = address.split(":")
+    while True:
+        try:
+            return socket.create_connection((host, int(port)))
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+
+
+def test_rendezvous_survives_foreign_and_restarted_connections():
     address = free_address()
     found = {}
 
@@ -187,17 +198,12 @@ def test_foreign_and_restarted_connections_do_not_disturb_the_rendezvous():
 
     threads = [threading.Thread(target=come, args=(number,)) for number in range(3)]
     threads[0].start()
+    stranger = connect(address)
     host, port = address.split(":")
-    while True:
-        try:
-            stranger = socket.create_connection((host, int(port)))
-            break
-        except ConnectionRefusedError:
-            time.sleep(0.01)
     with stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
     with socket.create_connection((host, int(port))) as early:
-        early.sendall(b'[2, "early", {}]\n')  # and it is gone
+        early.sendall(b'[2, "early", {}]\n')  # then the connection is closed
     for thread in threads[1:]:
         thread.start()
     for thread in threads:
@@ -211,24 +217,77 @@ def test_foreign_and_restarted_connections_do_not_disturb_the_rendezvous():
             connection.close()
 
 
+def test_connections_without_the_token_are_ignored():
+    """Process 0 ignores silent connections, endless, nested and malformed lines, and a process with another token."""
+    address, token, found = free_address(), "secret", {}
+
+    def come(number: int, token: str, name: str) -> None:
+        try:
+            found[name] = rendezvous(address, 2, number, 20, {}, token)
+        except UserError as error:
+            found[name] = str(error)
+
+    first = threading.Thread(target=come, args=(0, token, "first"))
+    first.start()
+    strangers = [connect(address) for _ in range(6)]
+    lines = [
+        b"",
+        b"x" * 100_000,
+        b"secret " + b"[" * 100_000 + b"\n",
+        b'[1, "stranger", {}]\n',
+        b'secret [1.5, "stranger", {}, 0]\n',
+        b"other \xff\xfe\n",
+    ]
+    for stranger, line in zip(strangers, lines, strict=True):
+        stranger.sendall(line)
+    come(1, "another", "refused")
+    assert "refuses process 1: TRAINLESS_TOKEN" in found["refused"]
+    assert first.is_alive()
+    begun = time.monotonic()
+    come(1, token, "second")
+    first.join()
+    assert time.monotonic() - begun < 2
+    assert found["first"][1] == found["second"][1] == [socket.gethostname()] * 2
+    for connection in (*strangers, found["first"][0][1], found["second"][0][0]):
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("127.0.0.1", {"127.0.0.1"}),
+        ("localhost", {"127.0.0.1"}),
+        ("127.0.0.7", {"127.0.0.7"}),
+        ("10.1.2.3", {"::", "0.0.0.0"}),
+        ("host-a", {"::", "0.0.0.0"}),
+    ],
+)
+def test_process_0_listens_on_the_loopback_interface_only_for_a_loopback_coordinator(
+    host, expected
+):
+    """A host name is not treated as loopback, because a machine may resolve its own name to a loopback address."""
+    with rendezvous_module._listen(host, int(free_address().split(":")[1]), 2) as server:
+        assert server.getsockname()[0] in expected
+
+
 def test_differing_settings_are_named():
-    address, said = free_address(), {}
-    asked = [{"--workdir": "runs/a", "--config.seed": "1", "the code": "abc"}] * 3
-    asked[2] = asked[2] | {"--config.seed": "2", "the code": "abc+"}
+    address, errors = free_address(), {}
+    settings = [{"--workdir": "runs/a", "--config.seed": "1", "the code": "abc"}] * 3
+    settings[2] = settings[2] | {"--config.seed": "2", "the code": "abc+"}
 
     def come(number: int) -> None:
         with pytest.raises(UserError) as fault:
-            rendezvous(address, 3, number, 20, asked[number])
-        said[number] = str(fault.value)
+            rendezvous(address, 3, number, 20, settings[number])
+        errors[number] = str(fault.value)
 
     threads = [threading.Thread(target=come, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    who = f"process 2 ({socket.gethostname()}) is unlike process 0: "
-    assert set(said.values()) == {who + "--config.seed is 2, not 1, the code is abc+, not abc"}
-    assert len(said) == 3
+    who = f"process 2 ({socket.gethostname()}) differs from process 0: "
+    assert set(errors.values()) == {who + "--config.seed is 2, not 1, the code is abc+, not abc"}
+    assert len(errors) == 3
 
 
 def test_invalid_settings_raise_user_errors(monkeypatch):
@@ -237,7 +296,7 @@ def test_invalid_settings_raise_user_errors(monkeypatch):
     with socket.create_server(("", 0)) as taken:
         with pytest.raises(UserError, match="process 0 cannot listen on port"):
             rendezvous(f"localhost:{taken.getsockname()[1]}", 2, 0, 1)
-        with pytest.raises(MissedRendezvous):  # it accepts, and says nothing
+        with pytest.raises(MissedRendezvous):  # the server accepts connections but never answers
             rendezvous(f"localhost:{taken.getsockname()[1]}", 2, 1, 0.2)
     monkeypatch.setenv(SILENCE[0], "soon")
     with pytest.raises(UserError, match="TRAINLESS_LOST_SECONDS must be a positive whole number"):

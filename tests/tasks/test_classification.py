@@ -1,4 +1,4 @@
-"""What a classifier reads."""
+"""Token sequences of single texts and text pairs, and their truncation."""
 
 import pytest
 
@@ -20,7 +20,7 @@ def test_longer_text_of_a_pair_is_truncated_first(longest, first, second):
     assert cut == (kept != (first, second)) == (first + second + 4 > longest)
     if cut:
         assert len(tokens) + 1 == longest
-        # Nothing is taken from a text that is shorter than what is left of the other.
+        # A text is truncated only while it is at least as long as the other text.
         assert kept[0] == first or kept[0] >= kept[1]
         assert kept[1] == second or kept[1] >= kept[0] - 1
 

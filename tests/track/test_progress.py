@@ -21,7 +21,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that the test advances."""
+    """Replaces the clock of the progress bar by a clock that the test advances."""
 
     class Clock:
         now = 1000.0
@@ -48,7 +48,7 @@ def test_log_file_gets_a_line_every_half_minute(clock):
     bar.close()
     lines = stream.getvalue().splitlines()
     assert lines[0] == "step 1/3001: loss 1"
-    assert len(lines) == 14  # The first line, one per 30 of 375 s, the last line.
+    assert len(lines) == 14  # the first line, a line for each 30 s of 375 s, and the last line
     assert lines[1] == "step 241/3001: loss 0.004149, 400 tokens/s, ETA 05:45, MFU 50.0%"
     assert lines[-1].startswith("step 3000/3001")
 
@@ -127,7 +127,7 @@ def test_terminal_of_any_size_shows_progress(clock, lines, shown):
     assert shown in written
 
 
-def test_disabled_shows_nothing(clock):
+def test_disabled_progress_prints_nothing(clock):
     for stream in (io.StringIO(), Terminal()):
         bar = Progress(10, enabled=False, stream=stream)
         bar.update(1, 1.0, 1, 1.0)

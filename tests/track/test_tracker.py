@@ -1,4 +1,4 @@
-"""The files of a run, and errors of wandb."""
+"""metrics.jsonl and summary.json of a run, and errors of wandb."""
 
 import json
 import math
@@ -91,7 +91,7 @@ def test_read_metrics_of_another_folder_raises_user_error(tmp_path):
         read_metrics(tmp_path)
 
 
-def test_disabled_tracker_does_nothing(tmp_path):
+def test_disabled_tracker_writes_nothing(tmp_path):
     run = tracker(tmp_path / "run", wandb_mode="offline", enabled=False)
     run.log(1, {"loss": 1.0})
     run.table("t", ["a"], [[1]])
@@ -107,7 +107,7 @@ def test_unknown_wandb_mode_raises_user_error(tmp_path):
 
 
 class FakeWandb(types.ModuleType):
-    """A fake package; `broken` names the calls that raise."""
+    """A fake wandb package. The calls named in `broken` raise."""
 
     def __init__(self, broken=(), key=True):
         super().__init__("wandb")
@@ -228,6 +228,7 @@ def test_resumed_run_keeps_its_wandb_id(tmp_path, fake):
 
 REAL = """
 import os, signal, subprocess, sys, time
+from pathlib import Path
 from common.track.tracker import Tracker
 workdir, mode, kill = sys.argv[1], sys.argv[2], len(sys.argv) > 3
 start = time.monotonic()
@@ -245,19 +246,20 @@ for step in range(2, 20):
     run.log(step, {"loss": 1.0 / step})
 run.table("samples", ["a", "b"], [[1, "x"]])
 run.summary({"loss": 0.1})
+run.file(Path(workdir, "summary.json"))
 run.finish()
 print("seconds", time.monotonic() - start)
 """
 
 
 def bare_environment(home):
-    """An environment without credentials and settings of wandb."""
+    """Returns environment variables without wandb's credentials and settings."""
     bare = {key: value for key, value in os.environ.items() if not key.startswith("WANDB")}
     return bare | {"HOME": str(home), "NETRC": str(home / "netrc")}
 
 
 def run_real(workdir, *arguments, **environment):
-    """Runs a process with empty stdin."""
+    """Runs a process that uses the real wandb, with empty standard input."""
     return subprocess.run(
         [sys.executable, "-c", REAL, str(workdir), *arguments],
         env=bare_environment(workdir) | environment,

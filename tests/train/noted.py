@@ -1,7 +1,7 @@
-"""Runs that note which examples every step is given.
+"""Trains runs that record the examples of every step.
 
-`python -m tests.train.noted --config=...` is `python -m reservoir.train --config=...`;
-`python -m tests.train.noted FOLDER CACHE STEP TASK...` trains tasks, one after the other, each up to that step.
+`python -m tests.train.noted --config=...` trains like `python -m reservoir.train --config=...`.
+`python -m tests.train.noted FOLDER CACHE STEP TASK...` trains several tasks one after the other, each up to step STEP.
 """
 
 import json
@@ -40,17 +40,17 @@ TASKS = {
 
 
 def rows(batch: dict) -> list[int]:
-    """What tells the rows of a batch apart: the numbers of the examples, else a checksum."""
+    """Returns an identifier for each row of a batch: the number of the example or, without numbers, a checksum."""
     if "ids" in batch:
         return batch["ids"].tolist()
     return [zlib.crc32(b"".join(map(bytes, row))) for row in zip(*batch.values(), strict=True)]
 
 
 def note_batches(task: Task, workdir: Path, first: int) -> None:
-    """Has a task write beside its workdir what its batches are, also those that it only reads ahead.
+    """Makes a task log the rows of every batch in a folder beside the workdir, including prefetched batches.
 
     Args:
-      first: the step of the first of them.
+      first: the step of the first batch.
     """
     inner = task.batches
 
@@ -73,14 +73,14 @@ def notes(workdir: Path) -> Path:
 
 
 def seen(workdir: Path) -> dict[int, set[tuple[int, ...]]]:
-    """The global batches of each step, of all starts of a run: one, where none was given something else."""
+    """Returns step -> set of the logged global batches, over all starts of a run. The set should have one element."""
     parts = defaultdict(lambda: defaultdict(set))
     for file in notes(workdir).iterdir():
         for line in map(json.loads, file.read_text().splitlines()):
             parts[line["step"], line["of"]][line["process"]].add(tuple(line["rows"]))
     found = defaultdict(set)
     for (step, of), by_process in parts.items():
-        if len(by_process) == of:  # not read ahead by some, and then killed
+        if len(by_process) == of:  # a killed run may have prefetched a batch in some processes only
             for choice in product(*(by_process[k] for k in range(of))):
                 found[step].add(sum(choice, ()))
     return found
@@ -98,7 +98,7 @@ EVERYWHERE = {
 def session(
     folder: Path, cache: Path, until: int, tasks: Iterable[str] = TASKS, devices: list | None = None
 ) -> None:
-    """Trains each of the tasks up to step `until`, from where it stands, on all devices or on these."""
+    """Starts or resumes each task and trains it up to step `until`, on all devices or on `devices`."""
     import time
 
     import jax
@@ -119,7 +119,7 @@ def session(
         with ExitStack() as stack:
             stack.enter_context(jax.set_mesh(mesh))
             signals = stack.enter_context(Signals())
-            run = open_run(config, task, folder / name, mesh, "alone", stack)
+            run = open_run(config, task, folder / name, mesh, stack)
             note_batches(task, run.workdir, run.step + 1)
             hooks = make_hooks(signals, Profile(), until)
             deque(train(run, hooks, signals, time.perf_counter()), maxlen=0)

@@ -1,4 +1,4 @@
-"""Training seconds are those of training alone: they are the axis of AUCC, the papers' main metric."""
+"""The clock counts training seconds without compilation, evaluation and checkpoints, as the AUCC needs them."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class FakeTime:
 
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
-    """Stands still except where a test advances it."""
+    """Replaces the clock by a clock that only the test advances."""
     time = FakeTime()
     monkeypatch.setattr(clocks, "time", time)
     return time
@@ -36,7 +36,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
 
 def test_seconds_count_for_the_innermost_section(time: FakeTime) -> None:
     clock = Clock()
-    time.advance(100)  # outside of all sections: not counted
+    time.advance(100)  # time outside of all sections is not counted
     with clock.section("train"):
         time.advance(1)
         with clock.section("compile"):
@@ -73,7 +73,7 @@ def test_section_ends_on_exception(time: FakeTime) -> None:
 
 
 def test_restored_clock_adds_to_checkpoint_seconds(time: FakeTime) -> None:
-    """A checkpoint of an older program may lack a section."""
+    """An old checkpoint may lack a section."""
     clock = Clock({"train": 10.0, "eval": 4.0})
     with clock.section("train"):
         time.advance(2)
@@ -85,7 +85,7 @@ def test_restored_clock_adds_to_checkpoint_seconds(time: FakeTime) -> None:
 def test_training_seconds_exclude_compilation_evaluation_and_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eval_start: bool
 ) -> None:
-    """Each of them takes hours here; whatever the machine does in between, training takes seconds."""
+    """In this test, compilation, evaluation and checkpoints take hours, and training takes seconds."""
     time = FakeTime(clocks.time.perf_counter)
     monkeypatch.setattr(clocks, "time", time)
 
@@ -107,7 +107,8 @@ def test_training_seconds_exclude_compilation_evaluation_and_checkpoints(
     task = toy.Toy(scores=[3.0, 2.0, 2.5, 2.5, 2.5])
     summary = toy.run(tmp_path, task, eval__start=eval_start, checkpoint__snapshots=10)
 
-    # One shape; 4 evaluations and the test; saves after 5, 10, 15 and 20 steps, two bests, snapshots at 10 and 20.
+    # One batch shape; 4 evaluations and the test; checkpoints after 5, 10, 15 and 20 steps, two best checkpoints, and
+    # snapshots at 10 and 20.
     hours = {"compile": 1, "eval": 10 * (5 + eval_start), "checkpoint": 100 * 8, "start": 1000}
     for section, expected in hours.items():
         assert summary[f"{section}_seconds"] == pytest.approx(expected * HOUR, abs=HOUR / 2), (

@@ -1,4 +1,4 @@
-"""What can be known of a run without training it, and a look at where its steps spend their time."""
+"""--dry-run prints memory and FLOPs without training; --profile traces steps of a run."""
 
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from tests.train import toy
 def test_dry_run_prints_memory_and_flops(capsys: pytest.CaptureFixture) -> None:
     dry_run.show(toy.config(train__steps=7), toy.Toy(), toy.mesh())
     shown = capsys.readouterr().out
-    # As in the summary of a run: x W of 8 x 2 x 4 and 8 x 4 x 1, the latter for its weights too.
+    # As in a run's summary: the products 8 x 2 x 4 and 8 x 4 x 1, and the weight gradient of the second, trained layer.
     frozen, trained = 2 * 8 * 2 * 4, 2 * 8 * 4 * 1
-    assert f"takes {frozen + 2 * trained:.3g} floating-point operations" in shown
-    assert f"7 steps of it {7 * (frozen + 2 * trained):.3g}." in shown
+    assert f"takes {frozen + 2 * trained:.3g} FLOPs" in shown
+    assert f"7 such steps take {7 * (frozen + 2 * trained):.3g} FLOPs." in shown
     assert "8x2" in shown and "8x1" in shown
     (line,) = (line for line in shown.splitlines() if line.startswith("all"))
     assert line.split() == ["all", "5", "12", "17"]
@@ -48,13 +48,13 @@ def test_profile_writes_its_trace_when_the_run_ends_early(tmp_path: Path) -> Non
     assert list((tmp_path / "profile").rglob("*.xplane.pb"))
 
 
-def test_profile_after_the_last_step_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="begins behind the last step of the run, 6"):
+def test_profile_after_the_last_step_raises_user_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="begins after the last step of the run, 6"):
         fit(toy.config(train__steps=6), toy.Toy(), tmp_path / "run", toy.mesh(), Profile(7, 8))
     assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("given", ["3", "4:3", "0:2", "a:b", "1:", "-1:2"])
-def test_malformed_profiles_are_refused(given: str) -> None:
+def test_malformed_profiles_raise_user_errors(given: str) -> None:
     with pytest.raises(UserError, match="FIRST:LAST"):
         Profile.parse(given)

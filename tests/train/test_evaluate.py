@@ -1,4 +1,4 @@
-"""A function of the model over batches of several shapes, its rows collected by example."""
+"""`PerExample`: rows of batches with several shapes are returned in the order of the examples."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ class Scale(nnx.Module):
 
 
 def test_rows_of_two_batch_shapes_are_collected_by_example() -> None:
-    """Each length is traced on its own; empty rows, of the id -1, are left out."""
+    """Each batch shape is traced once. Padding rows, with the id -1, are left out."""
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     abstract_model = variables.split(Scale())
     values = ModelState(abstract_model, {"scale": jnp.float32(3)}, {}, mesh)

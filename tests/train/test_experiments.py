@@ -1,4 +1,4 @@
-"""Experiments: a run that has ended is not opened again, one that was asked for otherwise is."""
+"""Runs of an `ExperimentSuite`: reuse of finished runs, resuming, kept runs, and sweeps."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ from tests.train import toy
 
 @dataclass(frozen=True)
 class Toys(ExperimentSuite):
-    """Notes which runs were opened."""
+    """Experiments with the toy task. Records which runs were opened."""
 
     opened: list[str] = field(default_factory=list)
 
@@ -35,14 +35,14 @@ def test_finished_run_is_not_opened_again(suite: Toys) -> None:
     again, _ = suite.fit("one", toy.config())
     assert suite.opened == ["one"] and workdir == suite.out / "runs" / "one"
     assert again == json.loads(json.dumps(first))
-    # What it left is all that is needed; without that it is opened, and nothing is trained.
+    # A finished run is identified by its summary. Without summary, the run is opened, but no step is trained.
     (workdir / "summary.json").unlink()
     found, _ = suite.fit("one", toy.config())
     assert suite.opened == ["one"] * 2 and found["curve"] == again["curve"]
 
 
 def test_finished_run_with_newer_data_is_opened_again(suite: Toys, tmp_path: Path) -> None:
-    """Files at any depth, and a link that is turned to older ones."""
+    """The data may change in a file at any depth, or by a symbolic link to another, older folder."""
     old, data = tmp_path / "old", tmp_path / "data"
     for folder in (old, data):
         (folder / "train").mkdir(parents=True)
@@ -55,7 +55,7 @@ def test_finished_run_with_newer_data_is_opened_again(suite: Toys, tmp_path: Pat
     assert suite.opened == ["one"]
     (data / "train" / "a.txt").write_text("changed")
     suite.fit("one", config)
-    suite.fit("one", config)  # it has been looked at since
+    suite.fit("one", config)  # the run is newer than the changed file
     assert suite.opened == ["one"] * 2
     link.unlink()
     link.symlink_to(old)
@@ -75,7 +75,7 @@ def test_other_configuration_is_refused_or_resumed(suite: Toys) -> None:
 
 
 def test_interrupted_run_is_resumed(suite: Toys) -> None:
-    """The summary of an earlier, shorter end does not stand for it."""
+    """A run with more steps was interrupted. The summary of the earlier run with fewer steps is not reused."""
     suite.fit("one", toy.config(train__steps=5, seed=110))
     with pytest.raises(UserError, match="the loss is nan"):
         suite.fit("one", toy.config(train__steps=20, seed=110))
@@ -88,7 +88,7 @@ def test_kept_run_is_never_replaced(suite: Toys) -> None:
     _, workdir = suite.fit("one", toy.config(train__steps=5))
     shutil.rmtree(workdir / "checkpoints")
     kept = (workdir / "summary.json").read_text()
-    with pytest.raises(UserError, match="keeps a run of another configuration"):
+    with pytest.raises(UserError, match="the results of another configuration"):
         suite.fit("one", toy.config(train__steps=5, seed=2))
     assert (workdir / "summary.json").read_text() == kept
     suite.fit("one", toy.config(train__steps=5))
@@ -100,6 +100,9 @@ def test_damaged_summary_of_a_kept_run_is_named(suite: Toys) -> None:
     (workdir / "summary.json").write_text("{")
     with pytest.raises(UserError, match=r"summary.json is damaged"):
         suite.kept("one")
+    (workdir / "summary.json").write_text("{}")
+    with pytest.raises(UserError, match=r"one_seed1.summary\.json is not the summary of a run"):
+        suite.kept("one")
 
 
 def test_kept_runs_of_a_sweep_may_have_digits_in_a_field_name(tmp_path: Path) -> None:
@@ -109,7 +112,7 @@ def test_kept_runs_of_a_sweep_may_have_digits_in_a_field_name(tmp_path: Path) ->
 
 
 def cases(**rates: float) -> dict:
-    """Cases that differ in a learning rate, by seed."""
+    """Returns name -> function from the seed to a configuration. The cases differ in the learning rate."""
     return {
         name: lambda seed, rate=rate: toy.config(seed=seed, optimizer__learning_rate=rate)
         for name, rate in rates.items()
@@ -144,7 +147,7 @@ def test_sweep_never_touches_the_test_split(tmp_path):
     suite.runs(cases(one=1.0))
     assert [task.evaluated.count("test") for task in tasks] == [0, 0, 1]
     assert "test" not in tasks[0].evaluated + tasks[1].evaluated
-    # The chosen one was trained once, and tested from its checkpoint.
+    # The run of the chosen learning rate is not trained again. It is tested from its checkpoint.
     assert tasks[2].starts == [] and tasks[2].evaluated == ["test"]
     loser = tmp_path / "runs" / "one_seed1_learning_rate=1e-5" / "summary.json"
     assert json.loads(loser.read_text())["test"] == {}
@@ -164,7 +167,7 @@ def test_repeated_sweep_trains_nothing(tmp_path):
     trained = first.runs(cases(one=1.0))
     opened = len(first.opened)
     found = again.runs(cases(one=1.0))
-    # The chosen point of seed 1 has been tested since it was tried: it is opened for its validation, not trained.
+    # The run of the chosen point and seed 1 was tested after the sweep. It is opened to validate, but not trained.
     assert len(again.opened) < opened
     for one, other in zip(trained["one"], found["one"], strict=True):
         assert one.summary["curve"] == other.summary["curve"]
@@ -173,13 +176,14 @@ def test_repeated_sweep_trains_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        (["optimizer.learning_rate"], "it is FIELD=VALUE,VALUE"),
-        (["=1,2"], "it is FIELD=VALUE,VALUE"),
-        (["seed=1,1"], "a value is there twice"),
-        (["seed=1", "seed=2"], "seed is there twice"),
+        (["optimizer.learning_rate"], "must be FIELD=VALUE,VALUE"),
+        (["=1,2"], "must be FIELD=VALUE,VALUE"),
+        (["seed=1,1"], "a value is given twice"),
+        (["optimizer.learning_rate=1e-3,0.001"], "a value is given twice"),
+        (["seed=1", "seed=2"], "seed is given twice"),
     ],
 )
-def test_malformed_sweeps_are_refused(given, complaint):
+def test_malformed_sweeps_raise_user_errors(given, complaint):
     with pytest.raises(UserError, match=complaint):
         parse_sweep(given)
 
@@ -213,8 +217,8 @@ def test_data_directory_does_not_identify_a_run(tmp_path):
     assert suite.opened == ["one"]
 
 
-def test_kept_run_is_used_whatever_the_age_of_its_data(tmp_path):
-    """Of a run in results/ there is a summary and no checkpoint; data that are put beside it later change nothing."""
+def test_kept_run_is_reused_with_newer_data(tmp_path):
+    """A run in results/ has a summary and no checkpoints. Newer data files do not invalidate it."""
     suite = Toys("tiny", 1, [], tmp_path, toy.mesh())
     data = tmp_path / "words"
     data.mkdir()

@@ -1,9 +1,9 @@
-"""The count of operations against the compiler's, a block of each kind at a time.
+"""Our count of FLOPs against XLA's count for one block of each kind.
 
-The compiler counts additions, exponentials and the like too, so the blocks are wide, and matrix products all but a
-little of it; the sequences are long enough that leaving out the products of queries and keys would show. Its count is
-that of the compiled program, behind all that it simplifies and removes: on CPUs every product is still a `dot` there,
-which it counts, and no foreign routine, which it would not.
+XLA also counts additions and exponentials. The blocks are wide, so that matrix products make up almost all operations.
+The sequences are long enough that a missing product of queries and keys would change the count. XLA counts the
+optimized program. On CPUs all matrix products of this program are `dot` operations, which XLA counts. XLA would not
+count calls of library functions.
 """
 
 from collections.abc import Callable
@@ -18,18 +18,18 @@ from common import variables
 from common.model import transformer
 from common.model.attend import attend
 from common.model.block import Block, Context
-from common.model.encoder_decoder import Stack
+from common.model.low_rank import Lora, adapt
+from common.model.stack import Stack
 from common.train import flops
 from configs import language, translation
 from gmlp_lm import model as gmlp_lm
 from perception import model as perception
 from perception.backbones import BACKBONES
-from perception.lora import Lora, adapt
 from reservoir.kinds import RESERVOIRS
 
 ROWS, LENGTH, WIDTH = 1, 256, 512
 SHORT = {"bigru reservoir": (32, 8)}
-"""Rows and length where every position is written out; at the first the compiler leaves out products with zeros."""
+"""Kind of block -> (rows, length) of an unrolled loop. The compiler omits products with zero at the first position."""
 
 
 def recipe():
@@ -43,7 +43,7 @@ def plain(rngs) -> Block:
 
 
 def decoder(rngs) -> Block:
-    """Attention over itself, and over a memory."""
+    """Returns a decoder block: self-attention, cross-attention and feed-forward."""
     return transformer.decoder_block(recipe(), rngs=rngs)
 
 
@@ -66,7 +66,7 @@ def of_a_gmlp(attention: bool) -> Callable[..., Block]:
 
 
 def of_qwen2(rngs) -> Block:
-    """Fewer heads of keys than of queries, and a gated feed-forward layer."""
+    """Returns a block as in Qwen2: fewer key heads than query heads, and a gated feed-forward layer."""
     shape = replace(BACKBONES["qwen2_0.5b"], dropout=(0.0,) * 3)
     return perception.block(shape, 0, rngs=rngs)
 
@@ -90,7 +90,7 @@ BLOCKS = {
 
 @pytest.fixture
 def unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The compiler counts the body of a loop once; the equations of a GRU are written out for it here."""
+    """Unrolls the loop of the GRU, because the compiler counts the body of a loop only once."""
     scan = jax.lax.scan
     monkeypatch.setattr(jax.lax, "scan", lambda *given, **o: scan(*given, **{**o, "unroll": True}))
 
@@ -107,7 +107,7 @@ def test_flops_equal_the_compilers_count(name: str, unrolled: None) -> None:
     ]
 
     def loss(trainable, x_BLD, frozen):
-        context = Context(encoded_BSD=x_BLD[:, : length // 2])  # which only a decoder reads
+        context = Context(encoded_BSD=x_BLD[:, : length // 2])  # only a decoder reads `encoded_BSD`
         y_BLD = abstract_model.build(trainable, frozen)(x_BLD, context)
         return jnp.sum(y_BLD.astype(jnp.float32) ** 2)
 
@@ -123,14 +123,14 @@ def test_flops_equal_the_compilers_count(name: str, unrolled: None) -> None:
 def test_fused_attention_counts_as_the_products_it_replaces(
     monkeypatch: pytest.MonkeyPatch, options: dict, gradient: bool
 ) -> None:
-    """Of 300 queries, in two blocks where it is causal; a program is made for a GPU, and none is needed for that."""
+    """Lowers attention of 300 queries (two blocks if causal) for a GPU, which needs no GPU."""
     query, other = (
         jax.ShapeDtypeStruct((2, length, 3, 16), jnp.bfloat16)
         for length in (300, 300 if options else 200)
     )
 
     def program() -> Callable:
-        """A new function each time: JAX remembers what it has traced."""
+        """Returns a new function at each call, because JAX caches traces by function."""
 
         def function(query, key, value):
             return attend(query, key, value, **options).astype(jnp.float32).sum()
@@ -147,7 +147,7 @@ def test_fused_attention_counts_as_the_products_it_replaces(
 
 
 def counted(layers: int, drop: float, remat: bool, parts: int = 1) -> int:
-    """Operations of the gradient of a stack, over a batch that is cut into so many microbatches."""
+    """Returns the FLOPs of the gradient of a stack, for a batch that is split into `parts` microbatches."""
 
     def make(rngs) -> Stack:
         blocks = [plain(rngs) for _ in range(layers)]
@@ -175,17 +175,17 @@ def counted(layers: int, drop: float, remat: bool, parts: int = 1) -> int:
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_recomputation_is_not_counted(parts: int) -> None:
-    """Operations are those of the model, whatever the backward pass computes once more."""
+    """The count has the FLOPs of the model, without those that the backward pass recomputes."""
     assert counted(2, 0.0, True, parts) == counted(2, 0.0, False, parts) > 0
 
 
 @pytest.mark.parametrize("remat", [False, True])
 @pytest.mark.parametrize("parts", [1, 2])
 def test_branch_of_known_probability_counts_with_its_expectation(remat: bool, parts: int) -> None:
-    """LayerDrop with 0.25: of each layer three quarters, forward and backward."""
+    """With LayerDrop of 0.25, three quarters of a layer's FLOPs count, forward and backward."""
     of_a_layer = counted(3, 0.0, remat, parts) - counted(2, 0.0, remat, parts)
     whole, dropped = (counted(2, drop, remat, parts) for drop in (0.0, 0.25))
-    # The gradient of the input of the lowest layer is needed by none, but a branch computes it.
+    # The gradient of the lowest layer's input is not needed, but the branch computes it.
     assert dropped == pytest.approx(whole - 0.25 * 2 * of_a_layer, rel=0.01)
 
 

@@ -1,4 +1,4 @@
-"""The loop, on a task that belongs to no paper."""
+"""The training loop on the toy task: resuming, evaluation, checkpoints, early stopping and limits."""
 
 import json
 import os
@@ -15,9 +15,10 @@ from flax import nnx
 from common import variables
 from common.errors import UserError
 from common.report.curve_plot import plot_curve
+from common.runtime import processes
 from common.runtime.signals import Preempted
 from common.track.tracker import read_metrics
-from common.train import checkpoint, frozen, loop, run, workdir
+from common.train import checkpoint, frozen, run, workdir
 from common.train import task as tasks
 from common.train.checkpoint import Checkpoints
 from common.train.workdir import Lock
@@ -36,14 +37,16 @@ def latest(workdir: Path) -> Path:
 def test_training_lowers_the_error_and_writes_a_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("common.train.summary.plot_curve", plot_curve)  # no copy
+    monkeypatch.setattr(
+        "common.train.summary.plot_curve", plot_curve
+    )  # do not draw the shared curve of conftest.py
     summary = toy.run(tmp_path, train__steps=200, eval__steps=50)
     assert summary["best_valid"] < 0.05 < abs(losses(tmp_path)[0][1])
     assert json.loads((tmp_path / "summary.json").read_text()) == json.loads(json.dumps(summary))
     assert summary["params"] == {"trainable": 5, "frozen": 12, "total": 17}
     assert [p["step"] for p in summary["curve"]["points"]] == [50, 100, 150, 200]
     assert summary["steps"] == 200 and summary["stopped_by"] == "steps"
-    # x W of 8 x 4 x 1, forward and for its weights: the frozen layer's weights get no gradient.
+    # The products 8 x 2 x 4 and 8 x 4 x 1, and the weight gradient of the second layer: the first layer is frozen.
     frozen, trained = 2 * 8 * 2 * 4, 2 * 8 * 4 * 1
     assert summary["flops"] == 200 * (frozen + 2 * trained)
     assert (tmp_path / "curve.png").stat().st_size > 1000
@@ -59,7 +62,7 @@ def test_warm_start_is_evaluated_before_training_and_computed_once(tmp_path: Pat
     class Warm(toy.Toy):
         started = 0
 
-        def start(self, trainable):
+        def start(self, trainable, frozen):
             self.started += 1
             return jax.tree.map(jax.numpy.zeros_like, trainable)
 
@@ -104,8 +107,10 @@ def test_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     again = toy.run(tmp_path, task)
     assert task.starts == [] and task.evaluated == []
     assert again == json.loads(json.dumps(first)), "nor measured again"
-    with pytest.raises(UserError, match=r"eval.sentences \(0 there, 3 here\)"):
-        toy.run(tmp_path, task, eval__sentences=3)  # another measure has no place in this curve
+    with pytest.raises(UserError, match=r"eval.sentences \(saved 0, now 3\)"):
+        toy.run(
+            tmp_path, task, eval__sentences=3
+        )  # the curve cannot have values of another evaluation setting
     toy.run(tmp_path, task, decode__beams=3)
     assert task.evaluated == ["test"], "an evaluation of another kind is made"
     task = toy.Toy()
@@ -127,7 +132,7 @@ def test_time_limit_holds_after_resume(tmp_path: Path) -> None:
 
 
 def test_tested_checkpoint_is_the_best_of_the_curve_not_a_newer_orphan(tmp_path: Path) -> None:
-    """A kill between the best checkpoint and the newest one leaves a best one that the run knows nothing of."""
+    """A kill after writing a best checkpoint and before writing the newest one leaves an unrecorded best checkpoint."""
     first = toy.run(tmp_path / "run")
     toy.run(tmp_path / "other", seed=7)
     best = tmp_path / "run" / "checkpoints" / "best"
@@ -160,7 +165,7 @@ def test_early_stopping_tests_the_best_checkpoint(tmp_path: Path) -> None:
     assert more["steps"] == 25, "more patience goes on"
 
 
-def test_tested_values_are_those_of_the_best_step(tmp_path: Path) -> None:
+def test_best_step_is_tested(tmp_path: Path) -> None:
     class Spy(toy.Toy):
         def evaluate(self, values, split):
             seen.append({name: np.asarray(value) for name, value in values.trainable.items()})
@@ -174,8 +179,8 @@ def test_tested_values_are_those_of_the_best_step(tmp_path: Path) -> None:
         assert (value != at_5[name]).any()
 
 
-def test_last_values_are_tested_if_the_task_asks(tmp_path: Path) -> None:
-    """The second evaluation is the best one, the fourth the last."""
+def test_task_may_test_the_last_values(tmp_path: Path) -> None:
+    """The second evaluation is the best, the fourth is the last."""
     task = toy.Toy(scores=[3.0, 1.0, 2.0, 4.0])
     task.tests_last = True
     summary = toy.run(tmp_path / "both", task)
@@ -216,7 +221,7 @@ def test_damaged_checkpoint_falls_back_to_the_previous_one(
     toy.run(tmp_path / "once")
     toy.run(tmp_path / "run", train__steps=10)
     newest = latest(tmp_path / "run")
-    # The storage keeps copies of small values; all of them are damaged.
+    # The checkpoint has several copies of small arrays. Damage all copies.
     for path in [p for p in (newest / "state").rglob("*") if p.is_file() and "/d/" in str(p)]:
         content = bytearray(path.read_bytes())
         if damage == "cut":
@@ -266,14 +271,14 @@ def test_frozen_values_are_written_once_beside_the_checkpoints(tmp_path: Path) -
 
 @pytest.fixture
 def other_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From here on the seed gives values that differ in the last bits, as another linear algebra may."""
+    """Makes seeds give frozen values with other last bits, as another linear algebra library may."""
     draw = frozen.draw_frozen
     monkeypatch.setattr(
         frozen, "draw_frozen", lambda *a: {n: v + np.float32(1e-7) for n, v in draw(*a).items()}
     )
 
 
-def test_resume_keeps_its_frozen_values_where_a_platform_draws_others(
+def test_resume_uses_saved_frozen_values_if_the_platform_draws_others(
     tmp_path: Path, capsys: pytest.CaptureFixture, request: pytest.FixtureRequest
 ) -> None:
     toy.run(tmp_path / "once")
@@ -282,13 +287,13 @@ def test_resume_keeps_its_frozen_values_where_a_platform_draws_others(
     capsys.readouterr()
     toy.run(tmp_path / "twice")
     warning = capsys.readouterr().err
-    assert "warning: the frozen layers drawn from seed 1 here (" in warning
-    assert f"NumPy {np.__version__}); the run keeps its own" in warning
+    assert "warning: the frozen values drawn from seed 1 on this platform (" in warning
+    assert f"NumPy {np.__version__}); the run uses its saved values" in warning
     assert losses(tmp_path / "twice") == losses(tmp_path / "once")
 
 
 def old_run(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten steps as they were written before frozen values had a folder, under the names of then."""
+    """Trains ten steps and writes the run in the old format: old field names, and no folder of frozen values."""
     old = {new: name for name, new in run._OLD_NAMES.items()}
     inner = run.Run.metadata
 
@@ -317,7 +322,7 @@ def test_resume_of_a_run_without_written_frozen_values_draws_them_again(
     assert "warning" not in capsys.readouterr().err
 
 
-def test_resume_warns_where_values_that_were_never_written_cannot_be_drawn_again(
+def test_resume_without_saved_frozen_values_warns_on_another_platform(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture,
@@ -348,19 +353,80 @@ def test_resume_after_a_signal_is_bit_exact(tmp_path: Path) -> None:
 def test_signal_during_a_vote_is_handled_at_the_next_vote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They wait there for each other and for the step: most of the time, and it is when several have one at once."""
+    """Processes spend most of the time in votes, waiting for each other and for the step."""
     asked = []
 
     def agree(decision):
-        asked.append(decision)
+        if len(decision) > 2:  # a vote of all hooks, not a vote within an evaluation
+            asked.append(decision)
         if len(asked) == 5:
             os.kill(os.getpid(), signal.SIGTERM)
         return decision
 
-    monkeypatch.setattr(loop, "all_reduce_max", agree)
+    monkeypatch.setattr(processes, "all_reduce_max", agree)
     with pytest.raises(Preempted, match="SIGTERM: saved step 6 in"):
         toy.run(tmp_path)
     assert [int(decision[0]) for decision in asked] == [0] * 5 + [signal.SIGTERM]
+
+
+class Stopped(toy.Toy):
+    """Sends SIGTERM before step `at`, or in the evaluation of step `during`. Evaluates every five steps.
+
+    Without `during`, evaluations cannot be interrupted.
+    """
+
+    def __init__(self, at: int | None = None, during: int | None = None):
+        super().__init__()
+        self.at, self.during = at, during
+
+    def batches(self, start):
+        for batch, position in super().batches(start):
+            if position["next"] - 2 == self.at:  # two batches are copied to the device in advance
+                os.kill(os.getpid(), signal.SIGTERM)
+            yield batch, position
+
+    def evaluate(self, values, split):
+        if self.during == 5 * len(self.evaluated):
+            os.kill(os.getpid(), signal.SIGTERM)
+            values.interruption()
+        return super().evaluate(values, split)
+
+
+def saved_state(workdir: Path) -> dict:
+    return json.loads((latest(workdir) / "meta" / "metadata").read_text())
+
+
+def curve(points: list[dict]) -> list[tuple[int, float]]:
+    return [(point["step"], point["value"]) for point in points]
+
+
+@pytest.mark.parametrize(
+    "stop", [{"at": 10}, {"at": 20}, {"during": 0}, {"during": 10}, {"during": 20}], ids=str
+)
+def test_signal_saves_first_and_the_resumed_run_evaluates(tmp_path: Path, stop: dict) -> None:
+    (step,) = stop.values()
+    expected = curve(toy.run(tmp_path / "once", eval__start=True)["curve"]["points"])
+    workdir = tmp_path / "run"
+    with pytest.raises(Preempted, match=f"SIGTERM: saved step {step} in"):
+        toy.run(workdir, Stopped(**stop), eval__start=True)
+    assert latest(workdir).name == str(step)
+    saved = curve(saved_state(workdir)["curve"]["points"])
+    assert saved == [point for point in expected if point[0] < step]
+    again = toy.run(workdir, eval__start=True)
+    assert curve(again["curve"]["points"]) == expected and again["stopped_by"] == "steps"
+    assert losses(workdir) == losses(tmp_path / "once")
+
+
+def test_seconds_since_the_last_evaluation_count_over_a_restart(tmp_path: Path) -> None:
+    """An evaluation with a value that is not finite counts as well."""
+    fields = {"eval__steps": 0, "eval__seconds": 1e-9, "checkpoint__steps": 1}
+    toy.run(tmp_path, toy.Toy(scores=[1.0, float("inf")]), train__steps=2, **fields)
+    step, seconds = saved_state(tmp_path)["last_evaluation"]
+    assert step == 2 and seconds > 0
+    task = toy.Toy(scores=[1.0])
+    fields |= {"eval__seconds": seconds + 3600}
+    toy.run(tmp_path, task, train__steps=4, **fields)
+    assert task.evaluated.count("valid") == 1, "at the end"
 
 
 def test_process_without_the_shared_workdir_is_refused(
@@ -368,10 +434,10 @@ def test_process_without_the_shared_workdir_is_refused(
 ) -> None:
     monkeypatch.setattr(run, "is_main", lambda: False)
     monkeypatch.setattr(workdir, "VISIBLE_SECONDS", 0)
-    with pytest.raises(UserError, match="is another folder here than for process 0"):
+    with pytest.raises(UserError, match="is not the folder that process 0 has opened"):
         toy.run(tmp_path)
     (tmp_path / workdir.CONFIG).touch()
-    monkeypatch.setattr(os, "access", lambda *_: False)  # to the superuser it is true
+    monkeypatch.setattr(os, "access", lambda *_: False)  # `os.access` is always true for root
     with pytest.raises(UserError, match=f"cannot write to --workdir={tmp_path}"):
         toy.run(tmp_path)
 
@@ -417,7 +483,7 @@ def test_checkpoint_of_one_device_restores_on_eight(tmp_path: Path) -> None:
 
 
 class PretrainedWeights(toy.Toy):
-    """Its frozen layer lies in a file outside of the run."""
+    """The toy task, with a frozen layer whose values are in a file outside the run."""
 
     def __init__(self, name: str = "one", value: float = 1.0):
         super().__init__()
@@ -443,12 +509,12 @@ def test_pretrained_weights_are_used_and_not_stored(tmp_path: Path) -> None:
     again = toy.run(workdir, PretrainedWeights(), train__steps=20)
     assert losses(workdir) == losses(tmp_path / "whole")
     assert again["test"] == whole["test"]
-    # The layer is what the file says: with another one the loss of the first step is another.
+    # The values come from the file: with other values, the loss of the first step differs.
     toy.run(tmp_path / "other", PretrainedWeights(value=2.0), train__steps=5)
     assert losses(tmp_path / "other")[0] != losses(workdir)[0]
 
 
 def test_resume_with_other_pretrained_weights_is_refused(tmp_path: Path) -> None:
     toy.run(tmp_path, PretrainedWeights(), train__steps=10)
-    with pytest.raises(UserError, match="pretrained weights are not those"):
+    with pytest.raises(UserError, match="pretrained weights differ from the weights with which"):
         toy.run(tmp_path, PretrainedWeights("two"), train__steps=20)

@@ -1,6 +1,7 @@
-"""Optimizers against the published algorithms in NumPy, schedules against their formulas, and what is refused.
+"""Optimizers against the published algorithms in NumPy, schedules against their formulas, and invalid settings.
 
-Adafactor also against that of transformers, and the same training on every mesh. Weight decay of matrices.
+Adafactor is also compared with transformers' implementation, and on several meshes. Weight decay is tested for matrices
+only and for all parameters.
 """
 
 import jax
@@ -17,7 +18,7 @@ from common.model.linear import Linear
 from common.sharding import make_mesh
 from common.train import optimizer as optimizers
 from common.train.prefetch import device_prefetch
-from common.train.state import Step, initial_params, optimizer_shardings
+from common.train.state import Step, optimizer_shardings
 from tests.train import toy
 
 RATE, DECAY, STEPS = 0.05, 0.1, 4
@@ -25,7 +26,7 @@ SHAPES = {"matrix": (3, 5), "tall": (6, 1), "vector": (4,), "single": (1,)}
 
 
 def settings(**fields: object) -> ConfigDict:
-    """Adafactor's, but for these fields."""
+    """Returns a configuration of Adafactor, with overrides."""
     fields = {
         "name": "adafactor",
         "learning_rate": RATE,
@@ -39,7 +40,7 @@ def settings(**fields: object) -> ConfigDict:
 
 
 def drawn() -> tuple[dict, list[dict]]:
-    """Parameters, and gradients of a few steps, from tiny ones to some that are clipped."""
+    """Returns parameters, and gradients of several steps, from tiny gradients to gradients that are clipped."""
     generator = np.random.default_rng(0)
 
     def draw(scale: float) -> dict:
@@ -52,7 +53,7 @@ def drawn() -> tuple[dict, list[dict]]:
 
 
 def parameters(values: dict, gradients: list[dict], optimizer: ConfigDict, **options) -> list[dict]:
-    """The parameters after every step of an optimizer."""
+    """Returns the parameters after each step of an optimizer."""
     update, _ = optimizers.make(optimizer, STEPS, **options)
     state, found = update.init(values), []
 
@@ -69,12 +70,12 @@ def parameters(values: dict, gradients: list[dict], optimizer: ConfigDict, **opt
 
 @pytest.fixture(scope="module")
 def ours() -> list[dict]:
-    """The parameters after every step of Adafactor."""
+    """Returns the parameters after each step of Adafactor."""
     return parameters(*drawn(), settings())
 
 
 def test_adagrad_equals_pytorch_from_the_first_step():
-    """p -= rate g / (sqrt(sum of g^2) + epsilon), the sum from 0: small gradients make steps as large as large ones."""
+    """p -= rate g / (sqrt(sum of g^2) + epsilon), where the sum starts at 0. So tiny gradients make large steps."""
     gradients = np.array([[1e-3, 0, 2, 1e-2], [-2e-3, 0, -1, 0], [1e-3, 0, 3, 5]], np.float32)
     values = np.array([1, 2, 3, 4], np.float32)
     optimizer = settings(name="adagrad", weight_decay=0.0, epsilon=1e-10)
@@ -95,8 +96,10 @@ def test_epsilon_of_adafactor_is_added_to_the_square_of_a_gradient():
 
 
 def test_epsilon_of_adagrad_has_the_unit_of_a_gradient():
-    """A first gradient of the size of epsilon takes a step of rate / sqrt(2) (of rate / 2 in PyTorch,
-    which adds epsilon behind the root); a gradient of 0 none."""
+    """A first gradient equal to epsilon gives a step of rate / sqrt(2), a gradient of 0 no step.
+
+    In PyTorch, which adds epsilon after the root, the first step is rate / 2.
+    """
     optimizer = settings(name="adagrad", weight_decay=0.0, epsilon=1e-3)
     values, gradient = {"x": np.zeros(2, np.float32)}, {"x": np.array([1e-3, 0.0], np.float32)}
     (found,) = parameters(values, [gradient], optimizer)
@@ -106,7 +109,7 @@ def test_epsilon_of_adagrad_has_the_unit_of_a_gradient():
 @pytest.mark.parametrize("decoupled", [False, True])
 @pytest.mark.parametrize("decay", [0.0, DECAY])
 def test_adam_equals_the_published_algorithm(decoupled: bool, decay: float):
-    """With bias correction; the decay is part of the gradient ("adam") or of the step ("adamw")."""
+    """Includes bias correction. Weight decay is added to the gradient ("adam") or to the step ("adamw")."""
     beta1, beta2, epsilon = 0.8, 0.9, 1e-2
     fields = {"name": "adamw" if decoupled else "adam", "weight_decay": decay}
     optimizer = settings(beta1=beta1, beta2=beta2, epsilon=epsilon, **fields)
@@ -123,11 +126,11 @@ def test_adam_equals_the_published_algorithm(decoupled: bool, decay: float):
 
 
 def test_clipping_bounds_the_norm_of_all_gradients_together():
-    """A norm of 13 is brought to 2; one below 2 stays; 0 turns clipping off."""
+    """Gradients have the norm 13. clip=2 scales the norm to 2, clip=20 changes nothing, clip=0 disables clipping."""
     gradients = [{"x": np.float32([3.0, 4.0]), "y": np.float32([12.0])}]
     values = jax.tree.map(np.zeros_like, gradients[0])
     fields = {"name": "adagrad", "weight_decay": 0.0, "epsilon": 1.0}
-    # With an epsilon of 1 the first step tells a gradient's size: g / sqrt(g^2 + 1).
+    # With epsilon = 1 the first step is g / sqrt(g^2 + 1), which shows the norm of the clipped gradient g.
     for clip, scale in ((2.0, 2 / 13), (20.0, 1.0), (0.0, 1.0)):
         (found,) = parameters(values, gradients, settings(clip=clip, **fields))
         for name, gradient in gradients[0].items():
@@ -136,7 +139,7 @@ def test_clipping_bounds_the_norm_of_all_gradients_together():
 
 
 def test_learning_rate_overrides_use_adam():
-    """The part is named by a whole component of a path; the others keep the optimizer, its decay and its clipping."""
+    """A name matches a whole component of a path. Other parameters keep the optimizer with its decay and clipping."""
     names = ("encoder/policy/kernel", "encoder/policymaker/kernel", "other")
     values = {name: np.float32([1.0]) for name in names}
     gradients = [{name: np.float32([30.0]) for name in names}]
@@ -155,13 +158,13 @@ def test_learning_rate_overrides_use_adam():
 
 
 def rates(steps: int, at: list[int], **fields: object) -> list[float]:
-    """The learning rate before these updates."""
+    """Returns the learning rate at the steps `at`."""
     _, schedule = optimizers.make(settings(**fields), steps)
     return [float(schedule(step)) for step in at]
 
 
 def test_schedules_equal_their_formulas():
-    """Linear warm-up from `warmup_init` over 4 of 20 steps to 0.05, then the decay."""
+    """The warm-up is linear from `warmup_init` to 0.05, over 4 of 20 steps. Then the learning rate decays."""
     at, rise = [0, 1, 2, 4], [0.01, 0.02, 0.03, 0.05]
     warm = {"warmup_steps": 4, "warmup_init": 0.01}
     late = [8, 12, 16, 20, 30]
@@ -178,7 +181,7 @@ def test_schedules_equal_their_formulas():
 
 
 def test_schedules_without_warm_up_start_at_the_full_learning_rate():
-    """Whatever `warmup_init` is."""
+    """The value of `warmup_init` has no effect."""
     expected = {"constant": [RATE] * 3, "linear": [RATE, RATE / 2, 0.0]}
     expected["cosine"] = expected["linear"]
     expected["inverse_sqrt"] = [0.01, RATE, RATE / np.sqrt(10), RATE / np.sqrt(20)]
@@ -195,7 +198,7 @@ def test_decay_of_one_step(schedule: str):
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine", "linear"])
-def test_run_shorter_than_its_warm_up_only_rises(schedule: str):
+def test_learning_rate_of_a_run_shorter_than_its_warm_up_only_rises(schedule: str):
     found = rates(4, [0, 2, 4, 8], schedule=schedule, warmup_steps=8, warmup_init=0.0)
     assert found == pytest.approx([0.0, RATE / 4, RATE / 2, RATE], abs=1e-8)
 
@@ -207,8 +210,8 @@ def test_run_shorter_than_its_warm_up_only_rises(schedule: str):
         ({"schedule": "step"}, r"^--config\.optimizer\.schedule.*step.*cosine"),
         ({"learning_rate": 0.0}, r"^--config.optimizer.learning_rate must be above 0, got 0\.0$"),
         ({"epsilon": 0.0}, r"^--config.optimizer.epsilon must be above 0, got 0\.0$"),
-        ({"name": "adagrad"}, r"weight_decay=0\.1: adagrad has none$"),
-        ({"warmup_steps": -2}, r"^--config.optimizer.warmup_steps must not be negative, but for"),
+        ({"name": "adagrad"}, r"weight_decay=0\.1: adagrad has no weight decay$"),
+        ({"warmup_steps": -2}, r"^--config.optimizer.warmup_steps must be at least 0, or -1 for"),
         ({"warmup_init": -1.0}, r"^--config.optimizer.warmup_init must not be negative, got -1"),
         ({"clip": -0.5}, r"^--config.optimizer.clip must not be negative, got -0\.5$"),
         ({"weight_decay": -0.1}, r"^--config.optimizer.weight_decay must not be negative"),
@@ -229,7 +232,7 @@ def test_boundary_settings_are_valid():
 
 
 def slow(values: np.ndarray, gradients: list[np.ndarray]) -> list[np.ndarray]:
-    """The published algorithm, an entry at a time."""
+    """Computes the published algorithm entry by entry."""
     values, moment, found = values.astype(np.float64), np.zeros(values.shape), []
     rows, columns = np.zeros(values.shape[:1]), np.zeros(values.shape[-1:])
     for step, gradient in enumerate(gradients, start=1):
@@ -258,7 +261,7 @@ def test_adafactor_equals_a_numpy_implementation(ours, name):
 
 @pytest.mark.parametrize("schedule", optimizers.SCHEDULES)
 def test_default_warm_up_is_a_twentieth_of_the_steps(schedule):
-    """It grows with a run that is given more steps; the rate is highest where it ends."""
+    """The warm-up is longer for a run with more steps. The learning rate is highest at the end of the warm-up."""
     asked = settings()
     asked.schedule, asked.warmup_init = schedule, 0.0
     for said, steps, expected in ((-1, 400, 20), (-1, 50, 2), (-1, 4, 0), (7, 400, 7)):
@@ -270,7 +273,7 @@ def test_default_warm_up_is_a_twentieth_of_the_steps(schedule):
             assert float(rate(1)) == pytest.approx(RATE / expected)
         assert optimizers.warmup_steps(asked, steps) == expected
     asked.warmup_steps = -2
-    with pytest.raises(UserError, match="warmup_steps must not be negative, but for -1"):
+    with pytest.raises(UserError, match="warmup_steps must be at least 0, or -1 for a twentieth"):
         optimizers.validate(asked)
 
 
@@ -279,7 +282,7 @@ VECTORS = ("layer/bias", "norm/scale", "spatial/bias", "embed/positions/table")
 
 
 def decaying() -> dict:
-    """Parameters named and shaped as the core's are; a gate bias and position embeddings have two dimensions."""
+    """Returns parameters with the names and shapes of a real model. A gate bias and position embeddings are 2D."""
     shapes = ((2, 3), (1, 4, 4), (5, 3), (3,), (3,), (1, 4), (4, 3))
     return {n: jnp.ones(s) for n, s in zip(MATRICES + VECTORS, shapes, strict=True)}
 
@@ -287,7 +290,7 @@ def decaying() -> dict:
 @pytest.mark.parametrize("own", [None, {"spatial": 1e-3}])
 @pytest.mark.parametrize("name", ["adam", "adamw", "adafactor"])
 def test_weight_decay_of_matrices_shrinks_only_matrices(name, own):
-    """After steps with zero gradients; a part with an optimizer of its own decays nowhere."""
+    """Gradients are zero, so only weight decay acts. Parameters with a learning-rate override do not decay."""
     asked, values = settings(), decaying()
     asked.update({"name": name, "decay": "matrices", "weight_decay": DECAY})
     zeros = jax.tree.map(jnp.zeros_like, values)
@@ -296,7 +299,7 @@ def test_weight_decay_of_matrices_shrinks_only_matrices(name, own):
     after = optax.apply_updates(values, updates)
     shrunk = {n for n in values if float(jnp.max(after[n])) < 1}
     assert shrunk == {n for n in MATRICES if not (own and n.startswith("spatial"))}
-    if name != "adam":  # whose decay is in the gradient
+    if name != "adam":  # Adam adds the decay to the gradient
         np.testing.assert_allclose(after["layer/kernel"], 1 - RATE * DECAY, rtol=1e-6)
     for kept in values.keys() - shrunk:
         np.testing.assert_array_equal(after[kept], values[kept])
@@ -368,7 +371,7 @@ def test_adafactor_equals_transformers(ours):
 
 
 class Wide(nnx.Module):
-    """Matrices that two axes of a mesh split."""
+    """A model whose matrices are sharded over two mesh axes."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.up = Linear(2, 8, ("embed", "mlp"), rngs=rngs)
@@ -396,22 +399,20 @@ def test_factored_moments_are_replicated():
     factored = next(part for part in places if hasattr(part, "v_row"))
     for places in (factored.v_row, factored.v_col):
         assert all(place.is_fully_replicated for place in places.values())
-    # What is no matrix has a moment of its own shape.
+    # The moment of a bias has the shape of the bias.
     assert factored.v["up/bias"] == where["up/bias"]
     assert not where["up/bias"].is_fully_replicated
 
 
 def trained(sizes: dict[str, int], devices: int) -> dict[str, np.ndarray]:
-    """The values after a few steps on a mesh."""
+    """Returns the parameters after several steps on a mesh."""
     mesh, task = make_mesh(sizes, jax.devices()[:devices]), WideToy()
     with jax.set_mesh(mesh):
         abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
         update, schedule = optimizers.make(settings(), STEPS)
         step = Step(task, abstract_model, update, schedule, mesh, seed=1)
-        values = initial_params(task, abstract_model, 1, mesh)
-        where = sharding.shardings(abstract_model.trainable, mesh)
-        places = optimizer_shardings(update, values, where, mesh)
-        state = jax.jit(update.init, out_shardings=places)(values)
+        start = step.start()
+        values, state = start.params, start.opt_state
         batches = device_prefetch(task.batches(None), mesh)
         for number in range(STEPS):
             batch, _ = next(batches)

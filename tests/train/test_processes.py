@@ -1,4 +1,4 @@
-"""Several processes train what one trains, and a run goes on with any number of them, however it ended."""
+"""Training gives equal results with any number of processes, even if a killed run resumes with another number."""
 
 import re
 import signal
@@ -17,6 +17,7 @@ from common.runtime import processes
 from common.runtime.heartbeat import LOST
 from common.track.tracker import METRICS, read_metrics
 from common.train import command
+from common.train.workdir import commit
 from tests.programs import finish, start, start_several
 from tests.train.noted import EVERYWHERE, STEPS, TASKS, seen, session
 
@@ -24,7 +25,7 @@ SHORT = 5
 
 
 class Rendezvous(Exception):
-    """Raised in the place of a rendezvous."""
+    """Raised instead of connecting to the other processes."""
 
 
 @pytest.mark.parametrize(
@@ -42,14 +43,14 @@ class Rendezvous(Exception):
 def test_settings_of_all_processes_are_compared(
     monkeypatch: pytest.MonkeyPatch, arguments: list[str], environment: dict, differing: set
 ) -> None:
-    """Settings of one process alone, such as its cache directory, are not compared."""
+    """Settings that may differ between processes, such as the cache directory, are not compared."""
     found = []
 
-    def rendezvous(address, count, index, seconds, asked):
+    def rendezvous(address, count, index, seconds, asked, token):
         found.append(asked)
         raise Rendezvous
 
-    monkeypatch.setattr(processes, "rendezvous", rendezvous)
+    monkeypatch.setattr("common.runtime.rendezvous.rendezvous", rendezvous)
     contract = {"TRAINLESS_COORDINATOR": "here:1", "TRAINLESS_PROCESS_ID": "0"}
     for more, settings in (([], {}), (arguments, environment)):
         for name, value in (contract | {"TRAINLESS_NUM_PROCESSES": "2"} | settings).items():
@@ -60,6 +61,7 @@ def test_settings_of_all_processes_are_compared(
             command.train("reservoir", lambda *_: None)
     first, other = found
     assert {name for name in first if first[name] != other[name]} == differing
+    assert first["the code"] == commit()
 
 
 def test_several_processes_without_a_coordinator_are_refused(
@@ -81,7 +83,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Callable[[str, int], Path]:
-    """A function (task, step) -> the folder of runs that one device has trained up to there, never interrupted."""
+    """Returns a function (task, step) -> folder of runs on one device, trained up to this step without interruption."""
     folders = {until: tmp_path_factory.mktemp("alone") for until in (SHORT, STEPS)}
 
     def train(name: str, until: int) -> Path:
@@ -93,7 +95,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Callable[[st
 
 
 def check(workdir: Path, alone: Path, steps: int) -> None:
-    """Up to `steps`, each step had the examples that it has in one process, however often it was made, and its loss."""
+    """Checks that steps 1 to `steps` have the losses and examples of the run on one device, even if repeated."""
     expected, found = losses(alone / workdir.name), losses(workdir)
     assert list(found) == list(range(1, steps + 1))
     one = [expected[step] for step in found]
@@ -120,7 +122,7 @@ def test_losses_are_equal_for_any_number_of_processes(
     cache: Path,
     alone: Callable[[str, int], Path],
 ) -> None:
-    """Translation with a reservoir, a language model of bytes, and classification; a device each, and a step or two."""
+    """Tasks: translation with a reservoir, byte language modelling, classification. Each process has one device."""
     for count, until in zip(counts, range(SHORT + 1 - len(counts), SHORT + 1), strict=True):
         if count == 1:
             session(tmp_path, cache, until, tasks, jax.devices()[:1])
@@ -133,7 +135,7 @@ def test_losses_are_equal_for_any_number_of_processes(
 
 
 class Session:
-    """Programs of one run, and what has become of them."""
+    """Starts training programs of one run, and waits for their progress."""
 
     def __init__(self, workdir: Path, cache: Path):
         self.workdir = workdir
@@ -147,12 +149,12 @@ class Session:
         self.mesh = [f"--config.mesh.{axis}=2" for axis in ("data", "fsdp", "tensor")]
         self.program = [sys.executable, "-m", "tests.train.noted", f"--config={config}"]
 
-    def goes_on(self, steps: int, process: subprocess.Popen) -> None:
-        """Waits until the program just started has made so many steps more than are saved."""
+    def wait_for_steps(self, steps: int, process: subprocess.Popen) -> None:
+        """Waits until the started program has trained `steps` steps after the newest checkpoint."""
         metrics = self.workdir / METRICS
         before = metrics.stat().st_mtime_ns if metrics.exists() else 0
         first = self.saved()
-        # What was made and not saved stands there until the program has begun.
+        # Until the program has resumed, metrics.jsonl still has lines of steps after the newest checkpoint.
         while (
             not metrics.exists()
             or metrics.stat().st_mtime_ns == before
@@ -170,7 +172,7 @@ class Session:
 def test_kills_and_changes_of_the_process_count_change_no_result(
     tmp_path: Path, cache: Path, alone: Callable[[str, int], Path]
 ) -> None:
-    """SIGTERM to two processes, SIGKILL to the one that goes on, SIGKILL to one of two, and the end on one."""
+    """SIGTERM stops two processes, SIGKILL one process, SIGKILL one of two processes; one process finishes the run."""
     run = Session(tmp_path / "translation", cache)
     launcher = [
         "bash",
@@ -181,7 +183,7 @@ def test_kills_and_changes_of_the_process_count_change_no_result(
         f"{tmp_path}/logs",
     ]
     two = start([*launcher, "2", run.config, *run.options, *run.mesh], 4, PYTHON=sys.executable)
-    run.goes_on(3, two)
+    run.wait_for_steps(3, two)
     two.send_signal(signal.SIGTERM)
     finish(two, 128 + signal.SIGTERM)
     logs = [(tmp_path / "logs" / f"process-{k}.log").read_text() for k in (0, 1)]
@@ -189,13 +191,13 @@ def test_kills_and_changes_of_the_process_count_change_no_result(
     assert steps[0][1] == steps[1][1] == str(run.saved())
 
     one = start([*run.program, *run.options])
-    run.goes_on(10, one)
+    run.wait_for_steps(10, one)
     one.kill()
     finish(one, -signal.SIGKILL)
     assert run.saved() < STEPS, "killed too late"
 
     first, second = start_several([*run.program, *run.options, *run.mesh], 2, 4)
-    run.goes_on(8, first)
+    run.wait_for_steps(8, first)
     second.kill()
     killed = time.monotonic()
     output = finish(first, LOST)

@@ -1,4 +1,4 @@
-"""The whole program, killed and started again."""
+"""Training programs that are killed and resumed give the same results as uninterrupted programs."""
 
 import json
 import random
@@ -50,13 +50,13 @@ def curve(workdir: Path) -> list[tuple]:
 
 
 def final_checksum(workdir: Path) -> int:
-    """Over parameters and optimizer state."""
+    """Returns the checksum of parameters and optimizer state."""
     meta = workdir / "checkpoints" / "latest" / str(STEPS) / "meta" / "metadata"
     return json.loads(meta.read_text())["checksum"]
 
 
 def predictions(workdir: Path) -> tuple:
-    """Translations and losses of the test sentences, which make what the summary says."""
+    """Returns translations and losses of the test sentences, from which the summary's test metrics are computed."""
     kept = load(workdir / PREDICTIONS)
     said = json.loads((workdir / "summary.json").read_text())["test"]
     assert kept.metrics() == pytest.approx(said, rel=1e-12)
@@ -101,7 +101,7 @@ def test_resume_after_a_kill_is_bit_exact(
         assert process.returncode == -signal.SIGKILL
     else:
         assert process.returncode == 128 + number, output
-        assert f"{number.name}: saved step" in output and "resumes there" in output
+        assert f"{number.name}: saved step" in output and "resumes the run" in output
     output = finish(start(command(workdir, cache)))
     if number != signal.SIGKILL:
         assert "resuming from step" in output

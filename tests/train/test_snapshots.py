@@ -1,4 +1,4 @@
-"""Values that are kept on the way: one snapshot as the start of something else, the mean of some as a model."""
+"""Snapshots of parameters during training: loading one snapshot, and the mean of several."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tests.train import toy
 
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twenty steps in two parts, a snapshot every seven; only the newest checkpoint is kept."""
+    """Returns a run of twenty steps, interrupted once, with a snapshot every seven steps and one kept checkpoint."""
     folder = tmp_path_factory.mktemp("run")
     options = {"checkpoint__snapshots": 7, "checkpoint__keep": 1}
     toy.run(folder, train__steps=10, **options)
@@ -30,7 +30,7 @@ def load(workdir: Path, build: type = toy.Model, *steps: int) -> ModelState:
 
 def test_snapshot_has_the_values_of_its_step(workdir: Path, tmp_path: Path) -> None:
     assert snapshots(workdir) == [7, 14] and snapshots(tmp_path) == []
-    # A run of seven steps has no other best checkpoint than its last.
+    # The best checkpoint of a run of seven steps is its last step.
     toy.run(tmp_path / "short", train__steps=7, eval__steps=7)
     expected, found = load(tmp_path / "short"), load(workdir, toy.Model, 7)
     for name, value in expected.trainable.items():
@@ -49,7 +49,9 @@ def test_the_mean_of_snapshots(workdir: Path) -> None:
 
 
 def test_missing_snapshot_is_refused(workdir: Path) -> None:
-    with pytest.raises(UserError, match=r"no snapshot of step 8 in .*; there are: \[7, 14\]"):
+    with pytest.raises(
+        UserError, match=r"no snapshot of step 8 in .*; snapshots of steps: \[7, 14\]"
+    ):
         load(workdir, toy.Model, 8)
 
 
@@ -62,8 +64,12 @@ class Wider(toy.Model):
 
 def test_checkpoint_of_another_model_is_not_called_damaged(workdir: Path) -> None:
     for steps in ((), (7,)):
-        with pytest.raises(UserError, match="does not fit the configuration beside it") as caught:
+        with pytest.raises(
+            UserError, match="does not match the configuration of its run"
+        ) as caught:
             load(workdir, Wider, *steps)
         message = str(caught.value)
-        assert "more/bias is missing there and (1,) here, more/kernel is missing there" in message
+        assert (
+            "more/bias is missing in the checkpoint, (1,) in the model, more/kernel is" in message
+        )
         assert message.endswith("and 2 more") and "damaged" not in message

@@ -1,6 +1,6 @@
-"""The compiled step against the same step in NumPy, for a loss whose gradient shows its dropout mask.
+"""The compiled step equals the same step in NumPy, for a loss whose gradient shows the dropout mask.
 
-B rows, F features.
+Suffixes: B rows, F features.
 """
 
 from collections.abc import Callable
@@ -26,11 +26,11 @@ from tests.train import toy
 FEATURES = 64
 SEED, RATE, DECAY, MOMENTUM = 3, 0.5, 0.1, 0.9
 SCALE = 2.0
-"""What dropout at rate 0.5 multiplies the kept features by."""
+"""Factor of kept features under dropout at rate 0.5."""
 
 
 class Model(nnx.Module):
-    """Frozen features, of which a trained kernel takes a weighted sum behind dropout."""
+    """A frozen layer, dropout, and a trained layer with one output."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.features = Linear(4, FEATURES, ("embed", "mlp"), rngs=rngs)
@@ -42,7 +42,7 @@ class Model(nnx.Module):
 
 
 class Weighted(toy.Toy):
-    """Its loss is the model's output times the weight of a row; at odd steps, twice that."""
+    """The loss of a row is the model's output times the row's weight. At odd steps the loss is doubled."""
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
         return Model(rngs)
@@ -71,7 +71,7 @@ def schedule(number: int) -> jax.Array:
 
 
 def momentum() -> optax.GradientTransformation:
-    """SGD with weight decay and momentum: its update depends on gradients, parameters and state."""
+    """Returns SGD with weight decay and momentum, whose update depends on gradients, parameters and state."""
     return optax.chain(
         optax.add_decayed_weights(DECAY),
         optax.trace(MOMENTUM),
@@ -84,17 +84,15 @@ def one_device() -> Mesh:
 
 
 class Run:
-    """A step, compiled on demand, and the state that it changes."""
+    """A training step that is compiled on demand, and the state that the step changes."""
 
     def __init__(self, mesh: Mesh | None = None, **fields):
         self.mesh, self.task = mesh or one_device(), Weighted()
         abstract_model = variables.abstract(lambda: self.task.build(variables.ParamKeys(0)))
         options = {"seed": SEED} | fields
         self.step = Step(self.task, abstract_model, momentum(), schedule, self.mesh, **options)
-        self.values = initial_params(self.task, abstract_model, SEED, self.mesh)
-        where = sharding.shardings(abstract_model.trainable, self.mesh)
-        places = optimizer_shardings(self.step.optimizer, self.values, where, self.mesh)
-        self.state = jax.jit(self.step.optimizer.init, out_shardings=places)(self.values)
+        start = self.step.start()
+        self.values, self.state = start.params, start.opt_state
         self.frozen, _ = draw_on_mesh(abstract_model, SEED, self.mesh)
 
     def __call__(self, batch: dict[str, np.ndarray], number: int = 0) -> dict[str, float]:
@@ -111,7 +109,7 @@ class Run:
         return {name: np.array(value) for name, value in self.values.items()}
 
     def gradients(self, batch: dict[str, np.ndarray], key: jax.Array) -> tuple:
-        """(sum of the loss, sum of the weights, gradient of the kernel (F,))."""
+        """Computes in NumPy: sum of the losses, sum of the weights, and gradient of the kernel (F,)."""
         gradients = jax.jit(self.step.gradients, static_argnums=0)
         loss, weight, grads = gradients(self.task.loss, self.values, self.frozen, batch, key)
         return float(loss), float(weight), np.asarray(grads["trained/kernel"])[:, 0]
@@ -128,12 +126,12 @@ def plain() -> Run:
 
 @pytest.fixture(scope="module")
 def accumulating() -> Run:
-    """Batches in two microbatches."""
+    """Returns a step with two microbatches per batch."""
     return Run(accumulate=2)
 
 
 def test_microbatches_have_different_dropout_masks(accumulating: Run) -> None:
-    """Two equal rows, one in each microbatch: a feature is kept in none, one or both of them."""
+    """Each microbatch has the same row. Dropout keeps a feature in none, one or both of the microbatches."""
     batch = rows(2, [1.0, 1.0], same=True)
     _, _, gradient_F = accumulating.gradients(batch, jax.random.key(5))
     kept_F = gradient_F / (SCALE * accumulating.features(batch)[0])
@@ -144,7 +142,7 @@ def test_microbatches_have_different_dropout_masks(accumulating: Run) -> None:
 
 
 def test_microbatches_add_up_to_the_batch(accumulating: Run) -> None:
-    """Sums of the loss, of the weights and of the gradients, whatever the masks: here of rows that are kept whole."""
+    """Losses, weights and gradients are summed over microbatches. Dropout keeps all features in this test."""
     batch = rows(6, [1.0, 0.0, 2.0, 0.5, 3.0, 1.5])
     key = jax.random.key(5)
     loss, weight, gradient_F = accumulating.gradients(batch, key)
@@ -161,7 +159,7 @@ def test_microbatches_add_up_to_the_batch(accumulating: Run) -> None:
 
 
 def test_two_steps_equal_numpy() -> None:
-    """Gradients are of the weighted mean; weight decay, momentum and the schedule act on them; the bias is 0."""
+    """The gradient of the weighted mean is followed by weight decay, momentum and schedule. The bias starts at 0."""
     run, batch = Run(), rows(4, [0.5, 1.0, 0.0, 2.0])
     total_weight, trace_F = 3.5, np.zeros(FEATURES)
     for number in range(2):
@@ -169,10 +167,12 @@ def test_two_steps_equal_numpy() -> None:
         bias = run.numpy()["trained/bias"][0]
         key = jax.random.fold_in(jax.random.key(SEED), number)
         masked_BF = np.asarray(dropout(run.features(batch), 0.5, key))
-        times = 1 + number  # the loss is doubled at step 1
+        times = 1 + number  # step 1 doubles the loss
         gradient_F = times * batch["weight"] @ masked_BF / total_weight
         metrics = run(batch, number)
-        norm = np.sqrt(np.sum(gradient_F**2) + times**2)  # the bias has a gradient of 1
+        norm = np.sqrt(
+            np.sum(gradient_F**2) + times**2
+        )  # the gradient of the bias is 1, doubled at step 1
         assert metrics["gradient_norm"] == pytest.approx(norm, rel=1e-4)
         assert metrics["loss"] == pytest.approx(gradient_F @ kernel_F + times * bias, abs=1e-4)
         assert metrics["weight"] == total_weight
@@ -185,7 +185,7 @@ def test_two_steps_equal_numpy() -> None:
 
 @pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
 def test_batch_weight_below_one_counts_as_one(plain: Run, weight: float) -> None:
-    """A batch of padding alone changes nothing through its gradient and gives finite metrics."""
+    """A batch with only padding has zero gradients and finite metrics."""
     batch = rows(4, [0.0, weight, 0.0, 0.0])
     metrics = plain(batch, 8)
     key = jax.random.fold_in(jax.random.key(SEED), 8)
@@ -197,7 +197,7 @@ def test_batch_weight_below_one_counts_as_one(plain: Run, weight: float) -> None
 
 
 def test_dropout_masks_follow_from_seed_and_step(plain: Run) -> None:
-    """So a resumed run draws what an uninterrupted one does."""
+    """So a resumed run has the dropout masks of an uninterrupted run."""
     batch = rows(4, [1.0] * 4)
     first, second, again = (plain(batch, number)["gradient_norm"] for number in (0, 2, 0))
     assert first == again != second
@@ -216,14 +216,29 @@ def test_one_program_per_shape_and_loss(plain: Run) -> None:
     with pytest.raises(KeyError):
         plain.step(plain.values, plain.state, plain.frozen, put(large, plain.mesh), 9)
 
-    # x W for the features and for the output, and the gradient of the trained kernel, per row.
+    # Per row: the products of both layers, and the gradient of the trained kernel.
     products = 2 * 4 * FEATURES + 2 * 2 * FEATURES
-    flops = {kind[-1][1][0]: count for kind, (_, count) in plain.step.compiled.items()}
-    assert flops == {4: 4 * products, 8: 8 * products}
+    for batch, count in ((small, 4), (large, 8)):
+        flops = plain.step.flops(plain.step.cache_key(batch, 8))
+        assert isinstance(flops, float) and flops == count * products
+
+
+def test_cache_key_selects_the_program(plain: Run) -> None:
+    """The loop passes the cache key. The program of odd steps has twice the gradient of the program of even steps."""
+    batch = put(rows(4, [1.0] * 4), plain.mesh)
+    norms = {}
+    for number in (8, 9):
+        plain(rows(4, [1.0] * 4), number)
+    for number in (8, 9):
+        arguments = plain.values, plain.state, plain.frozen, batch, 8
+        key = plain.step.cache_key(batch, number)
+        plain.values, plain.state, metrics = plain.step(*arguments, key=key)
+        norms[number] = float(metrics["gradient_norm"])
+    assert norms[9] == pytest.approx(2 * norms[8])
 
 
 def test_state_is_donated_to_the_step(plain: Run) -> None:
-    """Two copies of parameters and moments would not fit where one does."""
+    """Without donation, a device would need memory for two copies of parameters and moments."""
     before = jax.tree.leaves((plain.values, plain.state))
     plain(rows(4, [1.0] * 4), 8)
     assert all(array.is_deleted() for array in before if array.size >= FEATURES)
@@ -249,7 +264,7 @@ def test_step_keeps_all_shardings(sharded: Run) -> None:
 
 
 def test_abstract_arguments_match_the_arrays_of_a_run(sharded: Run) -> None:
-    """Shape, type and sharding of every array: `launch.plan` compiles the step from them."""
+    """The shapes, dtypes and shardings are equal. `launch.plan` compiles the step for them."""
 
     def described(tree):
         return jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), tree)
@@ -260,7 +275,7 @@ def test_abstract_arguments_match_the_arrays_of_a_run(sharded: Run) -> None:
 
 
 def test_moments_have_the_sharding_of_their_parameters(sharded: Run) -> None:
-    """Adafactor's sums over rows or columns, and counters, are replicated."""
+    """Adafactor's factored moments, and counters, are replicated."""
     where = sharding.shardings(sharded.step.abstract_model.trainable, sharded.mesh)
     sums = optax.scale_by_factored_rms(min_dim_size_to_factor=1)
     update = optax.chain(optax.scale_by_adam(), sums)
@@ -285,6 +300,14 @@ def test_initial_params_follow_from_the_seed_on_every_mesh(plain: Run, sharded: 
             np.testing.assert_allclose(values["trained/kernel"], expected, rtol=1e-6)
 
 
+def test_run_starts_at_step_0_with_the_values_of_its_seed(plain: Run) -> None:
+    start = plain.step.start()
+    expected = initial_params(plain.task, plain.step.abstract_model, SEED, plain.mesh)
+    assert start.step == 0
+    for name, value in expected.items():
+        np.testing.assert_array_equal(start.params[name], value)
+
+
 def test_step_has_the_seed_schedule_and_learning_rate_overrides_of_the_run() -> None:
     fields = {"optimizer__schedule": "linear", "train__steps": 10, "train__accumulate": 2}
     config, mesh = toy.config(seed=9, **fields), one_device()
@@ -298,3 +321,15 @@ def test_step_has_the_seed_schedule_and_learning_rate_overrides_of_the_run() -> 
     updates, _ = jax.jit(step.optimizer.update)(values, step.optimizer.init(values), values)
     assert updates["trained/bias"] == pytest.approx(-0.25, rel=1e-4)
     assert updates["trained/kernel"] == pytest.approx(-0.05, rel=1e-4)
+
+
+def test_seeds_share_the_compiled_step(plain):
+    """The compiled step does not depend on the seed, so runs with other seeds find it in the compilation cache."""
+    batch = put(rows(4, [1.0] * 4), plain.mesh)
+    other = Run(seed=SEED + 1)
+    texts = [
+        run.step.lower(run.values, run.state, run.frozen, batch, 0)[0].as_text()
+        for run in (plain, other)
+    ]
+    assert texts[0] == texts[1]
+    assert plain(rows(4, [1.0] * 4))["loss"] != other(rows(4, [1.0] * 4))["loss"]

@@ -1,4 +1,4 @@
-"""The best checkpoints of a run, and their mean as a model."""
+"""Keeping the best checkpoints of a run, and testing the mean of their parameters."""
 
 from pathlib import Path
 
@@ -12,13 +12,13 @@ from common.train.task import ModelState
 from tests.train import toy
 
 SCORES = [5.0, 2.0, 4.0, 1.0, 3.0, 6.0]
-"""Errors at steps 2, 4, ..., 12; the best three are those at 8, 4 and 10."""
+"""Errors at steps 2, 4, ..., 12. The three lowest errors are at steps 8, 4 and 10."""
 
 FIELDS = {"eval__steps": 2, "checkpoint__steps": 4, "checkpoint__keep_best": 3}
 
 
 class Noted(toy.Toy):
-    """Remembers the trained values of each evaluation."""
+    """The toy task. Records the trainable values at each evaluation."""
 
     def __init__(self, scores: list[float]):
         super().__init__(scores=scores)
@@ -31,7 +31,7 @@ class Noted(toy.Toy):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict], dict, dict]:
-    """(folder, values at the evaluations, values of the last test, summary); resumed after eight of twelve steps."""
+    """Returns (folder, values at each evaluation, tested values, summary) of a run that resumed after 8 of 12 steps."""
     folder, task = tmp_path_factory.mktemp("run"), Noted(SCORES)
     toy.run(folder, task, train__steps=8, **FIELDS)
     resumed = Noted(SCORES[4:])
@@ -65,7 +65,9 @@ def test_mean_of_the_best_checkpoints_is_tested(run) -> None:
     for name, expected in mean(values, (8, 4, 10)).items():
         np.testing.assert_allclose(tested[name], expected, rtol=1e-6)
     assert summary["test_mean_of_best"]["error"] != summary["test"]["error"]
-    with pytest.raises(UserError, match=r"the 4 best checkpoints are not there: .* has kept 3 "):
+    with pytest.raises(
+        UserError, match=r"cannot average the 4 best checkpoints: .* has kept only 3 "
+    ):
         load_run(folder, toy.config(), toy.Model, toy.mesh(), best=4)
 
 

@@ -1,4 +1,4 @@
-"""Several runs in one process that take turns: the same results, and seconds that can be compared."""
+"""Several runs that take turns in one process: results as in separate runs, and comparable training seconds."""
 
 import json
 import os
@@ -34,7 +34,7 @@ def values(summary: dict) -> list[tuple]:
 
 @pytest.mark.parametrize("turn", [1, 3, 50])
 def test_turns_change_no_result(tmp_path, turn):
-    """Of runs that are unlike, and of unlike lengths."""
+    """The runs have different models and different numbers of steps."""
     kinds = {"one": {"seed": 1}, "two": {"seed": 2, "train__steps": 13}, "three": {"seed": 3}}
     alone = {
         name: fit(*job(tmp_path / "alone", name, **fields), toy.mesh())
@@ -48,7 +48,7 @@ def test_turns_change_no_result(tmp_path, turn):
 
 
 class Noted(toy.Toy):
-    """Notes whose step it was; and sends a signal with the batch of one."""
+    """The toy task. Records the order of steps over all runs, and may send a signal with the batch of one step."""
 
     def __init__(self, name: str, order: list[str], stop_at: int = 0, **options):
         super().__init__(**options)
@@ -71,21 +71,39 @@ def test_each_round_trains_every_run_once_in_a_new_order(tmp_path):
     assert len(set(rounds)) == 6, "all orders of three"
 
 
-def test_signal_saves_all_runs_in_turns_and_they_resume(tmp_path):
+def test_signal_saves_all_runs_in_turns_and_they_resume(tmp_path, capsys):
     order: list[str] = []
     jobs = [
         job(tmp_path, "a"),
         job(tmp_path, "b", Noted("b", order, stop_at=2)),
         job(tmp_path, "c"),
     ]
-    with pytest.raises(Preempted):
+    with pytest.raises(Preempted, match=r"b; .* resumes the run, and the 2 runs that took turns"):
         fit_in_turns(jobs, toy.mesh(), 4)
+    lines = capsys.readouterr().err.splitlines()
+    assert {line.partition(": step ")[0] for line in lines} == {*"abc"}, "a line names its run"
     jobs = [job(tmp_path, name) for name in "abc"]
     resumed = fit_in_turns(jobs, toy.mesh(), 4)
     whole = fit(*job(tmp_path / "alone", "a"), toy.mesh())
     assert [values(summary) for summary in resumed] == [values(whole)] * 3
     assert all(len(summary["timing"]["sessions"]) == 2 for summary in resumed)
     assert len({tuple(summary["timing"]["sessions"]) for summary in resumed}) == 1
+
+
+@pytest.mark.parametrize(("ahead", "kind"), [(3, "turns"), (6, "paused")])
+def test_runs_more_than_a_turn_apart_count_as_not_alternating(tmp_path, ahead, kind):
+    """After a kill, one run may be ahead. Then the other run trains several steps without it."""
+    fields = {"eval__test": False, "checkpoint__steps": 3}
+    stopped = [job(tmp_path, n, Noted(n, [], stop_at=1), **fields) for n in "ab"]
+    for number, one in zip((3, 3 + ahead), stopped, strict=True):
+        one.config.eval.steps = number
+        with pytest.raises(Preempted):
+            fit_in_turns([one], toy.mesh(), 3)
+    jobs = [job(tmp_path, name, **fields) for name in "ab"]
+    for one, number in zip(jobs, (3, 3 + ahead), strict=True):
+        one.config.eval.steps = number
+    summaries = fit_in_turns(jobs, toy.mesh(), 3)
+    assert {summary["timing"]["kind"] for summary in summaries} == {kind}
 
 
 def test_failing_run_leaves_the_others_saved(tmp_path):
@@ -122,7 +140,7 @@ def test_suspended_process_is_marked_as_paused():
 
 
 def test_processor_time_of_other_processes_is_measured(monkeypatch):
-    """Ten seconds on two processors: 4 of the 20 processor seconds are this process's, 5 are those of others."""
+    """In ten seconds on two cores, this process uses 4 and other processes 5 of the 20 processor seconds."""
     clock = {"now": 100.0, "busy": 50.0, "own": 7.0}
     monkeypatch.setattr(conditions_module.time, "monotonic", lambda: clock["now"])
     monkeypatch.setattr(conditions_module, "_busy", lambda: clock["busy"])
@@ -149,7 +167,7 @@ def test_processor_times_of_all_processes_and_of_this_one():
 
 @contextmanager
 def _load(code: str) -> Iterator[None]:
-    """Processes, one for each processor, that run this Python code meanwhile."""
+    """Runs the Python code in one process per core, while the context is open."""
     import subprocess
 
     started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(os.cpu_count() or 1)]
@@ -162,11 +180,11 @@ def _load(code: str) -> Iterator[None]:
 
 
 HALF = "import time\nwhile True:\n t = time.monotonic() % 8\n if t > 4: time.sleep(8 - t)\n"
-"""Works four seconds and rests four."""
+"""Code that uses the processor for four seconds, then sleeps for four seconds, again and again."""
 
 
 class Heavy(toy.Toy):
-    """Steps of some milliseconds, so that their time is that of the processor."""
+    """A toy task with steps of several milliseconds, whose time is mostly processor time."""
 
     def loss(self, model, batch, key):
         import jax

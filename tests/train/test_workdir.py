@@ -1,4 +1,4 @@
-"""What a run says of the code that trained it."""
+"""The commit that a run records."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A task that is no paper's: a line through points, behind a frozen layer. The loop has to train it all the same."""
+"""A toy task that belongs to no paper: fits a linear function with a trained layer on top of a frozen layer."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,7 +71,7 @@ class Toy(Task):
 
 
 def config(**fields: object) -> ConfigDict:
-    """A short run; fields by their dotted names with "__"."""
+    """Returns the configuration of a short run. Overrides are named like `train__steps` for train.steps."""
     result = translation.base()
     result.wandb.mode = "disabled"
     result.optimizer.learning_rate, result.optimizer.warmup_steps = 0.05, 0

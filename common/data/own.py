@@ -1,0 +1,49 @@
+"""Reads examples from a user's function: --config.data.source=import:MODULE:FUNCTION."""
+
+from typing import Any
+
+from common.config import check, imported
+from common.errors import UserError
+
+SCHEME = "import:"
+
+
+def own_examples(
+    source: str,
+    split: str,
+    kind: type | tuple[type, ...],
+    form: str,
+    *,
+    optional: bool = False,
+) -> list[Any]:
+    """Calls the user's FUNCTION(split); returns the examples of the split as a list.
+
+    Args:
+        source: "import:MODULE:FUNCTION".
+        split: "train", "valid" or "test".
+        kind: expected type of an example.
+        form: description of `kind` for the error message, such as "a text".
+        optional: whether the split may be empty.
+
+    Raises:
+        UserError: the function cannot be imported, raises an exception, or returns no examples or an example of another
+            type.
+    """
+    function = imported("--config.data.source", source.removeprefix(SCHEME))
+    try:
+        examples = list(function(split))
+    except Exception as error:  # A user's function may raise any type of exception.
+        raise UserError(
+            f"--config.data.source={source} fails for split {split!r}: {type(error).__name__}: {error}"
+        ) from error
+    check(
+        bool(examples) or optional,
+        f"--config.data.source={source} has no example in split {split!r}",
+    )
+    for number, example in enumerate(examples):
+        check(
+            isinstance(example, kind),
+            f"--config.data.source={source}: example {number} of split {split!r} is a {type(example).__name__}"
+            f" instead of {form}",
+        )
+    return examples

@@ -1,0 +1,48 @@
+"""Reads TFDS data sets without TensorFlow."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from common.config import check
+from common.errors import UserError
+
+_BLOCK = 10_000
+"""Number of examples per read."""
+
+
+def open_tfds(name: str, split: str, directory: str, package: str) -> tuple[Any, Any]:
+    """Returns the builder of a prepared TFDS data set, and the examples of a split, with random access.
+
+    Args:
+        directory: data directory of TFDS; "" for TFDS's default.
+        package: name of the subpackage of tensorflow_datasets that defines the data set, for the error message.
+
+    Raises:
+        UserError: the data set is not prepared or cannot be read.
+    """
+    import tensorflow_datasets as tfds
+
+    place = directory or None
+    try:
+        builder = tfds.builder(name, data_dir=place)
+        examples = builder.as_data_source(split=split) if builder.is_prepared() else None
+    except tfds.core.DatasetNotFoundError:
+        examples = None
+    except Exception as error:  # A data set script may raise any type of exception.
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"cannot read tfds:{name}, split {split}: {reason}") from error
+    # The command imports the subpackage, because TFDS without TensorFlow knows only data sets of imported subpackages.
+    check(
+        examples is not None,
+        f"the TFDS data set {name} is not prepared in {directory or 'the default TFDS directory'}; "
+        'prepare it with: python -c "import tensorflow_datasets as tfds, '
+        f"tensorflow_datasets.{package}; tfds.builder({name!r}, data_dir={place!r}, "
+        "file_format='array_record').download_and_prepare()\"",
+    )
+    return builder, examples
+
+
+def in_blocks(examples: Any) -> Iterator[list[dict]]:
+    """Yields all examples of a TFDS split, in lists of at most `_BLOCK` examples."""
+    for start in range(0, len(examples), _BLOCK):
+        yield examples.__getitems__(range(start, min(start + _BLOCK, len(examples))))

@@ -1,0 +1,219 @@
+"""Changes variables and linear layers of any Flax NNX model in place.
+
+The model may be any `nnx.Module`, such as a model of another library.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from string import ascii_letters
+from typing import Any
+
+import jax
+from flax import nnx
+
+from common.config import check
+from common.model.linear import Linear
+from common.variables import Frozen
+
+Path = tuple[str | int, ...]
+Change = Callable[[Path, Any, Any], Any]
+"""Function (path, part, parent) -> replacement of the part, or the part itself to keep it.
+
+A part is a module or a variable. Its parent is the module, list or dictionary that contains it, and None for the whole
+model.
+"""
+
+
+def change_parts(model: Any, change: Change) -> Any:
+    """Calls `change` for every part (module or variable) of a model and puts the result in its place.
+
+    Calls `change` once for a part with several parents, such as tied weights, and never for the parts of a replacement.
+
+    Returns:
+      The model, or its replacement.
+
+    Raises:
+      UserError: the parent of a replaced part is a tuple.
+    """
+    changed: dict[int, Any] = {}
+
+    def new(path: Path, part: Any, parent: Any) -> Any:
+        if not isinstance(part, nnx.Module | nnx.Variable):
+            return part
+        if id(part) not in changed:
+            changed[id(part)] = change(path, part, parent)
+        return changed[id(part)]
+
+    root = new((), model, None)
+    # The list keeps replaced parts alive, so that Python does not reuse their ids.
+    for path, parent in list(nnx.iter_graph(model)):
+        for name, part in _parts(parent):
+            replacement = new((*path, name), part, parent)
+            if replacement is not part:
+                where = "/".join(map(str, (*path, name)))
+                check(
+                    not isinstance(parent, tuple),
+                    f"cannot replace {where} of the model, because it is in a tuple: make the tuple a list",
+                )
+                _set(parent, name, replacement)
+    return root
+
+
+def _parts(parent: Any) -> Iterator[tuple[str | int, Any]]:
+    match parent:
+        case nnx.List() | list() | tuple():
+            yield from enumerate(list(parent))
+        case dict():
+            yield from list(parent.items())
+        case nnx.Pytree():
+            yield from list(vars(parent).items())
+
+
+def _set(parent: Any, name: str | int, part: Any) -> None:
+    if isinstance(parent, nnx.List | list | dict):
+        parent[name] = part
+    else:
+        setattr(parent, name, part)
+
+
+def frozen(variable: nnx.Variable) -> Frozen:
+    """Returns a Frozen variable with the value and the metadata of `variable`, marked as loaded."""
+    return Frozen.from_metadata(variable.get_value(), variable.get_metadata() | {"draw": None})
+
+
+def thaw(model: Any) -> Any:
+    """Turns every Frozen variable of a model into an `nnx.Param`, in place, and returns the model.
+
+    Codes and scales of quantized kernels stay frozen.
+    """
+
+    def change(path: Path, part: Any, parent: Any) -> Any:
+        if not isinstance(part, Frozen) or part.get_metadata("holds", None) is not None:
+            return part
+        metadata = {name: x for name, x in part.get_metadata().items() if name != "draw"}
+        return nnx.Param.from_metadata(part.get_value(), metadata)
+
+    return change_parts(model, change)
+
+
+@dataclass(frozen=True)
+class KernelAxes:
+    """The axes of a kernel of any number of dimensions, in a linear layer that maps x to y.
+
+    Attributes:
+      batch: kernel axes that x and y have too.
+      inputs: kernel axes that x has too; the layer sums over these axes.
+      outputs: kernel axes that y has too.
+      equation: the layer as an einsum "x,kernel->y"; "" if batch axes come first in x and y, and outputs last in y.
+      contracted: axes of x that the layer sums over. Not used with an equation.
+    """
+
+    batch: tuple[int, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    equation: str = ""
+    contracted: tuple[int, ...] = (-1,)
+
+    def _letters(self, ndim: int) -> tuple[str, str, str]:
+        """Returns the einsum letters of x, kernel and y for an x of `ndim` dimensions."""
+        if self.equation:
+            x, kernel, y = re.split(",|->", self.equation)
+            return x, kernel, y
+        x, rest = ascii_letters[:ndim], ascii_letters[ndim:]
+        inputs = "".join(x[axis] for axis in sorted(axis % ndim for axis in self.contracted))
+        batch, outputs = x[: len(self.batch)], rest[: len(self.outputs)]
+        kept = "".join(letter for letter in x if letter not in inputs)
+        return x, batch + inputs + outputs, kept + outputs
+
+    def low_rank(self, ndim: int) -> tuple[str, str]:
+        """Returns the einsum equations of x A and (x A) B for low-rank factors A and B of a kernel.
+
+        A has the axes (batch, inputs, R), B the axes (batch, R, outputs), and x `ndim` dimensions.
+        """
+        x, kernel, y = self._letters(ndim)
+        batch, inputs, outputs = (
+            "".join(kernel[axis] for axis in axes)
+            for axes in (self.batch, self.inputs, self.outputs)
+        )
+        rank = next(letter for letter in reversed(ascii_letters) if letter not in x + kernel + y)
+        middle = "".join(letter for letter in x if letter not in inputs) + rank
+        return f"{x},{batch}{inputs}{rank}->{middle}", f"{middle},{batch}{rank}{outputs}->{y}"
+
+    def shapes(self, shape: tuple[int, ...]) -> tuple[tuple, tuple, tuple]:
+        """Returns the sizes of the batch, input and output axes of a kernel of this shape."""
+        return tuple(
+            tuple(shape[axis] for axis in axes) for axes in (self.batch, self.inputs, self.outputs)
+        )
+
+    def to_matrices(self, kernel: jax.Array) -> jax.Array:
+        """Reshapes a kernel to matrices (batch, M, N): M is the product of its input axes, N of its output axes."""
+        order = self.batch + self.inputs + self.outputs
+        sizes = [math.prod(sizes) for sizes in self.shapes(kernel.shape)]
+        return kernel.transpose(order).reshape(sizes)
+
+    def from_matrices(self, matrices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """Inverts `to_matrices`: returns a kernel of this shape.
+
+        `matrices` may have any shape, as long as the order of its elements is batch, inputs, outputs.
+        """
+        order = self.batch + self.inputs + self.outputs
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return matrices.reshape([shape[axis] for axis in order]).transpose(back)
+
+
+def kernel_axes(layer: Any) -> KernelAxes | None:
+    """Returns the axes of a linear layer's kernel; None if `layer` is not linear or its kernel is not a matrix.
+
+    Linear layers are `nnx.Linear`, `nnx.LinearGeneral`, `nnx.Einsum` with an equation, and this project's `Linear`.
+
+    Raises:
+      UserError: `nnx.vmap` has stacked several layers into one kernel.
+    """
+    axes = _axes_by_type(layer)
+    if axes is not None and isinstance(layer.kernel, nnx.Variable):
+        check_unstacked(layer, axes)
+    return axes
+
+
+def check_unstacked(layer: nnx.Module, axes: KernelAxes) -> None:
+    """Raises a UserError if the kernel of a layer has more dimensions than `axes`, because of `nnx.vmap`."""
+    ndim, expected = layer.kernel.ndim, len(axes.batch + axes.inputs + axes.outputs)
+    check(
+        ndim == expected,
+        f"the kernel of a {type(layer).__name__} has {ndim} dimensions instead of {expected}: change the layers"
+        " before nnx.vmap stacks them",
+    )
+
+
+def _axes_by_type(layer: Any) -> KernelAxes | None:
+    match layer:
+        case nnx.Linear() | Linear():
+            return KernelAxes((), (0,), (1,))
+        case nnx.LinearGeneral():
+            batch, inputs = len(layer.batch_axis), len(layer.in_features)
+            end = batch + inputs
+            axes = range(end + len(layer.out_features))
+            return KernelAxes(
+                tuple(axes[:batch]),
+                tuple(axes[batch:end]),
+                tuple(axes[end:]),
+                contracted=layer.axis,
+            )
+        case nnx.Einsum(einsum_str=str() as equation):
+            return _einsum_axes(equation)
+    return None
+
+
+def _einsum_axes(equation: str) -> KernelAxes | None:
+    x, kernel, y = re.split(",|->", equation)
+    roles: dict[tuple[bool, bool], list[int]] = {}
+    for axis, letter in enumerate(kernel):
+        roles.setdefault((letter in x, letter in y), []).append(axis)
+    batch, inputs, outputs = (
+        tuple(roles.pop(role, ())) for role in ((True, True), (True, False), (False, True))
+    )
+    if "." in kernel or roles or not inputs or not outputs:
+        return None
+    return KernelAxes(batch, inputs, outputs, equation)

@@ -1,0 +1,96 @@
+"""Predictions of a classifier that gives each example any number of classes (multi-label classification)."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from common.metrics.predictions import Predictions
+
+
+@dataclass(frozen=True)
+class LabelSets(Predictions):
+    """Predicted sets of classes for M test examples. B resamples, N classes.
+
+    Attributes:
+      labels_MN, guesses_MN: 1 for true and for predicted classes, otherwise 0, uint8.
+      probabilities_MN: probabilities of the classes, float16.
+      nats_M: cross-entropy of the N yes-or-no decisions, their mean, float32.
+      thresholds: probability from which on each class is predicted.
+      names: names of the classes.
+    """
+
+    kind: ClassVar[str] = "label sets"
+    labels_MN: np.ndarray
+    guesses_MN: np.ndarray
+    probabilities_MN: np.ndarray
+    nats_M: np.ndarray
+    thresholds: tuple[float, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of_logits(
+        cls,
+        examples: str,
+        labels_MN: np.ndarray,
+        logits_MN: np.ndarray,
+        thresholds: tuple[float, ...],
+        names: tuple[str, ...],
+    ) -> "LabelSets":
+        """Makes predictions from the logits of the classes (M, N)."""
+        from scipy.special import expit
+
+        logits_MN = logits_MN.astype(np.float64)
+        chances_MN = expit(logits_MN)
+        signs_MN = np.where(labels_MN == 1, 1.0, -1.0)
+        return cls(
+            examples,
+            labels_MN.astype(np.uint8),
+            (chances_MN >= np.asarray(thresholds)).astype(np.uint8),
+            chances_MN.astype(np.float16),
+            np.logaddexp(0, -signs_MN * logits_MN).mean(-1).astype(np.float32),
+            thresholds,
+            names,
+        )
+
+    def __len__(self) -> int:
+        return len(self.labels_MN)
+
+    @property
+    def statistics(self) -> np.ndarray:
+        """Columns: hits, predictions and labels of each class (3N); exact matches; nats; 1, to count examples."""
+        hits_MN = self.guesses_MN & self.labels_MN
+        exact_M = (self.guesses_MN == self.labels_MN).all(-1)
+        parts = hits_MN, self.guesses_MN, self.labels_MN, exact_M, self.nats_M, np.ones(len(self))
+        return np.column_stack(parts).astype(float)
+
+    def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns exact matches (accuracy), micro, macro and weighted F1 in percent, and the loss in nats per class.
+
+        The F1 of a class without labels and predictions is 0.
+        """
+        hits_BN, guessed_BN, labelled_BN = np.split(sums_BS[:, :-3], 3, axis=1)
+        exact_B, nats_B, count_B = sums_BS[:, -3:].T
+        f1_BN = 2 * hits_BN / np.maximum(guessed_BN + labelled_BN, 1)
+        labels_B = np.maximum(labelled_BN.sum(1), 1)
+        return {
+            "accuracy": 100 * exact_B / count_B,
+            "micro_f1": 200 * hits_BN.sum(1) / np.maximum((guessed_BN + labelled_BN).sum(1), 1),
+            "macro_f1": 100 * f1_BN.mean(1),
+            "weighted_f1": 100 * (f1_BN * labelled_BN).sum(1) / labels_B,
+            "loss": nats_B / count_B,
+        }
+
+    def describe(self, example: int) -> dict[str, str]:
+        return {
+            "labels": self.named(self.labels_MN, example),
+            "prediction": self.named(self.guesses_MN, example),
+        }
+
+    def named(self, sets_MN: np.ndarray, example: int) -> str:
+        """Returns the names of an example's classes as text."""
+        return ", ".join(self.names[n] for n in np.flatnonzero(sets_MN[example])) or "(none)"
+
+    @property
+    def costs_M(self) -> np.ndarray:
+        return self.nats_M

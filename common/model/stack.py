@@ -1,0 +1,89 @@
+"""Stacks of blocks."""
+
+from functools import partial
+
+import jax
+from flax import nnx
+
+from common.model.block import Block, Context, in_turn
+from common.model.decode_cache import CacheSpec
+from common.model.dropout import Key, fold
+from common.model.norm import LayerNorm
+
+_SKIP = 2**16
+"""Number that is folded into a block's key to draw whether the block is skipped.
+
+The number must be larger than the number of residuals in a block, because the block folds the number of each residual,
+0, 1, ..., into the same key.
+"""
+
+
+class Stack(nnx.Module):
+    """A sequence of blocks and an optional final norm.
+
+    Args:
+      final_norm: True for a LayerNorm, False for no norm, or a norm module.
+      remat: recompute the activations of each block in the backward pass, to save memory.
+      skip_rate: probability of skipping a block in training, as in LayerDrop (Fan et al., 2020).
+    """
+
+    def __init__(
+        self,
+        blocks: list[Block],
+        width: int,
+        *,
+        rngs: nnx.Rngs,
+        final_norm: bool | nnx.Module = True,
+        remat: bool = False,
+        skip_rate: float = 0.0,
+    ):
+        self.blocks = nnx.List(blocks)
+        if final_norm is True:
+            final_norm = LayerNorm(width, rngs=rngs)
+        self.norm = final_norm or None
+        self.remat, self.skip_rate = remat, skip_rate
+
+    def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
+        for number, block in enumerate(self.blocks):
+            call = jax.checkpoint(block.__call__) if self.remat else block
+            block_key = fold(key, number)
+            if block_key is None or not self.skip_rate:
+                x_BLD = call(x_BLD, context, block_key)
+                continue
+            # `lax.cond` runs one branch only, so a skipped block costs nothing in the forward and backward pass.
+            kept = jax.random.bernoulli(fold(block_key, _SKIP), 1 - self.skip_rate)
+            # `common.train.flops` reads the probability of the first branch from the name of this scope.
+            with jax.named_scope(f"branch_probability={1 - self.skip_rate!r}"):
+                x_BLD = jax.lax.cond(
+                    kept,
+                    lambda x, call=call, block_key=block_key: call(x, context, block_key),
+                    lambda x: x,
+                    x_BLD,
+                )
+        return self._leave(x_BLD)
+
+    def _leave(self, x_BLD: jax.Array) -> jax.Array:
+        return x_BLD if self.norm is None else self.norm(x_BLD)
+
+    def hidden(self, x_BLD: jax.Array, context: Context) -> list[jax.Array]:
+        """Returns x and the output of every block before the final norm, each (B, L, D)."""
+        states = [x_BLD]
+        for block in self.blocks:
+            states.append(block(states[-1], context))
+        return states
+
+    def cache(self, batch: int, spec: CacheSpec, context: Context) -> list:
+        return [block.cache(batch, spec, context) for block in self.blocks]
+
+    def step(
+        self, x_B1D: jax.Array, cache: list, index: jax.Array, context: Context
+    ) -> tuple[jax.Array, list]:
+        steps = [partial(block.step, index=index, context=context) for block in self.blocks]
+        x_B1D, cache = in_turn(steps, x_B1D, cache)
+        return self._leave(x_B1D), cache
+
+    def prefill(self, x_BLD: jax.Array, cache: list, context: Context) -> tuple[jax.Array, list]:
+        """Returns the output (B, L, D) for the first L tokens, and the filled cache."""
+        prefills = [partial(block.prefill, context=context) for block in self.blocks]
+        x_BLD, cache = in_turn(prefills, x_BLD, cache)
+        return self._leave(x_BLD), cache

@@ -1,0 +1,121 @@
+"""The program `python -m PAPER.reproduce`, which all papers share."""
+
+import importlib
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from common import config
+from common.config import check
+from common.storage.folders import open_folder, output
+
+CLAIMS = "claims"
+"""Name of the target that every paper has: the table of the paper's claims."""
+
+
+def reproduce_parser(
+    paper: str, targets: Mapping[str, str], scales: tuple[str, ...]
+) -> ArgumentParser:
+    """Returns an argument parser with the options of `reproduce` that all papers share.
+
+    Args:
+      targets: the paper's tables and figures -> the module of each.
+      scales: presets of model and data sizes.
+    """
+    parser = config.parser_for(f"{paper}.reproduce")
+    parser.add_argument("target", choices=(*targets, CLAIMS))
+    parser.add_argument(
+        "--scale",
+        choices=scales,
+        default="tiny",
+        help="sizes of models and data; tiny (default) uses embedded data",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=config.positive_int_arg("--seeds"),
+        default=1,
+        help="runs of each case, with seeds 1, 2, ...",
+    )
+    parser.add_argument("--out", type=open_folder, help=f"default runs/{paper}_reproduce_SCALE")
+    parser.add_argument(
+        "--kept", action="store_true", help="for claims: train nothing, use only finished runs"
+    )
+    add_fairness(parser)
+    parser.epilog = "Any field of the configurations is an option: --config.data.source=files:DIR"
+    return parser
+
+
+def add_fairness(parser: ArgumentParser) -> None:
+    """Adds the options --turns and --sweep, which make a comparison fair.
+
+    --turns makes training seconds comparable; --sweep tunes all cases equally.
+    """
+    parser.add_argument(
+        "--turns",
+        type=config.positive_int_arg("--turns"),
+        default=0,
+        metavar="N",
+        help="train the runs of a seed in turns, N steps at a time, so that their seconds can be compared",
+    )
+    parser.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="FIELD=V1,V2",
+        help="train every case with seed 1 and each value of a configuration field, and use the value with the best"
+        " validation result (example: optimizer.learning_rate=1e-4,3e-4,1e-3)",
+    )
+
+
+def reproduce(
+    paper: str,
+    targets: Mapping[str, str],
+    parser: ArgumentParser,
+    own: Callable[[Namespace], dict[str, Any]] = lambda options: {},
+) -> None:
+    """Trains and writes the table or figure that the command line names.
+
+    Calls the target's function with the paper's `ExperimentSuite` as its argument. With --dry-run, if the parser has
+    this option, calls `PAPER.costs.show` instead.
+
+    Args:
+      targets: target -> the paper's module with the function of the target's name.
+      own: function from the parsed options to additional arguments of the paper's `ExperimentSuite`.
+    """
+    fields, rest = config.split_fields(sys.argv[1:])
+    options = parser.parse_args(rest)
+    out = options.out or Path(f"runs/{paper}_reproduce_{options.scale}")
+    more = own(options)
+    config.check_folder("--out", out)
+
+    from common.experiments import parse_sweep
+    from common.runtime.signals import unless_stopped
+    from common.sharding import make_mesh
+
+    make = importlib.import_module(f"{paper}.experiments").ExperimentSuite
+    check(
+        not options.kept or options.target == CLAIMS,
+        f"--kept is for {CLAIMS}: {options.target} trains missing runs",
+    )
+    check(
+        not options.kept or not (options.turns or options.sweep),
+        "--kept trains nothing: leave out --turns and --sweep",
+    )
+    mesh = ConfigDict({"mesh": {"data": -1, "fsdp": 1, "tensor": 1}})
+    config.override_all(mesh, [f for f in fields if f.startswith("--config.mesh.")])
+    mesh = make_mesh(mesh.mesh)
+    fair = {"turns": options.turns, "sweep": parse_sweep(options.sweep)}
+    suite = make(options.scale, options.seeds, fields, out, mesh, **fair, **more)
+    if getattr(options, "dry_run", False):
+        importlib.import_module(f"{paper}.costs").show(suite, options.target)
+        return
+    with output(out):
+        if options.target == CLAIMS:
+            unless_stopped(lambda: suite.claims(paper, options.kept))
+        else:
+            module = importlib.import_module(f"{paper}.{targets[options.target]}")
+            unless_stopped(lambda: getattr(module, options.target)(suite))

@@ -1,0 +1,83 @@
+"""Data from a user's function."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from ml_collections import ConfigDict
+
+from common.data.byte_text import load_bytes
+from common.data.own import own_examples
+from common.data.records import open_records
+from common.data.text import load_text
+from common.errors import UserError
+from common.train.summary import changed
+from reservoir.parallel_text import load_parallel
+
+TEXTS = {"train": ["ein Haus", "", "zwei Häuser"], "valid": ["drei"], "test": []}
+
+
+def texts(split):
+    return TEXTS[split]
+
+
+def pairs(split):
+    return ((text, text.upper()) for text in texts(split))
+
+
+def rows(split):
+    return [{"text": text, "label": len(text) % 2} for text in texts(split)]
+
+
+def broken(split):
+    raise OSError("no disk")
+
+
+def data(function: str) -> ConfigDict:
+    fields = {"source": f"import:{__name__}:{function}", "documents": "line", "splits": {}}
+    return ConfigDict(fields | {"source_language": "de", "target_language": "en"})
+
+
+def test_documents_and_bytes(monkeypatch):
+    assert load_text(data("texts"), "train") == ["ein Haus", "zwei Häuser"]
+    monkeypatch.setitem(TEXTS, "test", ["vier"])
+    found = load_bytes(data("texts"))
+    assert found["train"].tobytes().decode() == "ein Haus\n\nzwei Häuser"
+    assert found["train"].dtype == np.uint8 and set(found) == {"train", "valid", "test"}
+
+
+def test_sentence_pairs():
+    text = load_parallel(data("pairs"), "train")
+    assert (text.source, text.target) == (["ein Haus", "zwei Häuser"], ["EIN HAUS", "ZWEI HÄUSER"])
+
+
+def test_labelled_texts_may_lack_a_split_that_is_cut_from_training():
+    splits = dict.fromkeys(TEXTS, "")
+    source = data("rows").source
+    found, classes = open_records(source, splits, "text", "label", optional=("test",))
+    assert set(found) == {"train", "valid"} and classes is None
+    place, fields = list(found["train"])[2]
+    assert place == f"{source} example 2 of train"
+    assert fields == {"text": "zwei Häuser", "label": 1}
+
+
+def test_a_finished_run_is_repeated_after_a_change_of_the_module():
+    config = ConfigDict({"data": {"source": f"import:{__name__}:texts"}})
+    file = Path(__file__).stat()
+    assert changed(config) == max(file.st_mtime, file.st_ctime)
+
+
+@pytest.mark.parametrize(
+    ("function", "split", "line"),
+    [
+        ("missing", "train", "has no attribute 'missing'"),
+        ("broken", "train", "fails for split 'train': OSError: no disk"),
+        ("texts", "other", "fails for split 'other': KeyError: 'other'"),
+        ("texts", "test", "has no example in split 'test'"),
+        ("rows", "train", "example 0 of split 'train' is a dict instead of a text"),
+    ],
+)
+def test_a_fault_of_the_function_is_one_line(function, split, line):
+    with pytest.raises(UserError, match=line) as caught:
+        own_examples(data(function).source, split, str, "a text")
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,107 @@
+"""Two processes agree on inputs, on the checkpoint to resume from, on signals, and on training seconds."""
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.programs import finish, start_several
+from tests.train.two import CASES, DELAY
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("two")
+
+
+@pytest.fixture(scope="module")
+def outputs(folder: Path) -> list[tuple[int, list[str]]]:
+    """Returns (exit code, printed lines) of both processes, which run all cases one after the other."""
+    program = [sys.executable, "-m", "tests.train.two", str(folder), *CASES]
+    processes = start_several(program, 2, 1)
+    found = [process.communicate(timeout=300)[0].splitlines() for process in processes]
+    return [(process.returncode, lines) for process, lines in zip(processes, found, strict=True)]
+
+
+@pytest.fixture
+def results(outputs: list[tuple[int, list[str]]]) -> list[dict]:
+    """Returns name of a case -> result, for each process."""
+    found = []
+    for _, lines in outputs:
+        found.append(dict(json.loads(x) for x in lines if x.startswith('["')))
+        assert [*found[-1]] == [*CASES], "\n".join(lines)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("case", "difference"),
+    [
+        (
+            "differing_data",
+            "the fingerprint of the train split is of process 1, not of process 0",
+        ),
+        ("differing_config", "--config.seed is 2, not 1"),
+        ("differing_draws", r"the fingerprint of the drawn frozen values is \w{16}, not \w{16}"),
+    ],
+)
+def test_differing_inputs_are_named_on_all_processes(results, folder, case, difference):
+    first, other = (found[case] for found in results)
+    assert first == other
+    assert re.fullmatch(rf"process 1 \(.+\) differs from process 0: {difference}", first)
+    assert not list((folder / case).glob("checkpoints/latest/*")), "no step was trained"
+
+
+def test_differing_data_end_all_processes_with_code_2(outputs, folder):
+    for code, lines in outputs:
+        assert code == 2, "\n".join(lines)
+        assert lines[-1].startswith("error: process 1 (") and "train split" in lines[-1]
+    assert not (folder / "exit").exists(), "no file was written"
+
+
+def test_all_processes_fall_back_from_a_checkpoint_that_one_cannot_read(results, outputs, folder):
+    assert [found["unreadable_checkpoint"] for found in results] == [5, 5]
+    (warning,) = (x for _, lines in outputs for x in lines if "checkpoint 10 is damaged" in x)
+    assert "process 1: OSError: Input/output error" in warning
+    assert (folder / "unreadable_checkpoint/checkpoints/damaged/10.0").is_dir()
+
+
+def test_local_coordinator_listens_on_the_loopback_interface_only(results):
+    assert [found["coordinator_hosts"] for found in results] == [["::ffff:127.0.0.1"], []]
+
+
+def test_late_compilation_of_one_process_is_training_time_of_no_process(results):
+    """The tolerance is half of the delay, because three steps may take tenths of a second on a busy machine."""
+    for found in results:
+        seconds = found["late_compilation"]
+        assert seconds["compile"] > DELAY and seconds["train"] < DELAY / 2
+
+
+def test_signal_in_an_evaluation_stops_all_processes_within_seconds(results):
+    """Process 1 gets the signal in batch 20 of the first evaluation, which has 200 batches of 0.05 s."""
+    first, other = (found["signal_in_evaluation"] for found in results)
+    step, batches = first
+    assert other == first and step == 5 and 20 <= batches <= 60
+
+
+def test_signal_is_agreed_within_seconds(results):
+    """Process 1 gets the signal before step 3. A step takes half a second."""
+    first, other = (found["signal_between_slow_steps"] for found in results)
+    assert other == first and 3 <= first <= 7
+
+
+def test_signal_is_agreed_after_every_compilation(results):
+    """Process 1 gets the signal before step 32. From step 35 on, every step is compiled."""
+    assert [found["signal_between_compilations"] for found in results] == [35, 35]
+
+
+@pytest.mark.slow
+def test_a_process_may_be_late_at_the_first_exchange():
+    """Gloo's own limit for a connection is 30 s."""
+    program = (
+        "import time; from common.runtime import processes; processes.initialize(); import jax;"
+        "time.sleep(32 * jax.process_index()); print(processes.all_gather(jax.process_index()))"
+    )
+    for process in start_several([sys.executable, "-c", program], 2, 1):
+        assert finish(process).splitlines()[-1] == "[0, 1]"

@@ -1,0 +1,212 @@
+"""Cases of training in two processes: `python -m tests.train.two FOLDER CASE...` runs cases in this process.
+
+Each process prints one line of JSON per case: [case, result]. A case that starts with "exit" ends the process.
+"""
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import psutil
+import pytest
+
+from common.errors import UserError
+from common.runtime import processes, program
+from common.runtime.signals import Preempted
+from common.sharding import make_mesh
+from common.train import checkpoint, frozen
+from common.train.evaluate import PerExample
+from common.train.loop import fit
+from common.train.state import Step
+from tests.train import toy
+
+DELAY = 3.0
+"""Delay of a compilation or of a batch, in seconds."""
+
+
+class TwoToy(toy.Toy):
+    """The toy task, evaluated in batches of one example on each process."""
+
+    def __init__(self, data: str = "equal", batches: int = 1, during: Callable = lambda: None):
+        super().__init__()
+        self.data, self.count, self.during = data, batches, during
+        self.rows = PerExample(self._errors, make_mesh({"data": -1}))
+
+    def fingerprints(self) -> dict[str, str]:
+        return {"the train split": self.data}
+
+    def _errors(self, model, batch):
+        return {"error": abs(model(batch["x"]) - batch["x"].sum(1, keepdims=True))[:, 0]}
+
+    def evaluate(self, values, split):
+        self.evaluated.append(split)
+
+        def batches():
+            for number in range(self.count):
+                self.during()
+                ids = 2 * number + jax.process_index() + np.zeros(1, np.int32)
+                yield {"x": np.ones((1, 2), np.float32), "ids": ids}
+
+        found = self.rows(values, batches(), 2 * self.count)
+        return {"error": float(found["error"].mean())}
+
+
+def train(workdir: Path, task: toy.Toy | None = None, **fields: object) -> dict:
+    fields = {"eval__test": False} | fields
+    return fit(toy.config(**fields), task or TwoToy(), workdir, make_mesh({"data": -1}))
+
+
+def fault(call: Callable[[], object]) -> str:
+    with pytest.raises((UserError, Preempted)) as caught:
+        call()
+    return str(caught.value)
+
+
+def last() -> bool:
+    return jax.process_index() == 1
+
+
+def differing_data(workdir: Path) -> str:
+    return fault(lambda: train(workdir, TwoToy(f"of process {jax.process_index()}")))
+
+
+def differing_config(workdir: Path) -> str:
+    return fault(lambda: train(workdir, seed=1 + last()))
+
+
+def differing_draws(workdir: Path) -> str:
+    draw = frozen.draw_frozen
+    with pytest.MonkeyPatch.context() as patch:
+        change = np.float32(1e-7 * last())
+        drawn = lambda *a: {name: x + change for name, x in draw(*a).items()}  # noqa: E731
+        patch.setattr(frozen, "draw_frozen", drawn)
+        return fault(lambda: train(workdir))
+
+
+def unreadable_checkpoint(workdir: Path) -> list[int]:
+    """Returns the steps that a run with checkpoints of steps 5 and 10 trains if one process cannot read step 10."""
+    train(workdir, train__steps=10)
+    read = checkpoint._meta
+
+    def broken(path: Path) -> dict:
+        if last() and path.name == "10":
+            raise OSError("Input/output error")
+        return read(path)
+
+    task = TwoToy()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "_meta", broken)
+        train(workdir, task, train__steps=15)
+    return task.starts[0]["next"]
+
+
+def coordinator_hosts(workdir: Path) -> list[str]:
+    """Returns the addresses at which this process listens on the port of JAX's coordinator."""
+    port = int(os.environ["TRAINLESS_COORDINATOR"].rpartition(":")[2])
+    sockets = psutil.Process().net_connections(kind="inet")
+    return [s.laddr.ip for s in sockets if s.status == "LISTEN" and s.laddr.port == port]
+
+
+def late_compilation(workdir: Path) -> dict[str, float]:
+    """Returns training and compilation seconds of a run in which process 1 compiles the step `DELAY` seconds late."""
+    compile_step = Step.compile
+
+    def late(*arguments: object) -> None:
+        compile_step(*arguments)
+        time.sleep(DELAY * last())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Step, "compile", late)
+        summary = train(workdir, train__steps=3)
+    return {name: summary[f"{name}_seconds"] for name in ("train", "compile")}
+
+
+def stopped_step(workdir: Path, task: toy.Toy, **fields: object) -> int:
+    """Returns the step of the checkpoint that is saved after a signal. It must be the same in every process."""
+    line = fault(lambda: train(workdir, task, train__steps=60, **fields))
+    return int(re.fullmatch(r"SIGTERM: saved step (\d+) in .*", line)[1])
+
+
+def terminate() -> None:
+    """Sends SIGTERM to process 1."""
+    if last():
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def signal_in_evaluation(workdir: Path) -> tuple[int, int]:
+    """Returns (saved step, number of evaluated batches) if process 1 gets SIGTERM in an evaluation of slow batches."""
+    done = []
+
+    def during() -> None:
+        done.append(time.sleep(0.05))
+        if len(done) == 20:
+            terminate()
+
+    step = stopped_step(workdir, TwoToy(batches=200, during=during))
+    return step, len(done)
+
+
+class Late(TwoToy):
+    """Delays every batch by `seconds`. Process 1 gets SIGTERM before step `at`. With `shapes`, later batches grow."""
+
+    def __init__(self, at: int, seconds: float = 0.0, shapes: bool = False):
+        super().__init__()
+        self.at, self.seconds, self.shapes = at, seconds, shapes
+
+    def batches(self, start):
+        for batch, position in super().batches(start):
+            time.sleep(self.seconds)
+            step = position["next"] - 2  # two batches are copied to the devices in advance
+            if step == self.at:
+                terminate()
+            if self.shapes:
+                copies = 1 + max(0, step - self.at)
+                batch = {name: np.tile(x, (copies, 1)) for name, x in batch.items()}
+            yield batch, position
+
+
+def signal_between_slow_steps(workdir: Path) -> int:
+    return stopped_step(workdir, Late(3, seconds=0.5), eval__steps=100)
+
+
+def signal_between_compilations(workdir: Path) -> int:
+    """The clock of the votes stands still, so without compilations the votes are at steps 1, 3, 7, 15, 31 and 63."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: 0.0))
+        return stopped_step(workdir, Late(32, shapes=True), eval__steps=100)
+
+
+CASES = {
+    case.__name__: case
+    for case in (
+        differing_data,
+        differing_config,
+        differing_draws,
+        unreadable_checkpoint,
+        coordinator_hosts,
+        late_compilation,
+        signal_in_evaluation,
+        signal_between_slow_steps,
+        signal_between_compilations,
+    )
+}
+
+
+def main() -> None:
+    processes.initialize()
+    folder, *cases = sys.argv[1:]
+    for name in cases:
+        print(json.dumps([name, CASES[name](Path(folder) / name)]), flush=True)
+    train(Path(folder) / "exit", TwoToy(f"of process {jax.process_index()}"))
+
+
+if __name__ == "__main__":
+    program.run(main)
