@@ -1,33 +1,34 @@
 """Backskipping (section 4.4): a trained layer learns without the gradient that passes through the reservoir above it.
 
-A reservoir F stands between trained layers P below and T above. In training a = mu + sigma eps, where mu is the output
-of P, and y = F(a). An ordinary step backpropagates from y through F to P. A skipping step does not differentiate F: P
-is a policy with density N(mu, sigma^2) and action a. Its reward R at every position depends on the gradient g at y. P
-gets the REINFORCE gradient with a learned baseline V(a), the value. With r the root mean square of g over all valid
-positions of the batch:
+A reservoir F stands between trained layers P below and T above. In training, F reads a = mu + sigma eps and returns
+y = F(a), where mu is the output of P and eps ~ N(0, 1). An ordinary step backpropagates from y through F to P. A
+skipping step does not differentiate F. Instead P is a policy with density N(mu, sigma^2) and action a, and gets the
+REINFORCE gradient. The reward R at a position depends on the gradient g of the loss at y. The baseline V(a) of
+REINFORCE is learned and called the value. r is the root mean square of g over all positions that are not padding:
 
     R = -mean over D of g / r        loss of the value = (R - V)^2        gradient of mu = -scale r (R - V) eps / sigma
 
-With scale = 1 this is the printed formula, whose value is r V. Because rewards are relative to r, the gradient of mu is
-linear in g: a loss that sums over tokens and a loss that averages over them train P alike. The targets of the value are
-of the order of 1. The fields of `config.model.backskip` cover what the paper leaves open:
+With scale = 1 this is the paper's formula, whose value is r V. Because R is relative to r, the gradient of mu is linear
+in g, so P trains alike if the loss is a sum over tokens or a mean. The targets of the value are of the order of 1. The
+fields of `config.model.backskip` set what the paper leaves open:
 
-    estimator      "policy", or a control: "identity" (mu gets g), "zero" (mu gets 0), "noise" (the policy's noise with
-                   exact gradients in all steps); "none" disables backskipping
-    warmup_steps   number of first steps that are all ordinary; -1 is the learning rate's warm-up. The value learns in
+    estimator      "policy", or a control: "identity" (mu gets g), "zero" (mu gets 0) or "noise" (the policy's noise
+                   with exact gradients in all steps); "none" disables backskipping
+    warmup_steps   number of ordinary steps at the start; -1 means the warm-up of the learning rate. The value learns in
                    all steps
-    anneal, least  after the warm-up a step is ordinary with probability anneal^(steps since the warm-up); never below
-                   `least`
-    sigma          standard deviation of the noise, in ordinary steps too
-    reward         "signed" is printed. In a pre-norm model it is 0 up to rounding, because every reader of the residual
-                   stream normalizes and so ignores a shift; such a run prints a warning. "own_rms" is ours: minus the
-                   root mean square of g over D, divided by its standard deviation over the batch
+    anneal, least  after the warm-up, a step is ordinary with probability p = anneal^(steps since the warm-up); once
+                   p < least, every step skips
+    sigma          standard deviation of the noise, in ordinary steps as well
+    reward         "signed": the paper's R, as above. In a pre-norm model this R is 0 up to rounding, because every
+                   layer that reads the residual stream normalizes and so ignores a shift; such a run prints a
+                   warning. "own_rms": not in the paper; minus the root mean square of g over D, divided by the
+                   standard deviation of this root mean square over the batch
     scale          factor of the gradient of mu, relative to r
-    value_rate     learning rate of the value, which has its own Adam
+    value_rate     learning rate of the value, which has an Adam of its own
 
-Adjacent reservoirs form one F with one noise and one value, and g at its output is exact. With several F in a stack, g
-is exact only at the uppermost. In a skipping step a lower F gets the gradient that its own T is trained with, which
-contains the estimates from above. Each F computes its own r, so estimates do not grow from one F to the next.
+Adjacent reservoirs form one F, with one noise and one value. The gradient g at the output of the uppermost F is exact.
+At a lower F, in a skipping step, g comes from the trained layers above and so contains the REINFORCE estimates of the
+higher F. Each F computes its own r, so estimates do not grow from one F to the next.
 """
 
 import sys
@@ -43,7 +44,7 @@ from ml_collections import ConfigDict
 
 from common.config import check, check_choice
 from common.model.block import Block, Context
-from common.model.dropout import fold
+from common.model.dropout import Key, fold
 from common.model.linear import Linear
 from common.train.optimizer import warmup_steps
 
@@ -51,14 +52,15 @@ ESTIMATORS = ("policy", "identity", "zero", "noise")
 REWARDS = ("signed", "own_rms")
 
 NEVER = ("none", "noise")
-"""Estimators that never skip a step."""
+"""Values of `config.model.backskip.estimator` without skipping steps."""
 
 NOISE = 2**16 + 1
-"""The fold of a block's random key for its noise; larger than the folds of its residuals and of LayerDrop."""
+"""Number folded into a block's random key to get the key of the noise. Smaller numbers give the keys of the block's
+residuals and of LayerDrop."""
 
 
 class Rule(NamedTuple):
-    """The fields of `config.model.backskip` that the gradient depends on."""
+    """The fields of `config.model.backskip` that determine the gradient of the policy."""
 
     reward: str
     sigma: float
@@ -66,7 +68,7 @@ class Rule(NamedTuple):
 
 
 class Value(nnx.Module):
-    """V(a), a scalar at every position: an MLP D -> D / 4 -> 1."""
+    """The value network V(a): an MLP of widths D, D / 4 and 1 that is applied at every position."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.up = Linear(width, max(width // 4, 1), ("embed", "mlp"), rngs=rngs)
@@ -77,11 +79,11 @@ class Value(nnx.Module):
 
 
 class Rewards(NamedTuple):
-    """Rewards of a batch, in float32.
+    """Rewards of a batch, computed in float32 from the gradient g of the loss at the output of the reservoirs.
 
     Attributes:
-      reward_BL: R, 0 at padding.
-      valid_BL: false at padding, which gets no gradient in an encoder or a decoder.
+      reward_BL: reward R, 0 at padding.
+      valid_BL: whether g is not 0 at the position. False at padding.
       size: r, the root mean square of g over the valid positions.
     """
 
@@ -91,7 +93,10 @@ class Rewards(NamedTuple):
 
 
 def rewards(g_BLD: jax.Array, rule: Rule) -> Rewards:
-    """Returns the rewards for the gradient g at the output. Scaling g by a positive factor does not change them."""
+    """Returns the rewards for the gradient g of the loss at the output of the reservoirs.
+
+    Scaling g by a positive factor does not change the rewards.
+    """
     g_BLD = g_BLD.astype(jnp.float32)
     valid_BL = jnp.any(g_BLD != 0, axis=-1)
     # Divide by the largest entry first: squares of a small gradient would underflow.
@@ -104,20 +109,23 @@ def rewards(g_BLD: jax.Array, rule: Rule) -> Rewards:
     else:
         reward_BL = -jnp.sqrt(jnp.mean(jnp.square(g_BLD), axis=-1))
         deviation = jnp.std(reward_BL, where=valid_BL)
-        # The standard deviation of a single position is 0.
+        # With a single position the standard deviation is 0. In this case, divide by `size`.
         reward_BL = reward_BL / jnp.where(deviation > 0, deviation, size)
     return Rewards(jnp.where(valid_BL, reward_BL, 0), valid_BL, size * largest)
 
 
 def _error(rule: Rule, value_BL: jax.Array, g_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns V - R, (B, L), 0 at padding; and r."""
+    """Returns value minus reward, (B, L), 0 at padding, and the root mean square r of the gradient `g_BLD`."""
     reward_BL, valid_BL, size = rewards(g_BLD, rule)
     return jnp.where(valid_BL, value_BL - reward_BL, 0), size
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def observe(rule: Rule, y_BLD: jax.Array, value_BL: jax.Array) -> jax.Array:
-    """Returns y. Backward: y gets its gradient g unchanged, the value the gradient of (R - V)^2."""
+    """Returns y. Trains the value V in a step that does not skip the reservoirs.
+
+    Backward: y gets its gradient g unchanged, and V gets the gradient of (R - V)^2, where R is the reward.
+    """
     return y_BLD
 
 
@@ -137,7 +145,11 @@ def skip(
     noise_BLD: jax.Array,
     value_BL: jax.Array,
 ) -> jax.Array:
-    """Returns y. Backward: y gets no gradient, mu the REINFORCE gradient, the value the gradient of (R - V)^2."""
+    """Returns y. Replaces the gradient of y in a step that skips the reservoirs.
+
+    Backward: y gets no gradient, mu gets the REINFORCE gradient, and the value V gets the gradient of (R - V)^2, where
+    R is the reward.
+    """
     return y_BLD
 
 
@@ -158,18 +170,58 @@ skip.defvjp(_skip_forward, _skip_backward)
 
 @jax.custom_vjp
 def stand_for(y_BLD: jax.Array, x_BLD: jax.Array) -> jax.Array:
-    """Returns y. Backward: x gets the gradient, y none. Unlike x + stop_gradient(y - x), the result is y to the bit."""
+    """Straight-through estimator: returns y. Backward: x gets the gradient of y, and y gets no gradient.
+
+    The result equals y to the bit, unlike x + stop_gradient(y - x).
+    """
     return y_BLD
 
 
 stand_for.defvjp(lambda y, x: (y, None), lambda _, g_BLD: (jnp.zeros_like(g_BLD), g_BLD))
 
 
-class Backskip(Block):
-    """Adjacent reservoirs as one block, which a skipping step does not differentiate.
+def estimate(
+    function: Callable[[jax.Array], jax.Array],
+    mu_BLD: jax.Array,
+    key: jax.Array,
+    *,
+    estimator: str,
+    rule: Rule,
+    value: Callable[[jax.Array], jax.Array] | None,
+    skipping: bool,
+) -> jax.Array:
+    """Returns F(mu) or, if the estimator has noise, F(mu + sigma eps), in a training step.
+
+    Args:
+      function: F, which may change the last axis only. All other axes are positions.
+      key: random key of the noise eps.
+      estimator: one of `ESTIMATORS`.
+      value: the value network, for the estimator "policy".
+      skipping: whether the step skips F, which is then not differentiated.
+    """
+    if estimator in ("identity", "zero"):
+        if not skipping:
+            return function(mu_BLD)
+        # In a decoder, stop_gradient also cuts the gradient that flows through the reservoir to the encoder's output.
+        y_BLD = jax.lax.stop_gradient(function(mu_BLD))
+        return y_BLD if estimator == "zero" else stand_for(y_BLD, mu_BLD)
+    noise_BLD = jax.random.normal(key, mu_BLD.shape, mu_BLD.dtype)
+    action_BLD = mu_BLD + rule.sigma * noise_BLD
+    if estimator == "noise":
+        return function(action_BLD)
+    fixed_BLD = jax.lax.stop_gradient(action_BLD)
+    value_BL = value(fixed_BLD)
+    if not skipping:
+        return observe(rule, function(action_BLD), value_BL)
+    y_BLD = jax.lax.stop_gradient(function(fixed_BLD))
+    return skip(rule, y_BLD, mu_BLD, noise_BLD, value_BL)
+
+
+class BackskipBlock(Block):
+    """Adjacent reservoirs as one block, which is not differentiated in steps that skip the reservoirs.
 
     Attributes:
-      skipping: whether this model is built for a skipping step.
+      skipping: whether the present step skips the reservoirs. `Backskipping.skipping_loss` sets the attribute.
     """
 
     def __init__(self, blocks: list[Block], model: ConfigDict, *, rngs: nnx.Rngs):
@@ -179,47 +231,32 @@ class Backskip(Block):
         self.rule = Rule(settings.reward, settings.sigma, settings.scale)
         self.baseline = Value(model.width, rngs=rngs) if self.estimator == "policy" else None
 
-    def __call__(
-        self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
-    ) -> jax.Array:
+    def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
+        reservoirs = super().__call__
         if key is None:
-            return super().__call__(x_BLD, context)
-        if self.estimator == "policy":
-            return self._policy(x_BLD, context, key)
-        if self.estimator == "noise":
-            return super().__call__(self._noisy(x_BLD, key)[0], context, key)
-        if not self.skipping:
-            return super().__call__(x_BLD, context, key)
-        # Also stops the gradient from a decoder's reservoir to the encoder's output.
-        y_BLD = jax.lax.stop_gradient(super().__call__(x_BLD, context, key))
-        return y_BLD if self.estimator == "zero" else stand_for(y_BLD, x_BLD)
-
-    def _noisy(self, mu_BLD: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns a and eps."""
-        noise_BLD = jax.random.normal(fold(key, NOISE), mu_BLD.shape, mu_BLD.dtype)
-        return mu_BLD + self.rule.sigma * noise_BLD, noise_BLD
-
-    def _policy(self, mu_BLD: jax.Array, context: Context, key: jax.Array) -> jax.Array:
-        action_BLD, noise_BLD = self._noisy(mu_BLD, key)
-        fixed_BLD = jax.lax.stop_gradient(action_BLD)
-        value_BL = self.baseline(fixed_BLD)
-        if not self.skipping:
-            return observe(self.rule, super().__call__(action_BLD, context, key), value_BL)
-        y_BLD = jax.lax.stop_gradient(super().__call__(fixed_BLD, context, key))
-        return skip(self.rule, y_BLD, mu_BLD, noise_BLD, value_BL)
+            return reservoirs(x_BLD, context)
+        return estimate(
+            lambda a_BLD: reservoirs(a_BLD, context, key),
+            x_BLD,
+            fold(key, NOISE),
+            estimator=self.estimator,
+            rule=self.rule,
+            value=self.baseline,
+            skipping=self.skipping,
+        )
 
 
 def backskipped(
     blocks: list[Block], reservoirs: tuple[int, ...], model: ConfigDict, *, rngs: nnx.Rngs
 ) -> list[Block]:
-    """Returns the layers of a stack, with adjacent reservoirs merged into one `Backskip` block."""
+    """Returns the layers of a stack, where one `BackskipBlock` replaces each group of adjacent reservoirs."""
     made: list[Block] = []
     group: list[Block] = []
     for layer, block in enumerate(blocks):
         if layer in reservoirs:
             group.append(block)
             if layer + 1 not in reservoirs:
-                made.append(Backskip(group, model, rngs=rngs))
+                made.append(BackskipBlock(group, model, rngs=rngs))
                 group = []
         else:
             made.append(block)
@@ -227,45 +264,66 @@ def backskipped(
 
 
 def warmup(config: ConfigDict) -> int:
-    """Returns the number of steps before the first that may skip."""
+    """Returns the number of steps before backskipping begins."""
     own = config.model.backskip.warmup_steps
     return warmup_steps(config.optimizer, config.train.steps) if own == -1 else own
 
 
 def skips(config: ConfigDict, step: int) -> bool:
-    """Returns whether a step skips: never in the warm-up, eventually always. A function of the seed and the step."""
-    settings, since = config.model.backskip, step - warmup(config)
-    if settings.estimator in NEVER or since < 0:
-        return False
-    ordinary = settings.anneal**since
-    # The third number separates this stream from (seed, step), which draws the crops of a text.
-    return (
-        ordinary < settings.least
-        or np.random.default_rng((config.seed, step, 1)).random() >= ordinary
+    """Returns whether a step skips the reservoirs, as a function of the seed and the step.
+
+    No step of the warm-up skips the reservoirs. Afterwards the probability grows to 1.
+    """
+    settings = config.model.backskip
+    return settings.estimator not in NEVER and is_skipping_step(
+        step,
+        warmup(config),
+        anneal=settings.anneal,
+        least=settings.least,
+        seed=config.seed,
     )
 
 
+def is_skipping_step(
+    step: int, warmup_steps: int, *, anneal: float = 0.99, least: float = 0.01, seed: int = 0
+) -> bool:
+    """Returns whether a training step skips the reservoirs, as a function of the seed and the step.
+
+    Args:
+      step: number of the step, from 0.
+      warmup_steps: number of steps at the start that skip nothing.
+      anneal: t steps after the warm-up, a step skips with probability 1 - p, where p = anneal^t.
+      least: once p < least, every step skips.
+    """
+    since = step - warmup_steps
+    if since < 0:
+        return False
+    ordinary = anneal**since
+    # (seed, step) already seeds the crops of a text. The third number makes an independent random stream.
+    return ordinary < least or np.random.default_rng((seed, step, 1)).random() >= ordinary
+
+
 class Backskipping:
-    """Mixin of a task: a second loss for skipping steps, and so a second compiled step."""
+    """Mixin for a task with backskipping: a second loss, and so a second compiled step, which skips the reservoirs."""
 
     config: ConfigDict
     loss: Callable
 
     def loss_at(self, step: int) -> Callable:
-        """Returns the loss function of a step."""
+        """Returns `skipping_loss` if the step skips the reservoirs, otherwise `loss`."""
         return self.skipping_loss if skips(self.config, step) else self.loss
 
     def skipping_loss(
-        self, model: nnx.Module, batch: Mapping[str, jax.Array], key: jax.Array | None
+        self, model: nnx.Module, batch: Mapping[str, jax.Array], key: Key
     ) -> tuple[jax.Array, jax.Array]:
-        """Returns the same loss as `loss`; its gradients skip the reservoirs."""
+        """Returns the same value as `loss`, with gradients that skip the reservoirs."""
         for _, part in nnx.iter_modules(model):
-            if isinstance(part, Backskip):
+            if isinstance(part, BackskipBlock):
                 part.skipping = True
         return self.loss(model, batch, key)
 
     def learning_rate_overrides(self) -> dict[str, float]:
-        """Returns the learning rate of the value networks."""
+        """Returns the learning rate of the value networks, under their name in parameter paths."""
         return {"baseline": self.config.model.backskip.value_rate}
 
 
@@ -280,7 +338,7 @@ def validate(model: ConfigDict) -> None:
     check_choice(f"{name}.reward", settings.reward, REWARDS)
     check(
         settings.estimator == "none" or model.reservoir != "none",
-        f"{name}.estimator={settings.estimator} with no reservoir to skip: --config.model.reservoir is none",
+        f"{name}.estimator={settings.estimator} needs reservoirs to skip, but --config.model.reservoir is none",
     )
     check(
         settings.warmup_steps >= -1,
@@ -294,16 +352,16 @@ def validate(model: ConfigDict) -> None:
 
 
 def validate_steps(config: ConfigDict) -> None:
-    """Checks that the run reaches a skipping step. Warns of a reward that is 0.
+    """Checks that the run reaches a skipping step. Warns if the reward is 0 by construction.
 
     Raises:
-      UserError: the warm-up lasts until the end of the run.
+      UserError: the run ends before the warm-up does, so no step skips.
     """
     settings, name = config.model.backskip, "--config.model.backskip"
     check(
         settings.estimator in NEVER or warmup(config) < config.train.steps,
         f"{name}.estimator={settings.estimator} never skips: {warmup(config)} steps of warm-up"
-        f" ({name}.warmup_steps), and {config.train.steps} in all",
+        f" ({name}.warmup_steps), but the run has {config.train.steps} (--config.train.steps)",
     )
     if (
         settings.estimator == "policy"
@@ -311,7 +369,7 @@ def validate_steps(config: ConfigDict) -> None:
         and config.model.norm == "pre"
     ):
         print(
-            f"warning: {name}.reward=signed, the paper's, is 0 up to rounding in a pre-norm model"
+            f"warning: {name}.reward=signed, the paper's reward, is 0 up to rounding in a pre-norm model"
             " (--config.model.norm=pre), because norms ignore a shift: the policy learns from rounding errors",
             file=sys.stderr,
         )

@@ -8,17 +8,20 @@ from flax import nnx
 
 from common.model.block import Context, Sublayer
 from common.model.decode_cache import CacheSpec, DecodeCache
+from common.model.dropout import Key
 from common.model.linear import Linear
 
 
 class DynamicConvolution(Sublayer):
-    """W2 conv(GLU(W1 x)), as in fairseq: y[t, h] = sum over w of softmax(Wk v)[t, h, w] v[t + w - before, h].
+    """Maps x to W2 y, where y[t, h] = sum over w of softmax(Wk v)[t, h, w] v[t + w - before, h] and v = GLU(W1 x).
 
-    v = GLU(W1 x) is both convolved and mapped to the kernel: a softmax over the taps for each position and head.
+    The kernel of the convolution is computed from v: a softmax over the taps for each position and head. The layer
+    equals fairseq's dynamic convolution.
 
     Args:
       taps: number of taps W.
-      causal: position t reads t - W + 1 to t; otherwise W positions around t, W // 2 of them before it.
+      causal: True: position t reads positions t - W + 1 to t (before = W - 1). False: position t reads W positions
+        around t (before = W // 2).
     """
 
     def __init__(self, width: int, heads: int, taps: int, *, rngs: nnx.Rngs, causal: bool = False):
@@ -41,9 +44,7 @@ class DynamicConvolution(Sublayer):
     def _per_head(self, v_BLD: jax.Array) -> jax.Array:
         return v_BLD.reshape(*v_BLD.shape[:2], self.heads, -1)
 
-    def __call__(
-        self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
-    ) -> jax.Array:
+    def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
         v_BLD = self._values(x_BLD)
         length = v_BLD.shape[1]
         if not self.causal and context.lengths_B is not None:
@@ -53,14 +54,14 @@ class DynamicConvolution(Sublayer):
         before = self.taps - 1 if self.causal else self.taps // 2
         around = ((0, 0), (before, self.taps - 1 - before), (0, 0), (0, 0))
         padded_BLHK = jnp.pad(self._per_head(v_BLD), around)
-        # XLA fuses one product per tap into a single loop, without copies of the W shifted sequences.
+        # Sum one product for each tap. XLA fuses the sum into one loop, without W shifted copies of the sequence.
         y_BLHK = sum(
             kernel_BLHW[..., k : k + 1] * padded_BLHK[:, k : k + length] for k in range(self.taps)
         )
         return self.leave(y_BLHK.reshape(x_BLD.shape))
 
     def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
-        """Returns an empty cache of v at every position."""
+        """Returns an empty cache of v = GLU(W1 x) at every position."""
         if not self.causal:
             raise ValueError("only a causal convolution can be decoded step by step")
         return DecodeCache.empty((batch, 1, self.leave.kernel.shape[0]), 1, spec)

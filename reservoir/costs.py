@@ -1,4 +1,4 @@
-"""Estimates the compute of a table's or figure's runs: python -m reservoir.reproduce table1 --dry-run"""
+"""Estimates the hours of the runs of a table or figure: python -m reservoir.reproduce table1 --dry-run"""
 
 import math
 import time
@@ -16,17 +16,17 @@ from common.track.tracker import SUMMARY
 from common.variables import AbstractModel
 from reservoir import downstream, encoder, run
 from reservoir.experiments import ExperimentSuite
-from reservoir.finetuning import inherit
+from reservoir.finetuning import inherit, make_lora
 
 SIZE = 2048
-"""Rows and columns of the matrices whose product measures this machine's FLOP/s."""
+"""Number of rows and of columns of the two matrices whose product is timed to measure this machine's FLOP/s."""
 
 
 def show(suite: ExperimentSuite, target: str) -> None:
-    """Prints a line for each run, and the hours that the missing runs take."""
+    """Prints the model size and the estimated hours of each run, and the total hours of the missing runs."""
     rows, total, speeds, models = [], 0.0, {}, {}
     for name, config in planned(suite, target):
-        # Many fine-tuning runs have the same model.
+        # Count each model once, because many fine-tuning runs have the same model.
         key = repr((config.task, config.model.to_dict(), config.get("reservoirs")))
         abstract_model = models[key] = models.get(key) or abstract(config)
         dtype = compute_dtype(config.model.dtype)
@@ -49,9 +49,12 @@ def show(suite: ExperimentSuite, target: str) -> None:
 def planned(
     suite: ExperimentSuite, target: str
 ) -> Iterator[tuple[Callable[[int], str], ConfigDict]]:
-    """Yields (seed -> run name, configuration) of each case of a table or figure, pretraining first."""
+    """Yields (function from the seed to the run name, configuration) per case of a table or figure.
+
+    Pretraining runs come first.
+    """
     for cases in suite.needed(target).values():
-        # Rows with the same model share runs.
+        # Rows of the table with the same model share runs, so list each run name once.
         for case in {case.name(1): case for case in cases}.values():
             config = suite.configuration(case, 1)
             run.validate(config)
@@ -64,7 +67,7 @@ def planned(
 
 
 def abstract(config: ConfigDict) -> AbstractModel:
-    """Returns the model with the configured vocabulary size; a classifier has two classes."""
+    """Returns the abstract model of a run, with the configured vocabulary size. A classifier has two classes."""
     if config.task == "classification":
         return variables.abstract(
             lambda: encoder.classifier(
@@ -74,19 +77,21 @@ def abstract(config: ConfigDict) -> AbstractModel:
                 rngs=variables.ParamKeys(0),
                 reservoirs=config.reservoirs,
                 freeze_now=config.freeze_now,
+                lora=make_lora(config),
             )
         )
-    build = run.TASKS[config.task][-1]
+    build = run.task_module(config).build
     tokens = config.data.get("vocab_size", 256)
     sizes = (tokens, tokens) if config.task == "translation" else (tokens,)
     return variables.abstract(lambda: build(config.model, *sizes, rngs=variables.ParamKeys(0)))
 
 
 def flops(config: ConfigDict, abstract_model: AbstractModel) -> float:
-    """Returns the matrix-product FLOPs of a training step.
+    """Returns the FLOPs of the matrix products of a training step.
 
-    Per token, a weight costs 2 forward, 2 for the gradient of its input and, if trained, 2 for its own gradient.
-    Embedding tables count where they are the output layer. Fine-tuning rows count with the shortest bucket.
+    For each token, a weight costs 2 FLOPs in the forward pass, 2 for the gradient of the layer's input and, if trained,
+    2 for the gradient of the weight. An embedding table counts only where it is the output layer. The length of a
+    fine-tuning example is taken to be the shortest bucket.
     """
     data, model = config.data, config.model
     length = model.get("length", model.get("max_length"))
@@ -105,7 +110,7 @@ def flops(config: ConfigDict, abstract_model: AbstractModel) -> float:
 
 
 def flops_per_second(dtype: jnp.dtype) -> float:
-    """Returns the FLOP/s of all devices together in a matrix product."""
+    """Times a matrix product on one device. Returns its FLOP/s times the number of devices."""
     one = jax.random.normal(jax.random.key(0), (SIZE, SIZE)).astype(dtype)
     product = jax.jit(lambda a: jnp.matmul(a, a, preferred_element_type=jnp.float32))
     product(one).block_until_ready()

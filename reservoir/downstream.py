@@ -11,11 +11,12 @@ from ml_collections import ConfigDict
 
 from common.config import check, check_choice, override_all
 from common.errors import UserError
-from common.experiments import Ran, Side
+from common.experiments import Side
 from common.report.figures import layers_figure
 from common.report.groups import Group, Layers
 from common.report.panels import COLOURS, panels
 from common.report.printed import printed
+from common.report.runs import Run
 from common.report.table import mean_std
 from configs import finetuning
 from reservoir import finetuning as fine_tuning
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 TASKS = {"sst2": finetuning.sst2, "mnli": finetuning.mnli}
 
 MODES = {PLAIN: ("keep", "freeze_now"), T: ("keep", "tune"), FFN: ("keep", "tune")}
-"""Model -> values of `config.reservoirs` that Figure 2 compares. "freeze_now" is the paper's "frozen finetuned"."""
+"""Model -> values of `config.reservoirs` in Figure 2. "freeze_now" is what the paper calls "frozen finetuned"."""
 
 SUFFIXES = {"keep": "", "freeze_now": ", frozen in fine-tuning", "tune": ", reservoirs tuned"}
 """Value of `config.reservoirs` -> suffix of the model's name in tables and claims."""
@@ -42,13 +43,13 @@ PROBE_GRIDS = {"tiny": "quick", "laptop": "quick", "paper": "full"}
 
 
 class Tuning(NamedTuple):
-    """A fine-tuning case. Its runs use the seeds of their pretraining runs.
+    """A fine-tuning experiment. A run starts from the pretraining run with the same seed.
 
     Attributes:
       task: a key of TASKS.
-      case: the pretraining case.
-      mode: `config.reservoirs`.
-      step: the pretraining snapshot to start from; 0 is the best checkpoint.
+      case: model and depth of the pretraining run.
+      mode: value of `config.reservoirs`.
+      step: step of the pretraining snapshot to start from; 0 is the best checkpoint.
     """
 
     task: str
@@ -58,17 +59,17 @@ class Tuning(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """The run name without the seed."""
+        """Returns the name of the experiment's runs, without the seed."""
         step = f"_step{self.step}" if self.step else ""
         return f"{self.task}_{self.mode}{step}_{self.case.stem}"
 
     def name(self, seed: int) -> str:
-        """The folder of a run."""
+        """Returns the folder name of the run with the seed `seed`."""
         return f"{self.stem}_seed{seed}"
 
 
 class Downstream(NamedTuple):
-    """The results of one fine-tuning case.
+    """The results of one fine-tuning experiment.
 
     Attributes:
       pretraining: the pretraining runs, one per seed.
@@ -84,7 +85,7 @@ class Downstream(NamedTuple):
         runs = self.pretraining.runs
         if not self.tuning.step:
             return [run.summary["train_seconds"] / 3600 for run in runs]
-        # Steps take about the same time: interpolate between two evaluations.
+        # Only evaluations record the training time, so interpolate between two evaluations.
         known = [[(0, 0.0), *((p.step, p.seconds) for p in run.curve.points)] for run in runs]
         return [
             float(np.interp(self.tuning.step, *zip(*points, strict=True))) / 3600
@@ -92,7 +93,10 @@ class Downstream(NamedTuple):
         ]
 
     def perplexity(self) -> list[float]:
-        """Returns the validation perplexity of each seed: the best, or the last one before the snapshot."""
+        """Returns the validation perplexity of each seed's pretraining checkpoint, from which fine-tuning starts.
+
+        For a snapshot, returns the perplexity at the last evaluation up to the snapshot's step.
+        """
         before = self.tuning.step
         return [
             max((p for p in run.curve.points if p.step <= before), key=lambda p: p.step).value
@@ -103,12 +107,12 @@ class Downstream(NamedTuple):
 
 
 def fig2(suite: "ExperimentSuite") -> None:
-    """Plots accuracy against the number of layers that fine-tuning updates."""
+    """Plots AUCC and test accuracy of fine-tuning against the number of layers that fine-tuning updates."""
     _against_depth(suite, "fig2", "updatable")
 
 
 def fig11(suite: "ExperimentSuite") -> None:
-    """Plots accuracy against the number of all layers."""
+    """Plots AUCC and test accuracy of fine-tuning against the number of all layers."""
     _against_depth(suite, "fig11", "total")
 
 
@@ -121,10 +125,10 @@ def _against_depth(suite: "ExperimentSuite", name: str, x: str) -> None:
 
 
 def fig6(suite: "ExperimentSuite") -> None:
-    """Plots accuracy against pretraining time. Fine-tunes from the snapshots of each pretraining run."""
-    found = _fine_tuned(suite, "fig6")
-    figure, parts = panels(len(found))
-    for axes, (task, rows) in zip(parts, found.items(), strict=True):
+    """Plots the test accuracy of fine-tuning against pretraining time. Fine-tunes every pretraining snapshot."""
+    results = _fine_tuned(suite, "fig6")
+    figure, parts = panels(len(results))
+    for axes, (task, rows) in zip(parts, results.items(), strict=True):
         for number, model in enumerate(dict.fromkeys(row.tuning.case.model for row in rows)):
             own = [row for row in rows if row.tuning.case.model == model]
             hours = [np.mean(row.hours()) for row in own]
@@ -162,44 +166,44 @@ def _row(row: Downstream) -> tuple:
 
 
 FIXED = ("reservoirs=", "freeze_now=", "pretrained=", "pretrained_step=", "seed=")
-"""Fields of fine-tuning that the figures set themselves."""
+"""Fields of fine-tuning that the figures set. --finetune cannot override them."""
 
 FIGURES = ("fig2", "fig6", "fig11")
-"""The figures that fine-tune."""
+"""The figures with fine-tuning runs."""
 
 
 def tunings(suite: "ExperimentSuite", target: str) -> list[Tuning]:
-    """Returns the fine-tuning cases of a figure by task. All tasks start from the same pretraining runs.
+    """Returns the fine-tuning experiments of a figure, ordered by task. All tasks share the pretraining runs.
 
     Raises:
-      UserError: --data names no task's data, or a configuration is invalid.
+      UserError: a configuration is invalid, or the scale is "laptop" and no --data option names a fine-tuning task.
     """
     tasks = [task for task in TASKS if suite.scale != "laptop" or task in suite.data_paths]
     check(
-        bool(tasks), f"nothing to fine-tune on: add {' or '.join(f'--data={t}=DIR' for t in TASKS)}"
+        bool(tasks), f"no data to fine-tune on: add {' or '.join(f'--data={t}=DIR' for t in TASKS)}"
     )
     for task in TASKS:
         if task not in tasks:
-            print(f"{task} is left out: --data={task}=DIR sets its folder")
+            print(f"{task} is left out: set its data folder by --data={task}=DIR")
     (cases,) = suite.needed(target).values()
     every = target == "fig6"
-    found = [
+    experiments = [
         Tuning(task, case, mode, step)
         for task in tasks
         for case in cases
         for mode in (("keep",) if every else MODES[case.model])
         for step in (snapshot_steps(suite.configuration(case, 1)) if every else (0,))
     ]
-    # Fail before pretraining, which may take days.
-    for tuning in found:
+    # Validate before pretraining, which may take days.
+    for tuning in experiments:
         fine_tuning.validate(configuration(suite, tuning, 1))
     if suite.fields:
         print(
-            f"{' '.join(suite.fields)}: pretraining only; for fine-tuning use --finetune=FIELD=VALUE"
+            f"{' '.join(suite.fields)}: changes pretraining only; fine-tuning needs --finetune=FIELD=VALUE"
         )
     if suite.sweep:
-        print("--sweep: fine-tuning only; pretraining keeps its configuration")
-    return found
+        print("--sweep varies fine-tuning only; pretraining keeps its configuration")
+    return experiments
 
 
 def configuration(suite: "ExperimentSuite", tuning: Tuning, seed: int) -> ConfigDict:
@@ -219,7 +223,7 @@ def configuration(suite: "ExperimentSuite", tuning: Tuning, seed: int) -> Config
     except UserError as error:
         raise UserError(f"--finetune: {error}") from error
     config.reservoirs, config.freeze_now = tuning.mode, tuning.case.reservoirs
-    config.pretrained = str(suite.workdir(tuning.case, seed))
+    config.pretrained = str(suite.folder(tuning.case.name(seed)))
     config.pretrained_step, config.seed = tuning.step, seed
     if path := suite.data_paths.get(tuning.task):
         config.data.source = f"files:{path}"
@@ -227,28 +231,34 @@ def configuration(suite: "ExperimentSuite", tuning: Tuning, seed: int) -> Config
 
 
 def _fine_tuned(suite: "ExperimentSuite", target: str) -> Mapping[str, list[Downstream]]:
-    """Trains the missing runs; returns the results by task. A sweep applies to fine-tuning only."""
+    """Trains missing runs. Returns task -> results of its experiments. --sweep varies fine-tuning only."""
     cases = tunings(suite, target)
     (groups,) = replace(suite, sweep={}).groups(target).values()
     runs = suite.runs({tuning.stem: partial(configuration, suite, tuning) for tuning in cases})
-    found: dict[str, list[Downstream]] = {}
+    results: dict[str, list[Downstream]] = {}
     for tuning in cases:
         before = groups[tuning.case]
         row = Downstream(tuning, before, _group(tuning, before, runs[tuning.stem]))
-        found.setdefault(tuning.task, []).append(row)
-    return found
+        results.setdefault(tuning.task, []).append(row)
+    return results
 
 
-def _group(tuning: Tuning, before: Group, ran: Sequence[Ran]) -> Group:
+def _group(tuning: Tuning, before: Group, runs: Sequence[Run]) -> Group:
     case, stack = tuning.case, layers_of(before.runs[0].config)
     frozen = {"keep": stack.frozen, "tune": 0, "freeze_now": case.reservoirs}[tuning.mode]
     line = case.model + SUFFIXES[tuning.mode]
     layers = Layers(line, stack.total, frozen)
-    return Group(f"{line}, {case.layers} layers", line, tuple(one.run for one in ran), layers)
+    return Group(f"{line}, {case.layers} layers", line, tuple(runs), layers)
 
 
 def side(suite: "ExperimentSuite", text: str, task: str, row: str, layers: int | None) -> Side:
-    """Returns the fine-tuning experiment that one side of a claim names, see `ExperimentSuite.side`.
+    """Returns a fine-tuning experiment that a claim compares. `ExperimentSuite.side` documents the syntax of claims.
+
+    Args:
+      text: the experiment as written in the claim, for error messages.
+      task: a key of TASKS.
+      row: model with a suffix of SUFFIXES, such as "T Reservoir, reservoirs tuned".
+      layers: number of layers; None takes the depth of the paper's curves.
 
     Raises:
       UserError: the row is unknown, or the configuration is invalid.
@@ -263,18 +273,19 @@ def side(suite: "ExperimentSuite", text: str, task: str, row: str, layers: int |
     if suite.scale == "laptop" and task not in suite.data_paths:
         missing = missing or f"--data={task}=DIR"
     if suite.sweep:
-        missing = missing or "a sweep of claims is for pretraining; fig2 sweeps fine-tuning"
+        missing = missing or "--sweep varies only pretraining in claims; use it with fig2"
     if not missing:
         fine_tuning.validate(configuration(suite, tuning, 1))
     return Side(tuning.stem, partial(configuration, suite, tuning), missing)
 
 
 def table4(suite: "ExperimentSuite") -> None:
-    """Writes the probing accuracy of every layer, beside the printed accuracy at the paper's depth."""
+    """Writes Table 4: the probing accuracy of every layer and, for models of 12 layers, the paper's accuracy."""
     folder = suite.data_paths.get("probing")
     check(
         folder is not None,
-        "the probing tasks are missing: --data=probing=DIR (python -m reservoir.make_probes writes some)",
+        "table4 needs the probing tasks: set their folder by --data=probing=DIR"
+        " (python -m reservoir.make_probes writes three tasks)",
     )
     names = [name for name in TABLE_4 if any(path.exists() for path in _paths(folder, name))]
     check(bool(names), f"{folder} has none of the tasks of Table 4, such as {TABLE_4[0]}.txt")
@@ -295,7 +306,7 @@ def table4(suite: "ExperimentSuite") -> None:
 
 
 def _probed(suite: "ExperimentSuite", group: Group, tasks: Sequence[ProbingTask]) -> list[tuple]:
-    """Returns the rows of `Table`; each cell is the mean over the pretraining seeds."""
+    """Probes the runs of a group. Returns `Table.rows`, averaged over the pretraining seeds."""
     table: Table | None = None
     for run in group.runs:
         read = open_reader(run.folder, suite.mesh, None)

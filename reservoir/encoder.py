@@ -1,13 +1,18 @@
-"""RoBERTa with reservoirs (section 4.3): pretraining model and classifier."""
+"""RoBERTa with reservoirs (section 4.3): the masked language model and the classifier."""
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
 from common.model import initializers, transformer
-from common.model.classifier import ClassificationHead, Classifier
+from common.model.classifier import Classifier
+from common.model.dropout import Key, dropout, fold
 from common.model.embed import Embed
-from common.model.encoder import Encoder, MaskedHead, MaskedLanguageModel
+from common.model.encoder import Encoder, MaskedLanguageModel
+from common.model.feed_forward import ACTIVATIONS
 from common.model.linear import Linear
+from common.model.low_rank import Lora, adapt, linear_layers
 from common.model.norm import LayerNorm
 from common.variables import freeze, give, thaw
 from reservoir.model import encoder_stack, reservoir_layers
@@ -16,16 +21,44 @@ from reservoir.placement import placement
 INIT_STD = 0.02
 
 FINE_TUNING_MODES = ("keep", "tune", "freeze_now")
-"""Values of `config.reservoirs` in fine-tuning: reservoirs stay frozen; are trained; or, the paper's control, layers of
-a plain run are frozen in fine-tuning only."""
+"""Values of `config.reservoirs` in fine-tuning. "keep": reservoirs stay frozen. "tune": reservoirs are trained.
+"freeze_now", the paper's control: fine-tuning freezes layers of a pretraining run that has no reservoirs."""
+
+
+class MaskedHead(nnx.Module):
+    """A dense layer with GELU and a norm, then the tied output layer with a bias."""
+
+    def __init__(self, vocabulary: int, width: int, *, rngs: nnx.Rngs):
+        self.dense = Linear(width, width, ("embed", None), rngs=rngs)
+        self.norm = LayerNorm(width, rngs=rngs)
+        self.bias = nnx.Param(initializers.zeros(rngs.params(), (vocabulary,)), axes=("vocab",))
+
+    def __call__(self, x_BLD: jax.Array, embed: Embed) -> jax.Array:
+        """Returns logits (B, L, V) in float32."""
+        return embed.logits(self.norm(ACTIVATIONS["gelu"](self.dense(x_BLD)))) + self.bias[...]
+
+
+class ClassificationHead(nnx.Module):
+    """Dropout, a dense layer with tanh, dropout, and the output layer."""
+
+    def __init__(self, width: int, classes: int, *, rngs: nnx.Rngs, dropout_rate: float = 0.0):
+        self.dense = Linear(width, width, ("embed", None), rngs=rngs)
+        self.out = Linear(width, classes, ("embed", None), rngs=rngs)
+        self.dropout_rate = dropout_rate
+
+    def __call__(self, x_BD: jax.Array, key: Key = None) -> jax.Array:
+        """Returns logits (B, C) in float32."""
+        hidden_BD = jnp.tanh(self.dense(dropout(x_BD, self.dropout_rate, fold(key, 0))))
+        return self.out(dropout(hidden_BD, self.dropout_rate, fold(key, 1)), jnp.float32)
 
 
 def initialize_as_bert(
     module: MaskedLanguageModel | Classifier, model: ConfigDict, rngs: nnx.Rngs
 ) -> None:
-    """Draws trained matrices and tables from N(0, 0.02). Biases are 0 and norms 1 already.
+    """Draws trained matrices and embedding tables with standard deviation 0.02 around 0.
 
-    Skips trained reservoirs, and with another `model.init` than "recipe" all layers: they are initialized already.
+    Reservoirs keep their values, even if they are trained. If `model.init` is not "recipe", all layers of the stack
+    keep their values. Biases and the scales of norms also keep their values, 0 and 1.
     """
     draw = initializers.normal(INIT_STD)
     skipped = list(module.encoder.stack.blocks)
@@ -41,7 +74,7 @@ def initialize_as_bert(
 
 
 def encoder(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Encoder:
-    """Returns the encoder: embeddings with a norm instead of a scale, then the layers with their reservoirs."""
+    """Returns the encoder: unscaled embeddings with a norm, then trained layers and reservoirs."""
     embed = Embed(
         vocabulary,
         model.width,
@@ -72,12 +105,14 @@ def classifier(
     rngs: nnx.Rngs,
     reservoirs: str = "keep",
     freeze_now: int = 0,
+    lora: Lora | None = None,
 ) -> Classifier:
-    """Returns the fine-tuning model. Its frozen values are marked as loaded: they come from the pretraining run.
+    """Returns the fine-tuning model. Frozen variables are marked as loaded: the pretraining run provides their values.
 
     Args:
       reservoirs: one of FINE_TUNING_MODES.
-      freeze_now: number of layers that "freeze_now" freezes, placed like reservoirs.
+      freeze_now: number of layers that the mode "freeze_now" freezes, every other layer in the middle of the stack.
+      lora: freezes the whole encoder and adds a trained adapter to each of its linear layers, reservoirs included.
     """
     head = ClassificationHead(model.width, classes, rngs=rngs, dropout_rate=model.head_dropout)
     made = Classifier(encoder(model, vocabulary, rngs=rngs), head)
@@ -88,4 +123,7 @@ def classifier(
         for layer in placement(model.encoder_layers, freeze_now):
             freeze(made.encoder.stack.blocks[layer])
     give(made.encoder)
+    if lora:
+        names = {path[-1] for path in linear_layers(made.encoder)}
+        adapt(made.encoder, names, lora, rngs=rngs)
     return made

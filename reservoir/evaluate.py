@@ -1,25 +1,51 @@
 """Measures the BLEU of a trained run: python -m reservoir.evaluate --workdir=RUN --split=test"""
 
+from pathlib import Path
+
 from common.runtime import program
 
 
 def main() -> None:
-    from common.data.sources import load_parallel
-    from common.metrics.bleu import corpus_bleu
-    from reservoir import run
+    from common.config import check
+    from reservoir import loading
+    from reservoir.bleu import corpus_bleu
+    from reservoir.parallel_text import load_parallel, read_parallel
 
-    parser = run.parser("reservoir.evaluate")
-    parser.add_argument("--split", default="test", choices=("train", "valid", "test"))
+    parser = loading.parser("reservoir.evaluate")
+    parser.add_argument(
+        "--split",
+        metavar="NAME",
+        help="train, valid, test (default), or any other split of the run's data source",
+    )
+    parser.add_argument(
+        "--source", type=Path, metavar="FILE", help="text file to translate instead of a split"
+    )
+    parser.add_argument(
+        "--reference",
+        type=Path,
+        metavar="FILE",
+        help="reference translation of --source, line by line",
+    )
     options = parser.parse_args()
-    trained = run.load(options)
-    text = load_parallel(trained.config.data, options.split)
-    result = trained.translate(text.source)
-    metric = trained.config.eval
+    files = (options.source, options.reference)
+    check(all(files) == any(files), "--source and --reference must be given together")
+    check(
+        not (any(files) and options.split),
+        "--split and --source select different texts: give one of them",
+    )
+    run = loading.load(options)
+    split = options.split or "test"
+    text = read_parallel(*files) if any(files) else load_parallel(run.config.data, split)
+    result = run.translate(text.source)
+    metric = run.config.eval
     bleu = corpus_bleu(result, text.target, metric.lowercase, metric.tokenize)
-    search = trained.translator.search
-    print(f"{options.split}: BLEU {bleu.score:.2f} on {len(result)} sentences")
-    if options.split == "valid" and 0 < metric.sentences < len(result):
-        print(f"(training evaluates the first {metric.sentences} only: --config.eval.sentences)")
+    search = run.translator.search
+    name = options.source or split
+    print(f"{name}: BLEU {bleu.score:.2f} on {len(result)} sentences")
+    if name == "valid" and 0 < metric.sentences < len(result):
+        print(
+            f"(training evaluates only the first {metric.sentences} sentences: --config.eval.sentences)"
+        )
     print(f"beams {search.beams}, length penalty {search.length_penalty:g}, {bleu.signature}")
 
 

@@ -1,4 +1,4 @@
-"""The runs behind the paper's tables and figures: their configurations, training and grouping."""
+"""Configures, trains and groups the runs behind the paper's tables and figures."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,8 +10,9 @@ from ml_collections import ConfigDict
 from common import experiments
 from common.config import check, check_choice
 from common.errors import UserError
-from common.experiments import Experiment, Ran, Side
+from common.experiments import Experiment, Side
 from common.report.groups import Group
+from common.report.runs import Run
 from common.train.task import Task
 from reservoir import downstream, finetuning, run
 from reservoir.layers import layers_of
@@ -29,14 +30,15 @@ from reservoir.targets import (
 
 @dataclass(frozen=True)
 class ExperimentSuite(experiments.ExperimentSuite):
-    """The experiments of this paper with the options of its command line.
+    """The experiments of the reservoir paper, with the options of `reservoir.reproduce`.
 
     Attributes:
-      settings: the settings to run; empty for all that the table or figure has.
-      depths: number of layers -> number of reservoirs, None for the setting's number; empty for the scale's depths.
-      models: the rows to run; empty for all that the table or figure has.
+      settings: keys of `targets.SETTINGS` to run; empty for all settings of the table or figure.
+      depths: number of layers -> number of reservoirs, or None for the number of `targets.SETTINGS`. Empty for the
+        depths of the scale.
+      models: keys of `targets.MODELS` to run; empty for all rows of the table or figure.
       data_paths: setting or fine-tuning task -> folder of its data.
-      finetune: overrides "a.b=VALUE" of fine-tuning. The inherited `fields` override pretraining.
+      finetune: overrides "a.b=VALUE" of fine-tuning. The inherited attribute `fields` overrides pretraining.
     """
 
     settings: tuple[str, ...] = ()
@@ -70,18 +72,18 @@ class ExperimentSuite(experiments.ExperimentSuite):
         config = self.override(config, seed=seed)
         if config.task == "masked_lm":
             overrides = [f for f in self.fields if f.startswith("--config.checkpoint.snapshots=")]
-            check(not overrides, f"{''.join(overrides)}: Figure 6 sets the snapshots; leave it out")
+            check(not overrides, f"{''.join(overrides)}: Figure 6 sets this field; leave it out")
             config.checkpoint.snapshots = snapshot_steps(config)[0]
         return config
 
     def needed(self, target: str) -> dict[str, list[Case]]:
-        """Returns the cases of a table or figure by setting, ordered by model and then depth.
+        """Returns setting -> cases of a table or figure, in order of model, then depth. A case is a row at one depth.
 
         Raises:
-          UserError: the options exclude every case, or the reservoirs do not fit.
+          UserError: the command line excludes every case, or the reservoirs do not fit into the layers.
         """
         settings, models, one_depth = NEEDS[target]
-        found = {}
+        selected = {}
         for setting in settings:
             if self.settings and setting not in self.settings:
                 continue
@@ -93,28 +95,28 @@ class ExperimentSuite(experiments.ExperimentSuite):
                 for layers in depths
             ]
             if any(cases):
-                found[setting] = [case for case in cases if case]
+                selected[setting] = [case for case in cases if case]
         check(
-            bool(found),
+            bool(selected),
             f"--settings, --models and --depths exclude every run of {target}, which has"
             f" {', '.join(settings)} and {', '.join(models)}",
         )
-        return found
+        return selected
 
     def setting_depths(self, setting: str) -> list[int]:
-        """Returns the numbers of layers of --depths, or of the scale."""
+        """Returns the numbers of layers in --depths or, without this option, the depths of the scale."""
         return list(self.depths or SETTINGS[setting].depths[self.scale])
 
     def curve_depth(self, setting: str) -> int:
-        """Returns the depth whose curves the paper shows; the greatest depth where --depths excludes it."""
+        """Returns the depth whose curves the paper shows. If --depths excludes it, returns the greatest depth."""
         depths, curve_depth = self.setting_depths(setting), SETTINGS[setting].curve_depth
         return curve_depth if curve_depth in depths else max(depths)
 
     def case(self, setting: str, model: str, layers: int) -> Case | None:
-        """Returns a row at a depth. With --depths=N:0 only the plain model has one.
+        """Returns the case of a model at a depth. Returns None if --depths=LAYERS:0 excludes models with reservoirs.
 
         Raises:
-          UserError: the reservoirs do not fit, or leave no trained layer.
+          UserError: the reservoirs do not fit into the layers, or leave no trained layer.
         """
         usual = SETTINGS[setting].reservoirs(self.scale, layers)
         number = self.depths.get(layers)
@@ -138,37 +140,34 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return Case(setting, model, layers, number, number != usual)
 
     def groups(self, target: str) -> dict[str, dict[Case, Group]]:
-        """Returns the runs of every needed case over all seeds, by setting. Trains the missing runs."""
+        """Trains missing runs. Returns setting -> case -> runs of the case, one per seed."""
         needed = self.needed(target)
-        cases = [case for some in needed.values() for case in some]
-        found = self.runs({case.stem: partial(self.configuration, case) for case in cases})
+        every = [case for cases in needed.values() for case in cases]
+        runs = self.runs({case.stem: partial(self.configuration, case) for case in every})
         return {
-            setting: {case: _group(case, found[case.stem]) for case in some}
-            for setting, some in needed.items()
+            setting: {case: _group(case, runs[case.stem]) for case in cases}
+            for setting, cases in needed.items()
         }
 
-    def workdir(self, case: Case, seed: int) -> Path:
-        """Returns the folder of a run."""
-        return self.out / "runs" / case.name(seed)
-
     def horizon(self, setting: str) -> float | str:
-        """Returns T of the AUCC in hours, or "longest"."""
+        """Returns the end of the AUCC's interval in hours, or "longest" for the end of the longest run."""
         return SETTINGS[setting].horizon if self.scale == "paper" else "longest"
 
     def side(self, text: str) -> Side:
-        """Returns the experiment that one side of a claim names.
+        """Returns the experiment that `text` names. A claim compares two such experiments.
 
-        "iwslt: T Reservoir" is a row at the setting's `curve_depth`, "wmt@24: T Reservoir" at 24 layers. "sst2: ..."
-        and "mnli: ..." fine-tune that row of roberta and keep its reservoirs frozen; one of `downstream.SUFFIXES` may
-        follow, as in "sst2: T Reservoir, reservoirs tuned".
+        "iwslt: T Reservoir" is the row "T Reservoir" of the setting "iwslt" at the depth `curve_depth`.
+        "wmt@24: T Reservoir" has 24 layers. "sst2: T Reservoir" and "mnli: T Reservoir" fine-tune the row "T Reservoir"
+        of the setting "roberta" with frozen reservoirs. "sst2: T Reservoir, reservoirs tuned" trains the reservoirs;
+        `downstream.SUFFIXES` lists all suffixes.
 
         Raises:
-          UserError: the setting, row or suffix is unknown, or the reservoirs do not fit.
+          UserError: the setting, row or suffix is unknown, or the reservoirs do not fit into the layers.
         """
         prefix, _, row = text.partition(": ")
         setting, at, layers = prefix.partition("@")
         check_choice(f"{text}: setting", setting, (*SETTINGS, *downstream.TASKS))
-        check(layers.isdecimal() or not at, f"{text}: {layers!r} is no number of layers")
+        check(layers.isdecimal() or not at, f"{text}: {layers!r} is not a number of layers")
         depth = int(layers) if at else None
         if setting in downstream.TASKS:
             return downstream.side(self, text, setting, row, depth)
@@ -180,18 +179,19 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def claimed_case(
         self, text: str, setting: str, model: str, layers: int | None
     ) -> tuple[Case | None, str]:
-        """Returns the case that a side of a claim names, and the option that it lacks ("" where it can run).
+        """Returns the case that a claim compares, and the reason why the case cannot run ("" if it can).
 
-        The case is None where the options exclude it.
+        The case is None if --settings, --models or --depths excludes it. `text` is the experiment as written in the
+        claim, for error messages.
 
         Raises:
-          UserError: the row is unknown, or the reservoirs do not fit.
+          UserError: the row is unknown, or the reservoirs do not fit into the layers.
         """
         check_choice(f"{text}: model", model, MODELS)
         if self.settings and setting not in self.settings:
-            return None, "--settings leaves it out"
+            return None, "--settings excludes the setting"
         if self.models and model not in self.models:
-            return None, "--models leaves it out"
+            return None, "--models excludes the row"
         case = self.case(setting, model, layers or self.curve_depth(setting))
         if case is None:
             return None, "--depths leaves no reservoirs"
@@ -201,16 +201,16 @@ class ExperimentSuite(experiments.ExperimentSuite):
         exists = scheme != "files" or Path(path).exists()
         return case, "" if exists else f"--data={setting}=DIR"
 
-    def runs(self, cases: Mapping[str, Experiment]) -> dict[str, list[Ran]]:
-        """Trains pretraining runs before the fine-tuning runs that start from them."""
+    def runs(self, cases: Mapping[str, Experiment]) -> dict[str, list[Run]]:
+        """Trains missing runs. Fine-tuning runs come last, because they start from pretraining runs."""
         tuned = {n: make for n, make in cases.items() if make(1).task == "classification"}
-        first = {name: make for name, make in cases.items() if name not in tuned}
-        found: dict[str, list[Ran]] = {}
-        for some in filter(None, (first, tuned)):
-            found |= super().runs(some)
-        return found
+        pretrained = {name: make for name, make in cases.items() if name not in tuned}
+        runs: dict[str, list[Run]] = {}
+        for stage in filter(None, (pretrained, tuned)):
+            runs |= super().runs(stage)
+        return runs
 
 
-def _group(case: Case, ran: Sequence[Ran]) -> Group:
-    runs = tuple(one.run for one in ran)
-    return Group(f"{case.model}, {case.layers} layers", case.model, runs, layers_of(runs[0].config))
+def _group(case: Case, runs: Sequence[Run]) -> Group:
+    name, layers = f"{case.model}, {case.layers} layers", layers_of(runs[0].config)
+    return Group(name, case.model, tuple(runs), layers)

@@ -9,19 +9,21 @@ from ml_collections import ConfigDict
 from common.config import check, check_choice, check_rate, complete
 from common.errors import UserError
 from common.model.classifier import Classifier
+from common.model.low_rank import Lora
+from common.storage.folders import open_folder
 from common.tasks import classification
 from common.tasks.classification import Build, Classification
-from common.tasks.masked_lm import vocabulary
 from common.train import loop
 from common.train.checkpoint import check_snapshot
 from common.variables import Params
 from reservoir import encoder
 from reservoir.placement import placement
 from reservoir.pretrained import Pretrained, open_run
+from reservoir.tasks.masked_lm import vocabulary
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the fields of the configuration, without the pretraining run and the data.
+    """Checks the configuration without reading the pretraining run and the data.
 
     Raises:
       UserError: a field is missing or out of range.
@@ -29,7 +31,7 @@ def validate(config: ConfigDict) -> None:
     with complete("--config"):
         check(
             config.task == "classification",
-            f"--config.task={config.task!r} is no fine-tuning task; train it with reservoir.train",
+            f"--config.task={config.task!r} is not a fine-tuning task; use reservoir.train",
         )
         check(
             bool(config.pretrained),
@@ -40,6 +42,13 @@ def validate(config: ConfigDict) -> None:
             f"--config.pretrained_step must be at least 0, got {config.pretrained_step}",
         )
         check_choice("--config.reservoirs", config.reservoirs, encoder.FINE_TUNING_MODES)
+        lora = config.lora
+        check(lora.rank >= 0, f"--config.lora.rank must be at least 0, got {lora.rank}")
+        check(lora.alpha >= 0, f"--config.lora.alpha must be at least 0, got {lora.alpha}")
+        check(
+            not lora.rank or config.reservoirs == "keep",
+            f"--config.lora.rank={lora.rank} freezes the encoder, so --config.reservoirs must be keep",
+        )
         for name in ("dropout", "attention_dropout", "head_dropout"):
             check_rate(f"--config.model.{name}", config.model[name])
         check_choice("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
@@ -48,10 +57,11 @@ def validate(config: ConfigDict) -> None:
 
 
 def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
-    """Returns a copy with the model of the pretraining run, see `inherit`.
+    """Returns a copy of a fine-tuning configuration, with the model fields of the pretraining run.
 
     Raises:
-      UserError: `config.reservoirs` does not fit the run, or the run lacks the snapshot `config.pretrained_step`.
+      UserError: `config.reservoirs` does not fit the pretraining run, or the snapshot `config.pretrained_step` is
+        missing.
     """
     model, mode = pretrained.config.model, config.reservoirs
     option = f"--config.reservoirs={mode}"
@@ -65,28 +75,38 @@ def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
     if mode == "freeze_now":
         check(
             plain,
-            f"{option} needs a plain run; {pretrained.workdir} has --config.model.reservoir={model.reservoir}",
+            f"{option} needs a run without reservoirs; {pretrained.workdir} has"
+            f" --config.model.reservoir={model.reservoir}",
         )
         try:
             chosen = placement(model.encoder_layers, config.freeze_now)
         except ValueError as error:
             raise UserError(f"--config.freeze_now: {error}") from error
-        check(bool(chosen), f"{option} freezes nothing: --config.freeze_now={config.freeze_now}")
+        check(
+            bool(chosen),
+            f"{option} freezes nothing: --config.freeze_now={config.freeze_now} must be at least 1",
+        )
     return inherit(config, model)
 
 
 def inherit(config: ConfigDict, model: ConfigDict) -> ConfigDict:
-    """Returns a copy with `model` of a pretraining run, overridden by the model fields of fine-tuning."""
+    """Returns a copy of `config` with the model fields `model`. Model fields in `config` take precedence."""
     config = config.copy_and_resolve_references()
     config.model = ConfigDict({**model.to_dict(), **config.model.to_dict()})
     if model.backskip.estimator != "none":
-        # Keeps the layers but builds no value network: fine-tuning differentiates every layer.
+        # Fine-tuning does not backskip. "identity" keeps the parameter names of backskipping and has no value network.
         config.model.backskip.estimator = "identity"
     return config
 
 
+def make_lora(config: ConfigDict) -> Lora | None:
+    """Returns the adapters of `config.lora`; None without adapters, as in runs from before the field existed."""
+    lora = config.get("lora")
+    return Lora(lora.rank, lora.alpha or lora.rank, rate=0.0) if lora and lora.rank else None
+
+
 def builder(config: ConfigDict, pretrained: Pretrained) -> Build:
-    """Returns a function (number of classes, rngs=) -> classifier."""
+    """Returns a function (number of classes, rngs=) -> `Classifier`."""
 
     def build(classes: int, *, rngs: nnx.Rngs) -> Classifier:
         return encoder.classifier(
@@ -96,6 +116,7 @@ def builder(config: ConfigDict, pretrained: Pretrained) -> Build:
             rngs=rngs,
             reservoirs=config.reservoirs,
             freeze_now=config.freeze_now,
+            lora=make_lora(config),
         )
 
     return build
@@ -104,12 +125,16 @@ def builder(config: ConfigDict, pretrained: Pretrained) -> Build:
 def make_task(
     config: ConfigDict, pretrained: Pretrained, mesh: Mesh, read_data: bool = True
 ) -> Classification:
-    """The task, whose encoder starts at the values of the pretraining run. Without data it has two classes."""
+    """Returns the fine-tuning task, whose encoder starts from the pretraining run.
 
-    def start(trainable: Params) -> Params:
+    With `read_data=False` the task has no data and two classes, for `launch.plan`.
+    """
+
+    def start(trainable: Params, frozen: Params) -> Params:
+        del frozen
         values = pretrained.load(mesh, config.pretrained_step)
-        found = {**values.trainable, **values.frozen}
-        return trainable | {n: x for n, x in found.items() if n.startswith("encoder/")}
+        pretrained_values = {**values.trainable, **values.frozen}
+        return trainable | {n: x for n, x in pretrained_values.items() if n.startswith("encoder/")}
 
     build, longest = builder(config, pretrained), config.model.max_length
     options = {"longest": longest, "start": start, "classes": None if read_data else 2}
@@ -119,17 +144,20 @@ def make_task(
 def prepare(
     config: ConfigDict, mesh: Mesh, read_data: bool = True
 ) -> tuple[ConfigDict, Classification]:
-    """Returns the configuration for the training loop, and the task. `read_data` False builds a task without data.
+    """Returns the configuration for the training loop, and the task.
+
+    Args:
+      read_data: False builds a task without data, for `launch.plan`.
 
     Raises:
       UserError: the configuration, the data or the pretraining run is invalid.
     """
     validate(config)
-    pretrained = open_run(Path(config.pretrained), "--config.pretrained")
+    pretrained = open_run(open_folder(config.pretrained), "--config.pretrained")
     config = complete_model(config, pretrained)
     return config, make_task(config, pretrained, mesh, read_data)
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
-    """Trains or resumes the run in `workdir`; returns its summary. Raises the errors of `loop.fit`."""
+    """Trains or resumes the run in `workdir`; returns its summary. `loop.fit` documents the errors."""
     return loop.fit(*prepare(config, mesh), workdir, mesh)

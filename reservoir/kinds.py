@@ -1,11 +1,10 @@
-"""The table of reservoir kinds (section 2.1, appendix A): layers that keep their random initialization.
+"""The kinds of reservoirs (section 2.1, appendix A): layers that keep their random initialization.
 
-A new kind is one entry of `RESERVOIRS`, or a `Kind` in a module outside this project, named by
---config.model.reservoir=my_package.kinds:my_kind. Configurations and reports read this table, so the module imports no
-JAX: each `build` function imports the layers that it needs.
+A new kind is an entry of `RESERVOIRS`, or a `Kind` in a module outside this project, selected by
+--config.model.reservoir=my_package.kinds:my_kind. Configurations and reports import this module, so it must not import
+JAX: each `build` function imports its layers.
 """
 
-import importlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from common.config import check, check_choice
-from common.errors import UserError
+from common.config import check, check_choice, imported
 
 if TYPE_CHECKING:
     from flax import nnx
@@ -22,11 +20,11 @@ if TYPE_CHECKING:
     from common.model.block import Block
 
 Layer = Callable[..., "Block"]
-"""(model, rngs=) -> a trained layer."""
+"""A function (model configuration, rngs=) -> trained layer."""
 
 
 class Option(NamedTuple):
-    """A field of `config.model` that only one kind reads."""
+    """A field of `config.model` that only one kind of reservoir reads."""
 
     default: Any
     minimum: float | None = None
@@ -37,13 +35,14 @@ class Kind:
     """A kind of reservoir.
 
     Attributes:
-      build: (model, layer, causal, rngs=) -> Block. `model` has the hidden size and dropout of reservoirs, `layer`
-        makes a trained layer of the same stack, and `causal` is true in decoders and language models.
+      build: function (model, layer, causal, rngs=) -> Block. `model` is `config.model` with the hidden size and dropout
+        of reservoirs, `layer` makes a trained layer of the same stack, and `causal` is true in decoders and language
+        models.
       label: name in tables and figures.
-      options: fields of `config.model` that this kind adds, by name.
-      check: raises a UserError where the fields of `config.model` do not fit this kind.
-      bidirectional_only: whether the layer always reads later positions, so that no decoder can have it.
-      fixed_length: whether the layer has parameters for each position, so that `model.max_length` limits the text.
+      options: name -> additional field of `config.model` for this kind.
+      check: raises a UserError if the fields of `config.model` do not fit this kind.
+      bidirectional_only: whether the layer always reads later positions, which excludes it from decoders.
+      fixed_length: whether the layer has parameters for each position, so `model.max_length` limits the text length.
     """
 
     build: Callable[..., "Block"]
@@ -55,12 +54,12 @@ class Kind:
 
 
 def _transformer(model: ConfigDict, layer: Layer, causal: bool, *, rngs: "nnx.Rngs") -> "Block":
-    """A whole layer of the stack, attention included."""
+    """Builds a complete layer of the stack, including attention."""
     return layer(model, rngs=rngs)
 
 
 def _ffn(model: ConfigDict, layer: Layer, causal: bool, *, rngs: "nnx.Rngs") -> "Block":
-    """FFN(LN(x)) + x, without attention."""
+    """Builds a feed-forward layer with its norm and residual connection, without attention."""
     from common.model import transformer
 
     feed_forward = transformer.feed_forward(model, rngs=rngs)
@@ -68,7 +67,10 @@ def _ffn(model: ConfigDict, layer: Layer, causal: bool, *, rngs: "nnx.Rngs") -> 
 
 
 def _bigru(model: ConfigDict, layer: Layer, causal: bool, *, rngs: "nnx.Rngs") -> "Block":
-    """A bidirectional GRU and a projection; both directions together have `reservoir_hidden` features, or the width."""
+    """Builds a bidirectional GRU and a projection.
+
+    Both directions together have `model.reservoir_hidden` features; 0 means the width of the model.
+    """
     from common.model import transformer
     from reservoir.recurrent import BiGru
 
@@ -77,7 +79,7 @@ def _bigru(model: ConfigDict, layer: Layer, causal: bool, *, rngs: "nnx.Rngs") -
 
 
 def _cnn(model: ConfigDict, layer: Layer, causal: bool, *, rngs: "nnx.Rngs") -> "Block":
-    """A dynamic convolution in place of attention, then a feed-forward layer (Wu et al., 2019)."""
+    """Builds a dynamic convolution in place of attention, then a feed-forward layer (Wu et al., 2019)."""
     from common.model import transformer
     from reservoir.convolution import DynamicConvolution
 
@@ -89,7 +91,7 @@ def _cnn(model: ConfigDict, layer: Layer, causal: bool, *, rngs: "nnx.Rngs") -> 
 
 
 def _gmlp(model: ConfigDict, layer: Layer, causal: bool, *, rngs: "nnx.Rngs") -> "Block":
-    """A gMLP layer with a random matrix over positions, see `Spatial`. Not in the paper."""
+    """Builds a gMLP layer with a random matrix over positions (`common.model.spatial.Spatial`). Not in the paper."""
     from common.model import transformer
     from common.model.gated_mlp import GatedMlp
     from common.model.spatial import Spatial
@@ -104,7 +106,7 @@ def _check_bigru(model: ConfigDict) -> None:
     name = "reservoir_hidden" if model.reservoir_hidden else "width"
     check(
         model[name] % 2 == 0,
-        f"--config.model.{name}={model[name]}: the two directions of a bigru need an even number",
+        f"--config.model.{name}={model[name]}: the two directions of a bigru need an even number of features",
     )
 
 
@@ -112,7 +114,7 @@ def _check_gmlp(model: ConfigDict) -> None:
     name = "reservoir_hidden" if model.reservoir_hidden else "hidden"
     check(
         model[name] % 2 == 0,
-        f"--config.model.{name}={model[name]}: the two halves of a gmlp need an even number",
+        f"--config.model.{name}={model[name]}: the two halves of a gmlp need an even number of features",
     )
 
 
@@ -126,7 +128,7 @@ RESERVOIRS = {
 
 
 def find(name: str) -> Kind:
-    """Returns the kind that `model.reservoir` names: an entry of `RESERVOIRS` or a "module:attribute".
+    """Returns the kind with the given name, an entry of `RESERVOIRS` or "module:attribute".
 
     Raises:
       UserError: no such kind exists, or its module cannot be imported.
@@ -143,30 +145,17 @@ def find(name: str) -> Kind:
     return kind
 
 
-def imported(option: str, name: str) -> Any:
-    """Returns the object "module:attribute" that a user's option names.
-
-    Raises:
-      UserError: importing the module fails, or the module has no such attribute.
-    """
-    module, _, attribute = name.partition(":")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # a user's module may raise anything
-        raise UserError(f"{option}={name}: {type(error).__name__}: {error}") from error
-
-
 def fixed_length(config: ConfigDict) -> bool:
-    """Whether the reservoirs of a configuration have parameters for each position."""
+    """Returns whether the configured reservoirs have parameters for each position."""
     name = config.model.reservoir
     return name != "none" and find(name).fixed_length
 
 
 def label(name: str) -> str:
-    """Returns the label of a kind.
+    """Returns the label of a kind of reservoir for tables and figures.
 
-    Does not import a user's own kind, because reports read configurations of any origin. A kind that is not imported
-    already is labelled by its attribute name.
+    For "module:attribute", returns the attribute's name if the module is not imported yet. Reports must not import the
+    modules that configurations name, because the configurations may come from other people.
     """
     module, _, attribute = name.rpartition(":")
     kind = RESERVOIRS.get(name) or getattr(sys.modules.get(module), attribute, None)
@@ -174,7 +163,7 @@ def label(name: str) -> str:
 
 
 def default_options() -> dict[str, Any]:
-    """Returns the fields that the kinds of `RESERVOIRS` add to `config.model`, with their defaults."""
+    """Returns name -> default of the fields that the kinds of `RESERVOIRS` add to `config.model`."""
     return {
         name: option.default
         for kind in RESERVOIRS.values()
@@ -183,7 +172,7 @@ def default_options() -> dict[str, Any]:
 
 
 def check_options(model: ConfigDict, kind: Kind) -> None:
-    """Adds the options of `kind` that the configuration lacks, with their defaults, and checks their minima.
+    """Adds missing options of `kind` to the configuration, with their defaults. Checks the minima of all its options.
 
     Raises:
       UserError: an option is below its minimum.

@@ -1,4 +1,4 @@
-"""The layers of a run's configuration, as reports name and count them."""
+"""Names and counts the layers of a model, from its configuration, for reports."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,17 +8,17 @@ from reservoir.kinds import label
 
 
 def layers_of(config: Mapping[str, Any]) -> Layers | None:
-    """Returns the layers of the stack that reservoirs stand in: the encoder, if the model has one.
+    """Returns kind and number of layers of the encoder, or of a language model's only stack.
 
-    The kind is the paper's name of the reservoirs ("T", "FFN"), or of the model without reservoirs. Backskipping and
-    LayerDrop are kinds of their own, as in Tables 1 and 3. None if the configuration has no number of layers.
+    The kind is the paper's name of the reservoirs ("T", "FFN") or of a model without reservoirs. Backskipping and
+    LayerDrop are kinds of their own, as in Tables 1 and 3. Returns None if the configuration has no number of layers.
     """
     model = config.get("model", {})
     total = model.get("encoder_layers", model.get("layers"))
     if total is None:
         return None
     reservoir, pattern = model.get("reservoir", "none"), model.get("placement", "")
-    mode = config.get("reservoirs", "keep")  # of fine-tuning
+    mode = config.get("reservoirs", "keep")  # only fine-tuning runs have this field
     if reservoir == "none":
         plain = "LayerDrop" if model.get("layerdrop") else "transformer"
         if mode == "freeze_now":
@@ -31,6 +31,6 @@ def layers_of(config: Mapping[str, Any]) -> Layers | None:
         kind += " backskip"
     if mode == "tune":
         return Layers(f"{kind}, tuned", total, 0)
-    # A pattern such as "LLRLRLL" contains the number of reservoirs.
+    # A pattern such as "LLRLRLL" overrides `model.reservoirs`.
     is_pattern = bool(pattern) and set(pattern) <= {"L", "R"}
     return Layers(kind, total, pattern.count("R") if is_pattern else model["reservoirs"])

@@ -22,22 +22,25 @@ def main() -> None:
         required=True,
         action="append",
         metavar="FILE",
-        help=f"plain text or .gz; repeat for several files; {EMBEDDED} is embedded text",
+        help=f"text file, plain or .gz; repeat the option for several files; {EMBEDDED} needs no file",
     )
     parser.add_argument(
         "--documents",
         default="line",
         choices=DOCUMENTS,
-        help="unit that no sentence crosses: a line (default), a paragraph or a file",
+        help="unit of text that contains whole sentences: line (default), paragraph or file",
     )
     parser.add_argument(
-        "--tasks", default=",".join(MAKERS), metavar="A,B", help=f"default {','.join(MAKERS)}"
+        "--tasks",
+        default=",".join(MAKERS),
+        metavar="A,B",
+        help=f"comma-separated tasks (default {','.join(MAKERS)})",
     )
     parser.add_argument(
         "--count",
         type=positive_int_arg("--count"),
         default=10_000,
-        help="training sentences; validation and test have a tenth each (default 10000)",
+        help="training sentences per task (default 10000); validation and test have a tenth of this number each",
     )
     parser.add_argument("--seed", type=int_arg("--seed"), default=1)
     parser.add_argument("--out", required=True, type=Path, metavar="DIR")

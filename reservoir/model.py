@@ -11,21 +11,24 @@ from ml_collections import ConfigDict
 from common import variables
 from common.config import check, check_choice, check_rate
 from common.errors import UserError
-from common.model import initializers, transformer
+from common.model import transformer
 from common.model.block import Block, Context
 from common.model.decode_cache import CacheSpec
 from common.model.embed import Embed
-from common.model.encoder_decoder import EncoderDecoder, Stack
 from common.model.language_model import LanguageModel
+from common.model.linear import Linear
+from common.model.stack import Stack
 from configs.reservoirs import fields
 from reservoir import backskip
 from reservoir.backskip import backskipped
+from reservoir.encoder_decoder import EncoderDecoder
 from reservoir.kinds import RESERVOIRS, Kind, Layer, check_options, find
 from reservoir.placement import PLACEMENTS, placement
+from reservoir.redraw import redraw
 
 
 class StackFields(NamedTuple):
-    """The fields of `config.model` that describe a stack, and the function that builds its trained layers."""
+    """Names of the fields of a stack in `config.model`, and the function that builds a trained layer of the stack."""
 
     layers: str
     reservoirs: str
@@ -40,19 +43,19 @@ STACKS = {
     ),
     "language model": StackFields("layers", "reservoirs", "placement", transformer.causal_block),
 }
-"""The stacks that a model can have. All but the encoder are causal."""
+"""Name of a stack -> names of its fields in `config.model`. All stacks except the encoder are causal."""
 
 
 RESERVOIR_INITS = {"orthogonal": "orthogonal", "xavier": "xavier", "normal": "fan_in"}
-"""`model.reservoir_init` -> initializer of reservoir matrices, see `common.variables.draw`."""
+"""Value of `model.reservoir_init` -> distribution of reservoir matrices, a name of `common.variables.draw`."""
 
 INITS = {"recipe": None, "orthogonal": ("orthogonal", 1.0), "normal": ("fan_in", 1.0)}
-"""`model.init` -> initializer of trained layers. "recipe" keeps the recipe's (fairseq: Xavier; RoBERTa: N(0, 0.02)).
-The others initialize matrices and biases as reservoirs are, with gain 1."""
+"""Value of `model.init` -> initializer of trained layers. "recipe" keeps the initialization of the paper's recipe
+(Xavier for translation, N(0, 0.02) for RoBERTa). Other values initialise trained layers like reservoirs with gain 1."""
 
 
 def with_defaults(model: ConfigDict) -> ConfigDict:
-    """Returns a copy of an older run's model fields, with defaults for the fields that have been added since."""
+    """Returns a copy of `config.model`, with defaults for fields that older runs lack."""
     filled = ConfigDict({**fields(), **model.to_dict()})
     if filled.backskip.reward == "norm":
         filled.backskip.reward = "own_rms"
@@ -60,7 +63,7 @@ def with_defaults(model: ConfigDict) -> ConfigDict:
 
 
 def reservoir_layers(model: ConfigDict, stack: str = "encoder") -> tuple[int, ...]:
-    """Returns the indices of a stack's reservoirs, frozen or (`model.reservoir_trained`) trained.
+    """Returns the indices of a stack's reservoirs, from 0. Includes trained reservoirs (`model.reservoir_trained`).
 
     Raises:
       ValueError: the stack has too few layers.
@@ -72,7 +75,7 @@ def reservoir_layers(model: ConfigDict, stack: str = "encoder") -> tuple[int, ..
 
 
 def blocks(model: ConfigDict, stack: str, *, rngs: nnx.Rngs) -> list[Block]:
-    """Returns the layers of a stack, its reservoirs frozen and, with backskipping, wrapped."""
+    """Returns the layers of a stack, with reservoirs. With backskipping, `BackskipBlock`s contain the reservoirs."""
     reservoirs = reservoir_layers(model, stack)
     made = []
     for index in range(model[STACKS[stack].layers]):
@@ -81,7 +84,7 @@ def blocks(model: ConfigDict, stack: str, *, rngs: nnx.Rngs) -> list[Block]:
             continue
         block = STACKS[stack].layer(model, rngs=rngs)
         if init := INITS[model.init]:
-            initializers.redraw(block, init, rngs=rngs)
+            redraw(block, init, rngs=rngs)
         made.append(block)
     if model.backskip.estimator == "none":
         return made
@@ -89,10 +92,10 @@ def blocks(model: ConfigDict, stack: str, *, rngs: nnx.Rngs) -> list[Block]:
 
 
 def reservoir_block(model: ConfigDict, stack: str, *, rngs: nnx.Rngs) -> Block:
-    """Returns one reservoir of a stack, frozen unless `model.reservoir_trained`.
+    """Returns a new reservoir of a stack, frozen unless `model.reservoir_trained`.
 
     Raises:
-      ValueError: a parameter of the layer has no initializer for being frozen.
+      ValueError: the `frozen_init()` of a layer lacks one of the layer's parameters.
     """
     own = ConfigDict({**model.to_dict(), "hidden": model.reservoir_hidden or model.hidden})
     if not model.reservoir_dropout:
@@ -100,14 +103,14 @@ def reservoir_block(model: ConfigDict, stack: str, *, rngs: nnx.Rngs) -> Block:
     block = find(model.reservoir).build(own, STACKS[stack].layer, stack != "encoder", rngs=rngs)
     matrix = RESERVOIR_INITS[model.reservoir_init], model.reservoir_gain
     if model.reservoir_trained:
-        initializers.redraw(block, matrix, rngs=rngs)
+        redraw(block, matrix, rngs=rngs)
     else:
         variables.freeze(block, matrix)
     return block
 
 
 def encoder_stack(model: ConfigDict, *, rngs: nnx.Rngs) -> Stack:
-    """Returns the encoder. `model.layerdrop`, the paper's baseline, drops its layers at random in training."""
+    """Returns the encoder. `model.layerdrop`, the paper's baseline, drops layers at random in training."""
     layers = blocks(model, "encoder", rngs=rngs)
     return transformer.stack(model, layers, rngs=rngs, skip_rate=model.layerdrop)
 
@@ -115,7 +118,7 @@ def encoder_stack(model: ConfigDict, *, rngs: nnx.Rngs) -> Stack:
 def translator(
     model: ConfigDict, source_vocabulary: int, target_vocabulary: int, *, rngs: nnx.Rngs
 ) -> EncoderDecoder:
-    """Returns the encoder-decoder of section 3.1. Source and target have separate embedding tables."""
+    """Returns the encoder-decoder of section 3.1, with separate embedding tables for source and target."""
     decoder_blocks = blocks(model, "decoder", rngs=rngs)
     return EncoderDecoder(
         transformer.embed(model, source_vocabulary, rngs=rngs),
@@ -139,14 +142,17 @@ def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Lan
     )
     layers = blocks(model, "language model", rngs=rngs)
     stack = transformer.stack(model, layers, rngs=rngs, skip_rate=model.layerdrop)
-    return LanguageModel(embed, stack, dtype=transformer.compute_dtype(model.dtype))
+    axes = ("embed", "vocab")
+    output = None if model.get("tied", True) else Linear(model.width, vocabulary, axes, rngs=rngs)
+    return LanguageModel(embed, stack, output, dtype=transformer.compute_dtype(model.dtype))
 
 
 def validate(model: ConfigDict) -> None:
-    """Checks the fields of this paper. Adds the options of a user's own kind that the configuration lacks.
+    """Checks the fields of `config.model` that concern reservoirs. Adds missing options of reservoir kinds.
 
     Raises:
-      UserError: a field is out of range, the reservoirs do not fit, or the user's own kind is incomplete.
+      UserError: a field is out of range, the reservoirs do not fit into the layers, or a user's kind of reservoir is
+        incomplete.
     """
     check_choice("--config.model.reservoir_init", model.reservoir_init, RESERVOIR_INITS)
     check_choice("--config.model.init", model.init, INITS)
@@ -160,12 +166,12 @@ def validate(model: ConfigDict) -> None:
     )
     check(
         not model.reservoir_trained or model.reservoir != "none",
-        "--config.model.reservoir_trained=true with no reservoir: --config.model.reservoir is none",
+        "--config.model.reservoir_trained=true needs reservoirs, but --config.model.reservoir is none",
     )
     check(
         not model.reservoir_trained or model.backskip.estimator == "none",
-        f"--config.model.backskip.estimator={model.backskip.estimator} skips layers that"
-        " --config.model.reservoir_trained=true trains",
+        f"--config.model.backskip.estimator={model.backskip.estimator} needs frozen reservoirs,"
+        " but --config.model.reservoir_trained=true trains them",
     )
     check_rate("--config.model.layerdrop", model.layerdrop)
     for kind in RESERVOIRS.values():
@@ -187,7 +193,7 @@ def _validate_reservoirs(model: ConfigDict, kind: Kind) -> None:
     )
     check(
         not kind.bidirectional_only or stacks == ["encoder"],
-        f"--config.model.reservoir={name} reads later positions: no decoder and no language model can have it",
+        f"--config.model.reservoir={name} reads later positions, so a decoder or language model cannot use it",
     )
     kind.check(model)
     if name not in RESERVOIRS:
@@ -196,7 +202,11 @@ def _validate_reservoirs(model: ConfigDict, kind: Kind) -> None:
 
 
 def _checked_placement(model: ConfigDict, stack: str) -> tuple[int, ...]:
-    """Returns the indices of a stack's reservoirs; an error names the option."""
+    """Returns the indices of a stack's reservoirs, from 0.
+
+    Raises:
+      UserError: the reservoirs do not fit into the layers. The message names the option to change.
+    """
     names = STACKS[stack]
     number = model[names.reservoirs]
     check(number >= 0, f"--config.model.{names.reservoirs} must be at least 0, got {number}")
@@ -209,10 +219,10 @@ def _checked_placement(model: ConfigDict, stack: str) -> tuple[int, ...]:
 
 
 def _check_complete(model: ConfigDict, stack: str) -> None:
-    """Traces a user's own kind, forward and (in causal stacks) decoding, without allocating arrays.
+    """Checks a user's kind of reservoir by tracing a forward pass and, in a causal stack, a decoding step.
 
     Raises:
-      UserError: a parameter has no initializer for being frozen, a method is missing, or an output has a wrong shape.
+      UserError: `frozen_init()` lacks a parameter, a method is missing, or an output has a wrong shape.
     """
     rows, length = 2, 2
     x_BLD = jnp.zeros((rows, length, model.width))
@@ -241,7 +251,7 @@ def _check_complete(model: ConfigDict, stack: str) -> None:
         outputs = jax.eval_shape(run, *shapes)
     except ValueError as error:
         raise UserError(f"{option}: {error}") from error
-    except Exception as error:  # a user's layer may raise anything
+    except Exception as error:  # a user's layer may raise any exception
         frame = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{frame.name} ({frame.filename}, line {frame.lineno})"
         raise UserError(f"{option}: {type(error).__name__} in {place}: {error}") from error

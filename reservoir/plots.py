@@ -19,22 +19,22 @@ def fig1(suite: ExperimentSuite) -> None:
 
 
 def fig3(suite: ExperimentSuite) -> None:
-    """Plots other kinds of reservoir against the number of trained layers."""
+    """Plots AUCC and test BLEU of other reservoir kinds (BiGRU, CNN) against the number of trained layers."""
     _depth(suite, "fig3")
 
 
 def fig4(suite: ExperimentSuite) -> None:
-    """Plots IWSLT with 6 decoder layers against the number of trained encoder layers."""
+    """Plots AUCC and test BLEU on IWSLT, 6 decoder layers, against the number of trained encoder layers."""
     _depth(suite, "fig4")
 
 
 def fig5(suite: ExperimentSuite) -> None:
-    """Plots the placements of appendix C against the number of trained layers."""
+    """Plots AUCC and test BLEU of the placements of appendix C against the number of trained layers."""
     _depth(suite, "fig5")
 
 
 def fig7(suite: ExperimentSuite) -> None:
-    """Plots masked language models: AUCC against depth, and the curves of the deepest."""
+    """Plots AUCC and test score of masked language models against depth, and the deepest models' validation curves."""
     for setting, groups in _depth(suite, "fig7").items():
         deepest = max(case.layers for case in groups)
         _curves(
@@ -43,28 +43,28 @@ def fig7(suite: ExperimentSuite) -> None:
 
 
 def fig8(suite: ExperimentSuite) -> None:
-    """Plots IWSLT against the number of all layers."""
+    """Plots AUCC and test BLEU on IWSLT against the number of all layers."""
     _depth(suite, "fig8", "total")
 
 
 def fig9(suite: ExperimentSuite) -> None:
-    """Plots WMT against the number of all layers."""
+    """Plots AUCC and test BLEU on WMT against the number of all layers."""
     _depth(suite, "fig9", "total")
 
 
 def fig10(suite: ExperimentSuite) -> None:
-    """Plots enwik8 against the number of all layers."""
+    """Plots AUCC and test score on enwik8 against the number of all layers."""
     _depth(suite, "fig10", "total")
 
 
 def fig12(suite: ExperimentSuite) -> None:
-    """Plots the validation curves behind the AUCC."""
+    """Plots validation curves over training time. The area under a curve is the AUCC."""
     for setting, groups in suite.groups("fig12").items():
         _curves(suite, "fig12", setting, list(groups.values()))
 
 
 def fig13(suite: ExperimentSuite) -> None:
-    """Plots backskipping beside backpropagation through the reservoirs."""
+    """Plots validation curves with backskipping and with backpropagation through the reservoirs."""
     for setting, groups in suite.groups("fig13").items():
         _curves(suite, "fig13", setting, list(groups.values()))
 
@@ -72,13 +72,13 @@ def fig13(suite: ExperimentSuite) -> None:
 def _depth(
     suite: ExperimentSuite, name: str, x: str = "updatable"
 ) -> Mapping[str, Mapping[Case, Group]]:
-    """Writes a figure and a table for each setting; returns the groups."""
-    found = suite.groups(name)
-    for setting, groups in found.items():
+    """Writes a figure and a table for each setting. Returns setting -> case -> runs of the case."""
+    settings = suite.groups(name)
+    for setting, groups in settings.items():
         rows = list(groups.values())
         figure = layers_figure(rows, x, "hours", suite.horizon(setting))
         _save(suite, f"{name}_{setting}", setting, figure, rows)
-    return found
+    return settings
 
 
 def _curves(suite: ExperimentSuite, name: str, setting: str, groups: Sequence[Group]) -> None:

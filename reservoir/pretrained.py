@@ -1,4 +1,4 @@
-"""Opens a finished masked language model, for probing and fine-tuning."""
+"""Opens a trained masked language model, for probing and fine-tuning."""
 
 import dataclasses
 from pathlib import Path
@@ -8,24 +8,24 @@ from ml_collections import ConfigDict
 
 from common.config import complete
 from common.data.tokenizer import Tokenizer
-from common.tasks import masked_lm
-from common.tasks.masked_lm import TOKENIZER, vocabulary
 from common.train.restore import load_run
 from common.train.task import ModelState
 from common.train.workdir import CONFIG, read_run
 from reservoir import encoder, model
+from reservoir.tasks import masked_lm
+from reservoir.tasks.masked_lm import TOKENIZER, vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """A pretraining run. `load` reads its parameters."""
+    """A finished pretraining run. `load` reads the parameters of the run."""
 
     workdir: Path
     config: ConfigDict
     tokenizer: Tokenizer
 
     def load(self, mesh: Mesh, step: int = 0) -> ModelState:
-        """Returns the trained `MaskedLanguageModel` with its frozen values.
+        """Returns the parameters of the `MaskedLanguageModel`, both trained and frozen.
 
         Args:
           step: step of a snapshot; 0 is the best checkpoint.
@@ -44,10 +44,13 @@ class Pretrained:
 
 
 def open_run(workdir: Path, option: str = "--workdir") -> Pretrained:
-    """Opens the masked language model in `workdir`. Errors name `option`, the command line's option for it.
+    """Opens the masked language model in `workdir`.
+
+    Args:
+      option: the command-line option of `workdir`, for error messages.
 
     Raises:
-      UserError: the folder has no run, the run has another task, or its tokenizer is missing.
+      UserError: the folder has no run, the run has another task, or the run has no tokenizer.
     """
     config = read_run(workdir, "masked_lm", option)
     with complete(workdir / CONFIG):

@@ -9,18 +9,24 @@ from common.runtime import program
 def main() -> None:
     from common.config import check, check_choice, check_folder, parser_for, positive_int_arg
     from common.sharding import make_mesh
+    from common.storage.folders import open_folder, output
     from reservoir.probing.classifier import GRIDS
     from reservoir.probing.data import TABLE_4, TASKS, load_task
     from reservoir.probing.features import POOLS, open_reader
     from reservoir.probing.table import Table
 
     parser = parser_for("reservoir.probe")
-    parser.add_argument("--workdir", required=True, type=Path, metavar="RUN", help="trained run")
     parser.add_argument(
-        "--data", required=True, type=Path, metavar="DIR", help="folder of the tasks' files"
+        "--workdir", required=True, type=open_folder, metavar="RUN", help="trained run"
     )
     parser.add_argument(
-        "--tasks", default=",".join(TABLE_4), metavar="A,B", help="default: the tasks of Table 4"
+        "--data", required=True, type=Path, metavar="DIR", help="folder of the probing tasks"
+    )
+    parser.add_argument(
+        "--tasks",
+        default=",".join(TABLE_4),
+        metavar="A,B",
+        help="comma-separated probing tasks (default: the tasks of Table 4)",
     )
     parser.add_argument(
         "--grid", default="quick", choices=GRIDS, help="hyperparameter grid of the classifiers"
@@ -28,17 +34,20 @@ def main() -> None:
     parser.add_argument(
         "--pool",
         choices=POOLS,
-        help="sentence vector: first token (default) or mean over tokens (default of translators)",
+        help="sentence vector: first (state of the first token, default) or mean (over tokens, default for"
+        " translators)",
     )
     parser.add_argument(
-        "--seeds", type=positive_int_arg("--seeds"), default=1, help="runs of each classifier"
+        "--seeds", type=positive_int_arg("--seeds"), default=1, help="seeds per classifier"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="default RUN/probing")
+    parser.add_argument(
+        "--out", type=open_folder, metavar="DIR", help="output folder (default: RUN/probing)"
+    )
     options = parser.parse_args()
     names = options.tasks.split(",")
     for name in names:
         check_choice("--tasks", name, TASKS)
-    check(len(set(names)) == len(names), f"--tasks={options.tasks} has a task twice")
+    check(len(set(names)) == len(names), f"--tasks={options.tasks} names a task twice")
     tasks = [load_task(options.data, name) for name in names]
     read = open_reader(options.workdir, make_mesh({"data": -1}), options.pool)
     out = options.out or options.workdir / "probing"
@@ -54,10 +63,11 @@ def main() -> None:
         print(
             f"{task.name}: {count:,} sentences read in {middle - start:.0f} s, classifiers trained"
             f" in {time.monotonic() - middle:.0f} s",
-            *(["(longer than the model, and cut:", f"{cut:,})"] if cut else []),
+            *(["(truncated to the model's maximum length:", f"{cut:,})"] if cut else []),
             flush=True,
         )
-    table.write(out)
+    with output(out):
+        table.write(out)
 
 
 if __name__ == "__main__":

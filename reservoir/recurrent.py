@@ -1,6 +1,6 @@
 """A bidirectional GRU (Cho et al., 2014) as a sublayer.
 
-J: the two directions. F: features of one direction. M = 3 F: inputs of the three gates.
+Suffixes of this module: J the two directions, F features of one direction, M = 3F inputs of the three gates.
 """
 
 from typing import Any
@@ -10,29 +10,32 @@ import jax.numpy as jnp
 from flax import nnx
 
 from common.model.block import Context, Sublayer
+from common.model.dropout import Key
 from common.model.linear import Linear, matmul
 
 GATES = ("reset", "update", "new")
 
 
 class Direction(nnx.Module):
-    """The parameters of one GRU: for each gate a matrix and a bias for the input and for the state."""
+    """The parameters of one GRU. Each gate has a matrix and a bias for the input, and another pair for the state."""
 
     def __init__(self, width: int, features: int, *, rngs: nnx.Rngs):
         def gates(inputs: int, axes: tuple) -> nnx.Dict:
             return nnx.Dict({name: Linear(inputs, features, axes, rngs=rngs) for name in GATES})
 
         self.inputs = gates(width, ("embed", "mlp"))
-        # Not sharded: sharded over fsdp, XLA computes wrong gradients of the loop's inputs (jaxlib 0.10.2).
+        # The matrices of the state are replicated: if they are sharded over fsdp, XLA (jaxlib 0.10.2) computes wrong
+        # gradients of the scan's inputs.
         self.states = gates(features, (None, None))
 
 
 class BiGru(Sublayer):
-    """W [forward; backward], with the equations of torch.nn.GRU. It cannot decode: it reads the whole sequence.
+    """A bidirectional GRU: W [forward states; backward states], with the equations of torch.nn.GRU.
+
+    The layer reads the whole sequence, so it cannot decode step by step.
 
     Args:
-      hidden: features of both directions together; 0 is the width. More than the width is an up-projection: W projects
-        the states back to the width.
+      hidden: features of both directions together, which W projects to the width of the model; 0 means that width.
 
     Raises:
       ValueError: `hidden` is odd.
@@ -41,14 +44,14 @@ class BiGru(Sublayer):
     def __init__(self, width: int, *, rngs: nnx.Rngs, hidden: int = 0):
         hidden = hidden or width
         if hidden % 2:
-            raise ValueError(f"hidden={hidden} must be even: the two directions share it")
+            raise ValueError(
+                f"hidden={hidden} must be even, because each direction has half of the features"
+            )
         self.forward = Direction(width, hidden // 2, rngs=rngs)
         self.backward = Direction(width, hidden // 2, rngs=rngs)
         self.out = Linear(hidden, width, ("mlp", "embed"), rngs=rngs)
 
-    def __call__(
-        self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
-    ) -> jax.Array:
+    def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
         batch, length, _ = x_BLD.shape
         valid_BL = jnp.ones((batch, length), bool)
         if context.lengths_B is not None:
@@ -70,7 +73,7 @@ class BiGru(Sublayer):
 def _run(
     inputs_JBLM: jax.Array, valid_JBL: jax.Array, kernel_JFM: jax.Array, bias_JM: jax.Array
 ) -> jax.Array:
-    """Returns the states (J, B, L, F) after each position. Padding leaves a state unchanged."""
+    """Returns the states after each position, (J, B, L, F). At padding, the state does not change."""
 
     def one(state_JBF, position):
         input_JBM, valid_JB = position
@@ -97,7 +100,7 @@ def _affine(x_BLD: jax.Array, gates: nnx.Dict) -> jax.Array:
 
 
 def _joined(gates: nnx.Dict) -> tuple[jax.Array, jax.Array]:
-    """Returns one kernel and one bias for all three gates."""
+    """Returns the concatenated kernels of the three gates, and their concatenated biases."""
     parts = [gates[name] for name in GATES]
     return (
         jnp.concatenate([part.kernel[...] for part in parts], axis=1),

@@ -1,4 +1,4 @@
-"""Prints the summary of a finished run and the next command."""
+"""Prints the summary of a finished run, and a command that uses the trained model."""
 
 import shlex
 import sys
@@ -18,15 +18,15 @@ _MEASURES = {
     "bits_per_byte": ("bits per byte", ".3f", "bytes"),
     "accuracy": ("accuracy", ".2f", "examples"),
 }
-"""Objective -> (name, format, what the training speed counts)."""
+"""Objective -> (name, number format, unit of the training speed)."""
 
 
 def print_summary(summary: dict, workdir: Path) -> None:
-    """Prints the results of a finished run and a command that uses it."""
+    """Prints the results of a finished run and a command that uses the trained model."""
     counts, aucc = summary["params"], summary["aucc"]
     reached, test = summary["seconds_to"], dict(summary["test"])
     objective = summary["objective"]
-    measure, form, counted = _MEASURES[objective]
+    measure, form, counted = _MEASURES.get(objective, (objective, ".4g", "examples"))
     best = f"{summary['best_valid']:{form}} at step {summary['best_step']}"
     others = {} if objective == "bleu" else {n: v for n, v in test.items() if n != objective}
     rows = [
@@ -34,7 +34,10 @@ def print_summary(summary: dict, workdir: Path) -> None:
         *((f"test {name}", f"{value:.3f}") for name, value in others.items()),
         (f"best validation {measure}", best),
         ("AUCC", f"{aucc['seconds']:.1f} {measure} seconds, {aucc['hours']:.4f} {measure} hours"),
-        ("time to 95 / 99 / 100 %", " / ".join(f"{reached[p]:.0f} s" for p in ("95", "99", "100"))),
+        (
+            "time to 95 / 99 / 100 % of best",
+            " / ".join(f"{reached[p]:.0f} s" for p in ("95", "99", "100")),
+        ),
         ("parameters", f"{counts['total']:,}, of which {counts['frozen']:,} were never trained"),
         ("training", f"{summary['steps']} steps in {summary['train_seconds']:.0f} s"),
         ("speed", f"{summary['tokens_per_second']:,.0f} {counted}/s on {summary['device']}"),
@@ -54,15 +57,17 @@ def _translate(summary: dict, workdir: Path) -> None:
 
 
 def _fine_tune(summary: dict, workdir: Path) -> None:
-    print("fine-tune it on a classification task:")
+    print("fine-tune this model on a classification task:")
     run = shlex.quote(str(workdir))
-    print(f"  {_python()} -m reservoir.finetune --config=configs/sst2.py --config.pretrained={run}")
+    embedded = summary["config"]["data"]["source"].startswith("embedded:")
+    config = f"--config=configs/sst2.py{':tiny' if embedded else ''}"
+    print(f"  {_python()} -m reservoir.finetune {config} --config.pretrained={run}")
 
 
 _NEXT = {"bleu": _translate, "perplexity": _fine_tune}
 
 
 def _python() -> str:
-    """Returns the Python interpreter as a command line from here would name it."""
+    """Returns the Python interpreter as a path in the working directory, or "python" if it lies elsewhere."""
     path = Path(sys.executable)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else "python"

@@ -1,7 +1,7 @@
 """Reproduces the paper's tables and figures: python -m reservoir.reproduce table1 --scale=tiny
 
-Trains missing runs, resumes interrupted runs, and writes CSV, Markdown and PNG into --out. Any field of the
-configurations is an option, as in reservoir.train. --dry-run lists the runs and their cost.
+Trains missing runs, resumes interrupted runs, and writes CSV, Markdown and PNG into --out. --config.FIELD=VALUE
+overrides a field of every run's configuration, as in reservoir.train. --dry-run lists the runs and their cost.
 """
 
 from argparse import Namespace
@@ -17,49 +17,50 @@ TARGETS = {
     "table4": "downstream",
     **dict.fromkeys(("fig2", "fig6", "fig11"), "downstream"),
 }
-"""Table or figure -> module that makes it. "controls" is ours."""
+"""Table or figure -> module of `reservoir` with a function of this name. "controls" is not in the paper."""
 
 SCALES = ("tiny", "laptop", "paper")
 
 
 def main() -> None:
-    from common.train.command import reproduce, reproduce_parser
+    from common.train.reproduce import reproduce, reproduce_parser
 
     parser = reproduce_parser("reservoir", TARGETS, SCALES)
     parser.add_argument(
         "--settings",
         default="",
-        help="a list from iwslt,iwslt_deep,wmt,enwik8,roberta (default: all of the target)",
+        help="comma-separated list from iwslt,iwslt_deep,wmt,enwik8,roberta (default: all of the table or figure)",
     )
     parser.add_argument(
         "--models",
         default="",
-        help='a list of rows, such as "Transformer,LayerDrop" (default: all)',
+        help='comma-separated list of rows, such as "Transformer,LayerDrop" (default: all rows)',
     )
     parser.add_argument(
         "--depths",
         default="",
-        help="a list of depths, such as 6,8:3; 8:3 has 3 reservoirs (without :R the number of the scale's"
-        " nearest depth)",
+        help="comma-separated list of depths, such as 6,8:3. 8:3 means 8 layers with 3 reservoirs. 6 means 6 layers"
+        " with the default number of reservoirs",
     )
     parser.add_argument(
         "--data",
         action="append",
         default=[],
         metavar="SETTING=DIR",
-        help="data folder of a setting (default: its configuration's), of sst2 or mnli, or of probing",
+        help="data folder of a setting (iwslt, ...), of a fine-tuning task (sst2, mnli), or of the probing tasks"
+        " (probing)",
     )
     parser.add_argument(
         "--finetune",
         action="append",
         default=[],
         metavar="FIELD=VALUE",
-        help="a field of the fine-tuning runs of fig2, fig6 and fig11, such as train.steps=100",
+        help="override a field of the fine-tuning runs in fig2, fig6 and fig11, such as train.steps=100",
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="list the runs and their cost; train nothing",
+        help="list the runs and their cost without training",
         dest="dry_run",
     )
     reproduce("reservoir", TARGETS, parser, _own)
@@ -69,7 +70,7 @@ def _own(options: Namespace) -> dict[str, Any]:
     from pathlib import Path
 
     from common.config import check, check_choice
-    from common.train.command import CLAIMS
+    from common.train.reproduce import CLAIMS
     from reservoir.downstream import FIGURES, TASKS
     from reservoir.targets import MODELS, SETTINGS
 
@@ -80,22 +81,22 @@ def _own(options: Namespace) -> dict[str, Any]:
         check_choice("--settings", setting, SETTINGS)
     for model in models:
         check_choice("--models", model, MODELS)
-    for given in options.finetune:
-        check("=" in given, f"--finetune={given} must be FIELD=VALUE")
+    for override in options.finetune:
+        check("=" in override, f"--finetune={override} must be FIELD=VALUE")
     check(
         not options.finetune or options.target in (*FIGURES, CLAIMS),
-        f"--finetune is for {', '.join((*FIGURES, CLAIMS))}: {options.target} fine-tunes nothing",
+        f"--finetune is for {', '.join((*FIGURES, CLAIMS))}: {options.target} has no fine-tuning runs",
     )
     check(
         not options.dry_run or options.target != CLAIMS,
         f"--dry-run is for tables and figures, not for {CLAIMS}",
     )
     data_paths = {}
-    for given in options.data:
-        setting, equals, path = given.partition("=")
-        check(bool(equals and path), f"--data={given} must be SETTING=DIR")
+    for option in options.data:
+        setting, equals, path = option.partition("=")
+        check(bool(equals and path), f"--data={option} must be SETTING=DIR")
         check_choice("--data", setting, (*SETTINGS, *TASKS, "probing"))
-        check(Path(path).is_dir(), f"--data={given}: there is no directory {path}")
+        check(Path(path).is_dir(), f"--data={option}: {path} is not a directory")
         data_paths[setting] = Path(path)
     return {
         "settings": settings,
@@ -107,23 +108,23 @@ def _own(options: Namespace) -> dict[str, Any]:
 
 
 def _depths(text: str) -> dict[int, int | None]:
-    """Parses "6,8:3" as {6: None, 8: 3}: number of layers -> number of reservoirs, if given.
+    """Parses "6,8:3" as {6: None, 8: 3}: number of layers -> number of reservoirs, or None for the default number.
 
     Raises:
       UserError: a number is malformed, or a depth occurs twice.
     """
     from common.config import check
 
-    found: dict[int, int | None] = {}
+    depths: dict[int, int | None] = {}
     for part in filter(None, text.split(",")):
         layers, colon, reservoirs = part.partition(":")
         check(
             layers.isdecimal() and int(layers) > 0 and (reservoirs.isdecimal() or not colon),
-            f"--depths={text}: {part!r} is neither LAYERS nor LAYERS:RESERVOIRS",
+            f"--depths={text}: {part!r} must be LAYERS or LAYERS:RESERVOIRS",
         )
-        check(int(layers) not in found, f"--depths={text}: {layers} layers are named twice")
-        found[int(layers)] = int(reservoirs) if colon else None
-    return found
+        check(int(layers) not in depths, f"--depths={text}: the depth {layers} occurs twice")
+        depths[int(layers)] = int(reservoirs) if colon else None
+    return depths
 
 
 if __name__ == "__main__":

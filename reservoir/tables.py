@@ -1,4 +1,4 @@
-"""Tables 1 to 3 and 5 to 7, measured beside printed, and our controls for Table 1."""
+"""Writes Tables 1 to 3 and 5 to 7, with measured and printed values, and a table of our controls for Table 1."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,29 +15,30 @@ HOUR = 3600
 
 
 def table1(suite: ExperimentSuite) -> None:
-    """Writes Table 1: IWSLT with 2 decoder layers, time until the best BLEU."""
+    """Writes Table 1: time until the best BLEU on IWSLT, 2 decoder layers."""
     _convergence(suite, "table1", "s")
 
 
 def table2(suite: ExperimentSuite) -> None:
-    """Writes Table 2: WMT with 1 decoder layer."""
+    """Writes Table 2: time until the best BLEU on WMT, 1 decoder layer."""
     _convergence(suite, "table2", "h")
 
 
 def table5(suite: ExperimentSuite) -> None:
-    """Writes Table 5: IWSLT with 6 decoder layers."""
+    """Writes Table 5: time until the best BLEU on IWSLT, 6 decoder layers."""
     _convergence(suite, "table5", "s")
 
 
 def controls(suite: ExperimentSuite) -> None:
-    """Writes the columns of Table 1 for our controls: freezing, initialization and depth, each on its own."""
+    """Writes a table like Table 1 for our controls, which isolate the effects of freezing, initialization and depth."""
     _convergence(suite, "controls", "s")
 
 
 def _convergence(suite: ExperimentSuite, name: str, unit: str) -> None:
-    """Writes the columns of the paper, and the test BLEU, which the paper's tables lack.
+    """Writes a table with the columns of Tables 1, 2 and 5 and a column of test BLEU.
 
-    The ratio of times to the plain model of the same depth is left empty unless the runs were timed in turns.
+    The column "ratio" is the time until the best BLEU, divided by the plain model's time at the same depth. The column
+    is empty unless the runs were trained in turns (--turns).
     """
     (groups,) = suite.groups(name).values()
     hours = {case: _hours_to(group, "100") for case, group in groups.items()}
@@ -76,7 +77,7 @@ def _row(case: Case, *cells: str | None) -> tuple:
 
 
 def table3(suite: ExperimentSuite) -> None:
-    """Writes Table 3: backskipping by the printed reward and by ours, beside the controls."""
+    """Writes Table 3: backskipping with the paper's reward, with our reward, and with the controls of backskipping."""
     (groups,) = suite.groups("table3").values()
     areas = aucc_rows(list(groups.values()), "hours", suite.horizon("iwslt"))
     paper = printed("reservoir", "table3")
@@ -105,9 +106,9 @@ def _partial(suite: ExperimentSuite, name: str, percent: int) -> None:
     paper = printed("reservoir", name, keys=3)
     rows = []
     for setting, groups in suite.groups(name).items():
-        # The paper's horizon limits the AUCC only: the best score covers the whole run.
-        found = time_rows(list(groups.values()), "hours", "longest", (percent,))
-        for (case, group), (row,) in zip(groups.items(), found, strict=True):
+        # "longest" counts the best BLEU of the whole run, because the paper's horizon limits only the AUCC.
+        times = time_rows(list(groups.values()), "hours", "longest", (percent,))
+        for (case, group), (row,) in zip(groups.items(), times, strict=True):
             hours = [x for x in row.positions("hours") if x is not None]
             there = [x for x in row.values() if x is not None]
             cells = (mean_std(hours, 4), mean_std(there, 2))
@@ -123,9 +124,9 @@ def _best(group: Group) -> list[float]:
 
 
 def _test(group: Group) -> list[float]:
-    """Returns the test BLEU of each run; NaN for an untested run.
+    """Returns the test BLEU of each run, or NaN for an untested run.
 
-    It is the test of the best checkpoint, or of the mean of the best checkpoints if the run keeps several.
+    If a run keeps several best checkpoints, the test BLEU is measured with the mean of their parameters.
     """
     tests = (run.summary.get("test_mean_of_best", run.summary["test"]) for run in group.runs)
     return [test.get("bleu", math.nan) for test in tests]
@@ -136,13 +137,13 @@ def _hours_to(group: Group, percent: str) -> list[float]:
 
 
 def _epoch(group: Group, unit: str) -> list[float]:
-    """Returns the training time of an epoch for each run, in `unit`."""
+    """Returns the training time per epoch of each run; `unit` is "s" or "h"."""
     scale = {"s": 1, "h": HOUR}[unit]
     return [r.summary["train_seconds"] / r.summary["epochs"] / scale for r in group.runs]
 
 
 def _parameters(group: Group) -> str:
-    """Returns the trained parameters, with all parameters in brackets where they differ."""
+    """Formats the number of trained parameters and, if parameters are frozen, of all parameters: "30.1M (36.5M)"."""
     counts: Mapping[str, int] = group.runs[0].summary["params"]
     trained, total = (f"{counts[name] / 1e6:.1f}M" for name in ("trainable", "total"))
     return trained if trained == total else f"{trained} ({total})"

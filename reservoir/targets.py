@@ -1,4 +1,4 @@
-"""The paper's tables and figures as data: settings, models, and which models each table or figure compares."""
+"""The paper's tables and figures as data: the settings, the models, and which models each table or figure compares."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from reservoir.placement import PLACEMENTS
 
 @dataclass(frozen=True)
 class Setting:
-    """A task of the paper at all its depths.
+    """A task of the paper, such as IWSLT translation, with the depths of its models.
 
     Attributes:
-      recipe: kind of reservoir -> configuration.
-      sizes: the smaller sizes of that recipe, by scale.
-      fields: fields of the model that differ from the recipe.
-      depth_field: the field of the model that holds the number of layers.
+      recipe: function from a kind of reservoir to the configuration at the scale "paper".
+      sizes: scale "laptop" or "tiny" -> function that returns a smaller configuration.
+      fields: overrides of the recipe's model fields.
+      depth_field: name of the model field with the number of layers.
       depths: scale -> number of layers -> number of reservoirs.
-      horizon: T of the AUCC in hours at the scale "paper". Other scales end it with the longest run.
+      horizon: end of the AUCC's interval in hours, at the scale "paper". Other scales end with the longest run.
       curve_depth: number of layers of the models whose curves Figures 7, 12 and 13 show.
     """
 
@@ -35,7 +35,7 @@ class Setting:
     curve_depth: int
 
     def reservoirs(self, scale: str, layers: int) -> int:
-        """Returns the number of reservoirs at a depth. A depth that the scale lacks gets the number of the nearest."""
+        """Returns the number of reservoirs for `layers` layers: the number at the nearest depth of the scale."""
         known = self.depths[scale]
         return known[min(known, key=lambda depth: abs(depth - layers))]
 
@@ -54,7 +54,7 @@ SETTINGS = {
     "wmt": Setting(
         translation.wmt, _TRANSLATION, {"decoder_layers": 1}, "encoder_layers", _WMT, 20, 24
     ),
-    # The paper plots these depths without naming them. Its text names 8 reservoirs of 48 layers and 4 of 12.
+    # Depths are read from the paper's plots. The paper's text states only 8 reservoirs in 48 layers and 4 in 12 layers.
     "enwik8": Setting(
         bytelevel.enwik8,
         {"laptop": bytelevel.laptop, "tiny": bytelevel.tiny},
@@ -76,14 +76,14 @@ SETTINGS = {
 }
 
 SNAPSHOTS = 5
-"""Number of pretraining snapshots that Figure 6 fine-tunes. The paper does not print it."""
+"""Number of pretraining snapshots that Figure 6 fine-tunes. The paper does not state the number."""
 
 
 def snapshot_steps(config: ConfigDict) -> range:
     """Returns the steps at which a pretraining run keeps a snapshot.
 
     Raises:
-      UserError: the run has no steps.
+      UserError: `config.train.steps` is less than 1.
     """
     steps = config.train.steps
     check(steps >= 1, f"--config.train.steps={steps}: a pretraining run needs at least 1 step")
@@ -95,8 +95,8 @@ class Row(NamedTuple):
     """A row of a table, or a line of a figure.
 
     Attributes:
-      kind: `model.reservoir`.
-      fields: other fields of the model; a function takes (the recipe's model, the Case) and returns the value.
+      kind: value of `model.reservoir`.
+      fields: name of another model field -> value, or function from (model fields of the recipe, Case) to value.
     """
 
     kind: str
@@ -106,15 +106,15 @@ class Row(NamedTuple):
 PLAIN, T, FFN = "Transformer", "T Reservoir", "FFN Reservoir"
 
 UPDATABLE = "Transformer of updatable depth"
-"""Our control for depth: a plain model with as many layers as the others train."""
+"""Our control for depth: a model without reservoirs, whose depth is a reservoir model's number of trained layers."""
 
 MODELS = {
     PLAIN: Row("none", {}),
     **{f"{kind.label} Reservoir": Row(name, {}) for name, kind in RESERVOIRS.items()},
     UPDATABLE: Row("none", {}),
-    # The paper prints no probability: drop as many layers on average as the others freeze.
+    # The paper does not state LayerDrop's probability. We drop, on average, as many layers as the other rows freeze.
     "LayerDrop": Row("none", {"layerdrop": lambda model, case: case.reservoirs / case.layers}),
-    # Our controls: freezing without the initialization, and the initialization without freezing.
+    # Our controls: orthogonal initialization without freezing, and freezing without orthogonal initialization.
     "Orthogonal T trained": Row("transformer", {"reservoir_trained": True}),
     "Orthogonal FFN trained": Row("ffn", {"reservoir_trained": True}),
     "Xavier T Reservoir": Row("transformer", {"reservoir_init": "xavier"}),
@@ -124,7 +124,7 @@ MODELS = {
     ),
     "Backskip Reservoir": Row("transformer", {"backskip.estimator": "policy"}),
     "Backskip FFN Reservoir": Row("ffn", {"backskip.estimator": "policy"}),
-    # Our reward, not the paper's.
+    # Backskipping with the reward "own_rms", which is not in the paper.
     "Backskip by own reward": Row(
         "transformer", {"backskip.estimator": "policy", "backskip.reward": "own_rms"}
     ),
@@ -133,7 +133,7 @@ MODELS = {
     "Noise and true gradients": Row("transformer", {"backskip.estimator": "noise"}),
     **{name: Row("transformer", {"placement": name}) for name in PLACEMENTS},
 }
-"""Every row by its name. Figure 5 names placements."""
+"""Name of a row in tables -> row. The names of Figure 5's rows are placements."""
 
 
 PLAIN_T_FFN = (PLAIN, T, FFN)
@@ -142,12 +142,12 @@ _BACKSKIP = (PLAIN, T, "Backskip Reservoir")
 
 
 class Needs(NamedTuple):
-    """The runs of a table or figure.
+    """The settings and models of a table or figure.
 
     Attributes:
       settings: keys of SETTINGS.
       models: keys of MODELS.
-      one_depth: only the depth `Setting.curve_depth`.
+      one_depth: whether to run the depth `Setting.curve_depth` only.
     """
 
     settings: tuple[str, ...]
@@ -191,7 +191,7 @@ NEEDS = {
     "fig11": Needs(("roberta",), PLAIN_T_FFN),
     "fig12": Needs(("iwslt", "wmt", "enwik8", "roberta"), PLAIN_T_FFN, one_depth=True),
     "fig13": Needs(("iwslt",), (*_BACKSKIP, "Identity gradient"), one_depth=True),
-    # Ours: does freezing, the initialization, or the number of trained layers make the difference?
+    # Not in the paper: the table separates the effects of freezing, initialization and number of trained layers.
     "controls": Needs(
         ("iwslt",),
         (
@@ -209,10 +209,10 @@ NEEDS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A row at one depth. Its runs differ only in the seed.
+    """A row of a setting at one depth. The runs of a case differ only in the seed.
 
     Attributes:
-      custom: whether `reservoirs` differs from the setting's number at this depth.
+      custom: whether the number of reservoirs was set on the command line and differs from the setting's number.
     """
 
     setting: str
@@ -223,11 +223,11 @@ class Case:
 
     @property
     def stem(self) -> str:
-        """The run name without the seed. Rows with the same model share it, and so share runs."""
+        """Returns the name of the case's runs, without the seed. Cases with the same model share name and runs."""
         model = {"alternate": T, UPDATABLE: PLAIN}.get(self.model, self.model)
         depth = f"{self.layers}r{self.reservoirs}" if self.custom else str(self.layers)
         return f"{self.setting}_{depth}_{model.lower().replace(' ', '_')}"
 
     def name(self, seed: int) -> str:
-        """The folder of a run."""
+        """Returns the folder name of the run with the seed `seed`."""
         return f"{self.stem}_seed{seed}"

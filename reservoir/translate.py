@@ -35,9 +35,9 @@ def _write(path: Path | None, text: str, mode: str = "w") -> None:
 
 
 def main() -> None:
-    from reservoir import run
+    from reservoir import loading
 
-    parser = run.parser("reservoir.translate")
+    parser = loading.parser("reservoir.translate")
     parser.add_argument(
         "--input", type=Path, metavar="FILE", help="text to translate (default: standard input)"
     )
@@ -46,9 +46,9 @@ def main() -> None:
     )
     options = parser.parse_args()
     lines = _read(options.input)
-    _write(options.output, "", "a")  # fail before translating if the path cannot be written
-    trained = run.load(options)
-    result = trained.translate(lines)
+    _write(options.output, "", "a")  # fails now, before translating, if the path cannot be written
+    run = loading.load(options)
+    result = run.translate(lines)
     _write(options.output, "".join(f"{line}\n" for line in result))
 
 

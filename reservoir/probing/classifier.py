@@ -1,10 +1,10 @@
-"""SentEval's classifier (Conneau and Kiela, 2018) on every layer of a model at once.
+"""SentEval's classifier (Conneau and Kiela, 2018), trained on every layer of a model at once.
 
-One hidden layer of sigmoids, Adam, batches of 64, L2 on all parameters. Validation accuracy chooses the hidden size,
-the dropout before the sigmoids and the L2 penalty. One compiled program trains all layers and all grid points of one
-hidden size, as two batch dimensions.
+The classifier has one hidden layer of sigmoid units. Training: Adam, batches of 64, an L2 penalty on all parameters.
+Validation accuracy selects the hidden size, the dropout rate before the sigmoid, and the L2 penalty. One compiled
+program trains the classifiers of all layers and all grid points with the same hidden size, as two batch dimensions.
 
-J: grid points with one hidden size. U: updates of `fit`.
+Suffixes in this module: J grid points with the same hidden size, U updates of `fit`.
 """
 
 import itertools
@@ -25,10 +25,10 @@ EPOCH = 4
 """Passes over the training set between two evaluations."""
 
 PATIENCE = 5
-"""Early stopping: training ends when more than this many evaluations in total, not in a row, gave no new best."""
+"""Training stops when more than this number of evaluations, counted over the whole training, are not a new best."""
 
 LAST = 200
-"""No epoch begins after this many passes."""
+"""Training stops at the first evaluation after more than this number of passes over the training set."""
 
 _OPTIMIZER = optax.adam(1e-3)
 _EVAL_BATCH = 1024
@@ -36,7 +36,13 @@ _EVAL_BATCH = 1024
 
 @dataclass(frozen=True)
 class Grid:
-    """Hyperparameters that validation chooses from; the first of equally good ones. `hidden` 0 is no hidden layer."""
+    """Grid of hyperparameters. Validation accuracy selects one grid point, the first of equally good points.
+
+    Attributes:
+      hidden: hidden sizes; 0 means no hidden layer.
+      dropout: dropout rates before the sigmoid.
+      penalty: L2 penalties.
+    """
 
     hidden: tuple[int, ...] = (50,)
     dropout: tuple[float, ...] = (0.0,)
@@ -48,7 +54,7 @@ GRIDS = {"quick": Grid(), "full": Grid(hidden=(50, 100, 200), dropout=(0.0, 0.1,
 
 @dataclass(frozen=True)
 class Probe:
-    """The hyperparameters chosen for one layer, and their accuracies from 0 to 1."""
+    """The hyperparameters selected for one layer, and the classifier's validation and test accuracy, from 0 to 1."""
 
     hidden: int
     dropout: float
@@ -65,15 +71,15 @@ def probe(
     grid: Grid = GRIDS["quick"],
     seed: int = 1,
 ) -> list[Probe]:
-    """Trains on "train", chooses hyperparameters on "valid", measures on "test".
+    """Trains classifiers on "train", selects hyperparameters on "valid", and measures accuracy on "test".
 
     Args:
-      features: split -> (P, E, D) float32.
-      classes: split -> (E,) integers below `count`.
-      seed: of the initial parameters, order and dropout, which all layers and grid points share.
+      features: split -> sentence vectors of every layer, (P, E, D) float32.
+      classes: split -> class numbers below `count`, (E,).
+      seed: seed of initial parameters, order of examples and dropout, which all layers and grid points share.
 
     Returns:
-      The best classifier of each of the P layers.
+      The selected hyperparameters and the accuracies for each of the P layers.
     """
     best: list[Probe] = []
     on_device = {split: jnp.asarray(features_PED) for split, features_PED in features.items()}
@@ -82,11 +88,13 @@ def probe(
         members = list(itertools.product(grid.dropout, grid.penalty))
         valid_PJ, test_PJ = _train(on_device, classes, count, hidden, members, seed)
         chosen_P = valid_PJ.argmax(axis=1)
-        found = [
+        probes = [
             Probe(hidden, *members[j], float(valid_PJ[p, j]), float(test_PJ[p, j]))
             for p, j in enumerate(chosen_P)
         ]
-        best = [max(pair, key=lambda p: p.valid) for pair in zip(best or found, found, strict=True)]
+        best = [
+            max(pair, key=lambda p: p.valid) for pair in zip(best or probes, probes, strict=True)
+        ]
     return best
 
 
@@ -98,7 +106,11 @@ def _train(
     members: list[tuple[float, float]],
     seed: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns validation and test accuracies (P, J), both at the best validation accuracy."""
+    """Returns validation and test accuracies, (P, J) each, at the evaluation with the best validation accuracy.
+
+    Args:
+      members: (dropout rate, L2 penalty) of the J grid points.
+    """
     layers, rows, width = features["train"].shape
     dropout_J, penalty_J = (jnp.asarray(values) for values in zip(*members, strict=True))
     shape = (layers, len(members))
@@ -130,7 +142,7 @@ def _train(
 
 
 def initial_parameters(key: jax.Array, width: int, hidden: int, count: int) -> list[tuple]:
-    """Returns kernel and bias of each layer, U(-1/sqrt(fan-in), 1/sqrt(fan-in)) as in PyTorch."""
+    """Draws the kernels and biases of a classifier from U(-1/sqrt(fan-in), 1/sqrt(fan-in)), as in PyTorch."""
     sizes = [width, hidden, count] if hidden else [width, count]
     layers = []
     for number, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
@@ -142,7 +154,7 @@ def initial_parameters(key: jax.Array, width: int, hidden: int, count: int) -> l
 
 
 def order(rows: int, seed: int, number: int, batch: int = BATCH) -> np.ndarray:
-    """Returns the batches (U, B) of pass `number`: example indices in random order, padded with -1."""
+    """Returns the batches of pass `number` over `rows` examples, (U, B): shuffled indices, padded with -1."""
     shuffled = np.random.default_rng((seed, number)).permutation(rows)
     return _rows(shuffled, batch)
 
@@ -154,7 +166,7 @@ def _rows(numbers: np.ndarray, batch: int) -> np.ndarray:
 
 
 def _logits(layers: list[tuple], x_BD: jax.Array, scale_BF: jax.Array | float = 1.0) -> jax.Array:
-    """Returns logits (B, C). `scale_BF`, the dropout mask, multiplies the hidden layer before the sigmoid."""
+    """Returns logits (B, C). The dropout mask `scale_BF` multiplies the hidden layer before the sigmoid."""
     *below, (kernel, bias) = layers
     for lower, shift in below:
         x_BD = jax.nn.sigmoid((x_BD @ lower + shift) * scale_BF)
@@ -172,7 +184,7 @@ def fit(
     penalty_J: jax.Array,
     key: jax.Array,
 ) -> tuple[list[tuple], Any]:
-    """Returns parameters and Adam moments, (P, J, ...), after an update on each batch of `order_UB`."""
+    """Returns parameters and Adam moments, (P, J, ...), after one update for each batch in `order_UB`."""
     hidden = values[0][1].shape[-1]
 
     def loss(layers, x_BD, classes_B, weights_B, rate, penalty, noise_BF):

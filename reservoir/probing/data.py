@@ -1,4 +1,4 @@
-"""Reads and writes probing tasks in SentEval's format: a file per task; partition, label and sentence per line.
+"""Reads and writes probing tasks in SentEval's format: a file per task, with partition, label and sentence per line.
 
 Conneau et al. (2018), "What you can cram into a single vector".
 """
@@ -26,7 +26,7 @@ TASKS = {
     "coordination_inversion": "CoordInv",
     "word_content": "WordContent",
 }
-"""File name without suffix -> column of Table 4. The paper leaves out word content."""
+"""Name of a task and of its file, without suffix -> column title in Table 4. The paper's table lacks word content."""
 
 TABLE_4 = tuple(TASKS)[:9]
 
@@ -35,7 +35,7 @@ PARTITIONS = {"tr": "train", "va": "valid", "te": "test"}
 
 @dataclass(frozen=True)
 class ProbingTask:
-    """A probing task.
+    """A probing task: sentences, and a linguistic property of each sentence as its class.
 
     Attributes:
       labels: class number -> label.
@@ -49,17 +49,17 @@ class ProbingTask:
     classes: Mapping[str, np.ndarray]
 
     def majority(self) -> float:
-        """Returns the test accuracy of the most frequent training class."""
+        """Returns the test accuracy if the most frequent training class is always predicted."""
         (answer, _), *_ = Counter(self.classes["train"].tolist()).most_common(1)
         return float(np.mean(self.classes["test"] == answer))
 
 
 def load_task(directory: Path, name: str) -> ProbingTask:
-    """Reads NAME.txt or NAME.txt.gz. Ignores fields between the label and the sentence.
+    """Reads NAME.txt or NAME.txt.gz. Ignores all fields between the label and the sentence.
 
     Raises:
       UserError: the file is missing; a line has too few fields, an unknown partition, no label or no words; a partition
-        is empty; training has one label only, or lacks a label of validation or test.
+        is empty; the training partition has only one label, or lacks a label of validation or test.
     """
     path = _find(directory, name)
     examples: dict[str, list[tuple[int, str, str]]] = {split: [] for split in PARTITIONS.values()}
@@ -80,7 +80,7 @@ def load_task(directory: Path, name: str) -> ProbingTask:
         check(bool(sentence.strip()), f"{where}: the sentence has no words")
         examples[PARTITIONS[partition]].append((number, label, sentence))
     for partition, split in PARTITIONS.items():
-        check(bool(examples[split]), f"{path} has no lines of the partition {partition}")
+        check(bool(examples[split]), f"{path} has no line of the partition {partition}")
     labels = tuple(sorted({label for _, label, _ in examples["train"]}))
     check(len(labels) > 1, f"{path} has only the label {labels[0]!r} in its partition tr")
     numbers = {label: number for number, label in enumerate(labels)}
@@ -114,7 +114,7 @@ def _find(directory: Path, name: str) -> Path:
 
 
 def task_path(directory: Path, name: str) -> Path:
-    """Returns the file of a task, named as in SentEval."""
+    """Returns the path of a task's file, named as in SentEval."""
     return directory / f"{name}.txt"
 
 

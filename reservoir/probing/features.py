@@ -1,6 +1,6 @@
-"""Sentence vectors from every layer of a trained run: the first token's state, or the mean over tokens.
+"""Computes sentence vectors in every layer of a trained run: the first token's state, or the mean over tokens.
 
-Layer 0 is the embeddings.
+Suffixes: P layers, including the embedding layer as layer 0; E sentences.
 """
 
 import re
@@ -20,23 +20,23 @@ from common.config import check, complete
 from common.data.buckets import evaluation_batches
 from common.data.corpus import TokenizedCorpus
 from common.data.tokenizer import BOS, Tokenizer
-from common.tasks import translation
-from common.tasks.masked_lm import lengths
 from common.train.prefetch import put
 from common.train.restore import load_run
 from common.train.task import ModelState
 from common.train.workdir import CONFIG, read_config, read_run
 from common.variables import AbstractModel
-from reservoir import kinds, model, pretrained
+from reservoir import model, pretrained
+from reservoir.tasks import translation
+from reservoir.tasks.masked_lm import lengths
 
 POOLS = ("first", "mean")
-_FIRST_BUCKET = 32  # tokens
+_FIRST_BUCKET = 32  # length of the shortest bucket in tokens
 _BATCH_TOKENS = 8192
 
 _BLOCK = re.compile(r"encoder/(?:stack/)?blocks/(\d+)/")
 
 Hidden = Callable[[nnx.Module, jax.Array, jax.Array], list[jax.Array]]
-"""(model, tokens (B, L), lengths (B,)) -> the states (B, L, D) of all P layers."""
+"""Function (model, tokens (B, L), lengths (B,)) -> list of the P layers' states, (B, L, D) each."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class Reader:
     """A trained encoder that maps sentences to vectors.
 
     Attributes:
-      pool: "first" or "mean".
-      begin: whether to put the token <s> before each sentence.
-      longest: the model's maximum length in tokens; None is no limit.
+      pool: "first" (state of the first token) or "mean" (over tokens).
+      begin: whether each sentence begins with the token <s>.
+      longest: the model's maximum length in tokens; None means no limit.
     """
 
     values: ModelState
@@ -62,20 +62,20 @@ class Reader:
         return layer_kinds(self.values.abstract_model)
 
     def _encode(self, sentences: Sequence[str]) -> list[list[int]]:
-        """Returns token ids without the end of sentence, which batches add."""
+        """Returns the token ids of sentences, truncated to the maximum length, without the end-of-sentence token."""
         start = [BOS] if self.begin else []
         limit = None if self.longest is None else self.longest - 1
         return [(start + ids)[:limit] for ids in self.tokenizer.encode(sentences)]
 
     def cut(self, sentences: Sequence[str]) -> int:
-        """Returns the number of sentences longer than the model's maximum length, which are truncated."""
+        """Returns the number of sentences that are longer than the model's maximum length, and so are truncated."""
         if self.longest is None:
             return 0
         limit = self.longest - 1 - self.begin
         return sum(len(ids) > limit for ids in self.tokenizer.encode(sentences))
 
     def __call__(self, sentences: Sequence[str]) -> np.ndarray:
-        """Returns vectors, (P, E, D) float32."""
+        """Returns the sentence vectors of every layer, (P, E, D) float32."""
         corpus = TokenizedCorpus.from_lists(self._encode(sentences))
         mesh, result = self.values.mesh, None
         for batch in evaluation_batches(
@@ -94,7 +94,7 @@ class Reader:
         return result
 
     def _buckets(self) -> list[int]:
-        """Returns row lengths that double up to the model's maximum."""
+        """Returns bucket lengths. Each is twice the previous one, up to the model's maximum length."""
         if self.longest is None:
             return [_FIRST_BUCKET]
         buckets = [_FIRST_BUCKET * 2**n for n in range(self.longest.bit_length())]
@@ -102,7 +102,7 @@ class Reader:
 
     @cached_property
     def _read(self) -> Callable:
-        """The compiled function (trainable, frozen, batch) -> vectors (P, B, D), replicated on every device."""
+        """Returns the compiled function (trainable, frozen, batch) -> vectors (P, B, D), replicated on every device."""
         abstract_model = self.values.abstract_model
 
         def read(trainable, frozen, batch):
@@ -119,14 +119,14 @@ class Reader:
 
 
 def layer_kinds(abstract_model: AbstractModel) -> list[str]:
-    """Returns the kinds of `Reader.layers`. A layer with frozen parameters is a reservoir."""
+    """Returns "embeddings", then "trained" or "reservoir" per layer. Reservoirs are layers with frozen parameters."""
     kinds = {}
-    # Frozen last: a backskipped reservoir has trained parameters too, its value network.
+    # "reservoir" comes last to override "trained": with backskipping, a reservoir also has a trained value network.
     for kind, names in (
         ("trained", abstract_model.trainable),
         ("reservoir", abstract_model.frozen),
     ):
-        kinds |= {int(found[1]): kind for name in names if (found := _BLOCK.match(name))}
+        kinds |= {int(match[1]): kind for name in names if (match := _BLOCK.match(name))}
     return ["embeddings", *(kinds[layer] for layer in sorted(kinds))]
 
 
@@ -134,13 +134,13 @@ def open_reader(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
     """Opens the encoder of a masked language model or a translator.
 
     Args:
-      pool: one of `POOLS`; None is "first", and "mean" for a translator, whose sentences have no token <s>.
+      pool: one of `POOLS`. None means "first", or "mean" for a translator, whose sentences have no token <s>.
 
     Raises:
       UserError: the folder has no run or no checkpoint, or the run has another task.
     """
     openers = {"masked_lm": _masked_lm, "translation": _translator}
-    # The oldest runs have no field `task`: translation was the only task.
+    # Old configurations have no field `task`, because translation was the only task.
     task = read_config(workdir).get("task", "translation")
     check(
         task in openers,
@@ -166,8 +166,7 @@ def _translator(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
     with complete(workdir / CONFIG):
         config.model = model.with_defaults(config.model)
         model.validate(config.model)
-        fixed_length = kinds.fixed_length(config)
-        translation.validate(config, fixed_length)
+        translation.validate(config)
     tokenizers = translation.load_tokenizers(workdir)
     sizes = [tokenizer.size for tokenizer in tokenizers]
     values = load_run(
@@ -179,7 +178,5 @@ def _translator(workdir: Path, mesh: Mesh, pool: str | None) -> Reader:
         tokenizers[0],
         pool or "mean",
         begin=False,
-        longest=config.model.max_length
-        if translation.limited(config.model, fixed_length)
-        else None,
+        longest=config.model.max_length if translation.limited(config) else None,
     )

@@ -1,4 +1,4 @@
-"""Table 4 of a run: a row per layer, a column per task; and the hyperparameters of each classifier."""
+"""Tables of probing results as in Table 4 (a row per layer, a column per task), and of selected hyperparameters."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +14,7 @@ CHOICES = ("task", "layer", "kind", "seed", "hidden", "dropout", "l2", "validati
 
 
 def grid_for(task: ProbingTask, name: str) -> Grid:
-    """Returns the named grid. Word content, with its many classes, has no hidden layer, as in SentEval."""
+    """Returns `GRIDS[name]`. For word content, the grid has no hidden layer, as in SentEval."""
     grid = GRIDS[name]
     return replace(grid, hidden=(0,), dropout=(0.0,)) if task.name == "word_content" else grid
 
@@ -23,15 +23,24 @@ class Table:
     """Collects probing accuracies in percent."""
 
     def __init__(self, layers: list[str], seeds: int, grid: str):
-        """Takes the kind of each layer, the number of runs of each classifier, and a key of `GRIDS`."""
+        """Starts an empty table.
+
+        Args:
+          layers: the kind of each layer.
+          seeds: number of training runs of each classifier.
+          grid: a key of `GRIDS`.
+        """
         self._layers, self._seeds, self._grid = layers, seeds, grid
         self._majority: dict[str, float] = {}
         self._probes: dict[str, list[list[Probe]]] = {}
 
     def add(self, task: ProbingTask, features: Mapping[str, np.ndarray]) -> None:
-        """Trains the classifiers of a task with the seeds 1, 2, ...; `features` maps split -> (P, E, D).
+        """Trains the classifiers of a task with the seeds 1, 2, ..., and adds their accuracies.
 
-        A second call for the same task, with the features of another run, adds to the mean of each cell.
+        A cell of the table is the mean over seeds and over all calls for the same task, such as calls for several runs.
+
+        Args:
+          features: split -> sentence vectors of every layer, (P, E, D).
         """
         grid = grid_for(task, self._grid)
         self._majority[task.name] = 100 * task.majority()
@@ -41,7 +50,7 @@ class Table:
         )
 
     def rows(self) -> list[tuple]:
-        """Returns rows (layer, kind, test accuracy of each task). The first row is the majority class."""
+        """Returns rows (layer, kind, test accuracy of each task). The first row is for the majority class."""
         majority = [f"{value:.2f}" for value in self._majority.values()]
         return [
             (None, "majority class", *majority),
@@ -56,7 +65,7 @@ class Table:
         return mean_std([100 * probes[layer].test for probes in runs], digits=2)
 
     def choices(self) -> list[tuple]:
-        """Returns a row with the columns `CHOICES` for each task, layer and seed."""
+        """Returns the selected hyperparameters: a row with the columns `CHOICES` for each task, layer and seed."""
         return [
             (name, layer, kind, seed, p.hidden, p.dropout, p.penalty, 100 * p.valid, 100 * p.test)
             for name, runs in self._probes.items()

@@ -1,4 +1,4 @@
-"""Makes three probing tasks from any text, as defined by Conneau et al. (2018) and their data description."""
+"""Makes three probing tasks of Conneau et al. (2018) from any text: sentence length, bigram shift, word content."""
 
 import re
 from collections import Counter
@@ -14,18 +14,19 @@ Examples = dict[str, list[tuple[str, str]]]
 """Split -> (label, sentence) pairs."""
 
 BINS = ((5, 8), (9, 12), (13, 16), (17, 20), (21, 25), (26, 28))
-"""Minimum and maximum tokens of each sentence-length class. All tasks leave out other lengths."""
+"""Minimum and maximum number of tokens of each class of sentence_length. All tasks drop sentences of other lengths."""
 
 TARGETS = 1000
-"""Number of target words of the word content task: the words of frequency rank 2 * TARGETS and above."""
+"""Number of target words of the task word_content. The 2 * TARGETS most frequent words are skipped."""
 
 PER_TARGET = 100
-"""Training sentences per target word. Fewer sentences have fewer target words, from proportionally lower ranks."""
+"""Training sentences per target word. If --count is below TARGETS * PER_TARGET, there are fewer target words."""
 
 HELD_OUT = 10
-"""Training sentences per validation sentence and per test sentence, as in SentEval (100,000, 10,000, 10,000)."""
+"""Number of training sentences per validation sentence and per test sentence. SentEval has 100,000, 10,000 and 10,000
+sentences."""
 
-# One token each: <unk>, @-@, 3,500, don't, well-known, a lone 's. So tokenized text stays unchanged.
+# <unk>, @-@, 3,500, don't, well-known and a separate 's are one token each, so tokenized text does not change.
 _TOKEN = re.compile(r"<\w+>|@\S@|\d+(?:[.,:]\d+)+|\w+(?:[-'’./@&]\w+)*|['’]\w\w?\b|\.\.+|[^\w\s]")
 _ENDS = (".", "!", "?")
 _CLOSING = ('"', "'", "”", "’", ")", "]")
@@ -37,7 +38,7 @@ def sentences(lines: Iterable[str]) -> list[Sentence]:
     A sentence ends after a full stop, exclamation or question mark and closing quotes or brackets, unless a lower-case
     letter follows.
     """
-    found: dict[Sentence, None] = {}
+    distinct: dict[Sentence, None] = {}
     for line in lines:
         tokens = _TOKEN.findall(line)
         start = 0
@@ -45,9 +46,9 @@ def sentences(lines: Iterable[str]) -> list[Sentence]:
             if place == len(tokens) or _begins(tokens, place):
                 sentence = tuple(tokens[start:place])
                 if BINS[0][0] <= len(sentence) <= BINS[-1][1] and sentence[0][0].isalnum():
-                    found[sentence] = None
+                    distinct[sentence] = None
                 start = place
-    return list(found)
+    return list(distinct)
 
 
 def _begins(tokens: Sequence[str], place: int) -> bool:
@@ -62,7 +63,7 @@ def _begins(tokens: Sequence[str], place: int) -> bool:
 def sentence_length(
     pool: Sequence[Sentence], count: int, generator: np.random.Generator
 ) -> Examples:
-    """Makes the task "how many tokens", in six classes."""
+    """Makes the task sentence_length: six classes of the number of tokens."""
     groups: dict[str, list[Sentence]] = {str(label): [] for label in range(len(BINS))}
     longest = [high for _, high in BINS]
     for sentence in pool:
@@ -71,10 +72,10 @@ def sentence_length(
 
 
 def bigram_shift(pool: Sequence[Sentence], count: int, generator: np.random.Generator) -> Examples:
-    """Makes the task "are two adjacent words swapped" ("I", inverted) or not ("O", original).
+    """Makes the task bigram_shift: are two adjacent words swapped (label "I", inverted) or not ("O", original)?
 
-    Never swaps the first token or punctuation. Leaves out sentences with double quotes, and sentences without a pair to
-    swap, which would reveal themselves as originals.
+    Never swaps the first token or punctuation. Drops sentences with double quotes, and sentences without two words to
+    swap, which a classifier could recognise as originals.
     """
     known = set(pool)
     groups: dict[str, list[Sentence]] = {"I": [], "O": []}
@@ -104,9 +105,9 @@ def _shiftable(sentence: Sentence) -> list[int]:
 
 
 def word_content(pool: Sequence[Sentence], count: int, generator: np.random.Generator) -> Examples:
-    """Makes the task "which target word does the sentence contain", from sentences with exactly one.
+    """Makes the task word_content: which of the target words does a sentence contain? Each sentence contains one.
 
-    Targets are words of at least four letters and middle frequency, compared in lower case.
+    Target words have at least four letters and a middle frequency. Words are compared in lower case.
     """
     size = min(TARGETS, max(2, count // PER_TARGET))
     lower = [[token.lower() for token in sentence] for sentence in pool]
@@ -131,23 +132,23 @@ MAKERS: Mapping[str, Callable[[Sequence[Sentence], int, np.random.Generator], Ex
     "bigram_shift": bigram_shift,
     "word_content": word_content,
 }
-"""Functions (sentences, number of training sentences, generator) -> Examples. No sentence occurs twice.
+"""Task -> function from (sentences, number of training sentences, random generator) to examples without duplicates.
 
-They raise a UserError if the text has too few sentences.
+The functions raise a UserError if the text has too few sentences.
 """
 
 
 def _balanced(
     groups: Mapping[str, Sequence[Sentence]], count: int, generator: np.random.Generator
 ) -> Examples:
-    """Returns equally many random sentences of each label in each split, in random order."""
+    """Draws examples in random order, with the same number of sentences per label within each split."""
     train = count // len(groups)
     held_out = max(1, train // HELD_OUT)
     label, fewest = min(((label, len(groups[label])) for label in groups), key=lambda g: g[1])
     check(
         train > 0 and train + 2 * held_out <= fewest,
-        f"the text has {fewest:,} sentences for the label {label!r}, and --count={count} asks for"
-        f" {train + 2 * held_out:,} of each of the {len(groups):,} labels; "
+        f"the text has {fewest:,} sentences for the label {label!r}, but --count={count} needs"
+        f" {train + 2 * held_out:,} for each of the {len(groups):,} labels; "
         + ("raise --count" if train == 0 else "lower --count or give more text"),
     )
     examples: Examples = {"train": [], "valid": [], "test": []}

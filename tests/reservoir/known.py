@@ -1,4 +1,4 @@
-"""A suite with made-up runs."""
+"""An experiment suite with made-up results instead of trained runs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,11 +14,11 @@ NAMES = {"translation": "bleu", "masked_lm": "perplexity", "classification": "ac
 
 @dataclass(frozen=True)
 class Known(ExperimentSuite):
-    """A suite with made-up runs: at step 200 the score is 30 plus the seed.
+    """A suite with made-up runs, whose score at step 200 is 30 + seed.
 
     Attributes:
-      asked: the configurations of all trained runs.
-      timing: the runs' `timing.kind`.
+      asked: the configurations of all runs that were requested.
+      timing: value of `timing.kind` in the summaries.
     """
 
     asked: list[ConfigDict] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Writes gru_golden.npz: outputs of torch.nn.GRU on random input. Needs PyTorch; run by hand."""
+"""Writes gru_golden.npz: outputs of torch.nn.GRU on random input. This program needs PyTorch and is run by hand."""
 
 from pathlib import Path
 

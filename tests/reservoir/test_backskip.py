@@ -31,7 +31,7 @@ def rule(**fields) -> Rule:
 
 
 def quadratic(mu, noise, value, given: Rule):
-    """J = |y|^2 / 2 after an identity: g = y = mu + sigma eps, so the reward is -mean(a)."""
+    """Returns the loss |y|^2 / 2, where F is the identity: g = y = a, so the reward is -mean(a) before scaling."""
     action = jax.lax.stop_gradient(mu + given.sigma * noise)
     y = skip(given, action, mu, noise, value)
     return jnp.sum(jnp.square(y)) / 2
@@ -39,7 +39,7 @@ def quadratic(mu, noise, value, given: Rule):
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0])
 def test_expected_gradient_is_minus_the_gradient_of_the_expected_reward(sigma: float):
-    """E[reward] = -mean(mu), so minus its gradient is 1 / D in every direction for any mu, sigma and baseline."""
+    """E[reward] = -mean(mu). Minus its gradient is 1 / D in every component, for any mu, sigma and baseline."""
     count, width = 200_000, 4
     mu = jnp.broadcast_to(jnp.array([0.3, -1.0, 2.0, 0.5]), (1, count, width))
     noise = jax.random.normal(jax.random.key(0), mu.shape)
@@ -61,12 +61,12 @@ def test_baseline_near_the_mean_reward_lowers_the_variance():
         value = jnp.full(mu.shape[:2], baseline)
         return jax.jit(jax.grad(lambda *parts: quadratic(*parts, rule())))(mu, noise, value).std()
 
-    # Values are in units of the root mean square of g, here sqrt(3^2 + 1).
+    # The value is relative to the root mean square of g, sqrt(3^2 + 1).
     assert spread(-3.0 / 10**0.5) < 0.5 * spread(0.0)
 
 
 def test_gradient_of_one_position_by_hand():
-    """g = (1, 3), of root mean square r = sqrt(5): with V = 0.5 the gradient of mu is r (0.5 + 2 / r) eps / sigma."""
+    """For g = (1, 3), r = sqrt(5). With V = 0.5 the gradient of mu is r (0.5 + 2 / r) eps / sigma."""
     g, noise = jnp.array([[[1.0, 3.0]]]), jnp.array([[[0.2, -0.4]]])
     value, r = jnp.full((1, 1), 0.5), 5**0.5
 
@@ -82,7 +82,7 @@ def test_gradient_of_one_position_by_hand():
 
 @pytest.mark.parametrize("reward", ["signed", "own_rms"])
 def test_estimate_is_linear_in_the_gradient_above(reward: str):
-    """A sum and a mean over tokens give the layer below proportional gradients, and the value equal gradients."""
+    """A loss summed over tokens and a mean loss give proportional gradients of mu, and equal gradients of the value."""
     keys = jax.random.split(jax.random.key(0), 3)
     g, noise = (jax.random.normal(key, (2, 5, 8)) for key in keys[:2])
     value = jax.random.normal(keys[2], (2, 5))
@@ -97,7 +97,7 @@ def test_estimate_is_linear_in_the_gradient_above(reward: str):
     (mu, of_value), (small_mu, small_value) = gradients(1.0), gradients(1e-3)
     np.testing.assert_allclose(mu, 1000 * small_mu, rtol=1e-5)
     np.testing.assert_allclose(of_value, small_value, rtol=1e-5)
-    # `scale` is relative to the size of g: with 1 both are of one order for any g.
+    # With scale = 1, the gradient of mu has the order of magnitude of g.
     assert 0.2 < jnp.std(small_mu) / jnp.std(1e-3 * g) < 5
     np.testing.assert_allclose(gradients(1e-24)[0], 1e-24 * mu, rtol=1e-5)
 
@@ -116,10 +116,10 @@ def test_rewards_by_hand():
     found = rewards(g, rule())
     r = (14 / 4) ** 0.5
     np.testing.assert_allclose(found.size, r, rtol=1e-6)
-    # The printed reward, minus the mean over the width, in units of r.
+    # The reward "signed" is minus the mean of g over the width, divided by r.
     np.testing.assert_allclose(found.reward_BL, [[-2 / r, 1 / r, 0]], rtol=1e-6)
     np.testing.assert_array_equal(found.valid_BL, [[True, True, False]])
-    # own_rms: minus the root mean square of each position, divided by the standard deviation of the two.
+    # The reward "own_rms" is minus the root mean square of g at a position, divided by its deviation over positions.
     found = rewards(g, rule(reward="own_rms"))
     own = np.array([-(5**0.5), -(2**0.5)])
     np.testing.assert_allclose(found.reward_BL[0, :2], own / own.std(), rtol=1e-5)
@@ -131,7 +131,7 @@ def test_rewards_by_hand():
 
 
 def test_skipping_schedule(make_config):
-    """Never skips in the warm-up, then with probability 1 - 0.99^t, and always once 0.99^459 < 0.01."""
+    """No step of the warm-up skips. Later, step t skips with probability 1 - 0.99^t; from t = 459 on all steps skip."""
     config = make_config("ffn")
     settings = config.model.backskip
     settings.update({"estimator": "policy", "warmup_steps": 100})
@@ -168,7 +168,9 @@ class Task(Backskipping):
 def prepared(make_config, kind: str, estimator: str, **fields):
     config = make_config(kind, dropout=0.0, **fields)
     config.model.backskip.update({"estimator": estimator, "warmup_steps": 2})
-    config.model.backskip.anneal = 0.0  # every step after the first one past the warm-up skips
+    config.model.backskip.anneal = (
+        0.0  # one step after the warm-up is ordinary, all later steps skip
+    )
     validate(config.model)
     abstract_model = helpers.structure_of(config.model)
     frozen = variables.draw_frozen(abstract_model, 1)
@@ -176,7 +178,7 @@ def prepared(make_config, kind: str, estimator: str, **fields):
 
 
 def gradients(task: Task, abstract_model, trainable, frozen, step: int, factor: float = 1.0):
-    """Returns loss, gradients and counted FLOPs of one step; the loss is multiplied by `factor`."""
+    """Returns loss, gradients and counted FLOPs of one step. `factor` multiplies the loss."""
 
     def loss(trainable):
         model = abstract_model.build(trainable, frozen)
@@ -188,7 +190,7 @@ def gradients(task: Task, abstract_model, trainable, frozen, step: int, factor: 
 
 @pytest.mark.parametrize("kind", ["ffn", "transformer"])
 def test_skipping_step_compiles_without_the_reservoirs_backward_pass(make_config, kind: str):
-    """The forward pass is unchanged; no matrix product of the reservoir's backward pass remains."""
+    """The program has all matrix products of the forward pass, and none of the reservoir's backward pass."""
     given = prepared(make_config, kind, "policy")
     ordinary, skipping = (gradients(*given, step) for step in (0, 3))
     np.testing.assert_allclose(ordinary[0], skipping[0], rtol=1e-6)
@@ -199,16 +201,16 @@ def test_skipping_step_compiles_without_the_reservoirs_backward_pass(make_config
         products += 2 * batch * length * 4 * d * d
         products += 4 * 2 * batch * heads * length * length * (d // heads)
     assert ordinary[2] - skipping[2] == products
-    # Gradients above the reservoir stay equal, all gradients below change.
+    # Gradients of layers above the reservoir do not change, all gradients below change.
     for name in ordinary[1]:
         same = np.allclose(ordinary[1][name], skipping[1][name], rtol=1e-4, atol=1e-6)
         below = name.startswith(("encoder/blocks/0/", "source_embed"))
-        # Key biases do not change attention: their gradient is rounding error.
+        # Biases of keys do not affect attention, so their gradients are rounding errors.
         assert same != below or name.endswith("key/bias"), name
 
 
 def test_identity_and_zero_gradients(make_config):
-    """Identity passes the gradient above the reservoir on, zero passes none; neither has a value or noise."""
+    """The layer below gets the gradient above the reservoir, or none. There is no value network and no noise."""
     for estimator in ("identity", "zero"):
         task, abstract_model, trainable, frozen = prepared(make_config, "ffn", estimator)
         assert not any("baseline" in name for name in trainable)
@@ -230,7 +232,7 @@ def test_identity_and_zero_gradients(make_config):
 
 
 def test_noise_control_has_the_policys_noise_and_exact_gradients(make_config):
-    """Equals an ordinary step of the policy in all steps, and trains no value."""
+    """All steps equal an ordinary step of the policy, without a value network."""
     task, abstract_model, trainable, frozen = prepared(make_config, "ffn", "noise")
     assert not any("baseline" in name for name in trainable)
     assert task.loss_at(3) == task.loss_at(0)
@@ -247,7 +249,7 @@ def test_noise_control_has_the_policys_noise_and_exact_gradients(make_config):
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
 def test_the_printed_reward_is_nothing_where_norms_stand_before_each_layer(make_config, norm: str):
-    """The gradient above a reservoir has mean 0 over the width, because norms ignore a shift of their input."""
+    """The gradient above a reservoir has the mean 0 over the width, because norms ignore a shift of their input."""
     _, abstract_model, trainable, frozen = prepared(make_config, "ffn", "none", norm=norm)
     model = abstract_model.build(trainable, frozen)
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 6, 16)), jnp.float32)
@@ -284,7 +286,7 @@ def test_adjacent_reservoirs_are_skipped_as_one_block(make_config):
 
 @pytest.mark.parametrize("estimator", ["policy", "identity"])
 def test_two_separate_reservoirs(make_config, estimator: str):
-    """In LRLRL each reservoir has its own value, and both layers below reservoirs get another gradient."""
+    """In LRLRL each reservoir has its own value network. The gradients of both layers below reservoirs change."""
     given = prepared(make_config, "ffn", estimator, encoder_layers=5, reservoirs=2)
     values = {name.split("/")[2] for name in given[2] if "baseline" in name}
     assert values == ({"1", "3"} if estimator == "policy" else set())
@@ -296,10 +298,10 @@ def test_two_separate_reservoirs(make_config, estimator: str):
     above = BELOW.replace("/0/", "/4/", 1)
     np.testing.assert_allclose(skipping[1][above], ordinary[1][above], rtol=1e-4, atol=1e-6)
     for name in (n for n in ordinary[1] if "baseline" in n and "/3/" in n):
-        # The gradient above the upper reservoir is exact: its value gets the same gradient.
+        # The gradient above the upper reservoir is exact, so its value network has the gradient of an ordinary step.
         np.testing.assert_allclose(skipping[1][name], ordinary[1][name], rtol=1e-4, atol=1e-6)
     if estimator == "policy":
-        # The lower estimate has the size of the gradient, and is linear in it.
+        # The estimate at the lower reservoir has the order of magnitude of the gradient, and is linear in the gradient.
         scaled = gradients(*given, 3, 1000.0)[1]
         for layer in (0, 2, 4):
             name = BELOW.replace("/0/", f"/{layer}/", 1)
@@ -309,10 +311,10 @@ def test_two_separate_reservoirs(make_config, estimator: str):
 
 @pytest.mark.parametrize("estimator", ["policy", "identity", "zero"])
 def test_skipping_step_has_the_same_loss_to_the_bit(make_config, estimator):
-    """The forward pass is exact."""
+    """The forward pass of a skipping step is the same as in an ordinary step."""
     given = prepared(make_config, "ffn", estimator, dtype="bfloat16")
     model = given[1].build(*given[2:])
-    # Many numbers: x + (y - x) differs from y in one of some thousands.
+    # Test many numbers, because x + (y - x) differs from y in about one of a thousand.
     x = jnp.asarray(np.random.default_rng(0).standard_normal((256, 64, 16)), jnp.bfloat16)
     found, block = [], model.encoder.blocks[1]
     for skipping in (False, True):
@@ -322,7 +324,7 @@ def test_skipping_step_has_the_same_loss_to_the_bit(make_config, estimator):
 
 
 def test_two_steps_are_compiled_and_the_value_has_its_own_adam(make_config):
-    """The value has a constant learning rate, on a mesh, for any schedule of the rest."""
+    """On a mesh, the value network has a constant learning rate, whatever the schedule of other parameters."""
     task, abstract_model, trainable, frozen = prepared(make_config, "ffn", "policy")
     settings = task.config.optimizer
     settings.update({"learning_rate": 1e-9, "schedule": "constant", "warmup_steps": 0})
@@ -343,14 +345,14 @@ def test_two_steps_are_compiled_and_the_value_has_its_own_adam(make_config):
     assert len(step.compiled) == 2
     operations = {number: step.compiled[step.cache_key(BATCH, number)][1] for number in (0, 3)}
     assert operations[3] < operations[0]
-    # Four Adam steps of nearly 1e-3, because the bias gradient keeps its sign.
+    # Four Adam steps move the bias by nearly 1e-3 each, because its gradient keeps the sign.
     assert 1e-3 < abs(float(values[VALUE][0] - trainable[VALUE][0])) < 4.1e-3
     assert np.max(np.abs(values[BELOW] - trainable[BELOW])) < 1e-7
 
 
 def test_invalid_fields_are_rejected(make_config):
     for reservoir, fields, message in (
-        ("none", {"estimator": "policy"}, "no reservoir to skip"),
+        ("none", {"estimator": "policy"}, "needs reservoirs to skip"),
         ("ffn", {"estimator": "polcy"}, "did you mean policy"),
         ("ffn", {"reward": "sum"}, "reward"),
         ("ffn", {"sigma": 0.0}, "sigma must be above 0"),
@@ -369,7 +371,7 @@ def test_runs_that_never_skip_are_rejected_and_zero_rewards_warn(make_config, ca
     config.model.backskip.update({"estimator": "policy", "reward": "signed"})
     config.train.steps, config.optimizer.warmup_steps = 100, 99
     validate_steps(config)
-    assert "reward=signed, the paper's, is 0 up to rounding" in capsys.readouterr().err
+    assert "reward=signed, the paper's reward, is 0 up to rounding" in capsys.readouterr().err
     config.model.norm, config.optimizer.warmup_steps = "post", 100
     with pytest.raises(UserError, match="never skips: 100 steps of warm-up"):
         validate_steps(config)

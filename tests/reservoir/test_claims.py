@@ -1,4 +1,4 @@
-"""The experiments that claims name, and the table of claims end to end."""
+"""Experiments that the reservoir claims name, and the table of claims end to end."""
 
 import csv
 from pathlib import Path
@@ -50,7 +50,7 @@ def test_claims_and_tables_share_runs(tmp_path):
         for setting, cases in suite.needed(target).items():
             for case in cases:
                 if case.model in ("alternate", "Transformer of updatable depth"):
-                    continue  # these rows share runs with other rows
+                    continue  # these rows have no runs of their own
                 side = suite.side(f"{setting}@{case.layers}: {case.model}")
                 assert side.name == case.stem
                 assert side.experiment(1) == suite.configuration(case, 1)
@@ -62,7 +62,7 @@ def test_claims_and_tables_share_runs(tmp_path):
 
 
 def test_missing_option_of_a_claim_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # a folder without data
+    monkeypatch.chdir(tmp_path)  # a folder without the folder data/
 
     def missing(text: str, **fields) -> str:
         return make_suite(tmp_path, **fields).side(text).missing
@@ -75,11 +75,11 @@ def test_missing_option_of_a_claim_is_named(tmp_path, monkeypatch):
     assert missing("sst2: Transformer", **laptop) == "--data=roberta=DIR"
     data_paths = {"roberta": tmp_path}
     assert missing("sst2: Transformer", **laptop, data_paths=data_paths) == "--data=sst2=DIR"
-    assert missing("wmt: Transformer", settings=("iwslt",)) == "--settings leaves it out"
-    assert missing("wmt: LayerDrop", models=("Transformer",)) == "--models leaves it out"
+    assert missing("wmt: Transformer", settings=("iwslt",)) == "--settings excludes the setting"
+    assert missing("wmt: LayerDrop", models=("Transformer",)) == "--models excludes the row"
     assert missing("wmt: T Reservoir", depths={4: 0}) == "--depths leaves no reservoirs"
     sweep = {"sweep": {"optimizer.learning_rate": ("1e-3",)}}
-    assert "fig2 sweeps fine-tuning" in missing("sst2: Transformer", **sweep)
+    assert "use it with fig2" in missing("sst2: Transformer", **sweep)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_missing_option_of_a_claim_is_named(tmp_path, monkeypatch):
         ("iwslt15: T Reservoir", "did you mean iwslt?"),
         ("iwslt: T Reservior", "did you mean T Reservoir?"),
         ("iwslt", "iwslt: model"),
-        ("iwslt@x: T Reservoir", "'x' is no number of layers"),
+        ("iwslt@x: T Reservoir", "'x' is not a number of layers"),
         ("sst2: LayerDrop", "sst2: LayerDrop: model"),
         ("sst2: Transformer, reservoirs tuned", "Transformer, frozen in fine-tuning"),
     ],
@@ -107,7 +107,7 @@ def test_claims_reject_dry_run(tmp_path):
 
 @pytest.mark.slow
 def test_the_table_of_claims_from_the_command_line(tmp_path):
-    """Trains three translation models for a few steps; then makes the same table with --kept."""
+    """Trains three translators for several steps. Then --kept writes the same table."""
     out = tmp_path / "out"
     program = ["reservoir.reproduce", "claims", "--scale=tiny"]
     program += [f"--out={out}", "--settings=iwslt", "--models=Transformer,T Reservoir,bottom"]
@@ -123,8 +123,8 @@ def test_the_table_of_claims_from_the_command_line(tmp_path):
     }
     assert rows["trained"]["verdict"] == rows["cost-t"]["verdict"] == "holds"
     assert rows["test-iwslt-t"]["verdict"] == "undecided (at least 2 more seeds)"
-    assert rows["test-wmt-t"]["verdict"] == "not run: --settings leaves it out"
-    assert rows["ffn-iwslt"]["verdict"] == "not run: --models leaves it out"
+    assert rows["test-wmt-t"]["verdict"] == "not run: --settings excludes the setting"
+    assert rows["ffn-iwslt"]["verdict"] == "not run: --models excludes the row"
     assert rows["faster-trained"]["verdict"].startswith("refuted by arithmetic")
     assert rows["deep-wmt"]["verdict"].startswith("not run: ")
     before = (out / "claims.csv").read_bytes()

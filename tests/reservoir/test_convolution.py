@@ -1,4 +1,4 @@
-"""The dynamic convolution against explicit loops, as defined by fairseq's dynamic_convolution.py."""
+"""The dynamic convolution equals explicit loops, as in fairseq's dynamic_convolution.py."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ def given() -> np.ndarray:
 
 
 def slowly(layer: DynamicConvolution, x_LD: np.ndarray, taps: int, causal: bool) -> np.ndarray:
-    """A float64 reference with loops over sentences, positions, heads and taps."""
+    """Computes the convolution in float64 by loops over positions, heads and taps."""
     kernels = {
         name: (np.asarray(part.kernel[...], np.float64), part.bias)
         for name, part in (("enter", layer.enter), ("kernel", layer.kernel), ("leave", layer.leave))
@@ -60,7 +60,7 @@ def test_convolution_equals_explicit_loops_and_ignores_padding(taps: int, causal
 
 @pytest.mark.parametrize("recent", [0, 2])
 def test_decoding_matches_the_full_forward_pass(recent: int):
-    """With a cache of one array and of two; with and without prefill."""
+    """The cache has one array or two arrays. Decoding starts with or without prefill."""
     layer, x = made(3, causal=True), jnp.asarray(given())
     whole = layer(x, Context())
     room = CacheSpec(LENGTH, jnp.float32, recent)

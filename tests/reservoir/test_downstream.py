@@ -34,7 +34,7 @@ def made(out: Path) -> set[str]:
 
 @pytest.mark.parametrize("target", ["fig2", "fig11"])
 def test_figures_2_and_11_from_known_runs(tmp_path: Path, target: str):
-    """Accuracy of the made-up runs: 50 + seed, and 5 more with reservoirs."""
+    """The made-up accuracy is 50 + seed, and 55 + seed with reservoirs."""
     getattr(downstream, target)(make_suite(tmp_path))
     assert made(tmp_path) == {
         f"{target}_{task}.{end}" for task in downstream.TASKS for end in ("csv", "md", "png")
@@ -52,14 +52,14 @@ def test_figures_2_and_11_from_known_runs(tmp_path: Path, target: str):
         tests = [row["test accuracy"] for row in rows]
         assert tests == ["51.50 ± 0.71"] * 2 + ["56.50 ± 0.71"] * 4
         assert {row["step"] for row in rows} == {"best"}
-        hours = (150 / 3600, 120 / 3600)  # of the whole run
+        hours = (150 / 3600, 120 / 3600)  # training hours of whole runs
         assert [row["pretraining (h)"] for row in rows] == [
             f"{hours[n > 1]:.3f} ± 0.000" for n in range(6)
         ]
 
 
 def test_figure_6_from_known_runs(tmp_path: Path):
-    """Five snapshots of each run, between the made-up evaluations at steps 100, 200 and 300."""
+    """A run has five snapshots, at steps between the made-up evaluations at steps 100, 200 and 300."""
     suite = make_suite(tmp_path, fields=["--config.train.steps=250"])
     downstream.fig6(suite)
     for task in downstream.TASKS:
@@ -77,7 +77,7 @@ def test_figure_6_from_known_runs(tmp_path: Path):
     starts = {(c.pretrained, c.pretrained_step) for c in suite.asked if c.task == "classification"}
     pretrained = {place for place, _ in starts}
     assert len(pretrained) == 6 and {step for _, step in starts} == {50, 100, 150, 200, 250}
-    # Pretraining keeps these snapshots.
+    # Pretraining is configured to keep the snapshots that Figure 6 fine-tunes.
     for config in suite.asked:
         if config.task == "masked_lm":
             assert config.checkpoint.snapshots == 50 and list(snapshot_steps(config))[-1] == 250
@@ -93,10 +93,10 @@ def test_finetune_overrides_apply_to_fine_tuning_only(tmp_path: Path, capsys):
         ("classification", 7),
     }
     assert (
-        "--config.train.steps=250: pretraining only; for fine-tuning use --finetune"
+        "--config.train.steps=250: changes pretraining only; fine-tuning needs --finetune"
         in capsys.readouterr().out
     )
-    # The errors come before pretraining.
+    # The errors are raised before pretraining.
     for field, message in (
         ("train.stepz=7", "--finetune: unknown option"),
         ("data.batch=0", "data.batch must be at least 1"),
@@ -108,7 +108,7 @@ def test_finetune_overrides_apply_to_fine_tuning_only(tmp_path: Path, capsys):
 
 
 def test_sweep_applies_to_fine_tuning_only(tmp_path: Path, capsys):
-    """Each fine-tuning case tries both points with seed 1 and uses the best for both seeds."""
+    """A fine-tuning case trains both points of the sweep with seed 1, and the best point with both seeds."""
     sweep = {"optimizer.learning_rate": ("1e-4", "1e-3")}
     suite = make_suite(tmp_path, models=("T Reservoir",), sweep=sweep)
     downstream.fig2(suite)
@@ -117,13 +117,13 @@ def test_sweep_applies_to_fine_tuning_only(tmp_path: Path, capsys):
         for task in ("masked_lm", "classification")
     )
     assert len(before) == 2 and len({config.optimizer.learning_rate for config in before}) == 1
-    ways = 2 * 2  # modes times tasks
+    ways = 2 * 2  # number of modes times number of tasks
     tried = [config for config in after if not config.eval.test]
     assert len(tried) == 2 * ways and {config.seed for config in tried} == {1}
     chosen = [config for config in after if config.eval.test]
     assert len(chosen) == 2 * ways and {c.optimizer.learning_rate for c in chosen} == {1e-4}
     assert len(read(tmp_path / "sweep.csv")) == 2 * ways
-    assert "--sweep: fine-tuning only" in capsys.readouterr().out
+    assert "--sweep varies fine-tuning only" in capsys.readouterr().out
 
 
 def test_fine_tuning_runs_of_a_seed_train_in_turns(tmp_path: Path, monkeypatch):
@@ -141,9 +141,9 @@ def test_fine_tuning_runs_of_a_seed_train_in_turns(tmp_path: Path, monkeypatch):
 def test_tasks_without_data_are_left_out(tmp_path: Path, capsys):
     suite = make_suite(tmp_path, scale="laptop", data_paths={"sst2": tmp_path}, seeds=1)
     assert {tuning.task for tuning in downstream.tunings(suite, "fig2")} == {"sst2"}
-    assert "mnli is left out: --data=mnli=DIR sets its folder" in capsys.readouterr().out
+    assert "mnli is left out: set its data folder by --data=mnli=DIR" in capsys.readouterr().out
     with pytest.raises(
-        UserError, match="nothing to fine-tune on: add --data=sst2=DIR or --data=mnli"
+        UserError, match="no data to fine-tune on: add --data=sst2=DIR or --data=mnli"
     ):
         downstream.tunings(make_suite(tmp_path, scale="laptop"), "fig2")
 
@@ -169,7 +169,7 @@ def test_dry_run_lists_fine_tuning(tmp_path: Path, monkeypatch, capsys):
 
 
 class Features:
-    """Features of 12 layers: every sentence has the number layer + seed / 10."""
+    """A fake reader of 12 layers. All features are layer + seed / 10."""
 
     def __init__(self, seed: int):
         self.seed, self.layers = seed, ["embeddings", *("trained", "reservoir") * 6]
@@ -199,7 +199,7 @@ def test_table_4_averages_seeds_beside_printed_values(tmp_path: Path, monkeypatc
     plain = rows[:25]
     assert [row[""] for row in plain] == ["measured", *("measured", "printed") * 12]
     assert [row["layer"] for row in plain] == ["0", *(str(n) for n in range(1, 13) for _ in "mp")]
-    # Layer 1 of seeds 1 to 3: 1.1, 1.2 and 1.3.
+    # In layer 1, seeds 1 to 3 have the values 1.1, 1.2 and 1.3.
     assert plain[1]["SentLen"] == plain[1]["BShift"] == "1.20 ± 0.10"
     assert plain[2]["SentLen"] == "84.56 ± 0.54" and plain[2]["BShift"] == "49.99 ± 0.01"
     assert rows[-1]["model"] == "T Reservoir" and rows[-1]["SentLen"] == "70.61 ± 0.18"

@@ -1,4 +1,4 @@
-"""The output of reservoir.evaluate, and the checkpoints that it averages."""
+"""reservoir.evaluate: its output, and averages of checkpoints."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from ml_collections import ConfigDict
 
-from common.data.sources import load_parallel
 from common.errors import UserError
-from reservoir import evaluate, run
+from reservoir import evaluate, loading
+from reservoir.parallel_text import load_parallel
 from tests.train import toy
 
 
@@ -24,7 +24,7 @@ def perfect(monkeypatch, make_config) -> ConfigDict:
     target = load_parallel(config.data, "valid").target
     translator = SimpleNamespace(search=SimpleNamespace(beams=5, length_penalty=1.0))
     found = SimpleNamespace(config=config, translator=translator, translate=lambda lines: target)
-    monkeypatch.setattr(run, "load", lambda options: found)
+    monkeypatch.setattr(loading, "load", lambda options: found)
     return config
 
 
@@ -33,10 +33,36 @@ def test_evaluate_program_names_the_sentences_that_training_scores(perfect, monk
     program(monkeypatch, "--workdir=run", "--split=valid")
     first, second, _ = capsys.readouterr().out.splitlines()
     assert first.startswith("valid: BLEU 100.00 on ")
-    assert second == "(training evaluates the first 7 only: --config.eval.sentences)"
+    assert second == "(training evaluates only the first 7 sentences: --config.eval.sentences)"
     perfect.eval.sentences = 0
     program(monkeypatch, "--workdir=run", "--split=valid")
     assert "training evaluates" not in capsys.readouterr().out
+
+
+def test_other_splits_and_files(perfect, monkeypatch, capsys, tmp_path):
+    """The text is a split that the run's configuration does not name, or a file outside the data source."""
+    text = load_parallel(perfect.data, "valid")
+    perfect.data.source = f"files:{tmp_path}"
+    paths = {}
+    for language, lines in (("en", text.source), ("de", text.target)):
+        paths[language] = tmp_path / f"test2016.{language}"
+        paths[language].write_text("\n".join(lines) + "\n")
+    perfect.data.source_language, perfect.data.target_language = "en", "de"
+    program(monkeypatch, "--workdir=run", "--split=test2016")
+    assert capsys.readouterr().out.startswith("test2016: BLEU 100.00 on ")
+    files = [f"--source={paths['en']}", f"--reference={paths['de']}"]
+    program(monkeypatch, "--workdir=run", *files)
+    assert capsys.readouterr().out.startswith(f"{paths['en']}: BLEU 100.00 on ")
+    (tmp_path / "short.de").write_text("Ein Satz\n")
+    for options, fault in (
+        (["--split=test2017"], r"no test2017.en or .* its splits in 'en': test2016"),
+        (files[:1], "--source and --reference must be given together"),
+        ([*files, "--split=test"], "--split and --source select different texts"),
+        ([files[0], f"--reference={tmp_path}/short.de"], r"lines but .*short.de has 1"),
+        ([files[0], "--reference=absent"], "cannot read absent"),
+    ):
+        with pytest.raises(UserError, match=fault):
+            program(monkeypatch, "--workdir=run", *options)
 
 
 def test_averages_of_newest_snapshots_and_of_best_checkpoints(
@@ -49,16 +75,18 @@ def test_averages_of_newest_snapshots_and_of_best_checkpoints(
         asked.append([*snapshots, *(["best"] * best)])
         raise UserError("as far as this test goes")
 
-    monkeypatch.setattr(run, "load_run", load_run)
-    monkeypatch.setattr(run, "read_run", lambda *options: make_config("ffn"))
-    monkeypatch.setattr(run, "load_tokenizers", lambda workdir: ())
+    monkeypatch.setattr(loading, "load_run", load_run)
+    monkeypatch.setattr(loading, "read_run", lambda *options: make_config("ffn"))
+    monkeypatch.setattr(loading, "load_tokenizers", lambda workdir: ())
     for given in ("", "--average=1", "--average=2", "--average_best=3"):
         with pytest.raises(UserError, match="as far as"):
             program(monkeypatch, f"--workdir={tmp_path}", *filter(None, [given]))
     assert asked == [[], [6], [4, 6], ["best"] * 3]
-    with pytest.raises(UserError, match="leave one of them out"):
+    with pytest.raises(UserError, match="give one of the two options"):
         program(monkeypatch, f"--workdir={tmp_path}", "--average=1", "--average_best=1")
-    with pytest.raises(UserError, match=r"--average=4: .* has 3 snapshots; --config.checkpoint"):
+    with pytest.raises(
+        UserError, match=r"--average=4: .* has 3 snapshots; a run with --config.checkpoint"
+    ):
         program(monkeypatch, f"--workdir={tmp_path}", "--average=4")
     with pytest.raises(UserError, match="--average must be a whole number of at least 1"):
         program(monkeypatch, f"--workdir={tmp_path}", "--average=0")

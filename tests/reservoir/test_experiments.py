@@ -1,4 +1,4 @@
-"""The paper's tables and figures: the configurations of their runs, and their content from made-up runs."""
+"""The paper's tables and figures: configurations of their runs, and tables of made-up runs."""
 
 import csv
 from functools import partial
@@ -135,7 +135,7 @@ def test_table_3_has_both_rewards_and_the_controls(tmp_path):
 
 
 def test_table_1_from_known_runs(tmp_path):
-    """Two seeds: best BLEU 31 and 32 after 100 s, 80 s with reservoirs; epochs of 25 and 20 s."""
+    """Two seeds have the best BLEU 31 and 32 after 100 s (80 s with reservoirs), and epochs of 25 s (20 s)."""
     tables.table1(make_suite(tmp_path, seeds=2))
     plain, t, ffn, dropped, short = read(tmp_path / "table1.csv")
     assert plain["best BLEU"] == "31.50 ± 0.71" and plain["frozen"] == "0"
@@ -169,7 +169,7 @@ def test_measured_rows_precede_printed_rows(tmp_path):
 
 
 def test_table_3_aucc_uses_one_horizon(tmp_path):
-    """The longest run ends at 150 s; the others keep their best score until then."""
+    """The longest run ends at 150 s. The curves of other runs hold their best score until 150 s."""
     tables.table3(make_suite(tmp_path, models=("Transformer", "T Reservoir")))
     plain, t = read(tmp_path / "table3.csv")
     hours = 1 / 3600
@@ -180,7 +180,7 @@ def test_table_3_aucc_uses_one_horizon(tmp_path):
 
 
 def test_horizons_are_the_papers_at_paper_scale(tmp_path):
-    """Smaller scales end at the longest run."""
+    """At smaller scales, the horizon is the end of the longest run."""
     paper = {"iwslt": 4, "iwslt_deep": 4, "wmt": 20, "enwik8": 30, "roberta": 60}
     suite = make_suite(tmp_path, scale="paper")
     assert {setting: suite.horizon(setting) for setting in SETTINGS} == paper
@@ -188,7 +188,7 @@ def test_horizons_are_the_papers_at_paper_scale(tmp_path):
 
 
 def test_horizon_limits_aucc_only(tmp_path, monkeypatch):
-    """The best score comes at 100 s, after the horizon of 60 s."""
+    """The best score is reached at 100 s, after the horizon of 60 s."""
     monkeypatch.setattr(Known, "horizon", lambda self, setting: 60 / 3600)
     suite = make_suite(tmp_path, models=("Transformer",))
     tables.table3(suite)
@@ -220,7 +220,9 @@ def test_options_that_exclude_every_run_are_rejected(tmp_path):
             UserError, match="exclude every run of table1, which has iwslt and Transf"
         ):
             tables.table1(make_suite(tmp_path, **fields))
-    with pytest.raises(UserError, match="the probing tasks are missing: --data=probing=DIR"):
+    with pytest.raises(
+        UserError, match="table4 needs the probing tasks: set their folder by --data=probing=DIR"
+    ):
         downstream.table4(make_suite(tmp_path))
     with pytest.raises(UserError, match="has none of the tasks of Table 4"):
         downstream.table4(make_suite(tmp_path, data_paths={"probing": tmp_path}))
@@ -238,7 +240,7 @@ def depths_of(suite: ExperimentSuite, target: str, model: str) -> list[tuple[int
 
 
 def test_depths_option(tmp_path):
-    """A depth that the scale lacks has the reservoirs of the nearest depth, or the number of --depths."""
+    """A depth has the number of reservoirs in --depths or, without this number, that of the scale's nearest depth."""
     suite = make_suite(tmp_path, scale="laptop", depths={4: None, 8: 3, 6: None})
     assert depths_of(suite, "table1", "FFN Reservoir") == [(4, 2), (8, 3), (6, 2)]
     assert depths_of(suite, "table1", "Transformer") == [(4, 0), (8, 0), (6, 0)]
@@ -246,7 +248,7 @@ def test_depths_option(tmp_path):
     (cases,) = suite.needed("table1").values()
     rates = [suite.configuration(c, 1).model.layerdrop for c in cases if c.model == "LayerDrop"]
     assert rates == [2 / 4, 3 / 8, 2 / 6]
-    # A custom number of reservoirs has its own run; rows with one model share a run.
+    # A number of reservoirs from the command line is part of the run's name. Rows with the same model share a run.
     names = {(case.model, case.layers): case.name(1) for case in cases}
     assert names["FFN Reservoir", 8] == "iwslt_8r3_ffn_reservoir_seed1"
     assert names["FFN Reservoir", 4] == "iwslt_4_ffn_reservoir_seed1"
@@ -259,7 +261,7 @@ def test_depths_option(tmp_path):
 
 
 def test_depths_too_small_for_the_reservoirs_are_rejected(tmp_path):
-    message = r"--depths=2: 2 alternating reservoirs need 3 layers, there are 2; set the number of .* --depths=2:R"
+    message = r"2 alternating reservoirs need 3 layers, but the stack has 2; set the number of .* --depths=2:R"
     with pytest.raises(UserError, match=message):
         make_suite(tmp_path, scale="laptop", depths={2: None}).needed("table1")
     fields = {"scale": "laptop", "models": ("Transformer",)}
@@ -275,10 +277,10 @@ def test_depths_too_small_for_the_reservoirs_are_rejected(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("6,x", "'x' is neither LAYERS nor LAYERS:RESERVOIRS"),
-        ("8:", "'8:' is neither"),
-        ("0", "'0' is neither"),
-        ("6,6:2", "6 layers are named twice"),
+        ("6,x", "'x' must be LAYERS or LAYERS:RESERVOIRS"),
+        ("8:", "'8:' must be LAYERS"),
+        ("0", "'0' must be LAYERS"),
+        ("6,6:2", "the depth 6 occurs twice"),
     ],
 )
 def test_malformed_depths_are_rejected(text: str, message: str):
@@ -342,7 +344,7 @@ def test_dry_run_flops_per_weight_and_token():
 
 
 def test_reproduce_program_does_not_retrain_finished_runs(tmp_path):
-    """Trains one small case; then runs the same command again, and with an invalid option."""
+    """Trains one small case, repeats the command, and runs it with an invalid option."""
     out = tmp_path / "out"
     program = ["reservoir.reproduce", "table1", f"--out={out}"]
     program.append("--models=FFN Reservoir")
@@ -357,4 +359,4 @@ def test_reproduce_program_does_not_retrain_finished_runs(tmp_path):
     call(*program, *fields)
     assert log.read_bytes() == before
     told = call(*program, "--data=iwslt=nowhere", code=2)
-    assert "there is no directory nowhere" in told
+    assert "nowhere is not a directory" in told

@@ -22,7 +22,7 @@ from reservoir.pretrained import open_run
 
 SIZES = {"width": 16, "hidden": 24, "heads": 2, "max_length": 32}
 SEED = 11
-"""The seed of fine-tuning; pretraining has another."""
+"""Seed of fine-tuning, which differs from the seed of pretraining."""
 
 
 def pretraining(reservoir: str, cache: Path) -> ConfigDict:
@@ -66,7 +66,7 @@ def pretrain(folder: Path, mesh, reservoir: str) -> Path:
 
 @pytest.fixture(scope="module")
 def reservoirs(folder, mesh) -> Path:
-    """A pretraining run with an FFN reservoir."""
+    """Returns the workdir of a pretraining run with an FFN reservoir."""
     return pretrain(folder, mesh, "ffn")
 
 
@@ -76,7 +76,7 @@ def plain(folder, mesh) -> Path:
 
 
 def arrays(workdir: Path) -> tuple[dict, dict]:
-    """The trainable values of the last checkpoint of a fine-tuning run, and its frozen values."""
+    """Returns the trainable values in the last checkpoint of a fine-tuning run, and the frozen values of the run."""
     folder = workdir.absolute() / "checkpoints"
     step = max(int(path.name) for path in (folder / "latest").iterdir())
     with ocp.StandardCheckpointer() as checkpointer:
@@ -98,7 +98,7 @@ def kept(folder, mesh, reservoirs) -> tuple[Path, dict]:
 
 
 def test_frozen_layers_keep_pretraining_values_to_the_bit(kept, reservoirs, mesh):
-    """Frozen values follow the pretraining seed, not the fine-tuning seed; all others are trained."""
+    """Frozen values come from the pretraining run, not from the fine-tuning seed. All other values are trained."""
     trainable, frozen = arrays(kept[0])
     before = pretrained_values(reservoirs, mesh)
     assert frozen and all("/blocks/1/" in name for name in frozen)
@@ -129,9 +129,27 @@ def test_frozen_layers_can_be_tuned(folder, mesh, reservoirs):
         assert (np.asarray(trainable[name]) != before[name]).any(), name
 
 
+def test_lora_trains_adapters_on_a_frozen_base_with_reservoirs(folder, mesh, reservoirs):
+    workdir = folder / "lora"
+    fields = {"lora.rank": 2, "optimizer.weight_decay": 0.0}
+    summary = finetuning.fit(classifying(reservoirs, **fields), workdir, mesh)
+    trainable, frozen = arrays(workdir)
+    before = {n: x for n, x in pretrained_values(reservoirs, mesh).items() if "encoder/" in n}
+    assert before.keys() == frozen.keys()
+    for name, value in frozen.items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+    kernels = {n.removesuffix("/kernel") for n in before if n.endswith("/kernel")}
+    assert any("/blocks/1/" in n for n in kernels), "the reservoir has adapters"
+    for name in kernels:
+        assert np.any(trainable[f"{name}/lora_b"]), f"{name}/lora_b starts at 0"
+    adapters = {f"{n}/{part}" for n in kernels for part in ("lora_a", "lora_b")}
+    assert {n for n in trainable if not n.startswith("head/")} == adapters
+    assert summary["params"]["frozen"] == sum(x.size for x in before.values())
+
+
 @pytest.mark.slow
 def test_freeze_now_freezes_layers_of_a_plain_run(folder, mesh, plain):
-    """The paper's control: layers at the places of reservoirs keep their pretrained values."""
+    """The paper's control freezes pretrained layers at the positions of reservoirs."""
     workdir = folder / "now"
     config = classifying(plain, "mnli", reservoirs="freeze_now", freeze_now=2)
     finetuning.fit(config, workdir, mesh)
@@ -154,7 +172,7 @@ def test_model_fields_come_from_pretraining_and_dropout_from_fine_tuning(tmp_pat
 
 
 def test_fine_tuning_from_a_snapshot(folder, mesh, reservoirs, kept):
-    """The last snapshot equals the best checkpoint here; an earlier one differs."""
+    """In this run the last snapshot equals the best checkpoint, and an earlier snapshot differs."""
     first = {}
     for step in (2, 4):
         config = classifying(reservoirs, pretrained_step=step, **{"train.steps": 1})
@@ -173,7 +191,7 @@ def final_checksum(workdir: Path, step: int) -> int:
 
 
 def test_fine_tuning_resume_is_bit_exact(kept, folder, mesh, reservoirs):
-    """The checkpoint holds the loaded values: resuming does not read the pretraining run."""
+    """The checkpoint has the loaded values, so resuming does not read the pretraining run."""
     workdir = folder / "parts"
     finetuning.fit(classifying(reservoirs, **{"train.steps": 4}), workdir, mesh)
     finetuning.fit(classifying(reservoirs), workdir, mesh)
@@ -211,9 +229,12 @@ def test_invalid_fine_tuning_is_rejected(folder, mesh, reservoirs, plain, kept):
     assert f"--config.pretrained={folder}/nowhere holds no run" in told(folder / "nowhere")
     assert "is a run of the task classification, not masked_lm" in told(kept[0])
     assert "has no reservoirs" in told(plain, reservoirs="tune")
+    assert "--config.lora.rank must be at least 0" in told(reservoirs, **{"lora.rank": -1})
+    tuned = {"lora.rank": 2, "reservoirs": "tune"}
+    assert "--config.reservoirs must be keep" in told(reservoirs, **tuned)
     assert "no snapshot of step 3 in" in told(reservoirs, pretrained_step=3)
     assert "pretrained_step must be at least 0" in told(reservoirs, pretrained_step=-1)
-    assert "needs a plain run" in told(reservoirs, reservoirs="freeze_now")
+    assert "needs a run without reservoirs" in told(reservoirs, reservoirs="freeze_now")
     fields = {"reservoirs": "freeze_now", "freeze_now": 3}
     assert "--config.freeze_now: 3 alternating reservoirs need 5 layers" in told(plain, **fields)
     assert "freezes nothing" in told(plain, **(fields | {"freeze_now": 0}))
@@ -230,8 +251,9 @@ def test_checkpoint_of_another_configuration_is_not_reported_as_damaged(folder, 
     with pytest.raises(UserError) as caught:
         finetuning.fit(classifying(other), folder / "of_another", mesh)
     message = str(caught.value)
-    assert f"{other}/checkpoints/best/4, does not fit the configuration beside it" in message
-    assert "encoder/stack/blocks/0/residuals/1/function/down/kernel is (24, 16) there" in message
+    assert f"{other}/checkpoints/best/4, does not match the configuration of its run" in message
+    kernel = "encoder/stack/blocks/0/residuals/1/function/down/kernel"
+    assert f"{kernel} is (24, 16) in the checkpoint" in message
 
 
 def test_programs_reject_runs_of_other_tasks(kept, reservoirs, monkeypatch):
@@ -239,5 +261,5 @@ def test_programs_reject_runs_of_other_tasks(kept, reservoirs, monkeypatch):
         monkeypatch.setattr("sys.argv", ["evaluate", f"--workdir={workdir}"])
         with pytest.raises(UserError, match=f"is a run of the task {task}, not translation"):
             evaluate.main()
-    with pytest.raises(UserError, match=r"with reservoir\.finetune"):
+    with pytest.raises(UserError, match=r"use reservoir\.finetune"):
         run.validate(classifying(reservoirs))

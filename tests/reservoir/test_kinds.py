@@ -1,4 +1,4 @@
-"""Every kind of reservoir in every possible stack, and LayerDrop, the baseline."""
+"""Every kind of reservoir in every possible stack, and the baseline LayerDrop."""
 
 import json
 
@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from common import variables
 from common.errors import UserError
 from common.model.block import Context
-from common.model.encoder_decoder import Stack
+from common.model.stack import Stack
 from common.sharding import make_mesh
 from configs import masked
 from reservoir import run
@@ -79,7 +79,7 @@ def test_placement_is_a_field_of_the_configuration(make_config):
         assert {name.split("/")[2] for name in frozen} == layers
 
 
-# Freezing and initialization separately.
+# Freezing without orthogonal initialization, and orthogonal initialization without freezing.
 
 LAYER = "encoder/blocks/1/residuals/0/function"
 
@@ -91,7 +91,7 @@ def started(model) -> dict:
 
 
 def test_reservoir_trained_keeps_the_initialization(make_config):
-    """The reservoir layer is trained from its orthogonal initialization; other layers keep theirs."""
+    """The reservoir layer is trained from an orthogonal initialization. Other layers have the usual initialization."""
     for kind, kernel in (("ffn", "up"), ("transformer", "query")):
         model = make_config(kind, reservoir_trained=True, reservoir_gain=0.5).model
         validate(model)
@@ -152,18 +152,18 @@ def test_invalid_initialization_fields_are_rejected(make_config):
         ("ffn", {"reservoir_init": "orthogonl"}, "did you mean orthogonal"),
         ("ffn", {"init": "xavier"}, "init='xavier': choose one of recipe"),
         ("ffn", {"reservoir_gain": 0.0}, "reservoir_gain must be above 0"),
-        ("none", {"reservoir_trained": True}, "reservoir_trained=true with no reservoir"),
+        ("none", {"reservoir_trained": True}, "reservoir_trained=true needs reservoirs"),
     ):
         with pytest.raises(UserError, match=message):
             validate(make_config(reservoir, **fields).model)
     model = make_config("ffn", reservoir_trained=True).model
     model.backskip.estimator = "zero"
-    with pytest.raises(UserError, match=r"skips layers that .*reservoir_trained=true trains"):
+    with pytest.raises(UserError, match=r"needs frozen reservoirs, .*reservoir_trained=true"):
         validate(model)
 
 
 def test_older_configurations_get_defaults(make_config):
-    """Older configurations lack fields and call `own_rms` "norm"."""
+    """An older configuration lacks fields, and has the name "norm" for the reward "own_rms"."""
     old = make_config("ffn").model
     for name in ("reservoir_init", "reservoir_gain", "reservoir_trained", "init"):
         del old[name]
@@ -175,7 +175,7 @@ def test_older_configurations_get_defaults(make_config):
 
 @pytest.mark.parametrize("kind", RESERVOIRS)
 def test_reservoir_hidden(make_config, kind: str):
-    """A bigru is up-projected by `reservoir_hidden`; trained layers keep the model's hidden size."""
+    """`reservoir_hidden` sets the hidden size of a bigru. Trained layers keep the model's hidden size."""
     model, frozen = built(make_config(kind, max_length=8, reservoir_hidden=40).model)
     shapes = {name.partition("function/")[2]: value.shape for name, value in frozen.items()}
     if kind == "bigru":
@@ -239,7 +239,7 @@ def test_dropped_layer_is_not_computed_and_gets_no_gradient(make_config):
 
 @pytest.mark.slow
 def test_layerdrop_and_backskipping_resume_is_bit_exact(make_config, tmp_path):
-    """Stopping after 3 of 6 steps and resuming gives the checkpoint of an uninterrupted run."""
+    """A run that stops after 3 of 6 steps and resumes has the checkpoint of an uninterrupted run."""
     config = make_config("cnn", layerdrop=0.3)
     config.model.backskip.update({"estimator": "policy", "warmup_steps": 2})
     config.model.backskip.anneal = 0.5

@@ -22,7 +22,7 @@ from reservoir.model import translator, validate
 from tests.model import helpers
 
 KINDS = ("none", "transformer", "ffn")
-# The reservoir of the encoder with 3 layers.
+# Path of the reservoir in an encoder of 3 layers.
 FROZEN_LAYER = "encoder/blocks/1/"
 SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])
 TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 2, 0]])
@@ -33,19 +33,22 @@ def test_invalid_fields_are_rejected(make_config):
     validate(make_config("ffn", reservoirs=2).model)
     for reservoir, reservoirs, message in (
         ("fnn", 1, "did you mean ffn"),
-        ("ffn", 3, "need 5 layers, there are 3"),
+        ("ffn", 3, "need 5 layers, but the stack has 3"),
         ("transformer", 0, "no layer is a reservoir: --config.model.reservoirs=0"),
     ):
         with pytest.raises(UserError, match=message):
             validate(make_config(reservoir, reservoirs=reservoirs).model)
     for fields, message in (
         ({"placement": "LRL R"}, "unknown placement 'LRL R'"),
-        ({"placement": "LRLL"}, "pattern LRLL is for 4 layers, there are 3"),
+        ({"placement": "LRLL"}, "pattern LRLL is for 4 layers, but the stack has 3"),
         ({"placement": "LLL"}, "no layer is a reservoir: .*--config.model.placement=LLL"),
-        ({"placement": "top", "reservoirs": 4}, "4 reservoirs need 4 layers, there are 3"),
+        ({"placement": "top", "reservoirs": 4}, "4 reservoirs need 4 layers, but the stack has 3"),
         ({"decoder_reservoirs": 2}, "decoder_reservoirs: 2 alternating reservoirs need 3"),
         ({"decoder_placement": "LRL"}, "decoder_placement: the pattern LRL is for 3 layers"),
-        ({"reservoir": "bigru", "decoder_reservoirs": 1}, "no decoder and no language model"),
+        (
+            {"reservoir": "bigru", "decoder_reservoirs": 1},
+            "a decoder or language model cannot use it",
+        ),
         ({"reservoir": "bigru", "width": 15}, "the two directions"),
         ({"reservoir": "bigru", "reservoir_hidden": 15}, "reservoir_hidden=15: the two directions"),
         ({"reservoir_hidden": -1}, "reservoir_hidden must be at least 0"),
@@ -121,7 +124,7 @@ def full_size(task: tuple[str, int], kind: str, layers: int) -> AbstractModel:
     name, decoder_layers = task
     model = getattr(translation, name)(kind).model
     model.encoder_layers, model.decoder_layers = layers, decoder_layers
-    # Any keys do; nnx.Rngs would take most of the time.
+    # Equal keys suffice to count parameters. nnx.Rngs would take most of the time.
     rngs = SimpleNamespace(params=lambda: jax.random.key(0))
     return variables.abstract(lambda: translator(model, *VOCABULARIES[name], rngs=rngs))
 
@@ -140,7 +143,7 @@ def test_parameter_counts_of_the_papers_tables(task: tuple[str, int], kind: str)
 
 
 def test_parameter_counts_of_each_layer():
-    """IWSLT with 512 wide layers: 4 (d^2 + d) + 2 d f + f + d + 4 d per encoder layer, and so on."""
+    """The width of IWSLT's models is d = 512. An encoder layer has 4 (d^2 + d) + 2 d f + f + d + 4 d parameters."""
     d, f = 512, 1024
     feed_forward, attention, norm = 2 * d * f + f + d, 4 * (d * d + d), 2 * d
     assert feed_forward + attention + 2 * norm == 2_102_784
@@ -167,7 +170,7 @@ def test_parameter_counts_of_each_layer():
 
 @dataclass
 class Run:
-    """A small model of one kind with the gradient and the FLOPs of one step."""
+    """A small model with one kind of reservoir: gradient and FLOPs of one step."""
 
     model: ConfigDict
     abstract_model: AbstractModel
@@ -188,7 +191,7 @@ def loss_of(model, batch: dict, key: jax.Array | None) -> tuple[jax.Array, jax.A
 
 @pytest.fixture(scope="module")
 def runs(make_config) -> dict[str, Run]:
-    """The three kinds, with equal values for shared parameters."""
+    """Returns kind of reservoir -> run. The models have equal values for common parameters."""
     made = {}
     plain = helpers.random_values(helpers.structure_of(make_config("none").model).trainable, 0)
     for kind in KINDS:
@@ -297,7 +300,7 @@ def test_reservoir_dropout(make_config):
 
 
 def test_attention_dropout(make_config):
-    """Applies to all attention, to reservoirs as `reservoir_dropout` says, and in training only."""
+    """Dropout applies to all attention in training. `reservoir_dropout` decides about reservoirs."""
     for on, quiet in ((True, 0.1), (False, 0.0)):
         fields = {"dropout": 0.0, "attention_dropout": 0.1, "reservoir_dropout": on}
         abstract_model = helpers.structure_of(make_config("transformer", **fields).model)
@@ -324,7 +327,7 @@ def test_attention_dropout(make_config):
 
 
 def test_gradients_pass_through_a_reservoir_and_stop_at_its_weights(runs):
-    """Freezing a layer does not change the gradients of the others."""
+    """Freezing a layer does not change the gradients of other layers."""
     plain, frozen = runs["none"], runs["transformer"]
     assert set(frozen.gradients) == set(frozen.trainable)
     assert not set(frozen.gradients) & set(frozen.frozen)
@@ -344,7 +347,8 @@ def saving(kind: str) -> int:
     weight_gradients = 2 * tokens * (4 * d * d + 2 * d * f)
     if kind == "transformer":
         return weight_gradients
-    # The four projections forward and their input gradients; scores and weighted sum forward, two of each backward.
+    # FLOPs of attention: four projections, each forward and for the input gradient; scores and weighted sum, each once
+    # forward and twice backward.
     projections = 2 * 2 * tokens * 4 * d * d
     scores = 3 * 2 * 2 * batch * heads * length * length * (d // heads)
     return weight_gradients + projections + scores
@@ -358,7 +362,7 @@ def test_reservoir_saves_exactly_its_weight_gradient_flops(runs, kind: str):
 
 
 def test_optimizer_leaves_reservoirs_unchanged(runs, make_config):
-    """Unchanged to the bit with weight decay and dropout, and without optimizer moments."""
+    """Reservoirs are unchanged to the bit, in spite of weight decay and dropout, and have no optimizer moments."""
     run = runs["ffn"]
     config = make_config("ffn")
     config.optimizer.weight_decay = 0.1

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from ml_collections import ConfigDict
 
 from common import variables
 from common.errors import UserError
@@ -17,6 +18,7 @@ from common.model.linear import Linear
 from reservoir.kinds import Kind
 from reservoir.layers import layers_of
 from reservoir.model import validate
+from reservoir.parallel_text import load_parallel
 from tests.model import helpers
 from tests.programs import ROOT, finish, start
 
@@ -32,7 +34,7 @@ no_initializer, no_cache, number = kind_of(NoInitializer), kind_of(NoCache), 3
 
 
 class NoInitializer(Sublayer):
-    """Has a parameter without an initializer for being frozen."""
+    """A layer with a parameter that `frozen_init()` lacks."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.gate = nnx.Param(jnp.ones(width), axes=(None,))
@@ -42,7 +44,7 @@ class NoInitializer(Sublayer):
 
 
 class NoCache(Sublayer):
-    """Cannot decode."""
+    """A layer without the methods for decoding."""
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
         self.out = Linear(width, width, (None, None), rngs=rngs)
@@ -60,7 +62,7 @@ def kind_of(layer: type) -> Kind:
 
 @pytest.fixture
 def own_package(tmp_path, monkeypatch) -> Path:
-    """A package with the example of reservoir/README.md and incomplete kinds, on the path of this process."""
+    """Returns an importable package with the example of reservoir/README.md and incomplete kinds."""
     code = re.findall(r"```python\n(.*?)```", (ROOT / "reservoir/README.md").read_text(), re.DOTALL)
     package = tmp_path / "my_package"
     package.mkdir()
@@ -82,7 +84,7 @@ def test_own_kind_is_frozen_and_decodes(make_config, own_package, stack):
     fields = {"reservoirs": 1} if stack == "encoder" else {"reservoirs": 0, "decoder_reservoirs": 1}
     model = make_config(OWN, **fields).model
     validate(model)
-    assert model.feature_scale == 1.0  # an option of the kind, with its default
+    assert model.feature_scale == 1.0  # validation adds the option of the kind, with its default
     abstract_model = helpers.structure_of(model)
     frozen = variables.draw_frozen(abstract_model, 1)
     layer = {"encoder": "encoder/blocks/1/", "decoder": "decoder/blocks/0/"}[stack]
@@ -96,16 +98,18 @@ def test_own_kind_is_frozen_and_decodes(make_config, own_package, stack):
         np.testing.assert_allclose(logits, whole[:, index], rtol=1e-4, atol=1e-4)
 
 
-def test_own_kind_brings_its_label(make_config, own_package):
+def test_label_of_a_users_kind(make_config, own_package):
     config = make_config(OWN, reservoirs=1)
-    assert str(layers_of(config.to_dict())) == "my_kind, 1 of 3"  # a report imports no user code
+    assert (
+        str(layers_of(config.to_dict())) == "my_kind, 1 of 3"
+    )  # a report does not import the user's module
     validate(config.model)
     assert str(layers_of(config.to_dict())) == "random features, 1 of 3"
     config.model.reservoir = "elsewhere.kinds:unknown_here"
     assert str(layers_of(config.to_dict())) == "unknown_here, 1 of 3"
 
 
-def test_own_kind_brings_its_options(make_config, own_package):
+def test_options_of_a_users_kind(make_config, own_package):
     with pytest.raises(UserError, match="feature_scale must be at least 0, got -1"):
         validate(make_config(OWN, reservoirs=1, feature_scale=-1.0).model)
 
@@ -113,7 +117,11 @@ def test_own_kind_brings_its_options(make_config, own_package):
 @pytest.mark.parametrize(
     ("name", "fields", "message"),
     [
-        ("my_package.incomplete:no_initializer", {}, r"function/gate cannot be drawn .* NoInit"),
+        (
+            "my_package.incomplete:no_initializer",
+            {},
+            r"function/gate cannot be initialised .* NoInit",
+        ),
         (
             "my_package.incomplete:no_cache",
             {"decoder_reservoirs": 1},
@@ -131,7 +139,7 @@ def test_incomplete_own_kinds_are_rejected(make_config, own_package, name, field
 
 
 def test_own_kind_without_an_initializer_fails_at_start(own_package):
-    """Exit code 2 and one line that names the parameter; no folder is written."""
+    """The program exits with code 2 and one line that names the parameter, and writes no folder."""
     program = [sys.executable, "-m", "reservoir.train", "--config=configs/iwslt_ffn_res.py:tiny"]
     program += [f"--workdir={own_package}/run"]
     program += ["--config.model.reservoir=my_package.incomplete:no_initializer"]
@@ -152,3 +160,14 @@ def test_own_placement(make_config, own_package):
     ):
         with pytest.raises(UserError, match=message):
             validate(make_config("ffn", **fields).model)
+
+
+def test_own_corpus_of_the_readme_is_read(own_package):
+    """The package has the example corpus in `kinds`, but the README refers to it in `texts`."""
+    (own_package / "my_package/texts.py").write_text(
+        (own_package / "my_package/kinds.py").read_text()
+    )
+    languages = {"source_language": "en", "target_language": "de", "splits": {}}
+    source = {"source": "import:my_package.texts:pairs"}
+    text = load_parallel(ConfigDict(source | languages), "valid")
+    assert (text.source[7], text.target[7]) == ("the river is 7", "das river ist 7")

@@ -1,7 +1,8 @@
-"""Placement of reservoirs, section 2.2 and appendix C."""
+"""Placement of reservoirs in a stack (section 2.2 and appendix C)."""
 
 import pytest
 
+from common.errors import UserError
 from reservoir.placement import placement
 
 
@@ -35,7 +36,7 @@ def test_placement(layers: int, reservoirs: int, expected: str):
     [(12, 4, 3, 9), (16, 4, 5, 11), (24, 4, 9, 15), (32, 4, 13, 19), (48, 8, 17, 31)],
 )
 def test_placement_counted_from_one(layers: int, reservoirs: int, first: int, last: int):
-    """Table 4 gives 3, 5, 7, 9 of 12."""
+    """In Table 4, layers 3, 5, 7 and 9 of 12 are reservoirs."""
     expected = list(range(first, last + 1, 2))
     assert len(expected) == reservoirs
     assert [place + 1 for place in placement(layers, reservoirs)] == expected
@@ -46,24 +47,75 @@ def test_placement_counted_from_one(layers: int, reservoirs: int, first: int, la
     [("bottom", "RRLLLLL"), ("top", "LLLLLRR"), ("middle", "LLRRLLL"), ("RLLLLLR", "RLLLLLR")],
 )
 def test_placements_of_appendix_c(strategy: str, expected: str):
-    """The middle rounds down, as the paper's placement does."""
+    """The placement "middle" rounds down, like the paper's placement."""
     assert drawn(7, placement(7, 2, strategy)) == expected
+
+
+def ends(layers: int, reservoirs: int) -> list[int]:
+    """A user's placement: the uppermost layers and the lowest layer, unsorted."""
+    return [*range(layers - reservoirs + 1, layers), 0]
+
+
+def nowhere(layers: int, reservoirs: int) -> list[int]:
+    """A user's placement that returns too few layers."""
+    return [0, *range(reservoirs - 1)]
+
+
+def above(layers: int, reservoirs: int) -> list[int]:
+    """A user's placement that returns an index beyond the stack."""
+    return list(range(layers + 1 - reservoirs, layers + 1))
+
+
+def test_users_placement_is_imported():
+    assert placement(5, 3, f"{__name__}:ends") == (0, 3, 4)
+    assert placement(3, 3, f"{__name__}:ends") == (0, 1, 2)
+
+
+OWN = "it must return 2 different indices below 3"
 
 
 @pytest.mark.parametrize(
     ("layers", "reservoirs", "strategy", "message"),
     [
-        (6, 4, "alternate", "4 alternating reservoirs need 7 layers, there are 6"),
-        (0, 1, "alternate", "need 1 layers, there are 0"),
-        (4, -1, "alternate", "-1 reservoirs"),
-        (4, 5, "bottom", "5 reservoirs need 5 layers"),
-        (4, 1, "LRL", "for 3 layers, there are 4"),
-        (4, 1, "botom", "unknown placement 'botom'"),
-        (4, 1, "", "''; it is one of alternate, bottom, middle, top, or a pattern of L and R"),
+        (6, 4, "alternate", "4 alternating reservoirs need 7 layers, but the stack has 6"),
+        (0, 1, "alternate", "1 alternating reservoirs need 1 layers, but the stack has 0"),
+        (4, -1, "alternate", "-1 reservoirs: the number must be at least 0"),
+        (4, -1, f"{__name__}:ends", "-1 reservoirs: the number must be at least 0"),
+        (4, 5, "bottom", "5 reservoirs need 5 layers, but the stack has 4"),
+        (4, 5, "middle", "5 reservoirs need 5 layers, but the stack has 4"),
+        (4, 5, "top", "5 reservoirs need 5 layers, but the stack has 4"),
+        (4, 1, "LRL", "the pattern LRL is for 3 layers, but the stack has 4"),
+        (
+            4,
+            1,
+            "botom",
+            "unknown placement 'botom'; use one of alternate, bottom, middle, top, or a pattern of L and R",
+        ),
+        (
+            4,
+            1,
+            "",
+            "unknown placement ''; use one of alternate, bottom, middle, top, or a pattern of L and R",
+        ),
+        (3, 2, f"{__name__}:nowhere", f"{__name__}:nowhere returned (0, 0); {OWN}"),
+        (3, 2, f"{__name__}:above", f"{__name__}:above returned (2, 3); {OWN}"),
     ],
 )
 def test_reservoirs_that_do_not_fit_are_rejected(
     layers: int, reservoirs: int, strategy: str, message: str
 ):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError) as raised:
         placement(layers, reservoirs, strategy)
+    assert str(raised.value) == message
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ("no_such_module:ends", "no_such_module"),
+        (f"{__name__}:no_such_function", "no_such_function"),
+    ],
+)
+def test_unknown_module_or_function_raises_user_error(strategy: str, message: str):
+    with pytest.raises(UserError, match=f"^placement={strategy}: .*{message}"):
+        placement(4, 2, strategy)

@@ -1,4 +1,4 @@
-"""Claims of the paper checked against its printed tables."""
+"""Claims of the paper, checked against the numbers in the paper's tables."""
 
 from functools import partial
 
@@ -19,7 +19,7 @@ HOURS, RATIO = 1, 2
 
 
 def test_the_largest_saving_at_equal_trained_layers_is_14_percent() -> None:
-    """Section 4.1 says up to 22 %. That is the saving at equal depth."""
+    """Section 4.1 says up to 22 %, which is the saving at equal depth."""
     trained, depth = {}, {}
     for table, reservoirs in FROZEN.items():
         cells = {key: mean(row[HOURS]) for key, row in printed(table).items()}
@@ -52,7 +52,7 @@ def test_two_printed_ratios_are_not_those_of_the_hours() -> None:
 
 
 def test_behind_layer_9_three_of_nine_probing_tasks_are_not_better() -> None:
-    """Section 4.3 says all nine, after every reservoir (layers 3, 5, 7 and 9)."""
+    """Section 4.3 claims all nine tasks, after every reservoir (layers 3, 5, 7 and 9)."""
     cells = printed("table4")
     behind = {
         layer: [

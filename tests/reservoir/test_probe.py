@@ -23,7 +23,7 @@ LINES = ["a list", "the value of a class .", "a class has the list of names that
 
 
 def make_lines(count: int, seed: int) -> str:
-    """A file with one sentence per line, of different lengths."""
+    """Returns sentences of different lengths, one per line."""
     generator = np.random.default_rng(seed)
     sizes = generator.integers(4, 28, count)
     return "".join(f"{' '.join(generator.choice(WORDS, size))} .\n" for size in sizes)
@@ -36,7 +36,7 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, mesh) -> Path:
-    """A masked language model of three layers, the second a reservoir."""
+    """Returns the workdir of a masked language model with three layers, of which the second is a reservoir."""
     folder = tmp_path_factory.mktemp("masked")
     for seed, split in enumerate(("train", "valid", "test")):
         (folder / f"{split}.txt").write_text(make_lines(100, seed))
@@ -65,7 +65,7 @@ def translator(tmp_path_factory, mesh, make_config) -> Path:
 
 @pytest.fixture
 def call(monkeypatch, tmp_path) -> Callable[..., None]:
-    """A function (program, *arguments) that runs a program in this process."""
+    """Returns a function (program, *arguments) that runs a program in this process."""
     monkeypatch.chdir(tmp_path)
 
     def run(program, *arguments: object) -> None:
@@ -102,9 +102,9 @@ def test_first_token_pooling_reads_each_layers_state(trained, mesh):
     for number, ids in enumerate(read.tokenizer.encode(LINES)):
         alone_KLD = states(read, [BOS, *ids, EOS])
         np.testing.assert_allclose(found_KND[:, number], alone_KLD[:, 0], atol=1e-5)
-    # Before the first layer, the first token's state does not depend on the sentence.
+    # In the embedding layer, the first token's state does not depend on the sentence.
     assert np.ptp(found_KND[0], axis=0).max() == 0 < np.ptp(found_KND[1], axis=0).max()
-    # This post-norm model has no final norm: the output layer reads the last state.
+    # A post-norm model has no final norm, so the output layer reads the last state.
     last = Reader(
         read.values,
         lambda whole, *text: [whole.encoder(*text)],
@@ -174,8 +174,11 @@ def test_probe_program_writes_table_4(trained, text, call, tmp_path, capsys):
     assert all(cell in output for row in rows for cell in row)
     choices = table(tmp_path / "one" / "choices.csv")
     assert choices[0][0] == "task" and len(choices) == 1 + 3 * 4
-    assert {row[4] for row in choices[1:]} == {"50", "0"}  # no hidden layer for word content
-    # Again, into the run's folder, from which training still resumes.
+    assert {row[4] for row in choices[1:]} == {
+        "50",
+        "0",
+    }  # the classifier of word content has no hidden layer
+    # Repeat without --out. Training still resumes from the run's folder, which then has the results.
     call(probe, *arguments)
     assert table(trained / "probing" / "probing.csv") == [header, majority, *rows]
     run.fit(read_config(trained), trained, make_mesh({"data": 1}, jax.devices()[:1]))
@@ -196,7 +199,7 @@ def test_probe_seeds_report_mean_and_std(trained, text, call, tmp_path):
     ("fault", "arguments"),
     [
         ("--tasks='lenght': choose one of sentence_length", ["--tasks=lenght"]),
-        ("has a task twice", ["--tasks=tree_depth,tree_depth"]),
+        ("names a task twice", ["--tasks=tree_depth,tree_depth"]),
         ("--tasks='': choose one of", ["--tasks="]),
         ("no directory nowhere; --data must be", ["--data=nowhere"]),
         ("no sentence_length.txt or sentence_length.txt.gz in .; its tasks: tree_depth", []),

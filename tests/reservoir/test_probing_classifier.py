@@ -1,4 +1,4 @@
-"""SentEval's classifier against a slow reference, and on problems with a known answer."""
+"""SentEval's classifier equals a slow reference, and solves problems with a known answer."""
 
 import math
 
@@ -29,7 +29,7 @@ def noise(x_ND: np.ndarray) -> np.ndarray:
 
 
 def test_linear_problem_is_learned_from_the_informative_layer_only():
-    """The uninformative layer stays at chance."""
+    """The accuracy of the uninformative layer stays at chance."""
     features, classes = problem(lambda x_ND: x_ND[:, 0] + x_ND[:, 1] > 0, layers=2)
     blind, seeing = probe(features, classes, 2)
     assert seeing.test > 0.93
@@ -57,8 +57,8 @@ def test_random_labels_stay_at_chance():
     assert abs(found.test - 0.5) < 4 * math.sqrt(0.25 / 1000)
 
 
-def test_parameters_are_those_of_the_best_validation_accuracy(monkeypatch):
-    """With validation as test, the test accuracy is the best validation accuracy, not the last."""
+def test_parameters_of_the_best_validation_accuracy_are_tested(monkeypatch):
+    """With the validation examples as test, the test accuracy is the best validation accuracy, not the last one."""
     features, classes = problem(noise)
     features["test"], classes["test"] = features["valid"], classes["valid"]
     seen = []
@@ -75,7 +75,7 @@ def test_parameters_are_those_of_the_best_validation_accuracy(monkeypatch):
 
 
 def epochs(monkeypatch, accuracies: list[list[float]]) -> tuple[int, classifier.Probe]:
-    """Returns the number of epochs of two classifiers with these validation accuracies, and the chosen one."""
+    """Returns the number of passes for two classifiers with made-up validation accuracies, and the selected `Probe`."""
     trained, looks = [], iter(accuracies)
     fit = classifier.fit
     monkeypatch.setattr(classifier, "fit", lambda *a: trained.append(len(a[4])) or fit(*a))
@@ -86,9 +86,9 @@ def epochs(monkeypatch, accuracies: list[list[float]]) -> tuple[int, classifier.
 
 
 def test_early_stopping_after_six_evaluations_without_improvement(monkeypatch):
-    """Counts evaluations in total, as SentEval does, not in a row; a later improvement is not seen."""
+    """As in SentEval, evaluations need not be consecutive. An improvement after the stop has no effect."""
     first = [0.5, 0.4, 0.6, 0.4, 0.7, 0.1, 0.1, 0.1, 0.1, 0.99, 0.99]
-    # The second classifier keeps improving, so training goes on after the first stopped at evaluation 9.
+    # The second classifier keeps improving, so training continues after the first classifier stopped at evaluation 9.
     steps = [[accuracy, look / 100] for look, accuracy in enumerate(first)]
     number, found = epochs(monkeypatch, steps)
     assert (number, found.valid, found.penalty) == (len(first) + 6, 0.7, 1e-5)
@@ -100,7 +100,7 @@ def test_training_ends_after_two_hundred_passes(monkeypatch):
 
 
 def test_validation_chooses_the_l2_penalty():
-    """A destructive penalty is never chosen; of equal ones the first is."""
+    """A destructive penalty is never selected. Of equally good penalties the first is selected."""
     features, classes = problem(lambda x_ND: x_ND[:, 0] > 0)
     for penalty in ((100.0, 1e-5), (1e-5, 100.0)):
         (found,) = probe(features, classes, 2, grid=Grid(penalty=penalty))
@@ -139,7 +139,7 @@ def test_initial_parameters_match_pytorch():
 
 
 def slow_training(layers, x_ND, y_N, order_SB, rate, penalty, noises):
-    """A float64 reference of Adam (Kingma and Ba, 2015) on one classifier, sentence by sentence."""
+    """Trains one classifier by Adam (Kingma and Ba, 2015) in float64, sentence by sentence."""
     values = [np.asarray(array, np.float64) for layer in layers for array in layer]
     first, second = ([np.zeros_like(v) for v in values] for _ in range(2))
     for number, ids in enumerate(order_SB, start=1):
@@ -167,7 +167,7 @@ def slow_training(layers, x_ND, y_N, order_SB, rate, penalty, noises):
 
 
 def test_training_is_adam_with_l2_and_dropout_before_the_sigmoid():
-    """Two layers, three grid points and a partial last batch, against the reference."""
+    """Two layers, three grid points and a partial last batch equal the reference."""
     layers, rows, width, hidden, count = 2, 150, 5, 7, 3
     generator = np.random.default_rng(0)
     x_KND = generator.standard_normal((layers, rows, width)).astype(np.float32)
@@ -194,7 +194,7 @@ def test_training_is_adam_with_l2_and_dropout_before_the_sigmoid():
 
 
 def test_accuracy_counts_every_sentence_once(monkeypatch):
-    """Also with a partial last batch."""
+    """The last batch is partial."""
     monkeypatch.setattr(classifier, "_EVAL_BATCH", 64)
     features, classes = problem(lambda x_ND: x_ND[:, 0] > 0.3)
     kernel = jnp.zeros((1, 1, 4, 2)).at[..., 0, 1].set(1.0)

@@ -32,7 +32,7 @@ def test_reads_a_senteval_file(tmp_path):
     task = load_task(tmp_path, "past_present")
     assert task.labels == ("PAST", "PRES")
     assert task.sentences["train"] == ["He went home .", "He goes home ."]
-    assert task.sentences["valid"] == ["left at once ."]  # the last field
+    assert task.sentences["valid"] == ["left at once ."]  # the sentence is the last field
     assert {split: c.tolist() for split, c in task.classes.items()} == {
         "train": [0, 1],
         "valid": [0],
@@ -55,7 +55,7 @@ def test_reads_gzip_and_computes_the_majority(tmp_path):
         ((*LINES, "tr\tPAST\t "), "line 5: the sentence has no words"),
         ((*LINES, "tr\t\tHe went ."), "line 5: the label is missing"),
         ((*LINES, "te\tFUT\tIt will be ."), "line 5: the label 'FUT' is not in the partition tr"),
-        (LINES[:3], "has no lines of the partition te"),
+        (LINES[:3], "has no line of the partition te"),
         ((LINES[0], *LINES[2:]), "has only the label 'PAST' in its partition tr"),
     ],
 )
@@ -113,10 +113,10 @@ def test_labels_are_balanced_and_sentences_unique(pool, name, labels):
     for rows in examples.values():
         counts = Counter(label for label, _ in rows)
         assert len(counts) == labels and len(set(counts.values())) == 1
-        # Not sorted by label: the beginning of the file has all labels.
+        # Lines are not sorted by label, so the beginning of the file has all labels.
         assert len({label for label, _ in rows[:30]}) > 1
     bags = [tuple(sorted(s.split())) for rows in examples.values() for _, s in rows]
-    if name == "bigram_shift":  # not both original and shifted
+    if name == "bigram_shift":  # no sentence occurs both as original and shifted
         assert len(set(bags)) == len(bags)
     every = [sentence for rows in examples.values() for _, sentence in rows]
     assert len(set(every)) == len(every)
@@ -159,11 +159,11 @@ def test_shifted_sentences_differ_by_one_swap(pool):
             (place,) = origins
             assert place > 0 and all(t[0].isalnum() for t in tokens[place : place + 2])
             places[min(place, 6)] += 1
-    assert len(places) == 6  # every position but the first
+    assert len(places) == 6  # all positions except the first
 
 
 def test_originals_contain_a_swappable_pair():
-    """Otherwise a classifier would recognise originals without a pair to swap."""
+    """A classifier could recognise an original without two words to swap."""
     text = [f"Number {n} is here , now ." for n in range(40)]
     with pytest.raises(UserError, match="sentences for the label"):
         make(sentences([f"a , {n} , b ." for n in range(1000, 1400)]), "bigram_shift", count=20)
@@ -171,8 +171,8 @@ def test_originals_contain_a_swappable_pair():
 
 
 def test_word_content():
-    """The first two words of four letters or more from rank 4 on: alpha (40) and beta (35)."""
-    often = "often never of"  # ranks 0 to 3, with the full stop
+    """The target words are the first two words of at least four letters from rank 4 on: alpha (40) and beta (35)."""
+    often = "often never of"  # with the full stop, ranks 0 to 3
     text = [f"{often} Alpha {n} ." for n in range(30)] + [f"{often} beta {n} ." for n in range(25)]
     text += [f"{often} alpha , beta {n} ." for n in range(5)]
     text += [f"{often} Alpha alpha gamma {n} ." for n in range(3)]
@@ -188,7 +188,7 @@ def test_word_content():
 
 
 def test_number_of_target_words_scales_with_count(pool):
-    """SentEval: 1,000 words of rank 2,001 on for 100,000 sentences; a hundredth of it has 10 words of rank 21 on."""
+    """SentEval has 1,000 words from rank 2,001 on for 100,000 sentences; 1,000 sentences have 10 words from rank 21."""
     examples = make(pool, "word_content", count=200)
     assert len({label for label, _ in examples["train"]}) == 2
     lower = Counter(token.lower() for sentence in pool for token in sentence)
@@ -198,9 +198,9 @@ def test_number_of_target_words_scales_with_count(pool):
 
 
 def test_too_little_text_is_rejected(pool):
-    with pytest.raises(UserError, match=r"--count=30000 asks for 6,000 of each of the 6 labels"):
+    with pytest.raises(UserError, match=r"--count=30000 needs 6,000 for each of the 6 labels"):
         make(pool, "sentence_length", count=30_000)
-    with pytest.raises(UserError, match=r"--count=3 asks for .* raise --count"):
+    with pytest.raises(UserError, match=r"--count=3 needs .* raise --count"):
         make(pool, "sentence_length", count=3)
     with pytest.raises(UserError, match="too few for the 2 target words"):
         make(pool[:1], "word_content", count=10)

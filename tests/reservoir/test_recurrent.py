@@ -1,4 +1,4 @@
-"""The bidirectional GRU against outputs of torch.nn.GRU, written by make_gru_golden.py."""
+"""The bidirectional GRU equals torch.nn.GRU, whose outputs make_gru_golden.py wrote."""
 
 from pathlib import Path
 
@@ -20,13 +20,13 @@ def golden() -> tuple[BiGru, dict[str, np.ndarray]]:
     layer = BiGru(width, rngs=nnx.Rngs(0))
     for direction, suffix in ((layer.forward, ""), (layer.backward, "_reverse")):
         for gates, letter in ((direction.inputs, "ih"), (direction.states, "hh")):
-            # PyTorch stacks reset, update, new, outputs first.
+            # PyTorch stacks the gates reset, update and new along the outputs, the first axis.
             kernels = np.split(values[f"weight_{letter}_l0{suffix}"], 3)
             biases = np.split(values[f"bias_{letter}_l0{suffix}"], 3)
             for name, kernel, bias in zip(GATES, kernels, biases, strict=True):
                 gates[name].kernel[...] = jnp.asarray(kernel.T)
                 gates[name].bias[...] = jnp.asarray(bias)
-    # PyTorch has no projection.
+    # torch.nn.GRU has no projection, so W is the identity.
     layer.out.kernel[...], layer.out.bias[...] = jnp.eye(width), jnp.zeros(width)
     return layer, values
 
@@ -61,7 +61,7 @@ def test_bigru_without_lengths_reads_every_position():
 
 
 def test_invalid_arguments_are_rejected():
-    with pytest.raises(ValueError, match="two directions"):
+    with pytest.raises(ValueError, match="each direction has half"):
         BiGru(8, hidden=7, rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match="step by step"):
         golden()[0].cache(1, None, Context())

@@ -1,0 +1,41 @@
+"""Corpus BLEU, with sacrebleu's signature."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from common.config import check
+from common.metrics.bleu import TOKENIZERS, bleu_metric
+
+
+class Bleu(NamedTuple):
+    """BLEU in percent, and sacrebleu's signature: "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.6.0"."""
+
+    score: float
+    signature: str
+
+
+def corpus_bleu(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    lowercase: bool = False,
+    tokenize: str = "13a",
+) -> Bleu:
+    """Returns the corpus BLEU of translations with one reference each.
+
+    Args:
+      lowercase: ignore case.
+      tokenize: one of sacrebleu's tokenizers in `TOKENIZERS`; "none" for text that is tokenized already.
+
+    Raises:
+      UserError: there are no sentences, the numbers of hypotheses and references differ, or the tokenizer is unknown.
+    """
+    counts = f"{len(hypotheses)} translations and {len(references)} references"
+    check(
+        len(hypotheses) == len(references), f"BLEU of {counts}: give one reference per translation"
+    )
+    check(len(hypotheses) > 0, "BLEU needs at least one sentence")
+    known = ", ".join(TOKENIZERS)
+    check(tokenize in TOKENIZERS, f"BLEU tokenizer {tokenize!r} is not one of {known}")
+    metric = bleu_metric(lowercase, tokenize)
+    score = metric.corpus_score(list(hypotheses), [list(references)]).score
+    return Bleu(score, str(metric.get_signature()))

@@ -1,0 +1,146 @@
+"""Loads a trained translator, as selected by command-line options."""
+
+import argparse
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common.config import check, complete, float_arg, parser_for, positive_int_arg
+from common.sharding import make_mesh
+from common.storage.folders import open_folder
+from common.train.checkpoint import snapshots
+from common.train.restore import load_run
+from common.train.task import ModelState
+from common.train.workdir import CONFIG, read_run
+from reservoir import model
+from reservoir.tasks import translation
+from reservoir.tasks.translation import Translator, load_tokenizers, search_of, validate_search
+
+
+def parser(program: str) -> argparse.ArgumentParser:
+    """Returns a parser with the common options of reservoir.translate and reservoir.evaluate."""
+    options = parser_for(program)
+    options.add_argument(
+        "--workdir", required=True, type=open_folder, metavar="RUN", help="folder of the run"
+    )
+    options.add_argument(
+        "--beams",
+        type=positive_int_arg("--beams"),
+        metavar="K",
+        help="number of beam hypotheses (default: as configured in the run)",
+    )
+    options.add_argument(
+        "--length_penalty",
+        type=float_arg("--length_penalty"),
+        metavar="P",
+        help="divide scores by length^P (default: as configured in the run)",
+    )
+    options.add_argument(
+        "--batch_tokens",
+        type=positive_int_arg("--batch_tokens"),
+        metavar="N",
+        help="source tokens per batch (default: as configured in the run)",
+    )
+    options.add_argument(
+        "--max_tokens",
+        type=positive_int_arg("--max_tokens"),
+        metavar="N",
+        default=2048,
+        help="maximum length of an input line in tokens (default 2048)",
+    )
+    options.add_argument(
+        "--average",
+        type=positive_int_arg("--average"),
+        metavar="N",
+        help="average the parameters of the newest N snapshots (default: the best checkpoint alone)",
+    )
+    options.add_argument(
+        "--average_best",
+        type=positive_int_arg("--average_best"),
+        metavar="N",
+        help="average the parameters of the N best checkpoints; the run must keep N (--config.checkpoint.keep_best)",
+    )
+    return options
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedRun:
+    """A trained translator with its configuration."""
+
+    config: ConfigDict
+    mesh: Mesh
+    values: ModelState
+    translator: Translator
+
+    def translate(self, lines: Sequence[str]) -> list[str]:
+        """Returns one translation per line."""
+        with jax.set_mesh(self.mesh):
+            return self.translator.translate(self.values, lines)
+
+
+def _newest(workdir: Path, count: int) -> list[int]:
+    """Returns the steps of the newest `count` snapshots.
+
+    Raises:
+      UserError: the run has fewer than `count` snapshots.
+    """
+    steps = snapshots(workdir)
+    check(
+        count <= len(steps),
+        f"--average={count}: {workdir} has {len(steps)} snapshots; a run with --config.checkpoint.snapshots=N"
+        " keeps a snapshot every N steps",
+    )
+    return steps[-count:]
+
+
+def load(options: argparse.Namespace) -> TrainedRun:
+    """Loads a translator from its best checkpoint, or from the mean of several checkpoints.
+
+    Options override the run's configuration.
+
+    Raises:
+      UserError: the folder has no run or no checkpoint, or the run is not a translator.
+    """
+    check(
+        not (options.average and options.average_best),
+        "--average averages snapshots, --average_best the best checkpoints: give one of the two options",
+    )
+    config = read_run(options.workdir, "translation")
+    with complete(options.workdir / CONFIG):
+        config.model = model.with_defaults(config.model)
+        model.validate(config.model)
+        translation.validate(config)
+    if options.batch_tokens:
+        config.eval.tokens_per_batch = options.batch_tokens
+    overrides = {"beams": options.beams, "length_penalty": options.length_penalty}
+    search = dataclasses.replace(
+        search_of(config), **{k: v for k, v in overrides.items() if v is not None}
+    )
+    validate_search(search)
+    tokenizers = load_tokenizers(options.workdir)
+    mesh = make_mesh({"data": -1})
+    sizes = [tokenizer.size for tokenizer in tokenizers]
+    values = load_run(
+        options.workdir,
+        config,
+        lambda rngs: model.translator(config.model, *sizes, rngs=rngs),
+        mesh,
+        snapshots=_newest(options.workdir, options.average) if options.average else (),
+        best=options.average_best or 0,
+    )
+    return TrainedRun(
+        config,
+        mesh,
+        values,
+        Translator(
+            config,
+            tokenizers,
+            mesh,
+            search,
+            options.max_tokens,
+        ),
+    )

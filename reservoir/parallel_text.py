@@ -1,0 +1,166 @@
+"""Reads parallel text (embedded, from files or from TFDS) and builds its tokenizers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.config import check
+from common.data.cache import fingerprint
+from common.data.files import read_lines, source_folder
+from common.data.own import own_examples
+from common.data.tfds import in_blocks, open_tfds
+from common.data.tokenizer import RECIPE, Tokenizer, train_tokenizer
+from common.errors import UserError
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+
+@dataclass(frozen=True)
+class ParallelText:
+    """Sentence pairs: `target[i]` is the translation of `source[i]`."""
+
+    source: Sequence[str]
+    target: Sequence[str]
+
+    def __post_init__(self) -> None:
+        if len(self.source) != len(self.target):
+            raise ValueError(f"{len(self.source)} source lines but {len(self.target)} target lines")
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
+    """Returns the sentence pairs of a split, in the order of the source.
+
+    Drops pairs with an empty side from the training split. Other splits keep these pairs, because scores count every
+    line.
+
+    Args:
+        data: a configuration with these fields:
+            `source`: "embedded:NAME", "files:DIR", "tfds:NAME" or "import:MODULE:FUNCTION". FUNCTION(split) returns
+                pairs (source sentence, target sentence).
+            `source_language`, `target_language`.
+            `splits`: names of train, valid and test in the source.
+            `tfds_dir`: "" for TFDS's default.
+        split: "train", "valid" or "test", or the name of any other split in the source.
+
+    Raises:
+        UserError: the source or the split is unknown, missing or damaged.
+    """
+    kind, _, place = data.source.partition(":")
+    name = data.splits.get(split, split)
+    languages = (data.source_language, data.target_language)
+    match kind:
+        case "embedded":
+            text = _load_embedded(place, name, languages)
+        case "files":
+            text = _load_files(source_folder(place), name, languages)
+        case "tfds":
+            text = _load_tfds(place, name, languages, data.tfds_dir)
+        case "import":
+            pairs = own_examples(data.source, split, (tuple, list), "a pair of sentences")
+            text = ParallelText(*map(list, zip(*pairs, strict=True)))
+        case _:
+            raise UserError(
+                f"--config.data.source={data.source} must be embedded:NAME, files:DIR, tfds:NAME or"
+                " import:MODULE:FUNCTION"
+            )
+    if split == "train":
+        pairs = zip(text.source, text.target, strict=True)
+        kept = [(source, target) for source, target in pairs if source.strip() and target.strip()]
+        text = ParallelText([source for source, _ in kept], [target for _, target in kept])
+    check(len(text) > 0, f"{data.source} has no {languages[0]}-{languages[1]} text in split {name}")
+    return text
+
+
+def _load_embedded(name: str, split: str, languages: tuple[str, str]) -> ParallelText:
+    from reservoir.embedded import EMBEDDED  # imported here, because other sources do not need it
+
+    check(
+        name in EMBEDDED,
+        f"--config.data.source=embedded:{name}: unknown text; use one of {', '.join(sorted(EMBEDDED))}",
+    )
+    generated = tuple(name.split("_")[-2:])
+    check(
+        languages == generated,
+        f"embedded:{name} translates {'-'.join(generated)}, not {'-'.join(languages)}",
+    )
+    return ParallelText(*EMBEDDED[name](split))
+
+
+def _load_files(folder: Path, split: str, languages: tuple[str, str]) -> ParallelText:
+    return read_parallel(*(_find(folder, split, language) for language in languages))
+
+
+def read_parallel(*paths: Path) -> ParallelText:
+    """Reads a text file and the file with its translation, line by line. Unpacks .gz and .zip.
+
+    Raises:
+        UserError: a file is missing, damaged, empty or not UTF-8, or the files have different numbers of lines.
+    """
+    source, target = (read_lines(path) for path in paths)
+    check(
+        len(source) == len(target),
+        f"{paths[0]} has {len(source)} lines but {paths[1]} has {len(target)}; "
+        "each line must translate the same line of the other file",
+    )
+    return ParallelText(source, target)
+
+
+def _find(folder: Path, split: str, language: str) -> Path:
+    plain, zipped = (folder / f"{split}.{language}{ending}" for ending in ("", ".gz"))
+    for path in (plain, zipped):
+        if path.is_file():
+            return path
+    names = (path.name.removesuffix(".gz") for path in folder.iterdir() if path.is_file())
+    splits = sorted({n.removesuffix(f".{language}") for n in names if n.endswith(f".{language}")})
+    raise UserError(
+        f"no {plain.name} or {zipped.name} in {folder}; "
+        f"its splits in {language!r}: {', '.join(splits) or 'none'}"
+    )
+
+
+def _load_tfds(name: str, split: str, languages: tuple[str, str], directory: str) -> ParallelText:
+    _, examples = open_tfds(name, split, directory, "translate")
+    sides: tuple[list[str], list[str]] = ([], [])
+    for block in in_blocks(examples):
+        for side, language in zip(sides, languages, strict=True):
+            check(language in block[0], f"tfds:{name} has {', '.join(block[0])} but no {language}")
+            side.extend(example[language].decode() for example in block)
+    return ParallelText(*sides)
+
+
+def build_tokenizers(
+    data: "ConfigDict", train: ParallelText, cache_dir: str | Path
+) -> tuple[Tokenizer, Tokenizer]:
+    """Trains one SentencePiece model on both sides of the training text, or loads the model from the cache.
+
+    Args:
+        data: a configuration with these fields:
+            `vocab_size`: number of subwords of the joint model, including special tokens.
+            `dictionaries`: "shared" (both vocabularies have all subwords) or "separate" (the vocabulary of a side has
+                only the subwords that occur in this side's training text).
+
+    Returns:
+        The tokenizers of the source and the target.
+
+    Raises:
+        UserError: `dictionaries` is unknown, or the vocabulary is too small or too large for the text.
+    """
+    check(
+        data.dictionaries in ("shared", "separate"),
+        f"--config.data.dictionaries={data.dictionaries} must be shared or separate",
+    )
+    settings = [str(data.vocab_size), data.dictionaries, *RECIPE]
+    key = fingerprint(settings, train.source, train.target)[:16]
+    paths = [Path(cache_dir) / f"tokenizer-{key}-{side}.npz" for side in ("source", "target")]
+    if not all(path.exists() for path in paths):
+        joint = train_tokenizer(data.vocab_size, train.source, train.target)
+        for path, lines in zip(paths, (train.source, train.target), strict=True):
+            tokenizer = joint if data.dictionaries == "shared" else joint.restricted(lines)
+            tokenizer.save(path)
+    source, target = map(Tokenizer.load, paths)
+    return source, target

@@ -1,0 +1,36 @@
+"""Initialises trained layers with the distributions of frozen layers (`common.variables.draw`)."""
+
+import math
+
+import jax
+from flax import nnx
+
+from common import variables
+from common.model import initializers
+
+INITIALIZERS = {
+    "orthogonal": jax.nn.initializers.orthogonal,
+    "xavier": initializers.xavier_uniform,
+    "fan_in": lambda gain: (
+        lambda key, shape: initializers.normal(gain / math.sqrt(shape[0]))(key, shape)
+    ),
+    "uniform": initializers.uniform,
+    "normal": initializers.normal,
+    "ones": lambda: initializers.ones,
+    "zeros": lambda: initializers.zeros,
+}
+"""Name of a distribution in `common.variables.draw` -> function from its parameters (such as a gain) to initializer."""
+
+
+def redraw(module: nnx.Module, matrix: tuple, *, rngs: nnx.Rngs) -> None:
+    """Re-initialises all trainable parameters of `module` with the distributions of `common.variables.freeze`.
+
+    Args:
+      matrix: name and parameters of the distribution of matrices, such as ("orthogonal", 1.0).
+
+    Raises:
+      ValueError: the `frozen_init()` of a layer lacks one of the layer's parameters.
+    """
+    for part, name, (draw, *numbers) in variables.draws(module, matrix):
+        parameter = getattr(part, name)
+        parameter[...] = INITIALIZERS[draw](*numbers)(rngs.params(), parameter.shape)

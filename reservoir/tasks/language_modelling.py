@@ -1,0 +1,27 @@
+"""Byte language modelling with reservoirs (section 3.2)."""
+
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common.tasks import language_modelling
+from common.tasks.fields import check_transformer
+from reservoir.backskip import Backskipping
+from reservoir.model import language_model as build
+
+
+class LanguageModelling(Backskipping, language_modelling.LanguageModelling):
+    """Byte language modelling with backskipping."""
+
+    def __init__(self, config: ConfigDict, mesh: Mesh, *, read_data: bool = True):
+        validate(config)
+        super().__init__(config, build, mesh, read_data=read_data)
+
+
+def validate(config: ConfigDict) -> None:
+    """Checks the fields of the model and of the data.
+
+    Raises:
+      UserError: a field has an invalid value.
+    """
+    check_transformer(config.model)
+    language_modelling.validate(config)

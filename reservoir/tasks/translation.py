@@ -1,0 +1,367 @@
+"""Translation: training by teacher forcing with label smoothing, evaluation by the BLEU of beam search."""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common import sharding
+from common.config import check, check_choice
+from common.data.batches import iterate
+from common.data.buckets import BucketedBatches, evaluation_batches, rows_of
+from common.data.cache import fingerprint
+from common.data.corpus import TokenizedCorpus, tokenize_corpus
+from common.data.tokenizer import Tokenizer
+from common.metrics.bleu import TOKENIZERS as BLEU_TOKENIZERS
+from common.metrics.predictions import Translations
+from common.model.loss import cross_entropy
+from common.runtime.processes import is_main
+from common.tasks.fields import check_transformer
+from common.train.evaluate import PerExample
+from common.train.prefetch import put
+from common.train.task import Batch, BatchSpec, ModelState, Task, integers
+from common.train.workdir import save_tokenizer
+from reservoir import kinds
+from reservoir.backskip import Backskipping
+from reservoir.beam import Search, beam_search
+from reservoir.encoder_decoder import EncoderDecoder
+from reservoir.model import translator
+from reservoir.parallel_text import ParallelText, build_tokenizers, load_parallel
+
+TOKENIZERS = ("source_tokenizer.npz", "target_tokenizer.npz")
+
+
+build = translator
+"""Builds the model of this task. Every module of `reservoir.tasks` has a function `build`."""
+
+
+def validate(config: ConfigDict) -> None:
+    """Checks the configuration of a translator.
+
+    Raises:
+      UserError: a field has an invalid value.
+    """
+    model, data = config.model, config.data
+    check_transformer(model)
+    check(
+        0 <= config.train.label_smoothing < 1,
+        f"--config.train.label_smoothing must be in [0, 1), got {config.train.label_smoothing}",
+    )
+    for group, buckets in (("data", data.buckets), ("eval", config.eval.buckets)):
+        check(
+            bool(buckets) and min(buckets) > 0 and list(buckets) == sorted(set(buckets)),
+            f"--config.{group}.buckets must be ascending lengths above 0, got {buckets}",
+        )
+    for group in ("data", "eval"):
+        widest = max(config[group].buckets)
+        check(
+            not limited(config) or widest <= model.max_length,
+            f"--config.{group}.buckets reach {widest} tokens, but the model has"
+            f" --config.model.max_length={model.max_length} positions",
+        )
+    check_choice("--config.data.dictionaries", data.dictionaries, ("shared", "separate"))
+    check_choice("--config.eval.tokenize", config.eval.tokenize, BLEU_TOKENIZERS)
+    check(
+        config.eval.sentences >= 0,
+        f"--config.eval.sentences must not be negative, got {config.eval.sentences}",
+    )
+    for group in ("data", "eval"):
+        tokens = config[group].tokens_per_batch
+        check(tokens >= 1, f"--config.{group}.tokens_per_batch must be at least 1, got {tokens}")
+    check(
+        data.vocab_size >= 8, f"--config.data.vocab_size must be at least 8, got {data.vocab_size}"
+    )
+    validate_search(search_of(config))
+
+
+def limited(config: ConfigDict) -> bool:
+    """Returns whether `model.max_length` limits the length of sentences.
+
+    True if the model has learned position embeddings, or reservoirs with parameters for each position.
+    """
+    return config.model.positions == "learned" or kinds.fixed_length(config)
+
+
+def validate_search(search: Search) -> None:
+    check(
+        search.beams >= 1,
+        f"the beam (--beams, --config.decode.beams) must have at least 1 hypothesis, got {search.beams}",
+    )
+    check(
+        search.length_penalty >= 0,
+        f"the length penalty (--length_penalty, --config.decode.length_penalty) must not be negative, got"
+        f" {search.length_penalty}",
+    )
+    check(
+        search.ratio >= 0 and search.extra >= 1,
+        "the maximum length of translations needs --config.decode.ratio >= 0 and --config.decode.extra >= 1, got"
+        f" {search.ratio} and {search.extra}",
+    )
+
+
+def search_of(config: ConfigDict) -> Search:
+    decode = config.decode
+    return Search(decode.beams, decode.length_penalty, decode.ratio, decode.extra)
+
+
+class Translator:
+    """Translates lines of text with an encoder-decoder and the tokenizers of its run."""
+
+    def __init__(
+        self,
+        config: ConfigDict,
+        tokenizers: tuple[Tokenizer, Tokenizer],
+        mesh: Mesh,
+        search: Search,
+        longest: int = 2048,
+    ):
+        self.config, self.mesh, self.search = config, mesh, search
+        self.longest = longest
+        self.source_tokenizer, self.target_tokenizer = tokenizers
+        self._compiled: Callable | None = None
+
+    def _decode(self, values: ModelState) -> Callable:
+        """Returns the compiled beam search, a function (trainable, frozen, batch) -> (ids_B, tokens_BT).
+
+        Its outputs are replicated on all devices.
+        """
+        abstract_model, search, tokens = values.abstract_model, self.search, self.target_tokenizer
+
+        def decode(trainable, frozen, batch):
+            model = abstract_model.build(trainable, frozen)
+            context = model.encode(batch["source"])
+            rows, width = batch["source"].shape
+            longest = search.longest(width)
+            limits_B = (search.ratio * context.encoded_lengths_B).astype(jnp.int32) + search.extra
+            cache = model.cache(rows * search.beams, longest, context)
+            found, _ = beam_search(
+                lambda last, cache, index: model.step(last, cache, index, context),
+                cache,
+                limits_B,
+                longest=longest,
+                search=search,
+                bos=tokens.bos_id,
+                eos=tokens.eos_id,
+                never=(tokens.pad_id, tokens.bos_id),
+            )
+            return batch["ids"], found[:, 0]
+
+        return jax.jit(decode, out_shardings=sharding.replicated(self.mesh))
+
+    def batches(self, source: TokenizedCorpus, target: TokenizedCorpus | None) -> Sequence[Batch]:
+        """Returns batches that contain every sentence once, with the rows of this process only."""
+        return evaluation_batches(
+            source,
+            target,
+            buckets=self.config.eval.buckets,
+            tokens_per_batch=self.config.eval.tokens_per_batch,
+            multiple=sharding.num_batch_shards(self.mesh),
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+
+    def check_positions(
+        self, source: TokenizedCorpus, target: TokenizedCorpus | None = None
+    ) -> None:
+        """Checks that sentences and translations fit into `model.max_length` positions.
+
+        Raises:
+          UserError: a sentence is longer than `model.max_length`, or a translation may become longer.
+        """
+        longest = int(source.lengths.max()) + 1
+        longest = max(longest, self.search.longest(longest))
+        if target is not None:
+            longest = max(longest, int(target.lengths.max()) + 1)
+        model = self.config.model
+        check(
+            not limited(self.config) or longest <= model.max_length,
+            f"a sentence needs {longest} positions, the model has --config.model.max_length={model.max_length}",
+        )
+
+    def translate_corpus(self, values: ModelState, source: TokenizedCorpus) -> list[str]:
+        """Translates every sentence of a corpus, in order."""
+        self.check_positions(source)
+        self._compiled = self._compiled or self._decode(values)
+        tokens: list[list[int]] = [[]] * len(source)
+        for batch in self.batches(source, None):
+            values.interruption()
+            ids, found = self._compiled(values.trainable, values.frozen, put(batch, self.mesh))
+            for number, row in zip(np.asarray(ids), np.asarray(found), strict=True):
+                if number >= 0:
+                    tokens[number] = row.tolist()
+        return self.target_tokenizer.decode(tokens)
+
+    def translate(self, values: ModelState, lines: Sequence[str]) -> list[str]:
+        """Translates lines; an empty line stays empty.
+
+        Raises:
+          UserError: a line has more than `longest` tokens.
+        """
+        encoded = self.source_tokenizer.encode(lines)
+        full = [number for number, tokens in enumerate(encoded) if tokens]
+        for number in full:
+            tokens = len(encoded[number])
+            check(
+                tokens <= self.longest,
+                f"line {number + 1} has {tokens:,} tokens, more than --max_tokens={self.longest:,};"
+                " split the line or raise --max_tokens (memory grows with the square of the length)",
+            )
+        result = [""] * len(lines)
+        if full:
+            corpus = TokenizedCorpus.from_lists([encoded[number] for number in full])
+            for number, line in zip(full, self.translate_corpus(values, corpus), strict=True):
+                result[number] = line
+        return result
+
+
+class Translation(Backskipping, Task):
+    """Translation with a label-smoothed cross-entropy loss, validated by BLEU.
+
+    Args:
+      read_data: False makes a task without texts, which can only compile its training step. The vocabularies then have
+        the maximum size, `data.vocab_size`.
+
+    Raises:
+      UserError: the configuration or the data is invalid.
+    """
+
+    objective, mode = "bleu", "max"
+
+    def __init__(self, config: ConfigDict, mesh: Mesh, *, read_data: bool = True):
+        validate(config)
+        self.config, self.mesh = config, mesh
+        self._vocabularies = config.data.vocab_size, config.data.vocab_size
+        self._losses = PerExample(_losses, mesh)
+        if read_data:
+            self._read_data()
+
+    def _read_data(self) -> None:
+        config = self.config
+        self.texts = {
+            split: load_parallel(config.data, split) for split in ("train", "valid", "test")
+        }
+        limit = config.eval.sentences
+        if limit:
+            valid = self.texts["valid"]
+            self.texts["valid"] = ParallelText(valid.source[:limit], valid.target[:limit])
+        cache = Path(os.path.expanduser(config.data.cache_dir))
+        self.tokenizers = build_tokenizers(config.data, self.texts["train"], cache)
+        source, target = self.tokenizers
+        self._vocabularies = source.size, target.size
+        self.translator = Translator(config, self.tokenizers, self.mesh, search_of(config))
+        self._corpora = {split: self._tokenize(split, cache) for split in self.texts}
+        for split in ("valid", "test"):
+            self.translator.check_positions(*self._corpora[split])
+        self.training_batches = self._bucket(*self._corpora["train"])
+        if self.training_batches.dropped and is_main():
+            print(
+                f"{self.training_batches.dropped:,} of {len(self.texts['train']):,} training pairs are left out:"
+                f" they are longer than the largest of --config.data.buckets, {max(config.data.buckets)} tokens"
+            )
+
+    def build(self, rngs: nnx.Rngs) -> EncoderDecoder:
+        return build(self.config.model, *self._vocabularies, rngs=rngs)
+
+    def loss(
+        self, model: EncoderDecoder, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        return teacher_forcing(model, batch, key, self.config.train.label_smoothing)
+
+    def batch_spec(self, multiple: int) -> BatchSpec:
+        length = max(self.config.data.buckets)
+        rows = rows_of(length, self.config.data.tokens_per_batch, multiple)
+        pairs = dict.fromkeys(("source", "target_inputs", "target_outputs"), integers(rows, length))
+        return BatchSpec(pairs | {"ids": integers(rows)}, rows * length)
+
+    def _tokenize(self, split: str, cache: Path) -> tuple[TokenizedCorpus, TokenizedCorpus]:
+        text, (source, target) = self.texts[split], self.tokenizers
+        sources = tokenize_corpus(text.source, source, cache)
+        return sources, tokenize_corpus(text.target, target, cache)
+
+    def _bucket(self, source: TokenizedCorpus, target: TokenizedCorpus) -> BucketedBatches:
+        data = self.config.data
+        return BucketedBatches(
+            source,
+            target,
+            buckets=data.buckets,
+            tokens_per_batch=data.tokens_per_batch,
+            multiple=sharding.num_batch_shards(self.mesh) * self.config.train.accumulate,
+            seed=self.config.seed,
+            process_index=jax.process_index(),
+            process_count=jax.process_count(),
+        )
+
+    @property
+    def batches_per_epoch(self) -> float:
+        return self.training_batches.batches_per_epoch
+
+    def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
+        return iterate(self.training_batches, start)
+
+    def predict(self, values: ModelState, split: str) -> Translations:
+        """Returns the beam-search translations of a split, and the teacher-forcing loss of each reference in nats."""
+        (source, target), text = self._corpora[split], self.texts[split]
+        hypotheses = self.translator.translate_corpus(values, source)
+        losses = self._losses(values, self.translator.batches(source, target), len(source))
+        metric = self.config.eval
+        return Translations(
+            fingerprint(text.source, text.target),
+            tuple(hypotheses),
+            tuple(text.target),
+            losses["nats"],
+            losses["tokens"],
+            metric.lowercase,
+            metric.tokenize,
+        )
+
+    def fingerprints(self) -> dict[str, str]:
+        splits = {
+            f"the {split} split": fingerprint(text.source, text.target)
+            for split, text in self.texts.items()
+        }
+        source, target = (tokenizer.fingerprint for tokenizer in self.tokenizers)
+        return splits | {"the source tokenizer": source, "the target tokenizer": target}
+
+    def save(self, workdir: Path) -> None:
+        """Writes the tokenizers.
+
+        Raises:
+          UserError: the run in `workdir` was started with other tokenizers.
+        """
+        for tokenizer, name in zip(self.tokenizers, TOKENIZERS, strict=True):
+            save_tokenizer(tokenizer, workdir / name)
+
+
+def load_tokenizers(workdir: Path) -> tuple[Tokenizer, Tokenizer]:
+    """Returns the source tokenizer and the target tokenizer of the run in `workdir`."""
+    source, target = (Tokenizer.load(workdir / name) for name in TOKENIZERS)
+    return source, target
+
+
+def teacher_forcing(
+    model: EncoderDecoder, batch: Batch, key: jax.Array | None, smoothing: float
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the label-smoothed cross-entropy, summed over target tokens, and the number of target tokens."""
+    loss_BT, weights_BT = _token_losses(model, batch, key, smoothing)
+    return jnp.sum(loss_BT), jnp.sum(weights_BT)
+
+
+def _token_losses(
+    model: EncoderDecoder, batch: Batch, key: jax.Array | None, smoothing: float
+) -> tuple[jax.Array, jax.Array]:
+    """Returns label-smoothed cross-entropies of target tokens and weights (1, or 0 for padding), both (B, T)."""
+    logits_BTV = model(batch["source"], batch["target_inputs"], key)
+    targets_BT = batch["target_outputs"]
+    weights_BT = (targets_BT != model.pad).astype(jnp.float32)
+    return cross_entropy(logits_BTV, targets_BT, smoothing) * weights_BT, weights_BT
+
+
+def _losses(model: EncoderDecoder, batch: Batch) -> dict[str, jax.Array]:
+    loss_BT, weights_BT = _token_losses(model, batch, None, 0.0)
+    return {"nats": loss_BT.sum(1), "tokens": weights_BT.sum(1)}

@@ -1,0 +1,313 @@
+"""Frozen layers and backskipping in users' Flax models."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from common.errors import UserError
+from gmlp_lm import GatedMLP
+from reservoir import Backskip, Frozen, freeze, is_skipping_step, thaw
+
+ROOT = Path(__file__).parents[2]
+D, H = 6, 8
+
+
+class Model(nnx.Module):
+    """A user's model: single parameters, lists, dictionaries, attention, tied weights."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.token = nnx.Param(jnp.arange(float(D)))
+        self.layers = nnx.List([nnx.Linear(D, D, rngs=rngs) for _ in range(3)])
+        self.heads = nnx.data({"attention": nnx.MultiHeadAttention(2, D, decode=False, rngs=rngs)})
+        self.norm = nnx.LayerNorm(D, rngs=rngs)
+        self.tied = self.layers[1].kernel
+
+    def __call__(self, x_BD: jax.Array) -> jax.Array:
+        x_BD = x_BD + self.token[...]
+        for layer in self.layers:
+            x_BD = jnp.tanh(layer(x_BD))
+        return self.norm(self.heads["attention"](x_BD[:, None])[:, 0]) @ self.tied[...]
+
+
+X_BD = np.random.default_rng(0).standard_normal((5, D)).astype(np.float32)
+
+
+def model() -> Model:
+    return Model(nnx.Rngs(0))
+
+
+def values(module: nnx.Module, kind: type[nnx.Variable]) -> dict[str, np.ndarray]:
+    flat = nnx.to_flat_state(nnx.state(module, kind))
+    return {"/".join(map(str, path)): np.array(v.get_value()) for path, v in flat}
+
+
+def error(model: nnx.Module) -> jax.Array:
+    return jnp.square(model(X_BD) - 1).mean()
+
+
+# Freezing.
+
+
+def test_kernels_are_drawn_orthogonal_and_all_other_parameters_keep_their_values():
+    before, made = values(model(), nnx.Param), model()
+    assert freeze(made, rngs=nnx.Rngs(1)) is made
+    after = values(made, Frozen)
+    assert not values(made, nnx.Param)
+    assert set(after) == set(before)
+    for name, value in after.items():
+        if not name.endswith("kernel"):
+            np.testing.assert_array_equal(value, before[name])
+            continue
+        assert not np.allclose(value, before[name])
+        inputs = D  # attention: (D, heads, D / heads), and (heads, D / heads, D) of the output
+        matrix = value.reshape(inputs, D)
+        np.testing.assert_allclose(matrix @ matrix.T, np.eye(inputs), atol=1e-5)
+    assert made.tied is made.layers[1].kernel
+    twice = [made.layers[0].kernel[...], made.layers[2].kernel[...]]
+    assert not np.allclose(*twice)
+
+
+@pytest.mark.parametrize(
+    ("layer", "matrices"),
+    [
+        (lambda r: nnx.Linear(3, H, rngs=r), lambda k: [k]),
+        (
+            lambda r: nnx.LinearGeneral((2, 3), (4, 5), axis=(1, -1), rngs=r),
+            lambda k: [k.reshape(6, 20)],
+        ),
+        (
+            lambda r: nnx.LinearGeneral(3, 4, batch_axis={0: 2}, rngs=r),
+            lambda k: list(k),
+        ),
+        (
+            lambda r: nnx.Einsum("nta,hab->nthb", (4, 3, 5), rngs=r),
+            lambda k: [k.transpose(1, 0, 2).reshape(3, 20)],
+        ),
+        (
+            lambda r: nnx.Einsum("ebd,edf->ebf", (2, 3, 4), rngs=r),
+            lambda k: list(k),
+        ),
+        (lambda r: nnx.Conv(3, 4, (2, 2), rngs=r), lambda k: [k.reshape(12, 4)]),
+    ],
+)
+def test_a_kernel_of_any_shape_is_orthogonal_from_inputs_to_outputs(layer, matrices):
+    made = freeze(layer(nnx.Rngs(0)), rngs=nnx.Rngs(1))
+    for matrix in matrices(np.asarray(made.kernel[...])):
+        small = matrix @ matrix.T if len(matrix) <= len(matrix.T) else matrix.T @ matrix
+        np.testing.assert_allclose(small, np.eye(len(small)), atol=1e-5)
+
+
+def test_other_initializers():
+    wide = freeze(nnx.Linear(100, 60, rngs=nnx.Rngs(0)), "xavier", rngs=nnx.Rngs(1))
+    bound = (6 / 160) ** 0.5
+    assert 0.98 * bound < np.abs(wide.kernel[...]).max() <= bound
+    ones = freeze(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.initializers.ones, rngs=nnx.Rngs(1))
+    np.testing.assert_array_equal(ones.kernel[...], np.ones((2, 3)))
+    kept = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    kernel = np.array(kept.kernel[...])
+    np.testing.assert_array_equal(freeze(kept, None).kernel[...], kernel)
+    half = nnx.Linear(2, 3, param_dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
+    assert freeze(half, rngs=nnx.Rngs(1)).kernel.dtype == jnp.bfloat16
+
+
+def test_a_layer_with_frozen_init_chooses_its_distributions():
+    """A trained gMLP's matrix over positions starts near 0. A frozen matrix near 0 would never mix positions."""
+    made = freeze(GatedMLP(D, H, length=7, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
+    frozen = values(made, Frozen)
+    (spatial,) = (value for name, value in frozen.items() if name.endswith("spatial/weight"))
+    assert 0.8 < np.square(spatial).sum(-1).mean() < 1.2
+    assert not values(made, nnx.Param)
+
+
+def test_only_selects_parameters_and_metadata_is_kept():
+    made = model()
+    made.layers[1].kernel.set_metadata(note="mine")
+    freeze(made, only=nnx.PathContains(1), rngs=nnx.Rngs(1))
+    assert set(values(made, Frozen)) == {"layers/1/bias", "layers/1/kernel"}
+    assert made.layers[1].kernel.get_metadata("note") == "mine"
+    thaw(made)
+    assert set(values(made, nnx.Param)) == set(values(model(), nnx.Param))
+    assert made.layers[1].kernel.get_metadata("note") == "mine"
+
+
+def test_a_single_parameter_is_frozen_at_its_value():
+    made = model()
+    made.token = freeze(made.token)
+    assert isinstance(made.token, Frozen)
+    np.testing.assert_array_equal(made.token[...], np.arange(D))
+
+
+def test_an_optimizer_without_a_mask_leaves_frozen_values_alone():
+    """Frozen values have no weight decay, no moments and no share in the gradient norm."""
+    made = freeze(model(), only=nnx.PathContains("layers"), rngs=nnx.Rngs(1))
+    before = values(made, Frozen)
+    update = optax.chain(optax.clip_by_global_norm(1e-3), optax.adamw(0.1, weight_decay=0.5))
+    optimizer = nnx.Optimizer(made, update, wrt=nnx.Param)
+    moments = {x.shape for x in jax.tree.leaves(optimizer.opt_state) if x.ndim}
+    assert moments == {value.shape for value in values(made, nnx.Param).values()}
+
+    @nnx.jit
+    def step(model, optimizer):
+        loss, gradients = nnx.value_and_grad(error)(model)
+        optimizer.update(model, gradients)
+        return loss, optax.global_norm(nnx.state(gradients))
+
+    first, norm = step(made, optimizer)
+    graphdef, _, frozen = nnx.split(made, nnx.Param, Frozen)
+    assert {path[0] for path, _ in nnx.to_flat_state(frozen)} == {
+        "layers"
+    }  # both uses of the tied weights are frozen
+
+    def loss(trainable, frozen):
+        return error(nnx.merge(graphdef, trainable, frozen))
+
+    fresh = freeze(model(), only=nnx.PathContains("layers"), rngs=nnx.Rngs(1))
+    start = nnx.split(fresh, nnx.Param, Frozen)[1:]
+    gradients = jax.jit(jax.grad(loss))(*start)
+    np.testing.assert_allclose(norm, optax.global_norm(gradients), rtol=1e-5)
+    for _ in range(20):
+        last, _ = step(made, optimizer)
+    assert last < first
+    after = values(made, Frozen)
+    assert all(np.array_equal(after[name], value) for name, value in before.items())
+    # `nnx.split` and `nnx.update` restore the values in a new model.
+    other = freeze(Model(nnx.Rngs(5)), only=nnx.PathContains("layers"), rngs=nnx.Rngs(6))
+    nnx.update(other, *nnx.split(made, nnx.Param, Frozen)[1:])
+    np.testing.assert_array_equal(other(X_BD), made(X_BD))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "pass rngs="),
+        ({"init": "kaiming", "rngs": nnx.Rngs(0)}, "choose one of orthogonal, xavier"),
+        ({"only": nnx.PathContains("none"), "rngs": nnx.Rngs(0)}, "no parameter to freeze"),
+    ],
+)
+def test_invalid_arguments_of_freeze_raise_user_errors(options, message):
+    with pytest.raises(UserError, match=message):
+        freeze(model(), **options)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (lambda rngs: nnx.Linear(2, 3, rngs=rngs), "a Linear has 3 dimensions instead of 2"),
+        (lambda rngs: nnx.Conv(2, 3, (2,), rngs=rngs), "a Conv has 4 dimensions instead of 3"),
+    ],
+)
+def test_stacked_layers_raise_user_errors(layer, message):
+    stacked = nnx.vmap(layer)(nnx.Rngs(0).fork(split=2))
+    with pytest.raises(UserError, match=message):
+        freeze(stacked, rngs=nnx.Rngs(1))
+    assert isinstance(freeze(stacked, None).kernel, Frozen)
+
+
+def test_package_imports_parts_on_first_use():
+    """Training imports the package, so the package must not import parts that training does not use."""
+    code = "import sys, gmlp_lm, perception, reservoir; sys.exit('jax' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    with pytest.raises(ImportError, match="thawed"):
+        from reservoir import thawed  # noqa: F401
+
+
+def test_parameter_in_a_tuple_raises_user_error():
+    made = nnx.Module()
+    made.pair = nnx.data((nnx.Param(jnp.ones(2)),))
+    with pytest.raises(UserError, match="pair/0 of the model, because it is in a tuple"):
+        freeze(made, None)
+
+
+# Backskipping.
+
+
+class Below(nnx.Module):
+    """A trained layer, a reservoir that may be skipped, and a trained layer."""
+
+    def __init__(self, reservoir: nnx.Module, rngs: nnx.Rngs, **options):
+        self.below = nnx.Linear(D, D, rngs=rngs)
+        self.reservoir = Backskip(reservoir, D, rngs=rngs, **options)
+        self.above = nnx.Linear(D, D, rngs=rngs)
+
+    def __call__(self, x_BD: jax.Array) -> jax.Array:
+        return self.above(self.reservoir(self.below(x_BD)))
+
+
+def skipped(estimator: str, reservoir=None, **options) -> Below:
+    reservoir = reservoir or freeze(nnx.Linear(D, D, rngs=nnx.Rngs(1)), rngs=nnx.Rngs(2))
+    return Below(reservoir, nnx.Rngs(3), estimator=estimator, **options)
+
+
+gradients_of = nnx.jit(nnx.grad(lambda model, x: jnp.square(model(x)).mean()))
+
+
+def gradients(made: Below, *, skipping: bool) -> dict[str, np.ndarray]:
+    made.set_attributes(skipping=skipping)
+    made.reservoir.rngs.count[...] = jnp.uint32(0)
+    found = nnx.to_flat_state(gradients_of(made, X_BD))
+    return {"/".join(map(str, path)): np.array(v.get_value()) for path, v in found}
+
+
+@pytest.mark.parametrize("estimator", ["policy", "identity", "zero", "noise"])
+def test_a_skipping_step_changes_only_the_gradients_below_the_reservoir(estimator: str):
+    made = skipped(estimator, reward="own_rms")
+    ordinary, skipping = (gradients(made, skipping=skipping) for skipping in (False, True))
+    assert set(ordinary) == set(skipping)
+    assert any("baseline" in name for name in ordinary) == (estimator == "policy")
+    for name, gradient in ordinary.items():
+        same = not name.startswith("below") or estimator == "noise"
+        assert np.allclose(gradient, skipping[name], rtol=1e-4, atol=1e-7) == same, name
+    assert np.any(skipping["below/kernel"]) == (estimator != "zero")
+
+
+def test_identity_is_exact_where_the_reservoir_is_the_identity():
+    made = skipped("identity", lambda x: x)
+    ordinary, skipping = (gradients(made, skipping=skipping) for skipping in (False, True))
+    for name, gradient in ordinary.items():
+        np.testing.assert_allclose(skipping[name], gradient, rtol=1e-5, atol=1e-7)
+
+
+def test_evaluation_adds_no_noise():
+    made = skipped("policy")
+    made.eval()
+    plain = made.above(made.reservoir.function(made.below(X_BD)))
+    np.testing.assert_allclose(made(X_BD), plain, rtol=1e-6)
+    made.train()
+    assert not np.allclose(made(X_BD), made(X_BD))
+    seen = nnx.view(made, deterministic=True)
+    np.testing.assert_allclose(seen(X_BD), plain, rtol=1e-6)
+    assert nnx.view(made, skipping=True).reservoir.skipping and not made.reservoir.skipping
+
+
+def test_steps_of_the_warm_up_never_skip_and_late_steps_always_do():
+    found = [is_skipping_step(step, 10, anneal=0.9) for step in range(80)]
+    assert not any(found[:11]) and all(found[10 + 44 :]) and not all(found[11:54])
+    assert found != [is_skipping_step(step, 10, anneal=0.9, seed=1) for step in range(80)]
+
+
+@pytest.mark.parametrize(
+    "options", [{"estimator": "exact"}, {"reward": "rms"}, {"sigma": 0.0}, {"scale": -1.0}]
+)
+def test_invalid_arguments_of_backskip_raise_user_errors(options):
+    with pytest.raises(UserError, match=next(iter(options))):
+        Backskip(jnp.tanh, D, rngs=nnx.Rngs(0), **options)
+    with pytest.raises(UserError, match="width"):
+        Backskip(jnp.tanh, 0, rngs=nnx.Rngs(0))
+
+
+def test_examples_of_the_readme_run(capsys):
+    text = (ROOT / "reservoir" / "README.md").read_text()
+    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict = {}
+    for code in examples:
+        exec(compile(code, "README.md", "exec"), names)
+    first, *_, last = map(float, re.findall(r"[0-9.]+", capsys.readouterr().out))
+    assert last < 0.5 * first

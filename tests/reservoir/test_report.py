@@ -1,0 +1,30 @@
+"""The summary of a finished run that `reservoir.train` prints."""
+
+from pathlib import Path
+
+import pytest
+
+from reservoir.report import print_summary
+
+
+@pytest.mark.parametrize(
+    ("source", "config"),
+    [("embedded:python", "configs/sst2.py:tiny"), ("files:data/books", "configs/sst2.py")],
+)
+def test_printed_fine_tuning_command_needs_no_more_data_than_the_run(source, config, capsys):
+    summary = {
+        "objective": "perplexity",
+        "config": {"data": {"source": source}},
+        "params": {"total": 12, "frozen": 2},
+        "aucc": {"seconds": 1.0, "hours": 0.1},
+        "seconds_to": dict.fromkeys(("95", "99", "100"), 1.0),
+        "test": {"perplexity": 9.0},
+        "best_valid": 9.0,
+        "best_step": 1,
+        "steps": 1,
+        "train_seconds": 1.0,
+        "tokens_per_second": 1.0,
+        "device": "1 x cpu",
+    }
+    print_summary(summary, Path("runs/mlm"))
+    assert f"--config={config} --config.pretrained=runs/mlm\n" in capsys.readouterr().out
