@@ -1,1 +1,20 @@
-"""Language models with spatial gating units (gMLP) instead of attention, or beside it."""
+"""Language models with spatial gating units (gMLP) instead of attention, or beside it.
+
+`SpatialGating` is the unit and `GatedMLP` the block. Both work in any Flax NNX model.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gmlp_lm.parts import GatedMLP, SpatialGating
+
+__all__ = ["GatedMLP", "SpatialGating"]
+
+
+def __getattr__(name: str) -> object:
+    # Import `gmlp_lm.parts` on first use, because training does not need it.
+    if name in __all__:
+        from gmlp_lm import parts
+
+        return getattr(parts, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

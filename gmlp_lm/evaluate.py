@@ -8,20 +8,22 @@ from common.runtime import program
 
 def main() -> None:
     from common.config import check, parser_for, positive_int_arg
+    from common.storage.folders import open_folder
 
     parser = parser_for("gmlp_lm.evaluate")
-    parser.add_argument("--workdir", required=True, type=Path, metavar="RUN")
+    parser.add_argument("--workdir", required=True, type=open_folder, metavar="RUN")
     parser.add_argument(
         "--text",
         required=True,
         type=Path,
         metavar="FILE",
-        help="any file; .gz and .zip are unpacked",
+        help="text to score; .gz and .zip are unpacked",
     )
     parser.add_argument(
         "--stride",
         type=positive_int_arg("--stride"),
-        help="bytes scored per window; a smaller stride gives more context and takes longer (default: the run's)",
+        help="bytes (or subwords) scored per window; a smaller stride gives more context and takes longer"
+        " (default: the stride in the run's configuration)",
     )
     options = parser.parse_args()
 
@@ -33,21 +35,27 @@ def main() -> None:
     from common.tasks.language_modelling import WindowLosses, words
     from gmlp_lm.run import load
 
-    text = np.frombuffer(read_bytes(options.text), np.uint8)
-    check(
-        len(text) > 1,
-        f"--text={options.text} has {len(text)} bytes; at least 2 are needed, because the first is not scored",
-    )
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    config, values = load(options.workdir, mesh)
+    config, tokenizer, values = load(options.workdir, mesh)
+    unit = "subwords" if tokenizer.name else "bytes"
+    text = read_bytes(options.text)
+    tokens = tokenizer.encode(text)
+    check(
+        len(tokens) > 1,
+        f"--text={options.text} has {len(tokens)} {unit}; at least 2 are needed, because the first is not scored",
+    )
     stride, length = options.stride or config.eval.stride, config.model.length
     check(stride <= length, f"--stride={stride} must be at most the run's window length, {length}")
-    bits = WindowLosses(config, mesh)(values, text, stride).nats_M.sum() / math.log(2)
-    print(f"{options.text}: {bits / (len(text) - 1):.4f} bits per byte of {len(text) - 1:,} bytes")
+    losses = WindowLosses(config, tokenizer, mesh)(values, tokens, stride)
+    bits, scored = losses.nats_M.sum() / math.log(2), int(losses.weights_M.sum(dtype=np.float64))
+    print(f"{options.text}: {bits / scored:.4f} bits per byte of {scored:,} bytes")
     if count := words(text):
-        print(f"{bits / count:.4f} bits per word of {count:,} words, line ends among them")
+        print(
+            f"{bits / count:.4f} bits per word of {count:,} words, counting line ends as words"
+            f" (perplexity {2 ** min(bits / count, 1000):,.6g})"
+        )
     print(
-        f"stride {stride} in windows of {length}: {length - stride + 1} to {length} bytes of context"
+        f"stride {stride} in windows of {length} {unit}: {length - stride + 1} to {length} {unit} of context"
     )
 
 

@@ -1,4 +1,4 @@
-"""Tables 3 and 4 and Figure 4: their runs, and measured beside printed numbers."""
+"""Tables 3 and 4 and Figure 4: trains the runs and writes their results beside the paper's numbers."""
 
 import json
 import math
@@ -15,9 +15,10 @@ from common.cached import cached_json
 from common.config import check_choice
 from common.experiments import Side, evaluations
 from common.metrics.aucc import aucc, outline
-from common.metrics.curve import Axis, Curve
-from common.report.runs import run_of, runs_alternated
+from common.metrics.curve import Axis
+from common.report.runs import Run, runs_alternated
 from common.report.table import mean_std
+from common.storage.folders import open_folder
 from common.tasks.language_modelling import LanguageModelling
 from common.track.tracker import write_whole
 from common.train.task import Task
@@ -31,7 +32,12 @@ NATS_TO_BITS = 1 / math.log(2)
 
 
 class Printed(NamedTuple):
-    """A row of Table 3. Its "bits per character" are nats."""
+    """A row of the paper's Table 3.
+
+    Attributes:
+      best, final: lowest and last validation loss in nats per byte. (The paper's heading says bits per character.)
+      seconds: training time of 100 steps.
+    """
 
     best: float
     final: float
@@ -55,19 +61,19 @@ PRINTED = {
 }
 
 AXES: dict[str, Axis] = {"data": "step", "FLOPs": "flops", "wall-clock": "seconds"}
-"""Equal quantity -> axis of the curve. A step has the same bytes for all models."""
+"""Quantity held equal in a comparison of models -> curve axis. A step reads the same number of bytes in all models."""
 
 WHOLE = "whole_valid.json"
 
 
 @dataclass(frozen=True)
 class ExperimentSuite(experiments.ExperimentSuite):
-    """The experiments of this paper with the options of its command line.
+    """The experiments of the gMLP paper, with the options of `gmlp_lm.reproduce`.
 
     Attributes:
-      recipe: "paper", "code" or "fixed".
+      recipe: "paper" (the paper's text), "code" (the authors' program) or "fixed" (equal parameter counts).
       corpora: keys of `language.CORPORA`.
-      data_paths: corpus -> its file or folder. A missing corpus is read from data/CORPUS.
+      data_paths: corpus -> file or folder of its text; other corpora are read from data/CORPUS.
     """
 
     recipe: str = "fixed"
@@ -78,7 +84,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return run.prepare(config, self.mesh)
 
     def configuration(self, kind: str, corpus: str, seed: int) -> ConfigDict:
-        """Returns the configuration of one run."""
+        """Returns the configuration of one run. `kind` is a key of KINDS."""
         size = "" if self.scale == "paper" else f",{self.scale}"
         config = language.choose(kind, corpus, f"{self.recipe}{size}")
         if path := self.data_paths.get(corpus):
@@ -86,50 +92,46 @@ class ExperimentSuite(experiments.ExperimentSuite):
             config.data.source = f"files:{path.parent if single else path}"
             config.data.file = path.name.removesuffix(".gz").removesuffix(".zip") if single else ""
         self.override(config, seed=seed)
-        # Table 4 needs samples of every run.
+        # Table 4 shows text samples, so every run writes text samples.
         config.eval.sample = config.eval.sample or min(120, config.model.length // 2)
         return config
 
-    def cases(self, corpus: str) -> dict[str, list[tuple[dict, Path]]]:
-        """Returns kind -> (summary, folder) of each seed. Trains the missing runs."""
+    def cases(self, corpus: str) -> dict[str, list[Run]]:
+        """Trains missing runs; returns model kind -> runs, one per seed."""
         names = {kind: self.case_name(corpus, kind) for kind in KINDS}
-        found = self.runs(
+        runs = self.runs(
             {name: partial(self.configuration, kind, corpus) for kind, name in names.items()}
         )
-        return {
-            kind: [(ran.summary, ran.workdir) for ran in found[name]]
-            for kind, name in names.items()
-        }
+        return {kind: runs[name] for kind, name in names.items()}
 
     def case_name(self, corpus: str, kind: str) -> str:
-        """Returns the name of a case."""
+        """Returns the name of a model's runs on a corpus, without the seed."""
         return f"{corpus}_{kind}_{self.recipe}"
 
     def side(self, text: str) -> Side:
-        """Returns the experiment of "CORPUS: KIND", such as "wikitext2: gmlp", in the suite's recipe."""
+        """Returns the experiment "CORPUS: KIND", such as "wikitext2: gmlp". A claim compares two such experiments."""
         known = {f"{corpus}: {kind}": (corpus, kind) for corpus, kind in PRINTED}
-        check_choice("an experiment of a claim", text, known)
+        check_choice("experiment of a claim", text, known)
         corpus, kind = known[text]
         experiment = partial(self.configuration, kind, corpus)
         scheme, _, path = experiment(1).data.source.partition(":")
         missing = ""
         if corpus not in self.corpora:
             missing = f"--corpora={','.join((*self.corpora, corpus))}"
-        elif scheme == "files" and not Path(os.path.expanduser(path)).is_dir():
+        elif scheme == "files" and not open_folder(os.path.expanduser(path)).is_dir():
             missing = f"--data={corpus}=PATH"
         return Side(self.case_name(corpus, kind), experiment, missing)
 
 
 def table3(suite: ExperimentSuite) -> None:
-    """Writes each model beside its printed row, and then all three at equal data, FLOPs and seconds."""
+    """Writes Table 3, and a second table that compares the models of `KINDS` at equal data, FLOPs and seconds."""
     rows, equal = [], []
     for corpus in suite.corpora:
         cases = suite.cases(corpus)
         for kind, runs in cases.items():
             number = 1 + list(PRINTED).index((corpus, kind))
             data = data_name(runs, corpus)
-            timed = runs[0][0].get("timing", {}).get("kind", "unknown")
-            kinds = (f"#{number}", KINDS[kind], data, f"measured, timed {timed}")
+            kinds = (f"#{number}", KINDS[kind], data, f"measured, timed {runs[0].timing}")
             rows.append((*kinds, *_measured(suite, runs)))
             rows.append((f"#{number}", KINDS[kind], corpus, "printed", *_printed(corpus, kind)))
         equal += _comparison(corpus, cases)
@@ -139,9 +141,9 @@ def table3(suite: ExperimentSuite) -> None:
     suite.write("table3_equal", ("data", "at equal", "up to", *values), equal)
 
 
-def data_name(runs: list[tuple[dict, Path]], corpus: str) -> str:
-    """Returns the name of the training data. At "tiny" it is embedded text, not the corpus."""
-    embedded = runs[0][0]["config"]["data"]["source"].startswith("embedded:")
+def data_name(runs: list[Run], corpus: str) -> str:
+    """Returns the training text's name for tables. The scale "tiny" trains on embedded text, not on the corpus."""
+    embedded = runs[0].config["data"]["source"].startswith("embedded:")
     return "Python manual" if embedded else corpus
 
 
@@ -159,12 +161,13 @@ COLUMNS = (
     "parameters",
     "printed perplexity",
 )
-"""Best and final are points of the curve. Valid and test are the best checkpoint on the whole split."""
+"""Columns of Table 3. "best" and "final" are points of the validation curve. "valid" and "test" evaluate the best
+checkpoint on the whole split."""
 
 
-def _measured(suite: ExperimentSuite, runs: list[tuple[dict, Path]]) -> tuple:
-    whole = [whole_valid(suite, summary, workdir) for summary, workdir in runs]
-    summaries = [summary for summary, _ in runs]
+def _measured(suite: ExperimentSuite, runs: list[Run]) -> tuple:
+    whole = [whole_valid(suite, one.summary, one.folder) for one in runs]
+    summaries = [one.summary for one in runs]
     test = [s["test"] for s in summaries]
     best, final = ([s[f"{name}_valid"] for s in summaries] for name in ("best", "final"))
     return (
@@ -202,14 +205,14 @@ def _if_all(name: str, metrics: list[dict]) -> str:
 
 
 def whole_valid(suite: ExperimentSuite, summary: dict, workdir: Path) -> dict[str, float]:
-    """Returns the metrics of the best checkpoint on the whole validation split. Caches them in the run's folder."""
+    """Evaluates the best checkpoint on the whole validation split. Caches the metrics in the run's folder."""
     path = workdir / WHOLE
     cache_key = {"best_step": summary["best_step"], "best_valid": summary["best_valid"]}
     cache_key |= {"eval": summary["config"]["eval"], "data": summary["config"]["data"]}
-    found = cached_json(path, lambda found: found["asked"] == cache_key)
-    if found is not None:
-        return found["metrics"]
-    config, values = run.load(workdir, suite.mesh)
+    cached = cached_json(path, lambda content: content["asked"] == cache_key)
+    if cached is not None:
+        return cached["metrics"]
+    config, _, values = run.load(workdir, suite.mesh)
     config.eval.update({"tokens": 0, "sample": 0})
     task = LanguageModelling(config, language_model, suite.mesh)
     metrics = task.evaluate(values, "valid")
@@ -217,23 +220,21 @@ def whole_valid(suite: ExperimentSuite, summary: dict, workdir: Path) -> dict[st
     return metrics
 
 
-def _comparison(corpus: str, cases: dict[str, list[tuple[dict, Path]]]) -> list[tuple]:
-    """Returns rows with the validation bits per byte of all models at one point of each axis, and their mean up to it.
+def _comparison(corpus: str, cases: dict[str, list[Run]]) -> list[tuple]:
+    """Returns table rows that compare validation bits per byte at equal data, at equal FLOPs and at equal seconds.
 
-    The point is the end of the shortest curve; the mean is the AUCC divided by the point. The row of equal data also
-    says "parameters" if the models' counts are within 1 %. Seconds count only for runs that were timed in turns.
+    The horizon is the end of the shortest curve. A row has two numbers per model: the value at the horizon, and the
+    mean up to the horizon (AUCC / horizon). If parameter counts differ by less than 1 %, the row "data" is called
+    "parameters and data". The row of equal seconds exists only for models that were trained in turns (--turns).
     """
-    counts = [runs[0][0]["params"]["total"] for runs in cases.values()]
+    counts = [runs[0].summary["params"]["total"] for runs in cases.values()]
     axes = {
         "parameters and data" if n == "data" and max(counts) < 1.01 * min(counts) else n: axis
         for n, axis in AXES.items()
     }
-    curves = {
-        kind: [Curve.from_json(summary["curve"]) for summary, _ in runs]
-        for kind, runs in cases.items()
-    }
+    curves = {kind: [one.curve for one in runs] for kind, runs in cases.items()}
     rows, data = [], data_name(cases["gpt"], corpus)
-    if not runs_alternated([[run_of(s, w.name) for s, w in runs] for runs in cases.values()]):
+    if not runs_alternated(list(cases.values())):
         axes.pop("wall-clock")
     for name, axis in axes.items():
         horizon = min(c.points[-1].at(axis) for some in curves.values() for c in some)
@@ -246,20 +247,20 @@ def _comparison(corpus: str, cases: dict[str, list[tuple[dict, Path]]]) -> list[
 
 
 def fig4(suite: ExperimentSuite) -> None:
-    """Draws the validation curves of every corpus; writes the rise of each model's last value over its best."""
+    """Draws Figure 4, the validation curves. Also writes how far each run's last value rises above its best value."""
     panels, rows, every = {}, [], []
     for corpus in suite.corpora:
         cases = suite.cases(corpus)
         data = data_name(cases["gpt"], corpus)
         panels[data] = {name: [] for name in KINDS.values()}
         for kind, runs in cases.items():
-            for seed, (summary, _) in enumerate(runs, 1):
+            for seed, one in enumerate(runs, 1):
+                summary, points = one.summary, one.curve.points
                 best, final = summary["best_valid"], summary["final_valid"]
                 case = (data, KINDS[kind], seed)
                 ends = (summary["best_step"], summary["steps"], best, final, final - best)
                 printed = PRINTED[corpus, kind]
                 rows.append((*case, *ends, (printed.final - printed.best) * NATS_TO_BITS))
-                points = Curve.from_json(summary["curve"]).points
                 every += [(*case, p.step, p.seconds, p.flops, p.value) for p in points]
                 panels[data][KINDS[kind]].append([(p.step, p.value) for p in points])
     figures.validation(panels, suite.out / "fig4.png")
@@ -271,17 +272,18 @@ def fig4(suite: ExperimentSuite) -> None:
 
 
 TABLE_4 = (0.001, 0.01, 0.1, 0.5, 1.0)
-"""Fractions of the training at which the paper prints samples: "epochs" 1, 10, 100, 500 and 1000 of 1000."""
+"""Fractions of the training steps at which Table 4 prints samples. In the paper: epochs 1, 10, 100, 500 and 1000 of
+1000."""
 
 
 def table4(suite: ExperimentSuite) -> None:
-    """Writes samples of the three models during training, all from one prompt and one random key."""
+    """Writes Table 4: text samples during training. All samples continue the same prompt with the same random key."""
     corpus = "wikitext2" if "wikitext2" in suite.corpora else suite.corpora[0]
     written = {}
     for kind, runs in suite.cases(corpus).items():
-        summary, workdir = runs[0]
-        logged = {m["step"]: m["valid/sample"] for m in evaluations(workdir, "valid/sample")}
-        steps = [min(logged, key=lambda s, a=a: abs(s - a * summary["steps"])) for a in TABLE_4]
+        logged = {m["step"]: m["valid/sample"] for m in evaluations(runs[0].folder, "valid/sample")}
+        marks = [fraction * runs[0].summary["steps"] for fraction in TABLE_4]
+        steps = [min(logged, key=lambda step, mark=mark: abs(step - mark)) for mark in marks]
         written[kind] = {step: logged[step] for step in steps}
     steps = sorted(set.intersection(*map(set, written.values())))
     rows = [(step, *(_printable(written[kind][step]) for kind in KINDS)) for step in steps]

@@ -9,7 +9,12 @@ from common.report.panels import COLOURS, panels
 def validation(
     curves: Mapping[str, Mapping[str, Sequence[Sequence[tuple[int, float]]]]], path: Path
 ) -> None:
-    """Draws a panel per corpus with the (step, bits per byte) of each model and seed. Rings mark the best values."""
+    """Draws one panel per corpus. A ring marks the best value of a curve.
+
+    Args:
+      curves: corpus -> model -> for each seed a list of (step, bits per byte).
+      path: the PNG file to write.
+    """
     figure, axes = panels(len(curves))
     for part, (corpus, models) in zip(axes, curves.items(), strict=True):
         for colour, (name, seeds) in zip(COLOURS, models.items(), strict=False):

@@ -1,4 +1,4 @@
-"""Initialization as in GPT-2, or as in PyTorch, whose defaults the authors' program keeps."""
+"""Two initializations: GPT-2's, and PyTorch's defaults, which the authors' program keeps."""
 
 from flax import nnx
 
@@ -8,7 +8,10 @@ from common.model.linear import Linear
 
 
 def as_gpt2(made: LanguageModel, rngs: nnx.Rngs) -> None:
-    """Initializes with N(0, 0.02) and zero biases, and scales each sublayer's output by 1/sqrt(number of sublayers)."""
+    """Draws matrices and embedding tables with standard deviation 0.02 around 0; biases are 0.
+
+    Divides the output matrix of each sublayer by sqrt(number of sublayers).
+    """
     draw = initializers.normal(0.02)
     for _, part in nnx.iter_modules(made):
         if isinstance(part, Linear):
@@ -25,7 +28,7 @@ def as_gpt2(made: LanguageModel, rngs: nnx.Rngs) -> None:
 
 
 def as_torch(made: LanguageModel, rngs: nnx.Rngs) -> None:
-    """Initializes with PyTorch's defaults: U(-1/sqrt(N), 1/sqrt(N)) for N inputs, and N(0, 1) for the table."""
+    """Initialises like PyTorch: U(-1/sqrt(N), 1/sqrt(N)) for a layer of N inputs, N(0, 1) for the embedding table."""
     for _, part in nnx.iter_modules(made):
         if isinstance(part, Linear):
             draw = initializers.uniform(part.kernel.shape[0] ** -0.5)

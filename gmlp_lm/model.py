@@ -12,12 +12,14 @@ from common.model import transformer
 from common.model.attention import Attention
 from common.model.block import Block, Context, Sublayer
 from common.model.decode_cache import CacheSpec
+from common.model.dropout import Key
 from common.model.embed import Embed
 from common.model.gated_mlp import GatedMlp
 from common.model.language_model import LanguageModel
 from common.model.linear import Linear
-from common.model.spatial import BlockLocal, Spatial, Toeplitz
+from common.model.spatial import Spatial
 from gmlp_lm.initialization import INITIALIZATIONS
+from gmlp_lm.maps import BlockLocal, Toeplitz
 from gmlp_lm.tiny_attention import TinyAttention
 
 KINDS = ("gpt", "gmlp", "tiny_attention")
@@ -25,13 +27,13 @@ SPATIAL = {"full": Spatial, "toeplitz": Toeplitz}
 
 
 def window_of(model: ConfigDict, layer: int) -> int:
-    """Returns the window length of a layer; 0 means the whole sequence."""
+    """Returns the window length of a layer in positions; 0 if the layer reads the whole sequence."""
     window = model.windows[layer] if model.windows else 0
     return window if window < model.length else 0
 
 
 class AttentionAlone(Sublayer):
-    """The layer of the authors' "GPT_base" (gpt_sa.py): a tiny attention and a projection, without a feed-forward."""
+    """The layer of the authors' "GPT_base" (gpt_sa.py): tiny attention and a projection, no feed-forward sublayer."""
 
     def __init__(self, model: ConfigDict, window: int, *, rngs: nnx.Rngs):
         gated = model.hidden // 2
@@ -45,9 +47,7 @@ class AttentionAlone(Sublayer):
         )
         self.down = Linear(gated, model.width, ("mlp", "embed"), rngs=rngs)
 
-    def __call__(
-        self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
-    ) -> jax.Array:
+    def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
         return self.down(self.attention(x_BLD, context))
 
     def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
@@ -64,7 +64,7 @@ class AttentionAlone(Sublayer):
 
 
 def spatial(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> Spatial:
-    """Returns the matrix over positions of one layer, see `common.model.spatial`."""
+    """Returns the matrix over positions in one layer's gate."""
     options = {"rngs": rngs, "heads": model.gate_heads, "epsilon": model.epsilon}
     if window := window_of(model, layer):
         return BlockLocal(model.length, window, **options)
@@ -72,7 +72,6 @@ def spatial(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> Spatial:
 
 
 def sublayers(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> list[Sublayer]:
-    """Returns the sublayers of one layer."""
     window = window_of(model, layer)
     match model.kind:
         case "gpt":
@@ -133,10 +132,10 @@ def language_model(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Lan
 
 
 def validate(model: ConfigDict) -> None:
-    """Checks the fields of the model.
+    """Checks the fields of `config.model`.
 
     Raises:
-      UserError: a field is unknown or out of range, or two fields do not fit.
+      UserError: a field is unknown or out of range, or two fields contradict each other.
     """
     check_choice("--config.model.kind", model.kind, KINDS)
     check_choice("--config.model.spatial", model.spatial, SPATIAL)
@@ -155,7 +154,7 @@ def validate(model: ConfigDict) -> None:
     )
     check(
         model.kind != "tiny_attention" or model.attention >= 1,
-        "--config.model.kind=tiny_attention needs a width of at least 1: --config.model.attention",
+        "--config.model.attention, the width of the head, must be at least 1 for --config.model.kind=tiny_attention",
     )
     check(
         model.kind == "gpt" or model.hidden % (2 * model.gate_heads) == 0,
@@ -164,13 +163,13 @@ def validate(model: ConfigDict) -> None:
     )
     check(
         not model.windows or len(model.windows) == model.layers,
-        f"--config.model.windows has {len(model.windows)} lengths for {model.layers} layers",
+        f"--config.model.windows has {len(model.windows)} lengths for {model.layers} layers; give one per layer",
     )
     check(
         all(window >= 1 for window in model.windows),
-        f"--config.model.windows must be at least 1, got {tuple(model.windows)}",
+        f"all lengths in --config.model.windows must be at least 1, got {tuple(model.windows)}",
     )
     check(
         model.kind != "gpt" or not model.windows,
-        "--config.model.windows is for gMLP and tiny attention, not for gpt",
+        "--config.model.windows is for the kinds gmlp and tiny_attention, not for --config.model.kind=gpt",
     )

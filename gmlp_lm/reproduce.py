@@ -1,7 +1,7 @@
 """Reproduces the paper's tables and figure: python -m gmlp_lm.reproduce table3 --scale=tiny
 
-Trains missing runs, resumes interrupted runs, and writes CSV, Markdown and PNG into --out. Any field of the
-configurations is an option, as in gmlp_lm.train. Tables 1 and 2 train nothing.
+Trains missing runs, resumes interrupted runs, and writes CSV, Markdown and PNG into --out. --config.FIELD=VALUE
+overrides a field of every run's configuration, as in gmlp_lm.train. Tables 1 and 2 train nothing.
 """
 
 from argparse import Namespace
@@ -16,29 +16,32 @@ TARGETS = {
     "table4": "experiments",
     "fig4": "experiments",
 }
-"""Table or figure -> module that makes it."""
+"""Table or figure -> module of `gmlp_lm` with a function of this name."""
 
 SCALES = ("tiny", "laptop", "paper")
 
 
 def main() -> None:
-    from common.train.command import reproduce, reproduce_parser
+    from common.train.reproduce import reproduce, reproduce_parser
 
     parser = reproduce_parser("gmlp_lm", TARGETS, SCALES)
     parser.add_argument(
-        "--recipe", default="fixed", help="paper, code, or fixed, the default: equal parameters"
+        "--recipe",
+        default="fixed",
+        help="paper (the paper's text), code (the authors' program) or fixed (default; equal parameter counts)",
     )
     parser.add_argument(
         "--corpora",
-        help="a list from enwik8,enwik9,wikitext2,wikitext103 (default: all; at tiny wikitext2, on"
-        " embedded text)",
+        help="comma-separated corpora: enwik8,enwik9,wikitext2,wikitext103 (default: all four). --scale=tiny has"
+        " only wikitext2, replaced by embedded text",
     )
     parser.add_argument(
         "--data",
         action="append",
         default=[],
         metavar="CORPUS=PATH",
-        help="a file, to be cut 90/5/5, or a folder with three splits (default: data/CORPUS)",
+        help="one file, which is split 90/5/5 into train, valid and test, or a folder with a file for each split"
+        " (default: data/CORPUS)",
     )
     reproduce("gmlp_lm", TARGETS, parser, _own)
 
@@ -64,14 +67,14 @@ def _own(options: Namespace) -> dict[str, Any]:
     data_paths = {}
     for corpus in corpora:
         check_choice("--corpora", corpus, CORPORA)
-    for given in options.data:
-        corpus, equals, path = given.partition("=")
-        check(bool(equals and path), f"--data={given} must be CORPUS=PATH")
+    for option in options.data:
+        corpus, equals, path = option.partition("=")
+        check(bool(equals and path), f"--data={option} must be CORPUS=PATH")
         check_choice("--data", corpus, CORPORA)
         check(
-            corpus in corpora, f"--data={given}: {corpus} is not in --corpora={','.join(corpora)}"
+            corpus in corpora, f"--data={option}: {corpus} is not in --corpora={','.join(corpora)}"
         )
-        check(Path(path).exists(), f"--data={given}: there is no {path}")
+        check(Path(path).exists(), f"--data={option}: {path} does not exist")
         data_paths[corpus] = Path(path)
     return {"recipe": options.recipe, "corpora": corpora, "data_paths": data_paths}
 

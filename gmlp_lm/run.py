@@ -6,8 +6,10 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.config import complete
+from common.data import lossless
+from common.data.lossless import LosslessTokenizer
 from common.tasks import language_modelling
-from common.tasks.language_modelling import BYTES, LanguageModelling
+from common.tasks.language_modelling import LanguageModelling
 from common.train import loop
 from common.train.restore import load_run
 from common.train.task import ModelState
@@ -31,7 +33,10 @@ def validate(config: ConfigDict) -> None:
 def prepare(
     config: ConfigDict, mesh: Mesh, read_data: bool = True
 ) -> tuple[ConfigDict, LanguageModelling]:
-    """Returns the configuration for the training loop, and the task. `read_data` False builds a task without data.
+    """Returns the configuration for the training loop, and the task.
+
+    Args:
+      read_data: False builds a task without data, for `launch.plan`.
 
     Raises:
       UserError: the configuration or the data is invalid.
@@ -41,20 +46,21 @@ def prepare(
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
-    """Trains or resumes the run in `workdir`; returns its summary. Raises the errors of `loop.fit`."""
+    """Trains or resumes the run in `workdir`; returns its summary. `loop.fit` documents the errors."""
     return loop.fit(*prepare(config, mesh), workdir, mesh)
 
 
-def load(workdir: Path, mesh: Mesh) -> tuple[ConfigDict, ModelState]:
-    """Returns the configuration of a run and its best checkpoint.
+def load(workdir: Path, mesh: Mesh) -> tuple[ConfigDict, LosslessTokenizer, ModelState]:
+    """Returns the configuration, the tokenizer and the best checkpoint of a run.
 
     Raises:
-      UserError: the folder has no run or no checkpoint.
+      UserError: the folder contains no run or no checkpoint.
     """
     config = read_config(workdir)
     with complete(workdir / CONFIG):
         model.validate(config.model)
+    tokenizer = lossless.in_run(workdir)
     values = load_run(
-        workdir, config, lambda rngs: language_model(config.model, BYTES, rngs=rngs), mesh
+        workdir, config, lambda rngs: language_model(config.model, tokenizer.size, rngs=rngs), mesh
     )
-    return config, values
+    return config, tokenizer, values

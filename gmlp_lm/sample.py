@@ -1,37 +1,56 @@
-"""Continues a prompt with a trained run: python -m gmlp_lm.sample --workdir=RUN --prompt="The " --length=512"""
+"""Continues prompts with a trained run: python -m gmlp_lm.sample --workdir=RUN --prompt="The " --length=512"""
 
 import codecs
+import json
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from common.runtime import program
 
-CHUNK = 16
-"""Bytes per compiled call: enough to amortize the call, few enough to stream the text."""
-
 
 def main() -> None:
     from common.config import check, float_arg, int_arg, parser_for, positive_int_arg
+    from common.storage.folders import open_folder
 
     parser = parser_for("gmlp_lm.sample")
-    parser.add_argument("--workdir", required=True, type=Path, metavar="RUN")
-    parser.add_argument("--prompt", default="\n", help="beginning of the text")
+    parser.add_argument("--workdir", required=True, type=open_folder, metavar="RUN")
+    given = parser.add_mutually_exclusive_group()
+    given.add_argument("--prompt", default="\n", help="text to continue")
+    given.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help='file with a prompt per line; in a .jsonl file, the string or the field "prompt" of each line',
+    )
+    parser.add_argument(
+        "--samples", type=positive_int_arg("--samples"), default=1, help="texts per prompt"
+    )
     parser.add_argument(
         "--length",
         type=positive_int_arg("--length"),
-        help="bytes to write (default: 512, or fewer if the model's length ends before)",
+        default=512,
+        help="bytes to generate per text, or subwords if the run has a subword tokenizer (default: 512)",
     )
     parser.add_argument(
-        "--temperature", type=float_arg("--temperature"), default=0.8, help="0: greedy"
+        "--temperature",
+        type=float_arg("--temperature"),
+        default=0.8,
+        help="sampling temperature (default: 0.8); 0 decodes greedily",
     )
-    parser.add_argument("--top_k", type=int_arg("--top_k"), default=0, help="0: all bytes")
+    parser.add_argument(
+        "--top_k",
+        type=int_arg("--top_k"),
+        default=0,
+        help="sample from the K likeliest bytes or subwords; 0 (default) samples from all",
+    )
     parser.add_argument("--top_p", type=float_arg("--top_p"), default=1.0)
     parser.add_argument("--seed", type=int_arg("--seed"), default=1)
     options = parser.parse_args()
 
     import jax
 
-    from common.decode.generate import Generator, as_bytes
+    from common.decode.generate import Generator
     from common.decode.sample import Sampling
     from common.sharding import make_mesh
     from gmlp_lm.run import load
@@ -39,20 +58,67 @@ def main() -> None:
     sampling = Sampling(options.temperature, options.top_k, options.top_p)
     sampling.validate()
     check(options.seed < 2**32, f"--seed must be below {2**32}, got {options.seed}")
+    prompts = [_as_bytes(options.prompt)] if options.prompts is None else read(options.prompts)
+    check(all(prompts), "the prompt is empty: --prompt needs at least one byte")
+    prompts = [prompt for prompt in prompts for _ in range(options.samples)]
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
-    config, values = load(options.workdir, mesh)
-    prompt = as_bytes(options.prompt)
-    length = options.length or max(1, min(512, config.model.length - len(prompt)))
-    write = Generator(values.abstract_model, mesh, config.model.length, sampling)
-    chunks = write(values, prompt, length, options.seed, chunk=CHUNK)
-    # A chunk may end within a character. Invalid UTF-8 becomes a replacement character.
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    # A terminal that lacks a character prints a replacement. The streams of notebooks cannot be reconfigured.
+    config, tokenizer, values = load(options.workdir, mesh)
+    generate = Generator(values.abstract_model, mesh, config.model.length, sampling)
+    tokens = generate(values, list(map(tokenizer.encode, prompts)), options.length, options.seed)
+    chunks = (map(tokenizer.decode, rows) for rows in tokens)
+    # Replace characters that the terminal cannot encode. A notebook's output stream has no `reconfigure`.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
+    if options.prompts is None and options.samples == 1:
+        _stream(prompts[0], chunks)
+        return
+    texts = [b"".join(pieces) for pieces in zip(*chunks, strict=True)]
+    for prompt, text in zip(prompts, texts, strict=True):
+        pair = {"prompt": prompt, "text": text}
+        print(json.dumps({name: x.decode(errors="replace") for name, x in pair.items()}))
+
+
+def read(path: Path) -> list[bytes]:
+    """Reads prompts: the lines of a file, without line ends, or the prompts of a .jsonl file.
+
+    Raises:
+      UserError: the file cannot be read, has no prompts, or has an empty line or a line without a prompt.
+    """
+    from common.config import check
+    from common.data.files import read_bytes
+    from common.errors import UserError
+
+    prompts = []
+    for number, line in enumerate(read_bytes(path).splitlines(), start=1):
+        if path.suffix == ".jsonl":
+            try:
+                prompt = json.loads(line)
+            except ValueError as error:
+                raise UserError(f"{path}, line {number} is not JSON: {error}") from error
+            prompt = prompt.get("prompt") if isinstance(prompt, dict) else prompt
+            check(
+                isinstance(prompt, str),
+                f'{path}, line {number} must be a string or have the field "prompt", a string',
+            )
+            line = _as_bytes(prompt)
+        check(bool(line), f"{path}, line {number} is an empty prompt")
+        prompts.append(line)
+    check(bool(prompts), f"{path} has no prompts")
+    return prompts
+
+
+def _as_bytes(text: str) -> bytes:
+    # A command-line argument may have bytes that are not valid UTF-8.
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _stream(prompt: bytes, chunks: Iterator[Iterable[bytes]]) -> None:
+    """Prints a text while it is generated."""
+    # Decode incrementally: a chunk may end within a character. Invalid UTF-8 becomes a replacement character.
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     sys.stdout.write(decoder.decode(prompt))
-    for chunk in chunks:
-        sys.stdout.write(decoder.decode(chunk))
+    for (text,) in chunks:
+        sys.stdout.write(decoder.decode(text))
         sys.stdout.flush()
     sys.stdout.write(decoder.decode(b"", final=True) + "\n")
 

@@ -9,19 +9,20 @@ from flax import nnx
 from common.model.attend import attend, attend_cached, cache_layout
 from common.model.block import Context, Sublayer
 from common.model.decode_cache import CacheSpec, DecodeCache
+from common.model.dropout import Key
 from common.model.linear import Linear
 
 
 class TinyAttention(Sublayer):
-    """One attention head; its output is as wide as the gate.
+    """One attention head, whose output has the width of the gate.
 
     Args:
       inner: width of the head.
       outputs: width of the gate.
-      window: 0, or the window length W: a position then sees its window up to itself, and the window before. As in the
-        paper's code, the first window sees W keys and values of zero before it.
-      keys_as_values: in windows, use the keys as values. g-mlp-gpt has this bug (k for v), the paper's code inherited
-        it, and the value projections are never used there.
+      window: window length W, or 0 for attention to the whole sequence. A position attends to the previous window, and
+        to its own window up to itself. As in the paper's code, W keys and values of zero precede the first window.
+      keys_as_values: use the keys as values and ignore the value projections, if `window` is not 0. The paper's code
+        inherited this bug (k for v) from g-mlp-gpt.
     """
 
     def __init__(
@@ -47,9 +48,7 @@ class TinyAttention(Sublayer):
         key_BLK = self.key(x_BLD)
         return key_BLK, key_BLK if self.keys_as_values else self.value(x_BLD)
 
-    def __call__(
-        self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
-    ) -> jax.Array:
+    def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
         projected = self.query(x_BLD), *self._project(x_BLD)
         if self.window:
             return self.out(self._in_windows(*projected))
@@ -76,7 +75,7 @@ class TinyAttention(Sublayer):
         return y.reshape(batch, -1, inner)[:, :length]
 
     def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
-        """Returns caches of keys (B, 1, K, L) and values (B, 1, L, K)."""
+        """Returns empty caches of keys (B, 1, K, L) and values (B, 1, L, K)."""
         inner = self.out.kernel.shape[0]
         return (
             DecodeCache.empty((batch, 1, inner, 1), 3, spec),
@@ -90,12 +89,12 @@ class TinyAttention(Sublayer):
         keys, values = (old.write(part, index) for old, part in zip(cache, new, strict=True))
         begin = None
         if self.window:
-            begin = index - index % self.window - self.window  # of the window before
+            begin = index - index % self.window - self.window  # start of the previous window
         reach = (None if begin is None else jnp.maximum(begin, 0), 2 * self.window)
         key_parts, positions = zip(*keys.parts(*reach), strict=True)
         value_parts = [part for part, _ in values.parts(*reach)]
         if self.window:
-            # Keys and values of zero stand before the first window.
+            # W keys and values of zero precede the first window.
             shape = (len(x_B1D), 1, self.window, self.out.kernel.shape[0])
             zeros = jnp.zeros(shape, x_B1D.dtype)
             key_parts = (zeros.swapaxes(2, 3), *key_parts)
@@ -116,7 +115,7 @@ class TinyAttention(Sublayer):
 
 
 def _softmax_attention(query_BTK, key_BSK, value_BSK, mask_TS) -> jax.Array:
-    """Softmax attention of one head."""
+    """Returns the attention output (B, T, K) of one head. `mask_TS` is True for keys that a query may read."""
     query_BTK = query_BTK * query_BTK.shape[-1] ** -0.5
     logits_BTS = jnp.matmul(query_BTK, key_BSK.swapaxes(1, 2), preferred_element_type=jnp.float32)
     weights_BTS = jax.nn.softmax(logits_BTS, axis=-1, where=mask_TS)

@@ -12,7 +12,7 @@ def main() -> None:
 
 
 def print_summary(summary: dict, workdir: Path) -> None:
-    """Prints the results of a finished run and a command that uses it."""
+    """Prints the results of a finished run and a command that samples text from the model."""
     from common.report.table import text
 
     rows = [

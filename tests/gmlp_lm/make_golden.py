@@ -2,7 +2,7 @@
 
     pip install -r benchmarks/requirements.txt && python tests/gmlp_lm/make_golden.py
 
-Needed only where a case is added; the tests read the arrays.
+The tests read golden.npz. Run this program only to add a case.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The paper's tables and figure: content, shared runs, and no run trained twice."""
+"""The paper's tables and figure: their content, and the reuse of their common runs."""
 
 import csv
 import json
@@ -10,6 +10,7 @@ import pytest
 
 from common.errors import UserError
 from common.metrics.curve import Curve, Point
+from common.report.runs import run_of
 from common.sharding import make_mesh
 from gmlp_lm import experiments, settings
 from gmlp_lm.experiments import KINDS, ExperimentSuite
@@ -35,7 +36,7 @@ def read(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory) -> ExperimentSuite:
-    """A suite with its three runs trained, which the tables and the figure share."""
+    """Returns a suite whose three runs are trained. The tables and the figure share these runs."""
     folder = tmp_path_factory.mktemp("lab")
     text = b"the cat sat on the mat and the dog sat on the log .\n" * 200
     (folder / "data").mkdir()
@@ -62,7 +63,7 @@ def test_table_3_units(suite):
             summary["test"]["bits_per_byte"], abs=1e-3
         )
         assert float(row["valid bits/byte"]) == pytest.approx(whole["bits_per_byte"], abs=1e-3)
-        # The curve measures the first 1,000 of 10,400 bytes, so the values differ.
+        # The curve is measured on the first 1,000 of 10,400 bytes, so the two values differ.
         assert whole["bits_per_byte"] != summary["best_valid"]
         assert float(row["best nats/byte"]) == pytest.approx(
             summary["best_valid"] * math.log(2), abs=1e-3
@@ -114,22 +115,22 @@ def summary_of(points: list[tuple[int, float, float, float]], parameters: int = 
 
 
 def test_comparison_ends_with_the_shortest_curve():
-    """Hand-made curves: gpt is lowest by steps, gmlp by seconds."""
+    """The curves are made by hand. At equal steps gpt is lowest, at equal seconds gmlp."""
     cases = {
-        "gpt": [(summary_of([(0, 0, 0, 4.0), (10, 20.0, 10.0, 2.0)]), Path())],
-        "gmlp": [(summary_of([(0, 0, 0, 4.0), (10, 10.0, 10.0, 2.5)]), Path())],
-        "gmlp_attn": [(summary_of([(0, 0, 0, 4.0), (10, 10.0, 20.0, 2.8)]), Path())],
+        "gpt": [run_of(summary_of([(0, 0, 0, 4.0), (10, 20.0, 10.0, 2.0)]), "gpt")],
+        "gmlp": [run_of(summary_of([(0, 0, 0, 4.0), (10, 10.0, 10.0, 2.5)]), "gmlp")],
+        "gmlp_attn": [run_of(summary_of([(0, 0, 0, 4.0), (10, 10.0, 20.0, 2.8)]), "gmlp_attn")],
     }
     rows = {row[1]: row for row in experiments._comparison("wikitext2", cases)}
     equal = "parameters and data"
     assert rows[equal][3:6] == ("2.000", "2.500", "2.800")
-    # Interpolated: the gpt at 10 s, gMLP + attention at 10 FLOPs.
+    # gpt is interpolated at 10 s, gMLP + attention at 10 FLOPs.
     assert rows["wall-clock"][3:6] == ("3.000", "2.500", "2.800")
     assert rows["FLOPs"][3:6] == ("2.000", "2.500", "3.400")
     # The mean of a straight line from 4 to 2.
     assert rows[equal][6] == "3.000"
-    # Unequal parameter counts are not called equal.
-    cases["gmlp"][0][0]["params"]["total"] = 500
+    # With unequal parameter counts, the row "data" is not called "parameters and data".
+    cases["gmlp"][0].summary["params"]["total"] = 500
     assert next(iter(experiments._comparison("wikitext2", cases)))[1] == "data"
 
 
@@ -177,7 +178,7 @@ def test_table_2_has_the_printed_settings_of_the_paper_recipe(tmp_path):
         (["--recipe=best"], "--recipe='best': choose one of paper, code, fixed"),
         (["--corpora=enwik7"], "--corpora='enwik7': choose one of"),
         (["--data=wikitext2"], "--data=wikitext2 must be CORPUS=PATH"),
-        (["--data=wikitext2=/nowhere"], "there is no /nowhere"),
+        (["--data=wikitext2=/nowhere"], "/nowhere does not exist"),
         (["--data=enwik8=/tmp"], "enwik8 is not in --corpora=wikitext2"),
         (["--config.model.wdith=3"], "unknown option --config.model.wdith; did you mean"),
     ],
@@ -193,6 +194,12 @@ def test_tables_1_and_2_reject_training_options(tmp_path, option):
     program = ["gmlp_lm.reproduce", "table1", f"--out={tmp_path}", option]
     said = call(*program, code=2)
     assert said == "error: table1 trains nothing: leave out --turns and --sweep\n"
+
+
+@pytest.mark.parametrize("option", ["--turns=3", "--sweep=optimizer.learning_rate=1e-3,2e-3"])
+def test_kept_claims_reject_training_options(tmp_path, option):
+    said = call("gmlp_lm.reproduce", "claims", "--kept", f"--out={tmp_path}", option, code=2)
+    assert said == "error: --kept trains nothing: leave out --turns and --sweep\n"
 
 
 def test_missing_corpus_is_reported(tmp_path):

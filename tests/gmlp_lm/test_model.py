@@ -29,17 +29,17 @@ def test_the_code_has_a_tenth_of_the_printed_parameters():
     """Table 1 prints 71 and 72 million; the code has 7.18 and 7.20 million."""
     assert parameters(language.code, "gmlp") == 7_178_864
     assert parameters(language.code, "gmlp_attn") == 7_203_440
-    # "GPT_base" has an unused layer of 512 x 2048 per block; ours leaves it out.
+    # The authors' "GPT_base" has an unused layer of 512 x 2048 per block. Our model has no such layer.
     unused = 4 * (512 * 2048 + 2048)
     assert parameters(language.code, "gpt") + unused == 6_593_792
 
 
 def test_parameters_of_the_paper_recipe():
-    """By hand: D = 768, F = 2048, L = 4, n = 768, bytes, tied. None is near 66, 71 or 72 million."""
+    """Counts by hand: width 768, hidden 2048, 4 layers, 768 positions, tied bytes. The paper prints 66 to 72 M."""
     width, hidden, length = 768, 2048, 768
     attention = 4 * (width * width + width)
     feed_forward = 2 * width * hidden + hidden + width
-    ends = 256 * width + 2 * width  # table and final norm
+    ends = 256 * width + 2 * width  # embedding table and final norm
     gpt = 4 * (attention + feed_forward + 4 * width) + length * width + ends
     half = hidden // 2
     spatial = length * length + length + hidden
@@ -67,7 +67,7 @@ def test_fixed_recipe_has_equal_parameters(size):
 
 
 def test_the_code_recipe_reads_the_same_bytes_of_enwik8_and_enwik9():
-    """The first 10^8 bytes of enwik9 are enwik8; the authors train on 90 million and validate on the next 5."""
+    """enwik9 begins with enwik8. The authors train on the first 90 million bytes and validate on the next 5 million."""
     for corpus in ("enwik8", "enwik9"):
         data = language.choose("gmlp", corpus, "code").data
         ends = [round(data.limit * share) for share in data.shares[:2]]
@@ -76,7 +76,7 @@ def test_the_code_recipe_reads_the_same_bytes_of_enwik8_and_enwik9():
 
 
 class Made:
-    """A tiny model with random weights, so that every part has an effect, and its compiled methods."""
+    """A tiny model and its compiled methods. Random weights make every parameter affect the output."""
 
     def __init__(self, model):
         self.model = model
@@ -106,7 +106,7 @@ def made(request) -> Made:
 
 
 def test_causality(made):
-    """Gradients of a logit are 0 at later tokens and not 0 at its own token."""
+    """The gradient of the logits at a position is 0 at later tokens, and not 0 at the token of this position."""
     tokens = jnp.asarray(np.random.default_rng(1).integers(0, 11, (1, 20)))
 
     model = made.model
@@ -178,7 +178,7 @@ def test_invalid_model_fields_are_rejected(fault, field, value):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_fixed_recipe_decays_matrices_only(kind):
-    """A step with zero gradients changes kernels, matrices over positions and the byte table only."""
+    """A step with zero gradients changes only kernels, matrices over positions and the embedding table."""
     config = language.choose(kind, "enwik8", "fixed,tiny")
 
     @jax.jit

@@ -1,4 +1,4 @@
-"""Our logits against those of public PyTorch models with the same weights, written by make_golden.py."""
+"""Logits equal the logits of public PyTorch models with the same weights, which make_golden.py wrote."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ CASES = {
     "gpt2": {"kind": "gpt", "heads": 2, "positions": "learned", "tied": True},
 }
 
-# PyTorch parameter name without the layer prefix -> our name.
+# Name of a PyTorch parameter without the layer's prefix -> name of our parameter.
 NAMES = {
     "to_embed": "embed/table",
     "to_logits.0": "stack/norm",
@@ -44,7 +44,7 @@ NAMES = {
 
 
 def ours(there: str, value: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns our names and values of one PyTorch parameter."""
+    """Returns name -> value of our parameters for the PyTorch parameter `there`."""
     path, _, kind = there.rpartition(".")
     match = re.match(r"(?:net\.layers\.(\d)\.0|layers\.(\d)|transformer\.h\.(\d))\.(.*)", path)
     block = ""
@@ -69,7 +69,7 @@ def ours(there: str, value: np.ndarray) -> dict[str, np.ndarray]:
         return {f"{name}/{kind}": value}
     if name.endswith("norm"):
         return {f"{name}/scale": value}
-    # Hugging Face's GPT-2 stores (inputs, outputs) like ours; nn.Linear stores (outputs, inputs).
+    # Kernels are (inputs, outputs) in our models and in Hugging Face's GPT-2, but (outputs, inputs) in nn.Linear.
     return {f"{name}/kernel": value if "transformer.h" in there else value.T}
 
 
@@ -78,7 +78,7 @@ def test_logits_match_the_public_packages(case):
     with np.load(GOLDEN) as file:
         arrays = {n.partition("/")[2]: file[n] for n in file.files if n.startswith(f"{case}/")}
     tokens, logits = arrays.pop("tokens").astype(np.int32), arrays.pop("logits")
-    arrays.pop("lm_head.weight", None)  # tied
+    arrays.pop("lm_head.weight", None)  # tied to the embedding table
     model = language.code("gmlp", "enwik8").model
     model.update({"width": 8, "hidden": 16, "layers": 2, "length": 12, "dtype": "float32"})
     model.windows = ()

@@ -1,7 +1,9 @@
 """Training, evaluation and sampling end to end on the embedded text."""
 
 import gzip
+import json
 import math
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +16,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from common import variables
+from common.data.byte_text import load_bytes
 from common.decode.generate import Generator
 from common.decode.sample import Sampling
 from common.errors import UserError
@@ -59,6 +62,19 @@ def test_training_lowers_bits_per_byte(trained):
     assert test["nats_per_byte"] == pytest.approx(test["bits_per_byte"] * math.log(2))
 
 
+def test_run_without_tokenizer_field_is_finished(trained, mesh, tmp_path):
+    """Older configurations have no field for the tokenizer. The training command finds such a run finished."""
+    workdir = tmp_path / "old"
+    shutil.copytree(trained[0], workdir)
+    saved = json.loads((workdir / "config.json").read_text())
+    for field in ("tokenizer", "vocab_size", "cache_dir"):
+        del saved["data"][field]
+    (workdir / "config.json").write_text(json.dumps(saved))
+    assert run.fit(small(), workdir, mesh)["test"] == trained[1]["test"]
+    with pytest.raises(UserError, match=r"data\.tokenizer"):
+        run.fit(small(**{"data.tokenizer": "sentencepiece"}), workdir, mesh)
+
+
 def test_predictions_hold_the_loss_of_every_test_window(trained):
     workdir, summary = trained
     kept = load_predictions(workdir / PREDICTIONS)
@@ -68,7 +84,7 @@ def test_predictions_hold_the_loss_of_every_test_window(trained):
 
 
 def reader(values: ModelState) -> Callable[[list[int]], np.ndarray]:
-    """Returns the logits of the next byte. Padding after it has no effect."""
+    """Returns a function from bytes to the logits of the next byte. Padding after the bytes has no effect."""
     forward = jax.jit(lambda trainable, tokens: values.abstract_model.build(trainable, {})(tokens))
 
     def after(before: list[int]) -> np.ndarray:
@@ -79,7 +95,7 @@ def reader(values: ModelState) -> Callable[[list[int]], np.ndarray]:
 
 
 def test_windowed_evaluation_equals_byte_by_byte_evaluation(mesh):
-    """Scores every byte alone with its window's context; word perplexity follows from the same total."""
+    """The reference scores one byte at a time with the context of its window. Word perplexity uses the same sum."""
     config = small("gpt")
     task = LanguageModelling(config, language_model, mesh)
     task.splits["valid"] = task.splits["valid"][:60]
@@ -93,60 +109,95 @@ def test_windowed_evaluation_equals_byte_by_byte_evaluation(mesh):
         total -= logits[text[place]] - np.log(np.exp(logits).sum())
     found = task.evaluate(values, "valid")
     assert found["nats_per_byte"] == pytest.approx(total / 59, rel=1e-5)
-    assert found["perplexity_per_word"] == pytest.approx(math.exp(total / words(text)), rel=1e-3)
+    assert found["perplexity_per_word"] == pytest.approx(
+        math.exp(total / words(text.tobytes())), rel=1e-3
+    )
 
 
 def test_word_count_matches_wikitext():
-    text = np.frombuffer(b" = Title = \n\n the cat <unk> . \n", np.uint8)
-    assert words(text) == 3 + 4 + 3  # three line ends
+    assert words(b" = Title = \n\n the cat <unk> . \n") == 3 + 4 + 3  # three line ends
 
 
-def write(trained, prompt=b"The ", length=20, sampling=None, seed=1, chunk=16, mesh=None) -> bytes:
-    config, values = run.load(trained[0], mesh)
+def write(
+    trained, *prompts: bytes, length=20, sampling=None, seed=1, chunk=16, mesh=None
+) -> list[bytes]:
+    """Returns the text that follows each prompt."""
+    config, _, values = run.load(trained[0], mesh)
     sampling = sampling or Sampling(0.8, 40, 0.95)
-    writer = Generator(values.abstract_model, mesh, config.model.length, sampling)
-    return b"".join(writer(values, prompt, length, seed, chunk=chunk))
+    generator = Generator(values.abstract_model, mesh, config.model.length, sampling)
+    chunks = generator(values, [list(prompt) for prompt in prompts], length, seed, chunk=chunk)
+    return [np.concatenate(rows).astype(np.uint8).tobytes() for rows in zip(*chunks, strict=True)]
 
 
 def test_samples_depend_on_the_seed_not_on_the_chunk_size(trained, mesh):
-    one = write(trained, mesh=mesh)
-    assert len(one) == 20
-    assert one == write(trained, chunk=7, mesh=mesh) == write(trained, chunk=1, mesh=mesh)
-    assert one != write(trained, seed=2, mesh=mesh)
+    """The text of 40 bytes is longer than the window of 24 bytes."""
+    one = write(trained, b"The ", length=40, mesh=mesh)
+    assert len(one[0]) == 40
+    assert one == write(trained, b"The ", length=40, chunk=7, mesh=mesh)
+    assert one == write(trained, b"The ", length=40, chunk=1, mesh=mesh)
+    assert one != write(trained, b"The ", length=40, seed=2, mesh=mesh)
 
 
-def test_temperature_0_is_greedy(trained, mesh):
-    _, values = run.load(trained[0], mesh)
-    text, after = list(b"The "), reader(values)
-    for _ in range(20):
-        text.append(int(np.argmax(after(text))))
-    assert write(trained, sampling=Sampling(0.0), mesh=mesh) == bytes(text[4:])
+def greedy(values: ModelState, prompt: bytes, count: int) -> bytes:
+    """Returns the likeliest continuation. After a window of 24 bytes, the next window begins with its last 12 bytes."""
+    after = reader(values)
+    context, text = list(prompt), b""
+    for _ in range(count):
+        if len(context) >= 24:
+            context = context[-12:]
+        best = int(np.argmax(after(context)))
+        context.append(best)
+        text += bytes([best])
+    return text
 
 
-@pytest.mark.parametrize(
-    ("fault", "arguments"),
-    [
-        ("the prompt is empty", {"prompt": b""}),
-        (
-            "a prompt of 25 bytes and --length=20 need 45 positions; the model has 24",
-            {"prompt": b"x" * 25},
-        ),
-        ("positions; the model has 24", {"length": 21}),
-    ],
-)
-def test_invalid_sampling_options_are_rejected(trained, mesh, fault, arguments):
+def test_temperature_0_is_greedy_in_every_window(trained, mesh):
+    """The text fills three windows. Prompts are shorter than a window, as long as a window, and longer."""
+    _, _, values = run.load(trained[0], mesh)
+    for prompt in (b"The ", b"In the following lines:", b"a" * 24, b"the value of " * 3):
+        [text] = write(trained, prompt, length=45, sampling=Sampling(0.0), mesh=mesh)
+        assert text == greedy(values, prompt, 45)
+
+
+def test_texts_do_not_depend_on_the_other_prompts(trained, mesh):
+    """A batch has prompts of different lengths."""
+    _, _, values = run.load(trained[0], mesh)
+    prompts = (b"T", b"The value of the ", b"an expression that is lo")
+    texts = write(trained, *prompts, length=30, sampling=Sampling(0.0), mesh=mesh)
+    assert texts == [greedy(values, prompt, 30) for prompt in prompts]
+    [alone] = write(trained, prompts[0], length=30, mesh=mesh)
+    assert write(trained, *prompts, length=30, mesh=mesh)[0] == alone
+
+
+@pytest.mark.parametrize(("fault", "prompts"), [("the prompt is empty", [b""]), ("no prompts", [])])
+def test_generator_rejects_missing_prompts(trained, mesh, fault, prompts):
     with pytest.raises(UserError, match=fault):
-        write(trained, mesh=mesh, **arguments)
+        write(trained, *prompts, mesh=mesh)
 
 
-def test_sample_program_writes_text(trained):
+def test_sample_program_writes_text(trained, tmp_path):
     program = ["gmlp_lm.sample", f"--workdir={trained[0]}"]
     output = call(*program, "--prompt=In ", "--length=16", "--temperature=0.5")
     assert output.startswith("In ") and len(output.encode()) >= 19
-    # Invalid UTF-8 on an ASCII terminal.
+    # The prompt is invalid UTF-8, and the terminal is ASCII.
     arguments = [sys.executable, "-m", *program, b"--prompt=\xff\xc3\xa9", "--length=4"]
     assert finish(start(arguments, PYTHONIOENCODING="ascii:strict")).startswith("??")
+    # Several prompts in a JSON lines file.
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('"The\\nvalue"\n{"prompt": "In ", "id": 7}\n')
+    lines = call(*program, f"--prompts={prompts}", "--samples=2", "--length=30").splitlines()
+    texts = [json.loads(line) for line in lines]
+    assert [text["prompt"] for text in texts] == ["The\nvalue", "The\nvalue", "In ", "In "]
+    assert texts[0] != texts[1] and all(len(text["text"]) >= 8 for text in texts)
+    (tmp_path / "empty.txt").write_text("The\n\nA\n")
+    (tmp_path / "other.jsonl").write_text('{"text": "The"}\n')
+    (tmp_path / "none.txt").write_text("")
     for option, message in (
+        (f"--prompts={tmp_path}/empty.txt", f"error: {tmp_path}/empty.txt, line 2 is an empty"),
+        (f"--prompts={tmp_path}/other.jsonl", f"error: {tmp_path}/other.jsonl, line 1 must be a"),
+        (f"--prompts={tmp_path}/none.txt", f"error: {tmp_path}/none.txt has no prompts"),
+        (f"--prompts={tmp_path}/absent", f"error: cannot read {tmp_path}/absent"),
+        ("--samples=0", "error: --samples must be a whole number of at least 1, got '0'"),
         ("--top_p=0", "error: --top_p must be above 0 and at most 1, got 0"),
         ("--temperature=-1", "error: --temperature must be at least 0, got -1"),
         ("--top_k=many", "error: --top_k must be a whole number of at least 0, got 'many'"),
@@ -159,25 +210,79 @@ def test_sample_program_writes_text(trained):
 
 
 def test_evaluate_program_scores_a_text_like_a_split(trained, mesh, tmp_path):
-    """The test split as a plain and a packed file; stride 1 gives every byte the longest context."""
+    """The text is the test split, in a plain and in a packed file. Stride 1 gives every byte the longest context."""
     workdir, summary = trained
-    text = LanguageModelling(small(), language_model, mesh).splits["test"]
-    (tmp_path / "text").write_bytes(text.tobytes())
-    (tmp_path / "text.gz").write_bytes(gzip.compress(text.tobytes()))
+    text = LanguageModelling(small(), language_model, mesh).splits["test"].tobytes()
+    (tmp_path / "text").write_bytes(text)
+    (tmp_path / "text.gz").write_bytes(gzip.compress(text))
     program = ["gmlp_lm.evaluate", f"--workdir={workdir}"]
     plain = call(*program, f"--text={tmp_path}/text")
     bits, count = summary["test"]["bits_per_byte"], len(text) - 1
     assert f"{bits:.4f} bits per byte of {count:,} bytes" in plain
     per_word = bits * count / words(text)
     assert f"{per_word:.4f} bits per word of {words(text):,} words" in plain
-    assert "stride 12 in windows of 24: 13 to 24 bytes of context" in plain
+    assert "stride 12 in windows of 24 bytes: 13 to 24 bytes of context" in plain
     assert call(*program, f"--text={tmp_path}/text.gz") == plain.replace("text:", "text.gz:")
+
+
+def test_a_run_of_subwords_reports_bits_per_byte_and_writes_text(mesh, tmp_path):
+    """Bits per byte divide the summed loss by the scored bytes; word perplexity divides it by all words."""
+    fields = {"data.tokenizer": "sentencepiece", "data.vocab_size": 500, "train.steps": 10}
+    config = small(**fields, **{"data.cache_dir": f"{tmp_path}/cache", "eval.sample": 8})
+    workdir = tmp_path / "run"
+    summary = run.fit(config, workdir, mesh)
+    assert (workdir / "tokenizer.model").is_file()
+    kept, test = load_predictions(workdir / PREDICTIONS), summary["test"]
+    text = load_bytes(config.data)["test"].tobytes()
+    first = len(text) - int(kept.weights_M.sum(dtype=np.float64))
+    assert 1 <= first <= 20  # the bytes of the first subword are not scored
+    bits = kept.nats_M.sum() / math.log(2)
+    assert test["bits_per_byte"] == pytest.approx(bits / (len(text) - first), rel=1e-6)
+    per_word = math.exp(kept.nats_M.sum() / words(text))
+    assert test["perplexity_per_word"] == pytest.approx(per_word, rel=1e-3)
+    assert kept.words_M.sum() == words(text)
+    (tmp_path / "text").write_bytes(text)
+    said = call("gmlp_lm.evaluate", f"--workdir={workdir}", f"--text={tmp_path}/text")
+    assert f"{test['bits_per_byte']:.4f} bits per byte of {len(text) - first:,} bytes" in said
+    assert "windows of 24 subwords" in said
+    written = call("gmlp_lm.sample", f"--workdir={workdir}", "--prompt=The value", "--length=30")
+    assert written.startswith("The value") and len(written) > 30
+    config.data.vocab_size, config.train.steps = 400, 20
+    with pytest.raises(UserError, match="vocab_size"):
+        run.fit(config, workdir, mesh)
+
+
+def wrong_head(features_ED, labels_E, outputs):
+    return np.zeros((3, outputs)), np.zeros(outputs)
+
+
+def test_head_start_fills_the_output_layer_before_training(mesh, tmp_path):
+    """Before training, the closed-form output layer has a lower loss than the random output layer."""
+    fields = {"model.tied": False, "eval.start": True, "train.steps": 1, "eval.steps": 1}
+    starts = {}
+    for name in ("", "explicit_opt:head_start", "explicit_opt.heads:zero_head"):
+        config = small("gmlp", head_start=name, **fields)
+        summary = run.fit(config, tmp_path / f"run{len(starts)}", mesh)
+        starts[name] = summary["curve"]["points"][0]
+    assert all(point["step"] == 0 for point in starts.values())
+    assert starts["explicit_opt:head_start"]["value"] < starts[""]["value"] - 2
+    assert starts["explicit_opt.heads:zero_head"]["value"] == pytest.approx(8)
+    for name, tied, fault in (
+        ("explicit_opt:head_start", True, "needs an untied output layer: --config.model.tied"),
+        ("explicit_opt:absent", False, "has no attribute"),
+        ("tests.gmlp_lm.test_programs:wrong_head", False, r"returns arrays of shapes \(\(3, 256\)"),
+    ):
+        config = small("gmlp", head_start=name, **(fields | {"model.tied": tied}))
+        with pytest.raises(UserError, match=fault):
+            run.fit(config, tmp_path / "wrong", mesh)
 
 
 def test_smaller_stride_gives_every_byte_more_context(trained, mesh):
     """With stride 1 each byte is scored after the 24 bytes before it."""
-    config, values = run.load(trained[0], mesh)
-    generator = np.random.default_rng(0)  # random values: every byte of context has an effect
+    config, tokenizer, values = run.load(trained[0], mesh)
+    generator = np.random.default_rng(
+        0
+    )  # with random values, every byte of the context affects the logits
     noisy = {n: x + 0.2 * generator.normal(size=x.shape) for n, x in values.trainable.items()}
     values = replace(values, trainable=jax.tree.map(lambda x: x.astype(jnp.float32), noisy))
     text = np.frombuffer(b"The for statement is used to iterate over the elements.", np.uint8)
@@ -186,7 +291,7 @@ def test_smaller_stride_gives_every_byte_more_context(trained, mesh):
     for place in range(1, len(text)):
         logits = after(text[max(place - 24, 0) : place].tolist())
         expected -= logits[text[place]] - np.log(np.exp(logits).sum())
-    found = WindowLosses(config, mesh)(values, text, 1)
+    found = WindowLosses(config, tokenizer, mesh)(values, text, 1)
     assert found.nats_M.sum() == pytest.approx(expected, rel=1e-5)
 
 
@@ -211,11 +316,10 @@ def test_invalid_texts_are_one_line_errors(trained, tmp_path, text, options, mes
 @pytest.mark.parametrize(
     ("fault", "field", "value"),
     [
-        ("leaves out bytes", "eval.stride", 25),
+        ("would skip bytes", "eval.stride", 25),
         ("model.length must be at least 1", "model.length", 0),
         ("eval.tokens must be at least 0", "eval.tokens", -1),
         ("eval.sample must be at least 0", "eval.sample", -1),
-        ("are longer than --config.model.length=24", "eval.sample", 21),
         ("one of pre, post", "model.norm", "between"),
         ("shares must be three", "data.shares", (0.5, 0.5)),
         ("one of auto, float32, bfloat16", "model.dtype", "int8"),

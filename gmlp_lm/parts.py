@@ -1,0 +1,149 @@
+"""The spatial gating unit and the gMLP block (Liu et al., 2021) for any Flax NNX model.
+
+    from gmlp_lm import GatedMLP
+
+    block = GatedMLP(width=256, hidden=1024, length=512, rngs=nnx.Rngs(0))
+    y_BLD = block(x_BLD)  # causal: position m reads positions n <= m
+
+Parameters are float32 `nnx.Param`. Layers compute in the dtype of their input.
+"""
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from common.config import check, check_choice, check_rate
+from common.model.block import Context
+from common.model.decode_cache import CacheSpec
+from common.model.feed_forward import ACTIVATIONS
+from common.model.gated_mlp import GatedMlp, gate
+from common.model.norm import LayerNorm
+from common.model.spatial import Spatial
+
+__all__ = ["GatedMLP", "SpatialGating"]
+
+
+def _spatial(
+    features: int, length: int, heads: int, epsilon: float, causal: bool, rngs: nnx.Rngs
+) -> Spatial:
+    check(length >= 1, f"length must be at least 1, got {length}")
+    check(heads >= 1, f"heads must be at least 1, got {heads}")
+    check(epsilon >= 0, f"epsilon must not be negative, got {epsilon}")
+    check(
+        features >= 1 and features % (2 * heads) == 0,
+        f"{features} features do not split into two halves of {heads} heads: use a multiple of {2 * heads}",
+    )
+    return Spatial(length, rngs=rngs, heads=heads, epsilon=epsilon, causal=causal)
+
+
+class SpatialGating(nnx.Module):
+    """The spatial gating unit: u * (W norm(v) + b), for the halves u and v of the features.
+
+    W is a trained matrix over positions. Initially W is near 0 and b is 1, so the unit returns nearly u.
+
+    Args:
+      features: number of features of the input, 2F.
+      length: maximum number of positions.
+      heads: number of matrices W. Each mixes an equal share of the features.
+      epsilon: W is drawn from U(-epsilon / length, epsilon / length).
+      causal: whether position m reads positions n <= m only.
+      rngs: source of the parameters (stream "params").
+
+    Raises:
+      UserError: a size is out of range.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        length: int,
+        *,
+        heads: int = 1,
+        epsilon: float = 1e-3,
+        causal: bool = True,
+        rngs: nnx.Rngs,
+    ):
+        self.spatial = _spatial(features, length, heads, epsilon, causal, rngs)
+        self.norm = LayerNorm(features // 2, rngs=rngs)
+
+    def __call__(self, x_BLF: jax.Array, lengths_B: jax.Array | None = None) -> jax.Array:
+        """Maps (B, L, 2F) to (B, L, F), for any L up to `length`.
+
+        Args:
+          lengths_B: number of positions of each row; later positions are padding. None for rows without padding. A
+            causal unit ignores `lengths_B`.
+
+        Raises:
+          ValueError: L exceeds `length`.
+        """
+        u_BLF, v_BLF = jnp.split(x_BLF, 2, axis=-1)
+        return u_BLF * gate(self.spatial, self.norm(v_BLF), lengths_B).astype(u_BLF.dtype)
+
+
+class GatedMLP(nnx.Module):
+    """The gMLP block: x + W2 SpatialGating(activation(W1 norm(x))), with biases.
+
+    The block replaces an attention layer together with its feed-forward layer.
+
+    Args:
+      width: number of features of input and output, D.
+      hidden: number of features before the gating, 2F.
+      length: maximum number of positions.
+      heads, epsilon, causal: as in `SpatialGating`.
+      activation: "gelu", "gelu_tanh", "relu" or "silu".
+      dropout: dropout rate of the branch that is added to x. As in `nnx.Dropout`, `model.eval()` turns it off.
+      rngs: source of the parameters (stream "params") and of the dropout (stream "dropout").
+
+    Raises:
+      UserError: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        hidden: int,
+        length: int,
+        *,
+        heads: int = 1,
+        epsilon: float = 1e-3,
+        causal: bool = True,
+        activation: Literal["gelu", "gelu_tanh", "relu", "silu"] = "gelu",
+        dropout: float = 0.0,
+        rngs: nnx.Rngs,
+    ):
+        check(width >= 1, f"width must be at least 1, got {width}")
+        check_choice("activation", activation, ACTIVATIONS)
+        check_rate("dropout", dropout)
+        spatial = _spatial(hidden, length, heads, epsilon, causal, rngs)
+        self.norm = LayerNorm(width, rngs=rngs)
+        self.gated = GatedMlp(width, hidden, spatial, rngs=rngs, activation=activation)
+        self.dropout = nnx.Dropout(dropout, rngs=rngs)
+
+    def __call__(self, x_BLD: jax.Array, lengths_B: jax.Array | None = None) -> jax.Array:
+        """Maps (B, L, D) to (B, L, D). `SpatialGating.__call__` documents `lengths_B` and the errors."""
+        y_BLD = self.gated(self.norm(x_BLD), Context(lengths_B=lengths_B))
+        return x_BLD + self.dropout(y_BLD)
+
+    def cache(self, batch: int, dtype: Any = jnp.float32) -> Any:
+        """Returns an empty cache for decoding `length` positions of a batch, in the dtype of the inputs.
+
+        Raises:
+          ValueError: the block is not causal.
+        """
+        return self.gated.cache(batch, CacheSpec(self.gated.spatial.length, dtype), Context())
+
+    def prefill(self, x_BLD: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
+        """Returns the output (B, L, D) of the first L positions without dropout, and the filled cache."""
+        normed_BLD = self.norm(x_BLD)
+        y_BLD = self.gated(normed_BLD, Context())
+        return x_BLD + y_BLD, self.gated.prefill(normed_BLD, cache, Context())
+
+    def step(self, x_B1D: jax.Array, cache: Any, index: jax.Array) -> tuple[jax.Array, Any]:
+        """Returns the output (B, 1, D) of position `index` without dropout, and the new cache.
+
+        The time of a step is linear in the number of positions.
+        """
+        y_B1D, cache = self.gated.step(self.norm(x_B1D), cache, index, Context())
+        return x_B1D + y_B1D, cache
