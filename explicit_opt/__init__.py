@@ -1,0 +1,17 @@
+"""Explicit optimization. `head_start` computes closed-form initial weights for the linear head of any model."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from explicit_opt.heads import HeadStart, head_start
+
+__all__ = ["HeadStart", "head_start"]
+
+
+def __getattr__(name: str) -> object:
+    # Import `explicit_opt.heads` on first use, because training does not need it.
+    if name in __all__:
+        from explicit_opt import heads
+
+        return getattr(heads, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Two tables that the paper does not have: the formula under other exponents, and other optimizers and starts."""
+"""Two tables that the paper lacks: eq. (3) with other exponents; digits with other optimizers and initializers."""
 
 import math
 from functools import partial
@@ -24,26 +24,28 @@ STARTS = (
     ("cold", "normal"),
     ("cold", "torch"),
 )
-"""(start, initializer); only a cold start uses the initializer."""
+"""Pairs (`config.start`, initializer). Only "cold" uses the initializer."""
 
 BOUND = "maximum-likelihood bigram, all tokens: a bound"
 
 DOCUMENTS = ("line", "file")
-"""Values of `data.documents`: where contexts end. The paper does not say."""
+"""Values of `config.data.documents`: a document is a line, or a file. Contexts do not cross documents. The paper does
+not define a document."""
 
 
 def formula(suite: ExperimentSuite) -> None:
-    """Writes perplexities before training, for other exponents, the other sign and two readings of documents.
+    """Writes perplexities of eq. (3) without training, for several exponents, both signs and both kinds of documents.
 
-    Counts use all training tokens; training perplexity is measured on every n-th token and development perplexity on
-    the whole development text. Also writes the printed columns and the lower bound of any table with K = 1.
+    The weights are computed from all training tokens. Training perplexity is measured on evenly spaced training
+    tokens, development perplexity on the whole development text. The table also has the paper's values and, for K = 1,
+    the lowest perplexity of any weights.
     """
     rows = []
     for documents in DOCUMENTS:
         for aggregate in PRINTED:
             for context in CONTEXTS:
                 if aggregate == "cat" and context == 1:
-                    continue  # the same model as the sum
+                    continue  # with K = 1, concatenation and sum are the same model
                 fields = {"data.documents": documents, "data.tokens": 0, "data.held_out_share": 1.0}
                 task = NextToken(
                     suite.language(aggregate, context, "explicit", **fields), suite.mesh
@@ -67,14 +69,14 @@ def formula(suite: ExperimentSuite) -> None:
 
 
 def _readings(context: int) -> list[tuple[str, float, int]]:
-    """Returns (name, exponent, sign) of each reading of the formula."""
+    """Returns (name, exponent, sign) of the prior f for each interpretation of eq. (3). `context` is K."""
     printed, other = (context - 1) / context, context / (context + 1)
     readings = [("f^-(K-1)/K, eq. 3", printed, -1), ("f^-K/(K+1)", other, -1)]
     return readings if context == 1 else [*readings, ("f^+(K-1)/K, section 2.1", printed, 1)]
 
 
 def bigram_perplexity(counts_1VV: jax.Array) -> float:
-    """Returns the training perplexity of the maximum-likelihood bigram, a lower bound of any table with K = 1."""
+    """Returns the training perplexity of the maximum-likelihood bigram, a lower bound for all models with K = 1."""
     counts = np.asarray(counts_1VV[0], np.float64)
     rows, columns = np.nonzero(counts)
     seen = counts[rows, columns]
@@ -83,7 +85,10 @@ def bigram_perplexity(counts_1VV: jax.Array) -> float:
 
 
 def sampled_bigram_perplexity(counts_1VV: jax.Array, task: NextToken) -> float:
-    """Returns `bigram_perplexity` over the sample of tokens on which the task measures training perplexity."""
+    """Returns the perplexity of the maximum-likelihood bigram on every `training_stride`-th training token.
+
+    The training perplexity of other models is measured on the same tokens.
+    """
     counts, train = np.asarray(counts_1VV[0], np.float64), task.splits["train"]
     batch = train.gather(np.arange(0, len(train), task.training_stride))
     before_B, target_B = batch["contexts"][:, 0], batch["targets"]
@@ -106,16 +111,16 @@ def _perplexities(task: NextToken, counts: jax.Array, exponent: float, sign: int
 
 
 def sensitivity(suite: ExperimentSuite) -> None:
-    """Writes test accuracy and cross-entropy of one layer on digits, from every start, with two optimizers."""
+    """Writes test accuracy and cross-entropy of one softmax layer on digits, for `STARTS` and two optimizers."""
     cases = {
         (optimizer, *start): suite.named(f"digits_1_{'_'.join(start)}_{optimizer}")
         for optimizer in OPTIMIZERS
         for start in STARTS
     }
-    found = suite.runs({name: partial(_digits, suite, *case) for case, name in cases.items()})
+    runs = suite.runs({name: partial(_digits, suite, *case) for case, name in cases.items()})
     rows = []
     for (optimizer, start, cold), name in cases.items():
-        tested, curves = zip(*(digits_result(suite, ran) for ran in found[name]), strict=True)
+        tested, curves = zip(*(digits_result(suite, ran) for ran in runs[name]), strict=True)
         drawn = {"normal": "N(0, 1)", "torch": "U(±1/√D)"}[cold] if start == "cold" else ""
         cells = [
             mean_std([t[metric] for t in tested], digits)

@@ -1,6 +1,7 @@
-"""Co-occurrence counts of tokens and the noisy embedding of section 3.1.1, without a matrix of inputs.
+"""Counts co-occurrences of tokens and computes eq. (3) for the noisy embedding of section 3.1.1.
 
-L tokens of a text, V vocabulary, W lags (the paper's K). Tables are (W, V, V): lag, context token, target token.
+The matrix of input vectors is never built. Suffixes: L tokens of a text, V vocabulary, W lags (the paper's K). A table
+(W, V, V) has the axes lag, context token and target token.
 """
 
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from common import sharding
 from explicit_opt.solution import FLOOR, prior_exponent
 
 TABLE_AXES = (None, "embed", "vocab")
-"""Logical axes of every (W, V, V) table: counts, weights and optimizer moments share one sharding."""
+"""Logical axes of a (W, V, V) table. Counts, weights and optimizer moments have the same sharding."""
 
 
 @partial(
@@ -27,12 +28,12 @@ TABLE_AXES = (None, "embed", "vocab")
 class Noise:
     """The noisy embedding E_v = q_v e_v + (1 - q_v) p of section 3.1.1. The rows of E sum to 1.
 
-    q_v = f_v / (f_v + 1) and p_v = (1 - f_v / L) / (V - 1), where f_v counts how often token v is a target. E is
-    never built: E A = q * A + (1 - q) (p^T A).
+    q_v = f_v / (f_v + 1) and p_v = (1 - f_v / L) / (V - 1), where token v is a target f_v times. E need not be built:
+    its product with a matrix A is E A = q * A + (1 - q) (p^T A).
 
     Attributes:
       keep_V: q, (V,).
-      spill_V: 1 - q, (V,). Stored because q rounds to 1 in float32 for frequent tokens.
+      spill_V: 1 - q, (V,). Stored separately because, for frequent tokens, q rounds to 1 in float32.
       uniform_V: p, (V,).
     """
 
@@ -42,9 +43,9 @@ class Noise:
 
     @classmethod
     def of(cls, targets_V: np.ndarray) -> "Noise":
-        """Computes the noise from the number of times that each token is a target, (V,).
+        """Computes the noise. `targets_V` counts how often each token is a target.
 
-        `<pad>` is never a target, so its row of E is p.
+        `<pad>` is never a target, so the row of `<pad>` in E is p.
         """
         counts = np.asarray(targets_V, np.float64)
         uniform = (1 - counts / counts.sum()) / (len(counts) - 1)
@@ -55,14 +56,14 @@ class Noise:
 def count_pairs(
     contexts_WL: jax.Array, targets_L: jax.Array, vocabulary: int, mesh: Mesh
 ) -> jax.Array:
-    """Counts how often each token precedes each target at each lag: (W, V, V) int32, exact.
+    """Returns the number of times that each token precedes each target at each lag, (W, V, V) int32.
 
-    Tables are sharded like parameters (fsdp, tensor). Each device counts the pairs of its text shard that fall into
-    its block of the tables; a psum over the data axis adds the shards.
+    The table is sharded like parameters (fsdp, tensor). A device counts the pairs of its text shard whose tokens lie in
+    its block of the table. A psum over the data axis adds the counts of all text shards.
 
     Args:
-      contexts_WL: the token at each lag, sharded by `text_sharding`.
-      targets_L: target tokens; -1 marks padding, which is not counted.
+      contexts_WL: the token at each lag before each target, sharded by `text_sharding`.
+      targets_L: target tokens. Targets of -1 are padding and are not counted.
     """
     with jax.enable_x64(True):
         return _count_pairs(contexts_WL, targets_L, vocabulary, mesh)
@@ -86,10 +87,10 @@ def language_solution(
     sign: int = -1,
     floor: float = FLOOR,
 ) -> jax.Array:
-    """Computes eq. (3) for inputs that are concatenations (or else sums) of W noisy embeddings.
+    """Computes eq. (3) for inputs that are W noisy embeddings, concatenated or (`concatenate=False`) summed.
 
-    F = E^T C = q * C + p (1 - q)^T C at each lag. Every row of E sums to 1, so the norm of an input is exactly W and
-    the sums over the features are exactly W times the target counts.
+    At each lag, the counts C of `count_pairs` give the co-occurrences F = E^T C = q * C + p (1 - q)^T C. Every row of E
+    sums to 1. So the L1 norm of every input is W, and F summed over the features is W times the target counts.
 
     Returns:
       float32 tables with the sharding of the counts: (W, V, V) for concatenations, (1, V, V) for sums.
@@ -119,7 +120,7 @@ def _count_pairs(contexts_WL, targets_L, vocabulary, mesh):
         first = [0 if axis is None else jax.lax.axis_index(axis) for axis in spec[1:]]
         j, i = contexts_WL - first[0] * rows, targets_L - first[1] * columns
         inside = (j >= 0) & (j < rows) & (i >= 0) & (i < columns)
-        # Flat index of each pair. A vocabulary of 65,536 needs int64.
+        # A pair is an index of the flattened block of the table. A block of 65,536 x 65,536 pairs needs int64 indices.
         dtype = jnp.int32 if rows * columns < 2**31 else jnp.int64
         index_WL = jnp.where(inside, j.astype(dtype) * columns + i, rows * columns)
 
@@ -144,5 +145,5 @@ def _tables(counts_WVV, noise, prior_V, floor, concatenate):
         found_VV += noise.uniform_V[:, None] * spilled_V
         return jnp.log(jnp.maximum(found_VV, jnp.float32(floor))) + prior_V
 
-    # One lag at a time, so that only one table is in float64.
+    # `lax.map` computes one lag at a time, so only one lag's table is in float64.
     return jax.lax.map(of_lag, counts_WVV)

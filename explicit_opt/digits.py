@@ -1,9 +1,8 @@
-"""The digit classifiers of sections 3.2 and 3.3 as a task: pixels in, one of ten digits out.
+"""The task of sections 3.2 and 3.3: classifies images of digits.
 
-B examples of a batch, E images, M pixels, C classes.
+Suffixes: B examples of a batch, E images, M pixels, C classes.
 """
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,8 +16,9 @@ from ml_collections import ConfigDict
 from common import sharding
 from common.config import check
 from common.data.batches import check_rows, iterate
-from common.data.cache import fingerprint
+from common.data.cache import fingerprint, fingerprint_arrays
 from common.data.examples import ExampleBatches, in_order
+from common.data.files import source_folder
 from common.errors import UserError
 from common.metrics.predictions import Classes
 from common.model.loss import cross_entropy
@@ -34,11 +34,15 @@ Images = tuple[np.ndarray, np.ndarray]
 """Pixels (E, M) uint8 and labels (E,)."""
 
 EMBEDDED = "embedded:digits"
-_HELD_OUT_DIGITS = 360  # about a fifth of scikit-learn's
+_HELD_OUT_DIGITS = 360  # test images: about a fifth of scikit-learn's digits
 
 
 def validate(config: ConfigDict) -> None:
-    """Validates the fields of a digit classifier."""
+    """Checks the configuration of a digit classifier.
+
+    Raises:
+      UserError: a field has an invalid value.
+    """
     check(
         config.model.layers >= 1,
         f"--config.model.layers must be at least 1, got {config.model.layers}",
@@ -55,13 +59,13 @@ def validate(config: ConfigDict) -> None:
     check(
         config.start != "zero" or config.model.layers == 1,
         f"--config.start=zero cannot train --config.model.layers={config.model.layers}: all outputs of a hidden layer"
-        " would stay equal; use one layer",
+        " would stay equal; use --config.model.layers=1",
     )
     validate_start(config)
 
 
 def load_images(source: str) -> tuple[Images, Images]:
-    """Returns training and test images of "files:DIR" (IDX files named like MNIST's) or "embedded:digits".
+    """Returns training and test images. `source` is "files:DIR" (IDX files named like MNIST's) or "embedded:digits".
 
     Raises:
       UserError: the source is unknown, a file is missing or damaged, or numbers of labels and images differ.
@@ -75,9 +79,7 @@ def load_images(source: str) -> tuple[Images, Images]:
         return (pixels[:cut], labels[:cut]), (pixels[cut:], labels[cut:])
     if kind != "files":
         raise UserError(f"--config.data.source={source}: use {EMBEDDED} or files:DIR")
-    directory = Path(os.path.expanduser(path))
-    if not directory.is_dir():
-        raise UserError(f"--config.data.source={source}: no directory {directory}")
+    directory = source_folder(path)
     return _load_idx(directory, "train"), _load_idx(directory, "t10k")
 
 
@@ -86,13 +88,14 @@ def _load_idx(directory: Path, part: str) -> Images:
     labels = read_idx(directory, f"{part}-labels-idx1-ubyte")
     check(
         pixels.ndim == 3 and labels.ndim == 1 and len(pixels) == len(labels) > 0,
-        f"{directory}: {part} images have shape {pixels.shape}, but labels have shape {labels.shape}",
+        f"{directory}: {part} images have shape {pixels.shape}, but labels have shape {labels.shape}; the shapes must"
+        " be (images, height, width) and (images,)",
     )
     return pixels.reshape(len(pixels), -1), labels.astype(np.int32)
 
 
 def features_of(pixels_EM: np.ndarray, levels: int) -> np.ndarray:
-    """Returns H = (X + 1) / levels, in (0, 1] (section 3.2 with 256 levels)."""
+    """Returns the features H = (X + 1) / levels of pixels X from 0 to levels - 1 (section 3.2: 256 levels)."""
     return (pixels_EM.astype(np.float32) + 1) / np.float32(levels)
 
 
@@ -104,7 +107,8 @@ class Digits(Task):
     """Classification of images of digits.
 
     Args:
-      read_data: False if only the step is compiled, for ten digits with the image size of MNIST or scikit-learn.
+      read_data: False makes a task without images, which can only compile its training step. The task then has ten
+        classes and the image size of MNIST or, for embedded data, of scikit-learn's digits.
 
     Raises:
       UserError: the configuration or the data are invalid.
@@ -118,6 +122,7 @@ class Digits(Task):
         self.width, self.outputs = 64 if config.data.source == EMBEDDED else 784, 10
         self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
         self._log_probabilities = PerExample(_log_probabilities, mesh)
+        self.images = 0  # number of training images, unknown until the data are read
         if read_data:
             self._read_data()
 
@@ -129,7 +134,7 @@ class Digits(Task):
             held_out < len(train[1]),
             f"--config.data.held_out={held_out} must be less than the {len(train[1])} training images",
         )
-        # held_out=0 stops on the test loss, as the paper seems to.
+        # With held_out=0 the test loss decides early stopping, apparently as in the paper.
         cut = len(train[1]) - held_out
         valid = tuple(part[cut:] for part in train) if held_out else test
         self.splits: dict[str, Images] = {
@@ -142,9 +147,10 @@ class Digits(Task):
         for split, (pixels, labels) in self.splits.items():
             check(
                 pixels.shape[1] == self.width and int(labels.max()) < self.outputs,
-                f"--config.data.source={config.data.source}: sizes or labels of the {split} images differ from the"
-                " training images",
+                f"--config.data.source={config.data.source}: the {split} images have another size or more classes than"
+                " the training images",
             )
+        self.images = cut
         self.levels = int(self.splits["train"][0].max()) + 1
         self.training_batches = ExampleBatches(
             self._gather("train"),
@@ -180,10 +186,10 @@ class Digits(Task):
 
     @property
     def batches_per_epoch(self) -> int:
-        return self.training_batches.batches_per_epoch
+        return -(-self.images // self.config.train.batch)
 
     def features(self, split: str) -> np.ndarray:
-        """Returns the features of a split, (E, M)."""
+        """Returns the features of all images of a split, (E, M)."""
         return features_of(self.splits[split][0], self.levels)
 
     def _gather(self, split: str) -> Callable[[np.ndarray], Batch]:
@@ -199,7 +205,7 @@ class Digits(Task):
 
         return gather
 
-    def start(self, trainable: Params) -> Params:
+    def start(self, trainable: Params, frozen: Params) -> Params:
         if self.config.start == "cold":
             return trainable
         if self.config.start == "zero":
@@ -213,10 +219,11 @@ class Digits(Task):
         }
 
     def solution(self) -> list[jax.Array]:
-        """Returns the kernels of all layers, solved from the bottom up with the classes as targets of every layer.
+        """Returns the kernels of all layers: the explicit solution with the classes as targets of every layer.
 
-        Hidden outputs are a softmax with norm 1, so layers above the first have K = 1 (section 3.3). With
-        `start=scaled` each kernel is multiplied by the scalar that minimises the layer's own training cross-entropy.
+        Layers are solved from the first to the last. The input of a later layer is a softmax, whose L1 norm is 1, so
+        its K is 1 (section 3.3). With `start=scaled`, a scalar that minimises the training cross-entropy of the layer's
+        outputs multiplies its kernel.
         """
         features, targets = jnp.asarray(self.features("train")), self.splits["train"][1]
 
@@ -262,6 +269,9 @@ class Digits(Task):
             self._log_probabilities(values, batches, len(labels))["logs"],
             tuple(map(str, range(self.outputs))),
         )
+
+    def fingerprints(self) -> dict[str, str]:
+        return {f"the {split} split": fingerprint_arrays(*x) for split, x in self.splits.items()}
 
     def save(self, workdir: Path) -> None:
         del workdir  # a digit classifier needs no files beside its checkpoints

@@ -1,4 +1,4 @@
-"""The paper's tables and figures: the runs that each of them needs, and the printed numbers."""
+"""The experiments behind the paper's tables and figures, and the printed numbers."""
 
 import itertools
 import os
@@ -14,12 +14,15 @@ from ml_collections import ConfigDict
 from common import experiments, variables
 from common.config import check, flatten
 from common.errors import UserError
-from common.experiments import Experiment, Ran, Side, evaluations
+from common.experiments import Experiment, Side, evaluations
+from common.report.runs import Run
 from common.report.table import mean_std
+from common.storage.folders import open_folder
 from common.train.state import initial_params
 from common.train.task import ModelState, Task
 from configs import explicit
 from explicit_opt import figures, run
+from explicit_opt.baselines import kept_baselines
 from explicit_opt.digits import Digits
 from explicit_opt.language import STARTS, NextToken
 from explicit_opt.solution import (
@@ -31,7 +34,7 @@ from explicit_opt.solution import (
 
 CONTEXTS = (1, 2, 4)
 TRAINED = ("cold", "zero", "warm", "scaled")
-"""Starts of trained runs: "warm" starts from the explicit solution, "scaled" from its fitted multiple."""
+"""Starts of trained runs: "warm" is the explicit solution, "scaled" the explicit solution times a fitted scalar."""
 PRINTED = {
     "sum": {
         1: (51.4, 56.4, 85.4, 91.8, 40.1, 45.7),
@@ -44,7 +47,8 @@ PRINTED = {
         4: (24.6, 31.6, 40.3, 55.4, 20.7, 31.2),
     },
 }
-"""Table 1: K -> training and development perplexity of the cold, explicit (-p) and warm start."""
+"""Table 1: input -> K -> six perplexities: training and development perplexity of the cold start after training, of the
+explicit solution without training, and of the warm start after training."""
 
 PRINTED_DIGITS = {
     (1, "explicit, no training"): 82.86,
@@ -53,42 +57,43 @@ PRINTED_DIGITS = {
     (2, "warm"): 92.93,
     (2, "cold"): 75.64,
 }
-"""Section 4: (layers, start) -> test accuracy in %."""
+"""Section 4: (layers, `config.start`) -> test accuracy in %."""
 
 Points = list[tuple[float, float, float]]
-"""(epoch, training value, development value). Values before training have epoch 0.5, as in Figure 1."""
+"""A curve of (epoch, metric, metric), such as training and development perplexity. The point before training has epoch
+0.5, as in Figure 1, because a log axis has no 0."""
 
 
 @dataclass(frozen=True)
 class ExperimentSuite(experiments.ExperimentSuite):
-    """The paper's configurations at one scale.
+    """The paper's experiments at one scale, with the options of `explicit_opt.reproduce`.
 
-    Attributes beyond those of the base class:
-      protocol: "ours" stops early on held-out data and reports the best checkpoint. "printed" reports the last value:
-        after all epochs for language models (Table 1), after the first epoch that raises the test loss for digits
-        (section 4).
-      data: corpus -> its directory, if not data/CORPUS.
+    Attributes:
+      protocol: "ours" stops early on held-out data and reports the best checkpoint. "printed" follows the paper and
+        reports the last epoch: language models train for all epochs (Table 1), digit classifiers until the first epoch
+        that raises the test loss (section 4).
+      data: corpus ("babylm" or "mnist") -> its directory. A corpus without an entry is read from data/CORPUS.
     """
 
     protocol: str = "ours"
     data: dict[str, Path] = field(default_factory=dict)
 
     def named(self, name: str) -> str:
-        """Returns the name of a run or file, with the protocol as suffix unless it is "ours"."""
+        """Appends the protocol to the name of a run or file, except for the protocol "ours"."""
         return name if self.protocol == "ours" else f"{name}_{self.protocol}"
 
     def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
         return run.prepare(config, self.mesh)
 
     def configuration(self, config: ConfigDict, **values: object) -> ConfigDict:
-        """Returns `config` at this scale with the overrides of the command line, then those of the experiment."""
+        """Returns `config` at the suite's scale, with the command line's overrides and then the overrides `values`."""
         if self.scale == "tiny":
             config = (explicit.tiny_text if "aggregate" in config.model else explicit.tiny_digits)(
                 config
             )
         elif self.scale == "laptop" and "aggregate" in config.model:
-            # Adagrad moves a weight by about 0.02 sqrt(steps), so a cold start needs many steps rather than many
-            # tokens. The cost of a step is proportional to the size of the table.
+            # Adagrad moves a weight by about 0.02 sqrt(steps), so a cold start needs many steps. The vocabulary is
+            # small because the cost of a step is proportional to the size of the table.
             config.data.vocab_size, config.data.tokens, config.train.batch = 1026, 200_000, 128
         return self.override(config, **{"eval.start": True, **values})
 
@@ -113,22 +118,23 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return {"data.source": f"files:{directory}"} if directory else {}
 
     def language_case(self, aggregate: str, context: int, start: str) -> tuple[str, Experiment]:
-        """Returns the name and the configurations of a language model.
+        """Returns the name of a language model's runs, and a function from the seed to the configuration.
 
-        With K = 1, sum and concatenation are the same model, which is run once, as in the paper.
+        With K = 1, sum and concatenation are the same model and share their runs, as in the paper.
         """
         aggregate = "sum" if context == 1 else aggregate
         name = self.named(f"{aggregate}_k{context}_{start}")
         return name, partial(self.language, aggregate, context, start)
 
     def digits_case(self, layers: int, start: str) -> tuple[str, Experiment]:
-        """Returns the name and the configurations of a digit classifier."""
+        """Returns the name of a digit classifier's runs, and a function from the seed to the configuration."""
         return self.named(f"digits_{layers}_{start}"), partial(self.digits, layers, start)
 
     def side(self, text: str) -> Side:
-        """Parses "sum K: START", "cat K: START" or "digits LAYERS: START", such as "cat 2: warm".
+        """Returns the experiment "sum K: START", "cat K: START" or "digits LAYERS: START", such as "cat 2: warm".
 
-        Ignores command-line overrides of fields that only the other corpus has.
+        A claim compares two such experiments. A language model ignores command-line overrides of fields that only digit
+        classifiers have, and vice versa.
 
         Raises:
           UserError: `text` names no experiment.
@@ -152,7 +158,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
             else suite.language_case(family, int(number), start)
         )
         kind, _, directory = case[1](1).data.source.partition(":")
-        missing = kind == "files" and not Path(os.path.expanduser(directory)).is_dir()
+        missing = kind == "files" and not open_folder(os.path.expanduser(directory)).is_dir()
         return Side(*case, f"--data={corpus}=DIR" if missing else "")
 
 
@@ -160,16 +166,16 @@ FAMILIES: dict[str, Callable[[], ConfigDict]] = {
     "babylm": lambda: explicit.babylm("sum"),
     "mnist": explicit.mnist,
 }
-"""Corpus -> a function that returns a configuration of its models."""
+"""Corpus -> function that returns the configuration of a model trained on the corpus."""
 
 
 def _fields_of(corpus: str, fields: Iterable[str]) -> list[str]:
-    """Drops the overrides "--config.a.b=VALUE" of fields that only the other corpus has.
+    """Drops overrides "--config.a.b=VALUE" of fields that only models of the other corpus have.
 
-    Keeps overrides of unknown fields, which are rejected later.
+    Overrides of fields that no model has are kept, so applying them raises a UserError.
 
     Raises:
-      UserError: an override sets data.source, which would apply to both corpora.
+      UserError: an override sets data.source, which both corpora have.
     """
     known = {name: flatten(make()) for name, make in FAMILIES.items()}
     others = set().union(*known.values()) - set(known[corpus])
@@ -177,7 +183,7 @@ def _fields_of(corpus: str, fields: Iterable[str]) -> list[str]:
     if "data.source" in names.values():
         raise UserError(
             "--config.data.source applies to texts and digits alike: use"
-            f" {' and '.join(f'--data={name}=DIR' for name in FAMILIES)}"
+            f" {' and '.join(f'--data={name}=DIR' for name in FAMILIES)} instead"
         )
     return [text for text, name in names.items() if name not in others]
 
@@ -185,19 +191,19 @@ def _fields_of(corpus: str, fields: Iterable[str]) -> list[str]:
 def language_runs(
     suite: ExperimentSuite, aggregates: Iterable[str] = PRINTED
 ) -> dict[tuple[str, int, str], list[tuple[Points, float]]]:
-    """Returns (input, K, start) -> for each seed, the curve and the test perplexity of the best checkpoint."""
+    """Trains missing runs. Returns (input, K, `config.start`) -> (curve, test perplexity at the best step) per seed."""
     cells = itertools.product(aggregates, CONTEXTS, TRAINED)
     cases = {cell: suite.language_case(*cell) for cell in cells}
-    found = suite.runs(dict(cases.values()))
+    runs = suite.runs(dict(cases.values()))
     return {
-        cell: [_language_result(ran) for ran in found[name]] for cell, (name, _) in cases.items()
+        cell: [_language_result(ran) for ran in runs[name]] for cell, (name, _) in cases.items()
     }
 
 
-def _language_result(ran: Ran) -> tuple[Points, float]:
+def _language_result(ran: Run) -> tuple[Points, float]:
     points = [
         (number or 0.5, m["valid/train_perplexity"], m["valid/perplexity"])
-        for number, m in enumerate(evaluations(ran.workdir, "valid/perplexity"))
+        for number, m in enumerate(evaluations(ran.folder, "valid/perplexity"))
     ]
     return points, ran.summary["test"]["perplexity"]
 
@@ -210,28 +216,29 @@ COLUMNS = {
     "sp": ("scaled", True),
     "sw": ("scaled", False),
 }
-"""Columns of Table 1 -> (start, whether the value is the one before training). The paper has the first three."""
+"""Suffix of a column of Table 1 -> (`config.start`, whether perplexity is measured before training). The paper has the
+first three columns."""
 
 
 def table1(suite: ExperimentSuite) -> None:
-    """Writes training (T) and development (D) perplexities beside the printed ones.
+    """Writes training (T), development (D) and test (X) perplexities, and the paper's T and D.
 
-    Protocol "ours" takes the epoch with the best development perplexity, which makes D optimistic; X is the test
-    perplexity of that checkpoint. Protocol "printed" takes the last epoch.
+    The protocol "ours" takes the epoch with the best D, so D is biased downwards; X is the test perplexity at this
+    epoch. The protocol "printed" takes the last epoch and has no X.
     """
     ours, every, rows = suite.protocol == "ours", language_runs(suite), []
     for aggregate, printed in PRINTED.items():
         for context in CONTEXTS:
-            found = {start: every[aggregate, context, start] for start in TRAINED}
+            results = {start: every[aggregate, context, start] for start in TRAINED}
             columns = []
             for start, untrained in COLUMNS.values():
-                curves = [points for points, _ in found[start]]
+                curves = [points for points, _ in results[start]]
                 if untrained or not ours:
                     chosen = [points[0 if untrained else -1] for points in curves]
                 else:
                     chosen = [min(points, key=lambda point: point[2]) for points in curves]
                 columns += [mean_std([point[i] for point in chosen]) for i in (1, 2)]
-            tests = [mean_std([x for _, x in found[start]]) for start in TRAINED] if ours else []
+            tests = [mean_std([x for _, x in results[start]]) for start in TRAINED] if ours else []
             rows.append((aggregate, context, "measured", *columns, *tests))
             empty = len(columns) + len(tests) - len(printed[context])
             cells = (*(f"{x:.1f}" for x in printed[context]), *(None,) * empty)
@@ -242,7 +249,7 @@ def table1(suite: ExperimentSuite) -> None:
 
 
 def fig1(suite: ExperimentSuite) -> None:
-    """Draws token counts against mean co-occurrences (left, K = 1) and the training perplexity of Cat (right)."""
+    """Draws mean co-occurrence over token count for K = 1 (left) and training perplexity of Cat over epochs (right)."""
     frequency, mean = scaling(NextToken(suite.language("sum", 1, "explicit"), suite.mesh))
     slope, _ = np.polyfit(np.log(frequency), np.log(mean), 1)
     rows = list(zip(frequency.tolist(), mean.tolist(), strict=True))
@@ -256,19 +263,19 @@ def fig1(suite: ExperimentSuite) -> None:
 
 
 def scaling(task: NextToken) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the count of each token that occurs and the mean of its co-occurrences (section 2.2, K = 1)."""
+    """Returns the count and the mean co-occurrence of every token that is a target (section 2.2, K = 1)."""
     counts, noise = np.asarray(task.counts()[0], np.float64), task.noise
-    found = np.asarray(noise.keep_V)[:, None] * counts + np.outer(
+    cooccurrences = np.asarray(noise.keep_V)[:, None] * counts + np.outer(
         noise.uniform_V, np.asarray(noise.spill_V) @ counts
     )
-    # For K = 1 the geometric mean is the co-occurrence itself; eq. (13) averages over the tokens of the text.
-    mean = counts.sum(1) @ found / counts.sum()
+    # With K = 1 the geometric mean of eq. (13) has one factor, the co-occurrence. `mean` averages it over all tokens.
+    mean = counts.sum(1) @ cooccurrences / counts.sum()
     seen = counts.sum(0) > 0
     return counts.sum(0)[seen], mean[seen]
 
 
 def fig3(suite: ExperimentSuite) -> None:
-    """Draws the development perplexity of Cat, and the training and development perplexity of Sum."""
+    """Draws the development perplexity of Cat, and the training and development perplexities of Sum, over epochs."""
     cat, sums = _curves(suite, "cat", "sum").values()
     _write_curves(suite, "fig3_cat", cat)
     _write_curves(suite, "fig3_sum", sums)
@@ -283,14 +290,18 @@ def fig3(suite: ExperimentSuite) -> None:
 
 
 def fig2(suite: ExperimentSuite) -> None:
-    """Writes and draws digit accuracy by epoch for each start and one or two layers, and the scan of K."""
-    # With a zero start all outputs of a hidden layer would stay equal (see digits.validate).
+    """Draws the accuracy of digit classifiers over epochs, by `config.start` and layers, and test accuracy over K.
+
+    Also writes the numbers as tables.
+    """
+    # Two layers cannot start from zeros: all outputs of the hidden layer would stay equal (see digits.validate).
     trained = [(n, s) for n in (1, 2) for s in TRAINED if (n, s) != (2, "zero")]
     cases = {case: suite.digits_case(*case) for case in trained}
-    found = suite.runs(dict(cases.values()))
+    runs = suite.runs(dict(cases.values()))
     results = {
-        case: [digits_result(suite, r) for r in found[name]] for case, (name, _) in cases.items()
+        case: [digits_result(suite, r) for r in runs[name]] for case, (name, _) in cases.items()
     }
+    task = Digits(suite.digits(1, "explicit", 1), suite.mesh)
     curves, rows, every = {}, [], []
     for layers in (1, 2):
         for start in ("explicit", "scaled"):
@@ -304,9 +315,15 @@ def fig2(suite: ExperimentSuite) -> None:
             curves[f"{layers} layer{'s' * (layers > 1)}, {start}"] = curve
             epochs = [len(points) - 1 for _, points in seeds]
             rows.append(_digits_row(layers, start, [tested for tested, _ in seeds], epochs))
+        if layers == 1:
+            path = suite.out / f"{suite.named('fig2')}_baselines.json"
+            rows += [
+                (1, name, f"{tested['accuracy']:.2f}", f"{tested['loss']:.3f}", None, None)
+                for name, tested in kept_baselines(task, path).items()
+            ]
     columns = ("layers", "start", "test accuracy %", "test cross-entropy", "epochs")
     suite.write(suite.named("fig2"), (*columns, "printed (MNIST) %"), rows)
-    scan, norm = priming_scan(Digits(suite.digits(1, "explicit", 1), suite.mesh))
+    scan, norm = priming_scan(task)
     names = ("layers", "start", "seed", "epoch", "accuracy %", "loss")
     suite.write_csv(suite.named("fig2_curves"), names, every)
     scanned = ("K", "weights form %", "separate intercept %")
@@ -321,14 +338,14 @@ def fig2(suite: ExperimentSuite) -> None:
     print(f"average norm: {norm:.2f}\nfigure: {path}")
 
 
-def digits_result(suite: ExperimentSuite, ran: Ran) -> tuple[dict[str, float], Points]:
-    """Returns the test metrics of a run and its validation curve of (epoch, accuracy in %, loss).
+def digits_result(suite: ExperimentSuite, ran: Run) -> tuple[dict[str, float], Points]:
+    """Returns the test metrics of a run, and its validation curve of (epoch, accuracy in %, loss).
 
-    With the protocol "printed" the validation data are the test data, and the metrics are the last ones.
+    The protocol "printed" validates on the test images and reports the last epoch as test metrics.
     """
     points = [
         (number or 0.5, m["valid/accuracy"], m["valid/loss"])
-        for number, m in enumerate(evaluations(ran.workdir, "valid/accuracy"))
+        for number, m in enumerate(evaluations(ran.folder, "valid/accuracy"))
     ]
     if suite.protocol == "ours":
         return ran.summary["test"], points
@@ -337,10 +354,10 @@ def digits_result(suite: ExperimentSuite, ran: Ran) -> tuple[dict[str, float], P
 
 
 def untrained(config: ConfigDict, suite: ExperimentSuite) -> dict[str, float]:
-    """Returns the test metrics before the first training step."""
+    """Returns the test metrics of a digit classifier before the first training step."""
     task = Digits(config, suite.mesh)
     abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
-    started = task.start(initial_params(task, abstract_model, config.seed, suite.mesh))
+    started = task.start(initial_params(task, abstract_model, config.seed, suite.mesh), {})
     return task.evaluate(ModelState(abstract_model, started, {}, suite.mesh), "test")
 
 
@@ -351,15 +368,15 @@ def _digits_row(layers: int, start: str, tested: list[dict], epochs: list[int]) 
 
 
 def priming_scan(task: Digits) -> tuple[list[tuple[float, float, float]], float]:
-    """Scans every integer K from 1 to the number of pixels (section 3.2).
+    """Measures test accuracy for every integer K from 1 to the number of pixels (section 3.2).
 
     Returns:
-      (K, test accuracy of eq. (3) in %, test accuracy of the separate intercept in %) for each K, and the average norm
+      A list of (K, accuracy of eq. (3) in %, accuracy of the form with a separate intercept in %), and the average norm
       of the features.
     """
     features, labels = jnp.asarray(task.features("test")), task.splits["test"][1]
     train = task.features("train")
-    found = cooccurrences(train, task.splits["train"][1], task.outputs)
+    counts = cooccurrences(train, task.splits["train"][1], task.outputs)
 
     def accuracy(weights, bias=0.0) -> float:
         return 100 * float(np.mean(np.argmax(features @ weights + bias, axis=1) == labels))
@@ -367,8 +384,8 @@ def priming_scan(task: Digits) -> tuple[list[tuple[float, float, float]], float]
     rows = [
         (
             float(k),
-            accuracy(from_cooccurrences(found, k)),
-            accuracy(*separate_intercept(found, k)),
+            accuracy(from_cooccurrences(counts, k)),
+            accuracy(*separate_intercept(counts, k)),
         )
         for k in range(1, 1 + features.shape[1])
     ]
@@ -376,11 +393,11 @@ def priming_scan(task: Digits) -> tuple[list[tuple[float, float, float]], float]
 
 
 def _curves(suite: ExperimentSuite, *aggregates: str) -> dict[str, dict[str, Points]]:
-    """Returns input -> curves of its models, for seed 1."""
-    found = language_runs(replace(suite, seeds=1), aggregates)
+    """Returns input ("sum" or "cat") -> label, such as "K = 2, warm" -> curve of seed 1."""
+    runs = language_runs(replace(suite, seeds=1), aggregates)
     return {
         aggregate: {
-            f"K = {context}, {start}": found[aggregate, context, start][0][0]
+            f"K = {context}, {start}": runs[aggregate, context, start][0][0]
             for context in CONTEXTS
             for start in TRAINED
         }

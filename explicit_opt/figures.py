@@ -1,4 +1,4 @@
-"""Draws the paper's figures from measured values."""
+"""Draws Figures 1, 2 and 3 from measured values."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 from common.report.panels import COLOURS, panels
 
 Curves = Mapping[str, Sequence[tuple[float, float]]]
-"""Run -> (epoch, value). The name of a run ends with its start."""
+"""Label -> points (epoch, value). A label ends with `config.start` of the run, such as "K = 2, warm"."""
 
 STYLES = {"cold": "--", "zero": ":", "warm": "-", "scaled": "-."}
 
@@ -16,7 +16,7 @@ STYLES = {"cold": "--", "zero": ":", "warm": "-", "scaled": "-."}
 def scaling_and_curves(
     frequency: np.ndarray, mean: np.ndarray, slope: float, curves: Curves, path: Path
 ) -> None:
-    """Draws Figure 1: mean co-occurrence over count (the proof assumes slope 1), and training perplexity by epoch."""
+    """Draws Figure 1: mean co-occurrence over token count (the paper assumes slope 1), and training perplexity."""
     figure, (left, right) = panels(2)
     left.plot(frequency, mean, ".", markersize=3, alpha=0.4, color=COLOURS[0])
     ends = np.array([frequency.min(), frequency.max()])
@@ -30,7 +30,7 @@ def scaling_and_curves(
 
 
 def perplexities(curves: Mapping[str, Curves], path: Path) -> None:
-    """Draws Figure 3: one panel for each data set and input."""
+    """Draws Figure 3: one panel of perplexities for each entry of `curves`."""
     figure, axes = panels(len(curves))
     for part, (title, shown) in zip(axes, curves.items(), strict=True):
         _draw(part, shown, "perplexity", title)
@@ -55,7 +55,7 @@ def digits(
 
 
 def _draw(part, curves: Curves, value: str, title: str, log_y: bool = True) -> None:
-    """Plots one line style per start and one colour per model. The value before training has epoch 0.5."""
+    """Plots curves, with a line style per `config.start` and a colour per model. Epoch 0.5 is before training."""
     groups = list(dict.fromkeys(name.split(",")[0] for name in curves))
     for name, points in curves.items():
         colour = COLOURS[groups.index(name.split(",")[0]) % len(COLOURS)]

@@ -1,4 +1,4 @@
-"""Reads IDX files, the format of MNIST: a magic number, the dimensions, then unsigned bytes."""
+"""Reads IDX files, the format of MNIST: magic number, dimensions, unsigned bytes."""
 
 from pathlib import Path
 
@@ -27,6 +27,6 @@ def read_idx(directory: Path, name: str) -> np.ndarray:
     start = 4 + 4 * raw[3]
     if len(raw) - start != int(np.prod(shape)):
         raise UserError(
-            f"{path} should hold {' x '.join(map(str, shape))} bytes but holds {len(raw) - start}"
+            f"{path} should have {' x '.join(map(str, shape))} bytes after its header, but has {len(raw) - start}"
         )
     return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)

@@ -1,6 +1,6 @@
-"""The language model of section 3.1 as a task: predicts a token from the W previous tokens (the paper's K).
+"""The task of section 3.1: predicts a token from the W previous tokens (the paper's K).
 
-B examples of a batch, L tokens of a text, W lags, V vocabulary.
+Suffixes: B examples of a batch, L tokens of a text, W lags, V vocabulary.
 """
 
 import math
@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from common import sharding, variables
 from common.config import check, check_choice
 from common.data.batches import check_rows, iterate
-from common.data.cache import fingerprint
+from common.data.cache import fingerprint, fingerprint_arrays
 from common.data.corpus import tokenize_corpus
 from common.data.examples import ExampleBatches, in_order
 from common.data.text import load_text
@@ -35,22 +35,26 @@ from explicit_opt.model import AGGREGATES, INITIALIZERS, FeedForward
 from explicit_opt.solution import fit_scale
 
 STARTS = ("cold", "zero", "explicit", "warm", "scaled")
-"""Random values; zeros; the explicit solution without training; trained from the explicit solution; trained from the
-explicit solution times a scalar fitted on training data."""
+"""Values of `config.start`. "cold" trains from random values, "zero" from zeros, "warm" from the explicit solution, and
+"scaled" from the explicit solution times a scalar that is fitted on training data. "explicit" does not train."""
 
 PAD, OOV = 0, 1
 """Ids of `<pad>` and `<oov>`. `<pad>` fills contexts before a document and is never a target."""
 
-# SentencePiece's ids begin with <pad>, <s>, </s>, <unk>; ours with <pad>, <oov>.
+# SentencePiece's ids begin with <pad>, <s>, </s>, <unk>. The model has only <pad> and <oov>, so two ids are unused.
 _UNUSED = 2
 TOKENIZER = "tokenizer.npz"
 
 STRETCH = 64
-"""Consecutive tokens per test example. Losses of neighbouring tokens are not independent."""
+"""Number of consecutive tokens that form one test example. Losses of neighbouring tokens are not independent."""
 
 
 def validate(config: ConfigDict) -> None:
-    """Validates the fields of a language model."""
+    """Checks the configuration of a language model.
+
+    Raises:
+      UserError: a field has an invalid value.
+    """
     check_choice("--config.model.aggregate", config.model.aggregate, AGGREGATES)
     check(
         config.model.context >= 1,
@@ -67,7 +71,7 @@ def validate(config: ConfigDict) -> None:
     check(
         not config.data.tokens or config.data.documents != "file",
         f"--config.data.tokens={config.data.tokens} would keep only a few files with --config.data.documents=file:"
-        " set it to 0",
+        " set --config.data.tokens=0",
     )
     check(
         0 < config.data.held_out_share <= 1,
@@ -77,7 +81,11 @@ def validate(config: ConfigDict) -> None:
 
 
 def validate_start(config: ConfigDict) -> None:
-    """Validates the fields that language models and digit classifiers share."""
+    """Checks the configuration fields that language models and digit classifiers share.
+
+    Raises:
+      UserError: a field has an invalid value.
+    """
     check_choice("--config.start", config.start, STARTS)
     check_choice("--config.model.cold", config.model.cold, INITIALIZERS)
     check(
@@ -86,7 +94,7 @@ def validate_start(config: ConfigDict) -> None:
     )
     check(
         config.train.steps == 0,
-        f"--config.train.steps={config.train.steps} must be 0: it follows from --config.train.epochs",
+        f"--config.train.steps={config.train.steps} must be 0: --config.train.epochs determines the number of steps",
     )
     for name in ("epochs", "batch"):
         check(
@@ -96,12 +104,12 @@ def validate_start(config: ConfigDict) -> None:
 
 
 def exponent(config: ConfigDict) -> float | None:
-    """Returns the exponent of the solution's prior; None, for negative values, means the paper's (K - 1) / K."""
+    """Returns the exponent of f in eq. (3). A negative `solution.exponent` gives None: the paper's (K - 1) / K."""
     return None if config.solution.exponent < 0 else config.solution.exponent
 
 
 def seedless(config: ConfigDict) -> bool:
-    """Returns whether the run is independent of the seed: an explicit start without training."""
+    """Returns whether the run does not depend on the seed: `start=explicit` has no random values and no training."""
     return config.start == "explicit"
 
 
@@ -111,13 +119,13 @@ def zeros(trainable: Params) -> Params:
 
 
 class Windows:
-    """Every token of a text with the W previous tokens of its document, padded with `<pad>`.
+    """The tokens of a text, each with the W previous tokens. `<pad>` stands for tokens before the document.
 
     Args:
       tokens_L: SentencePiece ids.
-      lengths: tokens of each document.
+      lengths: number of tokens of each document.
       context: W.
-      limit: number of tokens to keep from the start; 0 keeps all.
+      limit: number of tokens to keep, from the start of the text; 0 keeps all.
     """
 
     def __init__(self, tokens_L: np.ndarray, lengths: np.ndarray, context: int, limit: int = 0):
@@ -132,11 +140,11 @@ class Windows:
         return len(self.tokens_L)
 
     def before(self, at_B: np.ndarray, lag: int) -> np.ndarray:
-        """Returns the token `lag` positions before each position, (B,)."""
+        """Returns the tokens `lag` positions before `at_B`, (B,); `<pad>` where the document begins later."""
         return np.where(self.positions_L[at_B] >= lag, self.tokens_L[at_B - lag], PAD)
 
     def gather(self, ids_B: np.ndarray) -> Batch:
-        """Returns contexts (B, W), targets (B,) and weights (B,), which are 0 where the id is -1."""
+        """Returns contexts (B, W), targets (B,) and weights (B,) at positions `ids_B`. Position -1 has weight 0."""
         at_B = np.maximum(ids_B, 0)
         lags = range(1, self.context + 1)
         return {
@@ -149,14 +157,14 @@ class Windows:
 def read_documents(data: ConfigDict, split: str) -> list[list[str]]:
     """Returns the non-empty lines of each document.
 
-    Texts are tokenized line by line, so `data.documents` changes contexts but not tokens.
+    Texts are tokenized line by line, so `data.documents` changes only contexts, not tokens.
     """
     documents = load_text(data, split)
     return [[line for line in text.split("\n") if line.strip()] for text in documents]
 
 
 def count_windows(windows: Windows, vocabulary: int, mesh: Mesh) -> jax.Array:
-    """Counts co-occurrences at each lag, (W, V, V) int32; each data-parallel device counts its shard of the text."""
+    """Counts pairs of context token and target at each lag, (W, V, V) int32. A device counts its shard of the text."""
     total, shards = len(windows), mesh.shape["data"]
     padded = -(-total // shards) * shards
     at_L = np.minimum(np.arange(padded), total - 1)
@@ -170,10 +178,11 @@ def count_windows(windows: Windows, vocabulary: int, mesh: Mesh) -> jax.Array:
 
 
 class NextToken(Task):
-    """The language model with its noise.
+    """Next-token prediction with the noisy embedding of section 3.1.1.
 
     Args:
-      read_data: False if only the step is compiled; the vocabulary is then the largest that the configuration allows.
+      read_data: False makes a task without texts, which can only compile its training step. The vocabulary then has
+        the maximum size, `config.data.vocab_size`.
 
     Raises:
       UserError: the configuration or the data are invalid.
@@ -187,6 +196,7 @@ class NextToken(Task):
         self.noise = Noise.of(np.ones(config.data.vocab_size, np.int64))
         self.multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
         self._nats_of_rows = PerExample(self._rows, mesh)
+        self.tokens = config.data.tokens  # 0 stands for all tokens until the data are read
         if read_data:
             self._read_data()
 
@@ -195,7 +205,8 @@ class NextToken(Task):
         data = config.data
         cache = Path(os.path.expanduser(data.cache_dir))
         texts = {split: read_documents(data, split) for split in ("train", "valid", "test")}
-        # Shuffled, so that a limit samples all sources; the order does not depend on the seed or the limit.
+        # Shuffle the training documents, so that the first `data.tokens` tokens come from all files. The order does not
+        # depend on the run's seed or on `data.tokens`.
         order = np.random.default_rng(0).permutation(len(texts["train"]))
         texts["train"] = [texts["train"][number] for number in order]
         step = round(1 / data.held_out_share)
@@ -215,6 +226,7 @@ class NextToken(Task):
         train = self.splits["train"]
         self.targets_V = np.bincount(train.tokens_L, minlength=self.vocabulary)
         self.noise = Noise.of(self.targets_V)
+        self.tokens = len(train)
         self.training_batches = ExampleBatches(
             train.gather, len(train), config.train.batch, multiple=self.multiple, seed=config.seed
         )
@@ -247,9 +259,9 @@ class NextToken(Task):
 
     @property
     def batches_per_epoch(self) -> int:
-        return self.training_batches.batches_per_epoch
+        return -(-self.tokens // self.config.train.batch)
 
-    def start(self, trainable: Params) -> Params:
+    def start(self, trainable: Params, frozen: Params) -> Params:
         match self.config.start:
             case "cold":
                 return trainable
@@ -269,7 +281,7 @@ class NextToken(Task):
                 return {"tables": self.solution()}
 
     def solution(self) -> jax.Array:
-        """Returns the tables of eq. (3) after one pass over the training text."""
+        """Returns the weights of eq. (3), computed in one pass over the training text."""
         solution = self.config.solution
         return language_solution(
             self.counts(),
@@ -281,7 +293,7 @@ class NextToken(Task):
         )
 
     def counts(self) -> jax.Array:
-        """Returns the co-occurrences of the training text at each lag, (W, V, V)."""
+        """Returns the number of pairs (context token, target) in the training text at each lag, (W, V, V)."""
         return count_windows(self.splits["train"], self.vocabulary, self.mesh)
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
@@ -294,7 +306,7 @@ class NextToken(Task):
         nats_E = np.add.reduceat(self._nats(values, windows).astype(np.float64), starts_E)
         none = np.zeros(0)
         return Losses(
-            # Contexts are not part of the fingerprint, so models with different contexts can be compared.
+            # The fingerprint leaves out the context length, so models with different context lengths can be compared.
             fingerprint([windows.tokens_L.tobytes().hex()]),
             nats_E,
             np.diff(np.append(starts_E, len(windows))),
@@ -304,18 +316,21 @@ class NextToken(Task):
         )
 
     def evaluate(self, values: ModelState, split: str) -> dict[str, float]:
-        """Returns perplexity and loss (nats per token) of a split, and the training perplexity."""
+        """Returns perplexity and loss (nats per token) of `split`, and the training perplexity."""
         training = _perplexity(self._training_loss(values))
         return {**super().evaluate(values, split), "train_perplexity": training}
 
     @property
     def training_stride(self) -> int:
-        """Distance between the training tokens whose perplexity is measured (at most `eval.train_tokens`; 0: all)."""
+        """Distance between the training tokens that measure training perplexity.
+
+        Set so that at most `eval.train_tokens` tokens are measured. If `eval.train_tokens` is 0, all tokens are.
+        """
         total = len(self.splits["train"])
         return -(-total // (self.config.eval.train_tokens or total))
 
     def _training_loss(self, values: ModelState) -> float:
-        """Returns the loss (nats per token) on the measured training tokens."""
+        """Returns the loss (nats per token) on every `training_stride`-th training token."""
         nats = self._nats(values, self.splits["train"], self.training_stride)
         return float(nats.mean(dtype=np.float64))
 
@@ -323,8 +338,8 @@ class NextToken(Task):
         return {"nats": cross_entropy(model(batch["contexts"], self.noise), batch["targets"])}
 
     def _nats(self, values: ModelState, windows: Windows, stride: int = 1) -> np.ndarray:
-        """Returns the loss of every `stride`-th token, starting with the first."""
-        # Evaluation stores no activations, so its batches may be larger than training batches.
+        """Returns the loss in nats of every `stride`-th token, starting with the first token."""
+        # Evaluation stores no activations, so evaluation batches may be larger than training batches.
         rows = -(-max(self.config.train.batch, 4096) // self.multiple) * self.multiple
 
         def gather(ids_B: np.ndarray) -> Batch:
@@ -335,8 +350,19 @@ class NextToken(Task):
         batches = in_order(gather, count, rows, multiple=self.multiple)
         return self._nats_of_rows(values, batches, count)["nats"]
 
+    def fingerprints(self) -> dict[str, str]:
+        splits = {
+            f"the {split} split": fingerprint_arrays(windows.tokens_L, windows.positions_L)
+            for split, windows in self.splits.items()
+        }
+        return splits | {"the tokenizer": self.tokenizer.fingerprint}
+
     def save(self, workdir: Path) -> None:
-        """Writes the tokenizer; a resumed run keeps its own."""
+        """Writes the tokenizer.
+
+        Raises:
+          UserError: the run in `workdir` was started with another tokenizer.
+        """
         save_tokenizer(self.tokenizer, workdir / TOKENIZER)
 
 

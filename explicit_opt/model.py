@@ -1,6 +1,6 @@
 """The paper's two models: a language model over a fixed context of tokens, and a stack of softmax layers.
 
-B examples, W lags of the context (the paper's K), V vocabulary, M input features, C classes.
+Suffixes: B examples, W lags of the context (the paper's K), V vocabulary, M input features, C classes.
 """
 
 from collections.abc import Callable
@@ -17,14 +17,15 @@ INITIALIZERS: dict[str, Callable[[int], Callable]] = {
     "torch": lambda inputs: initializers.uniform(inputs**-0.5),
     "normal": lambda inputs: initializers.normal(1.0),
 }
-"""Initializers of a cold start, as functions of the number of inputs: PyTorch's Linear, and N(0, 1)."""
+"""Name -> function from the number of inputs to the initializer of a cold start. "torch" draws like PyTorch's Linear,
+"normal" from N(0, 1)."""
 
 
 @jax.custom_vjp
 def constant_matvec(constant_V: jax.Array, table_VV: jax.Array) -> jax.Array:
-    """Returns constant @ table, (V,), differentiable in the table only.
+    """Returns constant @ table, (V,). Only the table has a gradient.
 
-    The custom gradient is laid out row by row. XLA's own gradient is laid out column by column and then copied.
+    The custom gradient is row-major. XLA's own gradient is column-major and needs a copy.
     """
     return constant_V @ table_VV
 
@@ -46,12 +47,12 @@ class FeedForward(nnx.Module):
         self.context = context
 
     def __call__(self, contexts_BW: jax.Array, noise: Noise) -> jax.Array:
-        """Returns logits (B, V): W table rows and the noise term for each example. H is never built."""
+        """Returns logits (B, V). Each example sums W table rows and W noise terms, so H is never built."""
         tables = self.tables[...]
         uniform_logits = [constant_matvec(noise.uniform_V, table) for table in tables]
         logits_BV = 0.0
         for lag in range(self.context):
-            index = lag % len(tables)  # sums share one table
+            index = lag % len(tables)  # a sum has one table for all lags
             tokens_B = contexts_BW[:, lag]
             logits_BV += noise.keep_V[tokens_B, None] * tables[index, tokens_B]
             logits_BV += noise.spill_V[tokens_B, None] * uniform_logits[index]
@@ -59,7 +60,7 @@ class FeedForward(nnx.Module):
 
 
 class SoftmaxLayers(nnx.Module):
-    """A stack of linear layers without biases, with a softmax between layers; returns logits (section 3.3)."""
+    """A stack of linear layers without biases, with a softmax between layers (section 3.3)."""
 
     def __init__(self, features: int, outputs: int, layers: int, cold: str, *, rngs: nnx.Rngs):
         def layer(inputs: int) -> Linear:

@@ -1,6 +1,6 @@
-"""Initialises the output layer of any model with the explicit solution over the features that the layer reads.
+"""Initialises the output layer of any model with the explicit solution, computed from the layer's inputs.
 
-B examples of a batch (any leading axes), M input features, N outputs.
+Suffixes: B examples of a batch (any number of leading axes), M input features, N outputs.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,26 +20,26 @@ from common.variables import Params
 from explicit_opt.solution import FLOOR, from_cooccurrences
 
 Examples = Callable[[Batch], tuple[jax.Array, jax.Array]]
-"""Maps a batch to its targets and weights, which have the leading axes of the features."""
+"""Function from a batch to (targets, weights). Both have the leading axes of the layer's inputs."""
 
 
 def targets_and_weights(batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Reads targets and weights from a batch of this paper's tasks."""
+    """Returns targets and weights of a batch of `NextToken` or `Digits`."""
     return batch["targets"], batch["weights"]
 
 
 @dataclass
 class Sums:
-    """Sums over one pass of training data, in float64, from which `solution` computes kernel and bias.
+    """Float64 sums over training data, from which `solution` computes kernel and bias.
 
-    The explicit solution needs non-negative features. A feature with negative values is shifted up by its lowest
-    value, and the bias compensates: h U + b = (h - low) U with b = -low U.
+    The explicit solution needs non-negative features. A feature with negative values is shifted so that its lowest
+    value is 0, and the bias compensates: h U + b = (h - low) U with b = -low U.
 
     Attributes:
-      found_MN: co-occurrences of the unshifted features.
-      counts_N: sum of the weights of each target.
-      low_M: lowest value of each feature, at most 0.
-      norm: weighted sum of all features.
+      found_MN: co-occurrences of the features before the shift.
+      counts_N: sum of the example weights of each target.
+      low_M: lowest value of each feature, or 0 if it is positive.
+      norm: sum of all features of all examples, weighted by the example weights.
     """
 
     found_MN: np.ndarray
@@ -68,7 +68,7 @@ class Sums:
         """Returns kernel (M, N) and bias (N,). `explicit_solution` documents the arguments.
 
         Raises:
-          UserError: there were no examples, or a feature was not finite.
+          UserError: no example was added, or a feature is not finite.
         """
         total = self.counts_N.sum()
         if not total:
@@ -77,7 +77,7 @@ class Sums:
             raise UserError("an input feature of the output layer is not finite")
         moved_MN = self.found_MN - self.low_M[:, None] * self.counts_N
         if priming is None:
-            # K must be at least 1; the norm of a softmax may be computed as 1 - 1e-8.
+            # K must be at least 1. Rounding may make the norm of a softmax slightly less than 1.
             priming = max(1.0, self.norm / total - self.low_M.sum())
         kernel_MN = from_cooccurrences(
             np.maximum(moved_MN, 0), priming, exponent=exponent, sign=sign, floor=floor
@@ -86,7 +86,7 @@ class Sums:
 
 
 class _Recorder(nnx.Module):
-    """Wraps a layer and records its last input."""
+    """Wraps a layer and records the input of the last call."""
 
     def __init__(self, layer: Linear):
         self.layer = layer
@@ -106,12 +106,12 @@ def warm_start(
     examples: Examples = targets_and_weights,
     **options: float,
 ) -> Params:
-    """Returns the trainable parameters with the explicit solution in one layer, after one pass over `batches`.
+    """Returns the trainable parameters, where one layer has the explicit solution. Reads `batches` once.
 
     Args:
       layer: path of the `Linear` that computes the logits, such as "layers/1".
       batches: a finite number of training batches, with the rows of this process.
-      examples: reads targets and weights from a batch.
+      examples: returns targets and weights of a batch.
       options: keyword arguments of `Sums.solution`.
 
     Raises:
@@ -147,7 +147,7 @@ def warm_start(
         started[f"{layer}/bias"] = jax.device_put(new_bias, bias.sharding)
     elif sums.low_M.any():
         raise UserError(
-            f"layer {layer} reads negative features, so it needs a bias, but it has none"
+            f"layer {layer} reads negative features, so the explicit solution needs a bias, which this layer lacks"
         )
     return {**values.trainable, **started}
 
@@ -157,8 +157,8 @@ def _put_recorder(model: nnx.Module, layer: str) -> _Recorder:
     parent = model
     for part in above:
         parent = parent[part] if isinstance(part, int) else getattr(parent, part)
-    found = parent[last] if isinstance(last, int) else getattr(parent, last)
-    recorder = _Recorder(found)
+    linear_layer = parent[last] if isinstance(last, int) else getattr(parent, last)
+    recorder = _Recorder(linear_layer)
     if isinstance(last, int):
         parent[last] = recorder
     else:

@@ -1,7 +1,8 @@
 """Reproduces the paper's table and figures: python -m explicit_opt.reproduce table1 --scale=tiny
 
-Trains missing runs, resumes interrupted ones, and writes CSV, Markdown and PNG files to --out. Accepts overrides like
-explicit_opt.train: --config.data.source=files:DIR. --protocol=printed uses the paper's early stopping and selection.
+Trains missing runs, resumes interrupted runs, and writes CSV, Markdown and PNG files to --out. --config.FIELD=VALUE
+overrides a field of every run's configuration, as in explicit_opt.train. --protocol=printed stops training as the paper
+does, and reports the metrics of the last epoch.
 """
 
 from argparse import Namespace
@@ -17,36 +18,37 @@ TARGETS = {
     "formula": "analysis",
     "sensitivity": "analysis",
 }
-"""Target -> the module that defines it."""
+"""Target -> module of `explicit_opt` with a function of this name."""
 
 CORPORA = {
     **dict.fromkeys(("table1", "fig1", "fig3", "formula"), ("babylm",)),
     **dict.fromkeys(("fig2", "sensitivity"), ("mnist",)),
     "claims": ("babylm", "mnist"),
 }
-"""Target -> the corpora that it reads."""
+"""Target -> corpora whose files the target reads."""
 
 SCALES = ("tiny", "laptop", "paper")
 
 PROTOCOLS = ("ours", "printed")
-"""Early stopping and selection (see explicit_opt.experiments.ExperimentSuite)."""
+"""Rules for early stopping and for the reported epoch. `experiments.ExperimentSuite` documents both."""
 
 
 def main() -> None:
-    from common.train.command import reproduce, reproduce_parser
+    from common.train.reproduce import reproduce, reproduce_parser
 
     parser = reproduce_parser("explicit_opt", TARGETS, SCALES)
     parser.add_argument(
         "--protocol",
         default="ours",
-        help="ours: early stopping by held-out data, best checkpoint (the default); printed: last values",
+        help="ours (default): stop early on held-out data, report the best checkpoint; printed: stop as the paper does,"
+        " report the last epoch",
     )
     parser.add_argument(
         "--data",
         action="append",
         default=[],
         metavar="CORPUS=DIR",
-        help="directory of babylm (texts) or mnist (IDX files), if not data/CORPUS; may be repeated",
+        help="directory of babylm (texts) or mnist (IDX files); default data/CORPUS; may be repeated",
     )
     reproduce("explicit_opt", TARGETS, parser, _own)
 
@@ -60,22 +62,25 @@ def _own(options: Namespace) -> dict[str, Any]:
     check_choice("--protocol", options.protocol, PROTOCOLS)
     check(
         not printed or target not in ("formula", "claims"),
-        f"--protocol=printed cannot be used with {target}: it applies to trained tables and figures only",
+        f"--protocol=printed cannot be used with {target}: choose a table or figure of trained models",
     )
     check(
         not printed or not options.sweep,
-        "--protocol=printed cannot be used with --sweep: it holds out no validation data",
+        "--protocol=printed cannot be used with --sweep: this protocol holds out no validation data",
     )
     check(
         target != "formula" or not (options.turns or options.sweep),
-        "formula trains no model: remove --turns and --sweep",
+        "the target formula trains no model: remove --turns and --sweep",
     )
     data = {}
     for option in options.data:
         corpus, equals, directory = option.partition("=")
         check(bool(equals and directory), f"--data={option}: write --data=CORPUS=DIR")
         check_choice("--data", corpus, CORPORA["claims"])
-        check(corpus in CORPORA[target], f"--data={option}: {target} does not read {corpus}")
+        check(
+            corpus in CORPORA[target],
+            f"--data={option}: the target {target} does not read the corpus {corpus}",
+        )
         check(Path(directory).is_dir(), f"--data={option}: no directory {directory}")
         data[corpus] = Path(directory)
     return {"protocol": options.protocol, "data": data}

@@ -1,4 +1,4 @@
-"""Prepares and fits a run: selects the task and converts epochs to steps."""
+"""Prepares and trains a run: selects the task and converts epochs to steps."""
 
 from pathlib import Path
 from types import ModuleType
@@ -14,25 +14,32 @@ Task = language.NextToken | digits.Digits
 
 
 def validate(config: ConfigDict) -> None:
-    """Validates everything that does not depend on the data."""
+    """Checks the configuration without reading data.
+
+    Raises:
+      UserError: a field is missing or has an invalid value.
+    """
     with complete("--config"):
         _module(config).validate(config)
         loop.validate(in_steps(config, 1))
 
 
 def _module(config: ConfigDict) -> ModuleType:
-    """Returns the module of the task: only language models have the field `model.aggregate`."""
+    """Returns the module of the task. Configurations of language models have the field `model.aggregate`."""
     return language if "aggregate" in config.model else digits
 
 
 def make_task(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> Task:
-    """Returns the task of a configuration."""
+    """Returns `NextToken` or `Digits`, depending on the configuration."""
     kind = language.NextToken if _module(config) is language else digits.Digits
     return kind(config, mesh, read_data=read_data)
 
 
 def in_steps(config: ConfigDict, batches_per_epoch: int) -> ConfigDict:
-    """Returns a copy with epochs converted to steps, evaluated after each epoch; `start=explicit` has no steps."""
+    """Returns a copy of `config` with `train.epochs` converted to `train.steps`. `start=explicit` has 0 steps.
+
+    Unless `eval.steps` or `checkpoint.steps` are set, every epoch ends with an evaluation and a checkpoint.
+    """
     config = config.copy_and_resolve_references()
     epochs = 0 if config.start == "explicit" else config.train.epochs
     config.train.steps = epochs * batches_per_epoch
@@ -42,16 +49,18 @@ def in_steps(config: ConfigDict, batches_per_epoch: int) -> ConfigDict:
 
 
 def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[ConfigDict, Task]:
-    """Returns the configuration for the loop and the task. Without data the number of steps stays 0.
+    """Returns the configuration for the training loop, and the task.
+
+    With `read_data=False` the length of an epoch is unknown, so the number of steps is 0 unless `data.tokens` is set.
 
     Raises:
       UserError: the configuration or the data are invalid.
     """
     validate(config)
     task = make_task(config, mesh, read_data)
-    return (in_steps(config, task.batches_per_epoch) if read_data else config), task
+    return in_steps(config, task.batches_per_epoch), task
 
 
 def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
-    """Trains or resumes the run in `workdir`; returns its summary. Raises the errors of `loop.fit`."""
+    """Trains or resumes the run in `workdir`; returns its summary. `loop.fit` documents the errors."""
     return loop.fit(*prepare(config, mesh), workdir, mesh)

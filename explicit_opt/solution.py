@@ -1,6 +1,6 @@
 """Closed-form weights of a softmax layer, computed from co-occurrence counts without gradients (section 2.1).
 
-E examples, M input features, N outputs. K is the paper's priming number: the L1 norm of a feature vector.
+Suffixes: E examples, M input features, N outputs. K is the paper's priming number: the L1 norm of a feature vector.
 """
 
 import math
@@ -14,9 +14,9 @@ from scipy.optimize import minimize_scalar
 from common.errors import UserError
 
 FLOOR = 1e-12
-"""Lower bound of co-occurrences, which keeps the logarithm finite where an output is never a target."""
+"""Lower bound of co-occurrences. Without it, log F is infinite for an output that is never a target."""
 
-# Up to this many outputs, multiplying by one-hot targets is faster than a segment sum.
+# Up to _FEW_OUTPUTS outputs, co-occurrences are computed as a product with one-hot targets, above as a segment sum.
 _FEW_OUTPUTS = 256
 _BLOCK = 1024
 
@@ -36,8 +36,8 @@ def explicit_solution(
     F holds the co-occurrences of features and targets (eq. 2); f sums F over the features.
 
     Args:
-      features: (E, M), non-negative. If `targets` is None: the co-occurrences F, (M, N).
-      targets: (E,) integers below N.
+      features: (E, M), non-negative. If `targets` is None, `features` is F, (M, N).
+      targets: (E,) integers from 0 to N - 1.
       priming: K. None takes the average norm of the features (section 2.1). Required if `targets` is None.
       outputs: N. None takes the largest target + 1.
       exponent: exponent of f. None takes (K - 1) / K.
@@ -70,13 +70,13 @@ def explicit_solution(
         raise UserError(
             f"targets must be from 0 to {outputs - 1}, got {targets.min()} to {targets.max()}"
         )
-    found, lowest = _one_pass(features, targets, outputs)
-    total = float(found.sum())
+    counts, lowest = _one_pass(features, targets, outputs)
+    total = float(counts.sum())
     _check_values(lowest, total, "feature")
     if priming is None:
-        # Each feature enters exactly one co-occurrence, so sum(F) equals the sum of the norms.
+        # Each feature of an example is added to one entry of F, so the sum of F is the sum of the examples' norms.
         priming = total / len(features)
-    return from_cooccurrences(found, priming, exponent=exponent, sign=sign, floor=floor)
+    return from_cooccurrences(counts, priming, exponent=exponent, sign=sign, floor=floor)
 
 
 def from_cooccurrences(
@@ -87,7 +87,7 @@ def from_cooccurrences(
     sign: int = -1,
     floor: float = FLOOR,
 ) -> jax.Array:
-    """Computes `explicit_solution` from F, (M, N). Leading axes of F count as input features too."""
+    """Returns the explicit solution for co-occurrences F, (..., M, N). Leading axes of F count as input features."""
     return _weights(cooccurrences_MN, sign * prior_exponent(priming, exponent), floor)
 
 
@@ -96,8 +96,8 @@ def separate_intercept(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the weights log F, (M, N), and the bias -(K - 1) log f, (N,) (section 4).
 
-    Equals eq. (3) if every feature vector has the norm K. If norms differ, the prior of eq. (3) grows with the norm
-    and this bias does not.
+    If every feature vector has the norm K, the logits are the same as with eq. (3). If norms differ, the prior in eq.
+    (3) grows with the norm, whereas the bias is constant.
     """
     _check_priming(priming)
     totals_N = jnp.maximum(jnp.sum(cooccurrences_MN, axis=0, dtype=jnp.float32), floor)
@@ -105,27 +105,27 @@ def separate_intercept(
 
 
 def prior_exponent(priming: float, exponent: float | None = None) -> float:
-    """Returns `exponent`, or (K - 1) / K if it is None."""
+    """Returns `exponent`. If `exponent` is None, returns (K - 1) / K for the priming number K."""
     _check_priming(priming)
     return (priming - 1) / priming if exponent is None else exponent
 
 
 def fit_scale(loss: Callable[[float], float]) -> float:
-    """Returns the scalar s > 0 that minimises the training cross-entropy of the logits s h U. Not in the paper.
+    """Returns the factor s > 0 of all logits that minimises the training cross-entropy. Not in the paper.
 
-    The confidence of the explicit solution grows with the norm of the features. The scalar corrects the confidence
-    and keeps the ranking of the outputs. The cross-entropy is convex in s, so the minimum is unique.
+    The logits of the explicit solution grow with the norm of the features, and so does the confidence of the softmax.
+    The factor corrects the confidence and keeps the ranking of the outputs. The cross-entropy is convex in s.
 
     Args:
       loss: maps s to the mean cross-entropy over training data.
     """
-    found = minimize_scalar(
+    minimum = minimize_scalar(
         lambda log_s: loss(math.exp(log_s)),
         bounds=(math.log(1e-3), math.log(10.0)),
         method="bounded",
         options={"xatol": 1e-3},
     )
-    return math.exp(found.x)
+    return math.exp(minimum.x)
 
 
 def average_norm(features_EM: jax.typing.ArrayLike) -> float:
@@ -136,15 +136,16 @@ def average_norm(features_EM: jax.typing.ArrayLike) -> float:
 def cooccurrences(
     features_EM: jax.typing.ArrayLike, targets_E: jax.typing.ArrayLike, outputs: int
 ) -> jax.Array:
-    """Returns F = H^T Y (eq. 2), (M, N) float32, without building Y. Ignores targets outside 0 to N - 1.
+    """Returns F = H^T Y (eq. 2), (M, N) float32, without building the one-hot targets Y.
 
-    Partial sums over blocks of examples are accumulated in float64. Features may be sharded over the examples.
+    Targets outside 0 to N - 1 are ignored. Partial sums over blocks of examples are accumulated in float64. Features
+    may be sharded over the examples.
     """
     return _one_pass(features_EM, targets_E, outputs)[0]
 
 
 def _one_pass(features_EM, targets_E, outputs: int) -> tuple[jax.Array, float]:
-    """Returns the co-occurrences and the lowest feature value."""
+    """Returns the co-occurrences, (M, N), and the lowest feature value."""
     if isinstance(features_EM, np.ndarray) and outputs <= _FEW_OUTPUTS:
         return _on_host(features_EM, np.asarray(targets_E), outputs)
     with jax.enable_x64(True):
@@ -152,13 +153,17 @@ def _one_pass(features_EM, targets_E, outputs: int) -> tuple[jax.Array, float]:
 
 
 def _on_host(features_EM, targets_E, outputs):
-    """NumPy version of `_cooccurrences`: reads the features once, block by block, since reading dominates the time."""
+    """Returns the co-occurrences, (M, N), and the lowest feature value, computed with NumPy.
+
+    Reads each block of features once, because reading memory takes most of the time.
+    """
     found_NM, lowest = np.zeros((outputs, features_EM.shape[1])), np.inf
     number_N = np.arange(outputs)[:, None]
     for start in range(0, len(features_EM), _BLOCK):
         part_BM = np.asarray(features_EM[start : start + _BLOCK], np.float32)
         hits_NB = (targets_E[start : start + _BLOCK] == number_N).astype(np.float32)
-        with np.errstate(invalid="ignore"):  # explicit_solution reports infinite features
+        # Suppress NumPy's warning about infinite features, because `explicit_solution` raises an error.
+        with np.errstate(invalid="ignore"):
             found_NM += hits_NB @ part_BM
         lowest = np.minimum(lowest, part_BM.min())
     return jnp.asarray(found_NM.T, jnp.float32), float(lowest)
@@ -171,9 +176,9 @@ def _norm(features_EM):
 
 @jax.jit
 def _weights(cooccurrences_MN, share, floor):
-    found = jnp.asarray(cooccurrences_MN, jnp.float32)
-    totals_N = jnp.sum(found, axis=tuple(range(found.ndim - 1)))
-    return jnp.log(jnp.maximum(found, floor)) + share * jnp.log(jnp.maximum(totals_N, floor))
+    counts = jnp.asarray(cooccurrences_MN, jnp.float32)
+    totals_N = jnp.sum(counts, axis=tuple(range(counts.ndim - 1)))
+    return jnp.log(jnp.maximum(counts, floor)) + share * jnp.log(jnp.maximum(totals_N, floor))
 
 
 @jax.jit(static_argnums=2)
@@ -186,7 +191,7 @@ def _cooccurrences(features_EM, targets_E, outputs):
     blocks = max(examples // _BLOCK, 1)
     inside = examples // blocks * blocks
     hits_NE = (targets_E == jnp.arange(outputs)[:, None]).astype(jnp.float32)
-    # Y^T H needs no transposed copy of either factor.
+    # The product Y^T H of one-hot targets Y and features H needs no transposed copy of Y or H.
     parts = jnp.matmul(
         hits_NE[:, :inside].reshape(outputs, blocks, -1).swapaxes(0, 1),
         features_EM[:inside].reshape(blocks, -1, width),

@@ -18,7 +18,7 @@ MESHES = [(1, 1, 1), (8, 1, 1), (2, 2, 2), (1, 4, 2)]
 
 @pytest.fixture(scope="module")
 def text() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """contexts (K, M), targets (M,) and target counts (N,); token 0, the padding, is never a target."""
+    """Returns contexts (K, M), targets (M,) and counts of each target (N,). Token 0, the padding, is never a target."""
     generator = np.random.default_rng(0)
     targets = generator.choice(np.arange(1, N - 1), M)
     contexts = np.stack([np.roll(targets, lag) for lag in range(1, K + 1)])
@@ -115,7 +115,7 @@ def test_logits_and_gradients_match_dense_inputs(text, aggregate):
 
 
 def test_32k_vocabulary_fits_when_sharded():
-    """Compiled for eight devices, not run: each device holds an eighth of a 4 GiB table."""
+    """Compiles for eight devices without running. Each device holds an eighth of a 4 GiB table."""
     here, vocabulary, tokens = mesh((1, 4, 2)), 32768, 2**20
     contexts, targets = (
         jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)

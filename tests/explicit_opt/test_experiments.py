@@ -1,4 +1,4 @@
-"""Tables and figures: the runs that they need, the files that they write, and the reuse of finished runs."""
+"""Tables and figures: the runs that they train, the files that they write, and the reuse of finished runs."""
 
 import csv
 import dataclasses
@@ -38,19 +38,19 @@ def test_table1_has_measured_and_printed_value_for_every_cell(suite):
         expected = PRINTED[printed["input"]][int(printed["K"])]
         cells = ("T-c", "D-c", "T-p", "D-p", "T-w", "D-w")
         assert tuple(float(printed[c]) for c in cells) == expected
-        # The formula is no worse than two epochs from a cold start, and training improves it.
+        # Eq. (3) without training is at least as good as two epochs from a cold start. Training from eq. (3) is better.
         assert float(measured["T-p"]) < float(measured["T-c"])
         assert float(measured["D-w"]) <= float(measured["D-p"])
-        # The scalar is fitted on the training text.
+        # The scalar minimises the training loss, so it cannot raise the training perplexity.
         assert float(measured["T-sp"]) <= float(measured["T-p"])
-    # For K = 1 both inputs share one run.
+    # For K = 1, sum and concatenation share one run.
     assert rows[0]["T-p"] == rows[4]["T-p"]
     assert sorted(p.name for p in (suite.out / "runs").iterdir()) == sorted(
         f"{aggregate}_k{k}_{start}_seed1"
         for aggregate, k in (("sum", 1), ("sum", 2), ("cat", 2))
         for start in ("cold", "scaled", "warm", "zero")
     )
-    # The figures need no further run.
+    # The figures reuse the runs of Table 1.
     before = {
         path: path.stat().st_mtime_ns for path in suite.out.glob("runs/*/checkpoints/latest/*")
     }
@@ -72,13 +72,17 @@ def test_fig2_writes_table_scan_and_figure(tmp_path):
     with (tmp_path / "fig2.csv").open() as file:
         rows = {(r["layers"], r["start"]): r for r in csv.DictReader(file)}
     untrained = ["explicit, no training", "scaled, no training"]
-    assert [start for layers, start in rows if layers == "1"] == [*untrained, *experiments.TRAINED]
+    starts = [start for layers, start in rows if layers == "1"]
+    assert starts[:-2] == [*untrained, *experiments.TRAINED]
+    lda, converged = (float(rows["1", name]["test cross-entropy"]) for name in starts[-2:])
+    assert starts[-2] == "LDA, one pass" and starts[-1].startswith("logistic regression, conv")
+    assert converged < lda
     assert ("2", "zero") not in rows
     for layers in "12":
         explicit, scaled = (rows[layers, start] for start in untrained)
         assert scaled["test cross-entropy"] != explicit["test cross-entropy"]
         assert "±" in rows[layers, "warm"]["test accuracy %"]
-    # A positive scalar keeps the ranking of one layer's outputs.
+    # A positive factor keeps the ranking of the outputs of a single layer.
     assert len({rows["1", start]["test accuracy %"] for start in untrained}) == 1
     assert (tmp_path / "fig2.png").stat().st_size > 10_000
     with (tmp_path / "fig2_scan.csv").open() as file:
@@ -131,7 +135,7 @@ def test_printed_protocol_of_table1_reports_last_epoch(suite):
 
 
 def test_eq_3_is_flat_in_k_but_separate_intercept_is_not(tmp_path):
-    """At K = 1 both forms are log F. Above the norm the exponent (K - 1) / K hardly changes; the intercept grows."""
+    """At K = 1 both forms are log F. Above the norm, the exponent (K - 1) / K hardly changes, but the bias grows."""
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     suite = ExperimentSuite("tiny", 1, [], tmp_path, mesh)
     scan, norm = experiments.priming_scan(Digits(suite.digits(1, "explicit", 1), mesh))
@@ -161,7 +165,7 @@ def test_eq_3_is_close_to_the_maximum_likelihood_bigram_bound(suite, monkeypatch
         assert one["f^-(K-1)/K, eq. 3"] < 0.95 * one["f^-K/(K+1)"]
         two = {key[-1]: float(v[0]) for key, v in found.items() if key[:3] == ("cat", "2", documents)}  # fmt: skip
         assert two["f^-(K-1)/K, eq. 3"] < two["f^+(K-1)/K, section 2.1"]
-    # Where documents are files, few contexts are <pad>, whose embedding is the uniform noise.
+    # If a document is a file, few contexts are <pad>, whose embedding is uniform noise.
     assert third["file"] < third["line"]
     assert float(found["sum", "1", "", "printed, explicit"][0]) == PRINTED["sum"][1][2]
     assert found["cat", "2", "", "printed, warm"] == ("25.8", "33.0")
@@ -229,12 +233,18 @@ def test_unknown_field_raises_one_line_error(tmp_path):
         (["table1", "--protocol=paper"], "--protocol='paper': choose one of ours, printed"),
         (["formula", "--protocol=printed"], "--protocol=printed cannot be used with formula"),
         (["claims", "--protocol=printed"], "--protocol=printed cannot be used with claims"),
-        (["formula", "--turns=5"], "formula trains no model: remove --turns and --sweep"),
+        (
+            ["formula", "--turns=5"],
+            "the target formula trains no model: remove --turns and --sweep",
+        ),
         (
             ["fig2", "--protocol=printed", "--sweep=train.batch=32,64"],
             "--protocol=printed cannot be used with --sweep",
         ),
-        (["fig2", "--data=babylm=/tmp"], "--data=babylm=/tmp: fig2 does not read babylm"),
+        (
+            ["fig2", "--data=babylm=/tmp"],
+            "--data=babylm=/tmp: the target fig2 does not read the corpus babylm",
+        ),
         (["fig2", "--data=mnist=/nowhere"], "--data=mnist=/nowhere: no directory /nowhere"),
         (["fig2", "--data=mnist"], "--data=mnist: write --data=CORPUS=DIR"),
     ],

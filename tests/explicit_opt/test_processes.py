@@ -1,4 +1,4 @@
-"""explicit_opt.train as a subprocess: on one process and on two, killed and resumed."""
+"""explicit_opt.train as subprocesses: one and two processes, and resuming after a kill."""
 
 import json
 import signal
@@ -33,7 +33,7 @@ def summary(workdir: Path) -> dict:
 
 
 def test_two_processes_match_one_process(tmp_path: Path):
-    """Eight devices of two processes as (2, 2, 2). The odd number of tokens makes the shards of the text unequal."""
+    """The mesh is (2, 2, 2) over two processes with four devices each. Shards of the text have unequal lengths."""
     cache = tmp_path / "cache"
     finish(start(command(tmp_path / "one", cache)))
     mesh = {"mesh__data": 2, "mesh__fsdp": 2, "mesh__tensor": 2}

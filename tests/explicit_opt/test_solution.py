@@ -22,14 +22,14 @@ M, D, N, K = 3000, 7, 5, 3
 
 @pytest.fixture(scope="module")
 def data() -> tuple[np.ndarray, np.ndarray]:
-    """Features of varying norm; every target occurs."""
+    """Returns features of varying norm, and targets that include every output."""
     generator = np.random.default_rng(0)
     return generator.gamma(1.0, size=(M, D)).astype(np.float32), generator.integers(0, N, M)
 
 
 @pytest.fixture(scope="module")
 def primed(data) -> tuple[np.ndarray, np.ndarray]:
-    """Features scaled to the norm K."""
+    """Returns the features of `data` scaled to the norm K, and the targets."""
     features, targets = data
     return K * features / features.sum(1, keepdims=True), targets
 

@@ -61,7 +61,7 @@ def test_windows_hold_previous_tokens_of_the_same_document(words, mesh):
         for lag in (1, 2):
             expected = train.tokens_L[row - lag] if place >= lag else PAD
             assert batch["contexts"][row, lag - 1] == expected
-    assert (train.positions_L == 0).sum() == 120  # three lines, forty times
+    assert (train.positions_L == 0).sum() == 120  # three lines, repeated forty times
     assert PAD not in batch["targets"]
     np.testing.assert_array_equal(batch["targets"], train.tokens_L)
 
@@ -130,7 +130,7 @@ def test_text_predictions_are_losses_of_64_token_stretches(words, mesh):
     )
     expected = -np.asarray(logs)[np.arange(64), batch["targets"]].sum()
     assert found.nats_M[1] == pytest.approx(expected, rel=1e-4)
-    # Another context changes the losses but not the test examples, so the runs can be compared.
+    # Another context length changes the losses but not the test examples, so runs can be compared.
     words.model.context = 1
     other = NextToken(words, mesh)
     abstract_model = variables.abstract(lambda: other.build(variables.ParamKeys(0)))
@@ -180,16 +180,16 @@ def test_solution_on_eight_devices_matches_one_device(words, tmp_path):
         ("one of torch, normal", "model.cold", "zeros"),
         ("-1 or 1", "solution.sign", 0),
         ("at least 1, got 0", "train.epochs", 0),
-        ("must be 0: it follows from --config.train.epochs", "train.steps", 5),
-        ("adagrad has none", "optimizer.weight_decay", 0.1),
+        ("must be 0: --config.train.epochs determines the number", "train.steps", 5),
+        ("adagrad has no weight decay", "optimizer.weight_decay", 0.1),
         ("is not divisible by 2", "train.batch", 63),
         ("above 0 and at most 1", "data.held_out_share", 0.0),
         ("too large for the training text", "data.vocab_size", 5000),
         ("line, paragraph, file", "data.documents", "page"),
         ("train_tokens must not be negative", "eval.train_tokens", -1),
         ("no directory", "data.source", "files:/nowhere"),
-        ("embedded:python or files:DIR", "data.source", "web:x"),
-        ("there is: embedded:python", "data.source", "embedded:latin"),
+        ("embedded:python, files:DIR or import:", "data.source", "web:x"),
+        ("the only embedded text is embedded:python", "data.source", "embedded:latin"),
         ("data.splits.train is empty", "data.splits.train", ""),
         (r"no lost.txt or lost.txt.gz in", "data.splits.train", "lost.txt"),
     ],
@@ -207,7 +207,7 @@ def test_resume_with_other_text_fails(words, mesh, tmp_path):
     before = (tmp_path / "run" / "tokenizer.npz").read_bytes()
     (tmp_path / "train.txt").write_text(TEXT + "a zebra quacks\n" * 30)
     words.start = "explicit"
-    with pytest.raises(UserError, match="makes another vocabulary"):
+    with pytest.raises(UserError, match="the vocabulary of the training text differs from"):
         run.fit(words, tmp_path / "run", mesh)
     assert (tmp_path / "run" / "tokenizer.npz").read_bytes() == before
 
@@ -240,7 +240,7 @@ def two_halves(words: ConfigDict, folder: Path) -> None:
 def test_training_perplexity_samples_the_whole_text(words, mesh, tmp_path):
     """A sample of 400 tokens agrees with all tokens, for a model that fits only the first half of the text."""
     two_halves(words, tmp_path)
-    words.data.documents, words.eval.train_tokens = "file", 0  # a file keeps its order
+    words.data.documents, words.eval.train_tokens = "file", 0  # a single document is not shuffled
     task = NextToken(words, mesh)
     tokens_M = task.splits["train"].tokens_L
     known = np.unique(tokens_M[: len(tokens_M) // 3])
@@ -283,7 +283,7 @@ def test_scaled_start_minimises_training_loss_over_the_scalar(words, sizes):
     task = NextToken(words, mesh)
     abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
     trainable = initial_params(task, abstract_model, 1, mesh)
-    started, explicit = task.start(trainable)["tables"], task.solution()
+    started, explicit = task.start(trainable, {})["tables"], task.solution()
     assert started.sharding.is_equivalent_to(trainable["tables"].sharding, 3)
     scale = float(np.median(started / explicit))
     np.testing.assert_allclose(started, scale * explicit, rtol=1e-5)
@@ -293,7 +293,7 @@ def test_scaled_start_minimises_training_loss_over_the_scalar(words, sizes):
 
     assert loss(scale) < min(loss(0.95 * scale), loss(1.05 * scale), loss(1.0))
     words.start = "zero"
-    zero = task.start(trainable)["tables"]
+    zero = task.start(trainable, {})["tables"]
     assert not np.any(zero) and zero.sharding.is_equivalent_to(trainable["tables"].sharding, 3)
 
 
@@ -367,7 +367,7 @@ def test_explicit_run_on_custom_idx_images(images, digits, mesh, tmp_path):
         ("damaged or truncated", lambda path: path.write_bytes(path.read_bytes()[:30])),
         ("not an IDX file", lambda path: path.write_bytes(gzip.compress(b"PNG etc."))),
         ("no train-images", lambda path: path.unlink()),
-        ("should hold 20 x 2 x 2 bytes", lambda path: path.write_bytes(
+        ("should have 20 x 2 x 2 bytes", lambda path: path.write_bytes(
             gzip.compress(gzip.decompress(path.read_bytes())[:-3]))),
         ("but labels have shape", lambda path: idx(path, np.zeros((19, 2, 2)))),
     ],

@@ -1,0 +1,213 @@
+"""Closed-form heads equal scikit-learn's. They do not depend on how examples are split into batches and merged heads.
+
+E examples, M features, N outputs.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import sparse
+from sklearn.datasets import load_digits
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.linear_model import RidgeClassifier
+from sklearn.naive_bayes import MultinomialNB
+
+from common.errors import UserError
+from explicit_opt import HeadStart, head_start
+from explicit_opt.heads import METHODS
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    """Returns the pixels that are not constant, (E, M), and the digits, (E,)."""
+    pixels_EM, labels_E = load_digits(return_X_y=True)
+    return pixels_EM[:, pixels_EM.std(0) > 0.5], labels_E
+
+
+def log_softmax(logits_EN: np.ndarray) -> np.ndarray:
+    logits_EN = logits_EN - logits_EN.max(1, keepdims=True)
+    return logits_EN - np.log(np.exp(logits_EN).sum(1, keepdims=True))
+
+
+def test_explicit_equals_naive_bayes_for_equal_norms(digits):
+    """With equal norms, eq. (3) is multinomial naive Bayes without smoothing."""
+    pixels_EM, labels_E = digits
+    features_EM = 10 * pixels_EM / pixels_EM.sum(1, keepdims=True)
+    kernel_MN, bias_N = head_start(features_EM, labels_E, smoothing=1e-8, scale=1.0)
+    bayes = MultinomialNB(alpha=1e-8, force_alpha=True).fit(features_EM, labels_E)
+    expected_EN = bayes.predict_joint_log_proba(features_EM)
+    found_EN = log_softmax(features_EM @ kernel_MN + bias_N)
+    np.testing.assert_allclose(found_EN, log_softmax(expected_EN), atol=1e-5)
+
+
+def test_lda_equals_scikit_learn(digits):
+    features_EM, labels_E = digits
+    kernel_MN, bias_N = head_start(features_EM, labels_E, method="lda", smoothing=0, scale=1.0)
+    peer = LinearDiscriminantAnalysis(solver="lsqr").fit(features_EM, labels_E)
+    np.testing.assert_allclose(kernel_MN.T, peer.coef_, atol=1e-5)
+    np.testing.assert_allclose(bias_N, peer.intercept_, atol=1e-5)
+
+
+@pytest.mark.parametrize("penalty", [0.5, 100.0])
+def test_ridge_equals_scikit_learn(digits, penalty):
+    features_EM, labels_E = digits
+    kernel_MN, bias_N = head_start(
+        features_EM, labels_E, method="ridge", smoothing=penalty, scale=1.0
+    )
+    peer = RidgeClassifier(alpha=penalty).fit(features_EM, labels_E)
+    np.testing.assert_allclose(kernel_MN.T, peer.coef_, atol=1e-5)
+    np.testing.assert_allclose(bias_N, peer.intercept_, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_and_soft_labels_count_like_copies(digits, method):
+    features_EM, labels_E = digits[0][:300], digits[1][:300]
+    weights_E = np.random.default_rng(0).integers(0, 3, 300)
+    copies = np.repeat(np.arange(300), weights_E)
+    expected = head_start(features_EM[copies], labels_E[copies], method=method, scale=1.0)
+    weighted = head_start(features_EM, labels_E, method=method, weights=weights_E, scale=1.0)
+    # Each example occurs twice, with its digit and with the next digit. The soft label is half of each digit.
+    next_E = (labels_E + 1) % 10
+    shares_EN = (np.eye(10)[labels_E] + np.eye(10)[next_E]) / 2
+    twice = head_start(
+        np.concatenate([features_EM] * 2),
+        np.concatenate([labels_E, next_E]),
+        method=method,
+        weights=np.full(600, 0.5),
+        scale=1.0,
+    )
+    soft = head_start(features_EM, shares_EN, method=method, scale=1.0)
+    for found, wanted in ((weighted, expected), (soft, twice)):
+        for array, other in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(array, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", [sparse.csr_matrix, sparse.coo_array, jnp.asarray])
+def test_array_types_give_equal_heads(digits, method, kind: Callable):
+    features_EM, labels_E = digits
+    found = head_start(kind(features_EM), labels_E, method=method)
+    for array, wanted in zip(found, head_start(features_EM, labels_E, method=method), strict=True):
+        np.testing.assert_allclose(array, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_merged_heads_equal_one_head(digits, method):
+    """Only one of the two heads sees the digit 9, and only in a late batch."""
+    order = np.argsort(digits[1], kind="stable")
+    features_EM, labels_E = digits[0][order], digits[1][order]
+    heads = [HeadStart(method, seed=seed) for seed in (0, 1)]
+    for number, start in enumerate(range(0, len(labels_E), 128)):
+        part = slice(start, start + 128)
+        heads[number % 2].add(features_EM[part], labels_E[part])
+    heads[0].merge(heads[1])
+    for array, wanted in zip(
+        heads[0].finish(), head_start(features_EM, labels_E, method=method), strict=True
+    ):
+        np.testing.assert_allclose(array, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_sample_for_the_scale_is_drawn_from_all_batches(digits, monkeypatch):
+    monkeypatch.setattr(HeadStart, "SAMPLE", 500)
+    order = np.argsort(digits[1], kind="stable")
+    features_EM, labels_E = digits[0][order], digits[1][order]
+    head = HeadStart("lda", outputs=10)
+    for start in range(0, len(labels_E), 100):
+        head.add(features_EM[start : start + 100], labels_E[start : start + 100])
+    counts_N = head._sample.shares_SN.sum(0)
+    assert counts_N.sum() == 500
+    assert (abs(counts_N - 50) < 28).all()  # 4 deviations
+    whole = head_start(features_EM, labels_E, method="lda")
+    np.testing.assert_allclose(head.finish()[0], whole[0], rtol=0.3, atol=1e-3)
+
+
+def test_a_shift_of_the_features_changes_no_logit(digits):
+    """The lowest value of a feature with negative values is subtracted. Here the lowest value of each pixel is 0."""
+    features_EM, labels_E = digits
+    assert (features_EM.min(0) == 0).all()
+    shift_M = np.random.default_rng(0).uniform(0, 9, features_EM.shape[1])
+    kernel_MN, bias_N = head_start(features_EM, labels_E)
+    moved_MN, moved_N = head_start(features_EM - shift_M, labels_E)
+    np.testing.assert_allclose(
+        (features_EM - shift_M) @ moved_MN + moved_N, features_EM @ kernel_MN + bias_N, atol=1e-3
+    )
+    hits_E = (features_EM @ kernel_MN + bias_N).argmax(1) == labels_E
+    assert hits_E.mean() > 0.85
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_fitted_scale_has_the_least_cross_entropy(digits, method):
+    features_EM, labels_E = digits
+    kernel_MN, bias_N = head_start(features_EM, labels_E, method=method)
+    plain_MN, _ = head_start(features_EM, labels_E, method=method, scale=1.0)
+    logits_EN = features_EM @ kernel_MN + bias_N
+
+    def loss(factor: float) -> float:
+        return -log_softmax(factor * logits_EN)[np.arange(len(labels_E)), labels_E].mean()
+
+    assert loss(1.0) < min(loss(0.95), loss(1.05))
+    ratio = kernel_MN / plain_MN
+    np.testing.assert_allclose(ratio, ratio.mean(), rtol=1e-4)
+
+
+ROWS = np.ones((3, 2))
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "options", "message"),
+    [
+        (np.ones(3), [0, 1, 0], {}, "shape"),
+        (np.ones((0, 2)), [], {}, "empty"),
+        (ROWS, [0, 1], {}, "3 examples need 3 labels"),
+        (ROWS, [0.0, 1.0, 0.0], {}, "must be integers, got float64"),
+        (ROWS, [0, -1, 1], {}, "from 0 to 1, got -1 to 1"),
+        (ROWS, [0, 1, 2], {"outputs": 2}, "from 0 to 1, got 0 to 2"),
+        (ROWS, np.full((3, 2), 0.7), {}, "add up to 1"),
+        (ROWS, np.full((3, 2), 0.5), {"outputs": 3}, "probabilities of 2 outputs"),
+        (ROWS * np.nan, [0, 1, 0], {}, "not finite"),
+        (sparse.csr_array(ROWS * np.inf), [0, 1, 0], {}, "not finite"),
+        (ROWS, [0, 1, 0], {"weights": [1, -1, 1]}, "negative"),
+        (ROWS, [0, 1, 0], {"weights": [0, 0, 0]}, "no examples"),
+        (ROWS, [0, 1, 0], {"weights": [1]}, "3 examples need 3 weights"),
+        (ROWS, [0, 1, 0], {"method": "svm"}, "svm"),
+        (ROWS, [0, 1, 0], {"smoothing": -1}, "smoothing"),
+        (ROWS, [0, 1, 0], {"scale": 0.0}, "scale"),
+        (ROWS, [0, 1, 0], {"outputs": 0}, "outputs"),
+        (ROWS, [0, 1, 0], {"method": "lda", "smoothing": 0}, "linearly dependent"),
+    ],
+)
+def test_invalid_arguments_raise_user_errors(features, labels, options, message):
+    with pytest.raises(UserError, match=message):
+        head_start(features, labels, **options)
+
+
+def test_incompatible_batches_and_heads_raise_user_errors():
+    head = HeadStart()
+    head.add(np.ones((2, 3)), [0, 1])
+    with pytest.raises(UserError, match="2 features, but the earlier examples have 3"):
+        head.add(np.ones((2, 2)), [0, 1])
+    other = HeadStart()
+    other.add(np.ones((2, 2)), [0, 1])
+    with pytest.raises(UserError, match="2 features, but the earlier examples have 3"):
+        head.merge(other)
+    with pytest.raises(UserError, match="method ridge into a head with the method explicit"):
+        head.merge(HeadStart("ridge"))
+    with pytest.raises(UserError, match="no examples"):
+        HeadStart().finish()
+
+
+def test_examples_of_the_readme_run(capsys):
+    text = (Path(__file__).parents[2] / "explicit_opt" / "README.md").read_text()
+    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict = {}
+    for code in (code for code in examples if "task, values" not in code):
+        exec(compile(code, "README.md", "exec"), names)
+    assert float(capsys.readouterr().out) > 0.9
+    features_EM, labels_E = names["features"], names["labels"]
+    assert ((features_EM @ names["kernel"] + names["bias"]).argmax(1) == labels_E).mean() > 0.95
+    logits_EN = names["layer"](jnp.asarray(features_EM))
+    assert (np.asarray(logits_EN).argmax(1) == labels_E).mean() > 0.9
