@@ -1,0 +1,17 @@
+"""Is pretraining worth it? `lora` and `quantize` bring adapters and quantized kernels to any Flax NNX model."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from perception.parts import Frozen, LoraLayer, QuantizedLayer, lora, merge, quantize, thaw
+
+__all__ = ["Frozen", "LoraLayer", "QuantizedLayer", "lora", "merge", "quantize", "thaw"]
+
+
+def __getattr__(name: str) -> object:
+    # Import `perception.parts` on first use, because training does not need it.
+    if name in __all__:
+        from perception import parts
+
+        return getattr(parts, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from common.config import check
+from common.model.low_rank import Lora
 from common.variables import Params
-from perception.lora import Lora
 
 A, B, KERNEL = "lora_a", "lora_b", "kernel"
 
@@ -21,8 +21,8 @@ class Adapter:
     """A LoRA adapter.
 
     Attributes:
-      base: fingerprint of the weights that the adapter was trained on.
-      layers: path of a layer in the encoder -> (A (M, R), B (R, N)). The adapter adds A B to the kernel.
+      base: fingerprint of the weights that the adapter was trained on; "" if it is unknown.
+      layers: path of a layer in the encoder -> matrices A, (M, R), and B, (R, N). The adapter adds A B to the kernel.
     """
 
     base: str
@@ -35,7 +35,7 @@ class Adapter:
 
 
 def of_values(values: Params, lora: Lora, base: str) -> Adapter:
-    """Extracts the adapter from the parameters of a model, whose names begin with "encoder/". Scales B."""
+    """Returns the adapter in a model's parameters, with names that begin with "encoder/". B includes the scale."""
     names = [name.removesuffix(f"/{A}") for name in values if name.endswith(f"/{A}")]
     return Adapter(
         base,
@@ -50,35 +50,42 @@ def of_values(values: Params, lora: Lora, base: str) -> Adapter:
 
 
 def combine(adapters: Sequence[tuple[Adapter, float]]) -> Adapter:
-    """Returns the exact weighted sum of adapters, whose rank is the sum of the ranks.
+    """Returns the exact weighted sum of (adapter, weight) pairs. Its rank is the sum of the adapters' ranks.
 
-    A layer that an adapter lacks counts as unchanged by that adapter.
+    An adapter that lacks a layer leaves this layer unchanged.
 
     Raises:
-      UserError: the adapters were trained on different weights.
+      UserError: the adapters were trained on different weights, or have layers of different shapes.
     """
-    first = adapters[0][0].base
-    for number, (adapter, _) in enumerate(adapters[1:], 2):
+    known = [(number, x.base) for number, (x, _) in enumerate(adapters, 1) if x.base]
+    first, base = known[0] if known else (1, "")
+    for number, other in known[1:]:
         check(
-            adapter.base == first,
-            f"adapters 1 and {number} were trained on different weights (fingerprints {first[:12]} and"
-            f" {adapter.base[:12]}) and cannot be added",
+            other == base,
+            f"adapters {first} and {number} were trained on different weights (fingerprints {base[:12]} and"
+            f" {other[:12]}) and cannot be added",
         )
     layers = {}
     for name in dict.fromkeys(name for adapter, _ in adapters for name in adapter.layers):
         parts = [(adapter.layers[name], w) for adapter, w in adapters if name in adapter.layers]
+        shapes = [(a_MR.shape[0], b_RN.shape[1]) for (a_MR, b_RN), _ in parts]
+        check(
+            len({*shapes}) == 1,
+            f"layer {name} has the shapes {' and '.join(map(str, dict.fromkeys(shapes)))} in the adapters, which cannot"
+            " be added",
+        )
         layers[name] = (
             jnp.concatenate([a_MR for (a_MR, _), _ in parts], axis=1),
             jnp.concatenate([weight * b_RN for (_, b_RN), weight in parts], axis=0),
         )
-    return Adapter(first, layers)
+    return Adapter(base, layers)
 
 
 def merge(values: Params, adapter: Adapter, weight: float = 1.0) -> Params:
     """Returns the encoder's parameters plus `weight` times the adapter. Weight -1 undoes a merge, up to rounding.
 
     Raises:
-      UserError: the encoder lacks a layer of the adapter, or its kernel has another shape.
+      UserError: the encoder lacks a layer of the adapter, or a kernel has another shape than the adapter needs.
     """
     merged = dict(values)
     for name, (a_MR, b_RN) in adapter.layers.items():
@@ -87,7 +94,7 @@ def merge(values: Params, adapter: Adapter, weight: float = 1.0) -> Params:
         shape = (a_MR.shape[0], b_RN.shape[1])
         check(
             kernel.shape == shape,
-            f"layer {name}: the adapter needs a kernel of shape {shape}, but these weights have {kernel.shape}",
+            f"layer {name}: the adapter needs a kernel of shape {shape}, but these weights have shape {kernel.shape}",
         )
         change = jnp.matmul(a_MR, b_RN, precision=jax.lax.Precision.HIGHEST)
         merged[f"{name}/{KERNEL}"] = kernel + weight * change

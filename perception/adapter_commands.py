@@ -3,73 +3,104 @@
 import json
 import sys
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import variables
 from common.config import check, check_folder, float_arg
 from common.errors import UserError
+from common.model.low_rank import Lora
 from common.report.table import publish, text
-from common.sharding import make_mesh
 from common.train.checkpoint import abstract
 from common.variables import Params
-from perception import adapter_arithmetic, hugging_face, run
-from perception.adapter_arithmetic import A, Adapter, B
+from perception import (
+    adapter_arithmetic,
+    hub,
+    hugging_face,
+    loading,
+    peft_format,
+    quantized_files,
+)
+from perception.adapter_arithmetic import Adapter
 from perception.backbones import Backbone
-from perception.config_json import CONFIG
+from perception.classifier_folder import write_classifier
 from perception.finetuning import ENCODER, TRAINS_ALL, make_lora, reinitialized
-from perception.hugging_face import Pretrained, open_model
+from perception.hugging_face import BESIDE, TOKENIZER, Pretrained, open_model
 from perception.model import backbone
 from perception.quantized import costs
-from perception.safetensor_files import Tensor, TensorFiles, require_empty, staged, write
-
-CLASSIFIER = "classifier"
-"""Subdirectory of exported weights with the classification head: weight (C, 2 D), bias (C,), and a config.json with the
-class names, pooling, maximum length and padding id."""
+from perception.safetensor_files import require_empty, staged
 
 MARK = "adapter.json"
-"""File in the output of `add` that holds the fingerprint of the base weights."""
+"""File beside an adapter in PEFT's format, with the fingerprint and the family of the base weights."""
+
+
+class Opened(NamedTuple):
+    """An adapter and its origin.
+
+    Attributes:
+      family: family of the base model.
+      source: directory of the base weights; None if it is unknown.
+      quantize: --config.quantize of the run that trained the adapter.
+    """
+
+    adapter: Adapter
+    family: str
+    source: Path | None
+    quantize: str = "none"
 
 
 def merge(options: Namespace) -> None:
     """Writes base weights with an adapter merged into them."""
     require_empty(options.out)
-    adapter, source = open_adapter(options.adapter, weights=options.pretrained)
-    source = options.pretrained or source
+    opened = open_adapter(options.adapter, options.mesh, weights=options.pretrained)
+    source = options.pretrained or opened.source
     check(
         source is not None,
         f"{options.adapter} does not record its base weights: add --pretrained=DIR",
     )
-    base = open_model(source, "--pretrained")
-    _require_same(base, adapter.base, f"--adapter={options.adapter}")
-    _export(options.out, base, adapter_arithmetic.merge(_weights(base), adapter))
+    base, what = open_model(source, "--pretrained"), f"--adapter={options.adapter}"
+    _require_same(base, opened.adapter.base, what, opened.quantize)
+    _warn_if_quantized(base, opened.quantize, what, options.mesh)
+    merged = adapter_arithmetic.merge(_weights(base, options.mesh), opened.adapter)
+    _export(options.out, base, merged)
 
 
-def _require_same(base: Pretrained, fingerprint: str, what: str) -> None:
+def _require_same(base: Pretrained, fingerprint: str, what: str, quantize: str) -> None:
+    """Raises a UserError if the weights have another fingerprint; "" is unknown.
+
+    A run that was trained on quantized weights (`quantize`) may also use the file of these quantized weights.
+    """
+    quantized = base.quantization
+    same = quantized is not None and (quantized.kind, quantized.base) == (quantize, fingerprint)
     check(
-        base.fingerprint == fingerprint,
-        f"{what} was not trained on the weights in {base.directory}"
-        f" (fingerprints {fingerprint[:12]} and {base.fingerprint[:12]})",
+        same or fingerprint in ("", base.fingerprint),
+        f"{what} was not trained on the weights in {base.directory}: the weights of the run have the fingerprint"
+        f" {fingerprint[:12]}, the weights in the directory {base.fingerprint[:12]}",
     )
 
 
 def unmerge(options: Namespace) -> None:
-    """Writes the base weights recovered from merged weights, up to rounding."""
+    """Subtracts an adapter from merged weights and writes the difference: the base weights, up to rounding."""
     require_empty(options.out)
     merged = open_model(options.merged, "--merged")
-    adapter, _ = open_adapter(options.adapter, weights=options.merged)
+    adapter = open_adapter(options.adapter, options.mesh, weights=options.merged).adapter
     check(
         merged.fingerprint != adapter.base,
         f"--merged={options.merged} holds the base weights of {options.adapter}: no adapter is merged into them",
     )
-    _export(options.out, merged, adapter_arithmetic.merge(_weights(merged), adapter, -1))
+    _export(
+        options.out, merged, adapter_arithmetic.merge(_weights(merged, options.mesh), adapter, -1)
+    )
 
 
 def add(options: Namespace) -> None:
-    """Writes the weighted sum of adapters."""
+    """Writes the weighted sum of adapters in PEFT's format."""
     require_empty(options.out)
     weights = []
     for term in options.adapters:
@@ -77,56 +108,82 @@ def add(options: Namespace) -> None:
         check(bool(colon and path), f"--adapters {term}: write ADAPTER:WEIGHT, such as runs/a:0.5")
         weights.append((Path(path), float_arg(f"the weight in --adapters {term}")(weight)))
     found = [
-        (open_adapter(path, "--adapters", options.pretrained)[0], weight)
+        (open_adapter(path, options.mesh, "--adapters", options.pretrained), weight)
         for path, weight in weights
     ]
-    save(options.out, adapter_arithmetic.combine(found))
+    families = dict.fromkeys(opened.family for opened, _ in found)
+    check(len(families) == 1, f"adapters of the families {', '.join(families)} cannot be added")
+    total = adapter_arithmetic.combine([(opened.adapter, weight) for opened, weight in found])
+    source = options.pretrained or next((x.source for x, _ in found if x.source), None)
+    with staged(options.out) as folder:
+        _save(folder, Opened(total, found[0][0].family, source), None)
+    print(f"written: {options.out}")
+
+
+def peft(options: Namespace) -> None:
+    """Writes the adapter of a run in PEFT's format, with the tokenizer, the classification head and a README.md."""
+    require_empty(options.out)
+    config = loading.read(options.run, "--run")
+    base = _base_of_adapter(config, options.run, "--run", options.pretrained)
+    what = f"--run={options.run}"
+    trained, fingerprint = loading.load_own(config, options.run, options.mesh)
+    _require_same(base, fingerprint, what, config.quantize)
+    _warn_if_quantized(base, config.quantize, what, options.mesh)
+    lora = make_lora(config)
+    # With alpha equal to the rank, the matrices do not include the scale.
+    unscaled = replace(lora, alpha=lora.rank, stabilized=False)
+    adapter = adapter_arithmetic.of_values(trained.values.trainable, unscaled, fingerprint)
+    with staged(options.out) as folder:
+        _save(folder, Opened(adapter, base.shape.family, base.directory), lora)
+        trained.tokenizer.save(folder / TOKENIZER)
+        thresholds = loading.read_thresholds(options.run, config)
+        write_classifier(folder, trained, base.directory.absolute(), thresholds)
     print(f"written: {options.out}")
 
 
 def export(options: Namespace) -> None:
-    """Writes the encoder of a run, with merged adapters, and its classification head in the subdirectory CLASSIFIER."""
+    """Writes a run's encoder with its adapters merged, the classification head, and a README.md that uses both."""
     require_empty(options.out)
-    config = run.read(options.run, "--run")
-    base = run.begun_from(config, options.pretrained)
-    _warn_if_quantized(config, f"--run={options.run}")
-    trained, fingerprint = run.load_own(config, options.run)
+    config = loading.read(options.run, "--run")
+    base = loading.begun_from(config, options.pretrained)
+    trained, fingerprint = loading.load_own(config, options.run, options.mesh)
     own = {**trained.values.frozen, **trained.values.trainable}
     encoder = {n.removeprefix(ENCODER): x for n, x in own.items() if n.startswith(ENCODER)}
     like = None
     if config.finetune not in TRAINS_ALL:
-        like = base
-        _require_same(base, fingerprint, f"--run={options.run}")
-        frozen = {n: w for n, w in _wanted(trained.shape).items() if n not in encoder}
+        like, what = base, f"--run={options.run}"
+        _require_same(base, fingerprint, what, config.quantize)
+        _warn_if_quantized(base, config.quantize, what, options.mesh)
+        wanted = wanted_parameters(trained.shape, options.mesh)
+        frozen = {n: w for n, w in wanted.items() if n not in encoder}
         encoder = {**base.load(frozen), **{n: x for n, x in encoder.items() if "lora_" not in n}}
         if config.finetune == "lora":
             adapter = adapter_arithmetic.of_values(own, make_lora(config), fingerprint)
             encoder = adapter_arithmetic.merge(encoder, adapter)
     text = None if like else trained.tokenizer.to_json()
-    head = {"weight": own["head/kernel"].T, "bias": own["head/bias"]}
-    settings = {
-        "pool": config.pool,
-        "max_length": config.data.max_length,
-        "pad": trained.tokenizer.pad,
-    }
-
-    def classifier(out: Path) -> None:
-        folder = out / CLASSIFIER
-        folder.mkdir()
-        write(folder, {n: _tensor(np.asarray(x)) for n, x in head.items()})
-        content = json.dumps(settings | {"classes": trained.classes}, indent=2)
-        (folder / CONFIG).write_text(content + "\n")
-
-    hugging_face.export(options.out, trained.shape, encoder, text, like, classifier)
+    thresholds = loading.read_thresholds(options.run, config)
+    hugging_face.export(
+        options.out,
+        trained.shape,
+        encoder,
+        text,
+        like,
+        lambda out: write_classifier(out, trained, thresholds=thresholds),
+    )
     print(f"written: {options.out}")
 
 
 def quantize(options: Namespace) -> None:
-    """Prints or writes size and relative quantization error of every kernel."""
+    """Writes the table of size and relative quantization error of every kernel to --out, or prints the table.
+
+    --save writes the quantized weights.
+    """
     if options.out:
         check_folder("--out", options.out)
+    if options.save:
+        require_empty(options.save)
     base = open_model(options.pretrained, "--pretrained")
-    wanted = _wanted(base.shape)
+    wanted = wanted_parameters(base.shape, options.mesh)
     found = list(costs(base.load, wanted, options.kind))
     rows = [(c.name.removesuffix("/kernel"), c.before, c.after, 100 * c.error) for c in found]
     before, after = (sum(getattr(c, name) for c in found) for name in ("before", "after"))
@@ -137,89 +194,123 @@ def quantize(options: Namespace) -> None:
         publish(options.out / f"quantize_{options.kind}", columns, rows)
     else:
         print(text(columns, rows))
-    print(
-        f"kernels are {before / after:.2f} times smaller. No weights were written: a run with"
-        f" --config.quantize={options.kind} quantizes them at every start"
-    )
+    print(f"kernels are {before / after:.2f} times smaller")
+    if options.save:
+        quantized_files.write(options.save, base, wanted, options.kind, BESIDE)
+        print(f"written: {options.save}")
+    else:
+        print(
+            f"No weights were written: a run with --config.quantize={options.kind} quantizes the kernels at every"
+            " start; --save=DIR writes them"
+        )
 
 
 def open_adapter(
-    path: Path, option: str = "--adapter", weights: Path | None = None
-) -> tuple[Adapter, Path | None]:
-    """Returns an adapter and the directory of its base weights (None if unknown). Does not read the weights.
+    path: Path, mesh: Mesh, option: str = "--adapter", weights: Path | None = None
+) -> Opened:
+    """Opens an adapter: a run with --config.finetune=lora, or a directory in PEFT's format. Reads no base weights.
 
     Args:
       option: the command-line option that `path` comes from, for error messages.
-      weights: directory of the base weights, if it has moved since the run.
+      weights: directory of the base weights, if it has moved or is not recorded.
 
     Raises:
       UserError: `path` holds no adapter, the base weights are missing, or a file is damaged.
     """
-    if (path / MARK).is_file():
-        return _saved(path), None
-    config = run.read(path, option)
+    if (path / MARK).is_file() or (path / peft_format.CONFIG).is_file():
+        return _saved(path, weights)
+    config = loading.read(path, option)
+    base = _base_of_adapter(config, path, option, weights)
+    trained, fingerprint = loading.load_own(config, path, mesh)
+    found = adapter_arithmetic.of_values(trained.values.trainable, make_lora(config), fingerprint)
+    return Opened(found, base.shape.family, base.directory, config.quantize)
+
+
+def _base_of_adapter(
+    config: ConfigDict, path: Path, option: str, weights: Path | None
+) -> Pretrained:
+    """Returns the base model of a run with an adapter.
+
+    Raises:
+      UserError: the run has no adapter, or has reinitialised embedding tables, which an adapter lacks.
+    """
     check(
         config.finetune == "lora",
         f"{option}={path} has no adapter: the run used --config.finetune={config.finetune}",
     )
-    base = run.begun_from(config, weights)
-    _warn_if_quantized(config, f"{option}={path}")
+    base = loading.begun_from(config, weights)
     drawn = reinitialized(config, base.shape.family)
     check(
         not drawn,
         f"{path} was trained with --config.reinitialize={config.reinitialize}, so its adapter does not fit the"
-        f" pretrained {' and '.join(drawn)}: use perception.adapters export, which writes both together",
+        f" pretrained {' and '.join(drawn)}: use perception.adapters export, which writes the merged encoder with its"
+        " own tables",
     )
-    trained, fingerprint = run.load_own(config, path)
-    found = adapter_arithmetic.of_values(trained.values.trainable, make_lora(config), fingerprint)
-    return found, base.directory
+    return base
 
 
-def _warn_if_quantized(config: ConfigDict, what: str) -> None:
-    if config.quantize != "none":
-        print(
-            f"warning: {what} was trained on weights quantized to {config.quantize}, but the unquantized weights are"
-            " written: the test result of the run does not hold for them",
-            file=sys.stderr,
+def _warn_if_quantized(base: Pretrained, kind: str, what: str, mesh: Mesh) -> None:
+    """Prints a warning if a run was trained on quantized weights that differ from `base`, and by how much."""
+    if kind == "none" or (base.quantization and base.quantization.kind == kind):
+        return
+    errors = [
+        100 * cost.error for cost in costs(base.load, wanted_parameters(base.shape, mesh), kind)
+    ]
+    print(
+        f"warning: {what} was trained on weights quantized to {kind}, but the unquantized weights are used here:"
+        f" {len(errors)} kernels differ, by {np.mean(errors):.2g} % of their norm on average and {max(errors):.2g} %"
+        " at most, so the test result of the run does not hold for the written files. To use the quantized weights,"
+        f" write them with perception.adapters quantize --kind={kind} --save=DIR and add --pretrained=DIR",
+        file=sys.stderr,
+    )
+
+
+def _saved(path: Path, weights: Path | None) -> Opened:
+    """Opens an adapter in PEFT's format. If MARK is missing, another program has written the adapter."""
+    mark = _read_mark(path / MARK)
+    fields = peft_format.read_config(path)
+    name = fields.get("base_model_name_or_path", "")
+    source = _folder(name)
+    if mark is None:
+        check(
+            weights is not None or source is not None,
+            f"{path}: base_model_name_or_path={name!r} is neither a directory nor in the Hugging Face cache: add"
+            " --pretrained=DIR",
         )
+        mark = {"base": "", "family": open_model(weights or source, "--pretrained").shape.family}
+    return Opened(peft_format.read(path, mark["family"], mark["base"]), mark["family"], source)
 
 
-def _saved(path: Path) -> Adapter:
+def _read_mark(path: Path) -> dict[str, str] | None:
+    if not path.is_file():
+        return None
     try:
-        base = json.loads((path / MARK).read_text())["base"]
+        mark = json.loads(path.read_text())
+        return {name: mark[name] for name in ("base", "family")}
     except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path / MARK} is damaged: {type(error).__name__}: {error}") from error
-    files = TensorFiles(path)
-    names = sorted(name.removesuffix(f"/{A}") for name in files.names if name.endswith(f"/{A}"))
-    missing = [n for n in names if f"{n}/{B}" not in files.names]
-    check(bool(names) and not missing, f"{path} is damaged: adapter tensors are missing: {missing}")
-    layers = {n: tuple(files.read(f"{n}/{part}", ()) for part in (A, B)) for n in names}
-    return Adapter(base, layers)
+        raise UserError(f"{path} is damaged: {type(error).__name__}: {error}") from error
 
 
-def save(path: Path, adapter: Adapter) -> None:
-    """Writes an adapter that `open_adapter` can read."""
-    tensors = {}
-    for name, parts in adapter.layers.items():
-        for part, value in zip((A, B), map(np.asarray, parts), strict=True):
-            tensors[f"{name}/{part}"] = _tensor(value)
-    with staged(path) as folder:
-        write(folder, tensors)
-        (folder / MARK).write_text(json.dumps({"base": adapter.base}) + "\n")
+def _folder(name: str) -> Path | None:
+    """Returns the directory of a model by its name: a directory, or a hub name in the local cache."""
+    return Path(name) if name and Path(name).is_dir() else hub.cached(name)
 
 
-def _tensor(value: np.ndarray) -> Tensor:
-    return Tensor(value.shape, value.dtype, lambda: value)
+def _save(folder: Path, opened: Opened, lora: Lora | None) -> None:
+    """Writes an adapter that `open_adapter` and PEFT can read; `lora` is that of `peft_format.write`."""
+    peft_format.write(folder, opened.adapter, opened.family, lora, opened.source)
+    mark = {"base": opened.adapter.base, "family": opened.family}
+    (folder / MARK).write_text(json.dumps(mark) + "\n")
 
 
-def _wanted(shape: Backbone) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns shape, dtype and sharding of all encoder parameters, sharded over all devices."""
+def wanted_parameters(shape: Backbone, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns name -> shape, dtype and sharding of every encoder parameter."""
     abstract_model = variables.abstract(lambda: backbone(shape, rngs=variables.ParamKeys(0)))
-    return abstract(abstract_model.trainable, make_mesh({"fsdp": -1}))
+    return abstract(abstract_model.trainable, mesh)
 
 
-def _weights(pretrained: Pretrained) -> Params:
-    return pretrained.load(_wanted(pretrained.shape))
+def _weights(pretrained: Pretrained, mesh: Mesh) -> Params:
+    return pretrained.load(wanted_parameters(pretrained.shape, mesh))
 
 
 def _export(out: Path, like: Pretrained, values: Params) -> None:

@@ -1,17 +1,23 @@
-"""Merges, adds and exports LoRA adapters: python -m perception.adapters merge|unmerge|add|export|quantize (--help)
+"""Merges, adds and exports adapters: python -m perception.adapters merge|unmerge|add|peft|export|quantize (--help)
 
-An ADAPTER is a run that was trained with --config.finetune=lora, or the output directory of `add`. Weights are
-directories in Hugging Face format (config.json and safetensors). The classification head is not part of an adapter;
-`export` writes the head to a subdirectory.
+An ADAPTER is a run that was trained with --config.finetune=lora, or a directory in PEFT's format, such as the output of
+`add` and `peft`. Weights are directories in Hugging Face format (config.json and safetensors). The classification head
+is not part of an adapter; `peft` and `export` write the head to a subdirectory.
+
+--config.mesh.data, .fsdp and .tensor are the mesh; by default parameters are sharded over all devices (fsdp).
 """
 
-from pathlib import Path
+import sys
+from contextlib import nullcontext
+
+from ml_collections import ConfigDict
 
 from common.runtime import program
 
 
 def main() -> None:
     from common import config
+    from common.storage.folders import open_folder, output
     from perception.quantized import KINDS
 
     parser = config.parser_for("perception.adapters")
@@ -19,42 +25,55 @@ def main() -> None:
 
     def command(name: str, text: str) -> tuple:
         made = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        return made, {"type": Path, "metavar": "DIR"}
+        return made, {"type": open_folder, "metavar": "DIR"}
 
     merge, folder = command("merge", "merges an adapter into its base weights")
-    merge.add_argument("--adapter", required=True, type=Path, metavar="ADAPTER")
+    merge.add_argument("--adapter", required=True, type=open_folder, metavar="ADAPTER")
     base = {**folder, "help": "the base weights (default: the directory that the run used)"}
     merge.add_argument("--pretrained", **base)
     merge.add_argument("--out", required=True, **folder)
 
     unmerge, _ = command("unmerge", "subtracts an adapter from merged weights")
-    unmerge.add_argument("--adapter", required=True, type=Path, metavar="ADAPTER")
+    unmerge.add_argument("--adapter", required=True, type=open_folder, metavar="ADAPTER")
     unmerge.add_argument("--merged", required=True, **folder)
     unmerge.add_argument("--out", required=True, **folder)
 
-    add, _ = command("add", "writes the weighted sum of adapters that share base weights")
+    add, _ = command("add", "writes the weighted sum of adapters that share base weights, for PEFT")
     add.add_argument("--adapters", required=True, nargs="+", metavar="ADAPTER:WEIGHT")
     add.add_argument("--pretrained", **base)
     add.add_argument("--out", required=True, **folder)
 
-    export, _ = command("export", "writes the encoder and the classifier of any run")
-    export.add_argument("--run", required=True, **folder)
-    export.add_argument("--pretrained", **base)
-    export.add_argument("--out", required=True, **folder)
+    for name, text in (
+        ("peft", "writes the adapter and the classifier of a run in PEFT's format"),
+        ("export", "writes the encoder and the classifier of any run in Hugging Face format"),
+    ):
+        written, _ = command(name, text)
+        written.add_argument("--run", required=True, **folder)
+        written.add_argument("--pretrained", **base)
+        written.add_argument("--out", required=True, **folder)
 
     quantize, _ = command(
         "quantize",
-        "measures size and error of --config.quantize for each kernel; writes no weights",
+        "measures size and error of --config.quantize for each kernel, and writes the quantized weights",
     )
     quantize.add_argument("--pretrained", required=True, **folder)
-    quantize.add_argument("--kind", choices=KINDS, default=KINDS[-1])
-    quantize.add_argument("--out", **folder, help="where to write the table")
+    quantize.add_argument("--kind", choices=KINDS, default="4bit")
+    quantize.add_argument("--out", **folder, help="directory for the table (default: print it)")
+    quantize.add_argument("--save", **folder, help="directory for the quantized weights")
 
-    options = parser.parse_args()
+    parser.epilog = "Further options: --config.mesh.data, --config.mesh.fsdp, --config.mesh.tensor"
+    fields, rest = config.split_fields(sys.argv[1:])
+    options = parser.parse_args(rest)
+    settings = ConfigDict({"mesh": {"data": 1, "fsdp": -1, "tensor": 1}})
+    config.override_all(settings, fields)
 
+    from common.sharding import make_mesh
     from perception import adapter_commands
 
-    getattr(adapter_commands, options.command)(options)
+    options.mesh = make_mesh(settings.mesh)
+
+    with output(options.out) if options.out else nullcontext():
+        getattr(adapter_commands, options.command)(options)
 
 
 if __name__ == "__main__":

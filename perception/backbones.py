@@ -7,20 +7,62 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
+class Stretch:
+    """Rotary frequencies for longer texts than a model was first trained on (Llama 3.1).
+
+    Attributes:
+      factor: divisor of the low frequencies.
+      low, high: numbers of turns within `trained` positions. Frequencies with fewer turns than `low` are divided,
+        frequencies with more turns than `high` are not, and the frequencies between are interpolated.
+      trained: number of positions of the first training.
+    """
+
+    factor: float
+    low: float
+    high: float
+    trained: int
+
+
+@dataclass(frozen=True)
+class Relative:
+    """Relative positions whose parameters all attention layers share.
+
+    Attributes:
+      kind: "bias" for a bias per head and distance (T5, MPNet); "disentangled" for embeddings of distances that are
+        queries and keys too (DeBERTa).
+      buckets: number of groups of distances. Groups of far distances are wider.
+      farthest: distances from here on share the last group.
+    """
+
+    kind: str
+    buckets: int
+    farthest: int
+
+
+@dataclass(frozen=True)
 class Backbone:
     """Architecture of a transformer without an output layer.
 
     Attributes:
-      family: naming scheme of the checkpoint files: "bert", "qwen2", "openelm", "phi" or "mistral".
+      family: key of `perception.families.table.FAMILIES`, the naming scheme of the checkpoint files.
       heads, kv_heads: query heads and key-value heads of each layer.
       size: head size.
       hidden: feed-forward width of each layer.
+      norm: "layer", "layer_scale" (without bias), "rms", or "rms_offset" (scales by 1 + parameter).
       norm_position: "pre" or "post" norm.
-      learned: number of learned positions; 0 for rotary positions.
+      embedding_norm: whether the embeddings are normalized.
+      first_norm: whether the first attention layer normalizes its input (pre-norm).
+      scaled_embeddings: whether the embeddings are multiplied by the square root of the width.
+      learned: number of rows of the table of learned positions; 0 for no such table.
+      first_position: row of the first position in this table.
       types: number of token types (BERT's segments).
       theta: base of the rotary frequencies.
-      rotated: features of a head to which rotary positions apply.
-      window: length of the sliding attention window; None for full attention.
+      rotated: number of features of a head that rotary positions rotate.
+      stretch: change of the rotary frequencies for long texts.
+      window: attention reaches the positions at a distance less than `window`; None for full attention.
+      local: for each layer, whether it has the window; () if all layers have it.
+      local_theta: base of the rotary frequencies of layers with the window; None for `theta`.
+      relative: relative positions; None for no such positions.
       biases: whether (queries, keys and values), (attention output), (feed-forward layers) have biases.
       gated: the feed-forward layers are gated.
       parallel: attention and feed-forward read the same normalized input (phi).
@@ -28,8 +70,9 @@ class Backbone:
       head_norm: queries and keys are normalized (OpenELM).
       dropout: dropout rates of the sublayer outputs, the embeddings and the attention weights.
       longest: maximum number of positions of the published model.
-      tied: the published model ties its output layer to the embeddings. There is no output layer here.
-      scaled_init: initial standard deviations depend on inputs and layers (OpenELM); otherwise they are 0.02.
+      tied: the published model ties its output layer to the embeddings. A backbone has no output layer.
+      scaled_init: initial standard deviations depend on the numbers of inputs and layers (OpenELM). Otherwise all
+        initial standard deviations are 0.02.
       targets: names of the layers that LoRA adapts in the paper.
     """
 
@@ -44,11 +87,19 @@ class Backbone:
     norm: str = "rms"
     epsilon: float = 1e-6
     norm_position: str = "pre"
+    embedding_norm: bool = False
+    first_norm: bool = True
+    scaled_embeddings: bool = False
     learned: int = 0
+    first_position: int = 0
     types: int = 0
     theta: float = 10_000.0
     rotated: int = 0
+    stretch: Stretch | None = None
     window: int | None = None
+    local: tuple[bool, ...] = ()
+    local_theta: float | None = None
+    relative: Relative | None = None
     biases: tuple[bool, bool, bool] = (False, False, False)
     gated: bool = True
     activation: str = "silu"
@@ -65,6 +116,12 @@ class Backbone:
     def layers(self) -> int:
         return len(self.heads)
 
+    def window_of(self, layer: int) -> int | None:
+        return self.window if not self.local or self.local[layer] else None
+
+    def theta_of(self, layer: int) -> float:
+        return self.local_theta or self.theta if self.window_of(layer) else self.theta
+
 
 def bert(
     layers: int,
@@ -78,7 +135,7 @@ def bert(
     epsilon: float = 1e-12,
     dropout: tuple[float, float, float] = (0.1, 0.1, 0.1),
 ) -> Backbone:
-    """BERT: post-norm, bidirectional (Devlin et al., 2019). arctic-embed uses its sizes."""
+    """BERT: post-norm, bidirectional (Devlin et al., 2019). The arctic-embed models have BERT's architecture."""
     return Backbone(
         "bert",
         vocabulary,
@@ -91,6 +148,7 @@ def bert(
         norm="layer",
         epsilon=epsilon,
         norm_position="post",
+        embedding_norm=True,
         learned=longest,
         types=types,
         biases=(True, True, True),
@@ -98,7 +156,7 @@ def bert(
         activation="gelu",
         dropout=dropout,
         longest=longest,
-        # The authors' pattern matches "dense", but not the names of BERT's queries, keys and values.
+        # The pattern in the authors' program adapts layers named "dense", but not BERT's queries, keys and values.
         targets=("out", "up", "down"),
     )
 
@@ -199,13 +257,13 @@ def phi(
 
 
 def divisible(value: float, divisor: int) -> int:
-    """Rounds to the nearest multiple of `divisor` that is at least 0.9 * value."""
+    """Rounds `value` to the nearest multiple of `divisor` that is at least 0.9 * value."""
     rounded = max(divisor, int(value + divisor / 2) // divisor * divisor)
     return rounded + divisor if rounded < 0.9 * value else rounded
 
 
 def between(first: float, last: float, layers: int) -> list[float]:
-    """Interpolates linearly over the layers; rounds to two decimals."""
+    """Returns one number per layer, linear from `first` to `last` and rounded to two decimals."""
     step = (last - first) / max(layers - 1, 1)
     return [round(first + i * step, 2) for i in range(layers)]
 
@@ -227,7 +285,8 @@ def openelm(
 
     Args:
       groups: query heads for each key-value head.
-      attention, feed_forward: width of the first and the last layer, in multiples of the model width.
+      attention: total width of the query heads in the first and the last layer, in multiples of the model width.
+      feed_forward: number of hidden features in the first and the last layer, in multiples of the model width.
     """
 
     heads = tuple(
@@ -271,4 +330,4 @@ BACKBONES = {
     "tiny_phi": phi(2, 64, 128, 4, vocabulary=1000),
     "tiny_mistral": mistral(2, 64, 128, 4, 2, vocabulary=1000, window=16),
 }
-"""The paper's backbones, and a small one of each family."""
+"""The paper's backbones, and a small backbone of each family for quick runs."""

@@ -1,15 +1,17 @@
 """The TF-IDF baseline: logistic regression on hashed word unigrams and bigrams.
 
-Memory grows with the number of words in the training texts, not with the number of distinct bigrams: n-grams are hashed
-and only the most frequent buckets are kept.
+    python -m perception.baseline --workdir=RUN --top=1 < texts
+
+classifies lines with a baseline that `perception.worth` has fitted, as `perception.classify` does with trained runs.
 
 E examples, M features, C classes.
 """
 
 import json
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,188 +21,279 @@ from ml_collections import ConfigDict
 from common import heap
 from common.cached import cached_json
 from common.config import check, to_json
+from common.data.cache import write_atomic
 from common.data.labelled import LabelledText
-from common.metrics.classes import weighted_f1
+from common.errors import UserError
 from common.metrics.curve import Curve, Point
-from common.metrics.predictions import PREDICTIONS, Classes
+from common.metrics.label_sets import LabelSets
+from common.metrics.predictions import PREDICTIONS, Classes, Predictions
+from common.runtime import program
 from common.track.tracker import SUMMARY, write_whole
 from common.train.workdir import commit
+from perception.objective import balanced_weights, choose_thresholds, score
+from perception.tf_idf import ROWS, TfIdf, fit_features
+from perception.weighted_f1 import weighted_f1
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 INVERSE_PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
-"""Candidate values of C, the inverse penalty."""
+"""Candidate inverse penalties (scikit-learn's C), of which validation chooses one."""
 
-BUCKETS = 2**22
-"""Hash buckets of unigrams and bigrams."""
-
-FEATURES = 2**19
-"""Maximum number of features: the buckets that occur in the most training texts."""
 
 SOLVED = 20_000_000
-"""Up to this many nonzero training features the regression is solved exactly; above, by stochastic gradients."""
+"""Maximum number of nonzero training features for which the regression is solved exactly. Larger regressions use
+stochastic gradients."""
 
 SAMPLE = 50_000
-"""Training texts on which C is chosen if the regression uses stochastic gradients."""
+"""Number of training texts on which the inverse penalty is chosen if the regression uses stochastic gradients."""
 
-ROWS = 10_000
-"""Texts that are vectorized at once."""
 
-DATA = ("source", "splits", "fields", "label", "premise_only", "tfds_dir")
-"""Fields of `config.data` that determine the examples."""
+DATA = (
+    "source",
+    "splits",
+    "fields",
+    "label",
+    "premise_only",
+    "tfds_dir",
+    "balance",
+    "multi_label",
+    "pair",
+    "shots",
+)
+"""Fields of `config.data` that determine the examples and their weights."""
 
 LEAST_CHANCE = 1e-9
-"""Lower bound of class probabilities; classes without training examples get it."""
+"""Lower bound of class probabilities. It is the probability of classes without training examples."""
+
+UNSEEN = -100.0
+"""Logit of a class that no training text has, if a text may have several classes. Its probability is almost 0."""
+
+MODEL = "model.npz"
+"""File of a run with its `Model`."""
+
+
+def _binary(fitted: Any) -> Sequence[Any]:
+    """Returns the estimators of each class against the rest, or the only one, of `regression`."""
+    return getattr(fitted, "estimators_", [fitted])
 
 
 @dataclass(frozen=True)
-class TfIdf:
-    """Computes TF-IDF rows of unit norm: (1 + ln count) times the inverse document frequency.
+class Model:
+    """A fitted classifier.
 
     Attributes:
-      columns_M: indices of the kept buckets, ascending.
-      weights_M: inverse document frequency, ln((1 + texts) / (1 + texts with the feature)) + 1.
+      kernel_MN, bias_N: weights and biases of the classes with training examples, float32. For two such classes there
+        is one output, the logit of the second class.
+      seen: numbers of the classes with training examples, (classes with training examples,).
+      names: names of all C classes.
+      thresholds: with several classes per text, the probability from which on each class is predicted; () with one.
     """
 
-    columns_M: np.ndarray
-    weights_M: np.ndarray
+    features: TfIdf
+    kernel_MN: np.ndarray
+    bias_N: np.ndarray
+    seen: np.ndarray
+    names: tuple[str, ...]
+    thresholds: tuple[float, ...] = ()
 
-    def weigh(self, counts: "csr_matrix") -> "csr_matrix":
-        """Maps counts (rows, BUCKETS) to TF-IDF (rows, M) float32."""
-        from sklearn.preprocessing import normalize
+    @classmethod
+    def of(cls, features: TfIdf, fitted: Any, names: Sequence[str]) -> "Model":
+        """Makes a model from scikit-learn's regression of `regression`."""
+        parts = _binary(fitted)
+        kernel_MN = np.concatenate([part.coef_ for part in parts]).T.astype(np.float32)
+        bias_N = np.concatenate([part.intercept_ for part in parts]).astype(np.float32)
+        return cls(features, kernel_MN, bias_N, fitted.classes_, tuple(names))
 
-        kept = counts[:, self.columns_M].astype(np.float32)
-        kept.data = (1 + np.log(kept.data)) * self.weights_M[kept.indices]
-        return normalize(kept, copy=False)
+    @classmethod
+    def of_each(
+        cls,
+        features: TfIdf,
+        rows: "csr_matrix",
+        labels_EC: np.ndarray,
+        fit: Callable,
+        names: Sequence[str],
+    ) -> "Model":
+        """Makes a model for several classes per text. `fit` maps rows, labels (E,) and class to a regression.
 
-    def __call__(self, texts: Sequence[str]) -> "csr_matrix":
-        """Returns TF-IDF rows (E, M) float32."""
-        from scipy import sparse
+        A class that none or all of the texts have is not fitted; its probability is always (almost) 0 or 1.
+        """
+        kernel_MC = np.zeros((rows.shape[1], len(names)), np.float32)
+        bias_C = np.where(labels_EC.all(0), -UNSEEN, UNSEEN).astype(np.float32)
+        for c in np.flatnonzero(labels_EC.any(0) & ~labels_EC.all(0)):
+            (fitted,) = _binary(fit(rows, labels_EC[:, c], c))
+            kernel_MC[:, c], bias_C[c] = fitted.coef_[0], fitted.intercept_[0]
+        thresholds = (0.5,) * len(names)
+        return cls(features, kernel_MC, bias_C, np.arange(len(names)), tuple(names), thresholds)
 
-        return sparse.vstack([self.weigh(part) for part in counts(texts)], format="csr")
+    def logits(self, rows: "csr_matrix") -> np.ndarray:
+        """Returns the logits (E, N) of TF-IDF rows."""
+        return rows @ self.kernel_MN + self.bias_N
 
+    def log_probabilities(self, rows: "csr_matrix") -> np.ndarray:
+        """Returns the logarithms of class probabilities (E, C) of TF-IDF rows: one against the rest, normalised."""
+        from scipy.special import expit
 
-def counts(texts: Sequence[str]) -> Iterator["csr_matrix"]:
-    """Yields bucket counts of successive texts, (at most ROWS, BUCKETS) uint8, clipped at 255."""
-    from sklearn.feature_extraction.text import HashingVectorizer
+        chances_EN = expit(self.logits(rows))
+        if len(self.seen) == 2:
+            chances_EN = np.concatenate([1 - chances_EN, chances_EN], axis=1)
+        chances_EN /= np.maximum(chances_EN.sum(1, keepdims=True), LEAST_CHANCE)
+        chances_EC = np.full((rows.shape[0], len(self.names)), LEAST_CHANCE)
+        chances_EC[:, self.seen] = np.maximum(chances_EN, LEAST_CHANCE)
+        return np.log(chances_EC)
 
-    # Punctuation marks count as words, so that every text has a feature.
-    hashed = HashingVectorizer(
-        n_features=BUCKETS,
-        ngram_range=(1, 2),
-        token_pattern=r"\w+|[^\w\s]+",
-        alternate_sign=False,
-        norm=None,
-    )
-    for start in range(0, len(texts), ROWS):
-        found = hashed.transform(texts[start : start + ROWS])
-        found.data = np.minimum(found.data, 255).astype(np.uint8)
-        yield found
+    def probabilities(self, texts: Sequence[str]) -> np.ndarray:
+        """Returns the class probabilities of texts, (E, C)."""
+        from scipy.special import expit
 
+        rows = self.features(texts)
+        return expit(self.logits(rows)) if self.thresholds else np.exp(self.log_probabilities(rows))
 
-def fit_features(texts: Sequence[str]) -> tuple[TfIdf, "csr_matrix"]:
-    """Returns the fitted features and the rows (E, M) of the training texts. Frees counts while filling the rows."""
-    from scipy import sparse
+    def save(self, path: Path) -> None:
+        """Writes a NumPy archive without pickles."""
+        arrays = {
+            "columns_M": self.features.columns_M,
+            "weights_M": self.features.weights_M,
+            "kernel_MN": self.kernel_MN,
+            "bias_N": self.bias_N,
+            "seen": self.seen,
+            "names": np.frombuffer(json.dumps(self.names).encode(), np.uint8),
+            "thresholds": np.asarray(self.thresholds),
+        }
+        write_atomic(path, lambda file: np.savez(file, **arrays))
 
-    parts, frequency = [], np.zeros(BUCKETS, np.int32)
-    for part in counts(texts):
-        parts.append(part)
-        frequency += np.bincount(part.indices, minlength=BUCKETS).astype(np.int32)
-    order = np.argsort(-frequency, kind="stable")[:FEATURES]
-    columns_M = np.sort(order[frequency[order] > 0])
-    weights_M = np.log((1 + len(texts)) / (1 + frequency[columns_M])) + 1
-    found = TfIdf(columns_M, weights_M.astype(np.float32))
-    size = int(frequency[columns_M].sum())
-    values, columns = np.empty(size, np.float32), np.empty(size, np.int32)
-    row_ends, end = [0], 0
-    while parts:
-        part = found.weigh(parts.pop(0))
-        start, end = end, end + part.nnz
-        values[start:end], columns[start:end] = part.data, part.indices
-        row_ends.extend(start + part.indptr[1:])
-        heap.release_free_memory()
-    shape = len(texts), len(columns_M)
-    return found, sparse.csr_matrix((values, columns, np.asarray(row_ends)), shape)
+    @classmethod
+    def load(cls, path: Path) -> "Model":
+        """Reads a file of `save`; a missing or damaged file is a UserError."""
+        try:
+            with np.load(path, allow_pickle=False) as archive:
+                found = dict(archive)
+            names = tuple(json.loads(found.pop("names").tobytes()))
+            features = TfIdf(found.pop("columns_M"), found.pop("weights_M"))
+            thresholds = tuple(found.pop("thresholds", np.empty(0)).tolist())
+            return cls(features, names=names, thresholds=thresholds, **found)
+        except OSError as error:
+            raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+        except Exception as error:  # A damaged archive may raise any exception type.
+            raise UserError(f"{path} is damaged: {error}") from error
 
 
 class Baseline(NamedTuple):
     """A fitted baseline.
 
     Attributes:
-      chosen_f1: weighted F1 in percent on the examples that chose C.
-      inverse_penalty: the chosen C.
+      chosen_f1: weighted F1 in percent on the examples by which the inverse penalty was chosen.
+      inverse_penalty: the chosen inverse penalty.
       features: number of features.
       seconds: time for features and all regressions.
       predictions: class probabilities of the test examples.
+      model: the classifier.
     """
 
     chosen_f1: float
     inverse_penalty: float
     features: int
     seconds: float
-    predictions: Classes
+    predictions: Predictions
+    model: Model
 
 
-def fit(splits: Mapping[str, LabelledText], classes: Sequence[str]) -> Baseline:
-    """Trains on "train", chooses C on "valid" (on "test" if there is no "valid") and predicts "test".
+def fit(
+    splits: Mapping[str, LabelledText], classes: Sequence[str], balance: bool = False
+) -> Baseline:
+    """Trains on "train", chooses the inverse penalty on "valid" (without "valid", on "test") and predicts "test".
 
-    Joins the texts of an example with a space.
+    The texts of an example are joined with a space.
+
+    Args:
+      balance: whether all classes have equal weight in the loss.
 
     Raises:
       UserError: the training examples are all of one class.
     """
+    from scipy.special import expit
+
     begun = time.perf_counter()
-    heap.release_free_memory()  # reading the examples frees as many bytes as they occupy
+    heap.release_free_memory()  # reading the data has freed as many bytes as the examples occupy
     labels = {name: split.labels_M for name, split in splits.items()}
     check(
         len(np.unique(labels["train"])) > 1,
         "all training examples have the same class: check --config.data.label",
     )
+    several = labels["train"].ndim == 2
     texts = {name: [" ".join(parts) for parts in split.texts] for name, split in splits.items()}
     tf_idf, train = fit_features(texts["train"])
     select = "valid" if "valid" in splits else "test"
     rows = {name: tf_idf(texts[name]) for name in dict.fromkeys((select, "test"))}
     solve = train.nnz <= SOLVED
-    chosen = None
-    for penalty in INVERSE_PENALTIES:
-        sample = slice(None if solve else SAMPLE)
-        model = regression(train[sample], labels["train"][sample], penalty, solve)
+    weights = np.ones(labels["train"].shape)
+    if balance:
+        weights = balanced_weights(labels["train"])
+
+    def fitted(penalty: float, count: int | None) -> tuple[float, Model]:
+        """Returns the F1 on the split `select`, and the model fitted to the first `count` training texts."""
+        given, wanted, weight = train[:count], labels["train"][:count], weights[:count]
+        if several:
+            made = Model.of_each(
+                tf_idf,
+                given,
+                wanted,
+                lambda rows, column_E, c: regression(rows, column_E, penalty, solve, weight[:, c]),
+                classes,
+            )
+            return score(labels[select], made.logits(rows[select])), made
+        model = regression(given, wanted, penalty, solve, weight)
         f1 = weighted_f1(labels[select], model.predict(rows[select]))
+        return f1, Model.of(tf_idf, model, classes)
+
+    chosen = None
+    for candidate in INVERSE_PENALTIES:
+        f1, found = fitted(candidate, None if solve else SAMPLE)
         if chosen is None or f1 > chosen[0]:
-            chosen = f1, penalty, model
-    _, penalty, model = chosen
+            chosen = f1, found, candidate
+    f1, found, penalty = chosen
     if not solve:
-        model = regression(train, labels["train"], penalty, solve)
-    logs_EC = np.full((len(labels["test"]), len(classes)), np.log(LEAST_CHANCE))
-    logs_EC[:, model.classes_] = np.log(np.maximum(model.predict_proba(rows["test"]), LEAST_CHANCE))
-    predictions = Classes.of_log_probabilities(
-        splits["test"].fingerprint, labels["test"], logs_EC, tuple(classes)
-    )
-    f1 = weighted_f1(labels[select], model.predict(rows[select]))
-    return Baseline(f1, penalty, train.shape[1], time.perf_counter() - begun, predictions)
+        f1, found = fitted(penalty, None)
+    examples, truth = splits["test"].fingerprint, labels["test"]
+    if several:
+        chances_EC = expit(found.logits(rows[select]))
+        found = replace(found, thresholds=choose_thresholds(labels[select], chances_EC))
+        given = found.logits(rows["test"]), found.thresholds, found.names
+        predictions = LabelSets.of_logits(examples, truth, *given)
+    else:
+        logs_EC = found.log_probabilities(rows["test"])
+        predictions = Classes.of_log_probabilities(examples, truth, logs_EC, found.names)
+    seconds = time.perf_counter() - begun
+    return Baseline(f1, penalty, train.shape[1], seconds, predictions, found)
 
 
-def regression(rows: "csr_matrix", labels_E: np.ndarray, penalty: float, solve: bool) -> Any:
+def regression(
+    rows: "csr_matrix", labels_E: np.ndarray, penalty: float, solve: bool, weights_E: np.ndarray
+) -> Any:
     """Fits one-against-rest logistic regression, exactly (`solve`) or by five epochs of averaged SGD.
 
     Args:
-      penalty: C, the inverse penalty.
+      penalty: the inverse penalty, scikit-learn's C.
+      weights_E: weights of the examples in the loss.
     """
+    from sklearn import config_context
     from sklearn.linear_model import LogisticRegression, SGDClassifier
     from sklearn.multiclass import OneVsRestClassifier
 
     if solve:
-        # The dual has one variable for each text, and there are fewer texts than features.
+        # The dual problem is smaller: it has one variable for each text, and there are fewer texts than features.
         solver = LogisticRegression(
             C=penalty, solver="liblinear", dual=True, tol=0.01, max_iter=1000, random_state=0
         )
-        return OneVsRestClassifier(solver).fit(rows, labels_E)
-    alpha = 1 / (penalty * len(labels_E))  # SGDClassifier averages the loss over examples
+        with config_context(enable_metadata_routing=True):
+            every = OneVsRestClassifier(solver.set_fit_request(sample_weight=True))
+            return every.fit(rows, labels_E, sample_weight=weights_E)
+    # SGDClassifier averages the loss over examples, LogisticRegression sums it. `alpha` gives both the same penalty.
+    alpha = 1 / (penalty * len(labels_E))
     approximation = SGDClassifier(
         loss="log_loss", alpha=alpha, average=True, max_iter=5, tol=None, random_state=0
     )
-    return approximation.fit(rows, labels_E)
+    return approximation.fit(rows, labels_E, sample_weight=weights_E)
 
 
 def run(
@@ -209,12 +302,14 @@ def run(
     classes: Sequence[str],
     workdir: Path,
 ) -> dict:
-    """Fits the baseline and writes summary and predictions to `workdir`; returns the summary, whose seed is None.
+    """Fits the baseline and writes it to `workdir`. Returns the summary.
 
-    Reuses existing results for the same examples.
+    The seed of the summary is None, unless the seed of `config` has drawn the examples (`config.data.shots`).
+
+    Results for the same examples and weights that are already in `workdir` are reused.
 
     Args:
-      config: configuration of a run on these examples. The summary records its data fields.
+      config: configuration of a run on these examples. The summary records the fields of `config.data`.
 
     Raises:
       UserError: the training examples are all of one class.
@@ -222,13 +317,18 @@ def run(
     examples = {name: split.fingerprint for name, split in splits.items()}
     existing = cached_json(
         workdir / SUMMARY,
-        lambda found: found["examples"] == examples and (workdir / PREDICTIONS).exists(),
+        lambda found: (
+            found["examples"] == examples
+            and found["config"]["data"].get("balance", False) == config.data.balance
+            and (workdir / PREDICTIONS).exists()
+            and (workdir / MODEL).exists()
+        ),
     )
     if existing is not None:
         return existing
-    found = fit(splits, classes)
+    found = fit(splits, classes, config.data.balance)
     test = found.predictions.metrics()
-    trained = (found.features + 1) * (len(classes) if len(classes) > 2 else 1)
+    trained = found.model.kernel_MN.size + found.model.bias_N.size
     curve = Curve("weighted_f1", "max", [Point(0, found.seconds, 0.0, found.chosen_f1)])
     data = {name: config.data[name] for name in DATA}
     kept = {"paper": config.paper, "baseline": "tf-idf", "dataset": config.dataset, "data": data}
@@ -244,7 +344,7 @@ def run(
         "train_seconds": 0.0,
         "flops": 0.0,
         "params": {"trainable": trained, "frozen": 0, "total": trained},
-        "seed": None,
+        "seed": config.seed if config.data.shots else None,
         "commit": commit(),
         "device": "CPU",
         "config": to_json(ConfigDict(kept)),
@@ -252,7 +352,41 @@ def run(
         "curve": curve.to_json(),
     }
     workdir.mkdir(parents=True, exist_ok=True)
-    (workdir / SUMMARY).unlink(missing_ok=True)  # a summary exists only beside its predictions
+    # A summary must never stand beside the predictions of another fit.
+    (workdir / SUMMARY).unlink(missing_ok=True)
     found.predictions.save(workdir / PREDICTIONS)
+    found.model.save(workdir / MODEL)
     write_whole(workdir / SUMMARY, json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def main() -> None:
+    from common.config import parser_for, positive_int_arg
+    from common.storage.folders import open_folder
+
+    parser = parser_for("perception.baseline")
+    parser.add_argument(
+        "--workdir", required=True, type=open_folder, metavar="RUN", help="directory of the run"
+    )
+    parser.add_argument(
+        "--top",
+        type=positive_int_arg("--top"),
+        metavar="K",
+        help="number of classes to print (default: all; of several per text, the predicted ones)",
+    )
+    options = parser.parse_args()
+    model = Model.load(options.workdir / MODEL)
+    try:
+        lines = sys.stdin.buffer.read().decode().removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"standard input is not UTF-8: {error}") from error
+    for start in range(0, len(lines), ROWS):
+        for row_C in model.probabilities(lines[start : start + ROWS]):
+            likeliest = (-row_C).argsort(kind="stable")[: options.top]
+            if model.thresholds and options.top is None:
+                likeliest = [i for i in likeliest if row_C[i] >= model.thresholds[i]]
+            print("\t".join(f"{model.names[i]}\t{row_C[i]:.4f}" for i in likeliest))
+
+
+if __name__ == "__main__":
+    program.run(main)

@@ -1,72 +1,130 @@
-"""Classifies lines of text with a trained run: python -m perception.classify --workdir=RUN < texts
+"""Classifies texts with a trained run: python -m perception.classify --workdir=RUN --input=new.csv --output=FILE.csv
 
-Writes one line per text: class, probability, class, probability, ... in descending order of probability.
+Adds columns with the most probable class and probabilities to a table. Without --input, reads one text per line from
+standard input; without --output, writes to standard output. A line is answered by a line: the name and the probability
+of each class, separated by tabs, most probable class first. A line of a run on pairs has two texts, separated by a tab.
+A run with several classes per text answers with the classes above their thresholds.
+
+--config.data.fields and --config.data.label name the columns of the texts and of the label (default: those of the run).
+--config.mesh.data, .fsdp and .tensor are the mesh; by default the rows of a batch are split over all devices.
 """
 
 import sys
-from collections.abc import Iterable, Iterator
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from common.errors import UserError
+from ml_collections import ConfigDict
+
 from common.runtime import program
 
-
-def batches(lines: Iterable[bytes], size: int) -> Iterator[list[str]]:
-    """Yields batches of `size` lines. Yields all lines before an invalid line, then raises.
-
-    Raises:
-      UserError: a line is empty or not UTF-8.
-    """
-    batch: list[str] = []
-    for number, line in enumerate(lines, start=1):
-        fault = ""
-        try:
-            batch.append(line.decode("utf-8").rstrip("\r\n"))
-            fault = "" if batch[-1].strip() else "is empty"
-        except UnicodeDecodeError:
-            fault = "is not UTF-8"
-        if fault:
-            yield batch[: (number - 1) % size]
-            raise UserError(f"standard input: line {number} {fault}")
-        if len(batch) == size:
-            yield batch
-            batch = []
-    yield batch
+BLOCK = 4096
+"""Number of rows of a file that are read, sorted by length and classified together."""
 
 
-def main() -> None:
+def _parser() -> ArgumentParser:
     from common.config import parser_for, positive_int_arg
+    from common.storage.folders import open_folder
 
     parser = parser_for("perception.classify")
-    parser.add_argument(
-        "--workdir", required=True, type=Path, metavar="RUN", help="directory of the run"
-    )
+    folder, file = {"type": open_folder, "metavar": "DIR"}, {"type": Path, "metavar": "FILE"}
+    parser.add_argument("--workdir", "--run", required=True, **folder, help="directory of the run")
     parser.add_argument(
         "--pretrained",
-        type=Path,
-        metavar="DIR",
+        **folder,
         help="pretrained weights (default: the directory that the run used)",
     )
+    parser.add_argument(
+        "--input",
+        **file,
+        help=".csv, .tsv, .jsonl or .txt, also with .gz, or .parquet (default: lines of standard input)",
+    )
+    parser.add_argument(
+        "--output",
+        **file,
+        help="file with the ending of --input, complete or absent (default: standard output)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing --output")
     parser.add_argument(
         "--top",
         type=positive_int_arg("--top"),
         metavar="K",
-        help="number of classes to print (default: all)",
+        help="number of classes to write (default: all)",
     )
     parser.add_argument(
         "--batch", type=positive_int_arg("--batch"), default=64, metavar="N", help="batch size"
     )
-    options = parser.parse_args()
+    parser.epilog = "Further options: --config.data.fields, --config.data.label, --config.mesh.*"
+    return parser
 
-    from perception.run import load
 
-    trained = load(options.workdir, weights=options.pretrained)
-    for lines in batches(sys.stdin.buffer, options.batch):
-        for row in trained.probabilities(lines, options.batch) if lines else ():
-            likeliest = (-row).argsort(kind="stable")[: options.top]
-            cells = (f"{trained.classes[i]}\t{row[i]:.4f}" for i in likeliest)
-            sys.stdout.write("\t".join(cells) + "\n")
-        sys.stdout.flush()
+def _check_output(options: Namespace) -> None:
+    from common.config import check, check_folder
+    from perception.text_tables import ending
+
+    output, given = options.output, options.input
+    wanted, source = (ending(given), given) if given else (".txt", "standard input")
+    check(ending(output) == wanted, f"--output={output} must end with {wanted}, like {source}")
+    check_folder("--output", output.parent)
+    check(
+        options.overwrite or not output.exists(),
+        f"--output={output} exists: add --overwrite to replace it",
+    )
+
+
+def main() -> None:
+    from common import config
+
+    fields, rest = config.split_fields(sys.argv[1:])
+    options = _parser().parse_args(rest)
+    settings = ConfigDict(
+        {"data": {"fields": "", "label": ""}, "mesh": {"data": -1, "fsdp": 1, "tensor": 1}}
+    )
+    config.override_all(settings, fields)
+
+    from tqdm import tqdm
+
+    from common.data.cache import write_atomic
+    from common.sharding import make_mesh
+    from perception import loading
+    from perception.labelling import Answers, Labeller, fields_of
+    from perception.text_tables import Lines, open_table
+
+    run = loading.read(options.workdir)
+    pair = run.data.pair
+    table = open_table(options.input, pair) if options.input else Lines(sys.stdin.buffer, pair)
+    if options.output:
+        _check_output(options)
+    texts, label = fields_of(run)
+    texts, label = settings.data.fields or texts, settings.data.label or label
+    config.check(
+        not pair or len(texts.split()) == 2,
+        f"{options.workdir} classifies pairs of texts: --config.data.fields={texts!r} must name two columns",
+    )
+    answers = Answers(
+        label,
+        loading.read_classes(options.workdir),
+        options.top,
+        ranked=isinstance(table, Lines),
+        thresholds=loading.read_thresholds(options.workdir, run),
+    )
+    mesh, count = make_mesh(settings.mesh), 0
+    if options.input:
+        # An invalid row stops the program here, before it has computed anything.
+        count = sum(len(block.texts) for block in table.blocks(BLOCK, texts, answers.columns))
+    trained = loading.load(options.workdir, mesh, options.pretrained)
+    labeller = Labeller(trained, answers, options.batch)
+    blocks = table.blocks(BLOCK if options.input else options.batch, texts, answers.columns)
+    # Without --input, rows come from a terminal or another program. disable=None shows the bar only on a terminal.
+    with tqdm(total=count, unit=" texts", disable=None if options.input else True) as bar:
+        labelled = labeller(blocks, bar.update)
+        if options.output:
+            write_atomic(options.output, lambda file: table.write(file, answers.columns, labelled))
+        else:
+            table.write(sys.stdout.buffer, answers.columns, labelled)
+    for note in labeller.notes:
+        print(note, file=sys.stderr)
+    if options.output:
+        print(f"written: {options.output}, {labeller.texts:,} texts")
 
 
 if __name__ == "__main__":

@@ -1,60 +1,48 @@
-"""Compares pretrained weights, training from random weights, and TF-IDF on any data set (perception.worth)."""
+"""Compares ways to train a classifier on any data set: pretrained weights, random weights, or TF-IDF features."""
 
+import json
+import math
+import shutil
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from common import experiments
+from common.cached import cached_json
 from common.config import check, load
 from common.data.labelled import LabelledText
 from common.report.runs import Run, load_local
-from common.report.table import mean_std
-from common.report.verdict import CONFIDENCE, MARGINS, Comparison, compare, correct
+from common.report.table import Table
+from common.report.verdict import MARGINS
+from common.track.tracker import write_whole
 from common.train.task import Task
-from perception import baseline, datasets, finetuning, richness, run
+from perception import baseline, budget, datasets, finetuning, report_page, richness, run
+from perception.budget import Cost, Plan, format_seconds
+from perception.conclusions import (
+    VERDICT_COLUMNS,
+    answer,
+    best_run,
+    choose,
+    command,
+    judge,
+    results,
+    verdict_row,
+)
+from perception.ways import BASELINE, METRIC, TRAINED, WAYS
 
-METRIC = "weighted_f1"
+PLAN = "plan.json"
+"""File in --out with the plan of a time budget, so that the same command resumes the same runs."""
 
+PROBE_STEPS = 10
+"""Training steps by which the cost of a way is measured."""
 
-class Way(NamedTuple):
-    """A way of training that the comparison includes.
-
-    Attributes:
-      name: display name.
-      fields: configuration overrides.
-      pretrained: whether training starts from pretrained weights.
-      random: whether the result depends on the seed.
-    """
-
-    name: str
-    fields: Mapping[str, object]
-    pretrained: bool = False
-    random: bool = True
-
-
-WAYS = {
-    "lora": Way("LoRA on pretrained weights", {"finetune": "lora"}, pretrained=True),
-    "full_pretrained": Way(
-        "all weights, from pretrained ones", {"finetune": "full_pretrained"}, pretrained=True
-    ),
-    "head": Way(
-        "the head alone, on pretrained weights",
-        {"finetune": "head", "train.steps": 0},
-        pretrained=True,
-        random=False,
-    ),
-    "full": Way("all weights, from random ones", {"finetune": "full"}),
-    "tf_idf": Way("TF-IDF and logistic regression", {}, random=False),
-}
-
-BASELINE = "tf_idf"
 
 FIXED = ("finetune", "seed")
-"""Configuration fields that the comparison sets; overrides are rejected."""
+"""Configuration fields that the comparison sets. An override of such a field is an error."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +61,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return run.prepare(config, self.mesh)
 
     def configuration(self, way: str, seed: int) -> ConfigDict:
-        """Returns the configuration of one run. The backbone defaults to that of the pretrained weights.
+        """Returns the configuration of one run. The default backbone is that of the pretrained weights.
 
         Raises:
           UserError: an override sets a field that the comparison sets.
@@ -81,7 +69,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
         for name in FIXED:
             overrides = [f for f in self.fields if f.startswith(f"--config.{name}=")]
             check(
-                not overrides, f"{''.join(overrides)}: perception.worth sets this field, remove it"
+                not overrides,
+                f"{' '.join(overrides)}: perception.worth sets this field, remove the option",
             )
         config = self.override(load(self.spec), seed=seed, **WAYS[way].fields)
         if config.pretrained and not any(f.startswith("--config.backbone=") for f in self.fields):
@@ -96,7 +85,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return config
 
     def ways(self) -> list[str]:
-        """Returns the ways that can run; ways with pretrained weights need --config.pretrained.
+        """Returns the keys of WAYS that can run. Training from pretrained weights needs --config.pretrained.
 
         Raises:
           UserError: a configuration or the pretrained weights are invalid.
@@ -112,144 +101,247 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return found
 
     def every(
-        self, splits: Mapping[str, LabelledText], classes: Sequence[str]
+        self, ways: Sequence[str], splits: Mapping[str, LabelledText], classes: Sequence[str]
     ) -> dict[str, list[Run]]:
-        """Trains missing runs; returns the runs of each way, one per seed, or one if the seed does not matter."""
-        ways = self.ways()
-        cases = {way: partial(self.configuration, way) for way in ways if WAYS[way].random}
-        found = {way: [ran.run for ran in runs] for way, runs in self.runs(cases).items()}
+        """Trains missing runs and returns the runs of each way: one per seed, or one if no seed changes the result."""
+        found = {BASELINE: self.baseline(splits, classes)}
         if "head" in ways:
-            _, folder = self.fit("head", self.configuration("head", 1))
-            found["head"] = load_local(folder)
-        folder = self.out / "runs" / BASELINE
-        print(f"\n{BASELINE}", flush=True)
-        baseline.run(self.configuration(BASELINE, 1), splits, classes, folder)
-        return {way: found.get(way) or load_local(folder) for way in ways}
+            found["head"] = self.head()
+        cases = {way: partial(self.configuration, way) for way in ways if WAYS[way].random}
+        if cases:
+            found |= self.runs(cases)
+        return {way: found[way] for way in ways}
+
+    def baseline(self, splits: Mapping[str, LabelledText], classes: Sequence[str]) -> list[Run]:
+        """Returns the runs of the baseline, one per draw of the examples, after fitting missing ones."""
+        found = []
+        for seed, name in self.draws(BASELINE):
+            print(f"\n{name}", flush=True)
+            config = self.configuration(BASELINE, seed)
+            drawn = datasets.load(config)[0] if config.data.shots else splits
+            baseline.run(config, drawn, classes, self.folder(name))
+            found += load_local(self.folder(name))
+        return found
+
+    def head(self) -> list[Run]:
+        """Returns the runs of the head, one per draw of the examples, after solving missing ones."""
+        asked = {name: self.configuration("head", seed) for seed, name in self.draws("head")}
+        return self.fit_all(asked)
+
+    def draws(self, way: str) -> list[tuple[int, str]]:
+        """Returns seed and name of each run of a way without randomness: one run, or one for each draw of examples."""
+        if not self.configuration(way, 1).data.shots:
+            return [(1, way)]
+        return [(seed, f"{way}_seed{seed}") for seed in range(1, 1 + self.seeds)]
+
+    def measure(self, way: str, splits: Mapping[str, LabelledText], end: float) -> Cost:
+        """Returns the cost of a way, from a run of PROBE_STEPS steps that is deleted afterwards.
+
+        Raises:
+          TimeoutError: half of the time until `end` (time.monotonic) is over.
+        """
+        fields = [*self.fields, *_fields(PROBE_STEPS, PROBE_STEPS), "--config.eval.test=false"]
+        probe = replace(self, out=self.out / "probe", fields=fields, turns=0)
+        shutil.rmtree(probe.out, ignore_errors=True)  # of an interrupted command
+        begun = time.monotonic()
+        print(f"\nmeasuring {way}", flush=True)
+        try:
+            with budget.time_limit(max((end - begun) / 2, 1e-3)):
+                summary, _ = probe.fit(way, probe.configuration(way, 1))
+        finally:
+            shutil.rmtree(probe.out, ignore_errors=True)
+        step, evaluation = summary["train_seconds"] / summary["steps"], summary["eval_seconds"]
+        start = time.monotonic() - begun - summary["train_seconds"] - evaluation
+        tests = len(splits["test"])
+        # An evaluation has no backward pass, so that a test example takes less time than a training example. Few
+        # validation examples (--shots) measure the start of an evaluation rather than the time of an example.
+        batch = self.configuration(way, 1).data.batch
+        test = min(evaluation * tests / len(splits[_selecting(splits)]), step * tests / batch)
+        return Cost(start, step, evaluation, test)
+
+    def lengths(self, train: LabelledText) -> list[str]:
+        """Returns overrides that pad and cut texts to two lengths, so that each run compiles only two programs.
+
+        The lengths are the median and the 95 % quantile of the training texts. Lengths that the user sets stay.
+        """
+        if any(
+            f.startswith(("--config.data.max_length", "--config.data.buckets")) for f in self.fields
+        ):
+            return []
+        config = self.configuration(
+            "lora" if self.configuration("lora", 1).pretrained else "full", 1
+        )
+        tokenizer = finetuning.make_tokenizer(config, train)
+        found, _, _ = tokenizer.encode_parts(train.texts, config.data.max_length)
+        quantiles = np.quantile([len(tokens) for tokens in found], (0.5, 0.95))
+        rounded = [min(16 * math.ceil(n / 16), config.data.max_length) for n in quantiles]
+        buckets = ",".join(map(str, sorted(set(rounded))))
+        return [f"--config.data.max_length={rounded[1]}", f"--config.data.buckets={buckets},"]
+
+    def afford(
+        self, ways: Sequence[str], splits: Mapping[str, LabelledText], seconds: float, begun: float
+    ) -> Plan:
+        """Returns what a budget of `seconds` since `begun` (time.monotonic) can pay for, beside the baseline.
+
+        The costs are measured by short runs. The plan is written to --out and read again by the same command.
+        """
+        key = [seconds, self.fields, self.spec, {k: v.fingerprint for k, v in splits.items()}]
+        path = self.out / PLAN
+        kept = cached_json(path, lambda found: found["key"] == key)
+        if kept:
+            return Plan(**kept["plan"])
+
+        suite = replace(self, fields=[*self.fields, *self.lengths(splits["train"])])
+        most_steps = self.configuration("full", 1).train.steps
+        end = begun + seconds
+        costs: dict[str, Cost] = {}
+        left_out: dict[str, str] = {}
+        solved: list[str] = []
+        for way in (way for way in TRAINED if way in ways):
+            try:
+                if not costs:
+                    costs[way] = suite.measure(way, splits, end)
+                # The earlier ways cost no more, and training all weights costs the same from any start.
+                costs.setdefault(way, list(costs.values())[-1])
+                plan = budget.make_plan(costs, end - time.monotonic(), most_steps)
+                if way == "full_pretrained" and way in plan.ways:
+                    costs[way] = suite.measure(way, splits, end)
+            except TimeoutError:
+                costs.pop(way, None)
+                lacking = [way for way in ways if way not in (*costs, *solved, BASELINE)]
+                left_out |= dict.fromkeys(
+                    lacking, f"measuring {PROBE_STEPS} steps took half of the time left"
+                )
+                break
+            if way == "lora":
+                # The features of an example take as long as its evaluation.
+                each = costs[way].evaluation / len(splits[_selecting(splits)])
+                needed = each * sum(map(len, splits.values()))
+                if needed < (end - time.monotonic()) / 2:
+                    solved, end = ["head"], end - needed
+                else:
+                    took = format_seconds(needed)
+                    left_out["head"] = f"the features of all examples would take about {took}"
+        plan = budget.make_plan(costs, end - time.monotonic(), most_steps)
+        plan = plan._replace(
+            ways=[*solved, *plan.ways], left_out=left_out | plan.left_out, fields=suite.fields
+        )
+        self.out.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps({"key": key, "plan": plan._asdict()}, indent=2) + "\n")
+        return plan
 
 
-def worth(suite: ExperimentSuite) -> None:
-    """Trains all ways; writes the tables of results and verdicts, and the answer in sentences."""
-    suite.ways()  # validate before reading the data
-    config = suite.configuration("full", 1)
-    splits, classes = datasets.load(config)
-    found = suite.every(splits, classes)
-    columns = ("", "F1, last step", "F1, best step", "parameters trained", "FLOPs", "training (s)")
-    suite.write("worth", columns, [_row(way, runs) for way, runs in found.items()])
-    chosen = choose(found)
-    verdicts = judge(found, chosen, suite.margin)
-    columns = ("weighted F1 of", "against", "difference", f"{CONFIDENCE:.0%} interval", "verdict")
-    rows = [
-        (WAYS[a].name, WAYS[b].name, f"{one.difference:+.2f}", _interval(one), str(one))
-        for (a, b), one in verdicts.items()
-    ]
-    suite.write(
-        "verdicts",
-        (*columns, "noise of"),
-        [(*r, v.noise) for r, v in zip(rows, verdicts.values(), strict=True)],
-    )
-    tokens = richness.tokens(splits["train"].texts)
-    size = len(splits["train"]), tokens, len(splits["test"])
-    lines = answer(found, chosen, verdicts, size, config.eval.select)
-    (suite.out / "answer.txt").write_text(f"{lines}\n")
-    print(f"\n{lines}")
+def _selecting(splits: Mapping[str, LabelledText]) -> str:
+    """Returns the split that selects the best step."""
+    return "valid" if "valid" in splits else "test"
 
 
-def _row(way: str, runs: Sequence[Run]) -> tuple:
-    """Returns a row of the table of results: mean ± standard deviation over seeds."""
-    summaries = [run.summary for run in runs]
-    last, best = ([s[which][METRIC] for s in summaries] for which in ("test_last", "test"))
-    flops = float(np.mean([s["flops"] for s in summaries]))
-    seconds = [s["train_seconds"] + s["start_seconds"] for s in summaries]
-    return (
-        WAYS[way].name,
-        mean_std(last, 2),
-        mean_std(best, 2),
-        summaries[0]["params"]["trainable"],
-        f"{flops:.3g}" if flops else None,  # FLOPs of a regression are not counted
-        mean_std(seconds, 1),
-    )
+def _fields(steps: int, interval: int) -> list[str]:
+    """Returns overrides for this number of training steps and this interval of evaluations and checkpoints."""
+    values = {"train.steps": steps, "eval.steps": interval, "checkpoint.steps": interval}
+    return [f"--config.{name}={value}" for name, value in values.items()]
 
 
-def choose(found: Mapping[str, Sequence[Run]]) -> str | None:
-    """Returns the way with pretrained weights that has the best F1 on the examples that select the best step.
+@dataclass(frozen=True)
+class About:
+    """What the report says on the data.
 
-    These are the validation examples, or the test examples with `eval.select=test`. Returns None without pretrained
-    weights.
+    Attributes:
+      title: heading of the report.
+      places: location of each test example; () if unknown.
+      notes: sentences on how the data were prepared.
     """
 
-    def valid(way: str) -> float:
-        return float(np.mean([run.curve.best.value for run in found[way]]))
-
-    return max((way for way in found if WAYS[way].pretrained), key=valid, default=None)
-
-
-def judge(
-    found: Mapping[str, Sequence[Run]], chosen: str | None, margin: float
-) -> dict[tuple[str, str], Comparison]:
-    """Compares test F1 of pairs of ways with the rule of `common.report.verdict`, corrected for multiple comparisons.
-
-    Pairs: the chosen way against random weights; full training from pretrained against random weights, which differ in
-    initialization and tokenizer only; TF-IDF against both.
-    """
-    pairs = [("tf_idf", "full")]
-    if chosen:
-        own = [(chosen, "full"), ("full_pretrained", "full"), ("tf_idf", chosen)]
-        pairs = list(dict.fromkeys([*own, *pairs]))
-    compared = [
-        next(c for c in compare(found[a], found[b], {METRIC: margin}) if c.metric == METRIC)
-        for a, b in pairs
-    ]
-    return dict(zip(pairs, correct(compared), strict=True))
+    title: str = "Is pretraining worth it on these data?"
+    places: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
 
-def _interval(one: Comparison) -> str:
-    """Formats the interval of a difference; "" for a single seed."""
-    return "" if np.isnan(one.low) else f"{one.low:+.1f} to {one.high:+.1f}"
-
-
-def answer(
-    found: Mapping[str, Sequence[Run]],
-    chosen: str | None,
-    verdicts: Mapping[tuple[str, str], Comparison],
-    size: tuple[int, float, int],
-    select: str,
-) -> str:
-    """Returns the answer, one line each for the results, the verdicts and the expectation from the paper's Table 1.
+def worth(suite: ExperimentSuite, about: About = About(), seconds: float = 0.0) -> None:
+    """Trains classifiers in all compared ways. Writes tables, the answer in sentences, and the report.
 
     Args:
-      size: (training examples, their tokens, test examples).
-      select: split that selected the best steps and `chosen`: "valid" or "test".
+      seconds: time budget; 0 trains all ways as the configuration says.
     """
-    examples, tokens, tests = size
-    reached = ", ".join(f"{WAYS[way].name} {_mean(runs)}" for way, runs in found.items())
-    lines = [
-        f"Weighted F1 on {tests:,} test examples, trained on {examples:,} (about {tokens:,.0f} tokens): {reached}."
-    ]
-    if chosen:
-        lines.append(
-            f"Best use of the pretrained weights: {WAYS[chosen].name}, selected on"
-            f" {'the test examples, as in the recipe' if select == 'test' else 'the validation examples'}."
-        )
-    for (a, b), one in verdicts.items():
-        interval = _interval(one)
-        lines.append(
-            f"{WAYS[a].name} against {WAYS[b].name}: {one.difference:+.1f}"
-            f"{f' ({interval})' if interval else ''}: {one}."
-        )
-    line = richness.expectation()
-    expected = f"{line.gap(tokens):+.1f} ± {line.margin(tokens):.1f}"
-    untried = "" if chosen else "; no pretrained weights were tried here (--config.pretrained=DIR)"
-    lines.append(
-        "Expected difference between LoRA and full training from random weights, from the paper's data sets at this"
-        f" size: {expected} ({CONFIDENCE:.0%} prediction interval){untried}."
-    )
-    return "\n".join(lines)
+    begun = time.monotonic()
+    ways = suite.ways()  # reports invalid options before the data are read
+    config = suite.configuration("full", 1)
+    splits, classes = datasets.load(config)
+    notes = list(about.notes)
+    if seconds:
+        suite.baseline(splits, classes)
+        plan = suite.afford(ways, splits, seconds, begun)
+        ways = [way for way in ways if way in (*plan.ways, BASELINE)]
+        suite = within(suite, plan)
+        notes += describe(plan, seconds)
+        print("\n" + "\n".join(describe(plan, seconds)))
+    found = suite.every(ways, splits, classes)
+    publish(suite, found, splits, config.eval.select, replace(about, notes=notes))
+    if seconds:
+        spent = time.monotonic() - begun
+        print(f"used {format_seconds(spent)} of {format_seconds(seconds)}")
 
 
-def _mean(runs: Sequence[Run]) -> str:
-    values = [run.test for run in runs]
-    return (
-        mean_std(values)
-        if len(values) > 1 or runs[0].seed is None
-        else f"{mean_std(values)} (one seed)"
+def publish(
+    suite: ExperimentSuite,
+    found: Mapping[str, Sequence[Run]],
+    splits: Mapping[str, LabelledText],
+    select: str,
+    about: About,
+) -> None:
+    """Writes the tables, the answer and the report of finished runs.
+
+    Args:
+      select: split that selected the best steps: "valid" or "test".
+    """
+    table = results(found)
+    suite.write("worth", *table)
+    chosen = choose(found)
+    verdicts = judge(found, chosen, suite.margin)
+    compared = Table(VERDICT_COLUMNS, [verdict_row(*pair, one) for pair, one in verdicts.items()])
+    suite.write("verdicts", *compared)
+    tokens = richness.tokens(splits["train"].texts)
+    size = len(splits["train"]), tokens, len(splits["test"])
+    shots = suite.configuration("full", 1).data.shots
+    lines = answer(found, chosen, verdicts, size, select, shots)
+    (suite.out / "answer.txt").write_text(f"{lines}\n")
+    way, best = best_run(found)
+    report = report_page.Report(
+        title=about.title,
+        lines=lines.splitlines(),
+        results=table,
+        verdicts=compared,
+        curves={WAYS[name].name: [run.curve for run in runs] for name, runs in found.items()},
+        best=WAYS[way].name,
+        predictions=best.predictions(),
+        texts=[" ".join(parts) for parts in splits["test"].texts],
+        places=about.places,
+        command=command(way, best),
+        notes=about.notes,
     )
+    report_page.write(report, suite.out / "report.html")
+    print(f"\n{lines}\n\nwritten: {suite.out / 'report.html'}\nuse it: {command(way, best)}")
+
+
+def within(suite: ExperimentSuite, plan: Plan) -> ExperimentSuite:
+    """Returns the suite with the steps, the learning rates and the seeds of a plan."""
+    suite = replace(suite, fields=plan.fields)
+    if not plan.steps:
+        return suite
+    fields = [*plan.fields, *_fields(plan.steps, math.ceil(plan.steps / budget.EVALUATIONS))]
+    sweep = {"optimizer.learning_rate": budget.LEARNING_RATES}
+    return replace(suite, fields=fields, sweep=sweep, seeds=plan.seeds)
+
+
+def describe(plan: Plan, seconds: float) -> list[str]:
+    """Returns sentences on what a budget pays for and what it leaves out."""
+    trained = [WAYS[way].name for way in plan.ways if way in TRAINED]
+    said = []
+    if trained:
+        said.append(
+            f"Budget of {format_seconds(seconds)}: {', '.join(trained)}, {plan.steps:,} steps each, with"
+            f" {len(budget.LEARNING_RATES)} learning rates ({', '.join(budget.LEARNING_RATES)}) chosen on validation"
+            f" and {plan.seeds} seed{'s' * (plan.seeds != 1)}."
+        )
+    said += [f"Left out: {WAYS[way].name}: {why}." for way, why in plan.left_out.items()]
+    return said

@@ -3,48 +3,62 @@
 import dataclasses
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from common.config import check, check_choice
 from common.errors import UserError
-from perception import families
 from perception.backbones import Backbone
-from perception.families import Fields
+from perception.families.fields import Fields
+from perception.families.table import FAMILIES
+from perception.quantized import KINDS
 
 CONFIG = "config.json"
 
-
-@dataclass(frozen=True)
-class Family:
-    """Reader and writer of a family's fields.
-
-    Attributes:
-      name: prefix of the family's class names in transformers.
-    """
-
-    name: str
-    read: Callable[[Fields], Backbone]
-    write: Callable[[Backbone], dict[str, Any]]
-
-
-FAMILIES = {
-    "bert": Family("Bert", families.read_bert, families.write_bert),
-    "qwen2": Family("Qwen2", families.read_qwen2, families.write_gated),
-    "mistral": Family("Mistral", families.read_mistral, families.write_gated),
-    "phi": Family("Phi", families.read_phi, families.write_phi),
-    "openelm": Family("OpenELM", families.read_openelm, families.write_openelm),
-}
+QUANTIZATION, METHOD = "quantization_config", "train_less"
+"""Field of config.json that describes quantized kernels, and its `quant_method` for the kernels of this project."""
 
 
 FREE = ("targets", "dropout", "longest", "scaled_init", "tied")
-"""Fields of `Backbone` that do not change its states."""
+"""Fields of `Backbone` without effect on the hidden states in evaluation, for equal parameters."""
 
 
-def read(path: Path) -> Backbone:
-    """Returns the backbone that a config.json describes.
+@dataclass(frozen=True)
+class Quantization:
+    """The field `quantization_config` of a model that `quantized_files` wrote.
+
+    Attributes:
+      kind: format of the kernels.
+      base: fingerprint of the unquantized model.
+    """
+
+    kind: str
+    base: str
+
+
+def _quantization(values: Mapping[str, Any], path: Path) -> Quantization | None:
+    """Returns the quantization that the fields of a config.json describe, or None for an unquantized model.
+
+    Raises:
+      UserError: another program has quantized the model, or the field is damaged.
+    """
+    field = values.get(QUANTIZATION)
+    if field is None:
+        return None
+    ours = isinstance(field, dict) and field.get("quant_method") == METHOD
+    check(ours, f"{path}: {QUANTIZATION}={field!r} is not supported; it must be absent")
+    try:
+        found = Quantization(field["kind"], field["base"])
+    except KeyError as error:
+        raise UserError(f"{path} is damaged: {QUANTIZATION} has no {error}") from error
+    check(found.kind in KINDS, f"{path}: {QUANTIZATION} has the unknown kind {found.kind!r}")
+    return found
+
+
+def read(path: Path) -> tuple[Backbone, Quantization | None]:
+    """Returns the backbone that a config.json describes, and how its kernels are quantized.
 
     Raises:
       UserError: the file is missing or damaged, or the family or a field is not supported.
@@ -55,14 +69,14 @@ def read(path: Path) -> Backbone:
     except (ValueError, OSError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
     check(isinstance(values, dict), f"{path} is damaged: it is not a JSON object")
-    return from_json(values, path)
+    return from_json(values, path), _quantization(values, path)
 
 
 def from_json(values: dict[str, Any], path: Path) -> Backbone:
     """Returns the backbone that the fields of a config.json describe; `path` is for error messages."""
-    rope = values.get("rope_parameters") or {}  # transformers 5 moved the rotary fields there
+    rope = values.get("rope_parameters") or {}  # rotary fields as transformers 5 stores them
     fields = Fields(path, {**values, **rope})
-    fields.only(quantization_config=None)
+    _quantization(values, path)
     family = values.get("model_type") or _family_of(values.get("architectures"))
     check(
         bool(family or values.get("architectures")),
@@ -73,7 +87,7 @@ def from_json(values: dict[str, Any], path: Path) -> Backbone:
 
 
 def _family_of(architectures: Any) -> str | None:
-    """Returns the family of a class name such as BertForMaskedLM."""
+    """Returns the family of the first class name, such as BertForMaskedLM, or None if no family has this name."""
     name = str((architectures or [""])[0])
     known = (
         key
@@ -103,7 +117,10 @@ def to_json(shape: Backbone) -> dict[str, Any]:
 
 
 def differences(one: Backbone, other: Backbone) -> list[str]:
-    """Lists differences that change the states, such as "width 64 (not 32)"; for tuples the first differing entry."""
+    """Lists the differing fields of two backbones, such as "width 64 (not 32)", without the fields in FREE.
+
+    Of a tuple only the first differing entry is listed.
+    """
     if one.layers != other.layers:
         return [f"layers {one.layers} (not {other.layers})"]
     found = []

@@ -9,23 +9,28 @@ from perception.tables import parameters
 
 
 def show(suite: ExperimentSuite, target: str) -> None:
-    """Prints one line for each cell: parameters, steps, and missing data or finished runs. Allocates no parameters."""
+    """Prints a line for each cell of Table 1: parameters, steps, and a missing option or the number of finished runs.
+
+    Allocates no parameters.
+    """
     del target
     rows = []
     for case in suite.cases():
-        why, done = suite.missing(case), len(suite.finished(case))
+        missing, done = suite.missing(case), len(suite.finished(case))
         name = case.backbone
         if suite.scale == "tiny":
             name = f"tiny_{BACKBONES[name].family}"
         steps = trained = None
         size, one = parameters(name)
-        if not why:
+        if not missing:
             config = suite.configuration(case, 1)
             run.validate(config)
             steps = config.train.steps
             trained = size if case.finetune in TRAINS_ALL else config.lora.rank * one
-        state = f"needs {why}" if why else f"{done} of {suite.seeds} done"
+        state = f"needs {missing}" if missing else f"{done} of {suite.seeds} done"
         rows.append((case.backbone, case.column, case.mode, size, trained, steps, state))
     columns = ("backbone", "data", "finetuning", "parameters", "trained", "steps", "")
     print(text(columns, rows))
-    print("parameters: the backbone with its published vocabulary, without the classification head")
+    print(
+        "parameters: of the backbone with its published vocabulary, without the classification head"
+    )

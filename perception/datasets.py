@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
 from ml_collections import ConfigDict
 
 from common.config import check, check_choice
@@ -16,12 +17,13 @@ class DataSet:
 
     Attributes:
       column: column of Table 1.
-      source: TFDS if it has the same data, otherwise Hugging Face.
+      source: "tfds:NAME" if TFDS has the same data, otherwise "hf:NAME" (Hugging Face).
       fields: name of the text field, or of two text fields. "a|b" takes the first field that exists.
       label: name of the label field.
-      classes: number of classes; 0 counts the classes of the examples.
-      unlabelled: drop examples with the label -1.
-      splits: split names. A split without a name, or that does not exist, is cut from the training examples.
+      classes: number of classes; 0 takes the number of classes in the examples.
+      unlabelled: whether examples with the label -1 are dropped.
+      splits: split -> its name in the source; "a|b" takes the first split that exists. A split is cut from the
+        training examples if its name is "" or no such split exists.
     """
 
     column: str = ""
@@ -33,6 +35,9 @@ class DataSet:
     splits: dict[str, str] = field(default_factory=lambda: SPLITS)
 
 
+ADDED = ("balance", "multi_label", "pair", "shots")
+"""Fields of `config.data` that older runs lack; `common.train.workdir.ADDED` has their values in these runs."""
+
 OWN = DataSet(fields="text|sentence")
 
 DATASETS = {
@@ -40,7 +45,7 @@ DATASETS = {
     "bias": DataSet(
         "Bias", "hf:PriyaPatel/Bias_identification", "context|text", "bias_type|label", 10
     ),
-    # The paper reports 15 classes; the data have 28.
+    # The paper reports 15 classes for Bias in Bios, but the data set has 28.
     "bias_in_bios": DataSet(
         "b-in-b", "hf:LabHC/bias_in_bios", "hard_text|text", "profession|label", 28
     ),
@@ -56,7 +61,7 @@ DATASETS = {
     ),
     "rotten_tomatoes": DataSet("rotten", "hf:rotten_tomatoes", classes=2),
     "snli": DataSet("snli", "tfds:snli", "premise hypothesis", classes=3, unlabelled=True),
-    # GLUE's test labels are hidden, so its validation split is the test split here.
+    # The test labels of GLUE are not public, so GLUE's validation split is our test split.
     "sst2": DataSet(
         "sst2",
         "tfds:glue/sst2",
@@ -65,14 +70,18 @@ DATASETS = {
         splits={"train": "train", "valid": "", "test": "validation|test"},
     ),
     "wiki_toxic": DataSet("w-tox", "hf:OxAISH-AL-LLM/wiki_toxic", "comment_text|text", classes=2),
-    # TFDS only has the two-class version of these reviews.
+    # TFDS has only a version of these reviews with two classes.
     "yelp": DataSet("yelp", "hf:yelp_review_full", classes=5),
 }
-"""`config.dataset` -> data set."""
+"""Value of `config.dataset` -> data set."""
 
 
 def validate(config: ConfigDict) -> None:
-    """Validates data set and source."""
+    """Checks data set and source.
+
+    Raises:
+      UserError: both are missing, the data set is unknown, or the source is an embedded text beside a data set.
+    """
     if config.dataset:
         check_choice("--config.dataset", config.dataset, DATASETS)
     check(
@@ -85,14 +94,21 @@ def validate(config: ConfigDict) -> None:
         f"no data: set --config.dataset=NAME to one of the paper's data sets ({', '.join(DATASETS)}), or"
         " --config.data.source=files:DIR to your own",
     )
+    check(
+        not config.data.multi_label or config.eval.select == "valid",
+        "--config.data.multi_label chooses thresholds on the validation examples: it needs --config.eval.select=valid",
+    )
+    shots = config.data.shots
+    check(shots >= 0, f"--config.data.shots must be at least 0 (all examples), got {shots}")
 
 
 def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
-    """Returns the splits, with one text per example, and the class names.
+    """Returns the splits, with one text per example or, with `config.data.pair`, two, and the class names.
 
-    Fields of `config.data` override those of the data set. Text pairs are joined with a space. For SNLI,
-    `config.data.premise_only` drops the hypothesis; the authors' program does so by mistake, except for every 1000th
-    example. With `eval.select=test` there is no "valid" split.
+    Fields of `config.data` override the fields of the `DataSet`. Other pairs of texts are joined with a space.
+    `config.data.premise_only` drops the hypothesis of SNLI; the authors' program does so by mistake, except for every
+    1000th example. With `eval.select=test` the split "valid" is not read. With `config.data.shots`, training and
+    validation keep this number of examples per class, drawn with `config.seed`; the test keeps all.
 
     Raises:
       UserError: the data are missing or invalid.
@@ -109,13 +125,36 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
             "tfds_dir": data.tfds_dir,
         }
     )
+    check(
+        not data.pair or len(read.fields.split()) == 2,
+        f"--config.data.pair needs two text fields, such as --config.data.fields='premise hypothesis', got {fields!r}",
+    )
     splits = ("train", "test") if config.eval.select == "test" else ("train", "valid", "test")
     # A split that the user names must exist; only unnamed splits may be cut from the training examples.
     cut = tuple(split for split in ("valid", "test") if not data.splits[split])
-    rules = Rules(known.classes, known.unlabelled, cut, splits)
+    rules = Rules(known.classes, known.unlabelled, cut, splits, data.multi_label)
     found, classes = load_labelled(read, rules)
-    joined = {
-        split: LabelledText([(" ".join(parts),) for parts in text.texts], text.labels_M)
-        for split, text in found.items()
-    }
-    return joined, classes
+    if not data.pair:
+        found = {
+            split: LabelledText([(" ".join(parts),) for parts in text.texts], text.labels_M)
+            for split, text in found.items()
+        }
+    if data.shots:
+        for split in found.keys() - {"test"}:
+            found[split] = draw(found[split], data.shots, config.seed)
+    return found, classes
+
+
+def draw(split: LabelledText, shots: int, seed: int) -> LabelledText:
+    """Returns `shots` random examples of each class, or all examples of a smaller class, in their order.
+
+    With several classes per example, at least `shots` examples of each class are kept, and `shots` without a class.
+    """
+    order = np.random.default_rng(seed).permutation(len(split))
+    labels = split.labels_M[order]
+    if labels.ndim == 1:
+        members = [labels == c for c in np.unique(labels)]
+    else:
+        members = [*labels.T.astype(bool), ~labels.any(axis=1)]
+    kept = np.unique(np.concatenate([order[inside][:shots] for inside in members]))
+    return LabelledText([split.texts[i] for i in kept], split.labels_M[kept])

@@ -1,4 +1,4 @@
-"""The grid of Table 1: backbones, data sets and ways of training, and the runs of each cell."""
+"""The cells of Table 1 (backbone, data set, way of training) and their runs."""
 
 import json
 from collections.abc import Sequence
@@ -20,36 +20,39 @@ from perception.backbones import BACKBONES
 from perception.datasets import DATASETS
 
 FIXED = ("finetune", "backbone", "pretrained", "dataset", "data.source")
-"""Configuration fields that a cell sets; overrides are rejected."""
+"""Configuration fields that a cell of Table 1 sets. The command line must not override these fields."""
 
 PRINTED_MODES = ("lora", "full")
-"""Values of `config.finetune` in the paper's table."""
+"""Values of `config.finetune` in Table 1."""
 
 TOKENIZER = "full_pretrained_tokenizer"
-"""Full training from random weights with the pretrained tokenizer (section 2.3)."""
+"""Name of a way of training: full training from random weights, with the pretrained tokenizer (section 2.3)."""
 
 MODES = (*PRINTED_MODES, "full_pretrained", TOKENIZER)
-"""All ways of training; the last two are not in the paper's table."""
+"""Names of all ways of training. The last two are not in Table 1."""
 
 LAPTOP = "arctic_xs"
 
 EMBEDDED = "embedded"
-"""The data set of the scale "tiny": paragraphs of the Python manual."""
+"""Name of the data set at the scale "tiny": paragraphs of the Python manual."""
 
 
 def backbones() -> tuple[str, ...]:
-    """Returns the backbones of Table 1 in its order."""
+    """Returns the names of the backbones in Table 1, in the order of the rows."""
     return tuple(dict.fromkeys(name for name, _ in printed.table1()))
 
 
 def stand_ins() -> dict[str, str]:
-    """Returns family -> the backbone of Table 1 whose row holds the results of the family's small backbone."""
+    """Returns family -> first backbone of the family in Table 1.
+
+    At the scale "tiny", the row of this backbone shows the results of the backbone tiny_FAMILY.
+    """
     return {BACKBONES[name].family: name for name in reversed(backbones())}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A cell of the table."""
+    """A cell of Table 1. `mode` is one of MODES."""
 
     backbone: str
     dataset: str
@@ -57,12 +60,12 @@ class Case:
 
     @property
     def finetune(self) -> str:
-        """Value of `config.finetune`."""
+        """The value of `config.finetune` for the mode."""
         return "full" if self.mode == TOKENIZER else self.mode
 
     @property
     def column(self) -> str:
-        """Column of Table 1."""
+        """The name of the cell's column in Table 1."""
         return EMBEDDED if self.dataset == EMBEDDED else DATASETS[self.dataset].column
 
 
@@ -70,11 +73,12 @@ class Case:
 class ExperimentSuite(experiments.ExperimentSuite):
     """The runs of Table 1 at one scale.
 
-    Attributes beyond those of the base class:
-      recipe: "fixed" or "paper".
-      backbones, datasets, modes: subset of Table 1. Empty means all data sets, the printed modes, and all backbones
-        ("tiny": the small backbone of each family; "laptop": the smallest).
-      sources: data set -> "files:DIR" or another source.
+    Attributes:
+      recipe: "paper" follows the authors' program with its mistakes, "fixed" repairs the mistakes.
+      datasets, modes: selected data sets and modes; empty for all data sets and the modes of Table 1.
+      backbones: selected backbones. Empty for all backbones at the scale "paper", arctic_xs at "laptop", and one small
+        backbone per family at "tiny".
+      sources: data set -> value of `config.data.source`, such as "files:DIR".
       weights: backbone -> directory of its pretrained weights.
     """
 
@@ -89,10 +93,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return run.prepare(config, self.mesh)
 
     def cases(self) -> list[Case]:
-        """Returns the selected cells, row by row.
+        """Returns the selected cells of Table 1, row by row.
 
         Raises:
-          UserError: the scale "tiny" is combined with data sets.
+          UserError: data sets are selected at the scale "tiny", which has only the embedded text.
         """
         rows = columns = ()
         if self.scale == "laptop":
@@ -115,7 +119,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         )
 
     def missing(self, case: Case) -> str:
-        """Returns the option that the cell still needs, or ""."""
+        """Returns the missing command-line option that the cell needs, such as "--data=sst2=DIR", or ""."""
         if case.dataset != EMBEDDED and case.dataset not in self.sources:
             return f"--data={case.dataset}=DIR"
         if case.mode != "full" and case.backbone not in self.weights:
@@ -123,16 +127,16 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return ""
 
     def stem(self, case: Case) -> str:
-        """Returns the name of a cell's runs without the seed; it depends on the recipe."""
+        """Returns the name of a cell's runs, without the seed."""
         recipe = "" if self.recipe == "fixed" else f"_{self.recipe}"
         return f"{case.dataset}_{case.backbone}_{case.mode}{recipe}"
 
     def name(self, case: Case, seed: int) -> str:
-        """Returns the directory name of a run."""
+        """Returns the directory name of a cell's run with the seed `seed`."""
         return f"{self.stem(case)}_seed{seed}"
 
     def check(self) -> None:
-        """Validates the configurations of all cells that can run.
+        """Validates the configurations of all cells without a missing option.
 
         Raises:
           UserError: the configuration of a cell is invalid.
@@ -145,7 +149,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """Returns the configuration of one run.
 
         Raises:
-          UserError: an override sets a field that the cell sets.
+          UserError: the command line overrides a field of FIXED.
         """
         size = "" if self.scale == "paper" else f",{self.scale}"
         config = get_config(f"{self.recipe}{size}")
@@ -164,28 +168,29 @@ class ExperimentSuite(experiments.ExperimentSuite):
         overrides = [text for text in self.fields if text.startswith(fixed)]
         check(
             not overrides,
-            f"{' '.join(overrides)}: each cell of the table sets this field, remove it",
+            f"{' '.join(overrides)}: each cell of the table sets this field; remove the option",
         )
         return self.override(config, seed=seed, **own)
 
     def summaries(self, cases: Sequence[Case]) -> dict[Case, list[dict]]:
-        """Trains missing runs; returns the summaries of each cell, none for cells that cannot run."""
+        """Trains missing runs. Returns the summaries of each cell's runs: empty if `missing` names an option."""
         known = {self.stem(c): partial(self.configuration, c) for c in cases if not self.missing(c)}
         found = self.runs(known) if known else {}
         return {case: [ran.summary for ran in found.get(self.stem(case), [])] for case in cases}
 
     def side(self, text: str) -> Side:
-        """Parses "DATASET: MODE" (backbone arctic_xs) or "DATASET@BACKBONE: MODE", such as "sst2@phi_2: full".
+        """Returns the experiment "DATASET: MODE" (backbone arctic_xs) or "DATASET@BACKBONE: MODE".
 
-        The scale "tiny" replaces the data set by the embedded one and the backbone by the small one of its family.
+        An example is "sst2@phi_2: full". A claim compares two such experiments. The scale "tiny" replaces the data set
+        by the embedded text, and the backbone by the small backbone of the same family.
 
         Raises:
-          UserError: data set, backbone or mode is unknown, or the configuration is invalid.
+          UserError: the data set, backbone or mode is unknown, or the configuration is invalid.
         """
         where, _, mode = text.partition(": ")
         dataset, at, backbone = where.partition("@")
         check_choice(f"{text}: data set", dataset, DATASETS)
-        check_choice(f"{text}: way", mode, MODES)
+        check_choice(f"{text}: mode", mode, MODES)
         backbone = backbone if at else LAPTOP
         check_choice(f"{text}: backbone", backbone, backbones())
         self._check_embedded()
@@ -196,7 +201,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         }
         for option, (subset, name) in subsets.items():
             if subset and name not in subset:
-                return Side("", lambda seed: ConfigDict(), f"{option} excludes it")
+                return Side("", lambda seed: ConfigDict(), f"{option} excludes {name}")
         if self.scale == "tiny":
             small = stand_ins()[BACKBONES[backbone].family]
             if at and backbone != small:
@@ -210,14 +215,14 @@ class ExperimentSuite(experiments.ExperimentSuite):
 
     def finished(self, case: Case) -> list[dict]:
         """Returns the summaries of a cell's finished runs."""
-        found = []
+        summaries = []
         for seed in range(1, 1 + self.seeds):
-            with suppress(OSError, ValueError):  # missing or truncated
+            with suppress(OSError, ValueError):  # the summary is missing or truncated
                 path = self.out / "runs" / self.name(case, seed) / SUMMARY
-                found.append(json.loads(path.read_text()))
-        return found
+                summaries.append(json.loads(path.read_text()))
+        return summaries
 
 
 def f1(summaries: list[dict], which: str = "test") -> list[float]:
-    """Returns test weighted F1 in percent, at the best step ("test") or the last step ("test_last")."""
+    """Returns the test weighted F1 of each run in percent. `which` is "test" (best step) or "test_last" (last step)."""
     return [summary[which]["weighted_f1"] for summary in summaries]

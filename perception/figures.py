@@ -1,4 +1,4 @@
-"""Draws Figure 1: F1 of LoRA minus F1 of full training, against the number of tokens of a data set."""
+"""Draws Figure 1: F1 of LoRA minus F1 of full training, over the number of tokens of a data set."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def fig1(suite: ExperimentSuite) -> None:
-    """Writes and draws Figure 1 from the printed Table 1 and from finished runs of `table1`."""
+    """Draws Figure 1 from the paper's Table 1 and from finished runs of `table1`. Writes the numbers as tables."""
     paper = gaps(printed.table1())
     found = {
         "printed": means(paper),
@@ -40,11 +40,13 @@ def fig1(suite: ExperimentSuite) -> None:
     figure.savefig(suite.out / "fig1.png")
     print(f"figure: {suite.out / 'fig1.png'}")
     if "measured" not in found:
-        print("no data set in --out has finished runs of both LoRA and full training: run table1")
+        print(
+            "--out has no data set with finished runs of both LoRA and full training: run table1 first"
+        )
 
 
 def _measured(suite: ExperimentSuite) -> dict[tuple[str, str], dict[str, float]]:
-    """Returns Table 1 from finished runs, at their best step."""
+    """Returns (backbone, mode) -> column of Table 1 -> mean test F1 of finished runs, at the best step."""
     table: dict[tuple[str, str], dict[str, float]] = {}
     for case in suite.cases():
         if case.dataset != EMBEDDED and (runs := suite.kept(suite.stem(case))):

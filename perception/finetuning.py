@@ -1,8 +1,8 @@
-"""Fine-tuning: which parameters are trained, where the others come from, and which tokenizer is used."""
+"""Fine-tuning: which parameters are trained, where frozen parameters come from, and which tokenizer is used."""
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 from flax import nnx
@@ -11,40 +11,49 @@ from ml_collections import ConfigDict
 
 from common.config import check, check_choice, check_rate
 from common.data.labelled import LabelledText
-from common.data.subword import Subword, build_subword
+from common.model.low_rank import Lora, adapt, is_target, linear_layers
 from common.model.transformer import compute_dtype
+from common.runtime.processes import check_agreement
+from common.storage.folders import copy_of, open_folder
 from common.train.task import NO_PRETRAINED_WEIGHTS, PretrainedWeights
 from common.variables import AbstractModel, Frozen, Params, cast_frozen, freeze, freeze_given
 from perception.backbones import BACKBONES, Backbone
-from perception.hugging_face import TOKENIZER, Pretrained, check_shape, open_model
-from perception.lora import Lora, adapt, is_target, linear_layers
 from perception.model import POOLS, PooledClassifier, backbone
 from perception.quantized import KINDS, load_frozen, quantize_frozen
+from perception.subword import Subword, build_subword
+
+if TYPE_CHECKING:
+    from perception.hugging_face import Pretrained
 
 FINETUNE = ("full", "full_pretrained", "lora", "head")
-"""All weights from random initialization; all weights from pretrained weights; LoRA and head; head alone."""
+"""What is trained. "full": all weights, from random values. "full_pretrained": all weights, from pretrained weights.
+"lora": adapters and the head. "head": the head alone."""
 
 TRAINS_ALL = FINETUNE[:2]
 """Values of `finetune` that train the encoder and store it in checkpoints."""
 
 QUANTIZE = ("none", *KINDS)
-"""Formats of the frozen kernels of linear layers (QLoRA)."""
+"""Values of `config.quantize`: formats of the frozen kernels of linear layers (QLoRA)."""
 
 IN_BFLOAT16 = ("qwen2_1.5b", "openelm_3b", "phi_2", "mistral_7b")
 """Backbones that the authors' program computes in bfloat16; the others use float32."""
 
 TOKENIZERS = ("auto", "pretrained", "trained")
 TABLES = ("embed/table", "embed/positions/table")
-"""Tables that the authors' program reinitialises, and leaves untrained under LoRA, if their shapes differ."""
+"""Names of the embedding tables of tokens and positions. If the shape of a table differs from the pretrained shape, the
+authors' program reinitialises the table and does not train it under LoRA."""
 
 ENCODER = "encoder/"
 
 
 def validate(config: ConfigDict, weights: bool = True) -> None:
-    """Validates backbone, adapters and sources without opening files.
+    """Checks the fields of backbone, adapters, pretrained weights and tokenizer without opening files.
 
     Args:
-      weights: whether --config.pretrained is required where the run starts from pretrained weights.
+      weights: False accepts a run from pretrained weights without --config.pretrained.
+
+    Raises:
+      UserError: a field has an invalid value, or two fields contradict each other.
     """
     check_choice("--config.backbone", config.backbone, ("auto", *BACKBONES))
     check_choice("--config.finetune", config.finetune, FINETUNE)
@@ -73,11 +82,12 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
     check(
         full or bool(config.pretrained) or not weights,
         f"{option} needs pretrained weights: set --config.pretrained=DIR to a directory with config.json,"
-        " tokenizer.json and safetensors, or use --config.finetune=full",
+        " tokenizer.json and safetensors or to a name on the Hugging Face hub, or use --config.finetune=full",
     )
     check(
         full or config.data.tokenizer != "trained",
-        f"{option} uses the tokenizer of its weights: --config.data.tokenizer=trained needs --config.finetune=full",
+        f"{option} uses the tokenizer of the pretrained model: --config.data.tokenizer=trained needs"
+        " --config.finetune=full",
     )
     needed = [
         f"--config.{field}={value}"
@@ -97,13 +107,14 @@ def check_used(config: ConfigDict) -> None:
     """Checks that a new run uses its --config.pretrained.
 
     Raises:
-      UserError: the run takes neither weights nor shape nor tokenizer from it.
+      UserError: the run takes neither weights nor shape nor tokenizer from the pretrained model.
     """
     named = config.backbone != "auto" and config.data.tokenizer != "pretrained"
     check(
         not (config.pretrained and config.finetune == "full" and named),
         f"--config.pretrained={config.pretrained} is not used: --config.finetune=full starts from random weights."
-        " Remove it, or set --config.backbone=auto (its shape) or --config.data.tokenizer=pretrained (its tokenizer)",
+        " Remove --config.pretrained, or use the shape of this model (--config.backbone=auto) or its tokenizer"
+        " (--config.data.tokenizer=pretrained)",
     )
 
 
@@ -112,9 +123,10 @@ def _words(text: str) -> list[str]:
 
 
 def reinitialized(config: ConfigDict, family: str) -> tuple[str, ...]:
-    """Returns the tables that are initialised from the seed instead of loaded.
+    """Returns names of `TABLES`: the embedding tables that are initialised from the seed instead of loaded.
 
-    "authors" in `config.reinitialize` stands for the tables that the authors' program reinitialises in this family.
+    "authors" in `config.reinitialize` stands for the embedding tables that the authors' program reinitialises in
+    backbones of `family`, see `Backbone.family`.
     """
     authors = {"qwen2": TABLES[:1], "phi": TABLES[:1], "bert": TABLES[1:]}.get(family, ())
     names = [
@@ -125,8 +137,10 @@ def reinitialized(config: ConfigDict, family: str) -> tuple[str, ...]:
     return () if config.finetune == "full" else tuple(dict.fromkeys(names))
 
 
-def open_pretrained(config: ConfigDict, advice: str = "") -> Pretrained | None:
-    """Opens the pretrained model that provides weights or shape; None if a run in full needs neither.
+def open_pretrained(config: ConfigDict, advice: str = "") -> "Pretrained | None":
+    """Opens the pretrained model that provides weights or shape.
+
+    Returns None for full training of a named backbone, which needs neither weights nor shape.
 
     Args:
       advice: appended to the error if the directory does not exist.
@@ -136,7 +150,9 @@ def open_pretrained(config: ConfigDict, advice: str = "") -> Pretrained | None:
     """
     if config.finetune == "full" and config.backbone != "auto":
         return None
-    found = open_model(Path(config.pretrained), advice=advice)
+    from perception.hugging_face import check_shape, open_model
+
+    found = open_model(open_folder(config.pretrained), advice=advice)
     if config.backbone != "auto":
         check_shape(config.backbone, BACKBONES[config.backbone], found.shape)
     return found
@@ -149,9 +165,13 @@ def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
       UserError: the pretrained model has no tokenizer.json.
     """
     if config.finetune == "full" and config.data.tokenizer != "pretrained":
-        lines = [text for (text,) in train.texts]
-        return build_subword(config.data.vocab_size, lines, config.data.cache_dir)
-    path = Path(config.pretrained).expanduser() / TOKENIZER
+        lines = [text for parts in train.texts for text in parts]
+        made = build_subword(config.data.vocab_size, lines, config.data.cache_dir)
+        return made.separating_pairs() if config.data.pair else made
+    from perception import hub
+    from perception.hugging_face import TOKENIZER
+
+    path = hub.locate(copy_of(config.pretrained)) / TOKENIZER
     check(
         path.is_file(),
         f"{path.parent} has no {TOKENIZER}: copy the model's tokenizer there (OpenELM uses Llama 2's)",
@@ -159,11 +179,11 @@ def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
     return Subword.load(path)
 
 
-def make_shape(config: ConfigDict, pretrained: Pretrained | None, vocabulary: int) -> Backbone:
-    """Returns the backbone with the vocabulary (full training only), positions and dropout rate of this run.
+def make_shape(config: ConfigDict, pretrained: "Pretrained | None", vocabulary: int) -> Backbone:
+    """Returns the backbone with the positions, the dropout rate and (full training only) the vocabulary of this run.
 
     Raises:
-      UserError: the tokenizer has more ids than the embeddings, or texts are longer than the positions.
+      UserError: the tokenizer has more ids than the embeddings have rows, or `data.max_length` exceeds the positions.
     """
     shape = pretrained.shape if pretrained else BACKBONES[config.backbone]
     longest, dropout_rate = config.data.max_length, config.model.dropout
@@ -175,15 +195,20 @@ def make_shape(config: ConfigDict, pretrained: Pretrained | None, vocabulary: in
         f"the tokenizer has {vocabulary:,} ids, but the pretrained embeddings have {shape.vocabulary:,} rows:"
         " use the tokenizer of the model",
     )
-    # Randomly initialised position embeddings may be as many as needed.
+    # A randomly initialised table of position embeddings may have as many rows as needed.
     if shape.learned and (full or TABLES[1] in reinitialized(config, shape.family)):
-        shape = replace(shape, learned=max(longest, shape.learned))
-    most = shape.learned or shape.longest
+        shape = replace(shape, learned=max(longest + shape.first_position, shape.learned))
+    most = shape.learned - shape.first_position if shape.learned else shape.longest
     check(
         longest <= most,
         f"--config.data.max_length={longest} exceeds the {most:,} positions of the model",
     )
     return replace(shape, dropout=(dropout_rate,) * 3) if dropout_rate != -1 else shape
+
+
+def has_segments(config: ConfigDict, shape: Backbone) -> bool:
+    """Returns whether the tokens of a pair's second text have another type than the tokens of the first."""
+    return config.data.pair and shape.types > 1
 
 
 def solves_head(config: ConfigDict) -> bool:
@@ -192,10 +217,11 @@ def solves_head(config: ConfigDict) -> bool:
 
 
 def resolve(config: ConfigDict) -> ConfigDict:
-    """Returns a copy in which derived fields have their values.
+    """Returns a copy of `config` in which fields that follow from other fields are set.
 
-    Computation dtype "authors" becomes the authors' dtype of the named backbone, or "auto". Learning rate 0 becomes
-    `config.learning_rates[config.finetune]`; `learning_rates` is removed. A solved head is evaluated at step 0.
+    The dtype "authors" becomes the dtype in which the authors' program computes the named backbone; with the backbone
+    "auto" it becomes "auto". Learning rate 0 becomes `config.learning_rates[config.finetune]`, and `learning_rates` is
+    removed. `eval.start` is set if the head is solved.
     """
     config = config.copy_and_resolve_references()
     if config.model.dtype == "authors":
@@ -226,7 +252,8 @@ def make_model(
     `config.freeze_head` freezes the head at its initial values under LoRA, like the authors' program.
 
     Raises:
-      UserError: `config.lora.targets` or `config.reinitialize` names a layer or table that the backbone lacks.
+      UserError: `config.lora.targets` or `config.reinitialize` names a layer or embedding table that the backbone
+        lacks.
     """
     dtype = compute_dtype(config.model.dtype)
     encoder = backbone(shape, rngs=rngs, dtype=dtype, remat=config.model.remat)
@@ -245,7 +272,10 @@ def make_model(
     deviation = shape.width**-0.5 if shape.scaled_init else 0.02
     for name in reinitialized(config, shape.family):
         part = encoder.embed if name == TABLES[0] else encoder.embed.positions
-        check(part is not None, f"--config.reinitialize={name}: this backbone has no such table")
+        check(
+            part is not None,
+            f"--config.reinitialize={name}: this backbone has no such embedding table",
+        )
         if isinstance(
             part.table, Frozen
         ):  # trainable tables are initialised with the other parameters
@@ -260,12 +290,22 @@ def make_model(
     return model
 
 
-def start(config: ConfigDict, pretrained: Pretrained | None) -> Callable[[Params], Params]:
-    """Returns `Task.start`: `full_pretrained` loads the encoder except reinitialised tables; others load nothing."""
+def start(
+    config: ConfigDict, pretrained: "Pretrained | None"
+) -> Callable[[Params, Params], Params]:
+    """Returns the implementation of `Task.start`.
 
-    def read(trainable: Params) -> Params:
+    With "full_pretrained" the implementation loads the encoder except reinitialised embedding tables. Otherwise it
+    loads nothing.
+    """
+
+    def read(trainable: Params, frozen: Params) -> Params:
+        del frozen
         if config.finetune != "full_pretrained":
             return trainable
+        check_agreement(
+            lambda: {"the fingerprint of the pretrained weights": pretrained.fingerprint[:16]}
+        )
         drawn = reinitialized(config, pretrained.shape.family)
         wanted = {
             name.removeprefix(ENCODER): jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
@@ -278,9 +318,9 @@ def start(config: ConfigDict, pretrained: Pretrained | None) -> Callable[[Params
 
 
 def outside(
-    pretrained: Pretrained | None, mesh: Mesh
+    pretrained: "Pretrained | None", mesh: Mesh
 ) -> Callable[[AbstractModel], PretrainedWeights]:
-    """Returns `Task.outside`: reads the frozen parameters from the pretrained model's directory."""
+    """Returns the implementation of `Task.outside`, which reads frozen parameters from the pretrained model's files."""
 
     def read(abstract_model: AbstractModel) -> PretrainedWeights:
         drawn = abstract_model.drawn

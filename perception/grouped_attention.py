@@ -8,22 +8,21 @@ from common.model import initializers
 from common.model.attend import attend
 from common.model.attention import Attention
 from common.model.block import Context
-from common.model.dropout import fold
+from common.model.dropout import Key, fold
 from common.model.linear import Linear
-from common.model.norm import RMSNorm
-from common.model.position import Rotary
+from perception.layers import RMSNorm, Rotary
 
 
 class GroupedAttention(Attention):
-    """Groups of heads / kv_heads query heads share one key-value head (Ainslie et al., 2023).
+    """Attention in which heads / kv_heads query heads share one key-value head (Ainslie et al., 2023).
 
     Args:
       size: head size; heads * size need not equal the width.
       fused: queries, keys and values come from one matrix, which adapters treat as one layer (OpenELM).
-      biases: whether (queries, keys and values), (output) have biases.
+      biases: whether queries, keys and values have biases, and whether the output has a bias.
       head_norm: epsilon of an RMSNorm of each query and key before the rotary positions; None for no norm.
-      window: length of the causal sliding window; None for full attention.
-      dropout_rate: of the attention weights.
+      window: attention reaches the positions at a distance less than `window`; None for full attention.
+      dropout_rate: dropout rate of the attention weights.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class GroupedAttention(Attention):
         return x_BLD.reshape(*x_BLD.shape[:2], -1, self.size)
 
     def _all(
-        self, x_BLD: jax.Array, positions_L: jax.Array, key: jax.Array | None = None
+        self, x_BLD: jax.Array, positions_L: jax.Array, key: Key = None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         if self.fused:
             ends = (self.heads, self.heads + self.kv_heads)
@@ -86,13 +85,21 @@ class GroupedAttention(Attention):
         seen_L = positions_L <= index
         return seen_L if self.window is None else seen_L & (positions_L > index - self.window)
 
-    def __call__(
-        self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
-    ) -> jax.Array:
-        """Attends to the first `context.lengths_B` positions only; padding queries do so too."""
-        heads = self._all(x_BLD, jnp.arange(x_BLD.shape[1]), fold(key, 0))
+    def _bias(
+        self, query_BLHK: jax.Array, key_BLHK: jax.Array, context: Context, key: Key
+    ) -> jax.Array | None:
+        """Returns what is added to the logits, (B or 1, H, T, S); subclasses with relative positions implement it."""
+        del query_BLHK, key_BLHK, context, key
+        return None
+
+    def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
+        """Returns (B, L, D). All queries, including padding, attend to the first `context.lengths_B` positions only."""
+        query, keys, values = self._all(x_BLD, jnp.arange(x_BLD.shape[1]), fold(key, 0))
         y_BLHK = attend(
-            *heads,
+            query,
+            keys,
+            values,
+            bias_BHTS=self._bias(query, keys, context, key),
             causal=self.causal,
             key_lengths_B=context.lengths_B,
             window=self.window,

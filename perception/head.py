@@ -1,12 +1,13 @@
 """Solves the classification head by logistic regression on the cached features of the frozen encoder.
 
-Logistic regression is convex, so the result does not depend on an optimizer or a seed. The penalty is chosen on the
-validation examples.
+Logistic regression is convex, so the result does not depend on an optimizer or a seed. The inverse penalty is chosen on
+the validation examples.
 
 E examples, M inputs of the head (twice the width), C classes.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,32 +17,33 @@ import numpy as np
 from common import variables
 from common.config import check
 from common.data.cache import fingerprint, write_atomic
-from common.metrics.classes import weighted_f1
-from common.metrics.predictions import Classes
 from common.model.transformer import compute_dtype
 from common.runtime.processes import all_reduce_max, is_main
 from common.sharding import place
 from common.train.evaluate import PerExample
-from common.train.frozen import draw_on_mesh
 from common.train.task import NO_PRETRAINED_WEIGHTS, Batch, ModelState, PretrainedWeights
 from common.train.workdir import commit
 from common.variables import AbstractModel, Params
 from perception.model import PooledClassifier
+from perception.objective import score
 from perception.task import TextClassification
 
 INVERSE_PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-"""Candidate values of C, the inverse penalty, on standardised features."""
+"""Candidate inverse penalties (scikit-learn's C) for standardised features."""
 
 KERNEL, BIAS = "head/kernel", "head/bias"
 
 UNSEEN = -100.0
-"""Bias of a class without training examples."""
+"""Bias of a class without training examples. Its probability is then almost 0."""
 
 
 class Solution(NamedTuple):
-    """Attributes:
-    kernel_MC, bias_C: float32, of logits from features that are not standardised.
-    inverse_penalty: the chosen C; f1: weighted, in percent, on the examples that chose it.
+    """A solved head.
+
+    Attributes:
+      kernel_MC, bias_C: float32 parameters for features that are not standardised.
+      inverse_penalty: the chosen inverse penalty.
+      f1: weighted F1 in percent on the examples by which the inverse penalty was chosen.
     """
 
     kernel_MC: np.ndarray
@@ -51,94 +53,116 @@ class Solution(NamedTuple):
 
 
 def solve(
-    train: tuple[np.ndarray, np.ndarray], valid: tuple[np.ndarray, np.ndarray], classes: int
+    train: tuple[np.ndarray, np.ndarray],
+    valid: tuple[np.ndarray, np.ndarray],
+    classes: int,
+    weights: np.ndarray | None = None,
 ) -> Solution:
-    """Fits multinomial logistic regression on standardised features; chooses C by weighted F1 on `valid`.
+    """Fits multinomial logistic regression; chooses the inverse penalty by weighted F1 on `valid`.
+
+    With several classes per example, each class has a logistic regression of its own, all with one penalty.
 
     Args:
-      train, valid: features (E, M) and labels (E,).
+      train, valid: features (E, M) and labels (E,), or labels (E, C) for several classes per example.
+      weights: weights of the training labels in the loss, of their shape; None for equal weights.
 
     Raises:
       UserError: the training examples are all of one class.
     """
     from sklearn.linear_model import LogisticRegression
 
-    (train_EM, labels_E), (valid_EM, wanted_E) = train, valid
+    (train_EM, labels), (valid_EM, wanted) = train, valid
     check(
-        len(np.unique(labels_E)) > 1,
+        len(np.unique(labels)) > 1,
         "all training examples have the same class: check --config.data.label",
     )
     mean_M, deviation_M = train_EM.mean(0, np.float64), train_EM.std(0, dtype=np.float64)
     scale_M = np.where(deviation_M > 0, deviation_M, 1.0)
     rows_EM = (train_EM - mean_M) / scale_M
     # Each fit starts at the solution for the previous penalty.
-    model = LogisticRegression(tol=1e-6, max_iter=10_000, warm_start=True)
+    new = partial(LogisticRegression, tol=1e-6, max_iter=10_000, warm_start=True)
+    model, each = new(), [new() for _ in range(classes)]
     found: Solution | None = None
     for penalty in INVERSE_PENALTIES:
-        model.set_params(C=penalty).fit(rows_EM, labels_E)
-        coef_CM, intercept_C = model.coef_, model.intercept_
-        if len(model.classes_) == 2:  # scikit-learn returns the difference of the two logits
-            coef_CM = np.concatenate([-coef_CM, coef_CM]) / 2
-            intercept_C = np.concatenate([-intercept_C, intercept_C]) / 2
         kernel_MC, bias_C = np.zeros((len(mean_M), classes)), np.full(classes, UNSEEN)
-        kernel_MC[:, model.classes_] = (coef_CM / scale_M).T
-        bias_C[model.classes_] = intercept_C - mean_M @ kernel_MC[:, model.classes_]
-        f1 = weighted_f1(wanted_E, (valid_EM @ kernel_MC + bias_C).argmax(-1))
+        if labels.ndim == 1:
+            model.set_params(C=penalty).fit(rows_EM, labels, weights)
+            coef_CM, intercept_C = model.coef_, model.intercept_
+            if len(model.classes_) == 2:  # scikit-learn returns the difference of the two logits
+                coef_CM = np.concatenate([-coef_CM, coef_CM]) / 2
+                intercept_C = np.concatenate([-intercept_C, intercept_C]) / 2
+            kernel_MC[:, model.classes_], bias_C[model.classes_] = coef_CM.T, intercept_C
+        else:
+            for c, column_E in enumerate(labels.T):
+                if column_E.min() == column_E.max():
+                    bias_C[c] = -UNSEEN if column_E[0] else UNSEEN
+                    continue
+                given = () if weights is None else (weights[:, c],)
+                each[c].set_params(C=penalty).fit(rows_EM, column_E, *given)
+                kernel_MC[:, c], bias_C[c] = each[c].coef_[0], each[c].intercept_[0]
+        kernel_MC /= scale_M[:, None]
+        bias_C -= mean_M @ kernel_MC
+        f1 = score(wanted, valid_EM @ kernel_MC + bias_C)
         if found is None or f1 > found.f1:
             found = Solution(kernel_MC.astype(np.float32), bias_C.astype(np.float32), penalty, f1)
     return found
 
 
 def _pooled(model: PooledClassifier, batch: Batch) -> dict[str, jax.Array]:
-    return {"features": model.pooled(batch["tokens"], batch["lengths"])}
+    firsts_B = batch.get("firsts")
+    return {"features": model.pooled(batch["tokens"], batch["lengths"], firsts_B=firsts_B)}
 
 
 class SolvedHead(TextClassification):
-    """Task of a run without training steps: the head starts at the optimum and is evaluated there.
+    """Task of a run without training steps: the head starts at the optimum and is evaluated at step 0.
 
     Features are computed once for each split and cached in `config.data.cache_dir`.
 
     Args:
       arguments: positional arguments of `TextClassification`.
       outside: implementation of `Task.outside`.
+      segments: see `TextClassification`.
     """
 
-    def __init__(self, *arguments: Any, outside: Callable[[AbstractModel], PretrainedWeights]):
+    def __init__(
+        self,
+        *arguments: Any,
+        outside: Callable[[AbstractModel], PretrainedWeights],
+        segments: bool = False,
+    ):
         self._read, self._pretrained = outside, NO_PRETRAINED_WEIGHTS
-        super().__init__(*arguments, start=self._optimum, outside=self._keep)
+        given = {"start": self._optimum, "outside": self._keep, "segments": segments}
+        super().__init__(*arguments, **given)
         self._encode = PerExample(_pooled, self.mesh)
         self._features: dict[str, np.ndarray] = {}
 
     @property
     def seedless(self) -> bool:
-        """True unless tables of the encoder are reinitialised from the seed."""
-        return not self.config.reinitialize
+        """True unless the seed initialises embedding tables of the encoder or draws the examples."""
+        return not self.config.reinitialize and not self.config.data.shots
 
     def _keep(self, abstract_model: AbstractModel) -> PretrainedWeights:
-        """Implements `Task.outside` and keeps the result for `_optimum`, which needs the frozen parameters."""
+        """Implements `Task.outside` and keeps the result, whose fingerprint is a part of cache keys."""
         self._pretrained = self._read(abstract_model)
         return self._pretrained
 
-    def _optimum(self, trainable: Params) -> Params:
+    def _optimum(self, trainable: Params, frozen: Params) -> Params:
         """Implements `Task.start`: returns the parameters with the solved head.
 
         Raises:
           UserError: the training examples are all of one class.
         """
         abstract_model = variables.abstract(lambda: self.build(variables.ParamKeys(0)))
-        drawn, _ = draw_on_mesh(abstract_model, self.config.seed, self.mesh)
-        values = ModelState(
-            abstract_model, trainable, {**drawn, **self._pretrained.values}, self.mesh
-        )
+        values = ModelState(abstract_model, trainable, frozen, self.mesh)
         train, valid = (
             (self.features(values, split), self.splits[split].labels_M)
             for split in ("train", self.select)
         )
-        found = solve(train, valid, len(self.classes))
+        found = solve(train, valid, len(self.classes), self.weights)
         if is_main():
             print(
                 f"head: logistic regression on {train[0].shape[1]:,} features of {len(train[1]):,} examples,"
-                f" C = {found.inverse_penalty:g} chosen by {self.select}"
+                f" inverse penalty {found.inverse_penalty:g} chosen on the split {self.select}"
             )
         head = {KERNEL: found.kernel_MC, BIAS: found.bias_C}
         return {**trainable, **place(head, {name: trainable[name].sharding for name in head})}
@@ -147,7 +171,8 @@ class SolvedHead(TextClassification):
         """Returns the head's inputs for every example of a split, (E, M) float32, cached on disk."""
         if split not in self._features:
             path = Path(self.config.data.cache_dir) / f"features-{self._key(split)}.npy"
-            if all_reduce_max(np.asarray([not path.exists()]))[0]:  # on any process
+            # All processes compute the features together if any process lacks the file.
+            if all_reduce_max(np.asarray([not path.exists()]))[0]:
                 count = len(self.splits[split])
                 found = self._encode(values, self.every(split), count)["features"]
                 if is_main():
@@ -168,11 +193,7 @@ class SolvedHead(TextClassification):
             [config.quantize, dtype, *drawn, commit()],
         )
 
-    def predict(self, values: ModelState, split: str) -> Classes:
-        """Returns class probabilities like `Classification.predict`, computed from the cached features."""
-        split = self.select if split == "valid" else split
+    def logits(self, values: ModelState, split: str) -> np.ndarray:
+        """Returns logits like `TextClassification.logits`, computed from the cached features."""
         kernel_MC, bias_C = (np.asarray(values.trainable[name]) for name in (KERNEL, BIAS))
-        logits_EC = self.features(values, split) @ kernel_MC + bias_C
-        text = self.splits[split]
-        logs_EC = np.asarray(jax.nn.log_softmax(logits_EC))
-        return Classes.of_log_probabilities(text.fingerprint, text.labels_M, logs_EC, self.classes)
+        return self.features(values, split) @ kernel_MC + bias_C

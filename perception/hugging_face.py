@@ -2,9 +2,9 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,14 @@ from common.config import check
 from common.data import cache
 from common.runtime.processes import barrier, gather, is_main
 from common.variables import Params
-from perception import config_json, safetensor_files
+from perception import config_json, hub, safetensor_files
 from perception.backbones import Backbone
-from perception.config_json import CONFIG, differences
+from perception.config_json import CONFIG, QUANTIZATION, Quantization, differences
+from perception.families.table import FAMILIES
 from perception.model import backbone
-from perception.parameter_names import NAMES, OLD, Location, locate, their_name
+from perception.parameter_names import OLD, Location, locate, their_name
+from perception.quantized import CODES, SCALES
+from perception.quantized_files import PackedLocation
 from perception.safetensor_files import Tensor, TensorFiles
 
 TOKENIZER = "tokenizer.json"
@@ -33,11 +36,16 @@ BESIDE = (
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A pretrained model in a directory. `load` reads its weights."""
+    """A pretrained model in a directory. `load` reads its weights.
+
+    Attributes:
+      quantization: how the kernels are quantized; None for an unquantized model.
+    """
 
     directory: Path
     shape: Backbone
     files: TensorFiles
+    quantization: Quantization | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -46,18 +54,33 @@ class Pretrained:
         return cache.fingerprint([self.files.fingerprint, config])
 
     def found(self, name: str) -> str:
-        """Returns the stored name of a tensor: with or without the family's prefix, or BERT's older name.
+        """Returns the name of a tensor in the files: with or without the family's prefix, or BERT's older name.
 
         Raises:
           UserError: the files lack the tensor.
         """
         *module, leaf = name.split(".")
         old = ".".join([*module, OLD[leaf]]) if module[-1] == "LayerNorm" else name
-        prefix = NAMES[self.shape.family].prefix
+        prefix = FAMILIES[self.shape.family].names.prefix
         known = (p + n for p in ("", prefix) for n in (name, old) if p + n in self.files.names)
         found = next(known, None)
         check(found is not None, f"{self.directory} has neither tensor {name} nor {prefix}{name}")
         return found
+
+    def written(self, name: str) -> str:
+        """Returns the name of a tensor in an export: the name in the files, or the name of a quantized tensor.
+
+        Raises:
+          UserError: the files lack the tensor.
+        """
+        prefix = FAMILIES[self.shape.family].names.prefix
+        prefixed = any(n.startswith(prefix) for n in self.files.names)
+        whole = prefix + name if prefixed else name
+        return self.found(name) if not self.quantization or whole in self.files.names else whole
+
+    def stored_names(self, ours: Iterable[str]) -> set[str]:
+        """Returns the names in the files, without prefix, of parameters in an unquantized model."""
+        return {their_name(self.shape.family, name) for name in ours}
 
     def load(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
         """Loads arrays with the requested dtypes and shardings. Each device reads only its shard.
@@ -84,32 +107,30 @@ class Pretrained:
 
         return {ours: load(ours, want) for ours, want in wanted.items()}
 
-    def _locate(self, ours: str, shape: tuple[int, ...]) -> Location:
+    def _locate(self, ours: str, shape: tuple[int, ...]) -> Location | PackedLocation:
+        if self.quantization and ours.endswith("/kernel"):
+            packed = PackedLocation(ours)
+            packed.check(self.files, shape)
+            return packed
         location = locate(self.shape.family, ours, shape)
         name = self.found(location.name)
         found = self.files.shape(name)
         check(
             found == location.stored,
-            f"{self.directory}: tensor {name} has shape {found}, the model needs {location.stored}",
+            f"{self.directory}: tensor {name} has shape {found}, but the model needs {location.stored}",
         )
         return Location(name, found, location.start, location.transposed)
 
 
-def open_model(
-    directory: Path, option: str = "--config.pretrained", advice: str = ""
-) -> Pretrained:
-    """Opens the model in a directory without reading its weights.
-
-    Args:
-      option: command-line option that names the directory, for error messages.
-      advice: appended to the error if the directory does not exist.
+def open_model(name: Path, option: str = "--config.pretrained", advice: str = "") -> Pretrained:
+    """Opens a model without reading its weights. The arguments are those of `hub.locate`.
 
     Raises:
-      UserError: the directory does not exist, the family or a field is not supported, or a file is damaged.
+      UserError: the model does not exist, the family or a field is not supported, or a file is damaged.
     """
-    directory = directory.expanduser()
-    check(directory.is_dir(), f"{option}={directory} is not a directory{advice}")
-    return Pretrained(directory, config_json.read(directory / CONFIG), TensorFiles(directory))
+    directory = hub.locate(name, option, advice)
+    shape, quantization = config_json.read(directory / CONFIG)
+    return Pretrained(directory, shape, TensorFiles(directory), quantization)
 
 
 def check_shape(name: str, given: Backbone, found: Backbone) -> None:
@@ -119,10 +140,10 @@ def check_shape(name: str, given: Backbone, found: Backbone) -> None:
       UserError: the backbones differ; the message lists the first differences.
     """
     lost = differences(found, given)
-    more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+    more = f" and {len(lost) - 3} more differences" if len(lost) > 3 else ""
     check(
         not lost,
-        f"the pretrained model is not --config.backbone={name}: {', '.join(lost[:3])}{more}",
+        f"the pretrained model is not --config.backbone={name}: it has {', '.join(lost[:3])}{more}",
     )
 
 
@@ -139,8 +160,9 @@ def export(
     Args:
       values: all encoder parameters by name.
       tokenizer_json: content of tokenizer.json.
-      like: base model of the parameters. The export keeps its tensor names, other tensors (such as output layers),
-        config.json fields and tokenizer files.
+      like: base model of the parameters. The export keeps the base model's tensor names and dtypes, config.json fields,
+        tokenizer files, and the tensors that `values` lacks (such as output layers). Kernels that are quantized in the
+        base model are written in float32.
       beside: writes further files into the directory; called on the main process.
 
     Raises:
@@ -151,16 +173,25 @@ def export(
     abstract_model = variables.abstract(lambda: backbone(shape, rngs=variables.ParamKeys(0)))
     needed = {(name, v.shape) for name, v in abstract_model.trainable.items()}
     if wrong := needed ^ {(name, x.shape) for name, x in values.items()}:
-        raise ValueError(f"parameters do not match the backbone: {sorted(wrong)[:2]}")
+        raise ValueError(
+            f"names and shapes of parameters do not match the backbone, such as {sorted(wrong)[:2]}"
+        )
     parts: dict[str, list[str]] = {}
     for ours in sorted(values):
         name = their_name(shape.family, ours)
-        parts.setdefault(like.found(name) if like else name, []).append(ours)
+        parts.setdefault(like.written(name) if like else name, []).append(ours)
     tensors = {name: _tensor(shape.family, ours, values) for name, ours in parts.items()}
+    if like:
+        known = {
+            n: like.files.tensor(n) for n in like.files.names if not n.endswith((CODES, SCALES))
+        }
+        float32 = np.dtype(np.float32)  # of quantized kernels
+        dtypes = {name: known[name].dtype if name in known else float32 for name in tensors}
+        tensors = {name: replace(tensor, dtype=dtypes[name]) for name, tensor in tensors.items()}
     config = _settings(shape, like)
     config["torch_dtype"] = max(tensors.values(), key=lambda t: t.size).dtype.name
     if like:
-        tensors |= {n: like.files.tensor(n) for n in like.files.names - tensors.keys()}
+        tensors = known | tensors
     with safetensor_files.staged(directory) if is_main() else nullcontext() as folder:
         safetensor_files.write(folder, tensors)
         if folder is not None:
@@ -175,10 +206,11 @@ def export(
 
 
 def _settings(shape: Backbone, like: Pretrained | None) -> dict[str, Any]:
-    """Returns the fields of config.json: those of the base model, updated where the shape has changed."""
+    """Returns the fields of config.json: the fields of the base model `like`, updated if the shape has changed."""
     if like is None:
         return config_json.to_json(shape)
     base = json.loads((like.directory / CONFIG).read_text())
+    base.pop(QUANTIZATION, None)
     if shape == like.shape:
         return base
     changed = config_json.to_json(shape)
@@ -186,7 +218,7 @@ def _settings(shape: Backbone, like: Pretrained | None) -> dict[str, Any]:
 
 
 def _tensor(family: str, parts: list[str], values: Params) -> Tensor:
-    """Returns the stored tensor that concatenates our arrays `parts`."""
+    """Returns the tensor to store: the concatenation of the parameters named in `parts`."""
     locations = [locate(family, ours, values[ours].shape) for ours in parts]
 
     def get() -> np.ndarray:

@@ -1,4 +1,7 @@
-"""A backbone and a classification head on its pooled states (section 2.3)."""
+"""A backbone with a classification head on the pooled hidden states (section 2.3)."""
+
+from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -6,30 +9,35 @@ from flax import nnx
 
 from common.model import initializers
 from common.model.block import Block, Context, Residual, Sublayer
-from common.model.dropout import dropout, fold
+from common.model.dropout import Key, dropout, fold
 from common.model.embed import Embed
 from common.model.encoder import Encoder
-from common.model.encoder_decoder import Stack
-from common.model.feed_forward import FeedForward, GatedFeedForward
+from common.model.feed_forward import FeedForward
 from common.model.linear import Linear
-from common.model.norm import NORMS
-from common.model.position import Rotary
+from common.model.norm import LayerNorm
+from common.model.stack import Stack
 from perception.backbones import Backbone
 from perception.grouped_attention import GroupedAttention
+from perception.layers import GatedFeedForward, LaterPositions, RMSNorm, Rotary, ScaledNorm
 
 POOLS = ("masked", "authors")
 
+NORMS = {
+    "layer": LayerNorm,
+    "layer_scale": ScaledNorm,
+    "rms": RMSNorm,
+    "rms_offset": partial(RMSNorm, offset=1.0),
+}
+
 
 class Parallel(Sublayer):
-    """Sums sublayers that read the same input, each with its own dropout (phi). Does not support decoding."""
+    """Sums sublayers that read the same input, each with a separate dropout mask, as in phi. Cannot decode."""
 
     def __init__(self, functions: list[Sublayer], dropout_rate: float):
         self.functions = nnx.List(functions)
         self.dropout_rate = dropout_rate
 
-    def __call__(
-        self, x_BLD: jax.Array, context: Context, key: jax.Array | None = None
-    ) -> jax.Array:
+    def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
         return sum(
             dropout(f(x_BLD, context, fold(key, 2 * i)), self.dropout_rate, fold(key, 2 * i + 1))
             for i, f in enumerate(self.functions)
@@ -40,11 +48,25 @@ def _norm(shape: Backbone, rngs: nnx.Rngs) -> nnx.Module:
     return NORMS[shape.norm](shape.width, rngs=rngs, epsilon=shape.epsilon)
 
 
+def _identity(x_BLD: jax.Array) -> jax.Array:
+    return x_BLD
+
+
+def _attention(shape: Backbone) -> Callable[..., GroupedAttention]:
+    """Returns the constructor of attention layers. `relative` is bound for relative attention."""
+    if shape.relative is None:
+        return GroupedAttention
+    from perception.relative_attention import KINDS
+
+    return partial(KINDS[shape.relative.kind], relative=shape.relative)
+
+
 def block(shape: Backbone, layer: int, *, rngs: nnx.Rngs) -> Block:
     """Builds one layer of a backbone."""
     residual_rate, _, attention_rate = shape.dropout
     *attention_biases, bias = shape.biases
-    attention = GroupedAttention(
+    rotary = Rotary(shape.rotated, shape.theta_of(layer), shape.stretch) if shape.rotated else None
+    attention = _attention(shape)(
         shape.width,
         shape.heads[layer],
         shape.kv_heads[layer],
@@ -53,9 +75,9 @@ def block(shape: Backbone, layer: int, *, rngs: nnx.Rngs) -> Block:
         causal=shape.causal,
         fused=shape.fused,
         biases=tuple(attention_biases),
-        rotary=Rotary(shape.rotated, shape.theta) if shape.rotated else None,
+        rotary=rotary,
         head_norm=shape.epsilon if shape.head_norm else None,
-        window=shape.window,
+        window=shape.window_of(layer),
         dropout_rate=attention_rate,
     )
     options = {"rngs": rngs, "activation": shape.activation}
@@ -75,9 +97,9 @@ def block(shape: Backbone, layer: int, *, rngs: nnx.Rngs) -> Block:
                 rngs=rngs,
                 norm_position=shape.norm_position,
                 dropout_rate=residual_rate,
-                norm=_norm(shape, rngs),
+                norm=_norm(shape, rngs) if shape.first_norm or layer or number else _identity,
             )
-            for function in functions
+            for number, function in enumerate(functions)
         ]
     )
 
@@ -92,10 +114,14 @@ def backbone(
         rngs=rngs,
         positions="learned" if shape.learned else "none",
         maximum=shape.learned,
-        scale=False,
+        scale=shape.scaled_embeddings,
         pad=None,
         types=shape.types,
     )
+    if shape.first_position:
+        embed.positions = LaterPositions(
+            shape.learned, shape.width, rngs=rngs, first=shape.first_position
+        )
     blocks = [block(shape, layer, rngs=rngs) for layer in range(shape.layers)]
     pre = shape.norm_position == "pre"
     stack = Stack(
@@ -105,13 +131,15 @@ def backbone(
         final_norm=_norm(shape, rngs) if pre else False,
         remat=remat,
     )
-    encoder = Encoder(
-        embed,
-        None if pre else _norm(shape, rngs),
-        stack,
-        dropout_rate=shape.dropout[1],
-        dtype=dtype,
-    )
+    norm = _norm(shape, rngs) if shape.embedding_norm else None
+    options = {"dropout_rate": shape.dropout[1], "dtype": dtype}
+    if shape.relative is None:
+        encoder = Encoder(embed, norm, stack, **options)
+    else:
+        from perception.relative_attention import RelativeEncoder, RelativeTable
+
+        table = RelativeTable(shape, rngs=rngs)
+        encoder = RelativeEncoder(embed, norm, stack, relative=table, **options)
     initialize(encoder, shape, rngs)
     return encoder
 
@@ -132,7 +160,9 @@ def initialize(encoder: Encoder, shape: Backbone, rngs: nnx.Rngs) -> None:
     for table in (getattr(encoder.embed.positions, "table", None), encoder.embed.types):
         if table is not None:
             draw(table, 0.02)
-    if shape.family == "bert":  # id 0 is padding
+    if shape.relative is not None:
+        draw(encoder.relative.table, 0.02)
+    if shape.family == "bert":  # BERT's padding has the id 0
         encoder.embed.table[...] = encoder.embed.table[...].at[0].set(0)
 
 
@@ -144,7 +174,7 @@ class PooledClassifier(nnx.Module):
     """
 
     def __init__(self, encoder: Encoder, width: int, classes: int, pool: str, *, rngs: nnx.Rngs):
-        bound = (2 * width) ** -0.5  # PyTorch's default
+        bound = (2 * width) ** -0.5  # default of PyTorch's Linear
         draw = initializers.uniform(bound)
         self.encoder = encoder
         self.head = Linear(
@@ -153,16 +183,33 @@ class PooledClassifier(nnx.Module):
         self.pool = pool
 
     def __call__(
-        self, tokens_BL: jax.Array, lengths_B: jax.Array, key: jax.Array | None = None
+        self,
+        tokens_BL: jax.Array,
+        lengths_B: jax.Array,
+        key: Key = None,
+        firsts_B: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns logits (B, C) in float32."""
-        return self.head(self.pooled(tokens_BL, lengths_B, key), jnp.float32)
+        """Returns logits (B, C) in float32; see `pooled`."""
+        return self.head(self.pooled(tokens_BL, lengths_B, key, firsts_B), jnp.float32)
 
     def pooled(
-        self, tokens_BL: jax.Array, lengths_B: jax.Array, key: jax.Array | None = None
+        self,
+        tokens_BL: jax.Array,
+        lengths_B: jax.Array,
+        key: Key = None,
+        firsts_B: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns the mean state and the last state, concatenated: (B, 2 D)."""
-        x_BLD = self.encoder(tokens_BL, lengths_B, key).astype(jnp.float32)
+        """Returns the mean state and the last state, concatenated: (B, 2 D).
+
+        Args:
+          firsts_B: for pairs of texts, the number of tokens in the first segment; later tokens have type 1. None for
+            single texts.
+        """
+        types_BL = None
+        if firsts_B is not None:
+            at_L = jnp.arange(tokens_BL.shape[1])
+            types_BL = ((firsts_B[:, None] <= at_L) & (at_L < lengths_B[:, None])).astype(jnp.int32)
+        x_BLD = self.encoder(tokens_BL, lengths_B, key, types_BL).astype(jnp.float32)
         if self.pool == "authors":
             return jnp.concatenate([x_BLD.mean(1), x_BLD[:, -1]], axis=-1)
         lengths_B1 = jnp.maximum(lengths_B, 1)[:, None]

@@ -16,5 +16,8 @@ def table1() -> dict[tuple[str, str], dict[str, float]]:
 
 
 def table2() -> dict[str, tuple[str, ...]]:
-    """Returns backbone -> parameters with an output layer, and of LoRA with rank 2, 4, 8, 16 ("" if illegible)."""
+    """Returns backbone -> parameters of the backbone with an output layer, and of LoRA with rank 2, 4, 8 and 16.
+
+    A number that is illegible in the paper is "".
+    """
     return {name: cells for (name,), cells in report.printed("perception", "table2", 1).items()}

@@ -1,11 +1,11 @@
 """Block-wise quantization of frozen kernels to 8 or 4 bits (QLoRA; Dettmers et al., 2023).
 
-M inputs, N outputs of a kernel. Blocks divide the inputs.
+M inputs, N outputs of a kernel. A block is BLOCK consecutive inputs.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,10 @@ from common.train.checkpoint import abstract
 from common.variables import Frozen, Params
 
 BLOCK = 64
-"""Inputs of one output that share a scale."""
+"""Number of consecutive inputs that share a scale, separately for each output."""
 
-KINDS = ("int8", "4bit")
+KINDS = ("int8", "4bit", "4bit_minimum")
+"""Formats: 8-bit integers; NF4; 16 equal steps from the smallest to the largest value of a block."""
 
 NF4 = (
     *(-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0),
@@ -29,49 +30,73 @@ NF4 = (
 """Levels of 4-bit NormalFloat: quantiles of the normal distribution, scaled to [-1, 1]."""
 
 
+@partial(jax.jit, static_argnames="kind")
 def quantize(kernel_MN: jax.Array, kind: str) -> tuple[jax.Array, jax.Array]:
-    """Quantizes a kernel; pads the last block with zeros.
+    """Quantizes a kernel; pads the last block with its last value.
 
     Returns:
       Codes and scales. Scales, float32 (blocks, N), are the largest absolute value of each block. Codes are int8
       (blocks, BLOCK, N) from -127 to 127 for "int8". For "4bit" they are uint8 (blocks, BLOCK / 2, N): byte i holds the
-      NF4 indices of value i (low bits) and of value i + BLOCK / 2 (high bits).
+      NF4 indices of value i (low bits) and of value i + BLOCK / 2 (high bits). For "4bit_minimum" the indices are
+      numbers of steps, and scales, (blocks, 2, N), are the step and the smallest value of each block.
     """
     inputs, outputs = kernel_MN.shape
-    padded = jnp.pad(kernel_MN.astype(jnp.float32), ((0, -inputs % BLOCK), (0, 0)))
+    padded = jnp.pad(kernel_MN.astype(jnp.float32), ((0, -inputs % BLOCK), (0, 0)), mode="edge")
     values = padded.reshape(-1, BLOCK, outputs)
+    if kind == "4bit_minimum":
+        minimum = values.min(1)
+        step = (values.max(1) - minimum) / 15
+        steps = (values - minimum[:, None]) / jnp.where(step == 0, 1, step)[:, None]
+        return _packed(jnp.round(steps)), jnp.stack([step, minimum], axis=1)
     scales = jnp.abs(values).max(1)
     values = values / jnp.where(scales == 0, 1, scales)[:, None]
     if kind == "int8":
         return jnp.round(127 * values).astype(jnp.int8), scales
     levels = jnp.asarray(NF4)
-    nearest = jnp.searchsorted((levels[1:] + levels[:-1]) / 2, values).astype(jnp.uint8)
-    lower, upper = jnp.split(nearest, 2, axis=1)
-    return lower | upper << 4, scales
+    return _packed(jnp.searchsorted((levels[1:] + levels[:-1]) / 2, values)), scales
+
+
+def _packed(indices: jax.Array) -> jax.Array:
+    """Packs indices from 0 to 15, (blocks, BLOCK, N), into uint8 (blocks, BLOCK / 2, N)."""
+    lower, upper = jnp.split(indices.astype(jnp.uint8), 2, axis=1)
+    return lower | upper << 4
+
+
+def kind_of(codes: Any, scales: Any) -> str:
+    """Returns the format of codes and scales, or of variables with their dtypes and numbers of dimensions."""
+    if codes.dtype == jnp.int8:
+        return "int8"
+    return "4bit" if scales.ndim == 2 else "4bit_minimum"
 
 
 def dequantize(codes: jax.Array, scales: jax.Array, inputs: int) -> jax.Array:
-    """Returns the kernel (inputs, N) in float32. The dtype of the codes determines the format."""
-    if codes.dtype == jnp.int8:
-        values = codes.astype(jnp.float32) / 127
+    """Returns the kernel (inputs, N) in float32."""
+    kind = kind_of(codes, scales)
+    if kind == "int8":
+        values = codes.astype(jnp.float32) / 127 * scales[:, None]
     else:
         indices = jnp.concatenate([codes & 15, codes >> 4], axis=1)
-        values = jnp.asarray(NF4)[indices]
-    return (values * scales[:, None]).reshape(-1, scales.shape[1])[:inputs]
+        if kind == "4bit":
+            values = jnp.asarray(NF4)[indices] * scales[:, None]
+        else:
+            values = indices.astype(jnp.float32) * scales[:, :1] + scales[:, 1:]
+    return values.reshape(-1, codes.shape[-1])[:inputs]
 
 
 class QuantizedKernel(nnx.Module):
-    """Replaces the kernel (M, N) of a `Linear`.
+    """Replaces the kernel (M, N) of a `Linear` by codes and scales.
 
-    Blocks are sharded like the inputs and outputs like outputs. Blocks are replicated if the mesh axis does not divide
-    their number.
+    The axis of blocks is sharded like the kernel's inputs, and the axis of outputs like the kernel's outputs. The axis
+    of blocks is replicated if the mesh axis does not divide the number of blocks. A kernel without the metadata `axes`
+    is replicated.
     """
 
     def __init__(self, kernel: nnx.Variable, kind: str):
         codes, scales = quantize(kernel[...], kind)
-        from_, to = kernel.get_metadata("axes")
+        from_, to = kernel.get_metadata("axes", (None, None))
         self.codes = Frozen(codes, axes=(from_, None, to), draw=None, holds=kernel.shape)
-        self.scales = Frozen(scales, axes=(from_, to), draw=None, holds=(0,))
+        axes = (from_, to) if scales.ndim == 2 else (from_, None, to)
+        self.scales = Frozen(scales, axes=axes, draw=None, holds=(0,))
         self.inputs = kernel.shape[0]
 
     def __getitem__(self, key: object) -> jax.Array:
@@ -99,15 +124,16 @@ def quantize_frozen(model: nnx.Module, kind: str) -> int:
 
 
 Read = Callable[[Mapping[str, jax.ShapeDtypeStruct]], Params]
-"""Maps name -> shape, dtype and sharding to name -> array."""
+"""Function that reads arrays. The argument maps names to shapes, dtypes and shardings; the result maps names to
+arrays."""
 
 CODES, SCALES = "/codes", "/scales"
 
 
 def load_frozen(read: Read, frozen: Mapping[str, nnx.Variable], mesh: Mesh) -> Params:
-    """Reads the frozen variables of a model and quantizes the kernels that the model holds quantized.
+    """Reads the frozen variables of a model, and quantizes every kernel that is a `QuantizedKernel` in the model.
 
-    Quantizes one kernel at a time, so at most one kernel is in float32.
+    Kernels are read and quantized one at a time, so at most one of these kernels is in float32.
 
     Args:
       read: reads float32 weights.
@@ -124,7 +150,7 @@ def load_frozen(read: Read, frozen: Mapping[str, nnx.Variable], mesh: Mesh) -> P
         wanted = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=unpacked)
         shardings = sharding.shardings({name: frozen[name] for name in names}, mesh)
         pack = jax.jit(quantize, static_argnums=1, out_shardings=tuple(shardings.values()))
-        kind = "int8" if codes.dtype == jnp.int8 else "4bit"
+        kind = kind_of(codes, frozen[names[1]])
         values |= zip(names, pack(read({kernel: wanted})[kernel], kind), strict=True)
     return values
 

@@ -1,8 +1,8 @@
 """Reproduces the paper's tables and figure: python -m perception.reproduce table2
 
-Trains missing runs, resumes interrupted ones, and writes CSV, Markdown and PNG files to --out. Accepts overrides like
-perception.train. Table 2 counts parameters without allocating them. Figure 1 uses the printed Table 1 and finished runs
-in --out. --dry-run lists the cells of Table 1.
+Trains missing runs, resumes interrupted runs, and writes CSV, Markdown and PNG files to --out. Any field of the
+configurations is an option, as in perception.train. Table 2 counts parameters without allocating them. Figure 1 uses
+the printed Table 1 and the finished runs in --out. --dry-run lists the cells of Table 1.
 """
 
 from argparse import Namespace
@@ -17,14 +17,20 @@ SCALES = ("tiny", "laptop", "paper")
 
 
 def main() -> None:
-    from common.train.command import reproduce, reproduce_parser
+    from common.train.reproduce import reproduce, reproduce_parser
 
     parser = reproduce_parser("perception", TARGETS, SCALES)
     parser.add_argument(
-        "--recipe", default="fixed", help="fixed (the default), or paper: the authors' program"
+        "--recipe",
+        default="fixed",
+        help="paper: as in the authors' program; fixed (default): without the program's mistakes",
     )
-    parser.add_argument("--backbones", default="", help="subset of rows: arctic_xs,openelm_270m")
-    parser.add_argument("--datasets", default="", help="subset of columns: sst2,emotion")
+    parser.add_argument(
+        "--backbones", default="", help="subset of the table's rows, such as arctic_xs,openelm_270m"
+    )
+    parser.add_argument(
+        "--datasets", default="", help="subset of the table's columns, such as sst2,emotion"
+    )
     parser.add_argument(
         "--modes",
         default="",
@@ -54,8 +60,9 @@ def _own(options: Namespace) -> dict[str, Any]:
     from pathlib import Path
 
     from common.config import check, check_choice
-    from common.train.command import CLAIMS
+    from common.train.reproduce import CLAIMS
     from configs.perception import RECIPES
+    from perception import hub
     from perception.datasets import DATASETS
     from perception.experiments import MODES, backbones
 
@@ -72,8 +79,11 @@ def _own(options: Namespace) -> dict[str, Any]:
             name, equals, path = text.partition("=")
             check(bool(equals and path), f"--{option}={text}: write --{option}=NAME=DIR")
             check_choice(f"--{option}", name, names)
+            elsewhere = (
+                ":" in path or Path(path).is_file() if option == "data" else hub.cached(path)
+            )
             check(
-                Path(path).is_dir() or (option == "data" and (":" in path or Path(path).is_file())),
+                Path(path).is_dir() or bool(elsewhere),
                 f"--{option}={text}: no directory {path}",
             )
             found[name] = path

@@ -1,8 +1,9 @@
 """Regression of Figure 1: F1 of LoRA minus F1 of full training, against the "richness" (tokens) of a data set.
 
-The paper does not print the numbers of tokens. Here they are training examples times mean tokens per example. Measured
-means use the real texts and BERT's WordPiece vocabulary (30,522 pieces). Estimated means follow published descriptions
-of the data and may be off by a third, where the data sets differ by a factor of 1,500.
+The paper does not print the numbers of tokens. Here the number is the training examples times the mean tokens per
+example. Measured means use the real texts and BERT's WordPiece vocabulary (30,522 pieces). Estimated means follow
+published descriptions of the data. An estimate may be off by a third, but the largest data set has 1,200 times as many
+tokens as the smallest.
 """
 
 import math
@@ -35,7 +36,7 @@ SIZES = {
     "imdb": Size(25_000, 311.9, True),
     "c-bait": Size(22_400, 11.0, True),
     "rotten": Size(8_530, 25.4, True),
-    # Premises only, as the authors' program reads them; measured on 18,000 pairs.
+    # The authors' program reads only the premises, whose mean was measured on 18,000 pairs.
     "snli": Size(549_367, 14.6, True),
     "sst2": Size(67_349, 11.3, True),
     "w-tox": Size(127_656, 95, False),
@@ -47,7 +48,8 @@ TOKENS_PER_WORD = 1.2
 """Tokens per whitespace-separated word, measured on five of the data sets (1.06 to 1.33)."""
 
 ARTEFACTS = (("arctic_l", "full"), "snli")
-"""Invalid cells of Table 1: training that collapsed to one class in five columns, and a column without hypotheses."""
+"""Invalid cells of Table 1. Full training of arctic_l collapsed to one class in five columns, and the models of the
+column snli did not see the hypotheses."""
 
 
 class Line(NamedTuple):
@@ -94,7 +96,7 @@ def fit(points: Sequence[tuple[float, float]]) -> Line:
 
 
 def tokens(texts: Iterable[Sequence[str]]) -> float:
-    """Estimates the number of tokens in examples of one or more texts each."""
+    """Estimates the number of tokens from the number of words. Each example has one or more texts."""
     return TOKENS_PER_WORD * sum(len(part.split()) for parts in texts for part in parts)
 
 
@@ -110,19 +112,19 @@ def gaps(table: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[tuple[str
 
 
 def means(found: Mapping[tuple[str, str], float]) -> dict[str, float]:
-    """Returns column -> gap averaged over backbones."""
+    """Averages F1 of LoRA minus F1 of full training over backbones. Returns column of Table 1 -> mean difference."""
     names = dict.fromkeys(column for _, column in found)
     return {name: float(np.mean([g for (_, c), g in found.items() if c == name])) for name in names}
 
 
 def without_artefacts(found: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
-    """Drops the cells in ARTEFACTS."""
+    """Returns the gaps without the row and the column in ARTEFACTS."""
     (collapsed, _), column = ARTEFACTS
     return {key: gap for key, gap in found.items() if collapsed != key[0] and column != key[1]}
 
 
 def points(by_column: Mapping[str, float]) -> list[tuple[float, float]]:
-    """Returns (tokens, gap) of each column."""
+    """Returns (tokens, gap) of each column of Table 1."""
     return [(SIZES[column].tokens, gap) for column, gap in by_column.items()]
 
 

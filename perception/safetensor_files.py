@@ -23,6 +23,8 @@ from common.data.cache import write_atomic
 from common.errors import UserError
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_model.safetensors"
+"""File of an adapter in PEFT's format."""
 LARGEST = 5 * 10**9
 """Maximum bytes of tensors in a shard, as in Hugging Face. A larger tensor gets its own shard."""
 
@@ -34,9 +36,14 @@ TYPES = {
 """Supported dtypes of weights."""
 _COPIED = {"F64": np.float64, "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8}
 _COPIED |= {"U8": np.uint8, "BOOL": np.bool_}
+CODES = {"I8": np.dtype(np.int8), "U8": np.dtype(np.uint8)}
+"""Dtypes of the codes of quantized kernels."""
 _ALL = {**TYPES, **{name: np.dtype(kind) for name, kind in _COPIED.items()}}
 _NAMES = {dtype: name for name, dtype in _ALL.items()}
-_PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+_PICKLES = {
+    WHOLE: ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    ADAPTER: ("adapter_model.bin",),
+}
 
 
 class TensorFiles:
@@ -46,14 +53,17 @@ class TensorFiles:
       names: names of all tensors.
     """
 
-    def __init__(self, directory: Path):
-        """Opens model.safetensors, or the shards in model.safetensors.index.json, and reads their headers.
+    def __init__(self, directory: Path, whole: str = WHOLE):
+        """Opens a file, or the shards that its index lists, and reads their headers.
+
+        Args:
+          whole: name of the file; ".index.json" is appended for the name of the index.
 
         Raises:
           UserError: the files are missing or damaged, or the index does not match the shards.
         """
         self.directory = directory
-        self._files, self._places = _open(directory)
+        self._files, self._places = _open(directory, whole)
         self.names = frozenset(self._places)
 
     def _slice(self, name: str) -> Any:
@@ -62,13 +72,15 @@ class TensorFiles:
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._slice(name).get_shape())
 
-    def read(self, name: str, index: tuple[slice, ...]) -> np.ndarray:
-        """Reads one slice per dimension of a float32, float16 or bfloat16 tensor; copies only the slice.
+    def read(
+        self, name: str, index: tuple[slice, ...], dtypes: Mapping[str, np.dtype] = TYPES
+    ) -> np.ndarray:
+        """Reads one slice per dimension of a tensor; copies only the slice.
 
         Raises:
-          UserError: the tensor has another dtype.
+          UserError: the tensor's dtype is not one of `dtypes`, by default float32, float16 and bfloat16.
         """
-        self._type(name, TYPES)
+        self._type(name, dtypes)
         return self._slice(name)[index or ...]
 
     def tensor(self, name: str) -> "Tensor":
@@ -84,7 +96,7 @@ class TensorFiles:
         found = self._slice(name).get_dtype()
         check(
             found in known,
-            f"{self.directory}: tensor {name} has dtype {found}, supported are {', '.join(known)}",
+            f"{self.directory}: tensor {name} has dtype {found}, but only {', '.join(known)} are supported",
         )
         return known[found]
 
@@ -99,16 +111,16 @@ class TensorFiles:
         return digest.hexdigest()
 
 
-def _open(directory: Path) -> tuple[dict[str, Any], dict[str, str]]:
+def _open(directory: Path, whole: str) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns file name -> open file, and tensor name -> file name."""
-    if (directory / WHOLE).is_file():
-        file = _open_file(directory / WHOLE)
-        return {WHOLE: file}, dict.fromkeys(file.keys(), WHOLE)
-    index = directory / INDEX
+    if (directory / whole).is_file():
+        file = _open_file(directory / whole)
+        return {whole: file}, dict.fromkeys(file.keys(), whole)
+    index = directory / f"{whole}.index.json"
     if not index.is_file():
-        pickle = next((name for name in _PICKLES if (directory / name).exists()), None)
+        pickle = next((name for name in _PICKLES[whole] if (directory / name).exists()), None)
         only = f"; {pickle} is a pickle, which can run code and is not loaded" if pickle else ""
-        raise UserError(f"{directory} has neither {WHOLE} nor {INDEX}{only}")
+        raise UserError(f"{directory} has neither {whole} nor {index.name}{only}")
     places = _read_index(index)
     files = {}
     for name in sorted(set(places.values())):
@@ -137,12 +149,14 @@ def _read_index(path: Path) -> dict[str, str]:
         isinstance(places, dict) and all(isinstance(name, str) for name in places.values()),
         f"{path} is damaged: weight_map must map tensor names to file names",
     )
+    outside = next((name for name in places.values() if Path(name).name != name), None)
+    check(outside is None, f"{path} lists {outside}, which is not a file name in its folder")
     return places
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor to write; `get` returns its value when `write` reaches it."""
+    """A tensor to write. `write` calls `get` for the value only when it writes this tensor."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -154,17 +168,23 @@ class Tensor:
         return int(np.prod(self.shape)) * self.dtype.itemsize
 
 
-def write(directory: Path | None, tensors: Mapping[str, Tensor], largest: int = LARGEST) -> None:
+def write(
+    directory: Path | None,
+    tensors: Mapping[str, Tensor],
+    largest: int = LARGEST,
+    whole: str = WHOLE,
+) -> None:
     """Writes tensors one at a time, so at most one is in memory.
 
     Args:
       directory: None on processes that only take part in the collective `get` calls.
       largest: maximum bytes of a shard; more bytes need several shards and an index.
+      whole: name of the file if there is a single shard.
 
     Raises:
       UserError: the directory is not writable.
     """
-    # Widest dtypes first, so that every tensor is aligned to its item size.
+    # Tensors with the widest dtypes come first, so that every tensor is aligned to its item size.
     tensors = dict(sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize))
     if directory is None:
         for tensor in tensors.values():
@@ -176,7 +196,7 @@ def write(directory: Path | None, tensors: Mapping[str, Tensor], largest: int = 
             files.append({})
         files[-1][name] = tensor
     if len(files) == 1:
-        write_atomic(directory / WHOLE, lambda file: _write_file(file, files[0]))
+        write_atomic(directory / whole, lambda file: _write_file(file, files[0]))
         return
     places = {}
     for number, part in enumerate(files, 1):
@@ -190,7 +210,7 @@ def write(directory: Path | None, tensors: Mapping[str, Tensor], largest: int = 
 
 
 def _write_file(file: BinaryIO, tensors: Mapping[str, Tensor]) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires it
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # transformers requires this entry
     end = 0
     for name, tensor in tensors.items():
         start, end = end, end + tensor.size

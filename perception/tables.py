@@ -10,11 +10,11 @@ from flax import nnx
 
 from common import variables
 from common.errors import UserError
+from common.model.low_rank import Lora, adapt
 from common.report.table import mean_std
 from perception import printed
 from perception.backbones import BACKBONES
 from perception.experiments import ExperimentSuite, f1
-from perception.lora import Lora, adapt
 from perception.model import backbone
 
 RANKS = (2, 4, 8, 16, 32)
@@ -43,10 +43,11 @@ def parameters(name: str) -> tuple[int, int]:
 
 
 def table1(suite: ExperimentSuite) -> None:
-    """Writes weighted F1 of every cell at the best and the last step, after each row.
+    """Writes weighted F1 of every cell at the best and the last step. The files are updated after each row.
 
     Cells without data or weights stay empty, and so do cells that fail or run out of memory. With `turns` or a `sweep`
-    all cells are trained together, and one failure ends the command. A row has a mean if all its cells have values.
+    all cells are trained together, and one failure ends the command. A row has a mean if all cells of the row have
+    values.
 
     Raises:
       UserError: a cell failed. The other cells have been trained and written.
@@ -83,7 +84,7 @@ def table1(suite: ExperimentSuite) -> None:
         suite.keep("table1", header, rows)
     suite.write("table1", header, rows)
     if missing:
-        print(f"{sum(missing.values())} of {len(cases)} cells are empty; they need")
+        print(f"{sum(missing.values())} of {len(cases)} cells are empty for lack of these options:")
         print("".join(f"  {why} ({count})\n" for why, count in missing.items()), end="")
     if failed:
         print("failed:")
@@ -94,8 +95,8 @@ def table1(suite: ExperimentSuite) -> None:
 def table2(suite: ExperimentSuite) -> None:
     """Writes counted and printed parameters of every backbone and its adapters.
 
-    "Original" includes an untied output layer. Adapter parameters are proportional to the rank. "Share" is rank 32
-    relative to the backbone without an output layer.
+    The column "original" includes an untied output layer. Adapter parameters are proportional to the rank. The column
+    "share" is the adapter parameters with rank 32 relative to the backbone without an output layer.
     """
     paper, rows, same, entries = printed.table2(), [], 0, 0
     for name, shape in BACKBONES.items():
@@ -110,4 +111,4 @@ def table2(suite: ExperimentSuite) -> None:
             same += sum(shortened(n) == cell for cell, n in pairs)
             rows.append((name, "printed", *(cell or None for cell in cells), None, None))
     suite.write("table2", ("backbone", "", "original", *(f"r = {r}" for r in RANKS), "share"), rows)
-    print(f"{same} of {entries} printed entries equal the counted ones")
+    print(f"{same} of {entries} printed entries equal the counted entries")

@@ -1,41 +1,73 @@
 """The text classification task: tokenization for a backbone, weighted F1, and tests of the best and the last step."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
+from scipy.special import expit
 
 from common.config import check
+from common.data.corpus import TokenizedCorpus
 from common.data.labelled import LabelledText
-from common.data.subword import Subword
-from common.metrics.predictions import Classes
+from common.metrics.predictions import Classes, Predictions
 from common.tasks import classification
 from common.tasks.classification import Build, Classification
-from common.train.task import NO_PRETRAINED_WEIGHTS, ModelState, PretrainedWeights
+from common.train.evaluate import PerExample
+from common.train.task import (
+    NO_PRETRAINED_WEIGHTS,
+    Batch,
+    BatchSpec,
+    ModelState,
+    PretrainedWeights,
+    integers,
+)
 from common.train.workdir import has_checkpoints, save_tokenizer
 from common.variables import AbstractModel, Params
+from perception import objective
+from perception.model import PooledClassifier
+from perception.subword import Subword
 
 TOKENIZER, CLASSES, EXAMPLES = "tokenizer.json", "classes.json", "examples.json"
 
 
 def in_rows(config: ConfigDict) -> ConfigDict:
-    """Returns a copy with the buckets of batches; the pool "authors" pads all texts to `max_length`."""
+    """Returns a copy of `config`. If `pool` is "authors", `max_length` becomes the only bucket of the copy."""
     config = config.copy_and_resolve_references()
     if config.pool == "authors":
         config.data.buckets = (config.data.max_length,)
     return config
 
 
+class SegmentedCorpus(TokenizedCorpus):
+    """Tokenized texts or pairs of texts.
+
+    Attributes:
+      firsts_E: number of tokens in the first segment of each example, (E,) int32.
+    """
+
+    firsts_E: np.ndarray
+
+
+def logits(model: PooledClassifier, batch: Batch, key: jax.Array | None = None) -> jax.Array:
+    """Returns logits (B, C) of a batch of texts or of pairs of texts."""
+    return model(batch["tokens"], batch["lengths"], key, batch.get("firsts"))
+
+
 class TextClassification(Classification):
     """Text classification with a backbone.
 
     Args:
-      build: (number of classes, rngs=) -> model.
+      build: function from the number of classes and `rngs` to a model.
       labelled: splits and class names; "valid" may be missing if `config.eval.select` is "test".
       start, outside: implementations of `Task.start` and `Task.outside`.
       classes: see `Classification`.
+      segments: whether the model distinguishes the two texts of a pair by token types.
     """
 
     objective, mode, tests_last = "weighted_f1", "max", True
@@ -53,33 +85,102 @@ class TextClassification(Classification):
             NO_PRETRAINED_WEIGHTS
         ),
         classes: int | None = None,
+        segments: bool = False,
     ):
-        self.outside = outside
+        self.outside, self._segments = outside, segments
         config = in_rows(config)
         given = {"longest": config.data.max_length, "start": start, "classes": classes}
         super().__init__(config, tokenizer, build, mesh, labelled=labelled, **given)
+        self._logits = PerExample(lambda model, batch: {"logits": logits(model, batch)}, mesh)
 
     @property
     def select(self) -> str:
         """The split that selects the best step: "valid", or "test" in the authors' recipe."""
         return self.config.eval.select
 
-    def rows(self, texts: Sequence[tuple[str, ...]], longest: int) -> tuple[list[list[int]], int]:
-        return self.tokenizer.encode_and_count([text for (text,) in texts], longest)
+    def _tokenize(self, text: LabelledText) -> "SegmentedCorpus":
+        rows, firsts, cut = self.tokenizer.encode_parts(text.texts, self._longest)
+        self._cut += cut
+        corpus = SegmentedCorpus.from_lists(rows, *self.marks)
+        corpus.firsts_E = np.asarray(firsts, np.int32)
+        return corpus
+
+    def _labelled(self, batch: Batch, split: str) -> Batch:
+        """Returns a batch like `Classification`; of a model with segments also the lengths of the first, (B,)."""
+        found = super()._labelled(batch, split)
+        if not self._segments:
+            return found
+        firsts_B = self._corpora[split].firsts_E[batch["ids"]]
+        return {**found, "firsts": np.where(batch["ids"] >= 0, firsts_B, 0).astype(np.int32)}
 
     @property
     def marks(self) -> tuple[int | None, int]:
         return None, self.tokenizer.pad
 
-    def predict(self, values: ModelState, split: str) -> Classes:
-        """Returns predictions like `Classification.predict`; "valid" means the split that selects the best step."""
-        return super().predict(values, self.select if split == "valid" else split)
+    @cached_property
+    def weights(self) -> np.ndarray | None:
+        """Weights of the training labels in the loss, see `objective.balanced_weights`; None for equal weights."""
+        labels = self.splits["train"].labels_M
+        return objective.balanced_weights(labels) if self.config.data.balance else None
+
+    def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
+        """Yields batches like `Classification.batches`; with `config.data.balance` also the weights of the labels."""
+        for batch, position in super().batches(start):
+            if self.weights is not None:
+                batch = {**batch, "weights": self.weights[batch["ids"]]}
+            yield batch, position
+
+    def batch_spec(self, multiple: int) -> BatchSpec:
+        found, rows = super().batch_spec(multiple), self.config.data.batch
+        arrays = dict(found.arrays)
+        if self._segments:
+            arrays["firsts"] = integers(rows)
+        if self.config.data.multi_label:
+            arrays["labels"] = integers(rows, self._class_count)
+        if self.config.data.balance:
+            arrays["weights"] = jax.ShapeDtypeStruct(arrays["labels"].shape, np.float32)
+        return found._replace(arrays=arrays)
+
+    def loss(
+        self, model: PooledClassifier, batch: Batch, key: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the (weighted) sum of the cross-entropy over examples, and the number of examples.
+
+        The sum is not divided by the sum of the weights: in a small batch of one class that would cancel the weights.
+        """
+        logits_BC = logits(model, batch, key)
+        there_B = batch["ids"] >= 0
+        loss_B = objective.loss(logits_BC, batch["labels"], batch.get("weights", 1.0))
+        return jnp.sum(loss_B * there_B), jnp.sum(there_B, dtype=jnp.float32)
+
+    def predict(self, values: ModelState, split: str) -> Predictions:
+        """Returns predictions like `Classification.predict`; "valid" means the split that selects the best step.
+
+        With several classes per example, the thresholds of both splits are those chosen on "valid".
+        """
+        split = self.select if split == "valid" else split
+        text, logits_EC = self.splits[split], self.logits(values, split)
+        if not self.config.data.multi_label:
+            logs_EC = np.asarray(jax.nn.log_softmax(logits_EC))
+            return Classes.of_log_probabilities(
+                text.fingerprint, text.labels_M, logs_EC, self.classes
+            )
+        from common.metrics.label_sets import LabelSets
+
+        valid_EC = logits_EC if split == "valid" else self.logits(values, "valid")
+        thresholds = objective.choose_thresholds(self.splits["valid"].labels_M, expit(valid_EC))
+        given = text.fingerprint, text.labels_M, logits_EC, thresholds, self.classes
+        return LabelSets.of_logits(*given)
+
+    def logits(self, values: ModelState, split: str) -> np.ndarray:
+        """Returns the logits of every example of a split, (E, C) float32."""
+        return self._logits(values, self.every(split), len(self.splits[split]))["logits"]
 
     def save(self, workdir: Path) -> None:
-        """Writes tokenizer, class names and fingerprints of the examples; checks them if the run is resumed.
+        """Writes tokenizer, class names and fingerprints of the examples.
 
         Raises:
-          UserError: classes or examples differ from those that the run started with.
+          UserError: the tokenizer, the classes or the examples of a resumed run have changed since the run started.
         """
         save_tokenizer(self.tokenizer, workdir / TOKENIZER)
         examples = {name: text.fingerprint for name, text in self.splits.items()}
@@ -90,13 +191,17 @@ class TextClassification(Classification):
             path, text = workdir / name, json.dumps(values, indent=2) + "\n"
             check(
                 not path.exists() or not has_checkpoints(workdir) or path.read_text() == text,
-                f"the examples {what} {path}: they have changed since the run started; choose another --workdir",
+                f"the examples {what} {path}: the data have changed since the run started; choose another --workdir",
             )
             path.write_text(text)
 
 
 def validate(config: ConfigDict) -> None:
-    """Validates the fields of data and evaluation."""
+    """Checks the fields of data and evaluation.
+
+    Raises:
+      UserError: a field has an invalid value.
+    """
     longest = config.data.max_length
     check(longest >= 1, f"--config.data.max_length must be at least 1, got {longest}")
     classification.validate(in_rows(config))

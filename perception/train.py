@@ -3,17 +3,29 @@
 import shlex
 from pathlib import Path
 
+from ml_collections import ConfigDict
+
 from common.runtime import program
 
 
 def main() -> None:
     from common.train.command import train
 
-    train("perception", print_summary)
+    train("perception", print_summary, download=fetch_pretrained)
+
+
+def fetch_pretrained(config: ConfigDict) -> None:
+    """Fetches the model that --config.pretrained names into the local Hugging Face cache, if it is no directory."""
+    from common.config import check
+    from perception import hub
+
+    check(bool(config.pretrained), "--download needs --config.pretrained=NAME, a name on the hub")
+    if not Path(config.pretrained).expanduser().is_dir():
+        hub.download(config.pretrained)
 
 
 def print_summary(summary: dict, workdir: Path) -> None:
-    """Prints the results of a finished run and the command that classifies texts with it."""
+    """Prints the results of a finished run, and a command that classifies texts with the trained model."""
     from common.report.table import text
 
     best, last, counts = summary["test"], summary["test_last"], summary["params"]

@@ -1,26 +1,105 @@
-"""Is pretraining worth it on your data? python -m perception.worth --config=configs/perception.py:laptop \
-    --config.data.source=files:DIR --config.pretrained=DIR
+"""From labelled texts to a classifier, and whether pretraining is worth it: python -m perception.worth --data mails.csv
+
+    python -m perception.worth --data mails.csv --config.pretrained=DIR --budget 30m
+    python -m perception.worth --config=configs/perception.py:laptop --config.data.source=files:DIR
 
 Trains from pretrained weights (LoRA, all weights, head; needs --config.pretrained), from random weights, and a TF-IDF
-baseline. Reports F1, cost and verdicts on the differences, and the difference expected from the paper's data sets. A
-verdict needs three seeds or more. Running it again resumes interrupted runs. Accepts overrides like perception.train.
+baseline. Writes report.html: the best classifier, its scores with intervals and its errors, verdicts on the
+differences, and the command that uses it. A verdict needs three seeds or more. Running the command again resumes
+interrupted runs. Any field of the configuration is an option, as in perception.train.
+
+--data is CSV, TSV, JSON lines or Parquet, plain or .gz, a folder of them, or hf:NAME[@REVISION] from the local cache.
+Its splits are written to --out. --pair is for pairs of texts, a repeated --label or --separator for several classes per
+text, --balance for classes of different sizes, --shots N for N labels per class. --budget trains what the machine can
+afford in that time, tuned on validation.
 """
 
 import sys
+from argparse import ArgumentParser, Namespace
+from importlib.util import find_spec
 from pathlib import Path
 
 from common.runtime import program
 
+DATA_FIELDS = (
+    "source",
+    "splits.",
+    "fields",
+    "label",
+    "tfds_dir",
+    "premise_only",
+    "pair",
+    "multi_label",
+)
+"""Fields of `config.data` that --data sets. An override of such a field is an error."""
 
-def main() -> None:
+DRAWS = 5
+"""Default number of seeds with --shots, each with another draw of the examples."""
+
+
+def _parser() -> ArgumentParser:
     from common import config
     from common.report.verdict import MARGINS
-    from common.train.command import add_fairness
+    from common.storage.folders import open_folder
+    from common.train.reproduce import add_fairness
 
     parser = config.parser_for("perception.worth")
-    parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="the configuration")
+    parser.add_argument("--data", default="", metavar="FILE", help="labelled texts; see above")
     parser.add_argument(
-        "--seeds", type=config.positive_int_arg("--seeds"), default=1, help="seeds of each way"
+        "--text",
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="text column of --data; may be repeated",
+    )
+    parser.add_argument(
+        "--pair",
+        action="store_true",
+        help="the two text columns are pairs, such as premise and hypothesis",
+    )
+    parser.add_argument(
+        "--label",
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="label column of --data; repeated for columns of 0 and 1, one for each class",
+    )
+    parser.add_argument(
+        "--separator",
+        default="",
+        metavar="TEXT",
+        help="separates the classes of a text in its label, such as ';' in spam;urgent",
+    )
+    parser.add_argument("--encoding", default="", help="encoding of --data, such as cp1252")
+    parser.add_argument(
+        "--strict", action="store_true", help="refuse --data with unusable or contradictory rows"
+    )
+    parser.add_argument(
+        "--download", action="store_true", help="allow --data=hf:NAME to download the data set"
+    )
+    parser.add_argument(
+        "--balance", action="store_true", help="give all classes equal weight in training"
+    )
+    parser.add_argument(
+        "--shots",
+        type=config.positive_int_arg("--shots"),
+        metavar="N",
+        help="train on N examples per class and select on N more; each seed draws others",
+    )
+    parser.add_argument(
+        "--budget", default="", metavar="TIME", help="train what is affordable in 10m, 2h, ..."
+    )
+    parser.add_argument(
+        "--config",
+        default="",
+        metavar="FILE[:ARG]",
+        help="configuration file (default with --data: configs/perception.py:laptop)",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=config.positive_int_arg("--seeds"),
+        metavar="N",
+        help=f"number of runs, with different seeds, of each way of training (default: 1; with --shots {DRAWS})",
     )
     parser.add_argument(
         "--margin",
@@ -30,22 +109,93 @@ def main() -> None:
         help="equivalence margin in points of weighted F1 (default: %(default)s)",
     )
     add_fairness(parser)
-    parser.add_argument("--out", type=Path, default=Path("runs/worth"), metavar="DIR")
+    parser.add_argument(
+        "--out",
+        type=open_folder,
+        metavar="DIR",
+        help="default: runs/worth, with --data runs/worth_NAME",
+    )
+    return parser
+
+
+def _check(options: Namespace, fields: list[str]) -> None:
+    """Raises a UserError for options that contradict each other."""
+    from common.config import check
+
+    own = [
+        name
+        for name in ("text", "pair", "label", "separator", "encoding", "strict", "download")
+        if getattr(options, name)
+    ]
+    check(bool(options.data) or not own, f"--{' and --'.join(own)} needs --data=FILE")
+    check(
+        bool(options.data or options.config),
+        "no data: use --data=FILE, or --config=FILE and --config.data.source=files:DIR",
+    )
+    taken = ("--config.dataset", *(f"--config.data.{name}" for name in DATA_FIELDS))
+    both = [field for field in fields if options.data and field.startswith(taken)]
+    check(not both, f"{' '.join(both)}: --data sets this field, remove one of the two options")
+    planned = [name for name in ("seeds", "turns", "sweep") if getattr(options, name)]
+    check(
+        not (options.budget and planned),
+        f"--budget chooses what --{' and --'.join(planned)} would set: remove one of the two options",
+    )
+
+
+def _out(options: Namespace) -> Path:
+    if options.out or not options.data:
+        return options.out or Path("runs/worth")
+    name = options.data.removeprefix("hf:").partition("@")[0].rstrip("/")
+    return Path(f"runs/worth_{Path(name).name.partition('.')[0] or 'data'}")
+
+
+def main() -> None:
+    from common import config
+    from perception.budget import parse_seconds
+
     fields, rest = config.split_fields(sys.argv[1:])
-    options = parser.parse_args(rest)
-    config.check_folder("--out", options.out)
+    options = _parser().parse_args(rest)
+    _check(options, fields)
+    fields += ["--config.data.balance=true"] * options.balance
+    fields += [f"--config.data.shots={options.shots}"] * bool(options.shots)
+    seconds = parse_seconds(options.budget) if options.budget else 0.0
+    out = _out(options)
+    config.check_folder("--out", out)
+    spec = options.config or f"{find_spec('configs.perception').origin}:laptop"
+    experiment = config.load(spec)
+    config.override_all(experiment, fields)
+    prepared = None
+    if options.data:
+        from perception.labelled_table import TEXTS, prepare, write
+        from perception.table_reader import read_tables
+
+        tables = read_tables(options.data, options.encoding, options.download)
+        prepared = prepare(
+            tables, options.text, options.label, options.strict, options.pair, options.separator
+        )
+        print("\n".join(prepared.notes), flush=True)
 
     from common.experiments import parse_sweep
+    from common.runtime.signals import unless_stopped
     from common.sharding import make_mesh
-    from common.train.command import unless_stopped
-    from perception.comparison import ExperimentSuite, worth
+    from common.storage.folders import output
+    from perception.comparison import About, ExperimentSuite, worth
 
-    experiment = config.load(options.config)
-    config.override_all(experiment, fields)
-    mesh = make_mesh(experiment.mesh)
-    arguments = "", options.seeds, fields, options.out, mesh, options.config, options.margin
-    suite = ExperimentSuite(*arguments, turns=options.turns, sweep=parse_sweep(options.sweep))
-    unless_stopped(lambda: worth(suite))
+    about = About()
+    if prepared:
+        fields += [f"--config.data.source=files:{write(prepared, out)}", "--config.dataset="]
+        if options.pair:
+            fields += [f"--config.data.fields={' '.join(TEXTS)}", "--config.data.pair=true"]
+        if prepared.several:
+            fields += ["--config.data.multi_label=true"]
+        places = [example.place for example in prepared.splits["test"]]
+        about = About(f"A classifier for {Path(options.data).name}", places, prepared.notes)
+    seeds = options.seeds or (DRAWS if experiment.data.shots else 1)
+    arguments = "", seeds, fields, out, make_mesh(experiment.mesh), spec
+    fair = {"turns": options.turns, "sweep": parse_sweep(options.sweep)}
+    suite = ExperimentSuite(*arguments, options.margin, **fair)
+    with output(out):
+        unless_stopped(lambda: worth(suite, about, seconds))
 
 
 if __name__ == "__main__":

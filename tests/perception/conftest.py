@@ -1,4 +1,4 @@
-"""Fixtures: a small pretrained model, and configurations of short runs on it."""
+"""Fixtures: a small pretrained model, and configurations of short runs that use this model."""
 
 from pathlib import Path
 
@@ -9,12 +9,12 @@ from ml_collections import ConfigDict
 
 from common import variables
 from common.data.manual import python
-from common.data.subword import build_subword
 from common.sharding import make_mesh
 from configs import perception as recipes
 from perception.backbones import bert
 from perception.hugging_face import export
 from perception.model import backbone
+from perception.subword import build_subword
 
 SHAPE = bert(1, 16, 24, 2, vocabulary=300, longest=16)
 LORA = {"finetune": "lora", "optimizer.schedule": "constant"}
@@ -33,14 +33,14 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, jax.Array]:
-    """Random weights, scaled up from their initial values so that every layer affects the output."""
+    """Returns random weights. They are larger than initial values, so every layer affects the output."""
     abstract_model = variables.split(backbone(SHAPE, rngs=nnx.Rngs(7)))
     return {name: 5 * value.get_value() for name, value in abstract_model.trainable.items()}
 
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory, weights) -> Path:
-    """A directory in Hugging Face format."""
+    """Returns a directory with the weights in Hugging Face format."""
     folder = tmp_path_factory.mktemp("weights") / "model"
     tokenizer = build_subword(
         SHAPE.vocabulary, [text for (text,), _ in python("train")], folder.parent
@@ -51,7 +51,7 @@ def pretrained(tmp_path_factory, weights) -> Path:
 
 @pytest.fixture(scope="module")
 def make(pretrained, tmp_path_factory):
-    """A function (argument, **fields) that returns the configuration of a short run on the pretrained model."""
+    """Returns a function (argument, **fields) -> configuration of a short run with the pretrained model."""
     cache = tmp_path_factory.mktemp("cache")
 
     def config(argument: str = "tiny", **fields: object) -> ConfigDict:

@@ -1,4 +1,4 @@
-"""Weights that depend only on their names, for comparisons with other implementations."""
+"""Pseudo-random weights that depend only on parameter names, for comparisons with other implementations."""
 
 import hashlib
 import json
@@ -31,12 +31,12 @@ def golden() -> dict[str, np.ndarray]:
 
 
 def golden_json(name: str) -> dict:
-    """Returns "FAMILY/config" or "FAMILY/shapes" (names and shapes of all weights)."""
+    """Returns the entry "FAMILY/config" or "FAMILY/shapes" (names and shapes of all weights) of the golden arrays."""
     return json.loads(str(golden()[name]))
 
 
 def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Draws a weight from its name. No bias is zero and no scale is one, so that every parameter affects the states."""
+    """Draws a weight, seeded by its name. Biases are not 0 and scales are not 1, so every weight affects the states."""
     key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
     noise = np.random.Generator(np.random.Philox(key=key)).standard_normal(shape)
     if len(shape) == 2:
@@ -62,7 +62,7 @@ def structure_of(shape: Backbone) -> AbstractModel:
 def states(
     model: Pretrained, tokens_BL: np.ndarray, lengths_B: np.ndarray, sizes: Mapping | None = None
 ) -> np.ndarray:
-    """Returns the last states (B, L, D) of a loaded model on a mesh of these sizes (default: one device)."""
+    """Returns the last states (B, L, D) of a loaded model. `sizes` are the mesh axes; None means one device."""
     devices = jax.devices()[: math.prod((sizes or {}).values())]
     mesh, abstract_model = make_mesh(sizes or {}, devices), structure_of(model.shape)
     values = model.load(abstract(abstract_model.trainable, mesh))
@@ -75,9 +75,12 @@ def states(
 
 
 def texts(vocabulary: int, lengths: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns random tokens (B, L), right-padded with 0, and their lengths (B,)."""
+    """Returns random tokens (B, L), right-padded with 0, and their lengths (B,).
+
+    The tokens are at least 2: RoBERTa's padding has the id 1.
+    """
     lengths_B = np.asarray(lengths, np.int32)
     generator = np.random.Generator(np.random.Philox(key=1))
-    tokens_BL = generator.integers(1, vocabulary, (len(lengths), max(lengths)))
+    tokens_BL = generator.integers(2, vocabulary, (len(lengths), max(lengths)))
     inside_BL = np.arange(max(lengths)) < lengths_B[:, None]
     return (tokens_BL * inside_BL).astype(np.int32), lengths_B

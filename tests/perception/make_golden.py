@@ -1,8 +1,8 @@
-"""Writes golden.npz: states of transformers' models with the weights of helpers.draw, for the parity tests.
+"""Writes golden.npz: states of models of transformers with the weights of `helpers.draw`, for the parity tests.
 
     pip install -r tests/requirements-peers.txt && PYTHONPATH=. python tests/perception/make_golden.py
 
-Run it only to add a case. OpenELM is not in transformers; its states come from openelm_reference.py.
+Run this program only to add a case. OpenELM is not in transformers, so its states come from openelm_reference.py.
 """
 
 import json
@@ -13,10 +13,18 @@ import torch
 from transformers import (
     AutoModel,
     BertConfig,
+    DebertaV2Config,
+    DistilBertConfig,
+    GemmaConfig,
+    LlamaConfig,
     MistralConfig,
+    ModernBertConfig,
+    MPNetConfig,
     PhiConfig,
     PretrainedConfig,
     Qwen2Config,
+    RobertaConfig,
+    XLMRobertaConfig,
 )
 
 from tests.perception import openelm_reference
@@ -31,10 +39,48 @@ SIZES = {
     "intermediate_size": 48,
     "max_position_embeddings": max(LENGTHS),
 }
+# RoBERTa's positions begin after the row of the padding, 1.
+LATER = SIZES | {"max_position_embeddings": max(LENGTHS) + 2, "pad_token_id": 1}
+LLAMA_3 = {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 64}
+LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 CASES = {
     "bert": BertConfig(**SIZES),
+    "roberta": RobertaConfig(**LATER, type_vocab_size=1, layer_norm_eps=1e-5),
+    "xlm-roberta": XLMRobertaConfig(**LATER, type_vocab_size=1, layer_norm_eps=1e-5),
+    "distilbert": DistilBertConfig(
+        vocab_size=VOCABULARY,
+        dim=32,
+        n_layers=2,
+        n_heads=4,
+        hidden_dim=48,
+        max_position_embeddings=max(LENGTHS),
+    ),
+    "mpnet": MPNetConfig(**LATER),
+    # Offsets up to 4 have a row of their own; all offsets from 13 on share one.
+    "deberta-v2": DebertaV2Config(
+        **SIZES,
+        relative_attention=True,
+        position_buckets=8,
+        max_relative_positions=14,
+        pos_att_type=["p2c", "c2p"],
+        share_att_key=True,
+        norm_rel_ebd="layer_norm",
+        position_biased_input=False,
+    ),
+    # The second layer sees three tokens on either side.
+    "modernbert": ModernBertConfig(
+        **SIZES,
+        pad_token_id=0,
+        local_attention=6,
+        global_attn_every_n_layers=2,
+        global_rope_theta=1e3,
+        local_rope_theta=1e2,
+        reference_compile=False,
+    ),
     "qwen2": Qwen2Config(**SIZES, num_key_value_heads=2, rope_theta=1e3),
     "mistral": MistralConfig(**SIZES, num_key_value_heads=1, head_dim=12, sliding_window=5),
+    "llama": LlamaConfig(**SIZES, num_key_value_heads=2, rope_theta=1e3, rope_scaling=LLAMA_3),
+    "gemma": GemmaConfig(**SIZES, num_key_value_heads=1, head_dim=12),
     "phi": PhiConfig(**SIZES, num_key_value_heads=2, partial_rotary_factor=0.5),
 }
 
@@ -51,7 +97,7 @@ def states(model: torch.nn.Module, tokens_BL: np.ndarray, lengths_B: np.ndarray)
 
 
 def peer(config: PretrainedConfig) -> torch.nn.Module:
-    """Returns transformers' model without an output layer, with the weights of `draw`."""
+    """Returns the model of transformers, without an output layer, with the weights of `draw`."""
     model = AutoModel.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():

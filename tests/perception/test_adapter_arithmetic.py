@@ -8,10 +8,10 @@ from flax import nnx
 
 from common import sharding, variables
 from common.errors import UserError
+from common.model.low_rank import Lora, adapt
 from perception import quantized as quantization
 from perception.adapter_arithmetic import Adapter, combine, merge, of_values
 from perception.backbones import bert
-from perception.lora import Lora, adapt
 from perception.model import backbone
 from perception.quantized import dequantize, quantize, quantize_frozen
 
@@ -76,7 +76,7 @@ def test_unmerge_restores_base_weights(base) -> None:
 
 
 def test_weighted_sum_of_adapters_is_exact() -> None:
-    """Ranks 2 and 3, with the scales 3 and 2 (alpha / rank): the sum has rank 5 and is exact."""
+    """The adapters have ranks 2 and 3 and scales (alpha / rank) 3 and 2. The sum has rank 5."""
     one, other = adapter(1), adapter(2, Lora(rank=3, alpha=6))
     both = combine([(one, 0.5), (other, -2.0)])
     assert (one.rank, other.rank, both.rank) == (2, 3, 5)
@@ -147,5 +147,5 @@ def test_quantization_cost_in_bytes_and_relative_error(base) -> None:
         error = np.asarray(dequantize(*quantize(kernel, "4bit"), len(kernel))) - kernel
         wanted = np.linalg.norm(error) / np.linalg.norm(kernel)
         assert cost.error == pytest.approx(wanted, rel=1e-4) and 0.01 < cost.error < 0.15
-        # The block is padded: only 16 or 32 of its 64 inputs are used.
+        # The block of 64 inputs is padded: the kernel has only 16 or 32 inputs.
         assert (cost.before, cost.after) == (kernel.nbytes, (32 + 4) * kernel.shape[1])

@@ -9,7 +9,7 @@ from perception.backbones import BACKBONES
 from perception.experiments import ExperimentSuite
 from perception.tables import RANKS
 
-# ("original": the backbone with an untied output layer, LoRA of rank 2). Qwen2 has the published sizes.
+# Parameter counts: (backbone with an untied output layer, adapters of rank 2). Qwen2 has the published sizes.
 TABLE_2 = {
     "openelm_270m": (312_487_168, 162_560),
     "openelm_450m": (506_331_136, 239_360),
@@ -28,9 +28,9 @@ TABLE_2 = {
 PRINTED = {"qwen2_0.5b": 0, "qwen2_1.5b": 0} | dict.fromkeys(
     ("arctic_xs", "arctic_s", "arctic_m", "arctic_l", "mistral_7b"), 4
 )
-"""Number of printed entries, if not five: the second half of the table ends at rank 8."""
+"""Number of printed entries of a row, if it is not five: the second half of the table ends at rank 8."""
 
-# Parameters of rank 32 relative to the backbone, in percent. The paper's text says about 1 %.
+# Parameters of adapters of rank 32, in % of the backbone. The paper's text says about 1 %.
 SHARES = {"qwen2_0.5b": 0.6, "qwen2_1.5b": 0.39, "openelm_270m": 0.96, "arctic_xs": 3.92}
 SHARES["mistral_7b"] = 0.27
 
@@ -56,7 +56,7 @@ OPENELM = {
 
 @pytest.mark.parametrize("name", TABLE_2)
 def test_parameter_counts_match_table2(name: str) -> None:
-    """Counts match exactly, and match all 45 printed entries to the last printed digit."""
+    """Counts equal the expected numbers, and all 45 printed entries to the last printed digit."""
     size, one = tables.parameters(name)
     total, rank_2 = TABLE_2[name]
     counts = (size + BACKBONES[name].vocabulary * BACKBONES[name].width, *(r * one for r in RANKS))
@@ -75,7 +75,7 @@ def test_table2_has_counted_and_printed_rows(tmp_path, capsys) -> None:
     text = (tmp_path / "table2.csv").read_text().splitlines()
     assert "openelm_270m,counted,312487168,162560,325120,650240,1300480,2600960,0.96 %" in text
     assert "arctic_s,printed,44.93M,110.59K,221.18K,442.37K,,," in text and len(text) == 1 + 12 + 10
-    assert "45 of 45 printed entries equal the counted ones" in capsys.readouterr().out
+    assert "45 of 45 printed entries equal the counted entries" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", OPENELM)

@@ -1,16 +1,19 @@
 """The TF-IDF baseline, and weighted F1 of constant predictions."""
 
+import io
 import os
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from common.data.labelled import LabelledText
 from common.errors import UserError
-from common.metrics.classes import weighted_f1
 from common.report.runs import load_local
 from configs.perception import get_config
-from perception import baseline, datasets, richness
+from perception import baseline, datasets, richness, tf_idf
+from perception.weighted_f1 import weighted_f1
 
 
 @pytest.mark.parametrize(
@@ -20,11 +23,11 @@ from perception import baseline, datasets, richness
         ((444, 428), 34.4),  # sst2's validation split
         ((3368, 3237, 3219), 17.5),  # snli's test split
         ((695, 581, 275, 224, 159, 66), 17.9),  # emotion
-        ((9023, 977), 85.6),  # w-tox: a share of 0.902
+        ((9023, 977), 85.6),  # w-tox, where the majority class has a share of 0.902
     ],
 )
 def test_weighted_f1_of_majority_class_prediction(counts: tuple[int, ...], printed: float) -> None:
-    """Predicting the largest class (share p) gives 2 p^2 / (1 + p), which Table 1 prints where training collapsed."""
+    """A constant prediction of the largest class, of share p, has F1 2 p^2 / (1 + p). Table 1 prints this value."""
     labels = np.repeat(np.arange(len(counts)), counts)
     share = counts[0] / sum(counts)
     found = weighted_f1(labels, np.zeros_like(labels))
@@ -56,15 +59,15 @@ def test_bigrams_are_features() -> None:
 
 
 def test_features_match_sklearn_tfidf(monkeypatch) -> None:
-    """Compares inner products of rows, since the columns have another order. Texts are counted in several batches."""
+    """Compares inner products of rows, because the order of columns differs. Texts are counted in several batches."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    monkeypatch.setattr(baseline, "ROWS", 7)
+    monkeypatch.setattr(tf_idf, "ROWS", 7)
     train = [f"{text} a a a !" for (text,) in texts(60, 0).texts]
     others = ["good not seen b", "!"]
     theirs = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, token_pattern=r"\w+|[^\w\s]+")
     wanted, known = theirs.fit_transform(train), theirs.transform(others)
-    features, rows = baseline.fit_features(train)
+    features, rows = tf_idf.fit_features(train)
     assert rows.shape == wanted.shape and rows.dtype == np.float32
     found = rows @ rows.T, features(others) @ rows.T
     for ours, reference in zip(found, (wanted @ wanted.T, known @ wanted.T), strict=True):
@@ -72,17 +75,17 @@ def test_features_match_sklearn_tfidf(monkeypatch) -> None:
 
 
 def test_number_of_features_is_bounded(monkeypatch) -> None:
-    """Every text has unique words and two common words; the features include the common words."""
-    monkeypatch.setattr(baseline, "FEATURES", 50)
+    """Every text has unique words and two common words. The limited features include the common words."""
+    monkeypatch.setattr(tf_idf, "FEATURES", 50)
     many = [f"common word x{i} y{i} z{i}" for i in range(400)]
-    features, rows = baseline.fit_features(many)
+    features, rows = tf_idf.fit_features(many)
     assert rows.shape == (400, 50)
     (shared,) = features(["common word"]).toarray()
     assert np.count_nonzero(shared) == 3
 
 
 def test_baseline_penalty_is_selected_on_validation() -> None:
-    """Inverted validation labels select the strongest penalty, which is worse on the test."""
+    """Inverted validation labels select the strongest penalty, which has a lower test F1."""
     splits = {"train": texts(60, 0), "valid": texts(50, 1), "test": texts(50, 2)}
     turned = LabelledText(splits["valid"].texts, 1 - splits["valid"].labels_M)
     strict, free = (
@@ -101,16 +104,54 @@ def test_baseline_selects_on_test_without_validation_split() -> None:
     assert found[:3] == again[:3] and f1_of(found) == f1_of(again)
 
 
+@pytest.mark.parametrize("names", [CLASSES, ("first", "second", "third")])
+@pytest.mark.parametrize("solve", [True, False])
+def test_saved_model_reproduces_sklearn(tmp_path, names, solve) -> None:
+    """Covers exact and stochastic regression, with two and three classes. The reference is predict_proba."""
+    train = texts(60, 0)
+    labels_E = np.arange(60) % 3 if len(names) == 3 else train.labels_M
+    lines = [text for (text,) in train.texts]
+    features, rows = tf_idf.fit_features(lines)
+    fitted = baseline.regression(rows, labels_E, 10.0, solve, np.ones(60))
+    baseline.Model.of(features, fitted, names).save(tmp_path / "model.npz")
+    found = baseline.Model.load(tmp_path / "model.npz")
+    assert found.names == names
+    wanted_EC = fitted.predict_proba(features(lines))
+    np.testing.assert_allclose(found.probabilities(lines), wanted_EC, atol=1e-5)
+
+
+def test_baseline_program_classifies_lines(tmp_path, monkeypatch, capsys) -> None:
+    config, examples = get_config("tiny"), texts(60, 0)
+    baseline.run(config, {"train": examples, "test": examples}, CLASSES, tmp_path)
+    monkeypatch.setattr(sys, "argv", ["baseline", f"--workdir={tmp_path}", "--top=1"])
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"not good a\ngood not\n")))
+    baseline.main()
+    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert [name for name, _ in lines] == ["first", "second"]
+    assert all(0.5 < float(chance) < 1 for _, chance in lines)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"\xff\n")))
+    with pytest.raises(UserError, match="standard input is not UTF-8"):
+        baseline.main()
+
+
+def test_damaged_baseline_model_raises_error(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*model.npz"):
+        baseline.Model.load(tmp_path / "model.npz")
+    (tmp_path / "model.npz").write_bytes(b"PK\x03\x04")
+    with pytest.raises(UserError, match=r"model.npz is damaged"):
+        baseline.Model.load(tmp_path / "model.npz")
+
+
 def test_large_data_use_stochastic_gradients(monkeypatch) -> None:
-    """C is chosen on a sample and the model is fitted on all examples; the result is deterministic."""
+    """A sample of the examples selects C. The model is then fitted on all examples. The result is deterministic."""
     splits = {"train": texts(400, 0), "valid": texts(50, 1), "test": texts(50, 2)}
     monkeypatch.setattr(baseline, "SOLVED", 0)
     monkeypatch.setattr(baseline, "SAMPLE", 100)
     seen, fitted = [], baseline.regression
 
-    def regression(rows, labels_M, penalty, solve):
+    def regression(rows, labels_M, penalty, solve, weights_E):
         seen.append((rows.shape[0], solve))
-        return fitted(rows, labels_M, penalty, solve)
+        return fitted(rows, labels_M, penalty, solve, weights_E)
 
     monkeypatch.setattr(baseline, "regression", regression)
     found = baseline.fit(splits, CLASSES)

@@ -1,4 +1,4 @@
-"""Parsing the sides of claims, and the table of claims end to end."""
+"""Experiments that perception's claims name, and the table of claims end to end."""
 
 import csv
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_every_side_is_valid_at_tiny_and_laptop_scale(tmp_path, text) -> None:
 
 
 def test_sides_share_runs_with_table1(tmp_path) -> None:
-    """The default backbone is arctic_xs; at the scale tiny it is the first row of the family."""
+    """The default backbone is arctic_xs. At the scale "tiny" it is the family's first backbone in Table 1."""
     suite = make_suite(tmp_path, scale="laptop", sources=SOURCES, weights=WEIGHTS)
     for case in suite.cases():
         side = suite.side(f"{case.dataset}: {case.mode}")
@@ -61,9 +61,9 @@ def test_side_reports_the_missing_option(tmp_path) -> None:
     laptop = {"scale": "laptop", "sources": {"sst2": "files:somewhere"}}
     assert missing("yelp: full", **laptop) == "--data=yelp=DIR"
     assert missing(f"sst2: {TOKENIZER}", **laptop) == "--pretrained=arctic_xs=DIR"
-    assert missing("sst2: full", **laptop, datasets=("yelp",)) == "--datasets excludes it"
-    assert missing("sst2: full", **laptop, modes=("lora",)) == "--modes excludes it"
-    assert missing("sst2: full", **laptop, backbones=("phi_2",)) == "--backbones excludes it"
+    assert missing("sst2: full", **laptop, datasets=("yelp",)) == "--datasets excludes sst2"
+    assert missing("sst2: full", **laptop, modes=("lora",)) == "--modes excludes full"
+    assert missing("sst2: full", **laptop, backbones=("phi_2",)) == "--backbones excludes arctic_xs"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_side_reports_the_missing_option(tmp_path) -> None:
     [
         ("sst3: full", "did you mean sst2?"),
         ("sst2: fulll", "did you mean full?"),
-        ("sst2", "sst2: way"),
+        ("sst2", "sst2: mode"),
         ("sst2@phi: full", "did you mean phi_2?"),
         ("sst2@: full", "sst2@: full: backbone"),
     ],
@@ -84,7 +84,7 @@ def test_unknown_side_raises_error(tmp_path, text, told) -> None:
 
 @pytest.mark.slow
 def test_claims_command_and_kept_runs(tmp_path, pretrained) -> None:
-    """Trains three modes for a few steps on small weights; `--kept` then writes the same table."""
+    """Trains three modes for several steps on small weights. Then `--kept` writes the same table."""
     out = tmp_path / "out"
     program = ["perception.reproduce", "claims", "--scale=tiny"]
     program.append(f"--out={out}")

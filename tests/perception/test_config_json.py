@@ -1,14 +1,20 @@
-"""config.json of Hugging Face models to `Backbone` and back, and unsupported fields."""
+"""Conversion between config.json of Hugging Face and `Backbone`, and unsupported fields."""
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from common import variables
 from common.errors import UserError
-from perception.backbones import BACKBONES, bert, mistral, openelm, phi, qwen2
+from configs import perception as recipes
+from perception.backbones import BACKBONES, Backbone, bert, mistral, openelm, phi, qwen2
 from perception.config_json import from_json, to_json
-from tests.perception.helpers import golden_json
+from perception.families.table import FAMILIES
+from perception.finetuning import make_shape
+from tests.perception import published
+from tests.perception.helpers import golden_json, structure_of
 
 PATH = Path("DIR/config.json")
 
@@ -65,14 +71,62 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configs_match_backbones(name: str) -> None:
-    """Includes fields that do not change the number of parameters: positions, windows, norms, activations, dropout."""
+    """Compares all fields, including positions, windows, norms, activations and dropout, which add no parameters."""
     assert from_json(PUBLISHED[name], PATH) == BACKBONES[name]
 
 
-@pytest.mark.parametrize("name", [*BACKBONES, *OTHERS])
+def of_case(name: str) -> Backbone:
+    """Returns a named backbone, a backbone of OTHERS, or the backbone of a published model."""
+    known = {**BACKBONES, **OTHERS}
+    return known[name] if name in known else from_json(published.PUBLISHED[name][0], PATH)
+
+
+@pytest.mark.parametrize("name", [*BACKBONES, *OTHERS, *published.PUBLISHED])
 def test_config_json_round_trip(name: str) -> None:
-    shape = {**BACKBONES, **OTHERS}[name]
+    shape = of_case(name)
     assert from_json(to_json(shape), PATH) == shape
+
+
+@pytest.mark.parametrize("name", published.PUBLISHED)
+def test_published_models_have_their_number_of_parameters(name: str) -> None:
+    fields, count = published.PUBLISHED[name]
+    assert variables.count(structure_of(from_json(fields, PATH)))["total"] == count
+
+
+def test_roberta_positions_begin_after_the_padding() -> None:
+    shape = of_case("roberta-base")
+    assert (shape.first_position, shape.learned, shape.longest) == (2, 514, 512)
+
+
+def test_longest_text_of_roberta_excludes_the_rows_of_the_padding() -> None:
+    config = recipes.get_config("tiny")
+    config.backbone, config.finetune, config.data.max_length = "auto", "lora", 512
+    pretrained = SimpleNamespace(shape=of_case("roberta-base"))
+    assert make_shape(config, pretrained, 1000).learned == 514
+    config.data.max_length = 513
+    with pytest.raises(UserError, match="max_length=513 exceeds the 512 positions"):
+        make_shape(config, pretrained, 1000)
+    config.finetune = "full"
+    assert make_shape(config, pretrained, 1000).learned == 515
+
+
+def test_every_third_layer_of_modernbert_sees_the_whole_text() -> None:
+    shape = of_case("ModernBERT-base")
+    assert [layer for layer in range(22) if shape.window_of(layer) is None] == [*range(0, 22, 3)]
+    assert (shape.window_of(1), shape.theta_of(1), shape.theta_of(0)) == (65, 1e4, 1.6e5)
+
+
+def test_early_gemma_files_have_the_activation_of_the_training() -> None:
+    fields = published.PUBLISHED["gemma-2b"][0]
+    assert from_json(fields, PATH).activation == "gelu_tanh"
+    assert from_json(fields | {"hidden_activation": "relu"}, PATH).activation == "relu"
+
+
+def test_unknown_family_is_refused_with_the_list() -> None:
+    with pytest.raises(UserError) as caught:
+        from_json({"model_type": "t5"}, PATH)
+    for family in FAMILIES:
+        assert family in str(caught.value)
 
 
 def test_to_json_rejects_inexpressible_backbones() -> None:
@@ -128,7 +182,7 @@ FIELDS = {
     "normed heads": ("phi", {"qk_layernorm": True}, "qk_layernorm=True is not supported"),
     "no gate": ("openelm", {"ffn_with_glu": False}, "ffn_with_glu=False is not supported"),
     "other heads": ("openelm", {"num_query_heads": [2, 2, 4]}, r"num_query_heads=\[2, 2, 4\]"),
-    "numbers": ("openelm", {"ffn_multipliers": [1, 2, 3, 4]}, "must be 1, 2 or 3 numbers"),
+    "numbers": ("openelm", {"ffn_multipliers": [1, 2, 3, 4]}, "a list of 2 or 3 numbers"),
     "quantized": ("mistral", {"quantization_config": {"bits": 4}}, "quantization_config="),
     "missing": ("bert", {"hidden_size": None}, "has no hidden_size"),
     "no number": ("bert", {"hidden_size": "32"}, "hidden_size must be a whole number"),
@@ -141,6 +195,32 @@ FIELDS = {
         "mistral",
         {"num_key_value_heads": 3},
         "num_attention_heads=4 is not divisible by num_key_value_heads=3",
+    ),
+    "scaled positions of llama": (
+        "llama",
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        "rope_scaling={'type': 'linear', 'factor': 2.0} is not supported",
+    ),
+    "scaling without its numbers": (
+        "llama",
+        {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}},
+        "has no low_freq_factor",
+    ),
+    "no position": ("roberta", {"max_position_embeddings": 2}, "leaves no position above 1"),
+    "other buckets": ("mpnet", {"relative_attention_num_buckets": 64}, "it must be 32 or absent"),
+    "version 2 of DeBERTa": ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size=3 is not"),
+    "own position matrices": ("deberta-v2", {"share_att_key": False}, "share_att_key=False is not"),
+    "half of the positions": (
+        "deberta-v2",
+        {"pos_att_type": ["c2p"]},
+        r"pos_att_type=\['c2p'\] is",
+    ),
+    "heads of distilbert": ("distilbert", {"n_heads": 5}, "dim=32 is not divisible by n_heads=5"),
+    "dropped features": ("modernbert", {"mlp_dropout": 0.1}, "mlp_dropout=0.1 is not supported"),
+    "bidirectional": (
+        "gemma",
+        {"use_bidirectional_attention": True},
+        "use_bidirectional_attention=True is not supported",
     ),
     "odd rotation": ("phi", {"partial_rotary_factor": 0.4}, "got 3 of the head size 8"),
 }

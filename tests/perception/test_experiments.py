@@ -1,4 +1,4 @@
-"""The grid of Table 1 and Figure 1, on runs with made-up results."""
+"""The cells of Table 1 and Figure 1, from runs with made-up results."""
 
 import csv
 import json
@@ -20,7 +20,7 @@ from perception.richness import SIZES
 
 
 class Known(ExperimentSuite):
-    """A suite with made-up F1: 80 + seed for full training, 85 + seed otherwise; one less at the last step."""
+    """A suite with made-up runs. F1 is 80 + seed for full training, else 85 + seed, and 1 lower at the last step."""
 
     def train(self, asked: Mapping[str, ConfigDict]) -> dict[str, dict]:
         return {name: self.made(name, config) for name, config in asked.items()}
@@ -38,7 +38,7 @@ class Known(ExperimentSuite):
                 "steps": 1,
                 "flops": 1.0,
                 "config": {},
-                "params": {},
+                "params": {"trainable": 1, "total": 1},
                 "seed": config.seed,
             },
         }
@@ -84,7 +84,7 @@ def test_every_cell_has_valid_config_and_unique_name(make, scale, recipe) -> Non
 
 
 def test_full_pretrained_is_an_optional_row(make) -> None:
-    """The printed table has no such row. Like LoRA it needs weights."""
+    """The paper's Table 1 has no such row. The row needs pretrained weights, like LoRA."""
     fields = {"modes": ("full_pretrained",), "sources": sources("sst2"), "datasets": ("sst2",)}
     (case,) = make(**fields).cases()
     assert make(**fields).missing(case) == "--pretrained=arctic_xs=DIR"
@@ -98,7 +98,7 @@ def test_full_pretrained_is_an_optional_row(make) -> None:
 
 @pytest.mark.parametrize("recipe", ["fixed", "paper"])
 def test_pretrained_tokenizer_is_an_optional_row(make, recipe) -> None:
-    """Random weights, and of the pretrained folder the tokenizer alone."""
+    """Such a run starts from random weights and reads only the tokenizer of the pretrained folder."""
     case = Case("arctic_xs", "sst2", TOKENIZER)
     assert make(sources=sources("sst2")).missing(case) == "--pretrained=arctic_xs=DIR"
     weights = {"arctic_xs": Path("weights")}
@@ -114,7 +114,7 @@ def test_pretrained_tokenizer_is_an_optional_row(make, recipe) -> None:
     "fair", [{"turns": 5}, {"sweep": {"optimizer.learning_rate": ("1e-4", "1e-3")}}]
 )
 def test_turns_and_sweep_train_all_cells_together(make, monkeypatch, fair) -> None:
-    """Two modes on two data sets: one call for all four cells, or one call per point of the sweep."""
+    """Two modes on two data sets are four cells: one call trains all cells or, with a sweep, all cells at one point."""
     together, train = [], Known.train
 
     def counted(self: Known, asked: Mapping[str, ConfigDict]) -> dict[str, dict]:
@@ -144,7 +144,7 @@ def test_columns_match_printed_table1() -> None:
 def test_table1_has_measured_and_printed_rows_and_lists_missing_inputs(
     make, tmp_path, capsys
 ) -> None:
-    """Data of two data sets, weights of one backbone, two seeds."""
+    """The options give data for two data sets and weights for one backbone. There are two seeds."""
     chosen = {"backbones": ("arctic_xs", "phi_2"), "datasets": ("sst2", "emotion", "yelp")}
     weights = {"arctic_xs": Path("weights")}
     tables.table1(make(seeds=2, sources=sources("sst2", "emotion"), weights=weights, **chosen))
@@ -155,7 +155,7 @@ def test_table1_has_measured_and_printed_rows_and_lists_missing_inputs(
     assert last["sst2"] == "85.5 ± 0.7" and paper["sst2"] == "82.7"
     assert rows[6]["sst2"] == "" and rows[9]["sst2"] == "81.5 ± 0.7"
     said = capsys.readouterr().out
-    assert "6 of 12 cells are empty; they need" in said
+    assert "6 of 12 cells are empty for lack of these options:" in said
     assert "--data=yelp=DIR (4)" in said and "--pretrained=phi_2=DIR (2)" in said
 
 
@@ -174,7 +174,7 @@ OUT_OF_MEMORY = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 by
 def test_failed_cell_stays_empty_and_others_are_written(
     make, tmp_path, capsys, monkeypatch, fault, told
 ) -> None:
-    """The failure is printed at once and at the end, which is an error. The table is written after each row."""
+    """The failure is printed at once, and again by the final error. The table is written after each row."""
     suite = make(datasets=("sst2", "emotion"), sources=sources("sst2", "emotion"))
     suite = replace(suite, backbones=("arctic_xs", "arctic_s"), modes=("full",))
     made, seen = Known.made, []
@@ -269,11 +269,11 @@ def test_invalid_options_raise_errors(monkeypatch, tmp_path) -> None:
     assert "remove --datasets and --data" in told("table1", "--datasets=sst2")
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").write_text("a file")
-    assert "out is no folder" in told("table1", "--config.train.steps=1")
+    assert "out is not a folder" in told("table1", "--config.train.steps=1")
 
 
 def test_overrides_of_cell_fields_are_rejected(make) -> None:
-    """Otherwise an override could fill the LoRA rows with full runs, or all columns with one data set."""
+    """Such an override could fill the LoRA rows with full runs, or all columns with one data set."""
     suite = make(fields=["--config.finetune=full"], sources=sources("sst2"))
     with pytest.raises(UserError, match="each cell of the table sets this field"):
         suite.configuration(Case("arctic_xs", "sst2", "full"), 1)

@@ -68,7 +68,7 @@ def test_head_run_trains_only_the_head(make):
 
 
 def test_paper_recipe_freezes_head_and_reinitialises_positions(make):
-    """LoRA freezes the head at random values and reinitialises position tables of another size; full does neither."""
+    """LoRA freezes the random head, and reinitialises position tables of another size. Full training does neither."""
     config = make("paper,tiny", finetune="lora", **{"data.max_length": 1024})
     shape = make_shape(config, SimpleNamespace(shape=SHAPE), 300)
     assert shape.learned == 1024
@@ -91,7 +91,7 @@ def test_full_pretrained_reinitialises_and_trains_authors_tables(make, mesh, pre
     drawn = place(
         {n: np.zeros(v.shape, np.float32) for n, v in kinds.items()}, shardings(kinds, mesh)
     )
-    found = start(config, open_model(pretrained))(drawn)
+    found = start(config, open_model(pretrained))(drawn, {})
     assert {n for n, x in found.items() if x is drawn[n]} == {
         *("encoder/embed/positions/table", "head/kernel", "head/bias")
     }
@@ -116,9 +116,9 @@ def test_reinitialised_tables_by_family(make, name, expected):
 
 
 class States(nnx.Module):
-    """An encoder with constant states, also at padding."""
+    """An encoder whose states are constants, including the states at padding."""
 
-    def __call__(self, tokens_BL, lengths_B, key=None):
+    def __call__(self, tokens_BL, lengths_B, key=None, types_BL=None):
         return STATES_BLD.astype(jnp.bfloat16)
 
 
@@ -127,7 +127,7 @@ STATES_BLD = np.arange(2 * 4 * 3, dtype=np.float32).reshape(2, 4, 3)
 
 @pytest.mark.parametrize("pool", ["masked", "authors"])
 def test_pooled_features_are_mean_and_last_state(pool):
-    """ "masked" pools 3 and 1 tokens; "authors" pools all 4 positions with the padding."""
+    """The pool "masked" averages 3 tokens and 1 token; the pool "authors" averages all 4 positions with the padding."""
     model = PooledClassifier(States(), 3, 5, pool, rngs=nnx.Rngs(0))
     lengths = (3, 1) if pool == "masked" else (4, 4)
     wanted_BE = np.stack(
@@ -159,7 +159,7 @@ def std(values: dict, end: str) -> float:
 
 @pytest.mark.parametrize("name", ["tiny_bert", "tiny_openelm"])
 def test_initialization_matches_published_models(name):
-    """BERT: 0.02 everywhere, 0 at padding. OpenELM: depends on inputs, and on layers for output projections."""
+    """BERT: 0.02, and 0 for the padding row. OpenELM: depends on the inputs and, for output projections, the depth."""
     shape = BACKBONES[name]
     values = variables.split(backbone(shape, rngs=nnx.Rngs(0))).trainable
     wanted = {"embed/table": 0.02, "function/up/kernel": 0.02, "function/out/kernel": 0.02}

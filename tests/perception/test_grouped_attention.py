@@ -1,4 +1,4 @@
-"""Grouped attention against a slow reference, and one-token decoding against the full sequence."""
+"""Grouped attention against a slow reference, and decoding token by token against the full sequence."""
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,8 @@ from flax import nnx
 from common.model.attend import attend
 from common.model.block import Context
 from common.model.decode_cache import CacheSpec
-from common.model.norm import RMSNorm
-from common.model.position import Rotary
 from perception.grouped_attention import GroupedAttention
+from perception.layers import RMSNorm, Rotary
 
 WIDTH, HEADS, SIZE, LENGTH = 12, 4, 6, 7
 
@@ -35,7 +34,7 @@ def make(kind: str) -> GroupedAttention:
     generator = np.random.default_rng(0)
     for _, part in nnx.iter_modules(layer):
         for variable in vars(part).values():
-            if isinstance(variable, nnx.Param):  # including biases and scales
+            if isinstance(variable, nnx.Param):  # biases and scales become random, too
                 variable[...] = jnp.asarray(generator.normal(size=variable.shape), jnp.float32)
     return layer
 

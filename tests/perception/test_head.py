@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.metrics.classes import weighted_f1
 from common.report.runs import load_local
 from common.train.evaluate import PerExample
 from common.variables import Params
-from perception import adapter_commands, datasets, head, run
+from perception import adapter_commands, datasets, head, loading, run
 from perception.head import BIAS, INVERSE_PENALTIES, KERNEL, UNSEEN, solve
+from perception.weighted_f1 import weighted_f1
 
 SOLVED = {"finetune": "head", "train.steps": 0, "optimizer.learning_rate": 0.0}
 
@@ -88,12 +88,14 @@ def test_solved_head_run_has_no_seed(solved) -> None:
 
 def test_solved_head_is_loaded_and_exported(solved, mesh, tmp_path) -> None:
     workdir, summary = solved
-    trained = run.load(workdir, mesh)
+    trained = loading.load(workdir, mesh)
     splits, _ = datasets.load(trained.config)
     found_MN = trained.probabilities([text for (text,) in splits["test"].texts])
     f1 = weighted_f1(splits["test"].labels_M, found_MN.argmax(1))
     assert f1 == pytest.approx(summary["test"]["weighted_f1"])
-    adapter_commands.export(Namespace(run=workdir, pretrained=None, out=tmp_path / "out"))
+    adapter_commands.export(
+        Namespace(run=workdir, pretrained=None, out=tmp_path / "out", mesh=mesh)
+    )
     assert (tmp_path / "out" / "classifier" / "model.safetensors").is_file()
 
 
@@ -120,6 +122,6 @@ def test_solved_head_with_reinitialised_tables_has_a_seed(make, mesh, tmp_path) 
     fields = SOLVED | {"reinitialize": "embed/positions/table"}
     found = [run.fit(make(**fields, seed=s), tmp_path / str(s), mesh) for s in (1, 2)]
     assert [summary["seed"] for summary in found] == [1, 2]
-    heads: list[Params] = [run.load(tmp_path / str(s), mesh).values.trainable for s in (1, 2)]
+    heads: list[Params] = [loading.load(tmp_path / str(s), mesh).values.trainable for s in (1, 2)]
     assert all(np.any(heads[0][name] != heads[1][name]) for name in (KERNEL, BIAS))
     assert json.loads((tmp_path / "1" / "summary.json").read_text())["seed"] == 1

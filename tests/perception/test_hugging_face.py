@@ -15,19 +15,20 @@ from safetensors.numpy import load_file, save_file
 from common.errors import UserError
 from common.sharding import make_mesh
 from common.train.checkpoint import abstract
-from perception.backbones import BACKBONES
+from perception.backbones import BACKBONES, Relative
+from perception.families.table import FAMILIES
 from perception.hugging_face import Pretrained, check_shape, export, open_model
+from perception.relative_attention import bias_groups, embedding_groups
 from perception.safetensor_files import TensorFiles
 from tests.perception.helpers import golden, golden_json, states, structure_of, write_folder
 from tests.programs import finish_two
 
-FAMILIES = ("bert", "qwen2", "mistral", "phi", "openelm")
 SHARDED = {"data": 2, "fsdp": 2, "tensor": 2}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Callable[..., Path]:
-    """A function (family, prefix) that writes a directory without this project's code."""
+    """Returns a function (family, prefix) that writes a Hugging Face directory without this project's code."""
 
     def make(family: str, prefix: str = "") -> Path:
         directory = tmp_path_factory.mktemp(family)
@@ -39,7 +40,7 @@ def folder(tmp_path_factory) -> Callable[..., Path]:
 
 @pytest.fixture
 def own(folder) -> Path:
-    """A BERT directory that the test may change."""
+    """Returns a copy of a BERT directory, which the test may change."""
     return folder("bert")
 
 
@@ -61,10 +62,24 @@ def test_states_match_other_implementations(family: str, folder) -> None:
     np.testing.assert_allclose(found[inside], wanted[inside], atol=1e-4)
 
 
+def test_relative_positions_of_long_texts_share_groups() -> None:
+    """Groups of published sizes: distances near the limits of the groups, on both sides."""
+    mpnet, deberta = Relative("bias", 32, 128), Relative("disentangled", 256, 512)
+    offset = np.array([0, 1, 7, 8, 11, 12, 127, 128, 500])
+    assert bias_groups(offset, mpnet).tolist() == [0, 1, 7, 8, 8, 9, 15, 15, 15]
+    assert bias_groups(-offset, mpnet).tolist() == [
+        0,
+        *(16 + np.array([1, 7, 8, 8, 9, 15, 15, 15])),
+    ]
+    offset = np.array([0, 1, 127, 128, 129, 511, 600])
+    assert embedding_groups(offset, deberta).tolist() == [256, 257, 383, 384, 385, 511, 511]
+    assert embedding_groups(-offset, deberta).tolist() == [256, 255, 129, 128, 127, 1, 0]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_export_round_trip_is_bit_exact(family: str, folder, tmp_path) -> None:
     """Bit-exact, with and without a name prefix; names, shapes and config.json match the original."""
-    prefix = {"bert": "bert.", "openelm": "transformer."}.get(family, "model.")
+    prefix = FAMILIES[family].names.prefix
     theirs, out = folder(family, prefix), tmp_path / "out"
     model = open_model(theirs)
     export(out, model.shape, load(model), '{"version": "1.0"}')
@@ -76,7 +91,7 @@ def test_export_round_trip_is_bit_exact(family: str, folder, tmp_path) -> None:
     assert (out / "tokenizer.json").read_text() == '{"version": "1.0"}'
     old, new = (json.loads((place / "config.json").read_text()) for place in (theirs, out))
     said = {key: value for key, value in new.items() if key in old and old[key] is not None}
-    free = ("architectures", "torch_dtype", "activation_fn_name", "ffn_multipliers")
+    free = ("architectures", "torch_dtype", "activation_fn_name", "ffn_multipliers", "pad_token_id")
     assert {k: v for k, v in said.items() if k not in free} == {
         k: old[k] for k in said if k not in free
     }
@@ -119,6 +134,27 @@ def test_16_bit_weights_round_trip(dtype: type, folder, tmp_path) -> None:
     assert config["torch_dtype"] == jnp.dtype(dtype).name
 
 
+def test_export_keeps_dtypes_of_the_base(folder, tmp_path) -> None:
+    """Unchanged bfloat16 tensors are bit-exact, and changed ones are rounded to bfloat16."""
+    export(
+        tmp_path / "narrow",
+        open_model(folder("bert")).shape,
+        load(open_model(folder("bert")), jnp.bfloat16),
+    )
+    base = open_model(tmp_path / "narrow")
+    values, changed = load(base), "stack/blocks/0/residuals/1/function/up/kernel"
+    export(tmp_path / "out", base.shape, values | {changed: values[changed] / 3}, like=base)
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("narrow", "out"))
+    theirs = "encoder.layer.0.intermediate.dense.weight"
+    for name, value in after.items():
+        assert value.dtype == jnp.bfloat16
+        wanted = (
+            before[name] if name != theirs else (np.float32(before[name]) / 3).astype(value.dtype)
+        )
+        np.testing.assert_array_equal(value, wanted)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
 def test_each_device_reads_only_its_shard(folder, monkeypatch) -> None:
     read, sizes = TensorFiles.read, []
 
@@ -157,11 +193,11 @@ WEIGHTS = {
     "missing": (lambda w: w.pop(WORDS), f"has neither tensor {WORDS} nor bert.{WORDS}"),
     "rows": (
         lambda w: w.update({WORDS: w[WORDS][1:]}),
-        rf"tensor {WORDS} has shape \(49, 32\), the model needs \(50, 32\)",
+        rf"tensor {WORDS} has shape \(49, 32\), but the model needs \(50, 32\)",
     ),
     "type": (
         lambda w: w.update({WORDS: w[WORDS].astype(np.float64)}),
-        f"tensor {WORDS} has dtype F64, supported are F32, F16, BF16",
+        f"tensor {WORDS} has dtype F64, but only F32, F16, BF16 are supported",
     ),
     "numbers": (
         lambda w: w.update({WORDS: np.where(w[WORDS] == w[WORDS].max(), np.nan, w[WORDS])}),
@@ -193,14 +229,12 @@ def test_missing_or_damaged_config_json_raises_error(own, tmp_path) -> None:
 
 def test_check_shape_lists_differences() -> None:
     given, found = BACKBONES["arctic_m"], BACKBONES["arctic_s"]
-    message = (
-        r"not --config.backbone=x: width 384 \(not 768\), size 32 \(not 64\), hidden\[0\] 1536"
-    )
+    message = r"not --config.backbone=x: it has width 384 \(not 768\), size 32 \(not 64\), hidden\[0\] 1536"
     with pytest.raises(UserError, match=message):
         check_shape("x", given, found)
-    with pytest.raises(UserError, match=r"=x: layers 24 \(not 12\)"):
+    with pytest.raises(UserError, match=r"=x: it has layers 24 \(not 12\)"):
         check_shape("x", given, BACKBONES["arctic_l"])
-    with pytest.raises(UserError, match=r"=x: family 'qwen2' \(not 'phi'\), .* and 7 more"):
+    with pytest.raises(UserError, match=r"=x: it has family 'qwen2' \(not 'phi'\), .* and 7 more"):
         check_shape("x", BACKBONES["tiny_phi"], BACKBONES["tiny_qwen2"])
     check_shape("x", given, replace(given, dropout=(0.0, 0.0, 0.0)))  # not of the weights
 
@@ -211,7 +245,7 @@ def test_export_does_not_overwrite(own, tmp_path) -> None:
     for place in (own, own / "config.json"):
         with pytest.raises(UserError, match=r"is not empty|is a file"):
             export(place, model.shape, values)
-    with pytest.raises(ValueError, match="parameters do not match the backbone"):
+    with pytest.raises(ValueError, match="shapes of parameters do not match the backbone"):
         export(tmp_path / "out", BACKBONES["tiny_bert"], values)
     assert not (tmp_path / "out").exists()
 
@@ -221,7 +255,9 @@ def test_failed_export_leaves_no_files(own, tmp_path, monkeypatch) -> None:
     values = load(model)
 
     def full(*_) -> None:
-        assert not out.exists() and out.parent.exists()  # a killed export leaves no `out`
+        assert (
+            not out.exists() and out.parent.exists()
+        )  # an export that is killed leaves no directory `out`
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("perception.safetensor_files._write_file", full)

@@ -17,20 +17,22 @@ from jax.sharding import Mesh  # noqa: E402
 
 from common import variables  # noqa: E402
 from common.model.attend import BLOCK  # noqa: E402
+from common.model.low_rank import Lora, LoraLinear, adapt  # noqa: E402
 from common.sharding import make_mesh  # noqa: E402
 from common.train.checkpoint import abstract  # noqa: E402
+from perception.config_json import from_json  # noqa: E402
 from perception.hugging_face import Pretrained, export, open_model  # noqa: E402
-from perception.lora import Lora, LoraLinear, adapt  # noqa: E402
 from perception.model import PooledClassifier, backbone  # noqa: E402
-from perception.parameter_names import their_name  # noqa: E402
+from perception.parameter_names import locate, their_name  # noqa: E402
 from perception.safetensor_files import INDEX, TensorFiles  # noqa: E402
 from tests.perception import make_golden as peers  # noqa: E402
 from tests.perception.helpers import draw, states, structure_of, texts  # noqa: E402
+from tests.perception.published import PUBLISHED  # noqa: E402
 
 pytestmark = pytest.mark.peers
 
 LONG = 64
-"""Number of positions, all of them used; more than ten of Mistral's windows."""
+"""Number of positions, which texts fill: more than ten of Mistral's windows."""
 
 
 def alone() -> Mesh:
@@ -39,8 +41,13 @@ def alone() -> Mesh:
 
 def config_of(family: str) -> "transformers.PretrainedConfig":
     config = peers.CASES[family].__class__.from_dict(peers.CASES[family].to_dict())
-    config.max_position_embeddings = LONG
+    config.max_position_embeddings = LONG + first_position(family)
     return config
+
+
+def first_position(family: str) -> int:
+    """Returns the first row of the table of positions that a token uses."""
+    return 2 if family in ("roberta", "xlm-roberta", "mpnet") else 0
 
 
 def randomize(model: "torch.nn.Module") -> "torch.nn.Module":
@@ -52,8 +59,8 @@ def randomize(model: "torch.nn.Module") -> "torch.nn.Module":
 
 def whole_model(family: str) -> "torch.nn.Module":
     """Returns transformers' model with its output layer, whose parameter names have a prefix."""
-    auto = transformers.AutoModelForMaskedLM
-    auto = auto if family == "bert" else transformers.AutoModelForCausalLM
+    decodes = family in ("qwen2", "mistral", "llama", "gemma", "phi")
+    auto = transformers.AutoModelForCausalLM if decodes else transformers.AutoModelForMaskedLM
     return randomize(auto.from_config(config_of(family), attn_implementation="eager"))
 
 
@@ -103,7 +110,7 @@ def test_long_texts_match_transformers(family: str, tmp_path) -> None:
     """Mistral's window spans two blocks of queries."""
     longest = 2 * BLOCK + 88
     config = config_of(family)
-    config.max_position_embeddings = longest
+    config.max_position_embeddings = longest + first_position(family)
     if family == "mistral":
         config.sliding_window = BLOCK // 2 + 7
     model = randomize(transformers.AutoModel.from_config(config, attn_implementation="eager"))
@@ -116,7 +123,7 @@ def test_long_texts_match_transformers(family: str, tmp_path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_export_keeps_tied_output_layer(tied: bool, tmp_path) -> None:
-    """An export keeps a tied output layer, and with `like` an untied one; without `like` an untied one is missing."""
+    """An export keeps a tied output layer. It keeps an untied output layer only with `like`."""
     config = config_of("qwen2")
     config.tie_word_embeddings = tied
     model = randomize(transformers.Qwen2ForCausalLM(config))
@@ -142,6 +149,9 @@ def test_export_keeps_tied_output_layer(tied: bool, tmp_path) -> None:
 TARGETS = ["q_proj", "k_proj", "v_proj", "dense"]
 RANK, ALPHA = 4, 6
 
+WITH_TARGETS = ("bert", "roberta", "deberta-v2", "qwen2", "mistral", "llama", "gemma", "phi")
+"""Families in which these names are the layers that `Backbone.targets` adapts."""
+
 
 def adapted(model: Pretrained) -> tuple[nnx.Module, dict[str, LoraLinear]]:
     """Returns our adapted model with the pretrained weights, and kernel name -> adapted layer."""
@@ -158,7 +168,23 @@ def adapted(model: Pretrained) -> tuple[nnx.Module, dict[str, LoraLinear]]:
     return encoder, found
 
 
-@pytest.mark.parametrize("family", peers.CASES)
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_shapes_match_transformers(name: str) -> None:
+    """Names and shapes of all tensors, without allocating them."""
+    fields, _ = PUBLISHED[name]
+    with torch.device("meta"):
+        model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**fields))
+    theirs = {n: tuple(p.shape) for n, p in model.named_parameters() if "pooler" not in n}
+    shape = from_json(fields, Path("config.json"))
+    ours = {
+        place.name: place.stored
+        for n, v in structure_of(shape).trainable.items()
+        for place in [locate(shape.family, n, v.shape)]
+    }
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("family", WITH_TARGETS)
 def test_adapters_match_peft(family: str, tmp_path) -> None:
     """Equal parameter counts, states with random adapters, and merged weights."""
     peft = pytest.importorskip("peft")
@@ -174,7 +200,7 @@ def test_adapters_match_peft(family: str, tmp_path) -> None:
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             if "lora_" in name and name not in pooler:
-                # Scaled so that adapters change the states about as much as the weights do.
+                # With this scale, adapters change the states about as much as the weights do.
                 given[name] = draw(name, tuple(parameter.shape)) * 0.3
                 parameter.copy_(torch.from_numpy(given[name]))
     ours = variables.count(variables.split(encoder))["trainable"]

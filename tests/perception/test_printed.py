@@ -1,4 +1,4 @@
-"""Printed Table 1 and the regression of Figure 1."""
+"""The paper's Table 1, and the regression of Figure 1."""
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_prediction_intervals_match_normal_equations() -> None:
 
 
 def test_expectation_excludes_invalid_cells() -> None:
-    """Excludes the collapsed training and SNLI; both intervals contain 0."""
+    """Cells of collapsed trainings and of SNLI are excluded. Both intervals contain 0."""
     line = richness.expectation()
     found = {
         name: (line.gap(size.tokens), line.margin(size.tokens))
@@ -63,9 +63,9 @@ def test_expectation_excludes_invalid_cells() -> None:
 
 
 def test_fig1_r_squared_is_close_to_the_paper() -> None:
-    """The paper's R^2 is 0.342, with unprinted numbers of tokens; ours is 0.37."""
+    """The paper's R^2 is 0.342, for numbers of tokens that it does not print. Ours is 0.37."""
     line = richness.fit(richness.points(richness.means(richness.gaps(printed.table1()))))
-    assert line.slope < 0  # more tokens, smaller gap
+    assert line.slope < 0  # the gap shrinks with the number of tokens
     assert abs(line.r_squared - printed.R_SQUARED) < 0.05
     found = richness.gaps(printed.table1())
     assert len(found) == 11 * 12
@@ -73,7 +73,7 @@ def test_fig1_r_squared_is_close_to_the_paper() -> None:
     kept = richness.without_artefacts(found)
     assert len(kept) == 10 * 11
     assert richness.means(found)["w-tox"] == pytest.approx(0.05, abs=0.05)
-    # Cells without a measurement are left out.
+    # Columns without both F1 values are left out.
     assert richness.gaps({("a", "lora"): {"x": 1.0, "y": 2.0}, ("a", "full"): {"y": 5.0}}) == {
         ("a", "y"): -3.0
     }
@@ -84,7 +84,7 @@ def test_lora_beats_full_in_every_printed_openelm_cell() -> None:
     found = richness.gaps(printed.table1())
     own = [gap for (backbone, _), gap in found.items() if backbone.startswith("openelm")]
     assert len(own) == 4 * 12 and min(own) > 0 and np.mean(own) == pytest.approx(6.8, abs=0.05)
-    assert sum(gap < 0 for gap in found.values()) == 42  # of all 132 cells
+    assert sum(gap < 0 for gap in found.values()) == 42  # of 132 cells
 
 
 def test_printed_snli_cells_are_at_chance() -> None:

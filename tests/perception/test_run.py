@@ -16,29 +16,29 @@ import orbax.checkpoint as ocp
 import pytest
 
 from common.errors import UserError
-from common.metrics.classes import weighted_f1
 from common.metrics.predictions import PREDICTIONS
 from common.metrics.predictions import load as load_predictions
 from common.sharding import make_mesh
 from common.track.tracker import read_metrics
-from perception import adapter_commands, classify, datasets, run
+from perception import adapter_commands, adapters, classify, datasets, loading, run
 from perception.backbones import BACKBONES
 from perception.finetuning import make_shape, resolve
 from perception.hugging_face import open_model
 from perception.safetensor_files import TensorFiles
 from perception.task import TextClassification
+from perception.weighted_f1 import weighted_f1
 from tests.perception.conftest import LORA, SHAPE, TUNED
 
 
 @pytest.fixture(scope="module")
 def said() -> io.StringIO:
-    """Standard error of the fixture `full`."""
+    """Captures the standard error of the fixture `full`."""
     return io.StringIO()
 
 
 @pytest.fixture(scope="module")
 def full(make, mesh, said, tmp_path_factory) -> tuple[Path, dict]:
-    """Workdir and summary of full training from random weights with the recipe "paper"."""
+    """Returns workdir and summary of full training from random weights with the recipe "paper"."""
     workdir = tmp_path_factory.mktemp("runs") / "full"
     with contextlib.redirect_stderr(said):
         return workdir, run.fit(make("paper,tiny"), workdir, mesh)
@@ -46,14 +46,14 @@ def full(make, mesh, said, tmp_path_factory) -> tuple[Path, dict]:
 
 @pytest.fixture(scope="module")
 def lora(make, mesh, tmp_path_factory) -> tuple[Path, dict]:
-    """Workdir and summary of LoRA with the recipe "fixed"."""
+    """Returns workdir and summary of LoRA with the recipe "fixed"."""
     workdir = tmp_path_factory.mktemp("runs") / "lora"
     return workdir, run.fit(make(**LORA), workdir, mesh)
 
 
 def measured(workdir: Path, mesh) -> float:
-    """Returns test weighted F1 of the loaded run."""
-    trained = run.load(workdir, mesh)
+    """Loads the run in `workdir` and returns the test weighted F1."""
+    trained = loading.load(workdir, mesh)
     splits, classes = datasets.load(trained.config)
     assert trained.classes == classes
     found_MN = trained.probabilities([text for (text,) in splits["test"].texts], rows=16)
@@ -67,11 +67,24 @@ def test_loaded_run_reproduces_its_test_f1(full, lora, mesh):
         assert summary["objective"] == "weighted_f1"
 
 
+def test_run_without_later_fields_is_loaded(lora, tmp_path):
+    """The configuration of an older run lacks fields of config.data; it then has the values that were fixed before."""
+    shutil.copytree(lora[0], tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    config = json.loads(path.read_text())
+    for field in datasets.ADDED:
+        del config["data"][field]
+    path.write_text(json.dumps(config))
+    lines = ["a string", "the debugger"]
+    found, wanted = (loading.load(place) for place in (tmp_path / "run", lora[0]))
+    np.testing.assert_array_equal(found.probabilities(lines), wanted.probabilities(lines))
+
+
 def test_predictions_hold_test_probabilities(lora, mesh):
     workdir, summary = lora
     kept = load_predictions(workdir / PREDICTIONS)
     assert kept.metrics() == pytest.approx(summary["test"], rel=1e-5)
-    trained = run.load(workdir, mesh)
+    trained = loading.load(workdir, mesh)
     splits, classes = datasets.load(trained.config)
     assert (kept.names, kept.examples) == (classes, splits["test"].fingerprint)
     found_MN = trained.probabilities([text for (text,) in splits["test"].texts], rows=16)
@@ -79,7 +92,7 @@ def test_predictions_hold_test_probabilities(lora, mesh):
 
 
 def test_paper_recipe_selects_on_test(full):
-    """The validation curve holds the test values of the best and the last step."""
+    """The validation curve has the test F1 of the best and of the last step."""
     _, summary = full
     points = {point["step"]: point["value"] for point in summary["curve"]["points"]}
     assert points[summary["best_step"]] == pytest.approx(summary["test"]["weighted_f1"])
@@ -107,7 +120,7 @@ def test_lora_trains_and_stores_adapters_and_head(lora, mesh, weights):
     # Rank 32 on the attention output and both feed-forward layers; the head maps 2 * 16 features to 6 classes.
     adapters = 32 * ((16 + 16) + (16 + 24) + (24 + 16))
     assert summary["params"]["trainable"] == adapters + 2 * 16 * 6 + 6
-    values = run.load(workdir, mesh).values
+    values = loading.load(workdir, mesh).values
     for name, value in values.frozen.items():
         np.testing.assert_array_equal(value, weights[name.removeprefix("encoder/")], err_msg=name)
     assert len(values.frozen) == len(weights)
@@ -115,16 +128,48 @@ def test_lora_trains_and_stores_adapters_and_head(lora, mesh, weights):
     assert len(moved) == 3
 
 
+def test_peft_folder_merges_like_the_run_on_any_mesh(lora, pretrained, tmp_path, monkeypatch):
+    """The adapter in PEFT's format is written on a mesh of eight devices, and merged on another mesh."""
+
+    def call(*arguments: object) -> None:
+        monkeypatch.setattr(sys, "argv", ["adapters", *map(str, arguments)])
+        adapters.main()
+
+    folder, meshes = tmp_path / "peft", ("data=2", "fsdp=2", "tensor=2")
+    call("peft", f"--run={lora[0]}", f"--out={folder}", *(f"--config.mesh.{m}" for m in meshes))
+    names = {"adapter.json", "adapter_config.json", "adapter_model.safetensors", "classifier"}
+    assert {path.name for path in folder.iterdir()} == {*names, "tokenizer.json", "README.md"}
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["lora_dropout"]) == (32, 32, 0.05)
+    assert config["base_model_name_or_path"] == str(pretrained)
+    for adapter in (lora[0], folder):
+        call("merge", f"--adapter={adapter}", f"--out={tmp_path / f'merged_{adapter.name}'}")
+    one, other = (TensorFiles(tmp_path / f"merged_{name}") for name in ("lora", "peft"))
+    for name in one.names:
+        np.testing.assert_allclose(one.read(name, ()), other.read(name, ()), atol=1e-7)
+    monkeypatch.setattr(sys, "argv", ["adapters", "merge", "--config.mesh.data=3"])
+    with pytest.raises(UserError, match="required: --adapter, --out"):
+        adapters.main()
+    with pytest.raises(UserError, match="needs 3 devices, but there are 8"):
+        call(
+            "merge",
+            f"--adapter={folder}",
+            f"--out={tmp_path}/x",
+            "--config.mesh.data=3",
+            "--config.mesh.fsdp=1",
+        )
+
+
 @pytest.fixture(scope="module")
 def tuned(make, mesh, tmp_path_factory) -> tuple[Path, dict]:
-    """Workdir and summary of full training from the pretrained weights."""
+    """Returns workdir and summary of full training from the pretrained weights."""
     workdir = tmp_path_factory.mktemp("runs") / "tuned"
     return workdir, run.fit(make(**TUNED, **{"eval.start": True}), workdir, mesh)
 
 
 def test_full_pretrained_starts_from_pretrained_weights(make, mesh, weights, tmp_path):
     run.fit(make(**TUNED, **{"train.steps": 0, "eval.start": True}), tmp_path / "run", mesh)
-    values = run.load(tmp_path / "run", mesh).values
+    values = loading.load(tmp_path / "run", mesh).values
     assert not values.frozen
     for name, value in weights.items():
         np.testing.assert_array_equal(values.trainable[f"encoder/{name}"], value, err_msg=name)
@@ -161,9 +206,9 @@ def test_full_pretrained_run_is_used_without_reading_base_weights(
     monkeypatch.setattr(TensorFiles, "read", None)
     assert measured(workdir, mesh) == pytest.approx(summary["test"]["weighted_f1"])
     out = tmp_path / "out"
-    adapter_commands.export(Namespace(run=workdir, pretrained=None, out=out))
+    adapter_commands.export(Namespace(run=workdir, pretrained=None, out=out, mesh=mesh))
     monkeypatch.undo()
-    exported, trained = open_model(out), run.load(workdir, mesh).values.trainable
+    exported, trained = open_model(out), loading.load(workdir, mesh).values.trainable
     wanted = {
         name.removeprefix("encoder/"): jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
         for name, x in trained.items()
@@ -182,8 +227,8 @@ def test_full_pretrained_run_of_named_backbone_needs_no_base_directory(
     config = json.loads((workdir / "config.json").read_text())
     config |= {"backbone": "tiny_bert", "pretrained": str(tmp_path / "gone")}
     (workdir / "config.json").write_text(json.dumps(config))
-    wanted = run.load(tuned[0], mesh).probabilities(["a string"])
-    np.testing.assert_array_equal(run.load(workdir, mesh).probabilities(["a string"]), wanted)
+    wanted = loading.load(tuned[0], mesh).probabilities(["a string"])
+    np.testing.assert_array_equal(loading.load(workdir, mesh).probabilities(["a string"]), wanted)
 
 
 def test_default_learning_rate_depends_on_finetune(make):
@@ -221,7 +266,7 @@ def test_sharded_lora_matches_one_device(lora, make, tmp_path):
 
 def test_full_training_uses_trained_or_pretrained_tokenizer(full, make, mesh):
     """The paper's tokenizer ablation."""
-    own = run.load(full[0], mesh)
+    own = loading.load(full[0], mesh)
     assert own.shape.vocabulary == own.tokenizer.size == 290
     config = make(**{"data.tokenizer": "pretrained"})
     tokenizer = run.make_tokenizer(config, None)
@@ -231,22 +276,20 @@ def test_full_training_uses_trained_or_pretrained_tokenizer(full, make, mesh):
 def classified(monkeypatch, capsys, workdir: Path, text: bytes, *options: str) -> list[list[str]]:
     monkeypatch.setattr(sys, "argv", ["classify", f"--workdir={workdir}", *options])
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text)))
-    try:
-        classify.main()
-    finally:
-        out = capsys.readouterr().out
+    classify.main()
+    out = capsys.readouterr().out
     return [line.split("\t") for line in out.splitlines()]
 
 
 def test_run_loads_if_its_unused_weights_are_missing(full, mesh, tmp_path, monkeypatch):
-    """Older runs may name unused weights; new runs may not."""
+    """An older run may name a weights folder that it does not use. A new run may not."""
     monkeypatch.setitem(BACKBONES, "tiny_bert", SHAPE)
     workdir = shutil.copytree(full[0], tmp_path / "run")
     config = json.loads((workdir / "config.json").read_text())
     config |= {"backbone": "tiny_bert", "pretrained": str(tmp_path / "gone")}
     (workdir / "config.json").write_text(json.dumps(config))
-    trained = run.load(workdir, mesh)
-    wanted = run.load(full[0], mesh).probabilities(["a string"])
+    trained = loading.load(workdir, mesh)
+    wanted = loading.load(full[0], mesh).probabilities(["a string"])
     np.testing.assert_array_equal(trained.probabilities(["a string"]), wanted)
     with pytest.raises(UserError, match="gone is not used"):
         run.prepare(trained.config, mesh)
@@ -255,9 +298,10 @@ def test_run_loads_if_its_unused_weights_are_missing(full, mesh, tmp_path, monke
 def test_classify_prints_classes_and_probabilities(full, mesh, monkeypatch, capsys):
     texts = ["a string", "the debugger steps into a function", "x"]
     rows = classified(monkeypatch, capsys, full[0], "\n".join(texts).encode(), "--batch=2")
-    trained = run.load(full[0], mesh)
+    trained = loading.load(full[0], mesh)
     assert len(rows) == 3
-    for row, chances in zip(rows, trained.probabilities(texts), strict=True):
+    wanted = trained.probabilities_of(trained.windows(texts))
+    for row, chances in zip(rows, wanted, strict=True):
         found = dict(zip(row[::2], map(float, row[1::2]), strict=True))
         assert list(found.values()) == sorted(found.values(), reverse=True)
         assert [found[name] for name in trained.classes] == pytest.approx(
@@ -268,15 +312,12 @@ def test_classify_prints_classes_and_probabilities(full, mesh, monkeypatch, caps
     assert classified(monkeypatch, capsys, full[0], b"") == []
 
 
-def test_classify_yields_lines_before_an_invalid_line():
-    found = classify.batches([b"one\n", b"two\n", b"three\n", b" \n"], 2)
-    assert next(found) == ["one", "two"] and next(found) == ["three"]
-    with pytest.raises(UserError, match="standard input: line 4 is empty"):
-        next(found)
-    with pytest.raises(UserError, match="standard input: line 1 is not UTF-8"):
-        list(classify.batches([b"\xff\n"], 2))
+def test_classify_answers_lines_before_an_invalid_line(full, monkeypatch, capsys):
+    with pytest.raises(UserError, match="standard input line 3 is not UTF-8"):
+        classified(monkeypatch, capsys, full[0], b"one\ntwo\n\xff\n", "--batch=3")
+    assert len(capsys.readouterr().out.splitlines()) == 2
     with pytest.raises(UserError, match="nowhere holds no run"):
-        run.load(Path("nowhere"))
+        loading.load(Path("nowhere"))
 
 
 @pytest.mark.parametrize(
@@ -352,7 +393,7 @@ def test_finished_run_needs_neither_data_nor_weights(lora, make, mesh, pretraine
 
 
 def test_resume_with_other_classes_fails(full, make, mesh):
-    """The trained head has outputs for other classes."""
+    """The head was trained for the classes of the interrupted run."""
     path = full[0] / "classes.json"
     names = path.read_text()
     path.write_text(json.dumps([*json.loads(names)[:-1], "other"]))
@@ -362,12 +403,14 @@ def test_resume_with_other_classes_fails(full, make, mesh):
 
 
 def test_resume_with_other_examples_fails(full, make, mesh):
-    """Tokenizer and classes are the same, but the curve would mix two test sets."""
+    """Tokenizer and classes do not change, but the validation curve would mix two test sets."""
     path = full[0] / "examples.json"
     kept = json.loads(path.read_text())
     assert kept["train"] != kept["test"]
     path.write_text(json.dumps({**kept, "test": kept["train"]}, indent=2) + "\n")
-    with pytest.raises(UserError, match=r"examples are not those of .*examples\.json: they have"):
+    with pytest.raises(
+        UserError, match=r"examples are not those of .*examples\.json: the data have"
+    ):
         run.fit(make("paper,tiny", **{"train.steps": 6}), full[0], mesh)
     path.write_text(json.dumps(kept, indent=2) + "\n")
 
@@ -376,10 +419,10 @@ def test_missing_or_damaged_classes_json_raises_error(full, mesh, tmp_path):
     workdir = shutil.copytree(full[0], tmp_path / "run")
     (workdir / "classes.json").write_text("3")
     with pytest.raises(UserError, match=r"classes\.json is damaged: "):
-        run.load(workdir, mesh)
+        loading.load(workdir, mesh)
     (workdir / "classes.json").unlink()
     with pytest.raises(UserError, match=r"cannot read .*run/classes\.json: No such file"):
-        run.load(workdir, mesh)
+        loading.load(workdir, mesh)
 
 
 def test_missing_tokenizer_error_mentions_llama_2(make, mesh, pretrained, tmp_path):

@@ -115,6 +115,19 @@ def _moved(folder: Path) -> None:
     (folder / INDEX).write_text(text.replace('"a": "one', '"a": "two'))
 
 
+def _elsewhere(name: str) -> Callable[[Path], None]:
+    """Returns a function that makes the index list the tensors of the shard "one" in a file of another folder."""
+
+    def move(folder: Path) -> None:
+        text = (folder / INDEX).read_text().replace("one.safetensors", name)
+        if not name.startswith("/"):
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_bytes((folder / "one.safetensors").read_bytes())
+        (folder / INDEX).write_text(text)
+
+    return move
+
+
 def _pickle(folder: Path) -> None:
     (folder / INDEX).unlink()
     (folder / "pytorch_model.bin").write_bytes(b"\x80\x04")
@@ -135,6 +148,15 @@ DAMAGE = {
     "no index": (_index("[1"), f"{INDEX} is damaged"),
     "an index of nothing": (_index('{"metadata": {}}'), f"{INDEX} is damaged: KeyError"),
     "an index of lists": (_index('{"weight_map": {"a": []}}'), f"{INDEX} is damaged"),
+    "a file above the folder": (
+        _elsewhere("../one.safetensors"),
+        "lists ../one.safetensors, which",
+    ),
+    "a file below the folder": (
+        _elsewhere("x/one.safetensors"),
+        "is not a file name in its folder",
+    ),
+    "a file elsewhere": (_elsewhere("/one.safetensors"), f"{INDEX} lists /one.safetensors, which"),
     "a pickle": (_pickle, f"neither {WHOLE} nor {INDEX}; pytorch_model.bin is a pickle"),
     "no weights": (lambda folder: (folder / INDEX).unlink(), f"neither {WHOLE} nor {INDEX}$"),
 }

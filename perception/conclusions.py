@@ -1,0 +1,219 @@
+"""Conclusions from the runs of a comparison: tables, verdicts, and the answer in sentences."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from common.metrics.label_sets import LabelSets
+from common.metrics.predictions import Classes
+from common.report.runs import Run
+from common.report.table import Table, mean_std
+from common.report.verdict import CONFIDENCE, Comparison, Sample, compare, correct, resample
+from perception import richness
+from perception.objective import average_precisions
+from perception.ways import BASELINE, METRIC, WAYS
+
+VERDICT_COLUMNS = (
+    *("weighted F1 of", "against", "difference", f"{CONFIDENCE:.0%} interval", "verdict"),
+    "noise of",
+)
+
+
+def scores(found: Classes | LabelSets) -> dict[str, float]:
+    """Returns column -> score in percent, of the columns of the table of results beside weighted F1."""
+    known = found.metrics()
+    if isinstance(found, Classes):
+        return {"accuracy": known["accuracy"], "macro F1": macro_f1(found)}
+    average = np.nanmean(average_precisions(found.labels_MN, found.probabilities_MN))
+    sets = {"exact match": "accuracy", "micro F1": "micro_f1", "macro F1": "macro_f1"}
+    return {name: known[one] for name, one in sets.items()} | {"average precision": float(average)}
+
+
+def results(found: Mapping[str, Sequence[Run]]) -> Table:
+    """Returns the table of results: mean ± standard deviation over seeds. All scores but one are of the best step."""
+    rows = []
+    for way, runs in found.items():
+        summaries = [run.summary for run in runs]
+        measured = [scores(run.predictions()) for run in runs]
+        last, best = ([s[which][METRIC] for s in summaries] for which in ("test_last", "test"))
+        flops = float(np.mean([s["flops"] for s in summaries]))
+        seconds = [s["train_seconds"] + s["start_seconds"] for s in summaries]
+        rows.append(
+            (
+                WAYS[way].name,
+                *(mean_std([one[name] for one in measured], 2) for name in measured[0]),
+                mean_std(best, 2),
+                mean_std(last, 2),
+                summaries[0]["params"]["trainable"],
+                f"{flops:.3g}" if flops else None,  # not counted for a logistic regression
+                mean_std(seconds, 1),
+            )
+        )
+    others = "weighted F1", "weighted F1, last step", "parameters trained", "FLOPs", "training (s)"
+    return Table(("", *measured[0], *others), rows)
+
+
+def verdict_row(a: str, b: str, one: Comparison) -> tuple[str, ...]:
+    difference = f"{one.difference:+.2f}"
+    return WAYS[a].name, WAYS[b].name, difference, _interval(one), str(one), one.noise
+
+
+def macro_f1(found: Classes) -> float:
+    """Returns the mean F1 of the classes in percent. Classes without test examples and predictions do not count."""
+    from sklearn.metrics import f1_score
+
+    return 100 * float(f1_score(found.labels_M, found.guesses_M, average="macro"))
+
+
+def best_run(found: Mapping[str, Sequence[Run]]) -> tuple[str, Run]:
+    """Returns the way with the best mean validation F1, and its seed with the best validation F1."""
+    way = max(found, key=lambda way: _valid(found[way]))
+    return way, max(found[way], key=lambda run: run.curve.best.value)
+
+
+def command(way: str, run: Run) -> str:
+    """Returns the command that classifies new texts with a run."""
+    program = "baseline" if way == BASELINE else "classify"
+    data = run.config.get("data", {})
+    texts = "pairs.tsv" if data.get("pair") else "texts.txt"
+    top = (
+        "" if data.get("multi_label") else " --top=1"
+    )  # without --top: the classes above their thresholds
+    return f"python -m perception.{program} --workdir={shlex.quote(str(run.folder))}{top} < {texts}"
+
+
+def example_interval(found: Classes | LabelSets) -> tuple[float, float]:
+    """Returns the 95 % interval of the weighted F1 of one classifier, from its test examples.
+
+    The interval follows the rule of `common.report.verdict` for a run without randomness. Without any error its
+    bootstrap has no variance; the lower end is then the exact (Clopper-Pearson) bound of the accuracy.
+    """
+    value = found.metrics()[METRIC]
+    if value == 100:
+        return 100 * ((1 - CONFIDENCE) / 2) ** (1 / len(found)), 100.0
+    variance = float(resample([found])[0][METRIC].var(ddof=1))
+    zero = Sample((0.0,), seedless=True)
+    one = Comparison(METRIC, "max", Sample((value,), seedless=True), zero, 0.0, variance, "")
+    return max(one.low, 0.0), min(one.high, 100.0)
+
+
+def draws_interval(predicted: Sequence[Classes | LabelSets]) -> tuple[float, float]:
+    """Returns the 95 % interval of the mean weighted F1 over draws of the training examples.
+
+    The interval follows the rule of `common.report.verdict`: it has the noise of draws and seeds, and of the test
+    examples that all runs share.
+
+    Args:
+      predicted: test predictions of runs with different seeds, at least two.
+    """
+    values = tuple(one.metrics()[METRIC] for one in predicted)
+    sample = Sample(values, resampled_RB=np.stack([one[METRIC] for one in resample(predicted)]))
+    own = sample.idiosyncratic_variance / len(values)
+    shared = max(float(sample.resampled_RB.mean(0).var(ddof=1)) - own, 0.0)
+    zero = Sample((0.0,), seedless=True)
+    one = Comparison(METRIC, "max", sample, zero, 0.0, shared, "")
+    return max(one.low, 0.0), min(one.high, 100.0)
+
+
+def _valid(runs: Sequence[Run]) -> float:
+    return float(np.mean([run.curve.best.value for run in runs]))
+
+
+def choose(found: Mapping[str, Sequence[Run]]) -> str | None:
+    """Returns the way with pretrained weights that has the best mean F1 on the validation examples.
+
+    With `eval.select=test` the test examples are used as validation examples. Without pretrained weights the result is
+    None.
+    """
+    pretrained = [way for way in found if WAYS[way].pretrained]
+    return max(pretrained, key=lambda way: _valid(found[way]), default=None)
+
+
+def judge(
+    found: Mapping[str, Sequence[Run]], chosen: str | None, margin: float
+) -> dict[tuple[str, str], Comparison]:
+    """Compares test F1 of pairs of ways by the rule of `common.report.verdict`, corrected for multiple comparisons.
+
+    The chosen way is compared with full training from random weights. Full training from pretrained weights is also
+    compared with full training from random weights: only initialization and tokenizer differ. TF-IDF is compared with
+    the chosen way, with full training from random weights, and with the head. Pairs with a way that was not trained are
+    left out.
+    """
+    pairs = [(chosen, "full"), ("full_pretrained", "full")]
+    pairs += [("tf_idf", other) for other in (chosen, "full", "head")]
+    pairs = [pair for pair in dict.fromkeys(pairs) if set(pair) <= set(found)]
+    compared = [
+        next(c for c in compare(found[a], found[b], {METRIC: margin}) if c.metric == METRIC)
+        for a, b in pairs
+    ]
+    return dict(zip(pairs, correct(compared), strict=True))
+
+
+def _interval(one: Comparison) -> str:
+    """Formats the confidence interval of a difference. The text is "" for a single seed."""
+    return "" if np.isnan(one.low) else f"{one.low:+.1f} to {one.high:+.1f}"
+
+
+def answer(
+    found: Mapping[str, Sequence[Run]],
+    chosen: str | None,
+    verdicts: Mapping[tuple[str, str], Comparison],
+    size: tuple[int, float, int],
+    select: str,
+    shots: int = 0,
+) -> str:
+    """Returns the answer: lines with the best classifier, the results, the verdicts, and the paper's expectation.
+
+    Args:
+      size: numbers of training examples, of tokens in the training examples, and of test examples.
+      select: split that selected the best steps and `chosen`: "valid" or "test".
+      shots: training examples of each class, drawn anew for each seed; 0 if the runs have all examples.
+    """
+    examples, tokens, tests = size
+    reached = ", ".join(f"{WAYS[way].name} {_mean(runs)}" for way, runs in found.items())
+    way, best = best_run(found)
+    selected = f"selected on {'the test examples, as in the recipe' if select == 'test' else 'the validation examples'}"
+    if shots and len(found[way]) > 1:
+        low, high = draws_interval([run.predictions() for run in found[way]])
+        mean = np.mean([run.test for run in found[way]])
+        reaches = (
+            f"with a mean weighted F1 of {mean:.1f} over {len(found[way])} draws of {shots} examples per class,"
+            f" on {tests:,} test examples ({CONFIDENCE:.0%} interval {low:.1f} to {high:.1f}, from draws and test"
+            " examples)"
+        )
+    else:
+        low, high = example_interval(best.predictions())
+        reaches = (
+            f"with a weighted F1 of {best.test:.1f} on {tests:,} test examples ({CONFIDENCE:.0%} interval {low:.1f} to"
+            f" {high:.1f}, from the test examples)"
+        )
+    lines = [
+        f"Best classifier, {selected}: {WAYS[way].name}, {reaches}.",
+        f"Trained on {examples:,} examples (about {tokens:,.0f} tokens), weighted F1 of each way: {reached}.",
+    ]
+    if chosen and chosen != way:
+        lines.append(f"Best use of the pretrained weights, {selected}: {WAYS[chosen].name}.")
+    for (a, b), one in verdicts.items():
+        interval = _interval(one)
+        lines.append(
+            f"{WAYS[a].name} against {WAYS[b].name}: {one.difference:+.1f}"
+            f"{f' ({interval})' if interval else ''}: {one}."
+        )
+    line = richness.expectation()
+    expected = f"{line.gap(tokens):+.1f} ± {line.margin(tokens):.1f}"
+    untried = "" if chosen else "; no pretrained weights were tried here (--config.pretrained=DIR)"
+    lines.append(
+        "Expected difference between LoRA and full training from random weights, from the paper's data sets at this"
+        f" size: {expected} ({CONFIDENCE:.0%} prediction interval){untried}."
+    )
+    return "\n".join(lines)
+
+
+def _mean(runs: Sequence[Run]) -> str:
+    values = [run.test for run in runs]
+    return (
+        mean_std(values)
+        if len(values) > 1 or runs[0].seed is None
+        else f"{mean_std(values)} (one seed)"
+    )

@@ -1,0 +1,67 @@
+"""Evaluates a trained classifier with another encoder: quantized weights, or weights moved by task vectors."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from jax.sharding import Mesh
+
+from common.config import check
+from common.metrics.predictions import Classes
+from common.variables import Params
+from perception import datasets, loading
+from perception.finetuning import ENCODER, TRAINS_ALL
+
+
+class EncoderEvaluation:
+    """The head, tokenizer and examples of a run that trained all weights. Computes in float32.
+
+    Attributes:
+      encoder: the encoder's parameters, float32, without the prefix "encoder/".
+      shape: the encoder's backbone.
+      tokenizer: the run's tokenizer.
+    """
+
+    def __init__(self, workdir: Path, mesh: Mesh, examples: int | None = None):
+        """Opens a run and its data.
+
+        Args:
+          examples: number of examples of each split to evaluate, the first ones; None for all.
+
+        Raises:
+          UserError: `workdir` holds no run, a run that did not train all weights, or a run whose data are gone.
+        """
+        config = loading.read(workdir, "--run")
+        check(
+            config.finetune in TRAINS_ALL,
+            f"--run={workdir} has --config.finetune={config.finetune}: its checkpoint lacks the encoder; train with"
+            f" {' or '.join(TRAINS_ALL)}",
+        )
+        config.model.dtype = "float32"
+        self._trained, _ = loading.load_own(config, workdir, mesh)
+        self._splits, classes = datasets.load(config)
+        check(
+            classes == self._trained.classes,
+            f"--run={workdir}: the data have the classes {', '.join(classes)}, and the run"
+            f" {', '.join(self._trained.classes)}",
+        )
+        self._examples = examples
+        values = self._trained.values.trainable
+        self.encoder = {
+            n.removeprefix(ENCODER): x for n, x in values.items() if n.startswith(ENCODER)
+        }
+        self.shape, self.tokenizer = self._trained.shape, self._trained.tokenizer
+
+    def __call__(self, encoder: Params, split: str) -> Classes:
+        """Returns the classes that the run's head predicts from the states of `encoder`, for examples of a split."""
+        values = self._trained.values
+        whole = values.trainable | {ENCODER + name: x for name, x in encoder.items()}
+        self._trained.values = replace(values, trainable=whole)
+        text = self._splits[split]
+        lines = [line for (line,) in text.texts[: self._examples]]
+        labels_E = text.labels_M[: self._examples]
+        probabilities_EC = self._trained.probabilities(lines)
+        logs_EC = np.log(np.maximum(probabilities_EC, np.finfo(np.float32).tiny))
+        return Classes.of_log_probabilities(
+            text.fingerprint, labels_E, logs_EC, self._trained.classes
+        )

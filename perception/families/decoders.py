@@ -1,0 +1,243 @@
+"""Decoders: Qwen2, Mistral, Llama, Gemma and phi.
+
+An absent field of config.json has the default of transformers 4.57.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+from common.config import check
+from perception.backbones import Backbone, Stretch, mistral, phi, qwen2
+from perception.families.fields import (
+    ACTIVATIONS,
+    ATTENTION,
+    FORWARD,
+    Fields,
+    Names,
+    heads_of,
+    sizes,
+    sizes_json,
+)
+
+_QKV = {"query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj"}
+LLAMA = Names(
+    "model.",
+    "layers",
+    {"embed": "embed_tokens", "stack/norm": "norm"},
+    {
+        **{f"{ATTENTION}{ours}": theirs for ours, theirs in _QKV.items()},
+        f"{ATTENTION}out": "self_attn.o_proj",
+        "residuals/0/norm": "input_layernorm",
+        f"{FORWARD}gate": "mlp.gate_proj",
+        f"{FORWARD}up": "mlp.up_proj",
+        f"{FORWARD}down": "mlp.down_proj",
+        "residuals/1/norm": "post_attention_layernorm",
+    },
+)
+PHI = Names(
+    "model.",
+    "layers",
+    {"embed": "embed_tokens", "stack/norm": "final_layernorm"},
+    {
+        **{f"{ATTENTION}functions/0/{ours}": theirs for ours, theirs in _QKV.items()},
+        f"{ATTENTION}functions/0/out": "self_attn.dense",
+        f"{ATTENTION}functions/1/up": "mlp.fc1",
+        f"{ATTENTION}functions/1/down": "mlp.fc2",
+        "residuals/0/norm": "input_layernorm",
+    },
+)
+
+
+def _stretch(fields: Fields) -> Stretch | None:
+    """Reads `rope_scaling`, or the same fields beside the others, where transformers 5 stores them."""
+    scaling = fields.get("rope_scaling", {})
+    own = Fields(fields.path, scaling) if isinstance(scaling, dict) and scaling else fields
+    kind = own.get("rope_type", scaling.get("type", "default") if own is not fields else "default")
+    if kind == "default":
+        return None
+    found = f"rope_type={kind!r}" if own is fields else f"rope_scaling={scaling!r}"
+    check(
+        kind == "llama3",
+        f"{fields.path}: {found} is not supported; rope_type must be 'default' or 'llama3'",
+    )
+    return Stretch(
+        own.number("factor"),
+        own.number("low_freq_factor"),
+        own.number("high_freq_factor"),
+        own.count("original_max_position_embeddings"),
+    )
+
+
+def _stretch_json(stretch: Stretch | None) -> dict[str, Any]:
+    if stretch is None:
+        return {}
+    scaling = {
+        "rope_type": "llama3",
+        "factor": stretch.factor,
+        "low_freq_factor": stretch.low,
+        "high_freq_factor": stretch.high,
+        "original_max_position_embeddings": stretch.trained,
+    }
+    return {"rope_scaling": scaling}
+
+
+def _decoder(
+    fields: Fields,
+    made: Backbone,
+    *,
+    partial: float = 1.0,
+    activation: str = "silu",
+    tied: bool = False,
+    dropout_rates: tuple[float, float] = (0.0, 0.0),
+) -> Backbone:
+    """Returns `made` with the values of the fields that decoders share.
+
+    Args:
+      made: backbone with the sizes of the file.
+      partial: share of a head's features that rotary positions rotate.
+      activation, tied: defaults of absent fields.
+      dropout_rates: dropout rates of the sublayer outputs and the embeddings.
+    """
+    size = fields.count("head_dim", made.size)
+    rotated = int(size * partial)
+    check(
+        rotated % 2 == 0,
+        f"{fields.path}: rotary positions need an even number of features, got {rotated} of the head size {size}",
+    )
+    check(
+        made.heads[0] % made.kv_heads[0] == 0,
+        f"{fields.path}: num_attention_heads={made.heads[0]} is not divisible by"
+        f" num_key_value_heads={made.kv_heads[0]}",
+    )
+    return replace(
+        made,
+        vocabulary=fields.count("vocab_size"),
+        size=size,
+        rotated=rotated,
+        theta=fields.number("rope_theta", 1e4),
+        stretch=_stretch(fields),
+        activation=fields.one_of("hidden_act", ACTIVATIONS, activation),
+        dropout=(*dropout_rates, fields.number("attention_dropout", 0.0)),
+        tied=fields.flag("tie_word_embeddings", tied),
+    )
+
+
+def _decoder_json(shape: Backbone) -> dict[str, Any]:
+    return {
+        "num_key_value_heads": shape.kv_heads[0],
+        "head_dim": shape.size,
+        "max_position_embeddings": shape.longest,
+        "rope_theta": shape.theta,
+        "attention_dropout": shape.dropout[2],
+        **_stretch_json(shape.stretch),
+        **sizes_json(shape),
+    }
+
+
+def read_qwen2(fields: Fields) -> Backbone:
+    fields.only(use_sliding_window=False, partial_rotary_factor=1.0)
+    layers = fields.count("num_hidden_layers")
+    fields.only(layer_types=["full_attention"] * layers)
+    made = qwen2(
+        *sizes(fields),
+        fields.count("num_key_value_heads", 32),
+        longest=fields.count("max_position_embeddings", 32_768),
+        epsilon=fields.number("rms_norm_eps", 1e-6),
+    )
+    return _decoder(fields, made)
+
+
+def read_mistral(fields: Fields) -> Backbone:
+    fields.only(layer_types=None, partial_rotary_factor=1.0)
+    made = mistral(
+        *sizes(fields),
+        fields.count("num_key_value_heads", 8),
+        longest=fields.count("max_position_embeddings", 131_072),
+        window=fields.optional("sliding_window", 4096),
+        epsilon=fields.number("rms_norm_eps", 1e-6),
+    )
+    return _decoder(fields, made)
+
+
+def read_llama(fields: Fields) -> Backbone:
+    fields.only(partial_rotary_factor=1.0)
+    heads = heads_of(fields)
+    made = qwen2(
+        *sizes(fields),
+        fields.count("num_key_value_heads", heads),
+        longest=fields.count("max_position_embeddings", 2048),
+        epsilon=fields.number("rms_norm_eps", 1e-6),
+    )
+    bias = fields.flag("attention_bias", False)
+    biases = (bias, bias, fields.flag("mlp_bias", False))
+    return _decoder(fields, replace(made, family="llama", biases=biases))
+
+
+def write_llama(shape: Backbone) -> dict[str, Any]:
+    own = {"attention_bias": shape.biases[0], "mlp_bias": shape.biases[2]}
+    return own | write_gated(shape)
+
+
+def read_gemma(fields: Fields) -> Backbone:
+    """Reads Gemma. Early files name the exact GELU, but the model was trained with its approximation by tanh."""
+    fields.only(attention_bias=False, partial_rotary_factor=1.0, use_bidirectional_attention=None)
+    given = fields.get("hidden_activation", fields.get("hidden_act", "gelu_pytorch_tanh"))
+    exact = {"hidden_act": "gelu_pytorch_tanh" if given == "gelu" else given}
+    fields = Fields(fields.path, {**fields.values, **exact})
+    made = qwen2(
+        *sizes(fields),
+        fields.count("num_key_value_heads", 16),
+        longest=fields.count("max_position_embeddings", 8192),
+        epsilon=fields.number("rms_norm_eps", 1e-6),
+    )
+    made = replace(
+        made,
+        family="gemma",
+        biases=(False, False, False),
+        norm="rms_offset",
+        scaled_embeddings=True,
+        size=256,  # the default of head_dim
+    )
+    return _decoder(fields, made, tied=True)
+
+
+def write_gemma(shape: Backbone) -> dict[str, Any]:
+    values = write_gated(shape)
+    if shape.activation == "gelu_tanh":
+        values["hidden_act"] = "gelu_pytorch_tanh"
+    return values | {"hidden_activation": values["hidden_act"], "attention_bias": False}
+
+
+def write_gated(shape: Backbone) -> dict[str, Any]:
+    window = {"sliding_window": shape.window} if shape.family == "mistral" else {}
+    return {"rms_norm_eps": shape.epsilon, **window, **_decoder_json(shape)}
+
+
+def read_phi(fields: Fields) -> Backbone:
+    fields.only(qk_layernorm=False)
+    heads = heads_of(fields)
+    made = phi(
+        *sizes(fields),
+        kv_heads=fields.count("num_key_value_heads", heads),
+        longest=fields.count("max_position_embeddings", 2048),
+        epsilon=fields.number("layer_norm_eps", 1e-5),
+    )
+    dropout_rates = fields.number("resid_pdrop", 0.0), fields.number("embd_pdrop", 0.0)
+    partial = fields.number("partial_rotary_factor", 0.5)
+    return _decoder(
+        fields, made, partial=partial, activation="gelu_new", dropout_rates=dropout_rates
+    )
+
+
+def write_phi(shape: Backbone) -> dict[str, Any]:
+    partial = shape.rotated / shape.size
+    if int(shape.size * partial) < shape.rotated:  # transformers truncates size * partial
+        partial = math.nextafter(partial, 1)
+    return {
+        "layer_norm_eps": shape.epsilon,
+        "partial_rotary_factor": partial,
+        "resid_pdrop": shape.dropout[0],
+        "embd_pdrop": shape.dropout[1],
+        **_decoder_json(shape),
+    }

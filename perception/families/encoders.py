@@ -1,0 +1,303 @@
+"""Encoders: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, DeBERTa-v3 and ModernBERT.
+
+A field that config.json leaves out has the default value that transformers 4.57 gives it.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from common.config import check
+from perception.backbones import Backbone, Relative, bert
+from perception.families.fields import (
+    ACTIVATIONS,
+    ATTENTION,
+    FORWARD,
+    THEIRS,
+    Fields,
+    Names,
+    heads_of,
+    sizes,
+    sizes_json,
+)
+
+
+def _norms(attention: str, feed_forward: str) -> dict[str, str]:
+    return {"residuals/0/norm": attention, "residuals/1/norm": feed_forward}
+
+
+def _projections(query: str, key: str, value: str, out: str) -> dict[str, str]:
+    theirs = {"query": query, "key": key, "value": value, "out": out}
+    return {f"{ATTENTION}{ours}": path for ours, path in theirs.items()}
+
+
+_WORDS = {"embed": "embeddings.word_embeddings", "norm": "embeddings.LayerNorm"}
+_POSITIONS = {"embed/positions": "embeddings.position_embeddings"}
+_TYPES = {"embed/types": "embeddings.token_type_embeddings"}
+_BERT_FORWARD = {f"{FORWARD}up": "intermediate.dense", f"{FORWARD}down": "output.dense"}
+_BERT_LAYER = {
+    **_projections(
+        *(f"attention.self.{name}" for name in ("query", "key", "value")), "attention.output.dense"
+    ),
+    **_BERT_FORWARD,
+    **_norms("attention.output.LayerNorm", "output.LayerNorm"),
+}
+BERT = Names("bert.", "encoder.layer", _WORDS | _POSITIONS | _TYPES, _BERT_LAYER)
+ROBERTA = replace(BERT, prefix="roberta.")
+DISTILBERT = Names(
+    "distilbert.",
+    "transformer.layer",
+    _WORDS | _POSITIONS,
+    {
+        **_projections(*(f"attention.{name}_lin" for name in ("q", "k", "v", "out"))),
+        f"{FORWARD}up": "ffn.lin1",
+        f"{FORWARD}down": "ffn.lin2",
+        **_norms("sa_layer_norm", "output_layer_norm"),
+    },
+)
+MPNET = Names(
+    "mpnet.",
+    "encoder.layer",
+    {**_WORDS, **_POSITIONS, "relative": "encoder.relative_attention_bias"},
+    {
+        **_projections(*(f"attention.attn.{name}" for name in "qkvo")),
+        **_BERT_FORWARD,
+        **_norms("attention.LayerNorm", "output.LayerNorm"),
+    },
+)
+DEBERTA = Names(
+    "deberta.",
+    "encoder.layer",
+    {**_WORDS, "relative": "encoder.rel_embeddings", "relative/norm": "encoder.LayerNorm"},
+    _BERT_LAYER
+    | _projections(
+        *(f"attention.self.{name}_proj" for name in ("query", "key", "value")),
+        "attention.output.dense",
+    ),
+)
+MODERNBERT = Names(
+    "model.",
+    "layers",
+    {"embed": "embeddings.tok_embeddings", "norm": "embeddings.norm", "stack/norm": "final_norm"},
+    {
+        f"{ATTENTION}qkv": "attn.Wqkv",
+        f"{ATTENTION}out": "attn.Wo",
+        f"{FORWARD}gate": "mlp.Wi",
+        f"{FORWARD}up": "mlp.Wi",
+        f"{FORWARD}down": "mlp.Wo",
+        **_norms("attn_norm", "mlp_norm"),
+    },
+)
+
+
+def _read(fields: Fields, *, epsilon: float = 1e-12, types: int = 2) -> Backbone:
+    """Reads the fields that all but DistilBERT and ModernBERT share.
+
+    Args:
+      epsilon, types: defaults of absent fields.
+    """
+    fields.only(is_decoder=False, add_cross_attention=False, pruned_heads={})
+    dropout_rate = fields.number("hidden_dropout_prob", 0.1)
+    longest = fields.count("max_position_embeddings", 512)
+    made = bert(
+        *sizes(fields),
+        vocabulary=fields.count("vocab_size"),
+        longest=longest,
+        types=fields.count("type_vocab_size", types) if types else 0,
+        epsilon=fields.number("layer_norm_eps", epsilon),
+        dropout=(dropout_rate, dropout_rate, fields.number("attention_probs_dropout_prob", 0.1)),
+    )
+    return replace(
+        made,
+        activation=fields.one_of("hidden_act", ACTIVATIONS, "gelu"),
+        tied=fields.flag("tie_word_embeddings", True),
+    )
+
+
+def _json(shape: Backbone) -> dict[str, Any]:
+    return {
+        "max_position_embeddings": shape.learned or shape.longest,
+        "layer_norm_eps": shape.epsilon,
+        "hidden_dropout_prob": shape.dropout[0],
+        "attention_probs_dropout_prob": shape.dropout[2],
+        **sizes_json(shape),
+    }
+
+
+def _first_at(fields: Fields, shape: Backbone, family: str, first: int) -> Backbone:
+    """Returns `shape` with RoBERTa's position table, whose first `first` rows are for padding and not for positions."""
+    check(
+        shape.learned > first,
+        f"{fields.path}: max_position_embeddings={shape.learned} leaves no position above {first - 1}",
+    )
+    return replace(shape, family=family, first_position=first, longest=shape.learned - first)
+
+
+def read_bert(fields: Fields) -> Backbone:
+    fields.only(position_embedding_type="absolute")
+    return _read(fields)
+
+
+def write_bert(shape: Backbone) -> dict[str, Any]:
+    own = {"type_vocab_size": shape.types, "position_embedding_type": "absolute", "pad_token_id": 0}
+    return own | _json(shape)
+
+
+def read_roberta(fields: Fields) -> Backbone:
+    padding = fields.whole("pad_token_id", 1)
+    return _first_at(fields, read_bert(fields), "roberta", padding + 1)
+
+
+def read_xlm_roberta(fields: Fields) -> Backbone:
+    return replace(read_roberta(fields), family="xlm-roberta")
+
+
+def write_roberta(shape: Backbone) -> dict[str, Any]:
+    return write_bert(shape) | {"pad_token_id": shape.first_position - 1}
+
+
+def read_distilbert(fields: Fields) -> Backbone:
+    """Reads DistilBERT. In training, transformers drops no outputs of attention layers, and this backbone does."""
+    names = {"n_layers": "layers", "dim": "width", "hidden_dim": "hidden", "n_heads": "heads"}
+    named = {ours: fields.count(theirs) for theirs, ours in names.items()}
+    check(
+        named["width"] % named["heads"] == 0,
+        f"{fields.path}: dim={named['width']} is not divisible by n_heads={named['heads']}",
+    )
+    dropout_rate = fields.number("dropout", 0.1)
+    made = bert(
+        **named,
+        vocabulary=fields.count("vocab_size"),
+        longest=fields.count("max_position_embeddings", 512),
+        types=0,
+        dropout=(dropout_rate, dropout_rate, fields.number("attention_dropout", 0.1)),
+    )
+    return replace(
+        made,
+        family="distilbert",
+        activation=fields.one_of("activation", ACTIVATIONS, "gelu"),
+        tied=fields.flag("tie_word_embeddings", True),
+    )
+
+
+def write_distilbert(shape: Backbone) -> dict[str, Any]:
+    return {
+        "n_layers": shape.layers,
+        "dim": shape.width,
+        "hidden_dim": shape.hidden[0],
+        "n_heads": shape.heads[0],
+        "max_position_embeddings": shape.learned,
+        "activation": THEIRS[shape.activation],
+        "dropout": shape.dropout[0],
+        "attention_dropout": shape.dropout[2],
+        "pad_token_id": 0,
+        "tie_word_embeddings": shape.tied,
+    }
+
+
+def read_mpnet(fields: Fields) -> Backbone:
+    fields.only(relative_attention_num_buckets=32)  # transformers computes 32 for any value
+    made = _first_at(fields, _read(fields, types=0), "mpnet", 2)
+    return replace(made, relative=Relative("bias", 32, 128))
+
+
+def write_mpnet(shape: Backbone) -> dict[str, Any]:
+    own = {"relative_attention_num_buckets": shape.relative.buckets, "pad_token_id": 1}
+    return own | _json(shape)
+
+
+def read_deberta(fields: Fields) -> Backbone:
+    """Reads DeBERTa-v3, whose model_type in transformers is deberta-v2. Refuses fields that only DeBERTa-v2 uses."""
+    fields.only(relative_attention=True, share_att_key=True, norm_rel_ebd="layer_norm")
+    fields.only(position_biased_input=False, type_vocab_size=0, conv_kernel_size=0)
+    kinds = fields.get("pos_att_type")
+    kinds = kinds.split("|") if isinstance(kinds, str) else kinds
+    check(
+        isinstance(kinds, list) and sorted(map(str, kinds)) == ["c2p", "p2c"],
+        f"{fields.path}: pos_att_type={kinds!r} is not supported; it must be 'c2p' and 'p2c'",
+    )
+    made = _read(fields, epsilon=1e-7, types=0)
+    fields.only(embedding_size=made.width, attention_head_size=made.size)
+    longest = made.longest
+    farthest = fields.get("max_relative_positions", -1)
+    farthest = longest if farthest == -1 else fields.count("max_relative_positions")
+    relative = Relative("disentangled", fields.count("position_buckets"), farthest)
+    return replace(made, family="deberta-v2", learned=0, longest=longest, relative=relative)
+
+
+def write_deberta(shape: Backbone) -> dict[str, Any]:
+    return {
+        "relative_attention": True,
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": shape.relative.buckets,
+        "max_relative_positions": shape.relative.farthest,
+        "position_biased_input": False,
+        "type_vocab_size": 0,
+        "pad_token_id": 0,
+        **_json(shape),
+    }
+
+
+def read_modernbert(fields: Fields) -> Backbone:
+    fields.only(mlp_dropout=0.0, rope_scaling=None)
+    width, heads, layers = (
+        fields.count("hidden_size"),
+        heads_of(fields),
+        fields.count("num_hidden_layers"),
+    )
+    every = fields.count("global_attn_every_n_layers", 3)
+    bias = fields.flag("attention_bias", False)
+    rates = fields.number("embedding_dropout", 0.0), fields.number("attention_dropout", 0.0)
+    theta = fields.number("global_rope_theta", 160_000.0)
+    check(
+        width // heads % 2 == 0,
+        f"{fields.path}: rotary positions need an even number of features, got {width // heads}",
+    )
+    return Backbone(
+        "modernbert",
+        fields.count("vocab_size"),
+        width,
+        (heads,) * layers,
+        (heads,) * layers,
+        width // heads,
+        (fields.count("intermediate_size"),) * layers,
+        causal=False,
+        norm="layer" if fields.flag("norm_bias", False) else "layer_scale",
+        epsilon=fields.number("norm_eps", 1e-5),
+        embedding_norm=True,
+        first_norm=False,
+        theta=theta,
+        rotated=width // heads,
+        window=fields.count("local_attention", 128) // 2 + 1,
+        local=tuple(layer % every != 0 for layer in range(layers)),
+        local_theta=fields.number("local_rope_theta", theta),
+        biases=(bias, bias, fields.flag("mlp_bias", False)),
+        activation=fields.one_of("hidden_activation", ACTIVATIONS, "gelu"),
+        fused=True,
+        dropout=(0.0, *rates),
+        longest=fields.count("max_position_embeddings", 8192),
+        tied=fields.flag("tie_word_embeddings", True),
+        targets=("qkv", "out", "down"),
+    )
+
+
+def write_modernbert(shape: Backbone) -> dict[str, Any]:
+    sizes_of = {n: x for n, x in sizes_json(shape).items() if n != "hidden_act"}
+    every = shape.local.index(False, 1) if False in shape.local[1:] else shape.layers
+    return {
+        **sizes_of,
+        "hidden_activation": THEIRS[shape.activation],
+        "norm_eps": shape.epsilon,
+        "norm_bias": shape.norm == "layer",
+        "global_rope_theta": shape.theta,
+        "local_rope_theta": shape.local_theta,
+        "local_attention": 2 * (shape.window - 1),
+        "global_attn_every_n_layers": every,
+        "attention_bias": shape.biases[0],
+        "mlp_bias": shape.biases[2],
+        "embedding_dropout": shape.dropout[1],
+        "attention_dropout": shape.dropout[2],
+        "max_position_embeddings": shape.longest,
+        "pad_token_id": None,  # the default of transformers may exceed the vocabulary
+    }

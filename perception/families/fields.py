@@ -1,0 +1,135 @@
+"""What all families share: typed access to config.json, sizes, activations, and tables of tensor names."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config import check, check_choice
+from perception.backbones import Backbone
+
+_NEEDED = object()
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Typed access to the fields of a JSON file.
+
+    A field that is absent or null takes the default. Without a default it is an error. All methods raise UserErrors
+    that name the file and the field.
+    """
+
+    path: Path
+    values: Mapping[str, Any]
+
+    def get(self, name: str, default: Any = _NEEDED) -> Any:
+        value = self.values.get(name)
+        value = default if value is None else value
+        check(value is not _NEEDED, f"{self.path} has no {name}")
+        return value
+
+    def _check(self, name: str, value: Any, fits: bool, kind: str) -> Any:
+        check(fits, f"{self.path}: {name} must be {kind}, got {value!r}")
+        return value
+
+    def count(self, name: str, default: Any = _NEEDED) -> int:
+        value = self.get(name, default)
+        fits = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        return self._check(name, value, fits, "a whole number of at least 1")
+
+    def whole(self, name: str, default: int) -> int:
+        value = self.get(name, default)
+        fits = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        return self._check(name, value, fits, "a whole number of at least 0")
+
+    def optional(self, name: str, default: int | None) -> int | None:
+        """Returns a count or None; null means None, and an absent field takes the default."""
+        return None if self.values.get(name, default) is None else self.count(name, default)
+
+    def number(self, name: str, default: Any = _NEEDED) -> float:
+        value = self.get(name, default)
+        return self._check(name, value, is_number(value) and value >= 0, "a number of at least 0")
+
+    def flag(self, name: str, default: Any = _NEEDED) -> bool:
+        value = self.get(name, default)
+        return self._check(name, value, isinstance(value, bool), "true or false")
+
+    def one_of(self, name: str, known: Mapping[str, Any], default: Any = _NEEDED) -> Any:
+        """Returns the entry of `known` whose key is the field's value."""
+        value = self.get(name, default)
+        check_choice(f"{self.path}: {name}", str(value), known)
+        return known[value]
+
+    def only(self, **expected: Any) -> None:
+        """Requires each field to be absent or to have the only supported value."""
+        for name, value in expected.items():
+            found = self.get(name, value)
+            check(
+                found == value,
+                f"{self.path}: {name}={found!r} is not supported; it must be {value!r} or absent",
+            )
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+"""Activation in transformers -> ours."""
+
+THEIRS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+"""Our activation -> its name in transformers."""
+
+
+def heads_of(fields: Fields) -> int:
+    width, heads = fields.count("hidden_size"), fields.count("num_attention_heads")
+    check(
+        width % heads == 0 or fields.values.get("head_dim") is not None,
+        f"{fields.path}: hidden_size={width} is not divisible by num_attention_heads={heads}",
+    )
+    return heads
+
+
+def sizes(fields: Fields) -> tuple[int, int, int, int]:
+    names = ("num_hidden_layers", "hidden_size", "intermediate_size")
+    return *map(fields.count, names), heads_of(fields)
+
+
+def sizes_json(shape: Backbone) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": shape.layers,
+        "hidden_size": shape.width,
+        "intermediate_size": shape.hidden[0],
+        "num_attention_heads": shape.heads[0],
+        "hidden_act": THEIRS[shape.activation],
+        "tie_word_embeddings": shape.tied,
+    }
+
+
+@dataclass(frozen=True)
+class Names:
+    """Parameter names of a family.
+
+    Attributes:
+      prefix: prefix of all names in files that include an output layer.
+      layers: name of the list of layers.
+      outside: our module path -> module path in the files, for modules outside the layers.
+      inside: our module path -> module path in the files, both relative to a layer. Modules of ours with the same path
+        in the files are fused there: the file has their outputs one after the other.
+    """
+
+    prefix: str
+    layers: str
+    outside: Mapping[str, str]
+    inside: Mapping[str, str]
+
+
+ATTENTION, FORWARD = "residuals/0/function/", "residuals/1/function/"

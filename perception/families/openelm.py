@@ -1,0 +1,110 @@
+"""OpenELM, as Apple's published code reads config.json: an absent field has the default of that code."""
+
+import math
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+from common.config import check
+from perception.backbones import Backbone, between, divisible, openelm
+from perception.families.fields import (
+    ACTIVATIONS,
+    ATTENTION,
+    FORWARD,
+    THEIRS,
+    Fields,
+    Names,
+    is_number,
+)
+
+OPENELM = Names(
+    "transformer.",
+    "layers",
+    {"embed": "token_embeddings", "stack/norm": "norm"},
+    {
+        f"{ATTENTION}qkv": "attn.qkv_proj",
+        f"{ATTENTION}query_norm": "attn.q_norm",
+        f"{ATTENTION}key_norm": "attn.k_norm",
+        f"{ATTENTION}out": "attn.out_proj",
+        "residuals/0/norm": "attn_norm",
+        f"{FORWARD}gate": "ffn.proj_1",
+        f"{FORWARD}up": "ffn.proj_1",
+        f"{FORWARD}down": "ffn.proj_2",
+        "residuals/1/norm": "ffn_norm",
+    },
+)
+
+
+def _scales(fields: Fields, name: str, default: float, layers: int) -> list[float]:
+    """Returns one scale per layer. The field has one number, two numbers (first and last layer), or one per layer."""
+    value = fields.get(name, default)
+    if is_number(value):
+        return [value] * layers
+    fits = isinstance(value, list) and len(value) in (2, layers) and all(map(is_number, value))
+    check(
+        fits,
+        f"{fields.path}: {name} must be a number or a list of 2 or {layers} numbers, got {value!r}",
+    )
+    return between(*value, layers) if len(value) == 2 else value
+
+
+def read_openelm(fields: Fields) -> Backbone:
+    fields.only(ffn_with_glu=True, normalization_layer_name="rms_norm", rms_norm_eps=1e-6)
+    fields.only(normalize_qk_projections=True)
+    layers, width = fields.count("num_transformer_layers"), fields.count("model_dim")
+    size, groups = fields.count("head_dim"), fields.count("num_gqa_groups", 1)
+    divisor = fields.count("ffn_dim_divisor", 256)
+    attention = _scales(fields, "qkv_multipliers", 1.0, layers)
+    heads = tuple(divisible(width * scale, size * groups) // size for scale in attention)
+    kv_heads = tuple(count // groups for count in heads)
+    fields.only(num_query_heads=list(heads), num_kv_heads=list(kv_heads))
+    feed_forward = _scales(fields, "ffn_multipliers", 4.0, layers)
+    made = openelm(
+        layers,
+        width,
+        size,
+        vocabulary=fields.count("vocab_size"),
+        theta=fields.number("rope_freq_constant", 1e4),
+        longest=fields.count("max_context_length", 2048),
+    )
+    return replace(
+        made,
+        heads=heads,
+        kv_heads=kv_heads,
+        hidden=tuple(divisible(width * scale, divisor) for scale in feed_forward),
+        activation=fields.one_of("activation_fn_name", ACTIVATIONS, "swish"),
+        tied=fields.flag("share_input_output_layers", False),
+    )
+
+
+def write_openelm(shape: Backbone) -> dict[str, Any]:
+    groups = shape.heads[0] // shape.kv_heads[0]
+
+    def makes_the_heads(ends: tuple[float, float]) -> bool:
+        scales = between(*ends, shape.layers)
+        heads = (divisible(shape.width * s, shape.size * groups) // shape.size for s in scales)
+        return tuple(heads) == shape.heads
+
+    # OpenELM's config.json stores the first and the last value of the interpolation over layers, not the heads of each
+    # layer. Any two values that give the same heads will do.
+    tried = [n / 20 for n in range(5, 41)]
+    lines = filter(makes_the_heads, [(0.5, 1.0), *product(tried, tried)])
+    return {
+        "num_transformer_layers": shape.layers,
+        "model_dim": shape.width,
+        "head_dim": shape.size,
+        "num_gqa_groups": groups,
+        "qkv_multipliers": next(lines, (1.0, 1.0)),
+        "num_query_heads": shape.heads,
+        "num_kv_heads": shape.kv_heads,
+        "ffn_multipliers": [hidden / shape.width for hidden in shape.hidden],
+        "ffn_dim_divisor": math.gcd(*shape.hidden),
+        "ffn_with_glu": True,
+        "activation_fn_name": THEIRS[shape.activation],
+        "normalization_layer_name": "rms_norm",
+        "normalize_qk_projections": True,
+        "share_input_output_layers": shape.tied,
+        "max_context_length": shape.longest,
+        "rope_max_length": 2 * shape.longest,
+        "rope_freq_constant": shape.theta,
+    }

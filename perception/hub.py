@@ -1,0 +1,72 @@
+"""Finds pretrained models: a directory, or a hub name in the local Hugging Face cache.
+
+Only `download` uses the network.
+"""
+
+from pathlib import Path
+
+from common.config import check
+from common.errors import UserError
+
+FILES = ("*.safetensors", "*.json", "*.txt", "tokenizer.model")
+"""Files of a model that a download fetches: no pickles, and nothing in subdirectories."""
+
+
+def locate(name: Path, option: str = "--config.pretrained", advice: str = "") -> Path:
+    """Returns the directory of a model.
+
+    Args:
+      name: a directory, or a name on the Hugging Face hub such as "org/model" or "org/model@revision". A directory
+        takes precedence.
+      option: command-line option that has the value `name`, for error messages.
+      advice: appended to the error that `name` is not a directory.
+
+    Raises:
+      UserError: `name` is not a directory, and the local cache has no model of this name.
+    """
+    directory = name.expanduser()
+    if directory.is_dir():
+        return directory
+    missing = f"{option}={directory} is not a directory{advice}"
+    check(not directory.is_absolute(), missing)
+    found = cached(str(name))
+    if found is None:
+        from huggingface_hub.constants import HF_HUB_CACHE
+
+        raise UserError(
+            f"{missing}, and the Hugging Face cache in {HF_HUB_CACHE} has no model of this name: perception.train"
+            " --download fetches it"
+        )
+    return found
+
+
+def cached(name: str) -> Path | None:
+    """Returns the directory of a hub model in the local cache (HF_HUB_CACHE, HF_HOME), or None."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    model, _, revision = name.partition("@")
+    try:
+        config = try_to_load_from_cache(model, "config.json", revision=revision or None)
+    except HFValidationError:
+        return None
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def download(name: str) -> Path:
+    """Fetches the configuration, weights and tokenizer of a hub model into the local cache; returns their directory.
+
+    Raises:
+      UserError: the hub cannot be reached, or has no such model, or needs an account that may read it.
+    """
+    from huggingface_hub import snapshot_download
+
+    model, _, revision = name.partition("@")
+    try:
+        found = snapshot_download(
+            model, revision=revision or None, allow_patterns=list(FILES), ignore_patterns=["*/*"]
+        )
+    except Exception as error:  # The library raises errors of its own, of httpx and of the system.
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"--download: cannot fetch {name}: {reason}") from error
+    return Path(found)

@@ -1,0 +1,213 @@
+"""Makes labelled examples from tables of a user: finds the columns, cleans, removes duplicates, and cuts splits."""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config import check
+from common.data.records import NAMES
+from perception.table_columns import find_columns
+from perception.table_labels import (
+    check_labels,
+    find_classes,
+    label_kind,
+    label_reader,
+    tidy_labels,
+)
+from perception.table_reader import WHOLE, Table
+from perception.table_splits import (
+    Example,
+    Label,
+    check_splits,
+    classes_of,
+    counted,
+    cut_splits,
+    shown,
+    similar_groups,
+    without_copies,
+    without_leaks,
+)
+
+FILES = {"train": "train.jsonl", "valid": "validation.jsonl", "test": "test.jsonl"}
+"""Split -> name of the file that `write` writes."""
+
+TEXTS = ("text", "text_pair")
+"""Names of the fields of the text, or of the two texts of a pair, in these files."""
+
+NOTES = "notes.txt"
+"""Name of the file with `Prepared.notes`, a sentence on each line."""
+
+PURPOSES = {"train": "for training", "valid": "for validation", "test": "for the test"}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Splits that share no text and no group of near-duplicates.
+
+    Attributes:
+      splits: "train", "valid" and "test".
+      classes: names of the classes, in the order of their numbers.
+      notes: sentences on what was found, skipped, removed and cut.
+      several: whether a text may have any number of classes.
+    """
+
+    splits: dict[str, list[Example]]
+    classes: list[str]
+    notes: list[str]
+    several: bool = False
+
+
+def prepare(
+    tables: Mapping[str, Table],
+    text: Sequence[str] = (),
+    label: Sequence[str] = (),
+    strict: bool = False,
+    pair: bool = False,
+    separator: str = "",
+) -> Prepared:
+    """Returns clean examples in three splits.
+
+    Args:
+      text: names of the text columns, whose texts are joined by a space unless `pair`; () to find the column, or the
+        two columns of pairs.
+      label: name of the label column, () to find it; or names of several columns of 0 and 1, one for each class.
+      strict: whether a row that would be skipped is an error.
+      pair: whether the two text columns are pairs, such as a premise and a hypothesis.
+      separator: what separates the classes of a text in its label; "" if no cell has several.
+
+    Raises:
+      UserError: a column is missing or ambiguous, the labels are no classes, or there are too few examples.
+    """
+    columns = list(dict.fromkeys(name for table in tables.values() for name in table.columns))
+    records = [record for table in tables.values() for record in table.records]
+    text, label = find_columns(records, columns, tuple(text), tuple(label), pair)
+    notes = [
+        f"Texts are in the column {' and '.join(text)}, labels in the column {' and '.join(label)}."
+    ]
+    kind = label_kind([fields for _, fields in records], label, separator)
+    if kind != "one":
+        notes.append("A text may have any number of classes.")
+    found, faults = {}, []
+    for split, table in tables.items():
+        faults += table.damaged
+        names = table.names.get(label[0], table.names.get(""))
+        found[split], skipped = _clean(
+            table, text, label_reader(kind, label, names, separator), pair
+        )
+        faults += skipped
+    if faults:
+        check(
+            not strict, f"--strict: {counted(len(faults), 'row')} cannot be used: {shown(faults)}"
+        )
+        notes.append(f"Skipped {counted(len(faults), 'row')}: {shown(faults)}.")
+    for split, examples in found.items():
+        check(bool(examples), f"no row of the split {split} can be used: {shown(faults)}")
+    found = tidy_labels(found)
+    every = [e.label for examples in found.values() for e in examples]
+    check_labels([name for one in every for name in classes_of(one)], " ".join(label))
+    if bare := sum(not classes_of(one) for one in every):
+        notes.append(f"{counted(bare, 'text')} without any class.")
+    found = {split: without_copies(split, x, notes, strict) for split, x in found.items()}
+    group = similar_groups(found)
+    if WHOLE in found:
+        found = cut_splits(found[WHOLE], group, ("test", "valid"), notes)
+    else:
+        found = without_leaks(found, group, notes)
+        missing = tuple(split for split in ("test", "valid") if split not in found)
+        found |= cut_splits(found["train"], group, missing, notes)
+    classes = find_classes(found["train"], tables)
+    check_splits(found, classes)
+    notes += _warnings(found, classes)
+    sizes = ", ".join(f"{len(found[split]):,} {name}" for split, name in PURPOSES.items())
+    notes.append(f"Examples: {sizes}, of {len(classes)} classes.")
+    return Prepared({split: found[split] for split in FILES}, classes, notes, kind != "one")
+
+
+def _clean(
+    table: Table,
+    text: Sequence[str],
+    read_label: Callable[[Mapping[str, Any]], Label],
+    pair: bool,
+) -> tuple[list[Example], list[str]]:
+    """Returns the usable examples of a table, and the location and fault of each other row."""
+    found, faults = [], []
+    for place, fields in table.records:
+        parts = [part.strip() if isinstance(part, str) else part for part in map(fields.get, text)]
+        fault = next(filter(None, map(_text_fault, text, parts)), "")
+        if not fault and not (all(parts) if pair else any(parts)):
+            fault = f"{' or '.join(text) if pair else ' and '.join(text)} is empty"
+        try:
+            label = read_label(fields)
+        except ValueError as error:
+            fault = fault or str(error)
+        if fault:
+            faults.append(f"{place}: {fault}")
+            continue
+        texts = tuple(parts) if pair else (" ".join(filter(None, parts)),)
+        found.append(Example(place, texts, label))
+    return found, faults
+
+
+def _text_fault(column: str, value: Any) -> str:
+    """Returns why a value is neither text nor empty, or ""."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        return f"{column} is not text but a {type(value).__name__}"
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        return f"{column} contains a lone surrogate, which is not valid text"
+    return ""
+
+
+def _warnings(found: Mapping[str, Sequence[Example]], classes: Sequence[str]) -> list[str]:
+    """Returns sentences on class names that differ only in case."""
+    folded = defaultdict(list)
+    for name in classes:
+        folded[name.casefold()].append(name)
+    return [
+        f"The labels {' and '.join(map(repr, same))} differ only in case and are different classes."
+        for same in folded.values()
+        if len(same) > 1
+    ]
+
+
+def _row(example: Example) -> dict[str, str | tuple[str, ...]]:
+    """Returns an example as a row of a file: the texts under the names TEXTS, class or classes, and location."""
+    texts = dict(zip(TEXTS, example.texts, strict=False))
+    return {**texts, "label": example.label, "row": example.place}
+
+
+def write(prepared: Prepared, out: Path) -> Path:
+    """Writes the splits as JSON lines, the class names and the notes to the folder "data" of `out`.
+
+    A file that would not change is not touched: a finished run is reused only while the files of its data are older.
+
+    Returns:
+      The folder.
+
+    Raises:
+      UserError: `out` has runs on other splits.
+    """
+    texts = {
+        FILES[split]: "".join(json.dumps(_row(e), ensure_ascii=False) + "\n" for e in examples)
+        for split, examples in prepared.splits.items()
+    }
+    texts[NAMES] = json.dumps(prepared.classes, ensure_ascii=False, indent=2) + "\n"
+    texts[NOTES] = "".join(f"{note}\n" for note in prepared.notes)
+    folder = out / "data"
+    changed = {
+        folder / name: text.encode()
+        for name, text in texts.items()
+        if not (folder / name).is_file() or (folder / name).read_bytes() != text.encode()
+    }
+    check(
+        not changed or not (out / "runs").exists(),
+        f"--out={out} has runs on other examples: choose another --out",
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, written in changed.items():
+        path.write_bytes(written)
+    return folder

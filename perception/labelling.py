@@ -1,0 +1,137 @@
+"""Labels the rows of a table of texts with a trained run.
+
+E texts, C classes.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from perception.datasets import DATASETS, OWN
+from perception.loading import Trained
+from perception.text_tables import Block, Columns
+
+PROBABILITY = "probability"
+
+
+def fields_of(config: ConfigDict) -> tuple[str, str]:
+    """Returns the names of the text fields, as in `Table.blocks`, and of the label field of a run's examples."""
+    known = DATASETS[config.dataset] if config.dataset else OWN
+    fields, label = config.data.fields or known.fields, config.data.label or known.label
+    if config.data.premise_only and config.dataset == "snli":
+        fields = fields.split()[0]
+    return fields, label.split("|")[0]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Columns that answer a text.
+
+    Ranked columns are the most probable classes in their order, each with its probability. Otherwise the columns are
+    the most probable class, its probability, and the probability of every class.
+
+    With several classes per text and without `top`, only classes above their thresholds are ranked. If the columns are
+    not ranked, they are the list of these classes, and the probability of every class.
+
+    Attributes:
+      label: name of the column of the most probable class.
+      top: number of ranked classes; None for all classes.
+      ranked: whether to rank all classes if `top` is None.
+      thresholds: with several classes per text, the probability from which on each class is predicted; () with one.
+    """
+
+    label: str
+    classes: Sequence[str]
+    top: int | None = None
+    ranked: bool = False
+    thresholds: tuple[float, ...] = ()
+
+    @property
+    def columns(self) -> Columns:
+        if self.top is None and not self.ranked:
+            every = dict.fromkeys((f"{PROBABILITY}_{name}" for name in self.classes), float)
+            first = {self.label: list} if self.thresholds else {self.label: str, PROBABILITY: float}
+            return first | every
+        names = {}
+        for rank in range(1, min(self.top or len(self.classes), len(self.classes)) + 1):
+            end = "" if rank == 1 else f"_{rank}"
+            names |= {f"{self.label}{end}": str, f"{PROBABILITY}{end}": float}
+        return names
+
+    @property
+    def empty(self) -> list:
+        """Values of the columns for an empty text."""
+        return [{str: "", list: None}.get(kind) for kind in self.columns.values()]
+
+    def values(self, probabilities_C: np.ndarray) -> list:
+        """Returns the values of the columns, with probabilities rounded to six digits."""
+        order = np.argsort(-probabilities_C, kind="stable")
+        if self.thresholds and self.top is None:
+            order = [i for i in order if probabilities_C[i] >= self.thresholds[i]]
+            if not self.ranked:
+                found = [self.classes[i] for i in order]
+                return [found, *np.round(probabilities_C, 6).tolist()]
+        rounded = np.round(probabilities_C, 6).tolist()
+        pairs = [value for i in order for value in (self.classes[i], rounded[i])]
+        if self.top is None and not self.ranked:
+            return [*pairs[:2], *rounded]
+        return pairs[: len(self.columns)]
+
+
+class Labeller:
+    """Labels blocks of texts, and counts texts.
+
+    Attributes:
+      texts, empty, long, windows: numbers of texts, of empty texts, of texts that are longer than the model reads, and
+        of the windows of long texts.
+    """
+
+    def __init__(self, trained: Trained, answers: Answers, rows: int):
+        """Keeps the arguments; `rows` is the maximum number of windows in a batch."""
+        self._trained, self._answers, self._rows = trained, answers, rows
+        self.texts = self.empty = self.long = self.windows = 0
+
+    def __call__(
+        self, blocks: Iterable[Block], done: Callable[[int], object] = lambda texts: None
+    ) -> Iterator[tuple[Block, list[list]]]:
+        """Yields each block with the values of the columns of its rows; calls `done` with the number of its texts."""
+        for block in blocks:
+            there = [i for i, text in enumerate(block.texts) if text]
+            self.texts += len(block.texts)
+            self.empty += len(block.texts) - len(there)
+            values = [self._answers.empty] * len(block.texts)
+            found_EC = self._probabilities([block.texts[i] for i in there])
+            for i, probabilities_C in zip(there, found_EC, strict=True):
+                values[i] = self._answers.values(probabilities_C)
+            yield block, values
+            done(len(values))
+
+    def _probabilities(self, texts: Sequence[tuple[str, ...]]) -> np.ndarray:
+        """Returns class probabilities (E, C) of texts or pairs of texts, and counts those that are too long."""
+        if self._trained.config.data.pair:
+            windows, firsts, cut = self._trained.encode_pairs(texts)
+            self.long += cut
+            return self._trained.probabilities_of(windows, self._rows, firsts)
+        windows = self._trained.windows([" ".join(parts) for parts in texts])
+        long = [len(parts) for parts in windows if len(parts) > 1]
+        self.long += len(long)
+        self.windows += sum(long)
+        return self._trained.probabilities_of(windows, self._rows)
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines on empty and on long texts; none if there are no such texts."""
+        notes = []
+        if self.empty:
+            notes.append(f"empty texts, which get no label: {self.empty:,} of {self.texts:,}")
+        if self.long:
+            longest = self._trained.config.data.max_length
+            notes.append(
+                f"pairs of texts longer than {longest} tokens, which are truncated: {self.long:,} of {self.texts:,}"
+                if self._trained.config.data.pair
+                else f"texts longer than {longest} tokens: {self.long:,} of {self.texts:,}, read in {self.windows:,}"
+                " windows whose logits are averaged"
+            )
+        return notes

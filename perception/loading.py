@@ -1,0 +1,263 @@
+"""Loads trained classifiers.
+
+B rows of a batch, E texts, C classes.
+"""
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+from scipy.special import expit, softmax
+
+from common import sharding
+from common.cached import cached_json
+from common.config import check, complete
+from common.errors import UserError
+from common.metrics.predictions import PREDICTIONS
+from common.metrics.predictions import load as load_predictions
+from common.sharding import make_mesh
+from common.track.tracker import SUMMARY
+from common.train import restore
+from common.train.prefetch import put
+from common.train.restore import load_run
+from common.train.task import ModelState
+from common.train.workdir import ADDED, CONFIG, read_config
+from perception import datasets, finetuning, hub
+from perception.backbones import Backbone
+from perception.finetuning import (
+    TRAINS_ALL,
+    has_segments,
+    make_model,
+    make_shape,
+    open_pretrained,
+    outside,
+)
+from perception.run import validate_fields
+from perception.subword import Subword
+from perception.task import CLASSES, TOKENIZER, in_rows
+from perception.task import logits as logits_of
+from perception.windows import WindowBatch, Windows, batches
+
+if TYPE_CHECKING:
+    from perception.hugging_face import Pretrained
+
+PAPER = "perception"
+"""Value of `config.paper` of the runs of this paper."""
+
+AHEAD = 1
+"""Number of batches that the devices may still compute while the next batch is prepared."""
+
+
+@dataclass
+class Trained:
+    """A trained run: its best checkpoint, tokenizer and classes."""
+
+    config: ConfigDict
+    shape: Backbone
+    tokenizer: Subword
+    classes: tuple[str, ...]
+    values: ModelState
+    mesh: Mesh
+
+    @cached_property
+    def _compiled(self) -> Callable:
+        abstract_model = self.values.abstract_model
+
+        def logits(trainable, frozen, batch):
+            return logits_of(abstract_model.build(trainable, frozen), batch)
+
+        return jax.jit(logits, out_shardings=sharding.replicated(self.mesh))
+
+    @cached_property
+    def windows(self) -> Windows:
+        """Function that splits texts into windows of at most `data.max_length` tokens."""
+        return Windows(self.tokenizer, self.config.data.max_length)
+
+    def probabilities(self, lines: Sequence[str], rows: int = 64) -> np.ndarray:
+        """Returns class probabilities of each line, (E, C). Longer lines are truncated as in training."""
+        encoded = self.tokenizer.encode(lines, self.config.data.max_length)
+        return self.probabilities_of([[ids] for ids in encoded], rows)
+
+    def encode_pairs(
+        self, pairs: Sequence[tuple[str, ...]]
+    ) -> tuple[list[list[list[int]]], list[int], int]:
+        """Returns the window of each pair of texts, the arguments `firsts` of `probabilities_of`, and the cut pairs.
+
+        A pair has a single window: like in training, the longer text is truncated first.
+        """
+        rows, firsts, cut = self.tokenizer.encode_parts(pairs, self.config.data.max_length)
+        segments = has_segments(self.config, self.shape)
+        return [[ids] for ids in rows], firsts if segments else [], cut
+
+    def probabilities_of(
+        self,
+        windows: Sequence[Sequence[list[int]]],
+        rows: int = 64,
+        firsts: Sequence[int] = (),
+    ) -> np.ndarray:
+        """Returns class probabilities of each text, (E, C), from the mean of the logits of its windows.
+
+        Args:
+          windows: token ids of the windows of each text.
+          rows: maximum number of windows in a batch.
+          firsts: for pairs of texts and a model with segments, the number of tokens in the first segment of each pair.
+        """
+        total_EC = np.zeros((len(windows), len(self.classes)))
+        running: deque[tuple[WindowBatch, jax.Array]] = deque()
+
+        def collect() -> None:
+            batch, logits_BC = running.popleft()
+            np.add.at(total_EC, batch.texts_B, batch.weights_B[:, None] * np.asarray(logits_BC))
+
+        for batch in self.batches(windows, rows, firsts):
+            running.append((batch, self.logits(put(batch.inputs, self.mesh))))
+            if len(running) > AHEAD:
+                collect()
+        while running:
+            collect()
+        return expit(total_EC) if self.config.data.multi_label else softmax(total_EC, axis=1)
+
+    def batches(
+        self,
+        windows: Sequence[Sequence[list[int]]],
+        rows: int = 64,
+        firsts: Sequence[int] = (),
+    ) -> Iterator[WindowBatch]:
+        """Yields the batches of `probabilities_of`, whose lengths are those of training."""
+        longest = self.config.data.max_length
+        buckets = (*(n for n in in_rows(self.config).data.buckets if n < longest), longest)
+        multiple = sharding.num_batch_shards(self.mesh)
+        given = {"buckets": buckets, "rows": rows, "multiple": multiple, "pad": self.tokenizer.pad}
+        return batches(windows, **given, firsts=firsts)
+
+    def logits(self, inputs: Mapping[str, jax.Array]) -> jax.Array:
+        """Returns logits (B, C) of a batch that is on the devices, without waiting for them."""
+        with jax.set_mesh(self.mesh):
+            return self._compiled(self.values.trainable, self.values.frozen, inputs)
+
+
+def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
+    """Returns the configuration of a run; `option` is the command-line option that names `workdir`.
+
+    Raises:
+      UserError: `workdir` holds no run, a run of another program, or a baseline, which has no model.
+    """
+    baseline = cached_json(workdir / SUMMARY, lambda found: "baseline" in found["config"])
+    check(
+        baseline is None,
+        f"{option}={workdir} is a TF-IDF baseline, which keeps predictions of the test examples but no model",
+    )
+    config = read_config(workdir, option)
+    paper = config.get("paper", "")
+    check(
+        paper in ("", PAPER) and "finetune" in config,  # older runs do not record their paper
+        f"{option}={workdir} is a run of another program" + (f", {paper}" if paper else ""),
+    )
+    for field in datasets.ADDED:
+        config.data[field] = config.data.get(field, ADDED[f"data.{field}"])
+    return config
+
+
+def read_classes(workdir: Path) -> tuple[str, ...]:
+    """Returns the names of the classes of a run.
+
+    Raises:
+      UserError: the file of the names is missing or damaged.
+    """
+    try:
+        return tuple(json.loads((workdir / CLASSES).read_text()))
+    except OSError as error:
+        raise UserError(f"cannot read {workdir / CLASSES}: {error.strerror}") from error
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{workdir / CLASSES} is damaged: {error}") from error
+
+
+def read_thresholds(workdir: Path, config: ConfigDict) -> tuple[float, ...]:
+    """Returns the thresholds of a run's best step if a text may have several classes, otherwise ().
+
+    Raises:
+      UserError: the run has no test predictions, with which the thresholds are kept.
+    """
+    if not config.data.multi_label:
+        return ()
+    path = workdir / PREDICTIONS
+    check(
+        path.exists(),
+        f"{path} with the thresholds of the classes is missing: train with --config.eval.test=true",
+    )
+    return load_predictions(path).thresholds
+
+
+def begun_from(config: ConfigDict, weights: Path | None = None) -> "Pretrained | None":
+    """Returns the pretrained model that a trained run needs, or None if it needs none.
+
+    Args:
+      weights: directory of the pretrained model; default: the directory that the run used.
+
+    Raises:
+      UserError: the directory is missing or holds another backbone, or the run does not use pretrained weights.
+    """
+    if not weights:
+        if config.finetune in TRAINS_ALL and config.backbone != "auto":
+            # A named backbone has a known shape, and the checkpoint holds all parameters.
+            return None
+        return open_pretrained(config, " any more: pass its new location as --pretrained=DIR")
+    config.pretrained = str(hub.locate(weights, "--pretrained"))
+    found = open_pretrained(config)
+    check(
+        found is not None,
+        f"--pretrained={weights} is not used: the run started from random weights with"
+        f" --config.backbone={config.backbone}; remove --pretrained",
+    )
+    return found
+
+
+def load(workdir: Path, mesh: Mesh | None = None, weights: Path | None = None) -> Trained:
+    """Loads the best checkpoint of a run.
+
+    Args:
+      weights: directory of the pretrained weights, if it has moved since the run.
+
+    Raises:
+      UserError: `workdir` holds no run of this program, a checkpoint is missing, or pretrained weights are missing.
+    """
+    config, mesh = read(workdir), mesh or make_mesh({"data": -1})
+    found, build, pretrained = _open(config, workdir, weights)
+    values = load_run(workdir, config, build, mesh, outside(pretrained, mesh))
+    return Trained(config, *found, values, mesh)
+
+
+def load_own(config: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[Trained, str]:
+    """Loads the parameters in a run's checkpoint, and the fingerprint of the run's pretrained weights.
+
+    The pretrained weights are not read.
+
+    Args:
+      config: configuration of the run; `config.pretrained` may name a new directory.
+    """
+    found, build, _ = _open(config, workdir)
+    values, fingerprint = restore.load_own(workdir, config, build, mesh)
+    return Trained(config, *found, values, mesh), fingerprint
+
+
+def _open(
+    config: ConfigDict, workdir: Path, weights: Path | None = None
+) -> tuple[tuple[Backbone, Subword, tuple[str, ...]], Callable, "Pretrained | None"]:
+    """Returns (shape, tokenizer, classes), the function that builds the model, and the pretrained model of a run."""
+    with complete(workdir / CONFIG):
+        datasets.validate(config)
+        finetuning.validate(config)
+    validate_fields(config)
+    tokenizer, classes = Subword.load(workdir / TOKENIZER), read_classes(workdir)
+    pretrained = begun_from(config, weights)
+    shape = make_shape(config, pretrained, tokenizer.size)
+    build = partial(make_model, config, shape, len(classes))
+    return (shape, tokenizer, classes), lambda rngs: build(rngs=rngs), pretrained

@@ -1,0 +1,102 @@
+"""Finds texts that are nearly equal: min-hashing with banding (Broder 1997; Leskovec, Rajaraman, Ullman, ch. 3).
+
+Two texts are near-duplicates if their sets of word pairs have a Jaccard similarity of at least SIMILAR. Upper and lower
+case, white space, punctuation and digits do not count, so "Your code is 1234" and "your code is 9876!" are equal.
+
+E examples, A hash functions.
+"""
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+SIMILAR = 0.7
+"""Smallest Jaccard similarity of near-duplicates."""
+
+BANDS, ROWS_PER_BAND = 20, 4
+"""Texts that agree in all hashes of a band are compared: pairs of similarity 0.7 with a probability of 0.996."""
+
+ROWS = 20_000
+"""Number of texts that are hashed at once."""
+
+WORD = re.compile(r"\w+|[^\w\s]+")
+DIGITS = re.compile(r"\d+")
+
+
+def normalise(text: str) -> str:
+    """Returns a text without differences in case, white space and compatibility characters."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def _words(text: str) -> list[str]:
+    """Returns the words of a text, or its punctuation marks if it has no words."""
+    found = WORD.findall(text)
+    return [word for word in found if word[0].isalnum()] or found
+
+
+def _pairs(text: str) -> list[str]:
+    """Returns the pairs of neighbouring words of a text, with a mark at its start and end."""
+    words = ["<", *_words(DIGITS.sub("0", normalise(text))), ">"]
+    return [f"{a} {b}" for a, b in pairwise(words)]
+
+
+def groups(texts: Sequence[str]) -> np.ndarray:
+    """Returns the number of the group of near-duplicates of each text, (E,).
+
+    A group is a connected component: it may contain two texts that are only similar through a third text.
+    """
+    from scipy import sparse
+    from scipy.sparse.csgraph import connected_components
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    hashed = HashingVectorizer(
+        analyzer=_pairs,
+        n_features=2**31 - 1,
+        binary=True,
+        alternate_sign=False,
+        norm=None,
+        dtype=np.float32,
+    )
+    parts = [hashed.transform(texts[start : start + ROWS]) for start in range(0, len(texts), ROWS)]
+    sets = sparse.vstack(parts, format="csr")
+    edges = [_similar_to_first(sets, band_E) for band_E in _bands(sets)]
+    ends = np.concatenate([np.stack(pair, 1) for pair in edges])
+    graph = sparse.coo_matrix((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), (len(texts),) * 2)
+    return connected_components(graph, directed=False)[1]
+
+
+def _bands(sets: "csr_matrix") -> list[np.ndarray]:
+    """Returns BANDS keys of each text, (E,) each: equal keys mean equal minima of ROWS_PER_BAND hash functions."""
+    generator = np.random.default_rng(0)
+    keys = []
+    for _ in range(BANDS):
+        key_E = np.zeros(sets.shape[0], np.uint64)
+        for _ in range(ROWS_PER_BAND):
+            factor, mixer = generator.integers(1, 2**63, 2, np.uint64) | np.uint64(1)
+            # Multiplication is modulo 2^64, and the upper half of the product is a hash of the column.
+            hashes = (sets.indices.astype(np.uint64) * factor + mixer) >> np.uint64(32)
+            minima_E = np.minimum.reduceat(hashes, sets.indptr[:-1])
+            key_E = (key_E ^ minima_E) * (mixer | np.uint64(1))
+        keys.append(key_E)
+    return keys
+
+
+def _similar_to_first(sets: "csr_matrix", key_E: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the pairs (text, first text with the same key) whose similarity is at least SIMILAR."""
+    _, first, inverse_E = np.unique(key_E, return_index=True, return_inverse=True)
+    other_E = first[inverse_E]
+    at = np.flatnonzero(other_E != np.arange(len(key_E)))
+    if not len(at):
+        return at, at
+    a, b = sets[at], sets[other_E[at]]
+    shared = np.asarray(a.multiply(b).sum(1)).ravel()
+    union = np.diff(a.indptr) + np.diff(b.indptr) - shared
+    alike = shared >= SIMILAR * union
+    return at[alike], other_E[at][alike]

@@ -1,0 +1,241 @@
+"""LoRA adapters and quantized kernels for any Flax NNX model.
+
+    from perception import Frozen, lora, merge, quantize
+
+    model = lora(model, ["query", "value"], rank=8, rngs=nnx.Rngs(0))
+    model = quantize(model, bits=4)
+    optimizer = nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param)  # updates the adapters only
+    graphdef, trainable, frozen, rest = nnx.split(model, nnx.Param, Frozen, ...)
+
+Linear layers are `nnx.Linear`, `nnx.LinearGeneral` (also inside `nnx.MultiHeadAttention`), `nnx.Einsum` and this
+project's `Linear`. Kernels may have any number of dimensions, see `common.flax_models.KernelAxes`.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import Any, Literal, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from common.config import check, check_rate
+from common.flax_models import KernelAxes, Path, change_parts, frozen, kernel_axes, thaw
+from common.model import initializers
+from common.model.low_rank import Lora, is_target
+from common.variables import Frozen
+from perception.quantized import QuantizedKernel
+
+__all__ = ["Frozen", "LoraLayer", "QuantizedLayer", "lora", "merge", "quantize", "thaw"]
+
+Model = TypeVar("Model", bound=nnx.Module)
+
+KINDS = {4: "4bit", 8: "int8"}
+"""Bits per quantized weight -> name of the format in `perception.quantized`."""
+
+
+def lora(
+    model: Model,
+    targets: Iterable[str] | None = None,
+    *,
+    rank: int = 8,
+    alpha: float = 8.0,
+    dropout: float = 0.0,
+    stabilized: bool = False,
+    rngs: nnx.Rngs,
+) -> Model:
+    """Freezes a model and adds a trainable adapter to its target layers, in place; returns the model.
+
+    Every `nnx.Param` becomes a `Frozen` variable, which `nnx.grad` and `nnx.Optimizer(..., wrt=nnx.Param)` ignore. The
+    matrices of adapters are float32 `nnx.LoRAParam`. To train other parameters too, such as a new head, add them after
+    `lora`, or adapt only a part of the model: `lora(model.encoder, ...)`.
+
+    Args:
+      model: any module. For a linear layer, the adapted layer is returned.
+      targets: last parts of the paths of linear layers, such as "query" or "mlp/up". None takes all linear layers.
+      rank: rank R of the adapters.
+      alpha: the output of an adapter is multiplied by alpha / R.
+      dropout: dropout rate of an adapter's input. As in `nnx.Dropout`, `model.eval()` turns it off.
+      stabilized: multiply by alpha / sqrt(R) instead of alpha / R (rsLoRA; Kalajdzievski, 2023).
+      rngs: source of the adapters' initial values (stream "params") and of the dropout (stream "dropout").
+
+    Raises:
+      UserError: an argument is out of range, or a target matches no linear layer of the model.
+    """
+    check(rank >= 1, f"rank must be at least 1, got {rank}")
+    check(alpha > 0, f"alpha must be above 0, got {alpha}")
+    check_rate("dropout", dropout)
+    check(not isinstance(targets, str), f"targets must be a list of names: [{targets!r}]")
+    ends = None if targets is None else tuple(targets)
+    settings = Lora(rank, alpha, dropout, stabilized)
+    layers = _linear_layers(model)
+    for target in ends or ():
+        check(
+            any(is_target(path, target) for path in layers),
+            f"targets: {target!r} matches no linear layer without an adapter; the model's linear layers are"
+            f" {', '.join(dict.fromkeys(path[-1] for path in layers if path)) or 'none'}",
+        )
+    check(bool(layers), "the model has no linear layer without an adapter")
+
+    def freeze(path: Path, part: Any, parent: Any) -> Any:
+        is_base = isinstance(part, nnx.Param) and not isinstance(part, nnx.LoRAParam)
+        return frozen(part) if is_base else part
+
+    def adapt(path: Path, part: Any, parent: Any) -> Any:
+        names = _names(path)
+        if names not in layers or not (
+            ends is None or any(is_target(names, target) for target in ends)
+        ):
+            return part
+        return LoraLayer(part, settings, rngs=rngs)
+
+    return change_parts(change_parts(model, freeze), adapt)
+
+
+def merge(model: Model) -> Model:
+    """Merges every adapter into the kernel of its layer, in place; returns the model.
+
+    Parameters stay `Frozen`; `thaw` makes them trainable. A quantized kernel becomes a kernel of its original dtype.
+    """
+
+    def change(path: Path, part: Any, parent: Any) -> Any:
+        return part.merged() if isinstance(part, LoraLayer) else part
+
+    return change_parts(model, change)
+
+
+def quantize(model: Model, bits: Literal[4, 8] = 4) -> Model:
+    """Quantizes the `Frozen` kernels of all linear layers, in place; returns the model.
+
+    Each block of 64 consecutive inputs of an output has a float32 scale, so a kernel takes 4.5 or 8.5 bits per weight.
+    A kernel is dequantized in the forward pass, and again in the backward pass. The dtypes of products do not change.
+    The quantized values and the scales are replicated on all devices of a mesh.
+
+    Args:
+      model: any module. For a linear layer, the quantized layer is returned.
+      bits: 4 (4-bit NormalFloat, as in QLoRA) or 8 (signed integers).
+
+    Raises:
+      UserError: `bits` is not 4 or 8, or no linear layer has a frozen kernel.
+    """
+    check(bits in KINDS, f"bits must be 4 or 8, got {bits}")
+    found = []
+
+    def change(path: Path, part: Any, parent: Any) -> Any:
+        axes = kernel_axes(part)
+        if axes is None or not isinstance(part.kernel, Frozen):
+            return part
+        found.append(path)
+        return QuantizedLayer(part, axes, KINDS[bits])
+
+    changed = change_parts(model, change)
+    check(
+        bool(found),
+        "no linear layer has a frozen kernel: freeze the model first, for example with lora",
+    )
+    return changed
+
+
+def _names(path: Path) -> tuple[str, ...]:
+    return tuple(map(str, path))
+
+
+def _linear_layers(model: nnx.Module) -> dict[tuple[str, ...], nnx.Module]:
+    """Returns path -> layer for all linear layers without an adapter. A `QuantizedLayer` is one layer."""
+    layers: dict[tuple[str, ...], nnx.Module] = {}
+
+    def collect(path: Path, part: Any, parent: Any) -> Any:
+        is_inner = isinstance(parent, LoraLayer | QuantizedLayer)
+        if not is_inner and kernel_axes(_plain(part)) is not None:
+            layers[_names(path)] = part
+        return part
+
+    change_parts(model, collect)
+    return layers
+
+
+def _plain(layer: Any) -> Any:
+    return layer.layer if isinstance(layer, QuantizedLayer) else layer
+
+
+class LoraLayer(nnx.Module):
+    """A linear layer with an adapter: layer(x) + scale * dropout(x) A B.
+
+    Attributes:
+      base: the linear layer.
+      lora_a: A, (batch, inputs, R), initially U(-1/sqrt(M), 1/sqrt(M)) for M inputs as in peft. "batch" are the
+        axes of the kernel that both the input and the output of the layer have.
+      lora_b: B, (batch, R, outputs), initially 0.
+    """
+
+    def __init__(self, base: nnx.Module, lora: Lora, *, rngs: nnx.Rngs):
+        self.base, self.scale = base, lora.scale
+        self.axes: KernelAxes = kernel_axes(_plain(base))
+        batch, inputs, outputs = self.axes.shapes(_plain(base).kernel.shape)
+        draw = initializers.uniform(math.prod(inputs) ** -0.5)
+        self.lora_a = nnx.LoRAParam(draw(rngs.params(), (*batch, *inputs, lora.rank)))
+        self.lora_b = nnx.LoRAParam(jnp.zeros((*batch, lora.rank, *outputs)))
+        self.dropout = nnx.Dropout(lora.rate, rngs=rngs) if lora.rate else None
+
+    def __call__(self, x: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+        """Returns the output of the linear layer plus the adapter's, in the dtype of the linear layer's output."""
+        y = self.base(x, *args, **kwargs)
+        down, up = self.axes.low_rank(x.ndim)
+        x = x if self.dropout is None else self.dropout(x)
+        low = jnp.einsum(down, x.astype(y.dtype), self.lora_a[...].astype(y.dtype))
+        return y + self.scale * jnp.einsum(up, low, self.lora_b[...].astype(y.dtype))
+
+    def merged(self) -> nnx.Module:
+        """Returns the linear layer with the adapter merged into its kernel."""
+        layer, axes = _plain(self.base), self.axes
+        shape, kernel = layer.kernel.shape, layer.kernel[...]
+        batch, inputs, outputs = map(math.prod, axes.shapes(shape))
+        a = self.lora_a[...].reshape(batch, inputs, -1)
+        b = self.lora_b[...].reshape(batch, -1, outputs)
+        change = self.scale * axes.from_matrices(a @ b, shape)
+        value = (kernel.astype(jnp.float32) + change).astype(kernel.dtype)
+        if isinstance(layer.kernel, nnx.Variable):
+            layer.kernel.set_value(value)
+        else:
+            layer.kernel = Frozen(value, draw=None)
+        return layer
+
+
+class PackedKernel(QuantizedKernel):
+    """A quantized kernel of any shape. `kernel[...]` returns the dequantized kernel in its original dtype."""
+
+    def __init__(self, kernel: nnx.Variable, axes: KernelAxes, kind: str):
+        matrices = axes.to_matrices(kernel[...])
+        _, inputs, _ = matrices.shape
+        # Concatenate the matrices of a batch along the outputs, because a block of 64 weights lies along the inputs.
+        matrix_MN = matrices.transpose(1, 0, 2).reshape(inputs, -1)
+        super().__init__(Frozen(matrix_MN), kind)
+        self.axes, self.shape, self.dtype = axes, kernel.shape, kernel.dtype
+
+    def __getitem__(self, key: object) -> jax.Array:
+        batch, inputs, outputs = map(math.prod, self.axes.shapes(self.shape))
+        matrix_MN = super().__getitem__(...).reshape(inputs, batch, outputs)
+        kernel = self.axes.from_matrices(matrix_MN.transpose(1, 0, 2), self.shape)
+        return kernel.astype(self.dtype)[key]
+
+
+class QuantizedLayer(nnx.Module):
+    """A linear layer with a quantized kernel. The forward pass saves the quantized values for the backward pass.
+
+    Attributes:
+      layer: the linear layer, whose kernel is a `PackedKernel`.
+    """
+
+    def __init__(self, layer: nnx.Module, axes: KernelAxes, kind: str):
+        layer.kernel = PackedKernel(layer.kernel, axes, kind)
+        self.layer = layer
+
+    def __call__(self, x: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
+        """Returns the output of the layer for the dequantized kernel."""
+        graphdef, state = nnx.split(self.layer)
+
+        @jax.checkpoint
+        def call(state: nnx.State, x: jax.Array) -> jax.Array:
+            return nnx.merge(graphdef, state)(x, *args, **kwargs)
+
+        return call(state, x)

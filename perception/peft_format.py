@@ -1,0 +1,171 @@
+"""Reads and writes LoRA adapters in the format of PEFT: adapter_config.json and adapter_model.safetensors.
+
+PEFT stores the transposed matrices, lora_A.weight (R, M) and lora_B.weight (N, R), under the module names of
+transformers, and multiplies their product with a scale.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+from common.config import check
+from common.errors import UserError
+from common.model.low_rank import Lora
+from perception.adapter_arithmetic import Adapter
+from perception.families.fields import Fields, is_number
+from perception.families.table import FAMILIES
+from perception.parameter_names import our_layer, their_name
+from perception.safetensor_files import ADAPTER, Tensor, TensorFiles
+from perception.safetensor_files import write as write_tensors
+
+CONFIG = "adapter_config.json"
+_PREFIX = "base_model.model."
+
+_KEEPS_BASE = (True, False, "gaussian", "eva", "orthogonal")
+"""Values of `init_lora_weights` that leave the base weights unchanged."""
+
+_VARIANTS = (
+    *("alora_invocation_tokens", "arrow_config", "fan_in_fan_out", "kasa_config", "layer_replication", "lora_bias"),
+    *("monteclora_config", "target_parameters", "trainable_token_indices", "use_bdlora", "use_dora", "use_qalora"),
+)  # fmt: skip
+"""Fields that, if set, make an adapter compute something else than x A B."""
+
+
+def write(
+    directory: Path, adapter: Adapter, family: str, lora: Lora | None, base: Path | None
+) -> None:
+    """Writes adapter_config.json and adapter_model.safetensors to `directory`.
+
+    Args:
+      lora: settings of a trained adapter, whose matrices do not include the scale. None for matrices that include the
+        scale; the ranks of their layers may differ.
+      base: directory of the base weights, if it is known.
+
+    Raises:
+      UserError: the family fuses an adapted layer with another layer.
+    """
+    modules = {}
+    for layer in adapter.layers:
+        module = their_name(family, f"{layer}/kernel").removesuffix(".weight")
+        check(
+            our_layer(family, module) == layer,
+            f"PEFT cannot express the adapter of {layer}: {module} of the family {family} fuses several layers",
+        )
+        modules[layer] = module
+    tensors, ranks = {}, {}
+    for layer, (a_MR, b_RN) in adapter.layers.items():
+        for side, value in (("A", a_MR), ("B", b_RN)):
+            whole = np.ascontiguousarray(np.asarray(value).T)
+            name = f"{_PREFIX}{modules[layer]}.lora_{side}.weight"
+            tensors[name] = Tensor(whole.shape, whole.dtype, lambda whole=whole: whole)
+        ranks[modules[layer]] = a_MR.shape[1]
+    lora = lora or Lora(adapter.rank, adapter.rank, 0.0)
+    others = {module: rank for module, rank in ranks.items() if rank != lora.rank}
+    config = {
+        "peft_type": "LORA",
+        "task_type": "FEATURE_EXTRACTION",
+        "base_model_name_or_path": str(base.absolute()) if base else None,
+        "r": lora.rank,
+        "lora_alpha": int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha,
+        "lora_dropout": lora.rate,
+        "use_rslora": lora.stabilized,
+        "target_modules": list(modules.values()),
+        "rank_pattern": others,
+        "alpha_pattern": others,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+    }
+    write_tensors(directory, tensors, whole=ADAPTER)
+    (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def read_config(directory: Path) -> Fields:
+    """Returns the fields of adapter_config.json, after checking that the adapter computes x A B times a scale.
+
+    Raises:
+      UserError: the file is missing or damaged, or describes another kind of adapter.
+    """
+    path = directory / CONFIG
+    check(path.is_file(), f"{directory} has no {CONFIG}")
+    try:
+        values = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    check(isinstance(values, dict), f"{path} is damaged: it is not a JSON object")
+    fields = Fields(path, values)
+    fields.only(peft_type="LORA", bias="none")
+    for name in _VARIANTS:
+        check(not values.get(name), f"{path}: {name}={values.get(name)!r} is not supported")
+    start = values.get("init_lora_weights", True)
+    check(
+        start in _KEEPS_BASE,
+        f"{path}: init_lora_weights={start!r} changes the base weights, which is not supported",
+    )
+    return fields
+
+
+def read(directory: Path, family: str, base: str = "") -> Adapter:
+    """Reads an adapter. Prints a note about tensors outside of the encoder, such as a head, which are left out.
+
+    Args:
+      family: family of the base model.
+      base: fingerprint of the base weights, if it is known.
+
+    Raises:
+      UserError: a file is missing or damaged, or the adapter changes a part of the encoder that cannot have an adapter.
+    """
+    fields, files = read_config(directory), TensorFiles(directory, ADAPTER)
+    names = FAMILIES[family].names
+    found: dict[str, dict[str, np.ndarray]] = {}
+    left = []
+    for name in sorted(files.names):
+        whole = name.removeprefix(_PREFIX)
+        match = re.fullmatch(r"(.+)\.lora_([AB])\.weight", whole)
+        inside = (f"{names.layers}.", *names.outside.values())
+        if not whole.removeprefix(names.prefix).startswith(inside):
+            left.append(whole)
+        else:
+            check(
+                match is not None,
+                f"{directory}: tensor {name} is not supported; adapters of linear layers are",
+            )
+            found.setdefault(match[1], {})[match[2]] = files.read(name, ())
+    check(bool(found), f"{directory} is damaged: {ADAPTER} has no adapter")
+    if left:
+        print(
+            f"note: {directory}: left out, because outside of the encoder: {', '.join(left)}",
+            file=sys.stderr,
+        )
+    layers = {}
+    for module, sides in found.items():
+        layer = our_layer(family, module)
+        check(
+            layer is not None,
+            f"{directory}: {module} is not a linear layer of the family {family} that can have an adapter",
+        )
+        check(
+            len(sides) == 2 and len(sides["A"]) == sides["B"].shape[1],
+            f"{directory} is damaged: lora_A and lora_B of {module} do not match",
+        )
+        scale = _scale(fields, module, len(sides["A"]))
+        a_MR, b_RN = (sides[side].T.astype(np.float32) for side in "AB")
+        layers[layer] = (jnp.asarray(a_MR), jnp.asarray(scale * b_RN))
+    return Adapter(base, layers)
+
+
+def _scale(fields: Fields, module: str, rank: int) -> float:
+    """Returns the factor of a module's adapter. The keys of `alpha_pattern` match the ends of module names."""
+    patterns: Mapping[str, float] = fields.get("alpha_pattern", {})
+    matching = (key for key in patterns if re.match(rf"(.*\.)?({key})$", module))
+    key = next(matching, None)
+    alpha = fields.number("lora_alpha", 8) if key is None else patterns[key]
+    check(
+        is_number(alpha), f"{fields.path}: alpha_pattern of {key} must be a number, got {alpha!r}"
+    )
+    return alpha / (rank**0.5 if fields.flag("use_rslora", False) else rank)

@@ -1,0 +1,132 @@
+"""Writes and reads models with quantized kernels: Hugging Face format except for the kernels of linear layers.
+
+The file has two tensors for each kernel, our name of the kernel with "/codes" and "/scales" (`perception.quantized`).
+The field `quantization_config` of config.json names the format. Reading dequantizes: such a directory can be used
+wherever a pretrained model can. Quantizing it again to the same format changes nothing.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common.config import check
+from common.runtime.processes import gather
+from perception.config_json import CONFIG, METHOD, QUANTIZATION
+from perception.quantized import BLOCK, CODES, KINDS, SCALES, dequantize, quantize
+from perception.safetensor_files import CODES as CODE_DTYPES
+from perception.safetensor_files import Tensor, TensorFiles, staged
+from perception.safetensor_files import write as write_tensors
+
+if TYPE_CHECKING:
+    from perception.hugging_face import Pretrained
+
+FORMATS = ("float32", "bfloat16", *KINDS)
+"""Formats of written kernels: two unquantized ones, and those of `perception.quantized`."""
+
+
+@dataclass(frozen=True)
+class PackedLocation:
+    """Location of a quantized kernel in the files, by our name; see `parameter_names.Location`."""
+
+    name: str
+
+    def check(self, files: TensorFiles, shape: tuple[int, ...]) -> None:
+        """Checks that the codes have as many blocks and outputs as a kernel of `shape`.
+
+        Raises:
+          UserError: a tensor is missing or has another shape.
+        """
+        for part in (CODES, SCALES):
+            name = f"{self.name}{part}"
+            check(name in files.names, f"{files.directory} has no tensor {name}")
+            found = files.shape(name)
+            check(
+                (found[0], found[-1]) == (-(-shape[0] // BLOCK), shape[1]),
+                f"{files.directory}: tensor {name} has shape {found}, which does not fit a kernel of shape {shape}",
+            )
+
+    def read(
+        self, files: TensorFiles, index: tuple[slice, ...], shape: tuple[int, ...]
+    ) -> np.ndarray:
+        """Reads the slice `index` of our array, dequantized to float32."""
+        (first, last), outputs = (
+            part.indices(size)[:2] for part, size in zip(index, shape, strict=True)
+        )
+        start, end = first // BLOCK, -(-last // BLOCK)
+        where = (slice(start, end), slice(None), slice(*outputs))
+        codes = files.read(f"{self.name}{CODES}", where, CODE_DTYPES)
+        scales = f"{self.name}{SCALES}"
+        where = where if len(files.shape(scales)) == 3 else where[::2]
+        rows = dequantize(
+            jnp.asarray(codes), jnp.asarray(files.read(scales, where)), len(codes) * BLOCK
+        )
+        return np.asarray(rows)[first - start * BLOCK : last - start * BLOCK]
+
+
+def write(
+    directory: Path,
+    base: "Pretrained",
+    wanted: Mapping[str, jax.ShapeDtypeStruct],
+    kind: str,
+    beside: tuple[str, ...],
+) -> None:
+    """Writes a model with its kernels in another format, one kernel in memory at a time.
+
+    Args:
+      wanted: names, shapes and shardings of the parameters of `base`.
+      kind: one of FORMATS.
+      beside: names of other files to copy.
+
+    Raises:
+      UserError: the directory is not empty or not writable, or `base` is quantized already.
+    """
+    check(
+        base.quantization is None,
+        f"{base.directory} is quantized already: use the directory of its base weights",
+    )
+    kernels = {name: one for name, one in wanted.items() if name.endswith("/kernel")}
+    theirs = {name: base.found(name) for name in base.stored_names(kernels)}
+    tensors = {n: base.files.tensor(n) for n in base.files.names - set(theirs.values())}
+    dtype = np.dtype(jnp.bfloat16 if kind == "bfloat16" else np.float32)
+    if kind not in KINDS:
+        for name in theirs.values():
+            tensors[name] = _cast(base.files.tensor(name), dtype)
+    for name, one in kernels.items() if kind in KINDS else ():
+        tensors |= _packed(base, name, one, kind)
+    values = json.loads((base.directory / CONFIG).read_text())
+    if kind in KINDS:
+        values[QUANTIZATION] = {"quant_method": METHOD, "kind": kind, "base": base.fingerprint}
+    else:
+        values["torch_dtype"] = dtype.name
+    with staged(directory) as folder:
+        write_tensors(folder, tensors)
+        (folder / CONFIG).write_text(json.dumps(values, indent=2) + "\n")
+        for name in beside:
+            if (base.directory / name).is_file():
+                shutil.copyfile(base.directory / name, folder / name)
+
+
+def _cast(tensor: Tensor, dtype: np.dtype) -> Tensor:
+    return Tensor(tensor.shape, dtype, lambda: tensor.get().astype(dtype))
+
+
+def _packed(
+    base: "Pretrained", name: str, one: jax.ShapeDtypeStruct, kind: str
+) -> dict[str, Tensor]:
+    """Returns the tensors of codes and scales; each reads and quantizes the kernel when it is written."""
+    shapes = jax.eval_shape(lambda kernel: quantize(kernel, kind), one)
+
+    def tensor(number: int) -> Tensor:
+        def get() -> np.ndarray:
+            return gather(quantize(base.load({name: one})[name], kind)[number])
+
+        return Tensor(shapes[number].shape, np.dtype(shapes[number].dtype), get)
+
+    return {f"{name}{CODES}": tensor(0), f"{name}{SCALES}": tensor(1)}

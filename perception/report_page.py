@@ -1,0 +1,268 @@
+"""Writes the report of a comparison as one self-contained HTML page.
+
+The page is a tree of `xml.etree` elements, whose serializer escapes every text and attribute. It has no script and no
+reference to another file, and its content security policy forbids both.
+
+E test examples, C classes.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+
+from common.metrics.curve import Curve
+from common.metrics.label_sets import LabelSets
+from common.metrics.predictions import Classes
+from common.report.table import Table
+from common.track.tracker import write_whole
+from perception import report_sets
+from perception.report_elements import BINS, Element, Line, chart, shortened, table, tag
+
+MOST_SHADED = 20
+"""Largest number of classes whose whole confusion matrix is shown. With more, the most frequent confusions are."""
+
+ERRORS = 20
+"""Number of errors and of confusions in their lists."""
+
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #222; --soft: #666; --line: #ddd; --page: #fff; --box: #f5f5f5; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6e6e6; --soft: #a5a5a5; --line: #444; --page: #16181b; --box: #22252a; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 60rem; padding: 1rem; color: var(--ink); background: var(--page);
+  font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.4rem; line-height: 1.25; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; }
+.answer { font-size: 1.15rem; border-left: .25rem solid #0072B2; padding-left: .75rem; }
+.soft { color: var(--soft); font-size: .9rem; }
+.wide { overflow-x: auto; max-height: 36rem; }
+table { border-collapse: collapse; font-size: .9rem; overflow-wrap: normal; }
+th, td { padding: .25rem .6rem; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top; }
+td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td.text { min-width: 14rem; overflow-wrap: anywhere; }
+pre { background: var(--box); padding: .75rem; white-space: pre-wrap; }
+svg { display: block; width: 100%; max-width: 40rem; height: auto; }
+svg text { fill: var(--soft); font-size: 11px; } svg .axis { stroke: var(--line); fill: none; }
+ul.legend { list-style: none; padding: 0; margin: 0; font-size: .9rem; }
+.mark { display: inline-block; width: .8rem; height: .8rem; margin-right: .4rem; }
+"""
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Content of the page.
+
+    Attributes:
+      title: heading of the page.
+      lines: sentences of the answer; the first one is emphasised.
+      results, verdicts: tables of the ways of training and of the compared pairs.
+      curves: name of a way -> validation curves of its seeds.
+      best: name of the chosen way.
+      predictions: test predictions of the chosen classifier.
+      texts, places: text and location of each test example; places may be empty.
+      command: the command that classifies new texts.
+      notes: sentences on the data and on what was left out.
+    """
+
+    title: str
+    lines: Sequence[str]
+    results: Table
+    verdicts: Table
+    curves: Mapping[str, Sequence[Curve]]
+    best: str
+    predictions: Classes | LabelSets
+    texts: Sequence[str]
+    places: Sequence[str]
+    command: str
+    notes: Sequence[str]
+
+
+def write(report: Report, path: Path) -> None:
+    """Writes the page."""
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("title", report.title),
+        tag("style", STYLE),
+    )
+    body = tag("body", *_body(report))
+    page = ElementTree.tostring(
+        tag("html", head, body, lang="en"), encoding="unicode", method="html"
+    )
+    write_whole(path, f"<!DOCTYPE html>\n{page}\n")
+
+
+def _body(report: Report) -> Iterable[Element]:
+    first, *others = report.lines
+    yield tag("h1", report.title)
+    yield tag("p", first, class_="answer")
+    yield tag("ul", *(tag("li", line) for line in others))
+    yield tag("h2", "Use it")
+    yield tag("pre", report.command)
+    yield tag("h2", "All ways")
+    yield table(*report.results)
+    if report.verdicts.rows:
+        yield tag("h2", "Differences")
+        yield table(*report.verdicts)
+    if any(len(curve.points) > 1 for seeds in report.curves.values() for curve in seeds):
+        yield tag("h2", "Learning curves")
+        yield from _learning_curves(report.curves)
+    yield tag("h2", f"Classes, {report.best}")
+    if isinstance(report.predictions, LabelSets):
+        yield from report_sets.sections(report.predictions, report.texts, report.places)
+    else:
+        yield from _sections(report)
+    if report.notes:
+        yield tag("h2", "Data and limits")
+        yield tag("ul", *(tag("li", note) for note in report.notes))
+
+
+def _sections(report: Report) -> Iterable[Element]:
+    """Yields the sections on a classifier with one class per text."""
+    yield _per_class(report.predictions)
+    yield tag("h2", "Confusion")
+    yield from _confusion(report.predictions)
+    yield tag("h2", "Calibration")
+    yield from _calibration(report.predictions)
+    yield tag("h2", "Most confident errors")
+    yield _errors(report)
+
+
+def _learning_curves(curves: Mapping[str, Sequence[Curve]]) -> Iterable[Element]:
+    """A way without training steps is a dashed line at its validation value."""
+    every = [curve for seeds in curves.values() for curve in seeds]
+    end = max(point.step for curve in every for point in curve.points)
+    lines = []
+    for name, seeds in curves.items():
+        for curve in seeds:
+            points = [(point.step, point.value) for point in curve.points]
+            flat = len(points) == 1
+            lines.append(
+                Line(
+                    name,
+                    [(0, points[0][1]), (max(end, 1), points[0][1])] if flat else points,
+                    flat,
+                    not flat,
+                )
+            )
+    label = f"validation {every[0].name.replace('_', ' ')}"
+    yield from chart(lines, "training steps", label)
+
+
+def _per_class(found: Classes) -> Element:
+    from sklearn.metrics import precision_recall_fscore_support
+
+    numbers = np.arange(len(found.names))
+    scores = precision_recall_fscore_support(
+        found.labels_M, found.guesses_M, labels=numbers, zero_division=0.0
+    )
+    rows = [
+        (name, *(f"{100 * score:.1f} %" for score in row[:3]), int(row[3]))
+        for name, *row in zip(found.names, *scores, strict=True)
+    ]
+    return table(("class", "precision", "recall", "F1", "test examples"), rows)
+
+
+def _confusion(found: Classes) -> Iterable[Element]:
+    from sklearn.metrics import confusion_matrix
+
+    count_CC = confusion_matrix(found.labels_M, found.guesses_M, labels=range(len(found.names)))
+    if len(found.names) > MOST_SHADED:
+        wrong_CC = count_CC * (1 - np.eye(len(count_CC), dtype=int))
+        order = np.argsort(-wrong_CC, axis=None, kind="stable")[:ERRORS]
+        pairs = zip(*np.unravel_index(order, wrong_CC.shape), strict=True)
+        rows = [
+            (found.names[i], found.names[j], int(wrong_CC[i, j]))
+            for i, j in pairs
+            if wrong_CC[i, j]
+        ]
+        yield tag("p", f"The {len(rows)} most frequent confusions.", class_="soft")
+        yield table(("label", "prediction", "test examples"), rows)
+        return
+    yield tag(
+        "p",
+        "A row is a label, a column a prediction. The shade is the share of the row.",
+        class_="soft",
+    )
+    rows = []
+    for name, count_C in zip(found.names, count_CC, strict=True):
+        shares = count_C / max(count_C.sum(), 1)
+        shaded = (
+            tag(
+                "td",
+                f"{count:,}",
+                class_="number",
+                style=f"background:rgba(0,114,178,{0.65 * share:.2f})",
+            )
+            for count, share in zip(count_C.tolist(), shares, strict=True)
+        )
+        rows.append((tag("th", name, scope="row"), *shaded))
+    yield table(("", *found.names), rows)
+
+
+def calibration(found: Classes) -> tuple[list[tuple[float, float]], float]:
+    """Returns (mean confidence, accuracy) in percent of each bin of confidence, and the expected calibration error.
+
+    The confidence is the probability of the predicted class. The expected calibration error is the mean distance of
+    confidence and accuracy over bins, weighted by the examples of each bin, in points (Guo et al. 2017).
+    """
+    confidence_E, right_E = _confidence(found), found.guesses_M == found.labels_M
+    bin_E = np.minimum((confidence_E * BINS).astype(int), BINS - 1)
+    points, error = [], 0.0
+    for number in np.unique(bin_E):
+        inside_E = bin_E == number
+        confidence, accuracy = 100 * confidence_E[inside_E].mean(), 100 * right_E[inside_E].mean()
+        points.append((float(confidence), float(accuracy)))
+        error += inside_E.mean() * abs(confidence - accuracy)
+    return points, float(error)
+
+
+def _confidence(found: Classes) -> np.ndarray:
+    """Returns the probability of each predicted class, (E,)."""
+    return found.probabilities_MN[np.arange(len(found)), found.guesses_M].astype(float)
+
+
+def _calibration(found: Classes) -> Iterable[Element]:
+    points, error = calibration(found)
+    mean, accuracy = (
+        100 * _confidence(found).mean(),
+        100 * (found.guesses_M == found.labels_M).mean(),
+    )
+    yield tag(
+        "p",
+        f"Mean confidence {mean:.1f} %, accuracy {accuracy:.1f} %. Expected calibration error: {error:.1f} points."
+        " On the dashed line, confidence equals accuracy.",
+    )
+    lines = [
+        Line("test examples in bins of confidence", points),
+        Line("confidence equals accuracy", [(0, 0), (100, 100)], dashed=True, marked=False),
+    ]
+    yield from chart(lines, "confidence (%)", "accuracy (%)")
+
+
+def _errors(report: Report) -> Element:
+    found = report.predictions
+    confidence_E = _confidence(found)
+    wrong = np.flatnonzero(found.guesses_M != found.labels_M)
+    if not len(wrong):
+        return tag("p", "No test example is classified wrongly.")
+    order = wrong[np.argsort(-confidence_E[wrong], kind="stable")][:ERRORS]
+    rows = []
+    for i in order.tolist():
+        row = (
+            f"{100 * confidence_E[i]:.1f} %",
+            found.names[found.guesses_M[i]],
+            found.names[found.labels_M[i]],
+            tag("td", shortened(report.texts[i]), class_="text"),
+        )
+        rows.append((*row, report.places[i]) if report.places else row)
+    columns = ("confidence", "prediction", "label", "text")
+    return table((*columns, "row") if report.places else columns, rows)

@@ -1,0 +1,89 @@
+"""Sections of a report on a classifier that gives a text any number of classes.
+
+E test examples, C classes.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from common.metrics.label_sets import LabelSets
+from perception.objective import average_precisions
+from perception.report_elements import BINS, Element, Line, chart, shortened, table, tag
+
+ERRORS = 20
+"""Number of errors that are listed."""
+
+
+def sections(found: LabelSets, texts: Sequence[str], places: Sequence[str]) -> Iterable[Element]:
+    """Yields the sections on classes, calibration and errors.
+
+    Args:
+      texts, places: text and location of each test example; places may be empty.
+    """
+    yield _per_class(found)
+    yield tag("h2", "Calibration")
+    yield from _calibration(found)
+    yield tag("h2", "Most confident errors")
+    yield _errors(found, texts, places)
+
+
+def _per_class(found: LabelSets) -> Element:
+    from sklearn.metrics import precision_recall_fscore_support
+
+    scores = precision_recall_fscore_support(found.labels_MN, found.guesses_MN, zero_division=0.0)
+    averages_C = average_precisions(found.labels_MN, found.probabilities_MN)
+    given = found.names, *scores, averages_C, found.thresholds
+    rows = [
+        (
+            name,
+            *(f"{100 * score:.1f} %" for score in (precision, recall, f1)),
+            "" if np.isnan(average) else f"{average:.1f} %",
+            f"{threshold:.3f}",
+            int(count),
+        )
+        for name, precision, recall, f1, count, average, threshold in zip(*given, strict=True)
+    ]
+    columns = ("class", "precision", "recall", "F1", "average precision", "threshold")
+    return table((*columns, "test examples"), rows)
+
+
+def calibration(found: LabelSets) -> list[tuple[float, float]]:
+    """Returns (mean probability, share of true decisions) in percent of each bin of probability, over all classes."""
+    chances, truth = found.probabilities_MN.astype(float).ravel(), found.labels_MN.ravel()
+    bins = np.minimum((chances * BINS).astype(int), BINS - 1)
+    inside = [bins == number for number in np.unique(bins)]
+    return [(100 * float(chances[i].mean()), 100 * float(truth[i].mean())) for i in inside]
+
+
+def _calibration(found: LabelSets) -> Iterable[Element]:
+    yield tag(
+        "p",
+        "Every class of every test example is one decision. On the dashed line, probabilities are right.",
+    )
+    lines = [
+        Line("decisions in bins of probability", calibration(found)),
+        Line("probability equals share", [(0, 0), (100, 100)], dashed=True, marked=False),
+    ]
+    yield from chart(lines, "probability (%)", "share that have the class (%)")
+
+
+def _errors(found: LabelSets, texts: Sequence[str], places: Sequence[str]) -> Element:
+    """Lists the wrong decisions whose probability is farthest from the truth, one for each text."""
+    wrong_EC = found.guesses_MN != found.labels_MN
+    if not wrong_EC.any():
+        return tag("p", "No test example has a wrong class.")
+    distance_EC = wrong_EC * abs(found.probabilities_MN.astype(float) - found.labels_MN)
+    order = np.argsort(-distance_EC.max(1), kind="stable")[:ERRORS]
+    rows = []
+    for i in order[distance_EC.max(1)[order] > 0].tolist():
+        worst = int(distance_EC[i].argmax())
+        row = (
+            f"{found.names[worst]} {100 * found.probabilities_MN[i, worst]:.1f} %",
+            found.named(found.guesses_MN, i),
+            found.named(found.labels_MN, i),
+            tag("td", shortened(texts[i]), class_="text"),
+        )
+        rows.append((*row, places[i]) if places else row)
+    columns = ("class and probability", "prediction", "label", "text")
+    return table((*columns, "row") if places else columns, rows)

@@ -1,0 +1,190 @@
+"""Tokenizers of the `tokenizers` library: loaded with a pretrained model, or byte-level BPE trained on a text."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from common.data.cache import fingerprint, write_atomic
+from common.errors import UserError
+
+SPECIALS = ("[SEP]", "[UNK]", "[CLS]", "[MASK]", "<s>", "</s>")
+"""Special tokens in the vocabulary of a trained tokenizer. Encoding adds no special tokens. "</s>" is the padding."""
+
+PADS = ("[PAD]", "<pad>", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>")
+"""Candidates for the padding token. A tokenizer uses the first candidate in its vocabulary."""
+
+_RECIPE = "byte-level BPE 1"
+"""Version of `_train`, part of the cache key."""
+
+_BLOCK = 100_000
+
+
+class Subword:
+    """Encodes texts as token ids from 0 to `size` - 1, including the special tokens that the tokenizer adds.
+
+    Attributes:
+        size: number of ids, including special tokens.
+        pad: id of the padding, which may also occur inside a text.
+        fingerprint: hash, equal for tokenizers that give equal ids.
+    """
+
+    def __init__(self, text: str) -> None:
+        """Loads the content of a tokenizer.json and disables its truncation and padding.
+
+        Raises:
+            ValueError: the text is not a tokenizer.
+        """
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # The library raises plain Exceptions.
+            raise ValueError(str(error)) from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
+        found = (self._tokenizer.token_to_id(name) for name in PADS)
+        self.pad = next((number for number in found if number is not None), 0)
+        self.fingerprint = fingerprint([self._tokenizer.to_str()])
+
+    def encode(self, lines: Sequence[str], longest: int) -> list[list[int]]:
+        """Returns the token ids of each line, truncated to `longest` ids including special tokens.
+
+        Raises:
+            UserError: the special tokens leave no space for text.
+        """
+        return self.encode_and_count(lines, longest)[0]
+
+    def encode_and_count(self, lines: Sequence[str], longest: int) -> tuple[list[list[int]], int]:
+        """Returns the token ids like `encode`, and the number of truncated lines."""
+        special = self._tokenizer.num_special_tokens_to_add(False)
+        if longest <= special:
+            raise UserError(
+                f"rows of {longest} tokens have no space for text beside {special} special tokens: raise the maximum"
+                " length"
+            )
+        self._tokenizer.enable_truncation(longest)
+        rows, cut = [], 0
+        for start in range(0, len(lines), _BLOCK):
+            for found in self._tokenizer.encode_batch(list(lines[start : start + _BLOCK])):
+                rows.append(found.ids)
+                cut += bool(found.overflowing)
+        return rows, cut
+
+    @property
+    def separates_pairs(self) -> bool:
+        """Whether the tokenizer puts special tokens between the two texts of a pair."""
+        special = self._tokenizer.num_special_tokens_to_add
+        return special(True) > special(False)
+
+    def encode_parts(
+        self, texts: Sequence[tuple[str, ...]], longest: int
+    ) -> tuple[list[list[int]], list[int], int]:
+        """Encodes texts, or pairs of texts.
+
+        The longer text of a pair is truncated first. A tokenizer that does not separate pairs encodes the two texts
+        joined by a space.
+
+        Returns:
+            The token ids of each text or pair, at most `longest`; the number of tokens in the first segment, which is
+            the length for single and joined texts; and the number of truncated texts and pairs.
+        """
+        if not texts or len(texts[0]) == 1 or not self.separates_pairs:
+            rows, cut = self.encode_and_count([" ".join(parts) for parts in texts], longest)
+            return rows, [len(ids) for ids in rows], cut
+        least = self._tokenizer.num_special_tokens_to_add(True) + 2
+        if longest < least:
+            raise UserError(
+                f"rows of {longest} tokens have no space for two texts: use {least} or more"
+            )
+        self._tokenizer.enable_truncation(longest)
+        rows, firsts, cut = [], [], 0
+        for start in range(0, len(texts), _BLOCK):
+            for found in self._tokenizer.encode_batch(list(texts[start : start + _BLOCK])):
+                rows.append(found.ids)
+                firsts.append(found.type_ids.count(0))
+                cut += bool(found.overflowing)
+        return rows, firsts, cut
+
+    def separating_pairs(self) -> "Subword":
+        """Returns this trained tokenizer with the token [SEP] between the two texts of a pair."""
+        made = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        made.post_processor = processors.TemplateProcessing(
+            single="$A",
+            pair="$A:0 [SEP]:0 $B:1",
+            special_tokens=[("[SEP]", made.token_to_id("[SEP]"))],
+        )
+        return Subword(made.to_str())
+
+    def to_json(self) -> str:
+        """Returns the content of a tokenizer.json."""
+        self._tokenizer.no_truncation()
+        return self._tokenizer.to_str(pretty=True)
+
+    def save(self, path: Path) -> None:
+        """Writes a tokenizer.json."""
+        write_atomic(Path(path), lambda file: file.write(self.to_json().encode()))
+
+    @classmethod
+    def load(cls, path: Path) -> "Subword":
+        """Loads a tokenizer.json.
+
+        Raises:
+            UserError: the file is missing or is not a tokenizer.
+        """
+        try:
+            return cls(Path(path).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"cannot read a tokenizer from {path}: {error.strerror}") from error
+        except ValueError as error:
+            raise UserError(f"cannot read a tokenizer from {path}: {error}") from error
+
+
+def build_subword(vocab_size: int, lines: Sequence[str], cache_dir: str | Path) -> Subword:
+    """Trains a tokenizer of at most `vocab_size` ids, including special tokens, or loads it from the cache.
+
+    A short text has too few pairs to merge and gives fewer ids.
+
+    Raises:
+        UserError: the vocabulary is too small for the 256 bytes.
+    """
+    least = len(SPECIALS) + 256
+    if vocab_size < least:
+        raise UserError(
+            f"--config.data.vocab_size={vocab_size} must be at least {least}, for 256 bytes and the special tokens"
+        )
+    key = fingerprint([_RECIPE, str(vocab_size)], lines)[:16]
+    path = Path(cache_dir) / f"subword-{key}.json"
+    if not path.exists():
+        _train(vocab_size, lines).save(path)
+    return Subword.load(path)
+
+
+def _train(vocab_size: int, lines: Sequence[str]) -> Subword:
+    """Trains byte-level BPE on normalised text: plain quotes, NFKD, single spaces, lower case, no accents."""
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            normalizers.Replace("``", '"'),
+            normalizers.Replace("''", '"'),
+            normalizers.NFKD(),
+            normalizers.Replace(Regex(" {2,}"), " "),
+            normalizers.Lowercase(),
+            normalizers.StripAccents(),
+        ]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        show_progress=False,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator(_blocks(lines), trainer, length=len(lines))
+    return Subword(tokenizer.to_str())
+
+
+def _blocks(lines: Sequence[str]) -> Iterator[list[str]]:
+    for start in range(0, len(lines), _BLOCK):
+        yield list(lines[start : start + _BLOCK])

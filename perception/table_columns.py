@@ -1,0 +1,105 @@
+"""Recognises the columns of texts and labels in a table of a user."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from common.config import check, check_choice
+from common.errors import UserError
+from perception.table_labels import is_missing
+
+TEXT_NAMES = ("text", "sentence", "message", "comment", "review", "body", "content", "description")
+
+LABEL_NAMES = ("label", "labels", "class", "category", "target", "topic", "intent", "sentiment")
+"""Names of columns, in any case, that are taken without looking at their values if only one of them exists."""
+
+PAIR_NAMES = (
+    ("premise", "hypothesis"),
+    ("sentence1", "sentence2"),
+    ("question1", "question2"),
+    ("question", "answer"),
+    ("text", "text_pair"),
+    ("text_a", "text_b"),
+)
+"""Names of two columns, in any case, that are taken as pairs of texts."""
+
+LOOKED_AT = 1000
+"""Number of rows that are read to find the columns of texts and labels."""
+
+
+def find_columns(
+    records: Sequence[tuple],
+    columns: Sequence[str],
+    text: tuple[str, ...],
+    label: tuple[str, ...],
+    pair: bool = False,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Returns the names of the text columns and of the label columns.
+
+    Raises:
+      UserError: a named column does not exist, or no or several columns come into question.
+    """
+    for name in text:
+        check_choice("--text", name, tuple(columns))
+    check(len(set(text)) == len(text), "--text names a column twice")
+    for name in label:
+        check_choice("--label", name, tuple(columns))
+        check(name not in text, f"--label={name} is a column of --text too")
+    check(len(set(label)) == len(label), "--label names a column twice")
+    values = {
+        name: [record[1].get(name) for record in records[:LOOKED_AT]]
+        for name in columns
+        if name not in (*text, *label)
+    }
+    if pair and not text:
+        text = _pair_columns(columns)
+    check(not pair or len(text) == 2, f"--pair needs two --text columns, got {len(text)}")
+    if pair:
+        values = {name: x for name, x in values.items() if name not in text}
+    if not text:
+        text = (_choose("--text", values, TEXT_NAMES, _is_prose, columns),)
+        values.pop(text[0], None)
+    if not label:
+        label = (_choose("--label", values, LABEL_NAMES, _is_classes, columns),)
+    return text, label
+
+
+def _pair_columns(columns: Sequence[str]) -> tuple[str, str]:
+    """Returns the first two columns, in any case, that are in PAIR_NAMES; a UserError without such columns."""
+    known = {name.strip().lower(): name for name in columns}
+    for names in PAIR_NAMES:
+        if set(names) <= set(known):
+            return known[names[0]], known[names[1]]
+    raise UserError(
+        "the two columns of --pair cannot be recognised: name them, --text=FIRST --text=SECOND; the columns are"
+        f" {', '.join(columns)}"
+    )
+
+
+def _choose(
+    option: str,
+    values: Mapping[str, Sequence[Any]],
+    names: Sequence[str],
+    suits: Callable[[Sequence[Any]], bool],
+    columns: Sequence[str],
+) -> str:
+    named = [name for name in values if name.strip().lower() in names]
+    found = named if len(named) == 1 else [name for name, x in values.items() if suits(x)]
+    if len(found) != 1:
+        which = f"could be {' or '.join(found)}" if found else "cannot be recognised"
+        raise UserError(
+            f"the column of {option} {which}: name it, {option}=NAME; the columns are {', '.join(columns)}"
+        )
+    return found[0]
+
+
+def _is_prose(values: Sequence[Any]) -> bool:
+    """Returns whether most values are different texts of several words."""
+    texts = [x for x in values if isinstance(x, str) and x.strip()]
+    words = sum(len(text.split()) for text in texts)
+    return bool(texts) and words >= 3 * len(texts) and 2 * len(set(texts)) > len(values)
+
+
+def _is_classes(values: Sequence[Any]) -> bool:
+    """Returns whether a few values repeat."""
+    labels = [str(x) for x in values if not is_missing(x) and not isinstance(x, list | dict)]
+    return 2 <= len(set(labels)) <= max(2, len(labels) / 5)

@@ -1,0 +1,202 @@
+"""Reads the labels of a table: a class, or any number of classes, per text. A regression target is refused."""
+
+import ast
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from common.config import check
+from common.errors import UserError
+from perception.table_reader import Table
+from perception.table_splits import Example, Label, classes_of
+
+MISSING = ("", "nan", "null", "#n/a")
+"""Labels, in any case, that spreadsheets and data frames write for an empty cell."""
+
+MOST_CLASSES = 1000
+"""A label column with more classes is refused."""
+
+MOST_NUMBERS = 20
+"""A label column with more different numbers, not all of them whole, is a regression target."""
+
+LOOKED_AT = 1000
+"""Number of rows by which lists of classes are recognised."""
+
+MARKS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
+"""Value, in lower case, of a column that says whether a text has the class of the column's name."""
+
+
+def is_missing(value: Any) -> bool:
+    # NaN != NaN.
+    return value is None or value != value or str(value).strip().lower() in MISSING
+
+
+def label_kind(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], separator: str = ""
+) -> str:
+    """Returns how labels are written: "one" class, "marks" (a column of 0 and 1 for each class), "split" or "list".
+
+    Labels are "split" by the separator if there is one, and a "list" if most cells are lists, as JSON or Python writes
+    them.
+
+    Args:
+      columns: the label columns.
+
+    Raises:
+      UserError: there is a separator and several columns.
+    """
+    check(
+        not separator or len(columns) == 1,
+        f"--separator={separator} is for one --label column, but there are {len(columns)}",
+    )
+    if len(columns) > 1:
+        return "marks"
+    if separator:
+        return "split"
+    values = [row.get(columns[0]) for row in rows[:LOOKED_AT]]
+    there = [value for value in values if not is_missing(value)]
+    return "list" if 2 * sum(_list(value) is not None for value in there) > len(there) else "one"
+
+
+def label_reader(
+    kind: str, columns: Sequence[str], names: Sequence[str] | None, separator: str = ""
+) -> Callable[[Mapping[str, Any]], Label]:
+    """Returns a function that reads the label of a row: a class, or a tuple of classes in the order of the alphabet.
+
+    The function raises a ValueError that says what is wrong with a label.
+
+    Args:
+      kind: see `label_kind`.
+      names: class names by which numbers are replaced; None for no names.
+    """
+    column = columns[0]
+
+    def one(row: Mapping[str, Any]) -> Label:
+        value = row.get(column)
+        if is_missing(value):
+            raise ValueError("the label is missing")
+        if isinstance(value, list | dict):
+            raise ValueError(
+                f"the label is a {type(value).__name__}, but each text needs one label"
+            )
+        return _name(value, names)
+
+    def marks(row: Mapping[str, Any]) -> Label:
+        values = {name: str(row.get(name)).strip().lower() for name in columns}
+        wrong = next((name for name, value in values.items() if value not in MARKS), None)
+        if wrong is not None:
+            raise ValueError(
+                f"the label column {wrong} has {row.get(wrong)!r}, which is neither 0 nor 1"
+            )
+        return tuple(sorted(name for name, value in values.items() if MARKS[value]))
+
+    def split(row: Mapping[str, Any]) -> Label:
+        value = row.get(column)
+        if value is None or isinstance(value, list | dict):
+            raise ValueError("the label is missing" if value is None else "the label is not text")
+        parts = map(str.strip, str(value).split(separator))
+        return tuple(sorted({_name(part, names) for part in parts if not is_missing(part)}))
+
+    def listed(row: Mapping[str, Any]) -> Label:
+        value = row.get(column)
+        if is_missing(value):
+            raise ValueError("the label is missing")
+        found = _list(value)
+        if found is None or any(isinstance(x, list | dict) or is_missing(x) for x in found):
+            raise ValueError(f"the label {str(value)[:40]!r} is not a list of classes")
+        return tuple(sorted({_name(x, names) for x in found}))
+
+    return {"one": one, "marks": marks, "split": split, "list": listed}[kind]
+
+
+def _list(value: Any) -> list | None:
+    """Returns a list, or the list that a text contains in the notation of JSON or Python; otherwise None."""
+    if isinstance(value, list) or not isinstance(value, str) or not value.strip().startswith("["):
+        return value if isinstance(value, list) else None
+    for read in (json.loads, ast.literal_eval):
+        try:
+            found = read(value.strip())
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+        return found if isinstance(found, list) else None
+    return None
+
+
+def _name(value: Any, names: Sequence[str] | None) -> str:
+    """Returns the label as text: the class name at this position, if there are names."""
+    text = str(value).strip()
+    if names and text.isdecimal() and int(text) < len(names) and text not in names:
+        return names[int(text)]
+    return text
+
+
+def _number(label: str) -> float | None:
+    try:
+        value = float(label)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def tidy_labels(found: Mapping[str, list[Example]]) -> dict[str, list[Example]]:
+    """Writes whole numbers without decimals ("1.0" as "1") if all labels are whole numbers.
+
+    Labels of digits alone stay as they are, since they may be codes with leading zeros.
+    """
+    every = {c for examples in found.values() for e in examples for c in classes_of(e.label)}
+    numbers = {name: _number(name) for name in every}
+    if any(value is None or value != int(value) for value in numbers.values()):
+        return dict(found)
+
+    def tidy(label: Label) -> Label:
+        if isinstance(label, tuple):
+            return tuple(map(tidy, label))
+        return label if label.isdecimal() else str(int(numbers[label]))
+
+    return {
+        split: [replace(e, label=tidy(e.label)) for e in examples]
+        for split, examples in found.items()
+    }
+
+
+def check_labels(labels: Sequence[str], column: str) -> None:
+    """Raises a UserError unless the labels are names of classes."""
+    counts = Counter(labels)
+    option, several = f"--label={column}", len(counts)
+    check(bool(counts), f"{option}: no text has a class")
+    check(
+        several > 1,
+        f"{option} has a single class, {next(iter(counts), '')!r}: classification needs two",
+    )
+    numbers = [_number(label) for label in counts]
+    numeric = all(value is not None for value in numbers)
+    if numeric and several > MOST_NUMBERS and any(value != int(value) for value in numbers):
+        some = ", ".join(list(counts)[:3])
+        raise UserError(
+            f"{option} has {several:,} different numbers ({some}, ...): predicting a number is regression, which this"
+            " program does not do; write a column of classes, such as low and high"
+        )
+    single = sum(count == 1 for count in counts.values())
+    check(
+        several <= 2 or 2 * single <= len(labels),
+        f"{option}: {single:,} of {len(labels):,} labels occur only once, as in a column of ids, numbers or texts;"
+        " name a column of classes",
+    )
+    check(
+        several <= MOST_CLASSES,
+        f"{option} has {several:,} classes, more than {MOST_CLASSES:,}: join classes, or name another column",
+    )
+
+
+def find_classes(train: Sequence[Example], tables: Mapping[str, Table]) -> list[str]:
+    """Returns the class names: in the order of labels.json, of numbers, or of the alphabet."""
+    labels = {name for e in train for name in classes_of(e.label)}
+    for table in tables.values():
+        for names in table.names.values():
+            if labels <= set(names):
+                return [name for name in names if name in labels]
+    numeric = all(_number(label) is not None for label in labels)
+    return sorted(labels, key=(lambda label: (_number(label), label)) if numeric else None)

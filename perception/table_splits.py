@@ -1,0 +1,191 @@
+"""Cuts splits from labelled examples: without copies, and with near-duplicates in one split."""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from common.config import check
+from common.data.labelled import SEED
+from common.errors import UserError
+from perception import near_duplicates
+from perception.table_reader import WHOLE
+
+LEAST = 3
+"""A class with fewer different texts cannot be in training, validation and test; all its texts are for training."""
+
+SHARES = {"test": (0.2, 5000), "valid": (0.1, 2000)}
+"""Split -> its fraction of the examples, and its largest number of examples."""
+
+SHOWN = 3
+"""Number of rows that an error message names."""
+
+
+Label = str | tuple[str, ...]
+"""A class, or the classes of a text that may have any number of them, in the order of the alphabet."""
+
+
+def classes_of(label: Label) -> tuple[str, ...]:
+    return label if isinstance(label, tuple) else (label,)
+
+
+@dataclass(frozen=True)
+class Example:
+    """A labelled text or pair of texts, and the location of its row."""
+
+    place: str
+    texts: tuple[str, ...]
+    label: Label
+
+    @property
+    def text(self) -> str:
+        """The texts, joined by a space."""
+        return " ".join(self.texts)
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def shown(faults: Sequence[str]) -> str:
+    more = len(faults) - SHOWN
+    return "; ".join(faults[:SHOWN]) + (f"; and {more:,} more" if more > 0 else "")
+
+
+def without_copies(
+    split: str, examples: Sequence[Example], notes: list[str], strict: bool
+) -> list[Example]:
+    """Keeps the first of equal texts, with their most frequent label; removes them if two labels are most frequent."""
+    copies: dict[str, list[Example]] = defaultdict(list)
+    for example in examples:
+        copies[near_duplicates.normalise(example.text)].append(example)
+    kept, unclear, contradicted = [], 0, []
+    for same in copies.values():
+        (label, most), *others = Counter(e.label for e in same).most_common(2)
+        if others:
+            contradicted.append(f"{same[0].place} and {same[1].place}")
+        if others and others[0][1] == most:
+            unclear += len(same)
+            continue
+        kept.append(next(e for e in same if e.label == label))
+    of = "" if split == WHOLE else f" of the split {split}"
+    if contradicted:
+        check(
+            not strict,
+            f"--strict: {counted(len(contradicted), 'text')}{of} with different labels: {shown(contradicted)}",
+        )
+        notes.append(
+            f"{counted(len(contradicted), 'text')}{of} with different labels ({shown(contradicted)}): kept with"
+            f" the most frequent label; {counted(unclear, 'row')} without a most frequent label removed."
+        )
+    removed = len(examples) - len(kept) - unclear
+    if removed:
+        notes.append(f"Removed {counted(removed, 'row')}{of} whose text occurs earlier.")
+    check(bool(kept), f"no row{of} is left: every text occurs with different labels equally often")
+    return kept
+
+
+def similar_groups(found: Mapping[str, Sequence[Example]]) -> dict[str, int]:
+    """Returns the location of each example -> the number of its group of near-duplicates."""
+    examples = [e for some in found.values() for e in some]
+    numbers = near_duplicates.groups([e.text for e in examples])
+    return {e.place: int(n) for e, n in zip(examples, numbers, strict=True)}
+
+
+def without_leaks(
+    found: Mapping[str, list[Example]], group: Mapping[str, int], notes: list[str]
+) -> dict[str, list[Example]]:
+    """Removes validation examples that are similar to test examples, and training examples similar to either."""
+    kept: dict[str, list[Example]] = {}
+    for split in ("test", "valid", "train"):
+        if split not in found:
+            continue
+        seen = {group[e.place] for examples in kept.values() for e in examples}
+        kept[split] = [e for e in found[split] if group[e.place] not in seen]
+        check(
+            bool(kept[split]),
+            f"no example of the split {split} is left: all are equal or nearly equal to examples of another split",
+        )
+        removed = len(found[split]) - len(kept[split])
+        if removed:
+            notes.append(
+                f"Removed {counted(removed, 'example')} of the split {split}, equal or nearly equal to examples of"
+                f" {' or '.join(name for name in kept if name != split)}."
+            )
+    return kept
+
+
+def cut_splits(
+    examples: Sequence[Example],
+    group: Mapping[str, int],
+    wanted: Sequence[str],
+    notes: list[str],
+) -> dict[str, list[Example]]:
+    """Cuts splits from examples, stratified by (rarest) class. A group of near-duplicates stays in one split.
+
+    A cut split keeps one example of each group, because nearly equal test examples are no independent evidence.
+
+    Returns:
+      The wanted splits, and "train" with the other examples.
+    """
+    from sklearn.model_selection import train_test_split
+
+    members: dict[int, list[Example]] = defaultdict(list)
+    for example in examples:
+        members[group[example.place]].append(example)
+    strata = _strata(examples)
+    label = {
+        n: Counter(strata[e.label] for e in some).most_common(1)[0][0]
+        for n, some in members.items()
+    }
+    counts = Counter(label.values())
+    rare = {name for name, count in counts.items() if count < LEAST}
+    if rare and wanted:
+        some = ", ".join(sorted(rare)[:SHOWN])
+        notes.append(
+            f"Too few texts for a test, so only trained: {len(rare):,} of {len(counts):,} classes ({some})."
+        )
+    left = [n for n, name in label.items() if name not in rare]
+    whole, found, dropped = len(left), {}, 0
+    for split in wanted:
+        share, most = SHARES[split]
+        classes = len({label[n] for n in left})
+        check(classes > 1, "too few texts: two classes need at least three different texts each")
+        # A stratified split needs one example of each class on both sides.
+        count = max(min(math.ceil(share * whole), most), classes)
+        check(
+            len(left) - count >= classes,
+            f"{whole:,} different texts of {classes} classes are too few to cut a test and a validation split",
+        )
+        left, cut = train_test_split(
+            left, test_size=count, random_state=SEED, stratify=[label[n] for n in left]
+        )
+        found[split] = [members[n][0] for n in cut]
+        dropped += sum(len(members[n]) - 1 for n in cut)
+    if dropped:
+        notes.append(
+            f"Of a group of near-duplicates, {' and '.join(wanted)} keep one text: {counted(dropped, 'other')} removed."
+        )
+    taken = {group[e.place] for some in found.values() for e in some}
+    return found | {"train": [e for e in examples if group[e.place] not in taken]}
+
+
+def _strata(examples: Sequence[Example]) -> dict[Label, str]:
+    """Returns label -> class by which examples are stratified: of several classes the one with the fewest examples."""
+    counts = Counter(name for e in examples for name in classes_of(e.label))
+    return {
+        e.label: min(classes_of(e.label), key=counts.__getitem__, default="(none)")
+        for e in examples
+    }
+
+
+def check_splits(found: Mapping[str, Sequence[Example]], classes: Sequence[str]) -> None:
+    """Raises a UserError if a class of validation or test has no training example."""
+    for split, examples in found.items():
+        unknown = Counter(c for e in examples for c in classes_of(e.label) if c not in classes)
+        if unknown:
+            name, count = unknown.most_common(1)[0]
+            raise UserError(
+                f"{counted(count, 'example')} of the split {split} with the label {name!r}, which no training example"
+                " has: add training examples, or correct the label"
+            )

@@ -1,0 +1,44 @@
+"""The compared ways to train a classifier."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+METRIC = "weighted_f1"
+
+
+class Way(NamedTuple):
+    """One of the compared ways to train a classifier.
+
+    Attributes:
+      name: display name.
+      fields: configuration overrides.
+      pretrained: whether training starts from pretrained weights.
+      random: whether the result depends on the seed.
+    """
+
+    name: str
+    fields: Mapping[str, object]
+    pretrained: bool = False
+    random: bool = True
+
+
+WAYS = {
+    "lora": Way("LoRA on pretrained weights", {"finetune": "lora"}, pretrained=True),
+    "full_pretrained": Way(
+        "all weights, from pretrained ones", {"finetune": "full_pretrained"}, pretrained=True
+    ),
+    "head": Way(
+        "the head alone, on pretrained weights",
+        {"finetune": "head", "train.steps": 0},
+        pretrained=True,
+        random=False,
+    ),
+    "full": Way("all weights, from random ones", {"finetune": "full"}),
+    "tf_idf": Way("TF-IDF and logistic regression", {}, random=False),
+}
+
+
+BASELINE = "tf_idf"
+
+TRAINED = ("lora", "full_pretrained", "full")
+"""Ways with training steps, in the order in which a time budget pays for them."""

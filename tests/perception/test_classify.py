@@ -1,0 +1,353 @@
+"""perception.classify: tables in every format, long and empty texts, batches, meshes, and errors."""
+
+import csv
+import gzip
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from common.data.manual import python
+from common.errors import UserError
+from common.sharding import make_mesh
+from perception import classify, loading, run
+from perception.labelling import fields_of
+from perception.loading import Trained
+from perception.subword import Subword
+from perception.text_tables import open_table
+from perception.windows import Windows, batches
+from tests.perception.conftest import TUNED
+
+LONG = "the debugger steps into a function and prints a string, " * 4
+TEXTS = ["a string", 'two\nlines, "quoted"', "", LONG, "the types of a module"]
+
+
+@pytest.fixture(scope="module")
+def workdir(make, mesh, tmp_path_factory) -> Path:
+    """A run with the pretrained weights and a random head."""
+    workdir = tmp_path_factory.mktemp("runs") / "run"
+    fields = {"train.steps": 0, "eval.start": True, "data.buckets": (8, 16)}
+    run.fit(make(**TUNED, **fields), workdir, mesh)
+    return workdir
+
+
+@pytest.fixture(scope="module")
+def trained(workdir, mesh) -> Trained:
+    return loading.load(workdir, mesh)
+
+
+@pytest.fixture(scope="module")
+def wanted(trained) -> np.ndarray:
+    """Probabilities of TEXTS: each window is a row of its own; the logits of a text are averaged."""
+    values, found = trained.values, []
+    model = values.abstract_model.build(values.trainable, values.frozen)
+    run = jax.jit(lambda tokens_BL, lengths_B: model(tokens_BL, lengths_B))
+    for text in TEXTS:
+        rows = trained.windows([text or "x"])[0]
+        padded = [np.asarray([row + [0] * (16 - len(row))]) for row in rows]
+        logits = [
+            run(row_1L, np.asarray([len(row)]))[0] for row, row_1L in zip(rows, padded, strict=True)
+        ]
+        found.append(jax.nn.softmax(np.mean(logits, axis=0)))
+    return np.asarray(found)
+
+
+@pytest.fixture
+def call(workdir, monkeypatch) -> Callable[..., None]:
+    """A function that calls the program with options; it uses one device and the run unless --workdir is given."""
+
+    def call(*options: object, stdin: bytes = b"") -> None:
+        default = [] if any("--workdir" in str(o) for o in options) else [f"--workdir={workdir}"]
+        monkeypatch.setattr(sys, "argv", ["classify", *default, *map(str, options)])
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin)))
+        classify.main()
+
+    return call
+
+
+@pytest.fixture
+def refused(call) -> Callable[..., str]:
+    def refused(*options: object) -> str:
+        with pytest.raises(UserError) as caught:
+            call(*options)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    return refused
+
+
+def test_windows_cover_a_long_text_with_special_tokens() -> None:
+    words = {word: i for i, word in enumerate(["[CLS]", "[SEP]", "x", *map(str, range(30))])}
+    plain = Tokenizer(models.WordLevel(words, "x"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    plain.post_processor = processors.TemplateProcessing(
+        "[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", 1)]
+    )
+    windows = Windows(Subword(plain.to_str()), 8)
+    short, exact, long = windows(["7 [SEP]", "1 2 3 4 5 6", " ".join(map(str, range(14)))])
+    assert short == [[0, words["7"], 1, 1]]
+    assert exact == [[0, *(words[str(i)] for i in range(1, 7)), 1]]
+    assert [len(window) for window in long] == [7, 7, 6]
+    assert all(window[0] == 0 and window[-1] == 1 for window in long)
+    inner = [number for window in long for number in window[1:-1]]
+    assert inner == [words[str(i)] for i in range(14)]
+
+
+def test_batches_hold_every_window_once_in_few_shapes() -> None:
+    """Padding rows have the weight 0, and the weights of each text's windows sum to 1."""
+    generator = np.random.default_rng(0)
+    windows = [
+        [[text + 1] * generator.integers(1, 17) for _ in range(1 + text % 3)] for text in range(50)
+    ]
+    found = list(batches(windows, buckets=(4, 8, 16), rows=14, multiple=4, pad=99))
+    total, kept = np.zeros(50), []
+    for batch in found:
+        tokens_BL, lengths_B = batch.inputs["tokens"], batch.inputs["lengths"]
+        np.add.at(total, batch.texts_B, batch.weights_B)
+        assert ((lengths_B == 0) == (batch.weights_B == 0)).all()
+        for text, row, length in zip(batch.texts_B, tokens_BL, lengths_B, strict=True):
+            assert (row[:length] == text + 1).all() and (row[length:] == 99).all()
+            kept += [row[:length].tolist()] if length else []
+    np.testing.assert_allclose(total, 1)
+    assert sorted(kept) == sorted(window for text in windows for window in text)
+    shapes = [batch.inputs["tokens"].shape for batch in found]
+    assert {rows for rows, _ in shapes} <= {4, 16} and {length for _, length in shapes} == {
+        4,
+        8,
+        16,
+    }
+    assert [length for _, length in shapes] == sorted((n for _, n in shapes), reverse=True)
+
+
+def test_one_text_is_not_padded_to_a_whole_batch(trained) -> None:
+    for count, rows in ((1, 1), (3, 4), (9, 16), (17, 64), (64, 64)):
+        (batch,) = trained.batches([[[5, 6]]] * count, rows=64)
+        assert batch.inputs["tokens"].shape == (rows, 8)
+
+
+def test_mean_of_logits_of_windows(trained, wanted) -> None:
+    assert len(trained.windows([LONG])[0]) > 2
+    found = trained.probabilities_of(trained.windows([t or "x" for t in TEXTS]), rows=3)
+    there = [i for i, text in enumerate(TEXTS) if text]
+    np.testing.assert_allclose(found[there], wanted[there], atol=1e-5)
+    assert abs(found[3] - trained.probabilities([LONG])[0]).max() > 1e-3  # truncated as in training
+
+
+def write(path: Path) -> list[dict]:
+    """Writes TEXTS with two other columns in the format of the file's name; returns the rows."""
+    rows = [{"id": i, "text": text, "Ö": "ä"} for i, text in enumerate(TEXTS)]
+    name = path.name.removesuffix(".gz")
+    if name.endswith("parquet"):
+        from pyarrow import Table, parquet
+
+        rows = [row | {"text": row["text"] or None, "Ö": [row["id"]]} for row in rows]
+        parquet.write_table(Table.from_pylist(rows), path)
+    elif name.endswith("jsonl"):
+        rows = [row | {"Ö": {"x": [1.5, "\ud800"]}} for row in rows]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        text = io.StringIO()
+        writer = csv.writer(text, delimiter="\t" if name.endswith("tsv") else ",")
+        rows = [{key: str(value) for key, value in row.items()} for row in rows]
+        writer.writerows([rows[0].keys(), *(row.values() for row in rows)])
+        content = b"\xef\xbb\xbf" + text.getvalue().encode()
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return rows
+
+
+def read(path: Path) -> list[dict]:
+    name = path.name.removesuffix(".gz")
+    if name.endswith("parquet"):
+        from pyarrow import parquet
+
+        return parquet.read_table(path).to_pylist()
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    if name.endswith("jsonl"):
+        return list(map(json.loads, content.decode().splitlines()))
+    delimiter = "\t" if name.endswith("tsv") else ","
+    return list(csv.DictReader(io.StringIO(content.decode(), newline=""), delimiter=delimiter))
+
+
+@pytest.mark.parametrize("ending", ["csv", "csv.gz", "tsv", "jsonl", "parquet"])
+def test_table_keeps_its_columns_and_gains_labels(
+    ending: str, call, trained, wanted, tmp_path, capsys, monkeypatch
+) -> None:
+    """Texts have line breaks, quotes and accents; the empty text gets no label. Two blocks of rows."""
+    monkeypatch.setattr(classify, "BLOCK", 3)
+    given, out = tmp_path / f"new.{ending}", tmp_path / f"labelled.{ending}"
+    rows = write(given)
+    call(f"--input={given}", f"--output={out}")
+    said, found = capsys.readouterr(), read(out)
+    assert "empty texts, which get no label: 1 of 5" in said.err
+    windows = len(trained.windows([LONG])[0])
+    assert f"longer than 16 tokens: 1 of 5, read in {windows} windows whose logits are" in said.err
+    assert said.out == f"written: {out}, 5 texts\n"
+    assert len(found) == len(rows) and not [p for p in tmp_path.iterdir() if p not in (given, out)]
+    for before, after, text, chances in zip(rows, found, TEXTS, wanted, strict=True):
+        assert {name: after.pop(name) for name in before} == before
+        label, probability, *every = after.values()
+        assert list(after) == [
+            *("label", "probability"),
+            *(f"probability_{name}" for name in trained.classes),
+        ]
+        if not text:
+            assert label == "" and not any([probability, *every])
+            continue
+        assert label == trained.classes[chances.argmax()]
+        np.testing.assert_allclose([float(x) for x in every], chances, atol=1e-5)
+        assert float(probability) == pytest.approx(chances.max(), abs=1e-5)
+
+
+def test_labelled_table_is_training_data(call, workdir, tmp_path, trained, wanted) -> None:
+    """--top ranks classes; --config.data.fields and .label name the columns, as in training."""
+    given, out = tmp_path / "new.csv", tmp_path / "labelled.csv"
+    given.write_text("body,label\na string,old\n")
+    names = ("--config.data.fields=title|body", "--config.data.label=topic")
+    call(f"--input={given}", f"--output={out}", "--top=2", *names)
+    (row,) = read(out)
+    first, second = np.argsort(-wanted[0])[:2]
+    assert list(row) == ["body", "label", "topic", "probability", "topic_2", "probability_2"]
+    assert (row["topic"], row["topic_2"]) == (trained.classes[first], trained.classes[second])
+    assert float(row["probability_2"]) == pytest.approx(wanted[0, second], abs=1e-5)
+
+
+def test_pairs_of_texts_are_joined_as_in_training(make, tmp_path) -> None:
+    """A row without one of the two texts is empty; an empty line is a row of a table with one column."""
+    (tmp_path / "a.csv").write_text("premise,hypothesis\nIt rains,I am wet\nIt rains, \n\n")
+    (block,) = open_table(tmp_path / "a.csv").blocks(9, "premise hypothesis", {})
+    assert block.texts == [("It rains", "I am wet"), ()]
+    (tmp_path / "b.csv").write_text("text\none\n\ntwo\n")
+    assert [b.texts for b in open_table(tmp_path / "b.csv").blocks(2, "text", {})] == [
+        [("one",), ()],
+        [("two",)],
+    ]
+    pairs = make(dataset="snli", **{"data.source": "files:x", "data.label": "gold|label"})
+    assert fields_of(pairs) == ("premise hypothesis", "gold")
+    pairs.data.premise_only = True
+    assert fields_of(pairs) == ("premise", "gold")
+
+
+def test_lines_are_answered_by_lines(call, trained, wanted, tmp_path, capsys) -> None:
+    call("--top=1", "--batch=2", stdin=b"a string\r\n \nthe types of a module")
+    first, empty, last = capsys.readouterr().out.splitlines()
+    best = wanted.argmax(1)
+    assert first == f"{trained.classes[best[0]]}\t{wanted[0].max():.4f}" and empty == ""
+    assert last.split("\t")[0] == trained.classes[best[4]]
+    (tmp_path / "in.txt").write_text("a string\n")
+    call("--top=1", f"--input={tmp_path / 'in.txt'}", f"--output={tmp_path / 'out.txt'}")
+    assert (tmp_path / "out.txt").read_text() == first + "\n"
+
+
+def test_mesh_that_does_not_divide_the_texts(workdir, wanted) -> None:
+    """Eight devices classify five texts as one device does."""
+    wide = loading.load(workdir, make_mesh({"data": 2, "fsdp": 2, "tensor": 2}))
+    found = wide.probabilities_of(wide.windows(["a string", LONG, "the types of a module"]))
+    np.testing.assert_allclose(found, wanted[[0, 3, 4]], atol=1e-5)
+
+
+def test_mesh_follows_options(call, monkeypatch, refused) -> None:
+    seen = []
+
+    def load(workdir, mesh, weights):
+        seen.append(dict(mesh.shape))
+        raise UserError("stop")
+
+    monkeypatch.setattr(loading, "load", load)
+    assert refused("--config.mesh.fsdp=2", "--config.mesh.tensor=2") == "stop"
+    assert seen == [{"data": 2, "fsdp": 2, "tensor": 2}]
+    assert "needs 3 devices, but there are 8" in refused("--config.mesh.data=3")
+    assert "unknown option --config.mesh.date; did you mean" in refused("--config.mesh.date=2")
+
+
+CONTENTS = {
+    "columns": (b"text,x\none,1\ntwo\n", "new.csv line 3 has 1 values, but the header has 2"),
+    "quote": (b'text\n"one\n', "new.csv line 2: unexpected end of data"),
+    "encoding": (b"text\none\ntw\xff\n", "new.csv line 3 is not UTF-8"),
+    "field": (b"body\none\n", "new.csv line 2: no field text or sentence; there are: body"),
+    "label": (b"text,label\none,a\n", "new.csv line 1: the column label exists already"),
+    "header": (b"", "new.csv has no header"),
+}
+
+
+@pytest.mark.parametrize("case", CONTENTS)
+def test_invalid_table_writes_nothing(case: str, refused, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(loading, "load", None)  # the table is read before the model
+    content, told = CONTENTS[case]
+    given, out = tmp_path / "new.csv", tmp_path / "out.csv"
+    given.write_bytes(content)
+    assert told in refused(f"--input={given}", f"--output={out}")
+    assert [*tmp_path.iterdir()] == [given]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("new.jsonl", b'{"text": "a"}\n[1]\n', "new.jsonl line 2 is not a JSON object"),
+        ("new.jsonl", b'{"text": "a"}\n{\n', "new.jsonl line 2 is not JSON"),
+        ("new.jsonl", b'{"text": 3}\n', "line 1: the field text is not text but 3"),
+        ("new.jsonl", b'{"text": "\\ud800"}\n', "the field text contains a lone surrogate"),
+        ("new.parquet", b"no", "new.parquet is damaged"),
+        (
+            "new.csv.gz",
+            gzip.compress(b"text\none\n", mtime=0)[:-4],
+            "new.csv.gz is damaged or truncated",
+        ),
+        ("new.xlsx", b"", "new.xlsx: the name must end with .csv, .tsv, .jsonl or .txt"),
+    ],
+)
+def test_invalid_files_of_other_formats(name, content, told, refused, tmp_path) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert told in refused(f"--input={tmp_path / name}")
+
+
+def test_existing_output_needs_overwrite(call, refused, tmp_path) -> None:
+    given, out = tmp_path / "new.csv", tmp_path / "out.csv"
+    given.write_text("text\na string\n")
+    out.write_text("precious")
+    assert "out.csv exists: add --overwrite" in refused(f"--input={given}", f"--output={out}")
+    assert out.read_text() == "precious"
+    assert "out.jsonl must end with .csv, like" in refused(
+        f"--input={given}", f"--output={tmp_path / 'out.jsonl'}"
+    )
+    assert "is not a folder" in refused(f"--input={given}", f"--output={given / 'out.csv'}")
+    call(f"--input={given}", f"--output={out}", "--overwrite", "--top=1")
+    assert list(read(out)[0]) == ["text", "label", "probability"]
+
+
+def test_interrupted_output_is_absent(refused, tmp_path, monkeypatch) -> None:
+    """The second of two blocks fails."""
+    given, out, done = tmp_path / "new.csv", tmp_path / "out.csv", []
+
+    def fails(self: Trained, windows: list, rows: int) -> np.ndarray:
+        if done:
+            raise UserError("failed")
+        done.append(1)
+        return np.full((len(windows), len(self.classes)), 1 / len(self.classes))
+
+    monkeypatch.setattr(classify, "BLOCK", 1)
+    monkeypatch.setattr(Trained, "probabilities_of", fails)
+    given.write_text("text\none\ntwo\n")
+    assert refused(f"--input={given}", f"--output={out}") == "failed"
+    assert done and [*tmp_path.iterdir()] == [given]
+
+
+def test_baseline_has_no_model(refused, tmp_path) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"config": {"baseline": "tf-idf"}}))
+    assert refused(f"--workdir={tmp_path}") == (
+        f"--workdir={tmp_path} is a TF-IDF baseline, which keeps predictions of the test examples but no model"
+    )
+
+
+def test_embedded_examples_are_not_truncated_silently(trained) -> None:
+    """Windows of real texts have no more tokens than the model reads and lose none."""
+    lines = [text for (text,), _ in python("test")][:20]
+    for windows, line in zip(trained.windows(lines), lines, strict=True):
+        assert max(map(len, windows)) <= 16
+        assert sum(map(len, windows)) == len(trained.tokenizer.encode([line], 10**6)[0])

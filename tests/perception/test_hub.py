@@ -1,0 +1,125 @@
+"""Models by their hub names: the layout of the local Hugging Face cache, and no network without --download."""
+
+import json
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pytest
+from huggingface_hub import constants
+
+from common.errors import UserError
+from perception import hub, train
+from perception.adapter_commands import _folder
+from perception.hugging_face import open_model
+from perception.safetensor_files import INDEX, WHOLE
+from tests.perception.helpers import golden_json, write_folder
+
+COMMIT, OLDER = "a" * 40, "b" * 40
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """A cache with the model "org/model": its weights are blobs, and the branch "main" and the tag "v1" are commits."""
+    folder = tmp_path / "hub"
+    model = folder / "models--org--model"
+    for reference, commit in {"main": COMMIT, "v1": OLDER}.items():
+        config, shapes = (golden_json(f"bert/{name}") for name in ("config", "shapes"))
+        snapshot = write_folder(model / "snapshots" / commit, config, shapes)
+        (model / "blobs").mkdir(exist_ok=True)
+        blob = (snapshot / WHOLE).rename(model / "blobs" / f"{commit}-weights")
+        (snapshot / WHOLE).symlink_to(blob)
+        (model / "refs").mkdir(exist_ok=True)
+        (model / "refs" / reference).write_text(commit)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("used the network"))
+    return model
+
+
+def test_hub_name_is_found_in_the_cache(cache) -> None:
+    model = open_model(Path("org/model"))
+    assert model.directory == cache / "snapshots" / COMMIT
+    assert model.files.shape("embeddings.word_embeddings.weight") == (50, 32)
+
+
+@pytest.mark.parametrize(("name", "commit"), [("v1", OLDER), ("main", COMMIT), (OLDER, OLDER)])
+def test_revision_is_a_branch_tag_or_commit(name: str, commit: str, cache) -> None:
+    assert hub.locate(Path(f"org/model@{name}")) == cache / "snapshots" / commit
+
+
+def test_directory_takes_precedence_over_the_cache(cache, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("org/model").mkdir(parents=True)
+    assert hub.locate(Path("org/model")) == Path("org/model")
+
+
+@pytest.mark.parametrize("name", ["org/other", "org/model@v2", "a/b/c", "../model", "-"])
+def test_unknown_name_raises_error_that_names_cache_and_option(name: str, cache) -> None:
+    with pytest.raises(UserError, match=rf"^--x={name} is not a directory.*--download fetches it$"):
+        hub.locate(Path(name), "--x")
+
+
+def test_absolute_path_is_not_looked_up(cache, tmp_path) -> None:
+    with pytest.raises(UserError, match=r"no is not a directory$"):
+        hub.locate(tmp_path / "no")
+
+
+def test_incomplete_snapshot_raises_error_with_the_missing_file(cache) -> None:
+    (cache / "snapshots" / COMMIT / WHOLE).unlink()
+    with pytest.raises(UserError, match=f"has neither {WHOLE} nor {INDEX}"):
+        open_model(Path("org/model"))
+
+
+def test_base_model_of_an_adapter_is_found_by_its_hub_name(cache) -> None:
+    assert _folder("org/model") == cache / "snapshots" / COMMIT
+    assert _folder("org/other") is None and _folder("") is None
+
+
+def test_sharded_model_equals_whole_model(cache, tmp_path) -> None:
+    """Shards that another program has written, in an order of its own."""
+    from safetensors.numpy import load_file, save_file
+
+    snapshot = cache / "snapshots" / COMMIT
+    whole = load_file(snapshot / WHOLE)
+    places = {name: f"part-{i % 3}.safetensors" for i, name in enumerate(sorted(whole))}
+    for file in set(places.values()):
+        save_file({n: x for n, x in whole.items() if places[n] == file}, snapshot / file)
+    (snapshot / WHOLE).unlink()
+    (snapshot / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    files = open_model(Path("org/model")).files
+    assert files.names == whole.keys()
+    for name, value in whole.items():
+        np.testing.assert_array_equal(files.read(name, (slice(None),)), value)
+
+
+def test_download_is_asked_for_and_skips_pickles(cache, monkeypatch) -> None:
+    """The flag calls the hub once, before training, with patterns that leave pickles out."""
+    asked = []
+
+    def snapshot_download(name: str, **options: object) -> str:
+        asked.append((name, options["revision"]))
+        assert not any(p.endswith((".bin", ".pt", "*")) for p in options["allow_patterns"])
+        return str(cache / "snapshots" / COMMIT)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+
+    def ended(*_: object) -> None:
+        raise UserError("training begins")
+
+    monkeypatch.setattr("perception.run.ended", ended)
+    arguments = ["--config=configs/perception.py:tiny", "--config.pretrained=org/model@v1"]
+    for extra, wanted in ([], []), (["--download"], [("org/model", "v1")]):
+        monkeypatch.setattr(sys, "argv", ["train", *arguments, *extra])
+        with pytest.raises(UserError, match="training begins"):
+            train.main()
+        assert asked == wanted
+
+
+def test_failed_download_raises_one_line(cache, monkeypatch) -> None:
+    def snapshot_download(*_: object, **__: object) -> str:
+        raise ConnectionError("no\nnetwork")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    with pytest.raises(UserError, match=r"^--download: cannot fetch org/other: no network$"):
+        hub.download("org/other")

@@ -1,0 +1,585 @@
+"""Tables of users: formats, columns, cleaning, duplicates, splits, and errors for bad input."""
+
+import csv
+import gzip
+import io
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from ml_collections import ConfigDict
+
+from common.data.labelled import load_labelled
+from common.errors import UserError
+from perception import labelled_table, near_duplicates, table_splits
+from perception.labelled_table import prepare
+from perception.table_reader import read_tables
+
+WORDS = ("apple", "river", "stone", "cloud", "music", "table", "green", "quiet", "seven", "north")
+
+
+def sentence(number: int, words: int = 6) -> str:
+    """Returns a sentence. Sentences of different numbers share few word pairs."""
+    return (
+        " ".join(np.random.default_rng(number).choice(WORDS, words)) + f" {chr(97 + number % 26)}"
+    )
+
+
+def rows(count: int, classes: int = 2, start: int = 0) -> list[dict]:
+    names = ("spam", "ham", "other", "more")
+    return [{"text": sentence(start + i), "label": names[i % classes]} for i in range(count)]
+
+
+def as_csv(found: list[dict], delimiter: str = ",") -> str:
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(found[0]), delimiter=delimiter, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found)
+    return file.getvalue()
+
+
+def as_lines(found: list[dict]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in found)
+
+
+def as_parquet(found: list[dict]) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(found), file)
+    return file.getvalue()
+
+
+def put(path: Path, content: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def examples(source: Path | str, **options: object) -> dict[str, int]:
+    """Returns how often each (text, label) occurs in all splits of a source."""
+    reading = {name: options.pop(name) for name in ("encoding", "download") if name in options}
+    found = prepare(read_tables(str(source), **reading), **options)
+    return Counter((e.text, e.label) for some in found.splits.values() for e in some)
+
+
+MANY = rows(40)
+WANTED = Counter((row["text"], row["label"]) for row in MANY)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", as_csv(MANY)),
+        ("a.csv.gz", gzip.compress(as_csv(MANY).encode(), mtime=0)),
+        ("UPPER.CSV", as_csv(MANY)),
+        ("semicolon.csv", as_csv(MANY, ";")),
+        ("bar.csv", as_csv(MANY, "|")),
+        ("a.tsv", as_csv(MANY, "\t")),
+        ("a.tsv.gz", gzip.compress(as_csv(MANY, "\t").encode(), mtime=0)),
+        ("mark.csv", b"\xef\xbb\xbf" + as_csv(MANY).encode()),
+        ("utf16.csv", as_csv(MANY).encode("utf-16")),
+        ("windows.csv", as_csv(MANY).replace("\n", "\r\n")),
+        ("old_mac.csv", as_csv(MANY).replace("\n", "\r")),
+        ("blank_lines.csv", as_csv(MANY).replace("\n", "\n\n")),
+        ("a.jsonl", as_lines(MANY)),
+        ("a.jsonl.gz", gzip.compress(as_lines(MANY).encode(), mtime=0)),
+        ("a.parquet", as_parquet(MANY)),
+        ("a.parquet.gz", gzip.compress(as_parquet(MANY), mtime=0)),
+    ],
+)
+def test_formats_give_equal_examples(tmp_path, name, content) -> None:
+    assert examples(put(tmp_path / name, content)) == WANTED
+
+
+def test_encoding_option(tmp_path) -> None:
+    umlauts = [{**row, "text": f"{row['text']} für {i}"} for i, row in enumerate(MANY)]
+    for encoding in ("cp1252", "utf-16-le", "utf-8"):
+        mark = "" if encoding == "cp1252" else "\ufeff"
+        path = put(tmp_path / "a.csv", (mark + as_csv(umlauts)).encode(encoding))
+        found = examples(path, encoding=encoding, text=("text",))
+        assert found == Counter((row["text"], row["label"]) for row in umlauts)
+
+
+def test_text_may_span_lines_and_have_a_million_characters(tmp_path) -> None:
+    long = "word " * 200_000
+    more = [
+        *MANY,
+        {"text": long, "label": "spam"},
+        {"text": "two\nlines\u2028here", "label": "ham"},
+    ]
+    found = examples(put(tmp_path / "a.csv", as_csv(more)))
+    assert found[(long.strip(), "spam")] == 1 and found[("two\nlines\u2028here", "ham")] == 1
+
+
+def test_folder_of_parts_is_one_table(tmp_path) -> None:
+    put(tmp_path / "monday.csv", as_csv(MANY[:15]))
+    put(tmp_path / "tuesday.csv.gz", gzip.compress(as_csv(MANY[15:]).encode()))
+    put(tmp_path / "README.txt", "not a table")
+    assert examples(tmp_path) == WANTED
+
+
+def test_folder_with_splits_keeps_them(tmp_path) -> None:
+    put(tmp_path / "train.jsonl", as_lines(rows(40)))
+    put(tmp_path / "dev.jsonl", as_lines(rows(6, start=100)))
+    put(tmp_path / "test.jsonl", as_lines(rows(8, start=200)))
+    found = prepare(read_tables(str(tmp_path))).splits
+    assert {split: len(some) for split, some in found.items()} == {
+        "train": 40,
+        "valid": 6,
+        "test": 8,
+    }
+    assert [e.text for e in found["test"]] == [row["text"] for row in rows(8, start=200)]
+
+
+def test_labels_json_names_integer_labels(tmp_path) -> None:
+    put(
+        tmp_path / "all.jsonl",
+        as_lines([{"text": r["text"], "label": i % 2} for i, r in enumerate(MANY)]),
+    )
+    put(tmp_path / "labels.json", '["spam", "ham"]')
+    assert examples(tmp_path) == WANTED
+    assert prepare(read_tables(str(tmp_path))).classes == ["spam", "ham"]
+
+
+def test_whole_numbers_are_classes_in_numeric_order(tmp_path) -> None:
+    stars = [{"text": sentence(i), "stars": f"{i % 11}.0"} for i in range(110)]
+    found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv(stars)))), label=("stars",))
+    assert found.classes == [str(number) for number in range(11)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "wanted"),
+    [
+        ({"Text": "T", "Label": "L"}, {}, ("Text", "Label")),
+        ({"id": "I", "subject line": "T", "queue": "L"}, {}, ("subject line", "queue")),
+        ({"id": "I", "body": "T", "category": "L", "priority": "L2"}, {}, ("body", "category")),
+        ({"a": "T", "b": "T2", "label": "L"}, {"text": ("b",)}, ("b", "label")),
+        ({"x": "L", "y": "L2", "text": "T"}, {"label": ("y",)}, ("text", "y")),
+    ],
+)
+def test_columns_are_recognised(tmp_path, columns, options, wanted) -> None:
+    def cell(kind: str, i: int) -> str:
+        made = {"T": sentence(i), "T2": sentence(i + 500), "I": str(i)}
+        return made.get(kind) or "ab"[i % 2] + kind
+
+    path = put(
+        tmp_path / "a.csv", as_csv([{n: cell(k, i) for n, k in columns.items()} for i in range(60)])
+    )
+    (note, *_) = prepare(read_tables(str(path)), **options).notes
+    assert note == f"Texts are in the column {wanted[0]}, labels in the column {wanted[1]}."
+
+
+def test_two_text_columns_are_joined(tmp_path) -> None:
+    pairs = [{"title": f"title {r['text']}", **r} for r in MANY]
+    found = examples(put(tmp_path / "a.csv", as_csv(pairs)), text=("title", "text"))
+    assert (f"title {MANY[0]['text']} {MANY[0]['text']}", "spam") in found
+
+
+def test_one_of_two_text_columns_may_be_empty(tmp_path) -> None:
+    pairs = [{"title": "" if i % 2 else "title", **r} for i, r in enumerate(MANY)]
+    pairs.append({"title": " ", "text": "", "label": "spam"})
+    path = put(tmp_path / "a.csv", as_csv(pairs))
+    found = examples(path, text=("title", "text"))
+    assert (f"title {MANY[0]['text']}", "spam") in found and (MANY[1]["text"], "ham") in found
+    with pytest.raises(UserError, match=r"a.csv line 42: title and text is empty"):
+        examples(path, text=("title", "text"), strict=True)
+
+
+def test_codes_are_classes_as_written(tmp_path) -> None:
+    """Leading zeros stay, and numbers that are equal as floats are different classes."""
+    codes = ("01", "1", "12345678901234567890", "12345678901234567891")
+    coded = [{"text": sentence(i), "label": codes[i % 4]} for i in range(80)]
+    tables = read_tables(str(put(tmp_path / "a.csv", as_csv(coded))))
+    assert sorted(prepare(tables, label=("label",)).classes) == sorted(codes)
+
+
+def test_damaged_rows_are_skipped_and_counted(tmp_path) -> None:
+    bad = [{"text": "", "label": "spam"}, {"text": "a text", "label": "NaN"}]
+    path = put(tmp_path / "a.csv", as_csv([*MANY, *bad]) + 'one column\n"x"y,spam\na,b,c\n')
+    assert examples(path) == WANTED
+    (note,) = [n for n in prepare(read_tables(str(path))).notes if n.startswith("Skipped")]
+    assert note.startswith("Skipped 5 rows: a.csv line 44 has a different number of columns")
+    with pytest.raises(UserError, match=r"--strict: 5 rows cannot be used: a.csv line 44 "):
+        prepare(read_tables(str(path)), strict=True)
+
+
+@pytest.mark.parametrize(
+    ("row", "fault"),
+    [
+        ({"text": None, "label": "spam"}, "text is empty"),
+        ({"text": " \t ", "label": "spam"}, "text is empty"),
+        ({"text": 7, "label": "spam"}, "text is not text but a int"),
+        ({"text": "x", "label": None}, "the label is missing"),
+        ({"text": "x", "label": float("nan")}, "the label is missing"),
+        ({"text": "x"}, "the label is missing"),
+        ({"text": "x", "label": ["a", "b"]}, "the label is a list, but each text needs one label"),
+        ({"text": "\ud800", "label": "spam"}, "contains a lone surrogate"),
+    ],
+)
+def test_strict_names_row_and_fault(tmp_path, row, fault) -> None:
+    path = put(tmp_path / "a.jsonl", as_lines([*MANY, row]))
+    assert examples(path) == WANTED
+    with pytest.raises(UserError, match=f"a.jsonl line 41: .*{fault}"):
+        examples(path, strict=True)
+
+
+def refused(source: Path | str, **options: object) -> str:
+    with pytest.raises(UserError) as caught:
+        examples(source, **options)
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 700
+    return message
+
+
+def number_rows(make: Callable[[int], object], count: int = 60) -> str:
+    return as_csv([{"text": sentence(i), "label": make(i)} for i in range(count)])
+
+
+BAD = {
+    "missing file": ("gone.csv", None, {}, "no such file or folder"),
+    "unknown ending": ("a.xlsx", b"PK", {}, "the name must end with .csv, .tsv, .jsonl, .parquet"),
+    "empty file": ("a.csv", b"", {}, "a.csv is empty"),
+    "white space alone": ("a.csv", b"\n\n", {}, "a.csv is empty"),
+    "header alone": ("a.csv", "text,label\n", {}, "no row could be read"),
+    "not UTF-8": ("a.csv", b"text,label\nf\xfcr,a\n", {}, "line 2 is not UTF-8: name the encoding"),
+    "UTF-16 without mark": (
+        "a.csv",
+        as_csv(MANY).encode("utf-16-le"),
+        {},
+        "contains zero bytes",
+    ),
+    "wrong encoding": ("a.csv", "text,label\nfür,a\n", {"encoding": "ascii"}, "is not ASCII"),
+    "unknown encoding": ("a.csv", as_csv(MANY), {"encoding": "klingon"}, "no such encoding"),
+    "encoding of bytes": ("a.csv", as_csv(MANY), {"encoding": "base64"}, "no such encoding"),
+    "broken gz": ("a.csv.gz", b"no gzip", {}, "is damaged or truncated"),
+    "truncated gz": (
+        "a.csv.gz",
+        gzip.compress(as_csv(rows(300)).encode(), mtime=0)[:-20],
+        {},
+        "is damaged or truncated",
+    ),
+    "empty gz": ("a.csv.gz", gzip.compress(b"", mtime=0), {}, "is empty"),
+    "broken parquet": ("a.parquet", b"PAR1 broken", {}, "a.parquet is damaged"),
+    "open quote": (
+        "a.csv",
+        as_csv(MANY[:5]) + '"open,spam\n' + as_csv(MANY[5:]),
+        {},
+        "line 7 or a later line opens a quote that is never closed",
+    ),
+    "ragged throughout": ("a.csv", "text,label\na\nb\n", {}, "a different number of columns"),
+    "repeated column": ("a.csv", "text,text,label\n1,2,3\n", {}, "repeats the column 'text'"),
+    "JSON list": ("a.jsonl", json.dumps(MANY), {}, "line 1 is not a JSON object"),
+    "indented JSON": ("a.jsonl", json.dumps(MANY, indent=1), {}, "is not JSON"),
+    "deep JSON": ("a.jsonl", "[" * 100_000, {}, "is not JSON"),
+    "missing text column": ("a.csv", as_csv(MANY), {"text": ("txt",)}, "did you mean text?"),
+    "missing label column": ("a.csv", as_csv(MANY), {"label": ("labl",)}, "did you mean label?"),
+    "text column twice": ("a.csv", as_csv(MANY), {"text": ("text", "text")}, "a column twice"),
+    "text as label": (
+        "a.csv",
+        as_csv(MANY),
+        {"text": ("text",), "label": ("text",)},
+        "--label=text is a column of --text too",
+    ),
+    "one column": (
+        "a.csv",
+        "text\nhello\nworld\n",
+        {},
+        "the column of --label cannot be recognised",
+    ),
+    "two text columns": (
+        "a.csv",
+        as_csv(
+            [{"a": sentence(i), "b": sentence(i + 99), "label": "xy"[i % 2]} for i in range(20)]
+        ),
+        {},
+        "the column of --text could be a or b: name it, --text=NAME; the columns are a, b, label",
+    ),
+    "two label columns": (
+        "a.csv",
+        as_csv([{"text": sentence(i), "x": i % 2, "y": i % 3} for i in range(60)]),
+        {},
+        "the column of --label could be x or y",
+    ),
+    "one class": ("a.csv", number_rows(lambda i: "same"), {}, "has a single class, 'same'"),
+    "labels that are ids": ("a.csv", number_rows(lambda i: f"id{i}"), {}, "as in a column of ids"),
+    "whole numbers as ids": (
+        "a.csv",
+        number_rows(lambda i: 10_000 + i),
+        {},
+        "as in a column of ids",
+    ),
+    "regression target": (
+        "a.csv",
+        number_rows(lambda i: f"{i / 7:.2f}"),
+        {},
+        "--label=label has 60 different numbers (0.00, 0.14, 0.29, ...): predicting a number is regression",
+    ),
+    "ten thousand classes": (
+        "a.csv",
+        number_rows(lambda i: f"class {i % 10_000}", 20_000),
+        {"label": ("label",)},
+        "has 10,000 classes, more than 1,000",
+    ),
+    "labels all missing": (
+        "a.csv",
+        number_rows(lambda i: ""),
+        {},
+        "no row of the split all can be used",
+    ),
+    "too few texts": (
+        "a.csv",
+        as_csv(rows(4)),
+        {"text": ("text",), "label": ("label",)},
+        "too few",
+    ),
+    "one text of each class": (
+        "a.csv",
+        as_csv(rows(2)),
+        {"text": ("text",), "label": ("label",)},
+        "too few",
+    ),
+    "one text with all labels": (
+        "a.csv",
+        "text,label\n" + "same text,a\nSame  text,b\n" * 9,
+        {"text": ("text",)},
+        "every text occurs with different labels",
+    ),
+    "download of a file": (
+        "a.csv",
+        as_csv(MANY),
+        {"download": True},
+        "--download is for --data=hf:NAME",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_file_is_one_clear_line(tmp_path, case) -> None:
+    name, content, options, message = BAD[case]
+    if content is not None:
+        put(tmp_path / name, content)
+    assert message in refused(tmp_path / name, **options)
+
+
+FEW = as_csv(rows(20))
+BAD_FOLDERS = {
+    "no table": (
+        {"notes.txt": "hello"},
+        "no table (.csv, .tsv, .jsonl, .parquet) among: notes.txt",
+    ),
+    "mixed formats": ({"a.csv": FEW, "b.jsonl": as_lines(MANY)}, "mixes .csv and .jsonl files"),
+    "same table twice": (
+        {"a.csv": FEW, "a.csv.gz": gzip.compress(FEW.encode())},
+        "a.csv, a.csv.gz",
+    ),
+    "two validation splits": (
+        {"train.csv": FEW, "dev.csv": FEW, "validation.csv": FEW},
+        "several valid splits: validation, dev",
+    ),
+    "test alone": ({"test.csv": FEW}, "a split test but no train.csv"),
+    "splits and more": (
+        {"train.csv": FEW, "old.csv": FEW},
+        "further tables that are no split: old",
+    ),
+    "labels only in the test": (
+        {
+            "train.csv": FEW,
+            "test.csv": as_csv([*rows(8, start=50), {"text": "x y", "label": "new"}]),
+        },
+        "1 example of the split test with the label 'new', which no training example has",
+    ),
+    "training within the test": (
+        {"train.csv": FEW, "test.csv": FEW},
+        "no example of the split train is left",
+    ),
+    "damaged labels.json": ({"a.csv": FEW, "labels.json": "{"}, "labels.json is damaged"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FOLDERS)
+def test_bad_folder_is_one_clear_line(tmp_path, case) -> None:
+    files, message = BAD_FOLDERS[case]
+    for name, content in files.items():
+        put(tmp_path / name, content)
+    assert message in refused(tmp_path)
+
+
+def test_equal_texts_keep_the_most_frequent_label(tmp_path) -> None:
+    more = [{"text": text, "label": label} for text, label in (
+        ("Call me now", "spam"), ("call  ME now", "ham"), ("call me now", "ham"),
+        ("either way", "spam"), ("EITHER way", "ham"),
+    )]  # fmt: skip
+    found = examples(put(tmp_path / "a.csv", as_csv([*MANY, *more])))
+    assert found == WANTED + Counter({("call  ME now", "ham"): 1})
+
+
+def test_near_duplicates_stay_in_one_split(tmp_path) -> None:
+    """Thirty groups of three texts that differ in a number and an exclamation mark."""
+    more = [
+        {"text": f"{sentence(i, 9)} code {k}{i}{'!' * k}", "label": ("spam", "ham")[i % 2]}
+        for i in range(1000, 1030)
+        for k in range(3)
+    ]
+    found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv([*MANY, *more])))))
+    stems = {
+        split: {e.text.partition(" code ")[0] for e in some if " code " in e.text}
+        for split, some in found.splits.items()
+    }
+    assert all(stems.values()) and sum(map(len, stems.values())) == len(
+        set().union(*stems.values())
+    )
+    for split in ("valid", "test"):  # one text of each group
+        assert len(stems[split]) == sum(" code " in e.text for e in found.splits[split])
+    kept = sum(map(len, found.splits.values()))
+    (note,) = [note for note in found.notes if note.startswith("Of a group of near-duplicates")]
+    assert f" {len(MANY) + len(more) - kept} others removed" in note
+
+
+def test_given_splits_lose_training_texts_of_the_test(tmp_path) -> None:
+    train, test = rows(40), rows(8, start=200)
+    leaked = [{**test[0], "text": test[0]["text"].upper() + " !"}, {**test[1]}]
+    put(tmp_path / "train.csv", as_csv([*train, *leaked]))
+    put(tmp_path / "test.csv", as_csv(test))
+    found = prepare(read_tables(str(tmp_path)))
+    assert len(found.splits["test"]) == 8
+    assert not {e.text for e in found.splits["train"]} & {row["text"] for row in (*leaked, *test)}
+    assert any(n.startswith("Removed 2 examples of the split train, equal") for n in found.notes)
+
+
+def test_splits_are_stratified_and_repeatable(tmp_path) -> None:
+    unequal = [
+        {**row, "label": "spam" if i % 10 == 0 else "ham"} for i, row in enumerate(rows(400))
+    ]
+    tables = read_tables(str(put(tmp_path / "a.csv", as_csv(unequal))))
+    first, second = prepare(tables), prepare(tables)
+    assert first == second
+    sizes = {split: len(some) for split, some in first.splits.items()}
+    assert sizes == {"train": 280, "valid": 40, "test": 80}
+    for some in first.splits.values():
+        assert sum(e.label == "spam" for e in some) == len(some) / 10
+
+
+def test_rare_class_is_only_trained(tmp_path) -> None:
+    more = [{"text": sentence(900 + i), "label": "rare"} for i in range(2)]
+    found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv([*MANY, *more])))))
+    assert sum(e.label == "rare" for e in found.splits["train"]) == 2
+    assert any("1 of 3 classes (rare)" in note for note in found.notes)
+
+
+def test_large_tables_have_bounded_tests(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(table_splits, "SHARES", {"test": (0.2, 30), "valid": (0.1, 10)})
+    found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv(rows(400)))))).splits
+    assert [len(found[split]) for split in ("train", "valid", "test")] == [360, 10, 30]
+
+
+def test_labels_that_differ_in_case_are_named(tmp_path) -> None:
+    mixed = [{**row, "label": ("spam", "Spam")[i % 2]} for i, row in enumerate(MANY)]
+    found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv(mixed)))))
+    assert (
+        "The labels 'Spam' and 'spam' differ only in case and are different classes." in found.notes
+    )
+
+
+def test_written_splits_are_read_by_training(tmp_path) -> None:
+    """Class names such as "3" are names, not numbers. An unchanged file keeps its time."""
+    stars = [{"text": sentence(i), "label": (1, 3, 5)[i % 3]} for i in range(90)]
+    found = prepare(read_tables(str(put(tmp_path / "a.jsonl", as_lines(stars)))))
+    out = labelled_table.write(found, tmp_path / "out")
+    times = {path: path.stat().st_mtime_ns for path in out.iterdir()}
+    labelled_table.write(found, tmp_path / "out")
+    assert {path: path.stat().st_mtime_ns for path in out.iterdir()} == times
+    splits = {"train": "train", "valid": "validation", "test": "test"}
+    data = {"source": f"files:{out}", "splits": splits, "fields": "text", "tfds_dir": ""}
+    read, classes = load_labelled(ConfigDict(data))
+    assert classes == ("1", "3", "5")
+    for split, some in found.splits.items():
+        assert [classes[k] for k in read[split].labels_M] == [e.label for e in some]
+        assert [text for (text,) in read[split].texts] == [e.text for e in some]
+
+
+def test_runs_on_other_examples_are_kept(tmp_path) -> None:
+    first, second = (
+        prepare(read_tables(str(put(tmp_path / name, as_csv(found)))))
+        for name, found in (("a.csv", MANY), ("b.csv", rows(50)))
+    )
+    folder = labelled_table.write(first, tmp_path / "out")
+    before = (folder / "train.jsonl").read_bytes()
+    (tmp_path / "out" / "runs").mkdir()
+    with pytest.raises(UserError, match="has runs on other examples: choose another --out"):
+        labelled_table.write(second, tmp_path / "out")
+    assert (folder / "train.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_groups_match_exhaustive_comparison(seed) -> None:
+    """The reference compares all pairs of texts; similar texts are copies with one changed word."""
+    generator = np.random.default_rng(seed)
+    words = [f"w{chr(97 + i)}{chr(97 + j)}" for i in range(20) for j in range(20)]
+    texts = [" ".join(generator.choice(words, 12)) for _ in range(60)]
+    for text in texts[:20]:
+        changed = text.split()
+        changed[generator.integers(12)] = "changed"
+        texts.append(" ".join(changed))
+
+    def pairs(text: str) -> set[tuple[str, str]]:
+        split = ["<", *text.split(), ">"]
+        return set(pairwise(split))
+
+    sets = [pairs(text) for text in texts]
+    number = np.arange(len(texts))
+    for i, a in enumerate(sets):
+        for j, b in enumerate(sets[:i]):
+            if len(a & b) >= near_duplicates.SIMILAR * len(a | b):
+                number[number == number[i]] = number[j]
+    found = near_duplicates.groups(texts)
+    assert 20 < len(set(found.tolist())) < 80
+    np.testing.assert_array_equal(found[:, None] == found[None], number[:, None] == number[None])
+
+
+class Examples(list):
+    """Rows of a Hugging Face data set."""
+
+    @property
+    def features(self) -> dict[str, SimpleNamespace]:
+        return {"text": SimpleNamespace(), "label": SimpleNamespace(names=["spam", "ham"])}
+
+
+def fake_datasets(monkeypatch, load) -> None:
+    module = ModuleType("datasets")
+    module.load_dataset = load
+    monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+
+
+def test_hugging_face_data_are_read_from_the_cache(monkeypatch) -> None:
+    asked = []
+
+    def load(name, revision):
+        asked.append((name, revision, os.environ["HF_HUB_OFFLINE"]))
+        return {"train": Examples({"text": r["text"], "label": i % 2} for i, r in enumerate(MANY))}
+
+    fake_datasets(monkeypatch, load)
+    assert examples("hf:team/mails@v2") == WANTED
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    assert examples("hf:team/mails", download=True) == WANTED
+    assert asked == [("team/mails", "v2", "1"), ("team/mails", None, "0")]
+
+
+def test_hugging_face_errors(monkeypatch) -> None:
+    def load(name, revision):
+        raise ConnectionError("not in the\ncache")
+
+    fake_datasets(monkeypatch, load)
+    assert "not in the cache; --download fetches" in refused("hf:team/mails")
+    fake_datasets(monkeypatch, lambda name, revision: {"test": Examples()})
+    assert "has no split train; there are: test" in refused("hf:team/mails")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert "needs the package datasets: pip install datasets" in refused("hf:team/mails")

@@ -1,0 +1,218 @@
+"""Pairs of texts: tokens and segments, tables, training, classification and export."""
+
+import csv
+import io
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers, processors
+
+from common import variables
+from common.errors import UserError
+from perception import adapters, classify, datasets, loading, run, worth
+from perception.labelled_table import prepare
+from perception.model import PooledClassifier, backbone
+from perception.subword import Subword
+from perception.table_reader import read_tables
+from perception.text_tables import Lines
+from tests.perception.conftest import SHAPE
+
+NAMES = ("contradiction", "entailment")
+WORDS = ("apple", "river", "stone", "cloud", "music", "table", "green", "quiet")
+
+
+@pytest.fixture(scope="module")
+def bert_like() -> Subword:
+    """A tokenizer of words with BERT's templates."""
+    tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdef")
+    made = tokenizers.Tokenizer(models.WordLevel({t: i for i, t in enumerate(tokens)}, "[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return Subword(made.to_str())
+
+
+def test_pair_has_separators_and_segments(bert_like) -> None:
+    rows, firsts, cut = bert_like.encode_parts([("a b", "c"), ("a", "d e f")], 9)
+    assert rows == [[2, 4, 5, 3, 6, 3], [2, 4, 3, 7, 8, 9, 3]]  # [CLS] a b [SEP] c [SEP]
+    assert firsts == [4, 3] and cut == 0
+    rows, firsts, cut = bert_like.encode_parts([("a b c d", "e f")], 7)
+    assert rows == [[2, 4, 5, 3, 8, 9, 3]] and firsts == [4] and cut == 1
+    with pytest.raises(UserError, match="no space for two texts"):
+        bert_like.encode_parts([("a", "b")], 4)
+
+
+def test_single_texts_are_encoded_as_before(bert_like) -> None:
+    rows, firsts, _ = bert_like.encode_parts([("a b",), ("c",)], 9)
+    assert (rows, firsts) == (bert_like.encode(["a b", "c"], 9), [4, 3])
+
+
+def test_tokenizer_without_separators_joins_pairs(bert_like) -> None:
+    made = tokenizers.Tokenizer.from_str(bert_like.to_json())
+    made.post_processor = processors.ByteLevel()
+    plain = Subword(made.to_str())
+    rows, firsts, _ = plain.encode_parts([("a b", "c")], 9)
+    assert (rows, firsts) == (plain.encode(["a b c"], 9), [3])
+
+
+def test_only_second_segment_has_type_1() -> None:
+    """Equal embeddings of both types make segments invisible; other embeddings of type 1 change the output."""
+    abstract_model = variables.abstract(
+        lambda: PooledClassifier(
+            backbone(SHAPE, rngs=variables.ParamKeys(0)),
+            SHAPE.width,
+            2,
+            "masked",
+            rngs=variables.ParamKeys(1),
+        )
+    )
+    generator = np.random.default_rng(0)
+    values = {
+        name: jnp.asarray(generator.normal(0, 0.3, v.shape), jnp.float32)
+        for name, v in abstract_model.trainable.items()
+    }
+    tokens_BL, lengths_B = jnp.asarray(generator.integers(1, 300, (2, 6))), jnp.array([6, 5])
+
+    def logits(types: str, firsts_B=None) -> np.ndarray:
+        table = values["encoder/embed/types"]
+        table = {"equal": table.at[1].set(table[0]), "different": table}[types]
+        model = abstract_model.build({**values, "encoder/embed/types": table}, {})
+        return np.asarray(model(tokens_BL, lengths_B, None, firsts_B))
+
+    plain, firsts_B = logits("different"), jnp.array([3, 2])
+    np.testing.assert_allclose(logits("equal", firsts_B), plain, atol=1e-6)
+    np.testing.assert_allclose(logits("different", lengths_B), plain, atol=1e-6)
+    assert abs(logits("different", firsts_B) - plain).max() > 0.05
+
+
+def pairs(count: int) -> list[dict]:
+    """Returns pairs of texts; the label says whether the second has the first word of the first."""
+    generator, rows = np.random.default_rng(0), []
+    for i in range(count):
+        first = generator.permutation(WORDS)[:4]
+        second = generator.permutation(WORDS[:4] if i % 2 else WORDS[4:])[:2]
+        rows.append({"premise": " ".join(first), "hypothesis": f"{' '.join(second)} {i}"})
+        rows[-1]["gold"] = NAMES[i % 2]
+    return rows
+
+
+def write_csv(path: Path, rows: list[dict]) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def test_pair_columns_are_recognised_or_named(tmp_path) -> None:
+    rows = [*pairs(60), {"premise": "alone", "hypothesis": " ", "gold": NAMES[0]}]
+    tables = read_tables(str(write_csv(tmp_path / "a.csv", rows)))
+    found = prepare(tables, label=("gold",), pair=True)
+    made = {e.texts: e.label for some in found.splits.values() for e in some}
+    wanted = {(r["premise"], r["hypothesis"]): r["gold"] for r in rows[:-1]}
+    assert made.items() <= wanted.items() and len(made) > 40
+    assert any("premise or hypothesis is empty" in note for note in found.notes)
+    turned = prepare(tables, ("hypothesis", "premise"), ("gold",), pair=True)
+    assert {e.texts[::-1] for some in turned.splits.values() for e in some} <= wanted.keys()
+    with pytest.raises(UserError, match="--pair needs two --text columns, got 1"):
+        prepare(tables, ("premise",), ("gold",), pair=True)
+    other = read_tables(str(write_csv(tmp_path / "b.csv", [{"x": "a", "y": "b", "label": "c"}])))
+    with pytest.raises(UserError, match="columns of --pair cannot be recognised"):
+        prepare(other, pair=True)
+
+
+def call(program, *arguments: object, stdin: bytes = b"") -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["program", *map(str, arguments)])
+        patch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin)))
+        program.main()
+
+
+@pytest.fixture(scope="module")
+def trained(make, mesh, tmp_path_factory) -> Path:
+    """Workdir of full training on pairs, with the project's own tokenizer."""
+    folder = tmp_path_factory.mktemp("pairs")
+    for split, start, end in (("train", 0, 60), ("validation", 60, 80), ("test", 80, 100)):
+        rows = "".join(json.dumps(row) + "\n" for row in pairs(100)[start:end])
+        (folder / f"{split}.jsonl").write_text(rows)
+    fields = {"source": f"files:{folder}", "fields": "premise hypothesis", "label": "gold"}
+    fields = {f"data.{name}": value for name, value in fields.items()} | {"data.pair": True}
+    run.fit(make(**fields, finetune="full"), folder / "run", mesh)
+    return folder / "run"
+
+
+def test_trained_model_sees_the_segments(trained, mesh) -> None:
+    """The training batches, the test of the run and the loaded run have the same segments."""
+    found = loading.load(trained, mesh)
+    assert found.tokenizer.separates_pairs
+    splits, _ = datasets.load(found.config)
+    windows, firsts, _ = found.encode_pairs(splits["test"].texts)
+    chances_EC = found.probabilities_of(windows, 8, firsts)
+    kept = np.load(trained / "predictions.npz")["probabilities_MN"]
+    np.testing.assert_allclose(chances_EC, kept, atol=2e-3)
+    assert abs(found.probabilities_of(windows, 8) - chances_EC).max() > 1e-5
+    _, task = run.prepare(found.config, mesh)
+    batch, _ = next(task.batches(None))
+    shapes = {name: (x.shape, x.dtype) for name, x in batch.items()}
+    spec = task.batch_spec(1).arrays
+    assert shapes == {name: (x.shape, x.dtype) for name, x in spec.items()}
+    end = found.tokenizer.encode_parts([("a", "b")], 16)[0][0][1]
+    for row_L, first in zip(batch["tokens"], batch["firsts"], strict=True):
+        assert row_L[first - 1] == end  # the separator is the last token of the first segment
+
+
+def test_lines_and_tables_of_pairs_are_classified(trained, tmp_path, capsys) -> None:
+    rows = pairs(6)
+    lines = "".join(f"{row['premise']}\t{row['hypothesis']}\n" for row in rows)
+    call(classify, f"--workdir={trained}", "--top=1", stdin=f"{lines}\n".encode())
+    *answers, empty = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    given, out = write_csv(tmp_path / "a.csv", rows), tmp_path / "labelled.csv"
+    names = ("--config.data.label=found",)
+    call(classify, f"--workdir={trained}", f"--input={given}", f"--output={out}", *names)
+    with out.open() as file:
+        labelled = list(csv.DictReader(file))
+    assert [row["found"] for row in labelled] == [name for name, _ in answers]
+    for row, (_, chance) in zip(labelled, answers, strict=True):
+        assert float(row["probability"]) == pytest.approx(float(chance), abs=1e-4)
+    assert empty == [""]
+    with pytest.raises(UserError, match="standard input line 1 has 0 tabs: a pair of texts is"):
+        call(classify, f"--workdir={trained}", stdin=b"no tab\n")
+    with pytest.raises(UserError, match="classifies pairs of texts"):
+        call(classify, f"--workdir={trained}", "--config.data.fields=premise", stdin=b"a\tb\n")
+
+
+def test_blank_half_of_a_pair_has_no_label() -> None:
+    (block,) = Lines(io.BytesIO(b"a\tb\n \na\t \n"), pair=True).blocks(9, "", {})
+    assert block.texts == [("a", "b"), (), ()]
+
+
+def test_exported_pair_classifier_says_how_to_encode(trained, tmp_path) -> None:
+    call(adapters, "export", f"--run={trained}", f"--out={tmp_path / 'out'}")
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert '"A text.", "Another text.", truncation=True' in text and "token_type_ids=" in text
+
+
+def test_worth_compares_ways_on_pairs(tmp_path, capsys) -> None:
+    """A second pays for the baseline alone, which joins the texts."""
+    data, out = write_csv(tmp_path / "nli.csv", pairs(200)), tmp_path / "out"
+    given = ("--data", data, "--pair", "--label=gold", "--config=configs/perception.py:tiny")
+    cache = f"--config.data.cache_dir={tmp_path}"
+    call(worth, *given, cache, f"--out={out}", "--budget=1s", "--config.train.steps=1")
+    said = capsys.readouterr().out
+    assert "Texts are in the column premise and hypothesis, labels in the column gold." in said
+    assert "--top=1 < pairs.tsv" in said
+    row = json.loads((out / "data" / "test.jsonl").read_text().splitlines()[0])
+    assert {"text", "text_pair", "label", "row"} == row.keys()
+    data = json.loads((out / "runs/tf_idf/summary.json").read_text())["config"]["data"]
+    assert data["fields"] == "text text_pair" and data["pair"] is True
+
+
+def test_pair_needs_two_fields(make) -> None:
+    config = make(**{"data.pair": True, "data.fields": "text"})
+    with pytest.raises(UserError, match="pair needs two text fields"):
+        datasets.load(config)
