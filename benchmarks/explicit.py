@@ -1,10 +1,12 @@
 """Times explicit solutions against the dense formula and gradient training: python -m benchmarks.explicit
 
-Language model on 3 million random tokens with Zipf frequencies, vocabulary 4,098: the complete solution (counts, noise,
-logarithms) for K = 1 and 4, the dense formula H^T Y in NumPy, and an epoch of Adagrad, ours and PyTorch's in three
-forms. Digits of MNIST's size: the solution, scikit-learn's naive Bayes, the formula in NumPy.
+Language model (3 million random tokens with Zipf frequencies, vocabulary 4,098, contexts of K tokens): the explicit
+solution for K = 1 and 4, the dense formula H^T Y in NumPy, and an epoch of Adagrad in this project and in PyTorch.
+PyTorch trains three equivalent models: one-hot inputs, an embedding, and an embedding with sparse gradients.
+Digit classifier (60,000 random images of MNIST's shape): the explicit solution, scikit-learn's naive Bayes, and the
+dense formula in NumPy.
 
-The dense formula and the epochs are timed on a part of the text and scaled to the whole text.
+The dense formula and the epochs of the language model are timed on a part of the text and scaled to the whole text.
 """
 
 import importlib.util
@@ -22,7 +24,7 @@ DENSE = "dense H^T Y K=1"
 EPOCH = "epoch K=1"
 FORMS = ("one-hot", "embedding", "sparse")
 
-# Upper bounds of time ratios.
+# "CASE / BASELINE" -> upper bound of (time of CASE) / (time of BASELINE).
 TARGETS = {
     f"solution K=1 / {DENSE}": 1 / 1000,
     f"solution K=1 / torch sparse {EPOCH}": 1 / 100,
@@ -34,7 +36,7 @@ TOKENS_PER_SECOND = 5e6
 
 
 def random_text(tokens: int) -> np.ndarray:
-    """Returns tokens with Zipf frequencies, without token 0, the padding."""
+    """Returns random tokens with Zipf frequencies. Token 0, the padding, does not occur."""
     ranks = np.arange(1, VOCABULARY)
     share = 1 / (ranks + 2.7)
     drawn = np.random.default_rng(0).choice(ranks, tokens, p=share / share.sum())
@@ -42,7 +44,7 @@ def random_text(tokens: int) -> np.ndarray:
 
 
 def random_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Returns features (60000, 784) and labels, with MNIST's sizes and ranges."""
+    """Returns random features (60000, 784) and labels (60000,), with MNIST's shape and range."""
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 10, 60_000)
     ink = generator.uniform(size=(10, 784)) < 0.2
@@ -51,7 +53,7 @@ def random_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def make_solution(context: int, tokens: int) -> Callable[[], float]:
-    """Returns a function that solves for a whole text and returns the peak memory of the process in MiB."""
+    """Returns a function that computes the solution of a whole text and returns the process's peak memory in MiB."""
     import jax
 
     from common import sharding
@@ -59,7 +61,7 @@ def make_solution(context: int, tokens: int) -> Callable[[], float]:
     from explicit_opt.counts import Noise, language_solution
     from explicit_opt.language import Windows, count_windows
 
-    # A corpus begins with four special ids, two of which are not tokens of the model.
+    # A corpus has four special ids, the model has two: adding 2 to the model's ids gives the corpus's ids.
     corpus = TokenizedCorpus(random_text(tokens) + 2, np.array([0, tokens]))
     windows = Windows(corpus.tokens, corpus.lengths, context)
     mesh = sharding.make_mesh({"data": -1})
@@ -75,7 +77,7 @@ def make_solution(context: int, tokens: int) -> Callable[[], float]:
 
 
 def make_dense(tokens: int) -> Callable[[], float]:
-    """Returns a function that computes H^T Y with the dense noisy embedding."""
+    """Returns a function that computes H^T Y for `tokens` tokens. H is the dense noisy embedding of the contexts."""
     text = random_text(tokens + 1)
     targets_V = np.bincount(text, minlength=VOCABULARY)
     keep_V = targets_V / (targets_V + 1)
@@ -92,7 +94,7 @@ def make_dense(tokens: int) -> Callable[[], float]:
 
 
 def make_epoch(side: str, steps: int, batch: int) -> Callable[[], float]:
-    """Returns a function that runs `steps` steps of Adagrad."""
+    """Returns a function that runs `steps` steps of Adagrad. `side` is "ours" or one of FORMS, which use PyTorch."""
     text = random_text((steps + 1) * batch + 1)
     if side == "ours":
         from benchmarks.ours import next_token_step
@@ -112,13 +114,13 @@ def make_epoch(side: str, steps: int, batch: int) -> Callable[[], float]:
 
 
 def make_digits(side: str) -> Callable[[], float]:
-    """Returns a function that computes the weights of a softmax layer on digits."""
+    """Returns a function that fits a linear classifier of digits. `side` names the method."""
     features, labels = random_digits()
 
     def formula() -> float:
-        found = features.T @ np.eye(10, dtype=np.float32)[labels]
+        counts = features.T @ np.eye(10, dtype=np.float32)[labels]
         norm = features.sum(1).mean()
-        np.log(found) - (norm - 1) / norm * np.log(found.sum(0))
+        np.log(counts) - (norm - 1) / norm * np.log(counts.sum(0))
         return memory()
 
     if side == "NumPy":
@@ -144,12 +146,12 @@ def main() -> None:
 
     parser = make_parser(__doc__, "explicit", rounds=5, peers=True)
     parser.add_argument("--tokens", type=int, default=3_000_000)
-    parser.add_argument("--batch", type=int, default=1024, help="tokens of an Adagrad step")
+    parser.add_argument("--batch", type=int, default=1024, help="tokens per step of Adagrad")
     options = parser.parse_args()
 
     torch = not options.without_torch and importlib.util.find_spec("torch") is not None
     if not torch:
-        print("skipping PyTorch's epochs: pip install -r benchmarks/requirements.txt adds them")
+        print("skipping PyTorch: pip install -r benchmarks/requirements.txt installs it")
     dense = 2048
     factories = {
         "solution K=1": (partial(make_solution, 1, options.tokens), 1),

@@ -1,7 +1,8 @@
 """Times training and generation of byte language models against PyTorch: python -m benchmarks.gmlp
 
-Width 512, hidden 2048, 4 layers, 768 positions. Training: batches of 4. Generation: one text, 256 bytes after a prompt
-of 1 and of 512 bytes, including the prefill. Also compares our three models of equal parameters (`:fixed,laptop`).
+The models have width 512, hidden 2048, 4 layers and 768 positions. Training: batches of 4. Generation: 256 bytes of one
+text after prompts of 1 and of 512 bytes, including the prefill. Also compares the training steps of our three models
+with equal parameter counts (`:fixed,laptop`).
 """
 
 import importlib.util
@@ -15,7 +16,7 @@ STARTS = (1, 512)
 KINDS = {"gmlp": "g-mlp-gpt", "gmlp_attn": "g-mlp-gpt attention", "gpt": "gpt"}
 WRITERS = {"gmlp": "g-mlp-gpt", "gpt": "hugging face gpt-2"}
 
-# Upper bounds of time ratios; the entry "gpt" is for generation.
+# Upper bounds of (our time) / (the peer's time): of a training step, by dtype, and of generation with the GPT.
 TARGETS = {"float32": 1 / 1.5, "bfloat16": 1 / 0.9, "gpt": 1 / 3}
 BYTES_PER_SECOND = 1000
 

@@ -1,7 +1,7 @@
-"""Times cases in interleaved rounds, compares pairs, and records the machine.
+"""Times the cases of a benchmark in interleaved rounds, compares pairs of cases, and describes the machine.
 
-A machine's speed drifts (other work, heat, clock rates). Cases therefore take turns, and a ratio is the median over
-rounds of the ratio within a round, which cancels the drift.
+A machine's speed drifts (other programs, heat, clock rates). Therefore every round times each case once. The ratio of
+two cases is the median over rounds of the ratio within a round, which cancels the drift.
 """
 
 import argparse
@@ -29,11 +29,13 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers")
 def make_parser(
     description: str, name: str, *, rounds: int, types: bool = False, peers: bool = False
 ) -> argparse.ArgumentParser:
-    """Returns a parser with the options --rounds and --out, and on request --types and --without_torch.
+    """Returns a parser with the options --rounds and --out.
 
     Args:
       name: name of the benchmark and of its file in results/benchmarks.
       rounds: default of --rounds.
+      types: whether to add the option --types, the dtypes to time.
+      peers: whether to add the option --without_torch.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -43,13 +45,13 @@ def make_parser(
     if types:
         parser.add_argument("--types", nargs="+", default=["float32", "bfloat16"])
     if peers:
-        parser.add_argument("--without_torch", action="store_true", help="run our cases only")
+        parser.add_argument("--without_torch", action="store_true", help="do not time PyTorch")
     return parser
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one case, one entry for each round in order."""
+    """Seconds of one case in each round."""
 
     seconds: tuple[float, ...]
 
@@ -68,7 +70,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Time of `case` over time of `baseline` in each round; below 1, `case` is faster."""
+    """Time of `case` divided by time of `baseline`, in each round. Below 1, `case` is faster."""
 
     case: str
     baseline: str
@@ -86,14 +88,14 @@ class Ratio:
 def compare(
     cases: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int, settle: int = 0
 ) -> dict[str, Timing]:
-    """Times the cases in turns: A B C, then B C A, then C A B, and so on.
+    """Times the cases in interleaved rounds: A B C, then B C A, then C A B, and so on.
 
     Args:
-      cases: name -> a callable that returns when its work is done.
+      cases: name of a case -> function that returns when the work is done.
       rounds: timed calls per case, at least 1.
       warmup: untimed calls per case before the first round (compilation, caches).
-      settle: untimed calls before each timed call. While other cases run, caches become cold and a virtual machine
-        may lose freed RAM to its host.
+      settle: untimed calls before each timed call. These calls warm the caches, and get back RAM that a virtual
+        machine returned to its host while other cases ran.
     """
     for case in cases.values():
         for _ in range(warmup):
@@ -101,7 +103,7 @@ def compare(
     names = list(cases)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):
-        # Rotates, so that no case always follows the same other case (caches, heat).
+        # Rotate the order, because the previous case affects the time of a case (caches, heat).
         first = turn % len(names)
         for name in names[first:] + names[:first]:
             for _ in range(settle):
@@ -114,10 +116,10 @@ def compare(
 
 @contextmanager
 def isolated(factories: Mapping[str, Callable[[], Callable[[], object]]]) -> Iterator[dict]:
-    """Runs each case in its own process; yields name -> a callable for `compare`.
+    """Runs each case in its own process. Yields name of a case -> function for `compare`.
 
-    Two runtimes in one process disturb each other through spinning threads and unreleased memory. Factories must be
-    picklable. Results of a case are returned through a pipe.
+    In one process, cases would disturb each other by spinning threads and unreleased memory. A factory returns the
+    function of a case and must be picklable. A pipe returns the results of a case.
     """
     spawn = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
@@ -147,13 +149,13 @@ def _serve(factory: Callable[[], Callable[[], object]], connection: Connection) 
 
 
 def ratio(timings: Mapping[str, Timing], case: str, baseline: str) -> Ratio:
-    """Returns the ratios of two cases of one `compare`."""
+    """Returns the ratios of two cases that one call of `compare` timed."""
     pairs = zip(timings[case].seconds, timings[baseline].seconds, strict=True)
     return Ratio(case, baseline, tuple(a / b for a, b in pairs))
 
 
 def scaled(timing: Timing, factor: float) -> Timing:
-    """Extrapolates the timing of a part to the whole."""
+    """Multiplies all times by `factor`, to extrapolate from a part of the work to the whole work."""
     return Timing(tuple(factor * seconds for seconds in timing.seconds))
 
 
@@ -168,8 +170,8 @@ def report(
     """Prints timings and ratios as a table, writes them as JSON, and returns whether all targets are met.
 
     Args:
-      title: the measured work and its sizes.
-      targets: `Ratio.name` -> upper bound of its median. Ratios may lack a target.
+      title: description of the measured work, with its sizes.
+      targets: `Ratio.name` -> upper bound of the ratio's median. A ratio need not have a target.
       further: other measurements, written to the JSON file only.
     """
     if unknown := targets.keys() - {item.name for item in ratios}:
@@ -205,7 +207,7 @@ def machine() -> dict[str, object]:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             continue
-    # Lists devices only if JAX is already imported, so that the description does not reserve an accelerator.
+    # List devices only if JAX is already imported. Importing JAX here would reserve an accelerator.
     jax = sys.modules.get("jax")
     return {
         "cpu": _cpu_model(),
@@ -221,7 +223,7 @@ def machine() -> dict[str, object]:
 
 def cores() -> int:
     """Returns the number of CPU cores that this process may use."""
-    # Containers and Slurm restrict the affinity; macOS has no affinity.
+    # Containers and Slurm restrict a process to some cores. macOS has no `sched_getaffinity`.
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -266,7 +268,7 @@ def _cpu_model() -> str:
 
 
 def _commit() -> str:
-    """Returns the short commit hash, with the suffix "-dirty" for a changed tree, or "no commit" outside git."""
+    """Returns the short commit hash, with "-dirty" if files differ from the commit, or "no commit" outside git."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--exclude=*"],

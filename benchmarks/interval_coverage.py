@@ -1,10 +1,10 @@
-"""Simulates the coverage of the intervals of `common.report.verdict`, and its false positives for equal systems.
+"""Simulates how often the intervals of `common.report.verdict` contain the true difference of two systems.
 
     python -m benchmarks.interval_coverage --experiments=1000
 
-Each experiment tests two systems with n seeds on the same E examples. Examples differ in difficulty, seeds in quality,
-and each answer is drawn as right or wrong, so the true difference is known. Also measures the percentile interval of a
-plain two-level bootstrap.
+Also counts false verdicts for equal systems. Each experiment tests two systems with n seeds on the same E examples.
+Examples differ in difficulty and seeds in quality. Every answer is drawn as right or wrong, so the true difference is
+known. For comparison, the percentile interval of a plain two-level bootstrap is measured as well.
 """
 
 import argparse
@@ -25,16 +25,16 @@ from common.report.verdict import Comparison, compare
 
 SEEDS, EXAMPLES = (3, 5), (500, 5000)
 QUALITY, BETTER = 0.8, 0.95
-"""Mean quality of the seeds of a system, as a normal deviate: about 72 % and 75 % accuracy."""
+"""Mean qualities of two systems with about 72 % and 75 % accuracy. Qualities have the unit of `Truth.difficulty`."""
 
 _CURVE = Curve("accuracy", "max", [Point(1, 1.0, 1.0, 1.0)])
 
 
 class Truth(NamedTuple):
-    """The distribution from which experiments are drawn.
+    """The distribution of simulated experiments.
 
     Attributes:
-      qualities: mean quality of the two systems.
+      qualities: mean qualities of the two systems.
       seed_deviation: standard deviation of the quality over seeds; 0.05 is about 1.5 points of accuracy.
       difficulty: standard deviation of the difficulty over examples.
     """
@@ -92,7 +92,7 @@ def plain_interval(comparison: Comparison, generator: np.random.Generator) -> tu
 
 
 def measure(truth: Truth, seeds: int, examples: int, experiments: int, seed: int = 0) -> dict:
-    """Returns coverage and verdicts as percentages of the experiments."""
+    """Returns how often, in % of the experiments, intervals contain the true difference and each verdict occurs."""
     generator = np.random.default_rng((seed, seeds, examples))
     inside, plain, words, widths = [], [], [], []
     for _ in range(experiments):
@@ -120,9 +120,9 @@ def main() -> None:
     options = parser.parse_args()
     truths = (Truth((QUALITY, QUALITY)), Truth((BETTER, QUALITY)))
     cases = itertools.product(truths, SEEDS, EXAMPLES)
-    found = [measure(*case, options.experiments) for case in cases]
-    publish(options.out, tuple(found[0]), [tuple(one.values()) for one in found])
-    record = {**machine(), "experiments": options.experiments, "cases": found}
+    results = [measure(*case, options.experiments) for case in cases]
+    publish(options.out, tuple(results[0]), [tuple(one.values()) for one in results])
+    record = {**machine(), "experiments": options.experiments, "cases": results}
     options.out.with_suffix(".json").write_text(json.dumps(record, indent=2) + "\n")
 
 

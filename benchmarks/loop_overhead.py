@@ -1,7 +1,8 @@
 """Times the training loop against its compiled step, and the data pipeline: python -m benchmarks.loop_overhead
 
-Uses the tiny configuration, where the overhead is largest. The bare step repeats one batch on the device. The loop also
-reads and transfers data, reads metrics, logs and shows progress. Evaluation, compilation and checkpoints are excluded.
+Uses the tiny configuration, whose steps are short. The bare step repeats one batch on the device. The training loop
+also reads and transfers data, reads metrics, logs and shows progress. Evaluation, compilation and checkpoints are
+excluded.
 """
 
 import argparse
@@ -16,7 +17,7 @@ TARGETS = {"loop over bare step": 0.95, "data over model": 10.0}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=100, help="steps of one round")
+    parser.add_argument("--steps", type=int, default=100, help="steps per round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=Path("results/benchmarks/loop_overhead.json"))
     options = parser.parse_args()

@@ -1,7 +1,8 @@
-"""Times a training step of text classifiers, full and LoRA, against transformers and peft: python -m benchmarks.lora
+"""Times training steps of text classifiers, full and LoRA, against transformers and peft: python -m benchmarks.lora
 
-8 x 128 tokens, Adafactor, clipping, rank 32, dropout only in the adapters. BERT of arctic-embed-xs's size (6 layers of
-width 384) and a small Qwen2 (4 layers of width 256). Each case runs in its own process; records its peak memory.
+The models are a BERT of arctic-embed-xs's size (6 layers of width 384) and a small Qwen2 (4 layers of width 256). A
+batch has 8 texts of 128 tokens. Adafactor, gradient clipping, rank 32, dropout in the adapters only. Each case runs in
+its own process, whose peak memory is recorded.
 """
 
 import importlib.util
@@ -15,14 +16,17 @@ from common.runtime import program
 
 BATCH, LENGTH, CLASSES = 8, 128, 2
 SIZES = {"bert": (6, 384, 1536, 12, 30_522), "qwen2": (4, 256, 1024, 4, 2, 32_000)}
-"""Family -> layers, width, hidden, heads, key-value heads (qwen2 only), vocabulary."""
+"""Family -> (layers, width, hidden, heads, key-value heads for qwen2 only, vocabulary)."""
 
-# Upper bounds of time ratios: ours over the peer for each dtype, LoRA over full for each family.
+# Upper bounds of time ratios. By dtype: our step / the peer's step. By family: our LoRA step / our full step.
 TARGETS = {"float32": 1 / 1.5, "bfloat16": 1 / 0.9, "bert": 0.80, "qwen2": 0.66}
 
 
 def make(side: str, family: str, finetune: str, dtype: str, note: str) -> Callable[[], float]:
-    """Returns a function that runs a training step, returns the loss and writes peak memory in bytes to `note`."""
+    """Returns a function that runs a training step and returns the loss.
+
+    The function writes the peak memory of its process, in bytes, to the file `note`.
+    """
     arguments = (family, SIZES[family], finetune, dtype, BATCH, LENGTH, CLASSES)
     if side == "torch":
         from benchmarks.peers import load
@@ -49,7 +53,9 @@ def main() -> None:
 
     torch = not options.without_torch and importlib.util.find_spec("peft") is not None
     if not torch:
-        print("running our cases only: pip install -r benchmarks/requirements.txt adds the peers")
+        print(
+            "skipping transformers and peft: pip install -r benchmarks/requirements.txt installs both"
+        )
     timings, memory, pairs, targets = {}, {}, [], {}
 
     def pair(case: str, baseline: str, most: float) -> None:

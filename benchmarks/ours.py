@@ -1,4 +1,4 @@
-"""Our side of the benchmarks: the project's training step and decoders on fixed random data."""
+"""This project's training steps and decoders on fixed random data, for benchmarks."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -10,31 +10,32 @@ from ml_collections import ConfigDict
 
 from common import sharding, variables
 from common.data.windows import crop
-from common.decode.beam import Search, beam_search
 from common.decode.generate import Generator
 from common.decode.sample import Sampling
+from common.model.low_rank import Lora, adapt
 from common.tasks.classification import Classification
-from common.tasks.language_modelling import BYTES, LanguageModelling
+from common.tasks.language_modelling import LanguageModelling
 from common.train.frozen import draw_on_mesh
-from common.train.state import Step, initial_params, optimizer_shardings
+from common.train.state import Step, initial_params
 from common.train.task import ModelState, PretrainedWeights, Task
 from configs import explicit, language, training, translation
 from explicit_opt import language as next_token
 from explicit_opt.counts import Noise
 from gmlp_lm.model import language_model
 from perception.backbones import bert, qwen2
-from perception.lora import Lora, adapt
 from perception.model import PooledClassifier, backbone
-from reservoir.model import translator
-from reservoir.run import Translation
+from reservoir.beam import Search, beam_search
+from reservoir.tasks.translation import Translation
 
 VOCABULARY = 10_000
 
 
 def iwslt(variant: str = "none", **fields: object) -> ConfigDict:
-    """Returns IWSLT's sizes with 8 encoder layers; `variant` is a reservoir of `reservoir.model` or "none".
+    """Returns the configuration of a translator of IWSLT's size with 8 encoder layers.
 
-    With `backskip=True` every step except step 0 backskips.
+    Args:
+      variant: kind of reservoir, a key of `reservoir.kinds.RESERVOIRS`, or "none".
+      fields: model fields to override. `backskip=True` makes every step except step 0 a skipping step.
     """
     config = translation.iwslt(variant)
     config.model.encoder_layers = 8
@@ -48,7 +49,7 @@ def iwslt(variant: str = "none", **fields: object) -> ConfigDict:
 
 def _translation(config: ConfigDict) -> Task:
     config.data.vocab_size = VOCABULARY
-    return Translation(config, translator, sharding.make_mesh(config.mesh), read_data=False)
+    return Translation(config, sharding.make_mesh(config.mesh), read_data=False)
 
 
 def random_batch(batch: int, length: int) -> dict[str, np.ndarray]:
@@ -66,7 +67,10 @@ def translation_step(config: ConfigDict, batch: int = 64, length: int = 32) -> C
 def next_token_step(
     context: int, vocabulary: int, batch: int, tokens_L: np.ndarray
 ) -> Callable[[], float]:
-    """Returns a training step of explicit_opt's language model (concatenated inputs) on the next batch of a text."""
+    """Returns a function that runs a training step of explicit_opt's language model on the next batch of `tokens_L`.
+
+    The model reads the concatenation of the `context` previous tokens.
+    """
     config = explicit.babylm("cat")
     config.model.context = context
     noise = Noise.of(np.bincount(tokens_L, minlength=vocabulary))
@@ -89,12 +93,15 @@ def bytes_config(kind: str, **fields: object) -> ConfigDict:
 
 
 def language_step(kind: str, dtype: str, batch: int) -> Callable[[], float]:
-    """Returns a training step of a byte language model."""
+    """Returns a function that runs a training step of a byte language model and returns the loss."""
     return _language_step(bytes_config(kind, dtype=dtype), batch)
 
 
 def laptop_step(kind: str, dtype: str) -> Callable[[], float]:
-    """Returns a training step of `:fixed,laptop`, where the three kinds have equal numbers of parameters."""
+    """Returns a function that runs a training step of a model of the recipe "fixed" in the size "laptop".
+
+    In this recipe all kinds of models have the same number of parameters.
+    """
     config = language.choose(kind, "enwik8", "fixed,laptop")
     config.model.dtype = dtype
     return _language_step(config, config.data.batch)
@@ -102,7 +109,7 @@ def laptop_step(kind: str, dtype: str) -> Callable[[], float]:
 
 def _language_step(config: ConfigDict, batch: int) -> Callable[[], float]:
     length = config.model.length
-    text = np.random.default_rng(0).integers(0, BYTES, batch * (length + 1))
+    text = np.random.default_rng(0).integers(0, 256, batch * (length + 1))
     crops = crop(text, np.arange(batch) * (length + 1), length)
     return _stepper(_bytes_task(config), [crops])
 
@@ -122,17 +129,17 @@ def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
         abstract_model, initial_params(task, abstract_model, config.seed, mesh), {}, mesh
     )
     writer = Generator(abstract_model, mesh, config.model.length, Sampling(0.0))
-    prompt = np.random.default_rng(0).integers(0, BYTES, start).astype(np.uint8).tobytes()
+    prompt = np.random.default_rng(0).integers(0, 256, start)
 
     def write() -> None:
-        for _ in writer(values, prompt, count, 1):
+        for _ in writer(values, [prompt], count, 1):
             pass
 
     return write
 
 
 class _Classification(Classification):
-    """Classification with random instead of pretrained frozen parameters."""
+    """Text classification with random instead of pretrained frozen parameters."""
 
     def outside(self, abstract_model: variables.AbstractModel) -> PretrainedWeights:
         def make():
@@ -151,7 +158,11 @@ def classifier_step(
     length: int,
     classes: int,
 ) -> Callable[[], float]:
-    """Returns a training step of a text classifier; `sizes` are those of `benchmarks.lora.SIZES`."""
+    """Returns a function that runs a training step of a text classifier and returns the loss.
+
+    Args:
+      sizes: an entry of `benchmarks.lora.SIZES`.
+    """
     *sizes, vocabulary = sizes
     if family == "bert":
         shape = bert(*sizes, vocabulary=vocabulary, dropout=(0.0, 0.0, 0.0))
@@ -169,7 +180,7 @@ def classifier_step(
     config.optimizer.update(
         {"name": "adafactor", "learning_rate": 1e-4, "weight_decay": 1e-5, "clip": 1.0}
     )
-    config.optimizer.decay = "all"  # like the peer
+    config.optimizer.decay = "all"  # as in the PyTorch peer
     generator = np.random.default_rng(0)
     rows = {
         "tokens": generator.integers(0, vocabulary, (batch, length), dtype=np.int32),
@@ -185,24 +196,20 @@ def classifier_step(
 def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], float]:
     """Returns a function that runs the training step on successive batches and returns the loss.
 
-    Its attribute `memory` holds the temporary bytes of the compiled step.
+    The function has an attribute `memory`: the bytes of temporary memory of the compiled step.
     """
     config = task.config
     mesh = sharding.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
         step = Step.of(config, task, mesh)
-        abstract_model, update = step.abstract_model, step.optimizer
-        trainable = initial_params(task, abstract_model, config.seed, mesh)
+        abstract_model, start = step.abstract_model, step.start()
         frozen, _ = draw_on_mesh(abstract_model, config.seed, mesh)
         frozen |= task.outside(abstract_model).values
-        where = sharding.shardings(abstract_model.trainable, mesh)
-        where = optimizer_shardings(update, trainable, where, mesh)
-        opt_state = jax.jit(update.init, out_shardings=where)(trainable)
         where = sharding.batch_sharding(mesh)
-        # Step 1, because step 0 never backskips.
+        # Compile step 1, because step 0 is never a skipping step of backskipping.
         first = jax.device_put(batches[0], where)
-        step.compile(trainable, opt_state, frozen, first, 1)
-    state = [trainable, opt_state, 1]
+        step.compile(start.params, start.opt_state, frozen, first, 1)
+    state = [start.params, start.opt_state, 1]
 
     def run() -> float:
         data = jax.device_put(batches[state[2] % len(batches)], where)
@@ -215,14 +222,14 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], 
 
 
 def make_generate(beams: int, sentences: int = 32, length: int = 32) -> Callable[[], jax.Array]:
-    """Returns a function that translates random sentences to exactly `length` new tokens each, in float32."""
+    """Returns a function that translates random sentences into exactly `length` tokens each, in float32."""
     config = iwslt(dtype="float32")
     task = _translation(config)
     abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
     mesh = sharding.make_mesh({"data": -1})
     values = initial_params(task, abstract_model, config.seed, mesh)
     source = jnp.asarray(random_batch(sentences, length)["source"])
-    # The end of sentence is excluded, so that every translation has the full length.
+    # Exclude the end-of-sentence token, so that every translation has the full length.
     search = Search(beams=beams, ratio=0.0, extra=length)
 
     @jax.jit

@@ -1,10 +1,10 @@
-"""Times a training step of the translator, plain and with reservoirs, and PyTorch: python -m benchmarks.reservoir_step
+"""Times training steps of translators with and without reservoirs: python -m benchmarks.reservoir_step
 
-IWSLT sizes: width 512, feed-forward 1024, 4 heads, 8 encoder layers of which 2 are reservoirs, 2 decoder layers,
-vocabulary 10,000, 64 x 32 tokens. Cases of a group take turns, each in its own process. Parts: "kinds" compares every
-kind of reservoir, LayerDrop and backskipping with the plain model; "deep" has 24 encoder layers with 8 reservoirs;
-"peers" compares with PyTorch, with and without dropout. LayerDrop drops other layers in each step (two of eight on
-average), so its time needs many rounds.
+The option --parts selects comparisons. "kinds" compares each kind of reservoir, LayerDrop and backskipping with the
+plain model. "deep" has 24 encoder layers with 8 reservoirs. "peers" compares with PyTorch, with and without dropout.
+Sizes are IWSLT's: width 512, feed-forward 1024, 4 heads, 8 encoder layers of which 2 are reservoirs, 2 decoder layers,
+vocabulary 10,000, batches of 64 x 32 tokens. Each case has its own process, and the cases of a group take turns.
+LayerDrop drops random layers in each step (two of eight on average), so its mean time needs many rounds.
 """
 
 import importlib.util
@@ -19,11 +19,11 @@ PARTS = ("kinds", "deep", "peers")
 VARIANTS = {"plain": "none", "T": "transformer", "FFN": "ffn"}
 PEERS = {"plain": "plain", "T": "t_reservoir", "FFN": "ffn_reservoir"}
 
-# Upper bounds of time ratios: ours over PyTorch for each dtype, and with over without dropout.
+# Upper bounds of time ratios. By dtype: our step / PyTorch's step. "dropout": our step with / without dropout.
 TARGETS = {"float32": 1 / 1.8, "bfloat16": 1 / 0.8, "dropout": 1.12}
 
 SKIPPING = {"backskip": True}
-# Two groups, each with the plain model, because a laptop's RAM limits the number of processes.
+# Two groups of cases, because a laptop's RAM limits the number of processes. Each group also times the plain model.
 KINDS = (
     {
         "T": ("transformer", {}, 0.93),
@@ -38,7 +38,7 @@ KINDS = (
         "LayerDrop": ("none", {"layerdrop": 0.25}, None),
     },
 )
-"""Name -> (reservoir, further fields, upper bound of the time relative to the plain model)."""
+"""Name of a case -> (kind of reservoir, overrides of model fields, upper bound of time / time of the plain model)."""
 
 DEEP = {"encoder_layers": 24, "reservoirs": 8}
 DEEP_TARGET = 0.75
@@ -56,7 +56,10 @@ def make(side: str, variant: str, dtype: str, rate: float) -> Callable[[], float
 
 
 def make_kind(reservoir: str, dtype: str, fields: dict) -> Callable[[], float]:
-    """Returns the step of one of our models; writes the temporary bytes of the compiled step to fields["note"]."""
+    """Returns a function that runs a training step of one of our models.
+
+    Writes the temporary memory of the compiled step, in bytes, to the file `fields["note"]`.
+    """
     from benchmarks.ours import iwslt, translation_step
 
     fields = dict(fields)
@@ -75,7 +78,7 @@ def main() -> None:
 
     torch = not options.without_torch and importlib.util.find_spec("torch") is not None
     if not torch:
-        print("running our cases only: pip install -r benchmarks/requirements.txt adds PyTorch")
+        print("skipping PyTorch: pip install -r benchmarks/requirements.txt installs it")
     pairs: list[tuple[str, str]] = []
     targets: dict[str, float] = {}
     timings = {}
@@ -88,14 +91,14 @@ def main() -> None:
     memory: dict[str, int] = {}
 
     def ours(group: dict[str, tuple], dtype: str, common: dict, end: str) -> None:
-        """Times a group of our models and the plain model; `end` is the suffix of the group's case names."""
+        """Times a group of our models and the plain model. `end` is the suffix of the group's case names."""
         with TemporaryDirectory() as folder:
             factories = {}
             for name, (reservoir, fields, most) in {"plain": ("none", {}, None), **group}.items():
                 case = name + end
                 note = Path(folder) / name
-                given = {**common, **fields, "note": str(note)}
-                factories[case] = partial(make_kind, reservoir, dtype, given)
+                overrides = {**common, **fields, "note": str(note)}
+                factories[case] = partial(make_kind, reservoir, dtype, overrides)
                 if name != "plain":
                     pairs.append((case, f"plain{end}"))
                 if most:
@@ -113,7 +116,7 @@ def main() -> None:
             deep = {"FFN": ("ffn", {}, DEEP_TARGET), "T": ("transformer", {}, None)}
             ours(deep, dtype, DEEP, f" {dtype}, 24 layers")
 
-    # Two groups for each dtype, because a laptop's RAM limits the number of processes.
+    # Time the steps without and with dropout one after the other: a laptop's RAM limits the number of processes.
     for dtype in options.types if "peers" in options.parts else ():
         for rate in (0.0, 0.3):
             factories = {}

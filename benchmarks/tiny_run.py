@@ -1,4 +1,4 @@
-"""The tiny translation run for benchmarks, without periodic evaluation and checkpoints."""
+"""A tiny translation run for benchmarks, without periodic evaluation and checkpoints."""
 
 import tempfile
 import time
@@ -12,17 +12,16 @@ import jax
 from common.config import load
 from common.runtime.signals import Signals
 from common.sharding import make_mesh
-from common.tasks.translation import Translation
 from common.train import loop
 from common.train.loop import make_hooks
 from common.train.profile import Profile
 from common.train.run import Run, open_run
-from reservoir.model import translator
+from reservoir.tasks.translation import Translation
 
 
 @contextmanager
 def tiny_run(workdir: Path | None = None, model: Mapping[str, int] | None = None) -> Iterator[Run]:
-    """Opens a run on all devices of all processes.
+    """Opens a tiny translation run on all devices of all processes.
 
     Args:
       workdir: directory shared by the processes; None uses a temporary directory.
@@ -34,14 +33,14 @@ def tiny_run(workdir: Path | None = None, model: Mapping[str, int] | None = None
     config.eval.steps = config.checkpoint.steps = 10**9
     config.checkpoint.seconds = 0.0
     mesh = make_mesh(config.mesh)
-    task = Translation(config, translator, mesh)
+    task = Translation(config, mesh)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
-        yield open_run(config, task, workdir or Path(folder), mesh, "alone", stack)
+        yield open_run(config, task, workdir or Path(folder), mesh, stack)
 
 
 def train(run: Run, steps: int) -> float:
-    """Trains further steps; returns tokens per second of training time."""
+    """Trains `steps` more steps; returns target tokens per second of training time."""
     tokens, seconds = run.state.tokens, run.clock["train"]
     with Signals() as signals:
         hooks = make_hooks(signals, Profile(), pause_at=run.step + steps)

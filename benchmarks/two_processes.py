@@ -1,8 +1,8 @@
-"""Times two processes with one device each against one process with two: python -m benchmarks.two_processes
+"""Compares two processes of one device each with one process of two devices: python -m benchmarks.two_processes
 
-Both devices are on this CPU; two processes exchange gradients over loopback. Uses the tiny configuration, whose step
-takes a tenth of a second, and the laptop's translator on the same data. All processes of a size stay alive and take
-turns.
+Both devices are on this CPU; two processes exchange gradients over loopback. Two models train on the same data: the
+tiny configuration, whose step takes a tenth of a second, and the laptop's translator. The two cases take turns; their
+processes stay alive in between.
 """
 
 import argparse
@@ -68,14 +68,14 @@ def measure(size: str, count: int) -> list[dict[str, float]]:
             rounds.append({name: train(groups[name], steps) for name in order})
         workers = [worker for group in groups.values() for worker in group]
         for worker in workers:
-            worker.stdin.close()  # close all before waiting, since the processes wait for each other
+            worker.stdin.close()  # close all inputs first: the processes exit together
         for worker in workers:
             worker.wait()
     return rounds
 
 
 def start(size: str, workdir: Path, count: int) -> list[subprocess.Popen]:
-    """Starts `count` processes with two devices in total; each reads numbers of steps from standard input."""
+    """Starts `count` processes with two devices in total. A process reads numbers of steps from standard input."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(2 // count)}
@@ -97,7 +97,7 @@ def start(size: str, workdir: Path, count: int) -> list[subprocess.Popen]:
 
 
 def train(group: list[subprocess.Popen], steps: int) -> float:
-    """Trains `steps` steps; returns the tokens per second of all processes, as measured by the first."""
+    """Trains `steps` steps. Returns the tokens per second of all processes together, measured by the first process."""
     for worker in group:
         worker.stdin.write(f"{steps}\n")
         worker.stdin.flush()
@@ -113,7 +113,7 @@ def train(group: list[subprocess.Popen], steps: int) -> float:
 
 
 def work(size: str, workdir: str) -> None:
-    """Runs a worker process."""
+    """Runs a worker process. Each line of standard input is a number of steps to train."""
     from common.runtime import processes
 
     processes.initialize()

@@ -1,4 +1,4 @@
-"""Recipes of byte language models with reservoirs (section 3.2). Imported by the experiments; not one itself."""
+"""Recipes of byte language models with reservoirs (section 3.2), imported by configs/enwik8_*.py."""
 
 from ml_collections import ConfigDict
 
@@ -6,10 +6,10 @@ from configs import language, reservoirs, training
 
 
 def enwik8(reservoir: str) -> ConfigDict:
-    """48 layers of which 8 are reservoirs; the paper has 12 to 64.
+    """Returns the configuration of a byte language model: enwik8, 48 layers, 8 reservoirs. The paper has 12 to 64.
 
-    The paper cites a recipe (Bachlechner et al.) without printing it. This recipe is ours: pre-norm layers, sequences
-    of 512 bytes, Adam with a warm-up and a cosine schedule.
+    The paper cites a recipe (Bachlechner et al.) but prints no hyperparameters. Ours: pre-norm layers, sequences of 512
+    bytes, Adam with a warm-up and a cosine schedule.
     """
     config = language.base("reservoir", "enwik8")
     config.task = "language_modelling"
@@ -26,6 +26,7 @@ def enwik8(reservoir: str) -> ConfigDict:
             "attention_dropout": 0.0,
             "norm": "pre",
             "positions": "sinusoidal",
+            "tied": True,
             "remat": False,
             "dtype": "auto",
             **reservoirs.fields(),
@@ -42,7 +43,7 @@ def enwik8(reservoir: str) -> ConfigDict:
 
 
 def laptop(config: ConfigDict) -> ConfigDict:
-    """For two CPU cores: 8 layers of half the width, sequences of 256 bytes, 2,000 steps of 4,096 bytes."""
+    """Reduces a recipe to 8 layers, half the width and 2,000 steps of 4,096 bytes, for two CPU cores."""
     config.model.update({"layers": 8, "width": 256, "hidden": 1024, "heads": 4, "length": 256})
     config.model.update({"reservoirs": 2, "dropout": 0.0, "dtype": "bfloat16"})
     config.data.batch = 16
@@ -54,7 +55,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """A small model on embedded text, the Python manual: about a minute on two CPU cores."""
+    """Reduces a recipe to a small model on embedded text, the Python manual: about a minute on two CPU cores."""
     config.data.update({"source": "embedded:python", "file": "", "batch": 16})
     config.model.update({"layers": 4, "width": 64, "hidden": 256, "heads": 4, "length": 64})
     config.model.update({"reservoirs": 1, "dropout": 0.0, "dtype": "float32"})
@@ -66,5 +67,5 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def choose(config: ConfigDict, argument: str) -> ConfigDict:
-    """Returns the full recipe for "", a smaller one for "laptop" and "tiny"."""
+    """Returns the full-size recipe for the argument "", and smaller recipes for "laptop" and "tiny"."""
     return training.choose(config, argument, laptop=laptop, tiny=tiny)

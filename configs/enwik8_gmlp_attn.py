@@ -3,11 +3,12 @@
     python -m gmlp_lm.train --config=configs/enwik8_gmlp_attn.py
 
 Reproduces: Table 3, case 9 (GPT-base + gMLP + attn).
-`:paper` (the default) follows the text, `:code` the authors' program, `:fixed` compares at equal parameters.
+Recipes, appended to the file name: `:paper` (default) follows the paper's text, `:code` the authors' program. `:fixed`
+is ours: GPT, gMLP and gMLP with attention have the same number of parameters.
 Hardware: one accelerator; gmlp_lm/README.md has sizes for two CPU cores.
-Data: the file enwik8, enwik8.gz or enwik8.zip in data/enwik8, cut 90/5/5 by position; elsewhere by
---config.data.source=files:DIR and --config.data.file=NAME.
-`--config=configs/enwik8_gmlp_attn.py:tiny` is a small model on embedded text: seconds on two CPU cores.
+Data: enwik8, enwik8.gz or enwik8.zip in data/enwik8; 90 % of the bytes to train, then 5 % to validate and 5 % to test.
+Another file: --config.data.source=files:DIR --config.data.file=NAME.
+`--config=configs/enwik8_gmlp_attn.py:tiny` trains a small model on embedded text: seconds on two CPU cores.
 """
 
 from ml_collections import ConfigDict

@@ -1,6 +1,6 @@
 """RoBERTa's fine-tuning recipe for GLUE (section 4.3), and two smaller sizes.
 
-Imported by the experiments; not one itself.
+configs/sst2.py and configs/mnli.py import this module.
 """
 
 from ml_collections import ConfigDict
@@ -14,12 +14,15 @@ def _base() -> ConfigDict:
         {
             "task": "classification",
             "pretrained": "",
-            # Step of the pretraining snapshot to start from; 0 is the best checkpoint.
+            # Step of the pretraining snapshot that fine-tuning starts from. 0 means the best checkpoint.
             "pretrained_step": 0,
             "reservoirs": "keep",
             "freeze_now": 4,
+            # Rank 0 trains the encoder itself. Otherwise the encoder stays as it is, and adapters of its linear layers,
+            # of this rank and scaled by alpha / rank (0 means alpha = rank), are trained.
+            "lora": {"rank": 0, "alpha": 0.0},
             "data": {"tfds_dir": "", "buckets": (16, 32, 64, 128, 256), "batch": 32},
-            # All other fields come from the pretraining run.
+            # The pretraining run provides all other fields of `model`.
             "model": {
                 "dropout": 0.1,
                 "attention_dropout": 0.1,
@@ -39,17 +42,17 @@ def _base() -> ConfigDict:
 
 
 def sst2() -> ConfigDict:
-    """SST-2, the sentiment of a sentence: about ten epochs."""
+    """Returns the recipe of SST-2 (the sentiment of a sentence), about ten epochs."""
     config = _base()
     config.data.update({"source": "tfds:glue/sst2", "fields": "text|sentence"})
-    # GLUE hides the test labels.
+    # GLUE hides the labels of its test split.
     config.data.splits = {"train": "train", "valid": "validation", "test": "validation"}
     config.train.steps, config.optimizer.warmup_steps = 20_935, 1256
     return config
 
 
 def mnli() -> ConfigDict:
-    """MultiNLI-matched, whether one sentence follows from another: about ten epochs."""
+    """Returns the recipe of MultiNLI-matched (whether a sentence follows from another), about ten epochs."""
     config = _base()
     config.data.update({"source": "tfds:glue/mnli", "fields": "premise hypothesis"})
     matched = "validation_matched"
@@ -60,7 +63,7 @@ def mnli() -> ConfigDict:
 
 
 def laptop(config: ConfigDict) -> ConfigDict:
-    """A higher learning rate for a small model; less than an epoch of SST-2."""
+    """Shortens a recipe to less than an epoch of SST-2, with a higher learning rate for a small model."""
     config.freeze_now, config.model.dtype = 2, "bfloat16"
     config.optimizer.update({"learning_rate": 2e-4, "warmup_steps": 150})
     config.train.steps = 1500
@@ -70,7 +73,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """Paragraphs of the Python manual, or pairs of paragraphs: a minute on two CPU cores."""
+    """Reduces a recipe to paragraphs, or pairs of them, of the embedded Python manual: a minute on two CPU cores."""
     pairs = len(config.data.fields.split()) == 2
     config.data.source = "embedded:python_pairs" if pairs else "embedded:python"
     config.data.buckets, config.freeze_now, config.model.dtype = (32,), 1, "float32"
@@ -82,5 +85,5 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def choose(config: ConfigDict, argument: str) -> ConfigDict:
-    """Returns the full recipe for "", a smaller one for "laptop" and "tiny"."""
+    """Returns the full-size recipe for the argument "", and smaller recipes for "laptop" and "tiny"."""
     return training.choose(config, argument, laptop=laptop, tiny=tiny)

@@ -2,11 +2,11 @@
 
     python -m reservoir.train --config=configs/iwslt_ffn_res.py
 
-Reproduces: Table 1 (6 encoder layers; 8, 10, 12 by --config.model.encoder_layers=N), with
---config.model.decoder_layers=6 Table 5.
-Hardware: 1 GPU; not run here.
-Data: text files {train,valid,test}.{de,en}[.gz] in data/iwslt14_de_en, or elsewhere by --config.data.source=files:DIR.
-`--config=configs/iwslt_ffn_res.py:tiny` is a small model on embedded data: about two minutes on two CPU cores.
+Reproduces: Table 1 with 6 encoder layers. --config.model.encoder_layers=N gives 8, 10 and 12 layers;
+--config.model.decoder_layers=6 gives Table 5.
+Hardware: one GPU; we have not run this size.
+Data: text files {train,valid,test}.{de,en}[.gz] in data/iwslt14_de_en. Another folder: --config.data.source=files:DIR.
+`--config=configs/iwslt_ffn_res.py:tiny` trains a small model on embedded data: about two minutes on two CPU cores.
 """
 
 from ml_collections import ConfigDict

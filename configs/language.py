@@ -1,14 +1,15 @@
-"""The gMLP paper's language models: three kinds, three recipes. Imported by the experiments; not one itself."""
+"""Recipes of the gMLP paper's language models: GPT, gMLP and gMLP with attention, three recipes each."""
 
 from ml_collections import ConfigDict
 
 from configs import training
 
 SIZES = ("laptop", "tiny")
-"""Smaller sizes for two CPU cores: about ten minutes, and seconds."""
+"""Smaller sizes for two CPU cores: "laptop" takes a few minutes, "tiny" seconds."""
 
 RECIPES = ("paper", "code", "fixed")
-"""The paper's text; the authors' program; ours, at equal parameters and one schedule."""
+"""Recipes. "paper" follows the paper's text, "code" the authors' program. "fixed" is ours: all kinds of models have the
+same number of parameters and the same learning-rate schedule."""
 
 FIXED = {
     "": {
@@ -17,9 +18,9 @@ FIXED = {
         "gmlp_attn": {"width": 512, "hidden": 1826, "learning_rate": 1e-3},
     },
     "laptop": {
-        "gpt": {"width": 192, "hidden": 768, "heads": 3, "learning_rate": 2e-3},
-        "gmlp": {"width": 256, "hidden": 1002, "learning_rate": 2e-3},
-        "gmlp_attn": {"width": 256, "hidden": 806, "learning_rate": 2e-3},
+        "gpt": {"width": 96, "hidden": 384, "heads": 4, "learning_rate": 2e-3},
+        "gmlp": {"width": 128, "hidden": 494, "learning_rate": 2e-3},
+        "gmlp_attn": {"width": 128, "hidden": 316, "learning_rate": 2e-3},
     },
     "tiny": {
         "gpt": {"width": 48, "hidden": 192, "heads": 4, "learning_rate": 3e-3},
@@ -27,9 +28,9 @@ FIXED = {
         "gmlp_attn": {"width": 64, "hidden": 192, "learning_rate": 3e-3},
     },
 }
-"""Size -> kind -> fields of the recipe "fixed". The three kinds of a size have equal parameters within 0.5 %.
+"""Size -> kind of model -> fields of the recipe "fixed". Parameter counts within a size differ by at most 0.5 %.
 
-The GPT's feed-forward is four times its width, as in GPT-2. No learning rate was tuned.
+The GPT's feed-forward layers have four times the width of the model, as in GPT-2. No learning rate was tuned.
 """
 
 CORPORA = {
@@ -55,6 +56,9 @@ def base(paper: str, corpus: str) -> ConfigDict:
                 for split in ("train", "valid", "test")
             },
             "batch": 64,
+            "tokenizer": "bytes",
+            "vocab_size": 8192,
+            "cache_dir": ".cache",
         }
     )
     config.optimizer.update(
@@ -66,14 +70,17 @@ def base(paper: str, corpus: str) -> ConfigDict:
             "beta2": 0.999,
         }
     )
-    # The first half of a window is context, the second half is scored.
+    # Evaluation scores the second half of a window; the first half is context.
     config.eval.update({"patience": 0, "stride": LENGTH // 2, "batch": 16, "tokens": 0})
     config.eval.update({"sample": 0, "prompt": "The "})
+    # Name "MODULE:FUNCTION" of a function that computes the initial output layer from features and next tokens, such as
+    # "explicit_opt:head_start". "" draws the output layer at random.
+    config.head_start = ""
     return config
 
 
 def _model(kind: str) -> ConfigDict:
-    """Returns the model fields that all recipes share."""
+    """Returns the fields of `config.model` that all recipes share."""
     return ConfigDict(
         {
             "kind": "gpt" if kind == "gpt" else "gmlp",
@@ -100,7 +107,7 @@ def _model(kind: str) -> ConfigDict:
 
 
 def paper(kind: str, corpus: str) -> ConfigDict:
-    """The recipe of Tables 1 and 2 as printed. GPT_base is read as a GPT-2 of four layers."""
+    """Returns the recipe "paper" with the values of Tables 1 and 2. The paper's GPT_base is a GPT-2 of four layers."""
     config = base("gmlp_lm", corpus)
     config.model = _model(kind)
     config.model.width = 768
@@ -108,10 +115,10 @@ def paper(kind: str, corpus: str) -> ConfigDict:
 
 
 def code(kind: str, corpus: str) -> ConfigDict:
-    """The recipe of the authors' program: windows, no dropout, an attention of width 2, and "GPT_base" without an FFN.
+    """Returns the recipe "code": windows, no dropout, attention of width 2, and a "GPT_base" without feed-forward.
 
-    The program reads the first 95 million bytes of enwik8 or enwik9, which are equal: 90 million to train, 5 million
-    to validate. Ours tests on the next 5 million.
+    The authors' program trains on the first 90 million bytes of enwik8 or enwik9 and validates on the next 5 million.
+    These bytes are the same in both files. Our program tests on the 5 million bytes after them.
     """
     config = base("gmlp_lm", corpus)
     config.model = _model(kind)
@@ -131,13 +138,14 @@ def code(kind: str, corpus: str) -> ConfigDict:
     )
     if corpus in ("enwik8", "enwik9"):
         config.data.limit = 100_000_000
-    # The program clips the sum of the gradients of four batches of 16 at 0.5. Ours is the mean over 64.
+    # The authors' program sums the gradients of four batches of 16 rows and clips the sum at norm 0.5. Our gradient,
+    # the mean over 64 rows, is a quarter of that sum.
     config.optimizer.clip = 0.5 / 4
     return config
 
 
 def fixed(kind: str, corpus: str) -> ConfigDict:
-    """Our recipe: equal parameters, one schedule and regularization, attention of width 64."""
+    """Returns our recipe "fixed": all models have the same number of parameters, schedule and regularization."""
     config = base("gmlp_lm", corpus)
     config.model = _model(kind)
     _set_shape(config, FIXED[""][kind])
@@ -155,13 +163,13 @@ def fixed(kind: str, corpus: str) -> ConfigDict:
 
 
 def _set_shape(config: ConfigDict, shape: dict) -> None:
-    """Sets the fields of an entry of FIXED."""
+    """Sets the learning rate and the model fields of `shape`, an entry of FIXED."""
     config.optimizer.learning_rate = shape["learning_rate"]
     config.model.update({name: x for name, x in shape.items() if name != "learning_rate"})
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """A small model on embedded text, the Python manual: seconds on two CPU cores."""
+    """Reduces a recipe to a small model on embedded text, the Python manual: seconds on two CPU cores."""
     config.data.update({"source": "embedded:python", "file": "", "batch": 16})
     model, length = config.model, 64
     model.update({"width": 64, "hidden": 256, "heads": 4, "length": length})
@@ -177,10 +185,10 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def laptop(config: ConfigDict) -> ConfigDict:
-    """Width 256, sequences of 256 bytes, 1,500 steps of 4,096 bytes: about ten minutes on two CPU cores."""
-    model, length = config.model, 256
-    model.hidden = 2048 * 256 // model.width // 2 * 2
-    model.update({"width": 256, "heads": 4, "length": length, "dropout": 0.0})
+    """Reduces a recipe to width 128, sequences of 128 bytes and 1,500 steps: a few minutes on two CPU cores."""
+    model, length = config.model, 128
+    model.hidden = 2048 * 128 // model.width // 2 * 2
+    model.update({"width": 128, "heads": 4, "length": length, "dropout": 0.0})
     if model.windows:
         model.windows = (*model.windows[:-1], length)
     config.data.batch = 16
@@ -196,7 +204,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
 
 
 def choose(kind: str, corpus: str, argument: str) -> ConfigDict:
-    """Returns the configuration for an argument such as "", "code", "tiny" or "code,tiny"; "" is "paper".
+    """Returns the configuration for an argument such as "code", "tiny" or "code,tiny". "" means "paper".
 
     Raises:
       ValueError: the argument is unknown, or names two recipes or two sizes.
@@ -207,7 +215,8 @@ def choose(kind: str, corpus: str, argument: str) -> ConfigDict:
     sizes = [word for word in words if word in SIZES]
     if unknown or len(recipes) > 1 or len(sizes) > 1:
         raise ValueError(
-            f"unknown argument {argument!r}; there are {', '.join(RECIPES)} and {', '.join(SIZES)}, as in code,tiny"
+            f"unknown argument {argument!r}: use one of {', '.join(RECIPES)} and one of {', '.join(SIZES)},"
+            " such as code,tiny"
         )
     make = {"paper": paper, "code": code, "fixed": fixed}[recipes[0] if recipes else "paper"]
     config = make(kind, corpus)

@@ -1,6 +1,6 @@
 """RoBERTa's pretraining recipe (section 4.3), and two smaller sizes.
 
-Imported by the experiments; not one itself.
+configs/roberta_*.py import this module.
 """
 
 from ml_collections import ConfigDict
@@ -9,7 +9,7 @@ from configs import reservoirs, training
 
 
 def roberta(reservoir: str) -> ConfigDict:
-    """RoBERTa base as fairseq pretrains it: 125,000 updates of 2,048 rows."""
+    """Returns the configuration of RoBERTa base, with fairseq's recipe: 125,000 updates with batches of 2,048 rows."""
     config = training.base("reservoir")
     config.update(
         {
@@ -18,7 +18,7 @@ def roberta(reservoir: str) -> ConfigDict:
                 "source": "files:data/pretraining",
                 "splits": {"train": "train.txt", "valid": "valid.txt", "test": "test.txt"},
                 "documents": "line",
-                # GPT-2's pieces and five special tokens make 50,265, which a tensor axis cannot divide.
+                # RoBERTa has 50,265 tokens. An odd number cannot be sharded over an even number of devices.
                 "vocab_size": 50_264,
                 "masked": 0.15,
                 "batch": 2048,
@@ -55,7 +55,7 @@ def roberta(reservoir: str) -> ConfigDict:
 
 
 def laptop(config: ConfigDict) -> ConfigDict:
-    """A third of the width, half the layers, rows of 128 tokens: about half an hour on two CPU cores."""
+    """Reduces a recipe to a third of the width, half the layers, 128 tokens per row: half an hour on two CPU cores."""
     config.data.source, config.data.vocab_size, config.data.batch = "files:data/reviews", 8000, 32
     config.model.update({"encoder_layers": 6, "width": 256, "hidden": 1024, "heads": 4})
     config.model.update({"max_length": 128, "reservoirs": 2, "dtype": "bfloat16"})
@@ -67,7 +67,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """A small model on embedded text, the Python manual: about a minute on two CPU cores."""
+    """Reduces a recipe to a small model on embedded text, the Python manual: about a minute on two CPU cores."""
     config.data.update({"source": "embedded:python", "documents": "paragraph"})
     config.data.vocab_size, config.data.batch = 1000, 32
     config.model.update({"encoder_layers": 3, "width": 128, "hidden": 256, "heads": 4})
@@ -80,5 +80,5 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def choose(config: ConfigDict, argument: str) -> ConfigDict:
-    """Returns the full recipe for "", a smaller one for "laptop" and "tiny"."""
+    """Returns the full-size recipe for the argument "", and smaller recipes for "laptop" and "tiny"."""
     return training.choose(config, argument, laptop=laptop, tiny=tiny)

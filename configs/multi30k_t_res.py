@@ -4,9 +4,9 @@
 
 Reproduces: not in the paper; a complete small task for a laptop (6 encoder layers, 2 decoder layers, width 256).
 Hardware: two CPU cores; results/ has times and scores.
-Data: text files {train,valid,test2016}.{de,en}[.gz] in data/multi30k_de_en, or elsewhere by
+Data: text files {train,valid,test2016}.{de,en}[.gz] in data/multi30k_de_en. Another folder:
 --config.data.source=files:DIR.
-`--config=configs/multi30k_t_res.py:tiny` is a small model on embedded data: about two minutes on two CPU cores.
+`--config=configs/multi30k_t_res.py:tiny` trains a small model on embedded data: about two minutes on two CPU cores.
 """
 
 from ml_collections import ConfigDict

@@ -5,16 +5,16 @@
         --config.backbone=openelm_270m --config.finetune=lora --config.pretrained=DIR
     python -m perception.train --config=configs/perception.py --config.data.source=files:DIR
 
-Reproduces: Table 1, one cell for each backbone, data set and `--config.finetune=full|lora` (printed for arctic_xs on
-rotten_tomatoes, full: 76.0). Not in the paper: `full_pretrained` (all weights, from pretrained ones) and `head`.
-`:paper` follows the authors' program, including its mistakes: random frozen head, premises without hypotheses,
-reinitialised tables, padding in the mean, one learning rate, steps selected on the test. `:fixed` (default) repairs
-them.
-Hardware: one accelerator for full training of up to 1.1 billion parameters, several for more; not run here. `:laptop`
-(or `:paper,laptop`) is arctic_xs on two CPU cores, 128 tokens per text, 2,000 steps.
+Reproduces: Table 1. `--config.backbone` and `--config.finetune=full|lora` choose a row, `--config.dataset` a column.
+Not in the paper: `full_pretrained` (trains all weights of a pretrained model) and `head` (trains the head alone).
+Recipes, appended to the file name: `:paper` follows the authors' program with its mistakes: the head is random and
+frozen, SNLI has premises without hypotheses, embedding tables are reinitialised, the mean over tokens includes padding,
+all methods share a learning rate, and the best step is selected on the test set. `:fixed` (default) repairs them.
+Hardware: one accelerator for full training of up to 1.1 billion parameters, several for more; we have not run these
+sizes. `:laptop` (or `:paper,laptop`) is arctic_xs on two CPU cores, 128 tokens per text, 2,000 steps.
 Data: --config.dataset from TFDS (imdb_reviews, snli, glue/sst2) or Hugging Face (needs the package datasets), or your
-own {train,validation,test}.jsonl (or .csv, or .gz) with --config.data.source=files:DIR. Their fields are "text" and
-"label" unless --config.data.fields and --config.data.label name others.
+own {train,validation,test}.jsonl (or .csv, or .gz) with --config.data.source=files:DIR. The fields of each row are
+"text" and "label", or the names in --config.data.fields and --config.data.label.
 `--config=configs/perception.py:tiny` classifies paragraphs of embedded text: a minute on two CPU cores.
 """
 
@@ -27,7 +27,7 @@ SIZES = ("laptop", "tiny")
 
 
 def _base() -> ConfigDict:
-    """Recipe "fixed" at the paper's scale (section 3.1 and the authors' program)."""
+    """Returns the recipe "fixed" at the paper's scale (section 3.1 and the authors' program)."""
     config = training.base("perception")
     config.update(
         {
@@ -35,13 +35,13 @@ def _base() -> ConfigDict:
             "pretrained": "",
             "finetune": "full",
             "dataset": "",
-            # finetune -> the learning rate that optimizer.learning_rate=0 stands for.
+            # Value of `finetune` -> learning rate, which is used if optimizer.learning_rate is 0.
             "learning_rates": {"full": 1e-4, "full_pretrained": 1e-4, "lora": 1e-3, "head": 1e-2},
             "freeze_head": False,
             "reinitialize": "",
             "pool": "masked",
             "quantize": "none",
-            # "" takes the value of the data set (perception/datasets.py).
+            # The value "" of a field of `data` stands for the data set's value in perception/datasets.py.
             "data": {
                 "source": "",
                 "splits": {"train": "", "valid": "", "test": ""},
@@ -53,12 +53,16 @@ def _base() -> ConfigDict:
                 "max_length": 512,
                 "tokenizer": "auto",
                 "vocab_size": 32_000,
-                "premise_only": False,  # snli only
+                "premise_only": False,  # for snli only
+                "balance": False,
+                "pair": False,
+                "multi_label": False,
+                "shots": 0,  # 0 means all examples
                 "cache_dir": ".cache",
             },
             "lora": {
                 "rank": 32,
-                "alpha": 0.0,  # 0 takes the rank
+                "alpha": 0.0,  # 0 means alpha = rank
                 "dropout": 0.05,
                 "stabilized": False,
                 "targets": "",
@@ -69,17 +73,16 @@ def _base() -> ConfigDict:
     config.optimizer.update(
         {
             "name": "adafactor",
-            "learning_rate": 0.0,  # 0 takes the value in learning_rates
+            "learning_rate": 0.0,  # 0 means learning_rates[finetune]
             "schedule": "cosine",
             "warmup_steps": -1,
             "warmup_init": 0.0,
             "epsilon": 1e-30,
             "weight_decay": 1e-5,
-            "decay": "all",  # like transformers' Adafactor over all parameters
+            "decay": "all",  # transformers' Adafactor decays all parameters
             "clip": 1.0,
         }
     )
-    # Adafactor ignores beta1 and beta2; they are for optimizer.name adam and adamw.
     config.train.steps = 10_000
     config.eval.update({"steps": 500, "patience": 0, "tokens_per_batch": 16_384, "select": "valid"})
     config.checkpoint.steps = 500
@@ -118,7 +121,10 @@ def _tiny(config: ConfigDict) -> ConfigDict:
 
 
 def get_config(argument: str = "") -> ConfigDict:
-    """Returns the configuration for "" (recipe "fixed", paper's scale), "paper", "tiny", "paper,laptop" and so on."""
+    """Returns the configuration for an argument such as "paper", "tiny" or "paper,laptop".
+
+    The argument "" is the recipe "fixed" at the paper's scale.
+    """
     words = [word for word in argument.split(",") if word]
     unknown = [word for word in words if word not in (*RECIPES, *SIZES)]
     sizes = [word for word in words if word in SIZES]

@@ -1,25 +1,25 @@
-"""Default fields of `model` for reservoirs. Imported by the recipes; not an experiment itself."""
+"""Default fields of `model` for reservoirs, shared by the recipes of the reservoir paper."""
 
 from reservoir.kinds import default_options
 
 
 def fields() -> dict:
-    """Returns the fields with no reservoirs. reservoir/backskip.py explains the fields of `backskip`."""
+    """Returns the reservoir fields, with values for no reservoirs. reservoir/backskip.py explains `backskip`."""
     return {
-        # A key of `RESERVOIRS`, "none", or "my_package.kinds:my_kind".
+        # Kind of reservoir: a key of `reservoir.kinds.RESERVOIRS`, "none", or "my_package.kinds:my_kind".
         "reservoir": "none",
         "reservoirs": 2,
         "placement": "alternate",
-        # Trains the reservoir layers, from the initialization of reservoirs.
+        # True trains the reservoir layers, which are still initialised as reservoirs.
         "reservoir_trained": False,
         "reservoir_init": "orthogonal",
         "reservoir_gain": 1.0,
         "reservoir_dropout": True,
-        # Hidden size of reservoirs; 0 is `model.hidden`, and `model.width` for a bigru.
+        # Hidden size of reservoirs; 0 means `model.hidden`, or `model.width` for a bigru.
         "reservoir_hidden": 0,
         **default_options(),
         "layerdrop": 0.0,
-        # Initialization of the layers that are not reservoirs.
+        # Initialization of all layers except reservoirs: a key of `reservoir.model.INITS`.
         "init": "recipe",
         "backskip": {
             "estimator": "none",

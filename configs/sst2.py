@@ -2,11 +2,11 @@
 
     python -m reservoir.finetune --config=configs/sst2.py --config.pretrained=runs/roberta_ffn_res
 
-Reproduces: Figure 2, left. Frozen layers stay frozen; `--config.reservoirs=tune` trains them too, and
-`--config.reservoirs=freeze_now --config.freeze_now=4`, for a plain run, is the paper's control.
-Hardware: one accelerator; not run here. `:laptop` is for a small model on two CPU cores.
+Reproduces: Figure 2, left. Reservoirs stay frozen; `--config.reservoirs=tune` trains them. The paper's
+control starts from a model without reservoirs: `--config.reservoirs=freeze_now --config.freeze_now=4`.
+Hardware: one accelerator; we have not run this size. `--config=configs/sst2.py:laptop` is for two CPU cores.
 Data: `tfds:glue/sst2`, or files {train,validation}.jsonl (or .csv, or .gz) with the fields text (or sentence) and
-label, by --config.data.source=files:DIR; `--config.data.splits.test=test` where there is a labelled test.
+label, by --config.data.source=files:DIR. If the test split has labels: `--config.data.splits.test=test`.
 `--config=configs/sst2.py:tiny` classifies paragraphs of embedded text: a minute on two CPU cores.
 """
 

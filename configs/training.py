@@ -1,4 +1,4 @@
-"""The fields of the training loop, which every experiment has. Imported by the recipes; not an experiment itself."""
+"""The configuration fields of the training loop, which the recipes of all papers share."""
 
 from collections.abc import Callable
 
@@ -25,7 +25,7 @@ def base(paper: str) -> ConfigDict:
                 "beta2": 0.98,
                 "epsilon": 1e-8,
                 "weight_decay": 0.0,
-                # "all", or "matrices": no biases, norm scales, gate biases or position embeddings.
+                # Parameters with weight decay: "all", or "matrices" (not biases, norm scales and position embeddings).
                 "decay": "matrices",
                 "clip": 0.0,
             },
@@ -35,7 +35,7 @@ def base(paper: str) -> ConfigDict:
                 "steps": 1000,
                 "seconds": 600.0,
                 "keep": 2,
-                # Number of best checkpoints to keep; with more than 1 their mean is tested too.
+                # Number of best checkpoints to keep. Above 1, the run also tests the mean of their parameters.
                 "keep_best": 1,
                 # Steps between permanent snapshots of the parameters; 0 keeps none.
                 "snapshots": 0,
@@ -49,13 +49,13 @@ def base(paper: str) -> ConfigDict:
 def choose(
     config: ConfigDict, argument: str, **sizes: Callable[[ConfigDict], ConfigDict]
 ) -> ConfigDict:
-    """Returns `config` for the argument "", else the result of the function `sizes[argument]`.
+    """Returns `config` for the argument "", otherwise `sizes[argument](config)`.
 
     Raises:
       ValueError: the argument is unknown.
     """
     if argument not in ("", *sizes):
         raise ValueError(
-            f"unknown argument {argument!r}; choose {' or '.join(sizes)}, or leave it out"
+            f"unknown argument {argument!r}; choose {' or '.join(sizes)}, or give no argument"
         )
     return sizes[argument](config) if argument else config

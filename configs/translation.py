@@ -1,6 +1,6 @@
 """The translation recipes of section 3.1, and two smaller sizes.
 
-Imported by the experiments; not one itself.
+configs/iwslt_*.py, configs/wmt_*.py and configs/multi30k_*.py import this module.
 """
 
 from ml_collections import ConfigDict
@@ -9,7 +9,7 @@ from configs import reservoirs, training
 
 
 def base() -> ConfigDict:
-    """Returns every field, with fairseq's values for transformer_iwslt_de_en where the paper follows them."""
+    """Returns the fields that all translators share, with fairseq's values for transformer_iwslt_de_en."""
     config = training.base("reservoir")
     config.update(
         {
@@ -59,7 +59,7 @@ def base() -> ConfigDict:
 
 
 def iwslt(reservoir: str) -> ConfigDict:
-    """IWSLT'14 de-en, Table 1 (2 decoder layers; Table 5 has 6)."""
+    """Returns the configuration for IWSLT'14 de-en with 2 decoder layers (Table 1). Table 5 has 6 decoder layers."""
     config = base()
     config.data.source = "files:data/iwslt14_de_en"
     config.model.encoder_layers = 6
@@ -70,7 +70,7 @@ def iwslt(reservoir: str) -> ConfigDict:
 
 
 def wmt(reservoir: str) -> ConfigDict:
-    """WMT'16 en-de, Table 2."""
+    """Returns the configuration for WMT'16 en-de (Table 2)."""
     config = base()
     config.data.source = "tfds:wmt16_translate/de-en"
     config.data.source_language, config.data.target_language = "en", "de"
@@ -91,7 +91,7 @@ def wmt(reservoir: str) -> ConfigDict:
 
 
 def multi30k(reservoir: str) -> ConfigDict:
-    """Multi30k de-en, a complete small task for a laptop. Not in the paper."""
+    """Returns the configuration for Multi30k de-en, a complete small task for a laptop. Not in the paper."""
     config = base()
     config.data.source = "files:data/multi30k_de_en"
     config.data.splits.test = "test2016"
@@ -105,13 +105,13 @@ def multi30k(reservoir: str) -> ConfigDict:
     config.optimizer.learning_rate, config.optimizer.warmup_steps = 1.5e-3, 800
     config.train.steps = 12_000
     config.eval.steps, config.eval.buckets = 250, (20, 40)
-    config.eval.patience = 5  # 1250 steps, about 8 epochs
+    config.eval.patience = 5  # 5 evaluations are 1,250 steps, about 8 epochs
     config.checkpoint.steps = 250
     return config
 
 
 def laptop(config: ConfigDict) -> ConfigDict:
-    """For two CPU cores: Multi30k, layers of half the width, a cosine schedule."""
+    """Reduces a recipe to Multi30k and half the width, with a cosine schedule, for two CPU cores."""
     small = multi30k(config.model.reservoir)
     for group in ("data", "eval"):
         config[group] = small[group]
@@ -125,7 +125,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """A small model on embedded sentences with numbers and dates: about two minutes on two CPU cores."""
+    """Reduces a recipe to a small model on embedded sentences of numbers and dates: two minutes on two CPU cores."""
     config.data.source = "embedded:numbers_de_en"
     config.data.source_language, config.data.target_language = "de", "en"
     config.data.splits = {"train": "train", "valid": "valid", "test": "test"}
@@ -145,5 +145,5 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def choose(config: ConfigDict, argument: str) -> ConfigDict:
-    """Returns the full recipe for "", a smaller one for "laptop" and "tiny"."""
+    """Returns the full-size recipe for the argument "", and smaller recipes for "laptop" and "tiny"."""
     return training.choose(config, argument, laptop=laptop, tiny=tiny)

@@ -1,7 +1,7 @@
-"""Estimates chip-hours of the claims that need runs at the paper's scale: python -m launch.claims PAPER
+"""Estimates the chip-hours of claims that need runs at the paper's scale: python -m launch.claims PAPER
 
-Compiles each plan of PAPER/claims.csv like `launch.plan` and writes its chip-hours to PAPER/claims_plans.csv, which
-`reproduce claims` reads. Plans that the file already has are not compiled again.
+A plan is a list of options of `launch.plan` in PAPER/claims.csv. This program compiles each plan and writes the
+chip-hours to PAPER/claims_plans.csv, which `reproduce claims` reads. It skips plans that this file already contains.
 """
 
 import csv
@@ -22,13 +22,15 @@ COLUMNS = ("plan", "chip_hours", "binds", "commit")
 
 
 def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
-    """Estimates the plans that the file lacks and writes the file after each; drops plans that no claim has.
+    """Estimates the plans of a paper that are missing in the file `path`, and writes `path` after each estimate.
+
+    Removes plans that are no longer in the paper's claims.
 
     Args:
-      ask: maps the options of a plan to its estimate.
+      ask: function from the options of a plan to its estimate.
 
     Raises:
-      UserError: a plan is invalid or has no chip-hours. The other plans have been written.
+      UserError: a plan is invalid or has no chip-hours. The estimates of all other plans are written.
     """
     from common.config import check
     from common.errors import UserError
@@ -43,13 +45,13 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
             continue
         print(f"{number} of {len(plans)}: {plan}", flush=True)
         try:
-            found = ask(plan)
-            check(found.chip_hours is not None, "the number of steps is unknown without the data")
+            estimate = ask(plan)
+            check(estimate.chip_hours is not None, "the number of steps is unknown without data")
         except UserError as fault:
             print(f"error: {fault}", file=sys.stderr, flush=True)
             failed.append(plan)
             continue
-        row = (plan, f"{found.chip_hours:,.2f}", found.bound.binds, commit())
+        row = (plan, f"{estimate.chip_hours:,.2f}", estimate.bound.binds, commit())
         rows[plan] = row
         with path.open("w", newline="", encoding="utf-8") as file:
             ordered = [rows[name] for name in plans if name in rows]
@@ -57,7 +59,8 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
         print(f"  {row[1]} chip-hours, bound by {row[2]}", flush=True)
     print(f"{len(rows)} plans in {path}")
     check(
-        not failed, f"{len(failed)} of {len(plans)} plans have no chip-hours: {'; '.join(failed)}"
+        not failed,
+        f"{len(failed)} of {len(plans)} plans could not be estimated (errors above): {'; '.join(failed)}",
     )
 
 
@@ -82,10 +85,14 @@ def _read(path: Path) -> list[tuple[str, ...]]:
 
 
 def estimate_of(plan: str, quick: bool) -> "Estimate":
-    """Returns the estimate of `launch.plan` with these options.
+    """Returns the estimate of `launch.plan` for one plan.
+
+    Args:
+      plan: options of `launch.plan` as text.
+      quick: use less compiler optimization.
 
     Raises:
-      UserError: the options are invalid, the TPU compiler is missing, or the step does not fit.
+      UserError: the options are invalid, the TPU compiler is missing, or the step does not fit into memory.
     """
     import jax
 
@@ -114,13 +121,13 @@ def main() -> None:
 
     from common.config import parser_for
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before JAX is imported
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # Must be set before JAX is imported.
     parser = parser_for("launch.claims")
-    parser.add_argument("paper", help="a package with claims.csv, such as reservoir")
+    parser.add_argument("paper", help="folder of a paper with claims.csv, such as reservoir")
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="less compiler optimization: faster, but memory and traffic differ from a real run",
+        help="compile with less optimization: faster, but memory and traffic differ from a real run",
     )
     options = parser.parse_args()
     path = plans_path(options.paper)

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034
-# Shared functions of the launchers, which source this file. Messages go to stderr, results to stdout.
+# Functions that the launchers share. Prints messages to stderr and results to stdout.
 
 launcher=launch/$(basename "$0")
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -12,7 +12,7 @@ fault() {
 
 say() { printf '[launch] %s\n' "$1" >&2; }
 
-# Quotes the arguments as one line of shell. Uses single quotes because not every shell understands the $'...' of %q.
+# Quotes the arguments as one line of shell, with single quotes, because some shells do not understand %q's $'...'.
 quote() {
   local argument separator=
   for argument; do
@@ -25,7 +25,7 @@ quote() {
   done
 }
 
-# Checks that the option $1 is followed by a value.
+# Checks that the option $1 has a value, $2.
 need_value() { (($# >= 2)) || fault "$1 needs a value"; }
 
 need_whole() {
@@ -46,7 +46,7 @@ fail_step() {
   exit 1
 }
 
-# step NAME COMMAND...: runs the command; a dry run prints it instead.
+# step NAME COMMAND...: runs the command, or prints it in a dry run.
 dry_run=
 step() {
   local name_of_step=$1
@@ -59,12 +59,15 @@ step() {
   "$@" || fail_step "$name_of_step" "exit code $?"
 }
 
-# Sets $python to $PYTHON, or the repository's .venv/bin/python, or python3.
+# Prints a random token. Process 0 of a run refuses connections without this token.
+new_token() { od -An -N16 -tx1 /dev/urandom | tr -d ' \n'; }
+
+# Sets $python to $PYTHON. Without $PYTHON, to the repository's .venv/bin/python, or to python3 if .venv is missing.
 find_python() {
   python=${PYTHON:-$root/.venv/bin/python}
   [[ -n ${PYTHON-} || -x $python ]] || python=python3
   command -v "$python" >/dev/null || fault "Python interpreter $python not found"
-  # The program may be started from another directory.
+  # Make a relative path absolute, because the program may start in another directory.
   [[ $python != */* || $python == /* ]] || python=$PWD/$python
 }
 
@@ -77,7 +80,7 @@ find_commit() {
   commit=$(git -C "$root" rev-parse --verify --quiet "${1:-HEAD}^{commit}") || fault "unknown commit $1"
 }
 
-# Checks that the commit contains the file of CONFIG $1, a path relative to the repository root.
+# Checks that $commit contains the file of CONFIG $1. The path is relative to the repository root.
 need_committed() {
   local file=${1%%:*}
   [[ $file == /* ]] || git -C "$root" cat-file -e "$commit:./$file" 2>/dev/null ||

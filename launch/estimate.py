@@ -1,4 +1,4 @@
-"""Compiles the training step of a configuration for absent devices; estimates memory, FLOPs, communication and time."""
+"""Compiles a training step for devices that this machine lacks; estimates memory, FLOPs, communication and time."""
 
 import importlib
 import re
@@ -26,7 +26,11 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 class TooLarge(UserError):
-    """The step exceeds the memory of each chip by `missing` bytes."""
+    """Raised if a training step needs more memory than a chip has.
+
+    Attributes:
+      missing: bytes by which the step exceeds the memory of each chip.
+    """
 
     def __init__(self, message: str, missing: int):
         super().__init__(message)
@@ -35,13 +39,13 @@ class TooLarge(UserError):
 
 @dataclass(frozen=True)
 class Bound:
-    """Seconds of a step that each part of a chip needs at full speed.
+    """Seconds that compute, memory and links of a chip need for a training step at full speed.
 
     Attributes:
-      compute: matrix products at the peak of their dtype.
-      memory: HBM traffic by the compiler's count. Part of it may stay on the chip, so this may exceed the actual time.
-        None if the program comes from another compiler.
-      links: bytes received from other chips over all links.
+      compute: seconds for the matrix products at the peak FLOP/s of their dtype.
+      memory: seconds for the HBM traffic that the compiler counts. Part of this traffic may stay on the chip, so the
+        value may exceed the actual time. None for a program of the CPU compiler.
+      links: seconds to receive data from other chips over all links.
     """
 
     compute: float
@@ -50,39 +54,46 @@ class Bound:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Name -> seconds of the known parts."""
+        """Name of each part, "compute", "memory" and "links" -> seconds. Omits parts that are None."""
         return {part: seconds for part, seconds in vars(self).items() if seconds is not None}
 
     @property
     def seconds(self) -> float:
-        """Time of the slowest part."""
+        """Seconds of the slowest part: the lower bound of the time of a step."""
         return max(self.parts.values())
 
     @property
     def binds(self) -> str:
-        """Name of the slowest part."""
+        """Name of the slowest part: "compute", "memory" or "links"."""
         return max(self.parts, key=self.parts.__getitem__)
 
 
 def time_bound(
     chip: Chip, peak: float, flops: float, traffic: float | None, received: float
 ) -> Bound:
-    """Returns the times of one chip's share of a step: FLOPs, bytes of HBM traffic and bytes received."""
+    """Returns the lower bound of the time of a step, from the FLOPs and bytes of one chip.
+
+    Args:
+      peak: peak FLOP/s of the chip.
+      flops: FLOPs of the chip's matrix products.
+      traffic: bytes of the chip's HBM traffic; None if unknown.
+      received: bytes that the chip receives from other chips.
+    """
     memory = None if traffic is None else traffic / chip.bandwidth
     return Bound(flops / peak, memory, received / chip.links)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A compiled training step and its costs.
+    """Costs of a compiled training step.
 
     Attributes:
-      held: bytes on each device by category.
-      flops: FLOPs of matrix products on all devices, counted in the program (`common.train.flops`).
-      compiled_flops: the compiler's FLOPs of one device: all arithmetic, one iteration of each loop.
-      traffic: bytes that one device reads and writes: the compiler's count, corrected for loop iterations.
+      held: use of memory, such as "optimizer" -> bytes on each device.
+      flops: FLOPs of all matrix products on all devices (`common.train.flops`).
+      compiled_flops: FLOPs of one device by the compiler's count: all operations, but one iteration of each loop.
+      traffic: bytes that one device reads and writes, by the compiler's count, corrected for loop iterations.
       dtype: dtype of activations.
-      bound: estimated time of a step; None if the speed of the devices is unknown.
+      bound: lower bound of the time of a step; None if the speed of the devices is unknown.
     """
 
     config: ConfigDict
@@ -100,12 +111,12 @@ class Estimate:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Estimated tokens per second; None if the speed is unknown."""
+        """Estimated tokens per second; None if the speed of the devices is unknown."""
         return self.batch.tokens / self.bound.seconds if self.bound else None
 
     @property
     def chip_hours(self) -> float | None:
-        """Estimated chip-hours of the run; None if speed or number of steps is unknown."""
+        """Estimated chip-hours of the run; None if the devices' speed or the number of steps is unknown."""
         steps = self.config.train.steps
         if not self.bound or not steps:
             return None
@@ -113,22 +124,22 @@ class Estimate:
 
 
 def estimate(config: ConfigDict, topology: Topology) -> Estimate:
-    """Compiles the training step for the configuration's mesh of these devices.
+    """Compiles the training step of a configuration for the devices of a topology, and estimates its costs.
 
     Raises:
       TooLarge: the step does not fit into the memory of the chips.
-      UserError: the configuration does not fit the devices, or the compiler fails.
+      UserError: the configuration is invalid, its mesh does not match the devices, or the compiler fails.
     """
     check("paper" in config, "--config is not an experiment: the field paper is missing")
     mesh = topology.mesh(config.mesh)
     multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
     if topology.stands_in and config.model.get("dtype") == "auto":
         config = config.copy_and_resolve_references()
-        config.model.dtype = "bfloat16"  # as on the chips
+        config.model.dtype = "bfloat16"  # On TPUs, "auto" stands for bfloat16.
     program = importlib.import_module(f"{config.paper}.run")
     config, task = program.prepare(config, mesh, read_data=False)
     spec = task.batch_spec(multiple)
-    # The mesh determines dtypes and kernels that depend on the device kind.
+    # Dtypes and kernels depend on the platform of the current mesh (`common.sharding.backend`).
     with jax.set_mesh(mesh):
         step = Step.of(config, task, mesh)
         dtype = str(compute_dtype(config.model.get("dtype", "float32")))
@@ -148,7 +159,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
         raise _too_large(missing, topology) from error
     compiled, flops = step.compiled[step.cache_key(batch, 0)]
     memory = compiled.memory_analysis()
-    # Donated arguments count as arguments and as outputs; subtract them once.
+    # The sum counts donated arguments twice, as arguments and as outputs: subtract them once.
     total = memory.argument_size_in_bytes + memory.output_size_in_bytes
     total += memory.temp_size_in_bytes + memory.generated_code_size_in_bytes
     total -= memory.alias_size_in_bytes
@@ -162,7 +173,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     moved = costs["bytes accessed"] * hlo.loop_factor(program)
     bound = None
     if topology.chip:
-        # The compiler's count is larger if devices duplicate work.
+        # If devices duplicate work, the compiler's FLOPs of one device exceed the model FLOPs / number of devices.
         share = max(flops / devices, costs["flops"])
         known = None if topology.stands_in else moved
         bound = time_bound(topology.chip, topology.peak(dtype), share, known, sent.received)
@@ -183,14 +194,18 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
 
 
 def _missing(message: str, capacity: int) -> int | None:
-    """Parses the missing HBM bytes from a compiler error; None for other errors, such as too little vmem or smem."""
+    """Parses a compiler error; returns how many bytes of HBM are missing. None for errors other than too little HBM.
+
+    Args:
+      capacity: bytes of HBM of a chip.
+    """
     amount = r"([\d.]+)([KMGT]?)"
-    if found := re.search(rf"Exceeded hbm capacity by {amount}", message):
-        return _bytes(*found.groups())
+    if match := re.search(rf"Exceeded hbm capacity by {amount}", message):
+        return _bytes(*match.groups())
     used = rf"Used {amount} of [\d.]+[KMGT]? hbm", rf"\({amount}\) exceeds available HBM"
     for form in used:
-        if found := re.search(form, message):
-            return _bytes(*found.groups()) - capacity
+        if match := re.search(form, message):
+            return _bytes(*match.groups()) - capacity
     return None
 
 
@@ -209,7 +224,10 @@ def _too_large(missing: int, topology: Topology) -> TooLarge:
 
 
 def shardings(abstract_model: AbstractModel, mesh: Mesh) -> list[tuple[str, str, str, int]]:
-    """Returns rows (name, shape, partition, count); parameters of different blocks share a row."""
+    """Returns rows (name, shape, partition, count) of all parameters.
+
+    Equal parameters of different blocks share a row; `count` is their number.
+    """
     rows: dict[tuple[str, str, str], int] = {}
     for kind in (abstract_model.trainable, abstract_model.frozen):
         for name, place in sharding.shardings(kind, mesh).items():

@@ -1,4 +1,4 @@
-"""Reads the text of a compiled program (HLO): its collectives, and the share of its memory traffic that is in loops."""
+"""Reads the collectives and the memory traffic of loops from the text of a compiled program (HLO)."""
 
 import math
 import re
@@ -22,7 +22,7 @@ _INSTRUCTION = re.compile(
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|\w+_computation)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-# Two conventions of the TPU compiler. It may split an asynchronous collective over several fusions, all with the same
+# Two conventions of the TPU compiler: It may split an asynchronous collective over several fusions, which share a
 # channel. It writes a reduce-scatter as a fusion of an all-reduce and a slice.
 _PART = "async_collective_fusion_config"
 _SCATTERED = "all-reduce-scatter"
@@ -34,7 +34,7 @@ _PARTS = ("slice", "dynamic-slice", "gather")
 
 
 class Instruction(NamedTuple):
-    """An instruction `name = type operation(arguments)rest`."""
+    """An HLO instruction: name = type operation(arguments)rest."""
 
     type: str
     operation: str
@@ -47,45 +47,55 @@ class Instruction(NamedTuple):
 
     @property
     def called(self) -> list[str]:
-        """Names of the computations that the instruction calls, including all branches of a conditional."""
+        """Names of the computations that the instruction calls. A conditional calls all its branches."""
         arms = [name for arms in _BRANCHES.findall(self.rest) for name in arms.split(",")]
         return _CALLED.findall(self.rest) + [name.strip(" %") for name in arms]
 
     @property
     def number(self) -> int | None:
-        """Value of an integer constant, otherwise None."""
+        """Value of an integer constant; None for all other instructions."""
         constant = self.operation == "constant" and self.arguments.lstrip("-").isdecimal()
         return int(self.arguments) if constant else None
 
     @property
     def index(self) -> int:
-        """Index of a get-tuple-element."""
+        """Index of a get-tuple-element instruction."""
         return int(re.search(r"index=(\d+)", self.rest)[1])
 
 
 class Computation(NamedTuple):
-    """Instructions by name, and the name of the root instruction, whose value is returned."""
+    """An HLO computation.
+
+    Attributes:
+      instructions: name -> instruction.
+      root: name of the root instruction, which computes the result.
+    """
 
     instructions: dict[str, Instruction]
     root: str
 
     def source(self, name: str) -> Instruction:
-        """Returns the instruction that computes a value, skipping copies and bitcasts."""
-        found = self.instructions[name]
-        while found.operation in ("copy", "bitcast") and found.operands:
-            found = self.instructions[found.operands[0]]
-        return found
+        """Returns the instruction that computes the value `name`, skipping copies and bitcasts."""
+        instruction = self.instructions[name]
+        while instruction.operation in ("copy", "bitcast") and instruction.operands:
+            instruction = self.instructions[instruction.operands[0]]
+        return instruction
 
 
 class Program(NamedTuple):
-    """Computations by name, and the name of the entry computation."""
+    """An HLO program.
+
+    Attributes:
+      computations: name -> computation.
+      entry: name of the entry computation.
+    """
 
     computations: dict[str, Computation]
     entry: str
 
 
 def parse(text: str) -> Program:
-    """Parses the text of a program."""
+    """Parses the text of an HLO program."""
     computations: dict[str, Computation] = {}
     entry = ""
     name, instructions = "", {}
@@ -94,18 +104,22 @@ def parse(text: str) -> Program:
             name, instructions = header[2], {}
             computations[name] = Computation(instructions, "")
             entry = name if header[1] else entry
-        elif name and (found := _INSTRUCTION.match(line)):
-            parts = Instruction(*found.group("type", "operation", "arguments", "rest"))
-            instructions[found["name"]] = parts
-            if found["root"]:
-                computations[name] = Computation(instructions, found["name"])
+        elif name and (match := _INSTRUCTION.match(line)):
+            parts = Instruction(*match.group("type", "operation", "arguments", "rest"))
+            instructions[match["name"]] = parts
+            if match["root"]:
+                computations[name] = Computation(instructions, match["name"])
     return Program(computations, entry)
 
 
 def trip_count(program: Program, within: Computation, loop: Instruction) -> int | None:
-    """Returns the trip count of a `while`, or None if it is unknown.
+    """Returns the trip count of a `while` instruction, or None if it is unknown.
 
-    Uses the compiler's annotation, or else recognises loops that count up to a constant in constant steps.
+    Reads the compiler's annotation. Without an annotation, recognises loops that count up to a constant in constant
+    steps.
+
+    Args:
+      within: the computation that contains the loop.
     """
     if known := _TRIPS.search(loop.rest):
         return int(known[1])
@@ -127,11 +141,17 @@ def trip_count(program: Program, within: Computation, loop: Instruction) -> int 
         )
         return -(-(end.number - first.number) // step.number) if simple else None
     except (KeyError, IndexError, TypeError, ValueError, ZeroDivisionError):
-        return None  # not a counting loop
+        return None  # The loop does not count in constant steps.
 
 
 class Row(NamedTuple):
-    """All collectives of one kind: executions per step, and bytes that each device receives per step."""
+    """All collectives of one kind.
+
+    Attributes:
+      kind: kind of collective, such as "all-reduce".
+      count: number of executions per step.
+      received: bytes that each device receives per step.
+    """
 
     kind: str
     count: int
@@ -139,7 +159,12 @@ class Row(NamedTuple):
 
 
 class Collectives(NamedTuple):
-    """Rows by kind, and the number of loops with collectives whose trip count is unknown."""
+    """The collectives of a program.
+
+    Attributes:
+      rows: a row for each kind of collective.
+      unknown_loops: number of loops with collectives and an unknown trip count.
+    """
 
     rows: list[Row]
     unknown_loops: int
@@ -151,9 +176,10 @@ class Collectives(NamedTuple):
 
 
 def read_collectives(text: str, devices: int) -> Collectives:
-    """Returns the collectives of a program that runs on this number of devices.
+    """Counts the collectives in the text of a program that runs on `devices` devices.
 
-    A loop body counts once per iteration, or once if the trip count is unknown. All branches of a conditional count.
+    The body of a loop counts once per iteration, or once if the trip count is unknown. All branches of a conditional
+    count.
     """
     program = parse(text)
     times, unknown = _times(program)
@@ -180,16 +206,20 @@ def read_collectives(text: str, devices: int) -> Collectives:
 
 
 def _times(program: Program) -> tuple[dict[str, int], int]:
-    """Returns executions per step of each computation, and the number of loops with unknown trip counts."""
+    """Counts the executions of each computation that contains collectives.
+
+    Returns:
+      {name of the computation: executions per step}, and the number of loops with an unknown trip count.
+    """
     known: dict[str, bool] = {}
 
     def has_collectives(name: str) -> bool:
         if name not in known:
             instructions = program.computations[name].instructions.values()
             known[name] = any(
-                one.operation.removesuffix("-start") in KINDS
-                or any(map(has_collectives, one.called))
-                for one in instructions
+                instruction.operation.removesuffix("-start") in KINDS
+                or any(map(has_collectives, instruction.called))
+                for instruction in instructions
             )
         return known[name]
 
@@ -214,15 +244,15 @@ def _times(program: Program) -> tuple[dict[str, int], int]:
 
 
 def _received(kind: str, instruction: Instruction, devices: int) -> float:
-    """Returns the bytes that a device must receive, whatever algorithm is used.
+    """Returns the bytes that each of n devices must receive for a collective with a result of S bytes.
 
-    For n devices and a result of S bytes: (n - 1) / n S for all-gather and all-to-all; twice that for all-reduce (a
-    reduce-scatter and an all-gather); (n - 1) S for reduce-scatter, whose result is one part.
+    All-gather and all-to-all: (n - 1) / n S. All-reduce: 2 (n - 1) / n S, as a reduce-scatter and an all-gather.
+    Reduce-scatter: (n - 1) S, because its result is one of n parts. Permute and broadcast: S.
     """
     arrays = _ARRAY.findall(instruction.type)
     paired = instruction.operation in ("all-gather-start", "collective-permute-start")
     if paired:
-        # The type of an asynchronous start lists operands, results and scalars.
+        # The type of an asynchronous start lists operands, then results and scalars. Keep the results.
         arrays = [array for array in arrays if array[1]]
         arrays = arrays[len(arrays) // 2 :]
     size = sum(_size(*array) for array in arrays)
@@ -239,35 +269,36 @@ def _received(kind: str, instruction: Instruction, devices: int) -> float:
 
 
 def _group(rest: str, devices: int) -> int:
-    """Returns the size of a replica group, from any of the three notations."""
+    """Returns the number of devices in a replica group. HLO has three notations for groups."""
     if lists := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
         return lists[1].count(",") + 1
     if grid := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", rest):
         return int(grid[2])
     if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\].*?\{([^}]*)\}", rest):
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", mesh[1]))
-        axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", mesh[2])  # a whole axis or part of an axis
+        # An entry is a whole mesh axis, 'x', or a part of a mesh axis, 'x':(1)2.
+        axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", mesh[2])
         return math.prod(int(part or sizes[axis]) for axis, part in axes)
     return devices
 
 
 def array_bytes(type_: str) -> int:
-    """Returns the bytes of all arrays in a type such as (f32[8,128]{1,0}, s32[])."""
+    """Returns the bytes of all arrays in an HLO type, such as (f32[8,128]{1,0}, s32[])."""
     return sum(_size(*array) for array in _ARRAY.findall(type_))
 
 
 def _size(kind: str, shape: str) -> int:
-    """Returns the bytes of an array such as bf16[512,2048]."""
+    """Returns the bytes of an array, such as ("bf16", "512,2048")."""
     bits = 8 if kind == "pred" else int(re.search(r"\d+", kind)[0])
     return math.prod(map(int, filter(None, shape.split(",")))) * bits // 8
 
 
 def loop_factor(text: str) -> float:
-    """Returns the memory traffic with all loop iterations, relative to the traffic with one iteration per loop.
+    """Returns the ratio of the memory traffic with all loop iterations to the traffic with one iteration per loop.
 
-    The compiler's cost analysis counts a loop body once; multiply its "bytes accessed" by this factor. Each instruction
-    or fusion reads its operands and writes its result; slices and updates touch only their part. A loop with an unknown
-    trip count counts once.
+    The compiler's cost analysis counts a loop body once: multiply its "bytes accessed" by this ratio. The traffic of an
+    instruction or fusion is its operands and its result; slices and updates read or write only a part of an operand. A
+    loop with an unknown trip count counts once.
     """
     program = parse(text)
     once = _moved(program, program.entry, False)
@@ -275,16 +306,20 @@ def loop_factor(text: str) -> float:
 
 
 def _moved(program: Program, name: str, iterate: bool) -> float:
-    """Returns the bytes that a computation reads and writes, with all loop iterations (`iterate`) or one per loop."""
+    """Returns the bytes that the computation `name` reads and writes.
+
+    Args:
+      iterate: whether to count all iterations of a loop, or only one.
+    """
     computation, total = program.computations[name], 0.0
     for instruction in computation.instructions.values():
         match instruction.operation:
             case "while":
                 trips = trip_count(program, computation, instruction) if iterate else 1
                 times = 1 if trips is None else trips
-                total += times * sum(_moved(program, one, iterate) for one in instruction.called)
+                total += times * sum(_moved(program, name, iterate) for name in instruction.called)
             case "conditional" | "call":
-                total += sum(_moved(program, one, iterate) for one in instruction.called)
+                total += sum(_moved(program, name, iterate) for name in instruction.called)
             case "fusion":
                 total += _fused(program, computation, instruction)
             case _:
@@ -300,7 +335,8 @@ def _single(computation: Computation, instruction: Instruction) -> float:
     read = [array_bytes(computation.instructions[name].type) for name in instruction.operands]
     if instruction.operation == "dynamic-update-slice":
         return 2 * read[1]
-    if instruction.operation.endswith("-start"):  # the result type repeats the operands
+    # The type of an asynchronous start contains the operands and the result.
+    if instruction.operation.endswith("-start"):
         return 2 * sum(read)
     return sum(read) + array_bytes(instruction.type)
 
@@ -308,18 +344,18 @@ def _single(computation: Computation, instruction: Instruction) -> float:
 def _fused(program: Program, computation: Computation, instruction: Instruction) -> float:
     inner = program.computations[instruction.called[0]]
     total = 0.0
-    for name, one in inner.instructions.items():
-        if one.operation == "parameter":
+    for name, parameter in inner.instructions.items():
+        if parameter.operation == "parameter":
             users = [user for user in inner.instructions.values() if name in user.operands]
-            parts = [_part(inner, name, user) for user in users]
-            total += array_bytes(one.type) if None in parts else sum(parts)
+            parts = [_part(name, user) for user in users]
+            total += array_bytes(parameter.type) if None in parts else sum(parts)
     root = inner.instructions[inner.root]
     results = root.operands if root.operation == "tuple" else [inner.root]
     return total + sum(_written(inner, name) for name in results)
 
 
-def _part(inner: Computation, name: str, user: Instruction) -> float | None:
-    """Returns the bytes that an instruction reads of an operand that it slices; None if it reads the whole operand."""
+def _part(name: str, user: Instruction) -> float | None:
+    """Returns the bytes that the instruction `user` reads of its operand `name`; None if it reads the whole operand."""
     if user.operation in _PARTS and user.operands[0] == name:
         return array_bytes(user.type)
     if user.operation == "dynamic-update-slice" and user.operands[0] == name:
@@ -328,7 +364,7 @@ def _part(inner: Computation, name: str, user: Instruction) -> float | None:
 
 
 def _written(inner: Computation, name: str) -> float:
-    made = inner.source(name)
-    if made.operation == "dynamic-update-slice":
-        return array_bytes(inner.instructions[made.operands[1]].type)
+    source = inner.source(name)
+    if source.operation == "dynamic-update-slice":
+        return array_bytes(inner.instructions[source.operands[1]].type)
     return array_bytes(inner.instructions[name].type)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs on the hosts of a TPU VM, called by launch/tpu.sh. Files beside the copied code: venv/, compiled/ (JAX's
-# compilation cache), pid (training process), exit (its exit code after it has exited) and log (a link).
+# Runs on the hosts of a TPU VM, called by launch/tpu.sh. Files beside the copied code: venv/, pid (of the training
+# process), exit (exit code of the training process, after it has exited) and log (a link to the log).
 set -uo pipefail
 home=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
@@ -23,31 +23,33 @@ case $action in
     rm -rf "$home/code"
     mv "$home/code.new" "$home/code" || fail "cannot replace the code"
     [[ -z $1 ]] || bash -c "$1" || fail "--setup failed"
-    # uv installs its own Python, because the VM images have a version older than 3.11.
+    # uv installs Python 3.12, because the Python of the VM images is older than 3.11.
     uv=$home/uv/bin/uv
     [[ -x $uv ]] || python3 -m pip install --quiet --target "$home/uv" uv || fail "cannot install uv"
     "$uv" venv --quiet --allow-existing --python 3.12 "$home/venv" || fail "cannot install Python"
     "$uv" pip install --quiet --python "$home/venv/bin/python" \
-      -r "$home/code/requirements.txt" 'jax[tpu]' || fail "cannot install the packages"
+      -r "$home/code/requirements.txt" 'jax[tpu]' google-cloud-storage==3.17.1 || fail "cannot install the packages"
     ;;
-  start) # SECONDS LOG_DIR COMMIT ARGUMENTS-OF-PYTHON...
+  start) # SECONDS LOG_DIR COMMIT CACHE TOKEN ARGUMENTS-OF-PYTHON...
     ! running || fail "a run is active: stop it with launch/tpu.sh stop"
     watched=$1
     shift
     mkdir -p "$1" || fail "cannot write to $1"
     log=$(cd "$1" && pwd)/process-$TRAINLESS_PROCESS_ID.log
-    export TRAINLESS_COMMIT=$2 PYTHONUNBUFFERED=1 JAX_COMPILATION_CACHE_DIR=$home/compiled
-    shift 2
+    export TRAINLESS_COMMIT=$2 JAX_COMPILATION_CACHE_DIR=$3 TRAINLESS_TOKEN=$4 PYTHONUNBUFFERED=1
+    shift 4
     ln -sfn "$log" "$home/log"
     rm -f "$home/exit" "$home/pid"
     cd "$home/code" || exit
-    # A new session survives the end of the ssh connection.
+    # Outlives the code: copies of runs in buckets, with files that may not have been uploaded.
+    mkdir -p "$home/cache" && ln -sfn "$home/cache" .cache
+    # A process in a new session survives the end of the ssh connection.
     setsid launch/host.sh keep "$home/venv/bin/python" "$@" </dev/null >>"$log" 2>&1 &
     until [[ -s $home/pid ]]; do
       ((SECONDS < 60)) || fail "the process did not start within 60 s"
       sleep 0.1
     done
-    # Reports immediate failures, such as a mistyped argument or a missing package.
+    # Watch the process for a while to report early failures, such as a mistyped argument or a missing package.
     deadline=$((SECONDS + watched))
     until [[ -s $home/exit ]] || ((SECONDS >= deadline)); do sleep 0.2; done
     if [[ -s $home/exit && $(<"$home/exit") != 0 ]]; then
@@ -81,7 +83,7 @@ case $action in
     else
       state="not started"
     fi
-    # A progress bar separates its states by carriage returns.
+    # A progress bar overwrites its line with carriage returns: print the text after the last one.
     printf 'host %s: %s: %s\n' "$TRAINLESS_PROCESS_ID" "$state" \
       "$(tail -n 1 "$home/log" 2>/dev/null | tr '\r' '\n' | tail -n 1)"
     ;;

@@ -19,6 +19,7 @@ Environment of each process:
   TRAINLESS_COORDINATOR     host:port of process 0, on a free port of 127.0.0.1
   TRAINLESS_NUM_PROCESSES   N
   TRAINLESS_PROCESS_ID      0 .. N-1
+  TRAINLESS_TOKEN           random word that keeps other programs out
   CUDA_VISIBLE_DEVICES      its GPUs, with --gpus
 Optional, passed on if you set them:
   TRAINLESS_LOST_SECONDS    missing heartbeats after which a process counts as lost (default: 60)
@@ -67,19 +68,20 @@ need_positive N "$count"
 find_python
 mkdir -p "$log_dir" || fault "cannot write to $log_dir"
 
-# Another program could take the port before process 0 binds it. The coordinator then reports it and
+# Another program could take the port before process 0 binds it. Process 0 then reports the port and
 # the run ends.
 port=$("$python" -c 'import socket; s = socket.create_server(("127.0.0.1", 0))
 print(s.getsockname()[1])') || fault "cannot run $python"
 
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 export GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1} # huge pages: fewer page faults on CPUs
-export TRAINLESS_COORDINATOR=127.0.0.1:$port TRAINLESS_NUM_PROCESSES=$count
+export TRAINLESS_COORDINATOR=127.0.0.1:$port TRAINLESS_NUM_PROCESSES=$count TRAINLESS_TOKEN
+TRAINLESS_TOKEN=$(new_token)
 
 # --- start ---------------------------------------------------------------------------------------
 
 # Job control gives every process its own process group. Ctrl-C then reaches only this script, which
-# forwards it once. It also keeps SIGINT enabled, which bash disables for plain background jobs.
+# forwards one SIGINT to each process. Without job control, bash disables SIGINT for background jobs.
 set -m
 
 pids=() running=()
@@ -91,7 +93,7 @@ signal_all() {
   for k in "${!running[@]}"; do kill "-$1" "${pids[k]}" 2>/dev/null; done
 }
 
-# Kills process groups, so that no data-loading worker survives its trainer.
+# Kills the process groups, so that data-loading workers do not survive their training process.
 kill_all() {
   local k
   for k in "${!running[@]}"; do kill -KILL -- "-${pids[k]}" 2>/dev/null; done
@@ -100,14 +102,14 @@ kill_all() {
 interrupt() {
   interrupts=$((interrupts + 1))
   if ((interrupts == 1)); then
-    say "SIG$1: forwarded to all processes, waiting for them to exit; repeat it to kill them"
+    say "SIG$1: forwarded to all processes, waiting for them to exit; a second SIG$1 kills them"
     signal_all "$1"
   else
     say "SIG$1 again: killing all processes"
     kill_all
   fi
 }
-# A signal during the start is forwarded once all processes exist.
+# A signal during the start is forwarded after all processes have started.
 early=
 trap 'early=INT' INT
 trap 'early=TERM' TERM HUP
@@ -116,8 +118,8 @@ say "$count x $module, logs in $log_dir, coordinator $TRAINLESS_COORDINATOR"
 for ((k = 0; k < count; k++)); do
   log=$log_dir/process-$k.log
   if ((k == 0)); then
-    # Process substitution instead of a pipe keeps $! the trainer, whose exit code counts. tee ignores
-    # signals, so that the trainer's last lines are shown.
+    # With a process substitution instead of a pipe, $! is the training process, whose exit code is
+    # needed. tee ignores signals, so that it shows the last lines of the training process.
     exec 3> >(trap '' INT TERM HUP && exec tee -a "$log")
     shown=$!
   else
@@ -135,7 +137,7 @@ for ((k = 0; k < count; k++)); do
 done
 set +m
 
-# The processes are not in the terminal's foreground, so SIGHUP must be forwarded too.
+# The terminal does not send SIGHUP to background process groups, so forward SIGHUP too.
 trap 'interrupt INT' INT
 trap 'interrupt TERM' TERM HUP
 [[ -z $early ]] || interrupt "$early"
@@ -150,7 +152,7 @@ describe() {
   fi
 }
 
-# Polls, because `wait` for several children reports neither which child exited nor its code.
+# Poll, because `wait` for several children reports neither the child that has exited nor its code.
 deadline=
 while ((${#running[@]})); do
   for k in "${!running[@]}"; do
@@ -172,8 +174,8 @@ while ((${#running[@]})); do
     kill_all
     deadline=
   fi
-  # bash may drop a SIGINT while it waits for a foreground command. The builtin `wait` is interrupted
-  # and runs the trap at once.
+  # bash may drop a SIGINT while it waits for a foreground command. A SIGINT interrupts the builtin
+  # `wait`, and bash runs the trap at once.
   sleep 0.1 &
   wait $!
 done

@@ -3,13 +3,13 @@
 # usage: launch/place.sh slurm|slurm-gpu|tpu COMMAND...
 #
 # slurm, slurm-gpu: inside `srun`; slurm-gpu also restricts each process to one GPU of its node.
-# tpu:              on each host of a TPU VM; queries Google's metadata server, like JAX.
+# tpu:              on each host of a TPU VM; queries Google's metadata server, as JAX does.
 set -euo pipefail
 
 case $1 in
   slurm | slurm-gpu)
     read -r first < <(scontrol show hostnames "$SLURM_STEP_NODELIST")
-    # The port is the same on all hosts, above Linux's ephemeral ports, and differs between jobs on one host.
+    # All hosts of a job compute the same port. It is above Linux's ephemeral ports and differs between jobs on a host.
     TRAINLESS_COORDINATOR=$first:$((61440 + SLURM_JOB_ID % 4096))
     TRAINLESS_NUM_PROCESSES=$SLURM_NTASKS
     TRAINLESS_PROCESS_ID=$SLURM_PROCID
@@ -23,7 +23,7 @@ case $1 in
       curl --fail --silent --show-error --retry 5 --header 'Metadata-Flavor: Google' \
         "http://metadata.google.internal/computeMetadata/v1/instance/attributes/$1"
     }
-    # Comma-separated host names, or name:number:address triples; process 0 is first.
+    # A comma-separated list of host names, or of name:number:address triples. The first entry is process 0.
     endpoints=$(attribute worker-network-endpoints)
     IFS=, read -ra hosts <<<"$endpoints"
     TRAINLESS_COORDINATOR=${hosts[0]##*:}:8482

@@ -1,4 +1,7 @@
-"""Estimates what a run needs on absent devices: python -m launch.plan --config=CONFIG --topology=v5e:4x4"""
+"""Estimates memory and time of a run on devices that this machine lacks.
+
+python -m launch.plan --config=configs/wmt_ffn_res.py --topology=v5e:4x4
+"""
 
 from argparse import ArgumentParser
 from typing import TYPE_CHECKING
@@ -15,7 +18,7 @@ def arguments() -> ArgumentParser:
     from common import config
 
     parser = config.parser_for("launch.plan")
-    parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="the configuration")
+    parser.add_argument("--config", required=True, metavar="FILE[:ARG]", help="configuration file")
     parser.add_argument(
         "--topology",
         required=True,
@@ -31,12 +34,12 @@ def arguments() -> ArgumentParser:
     parser.add_argument(
         "--sweep",
         action="store_true",
-        help="try meshes and batch sizes; report the fastest that fits",
+        help="try all meshes and several batch sizes; report the fastest mesh and batch size that fit into memory",
     )
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="less compiler optimization: faster, but memory and traffic differ from a real run",
+        help="compile with less optimization: faster, but memory and traffic differ from a real run",
     )
     parser.epilog = "Every field of the configuration can be overridden: --config.mesh.fsdp=4"
     return parser
@@ -48,7 +51,7 @@ def main() -> None:
 
     from common import config
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before JAX is imported
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # Must be set before JAX is imported.
 
     fields, rest = config.split_fields(sys.argv[1:])
     options = arguments().parse_args(rest)
@@ -65,89 +68,98 @@ def main() -> None:
     if options.quick:
         jax.config.update("jax_exec_time_optimization_effort", -1.0)
     devices = topology.find(options.topology)
-    found = sweep.best(experiment, devices) if options.sweep else estimate(experiment, devices)
-    show(found, options.price, options.shardings)
+    result = sweep.best(experiment, devices) if options.sweep else estimate(experiment, devices)
+    show(result, options.price, options.shardings)
 
 
-def show(found: "Estimate", price: float | None, shardings: bool) -> None:
-    """Prints the estimate as a table."""
+def show(estimate: "Estimate", price: float | None, shardings: bool) -> None:
+    """Prints an estimate as a table.
+
+    Args:
+      price: price of a chip-hour; None to print no cost.
+      shardings: whether to print the sharding of every parameter too.
+    """
     from common.report.table import text
-    from launch import estimate
+    from launch.estimate import shardings as sharding_rows
 
     if shardings:
         columns = ("parameters", "shape", "split over", "count")
-        print(text(columns, estimate.shardings(found.abstract_model, found.mesh)))
-    print(text(("quantity", "value", ""), rows(found, price)))
+        print(text(columns, sharding_rows(estimate.abstract_model, estimate.mesh)))
+    print(text(("quantity", "value", ""), rows(estimate, price)))
 
 
-def rows(found: "Estimate", price: float | None = None) -> list[tuple[str, str, str]]:
-    """Returns the rows (quantity, value, remark) of the table."""
+def rows(estimate: "Estimate", price: float | None = None) -> list[tuple[str, str, str]]:
+    """Returns an estimate as table rows (quantity, value, remark).
+
+    Args:
+      price: price of a chip-hour; None for no row with the cost.
+    """
     from common import variables
 
-    topology, batch, chips = found.topology, found.batch, len(found.topology.devices)
-    counts = variables.count(found.abstract_model)
-    mesh = " x ".join(f"{axis}={size}" for axis, size in found.mesh.shape.items())
+    topology, batch, chips = estimate.topology, estimate.batch, len(estimate.topology.devices)
+    counts = variables.count(estimate.abstract_model)
+    mesh = " x ".join(f"{axis}={size}" for axis, size in estimate.mesh.shape.items())
     lines = [
-        ("devices", f"{chips}", f"{topology.name}, {mesh}, {found.dtype}"),
+        ("devices", f"{chips}", f"{topology.name}, {mesh}, {estimate.dtype}"),
         ("parameters, trained", f"{counts['trainable']:,}", ""),
         ("parameters, frozen", f"{counts['frozen']:,}", ""),
-        ("tokens of a step", f"{batch.tokens:,}", _shapes(found)),
+        ("tokens of a step", f"{batch.tokens:,}", _shapes(estimate)),
     ]
     lines += [
         (f"MiB on each device: {name}", f"{size / MIB:,.1f}", "")
-        for name, size in found.held.items()
+        for name, size in estimate.held.items()
     ]
-    total, chip = sum(found.held.values()), topology.chip
+    total, chip = sum(estimate.held.values()), topology.chip
     room = f"of {chip.memory / MIB:,.0f}: {total / chip.memory:.0%}" if chip else ""
     if topology.stands_in:
         lines.insert(
-            1, ("compiler", "", "the CPU's instead of the TPU's, which makes another program")
+            1, ("compiler", "", "the CPU compiler, whose program differs from the TPU compiler's")
         )
     lines.append(("MiB on each device: in all", f"{total / MIB:,.1f}", room))
     lines += [
-        ("FLOPs of a step", f"{found.flops:.4g}", "matrix products, counted in the program"),
-        ("FLOPs of a token", f"{found.flops / batch.tokens:.4g}", ""),
+        ("FLOPs of a step", f"{estimate.flops:.4g}", "matrix products, counted in the program"),
+        ("FLOPs of a token", f"{estimate.flops / batch.tokens:.4g}", ""),
         (
             "FLOPs of a step, compiled",
-            f"{found.compiled_flops * chips:.4g}",
+            f"{estimate.compiled_flops * chips:.4g}",
             "all arithmetic on all devices; one iteration of each loop",
         ),
     ]
     lines += [
         (f"{kind}, each device", f"{count:,} x", f"{received / MIB:,.3f} MiB received")
-        for kind, count, received in found.collectives.rows
+        for kind, count, received in estimate.collectives.rows
     ]
-    if found.collectives.unknown_loops:
-        remark = "loops with collectives and an unknown trip count: counted once"
-        lines.append(("", f"{found.collectives.unknown_loops}", remark))
-    return lines + _times(found, price)
+    if estimate.collectives.unknown_loops:
+        remark = "loops with collectives and an unknown trip count: one iteration counted"
+        lines.append(("", f"{estimate.collectives.unknown_loops}", remark))
+    return lines + _times(estimate, price)
 
 
-def _shapes(found: "Estimate") -> str:
-    shapes = {name: "x".join(map(str, x.shape)) for name, x in found.batch.arrays.items()}
+def _shapes(estimate: "Estimate") -> str:
+    shapes = {name: "x".join(map(str, x.shape)) for name, x in estimate.batch.arrays.items()}
     return ", ".join(f"{name} {shape}" for name, shape in shapes.items())
 
 
-def _times(found: "Estimate", price: float | None) -> list[tuple[str, str, str]]:
-    if not found.bound:
-        return [("time", "", f"the speed of {found.topology.name} is unknown: use a TPU slice")]
+def _times(estimate: "Estimate", price: float | None) -> list[tuple[str, str, str]]:
+    if not estimate.bound:
+        return [("time", "", f"the speed of {estimate.topology.name} is unknown: use a TPU slice")]
     lines = [
         (
             f"ms of a step, {part}",
             f"{1e3 * seconds:,.4g}",
-            "binds" if part == found.bound.binds else "",
+            "binds" if part == estimate.bound.binds else "",
         )
-        for part, seconds in found.bound.parts.items()
+        for part, seconds in estimate.bound.parts.items()
     ]
-    if found.bound.memory is None:
+    if estimate.bound.memory is None:
         lines.append(("ms of a step, memory", "", "unknown without the TPU compiler"))
-    steps = found.config.train.steps
-    lines.append(("tokens per second, estimated", f"{found.tokens_per_second:,.0f}", ""))
-    hours = found.chip_hours
+    steps = estimate.config.train.steps
+    lines.append(("tokens per second, estimated", f"{estimate.tokens_per_second:,.0f}", ""))
+    hours = estimate.chip_hours
     if hours is None:
-        remark = "the number of steps is unknown without the data"
+        remark = "the number of steps is unknown without data"
         return [*lines, ("chip-hours of the run", "", remark)]
-    wall = steps * found.bound.seconds / 3600
+    wall = steps * estimate.bound.seconds / 3600
     remark = f"{steps:,} steps, {wall:,.2f} hours, if every batch had the longest rows"
     lines.append(("chip-hours of the run, estimated", f"{hours:,.2f}", remark))
     if price is not None:

@@ -9,15 +9,16 @@ if TYPE_CHECKING:
     from launch.estimate import Estimate
 
 SHAPES = {8: "2x4", 32: "4x8", 128: "8x16", 256: "16x16"}
-"""Chips -> shape of the slice (2D torus)."""
+"""Number of chips -> shape of the slice (2D torus)."""
 
 RUNS = {
     "WMT, FFN reservoirs": ("configs/wmt_ffn_res.py", "data.tokens_per_batch", 8192),
     "RoBERTa, FFN reservoirs": ("configs/roberta_ffn_res.py", "data.batch", 16),
 }
-"""Run -> (configuration, batch-size field, value per chip): 8,192 tokens per chip.
+"""Name of a run -> (configuration, field of the batch size, batch size per chip).
 
-The configured batch is that of 8 chips for WMT and of 128 chips for RoBERTa.
+A chip processes 8,192 tokens per step. The batch equals the configured batch on 8 chips for WMT and on 128 chips for
+RoBERTa.
 """
 
 COLUMNS = (
@@ -66,25 +67,25 @@ def main() -> None:
             experiment = config.load(path)
             config.override(experiment, field, str(each * chips))
             experiment.mesh.update({"data": 1, "fsdp": chips, "tensor": 1})
-            wanted = f"cpu:{chips}" if cpu else f"{options.kind}:{shape}"
-            rows.append((name, *_row(estimate(experiment, topology.find(wanted)))))
+            slice_name = f"cpu:{chips}" if cpu else f"{options.kind}:{shape}"
+            rows.append((name, *_row(estimate(experiment, topology.find(slice_name)))))
             print(*rows[-1], sep="  ", flush=True)
     publish(options.out / "weak_scaling", COLUMNS, rows)
     _figure(rows).savefig(options.out / "weak_scaling.png", dpi=150)
 
 
-def _row(found: "Estimate") -> tuple:
-    chips = len(found.topology.devices)
-    held, mib, bound = found.held, 2**20, found.bound
+def _row(estimate: "Estimate") -> tuple:
+    chips = len(estimate.topology.devices)
+    held, mib, bound = estimate.held, 2**20, estimate.bound
     return (
         chips,
-        found.batch.tokens,
-        found.flops / chips / 1e9,
-        found.compiled_flops / 1e9,
+        estimate.batch.tokens,
+        estimate.flops / chips / 1e9,
+        estimate.compiled_flops / 1e9,
         (held["parameters, trained"] + held["parameters, frozen"]) / mib,
         held["optimizer"] / mib,
         sum(held.values()) / mib,
-        found.collectives.received / mib,
+        estimate.collectives.received / mib,
         *((1e3 * bound.seconds, bound.binds) if bound else (None, None)),
         "little (--quick)",
     )
@@ -96,14 +97,14 @@ def _figure(rows: list[tuple]):
     names = ("GFLOPs of a chip", "MiB on a chip", "MiB received by a chip, each step")
     figure, axes = panels(len(names))
     for number, run_name in enumerate(RUNS):
-        some = [row for row in rows if row[0] == run_name]
-        chips = [row[1] for row in some]
+        own = [row for row in rows if row[0] == run_name]
+        chips = [row[1] for row in own]
         style = {"marker": "o", "markersize": 4, "color": COLOURS[number]}
-        axes[0].plot(chips, [row[3] for row in some], label=run_name, **style)
-        axes[0].plot(chips, [row[4] for row in some], "--", label=f"{run_name}: compiled", **style)
-        axes[1].plot(chips, [row[5] for row in some], label=f"{run_name}: parameters", **style)
-        axes[1].plot(chips, [row[6] for row in some], "--", label=f"{run_name}: optimizer", **style)
-        axes[2].plot(chips, [row[8] for row in some], label=run_name, **style)
+        axes[0].plot(chips, [row[3] for row in own], label=run_name, **style)
+        axes[0].plot(chips, [row[4] for row in own], "--", label=f"{run_name}: compiled", **style)
+        axes[1].plot(chips, [row[5] for row in own], label=f"{run_name}: parameters", **style)
+        axes[1].plot(chips, [row[6] for row in own], "--", label=f"{run_name}: optimizer", **style)
+        axes[2].plot(chips, [row[8] for row in own], label=run_name, **style)
     for panel, name in zip(axes, names, strict=True):
         panel.set_xscale("log", base=2)
         panel.set_xticks(list(SHAPES), [str(n) for n in SHAPES])

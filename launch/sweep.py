@@ -1,4 +1,4 @@
-"""Finds the fastest mesh and batch size that fit into memory (launch.plan --sweep)."""
+"""Finds the fastest mesh and batch size that fit into memory: python -m launch.plan --sweep"""
 
 from collections.abc import Iterator
 
@@ -11,13 +11,13 @@ from launch.estimate import Estimate, TooLarge, estimate
 from launch.topology import Topology
 
 BATCH = ("data.tokens_per_batch", "data.batch", "train.batch")
-"""Fields that set the batch size; a configuration has one of them."""
+"""Possible fields of the batch size. Each configuration has one of these fields."""
 
 TIMES = (2, 4)
-"""Multiples of the configured batch to try if it fits."""
+"""Multiples of the configured batch size to try if the configured batch size fits into memory."""
 
 PARTS = (2, 4, 8)
-"""Gradient accumulation steps to try if the configured batch does not fit."""
+"""Numbers of gradient accumulation steps to try if the configured batch size does not fit into memory."""
 
 WIDTHS = (*map(len, MESH_AXES), 10, 10, 9, 9, 14)
 COLUMNS = (*MESH_AXES, "batch", "accumulate", "MiB", "ms", "tokens/s")
@@ -32,22 +32,22 @@ def meshes(devices: int) -> Iterator[tuple[int, int, int]]:
 
 
 def best(config: ConfigDict, topology: Topology) -> Estimate:
-    """Returns the estimate with the most tokens per second; prints one line per attempt.
+    """Returns the estimate with the most tokens per second, over all meshes. Prints a line for each attempt.
 
-    If the configured batch fits, tries larger batches until one does not fit. Otherwise increases
-    `train.accumulate` until the batch fits.
+    If the configured batch size fits into memory, tries larger batch sizes until they do not fit. Otherwise increases
+    `train.accumulate` until the batch size fits.
 
     Raises:
-      UserError: no mesh fits, or the speed of the devices is unknown.
+      UserError: no mesh and batch size fit into memory, or the speed of the devices is unknown.
     """
     check(
         topology.chip is not None,
-        f"--sweep needs a TPU slice: the speed of --topology={topology.name} is unknown",
+        f"--sweep needs a TPU slice, because the speed of --topology={topology.name} is unknown",
     )
     field = next((name for name in BATCH if name in flatten(config)), "")
-    check(bool(field), f"--sweep: the configuration has none of the batch sizes {', '.join(BATCH)}")
+    check(bool(field), f"--sweep: the configuration has none of the fields {', '.join(BATCH)}")
     print(_line(COLUMNS), flush=True)
-    found: Estimate | None = None
+    fastest: Estimate | None = None
     faults: list[UserError] = []
     for sizes in meshes(len(topology.devices)):
         mesh = dict(zip(MESH_AXES, sizes, strict=True))
@@ -57,34 +57,40 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
             print(_line((*sizes, "", "", str(fault))), flush=True)
             faults.append(fault)
             continue
-        for tried, one in _outcomes(config, field, mesh, topology):
-            what = *sizes, f"{flatten(tried)[field]:,}", tried.train.accumulate
-            if isinstance(one, UserError):
-                large = isinstance(one, TooLarge)
-                reason = f"{one.missing / 2**20:,.0f} too many" if large else str(one)
-                print(_line((*what, reason)), flush=True)
-                faults.append(one)
+        for tried, result in _outcomes(config, field, mesh, topology):
+            cells = *sizes, f"{flatten(tried)[field]:,}", tried.train.accumulate
+            if isinstance(result, UserError):
+                large = isinstance(result, TooLarge)
+                reason = f"{result.missing / 2**20:,.0f} MiB missing" if large else str(result)
+                print(_line((*cells, reason)), flush=True)
+                faults.append(result)
                 continue
-            print(_line((*what, *_cells(one))), one.bound.binds, flush=True)
-            if found is None or one.tokens_per_second > found.tokens_per_second:
-                found = one
-    if found is None:
+            print(_line((*cells, *_cells(result))), result.bound.binds, flush=True)
+            if fastest is None or result.tokens_per_second > fastest.tokens_per_second:
+                fastest = result
+    if fastest is None:
         closest = min(faults, key=lambda fault: getattr(fault, "missing", float("inf")))
-        raise UserError(f"no mesh and batch size fit; the closest: {closest}")
-    chosen, configured = flatten(found.config), flatten(config)
-    options = [f"--config.mesh.{axis}={size}" for axis, size in found.mesh.shape.items()]
+        raise UserError(
+            f"no mesh and batch size can run; the attempt closest to fitting: {closest}"
+        )
+    chosen, configured = flatten(fastest.config), flatten(config)
+    options = [f"--config.mesh.{axis}={size}" for axis, size in fastest.mesh.shape.items()]
     options.append(f"--config.{field}={chosen[field]}")
     if chosen["train.accumulate"] != configured["train.accumulate"]:
         options.append(f"--config.train.accumulate={chosen['train.accumulate']}")
-    by = " (bounded by compute and links only)" if found.bound.memory is None else ""
+    by = " (bounded by compute and links only)" if fastest.bound.memory is None else ""
     print(f"\nfastest that fits{by}: {' '.join(options)}\n")
-    return found
+    return fastest
 
 
 def _outcomes(
     config: ConfigDict, field: str, mesh: dict[str, int], topology: Topology
 ) -> Iterator[tuple[ConfigDict, Estimate | UserError]]:
-    """Yields the configurations tried with one mesh, and their estimates or errors."""
+    """Yields (configuration, estimate or error) for each batch size to try on a mesh.
+
+    Args:
+      field: the configuration field of the batch size.
+    """
 
     def attempt(times: int, parts: int) -> tuple[ConfigDict, Estimate | UserError]:
         tried = config.copy_and_resolve_references()
@@ -106,9 +112,9 @@ def _outcomes(
             return
 
 
-def _cells(one: Estimate) -> tuple[str, str, str]:
-    held = sum(one.held.values()) / 2**20
-    return f"{held:,.0f}", f"{1e3 * one.bound.seconds:,.4g}", f"{one.tokens_per_second:,.0f}"
+def _cells(result: Estimate) -> tuple[str, str, str]:
+    held = sum(result.held.values()) / 2**20
+    return f"{held:,.0f}", f"{1e3 * result.bound.seconds:,.4g}", f"{result.tokens_per_second:,.0f}"
 
 
 def _line(cells: tuple) -> str:

@@ -1,4 +1,4 @@
-"""Devices to compile for without having them: a TPU slice by name, or a number of CPU devices."""
+"""Devices to compile for, which this machine need not have: a TPU slice or a number of CPU devices."""
 
 import importlib.util
 import math
@@ -29,9 +29,9 @@ class Chip:
       memory: HBM bytes that a program may use.
       bandwidth: HBM bytes per second.
       links: bytes per second received over all interconnect links.
-      most: chips of the largest slice.
-      host: chips of the largest host.
-      options: further compiler options.
+      most: number of chips in the largest slice.
+      host: number of chips in the largest host.
+      options: options that libtpu needs for this kind of chip, as (name, value).
     """
 
     memory: int
@@ -42,9 +42,9 @@ class Chip:
     options: tuple[tuple[str, Any], ...] = ()
 
 
-# Bandwidths: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}, which count both directions of a link; for v4, Jouppi et
-# al., 2023 (arXiv:2304.01433), table 4: six links of 50 GB/s. Memory: the capacity that libtpu reports when a program
-# does not fit, slightly less than the nominal 32, 16, 95 and 32 GB.
+# Sources. Bandwidth: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}, which count both directions of a link. Links of
+# v4: Jouppi et al., 2023 (arXiv:2304.01433), table 4, six links of 50 GB/s. Memory: the capacity that libtpu reports if
+# a program does not fit, slightly less than the nominal 32, 16, 95 and 32 GB.
 CHIPS = {
     "v4": Chip(int(30.75 * GIB), 1200e9, 300e9, 4096, 4, (("chip_config_name", "megacore"),)),
     "v5e": Chip(int(15.75 * GIB), 819e9, 200e9, 256, 8),
@@ -58,7 +58,9 @@ class Topology:
     """Devices to compile for.
 
     Attributes:
-      chip: None for CPU devices, whose speed is unknown.
+      name: name of the topology, such as "v5e:4x4" or "cpu:8".
+      devices: the JAX devices.
+      chip: properties of a chip; None for CPU devices, whose speed is unknown.
     """
 
     name: str
@@ -67,21 +69,21 @@ class Topology:
 
     @property
     def stands_in(self) -> bool:
-        """Whether CPU devices replace the chips because the TPU compiler is not installed."""
+        """Whether CPU devices replace the TPU chips, because the TPU compiler is not installed."""
         return self.chip is not None and self.devices[0].platform == "cpu"
 
     @property
     def host(self) -> int:
-        """Number of consecutive entries of `devices` on one host."""
+        """Number of devices on one host. These devices are consecutive in `devices`."""
         if self.chip is None:
             return len(self.devices)
         return math.prod(_host(self.chip, _read(self.name)[1]))
 
     def mesh(self, sizes: Mapping[str, int]) -> Mesh:
-        """Makes a mesh of these devices like `make_mesh`. CPU devices that replace chips have the chips' hosts.
+        """Makes a mesh of these devices, with the checks of `common.sharding.make_mesh`.
 
         Raises:
-          UserError: the mesh does not fit the devices, or the tensor axis spans several hosts.
+          UserError: the product of the sizes is not the number of devices, or the tensor axis spans several hosts.
         """
         mesh = make_mesh(sizes, self.devices)
         tensor = mesh.shape["tensor"]
@@ -92,16 +94,18 @@ class Topology:
         return mesh
 
     def peak(self, dtype: str) -> float | None:
-        """Returns the peak FLOP/s of one device; for dtypes without a known peak, that of bfloat16."""
+        """Returns the peak FLOP/s of one device for a dtype, or for bfloat16 if the peak of the dtype is unknown."""
         kind = f"TPU {self.name.partition(':')[0]}"
         return peak_flops(kind, dtype) or peak_flops(kind, "bfloat16")
 
 
 def find(name: str) -> Topology:
-    """Returns the topology "v5e:4x4" or "cpu:8". CPU devices replace chips if the TPU compiler is not installed.
+    """Returns the topology `name`, such as "v5e:4x4" or "cpu:8".
+
+    CPU devices replace TPU chips if the TPU compiler is not installed.
 
     Raises:
-      UserError: the topology does not exist, or `prepare` was called with a smaller one.
+      UserError: the topology does not exist, or `prepare` was called for a smaller topology.
     """
     kind, sizes = _read(name)
     count = math.prod(sizes)
@@ -115,7 +119,7 @@ _KNOWN = f"use a TPU slice ({', '.join(CHIPS)}) such as v5e:4x4 or v5p:2x2x2, or
 
 
 def _read(name: str) -> tuple[str, tuple[int, ...]]:
-    """Parses a topology to ("v5e", (4, 4)) or ("cpu", (8,))."""
+    """Parses "v5e:4x4" to ("v5e", (4, 4)), and "cpu:8" to ("cpu", (8,)). Raises a UserError for other names."""
     match = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)*)", name)
     check(match is not None, f"--topology={name!r}: {_KNOWN}")
     kind, sizes = match[1], tuple(map(int, match[2].split("x")))
@@ -131,16 +135,17 @@ def _read(name: str) -> tuple[str, tuple[int, ...]]:
     check(
         len(sizes) in (2, 3)
         and all(n % of_host == 0 for n, of_host in zip(sizes, host, strict=False)),
-        f"--topology={name!r} does not exist: its hosts have {'x'.join(map(str, host))} chips each; {_KNOWN}",
+        f"--topology={name!r} does not exist: it cannot be divided into hosts of {'x'.join(map(str, host))} chips;"
+        f" {_KNOWN}",
     )
     return kind, sizes
 
 
 def _host(chip: Chip, sizes: tuple[int, ...]) -> tuple[int, int, int]:
-    """Returns the chips of a host along each dimension of a slice.
+    """Returns the number of chips of a host along each dimension of a slice.
 
-    Hosts have 2 x 2 chips. A single chip has its own host. Slices of eight v5e or v6e chips have one host, as in
-    v5litepod-8 and v6e-8 (docs.cloud.google.com/tpu/docs/{v5e,v6e}).
+    A host has 2 x 2 chips, except that a slice of one chip, or of eight v5e or v6e chips (v5litepod-8, v6e-8), is one
+    host. Source: docs.cloud.google.com/tpu/docs/{v5e,v6e}.
     """
     if math.prod(sizes) == 1:
         return 1, 1, 1
@@ -164,7 +169,7 @@ def _cpus(name: str, count: int) -> list[Any]:
 
 
 def prepare(name: str) -> None:
-    """Configures JAX for CPU devices only, as many as the topology needs. Call it before JAX initialises devices.
+    """Configures JAX for as many CPU devices as the topology needs. Must be called before JAX initialises its devices.
 
     Prints a line to stderr if CPU devices replace TPU chips.
 
@@ -175,7 +180,7 @@ def prepare(name: str) -> None:
     count = math.prod(sizes)
     jax.config.update("jax_platforms", "cpu")
     if kind != "cpu" and has_compiler():
-        # Only TPUs can read TPU programs from the compilation cache.
+        # Only a machine with TPUs can load TPU programs from the compilation cache.
         jax.config.update("jax_enable_compilation_cache", False)
         return
     jax.config.update("jax_num_cpu_devices", count)
@@ -188,7 +193,7 @@ def prepare(name: str) -> None:
 
 
 def _tpus(name: str, sizes: tuple[int, ...], chip: Chip) -> list[Any]:
-    # Without these libtpu searches for TPUs, a metadata server and other TPU processes, and warns that it finds none.
+    # Without these settings, libtpu searches for TPUs, a metadata server and TPU processes, and prints warnings.
     environment = {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5litepod-16",
@@ -203,8 +208,8 @@ def _tpus(name: str, sizes: tuple[int, ...], chip: Chip) -> list[Any]:
 
     options = dict(chip.options, chips_per_host_bounds=_host(chip, sizes))
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
-        return list(found.devices)
-    except Exception as error:  # libtpu raises several types for invalid shapes
+        topology = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
+        return list(topology.devices)
+    except Exception as error:  # libtpu raises several types of exceptions for invalid shapes.
         reason = str(error).removeprefix("INVALID_ARGUMENT: ")
         raise UserError(f"--topology={name!r} does not exist ({reason}); {_KNOWN}") from error

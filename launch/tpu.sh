@@ -10,14 +10,14 @@ usage: launch/tpu.sh run    [options] NAME CONFIG [args...]
 
 run     creates the TPU VM NAME (or uses an existing one), waits until it is ready, copies the code of a commit to
         all hosts, installs Python and the packages, and starts `python -m MODULE --config=CONFIG args...` on
-        every host, as one run that continues without the connection. Saves the request in runs/tpu-NAME; a new
-        request replaces a started one only after its own run has started.
-resume  repeats the saved request: on a new TPU VM after preemption, on the same one after stop. The run resumes
+        every host, as one run that continues without the connection. Saves the request in runs/tpu-NAME. The
+        request of a started run is replaced only after the new run has started.
+resume  repeats the saved request: on a new TPU VM after preemption, on the same TPU VM after stop. The run resumes
         from its last checkpoint.
 status  prints the state of the TPU VM and of each host's process, with the last line of its log
 follow  prints the log of a host as it grows; Ctrl-C does not affect the run
 stop    tells the run to save and waits until it has exited
-delete  deletes the TPU VM and its disks. You pay until then. NAME can be reused afterwards.
+delete  deletes the TPU VM and its disks. You pay for the VM until then. NAME can be reused afterwards.
 
 options of run:
   --type TYPE           accelerator type, such as v5litepod-16 or v6e-8 (required)
@@ -43,20 +43,22 @@ options of all commands:
   --dry-run             print every command without running it
   -h, --help            print this text
 
-args must contain --workdir=/DIR. With several hosts DIR must be storage that all of them mount (NFS, Filestore; not
-gs://). A directory on the VM's own disk is lost on preemption.
+args must contain --workdir=gs://BUCKET/DIR or --workdir=/DIR. With several hosts /DIR must be storage that all of them
+mount (NFS, Filestore). A directory on the VM's own disk is lost on preemption.
 
 Environment of each process:
   TRAINLESS_COORDINATOR     host:port of process 0
   TRAINLESS_NUM_PROCESSES   number of hosts
   TRAINLESS_PROCESS_ID      0, 1, ...: number of the host
   TRAINLESS_COMMIT          commit of the code, for the run's summary
+  TRAINLESS_TOKEN           random word that keeps other programs out
+  JAX_COMPILATION_CACHE_DIR .cache/compiled-TYPE beside /DIR, so that all hosts share compiled programs; with gs:// on
+                            the disk of each host
 Processes exit with 143 after saving on SIGTERM, and with 75 if another process is lost (no heartbeat for 60 s) or
 missed the rendezvous (300 s). TRAINLESS_LOST_SECONDS and TRAINLESS_JOIN_SECONDS keep these defaults on TPU VMs.
 
-example: launch/tpu.sh run --type v5litepod-16 --zone us-west4-a --spot --queued --setup 'mountpoint -q /mnt ||
-           { sudo apt-get install -y nfs-common && sudo mount 10.0.0.2:/lab /mnt; }' \
-           pod configs/wmt_ffn_res.py --config.data.source=files:/mnt/wmt --workdir=/mnt/runs/wmt
+example: launch/tpu.sh run --type v5litepod-16 --zone us-west4-a --spot --queued \
+           pod configs/wmt_ffn_res.py --config.data.source=files:gs://lab/wmt --workdir=gs://lab/runs/wmt
 END
 }
 
@@ -109,18 +111,48 @@ shift
 
 # The saved request for later commands. `stage` is asked, started or deleted.
 folder=$root/runs/tpu-$name
-request=(stage type zone project runtime spot queued create setup log_dir commit ssh arguments)
 keep() {
   stage=$1
   [[ -z $dry_run ]] || return 0
-  { mkdir -p "$folder" && declare -p "${request[@]}" >"$folder/request.new" &&
-    mv "$folder/request.new" "$folder/request"; } || fault "cannot write to $folder"
+  { mkdir -p "$folder" && write_request && mv "$folder/request.new" "$folder/request"; } ||
+    fault "cannot write to $folder"
+}
+
+# The request is a file of NUL-terminated records NAME=VALUE, with one record for each element of an array. Only the
+# owner can read the file, because --setup may contain secrets.
+write_request() {
+  local name value
+  (umask 077 && : >"$folder/request.new") || return
+  {
+    for name in stage type zone project runtime spot queued setup log_dir commit; do
+      printf '%s=%s\0' "$name" "${!name}"
+    done
+    for name in create ssh arguments; do
+      local -n values=$name
+      for value in "${values[@]}"; do printf '%s=%s\0' "$name" "$value"; done
+    done
+  } >>"$folder/request.new"
+}
+read_request() {
+  local record name
+  stage='' create=() ssh=() arguments=()
+  while IFS= read -r -d '' record; do
+    name=${record%%=*}
+    case $name in
+      stage | type | zone | project | runtime | spot | queued | setup | log_dir | commit)
+        printf -v "$name" %s "${record#*=}"
+        ;;
+      create | ssh | arguments) local -n values=$name && values+=("${record#*=}") ;;
+      *) fault "$folder/request is damaged: it has the field $name" ;;
+    esac
+  done <"$folder/request"
+  [[ $stage =~ ^(asked|started|deleted)$ ]] || fault "$folder/request is damaged or of an older version: remove it"
 }
 need_gcloud() { [[ -n $dry_run ]] || need_program gcloud "https://cloud.google.com/sdk/docs/install"; }
 thing() { printf '%s\n' "--type $type${zone:+ --zone $zone}${project:+ --project $project}${queued:+ --queued}"; }
 
-# Sets an empty variable to gcloud's current configuration. The configuration may change before `delete`, which would
-# then miss this VM or delete another one of the same name.
+# Sets an empty variable to gcloud's current configuration. Otherwise, if the configuration changes before `delete`,
+# `delete` would not find this VM, or would delete another VM of the same name.
 pin() { # VARIABLE PROPERTY
   if [[ -z ${!1} && -n $dry_run ]]; then
     step "ask which $1 gcloud is configured with" gcloud config get-value "$2"
@@ -129,20 +161,25 @@ pin() { # VARIABLE PROPERTY
   fi
 }
 
+# Sets $workdir to the last --workdir among the arguments, or to "".
+find_workdir() {
+  workdir=
+  while (($#)); do
+    case $1 in
+      --workdir=*) workdir=${1#*=} ;;
+      --workdir) workdir=${2-} ;;
+    esac
+    shift
+  done
+}
+
 if [[ $action == run ]]; then
   (($# >= 1)) || fault "CONFIG is required"
   [[ -n $type ]] || fault "--type is required, such as v5litepod-16"
-  workdir=
-  for ((k = 2; k <= $#; k++)); do
-    case ${!k} in
-      --workdir=*) workdir=${!k#*=} ;;
-      --workdir) next=$((k + 1)) && workdir=${!next-} ;;
-    esac
-  done
+  find_workdir "$@"
   case $workdir in
-    gs://*) fault "--workdir must be a directory, not $workdir: mount storage with --setup" ;;
-    /*) ;;
-    *) fault "--workdir=/DIR is required after CONFIG: a directory that all hosts share and that survives the TPU VM" ;;
+    gs://*/* | /*) ;;
+    *) fault "--workdir=gs://BUCKET/DIR or --workdir=/DIR (which all hosts share) is required after CONFIG" ;;
   esac
   find_commit "$commit"
   need_committed "$1"
@@ -159,16 +196,14 @@ if [[ $action == run ]]; then
   pin zone compute/zone
   pin project core/project
   if [[ -f $folder/request ]]; then
-    # shellcheck source=/dev/null
-    { read -r stage && read -r before; } < <(source "$folder/request" && printf '%s\n' "$stage" && thing)
+    { read -r stage && read -r before; } < <(read_request && printf '%s\n' "$stage" && thing) || exit 2
     [[ $stage == deleted || $before == "$(thing)" ]] ||
       fault "$name was requested with $before; delete it first: launch/tpu.sh delete $name"
   fi
 else
   (($# == 0)) || fault "$action does not take the argument $1"
   [[ -f $folder/request ]] || fault "unknown TPU VM $name: $folder/request does not exist"
-  # shellcheck source=/dev/null
-  source "$folder/request"
+  read_request
   need_gcloud
 fi
 
@@ -187,7 +222,7 @@ look() {
     step "$name_of_step" "$@"
   elif ! state=$("$@" 2>"$folder/errors"); then
     state=
-    # Does not match "is not found or access is unauthorized", gcloud's message for an inaccessible location.
+    # The pattern must not match "is not found or access is unauthorized", gcloud's message for an invalid location.
     grep --quiet --extended-regexp 'NOT_FOUND|was not found' "$folder/errors" && return
     cat "$folder/errors" >&2
     fail_step "$name_of_step" "gcloud failed"
@@ -267,18 +302,27 @@ await() {
 
 case $action in
   run | resume)
-    # Saves the request before creating the VM. A request whose run has started is kept until the new run starts.
+    # Save the request before creating the VM. If a run has started already, keep its request until the new run starts.
     [[ $stage == started ]] || keep asked
     bring_up
     new=train-less/code.new
     archive=$folder/code.tar.gz
     step "pack the code of ${commit:0:12}" git -C "$root" archive --format=tar.gz --output="$archive" "$commit"
     step "copy the code" "${vm[@]}" scp "$archive" "$name:train-less.tar.gz" "${where[@]}" "${ssh[@]}" --worker=all
-    # Unpacks beside the code of a possibly active run. host.sh moves it into place, or fails if a run is active.
+    # Unpack the code to another folder, because a run may be active. host.sh then replaces the old code, or fails if a
+    # run is active.
     on all "unpack" bash -c "rm -rf $new && mkdir -p $new && tar -xzf train-less.tar.gz -C $new"
     on all "install" "$new/launch/host.sh" install "$setup"
-    # If one host fails, stops the others, which would wait for it.
-    if ! (on all "start" "${place[@]}" start "$watch" "$log_dir" "$commit" "${arguments[@]}"); then
+    # Put JAX's compilation cache on the storage that all hosts share, if any, because only process 0 writes the cache.
+    find_workdir "${arguments[@]}"
+    case $workdir in
+      gs://*) cache=.cache/compiled-$type ;;
+      *) cache=$(dirname "$workdir")/.cache/compiled-$type ;;
+    esac
+    token=TOKEN
+    [[ -n $dry_run ]] || token=$(new_token)
+    # If a host fails, stop the processes on all other hosts, which would wait for it.
+    if ! (on all "start" "${place[@]}" start "$watch" "$log_dir" "$commit" "$cache" "$token" "${arguments[@]}"); then
       on all "stop the started processes" "${place[@]}" stop "$grace"
       exit 1
     fi

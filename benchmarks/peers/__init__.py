@@ -1,4 +1,4 @@
-"""Peers of Train Less: other libraries at the same sizes and on the same work."""
+"""The same models in other libraries, which the benchmarks compare with Train Less."""
 
 import importlib
 from types import ModuleType
@@ -7,10 +7,10 @@ from common.errors import UserError
 
 
 def load(name: str) -> ModuleType:
-    """Imports `benchmarks.peers.<name>` on demand, because the project does not depend on PyTorch.
+    """Imports `benchmarks.peers.<name>`. Programs call this function only if needed, since PyTorch is optional.
 
     Raises:
-      UserError: the peer's packages are not installed.
+      UserError: a package that the module imports is not installed.
     """
     try:
         return importlib.import_module(f"{__name__}.{name}")

@@ -1,6 +1,7 @@
 """Byte language models in PyTorch: the public gMLP packages, a GPT, and Hugging Face's GPT-2.
 
-All have our sizes (width 512, hidden 2048, 4 layers, 768 positions, 256 bytes); numbers of parameters differ.
+All models have the same sizes as ours: width 512, hidden 2048, 4 layers, 768 positions, vocabulary of 256 bytes. Their
+numbers of parameters differ.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ MODELS = ("g-mlp-gpt", "g-mlp-gpt attention", "g-mlp-pytorch", "gpt")
 
 
 class Block(nn.Module):
-    """A pre-norm block of attention and feed-forward, like GPT-2's."""
+    """A pre-norm block of attention and feed-forward, as in GPT-2."""
 
     def __init__(self):
         super().__init__()
@@ -101,7 +102,7 @@ def make_step(name: str, dtype: str, batch: int) -> Callable[[], float]:
 def make_writer(name: str, start: int, count: int) -> Callable[[], None]:
     """Returns a function that generates `count` bytes after a prompt of `start` bytes.
 
-    Hugging Face uses a KV cache. The public gMLPs recompute the whole prefix for each byte.
+    Hugging Face's GPT-2 uses a KV cache. The public gMLP packages recompute the whole prefix for each byte.
     """
     torch.set_num_threads(cores())
     prompt = torch.randint(0, BYTES, (1, max(start, 1)))

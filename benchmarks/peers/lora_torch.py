@@ -15,7 +15,7 @@ TARGETS = {"bert": ["dense"], "qwen2": ["q_proj", "k_proj", "v_proj"]}
 
 
 def _backbone(family: str, sizes: tuple[int, ...]) -> nn.Module:
-    """Returns a model of these sizes with random weights and without dropout."""
+    """Returns a Hugging Face model with random weights and no dropout. `benchmarks.lora.SIZES` explains `sizes`."""
     if family == "bert":
         layers, width, hidden, heads, vocabulary = sizes
         config = BertConfig(
@@ -42,7 +42,7 @@ def _backbone(family: str, sizes: tuple[int, ...]) -> nn.Module:
 
 
 class Classifier(nn.Module):
-    """A linear layer on the mean and the last of the text's states."""
+    """A linear layer on the mean hidden state of a text, concatenated with the last hidden state."""
 
     def __init__(self, family: str, sizes: tuple[int, ...], finetune: str, classes: int):
         super().__init__()

@@ -1,6 +1,7 @@
-"""A softmax layer over the previous token, trained with Adagrad in PyTorch in three forms.
+"""A softmax layer on the previous token, trained with Adagrad in PyTorch, in three forms.
 
-None has the paper's noise, with which the embedding forms would have to update every row of the table in every step.
+The forms are one-hot inputs, an embedding, and an embedding with sparse gradients. They omit the paper's noise, with
+which an embedding would update every row of its table in every step.
 """
 
 from collections.abc import Callable

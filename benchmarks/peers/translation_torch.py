@@ -1,8 +1,8 @@
 """A PyTorch pre-norm translation transformer with the sizes of fairseq's transformer_iwslt_de_en.
 
-Every choice is the fastest eager variant of those tried on a CPU: one product for q, k and v instead of three;
-`F.cross_entropy` instead of a hand-written loss; fused Adam instead of foreach or a loop. nn.TransformerEncoderLayer is
-not used because its dropout inside attention and feed-forward cannot be disabled, and fairseq has none there.
+These eager variants were the fastest that we tried on a CPU: one product for q, k and v instead of three products;
+`F.cross_entropy` instead of a hand-written loss; fused Adam instead of foreach or a loop. nn.TransformerEncoderLayer
+always has dropout inside attention and feed-forward, unlike fairseq, so this model has its own layers.
 """
 
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from benchmarks.harness import cores
 
 WIDTH, FFN_WIDTH, HEADS, VOCABULARY = 512, 1024, 4, 10_000
 DECODER_LAYERS = 2
-RESERVOIRS = {8: (2, 4)}  # encoder layers -> the frozen ones, counted from 0
+RESERVOIRS = {8: (2, 4)}  # encoder layers -> indices of the frozen layers, from 0
 VARIANTS = ("plain", "t_reservoir", "ffn_reservoir")
 
 
 def attend(q_BHLK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, causal: bool) -> Tensor:
-    # At this length the fused kernel is faster in float32, two plain products are faster in bfloat16.
+    # At 32 tokens, the fused kernel is faster in float32, and two separate products are faster in bfloat16.
     if q_BHLK.dtype == torch.float32:
         return F.scaled_dot_product_attention(q_BHLK, k_BHSK, v_BHSK, is_causal=causal)
     scores_BHLS = q_BHLK * q_BHLK.shape[-1] ** -0.5 @ k_BHSK.mT
@@ -69,7 +69,7 @@ class FeedForward(nn.Sequential):
 
 
 class Residual(nn.Module):
-    """A pre-norm sublayer, x + dropout(inner(norm(x))), with dropout where fairseq has it."""
+    """A pre-norm sublayer, x + dropout(inner(norm(x))), as in fairseq."""
 
     def __init__(self, inner: nn.Module, dropout: float):
         super().__init__()
@@ -142,8 +142,8 @@ class Translator(nn.Module):
 def smoothed_loss(logits_BLV: Tensor, labels_BL: Tensor, smoothing: float = 0.1) -> Tensor:
     """Returns fairseq's label-smoothed loss, mean per token.
 
-    fairseq spreads the smoothing over the V - 1 wrong tokens, `F.cross_entropy` over all V tokens. Scaling by
-    V / (V - 1) makes them equal.
+    fairseq spreads the smoothing over the V - 1 wrong tokens, `F.cross_entropy` over all V tokens. Multiplying the
+    smoothing by V / (V - 1) makes the two losses equal.
     """
     scaled = smoothing * VOCABULARY / (VOCABULARY - 1)
     return F.cross_entropy(logits_BLV.flatten(0, 1), labels_BL.flatten(), label_smoothing=scaled)

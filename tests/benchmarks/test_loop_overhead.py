@@ -1,4 +1,4 @@
-"""benchmarks.loop_overhead as a subprocess."""
+"""benchmarks.loop_overhead, run as a subprocess."""
 
 import json
 import sys

@@ -1,0 +1,183 @@
+"""Draws test scores of all papers over training FLOPs and over trained parameters: python -m benchmarks.overview
+
+The figure has a column for each paper. Reads the runs that are kept in results/. Writes results/overview.png and its
+numbers, results/overview.csv.
+"""
+
+import json
+import re
+from argparse import ArgumentParser
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from common.config import check
+from common.report.panels import COLOURS
+from common.report.table import publish
+from common.runtime import program
+
+RESULTS = Path(__file__).parent.parent / "results"
+
+
+class Panel(NamedTuple):
+    """A column of the figure: the results of one paper.
+
+    Attributes:
+      title: paper and data.
+      runs: folder of the runs in results/.
+      metric: name of a test metric in the summaries.
+      label: axis label of the metric.
+      cases: case -> name of the case in the legend. The first case trains all parameters.
+    """
+
+    title: str
+    runs: str
+    metric: str
+    label: str
+    cases: dict[str, str]
+
+
+PANELS = (
+    Panel(
+        "reservoir: Multi30k de-en, 6 encoder layers",
+        "reservoir/laptop/runs",
+        "bleu",
+        "test BLEU",
+        {
+            "iwslt_6_transformer": "everything",
+            "iwslt_4_transformer": "2 layers fewer",
+            "iwslt_6_t_reservoir": "2 layers frozen",
+            "iwslt_6_ffn_reservoir": "2 FFN layers frozen",
+            "iwslt_6_layerdrop": "LayerDrop",
+        },
+    ),
+    Panel(
+        "gmlp_lm: WikiText-2, equal parameters",
+        "gmlp_lm/laptop/runs",
+        "bits_per_byte",
+        "test bits per byte",
+        {
+            "wikitext2_gpt_fixed": "GPT",
+            "wikitext2_gmlp_fixed": "gMLP",
+            "wikitext2_gmlp_attn_fixed": "gMLP + attention",
+        },
+    ),
+    Panel(
+        "explicit_opt: MNIST, one layer",
+        "explicit_opt/laptop/runs",
+        "accuracy",
+        "test accuracy, %",
+        {
+            "digits_1_cold": "from random weights",
+            "digits_1_zero": "from zeros",
+            "digits_1_warm": "from the formula",
+            "digits_1_scaled": "from the scaled formula",
+        },
+    ),
+    Panel(
+        "perception: Rotten Tomatoes, MiniLM",
+        "perception/laptop/runs",
+        "weighted_f1",
+        "test weighted F1, %",
+        {
+            "rotten_tomatoes_arctic_xs_full": "everything, from random weights",
+            "rotten_tomatoes_arctic_xs_full_pretrained": "everything, pretrained",
+            "rotten_tomatoes_arctic_xs_lora": "LoRA",
+        },
+    ),
+)
+
+
+class Measured(NamedTuple):
+    """The test metric of each seed of a case, its training FLOPs and its number of trained parameters."""
+
+    case: str
+    values: list[float]
+    flops: float
+    trained: int
+
+
+def measured(panel: Panel, results: Path = RESULTS) -> list[Measured]:
+    """Returns the measurements of a panel's cases, in order. Leaves out cases without tested runs."""
+    summaries: dict[str, list[dict]] = defaultdict(list)
+    for path in sorted((results / panel.runs).glob("*/summary.json")):
+        summary = json.loads(path.read_text())
+        case = re.sub(r"_seed\d+.*", "", path.parent.name)
+        if panel.metric in summary["test"]:
+            summaries[case].append(summary)
+    return [
+        Measured(
+            case,
+            [s["test"][panel.metric] for s in summaries[case]],
+            float(np.mean([s["flops"] for s in summaries[case]])),
+            summaries[case][0]["params"]["trainable"],
+        )
+        for case in panel.cases
+        if case in summaries
+    ]
+
+
+def draw(panels: Sequence[tuple[Panel, list[Measured]]], path: Path) -> None:
+    """Writes the figure, with a column for each panel. A dot is a seed, a bar the mean over seeds."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4.2 * len(panels), 7.5), layout="constrained")
+    axes = figure.subplots(2, len(panels), squeeze=False)
+    for column, (panel, cases) in enumerate(panels):
+        for row, cost in enumerate(("flops", "trained")):
+            plot = axes[row][column]
+            for number, one in enumerate(cases):
+                x, colour = getattr(one, cost), COLOURS[number]
+                marker = "*" if one.case == next(iter(panel.cases)) else "o"
+                name = f"{panel.cases[one.case]} ({len(one.values)} seeds)"
+                plot.plot(x, np.mean(one.values), "_", color=colour, markersize=22)
+                plot.plot(
+                    np.full(len(one.values), x),
+                    one.values,
+                    marker,
+                    color=colour,
+                    alpha=0.6,
+                    label=name,
+                )
+            plot.set_xlabel("training FLOPs" if cost == "flops" else "trained parameters")
+            plot.set_ylabel(panel.label)
+            plot.grid(alpha=0.3)
+            plot.margins(x=0.15)
+        axes[0][column].set_title(panel.title, fontsize=10)
+        axes[1][column].legend(fontsize=8, loc="best")
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = ArgumentParser(prog="benchmarks.overview")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="folder of the kept runs (default: results/)"
+    )
+    results = parser.parse_args().results
+    panels = [(panel, cases) for panel in PANELS if (cases := measured(panel, results))]
+    check(bool(panels), f"{results} has no runs of {', '.join(p.runs for p in PANELS)}")
+    rows = [
+        (
+            panel.title,
+            panel.cases[one.case],
+            panel.metric,
+            len(one.values),
+            float(np.mean(one.values)),
+            float(np.std(one.values, ddof=1)) if len(one.values) > 1 else None,
+            one.flops,
+            one.trained,
+        )
+        for panel, cases in panels
+        for one in cases
+    ]
+    columns = ("data", "way", "metric", "seeds", "mean", "deviation", "FLOPs", "trained parameters")
+    publish(results / "overview", columns, rows)
+    draw(panels, results / "overview.png")
+    print(f"figure: {results / 'overview.png'}")
+
+
+if __name__ == "__main__":
+    program.run(main)
