@@ -46,6 +46,7 @@ bench: $(VENV)/.bench ## side by side with PyTorch peers; see benchmarks/README.
 	$(BIN)/python -m benchmarks.explicit
 	$(BIN)/python -m benchmarks.gmlp
 	$(BIN)/python -m benchmarks.lora
+	$(BIN)/python -m benchmarks.classify
 	$(BIN)/python -m benchmarks.interval_coverage
 
 lint: $(VENV)/.dev ## ruff, changing nothing
