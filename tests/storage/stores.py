@@ -71,8 +71,18 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
         disable_nagle_algorithm = True
         timeout = 2  # of an idle connection, whose thread then ends
 
+        def handle_expect_100(self) -> bool:
+            """Asks for the content at once: a client of S3 waits a second for this line otherwise."""
+            super().handle_expect_100()
+            self.wfile.flush()
+            return True
+
         def answer(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            expected = int(self.headers.get("Content-Length") or 0)
+            body = self.rfile.read(expected)
+            if len(body) < expected:  # the client was killed
+                self.close_connection = True
+                return
             headers = {k: v for k, v in self.headers.items() if k.lower() != "connection"}
             with proxy.lock:
                 if proxy.refused and self.command != "GET":
