@@ -20,7 +20,7 @@ def test_report_of_the_repository_results(tmp_path):
     assert made == tables | {"curves.png", "layers_updatable.png", "layers_total.png"}
     with (tmp_path / "report" / "seeds.csv").open(newline="") as file:
         areas = [float(row["AUCC (step)"]) for row in csv.DictReader(file)]
-    # results/README.md has these areas up to step 2,000.
+    # results/observations.md has these areas up to step 2,000.
     assert [round(area / 1000, 1) for area in areas] == [52.3, 51.8, 52.8]
 
 
