@@ -17,7 +17,7 @@ from common.errors import UserError
 from common.experiments import Experiment, Side, evaluations
 from common.report.runs import Run
 from common.report.table import mean_std
-from common.storage.folders import open_folder
+from common.storage.folders import open_folder, shown
 from common.train.state import initial_params
 from common.train.task import ModelState, Task
 from configs import explicit
@@ -115,7 +115,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
 
     def _source(self, corpus: str) -> dict[str, str]:
         directory = self.data.get(corpus)
-        return {"data.source": f"files:{directory}"} if directory else {}
+        return {"data.source": f"files:{shown(directory)}"} if directory else {}
 
     def language_case(self, aggregate: str, context: int, start: str) -> tuple[str, Experiment]:
         """Returns the name of a language model's runs, and a function from the seed to the configuration.

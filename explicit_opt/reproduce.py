@@ -54,9 +54,9 @@ def main() -> None:
 
 
 def _own(options: Namespace) -> dict[str, Any]:
-    from pathlib import Path
-
     from common.config import check, check_choice
+    from common.storage.folders import shown
+    from common.train.reproduce import named_paths
 
     target, printed = options.target, options.protocol == "printed"
     check_choice("--protocol", options.protocol, PROTOCOLS)
@@ -72,17 +72,14 @@ def _own(options: Namespace) -> dict[str, Any]:
         target != "formula" or not (options.turns or options.sweep),
         "the target formula trains no model: remove --turns and --sweep",
     )
-    data = {}
-    for option in options.data:
-        corpus, equals, directory = option.partition("=")
-        check(bool(equals and directory), f"--data={option}: write --data=CORPUS=DIR")
-        check_choice("--data", corpus, CORPORA["claims"])
+    data = named_paths("--data", options.data, CORPORA["claims"])
+    for corpus, path in data.items():
+        option = f"--data={corpus}={shown(path)}"
         check(
             corpus in CORPORA[target],
-            f"--data={option}: the target {target} does not read the corpus {corpus}",
+            f"{option}: the target {target} does not read the corpus {corpus}",
         )
-        check(Path(directory).is_dir(), f"--data={option}: no directory {directory}")
-        data[corpus] = Path(directory)
+        check(path.is_dir(), f"{option} is not a directory")
     return {"protocol": options.protocol, "data": data}
 
 

@@ -1,21 +1,20 @@
 """Measures the bits per byte of a trained run on any text: python -m gmlp_lm.evaluate --workdir=RUN --text=FILE"""
 
 import math
-from pathlib import Path
 
 from common.runtime import program
 
 
 def main() -> None:
     from common.config import check, parser_for, positive_int_arg
-    from common.storage.folders import open_folder
+    from common.storage.folders import open_file, open_folder
 
     parser = parser_for("gmlp_lm.evaluate")
     parser.add_argument("--workdir", required=True, type=open_folder, metavar="RUN")
     parser.add_argument(
         "--text",
         required=True,
-        type=Path,
+        type=open_file,
         metavar="FILE",
         help="text to score; .gz and .zip are unpacked",
     )

@@ -18,7 +18,7 @@ from common.metrics.aucc import aucc, outline
 from common.metrics.curve import Axis
 from common.report.runs import Run, runs_alternated
 from common.report.table import mean_std
-from common.storage.folders import open_folder
+from common.storage.folders import open_folder, shown
 from common.tasks.language_modelling import LanguageModelling
 from common.track.tracker import write_whole
 from common.train.task import Task
@@ -89,7 +89,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         config = language.choose(kind, corpus, f"{self.recipe}{size}")
         if path := self.data_paths.get(corpus):
             single = path.is_file()
-            config.data.source = f"files:{path.parent if single else path}"
+            config.data.source = f"files:{shown(path.parent if single else path)}"
             config.data.file = path.name.removesuffix(".gz").removesuffix(".zip") if single else ""
         self.override(config, seed=seed)
         # Table 4 shows text samples, so every run writes text samples.

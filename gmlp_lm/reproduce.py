@@ -47,9 +47,8 @@ def main() -> None:
 
 
 def _own(options: Namespace) -> dict[str, Any]:
-    from pathlib import Path
-
     from common.config import check, check_choice
+    from common.train.reproduce import named_paths
     from configs.language import CORPORA, RECIPES
 
     check_choice("--recipe", options.recipe, RECIPES)
@@ -64,18 +63,13 @@ def _own(options: Namespace) -> dict[str, Any]:
     )
     default = "wikitext2" if options.scale == "tiny" else ",".join(CORPORA)
     corpora = tuple((options.corpora or default).split(","))
-    data_paths = {}
     for corpus in corpora:
         check_choice("--corpora", corpus, CORPORA)
-    for option in options.data:
-        corpus, equals, path = option.partition("=")
-        check(bool(equals and path), f"--data={option} must be CORPUS=PATH")
-        check_choice("--data", corpus, CORPORA)
+    data_paths = named_paths("--data", options.data, CORPORA)
+    for corpus in data_paths:
         check(
-            corpus in corpora, f"--data={option}: {corpus} is not in --corpora={','.join(corpora)}"
+            corpus in corpora, f"--data={corpus}: {corpus} is not in --corpora={','.join(corpora)}"
         )
-        check(Path(path).exists(), f"--data={option}: {path} does not exist")
-        data_paths[corpus] = Path(path)
     return {"recipe": options.recipe, "corpora": corpora, "data_paths": data_paths}
 
 

@@ -11,7 +11,7 @@ from common.runtime import program
 
 def main() -> None:
     from common.config import check, float_arg, int_arg, parser_for, positive_int_arg
-    from common.storage.folders import open_folder
+    from common.storage.folders import open_file, open_folder
 
     parser = parser_for("gmlp_lm.sample")
     parser.add_argument("--workdir", required=True, type=open_folder, metavar="RUN")
@@ -19,7 +19,7 @@ def main() -> None:
     given.add_argument("--prompt", default="\n", help="text to continue")
     given.add_argument(
         "--prompts",
-        type=Path,
+        type=open_file,
         metavar="FILE",
         help='file with a prompt per line; in a .jsonl file, the string or the field "prompt" of each line',
     )

@@ -29,7 +29,7 @@ COLUMNS = (
 
 def main() -> None:
     from common import config
-    from common.storage.folders import open_folder
+    from common.storage.folders import open_folder, output
 
     parser = config.parser_for("perception.bits")
     parser.add_argument(
@@ -42,14 +42,20 @@ def main() -> None:
         help="the first N test examples (default: all)",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("results/perception"), metavar="DIR", help="for bits.csv"
+        "--out",
+        type=open_folder,
+        default=Path("results/perception"),
+        metavar="DIR",
+        help="for bits.csv",
     )
     options = parser.parse_args()
     config.check_folder("--out", options.out)
 
     from common.report.table import publish
 
-    publish(options.out / "bits", COLUMNS, measure(options.run, options.examples))
+    rows = measure(options.run, options.examples)
+    with output(options.out):
+        publish(options.out / "bits", COLUMNS, rows)
 
 
 def measure(run: Path, examples: int | None = None) -> list[tuple]:

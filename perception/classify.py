@@ -11,7 +11,6 @@ A run with several classes per text answers with the classes above their thresho
 
 import sys
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from ml_collections import ConfigDict
 
@@ -23,10 +22,10 @@ BLOCK = 4096
 
 def _parser() -> ArgumentParser:
     from common.config import parser_for, positive_int_arg
-    from common.storage.folders import open_folder
+    from common.storage.folders import open_file, open_folder
 
     parser = parser_for("perception.classify")
-    folder, file = {"type": open_folder, "metavar": "DIR"}, {"type": Path, "metavar": "FILE"}
+    folder, file = {"type": open_folder, "metavar": "DIR"}, {"type": open_file, "metavar": "FILE"}
     parser.add_argument("--workdir", "--run", required=True, **folder, help="directory of the run")
     parser.add_argument(
         "--pretrained",
@@ -85,6 +84,7 @@ def main() -> None:
 
     from common.data.cache import write_atomic
     from common.sharding import make_mesh
+    from common.storage.folders import output
     from perception import loading
     from perception.labelling import Answers, Labeller, fields_of
     from perception.text_tables import Lines, open_table
@@ -118,7 +118,10 @@ def main() -> None:
     with tqdm(total=count, unit=" texts", disable=None if options.input else True) as bar:
         labelled = labeller(blocks, bar.update)
         if options.output:
-            write_atomic(options.output, lambda file: table.write(file, answers.columns, labelled))
+            with output(options.output):
+                write_atomic(
+                    options.output, lambda file: table.write(file, answers.columns, labelled)
+                )
         else:
             table.write(sys.stdout.buffer, answers.columns, labelled)
     for note in labeller.notes:

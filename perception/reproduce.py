@@ -60,7 +60,8 @@ def _own(options: Namespace) -> dict[str, Any]:
     from pathlib import Path
 
     from common.config import check, check_choice
-    from common.train.reproduce import CLAIMS
+    from common.storage.folders import shown
+    from common.train.reproduce import CLAIMS, named_paths, named_values
     from configs.perception import RECIPES
     from perception import hub
     from perception.datasets import DATASETS
@@ -73,23 +74,18 @@ def _own(options: Namespace) -> dict[str, Any]:
         for value in values:
             check_choice(f"--{name}", value, known[name])
 
-    def paths(option: str, names: tuple[str, ...]) -> dict[str, str]:
-        found = {}
-        for text in getattr(options, option):
-            name, equals, path = text.partition("=")
-            check(bool(equals and path), f"--{option}={text}: write --{option}=NAME=DIR")
-            check_choice(f"--{option}", name, names)
-            elsewhere = (
-                ":" in path or Path(path).is_file() if option == "data" else hub.cached(path)
-            )
-            check(
-                Path(path).is_dir() or bool(elsewhere),
-                f"--{option}={text}: no directory {path}",
-            )
-            found[name] = path
-        return found
-
-    data, weights = paths("data", known["datasets"]), paths("pretrained", known["backbones"])
+    sources = {}
+    for name, place in named_values("--data", options.data, known["datasets"]).items():
+        sources[name] = place
+        if ":" not in place or "://" in place:
+            path = named_paths("--data", [f"{name}={place}"], [name])[name]
+            sources[name] = f"files:{shown(path)}"
+    weights = named_values("--pretrained", options.pretrained, known["backbones"])
+    for name, path in weights.items():
+        check(
+            Path(path).is_dir() or bool(hub.cached(path)),
+            f"--pretrained={name}={path}: no directory {path}",
+        )
     check(
         options.target == "table1" or not options.dry_run,
         f"--dry-run needs the target table1, got {options.target}",
@@ -101,7 +97,7 @@ def _own(options: Namespace) -> dict[str, Any]:
     return {
         **chosen,
         "recipe": options.recipe,
-        "sources": {n: p if ":" in p else f"files:{p}" for n, p in data.items()},
+        "sources": sources,
         "weights": {n: Path(p) for n, p in weights.items()},
     }
 

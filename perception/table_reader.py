@@ -25,6 +25,7 @@ from common.data.records import (
     read_names,
 )
 from common.errors import UserError
+from common.storage.folders import open_path, shown
 from perception.datasets import SPLITS
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def read_tables(source: str, encoding: str = "", download: bool = False) -> dict
         found = _hugging_face(source.removeprefix("hf:"), download)
     else:
         check(not download, f"--download is for --data=hf:NAME, not for --data={source}")
-        found = _read_place(Path(os.path.expanduser(source)), encoding)
+        found = _read_place(open_path(os.path.expanduser(source)), encoding)
     for table in found.values():
         if not table.records:
             reason = f"; {table.damaged[0]}" if table.damaged else ""
@@ -105,7 +106,7 @@ def read_tables(source: str, encoding: str = "", download: bool = False) -> dict
 def _read_place(place: Path, encoding: str) -> dict[str, Table]:
     if place.is_dir():
         return _read_folder(place, encoding)
-    check(place.exists(), f"--data={place}: no such file or folder")
+    check(place.exists(), f"--data={shown(place)}: no such file or folder")
     check(
         bool(_format(place)),
         f"--data={place}: the name must end with {', '.join(FORMATS)}, or one of these and .gz",

@@ -19,19 +19,20 @@ NEGATIONS = (-0.5, -1.0)
 
 def main() -> None:
     from common import config
+    from common.storage.folders import open_folder, output
 
     parser = config.parser_for("perception.task_vectors")
     parser.add_argument(
         "--runs",
         required=True,
         nargs=2,
-        type=Path,
+        type=open_folder,
         metavar="RUN",
         help="two runs with --config.finetune=full_pretrained and the same --config.pretrained",
     )
     parser.add_argument(
         "--pretrained",
-        type=Path,
+        type=open_folder,
         metavar="DIR",
         help="the pretrained weights (default: those of the first run)",
     )
@@ -42,7 +43,11 @@ def main() -> None:
         help="the first N examples of each split (default: all)",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("results/perception"), metavar="DIR", help="for the table"
+        "--out",
+        type=open_folder,
+        default=Path("results/perception"),
+        metavar="DIR",
+        help="for the table",
     )
     options = parser.parse_args()
     config.check_folder("--out", options.out)
@@ -50,7 +55,8 @@ def main() -> None:
     from common.report.table import publish
 
     columns, rows = measure(options.runs, options.pretrained, options.examples)
-    publish(options.out / "task_vectors", columns, rows)
+    with output(options.out):
+        publish(options.out / "task_vectors", columns, rows)
 
 
 def moved(base: Params, vectors: Sequence[tuple[Params, float]]) -> Params:

@@ -18,6 +18,7 @@ from common.report.panels import COLOURS, panels
 from common.report.printed import printed
 from common.report.runs import Run
 from common.report.table import mean_std
+from common.storage.folders import shown
 from configs import finetuning
 from reservoir import finetuning as fine_tuning
 from reservoir.layers import layers_of
@@ -226,7 +227,7 @@ def configuration(suite: "ExperimentSuite", tuning: Tuning, seed: int) -> Config
     config.pretrained = str(suite.folder(tuning.case.name(seed)))
     config.pretrained_step, config.seed = tuning.step, seed
     if path := suite.data_paths.get(tuning.task):
-        config.data.source = f"files:{path}"
+        config.data.source = f"files:{shown(path)}"
     return config
 
 

@@ -1,12 +1,11 @@
 """Measures the BLEU of a trained run: python -m reservoir.evaluate --workdir=RUN --split=test"""
 
-from pathlib import Path
-
 from common.runtime import program
 
 
 def main() -> None:
     from common.config import check
+    from common.storage.folders import open_file
     from reservoir import loading
     from reservoir.bleu import corpus_bleu
     from reservoir.parallel_text import load_parallel, read_parallel
@@ -18,11 +17,11 @@ def main() -> None:
         help="train, valid, test (default), or any other split of the run's data source",
     )
     parser.add_argument(
-        "--source", type=Path, metavar="FILE", help="text file to translate instead of a split"
+        "--source", type=open_file, metavar="FILE", help="text file to translate instead of a split"
     )
     parser.add_argument(
         "--reference",
-        type=Path,
+        type=open_file,
         metavar="FILE",
         help="reference translation of --source, line by line",
     )

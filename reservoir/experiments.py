@@ -13,6 +13,7 @@ from common.errors import UserError
 from common.experiments import Experiment, Side
 from common.report.groups import Group
 from common.report.runs import Run
+from common.storage.folders import shown
 from common.train.task import Task
 from reservoir import downstream, finetuning, run
 from reservoir.layers import layers_of
@@ -65,7 +66,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         config.model[setting.depth_field] = case.layers
         config.model.reservoirs = case.reservoirs
         if path := self.data_paths.get(case.setting):
-            config.data.source = f"files:{path}"
+            config.data.source = f"files:{shown(path)}"
         for name, value in fields.items():
             value = value(config.model, case) if callable(value) else value
             config.update_from_flattened_dict({f"model.{name}": value})

@@ -1,7 +1,5 @@
 """Writes probing tasks made from any text: python -m reservoir.make_probes --text=FILE --count=10000 --out=DIR"""
 
-from pathlib import Path
-
 from common.runtime import program
 
 EMBEDDED = "embedded:python"
@@ -13,6 +11,7 @@ def main() -> None:
     from common.config import check, check_choice, int_arg, parser_for, positive_int_arg
     from common.data.files import read_lines
     from common.data.text import DOCUMENTS, cut, python_manual
+    from common.storage.folders import open_file, open_folder, output
     from reservoir.probing.data import task_path, write_task
     from reservoir.probing.text import MAKERS, sentences
 
@@ -43,7 +42,7 @@ def main() -> None:
         help="training sentences per task (default 10000); validation and test have a tenth of this number each",
     )
     parser.add_argument("--seed", type=int_arg("--seed"), default=1)
-    parser.add_argument("--out", required=True, type=Path, metavar="DIR")
+    parser.add_argument("--out", required=True, type=open_folder, metavar="DIR")
     options = parser.parse_args()
     names = options.tasks.split(",")
     for name in names:
@@ -54,14 +53,16 @@ def main() -> None:
 
     files = []
     for name in options.text:
-        files += python_manual("train") if name == EMBEDDED else [read_lines(Path(name))]
+        files += python_manual("train") if name == EMBEDDED else [read_lines(open_file(name))]
     pool = sentences(text for lines in files for text in cut(lines, options.documents))
     made = {
         name: MAKERS[name](pool, options.count, np.random.default_rng(options.seed))
         for name in names
     }
+    with output(options.out):
+        for name, examples in made.items():
+            write_task(paths[name], examples)
     for name, examples in made.items():
-        write_task(paths[name], examples)
         sizes = " / ".join(f"{len(rows):,}" for rows in examples.values())
         labels = len({label for label, _ in examples["train"]})
         print(f"{paths[name]}: {labels:,} labels, {sizes} sentences to train, validate and test")

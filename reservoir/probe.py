@@ -1,7 +1,6 @@
 """Probes every layer of a trained run: python -m reservoir.probe --workdir=RUN --data=DIR (section 4.3, Table 4)"""
 
 import time
-from pathlib import Path
 
 from common.runtime import program
 
@@ -20,7 +19,7 @@ def main() -> None:
         "--workdir", required=True, type=open_folder, metavar="RUN", help="trained run"
     )
     parser.add_argument(
-        "--data", required=True, type=Path, metavar="DIR", help="folder of the probing tasks"
+        "--data", required=True, type=open_folder, metavar="DIR", help="folder of the probing tasks"
     )
     parser.add_argument(
         "--tasks",

@@ -67,10 +67,9 @@ def main() -> None:
 
 
 def _own(options: Namespace) -> dict[str, Any]:
-    from pathlib import Path
-
     from common.config import check, check_choice
-    from common.train.reproduce import CLAIMS
+    from common.storage.folders import shown
+    from common.train.reproduce import CLAIMS, named_paths
     from reservoir.downstream import FIGURES, TASKS
     from reservoir.targets import MODELS, SETTINGS
 
@@ -91,13 +90,9 @@ def _own(options: Namespace) -> dict[str, Any]:
         not options.dry_run or options.target != CLAIMS,
         f"--dry-run is for tables and figures, not for {CLAIMS}",
     )
-    data_paths = {}
-    for option in options.data:
-        setting, equals, path = option.partition("=")
-        check(bool(equals and path), f"--data={option} must be SETTING=DIR")
-        check_choice("--data", setting, (*SETTINGS, *TASKS, "probing"))
-        check(Path(path).is_dir(), f"--data={option}: {path} is not a directory")
-        data_paths[setting] = Path(path)
+    data_paths = named_paths("--data", options.data, (*SETTINGS, *TASKS, "probing"))
+    for setting, path in data_paths.items():
+        check(path.is_dir(), f"--data={setting}={shown(path)} is not a directory")
     return {
         "settings": settings,
         "models": models,

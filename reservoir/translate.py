@@ -1,6 +1,7 @@
 """Translates lines with a trained run: python -m reservoir.translate --workdir=RUN < text"""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from common.errors import UserError
@@ -35,21 +36,26 @@ def _write(path: Path | None, text: str, mode: str = "w") -> None:
 
 
 def main() -> None:
+    from common.storage.folders import open_file, output
     from reservoir import loading
 
     parser = loading.parser("reservoir.translate")
     parser.add_argument(
-        "--input", type=Path, metavar="FILE", help="text to translate (default: standard input)"
+        "--input",
+        type=open_file,
+        metavar="FILE",
+        help="text to translate (default: standard input)",
     )
     parser.add_argument(
-        "--output", type=Path, metavar="FILE", help="output file (default: standard output)"
+        "--output", type=open_file, metavar="FILE", help="output file (default: standard output)"
     )
     options = parser.parse_args()
     lines = _read(options.input)
     _write(options.output, "", "a")  # fails now, before translating, if the path cannot be written
     run = loading.load(options)
     result = run.translate(lines)
-    _write(options.output, "".join(f"{line}\n" for line in result))
+    with output(options.output) if options.output else nullcontext():
+        _write(options.output, "".join(f"{line}\n" for line in result))
 
 
 if __name__ == "__main__":

@@ -71,6 +71,29 @@ def open_folder(text: str, wanted: Callable[[str], bool] | None = None) -> Path:
     return folder
 
 
+def open_file(text: str) -> Path:
+    """Returns the file that `text` names; downloads it if it is in a bucket and is there. A type for argparse.
+
+    Raises:
+      UserError: as `open_folder`.
+    """
+    path = copy_of(text)
+    if address(path):
+        open_folder(text.rpartition("/")[0], lambda name: name == path.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def open_path(text: str) -> Path:
+    """Returns the file or the folder that `text` names; downloads it if it is in a bucket. It may be missing.
+
+    Raises:
+      UserError: as `open_folder`.
+    """
+    path = open_folder(text)
+    return path if path.exists() else open_file(text)
+
+
 def lock_bucket(folder: Path) -> Lock | None:
     """Returns the lease of a run in a bucket, which also uploads the run's files; None for a folder of this machine.
 
@@ -85,12 +108,15 @@ def lock_bucket(folder: Path) -> Lock | None:
 
 
 @contextmanager
-def output(folder: Path) -> Iterator[None]:
-    """Uploads, at the end of the context, the files that it has written into a copy; for other folders does nothing."""
+def output(path: Path) -> Iterator[None]:
+    """Uploads, at the end of the context, the file or the folder that it has written into a copy.
+
+    Does nothing for the paths of this machine.
+    """
     try:
         yield
     finally:
-        if address(folder):
+        if address(path):
             from common.storage import mirror
 
-            mirror.upload(folder)
+            mirror.upload(path)

@@ -222,9 +222,12 @@ def _update(
             mirror.delete_file(path)
 
 
-def upload(folder: Path) -> None:
-    """Uploads the files of a folder that have changed since they were uploaded or downloaded."""
-    mirror = Mirror(folder)
+def upload(path: Path) -> None:
+    """Uploads a file, or the files of a folder, that have changed since they were uploaded or downloaded."""
+    if path.is_file():
+        Mirror(path.parent).upload(path.name)
+        return
+    mirror = Mirror(path)
     for path, stat in mirror.files().items():
         if not mirror.is_uploaded(path, stat):
             mirror.upload(path)

@@ -3,7 +3,7 @@
 import importlib
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from ml_collections import ConfigDict
 
 from common import config
 from common.config import check
-from common.storage.folders import open_folder, output
+from common.storage.folders import open_folder, open_path, output
 
 CLAIMS = "claims"
 """Name of the target that every paper has: the table of the paper's claims."""
@@ -47,6 +47,35 @@ def reproduce_parser(
     add_fairness(parser)
     parser.epilog = "Any field of the configurations is an option: --config.data.source=files:DIR"
     return parser
+
+
+def named_values(option: str, texts: Iterable[str], names: Iterable[str]) -> dict[str, str]:
+    """Parses values of an option, each NAME=VALUE, where NAME is one of `names`.
+
+    Raises:
+      UserError: a value is malformed, or its name is unknown.
+    """
+    values = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        config.check(bool(equals and value), f"{option}={text} must be NAME=PATH")
+        config.check_choice(option, name, names)
+        values[name] = value
+    return values
+
+
+def named_paths(option: str, texts: Iterable[str], names: Iterable[str]) -> dict[str, Path]:
+    """Returns name -> file or folder of the values of an option, each NAME=PATH; downloads those in a bucket.
+
+    Raises:
+      UserError: as `named_values`, or a path does not exist.
+    """
+    paths = {}
+    for name, value in named_values(option, texts, names).items():
+        path = open_path(value)
+        config.check(path.exists(), f"{option}={name}={value}: {value} does not exist")
+        paths[name] = path
+    return paths
 
 
 def add_fairness(parser: ArgumentParser) -> None:

@@ -245,8 +245,8 @@ def test_unknown_field_raises_one_line_error(tmp_path):
             ["fig2", "--data=babylm=/tmp"],
             "--data=babylm=/tmp: the target fig2 does not read the corpus babylm",
         ),
-        (["fig2", "--data=mnist=/nowhere"], "--data=mnist=/nowhere: no directory /nowhere"),
-        (["fig2", "--data=mnist"], "--data=mnist: write --data=CORPUS=DIR"),
+        (["fig2", "--data=mnist=/nowhere"], "--data=mnist=/nowhere: /nowhere does not exist"),
+        (["fig2", "--data=mnist"], "--data=mnist must be NAME=PATH"),
     ],
 )
 def test_invalid_options_exit_with_one_line_error(tmp_path, arguments, message):

@@ -177,7 +177,7 @@ def test_table_2_has_the_printed_settings_of_the_paper_recipe(tmp_path):
     [
         (["--recipe=best"], "--recipe='best': choose one of paper, code, fixed"),
         (["--corpora=enwik7"], "--corpora='enwik7': choose one of"),
-        (["--data=wikitext2"], "--data=wikitext2 must be CORPUS=PATH"),
+        (["--data=wikitext2"], "--data=wikitext2 must be NAME=PATH"),
         (["--data=wikitext2=/nowhere"], "/nowhere does not exist"),
         (["--data=enwik8=/tmp"], "enwik8 is not in --corpora=wikitext2"),
         (["--config.model.wdith=3"], "unknown option --config.model.wdith; did you mean"),

@@ -260,7 +260,7 @@ def test_invalid_options_raise_errors(monkeypatch, tmp_path) -> None:
 
     assert "did you mean arctic_xs?" in told("table1", "--backbones=artic_xs")
     assert "did you mean emotion?" in told("table1", "--datasets=emotions")
-    assert "write --data=NAME=DIR" in told("table1", "--data=sst2")
+    assert "--data=sst2 must be NAME=PATH" in told("table1", "--data=sst2")
     assert "no directory nowhere" in told("table1", "--pretrained=arctic_xs=nowhere")
     assert "did you mean fixed?" in told("table1", "--recipe=fix")
     assert "--dry-run needs the target table1, got table2" in told("table2", "--dry-run")

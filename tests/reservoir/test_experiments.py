@@ -359,4 +359,4 @@ def test_reproduce_program_does_not_retrain_finished_runs(tmp_path):
     call(*program, *fields)
     assert log.read_bytes() == before
     told = call(*program, "--data=iwslt=nowhere", code=2)
-    assert "nowhere is not a directory" in told
+    assert "nowhere does not exist" in told

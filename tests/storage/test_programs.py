@@ -9,7 +9,8 @@ import pytest
 from common.data.files import source_folder
 from common.errors import UserError
 from common.report.runs import load_group
-from common.storage.folders import open_folder
+from common.storage.folders import copy_of, open_file, open_folder, open_path, output, shown
+from common.train.reproduce import named_paths
 from tests.programs import call
 from tests.report.helpers import summary
 from tests.storage.test_mirror import training, write
@@ -67,6 +68,8 @@ def test_data_in_a_bucket_are_read_and_cached(bucket, tmp_path):
         ("reservoir.evaluate", "--workdir=hdfs://a/b", "begins with gs:// or s3://"),
         ("gmlp_lm.sample", "--workdir=gs://bucket", "must be gs://BUCKET/FOLDER"),
         ("gmlp_lm.train", "--workdir=s3://bucket", "must be s3://BUCKET/FOLDER"),
+        ("reservoir.translate", "--output=gs://bucket", "must be gs://BUCKET/FOLDER"),
+        ("perception.classify", "--input=gcs://a/b.csv", "begins with gs:// or s3://"),
         ("common.report.__main__", "az://a/b", "begins with gs:// or s3://"),
     ],
 )
@@ -74,6 +77,25 @@ def test_wrong_address_is_exit_code_2(program, option, line):
     config = ["--config=configs/enwik8_gmlp.py:tiny"] if program == "gmlp_lm.train" else []
     said = call(program, *config, option, code=2)
     assert line in said and said.count("\n") == 1
+
+
+def test_files_in_a_bucket_are_read_and_written(bucket):
+    place = f"{bucket.address}/texts/in.txt"
+    with output(open_file(place)):
+        copy_of(place).write_text("a prompt")
+    assert bucket.paths() == {"texts/in.txt"}
+    write(copy_of(bucket.address), unfinished="stays here")
+    with output(open_file(f"{bucket.address}/out.txt")):
+        copy_of(f"{bucket.address}/out.txt").write_text("a text")
+    assert bucket.paths() == {"texts/in.txt", "out.txt"}
+    bucket.machine("second")
+    assert open_file(place).read_text() == "a prompt"
+    assert not open_file(f"{bucket.address}/absent.txt").exists()
+    assert open_path(place).is_file() and open_path(f"{bucket.address}/texts").is_dir()
+    (given,) = named_paths("--data", [f"corpus={place}"], ["corpus"]).values()
+    assert shown(given) == place
+    with pytest.raises(UserError, match=f"--data=corpus={place}2: .* does not exist"):
+        named_paths("--data", [f"corpus={place}2"], ["corpus"])
 
 
 def test_store_that_is_gone_is_exit_code_2(bucket, one_store, monkeypatch):
@@ -99,9 +121,9 @@ def test_run_in_a_bucket_is_trained_evaluated_and_compared(bucket, tmp_path):
     for seed, run in enumerate(runs, 1):
         call("gmlp_lm.train", *config, f"--config.seed={seed}", f"--workdir={run}")
     bucket.machine("second")
-    text = tmp_path / "text"
-    text.write_text("Another text.")
-    assert "bits per byte" in call("gmlp_lm.evaluate", f"--workdir={runs[0]}", f"--text={text}")
+    assert "bits per byte" in call(
+        "gmlp_lm.evaluate", f"--workdir={runs[0]}", f"--text={data}/text"
+    )
     assert call("gmlp_lm.sample", f"--workdir={runs[0]}", "--length=3")
     assert "seed2" in call("common.report.__main__", f"{bucket.address}/runs/seed*", f"--out={out}")
     shutil.rmtree(tmp_path / "second")
