@@ -62,9 +62,10 @@ def train(
 
 def _settings(program: str, experiment: ConfigDict, options: Namespace) -> dict[str, str]:
     """Returns name -> value of the settings that must be equal on all processes. The cache directory may differ."""
-    from common.train.workdir import commit
+    from common.train.workdir import code_version
 
-    settings = {"the program": program, "the code": commit(), "--workdir": options.workdir}
+    code = code_version("common", "configs", program.partition(".")[0])
+    settings = {"the program": program, "the code": code, "--workdir": options.workdir}
     settings |= {"--dry-run": options.dry_run, "--profile": options.profile}
     settings |= {f"--config.{name}": value for name, value in config.flatten(experiment).items()}
     settings.pop("--config.data.cache_dir", None)

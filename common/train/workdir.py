@@ -11,9 +11,13 @@ from typing import Protocol, Self
 from ml_collections import ConfigDict
 
 from common.config import check, flatten, from_json, to_json
+from common.data.cache import fingerprint
 from common.errors import UserError
 from common.storage.folders import lock_bucket, shown
 from common.track.tracker import write_whole
+
+ROOT = Path(__file__).parents[2]
+"""Folder with the packages of this project."""
 
 CONFIG = "config.json"
 LOCK = "lock"
@@ -235,15 +239,25 @@ class Lock:
             self._file.close()
 
 
+def code_version(*packages: str, root: Path = ROOT) -> str:
+    """Returns the commit of the code and the first digits of a SHA-256 of the source files of some packages.
+
+    Two machines can have the same commit with different changes, or no commit at all.
+    """
+    files = sorted(path for package in packages for path in (root / package).rglob("*.py"))
+    names = [path.relative_to(root).as_posix() for path in files]
+    digest = fingerprint(names, (path.read_bytes().hex() for path in files))
+    return f"{commit()} ({digest[:12]})"
+
+
 def commit() -> str:
     """Returns the commit of the code, with "+" for uncommitted changes.
 
     Outside of a git checkout, returns the environment variable TRAINLESS_COMMIT, or "unknown" without this variable.
     """
-    root = Path(__file__).parents[2]
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(root), *arguments]
+        command = ["git", "-C", str(ROOT), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:

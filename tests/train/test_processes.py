@@ -17,7 +17,7 @@ from common.runtime import processes
 from common.runtime.heartbeat import LOST
 from common.track.tracker import METRICS, read_metrics
 from common.train import command
-from common.train.workdir import commit
+from common.train.workdir import code_version
 from tests.programs import finish, start, start_several
 from tests.train.noted import EVERYWHERE, STEPS, TASKS, seen, session
 
@@ -61,7 +61,7 @@ def test_settings_of_all_processes_are_compared(
             command.train("reservoir", lambda *_: None)
     first, other = found
     assert {name for name in first if first[name] != other[name]} == differing
-    assert first["the code"] == commit()
+    assert first["the code"] == code_version("common", "configs", "reservoir")
 
 
 def test_several_processes_without_a_coordinator_are_refused(
