@@ -1,6 +1,7 @@
 """Fine-tunes a masked language model as a classifier (section 4.3)."""
 
 from pathlib import Path
+from typing import Any
 
 from flax import nnx
 from jax.sharding import Mesh
@@ -122,9 +123,20 @@ def builder(config: ConfigDict, pretrained: Pretrained) -> Build:
     return build
 
 
+class FineTuning(Classification):
+    """Classification whose encoder starts from a pretraining run."""
+
+    def __init__(self, config: ConfigDict, pretrained: Pretrained, *arguments: Any, **options: Any):
+        super().__init__(config, pretrained.tokenizer, *arguments, **options)
+        self._pretrained = pretrained
+
+    def fingerprints(self) -> dict[str, str]:
+        return super().fingerprints() | {"the pretraining run": self._pretrained.fingerprint}
+
+
 def make_task(
     config: ConfigDict, pretrained: Pretrained, mesh: Mesh, read_data: bool = True
-) -> Classification:
+) -> FineTuning:
     """Returns the fine-tuning task, whose encoder starts from the pretraining run.
 
     With `read_data=False` the task has no data and two classes, for `launch.plan`.
@@ -138,12 +150,12 @@ def make_task(
 
     build, longest = builder(config, pretrained), config.model.max_length
     options = {"longest": longest, "start": start, "classes": None if read_data else 2}
-    return Classification(config, pretrained.tokenizer, build, mesh, **options)
+    return FineTuning(config, pretrained, build, mesh, **options)
 
 
 def prepare(
     config: ConfigDict, mesh: Mesh, read_data: bool = True
-) -> tuple[ConfigDict, Classification]:
+) -> tuple[ConfigDict, FineTuning]:
     """Returns the configuration for the training loop, and the task.
 
     Args:

@@ -7,7 +7,9 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.config import complete
+from common.data.cache import fingerprint
 from common.data.tokenizer import Tokenizer
+from common.track.tracker import SUMMARY
 from common.train.restore import load_run
 from common.train.task import ModelState
 from common.train.workdir import CONFIG, read_run
@@ -23,6 +25,12 @@ class Pretrained:
     workdir: Path
     config: ConfigDict
     tokenizer: Tokenizer
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the run's configuration and results; runs of other seeds or data have other ones."""
+        files = (self.workdir / CONFIG, self.workdir / SUMMARY)
+        return fingerprint([path.read_text() if path.exists() else "" for path in files])
 
     def load(self, mesh: Mesh, step: int = 0) -> ModelState:
         """Returns the parameters of the `MaskedLanguageModel`, both trained and frozen.

@@ -213,6 +213,19 @@ def test_tokenizer_comes_from_pretraining(kept, reservoirs):
     assert found[0] == found[1]
 
 
+def test_processes_compare_the_pretraining_run(mesh, reservoirs, plain):
+    """Two hosts whose folders of one name hold different pretraining runs must not train together."""
+    found = []
+    for workdir in (reservoirs, reservoirs, plain):
+        pretrained = open_run(workdir)
+        config = finetuning.complete_model(classifying(workdir), pretrained)
+        found.append(finetuning.make_task(config, pretrained, mesh).fingerprints())
+    assert found[0] == found[1]
+    assert {name for name in found[0] if found[0][name] != found[2][name]} == {
+        "the pretraining run"
+    }
+
+
 def refused(config: ConfigDict, folder: Path, mesh) -> str:
     workdir = folder / "refused"
     with pytest.raises(UserError) as caught:
