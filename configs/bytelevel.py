@@ -27,7 +27,7 @@ def enwik8(reservoir: str) -> ConfigDict:
             "norm": "pre",
             "positions": "sinusoidal",
             "tied": True,
-            "remat": False,
+            "remat": "none",
             "dtype": "auto",
             **reservoirs.fields(),
             "reservoir": reservoir,

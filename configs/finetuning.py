@@ -27,7 +27,7 @@ def _base() -> ConfigDict:
                 "dropout": 0.1,
                 "attention_dropout": 0.1,
                 "head_dropout": 0.0,
-                "remat": False,
+                "remat": "none",
                 "dtype": "auto",
             },
         }

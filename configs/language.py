@@ -101,7 +101,7 @@ def _model(kind: str) -> ConfigDict:
             "init": "gpt2",
             "dropout": 0.1,
             "dtype": "auto",
-            "remat": False,
+            "remat": "none",
         }
     )
 

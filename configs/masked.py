@@ -35,7 +35,7 @@ def roberta(reservoir: str) -> ConfigDict:
                 "norm": "post",
                 "positions": "learned",
                 "max_length": 512,
-                "remat": False,
+                "remat": "none",
                 "dtype": "auto",
                 **reservoirs.fields(),
                 "reservoir": reservoir,

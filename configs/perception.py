@@ -67,7 +67,7 @@ def _base() -> ConfigDict:
                 "stabilized": False,
                 "targets": "",
             },
-            "model": {"dtype": "auto", "remat": False, "dropout": -1.0},
+            "model": {"dtype": "auto", "remat": "none", "dropout": -1.0},
         }
     )
     config.optimizer.update(

@@ -38,7 +38,7 @@ def base() -> ConfigDict:
                 "norm": "pre",
                 "positions": "sinusoidal",
                 "max_length": 1024,
-                "remat": False,
+                "remat": "none",
                 "dtype": "auto",
                 **reservoirs.fields(),
                 "decoder_reservoirs": 0,

@@ -18,6 +18,7 @@ from common.model.gated_mlp import GatedMlp
 from common.model.language_model import LanguageModel
 from common.model.linear import Linear
 from common.model.spatial import Spatial
+from common.model.stack import REMAT
 from gmlp_lm.initialization import INITIALIZATIONS
 from gmlp_lm.maps import BlockLocal, Toeplitz
 from gmlp_lm.tiny_attention import TinyAttention
@@ -142,6 +143,7 @@ def validate(model: ConfigDict) -> None:
     check_choice("--config.model.init", model.init, INITIALIZATIONS)
     check_choice("--config.model.positions", model.positions, ("sinusoidal", "learned", "none"))
     check_choice("--config.model.norm", model.norm, ("pre", "post"))
+    check_choice("--config.model.remat", model.remat, REMAT)
     check_choice("--config.model.activation", model.activation, ("relu", "gelu", "silu"))
     for name in ("layers", "width", "hidden", "heads", "gate_heads", "length"):
         check(model[name] >= 1, f"--config.model.{name} must be at least 1, got {model[name]}")

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from common.config import check, check_choice, check_rate
 from common.data.labelled import LabelledText
 from common.model.low_rank import Lora, adapt, is_target, linear_layers
+from common.model.stack import REMAT
 from common.model.transformer import compute_dtype
 from common.runtime.processes import check_agreement
 from common.storage.folders import copy_of, open_folder
@@ -58,6 +59,7 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
     check_choice("--config.backbone", config.backbone, ("auto", *BACKBONES))
     check_choice("--config.finetune", config.finetune, FINETUNE)
     check_choice("--config.pool", config.pool, POOLS)
+    check_choice("--config.model.remat", config.model.remat, REMAT)
     check_choice("--config.quantize", config.quantize, QUANTIZE)
     check_choice(
         "--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16", "authors")

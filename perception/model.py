@@ -105,7 +105,7 @@ def block(shape: Backbone, layer: int, *, rngs: nnx.Rngs) -> Block:
 
 
 def backbone(
-    shape: Backbone, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float32, remat: bool = False
+    shape: Backbone, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float32, remat: str = "none"
 ) -> Encoder:
     """Builds a backbone that maps tokens to the states after the last norm, initialised like the published model."""
     embed = Embed(

@@ -123,8 +123,9 @@ class Residual(nnx.Module):
         return self.norm(x) if self.norm_position == "pre" else x
 
     def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
-        y_BLD = self.function(self._enter(x_BLD), context, fold(key, 0))
-        return self._join(x_BLD, y_BLD, fold(key, 1))
+        with jax.named_scope(type(self.function).__name__):
+            y_BLD = self.function(self._enter(x_BLD), context, fold(key, 0))
+            return self._join(x_BLD, y_BLD, fold(key, 1))
 
     def step(
         self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context

@@ -18,12 +18,21 @@ The number must be larger than the number of residuals in a block, because the b
 """
 
 
+REMAT = {
+    "none": None,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+"""Name -> what a block keeps for the backward pass besides its input: everything, the results of matrix products with
+weights, or nothing. The rest is recomputed."""
+
+
 class Stack(nnx.Module):
     """A sequence of blocks and an optional final norm.
 
     Args:
       final_norm: True for a LayerNorm, False for no norm, or a norm module.
-      remat: recompute the activations of each block in the backward pass, to save memory.
+      remat: key of REMAT.
       skip_rate: probability of skipping a block in training, as in LayerDrop (Fan et al., 2020).
     """
 
@@ -34,7 +43,7 @@ class Stack(nnx.Module):
         *,
         rngs: nnx.Rngs,
         final_norm: bool | nnx.Module = True,
-        remat: bool = False,
+        remat: str = "none",
         skip_rate: float = 0.0,
     ):
         self.blocks = nnx.List(blocks)
@@ -45,7 +54,9 @@ class Stack(nnx.Module):
 
     def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
         for number, block in enumerate(self.blocks):
-            call = jax.checkpoint(block.__call__) if self.remat else block
+            call = jax.named_call(block, name=f"block{number}")
+            if policy := REMAT[self.remat]:
+                call = jax.checkpoint(call, policy=policy)
             block_key = fold(key, number)
             if block_key is None or not self.skip_rate:
                 x_BLD = call(x_BLD, context, block_key)

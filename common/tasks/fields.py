@@ -3,6 +3,7 @@
 from ml_collections import ConfigDict
 
 from common.config import check, check_choice, check_rate
+from common.model.stack import REMAT
 
 SIZES = ("width", "hidden", "heads", "layers", "encoder_layers", "decoder_layers", "max_length")
 
@@ -10,6 +11,7 @@ SIZES = ("width", "hidden", "heads", "layers", "encoder_layers", "decoder_layers
 def check_transformer(model: ConfigDict) -> None:
     """Checks the fields of a transformer. Raises a UserError for an invalid value. Fields of SIZES may be missing."""
     check_choice("--config.model.norm", model.norm, ("pre", "post"))
+    check_choice("--config.model.remat", model.remat, REMAT)
     check_choice("--config.model.positions", model.positions, ("sinusoidal", "learned", "none"))
     check_choice("--config.model.activation", model.activation, ("relu", "gelu", "silu"))
     check_choice("--config.model.dtype", model.dtype, ("auto", "float32", "bfloat16"))

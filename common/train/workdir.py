@@ -42,6 +42,7 @@ FREE = (
     "checkpoint.store_frozen",  # This field exists only in runs from before November 2026.
     "data.cache_dir",
     "mesh.",
+    "model.remat",
     "wandb.",
 )
 
@@ -202,6 +203,8 @@ def _read(path: Path) -> dict:
         raise UserError(f"{path} is damaged: {error}") from error
     missing = [name for name in GROUPS if not isinstance(values, dict) or name not in values]
     check(not missing, f"{path} is damaged: it has no {', '.join(missing)}")
+    if isinstance(values["model"].get("remat"), bool):  # runs from before December 2026
+        values["model"]["remat"] = "full" if values["model"]["remat"] else "none"
     return values
 
 

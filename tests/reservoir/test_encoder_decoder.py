@@ -175,12 +175,13 @@ def test_cached_decoding_equals_teacher_forcing(case: Case):
     np.testing.assert_allclose(decode(targets).swapaxes(0, 1), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_remat_does_not_change_gradients(make_config):
+@pytest.mark.parametrize("policy", ["dots", "full"])
+def test_remat_does_not_change_gradients(make_config, policy):
     """The model has dropout: the recomputed dropout masks must equal the masks of the forward pass."""
     key = jax.random.key(3)
     x = np.random.default_rng(0).standard_normal((3, 6, 16)).astype(np.float32)
     results = []
-    for remat in (False, True):
+    for remat in ("none", policy):
         case = make_case(make_config(dropout=0.3, remat=remat, encoder_layers=2))
 
         def loss(trainable, case=case):

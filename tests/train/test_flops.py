@@ -146,7 +146,7 @@ def test_fused_attention_counts_as_the_products_it_replaces(
         assert plain == (6 if gradient else 2) * 2 * 2 * 300 * 200 * 3 * 16
 
 
-def counted(layers: int, drop: float, remat: bool, parts: int = 1) -> int:
+def counted(layers: int, drop: float, remat: str, parts: int = 1) -> int:
     """Returns the FLOPs of the gradient of a stack, for a batch that is split into `parts` microbatches."""
 
     def make(rngs) -> Stack:
@@ -173,15 +173,16 @@ def counted(layers: int, drop: float, remat: bool, parts: int = 1) -> int:
     return flops.count(gradient, trainable, jax.ShapeDtypeStruct((2, 8, WIDTH), jnp.float32))
 
 
+@pytest.mark.parametrize("remat", ["dots", "full"])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_recomputation_is_not_counted(parts: int) -> None:
+def test_recomputation_is_not_counted(remat: str, parts: int) -> None:
     """The count has the FLOPs of the model, without those that the backward pass recomputes."""
-    assert counted(2, 0.0, True, parts) == counted(2, 0.0, False, parts) > 0
+    assert counted(2, 0.0, remat, parts) == counted(2, 0.0, "none", parts) > 0
 
 
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("remat", ["none", "full"])
 @pytest.mark.parametrize("parts", [1, 2])
-def test_branch_of_known_probability_counts_with_its_expectation(remat: bool, parts: int) -> None:
+def test_branch_of_known_probability_counts_with_its_expectation(remat: str, parts: int) -> None:
     """With LayerDrop of 0.25, three quarters of a layer's FLOPs count, forward and backward."""
     of_a_layer = counted(3, 0.0, remat, parts) - counted(2, 0.0, remat, parts)
     whole, dropped = (counted(2, drop, remat, parts) for drop in (0.0, 0.25))

@@ -1,5 +1,6 @@
 """The version of the code."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -25,3 +26,12 @@ def test_code_version_differs_if_a_source_file_differs(tmp_path: Path):
     assert versions[0] == versions[1] != versions[2]
     shutil.move(tmp_path / "two/package/inner/module.py", tmp_path / "two/package/moved.py")
     assert workdir.code_version("package", root=tmp_path / "two") != versions[1]
+
+
+def test_configurations_of_old_runs_are_read(tmp_path: Path):
+    """In old runs `model.remat` is a boolean."""
+    groups = {name: {} for name in workdir.GROUPS}
+    for old, new in ((True, "full"), (False, "none")):
+        text = json.dumps(groups | {"seed": 1, "model": {"remat": old}})
+        (tmp_path / workdir.CONFIG).write_text(text)
+        assert workdir.read_config(tmp_path).model.remat == new

@@ -1,0 +1,45 @@
+"""What the backward pass of a stack keeps, and the names of its operations."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from ml_collections import ConfigDict
+
+from common.model import transformer
+from common.model.block import Context
+from common.model.stack import REMAT, Stack
+
+MODEL = ConfigDict(
+    {"width": 8, "hidden": 32, "heads": 2, "norm": "pre", "activation": "relu", "dropout": 0.0}
+)
+
+
+def stack(remat: str = "none") -> Stack:
+    rngs = nnx.Rngs(0)
+    blocks = [transformer.encoder_block(MODEL, rngs=rngs) for _ in range(2)]
+    return Stack(blocks, MODEL.width, rngs=rngs, remat=remat)
+
+
+def kept(remat: str) -> int:
+    """Returns the number of values that the backward pass of a stack keeps."""
+    model, x_BLD = stack(remat), jnp.ones((4, 16, MODEL.width))
+    graph, params = nnx.split(model)
+
+    def loss(params: nnx.State) -> jax.Array:
+        return jnp.sum(nnx.merge(graph, params)(x_BLD, Context()) ** 2)
+
+    backward = jax.eval_shape(lambda params: jax.vjp(loss, params)[1], params)
+    return sum(x.size for x in jax.tree.leaves(backward))
+
+
+def test_policies_keep_less_and_less_for_the_backward_pass():
+    everything, products, nothing = (kept(remat) for remat in REMAT)
+    assert everything > 1.5 * products and products > 1.5 * nothing
+
+
+def test_profiles_name_blocks_and_sublayers():
+    """xprof shows the name stack of each operation."""
+    model, x_BLD = stack(), jnp.ones((1, 2, MODEL.width))
+    text = jax.jit(lambda x: model(x, Context())).lower(x_BLD).as_text(debug_info=True)
+    for name in ("block0/Attention", "block1/Attention", "block1/FeedForward"):
+        assert name in text
