@@ -118,9 +118,12 @@ def num_batch_shards(mesh: Mesh) -> int:
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Constrains the sharding of an activation with logical axes `axes`; returns x unchanged without `jax.set_mesh`."""
+    """Constrains the sharding of an activation with logical axes `axes`.
+
+    Returns x unchanged without `jax.set_mesh`, and within `jax.shard_map`, where x is the part of one device.
+    """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
+    if mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual:
         return x
     return jax.lax.with_sharding_constraint(x, spec(axes, x.shape, mesh))
 

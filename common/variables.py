@@ -44,6 +44,14 @@ class AbstractModel:
         values = {self.paths[name]: value for name, value in {**trainable, **frozen}.items()}
         return nnx.merge(self.graphdef, nnx.from_flat_state(values))
 
+    def shapes(self) -> tuple[Params, Params]:
+        """Returns the shapes and dtypes of the trainable and the frozen variables, {path: abstract array} each."""
+        trainable, frozen = (
+            {name: jax.ShapeDtypeStruct(v.shape, v.dtype) for name, v in kind.items()}
+            for kind in (self.trainable, self.frozen)
+        )
+        return trainable, frozen
+
     @property
     def drawn(self) -> dict[str, nnx.Variable]:
         """The frozen variables that are initialised from the seed."""

@@ -16,7 +16,7 @@ from common.errors import UserError
 from common.model.transformer import compute_dtype
 from common.train import dry_run
 from common.train.state import Step
-from common.train.task import BatchSpec
+from common.train.task import BatchSpec, Task
 from common.variables import AbstractModel
 from launch import hlo
 from launch.hlo import Collectives
@@ -123,6 +123,21 @@ class Estimate:
         return steps * self.bound.seconds * len(self.topology.devices) / 3600
 
 
+def prepare(config: ConfigDict, topology: Topology) -> tuple[ConfigDict, Task, Mesh]:
+    """Returns the validated configuration, its task without data, and its mesh of the topology's devices.
+
+    Raises:
+      UserError: the configuration is invalid, or its mesh does not match the devices.
+    """
+    check("paper" in config, "--config is not an experiment: the field paper is missing")
+    mesh = topology.mesh(config.mesh)
+    if topology.stands_in and config.model.get("dtype") == "auto":
+        config = config.copy_and_resolve_references()
+        config.model.dtype = "bfloat16"  # On TPUs, "auto" stands for bfloat16.
+    program = importlib.import_module(f"{config.paper}.run")
+    return *program.prepare(config, mesh, read_data=False), mesh
+
+
 def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     """Compiles the training step of a configuration for the devices of a topology, and estimates its costs.
 
@@ -130,14 +145,8 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
       TooLarge: the step does not fit into the memory of the chips.
       UserError: the configuration is invalid, its mesh does not match the devices, or the compiler fails.
     """
-    check("paper" in config, "--config is not an experiment: the field paper is missing")
-    mesh = topology.mesh(config.mesh)
+    config, task, mesh = prepare(config, topology)
     multiple = sharding.num_batch_shards(mesh) * config.train.accumulate
-    if topology.stands_in and config.model.get("dtype") == "auto":
-        config = config.copy_and_resolve_references()
-        config.model.dtype = "bfloat16"  # On TPUs, "auto" stands for bfloat16.
-    program = importlib.import_module(f"{config.paper}.run")
-    config, task = program.prepare(config, mesh, read_data=False)
     spec = task.batch_spec(multiple)
     # Dtypes and kernels depend on the platform of the current mesh (`common.sharding.backend`).
     with jax.set_mesh(mesh):

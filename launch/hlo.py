@@ -175,14 +175,16 @@ class Collectives(NamedTuple):
         return sum(row.received for row in self.rows)
 
 
-def read_collectives(text: str, devices: int) -> Collectives:
+def read_collectives(text: str, devices: int, unknown_trips: int = 1) -> Collectives:
     """Counts the collectives in the text of a program that runs on `devices` devices.
 
-    The body of a loop counts once per iteration, or once if the trip count is unknown. All branches of a conditional
-    count.
+    The body of a loop counts once per iteration. All branches of a conditional count.
+
+    Args:
+      unknown_trips: number of iterations to count for a loop with an unknown trip count.
     """
     program = parse(text)
-    times, unknown = _times(program)
+    times, unknown = _times(program, unknown_trips)
     counts: dict[str, int] = dict.fromkeys(KINDS, 0)
     sizes: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     seen: set[str] = set()
@@ -205,8 +207,8 @@ def read_collectives(text: str, devices: int) -> Collectives:
     return Collectives(rows, unknown)
 
 
-def _times(program: Program) -> tuple[dict[str, int], int]:
-    """Counts the executions of each computation that contains collectives.
+def _times(program: Program, unknown_trips: int) -> tuple[dict[str, int], int]:
+    """Counts the executions of each computation that contains collectives, with `unknown_trips` for unknown loops.
 
     Returns:
       {name of the computation: executions per step}, and the number of loops with an unknown trip count.
@@ -237,7 +239,7 @@ def _times(program: Program) -> tuple[dict[str, int], int]:
                 trips = trip_count(program, computation, instruction)
                 unknown += trips is None
             for called in inner:
-                visit(called, executions * (1 if trips is None else trips))
+                visit(called, executions * (unknown_trips if trips is None else trips))
 
     visit(program.entry, 1)
     return times, unknown

@@ -41,6 +41,11 @@ def arguments() -> ArgumentParser:
         action="store_true",
         help="compile with less optimization: faster, but memory and traffic differ from a real run",
     )
+    parser.add_argument(
+        "--decode",
+        action="store_true",
+        help="compile the generation of text instead of a training step; report the bytes received for a token",
+    )
     parser.epilog = "Every field of the configuration can be overridden: --config.mesh.fsdp=4"
     return parser
 
@@ -58,16 +63,23 @@ def main() -> None:
     experiment = config.load(options.config)
     config.override_all(experiment, fields)
     config.check(options.price is None or options.price >= 0, "--price must not be negative")
+    others = options.price is not None or options.shardings or options.sweep
+    config.check(
+        not (options.decode and others), "--decode excludes --price, --shardings and --sweep"
+    )
 
     import jax
 
-    from launch import sweep, topology
+    from launch import decoding, sweep, topology
     from launch.estimate import estimate
 
     topology.prepare(options.topology)
     if options.quick:
         jax.config.update("jax_exec_time_optimization_effort", -1.0)
     devices = topology.find(options.topology)
+    if options.decode:
+        decoding.show(decoding.traffic(experiment, devices))
+        return
     result = sweep.best(experiment, devices) if options.sweep else estimate(experiment, devices)
     show(result, options.price, options.shardings)
 

@@ -1,6 +1,7 @@
 """Continues prompts with a trained language model, to any length."""
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import jax
@@ -8,14 +9,15 @@ import numpy as np
 from jax.sharding import Mesh
 
 from common.config import check
-from common.decode.sample import Sampling, sample
+from common.decode.rows import ROWS, Decoding, by_rows, gather_weights, row_specs
+from common.decode.sample import Rows, Sampling, sample
 from common.sharding import replicated
-from common.train.task import ModelState
+from common.train.task import ModelState, integers
 from common.variables import AbstractModel
 
 
 class Generator:
-    """Continues prompts of tokens.
+    """Continues prompts of tokens. The rows are split over all devices of the mesh (`common.decode.rows`).
 
     The compiled functions do not depend on the values of the parameters. `prefill` is compiled again if the length of
     the shortest prompt, rounded down to a multiple of the chunk size, changes.
@@ -31,20 +33,50 @@ class Generator:
             window > 1, f"the model's maximum length is {window} token: generation needs at least 2"
         )
         self.window, self.sampling = window, sampling
+        self._abstract_model, self._mesh = abstract_model, mesh
+
+        def prefill_rows(trainable, frozen, tokens_BL, cache):
+            return abstract_model.build(trainable, frozen).prefill(tokens_BL, cache)
 
         @partial(jax.jit, static_argnames=("cache_length", "chunk"))
         def prefill(trainable, frozen, tokens_BL, cache_length, chunk):
             model = abstract_model.build(trainable, frozen)
-            return model.prefill(tokens_BL, model.cache(len(tokens_BL), cache_length, chunk))
+            cache = model.cache(len(tokens_BL), cache_length, chunk)
+            apply = by_rows(prefill_rows, mesh, (ROWS, row_specs(cache)))
+            return apply(trainable, frozen, tokens_BL, cache)
 
         @partial(jax.jit, donate_argnames="cache")
-        def decode(trainable, frozen, logits, cache, start, given_BL, key):
-            model = abstract_model.build(trainable, frozen)
-            tokens_BL, *rest = sample(model.step, logits, cache, start, given_BL, sampling, key)
+        def decode(trainable, frozen, logits, cache, start, given_BL, numbers_B, key):
+            apply = by_rows(self._rows(len(given_BL)), mesh, (ROWS, ROWS, row_specs(cache)))
+            inputs = logits, cache, start, given_BL, numbers_B, key
+            tokens_BL, *rest = apply(trainable, frozen, *inputs)
             # Replicate the tokens, because every process reads the generated text.
             return jax.lax.with_sharding_constraint(tokens_BL, replicated(mesh)), *rest
 
+        self._gather = gather_weights(abstract_model, mesh)
         self._prefill, self._decode = prefill, decode
+
+    def _rows(self, count: int) -> Callable:
+        """Returns the function that draws the next tokens of some rows of a batch with `count` rows."""
+
+        def decode(trainable, frozen, logits, cache, start, given_BL, numbers_B, key):
+            step, rows = self._abstract_model.build(trainable, frozen).step, Rows(numbers_B, count)
+            return sample(step, logits, cache, start, given_BL, self.sampling, key, rows)
+
+        return decode
+
+    def decoding(self, rows: int, chunk: int = 16) -> Decoding:
+        """Returns the program that draws the next `chunk` tokens of each row, for a window of tokens.
+
+        Args:
+          rows: number of rows, a multiple of the number of devices.
+        """
+        prefill = partial(self._prefill, cache_length=self.window, chunk=chunk)
+        shapes = self._abstract_model.shapes()
+        logits, cache = jax.eval_shape(prefill, *shapes, integers(rows, 1))
+        key = jax.eval_shape(jax.random.key, 0)
+        inputs = logits, cache, integers(), integers(rows, chunk), integers(rows), key
+        return Decoding(self._decode, self._rows(rows), inputs, chunk, self.window)
 
     def __call__(
         self,
@@ -59,7 +91,7 @@ class Generator:
 
         A text that fills the window continues in a new window, which begins with the last half of the full window. A
         prompt that does not fit into the window is cut to its last half window. The texts do not depend on the chunk
-        size, and a text does not depend on the other prompts.
+        size or the mesh, and a text does not depend on the other prompts.
 
         Raises:
           UserError: there are no prompts, or a prompt is empty.
@@ -72,11 +104,12 @@ class Generator:
         contexts = [np.asarray(prompt, np.int32) for prompt in prompts]
         missing = np.full(len(contexts), length)
         key = jax.random.key(seed)
+        weights = self._gather(state.trainable, state.frozen)
         while True:
             contexts = [x if len(x) < self.window else x[-(self.window // 2) :] for x in contexts]
             longest = max(map(len, contexts)) + length
             parts = [[context] for context in contexts]
-            for tokens in self._window(state, contexts, longest, key, chunk):
+            for tokens in self._window(weights, contexts, longest, key, chunk):
                 yield [new[:count] for new, count in zip(tokens, missing, strict=True)]
                 for row, new in zip(parts, tokens, strict=True):
                     row.append(new)
@@ -86,15 +119,17 @@ class Generator:
             contexts = [np.concatenate(row) for row in parts]
             key = jax.random.fold_in(key, 0)
 
-    def _window(self, state, contexts, longest, key, chunk) -> Iterator[list[np.ndarray]]:
+    def _window(self, weights, contexts, longest, key, chunk) -> Iterator[list[np.ndarray]]:
         """Yields the tokens after each context until the window is full.
 
         Args:
           longest: maximum number of tokens that the caller needs in the window, including the context.
         """
         lengths = [len(context) for context in contexts]
-        given_BL = np.full((len(contexts), self.window + chunk), -1, np.int32)
-        for row, context in zip(given_BL, contexts, strict=True):
+        # The number of devices must divide the number of rows: repeat prompts in rows that nobody reads.
+        rows = -(-len(contexts) // self._mesh.size) * self._mesh.size
+        given_BL = np.full((rows, self.window + chunk), -1, np.int32)
+        for row, context in zip(given_BL, itertools.cycle(contexts), strict=False):
             row[: len(context)] = context
         # All rows decode the same position: at a position within a long prompt, its row reads a token, and the rows of
         # shorter prompts draw a token. Prefill reads whole chunks only, so prompts of similar lengths share a
@@ -102,14 +137,14 @@ class Generator:
         shortest = min(lengths)
         begin = shortest - shortest % chunk if shortest > chunk else shortest
         cache_length = min(-(-longest // chunk) * chunk, self.window)
-        parameters = (state.trainable, state.frozen)
         logits, cache = self._prefill(
-            *parameters, given_BL[:, :begin], cache_length=cache_length, chunk=chunk
+            *weights, given_BL[:, :begin], cache_length=cache_length, chunk=chunk
         )
+        numbers_B = np.arange(rows)
         for start in range(begin, self.window, chunk):
             given = given_BL[:, start : start + chunk]
             tokens, logits, cache = self._decode(
-                *parameters, logits, cache, np.int32(start), given, key
+                *weights, logits, cache, np.int32(start), given, numbers_B, key
             )
-            tokens_BL = np.asarray(tokens)[:, : self.window - start]
+            tokens_BL = np.asarray(tokens)[: len(contexts), : self.window - start]
             yield [row[max(0, x - start) :] for row, x in zip(tokens_BL, lengths, strict=True)]

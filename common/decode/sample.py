@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,11 +51,34 @@ def restrict(logits_BV: jax.Array, sampling: Sampling) -> jax.Array:
     return jnp.where(logits_BV >= lowest_B1, logits_BV, -jnp.inf)
 
 
-def draw(logits_BV: jax.Array, sampling: Sampling, key: jax.Array) -> jax.Array:
-    """Draws a token for each row of logits; returns (B,)."""
+class Rows(NamedTuple):
+    """Some rows of a batch, such as the rows of one device.
+
+    Attributes:
+      numbers_B: the number of each row in the batch.
+      count: number of rows of the batch.
+    """
+
+    numbers_B: jax.Array
+    count: int
+
+
+def draw(
+    logits_BV: jax.Array, sampling: Sampling, key: jax.Array, rows: Rows | None = None
+) -> jax.Array:
+    """Draws a token for each row of logits; returns (B,).
+
+    Args:
+      rows: the numbers of the rows. A token depends on the number of its row; None for rows 0 to B - 1 of B.
+    """
     if sampling.temperature < LEAST:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
-    return jax.random.categorical(key, restrict(logits_BV, sampling)).astype(jnp.int32)
+    # The Gumbel noise of the whole batch gives a row the same noise on every mesh.
+    count = len(logits_BV) if rows is None else rows.count
+    noise_BV = jax.random.gumbel(key, (count, logits_BV.shape[-1]))
+    if rows is not None:
+        noise_BV = noise_BV[rows.numbers_B]
+    return jnp.argmax(restrict(logits_BV, sampling) + noise_BV, axis=-1).astype(jnp.int32)
 
 
 def sample(
@@ -66,15 +89,17 @@ def sample(
     given_BL: jax.Array,
     sampling: Sampling,
     key: jax.Array,
+    rows: Rows | None = None,
 ) -> tuple[jax.Array, jax.Array, Any]:
     """Draws L tokens for every row, at positions `start` to `start` + L - 1.
 
-    A drawn token depends on the key, its position and its row, but not on L.
+    A drawn token depends on the key, its position and the number of its row, but not on L.
 
     Args:
       step: function (tokens_B, cache, index) -> (logits_BV, cache); the logits are for position `index` + 1.
       logits_BV: logits for position `start`.
       given_BL: known tokens, such as the end of a prompt; negative to draw a token. L is at most `CacheSpec.recent`.
+      rows: the numbers of the rows; see `draw`.
 
     Returns:
       The tokens (B, L), the logits (B, V) for position `start` + L, and the cache after `settle`.
@@ -83,7 +108,7 @@ def sample(
     def one(carry, xs):
         logits_BV, part = carry
         given_B, index = xs
-        drawn_B = draw(logits_BV, sampling, jax.random.fold_in(key, index))
+        drawn_B = draw(logits_BV, sampling, jax.random.fold_in(key, index), rows)
         tokens_B = jnp.where(given_B < 0, drawn_B, given_B)
         logits_BV, after = step(tokens_B, with_writable(cache, part), index)
         return (logits_BV, writable(after)), tokens_B

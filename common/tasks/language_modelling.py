@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +25,11 @@ from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
 from common.train.workdir import has_checkpoints
-from common.variables import Params
+from common.variables import AbstractModel, Params
+
+if TYPE_CHECKING:
+    from common.decode.generate import Generator
+    from common.decode.rows import Decoding
 
 OUTPUT = ("output/kernel", "output/bias")
 """Paths of the parameters of the output layer."""
@@ -256,17 +261,22 @@ class LanguageModelling(Task):
             metrics["sample"] = self._sample(values)
         return metrics
 
-    def _sample(self, values: ModelState) -> str:
-        """Returns the prompt and its continuation by the model, generated with a fixed random key."""
+    def _generator(self, abstract_model: AbstractModel) -> "Generator":
         from common.decode.generate import Generator
         from common.decode.sample import Sampling
 
+        sampling = Sampling(0.8, top_p=0.95)
+        return Generator(abstract_model, self.mesh, self.config.model.length, sampling)
+
+    def decoding(self, abstract_model: AbstractModel) -> "Decoding":
+        """Returns sampling of a text on each device."""
+        return self._generator(abstract_model).decoding(self.mesh.size)
+
+    def _sample(self, values: ModelState) -> str:
+        """Returns the prompt and its continuation by the model, generated with a fixed random key."""
         settings = self.config.eval
         if self._writer is None:
-            sampling = Sampling(0.8, top_p=0.95)
-            self._writer = Generator(
-                values.abstract_model, self.mesh, self.config.model.length, sampling
-            )
+            self._writer = self._generator(values.abstract_model)
         prompt = settings.prompt.encode("utf-8", "surrogateescape")
         chunks = self._writer(values, [self.tokenizer.encode(prompt)], settings.sample, 1)
         text = b"".join(self.tokenizer.decode(row) for (row,) in chunks)

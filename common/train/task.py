@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -11,6 +11,9 @@ from jax.sharding import Mesh
 
 from common.metrics.predictions import Predictions
 from common.variables import AbstractModel, Params
+
+if TYPE_CHECKING:
+    from common.decode.rows import Decoding
 
 Batch = Mapping[str, np.ndarray]
 
@@ -133,6 +136,11 @@ class Task(Protocol):
         Args:
           multiple: number that must divide the number of rows.
         """
+
+    def decoding(self, abstract_model: AbstractModel) -> "Decoding | None":
+        """Returns the program that generates text, to compile it without data; None for tasks without decoding."""
+        del abstract_model
+        return None
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
         """Yields (this process's rows of a global training batch, data state after the batch) without end.

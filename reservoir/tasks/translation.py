@@ -17,7 +17,8 @@ from common.data.batches import iterate
 from common.data.buckets import BucketedBatches, evaluation_batches, rows_of
 from common.data.cache import fingerprint
 from common.data.corpus import TokenizedCorpus, tokenize_corpus
-from common.data.tokenizer import Tokenizer
+from common.data.tokenizer import BOS, EOS, PAD, Tokenizer
+from common.decode.rows import Decoding, by_rows, gather_weights
 from common.metrics.bleu import TOKENIZERS as BLEU_TOKENIZERS
 from common.metrics.predictions import Translations
 from common.model.loss import cross_entropy
@@ -27,6 +28,7 @@ from common.train.evaluate import PerExample
 from common.train.prefetch import put
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
 from common.train.workdir import save_tokenizer
+from common.variables import AbstractModel, Params
 from reservoir import kinds
 from reservoir.backskip import Backskipping
 from reservoir.beam import Search, beam_search
@@ -110,6 +112,36 @@ def search_of(config: ConfigDict) -> Search:
     return Search(decode.beams, decode.length_penalty, decode.ratio, decode.extra)
 
 
+def search_rows(abstract_model: AbstractModel, search: Search) -> Callable:
+    """Returns beam search of a batch, a function (trainable, frozen, batch) -> (ids_B, tokens_BT)."""
+
+    def decode(trainable: Params, frozen: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        model = abstract_model.build(trainable, frozen)
+        context = model.encode(batch["source"])
+        rows, width = batch["source"].shape
+        longest = search.longest(width)
+        limits_B = (search.ratio * context.encoded_lengths_B).astype(jnp.int32) + search.extra
+        found, _ = beam_search(
+            lambda last, cache, index: model.step(last, cache, index, context),
+            model.cache(rows * search.beams, longest, context),
+            limits_B,
+            longest=longest,
+            search=search,
+            bos=BOS,
+            eos=EOS,
+            never=(PAD, BOS),
+        )
+        return batch["ids"], found[:, 0]
+
+    return decode
+
+
+def compiled_search(abstract_model: AbstractModel, search: Search, mesh: Mesh) -> Callable:
+    """Returns `search_rows`, compiled: each device searches its own rows. The outputs are replicated."""
+    apply = by_rows(search_rows(abstract_model, search), mesh)
+    return jax.jit(apply, out_shardings=sharding.replicated(mesh))
+
+
 class Translator:
     """Translates lines of text with an encoder-decoder and the tokenizers of its run."""
 
@@ -124,35 +156,8 @@ class Translator:
         self.config, self.mesh, self.search = config, mesh, search
         self.longest = longest
         self.source_tokenizer, self.target_tokenizer = tokenizers
-        self._compiled: Callable | None = None
-
-    def _decode(self, values: ModelState) -> Callable:
-        """Returns the compiled beam search, a function (trainable, frozen, batch) -> (ids_B, tokens_BT).
-
-        Its outputs are replicated on all devices.
-        """
-        abstract_model, search, tokens = values.abstract_model, self.search, self.target_tokenizer
-
-        def decode(trainable, frozen, batch):
-            model = abstract_model.build(trainable, frozen)
-            context = model.encode(batch["source"])
-            rows, width = batch["source"].shape
-            longest = search.longest(width)
-            limits_B = (search.ratio * context.encoded_lengths_B).astype(jnp.int32) + search.extra
-            cache = model.cache(rows * search.beams, longest, context)
-            found, _ = beam_search(
-                lambda last, cache, index: model.step(last, cache, index, context),
-                cache,
-                limits_B,
-                longest=longest,
-                search=search,
-                bos=tokens.bos_id,
-                eos=tokens.eos_id,
-                never=(tokens.pad_id, tokens.bos_id),
-            )
-            return batch["ids"], found[:, 0]
-
-        return jax.jit(decode, out_shardings=sharding.replicated(self.mesh))
+        self._gather: Callable | None = None
+        self._search: Callable | None = None
 
     def batches(self, source: TokenizedCorpus, target: TokenizedCorpus | None) -> Sequence[Batch]:
         """Returns batches that contain every sentence once, with the rows of this process only."""
@@ -161,7 +166,7 @@ class Translator:
             target,
             buckets=self.config.eval.buckets,
             tokens_per_batch=self.config.eval.tokens_per_batch,
-            multiple=sharding.num_batch_shards(self.mesh),
+            multiple=self.mesh.size,
             process_index=jax.process_index(),
             process_count=jax.process_count(),
         )
@@ -187,11 +192,14 @@ class Translator:
     def translate_corpus(self, values: ModelState, source: TokenizedCorpus) -> list[str]:
         """Translates every sentence of a corpus, in order."""
         self.check_positions(source)
-        self._compiled = self._compiled or self._decode(values)
+        if self._search is None:
+            self._gather = gather_weights(values.abstract_model, self.mesh)
+            self._search = compiled_search(values.abstract_model, self.search, self.mesh)
+        weights = self._gather(values.trainable, values.frozen)
         tokens: list[list[int]] = [[]] * len(source)
         for batch in self.batches(source, None):
             values.interruption()
-            ids, found = self._compiled(values.trainable, values.frozen, put(batch, self.mesh))
+            ids, found = self._search(*weights, put(batch, self.mesh))
             for number, row in zip(np.asarray(ids), np.asarray(found), strict=True):
                 if number >= 0:
                     tokens[number] = row.tolist()
@@ -278,6 +286,15 @@ class Translation(Backskipping, Task):
         rows = rows_of(length, self.config.data.tokens_per_batch, multiple)
         pairs = dict.fromkeys(("source", "target_inputs", "target_outputs"), integers(rows, length))
         return BatchSpec(pairs | {"ids": integers(rows)}, rows * length)
+
+    def decoding(self, abstract_model: AbstractModel) -> Decoding:
+        """Returns beam search of a batch of the longest sentences, as if each batch gathered the weights."""
+        search, length = search_of(self.config), max(self.config.eval.buckets)
+        longest = search.longest(length)
+        rows = rows_of(length, self.config.eval.tokens_per_batch, self.mesh.size)
+        batch = {"source": integers(rows, length), "ids": integers(rows)}
+        program = compiled_search(abstract_model, search, self.mesh)
+        return Decoding(program, search_rows(abstract_model, search), (batch,), longest, longest)
 
     def _tokenize(self, split: str, cache: Path) -> tuple[TokenizedCorpus, TokenizedCorpus]:
         text, (source, target) = self.texts[split], self.tokenizers

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from common.decode.sample import Sampling, draw, restrict, sample
+from common.decode.sample import Rows, Sampling, draw, restrict, sample
 from common.errors import UserError
 
 PROBABILITIES = np.array([0.05, 0.4, 0.1, 0.3, 0.15])
@@ -42,6 +42,22 @@ def test_sample_frequencies_match_the_probabilities(temperature):
 def test_temperature_0_is_greedy():
     assert draw(LOGITS, Sampling(0.0), jax.random.key(5)).tolist() == [1]
     assert draw(LOGITS, Sampling(1e-40), jax.random.key(5)).tolist() == [1]
+
+
+def test_tokens_depend_on_the_number_of_the_row():
+    """Any rows of a batch get the tokens that they get with the whole batch, also behind additional rows."""
+    logits, key = jax.random.normal(jax.random.key(1), (6, 50)), jax.random.key(3)
+    whole = draw(logits, Sampling(), key)
+    for numbers, count in (([3, 4], 6), ([5, 0], 6), ([4], 9)):
+        some = np.array(numbers)
+        found = draw(logits[some], Sampling(), key, Rows(some, count))
+        np.testing.assert_array_equal(found, whole[some])
+
+
+def test_tokens_are_those_of_jax():
+    logits, key = jax.random.normal(jax.random.key(1), (6, 50)), jax.random.key(3)
+    expected = jax.random.categorical(key, logits / 0.7)
+    np.testing.assert_array_equal(draw(logits, Sampling(0.7), key), expected)
 
 
 def counting(tokens_B, cache, index):

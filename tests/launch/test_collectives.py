@@ -86,6 +86,8 @@ def test_loop_body_counts_once_per_iteration() -> None:
     assert read_collectives(program(known, more=LOOP), 8) == ([Row("all-reduce", 5, 5 * once)], 0)
     unknown = known.partition(", backend_config")[0]
     assert read_collectives(program(unknown, more=LOOP), 8) == ([Row("all-reduce", 1, once)], 1)
+    found = read_collectives(program(unknown, more=LOOP), 8, unknown_trips=3)
+    assert found == ([Row("all-reduce", 3, 3 * once)], 1)
     nothing_inside = unknown.replace("body=%body", "body=%rest")
     assert read_collectives(program(nothing_inside, more=LOOP), 8) == ([], 0)
 

@@ -14,7 +14,7 @@ import pytest
 
 from common import config as configuration
 from common.report.table import text
-from launch import estimate
+from launch import decoding, estimate
 from launch.topology import LIBTPU, find
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +31,9 @@ PLANS = [
     ("wmt_ffn_res", "laptop", "slow"),
     ("roberta_t_res", "laptop", "slow"),
 ]
+
+# (configuration, mark) of experiments that generate text, in the size "tiny".
+DECODING_PLANS = [("wmt_ffn_res", ""), ("enwik8_gmlp", "slow")]
 
 
 def cases() -> list:
@@ -80,8 +83,37 @@ def test_plan_matches_golden_file(name, size, topology, quick_optimizations):
         estimate.shardings(found.abstract_model, found.mesh),
     )
     sent = text(("each device, each step", "times", "bytes received"), found.collectives.rows)
-    now = f"{splits}\n{sent}"
-    path = GOLDEN / f"{name}{size and '_'}{size}_{topology.replace(':', '_')}.txt"
+    compare(f"{splits}\n{sent}", f"{name}{size and '_'}{size}_{topology.replace(':', '_')}.txt")
+
+
+@pytest.mark.filterwarnings("ignore:Error reading persistent compilation cache")
+@pytest.mark.parametrize(
+    ("name", "topology"),
+    [
+        pytest.param(name, topology, marks=[pytest.mark.slow] if mark else [])
+        for name, mark in DECODING_PLANS
+        for topology in ("cpu:8", "v5e:2x4")
+    ],
+)
+def test_decoding_plan_matches_golden_file(name, topology, quick_optimizations):
+    need(topology)
+    config = configuration.load(f"{ROOT}/configs/{name}.py:tiny")
+    config.mesh.update({"data": 2, "fsdp": 2, "tensor": 2})
+    config.model.dtype = "bfloat16"
+    found = decoding.traffic(config, find(topology))
+    sent = [
+        (f"{part}: {row.kind}", row.count, row.received)
+        for part, collectives in (("weights", found.weights), ("decoding", found.program))
+        for row in collectives.rows
+    ]
+    total = ("for a token", "", round(found.per_token))
+    now = text(("each device", "times", "bytes received"), [*sent, total])
+    compare(now, f"{name}_decoding_{topology.replace(':', '_')}.txt")
+
+
+def compare(now: str, file: str) -> None:
+    """Compares a plan with its golden file, or writes the file."""
+    path = GOLDEN / file
     if os.environ.get(UPDATE):
         path.write_text(now)
     golden = path.read_text() if path.exists() else ""
@@ -96,6 +128,10 @@ def test_every_golden_file_belongs_to_a_plan():
     known = {
         f"{name}{size and '_'}{size}_{topology}.txt"
         for name, size, _ in PLANS
+        for topology in ("cpu_8", "v5e_2x4")
+    } | {
+        f"{name}_decoding_{topology}.txt"
+        for name, _ in DECODING_PLANS
         for topology in ("cpu_8", "v5e_2x4")
     }
     assert {path.name for path in GOLDEN.iterdir()} == known

@@ -19,9 +19,9 @@ from common.sharding import make_mesh
 from common.track.progress import peak_flops
 from common.train.task import BatchSpec
 from configs import explicit
-from launch import estimate, plan, scaling, sweep, topology
+from launch import decoding, estimate, plan, scaling, sweep, topology
 from launch.estimate import Bound
-from launch.hlo import Row
+from launch.hlo import Collectives, Row
 from launch.topology import CHIPS, Topology, find
 
 needs_libtpu = pytest.mark.skipif(
@@ -380,6 +380,17 @@ def test_meshes_are_all_factorizations() -> None:
     assert all(data * fsdp * tensor == 12 for data, fsdp, tensor in found)
 
 
+def test_decoding_plan_reports_received_bytes_per_token() -> None:
+    """Weights of 20 MiB for ten tokens, and a collective of 1 MiB for the four tokens of the program."""
+    gathered = Collectives([Row("all-gather", 3, 20 * 2**20)], 0)
+    sent = Collectives([Row("all-gather", 1, 2**20)], 0)
+    found = decoding.Traffic(gathered, sent, steps=4, tokens=10)
+    lines = {name.strip(): (much, remark) for name, much, remark in decoding.table_rows(found)}
+    assert lines["MiB received for a token"][0] == "2.250"
+    assert lines["collectives for a token"][0] == "0.250"
+    assert lines["weights"][1] == "gathered for 10 tokens of each row"
+
+
 def test_sweep_on_cpu_raises_error() -> None:
     with pytest.raises(UserError, match="the speed of --topology=cpu:8 is unknown"):
         sweep.best(small(), find("cpu:8"))
@@ -389,6 +400,8 @@ def test_sweep_on_cpu_raises_error() -> None:
     ("options", "words"),
     [
         (["--topology=cpu:8", "--price=-1"], "--price must not be negative"),
+        (["--topology=cpu:8", "--decode", "--sweep"], "--decode excludes --price"),
+        (["--topology=cpu:8", "--decode"], "the task of --config does not generate text"),
         (["--topology=cpu:8", "--config.mesh.tensr=2"], "mesh.tensor"),
         (["--topology=cpu:8", "--config.mesh.tensor=3"], "needs 6 devices|needs 3 devices"),
         ([], "--topology"),

@@ -1,0 +1,96 @@
+"""Decoding by rows: every device holds all weights and decodes its own rows of a batch, without communication.
+
+The steps of a loop over tokens are small, so a collective in the loop costs more than the step. The weights are
+therefore gathered once, before the loop. The rows are split over all mesh axes, also over the axis tensor, which splits
+matrix products in training. A device stops when its own rows are complete, without a stop test of all devices. This is
+only allowed because the loop has no collective, so a loop over tokens must not get one.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
+
+from common import sharding
+from common.model.linear import Linear
+from common.variables import AbstractModel, Params
+
+ROWS = PartitionSpec(sharding.MESH_AXES)
+"""The partition of an array whose first axis are the rows of a batch."""
+
+
+class Decoding(NamedTuple):
+    """A decoding program and the shapes of its inputs, to compile it without data.
+
+    Attributes:
+      program: compiled function (trainable, frozen, *inputs), made by `by_rows` from `rows`. The weights are gathered.
+      rows: function (trainable, frozen, *inputs), which decodes all rows of its inputs.
+      inputs: shapes and dtypes of the inputs of all devices together.
+      steps: number of tokens that the program generates for each row, at most.
+      tokens: number of tokens that are generated for each row with the weights gathered once.
+    """
+
+    program: Callable
+    rows: Callable
+    inputs: tuple
+    steps: int
+    tokens: int
+
+
+def row_specs(tree: Any) -> Any:
+    """Returns the partition of every array in a tree: rows are split over the devices, scalars are replicated."""
+    return jax.tree.map(lambda x: ROWS if jnp.ndim(x) else PartitionSpec(), tree)
+
+
+def by_rows(function: Callable, mesh: Mesh, outputs: Any = ROWS) -> Callable:
+    """Returns `function(trainable, frozen, *inputs)`, applied by each device to its own rows.
+
+    The inputs are split as `row_specs` says. The number of devices must divide the number of rows.
+
+    Args:
+      outputs: partition of the outputs.
+    """
+
+    def apply(trainable: Params, frozen: Params, *inputs: Any) -> Any:
+        specs = PartitionSpec(), PartitionSpec(), *row_specs(inputs)
+        # The check refuses loops whose state is a constant at first, equal on all devices, and differs later.
+        mapped = jax.shard_map(
+            function, mesh=mesh, in_specs=specs, out_specs=outputs, check_vma=False
+        )
+        return mapped(trainable, frozen, *inputs)
+
+    return apply
+
+
+def gather_weights(abstract_model: AbstractModel, mesh: Mesh) -> Callable:
+    """Returns a compiled function that copies all weights to every device: (trainable, frozen) -> (trainable, frozen).
+
+    Kernels of linear layers are gathered in the dtype of activations, to which `common.model.linear.matmul` casts them
+    in any case. Other parameters, such as embedding tables, are added in float32 and keep their dtype.
+    """
+    kinds = abstract_model.trainable, abstract_model.frozen
+    places = [sharding.shardings(kind, mesh) for kind in kinds]
+
+    def gather(*values: Params) -> list[Params]:
+        model = abstract_model.build(*values)
+        kernels = {
+            "/".join(map(str, (*path, "kernel")))
+            for path, part in nnx.iter_modules(model)
+            if isinstance(part, Linear) and isinstance(part.kernel, nnx.Variable)
+        }
+
+        def cast(name: str, x: jax.Array, place: jax.NamedSharding) -> jax.Array:
+            if name not in kernels:
+                return x
+            # Without the constraint the compiler may gather float32 and cast the whole array.
+            return jax.lax.with_sharding_constraint(x.astype(model.dtype), place)
+
+        return [
+            {name: cast(name, x, place[name]) for name, x in part.items()}
+            for part, place in zip(values, places, strict=True)
+        ]
+
+    return jax.jit(gather, out_shardings=sharding.replicated(mesh))

@@ -1,0 +1,191 @@
+"""Counts the bytes that a device receives for each generated token: python -m launch.decoding --out=DIR
+
+Compiles decoding for devices that this machine lacks: as it runs, with the rows of a batch split over the devices, and
+as the compiler partitions the same function if the weights stay sharded.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from common.runtime.program import run
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
+
+    from launch.hlo import Collectives
+    from launch.topology import Topology
+
+MIB = 2**20
+
+RUNS = {
+    "WMT, FFN reservoirs": (
+        "configs/wmt_ffn_res.py",
+        ("model.encoder_layers=2", "model.reservoirs=1"),
+    ),
+    "enwik8, gMLP": ("configs/enwik8_gmlp.py", ("model.layers=2",)),
+}
+"""Name of a run -> (configuration, fields to override). Fewer layers compile faster and change only the weights."""
+
+MESHES = ("fsdp", "data")
+"""The mesh axis of all devices."""
+
+COLUMNS = (
+    "run",
+    "mesh",
+    "decoding",
+    "collectives for a token",
+    "MiB received for a token",
+    "of which weights",
+)
+
+
+class Traffic(NamedTuple):
+    """The collectives of decoding.
+
+    Attributes:
+      weights: collectives that gather the weights, before `tokens` tokens of each row.
+      program: collectives of the decoding program, which generates `steps` tokens of each row.
+    """
+
+    weights: "Collectives"
+    program: "Collectives"
+    steps: int
+    tokens: int
+
+    @property
+    def weights_per_token(self) -> float:
+        """Bytes of weights that each device receives for a token of each row."""
+        return self.weights.received / self.tokens
+
+    @property
+    def per_token(self) -> float:
+        """Bytes that each device receives for a token of each row."""
+        return self.weights_per_token + self.program.received / self.steps
+
+    @property
+    def count_per_token(self) -> float:
+        """Number of collectives for a token of each row, without those that gather the weights."""
+        return sum(row.count for row in self.program.rows) / self.steps
+
+
+def traffic(config: "ConfigDict", topology: "Topology", *, by_rows: bool = True) -> Traffic:
+    """Compiles the decoding of a configuration for the devices of a topology; returns its collectives.
+
+    Args:
+      by_rows: True for the program that runs. False compiles the same function with the weights and rows split as in
+        training, and leaves everything else to the compiler.
+
+    Raises:
+      UserError: the configuration is invalid, its mesh does not match the devices, or its task does not decode.
+    """
+    import jax
+    from jax.sharding import NamedSharding
+
+    from common import sharding, variables
+    from common.config import check
+    from common.decode.rows import gather_weights, row_specs
+    from launch.estimate import prepare
+    from launch.hlo import Collectives, read_collectives
+
+    config, task, mesh = prepare(config, topology)
+    whole, rows = sharding.replicated(mesh), sharding.batch_sharding(mesh)
+    with jax.set_mesh(mesh):
+        model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+        decoding = task.decoding(model)
+        check(decoding is not None, "--decode: the task of --config does not generate text")
+        function, inputs, steps, tokens = decoding.rows, decoding.inputs, *decoding[3:]
+        weights = [
+            _placed(shapes, sharding.shardings(kind, mesh))
+            for shapes, kind in zip(model.shapes(), (model.trainable, model.frozen), strict=True)
+        ]
+        split = jax.tree.map(lambda x: rows if x.ndim else whole, inputs)
+        gathering = Collectives([], 0)
+
+        def collectives(function: Any, *arguments: Any) -> Collectives:
+            program = function.lower(*arguments).compile().as_text()
+            return read_collectives(program, len(topology.devices), steps)
+
+        if by_rows:
+            gather = gather_weights(model, mesh)
+            gathering = collectives(gather, *weights)
+            gathered = jax.eval_shape(gather, *weights)
+            weights = _placed(gathered, jax.tree.map(lambda _: whole, gathered))
+            split = jax.tree.map(lambda spec: NamedSharding(mesh, spec), row_specs(inputs))
+            function = decoding.program
+        sent = collectives(jax.jit(function), *weights, *_placed(inputs, split))
+    return Traffic(gathering, sent, steps, tokens)
+
+
+def _placed(shapes: Any, places: Any) -> Any:
+    """Returns a tree of abstract arrays with shardings."""
+    import jax
+
+    return jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), shapes, places
+    )
+
+
+def show(found: Traffic) -> None:
+    """Prints the traffic of decoding as a table."""
+    from common.report.table import text
+
+    print(text(("quantity", "value", ""), table_rows(found)))
+
+
+def table_rows(found: Traffic) -> list[tuple[str, str, str]]:
+    """Returns the traffic of decoding as table rows (quantity, value, remark)."""
+    parts = {
+        "weights": (found.weights, f"gathered for {found.tokens:,} tokens of each row"),
+        "decoding": (found.program, f"at most {found.steps:,} tokens of each row"),
+    }
+    lines = []
+    for title, (sent, remark) in parts.items():
+        lines.append((title, "", remark))
+        lines += [
+            (f"  {kind}, each device", f"{count:,} x", f"{received / MIB:,.3f} MiB received")
+            for kind, count, received in sent.rows
+        ]
+    return [
+        *lines,
+        ("collectives for a token", f"{found.count_per_token:,.3f}", "without the weights"),
+        ("MiB received for a token", f"{found.per_token / MIB:,.3f}", "of each row, each device"),
+    ]
+
+
+def main() -> None:
+    from common import config
+
+    parser = config.parser_for("launch.decoding")
+    parser.add_argument(
+        "--topology", default="v5e:2x4", metavar="KIND:SHAPE", help="eight devices, see launch.plan"
+    )
+    parser.add_argument("--out", type=Path, default=Path("results/launch"), metavar="DIR")
+    options = parser.parse_args()
+
+    import jax
+
+    from common.report.table import publish
+    from launch import topology
+
+    topology.prepare(options.topology)
+    jax.config.update("jax_exec_time_optimization_effort", -1.0)
+    devices = topology.find(options.topology)
+    rows = []
+    for name, (path, fields) in RUNS.items():
+        for axis in MESHES:
+            for by_rows in (False, True):
+                experiment = config.load(path)
+                config.override_all(experiment, fields)
+                sizes = {"data": 1, "fsdp": 1, "tensor": 1, axis: len(devices.devices)}
+                experiment.mesh.update(sizes)
+                found = traffic(experiment, devices, by_rows=by_rows)
+                how = "by rows" if by_rows else "left to the compiler"
+                received = found.per_token / MIB, found.weights_per_token / MIB
+                mesh = f"{axis}={sizes[axis]}"
+                rows.append((name, mesh, how, found.count_per_token, *received))
+                print(*rows[-1], sep="  ", flush=True)
+    publish(options.out / "decoding", COLUMNS, rows)
+
+
+if __name__ == "__main__":
+    run(main)
