@@ -106,7 +106,7 @@ def traffic(config: "ConfigDict", topology: "Topology", *, by_rows: bool = True)
             return read_collectives(program, len(topology.devices), steps)
 
         if by_rows:
-            gather = gather_weights(model, mesh)
+            gather = jax.jit(gather_weights(model, mesh))
             gathering = collectives(gather, *weights)
             gathered = jax.eval_shape(gather, *weights)
             weights = _placed(gathered, jax.tree.map(lambda _: whole, gathered))

@@ -66,11 +66,14 @@ def by_rows(function: Callable, mesh: Mesh, outputs: Any = ROWS) -> Callable:
 
 
 def gather_weights(abstract_model: AbstractModel, mesh: Mesh) -> Callable:
-    """Returns a compiled function that copies all weights to every device: (trainable, frozen) -> (trainable, frozen).
+    """Returns a function that copies all weights to every device: (trainable, frozen) -> (trainable, frozen).
 
     Kernels of linear layers are gathered in the dtype of activations, to which `common.model.linear.matmul` casts them
-    in any case. Other parameters, such as embedding tables, are added in float32 and keep their dtype.
+    in any case. Other parameters, such as embedding tables, are added in float32 and keep their dtype. A single device
+    gets its weights unchanged, without a copy.
     """
+    if mesh.size == 1:
+        return lambda trainable, frozen: (trainable, frozen)
     kinds = abstract_model.trainable, abstract_model.frozen
     places = [sharding.shardings(kind, mesh) for kind in kinds]
 
