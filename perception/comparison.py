@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 
 from common import experiments
 from common.cached import cached_json
-from common.config import check, load
+from common.config import check, check_choice, load
 from common.data.labelled import LabelledText
 from common.report.runs import Run, load_local
 from common.report.table import Table
@@ -32,7 +32,7 @@ from perception.conclusions import (
     results,
     verdict_row,
 )
-from perception.ways import BASELINE, METRIC, TRAINED, WAYS
+from perception.ways import BASELINE, METRIC, TRAINABLE, TRAINED, WAYS
 
 PLAN = "plan.json"
 """File in --out with the plan of a time budget, so that the same command resumes the same runs."""
@@ -52,10 +52,12 @@ class ExperimentSuite(experiments.ExperimentSuite):
     Attributes beyond those of the base class:
       spec: the configuration, "FILE" or "FILE:ARGUMENT".
       margin: equivalence margin in points of weighted F1.
+      only: keys of WAYS that are trained beside the baseline; () for all.
     """
 
     spec: str = ""
     margin: float = field(default=MARGINS[METRIC])
+    only: tuple[str, ...] = ()
 
     def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
         return run.prepare(config, self.mesh)
@@ -85,13 +87,19 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return config
 
     def ways(self) -> list[str]:
-        """Returns the keys of WAYS that can run. Training from pretrained weights needs --config.pretrained.
+        """Returns the keys of WAYS that run. Training from pretrained weights needs --config.pretrained.
 
         Raises:
-          UserError: a configuration or the pretrained weights are invalid.
+          UserError: `only` has an unknown way, or a configuration or the pretrained weights are invalid.
         """
         weights = self.configuration("lora", 1).pretrained
-        found = [name for name, way in WAYS.items() if weights or not way.pretrained]
+        for name in self.only:
+            check_choice("--ways", name, TRAINABLE)
+            check(
+                weights or not WAYS[name].pretrained, f"--ways={name} needs --config.pretrained=DIR"
+            )
+        wanted = (*(self.only or TRAINABLE), BASELINE)
+        found = [n for n, way in WAYS.items() if n in wanted and (weights or not way.pretrained)]
         for way in found:
             if way == BASELINE:
                 continue

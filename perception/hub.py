@@ -34,8 +34,8 @@ def locate(name: Path, option: str = "--config.pretrained", advice: str = "") ->
         from huggingface_hub.constants import HF_HUB_CACHE
 
         raise UserError(
-            f"{missing}, and the Hugging Face cache in {HF_HUB_CACHE} has no model of this name: perception.train"
-            " --download fetches it"
+            f"{missing}, and the Hugging Face cache in {HF_HUB_CACHE} has no model of this name:"
+            " perception.train or perception.worth --download fetches it"
         )
     return found
 

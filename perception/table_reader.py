@@ -94,7 +94,6 @@ def read_tables(source: str, encoding: str = "", download: bool = False) -> dict
     if source.startswith("hf:"):
         found = _hugging_face(source.removeprefix("hf:"), download)
     else:
-        check(not download, f"--download is for --data=hf:NAME, not for --data={source}")
         found = _read_place(open_path(os.path.expanduser(source)), encoding)
     for table in found.values():
         if not table.records:

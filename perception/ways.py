@@ -40,5 +40,8 @@ WAYS = {
 
 BASELINE = "tf_idf"
 
+TRAINABLE = tuple(way for way in WAYS if way != BASELINE)
+"""Ways that `perception.worth --ways` chooses from. The baseline takes seconds and always runs."""
+
 TRAINED = ("lora", "full_pretrained", "full")
 """Ways with training steps, in the order in which a time budget pays for them."""

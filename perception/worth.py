@@ -18,8 +18,12 @@ import sys
 from argparse import ArgumentParser, Namespace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.runtime import program
+
+if TYPE_CHECKING:
+    from ml_collections import ConfigDict
 
 DATA_FIELDS = (
     "source",
@@ -42,6 +46,7 @@ def _parser() -> ArgumentParser:
     from common.report.verdict import MARGINS
     from common.storage.folders import open_folder
     from common.train.reproduce import add_fairness
+    from perception.ways import TRAINABLE
 
     parser = config.parser_for("perception.worth")
     parser.add_argument("--data", default="", metavar="FILE", help="labelled texts; see above")
@@ -75,7 +80,9 @@ def _parser() -> ArgumentParser:
         "--strict", action="store_true", help="refuse --data with unusable or contradictory rows"
     )
     parser.add_argument(
-        "--download", action="store_true", help="allow --data=hf:NAME to download the data set"
+        "--download",
+        action="store_true",
+        help="allow the program to download --config.pretrained=NAME and --data=hf:NAME",
     )
     parser.add_argument(
         "--balance", action="store_true", help="give all classes equal weight in training"
@@ -102,6 +109,12 @@ def _parser() -> ArgumentParser:
         help=f"number of runs, with different seeds, of each way of training (default: 1; with --shots {DRAWS})",
     )
     parser.add_argument(
+        "--ways",
+        default="",
+        metavar="WAY,WAY",
+        help=f"train only these of {', '.join(TRAINABLE)} (default: all), beside TF-IDF",
+    )
+    parser.add_argument(
         "--margin",
         type=config.float_arg("--margin"),
         default=MARGINS["weighted_f1"],
@@ -124,7 +137,7 @@ def _check(options: Namespace, fields: list[str]) -> None:
 
     own = [
         name
-        for name in ("text", "pair", "label", "separator", "encoding", "strict", "download")
+        for name in ("text", "pair", "label", "separator", "encoding", "strict")
         if getattr(options, name)
     ]
     check(bool(options.data) or not own, f"--{' and --'.join(own)} needs --data=FILE")
@@ -135,7 +148,7 @@ def _check(options: Namespace, fields: list[str]) -> None:
     taken = ("--config.dataset", *(f"--config.data.{name}" for name in DATA_FIELDS))
     both = [field for field in fields if options.data and field.startswith(taken)]
     check(not both, f"{' '.join(both)}: --data sets this field, remove one of the two options")
-    planned = [name for name in ("seeds", "turns", "sweep") if getattr(options, name)]
+    planned = [name for name in ("seeds", "turns", "sweep", "ways") if getattr(options, name)]
     check(
         not (options.budget and planned),
         f"--budget chooses what --{' and --'.join(planned)} would set: remove one of the two options",
@@ -147,6 +160,19 @@ def _out(options: Namespace) -> Path:
         return options.out or Path("runs/worth")
     name = options.data.removeprefix("hf:").partition("@")[0].rstrip("/")
     return Path(f"runs/worth_{Path(name).name.partition('.')[0] or 'data'}")
+
+
+def _download(data: str, experiment: "ConfigDict") -> None:
+    """Fetches the pretrained model, if --config.pretrained is a hub name. `read_tables` fetches --data=hf:NAME."""
+    from common.config import check
+    from perception.train import fetch_pretrained
+
+    check(
+        bool(experiment.pretrained) or data.startswith("hf:"),
+        "--download needs --config.pretrained=NAME, a name on the hub, or --data=hf:NAME",
+    )
+    if experiment.pretrained:
+        fetch_pretrained(experiment)
 
 
 def main() -> None:
@@ -164,6 +190,8 @@ def main() -> None:
     spec = options.config or f"{find_spec('configs.perception').origin}:laptop"
     experiment = config.load(spec)
     config.override_all(experiment, fields)
+    if options.download:
+        _download(options.data, experiment)
     prepared = None
     if options.data:
         from perception.labelled_table import TEXTS, prepare, write
@@ -193,7 +221,8 @@ def main() -> None:
     seeds = options.seeds or (DRAWS if experiment.data.shots else 1)
     arguments = "", seeds, fields, out, make_mesh(experiment.mesh), spec
     fair = {"turns": options.turns, "sweep": parse_sweep(options.sweep)}
-    suite = ExperimentSuite(*arguments, options.margin, **fair)
+    only = tuple(options.ways.split(",")) if options.ways else ()
+    suite = ExperimentSuite(*arguments, options.margin, only, **fair)
     with output(out):
         unless_stopped(lambda: worth(suite, about, seconds))
 

@@ -10,7 +10,8 @@ import pytest
 from huggingface_hub import constants
 
 from common.errors import UserError
-from perception import hub, train
+from configs import perception
+from perception import hub, train, worth
 from perception.adapter_commands import _folder
 from perception.hugging_face import open_model
 from perception.safetensor_files import INDEX, WHOLE
@@ -93,7 +94,13 @@ def test_sharded_model_equals_whole_model(cache, tmp_path) -> None:
         np.testing.assert_array_equal(files.read(name, (slice(None),)), value)
 
 
-def test_download_is_asked_for_and_skips_pickles(cache, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("program", "training"),
+    [(train, "perception.run.ended"), (worth, "perception.comparison.worth")],
+)
+def test_download_is_asked_for_and_skips_pickles(
+    program, training, cache, tmp_path, monkeypatch
+) -> None:
     """The flag calls the hub once, before training, with patterns that leave pickles out."""
     asked = []
 
@@ -104,15 +111,16 @@ def test_download_is_asked_for_and_skips_pickles(cache, monkeypatch) -> None:
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
 
-    def ended(*_: object) -> None:
+    def begin(*_: object) -> None:
         raise UserError("training begins")
 
-    monkeypatch.setattr("perception.run.ended", ended)
-    arguments = ["--config=configs/perception.py:tiny", "--config.pretrained=org/model@v1"]
+    monkeypatch.setattr(training, begin)
+    monkeypatch.chdir(tmp_path)
+    arguments = [f"--config={perception.__file__}:tiny", "--config.pretrained=org/model@v1"]
     for extra, wanted in ([], []), (["--download"], [("org/model", "v1")]):
-        monkeypatch.setattr(sys, "argv", ["train", *arguments, *extra])
+        monkeypatch.setattr(sys, "argv", ["program", *arguments, *extra])
         with pytest.raises(UserError, match="training begins"):
-            train.main()
+            program.main()
         assert asked == wanted
 
 

@@ -352,12 +352,6 @@ BAD = {
         {"text": ("text",)},
         "every text occurs with different labels",
     ),
-    "download of a file": (
-        "a.csv",
-        as_csv(MANY),
-        {"download": True},
-        "--download is for --data=hf:NAME",
-    ),
 }
 
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -247,6 +248,18 @@ def test_worth_on_a_csv_file(tmp_path, capsys) -> None:
     for row in test:  # the location is the last line of a row
         number = int(row["row"].removeprefix("mails.csv line "))
         assert row["text"].splitlines()[-1].replace('"', '""') in lines[number - 1]
+
+
+def test_ways_option_trains_only_the_named_ways(folder, tmp_path) -> None:
+    given = [*fields_of(folder), f"--config.data.source=files:{folder / 'data'}"]
+    suite = suite_of(given, tmp_path)
+    assert replace(suite, only=("lora", "head")).ways() == ["lora", "head", "tf_idf"]
+    out = tmp_path / "out"
+    call(worth, "--config=configs/perception.py:tiny", f"--out={out}", "--ways=head", *given)
+    assert sorted(path.name for path in (out / "runs").iterdir()) == ["head", "tf_idf"]
+    assert (
+        "TF-IDF and logistic regression against the head alone" in (out / "answer.txt").read_text()
+    )
 
 
 def test_second_call_reuses_runs(asked, folder) -> None:
@@ -500,6 +513,8 @@ def test_invalid_adapter_arguments_raise_errors(asked, folder, tmp_path) -> None
         (["--data=a.csv", "--budget=10"], "--budget=10 must be a positive time with its unit"),
         (["--data=a.csv", "--budget=1m", "--seeds=3"], "--budget chooses what --seeds would set"),
         (["--data=a.csv", "--budget=1m", "--sweep=seed=1"], "--budget chooses what --sweep"),
+        (["--data=a.csv", "--budget=1m", "--ways=lora"], "--budget chooses what --ways would set"),
+        (["--data=a.csv", "--download"], "--download needs --config.pretrained=NAME"),
         (["--data=gone.csv"], "--data=gone.csv: no such file or folder"),
         (["--data=a.csv", "--out=README.md"], "cannot write to --out=README.md"),
         (["--data=a.csv", "--config=gone.py"], "gone.py"),
@@ -521,6 +536,8 @@ def test_invalid_worth_options_fail_before_training(folder, tmp_path) -> None:
     assert "nowhere is not a directory" in told(f"--config.pretrained={tmp_path}/nowhere")
     assert "no directory" in told(f"--config.data.source=files:{tmp_path}/nowhere")
     assert "--seeds must be a whole number" in told("--seeds=0")
+    assert "--ways='rola': choose one of lora, full_pretrained, head, full" in told("--ways=rola")
+    assert "--ways=head needs --config.pretrained=DIR" in told("--ways=full,head")
     assert not (tmp_path / "out").exists()
     (tmp_path / "out").write_text("a file")
     assert f"cannot write to --out={tmp_path / 'out'}: " in told("--config.train.steps=1")

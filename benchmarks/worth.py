@@ -1,0 +1,256 @@
+"""Compares perception.worth with a script of transformers and peft: lines, seconds, F1: python -m benchmarks.worth
+
+    python -m benchmarks.worth --data=data/rotten_tomatoes --pretrained=MINILM
+
+Both train the same ways on the same splits, with the same steps, batches, ranks, learning rates and seeds. Round n adds
+seed n; the first round also has what no seed changes (the head, TF-IDF) and all compilation. In each round both whole
+programs run one after the other, in turns. CPU seconds (of all threads) depend less on other programs than seconds do.
+
+The verdicts on test weighted F1 are those of `common.report`, so they need three rounds. Differences that remain: our
+classifier reads mean and last state, theirs BERT's pooler; TF-IDF features are hashed here and counted there.
+"""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from common.runtime import program
+
+WAYS = ("lora", "full_pretrained", "head")
+SCRIPT = Path(__file__).parent / "peers/text_classifier.py"
+RATES = {"lora": 1e-3, "full_pretrained": 1e-4}
+"""Way -> learning rate, as in SCRIPT."""
+
+
+def lines_of_code(script: str) -> int:
+    """Returns the number of lines of a Python script that are not blank, comments or docstrings."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef
+    docstrings: set[int] = set()
+    for node in ast.walk(ast.parse(script)):
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            docstrings |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    return sum(
+        bool(line.strip()) and not line.strip().startswith("#") and number not in docstrings
+        for number, line in enumerate(script.splitlines(), 1)
+    )
+
+
+def our_command(options, seeds: int) -> list[str]:
+    """Returns the command of perception.worth, which adds the seeds that are missing in its folder."""
+    fields = {
+        "data.source": f"files:{options.data}",
+        "data.cache_dir": options.runs / "cache",
+        "pretrained": options.pretrained,
+        "data.batch": options.batch,
+        "data.max_length": options.length,
+        "data.buckets": f"{options.length // 2},{options.length}",
+        "model.dtype": "float32",
+        "train.steps": options.steps,
+        "eval.steps": options.steps // 3,
+        "checkpoint.steps": options.steps // 3,
+        "optimizer.name": "adamw",
+        "optimizer.beta2": 0.999,
+        "optimizer.epsilon": 1e-8,
+        "optimizer.weight_decay": 0.0,
+        **{f"learning_rates.{way}": RATES[way] for way in options.ways if way in RATES},
+    }
+    command = [sys.executable, "-m", "perception.worth", "--config=configs/perception.py:laptop"]
+    command += [f"--config.{name}={value}" for name, value in fields.items()]
+    return [
+        *command,
+        f"--ways={','.join(options.ways)}",
+        f"--seeds={seeds}",
+        f"--out={options.runs / 'ours'}",
+    ]
+
+
+def peer_command(options, seed: int) -> list[str]:
+    """Returns the command of the script, which trains one seed."""
+    ways = [way for way in (*options.ways, "tf_idf") if way in RATES or seed == 1]
+    fields = {
+        "data": options.data,
+        "model": options.pretrained,
+        "length": options.length,
+        "output_dir": options.runs / "peer",
+        "seed": seed,
+        "max_steps": options.steps,
+        "per_device_train_batch_size": options.batch,
+        "per_device_eval_batch_size": 128,
+        "lr_scheduler_type": "cosine",
+        "warmup_ratio": 0.05,
+        "max_grad_norm": 1.0,
+        "group_by_length": True,
+        "eval_strategy": "steps",
+        "eval_steps": options.steps // 3,
+        "save_steps": options.steps // 3,
+        "save_total_limit": 1,
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "weighted_f1",
+        "disable_tqdm": True,
+        "report_to": "none",
+    }
+    command = [sys.executable, str(SCRIPT), "--ways", *ways]
+    return command + [f"--{name}={value}" for name, value in fields.items()]
+
+
+def cpu_seconds_of(command: Sequence[str], log: Path) -> float:
+    """Runs a program and returns the CPU seconds of all its threads and terminated child processes.
+
+    Raises:
+      UserError: the program fails.
+    """
+    from common.config import check
+
+    # A folder of its own for compiled programs: the first round compiles, whatever ran here before.
+    environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(log.absolute().parent / "cache")}
+    with log.open("a") as file:
+        process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
+        _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    check(process.returncode == 0, f"{command[1:3]} failed with {process.returncode}: see {log}")
+    return used.ru_utime + used.ru_stime
+
+
+def peer_runs(folder: Path, ours: Mapping[str, Sequence]) -> dict[str, list]:
+    """Returns way -> runs of the script, one per seed.
+
+    Args:
+      ours: way -> our runs, whose labels and class names are those of the script's test examples.
+    """
+    from common.metrics.curve import Curve, Point
+    from common.metrics.predictions import PREDICTIONS, Classes
+    from common.report.runs import Run
+
+    found: dict[str, list] = {way: [] for way in ours}
+    for way, runs in ours.items():
+        true = runs[0].predictions()
+        for path in sorted(folder.glob(f"{way}_seed*.json")):
+            result = json.loads(path.read_text())
+            logs_MN = np.array(result["logs"])
+            run = folder / path.stem
+            run.mkdir(exist_ok=True)
+            made = Classes.of_log_probabilities(true.examples, true.labels_M, logs_MN, true.names)
+            made.save(run / PREDICTIONS)
+            seed = int(path.stem.rpartition("seed")[2]) if way in RATES else None
+            curve = Curve("weighted_f1", "max", [Point(0, 0.0, 0.0, result["valid"])])
+            found[way].append(Run(path.stem, {"seed": seed}, curve, run))
+    return found
+
+
+def verdicts(ours: Mapping[str, Sequence], peers: Mapping[str, Sequence]) -> dict:
+    """Returns way -> comparison of test weighted F1, ours minus theirs. Holm's method corrects all ways together."""
+    from common.report.verdict import compare, correct
+
+    found = [compare(ours[way], peers[way], axes=()) for way in ours]
+    on_test = [next(c for c in every if c.metric == "weighted_f1") for every in found]
+    return dict(zip(ours, correct(on_test), strict=True))
+
+
+def table_rows(
+    words: Sequence[int],
+    seconds: Mapping[str, Sequence[Sequence[float]]],
+    compared: Mapping,
+) -> list[tuple[str, ...]]:
+    """Returns the rows of the table: lines, words, seconds, and F1 with verdicts.
+
+    Args:
+      words: number of words of our command and of theirs.
+      seconds: name -> our seconds and theirs, each one per round.
+      compared: see `verdicts`.
+    """
+    from common.report.table import mean_std
+
+    lines = lines_of_code(SCRIPT.read_text())
+    rows = [("lines of code", "0", str(lines), "", "", "")]
+    rows.append(("words of the command", *map(str, words), "", "", ""))
+    for name, (ours, peer) in seconds.items():
+        cells = [" ".join(f"{value:.0f}" for value in values) for values in (ours, peer)]
+        ratios = " ".join(f"x {a / b:.2f}" for a, b in zip(ours, peer, strict=True))
+        rows.append((name, *cells, ratios, "", ""))
+    for way, one in compared.items():
+        interval = "" if np.isnan(one.low) else f"{one.low:+.1f} to {one.high:+.1f}"
+        scores = [mean_std(sample.values) for sample in (one.a, one.b)]
+        difference = f"{one.difference:+.1f}"
+        rows.append((f"test weighted F1, {way}", *scores, difference, interval, str(one)))
+    return rows
+
+
+def main() -> None:
+    from benchmarks.harness import compare, make_parser, ratio, report
+    from common import config
+    from common.report.runs import load_local
+    from common.report.table import publish
+    from common.train.conditions import Conditions
+
+    parser = make_parser(__doc__, "worth", rounds=3)
+    parser.add_argument("--data", required=True, type=Path, help="folder with *.jsonl.gz")
+    parser.add_argument("--pretrained", required=True, type=Path, help="BERT's folder")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--steps", type=int, default=600, help="training steps of each run")
+    parser.add_argument("--batch", type=int, default=16, help="texts of a training batch")
+    parser.add_argument("--length", type=int, default=64, help="longest text in tokens")
+    parser.add_argument("--runs", type=Path, default=Path("runs/benchmark_worth"))
+    options = parser.parse_args()
+    missing = [name for name in ("torch", "transformers", "peft") if find_spec(name) is None]
+    config.check(
+        not missing, f"no package {', '.join(missing)}: pip install -r benchmarks/requirements.txt"
+    )
+    config.check(options.steps >= 3, f"--steps must be at least 3, got {options.steps}")
+    config.check(not options.runs.exists(), f"--runs={options.runs} exists: choose a new folder")
+    (options.runs / "peer").mkdir(parents=True)
+
+    cpu: dict[str, list[float]] = {"ours": [], "peer": []}
+    commands = {"ours": our_command, "peer": peer_command}
+
+    def run_next_seed(case: str) -> None:
+        """Runs the program of `case` with the next seed."""
+        command = commands[case](options, len(cpu[case]) + 1)
+        cpu[case].append(cpu_seconds_of(command, options.runs / f"{case}.log"))
+
+    conditions = Conditions()
+    conditions.begin("alone")
+    cases = {case: partial(run_next_seed, case) for case in cpu}
+    timings = compare(cases, rounds=options.rounds, warmup=0)
+    used = conditions.describe()
+
+    ours: dict[str, list] = {}
+    for run in load_local(options.runs / "ours" / "runs"):
+        ours.setdefault(run.name.partition("_seed")[0], []).append(run)
+    compared = verdicts(ours, peer_runs(options.runs / "peer", ours))
+    report(
+        f"{options.steps} steps of {options.batch} texts of at most {options.length} tokens,"
+        f" {', '.join(options.ways)}; a seed in each round",
+        timings,
+        [ratio(timings, "ours", "peer")],
+        {},
+        options.out,
+        {
+            "cpu_seconds": cpu,
+            "conditions": used,
+            "learning_rates": RATES,
+            "weighted_f1": {
+                way: {"ours": one.a.values, "peer": one.b.values} for way, one in compared.items()
+            },
+        },
+    )
+    marked = "seconds of each round" + " (shared machine)" * (used["kind"] == "shared")
+    seconds = {
+        marked: [timings[case].seconds for case in cases],
+        "CPU seconds of each round": [cpu[case] for case in cases],
+    }
+    words = [len(make(options, 1)) for make in commands.values()]
+    columns = "", "perception.worth", "transformers + peft", "ours against theirs", "95% interval"
+    rows = table_rows(words, seconds, compared)
+    publish(Path(options.out).with_suffix(""), (*columns, "verdict"), rows)
+
+
+if __name__ == "__main__":
+    program.run(main)
