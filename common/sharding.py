@@ -74,7 +74,8 @@ def spec(
 ) -> PartitionSpec:
     """Returns the PartitionSpec of an array with logical axes `axes`.
 
-    A dimension whose size is not divisible by its mesh axes is replicated.
+    A dimension whose size is not divisible by its mesh axes is replicated. Inside `jax.shard_map` an array is already
+    the shard of the manual axes, which the spec therefore omits.
 
     Raises:
       ValueError: the number of axes is not the number of dimensions, an axis has no rule, or a mesh axis is used twice.
@@ -87,9 +88,11 @@ def spec(
             raise ValueError(f"{name}: no rule for the axis {axis!r} in common.sharding.RULES")
         rule = RULES[axis] if axis is not None else None
         names = () if rule is None else (rule,) if isinstance(rule, str) else rule
+        names = tuple(name for name in names if name not in mesh.manual_axes)
         used += names
         shards = math.prod(mesh.shape[n] for n in names)
-        parts.append(rule if names and size % shards == 0 else None)
+        split = names and size % shards == 0
+        parts.append((rule if isinstance(rule, str) else names) if split else None)
     if len(used) != len(set(used)):
         raise ValueError(f"{name}: axes {axes} use a mesh axis for two dimensions: {used}")
     return PartitionSpec(*parts)
@@ -115,6 +118,35 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 def num_batch_shards(mesh: Mesh) -> int:
     """Returns the number of shards that the rows of a batch are split into."""
     return math.prod(mesh.shape[axis] for axis in RULES["batch"])
+
+
+def batch_shard() -> jax.Array | None:
+    """Returns the number of this device's shard of the batch inside `jax.shard_map` over the batch's mesh axes.
+
+    Returns None outside, where every array is the global array.
+    """
+    axes = _manual_batch_axes()
+    return jax.lax.axis_index(axes) if axes else None
+
+
+def sum_over_batch(values: Any) -> Any:
+    """Returns the sums over all shards of the batch of values that each shard computed from its rows.
+
+    Outside of `jax.shard_map` the values are those of the global batch, and are returned unchanged.
+    """
+    axes = _manual_batch_axes()
+    return jax.lax.psum(values, axes) if axes else values
+
+
+def max_over_batch(value: jax.Array) -> jax.Array:
+    """Returns the maximum over all shards of the batch; see `sum_over_batch`."""
+    axes = _manual_batch_axes()
+    return jax.lax.pmax(value, axes) if axes else value
+
+
+def _manual_batch_axes() -> tuple[str, ...]:
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    return tuple(axis for axis in RULES["batch"] if axis in manual)
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:

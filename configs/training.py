@@ -29,7 +29,15 @@ def base(paper: str) -> ConfigDict:
                 "decay": "matrices",
                 "clip": 0.0,
             },
-            "train": {"steps": 100_000, "max_seconds": 0.0, "accumulate": 1, "log_steps": 10},
+            "train": {
+                "steps": 100_000,
+                "max_seconds": 0.0,
+                # Number of microbatches in a batch. Devices exchange the sum of their gradients, once per step.
+                "accumulate": 1,
+                # Dtype in which devices exchange gradients: "float32", or "bfloat16" for half the traffic.
+                "reduce_dtype": "float32",
+                "log_steps": 10,
+            },
             "eval": {"start": False, "steps": 1000, "seconds": 0.0, "patience": 10, "test": True},
             "checkpoint": {
                 "steps": 1000,

@@ -1,5 +1,10 @@
-"""Estimates weak scaling (constant work per chip) without hardware: python -m launch.scaling --out=DIR"""
+"""Estimates weak scaling and the exchange of gradients without hardware: python -m launch.scaling --out=DIR
 
+Weak scaling keeps the work of a chip constant. `--exchange` instead writes what each of eight devices receives in a
+step of one and of four microbatches.
+"""
+
+import csv
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +41,19 @@ COLUMNS = (
     "the compiler's effort",
 )
 
+EXCHANGE = {
+    "cpu:8, data=8": ("cpu:8", {"data": 8, "fsdp": 1}, "float32"),
+    "cpu:8, fsdp=8": ("cpu:8", {"data": 1, "fsdp": 8}, "float32"),
+    "v5e:2x4, data=8": ("v5e:2x4", {"data": 8, "fsdp": 1}, "float32"),
+    "v5e:2x4, fsdp=8": ("v5e:2x4", {"data": 1, "fsdp": 8}, "float32"),
+    "v5e:2x4, data=8, bfloat16": ("v5e:2x4", {"data": 8, "fsdp": 1}, "bfloat16"),
+    "v5e:2x4, fsdp=8, bfloat16": ("v5e:2x4", {"data": 1, "fsdp": 8}, "bfloat16"),
+}
+"""Name of a case of `--exchange` -> (topology, mesh, dtype of the exchange)."""
+
+EXCHANGED = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
+EXCHANGE_COLUMNS = ("code", "case", "microbatches", *EXCHANGED, "all, MiB on a chip")
+
 
 def main() -> None:
     from common import config
@@ -45,7 +63,15 @@ def main() -> None:
         "--kind", choices=("v5e", "v6e", "cpu"), default="v5e", help="device kind (default: v5e)"
     )
     parser.add_argument("--out", type=Path, default=Path("results/launch"), metavar="DIR")
+    parser.add_argument(
+        "--exchange",
+        action="store_true",
+        help="write the MiB that a device receives per step to DIR/exchange.csv; keep the rows of other commits",
+    )
     options = parser.parse_args()
+    if options.exchange:
+        _exchange(options.out / "exchange")
+        return
 
     import jax
 
@@ -72,6 +98,40 @@ def main() -> None:
             print(*rows[-1], sep="  ", flush=True)
     publish(options.out / "weak_scaling", COLUMNS, rows)
     _figure(rows).savefig(options.out / "weak_scaling.png", dpi=150)
+
+
+def _exchange(path: Path) -> None:
+    """Compiles WMT with two encoder layers and one decoder layer, and adds the rows of this commit to a table."""
+    import jax
+
+    from common import config
+    from common.report.table import publish
+    from common.train.workdir import commit
+    from launch import topology
+    from launch.estimate import estimate
+
+    config.check(topology.has_compiler(), f"--exchange needs the TPU compiler: {topology.LIBTPU}")
+    for name in ("cpu:8", "v5e:2x4"):
+        topology.prepare(name)
+    jax.config.update("jax_exec_time_optimization_effort", -1.0)
+    code, rows = commit()[:8], []
+    if path.with_suffix(".csv").exists():
+        with path.with_suffix(".csv").open() as file:
+            earlier = [row for row in list(csv.reader(file))[1:] if row[0] != code]
+        rows = [(*row[:2], int(row[2]), *map(float, row[3:])) for row in earlier]
+    for case, (devices, mesh, dtype) in EXCHANGE.items():
+        for microbatches in (1, 4):
+            experiment = config.load("configs/wmt_transformer.py")
+            experiment.model.update({"encoder_layers": 2, "decoder_layers": 1})
+            experiment.mesh.update({**mesh, "tensor": 1})
+            experiment.train.update({"accumulate": microbatches, "reduce_dtype": dtype})
+            found = estimate(experiment, topology.find(devices))
+            received = {kind: size / 2**20 for kind, _, size in found.collectives.rows}
+            sizes = (received.get(kind, 0.0) for kind in EXCHANGED)
+            held = sum(found.held.values()) / 2**20
+            rows.append((code, case, microbatches, *sizes, held))
+            print(*rows[-1], sep="  ", flush=True)
+    publish(path, EXCHANGE_COLUMNS, rows)
 
 
 def _row(estimate: "Estimate") -> tuple:

@@ -89,7 +89,8 @@ class DisentangledAttention(GroupedAttention):
     def _bias(
         self, query_BLHK: jax.Array, key_BLHK: jax.Array, context: Context, key: Key
     ) -> jax.Array:
-        distances_1RD = dropout(context.relative, self.dropout_rate, fold(key, 3))[None]
+        distances_RD = dropout(context.relative, self.dropout_rate, fold(key, 3), batched=False)
+        distances_1RD = distances_RD[None]
         (query_RHK,), (key_RHK,), _ = super()._all(
             distances_1RD, jnp.arange(distances_1RD.shape[1])
         )

@@ -42,9 +42,10 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
+from common import sharding
 from common.config import check, check_choice
 from common.model.block import Block, Context
-from common.model.dropout import Key, fold
+from common.model.dropout import Key, fold, row_normal
 from common.model.linear import Linear
 from common.train.optimizer import warmup_steps
 
@@ -100,18 +101,27 @@ def rewards(g_BLD: jax.Array, rule: Rule) -> Rewards:
     g_BLD = g_BLD.astype(jnp.float32)
     valid_BL = jnp.any(g_BLD != 0, axis=-1)
     # Divide by the largest entry first: squares of a small gradient would underflow.
-    largest = jnp.maximum(jnp.max(jnp.abs(g_BLD)), jnp.finfo(jnp.float32).tiny)
+    largest = sharding.max_over_batch(jnp.max(jnp.abs(g_BLD)))
+    largest = jnp.maximum(largest, jnp.finfo(jnp.float32).tiny)
     g_BLD = g_BLD / largest
-    size = jnp.sqrt(jnp.mean(jnp.square(g_BLD), where=valid_BL[..., None]))
-    size = jnp.where(jnp.any(valid_BL), size, 1)
+    size = jnp.sqrt(_mean(jnp.square(g_BLD), valid_BL[..., None]))
+    size = jnp.where(size > 0, size, 1)
     if rule.reward == "signed":
         reward_BL = -jnp.mean(g_BLD, axis=-1) / size
     else:
         reward_BL = -jnp.sqrt(jnp.mean(jnp.square(g_BLD), axis=-1))
-        deviation = jnp.std(reward_BL, where=valid_BL)
+        deviation = jnp.sqrt(_mean(jnp.square(reward_BL - _mean(reward_BL, valid_BL)), valid_BL))
         # With a single position the standard deviation is 0. In this case, divide by `size`.
         reward_BL = reward_BL / jnp.where(deviation > 0, deviation, size)
     return Rewards(jnp.where(valid_BL, reward_BL, 0), valid_BL, size * largest)
+
+
+def _mean(x: jax.Array, where: jax.Array) -> jax.Array:
+    """Returns the mean of x over the batch where `where` is true; 0 if it is nowhere true."""
+    where = jnp.broadcast_to(where, x.shape)
+    sums = jnp.sum(x, where=where), jnp.sum(where, dtype=jnp.float32)
+    total, count = sharding.sum_over_batch(sums)
+    return total / jnp.maximum(count, 1)
 
 
 def _error(rule: Rule, value_BL: jax.Array, g_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -205,7 +215,7 @@ def estimate(
         # In a decoder, stop_gradient also cuts the gradient that flows through the reservoir to the encoder's output.
         y_BLD = jax.lax.stop_gradient(function(mu_BLD))
         return y_BLD if estimator == "zero" else stand_for(y_BLD, mu_BLD)
-    noise_BLD = jax.random.normal(key, mu_BLD.shape, mu_BLD.dtype)
+    noise_BLD = row_normal(key, mu_BLD.shape, mu_BLD.dtype)
     action_BLD = mu_BLD + rule.sigma * noise_BLD
     if estimator == "noise":
         return function(action_BLD)

@@ -214,6 +214,7 @@ FIELDS = [
     ("train.label_smoothing=1", "--config.train.label_smoothing must be in [0, 1), got 1.0"),
     ("train.steps=-5", "--config.train.steps must be at least 0, got -5"),
     ("train.accumulate=0", "--config.train.accumulate must be at least 1, got 0"),
+    ("train.reduce_dtype=float16", "--config.train.reduce_dtype='float16': choose one of float32"),
     ("train.max_seconds=-1", "--config.train.max_seconds must be at least 0, got -1.0"),
     ("optimizer.name=adamm", "--config.optimizer.name='adamm': choose one of adam, adamw"),
     ("optimizer.schedule=cos", "choose one of inverse_sqrt, cosine, linear, constant"),

@@ -1,25 +1,38 @@
-"""Dropout with an explicit random key and eight random bits per element."""
+"""Dropout with an explicit random key and eight random bits per element.
+
+The random numbers of a row depend on its number in the global batch, so they are equal on every mesh. A device draws
+only the numbers of its own rows (JAX's default `jax_threefry_partitionable`).
+"""
 
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.extend.random import threefry2x32_p
+
+from common import sharding
 
 Key = jax.Array | None
 """A random key; None turns dropout off."""
 
 
-def dropout(x: jax.Array, rate: float, key: Key) -> jax.Array:
+def dropout(x: jax.Array, rate: float, key: Key, *, batched: bool = True) -> jax.Array:
     """Zeroes elements with probability `rate` and scales all other elements, so that the expectation is x.
 
     Random bits dominate the cost of dropout on a CPU, so one 32-bit word serves four elements. The rate is therefore
     rounded to a multiple of 1/256: 0.3 becomes 77/256 = 0.3008.
+
+    Args:
+      batched: whether the first axis of x has the rows of a batch. If not, all devices drop the same elements.
     """
     dropped = round(rate * 256)
     if key is None or dropped == 0:
         return x
     *leading, width = x.shape
-    words = jax.random.bits(key, (*leading, math.ceil(width / 4)), jnp.uint32)
+    draw = row_bits if batched else jax.random.bits
+    words = draw(key, (*leading, math.ceil(width / 4)))
     octets = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(*leading, -1)[..., :width]
     # Multiply in float32: rounding the scale to bfloat16 would change it by up to 0.4 %.
     scaled = (x.astype(jnp.float32) * (256 / (256 - dropped))).astype(x.dtype)
@@ -29,3 +42,41 @@ def dropout(x: jax.Array, rate: float, key: Key) -> jax.Array:
 def fold(key: Key, number: int) -> Key:
     """Returns `jax.random.fold_in(key, number)`, or None if `key` is None."""
     return None if key is None else jax.random.fold_in(key, number)
+
+
+def row_bits(key: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """Returns 32 random bits for each element of an array whose first axis has this device's rows of a batch.
+
+    The bits are those rows of `jax.random.bits(key, shape of the global array)`.
+    """
+    shard = sharding.batch_shard()
+    if shard is None:
+        return jax.random.bits(key, shape)
+    # JAX encrypts the index of an element in the global array, a number of 64 bits, with the key.
+    size, mesh = math.prod(shape), jax.sharding.get_abstract_mesh()
+    starts = [divmod(n * size, 2**32) for n in range(sharding.num_batch_shards(mesh))]
+    high, start = jnp.asarray(starts, jnp.uint32)[shard]
+    low = jax.lax.iota(jnp.uint32, size).reshape(shape) + start
+    first, second = jax.random.key_data(key)
+    words = threefry2x32_p.bind(first, second, high + (low < start), low)
+    return words[0] ^ words[1]
+
+
+def row_keys(key: jax.Array, rows: int) -> jax.Array:
+    """Returns a key for each of this device's rows: those rows of `jax.random.split(key, rows of the global batch)`."""
+    shard = sharding.batch_shard()
+    numbers_B = jnp.arange(rows) + (0 if shard is None else shard * rows)
+    return jax.vmap(lambda number: jax.random.fold_in(key, number))(numbers_B)
+
+
+def row_normal(key: jax.Array, shape: Sequence[int], dtype: jnp.dtype) -> jax.Array:
+    """Returns this device's rows of `jax.random.normal(key, shape of the global array, dtype)`."""
+    info, least = jnp.finfo(dtype), np.nextafter(np.array(-1, dtype), np.array(0, dtype))
+    kind = {16: jnp.uint16, 32: jnp.uint32}[info.bits]
+    # Like JAX, put random bits into the mantissa of a number in [1, 2). A short mantissa takes them from eight bits.
+    drawn = jnp.uint8 if info.nmant < 8 else kind
+    bits = row_bits(key, shape).astype(drawn).astype(kind)
+    bits >>= jnp.iinfo(drawn).bits - info.nmant
+    unit = jax.lax.bitcast_convert_type(bits | np.array(1, dtype).view(kind), dtype) - 1
+    uniform = jnp.maximum(least, unit * (np.array(1, dtype) - least) + least)
+    return np.array(np.sqrt(2), dtype) * jax.scipy.special.erfinv(uniform)

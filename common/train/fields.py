@@ -5,6 +5,7 @@ from ml_collections import ConfigDict
 from common.config import check, check_choice, flatten
 from common.track.tracker import WANDB_MODES
 from common.train import optimizer as optimizers
+from common.train.exchange import REDUCE_DTYPES
 
 _LEAST = {
     0: (
@@ -21,6 +22,7 @@ def validate(config: ConfigDict) -> None:
     """Checks the fields of the training loop. Raises a UserError for an invalid value. The task checks other fields."""
     optimizers.validate(config.optimizer)
     check_choice("--config.wandb.mode", config.wandb.mode, WANDB_MODES)
+    check_choice("--config.train.reduce_dtype", config.train.reduce_dtype, REDUCE_DTYPES)
     check(
         0 <= config.seed < 2**32, f"--config.seed must be from 0 to {2**32 - 1}, got {config.seed}"
     )

@@ -74,4 +74,7 @@ def _equation(equation: Any) -> float:
         if isinstance(value, ClosedJaxpr | Jaxpr)
     ]
     times = parameters["length"] if name == "scan" else 1
+    if name == "shard_map":  # The jaxpr is that of one shard, whose part of the batch is smaller.
+        pairs = zip(equation.invars, parameters["jaxpr"].invars, strict=True)
+        times = max(whole.aval.size // shard.aval.size for whole, shard in pairs)
     return times * sum(map(_count, inner))

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import heap, sharding, variables
-from common.train import flops
+from common.train import exchange, flops
 from common.train import optimizer as optimizers
 from common.train.checkpoint import abstract
 from common.train.task import Task
@@ -81,6 +81,7 @@ class Step:
     Args:
       accumulate: number of microbatches in a batch. The step divides the sum of their gradients by the sum of their
         weights.
+      reduce_dtype: dtype in which devices exchange gradients, "float32" or "bfloat16".
       compiled: `cache_key` -> (compiled step, FLOPs of the step over all devices).
     """
 
@@ -91,6 +92,7 @@ class Step:
     mesh: Mesh
     seed: int
     accumulate: int = 1
+    reduce_dtype: str = "float32"
     compiled: dict[tuple, tuple[Any, int]] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -99,7 +101,8 @@ class Step:
         abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
         steps, overrides = config.train.steps, task.learning_rate_overrides()
         rule = optimizers.make(config.optimizer, steps, overrides, abstract_model.trainable)
-        return cls(task, abstract_model, *rule, mesh, config.seed, config.train.accumulate)
+        how = config.train.accumulate, config.train.reduce_dtype
+        return cls(task, abstract_model, *rule, mesh, config.seed, *how)
 
     def start(self) -> TrainState:
         """Returns the training state at step 0. Each device initialises only its shards."""
@@ -110,7 +113,22 @@ class Step:
     def gradients(
         self, loss: Callable, trainable: Params, frozen: Params, batch: Any, key: jax.Array
     ) -> tuple[Any, Any, Any]:
-        """Returns (loss, weight, gradients of the loss), each summed over the batch, not averaged."""
+        """Returns (loss, weight, gradients of the loss), each summed over the batch, not averaged.
+
+        Each device sums over its rows of all microbatches; devices exchange the sums once.
+        """
+        sums = partial(self._sums, loss)
+        if sharding.num_batch_shards(self.mesh) == 1:
+            return sums(batch, trainable, frozen, key)
+        places = sharding.shardings(self.abstract_model.trainable, self.mesh)
+        whole = sharding.replicated(self.mesh)
+        local = exchange.local_sums(sums, self.mesh, batch, trainable, frozen, key)
+        return exchange.add_up(local, (whole, whole, places), self.mesh, self.reduce_dtype)
+
+    def _sums(
+        self, loss: Callable, batch: Any, trainable: Params, frozen: Params, key: jax.Array
+    ) -> tuple[Any, Any, Any]:
+        """Returns (loss, weight, gradients of the loss), each summed over the rows of this device."""
 
         def of_values(trainable, batch, key):
             return loss(self.abstract_model.build(trainable, frozen), batch, key)

@@ -115,7 +115,8 @@ class Task(Protocol):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the loss and the weight, such as the number of tokens, each summed over the batch.
 
-        Sums instead of means keep gradient accumulation and padding exact. `key` is for dropout.
+        Sums instead of means keep gradient accumulation and padding exact. `key` is for dropout. On several devices
+        `batch` has the rows of one device; functions of `common.sharding` give statistics of all rows.
         """
 
     def loss_at(self, step: int) -> Callable:

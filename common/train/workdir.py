@@ -58,6 +58,7 @@ ADDED = {
     "lora.alpha": 0.0,
     "lora.rank": 0,
     "model.tied": True,
+    "train.reduce_dtype": "float32",
 }
 
 

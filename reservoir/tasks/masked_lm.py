@@ -23,7 +23,7 @@ from common.data.examples import ExampleBatches, in_order
 from common.data.text import load_text
 from common.data.tokenizer import PAD, Tokenizer, build_tokenizer
 from common.metrics.predictions import Losses
-from common.model.dropout import fold
+from common.model.dropout import fold, row_keys
 from common.model.encoder import MaskedLanguageModel
 from common.model.loss import cross_entropy
 from common.tasks.fields import check_transformer
@@ -140,7 +140,7 @@ class MaskedLm(Backskipping, Task):
             always = jax.random.key(0)
             keys_B = jax.vmap(lambda number: jax.random.fold_in(always, number))(batch["ids"])
         else:
-            keys_B = jax.random.split(fold(key, 0), len(tokens_BL))
+            keys_B = row_keys(fold(key, 0), len(tokens_BL))
         masked = mask(tokens_BL, keys_B, self._size - 1, self.config.data.masked)
         logits_BMV = model(masked.inputs_BL, lengths(tokens_BL), masked.places_BM, fold(key, 1))
         return logits_BMV, masked.targets_BM, masked.weights_BM
