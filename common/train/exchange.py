@@ -30,7 +30,7 @@ def local_sums(function: Callable, mesh: Mesh, batch: Any, *whole: Any) -> Any:
     def of_shard(batch: Any, *whole: Any) -> Any:
         return jax.tree.map(lambda x: x[None], function(batch, *whole))
 
-    # If the compiler had no axis left, it would treat the axis of size 1 as unknown.
+    # Without a tensor axis all axes are manual, and the compiler has nothing to partition.
     axes = {axis for axis in mesh.axis_names if axis in _BATCH or mesh.shape[axis] == 1}
     return jax.shard_map(
         of_shard,
