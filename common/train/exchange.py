@@ -4,16 +4,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-
-from common.sharding import RULES
 
 REDUCE_DTYPES = ("float32", "bfloat16")
 """Dtypes in which gradients can be exchanged."""
 
-_BATCH: tuple[str, ...] = RULES["batch"]
-_, _FSDP = _BATCH
+_BATCH = "data"
+"""Mesh axis over which sums are exchanged; the mesh axis fsdp has size 1."""
 
 
 def local_sums(function: Callable, mesh: Mesh, batch: Any, *whole: Any) -> Any:
@@ -24,14 +22,14 @@ def local_sums(function: Callable, mesh: Mesh, batch: Any, *whole: Any) -> Any:
 
     Args:
       function: (batch, *whole) -> tree of sums over the rows of the batch.
-      whole: trees of arrays. Shards of the mesh axis fsdp are gathered, once.
+      whole: trees of arrays that every shard of the batch reads whole.
     """
 
     def of_shard(batch: Any, *whole: Any) -> Any:
         return jax.tree.map(lambda x: x[None], function(batch, *whole))
 
     # Without a tensor axis all axes are manual, and the compiler has nothing to partition.
-    axes = {axis for axis in mesh.axis_names if axis in _BATCH or mesh.shape[axis] == 1}
+    axes = {axis for axis in mesh.axis_names if axis == _BATCH or mesh.shape[axis] == 1}
     return jax.shard_map(
         of_shard,
         mesh=mesh,
@@ -43,32 +41,22 @@ def local_sums(function: Callable, mesh: Mesh, batch: Any, *whole: Any) -> Any:
 
 
 def add_up(sums: Any, shardings: Any, mesh: Mesh, dtype: str = "float32") -> Any:
-    """Returns the totals of the sums of every shard of the batch (see `local_sums`).
-
-    A total that is split over fsdp is exchanged by a reduce-scatter, all others by an all-reduce.
+    """Returns the totals of the sums of every shard of the batch (see `local_sums`), by one all-reduce of each.
 
     Args:
-      shardings: tree with the sharding of each total.
+      shardings: tree with the sharding of each total, which no mesh axis of the batch splits.
       dtype: dtype of the exchange, one of `REDUCE_DTYPES`. Scalars, such as the loss, keep their dtype in the exchange.
         Totals have the dtypes of the sums.
     """
-    axes = {axis for axis in _BATCH if mesh.shape[axis] > 1}
 
-    def total(stacked: jax.Array, to: NamedSharding) -> jax.Array:
-        x, scattered = stacked[0], axes & {_FSDP} & set(to.spec)
-        reduced = x.astype(dtype) if x.ndim else x
-        for axis in scattered:
-            split = tuple(to.spec).index(axis)
-            reduced = jax.lax.psum_scatter(reduced, axis, scatter_dimension=split, tiled=True)
-        return jax.lax.psum(reduced, tuple(sorted(axes - scattered))).astype(x.dtype)
-
-    def stacked(to: NamedSharding) -> P:
-        return P(_BATCH, *(None if part == _FSDP else part for part in to.spec))
+    def total(stacked: jax.Array) -> jax.Array:
+        x = stacked[0]
+        return jax.lax.psum(x.astype(dtype) if x.ndim else x, _BATCH).astype(x.dtype)
 
     return jax.shard_map(
-        lambda sums: jax.tree.map(total, sums, shardings),
+        lambda sums: jax.tree.map(total, sums),
         mesh=mesh,
-        in_specs=(jax.tree.map(stacked, shardings),),
+        in_specs=(jax.tree.map(lambda to: P(_BATCH, *to.spec), shardings),),
         out_specs=jax.tree.map(lambda to: to.spec, shardings),
         check_vma=False,
     )(sums)

@@ -115,10 +115,11 @@ class Step:
     ) -> tuple[Any, Any, Any]:
         """Returns (loss, weight, gradients of the loss), each summed over the batch, not averaged.
 
-        Each device sums over its rows of all microbatches; devices exchange the sums once.
+        Each device sums over its rows of all microbatches; devices exchange the sums once. With parameters that are
+        split over fsdp the compiler places the exchange, since a device cannot hold all of them.
         """
         sums = partial(self._sums, loss)
-        if sharding.num_batch_shards(self.mesh) == 1:
+        if self.mesh.shape["data"] == 1 or self.mesh.shape["fsdp"] > 1:
             return sums(batch, trainable, frozen, key)
         places = sharding.shardings(self.abstract_model.trainable, self.mesh)
         whole = sharding.replicated(self.mesh)
