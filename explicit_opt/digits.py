@@ -20,7 +20,7 @@ from common.data.cache import fingerprint, fingerprint_arrays
 from common.data.examples import ExampleBatches, in_order
 from common.data.files import source_folder
 from common.errors import UserError
-from common.metrics.predictions import Classes
+from common.metrics.classes import Classes
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers

@@ -24,7 +24,7 @@ from common.data.corpus import tokenize_corpus
 from common.data.examples import ExampleBatches, in_order
 from common.data.text import load_text
 from common.data.tokenizer import UNK, build_tokenizer
-from common.metrics.predictions import Losses
+from common.metrics.losses import Losses
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers

@@ -21,8 +21,8 @@ from common import sharding
 from common.cached import cached_json
 from common.config import check, complete
 from common.errors import UserError
+from common.metrics.kinds import load as load_predictions
 from common.metrics.predictions import PREDICTIONS
-from common.metrics.predictions import load as load_predictions
 from common.sharding import make_mesh
 from common.track.tracker import SUMMARY
 from common.train import restore

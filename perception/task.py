@@ -15,7 +15,8 @@ from scipy.special import expit
 from common.config import check
 from common.data.corpus import TokenizedCorpus
 from common.data.labelled import LabelledText
-from common.metrics.predictions import Classes, Predictions
+from common.metrics.classes import Classes
+from common.metrics.predictions import Predictions
 from common.tasks import classification
 from common.tasks.classification import Build, Classification
 from common.train.evaluate import PerExample

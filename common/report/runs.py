@@ -12,7 +12,8 @@ from typing import Any
 from common.config import check
 from common.errors import UserError
 from common.metrics.curve import Curve
-from common.metrics.predictions import PREDICTIONS, Predictions, load
+from common.metrics.kinds import load
+from common.metrics.predictions import PREDICTIONS, Predictions
 from common.storage.folders import copy_of, open_folder
 from common.track.tracker import METRICS, SUMMARY, WANDB_TIMEOUT, log_in
 

@@ -19,7 +19,7 @@ from common.data.byte_text import load_bytes
 from common.data.cache import fingerprint, fingerprint_arrays
 from common.data.lossless import BYTES, LosslessTokenizer
 from common.data.windows import Crops, scored_once
-from common.metrics.predictions import Losses
+from common.metrics.losses import Losses
 from common.model.language_model import LanguageModel
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample

@@ -22,7 +22,7 @@ from common.data.corpus import tokenize_corpus
 from common.data.examples import ExampleBatches, in_order
 from common.data.text import load_text
 from common.data.tokenizer import PAD, Tokenizer, build_tokenizer
-from common.metrics.predictions import Losses
+from common.metrics.losses import Losses
 from common.model.dropout import fold
 from common.model.encoder import MaskedLanguageModel
 from common.model.loss import cross_entropy

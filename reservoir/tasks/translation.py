@@ -20,7 +20,7 @@ from common.data.corpus import TokenizedCorpus, tokenize_corpus
 from common.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from common.decode.rows import Decoding, by_rows, gather_weights
 from common.metrics.bleu import TOKENIZERS as BLEU_TOKENIZERS
-from common.metrics.predictions import Translations
+from common.metrics.translations import Translations
 from common.model.loss import cross_entropy
 from common.runtime.processes import is_main
 from common.tasks.fields import check_transformer
