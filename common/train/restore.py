@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from ml_collections import ConfigDict
 from common import variables
 from common.config import check
 from common.train import frozen
-from common.train.checkpoint import Checkpoints, abstract
+from common.train.checkpoint import Checkpoints, model_arrays
 from common.train.task import NO_PRETRAINED_WEIGHTS, ModelState, PretrainedWeights
 from common.variables import AbstractModel
 
@@ -48,7 +47,7 @@ def load_run(
             restores = [partial(checkpoints.restore_snapshot, step=step) for step in snapshots]
             arrays, meta = _mean(restores, model, mesh)
         else:
-            arrays, meta = checkpoints.restore_best(_target(model, mesh))
+            arrays, meta = checkpoints.restore_best(model_arrays(model, mesh))
         values = frozen.load(checkpoints, model, config.seed, outside(model), meta, mesh)
     return ModelState(model, arrays["trainable"], values | arrays["frozen"], mesh)
 
@@ -59,18 +58,11 @@ def load_own(
     """Loads the best checkpoint without pretrained weights. Returns the model and the fingerprint of these weights."""
     model = variables.abstract(lambda: build(variables.ParamKeys(0)))
     with closing(Checkpoints(workdir)) as checkpoints:
-        arrays, meta = checkpoints.restore_best(_target(model, mesh))
+        arrays, meta = checkpoints.restore_best(model_arrays(model, mesh))
         pretrained = PretrainedWeights({}, meta.get("outside", ""))
         values = frozen.load(checkpoints, model, config.seed, pretrained, meta, mesh)
     state = ModelState(model, arrays["trainable"], values | arrays["frozen"], mesh)
     return state, pretrained.fingerprint
-
-
-def best_params(
-    checkpoints: Checkpoints, model: AbstractModel, mesh: Mesh, step: int
-) -> variables.Params:
-    """Returns the trained values of the best checkpoint, which was saved at `step`."""
-    return checkpoints.restore_best(_target(model, mesh), step)[0]["trainable"]
 
 
 def mean_of_best(
@@ -105,12 +97,7 @@ def _mean(restores: Sequence[Callable], model: AbstractModel, mesh: Mesh) -> tup
     """
     mean: dict | None = None
     for restore in restores:
-        arrays, meta = restore(_target(model, mesh))
+        arrays, meta = restore(model_arrays(model, mesh))
         share = jax.tree.map(lambda x: x / len(restores), arrays["trainable"])
         mean = share if mean is None else jax.tree.map(jnp.add, mean, share)
     return {"trainable": mean, "frozen": arrays["frozen"]}, meta
-
-
-def _target(model: AbstractModel, mesh: Mesh) -> dict[str, Any]:
-    """Returns the abstract arrays of a checkpoint that a trained model needs."""
-    return {"trainable": abstract(model.trainable, mesh), "frozen": abstract(model.frozen, mesh)}
