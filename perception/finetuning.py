@@ -11,13 +11,14 @@ from ml_collections import ConfigDict
 
 from common.config import check, check_choice, check_rate
 from common.data.labelled import LabelledText
+from common.freezing import cast_frozen, freeze, freeze_given
 from common.model.low_rank import Lora, adapt, is_target, linear_layers
 from common.model.stack import REMAT
 from common.model.transformer import compute_dtype
 from common.runtime.processes import check_agreement
 from common.storage.folders import copy_of, open_folder
 from common.train.task import NO_PRETRAINED_WEIGHTS, PretrainedWeights
-from common.variables import AbstractModel, Frozen, Params, cast_frozen, freeze, freeze_given
+from common.variables import AbstractModel, Frozen, Params
 from perception.backbones import BACKBONES, Backbone
 from perception.model import POOLS, PooledClassifier, backbone
 from perception.quantized import KINDS, load_frozen, quantize_frozen

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common import variables
+from common import freezing, variables
 from common.config import check, check_choice, check_rate
 from common.errors import UserError
 from common.model import transformer
@@ -47,7 +47,7 @@ STACKS = {
 
 
 RESERVOIR_INITS = {"orthogonal": "orthogonal", "xavier": "xavier", "normal": "fan_in"}
-"""Value of `model.reservoir_init` -> distribution of reservoir matrices, a name of `common.variables.draw`."""
+"""Value of `model.reservoir_init` -> distribution of reservoir matrices, a name of `common.freezing.draw`."""
 
 INITS = {"recipe": None, "orthogonal": ("orthogonal", 1.0), "normal": ("fan_in", 1.0)}
 """Value of `model.init` -> initializer of trained layers. "recipe" keeps the initialization of the paper's recipe
@@ -105,7 +105,7 @@ def reservoir_block(model: ConfigDict, stack: str, *, rngs: nnx.Rngs) -> Block:
     if model.reservoir_trained:
         redraw(block, matrix, rngs=rngs)
     else:
-        variables.freeze(block, matrix)
+        freezing.freeze(block, matrix)
     return block
 
 

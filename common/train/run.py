@@ -18,7 +18,6 @@ from common.runtime.processes import barrier, check_agreement, is_main, warn
 from common.storage.folders import address, shown
 from common.track.progress import Progress, peak_flops
 from common.track.tracker import Tracker
-from common.train import frozen
 from common.train.checkpoint import Checkpoints
 from common.train.clock import Clock
 from common.train.conditions import Conditions
@@ -202,7 +201,11 @@ def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
     train_state = step.start()
     state = RunState(Curve(task.objective, task.mode))
     pretrained = task.outside(model)
-    values, fingerprint = frozen.draw_on_mesh(model, step.seed, step.mesh)
+    values, fingerprint = {}, ""
+    if model.frozen:
+        from common.train import frozen
+
+        values, fingerprint = frozen.draw_on_mesh(model, step.seed, step.mesh)
     drawn = {"the fingerprint of the drawn frozen values": fingerprint[:16]}
     weights = {"the fingerprint of the pretrained weights": pretrained.fingerprint[:16]}
     check_agreement(lambda: drawn | weights)
@@ -212,7 +215,8 @@ def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
         )
     train_state.params = {name: initial[name] for name in train_state.params}
     values |= {name: x for name, x in initial.items() if name in model.frozen}
-    frozen.save(checkpoints, values, fingerprint)
+    if values:
+        frozen.save(checkpoints, values, fingerprint)
     return train_state, values | dict(pretrained.values), state, pretrained.fingerprint
 
 
@@ -222,6 +226,8 @@ def _resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, R
     Returns:
       The values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`.
     """
+    from common.train import frozen
+
     names = ("trainable", "optimizer", "frozen")
     arrays, meta = checkpoints.restore(dict(zip(names, step.arguments(), strict=True)), warn)
     model = step.abstract_model

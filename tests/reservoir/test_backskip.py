@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from common import variables
+from common import freezing
 from common.errors import UserError
 from common.model.block import Context
 from common.model.loss import cross_entropy
@@ -173,7 +173,7 @@ def prepared(make_config, kind: str, estimator: str, **fields):
     )
     validate(config.model)
     abstract_model = helpers.structure_of(config.model)
-    frozen = variables.draw_frozen(abstract_model, 1)
+    frozen = freezing.draw_frozen(abstract_model, 1)
     return Task(config), abstract_model, helpers.random_values(abstract_model.trainable, 0), frozen
 
 

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common import variables
+from common import freezing, variables
 from common.errors import UserError
 from common.model.block import Context
 from common.model.stack import Stack
@@ -30,7 +30,7 @@ def built(model):
     """Returns a model with reservoirs drawn from a seed, and its frozen values."""
     validate(model)
     abstract_model = helpers.structure_of(model)
-    frozen = variables.draw_frozen(abstract_model, 1)
+    frozen = freezing.draw_frozen(abstract_model, 1)
     values = jax.tree.map(jnp.asarray, helpers.random_values(abstract_model.trainable, 0))
     return abstract_model.build(values, jax.tree.map(jnp.asarray, frozen)), frozen
 

@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
-from common import variables
+from common import freezing, variables
 from common.errors import UserError
 from common.report.curve_plot import plot_curve
 from common.runtime import processes
@@ -300,7 +300,7 @@ def old_run(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def metadata(self):
         meta = {old.get(name, name): value for name, value in inner(self).items()}
         drawn = frozen.draw_frozen(self.train_step.abstract_model, self.config.seed)
-        return meta | {"reservoirs": variables.fingerprint(drawn)}
+        return meta | {"reservoirs": freezing.fingerprint(drawn)}
 
     with monkeypatch.context() as patch:
         patch.setattr(run.Run, "metadata", metadata)
@@ -491,7 +491,7 @@ class PretrainedWeights(toy.Toy):
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
         model = super().build(rngs)
-        variables.give(model)
+        freezing.give(model)
         return model
 
     def outside(self, abstract_model: variables.AbstractModel) -> tasks.PretrainedWeights:
