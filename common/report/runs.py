@@ -15,7 +15,8 @@ from common.metrics.curve import Curve
 from common.metrics.kinds import load
 from common.metrics.predictions import PREDICTIONS, Predictions
 from common.storage.folders import copy_of, open_folder
-from common.track.tracker import METRICS, SUMMARY, WANDB_TIMEOUT, log_in
+from common.track.tracker import METRICS, SUMMARY
+from common.track.wandb_run import WANDB_TIMEOUT, log_in
 
 # Fields of summary.json (`common.train.summary`) that comparisons read -> their types.
 _NEEDED = {"config": dict, "curve": dict, "test": dict, "params": dict, "seed": int | None}
