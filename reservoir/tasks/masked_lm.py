@@ -30,10 +30,10 @@ from common.tasks.fields import check_transformer
 from common.train.evaluate import PerExample
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
 from common.train.workdir import save_tokenizer
-from reservoir.backskip import Backskipping
 from reservoir.encoder import masked_lm
 from reservoir.masking import mask
 from reservoir.packing import PackedRows
+from reservoir.skipping import Backskipping
 
 build = masked_lm
 """Builds the model of this task. Every module of `reservoir.tasks` has a function `build`."""

@@ -30,11 +30,11 @@ from common.train.task import Batch, BatchSpec, ModelState, Task, integers
 from common.train.workdir import save_tokenizer
 from common.variables import AbstractModel, Params
 from reservoir import kinds
-from reservoir.backskip import Backskipping
 from reservoir.beam import Search, beam_search
 from reservoir.encoder_decoder import EncoderDecoder
 from reservoir.model import translator
 from reservoir.parallel_text import ParallelText, build_tokenizers, load_parallel
+from reservoir.skipping import Backskipping
 
 TOKENIZERS = ("source_tokenizer.npz", "target_tokenizer.npz")
 
