@@ -22,8 +22,9 @@ from common.data.batches import check_rows, iterate
 from common.data.cache import fingerprint, fingerprint_arrays
 from common.data.corpus import tokenize_corpus
 from common.data.examples import ExampleBatches, in_order
+from common.data.special_ids import UNK
 from common.data.text import load_text
-from common.data.tokenizer import UNK, build_tokenizer
+from common.data.tokenizer import build_tokenizer
 from common.metrics.losses import Losses
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample

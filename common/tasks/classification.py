@@ -16,7 +16,7 @@ from common.data.batches import check_rows, iterate
 from common.data.buckets import BucketedBatches, evaluation_batches
 from common.data.corpus import TokenizedCorpus
 from common.data.labelled import LabelledText, load_labelled
-from common.data.tokenizer import BOS, EOS, PAD
+from common.data.special_ids import BOS, EOS, PAD
 from common.metrics.classes import Classes
 from common.model.classifier import Classifier
 from common.model.loss import cross_entropy

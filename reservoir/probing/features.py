@@ -19,7 +19,8 @@ from common import sharding
 from common.config import check, complete
 from common.data.buckets import evaluation_batches
 from common.data.corpus import TokenizedCorpus
-from common.data.tokenizer import BOS, Tokenizer
+from common.data.special_ids import BOS
+from common.data.tokenizer import Tokenizer
 from common.train.prefetch import put
 from common.train.restore import load_run
 from common.train.task import ModelState

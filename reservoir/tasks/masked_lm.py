@@ -20,8 +20,9 @@ from common.data.batches import check_rows, iterate
 from common.data.cache import fingerprint
 from common.data.corpus import tokenize_corpus
 from common.data.examples import ExampleBatches, in_order
+from common.data.special_ids import PAD
 from common.data.text import load_text
-from common.data.tokenizer import PAD, Tokenizer, build_tokenizer
+from common.data.tokenizer import Tokenizer, build_tokenizer
 from common.metrics.losses import Losses
 from common.model.dropout import fold
 from common.model.encoder import MaskedLanguageModel

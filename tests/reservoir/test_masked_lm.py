@@ -11,7 +11,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from common import variables
-from common.data.tokenizer import BOS, PAD
+from common.data.special_ids import BOS, PAD
 from common.errors import UserError
 from common.metrics.kinds import load as load_predictions
 from common.metrics.predictions import PREDICTIONS

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from common.data.tokenizer import BOS, EOS
+from common.data.special_ids import BOS, EOS
 from common.errors import UserError
 from common.sharding import make_mesh
 from common.train.workdir import read_config
