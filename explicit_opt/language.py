@@ -28,8 +28,8 @@ from common.data.tokenizer import build_tokenizer
 from common.metrics.losses import Losses
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
+from common.train.saved_tokenizer import save_tokenizer
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
-from common.train.workdir import save_tokenizer
 from common.variables import Params
 from explicit_opt.counts import Noise, count_pairs, language_solution, text_sharding
 from explicit_opt.model import AGGREGATES, FeedForward

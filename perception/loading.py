@@ -27,9 +27,9 @@ from common.sharding import make_mesh
 from common.track.tracker import SUMMARY
 from common.train import restore
 from common.train.prefetch import put
-from common.train.restore import load_run
+from common.train.restore import load_run, read_config
 from common.train.task import ModelState
-from common.train.workdir import ADDED, CONFIG, read_config
+from common.train.workdir import ADDED, CONFIG
 from perception import datasets, finetuning, hub
 from perception.backbones import Backbone
 from perception.finetuning import (

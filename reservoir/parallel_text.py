@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from common.config import check
 from common.data.cache import fingerprint
 from common.data.files import read_lines, source_folder
-from common.data.own import own_examples
 from common.data.tokenizer import RECIPE, Tokenizer, train_tokenizer
 from common.errors import UserError
 
@@ -60,6 +59,8 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
         case "tfds":
             text = _load_tfds(place, name, languages, data.tfds_dir)
         case "import":
+            from common.data.own import own_examples
+
             pairs = own_examples(data.source, split, (tuple, list), "a pair of sentences")
             text = ParallelText(*map(list, zip(*pairs, strict=True)))
         case _:

@@ -5,7 +5,6 @@ from typing import Any
 
 from common.config import check
 from common.data.manual import MANUAL
-from common.data.own import own_examples
 from common.errors import UserError
 
 Record = tuple[str, dict[str, Any]]
@@ -63,6 +62,8 @@ def open_records(
 
 
 def _own(source: str, splits: Iterable[str], optional: Container[str]) -> Records:
+    from common.data.own import own_examples
+
     def records(split: str) -> list[Record]:
         form = "a dictionary of fields"
         examples = own_examples(source, split, dict, form, optional=split in optional)

@@ -22,8 +22,8 @@ from common.model.classifier import Classifier
 from common.model.loss import cross_entropy
 from common.runtime.processes import is_main
 from common.train.evaluate import PerExample
+from common.train.saved_tokenizer import SavedTokenizer, save_tokenizer
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
-from common.train.workdir import SavedTokenizer, save_tokenizer
 from common.variables import Params
 
 Build = Callable[..., Classifier]

@@ -1,4 +1,4 @@
-"""Loads a trained model from a workdir: the best checkpoint, or an average of several checkpoints."""
+"""Loads the configuration and the trained model of a run: the best checkpoint, or an average of checkpoints."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -12,11 +12,43 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import variables
-from common.config import check
+from common.config import check, from_json
+from common.storage.folders import shown
 from common.train import frozen
 from common.train.checkpoint import Checkpoints, model_arrays
 from common.train.task import NO_PRETRAINED_WEIGHTS, ModelState, PretrainedWeights
+from common.train.workdir import CONFIG, saved_config
 from common.variables import AbstractModel
+
+
+def read_config(workdir: Path, option: str = "--workdir") -> ConfigDict:
+    """Returns the configuration of the run in `workdir`.
+
+    Args:
+      option: command-line option of the folder, for error messages.
+
+    Raises:
+      UserError: the folder holds no run, or its configuration is damaged.
+    """
+    path = workdir / CONFIG
+    check(path.is_file(), f"{option}={shown(workdir)} holds no run ({CONFIG} is missing)")
+    return from_json(saved_config(path))
+
+
+def read_run(workdir: Path, task: str, option: str = "--workdir") -> ConfigDict:
+    """Returns the configuration of the run in `workdir`, which must be a run of `task`.
+
+    Args:
+      option: command-line option of the folder, for error messages.
+
+    Raises:
+      UserError: the folder holds no run, or a run of another task.
+    """
+    config = read_config(workdir, option)
+    actual = config.get("task", "")
+    kind = f"of the task {actual}" if actual else "of another program"
+    check(actual == task, f"{option}={shown(workdir)} is a run {kind}, not {task}")
+    return config
 
 
 def load_run(

@@ -29,8 +29,8 @@ from common.model.encoder import MaskedLanguageModel
 from common.model.loss import cross_entropy
 from common.tasks.fields import check_transformer
 from common.train.evaluate import PerExample
+from common.train.saved_tokenizer import save_tokenizer
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
-from common.train.workdir import save_tokenizer
 from reservoir.encoder import masked_lm
 from reservoir.masking import mask
 from reservoir.packing import PackedRows

@@ -26,8 +26,8 @@ from common.runtime.processes import is_main
 from common.tasks.fields import check_transformer
 from common.train.evaluate import PerExample
 from common.train.prefetch import put
+from common.train.saved_tokenizer import save_tokenizer
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
-from common.train.workdir import save_tokenizer
 from common.variables import AbstractModel, Params
 from reservoir import kinds
 from reservoir.beam import Search, beam_search
