@@ -27,7 +27,6 @@ from common.metrics.losses import Losses
 from common.model.dropout import fold
 from common.model.encoder import MaskedLanguageModel
 from common.model.loss import cross_entropy
-from common.tasks.fields import check_transformer
 from common.train.evaluate import PerExample
 from common.train.saved_tokenizer import save_tokenizer
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
@@ -35,6 +34,7 @@ from reservoir.encoder import masked_lm
 from reservoir.masking import mask
 from reservoir.packing import PackedRows
 from reservoir.skipping import Backskipping
+from reservoir.transformer_fields import check_transformer
 
 build = masked_lm
 """Builds the model of this task. Every module of `reservoir.tasks` has a function `build`."""

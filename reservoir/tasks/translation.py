@@ -23,7 +23,6 @@ from common.metrics.bleu import TOKENIZERS as BLEU_TOKENIZERS
 from common.metrics.translations import Translations
 from common.model.loss import cross_entropy
 from common.runtime.processes import is_main
-from common.tasks.fields import check_transformer
 from common.train.evaluate import PerExample
 from common.train.prefetch import put
 from common.train.saved_tokenizer import save_tokenizer
@@ -35,6 +34,7 @@ from reservoir.encoder_decoder import EncoderDecoder
 from reservoir.model import translator
 from reservoir.parallel_text import ParallelText, build_tokenizers, load_parallel
 from reservoir.skipping import Backskipping
+from reservoir.transformer_fields import check_transformer
 
 TOKENIZERS = ("source_tokenizer.npz", "target_tokenizer.npz")
 

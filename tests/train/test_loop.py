@@ -18,7 +18,7 @@ from common.report.curve_plot import plot_curve
 from common.runtime import processes
 from common.runtime.signals import Preempted
 from common.track.tracker import read_metrics
-from common.train import checkpoint, frozen, run, workdir
+from common.train import checkpoint, frozen, resume, run, workdir
 from common.train import task as tasks
 from common.train.checkpoint import Checkpoints
 from common.train.workdir import Lock
@@ -294,7 +294,7 @@ def test_resume_uses_saved_frozen_values_if_the_platform_draws_others(
 
 def old_run(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trains ten steps and writes the run in the old format: old field names, and no folder of frozen values."""
-    old = {new: name for name, new in run._OLD_NAMES.items()}
+    old = {new: name for name, new in resume._OLD_NAMES.items()}
     inner = run.Run.metadata
 
     def metadata(self):
