@@ -18,7 +18,7 @@ from scipy import stats
 
 from benchmarks.harness import machine
 from common.metrics.curve import Curve, Point
-from common.metrics.predictions import Losses
+from common.metrics.losses import Losses
 from common.report.runs import Run
 from common.report.table import publish
 from common.report.verdict import Comparison, compare

@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common import sharding, variables
+from common import freezing, sharding, variables
 from common.data.windows import crop
 from common.decode.generate import Generator
 from common.decode.sample import Sampling
@@ -173,7 +173,7 @@ def classifier_step(
         encoder = backbone(shape, rngs=rngs, dtype=jnp.dtype(dtype))
         if finetune == "lora":
             adapt(encoder, shape.targets, Lora(), rngs=rngs)
-            variables.cast_frozen(encoder, jnp.dtype(dtype))
+            freezing.cast_frozen(encoder, jnp.dtype(dtype))
         return PooledClassifier(encoder, shape.width, classes, "masked", rngs=rngs)
 
     config = training.base("perception")

@@ -14,7 +14,6 @@ from common.runtime.signals import Signals
 from common.sharding import make_mesh
 from common.train import loop
 from common.train.loop import make_hooks
-from common.train.profile import Profile
 from common.train.run import Run, open_run
 from reservoir.tasks.translation import Translation
 
@@ -43,6 +42,6 @@ def train(run: Run, steps: int) -> float:
     """Trains `steps` more steps; returns target tokens per second of training time."""
     tokens, seconds = run.state.tokens, run.clock["train"]
     with Signals() as signals:
-        hooks = make_hooks(signals, Profile(), pause_at=run.step + steps)
+        hooks = make_hooks(signals, pause_at=run.step + steps)
         deque(loop.train(run, hooks, signals, time.perf_counter()), maxlen=0)
     return (run.state.tokens - tokens) / (run.clock["train"] - seconds)

@@ -125,8 +125,9 @@ def peer_runs(folder: Path, ours: Mapping[str, Sequence]) -> dict[str, list]:
     Args:
       ours: way -> our runs, whose labels and class names are those of the script's test examples.
     """
+    from common.metrics.classes import Classes
     from common.metrics.curve import Curve, Point
-    from common.metrics.predictions import PREDICTIONS, Classes
+    from common.metrics.predictions import PREDICTIONS
     from common.report.runs import Run
 
     found: dict[str, list] = {way: [] for way in ours}

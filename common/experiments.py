@@ -21,8 +21,8 @@ from common.report import claims
 from common.report.runs import Run, read_run, run_of
 from common.report.table import keep, publish, write_csv
 from common.track.tracker import METRICS, SUMMARY, read_metrics
-from common.train import loop
-from common.train.summary import changed
+from common.train import turns
+from common.train.finished import changed
 from common.train.task import Task
 from common.train.workdir import has_checkpoints
 
@@ -111,7 +111,7 @@ class ExperimentSuite:
       fields: overrides from the command line, "--config.a.b=VALUE".
       out: folder of the tables and figures. The workdirs are in `out`/runs.
       turns: number of training steps after which the suite switches to another run of the same seed; 0 finishes each
-        run before it starts the next. See `common.train.loop.fit_in_turns`.
+        run before it starts the next. See `common.train.turns.fit_in_turns`.
       sweep: configuration field "a.b" -> values that `runs` tries for every case.
     """
 
@@ -254,12 +254,12 @@ class ExperimentSuite:
         jobs = []
         for name, config in configs.items():
             print(f"\n{name}", flush=True)
-            jobs.append(loop.Job(*self.prepare(config), workdirs[name]))
+            jobs.append(turns.Job(*self.prepare(config), workdirs[name]))
         for workdir in workdirs.values():
             # The file marks a finished run: delete it before training, write it again afterwards.
             (workdir / REQUESTED_CONFIG).unlink(missing_ok=True)
         try:
-            summaries = loop.fit_in_turns(jobs, self.mesh, self.turns if len(jobs) > 1 else 0)
+            summaries = turns.fit_in_turns(jobs, self.mesh, self.turns if len(jobs) > 1 else 0)
         except UserError as fault:
             # The user sets --out, the parent of the workdirs, not --workdir.
             raise UserError(str(fault).replace("--workdir", "--out")) from fault

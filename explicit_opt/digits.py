@@ -20,15 +20,15 @@ from common.data.cache import fingerprint, fingerprint_arrays
 from common.data.examples import ExampleBatches, in_order
 from common.data.files import source_folder
 from common.errors import UserError
-from common.metrics.predictions import Classes
+from common.metrics.classes import Classes
+from common.model.linear import Linear
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
 from common.variables import Params
 from explicit_opt.idx import read_idx
-from explicit_opt.language import exponent, seedless, validate_start, zeros
-from explicit_opt.model import SoftmaxLayers
 from explicit_opt.solution import explicit_solution, fit_scale
+from explicit_opt.start import INITIALIZERS, exponent, seedless, validate_start, zeros
 
 Images = tuple[np.ndarray, np.ndarray]
 """Pixels (E, M) uint8 and labels (E,)."""
@@ -97,6 +97,25 @@ def _load_idx(directory: Path, part: str) -> Images:
 def features_of(pixels_EM: np.ndarray, levels: int) -> np.ndarray:
     """Returns the features H = (X + 1) / levels of pixels X from 0 to levels - 1 (section 3.2: 256 levels)."""
     return (pixels_EM.astype(np.float32) + 1) / np.float32(levels)
+
+
+class SoftmaxLayers(nnx.Module):
+    """A stack of linear layers without biases, with a softmax between layers (section 3.3)."""
+
+    def __init__(self, features: int, outputs: int, layers: int, cold: str, *, rngs: nnx.Rngs):
+        def layer(inputs: int) -> Linear:
+            init = INITIALIZERS[cold](inputs)
+            axes = ("embed", "vocab")
+            return Linear(inputs, outputs, axes, rngs=rngs, kernel_init=init, bias_init=None)
+
+        self.layers = nnx.List([layer(features)] + [layer(outputs) for _ in range(layers - 1)])
+
+    def __call__(self, features_BM: jax.Array) -> jax.Array:
+        """Returns logits (B, C)."""
+        *hidden, last = self.layers
+        for layer in hidden:
+            features_BM = jax.nn.softmax(layer(features_BM))
+        return last(features_BM)
 
 
 def _log_probabilities(model: SoftmaxLayers, batch: Batch) -> dict[str, jax.Array]:

@@ -24,13 +24,14 @@ from configs import explicit
 from explicit_opt import figures, run
 from explicit_opt.baselines import kept_baselines
 from explicit_opt.digits import Digits
-from explicit_opt.language import STARTS, NextToken
+from explicit_opt.language import NextToken
 from explicit_opt.solution import (
     average_norm,
     cooccurrences,
     from_cooccurrences,
     separate_intercept,
 )
+from explicit_opt.start import STARTS
 
 CONTEXTS = (1, 2, 4)
 TRAINED = ("cold", "zero", "warm", "scaled")

@@ -22,21 +22,19 @@ from common.data.batches import check_rows, iterate
 from common.data.cache import fingerprint, fingerprint_arrays
 from common.data.corpus import tokenize_corpus
 from common.data.examples import ExampleBatches, in_order
+from common.data.special_ids import UNK
 from common.data.text import load_text
-from common.data.tokenizer import UNK, build_tokenizer
-from common.metrics.predictions import Losses
+from common.data.tokenizer import build_tokenizer
+from common.metrics.losses import Losses
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
+from common.train.saved_tokenizer import save_tokenizer
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
-from common.train.workdir import save_tokenizer
 from common.variables import Params
 from explicit_opt.counts import Noise, count_pairs, language_solution, text_sharding
-from explicit_opt.model import AGGREGATES, INITIALIZERS, FeedForward
+from explicit_opt.model import AGGREGATES, FeedForward
 from explicit_opt.solution import fit_scale
-
-STARTS = ("cold", "zero", "explicit", "warm", "scaled")
-"""Values of `config.start`. "cold" trains from random values, "zero" from zeros, "warm" from the explicit solution, and
-"scaled" from the explicit solution times a scalar that is fitted on training data. "explicit" does not train."""
+from explicit_opt.start import exponent, seedless, validate_start, zeros
 
 PAD, OOV = 0, 1
 """Ids of `<pad>` and `<oov>`. `<pad>` fills contexts before a document and is never a target."""
@@ -78,44 +76,6 @@ def validate(config: ConfigDict) -> None:
         f"--config.data.held_out_share must be above 0 and at most 1, got {config.data.held_out_share}",
     )
     validate_start(config)
-
-
-def validate_start(config: ConfigDict) -> None:
-    """Checks the configuration fields that language models and digit classifiers share.
-
-    Raises:
-      UserError: a field has an invalid value.
-    """
-    check_choice("--config.start", config.start, STARTS)
-    check_choice("--config.model.cold", config.model.cold, INITIALIZERS)
-    check(
-        config.solution.sign in (-1, 1),
-        f"--config.solution.sign must be -1 or 1, got {config.solution.sign}",
-    )
-    check(
-        config.train.steps == 0,
-        f"--config.train.steps={config.train.steps} must be 0: --config.train.epochs determines the number of steps",
-    )
-    for name in ("epochs", "batch"):
-        check(
-            config.train[name] >= 1,
-            f"--config.train.{name} must be at least 1, got {config.train[name]}",
-        )
-
-
-def exponent(config: ConfigDict) -> float | None:
-    """Returns the exponent of f in eq. (3). A negative `solution.exponent` gives None: the paper's (K - 1) / K."""
-    return None if config.solution.exponent < 0 else config.solution.exponent
-
-
-def seedless(config: ConfigDict) -> bool:
-    """Returns whether the run does not depend on the seed: `start=explicit` has no random values and no training."""
-    return config.start == "explicit"
-
-
-def zeros(trainable: Params) -> Params:
-    """Returns zeros with the shapes and shardings of `trainable`."""
-    return {name: jax.device_put(jnp.zeros_like(x), x.sharding) for name, x in trainable.items()}
 
 
 class Windows:

@@ -1,24 +1,15 @@
-"""The paper's two models: a language model over a fixed context of tokens, and a stack of softmax layers.
+"""The paper's language model over a fixed context of tokens.
 
-Suffixes: B examples, W lags of the context (the paper's K), V vocabulary, M input features, C classes.
+Suffixes: B examples, W lags of the context (the paper's K), V vocabulary.
 """
-
-from collections.abc import Callable
 
 import jax
 from flax import nnx
 
-from common.model import initializers
-from common.model.linear import Linear
 from explicit_opt.counts import TABLE_AXES, Noise
+from explicit_opt.start import INITIALIZERS
 
 AGGREGATES = ("sum", "cat")
-INITIALIZERS: dict[str, Callable[[int], Callable]] = {
-    "torch": lambda inputs: initializers.uniform(inputs**-0.5),
-    "normal": lambda inputs: initializers.normal(1.0),
-}
-"""Name -> function from the number of inputs to the initializer of a cold start. "torch" draws like PyTorch's Linear,
-"normal" from N(0, 1)."""
 
 
 @jax.custom_vjp
@@ -57,22 +48,3 @@ class FeedForward(nnx.Module):
             logits_BV += noise.keep_V[tokens_B, None] * tables[index, tokens_B]
             logits_BV += noise.spill_V[tokens_B, None] * uniform_logits[index]
         return logits_BV
-
-
-class SoftmaxLayers(nnx.Module):
-    """A stack of linear layers without biases, with a softmax between layers (section 3.3)."""
-
-    def __init__(self, features: int, outputs: int, layers: int, cold: str, *, rngs: nnx.Rngs):
-        def layer(inputs: int) -> Linear:
-            init = INITIALIZERS[cold](inputs)
-            axes = ("embed", "vocab")
-            return Linear(inputs, outputs, axes, rngs=rngs, kernel_init=init, bias_init=None)
-
-        self.layers = nnx.List([layer(features)] + [layer(outputs) for _ in range(layers - 1)])
-
-    def __call__(self, features_BM: jax.Array) -> jax.Array:
-        """Returns logits (B, C)."""
-        *hidden, last = self.layers
-        for layer in hidden:
-            features_BM = jax.nn.softmax(layer(features_BM))
-        return last(features_BM)

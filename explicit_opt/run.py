@@ -1,16 +1,14 @@
 """Prepares and trains a run: selects the task and converts epochs to steps."""
 
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.config import complete
 from common.train import loop
-from explicit_opt import digits, language
-
-Task = language.NextToken | digits.Digits
+from common.train.task import Task
 
 
 def validate(config: ConfigDict) -> None:
@@ -20,19 +18,24 @@ def validate(config: ConfigDict) -> None:
       UserError: a field is missing or has an invalid value.
     """
     with complete("--config"):
-        _module(config).validate(config)
+        _task(config)[0](config)
         loop.validate(in_steps(config, 1))
 
 
-def _module(config: ConfigDict) -> ModuleType:
-    """Returns the module of the task. Configurations of language models have the field `model.aggregate`."""
-    return language if "aggregate" in config.model else digits
+def _task(config: ConfigDict) -> tuple[Callable[[ConfigDict], None], type[Task]]:
+    """Returns the validation and the class of the task. A language model has the field `model.aggregate`."""
+    if "aggregate" in config.model:
+        from explicit_opt import language
+
+        return language.validate, language.NextToken
+    from explicit_opt import digits
+
+    return digits.validate, digits.Digits
 
 
 def make_task(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> Task:
     """Returns `NextToken` or `Digits`, depending on the configuration."""
-    kind = language.NextToken if _module(config) is language else digits.Digits
-    return kind(config, mesh, read_data=read_data)
+    return _task(config)[1](config, mesh, read_data=read_data)
 
 
 def in_steps(config: ConfigDict, batches_per_epoch: int) -> ConfigDict:

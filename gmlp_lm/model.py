@@ -1,18 +1,14 @@
 """The paper's language models: GPT, gMLP, gMLP with a tiny attention, and the "GPT_base" of the authors' program."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
 
-import jax
 from flax import nnx
 from ml_collections import ConfigDict
 
 from common.config import check, check_choice, check_rate
 from common.model import transformer
-from common.model.attention import Attention
-from common.model.block import Block, Context, Sublayer
-from common.model.decode_cache import CacheSpec
-from common.model.dropout import Key
+from common.model.block import Block, Sublayer
 from common.model.embed import Embed
 from common.model.gated_mlp import GatedMlp
 from common.model.language_model import LanguageModel
@@ -20,11 +16,9 @@ from common.model.linear import Linear
 from common.model.spatial import Spatial
 from common.model.stack import REMAT
 from gmlp_lm.initialization import INITIALIZATIONS
-from gmlp_lm.maps import BlockLocal, Toeplitz
-from gmlp_lm.tiny_attention import TinyAttention
 
 KINDS = ("gpt", "gmlp", "tiny_attention")
-SPATIAL = {"full": Spatial, "toeplitz": Toeplitz}
+SPATIAL = ("full", "toeplitz")
 
 
 def window_of(model: ConfigDict, layer: int) -> int:
@@ -33,61 +27,28 @@ def window_of(model: ConfigDict, layer: int) -> int:
     return window if window < model.length else 0
 
 
-class AttentionAlone(Sublayer):
-    """The layer of the authors' "GPT_base" (gpt_sa.py): tiny attention and a projection, no feed-forward sublayer."""
-
-    def __init__(self, model: ConfigDict, window: int, *, rngs: nnx.Rngs):
-        gated = model.hidden // 2
-        self.attention = TinyAttention(
-            model.width,
-            model.attention,
-            gated,
-            rngs=rngs,
-            window=window,
-            keys_as_values=model.keys_as_values,
-        )
-        self.down = Linear(gated, model.width, ("mlp", "embed"), rngs=rngs)
-
-    def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
-        return self.down(self.attention(x_BLD, context))
-
-    def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
-        return self.attention.cache(batch, spec, context)
-
-    def step(
-        self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
-    ) -> tuple[jax.Array, Any]:
-        y_B1G, cache = self.attention.step(x_B1D, cache, index, context)
-        return self.down(y_B1G), cache
-
-    def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
-        return self.attention.prefill(x_BLD, cache, context)
-
-
 def spatial(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> Spatial:
     """Returns the matrix over positions in one layer's gate."""
     options = {"rngs": rngs, "heads": model.gate_heads, "epsilon": model.epsilon}
     if window := window_of(model, layer):
+        from gmlp_lm.maps import BlockLocal
+
         return BlockLocal(model.length, window, **options)
-    return SPATIAL[model.spatial](model.length, **options)
+    if model.spatial == "toeplitz":
+        from gmlp_lm.maps import Toeplitz
+
+        return Toeplitz(model.length, **options)
+    return Spatial(model.length, **options)
 
 
 def sublayers(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> list[Sublayer]:
-    window = window_of(model, layer)
     match model.kind:
         case "gpt":
+            from common.model.attention import Attention
+
             mixer = Attention(model.width, model.heads, rngs=rngs, causal=True)
             return [mixer, transformer.feed_forward(model, rngs=rngs)]
         case "gmlp":
-            tiny_attention = partial(
-                TinyAttention,
-                model.width,
-                model.attention,
-                model.hidden // 2,
-                rngs=rngs,
-                window=window,
-                keys_as_values=model.keys_as_values,
-            )
             return [
                 GatedMlp(
                     model.width,
@@ -95,11 +56,29 @@ def sublayers(model: ConfigDict, layer: int, *, rngs: nnx.Rngs) -> list[Sublayer
                     spatial(model, layer, rngs=rngs),
                     rngs=rngs,
                     activation=model.activation,
-                    attention=tiny_attention if model.attention else None,
+                    attention=_tiny_attention(model, layer, rngs) if model.attention else None,
                 )
             ]
         case _:
-            return [AttentionAlone(model, window, rngs=rngs)]
+            from gmlp_lm.tiny_attention import AttentionAlone
+
+            attention = _tiny_attention(model, layer, rngs)()
+            return [AttentionAlone(attention, model.hidden // 2, model.width, rngs=rngs)]
+
+
+def _tiny_attention(model: ConfigDict, layer: int, rngs: nnx.Rngs) -> Callable[[], Sublayer]:
+    """Returns a function that makes the tiny attention of a layer."""
+    from gmlp_lm.tiny_attention import TinyAttention
+
+    return partial(
+        TinyAttention,
+        model.width,
+        model.attention,
+        model.hidden // 2,
+        rngs=rngs,
+        window=window_of(model, layer),
+        keys_as_values=model.keys_as_values,
+    )
 
 
 def embed(model: ConfigDict, vocabulary: int, *, rngs: nnx.Rngs) -> Embed:

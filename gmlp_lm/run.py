@@ -11,9 +11,8 @@ from common.data.lossless import LosslessTokenizer
 from common.tasks import language_modelling
 from common.tasks.language_modelling import LanguageModelling
 from common.train import loop
-from common.train.restore import load_run
 from common.train.task import ModelState
-from common.train.workdir import CONFIG, read_config
+from common.train.workdir import CONFIG
 from gmlp_lm import model
 from gmlp_lm.model import language_model
 
@@ -56,6 +55,8 @@ def load(workdir: Path, mesh: Mesh) -> tuple[ConfigDict, LosslessTokenizer, Mode
     Raises:
       UserError: the folder contains no run or no checkpoint.
     """
+    from common.train.restore import load_run, read_config
+
     config = read_config(workdir)
     with complete(workdir / CONFIG):
         model.validate(config.model)

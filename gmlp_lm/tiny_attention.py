@@ -1,6 +1,6 @@
 """The tiny attention that a gMLP may add to its gate ("aMLP", section 4.3 of the paper)."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +8,11 @@ from flax import nnx
 
 from common.model.attend import attend, attend_cached, cache_layout
 from common.model.block import Context, Sublayer
-from common.model.decode_cache import CacheSpec, DecodeCache
 from common.model.dropout import Key
 from common.model.linear import Linear
+
+if TYPE_CHECKING:
+    from common.model.decode_cache import CacheSpec
 
 
 class TinyAttention(Sublayer):
@@ -74,12 +76,12 @@ class TinyAttention(Sublayer):
         y = _softmax_attention(query, key, value, mask)
         return y.reshape(batch, -1, inner)[:, :length]
 
-    def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
+    def cache(self, batch: int, spec: "CacheSpec", context: Context) -> Any:
         """Returns empty caches of keys (B, 1, K, L) and values (B, 1, L, K)."""
         inner = self.out.kernel.shape[0]
         return (
-            DecodeCache.empty((batch, 1, inner, 1), 3, spec),
-            DecodeCache.empty((batch, 1, 1, inner), 2, spec),
+            spec.empty((batch, 1, inner, 1), 3),
+            spec.empty((batch, 1, 1, inner), 2),
         )
 
     def step(
@@ -112,6 +114,29 @@ class TinyAttention(Sublayer):
     def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
         new = cache_layout(*(x_BLK[:, :, None] for x_BLK in self._project(x_BLD)))
         return tuple(old.filled(part) for old, part in zip(cache, new, strict=True))
+
+
+class AttentionAlone(Sublayer):
+    """The layer of the authors' "GPT_base" (gpt_sa.py): tiny attention and a projection, no feed-forward sublayer."""
+
+    def __init__(self, attention: TinyAttention, inputs: int, width: int, *, rngs: nnx.Rngs):
+        self.attention = attention
+        self.down = Linear(inputs, width, ("mlp", "embed"), rngs=rngs)
+
+    def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
+        return self.down(self.attention(x_BLD, context))
+
+    def cache(self, batch: int, spec: "CacheSpec", context: Context) -> Any:
+        return self.attention.cache(batch, spec, context)
+
+    def step(
+        self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context
+    ) -> tuple[jax.Array, Any]:
+        y_B1G, cache = self.attention.step(x_B1D, cache, index, context)
+        return self.down(y_B1G), cache
+
+    def prefill(self, x_BLD: jax.Array, cache: Any, context: Context) -> Any:
+        return self.attention.prefill(x_BLD, cache, context)
 
 
 def _softmax_attention(query_BTK, key_BSK, value_BSK, mask_TS) -> jax.Array:

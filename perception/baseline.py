@@ -24,9 +24,10 @@ from common.config import check, to_json
 from common.data.cache import write_atomic
 from common.data.labelled import LabelledText
 from common.errors import UserError
+from common.metrics.classes import Classes
 from common.metrics.curve import Curve, Point
 from common.metrics.label_sets import LabelSets
-from common.metrics.predictions import PREDICTIONS, Classes, Predictions
+from common.metrics.predictions import PREDICTIONS, Predictions
 from common.runtime import program
 from common.track.tracker import SUMMARY, write_whole
 from common.train.workdir import commit

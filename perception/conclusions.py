@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from common.metrics.classes import Classes
 from common.metrics.label_sets import LabelSets
-from common.metrics.predictions import Classes
 from common.report.runs import Run
 from common.report.table import Table, mean_std
 from common.report.verdict import CONFIDENCE, Comparison, Sample, compare, correct, resample

@@ -7,7 +7,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from common.config import check
-from common.metrics.predictions import Classes
+from common.metrics.classes import Classes
 from common.variables import Params
 from perception import datasets, loading
 from perception.finetuning import ENCODER, TRAINS_ALL

@@ -5,25 +5,25 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.config import check, check_choice, check_rate
 from common.data.labelled import LabelledText
-from common.model.low_rank import Lora, adapt, is_target, linear_layers
 from common.model.stack import REMAT
 from common.model.transformer import compute_dtype
 from common.runtime.processes import check_agreement
 from common.storage.folders import copy_of, open_folder
 from common.train.task import NO_PRETRAINED_WEIGHTS, PretrainedWeights
-from common.variables import AbstractModel, Frozen, Params, cast_frozen, freeze, freeze_given
+from common.variables import AbstractModel, Frozen, Params
 from perception.backbones import BACKBONES, Backbone
 from perception.model import POOLS, PooledClassifier, backbone
-from perception.quantized import KINDS, load_frozen, quantize_frozen
 from perception.subword import Subword, build_subword
 
 if TYPE_CHECKING:
+    from common.model.low_rank import Lora
     from perception.hugging_face import Pretrained
 
 FINETUNE = ("full", "full_pretrained", "lora", "head")
@@ -32,9 +32,6 @@ FINETUNE = ("full", "full_pretrained", "lora", "head")
 
 TRAINS_ALL = FINETUNE[:2]
 """Values of `finetune` that train the encoder and store it in checkpoints."""
-
-QUANTIZE = ("none", *KINDS)
-"""Values of `config.quantize`: formats of the frozen kernels of linear layers (QLoRA)."""
 
 IN_BFLOAT16 = ("qwen2_1.5b", "openelm_3b", "phi_2", "mistral_7b")
 """Backbones that the authors' program computes in bfloat16; the others use float32."""
@@ -60,7 +57,10 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
     check_choice("--config.finetune", config.finetune, FINETUNE)
     check_choice("--config.pool", config.pool, POOLS)
     check_choice("--config.model.remat", config.model.remat, REMAT)
-    check_choice("--config.quantize", config.quantize, QUANTIZE)
+    if config.quantize != "none":
+        from perception.quantized import KINDS
+
+        check_choice("--config.quantize", config.quantize, ("none", *KINDS))
     check_choice(
         "--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16", "authors")
     )
@@ -241,7 +241,9 @@ def resolve(config: ConfigDict) -> ConfigDict:
     return config
 
 
-def make_lora(config: ConfigDict) -> Lora:
+def make_lora(config: ConfigDict) -> "Lora":
+    from common.model.low_rank import Lora
+
     lora = config.lora
     return Lora(lora.rank, lora.alpha or lora.rank, lora.dropout, lora.stabilized)
 
@@ -261,15 +263,10 @@ def make_model(
     encoder = backbone(shape, rngs=rngs, dtype=dtype, remat=config.model.remat)
     model = PooledClassifier(encoder, shape.width, classes, config.pool, rngs=rngs)
     if config.finetune == "lora":
-        targets, layers = _words(config.lora.targets) or shape.targets, linear_layers(encoder)
-        for target in targets:
-            check(
-                any(is_target(path, target) for path in layers),
-                f"--config.lora.targets: {target!r} matches no layer of this backbone; its layers are"
-                f" {', '.join(dict.fromkeys(path[-1] for path in layers))}",
-            )
-        adapt(encoder, targets, make_lora(config), rngs=rngs)
+        _add_adapters(config, encoder, shape, rngs)
     elif config.finetune == "head":
+        from common.freezing import freeze_given
+
         freeze_given(encoder)
     deviation = shape.width**-0.5 if shape.scaled_init else 0.02
     for name in reinitialized(config, shape.family):
@@ -282,14 +279,40 @@ def make_model(
             part.table, Frozen
         ):  # trainable tables are initialised with the other parameters
             part.table.set_metadata(draw=("normal", deviation if name == TABLES[0] else 0.02))
-    cast_frozen(encoder, dtype)
+    if config.finetune not in TRAINS_ALL:
+        _finish_frozen(config, model, shape, dtype)
+    return model
+
+
+def _finish_frozen(
+    config: ConfigDict, model: PooledClassifier, shape: Backbone, dtype: jnp.dtype
+) -> None:
+    """Casts or quantizes the frozen parameters, and freezes the head if the configuration does."""
+    from common.freezing import cast_frozen, freeze
+
+    cast_frozen(model.encoder, dtype)
     if config.quantize != "none":
-        quantize_frozen(encoder, config.quantize)
+        from perception.quantized import quantize_frozen
+
+        quantize_frozen(model.encoder, config.quantize)
     if config.finetune == "lora" and config.freeze_head:
         freeze(model.head)
         for variable in (model.head.kernel, model.head.bias):
             variable.set_metadata(draw=("uniform", (2 * shape.width) ** -0.5))
-    return model
+
+
+def _add_adapters(config: ConfigDict, encoder: nnx.Module, shape: Backbone, rngs: nnx.Rngs) -> None:
+    """Adapts the layers of `config.lora.targets` by LoRA. Raises a UserError if a target matches no layer."""
+    from common.model.low_rank import adapt, is_target, linear_layers
+
+    targets, layers = _words(config.lora.targets) or shape.targets, linear_layers(encoder)
+    for target in targets:
+        check(
+            any(is_target(path, target) for path in layers),
+            f"--config.lora.targets: {target!r} matches no layer of this backbone; its layers are"
+            f" {', '.join(dict.fromkeys(path[-1] for path in layers))}",
+        )
+    adapt(encoder, targets, make_lora(config), rngs=rngs)
 
 
 def start(
@@ -331,6 +354,8 @@ def outside(
         }
         if not frozen:
             return NO_PRETRAINED_WEIGHTS
+        from perception.quantized import load_frozen
+
         values = load_frozen(pretrained.load, frozen, mesh)
         return PretrainedWeights(
             {ENCODER + n: x for n, x in values.items()}, pretrained.fingerprint

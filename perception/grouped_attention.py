@@ -1,5 +1,7 @@
 """Grouped-query attention with the options of pretrained language models: rotary positions, head norms, biases."""
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -10,7 +12,9 @@ from common.model.attention import Attention
 from common.model.block import Context
 from common.model.dropout import Key, fold
 from common.model.linear import Linear
-from perception.layers import RMSNorm, Rotary
+
+if TYPE_CHECKING:
+    from perception.layers import Rotary
 
 
 class GroupedAttention(Attention):
@@ -36,7 +40,7 @@ class GroupedAttention(Attention):
         causal: bool = True,
         fused: bool = False,
         biases: tuple[bool, bool] = (False, False),
-        rotary: Rotary | None = None,
+        rotary: "Rotary | None" = None,
         head_norm: float | None = None,
         window: int | None = None,
         dropout_rate: float = 0.0,
@@ -54,6 +58,8 @@ class GroupedAttention(Attention):
             self.query, self.key, self.value = map(project, (heads, kv_heads, kv_heads))
         self.out = Linear(heads * size, width, ("heads", "embed"), rngs=rngs, bias_init=out)
         if head_norm is not None:
+            from perception.layers import RMSNorm
+
             self.query_norm = RMSNorm(size, rngs=rngs, epsilon=head_norm)
             self.key_norm = RMSNorm(size, rngs=rngs, epsilon=head_norm)
         self.heads, self.kv_heads, self.size = heads, kv_heads, size

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from common.config import check
-from common.data.records import NAMES
+from common.data.record_files import NAMES
 from perception.table_columns import find_columns
 from perception.table_labels import (
     check_labels,

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,14 @@ class ScaledNorm(nnx.Module):
         x = x_BLD.astype(jnp.float32)
         y = jax.nn.standardize(x, axis=-1, epsilon=self.epsilon)
         return (y * self.scale[...]).astype(x_BLD.dtype)
+
+
+NORMS = {
+    "layer_scale": ScaledNorm,
+    "rms": RMSNorm,
+    "rms_offset": partial(RMSNorm, offset=1.0),
+}
+"""Value of `Backbone.norm` -> norm. "layer" is `common.model.norm.LayerNorm`."""
 
 
 class LaterPositions(Learned):

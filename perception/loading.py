@@ -21,15 +21,15 @@ from common import sharding
 from common.cached import cached_json
 from common.config import check, complete
 from common.errors import UserError
+from common.metrics.kinds import load as load_predictions
 from common.metrics.predictions import PREDICTIONS
-from common.metrics.predictions import load as load_predictions
 from common.sharding import make_mesh
 from common.track.tracker import SUMMARY
 from common.train import restore
 from common.train.prefetch import put
-from common.train.restore import load_run
+from common.train.restore import load_run, read_config
 from common.train.task import ModelState
-from common.train.workdir import ADDED, CONFIG, read_config
+from common.train.workdir import ADDED, CONFIG
 from perception import datasets, finetuning, hub
 from perception.backbones import Backbone
 from perception.finetuning import (

@@ -18,16 +18,8 @@ from common.model.norm import LayerNorm
 from common.model.stack import Stack
 from perception.backbones import Backbone
 from perception.grouped_attention import GroupedAttention
-from perception.layers import GatedFeedForward, LaterPositions, RMSNorm, Rotary, ScaledNorm
 
 POOLS = ("masked", "authors")
-
-NORMS = {
-    "layer": LayerNorm,
-    "layer_scale": ScaledNorm,
-    "rms": RMSNorm,
-    "rms_offset": partial(RMSNorm, offset=1.0),
-}
 
 
 class Parallel(Sublayer):
@@ -45,7 +37,12 @@ class Parallel(Sublayer):
 
 
 def _norm(shape: Backbone, rngs: nnx.Rngs) -> nnx.Module:
-    return NORMS[shape.norm](shape.width, rngs=rngs, epsilon=shape.epsilon)
+    kind = LayerNorm
+    if shape.norm != "layer":
+        from perception.layers import NORMS
+
+        kind = NORMS[shape.norm]
+    return kind(shape.width, rngs=rngs, epsilon=shape.epsilon)
 
 
 def _identity(x_BLD: jax.Array) -> jax.Array:
@@ -65,7 +62,11 @@ def block(shape: Backbone, layer: int, *, rngs: nnx.Rngs) -> Block:
     """Builds one layer of a backbone."""
     residual_rate, _, attention_rate = shape.dropout
     *attention_biases, bias = shape.biases
-    rotary = Rotary(shape.rotated, shape.theta_of(layer), shape.stretch) if shape.rotated else None
+    rotary = None
+    if shape.rotated:
+        from perception.layers import Rotary
+
+        rotary = Rotary(shape.rotated, shape.theta_of(layer), shape.stretch)
     attention = _attention(shape)(
         shape.width,
         shape.heads[layer],
@@ -83,6 +84,8 @@ def block(shape: Backbone, layer: int, *, rngs: nnx.Rngs) -> Block:
     options = {"rngs": rngs, "activation": shape.activation}
     hidden = shape.hidden[layer]
     if shape.gated:
+        from perception.layers import GatedFeedForward
+
         feed_forward = GatedFeedForward(shape.width, hidden, bias=bias, **options)
     else:
         feed_forward = FeedForward(shape.width, hidden, **options)
@@ -119,6 +122,8 @@ def backbone(
         types=shape.types,
     )
     if shape.first_position:
+        from perception.layers import LaterPositions
+
         embed.positions = LaterPositions(
             shape.learned, shape.width, rngs=rngs, first=shape.first_position
         )

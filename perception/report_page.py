@@ -13,9 +13,9 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from common.metrics.classes import Classes
 from common.metrics.curve import Curve
 from common.metrics.label_sets import LabelSets
-from common.metrics.predictions import Classes
 from common.report.table import Table
 from common.track.tracker import write_whole
 from perception import report_sets

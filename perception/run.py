@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from common import variables
 from common.config import check_choice, complete
 from common.runtime.processes import is_main
-from common.train import loop, summary
+from common.train import finished, loop
 from perception import datasets, finetuning, task
 from perception.backbones import BACKBONES
 from perception.datasets import DATASETS
@@ -114,7 +114,7 @@ def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
 def ended(config: ConfigDict, workdir: Path) -> dict | None:
     """Returns the summary of the run in `workdir`, or None if it is not finished or its data have changed."""
     validate(config)
-    finished = summary.ended(resolve(config), workdir)
-    if finished is not None and is_main():
+    summary = finished.ended(resolve(config), workdir)
+    if summary is not None and is_main():
         print(f"{workdir} is a finished run: printing its summary")
-    return finished
+    return summary

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from common.config import check
 from common.data.files import names_in, read_bytes
-from common.data.records import (
+from common.data.record_files import (
     NAMES,
     UNCLOSED,
     Parsed,

@@ -15,10 +15,12 @@ from scipy.special import expit
 from common.config import check
 from common.data.corpus import TokenizedCorpus
 from common.data.labelled import LabelledText
-from common.metrics.predictions import Classes, Predictions
+from common.metrics.classes import Classes
+from common.metrics.predictions import Predictions
 from common.tasks import classification
 from common.tasks.classification import Build, Classification
 from common.train.evaluate import PerExample
+from common.train.saved_tokenizer import save_tokenizer
 from common.train.task import (
     NO_PRETRAINED_WEIGHTS,
     Batch,
@@ -27,7 +29,7 @@ from common.train.task import (
     PretrainedWeights,
     integers,
 )
-from common.train.workdir import has_checkpoints, save_tokenizer
+from common.train.workdir import has_checkpoints
 from common.variables import AbstractModel, Params
 from perception import objective
 from perception.model import PooledClassifier

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from common.model.block import Context, Sublayer
-from common.model.decode_cache import CacheSpec, DecodeCache
+from common.model.decode_cache import CacheSpec
 from common.model.dropout import Key
 from common.model.linear import Linear
 
@@ -64,7 +64,7 @@ class DynamicConvolution(Sublayer):
         """Returns an empty cache of v = GLU(W1 x) at every position."""
         if not self.causal:
             raise ValueError("only a causal convolution can be decoded step by step")
-        return DecodeCache.empty((batch, 1, self.leave.kernel.shape[0]), 1, spec)
+        return spec.empty((batch, 1, self.leave.kernel.shape[0]), 1)
 
     def step(
         self, x_B1D: jax.Array, cache: Any, index: jax.Array, context: Context

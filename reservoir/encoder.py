@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
+from common.freezing import freeze, give, thaw
 from common.model import initializers, transformer
 from common.model.classifier import Classifier
 from common.model.dropout import Key, dropout, fold
@@ -14,7 +15,6 @@ from common.model.feed_forward import ACTIVATIONS
 from common.model.linear import Linear
 from common.model.low_rank import Lora, adapt, linear_layers
 from common.model.norm import LayerNorm
-from common.variables import freeze, give, thaw
 from reservoir.model import encoder_stack, reservoir_layers
 from reservoir.placement import placement
 

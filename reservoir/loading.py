@@ -13,9 +13,9 @@ from common.config import check, complete, float_arg, parser_for, positive_int_a
 from common.sharding import make_mesh
 from common.storage.folders import open_folder
 from common.train.checkpoint import snapshots
-from common.train.restore import load_run
+from common.train.restore import load_run, read_run
 from common.train.task import ModelState
-from common.train.workdir import CONFIG, read_run
+from common.train.workdir import CONFIG
 from reservoir import model
 from reservoir.tasks import translation
 from reservoir.tasks.translation import Translator, load_tokenizers, search_of, validate_search

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from common.data.tokenizer import UNK
+from common.data.special_ids import UNK
 
 REPLACED, CHANGED = 0.8, 0.1
 """Fractions of masked tokens that become the mask token and a random token. The other masked tokens do not change."""

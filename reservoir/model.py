@@ -1,30 +1,25 @@
 """Stacks with reservoirs, and the translator and language model built from them."""
 
-import traceback
+from functools import partial
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common import variables
+from common import freezing
 from common.config import check, check_choice, check_rate
 from common.errors import UserError
 from common.model import transformer
-from common.model.block import Block, Context
-from common.model.decode_cache import CacheSpec
+from common.model.block import Block
 from common.model.embed import Embed
 from common.model.language_model import LanguageModel
 from common.model.linear import Linear
 from common.model.stack import Stack
 from configs.reservoirs import fields
-from reservoir import backskip
-from reservoir.backskip import backskipped
+from reservoir import skipping
 from reservoir.encoder_decoder import EncoderDecoder
 from reservoir.kinds import RESERVOIRS, Kind, Layer, check_options, find
 from reservoir.placement import PLACEMENTS, placement
-from reservoir.redraw import redraw
 
 
 class StackFields(NamedTuple):
@@ -47,7 +42,7 @@ STACKS = {
 
 
 RESERVOIR_INITS = {"orthogonal": "orthogonal", "xavier": "xavier", "normal": "fan_in"}
-"""Value of `model.reservoir_init` -> distribution of reservoir matrices, a name of `common.variables.draw`."""
+"""Value of `model.reservoir_init` -> distribution of reservoir matrices, a name of `common.freezing.draw`."""
 
 INITS = {"recipe": None, "orthogonal": ("orthogonal", 1.0), "normal": ("fan_in", 1.0)}
 """Value of `model.init` -> initializer of trained layers. "recipe" keeps the initialization of the paper's recipe
@@ -84,10 +79,14 @@ def blocks(model: ConfigDict, stack: str, *, rngs: nnx.Rngs) -> list[Block]:
             continue
         block = STACKS[stack].layer(model, rngs=rngs)
         if init := INITS[model.init]:
+            from reservoir.redraw import redraw
+
             redraw(block, init, rngs=rngs)
         made.append(block)
     if model.backskip.estimator == "none":
         return made
+    from reservoir.backskip import backskipped
+
     return backskipped(made, reservoirs, model, rngs=rngs)
 
 
@@ -103,9 +102,11 @@ def reservoir_block(model: ConfigDict, stack: str, *, rngs: nnx.Rngs) -> Block:
     block = find(model.reservoir).build(own, STACKS[stack].layer, stack != "encoder", rngs=rngs)
     matrix = RESERVOIR_INITS[model.reservoir_init], model.reservoir_gain
     if model.reservoir_trained:
+        from reservoir.redraw import redraw
+
         redraw(block, matrix, rngs=rngs)
     else:
-        variables.freeze(block, matrix)
+        freezing.freeze(block, matrix)
     return block
 
 
@@ -178,7 +179,7 @@ def validate(model: ConfigDict) -> None:
         check_options(model, kind)
     if model.reservoir != "none":
         _validate_reservoirs(model, find(model.reservoir))
-    backskip.validate(model)
+    skipping.validate(model)
 
 
 def _validate_reservoirs(model: ConfigDict, kind: Kind) -> None:
@@ -197,8 +198,10 @@ def _validate_reservoirs(model: ConfigDict, kind: Kind) -> None:
     )
     kind.check(model)
     if name not in RESERVOIRS:
+        from reservoir.own_kind import check_complete
+
         for stack in stacks:
-            _check_complete(model, stack)
+            check_complete(partial(reservoir_block, model, stack), model, stack)
 
 
 def _checked_placement(model: ConfigDict, stack: str) -> tuple[int, ...]:
@@ -216,48 +219,3 @@ def _checked_placement(model: ConfigDict, stack: str) -> tuple[int, ...]:
         known = model[names.placement] in PLACEMENTS
         option = names.reservoirs if known else names.placement
         raise UserError(f"--config.model.{option}: {error}") from error
-
-
-def _check_complete(model: ConfigDict, stack: str) -> None:
-    """Checks a user's kind of reservoir by tracing a forward pass and, in a causal stack, a decoding step.
-
-    Raises:
-      UserError: `frozen_init()` lacks a parameter, a method is missing, or an output has a wrong shape.
-    """
-    rows, length = 2, 2
-    x_BLD = jnp.zeros((rows, length, model.width))
-    lengths_B = jnp.full(rows, length)
-    context = Context(lengths_B, x_BLD, lengths_B)
-
-    def run(trainable, frozen):
-        block = abstract_model.build(trainable, frozen)
-        outputs = [block(x_BLD, context)]
-        if stack != "encoder":
-            cache = block.cache(rows, CacheSpec(length, x_BLD.dtype), context)
-            block.prefill(x_BLD, cache, context)
-            y_B1D, _ = block.step(x_BLD[:, :1], cache, jnp.int32(0), context)
-            outputs.append(y_B1D)
-        return outputs
-
-    option = f"--config.model.reservoir={model.reservoir}"
-    try:
-        abstract_model = variables.abstract(
-            lambda: reservoir_block(model, stack, rngs=variables.ParamKeys(0))
-        )
-        shapes = [
-            {name: jax.ShapeDtypeStruct(v.shape, v.dtype) for name, v in some.items()}
-            for some in (abstract_model.trainable, abstract_model.frozen)
-        ]
-        outputs = jax.eval_shape(run, *shapes)
-    except ValueError as error:
-        raise UserError(f"{option}: {error}") from error
-    except Exception as error:  # a user's layer may raise any exception
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = f"{frame.name} ({frame.filename}, line {frame.lineno})"
-        raise UserError(f"{option}: {type(error).__name__} in {place}: {error}") from error
-    for output, positions in zip(outputs, (length, 1), strict=False):
-        expected = (rows, positions, model.width)
-        check(
-            output.shape == expected,
-            f"{option} returned an array of shape {output.shape} in the {stack}; expected {expected}",
-        )

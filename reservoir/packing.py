@@ -6,7 +6,7 @@ import numpy as np
 
 from common.data.cache import fingerprint_arrays
 from common.data.corpus import TokenizedCorpus
-from common.data.tokenizer import BOS, EOS, PAD
+from common.data.special_ids import BOS, EOS, PAD
 
 
 class PackedRows:

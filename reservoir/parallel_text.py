@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 from common.config import check
 from common.data.cache import fingerprint
 from common.data.files import read_lines, source_folder
-from common.data.own import own_examples
-from common.data.tfds import in_blocks, open_tfds
 from common.data.tokenizer import RECIPE, Tokenizer, train_tokenizer
 from common.errors import UserError
 
@@ -61,6 +59,8 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
         case "tfds":
             text = _load_tfds(place, name, languages, data.tfds_dir)
         case "import":
+            from common.data.own import own_examples
+
             pairs = own_examples(data.source, split, (tuple, list), "a pair of sentences")
             text = ParallelText(*map(list, zip(*pairs, strict=True)))
         case _:
@@ -124,6 +124,8 @@ def _find(folder: Path, split: str, language: str) -> Path:
 
 
 def _load_tfds(name: str, split: str, languages: tuple[str, str], directory: str) -> ParallelText:
+    from common.data.tfds import in_blocks, open_tfds
+
     _, examples = open_tfds(name, split, directory, "translate")
     sides: tuple[list[str], list[str]] = ([], [])
     for block in in_blocks(examples):

@@ -10,9 +10,9 @@ from common.config import complete
 from common.data.cache import fingerprint
 from common.data.tokenizer import Tokenizer
 from common.track.tracker import SUMMARY
-from common.train.restore import load_run
+from common.train.restore import load_run, read_run
 from common.train.task import ModelState
-from common.train.workdir import CONFIG, read_run
+from common.train.workdir import CONFIG
 from reservoir import encoder, model
 from reservoir.tasks import masked_lm
 from reservoir.tasks.masked_lm import TOKENIZER, vocabulary

@@ -1,11 +1,11 @@
-"""Initialises trained layers with the distributions of frozen layers (`common.variables.draw`)."""
+"""Initialises trained layers with the distributions of frozen layers (`common.freezing.draw`)."""
 
 import math
 
 import jax
 from flax import nnx
 
-from common import variables
+from common import freezing
 from common.model import initializers
 
 INITIALIZERS = {
@@ -19,11 +19,11 @@ INITIALIZERS = {
     "ones": lambda: initializers.ones,
     "zeros": lambda: initializers.zeros,
 }
-"""Name of a distribution in `common.variables.draw` -> function from its parameters (such as a gain) to initializer."""
+"""Name of a distribution in `common.freezing.draw` -> function from its parameters (such as a gain) to initializer."""
 
 
 def redraw(module: nnx.Module, matrix: tuple, *, rngs: nnx.Rngs) -> None:
-    """Re-initialises all trainable parameters of `module` with the distributions of `common.variables.freeze`.
+    """Re-initialises all trainable parameters of `module` with the distributions of `common.freezing.freeze`.
 
     Args:
       matrix: name and parameters of the distribution of matrices, such as ("orthogonal", 1.0).
@@ -31,6 +31,6 @@ def redraw(module: nnx.Module, matrix: tuple, *, rngs: nnx.Rngs) -> None:
     Raises:
       ValueError: the `frozen_init()` of a layer lacks one of the layer's parameters.
     """
-    for part, name, (draw, *numbers) in variables.draws(module, matrix):
+    for part, name, (draw, *numbers) in freezing.draws(module, matrix):
         parameter = getattr(part, name)
         parameter[...] = INITIALIZERS[draw](*numbers)(rngs.params(), parameter.shape)

@@ -11,7 +11,7 @@ from common.config import check, check_choice, complete, imported
 from common.train import loop
 from common.train.task import Task
 from reservoir import model
-from reservoir.backskip import validate_steps
+from reservoir.skipping import validate_steps
 
 TASKS = {
     "translation": "Translation",

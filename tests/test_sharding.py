@@ -12,8 +12,8 @@ from common.errors import UserError
 from common.train import optimizer as optimizers
 from common.train.frozen import draw_on_mesh
 from common.train.state import Step, initial_params, optimizer_shardings
-from reservoir.backskip import Backskipping
 from reservoir.model import translator
+from reservoir.skipping import Backskipping
 from reservoir.tasks.translation import teacher_forcing
 
 VOCABULARY = 48

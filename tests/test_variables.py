@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from common import variables
+from common import freezing, variables
+from common.freezing import draw, fingerprint
 from common.model.block import Context
 from common.model.embed import Embed
 from common.model.feed_forward import FeedForward
 from common.model.linear import Linear
-from common.variables import Frozen, draw, fingerprint
+from common.variables import Frozen
 from perception.layers import RMSNorm
 from reservoir.redraw import redraw
 
@@ -30,7 +31,7 @@ class Pair(nnx.Module):
     def __init__(self, rngs: nnx.Rngs):
         self.first = Linear(4, 6, ("embed", "mlp"), rngs=rngs)
         self.second = FeedForward(6, 8, rngs=rngs)
-        variables.freeze(self.second)
+        freezing.freeze(self.second)
 
     def __call__(self, x: jax.Array) -> jax.Array:
         return self.second(self.first(x), Context())
@@ -119,7 +120,7 @@ def test_freeze_turns_every_parameter_into_a_frozen_one(pair: Pair):
 
 def test_initial_values_are_in_bounds_and_keyed_by_path(pair: Pair):
     abstract_model = variables.split(pair)
-    values = variables.draw_frozen(abstract_model, 7)
+    values = freezing.draw_frozen(abstract_model, 7)
     assert values.keys() == abstract_model.frozen.keys()
     for name, value in values.items():
         assert value.shape == abstract_model.frozen[name].shape
@@ -135,7 +136,7 @@ def test_freezing_a_parameter_without_initializer_names_it():
             self.norm = RMSNorm(4, rngs=nnx.Rngs(0))
 
     with pytest.raises(ValueError, match=r"norm/scale cannot be initialised .*RMSNorm.frozen_init"):
-        variables.freeze(Outer())
+        freezing.freeze(Outer())
 
 
 @pytest.mark.parametrize(
@@ -148,8 +149,8 @@ def test_frozen_and_trained_matrices_have_the_configured_distribution(
     """The matrices have 64 inputs and 34 outputs. Biases are uniform for every distribution of the matrices."""
     shape, bound = (64, 34), 1 / 8
     frozen = Linear(*shape, ("embed", "mlp"), rngs=nnx.Rngs(0))
-    variables.freeze(frozen, matrix)
-    values = variables.draw_frozen(variables.split(frozen), 1)
+    freezing.freeze(frozen, matrix)
+    values = freezing.draw_frozen(variables.split(frozen), 1)
     trained = Linear(*shape, ("embed", "mlp"), rngs=nnx.Rngs(0))
     redraw(trained, matrix, rngs=nnx.Rngs(1))
     assert isinstance(trained.kernel, nnx.Param)
@@ -170,7 +171,7 @@ def test_loaded_frozen_value_is_kept():
     """A table that `freeze_given` marks as loaded is never initialised from a seed."""
     table = Embed(5, 4, rngs=nnx.Rngs(0), positions="none")
     before = np.asarray(table.table[...])
-    variables.freeze_given(table)
+    freezing.freeze_given(table)
     abstract_model = variables.split(table)
     assert not abstract_model.trainable and not abstract_model.drawn
     assert isinstance(table.table, Frozen)

@@ -14,7 +14,7 @@ import numpy as np
 
 from common.data.batches import ENDLESS, Batch, check_rows, local_rows
 from common.data.corpus import TokenizedCorpus
-from common.data.tokenizer import BOS, EOS, PAD
+from common.data.special_ids import BOS, EOS, PAD
 from common.errors import UserError
 
 

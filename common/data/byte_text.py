@@ -7,8 +7,7 @@ from ml_collections import ConfigDict
 
 from common.config import check
 from common.data.files import names_in, read_bytes
-from common.data.own import SCHEME, own_examples
-from common.data.text import python_manual, text_folder
+from common.data.text_sources import OWN, python_manual, text_folder
 from common.errors import UserError
 
 ENDINGS = ("", ".gz", ".zip")
@@ -31,7 +30,9 @@ def load_bytes(data: ConfigDict) -> dict[str, np.ndarray]:
     Raises:
         UserError: the source is unknown; a file is missing, damaged or empty.
     """
-    if data.source.startswith(SCHEME):
+    if data.source.startswith(OWN):
+        from common.data.own import own_examples
+
         documents = {split: own_examples(data.source, split, str, "a text") for split in SPLITS}
         texts = {split: "\n".join(parts).encode() for split, parts in documents.items()}
         return {split: np.frombuffer(text, np.uint8) for split, text in texts.items()}

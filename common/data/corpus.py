@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from common.data.cache import fingerprint, write_atomic
-from common.data.tokenizer import EOS, PAD, Tokenizer
+from common.data.special_ids import EOS, PAD
 from common.errors import UserError
+
+if TYPE_CHECKING:
+    from common.data.tokenizer import Tokenizer
 
 _BLOCK = 100_000
 """Number of lines per call of the tokenizer. Limits memory."""
@@ -58,7 +62,7 @@ class TokenizedCorpus:
 
 
 def tokenize_corpus(
-    text: Sequence[str], tokenizer: Tokenizer, cache_dir: str | Path
+    text: Sequence[str], tokenizer: "Tokenizer", cache_dir: str | Path
 ) -> TokenizedCorpus:
     """Tokenizes lines, and stores the token ids in `cache_dir`. A second call memory-maps the stored ids.
 

@@ -3,11 +3,8 @@
 Decoding returns every byte of the text, so bits per byte compare models with different vocabularies.
 """
 
-import json
 import os
-import re
 from collections.abc import Callable, Iterable, Sequence
-from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -15,26 +12,12 @@ from ml_collections import ConfigDict
 
 from common.config import check
 from common.data.cache import fingerprint, write_atomic
-from common.errors import UserError
 
 BYTES, SENTENCEPIECE = "bytes", "sentencepiece"
 """Values of `data.tokenizer`. Any other value is the path of a tokenizer.json or a SentencePiece .model file."""
 
 FILES = ("tokenizer.json", "tokenizer.model")
 """Possible file names of the tokenizer in a workdir. The tokens of a run without these files are bytes."""
-
-_TRAINER = {
-    "model_type": "bpe",
-    "character_coverage": 1.0,
-    "normalization_rule_name": "identity",
-    "remove_extra_whitespaces": False,
-    "add_dummy_prefix": False,
-    "byte_fallback": True,
-    "unk_id": 0,
-    "bos_id": -1,
-    "eos_id": -1,
-    "pad_id": -1,
-}
 
 _BLOCK = 10_000
 """Number of lines per call of the tokenizer. Limits memory."""
@@ -116,29 +99,11 @@ def in_run(workdir: Path) -> LosslessTokenizer:
     """Returns the tokenizer of a run. Raises a UserError if its file is damaged."""
     paths = (workdir / name for name in FILES)
     path = next(filter(Path.is_file, paths), None)
-    return load(path) if path else of_bytes()
+    if path is None:
+        return of_bytes()
+    from common.data import subwords
 
-
-def load(path: Path) -> LosslessTokenizer:
-    """Loads a SentencePiece model, or a tokenizer.json with byte-level BPE or SentencePiece-like pieces.
-
-    Raises:
-      UserError: the file is missing or is not a tokenizer, or one of the 256 byte values is not a piece.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(f"cannot read a tokenizer from {path}: {error.strerror}") from error
-    try:
-        return _from_json(content) if path.suffix == ".json" else _from_model(content)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    except (
-        Exception
-    ) as error:  # tokenizers and sentencepiece raise plain Exceptions or RuntimeErrors.
-        raise UserError(
-            f"cannot read a tokenizer from {path}: the file is damaged or not a tokenizer"
-        ) from error
+    return subwords.load(path)
 
 
 def choose(data: ConfigDict, training_text: np.ndarray | None) -> LosslessTokenizer:
@@ -157,19 +122,11 @@ def choose(data: ConfigDict, training_text: np.ndarray | None) -> LosslessTokeni
     kind = data.get("tokenizer", BYTES)
     if kind == BYTES:
         return of_bytes()
-    if kind != SENTENCEPIECE:
-        return load(Path(os.path.expanduser(kind)))
-    key = fingerprint([str(data.vocab_size), repr(_TRAINER), sha256(training_text).hexdigest()])[
-        :16
-    ]
-    path = Path(os.path.expanduser(data.cache_dir)) / f"sentencepiece-{key}.model"
-    if not path.exists():
-        from common.data.tokenizer import train_model
+    from common.data import subwords
 
-        text = training_text.tobytes().decode(errors="ignore")
-        model = train_model(data.vocab_size, [list(filter(None, text.split("\n")))], _TRAINER)
-        write_atomic(path, lambda file: file.write(model))
-    return load(path)
+    if kind == SENTENCEPIECE:
+        return subwords.trained(data, training_text)
+    return subwords.load(Path(os.path.expanduser(kind)))
 
 
 def vocabulary_size(data: ConfigDict) -> int:
@@ -186,67 +143,6 @@ def cached_tokens(tokenizer: LosslessTokenizer, text: np.ndarray, data: ConfigDi
     """
     if not tokenizer.name:
         return text
-    key = fingerprint([tokenizer.fingerprint, sha256(text).hexdigest()])[:16]
-    path = Path(os.path.expanduser(data.cache_dir)) / f"text-{key}.npy"
-    if not path.exists():
-        kind = np.uint16 if tokenizer.size <= 2**16 else np.int32
-        tokens = tokenizer.encode(text.tobytes()).astype(kind)
-        write_atomic(path, lambda file: np.save(file, tokens))
-    try:
-        return np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError) as error:
-        raise UserError(f"{path} is damaged; remove it") from error
+    from common.data import subwords
 
-
-def _from_model(content: bytes) -> LosslessTokenizer:
-    import sentencepiece
-
-    model = sentencepiece.SentencePieceProcessor(model_proto=content)
-
-    def piece(number: int) -> bytes:
-        if model.is_byte(number):
-            return bytes([int(model.id_to_piece(number)[1:-1], 16)])
-        special = model.is_control(number) or model.is_unknown(number)
-        return b"" if special else model.id_to_piece(number).replace("\u2581", " ").encode()
-
-    pieces_V = [piece(number) for number in range(model.get_piece_size())]
-    return LosslessTokenizer(pieces_V, model.encode, content, FILES[1])
-
-
-def _from_json(content: bytes) -> LosslessTokenizer:
-    import tokenizers
-
-    tokenizer = tokenizers.Tokenizer.from_str(content.decode())
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    special = {
-        token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special
-    }
-    alphabet = _byte_of_character() if "ByteLevel" in json.dumps(_decoder(content)) else None
-    ids = tokenizer.get_vocab()
-    pieces_V = [b""] * (max(ids.values(), default=-1) + 1)
-    for text, number in ids.items():
-        if text in special:
-            continue
-        if alphabet is not None and all(character in alphabet for character in text):
-            pieces_V[number] = bytes(alphabet[character] for character in text)
-        elif alphabet is None and re.fullmatch("<0x[0-9A-F]{2}>", text):
-            pieces_V[number] = bytes([int(text[1:-1], 16)])
-        elif alphabet is None:
-            pieces_V[number] = text.replace("\u2581", " ").encode()
-
-    def encode(lines: list[str]) -> list[list[int]]:
-        return [row.ids for row in tokenizer.encode_batch(lines, add_special_tokens=False)]
-
-    return LosslessTokenizer(pieces_V, encode, content, FILES[0])
-
-
-def _decoder(content: bytes) -> dict | None:
-    return json.loads(content).get("decoder")
-
-
-def _byte_of_character() -> dict[str, int]:
-    """Returns character -> byte for byte-level BPE (GPT-2). Unprintable bytes have the characters from 256 on."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [n for n in range(256) if n not in printable]
-    return {chr(n): n for n in printable} | {chr(256 + i): n for i, n in enumerate(others)}
+    return subwords.cached(tokenizer, text, data)

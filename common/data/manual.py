@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from common.data.text import cut, in_split
+from common.data.text_sources import cut, in_split
 
 TOPICS = ("compound", "debugger", "formatstrings", "specialnames", "string-methods", "types")
 """Long topics of the manual that share few paragraphs. A shared paragraph is an example of the first topic only."""

@@ -3,9 +3,8 @@
 from typing import Any
 
 from common.config import check, imported
+from common.data.text_sources import OWN
 from common.errors import UserError
-
-SCHEME = "import:"
 
 
 def own_examples(
@@ -29,7 +28,7 @@ def own_examples(
         UserError: the function cannot be imported, raises an exception, or returns no examples or an example of another
             type.
     """
-    function = imported("--config.data.source", source.removeprefix(SCHEME))
+    function = imported("--config.data.source", source.removeprefix(OWN))
     try:
         examples = list(function(split))
     except Exception as error:  # A user's function may raise any type of exception.

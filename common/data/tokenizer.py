@@ -10,10 +10,8 @@ import numpy as np
 import sentencepiece
 
 from common.data.cache import fingerprint, write_atomic
+from common.data.special_ids import BOS, EOS, PAD, UNK
 from common.errors import UserError
-
-PAD, BOS, EOS, UNK = range(4)
-"""Ids of padding, begin of sentence, end of sentence and the unknown token, in every vocabulary."""
 
 _SPECIALS = 4
 _TRAINER = {

@@ -1,6 +1,6 @@
 """Multi-head self-attention and cross-attention."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,11 @@ from flax import nnx
 from common.model import initializers
 from common.model.attend import attend, attend_cached, cache_layout
 from common.model.block import Context, Sublayer
-from common.model.decode_cache import CacheSpec, DecodeCache
 from common.model.dropout import Key
 from common.model.linear import Linear
+
+if TYPE_CHECKING:
+    from common.model.decode_cache import CacheSpec
 
 
 class Attention(Sublayer):
@@ -69,7 +71,7 @@ class Attention(Sublayer):
         options = {"causal": self.causal, "dropout_rate": self.dropout_rate, "key": key}
         return self._merge(attend(*heads, key_lengths_B=lengths_B, **options))
 
-    def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
+    def cache(self, batch: int, spec: "CacheSpec", context: Context) -> Any:
         """Returns empty caches of keys, values and writers.
 
         At each position, every hypothesis of a sentence writes one key and one value. `writers` holds, for each
@@ -79,9 +81,9 @@ class Attention(Sublayer):
         sentences = batch if context.encoded_BSD is None else context.encoded_BSD.shape[0]
         beams = batch // sentences
         return (
-            DecodeCache.empty((sentences, self.heads, self.size, beams), 3, spec),
-            DecodeCache.empty((sentences, self.heads, beams, self.size), 2, spec),
-            DecodeCache.empty((batch, 1), 1, spec, jnp.int32, -1),
+            spec.empty((sentences, self.heads, self.size, beams), 3),
+            spec.empty((sentences, self.heads, beams, self.size), 2),
+            spec.empty((batch, 1), 1, jnp.int32, -1),
         )
 
     def step(
@@ -131,7 +133,7 @@ class CrossAttention(Attention):
         options = {"dropout_rate": self.dropout_rate, "key": key}
         return self._merge(attend(*heads, key_lengths_B=context.encoded_lengths_B, **options))
 
-    def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
+    def cache(self, batch: int, spec: "CacheSpec", context: Context) -> Any:
         return cache_layout(*self._project(context.encoded_BSD))
 
     def step(

@@ -3,15 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 from flax import nnx
 
-from common.model.decode_cache import CacheSpec
 from common.model.dropout import Key, dropout, fold
 from common.model.norm import LayerNorm
 from common.sharding import constrain
+
+if TYPE_CHECKING:
+    from common.model.decode_cache import CacheSpec
 
 
 @partial(
@@ -46,7 +48,7 @@ class Sublayer(nnx.Module):
         """Maps whole sequences (B, L, D) to (B, L, D). `key` is for dropout."""
         raise NotImplementedError
 
-    def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
+    def cache(self, batch: int, spec: "CacheSpec", context: Context) -> Any:
         """Returns an empty decoding cache for `batch` rows.
 
         With beam search each row is a hypothesis. Beam search reorders the rows of arrays that have `batch` rows. Other
@@ -68,7 +70,7 @@ class Sublayer(nnx.Module):
 class Stateless(Sublayer):
     """A position-wise sublayer, which needs no decoding cache."""
 
-    def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
+    def cache(self, batch: int, spec: "CacheSpec", context: Context) -> Any:
         return ()
 
     def step(
@@ -149,7 +151,7 @@ class Block(nnx.Module):
             x_BLD = residual(x_BLD, context, fold(key, number))
         return constrain(x_BLD, "batch", "length", "width")
 
-    def cache(self, batch: int, spec: CacheSpec, context: Context) -> list:
+    def cache(self, batch: int, spec: "CacheSpec", context: Context) -> list:
         return [r.function.cache(batch, spec, context) for r in self.residuals]
 
     def step(

@@ -31,6 +31,21 @@ class CacheSpec:
     dtype: Any
     recent: int = 0
 
+    def empty(
+        self, shape: tuple[int, ...], axis: int, dtype: Any = None, value: int = 0
+    ) -> "DecodeCache":
+        """Returns an empty cache. `shape` is the shape of one position; `value` fills the free space."""
+
+        def filled(positions: int) -> jax.Array:
+            whole = (*shape[:axis], positions * shape[axis], *shape[axis + 1 :])
+            return jnp.full(whole, value, dtype or self.dtype)
+
+        if not self.recent:
+            return DecodeCache(None, filled(self.length), None, axis, shape[axis])
+        # `past` is longer than `length`, because `settle` always copies `recent` positions, at most from `length` on.
+        past, recent = filled(self.length + self.recent), filled(self.recent)
+        return DecodeCache(past, recent, jnp.int32(0), axis, shape[axis])
+
 
 @partial(
     jax.tree_util.register_dataclass,
@@ -54,22 +69,6 @@ class DecodeCache:
     start: jax.Array | None
     axis: int
     each: int
-
-    @classmethod
-    def empty(
-        cls, shape: tuple[int, ...], axis: int, spec: CacheSpec, dtype: Any = None, value: int = 0
-    ) -> "DecodeCache":
-        """Returns an empty cache. `shape` is the shape of one position; `value` fills the free space."""
-
-        def filled(positions: int) -> jax.Array:
-            whole = (*shape[:axis], positions * shape[axis], *shape[axis + 1 :])
-            return jnp.full(whole, value, dtype or spec.dtype)
-
-        if not spec.recent:
-            return cls(None, filled(spec.length), None, axis, shape[axis])
-        # `past` is longer than `length`, because `settle` always copies `recent` positions, at most from `length` on.
-        past, recent = filled(spec.length + spec.recent), filled(spec.recent)
-        return cls(past, recent, jnp.int32(0), axis, shape[axis])
 
     def write(self, new: jax.Array, index: jax.Array) -> "DecodeCache":
         """Returns the cache with `new` at position `index`."""

@@ -1,19 +1,21 @@
 """A feed-forward layer with a spatial gating unit: half of its channels gate the other half (Liu et al., 2021)."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from common.model.block import Context, Sublayer
-from common.model.decode_cache import CacheSpec, DecodeCache
 from common.model.dropout import Key
 from common.model.feed_forward import ACTIVATIONS
 from common.model.linear import Linear
 from common.model.norm import LayerNorm
 from common.model.spatial import Spatial
+
+if TYPE_CHECKING:
+    from common.model.decode_cache import CacheSpec
 
 
 def gate(spatial: Spatial, v_BLF: jax.Array, lengths_B: jax.Array | None) -> jax.Array:
@@ -79,12 +81,12 @@ class GatedMlp(Sublayer):
             gate_BLF = gate_BLF + self.attention(x_BLD, context)
         return self.down(u_BLF * gate_BLF.astype(u_BLF.dtype))
 
-    def cache(self, batch: int, spec: CacheSpec, context: Context) -> Any:
+    def cache(self, batch: int, spec: "CacheSpec", context: Context) -> Any:
         """Returns the caches of norm(v), (B, H, L, hidden / 2H), and of the attention layer."""
         if not self.spatial.causal:
             raise ValueError("decoding needs a causal spatial map: make Spatial with causal=True")
         heads = self.spatial.heads
-        gated = DecodeCache.empty((batch, heads, 1, self.norm.scale.shape[0] // heads), 2, spec)
+        gated = spec.empty((batch, heads, 1, self.norm.scale.shape[0] // heads), 2)
         return gated, self.attention.cache(batch, spec, context) if self.attention else ()
 
     def step(

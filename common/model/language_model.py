@@ -5,7 +5,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from common.model.block import Context
-from common.model.decode_cache import CacheSpec
 from common.model.dropout import Key, fold
 from common.model.embed import Embed
 from common.model.linear import Linear
@@ -47,6 +46,8 @@ class LanguageModel(nnx.Module):
 
     def cache(self, batch: int, length: int, recent: int = 0) -> list:
         """Returns an empty decoding cache for `length` tokens; for `recent` see `CacheSpec`."""
+        from common.model.decode_cache import CacheSpec
+
         return self.stack.cache(batch, CacheSpec(length, self.dtype, recent), Context())
 
     def step(self, tokens_B: jax.Array, cache: list, index: jax.Array) -> tuple[jax.Array, list]:

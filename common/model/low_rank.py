@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from common.freezing import freeze_given
 from common.model import initializers
 from common.model.dropout import Key, dropout
 from common.model.linear import Linear, matmul
-from common.variables import freeze_given
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,18 @@ matrix (L, L).
 """
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from common.model import initializers
-from common.model.decode_cache import DecodeCache
 from common.model.linear import dot
 from common.sharding import backend
+
+if TYPE_CHECKING:
+    from common.model.decode_cache import DecodeCache
 
 BLOCK = 256
 """Number of rows of a block in `causal_product`. Smaller blocks skip more of the upper triangle but save no time."""
@@ -139,7 +142,7 @@ class Spatial(nnx.Module):
         self.bias = nnx.Param(initializers.ones(rngs.params(), bias_shape), axes=(None, "position"))
 
     def frozen_init(self) -> dict[str, tuple]:
-        """Returns parameter -> initializer for a frozen layer, as specs of `common.variables.draw`.
+        """Returns parameter -> initializer for a frozen layer, as specs of `common.freezing.draw`.
 
         The rows of a frozen W have an expected squared norm of 1. A frozen W near 0 would never mix positions.
         """
@@ -180,7 +183,7 @@ class Spatial(nnx.Module):
         """
         return None, self.length
 
-    def step(self, cache: DecodeCache, index: jax.Array) -> jax.Array:
+    def step(self, cache: "DecodeCache", index: jax.Array) -> jax.Array:
         """Returns the output at position `index`, (B, D) in float32, from the cached values up to `index`."""
         y_BHD = 0
         for part_BHSD, positions_S in cache.parts(*self.window(index)):

@@ -1,14 +1,17 @@
 """Stacks of blocks."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import jax
 from flax import nnx
 
 from common.model.block import Block, Context, in_turn
-from common.model.decode_cache import CacheSpec
 from common.model.dropout import Key, fold
 from common.model.norm import LayerNorm
+
+if TYPE_CHECKING:
+    from common.model.decode_cache import CacheSpec
 
 _SKIP = 2**16
 """Number that is folded into a block's key to draw whether the block is skipped.
@@ -83,7 +86,7 @@ class Stack(nnx.Module):
             states.append(block(states[-1], context))
         return states
 
-    def cache(self, batch: int, spec: CacheSpec, context: Context) -> list:
+    def cache(self, batch: int, spec: "CacheSpec", context: Context) -> list:
         return [block.cache(batch, spec, context) for block in self.blocks]
 
     def step(

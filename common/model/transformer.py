@@ -6,7 +6,6 @@ import jax.numpy as jnp
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common.model.attention import Attention, CrossAttention
 from common.model.block import Block, Residual, Sublayer
 from common.model.embed import Embed
 from common.model.feed_forward import FeedForward
@@ -31,21 +30,20 @@ def feed_forward(model: ConfigDict, *, rngs: nnx.Rngs) -> FeedForward:
     return FeedForward(model.width, model.hidden, rngs=rngs, activation=model.activation)
 
 
-def attention(
-    model: ConfigDict, kind: type[Attention] = Attention, *, rngs: nnx.Rngs, causal: bool = False
-) -> Attention:
-    """Returns an attention layer of type `kind`. The field `attention_dropout` of `model` is optional (default 0)."""
-    rate = model.get("attention_dropout", 0.0)
-    return kind(model.width, model.heads, rngs=rngs, causal=causal, dropout_rate=rate)
-
-
 def attention_block(
     model: ConfigDict, *, rngs: nnx.Rngs, causal: bool = False, cross: bool = False
 ) -> Block:
-    """Returns a block of self-attention, cross-attention if `cross`, and a feed-forward layer."""
-    sublayers = [attention(model, rngs=rngs, causal=causal)]
+    """Returns a block of self-attention, cross-attention if `cross`, and a feed-forward layer.
+
+    The field `attention_dropout` of `model` is optional (default 0).
+    """
+    from common.model.attention import Attention, CrossAttention
+
+    sizes = model.width, model.heads
+    options = {"rngs": rngs, "dropout_rate": model.get("attention_dropout", 0.0)}
+    sublayers = [Attention(*sizes, causal=causal, **options)]
     if cross:
-        sublayers.append(attention(model, CrossAttention, rngs=rngs))
+        sublayers.append(CrossAttention(*sizes, **options))
     return make_block(model, [*sublayers, feed_forward(model, rngs=rngs)], rngs=rngs)
 
 

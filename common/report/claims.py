@@ -18,7 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from common.config import check, check_choice, parser_for
-from common.metrics.predictions import MODES
+from common.metrics.kinds import MODES
 from common.report.runs import Run
 from common.report.table import Table, digits_for, mean_std
 from common.report.verdict import MARGINS, Comparison, Sample, check_runs, compare, correct

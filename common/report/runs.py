@@ -12,9 +12,11 @@ from typing import Any
 from common.config import check
 from common.errors import UserError
 from common.metrics.curve import Curve
-from common.metrics.predictions import PREDICTIONS, Predictions, load
+from common.metrics.kinds import load
+from common.metrics.predictions import PREDICTIONS, Predictions
 from common.storage.folders import copy_of, open_folder
-from common.track.tracker import METRICS, SUMMARY, WANDB_TIMEOUT, log_in
+from common.track.tracker import METRICS, SUMMARY
+from common.track.wandb_run import WANDB_TIMEOUT, log_in
 
 # Fields of summary.json (`common.train.summary`) that comparisons read -> their types.
 _NEEDED = {"config": dict, "curve": dict, "test": dict, "params": dict, "seed": int | None}

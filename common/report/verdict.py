@@ -24,7 +24,9 @@ from scipy import stats
 from common.config import check
 from common.metrics.aucc import aucc
 from common.metrics.curve import Axis
-from common.metrics.predictions import MODES, Predictions, Translations
+from common.metrics.kinds import MODES
+from common.metrics.predictions import Predictions
+from common.metrics.translations import Translations
 from common.report.runs import Run, runs_alternated
 
 Word = Literal["better", "worse", "equivalent", "undecided"]

@@ -9,7 +9,8 @@ import numpy as np
 
 from common.config import check, check_choice, flatten
 from common.errors import UserError
-from common.metrics.predictions import MODES, Translations
+from common.metrics.kinds import MODES
+from common.metrics.translations import Translations
 from common.report.groups import Group, Layers, groups, layers_of
 from common.report.runs import Run, load_group, runs_alternated
 from common.report.table import Table, digits_for, mean_std

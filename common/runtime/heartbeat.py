@@ -171,25 +171,18 @@ def hold_abort() -> None:
     library.signal(int(signal.SIGABRT), ctypes.cast(library.sleep, ctypes.c_void_p))
 
 
-def several() -> bool:
-    """Returns whether the launcher started several processes (TRAINLESS_NUM_PROCESSES)."""
-    return os.environ.get("TRAINLESS_NUM_PROCESSES", "1") != "1"
-
-
 def hold(error: Exception) -> None:
     """Gives the heartbeat thread time to name a lost process, if `error` comes from a collective operation.
 
     The heartbeat thread exits this process. If no process is lost, this function returns after TRAINLESS_LOST_SECONDS +
     5 seconds. For all other errors it returns at once.
     """
-    if several() and _EXCHANGE.search(str(error)):
+    if _EXCHANGE.search(str(error)):
         time.sleep(seconds(SILENCE) + 5)
 
 
 def leave(code: int) -> NoReturn:
-    """Exits with `code` after an error. Several processes do not wait for each other, which could deadlock."""
-    if not several():
-        sys.exit(code)
+    """Exits one of several processes with `code` after an error, without waiting for the other processes."""
     _ENDING.acquire()
     sys.stdout.flush()
     sys.stderr.flush()

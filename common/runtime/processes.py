@@ -1,9 +1,7 @@
 """Joins several processes into one run, and lets them decide together."""
 
-import atexit
 import json
 import os
-import signal
 import socket
 import sys
 import time
@@ -14,13 +12,7 @@ import jax
 import numpy as np
 
 from common.config import check
-from common.errors import UserError
-from common.runtime import heartbeat
-
-COORDINATOR = "TRAINLESS_COORDINATOR"
-PROCESSES = "TRAINLESS_NUM_PROCESSES"
-PROCESS = "TRAINLESS_PROCESS_ID"
-TOKEN = "TRAINLESS_TOKEN"
+from common.runtime.program import COORDINATOR, PROCESSES, several
 
 
 def initialize(settings: Callable[[], Mapping[str, str]] = dict) -> None:
@@ -36,61 +28,13 @@ def initialize(settings: Callable[[], Mapping[str, str]] = dict) -> None:
     Raises:
       UserError: an environment variable is invalid, or a setting differs between processes.
     """
-    address = os.environ.get(COORDINATOR)
-    if not address:
+    if address := os.environ.get(COORDINATOR):
+        from common.runtime.join import join
+
+        join(address, settings)
+    else:
         # Without a coordinator, every process would train the whole run.
-        check(not heartbeat.several(), f"{PROCESSES} is set, so {COORDINATOR} must be host:port")
-        return
-    try:
-        count, index = int(os.environ[PROCESSES]), int(os.environ[PROCESS])
-    except (KeyError, ValueError) as error:
-        raise UserError(
-            f"{COORDINATOR} is set, so {PROCESSES} and {PROCESS} must be whole numbers"
-        ) from error
-    check(0 <= index < count, f"{PROCESS} must be between 0 and {count - 1}, got {index}")
-    token = os.environ.get(TOKEN, "")
-    check(not token or token.isalnum(), f"{TOKEN} must be letters and digits")
-    silence, arrival = heartbeat.seconds(heartbeat.SILENCE), heartbeat.seconds(heartbeat.ARRIVAL)
-    if count == 1:
-        return
-
-    from common.runtime.rendezvous import MissedRendezvous, is_loopback, rendezvous
-
-    try:
-        equal = {PROCESSES: str(count), heartbeat.SILENCE[0]: str(silence)} | settings()
-        connections, hosts = rendezvous(address, count, index, arrival, equal, token)
-    except MissedRendezvous as missed:
-        heartbeat.end(index, f"{missed}; {heartbeat.AGAIN}")
-    heartbeat.hold_abort()
-    thread = heartbeat.Heartbeat(index, connections, hosts, silence)
-    thread.start()
-    # JAX's timeouts are longer than the heartbeat's timeout, so that the heartbeat reports a lost process first.
-    jax.distributed.initialize(
-        address,
-        count,
-        index,
-        initialization_timeout=2 * silence + 60,
-        heartbeat_timeout_seconds=2 * silence + 60,
-        shutdown_timeout_seconds=3600,
-        # Processes on one machine need the loopback interface only. By default JAX listens on all interfaces.
-        coordinator_bind_address=address if is_loopback(address.rpartition(":")[0]) else None,
-    )
-
-    # Replace the SIGTERM handler of JAX's runtime: SIGTERM must end the process until a run installs its handler.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-    def end() -> None:
-        try:
-            jax.distributed.shutdown()  # Waits for all processes.
-        finally:
-            thread.end()
-
-    atexit.register(end)
-    if jax.default_backend() == "cpu":
-        # With jaxlib 0.10.2, several CPU processes deadlock in programs loaded from the compilation cache.
-        jax.config.update("jax_enable_compilation_cache", False)
-        # CPU processes connect in their first collective operation, which fails if a process is 30 s late: connect now.
-        all_reduce_max(np.zeros(1))
+        check(not several(), f"{PROCESSES} is set, so {COORDINATOR} must be host:port")
 
 
 def is_main() -> bool:

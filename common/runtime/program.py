@@ -10,15 +10,19 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from common.errors import UserError
-from common.runtime import heartbeat
+
+# Environment variables that a launcher sets to start several processes.
+COORDINATOR = "TRAINLESS_COORDINATOR"
+PROCESSES = "TRAINLESS_NUM_PROCESSES"
 
 
 def run(main: Callable[[], None]) -> None:
     """Calls `main`. A UserError, or a full disk, ends the program with one line on stderr and exit code 2.
 
-    After the loss of another process, the exit code is `heartbeat.LOST`.
+    After the loss of another process, the exit code is `common.runtime.heartbeat.LOST`.
     """
     keep_compiled(Path(".cache"))
     # Ctrl-C exits at once until a run installs its handlers: before that, there is nothing to save.
@@ -27,27 +31,43 @@ def run(main: Callable[[], None]) -> None:
         main()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
-        heartbeat.leave(2)
+        leave(2)
     except BrokenPipeError:
         # The reader of stdout (head, less) has exited. Redirect stdout, or Python reports the broken pipe again when it
         # closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if heartbeat.several():
-            heartbeat.leave(1)
+        if several():
+            leave(1)
     except Exception as error:
         # Search the text for ENOSPC (disk full), because storage libraries raise it as exceptions of other types.
         if os.strerror(errno.ENOSPC) not in str(error):
-            heartbeat.hold(error)
-            if not heartbeat.several():
+            if not several():
                 raise
+            from common.runtime import heartbeat
+
+            heartbeat.hold(error)
             traceback.print_exc()
-            heartbeat.leave(1)
+            leave(1)
         print(
             f"error: {os.strerror(errno.ENOSPC).lower()}; files that were already saved are intact",
             file=sys.stderr,
         )
         sys.stderr.flush()
         os._exit(2)
+
+
+def several() -> bool:
+    """Returns whether the launcher started several processes."""
+    return os.environ.get(PROCESSES, "1") != "1"
+
+
+def leave(code: int) -> NoReturn:
+    """Exits with `code` after an error. Several processes do not wait for each other, which could deadlock."""
+    if several():
+        from common.runtime import heartbeat
+
+        heartbeat.leave(code)
+    sys.exit(code)
 
 
 def keep_compiled(folder: Path) -> None:

@@ -16,14 +16,14 @@ from common.data.batches import check_rows, iterate
 from common.data.buckets import BucketedBatches, evaluation_batches
 from common.data.corpus import TokenizedCorpus
 from common.data.labelled import LabelledText, load_labelled
-from common.data.tokenizer import BOS, EOS, PAD
-from common.metrics.predictions import Classes
+from common.data.special_ids import BOS, EOS, PAD
+from common.metrics.classes import Classes
 from common.model.classifier import Classifier
 from common.model.loss import cross_entropy
 from common.runtime.processes import is_main
 from common.train.evaluate import PerExample
+from common.train.saved_tokenizer import SavedTokenizer, save_tokenizer
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
-from common.train.workdir import SavedTokenizer, save_tokenizer
 from common.variables import Params
 
 Build = Callable[..., Classifier]

@@ -11,15 +11,15 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common import sharding, variables
-from common.config import check, check_choice, imported
+from common import sharding
+from common.config import check, check_choice
 from common.data import lossless
 from common.data.batches import check_rows, iterate
 from common.data.byte_text import load_bytes
 from common.data.cache import fingerprint, fingerprint_arrays
 from common.data.lossless import BYTES, LosslessTokenizer
 from common.data.windows import Crops, scored_once
-from common.metrics.predictions import Losses
+from common.metrics.losses import Losses
 from common.model.language_model import LanguageModel
 from common.model.loss import cross_entropy
 from common.train.evaluate import PerExample
@@ -30,12 +30,6 @@ from common.variables import AbstractModel, Params
 if TYPE_CHECKING:
     from common.decode.generate import Generator
     from common.decode.rows import Decoding
-
-OUTPUT = ("output/kernel", "output/bias")
-"""Paths of the parameters of the output layer."""
-
-_EXAMPLES = 50_000
-"""Number of training tokens from which `head_start` computes the output layer."""
 
 Build = Callable[..., LanguageModel]
 """Function (config.model, vocabulary size, *, rngs) -> model."""
@@ -113,10 +107,6 @@ class WindowLosses:
         )
 
 
-def _features(model: LanguageModel, batch: Batch) -> dict[str, jax.Array]:
-    return {"features": model.features(batch["tokens"]).astype(jnp.float32)}
-
-
 def _nats(model: LanguageModel, batch: Batch) -> dict[str, jax.Array]:
     loss_BL = cross_entropy(model(batch["tokens"]), batch["targets"]) * batch["weights"]
     return {"nats": loss_BL.sum(1)}
@@ -191,38 +181,9 @@ class LanguageModelling(Task):
         name = self.config.get("head_start", "")
         if not name:
             return trainable
-        make = imported("--config.head_start", name)
-        check(
-            OUTPUT[0] in trainable,
-            f"--config.head_start={name} needs an untied output layer: --config.model.tied=false",
-        )
-        features_ED, labels_E = self._examples(trainable, frozen)
-        values = dict(
-            zip(OUTPUT, make(features_ED, labels_E, outputs=self.vocabulary), strict=True)
-        )
-        shapes = {name: np.shape(x) for name, x in values.items()}
-        check(
-            all(shapes[name] == trainable[name].shape for name in OUTPUT),
-            f"--config.head_start={name} returns arrays of shapes {tuple(shapes.values())} instead of the output"
-            f" layer's shapes {tuple(trainable[name].shape for name in OUTPUT)}",
-        )
-        arrays = {name: np.asarray(x, trainable[name].dtype) for name, x in values.items()}
-        return trainable | sharding.place(arrays, {n: trainable[n].sharding for n in OUTPUT})
+        from common.tasks.head_start import output_layer
 
-    def _examples(self, trainable: Params, frozen: Params) -> tuple[np.ndarray, np.ndarray]:
-        """Returns features (E, D) and next tokens (E,) of windows that are evenly spaced in the training text."""
-        tokens_n, length = self.splits["train"], self.config.model.length
-        count = min(len(tokens_n) // length, -(-_EXAMPLES // length))
-        starts = np.linspace(0, len(tokens_n) - length, count).astype(int)
-        windows = np.stack([tokens_n[start : start + length] for start in starts])
-        rows = self.config.eval.batch
-        batches = scored_once(windows.reshape(-1), length, length, rows, multiple=self.multiple)
-        abstract_model = variables.abstract(lambda: self.build(variables.ParamKeys(0)))
-        state = ModelState(abstract_model, trainable, frozen, self.mesh)
-        features = PerExample(_features, self.mesh)(state, batches, count)["features"]
-        # The last token of a window has no next token in the window.
-        features_ED = features[:, :-1].reshape(-1, features.shape[-1])
-        return features_ED, windows[:, 1:].reshape(-1).astype(np.int32)
+        return trainable | output_layer(self, name, trainable, frozen)
 
     def loss(
         self, model: LanguageModel, batch: Batch, key: jax.Array | None

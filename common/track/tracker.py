@@ -3,10 +3,7 @@
 import json
 import math
 import os
-import secrets
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +12,7 @@ from common.errors import UserError
 
 METRICS = "metrics.jsonl"
 SUMMARY = "summary.json"
-WANDB_ID = "wandb_id"
 WANDB_MODES = ("offline", "online", "disabled")
-
-WANDB_TIMEOUT = 20
-"""Timeout in seconds for a request to wandb, and for starting and finishing a wandb run."""
 
 
 class Tracker:
@@ -28,8 +21,7 @@ class Tracker:
     Every line of `metrics.jsonl` is flushed, so a killed process loses at most its last line. The file has no times and
     no host names: an interrupted and resumed run writes the same file as an uninterrupted run.
 
-    wandb never prompts. An error in wandb prints one line on stderr and disables wandb, but does not stop the run.
-    wandb's files are in `workdir/wandb`; `wandb sync` uploads an offline run.
+    `common.track.wandb_run` writes to wandb.
     """
 
     def __init__(
@@ -63,7 +55,7 @@ class Tracker:
             wandb_mode in WANDB_MODES, f"--config.wandb.mode={wandb_mode!r} is not one of {known}"
         )
         self._workdir, self._enabled = Path(workdir), enabled
-        self._run, self._step = None, resume_step or 0
+        self._wandb = None
         if not enabled:
             return
         self._workdir.mkdir(parents=True, exist_ok=True)
@@ -74,15 +66,10 @@ class Tracker:
         write_whole(path, "".join(f"{line}\n" for line in kept))
         self._file = path.open("a", encoding="ascii")
         if wandb_mode != "disabled":
-            self._run = _start_wandb(
-                wandb_mode,
-                dir=str(self._workdir),
-                config=dict(config),
-                project=project,
-                name=name or self._workdir.resolve().name,
-                group=group,
-                id=self._wandb_id(anew=resume_step is None),
-                resume="allow",
+            from common.track.wandb_run import WandbRun
+
+            self._wandb = WandbRun(
+                self._workdir, config, wandb_mode, project, name, group, resume_step
             )
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
@@ -92,34 +79,26 @@ class Tracker:
         """
         if not self._enabled:
             return
-        self._step = step
         values = {key: _plain(value) for key, value in values.items()}
         self._file.write(json.dumps(_without_nan({"step": step, **values})) + "\n")
         self._file.flush()
-        self._wandb(lambda run: run.log(values, step=step))
+        if self._wandb:
+            self._wandb.log(values, step)
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Logs a table to wandb, at the last logged step."""
-        data = [list(row) for row in rows]
-        self._show(name, lambda wandb: wandb.Table(columns=list(columns), data=data))
+        if self._wandb:
+            self._wandb.table(name, columns, rows)
 
     def image(self, name: str, path: str | os.PathLike[str]) -> None:
         """Logs an image file to wandb, at the last logged step."""
-        self._show(name, lambda wandb: wandb.Image(os.fspath(path)))
-
-    def _show(self, name: str, make: Callable[[Any], Any]) -> None:
-        """Logs the wandb object `make(wandb)` under `name`, at the last logged step."""
-
-        def log(run: Any) -> None:
-            import wandb
-
-            run.log({name: make(wandb)}, step=self._step)
-
-        self._wandb(log)
+        if self._wandb:
+            self._wandb.image(name, path)
 
     def file(self, path: Path) -> None:
         """Uploads a file of the workdir to wandb."""
-        self._wandb(lambda run: run.save(str(path), base_path=str(path.parent), policy="now"))
+        if self._wandb:
+            self._wandb.file(path)
 
     def summary(self, values: Mapping[str, Any]) -> None:
         """Overwrites `summary.json`, and updates the summary of the wandb run."""
@@ -128,34 +107,16 @@ class Tracker:
         values = {key: _plain(value) for key, value in values.items()}
         text = json.dumps(_without_nan(values), indent=2)
         write_whole(self._workdir / SUMMARY, text + "\n")
-        self._wandb(lambda run: run.summary.update(values))
+        if self._wandb:
+            self._wandb.summary(values)
 
     def finish(self) -> None:
         """Closes `metrics.jsonl` and the wandb run. A second call does nothing."""
         if not self._enabled:
             return
         self._file.close()
-        self._wandb(lambda run: run.finish())
-        self._run = None
-
-    def _wandb(self, call: Callable[[Any], Any]) -> None:
-        """Calls `call` with the wandb run if wandb is enabled. An exception prints a warning and disables wandb."""
-        if self._run is None:
-            return
-        try:
-            call(self._run)
-        except Exception as error:  # wandb does not document its exceptions.
-            self._run = None
-            _stop_wandb(error, "continuing without wandb")
-
-    def _wandb_id(self, anew: bool) -> str:
-        """Returns the wandb id that the workdir stores. With `anew`, or without a stored id, stores a new id."""
-        path = self._workdir / WANDB_ID
-        if not anew and path.exists() and (identity := path.read_text().strip()):
-            return identity
-        identity = secrets.token_hex(4)
-        write_whole(path, identity + "\n")
-        return identity
+        if self._wandb:
+            self._wandb.finish()
 
 
 def read_metrics(workdir: str | os.PathLike[str]) -> list[dict[str, Any]]:
@@ -210,51 +171,3 @@ def _without_nan(value: Any) -> Any:
         return [_without_nan(item) for item in value]
     value = _plain(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def log_in() -> None:
-    """Logs in to wandb with a stored API key. Raises an exception instead of prompting for a missing key.
-
-    Raises:
-      ConnectionError: no API key is stored.
-    """
-    import wandb
-
-    if not wandb.login(prompt=False, verify=False):
-        raise ConnectionError("no API key (`wandb login` stores one)")
-
-
-def _start_wandb(mode: str, **arguments: Any) -> Any:
-    """Starts a wandb run: offline if "online" fails. Returns None if both fail. Prints a warning for each failure."""
-    times = {"init_timeout": WANDB_TIMEOUT, "finish_timeout": WANDB_TIMEOUT}
-    try:
-        import wandb
-
-        settings = wandb.Settings(silent=True, console="off", **times)
-        if mode == "online":
-            try:
-                wandb.setup(settings)
-                log_in()
-                return wandb.init(mode="online", settings=settings, **arguments)
-            except Exception as error:  # wandb does not document its exceptions.
-                _stop_wandb(error, "logging offline")
-        with suppress(Exception):  # `setup` silences the warnings of `Run.save`, unlike `init`.
-            wandb.setup(settings)
-        return wandb.init(mode="offline", settings=settings, **arguments)
-    except Exception as error:
-        _stop_wandb(error, "continuing without wandb")
-        return None
-
-
-def _stop_wandb(error: Exception, consequence: str) -> None:
-    """Prints a one-line warning and stops wandb, so that wandb's exit hook prints nothing.
-
-    Args:
-      consequence: what follows from the error, for the warning.
-    """
-    reason = " ".join(str(error).split()) or type(error).__name__
-    print(f"warning: wandb: {reason[:200]}; {consequence}", file=sys.stderr)
-    with suppress(Exception):
-        import wandb
-
-        wandb.teardown()

@@ -24,7 +24,7 @@ from common.errors import UserError
 from common.runtime.processes import all_gather, all_or_none, barrier, gather, is_main
 from common.sharding import shardings
 from common.storage.folders import address, open_folder
-from common.variables import Params
+from common.variables import AbstractModel, Params
 
 
 @jax.jit
@@ -397,3 +397,8 @@ def abstract(variables: Mapping[str, Any], mesh: jax.sharding.Mesh) -> dict[str,
     return {
         n: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=places[n]) for n, v in variables.items()
     }
+
+
+def model_arrays(model: AbstractModel, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """Returns the abstract arrays of a checkpoint that a trained model needs."""
+    return {"trainable": abstract(model.trainable, mesh), "frozen": abstract(model.frozen, mesh)}

@@ -34,9 +34,12 @@ def train(
     from common.runtime.signals import unless_stopped
     from common.sharding import make_mesh
     from common.train import loop
-    from common.train.profile import Profile
 
-    profile = Profile.parse(options.profile)
+    profile = None
+    if options.profile:
+        from common.train.profile import Profile
+
+        profile = Profile.parse(options.profile)
     paper_module = importlib.import_module(f"{paper}.{module}")
     processes.initialize(lambda: _settings(f"{paper}.{program}", experiment, options))
     if download and options.download:
@@ -48,7 +51,7 @@ def train(
         dry_run.show(*paper_module.prepare(experiment, mesh), mesh)
         return
     summary = None
-    if hasattr(paper_module, "ended") and not options.profile:
+    if hasattr(paper_module, "ended") and not profile:
         summary = paper_module.ended(experiment, options.workdir)
     if summary is None:
         summary = unless_stopped(

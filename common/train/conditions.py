@@ -1,7 +1,6 @@
 """Records whether a run shared the machine with other processes, so that reports know if its seconds are comparable."""
 
 import os
-import secrets
 import time
 from typing import Any
 
@@ -11,16 +10,11 @@ SHARED = 0.05
 """A run shared the machine if other processes used more than this fraction of the machine's CPU time."""
 
 
-def turns_id() -> str:
-    """Returns a new id, which all runs that take turns with each other record in their summaries."""
-    return f"turns {secrets.token_hex(4)}"
-
-
 class Conditions:
     """Use of the machine by this run and by other processes.
 
     Attributes:
-      sessions: for each start or resume of the run, the `turns_id` of the runs that took turns, or "alone".
+      sessions: for each start or resume of the run, the id of the runs that took turns with each other, or "alone".
       stopped: whether the process was suspended (SIGSTOP) and continued (SIGCONT) during the run.
     """
 

@@ -9,8 +9,6 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval
 
-from common.model.attend import spans
-
 _FUSED = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 4}
 """Attention primitive of cuDNN -> number of matrix products that the primitive replaces."""
 
@@ -57,6 +55,8 @@ def _equation(equation: Any) -> float:
         outputs = parameters["dimension_numbers"].rhs_spec[0]
         return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) // kernel[outputs]
     if name in _FUSED:
+        from common.model.attend import spans
+
         (rows, queries, heads, size), (_, keys, *_) = (x.aval.shape for x in equation.invars[:2])
         parts = spans(queries, keys, "CAUSAL" in parameters["mask_type"].name)
         pairs = sum((end - start) * seen for start, end, seen in parts)

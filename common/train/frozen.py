@@ -10,11 +10,12 @@ import numpy as np
 from jax.sharding import Mesh
 
 from common.config import check
+from common.freezing import draw_frozen, fingerprint
 from common.runtime.processes import check_agreement, warn
 from common.sharding import place, shardings
 from common.train.checkpoint import Checkpoints, abstract
 from common.train.task import PretrainedWeights
-from common.variables import AbstractModel, Params, draw_frozen, fingerprint
+from common.variables import AbstractModel, Params
 
 
 def draw_on_mesh(model: AbstractModel, seed: int, mesh: Mesh) -> tuple[Params, str]:
@@ -29,9 +30,8 @@ def save(checkpoints: Checkpoints, values: Mapping[str, jax.Array], drawn: str) 
     Args:
       drawn: fingerprint of the seed-initialised values, from `draw_on_mesh`.
     """
-    if values:
-        meta = {"drawn": drawn, "platform": _platform(), "names": sorted(values)}
-        checkpoints.save_frozen(dict(values), meta)
+    meta = {"drawn": drawn, "platform": _platform(), "names": sorted(values)}
+    checkpoints.save_frozen(dict(values), meta)
 
 
 def load(

@@ -4,14 +4,12 @@ config -> mesh -> abstract model -> shardings -> initial values -> [restore] -> 
 """
 
 import math
-import random
 import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 from jax.sharding import Mesh
@@ -21,26 +19,19 @@ from common.errors import UserError
 from common.runtime.processes import Votes, barrier
 from common.runtime.signals import Preempted, Signals
 from common.storage.folders import shown
-from common.train.conditions import turns_id
 from common.train.fields import validate
 from common.train.hooks import Evaluate, Hook, Log, Save, Snapshot, StepMetrics, Stop
 from common.train.prefetch import device_prefetch
-from common.train.profile import Profile
 from common.train.run import Run, open_run
-from common.train.summary import finish, summary_of_ended
+from common.train.summary import finish
 from common.train.task import Task
 
-
-class Job(NamedTuple):
-    """A run to be trained."""
-
-    config: ConfigDict
-    task: Task
-    workdir: Path
+if TYPE_CHECKING:
+    from common.train.profile import Profile
 
 
 def fit(
-    config: ConfigDict, task: Task, workdir: Path, mesh: Mesh, profile: Profile | None = None
+    config: ConfigDict, task: Task, workdir: Path, mesh: Mesh, profile: "Profile | None" = None
 ) -> dict:
     """Trains, or resumes, the run in `workdir`; returns its summary.
 
@@ -51,92 +42,40 @@ def fit(
       UserError: the configuration, workdir or data are invalid, or the loss or gradient is not finite.
       Preempted: a signal stopped the run; a checkpoint is saved.
     """
-    (summary,) = fit_in_turns([Job(config, task, workdir)], mesh, 0, profile)
-    return summary
-
-
-def fit_in_turns(
-    jobs: Sequence[Job], mesh: Mesh, turn: int, profile: Profile | None = None
-) -> list[dict]:
-    """Trains, or resumes, several runs in turns of `turn` steps; returns their summaries.
-
-    In every round, each run trains for `turn` steps and then waits for the others. Other load on the machine thus slows
-    all runs equally, so their training seconds can be compared. Turns do not change the results. With `turn` 0, each
-    run is trained to its end before the next run starts.
-
-    Raises:
-      UserError: `fit` would raise it for one of the runs. Checkpoints of all other runs are saved.
-      Preempted: a signal stopped the runs. Checkpoints of all runs are saved.
-    """
-    begun, profile = time.perf_counter(), profile or Profile()
-    for job in jobs:
-        validate(job.config)
-        profile.check(job.config.train.steps)
+    begun = time.perf_counter()
+    validate(config)
+    if profile:
+        profile.check(config.train.steps)
     with ExitStack() as stack:
         stack.enter_context(jax.set_mesh(mesh))
         signals = stack.enter_context(Signals())
-        several = turn and len(jobs) > 1
-        names = [job.workdir.name if several else "" for job in jobs]
-        runs = [open_run(*job, mesh, stack, name) for job, name in zip(jobs, names, strict=True)]
-        kept = [summary_of_ended(run) if run.state.stop_reason else None for run in runs]
-        session = _session([run.step for run in runs if not run.state.stop_reason], turn)
-        live = []
-        for run in runs:
-            if not run.state.stop_reason:
-                run.state.conditions.begin(session)
-                run_profile = replace(profile)
-                stack.callback(run_profile.close)
-                hooks = make_hooks(signals, run_profile)
-                live.append((run, train(run, hooks, signals, begun, turn)))
-        _take_turns(live)
-        return [
-            finish(run, signals) if summary is None else summary
-            for run, summary in zip(runs, kept, strict=True)
-        ]
-
-
-def _session(steps: Sequence[int], turn: int) -> str:
-    """Returns the session of runs that continue from `steps`: a new `turns_id`, or "alone" if they take no turns.
-
-    After a kill, runs may be more than one turn apart. They do not alternate on all steps, so they count as "alone".
-    """
-    return turns_id() if turn and steps and max(steps) - min(steps) <= turn else "alone"
-
-
-def make_hooks(signals: Signals, profile: Profile, pause_at: int | None = None) -> list[Hook]:
-    """Returns the hooks of a run, in the order of their calls."""
-    return [Stop(signals, pause_at), profile, Log(), Snapshot(), Evaluate(signals), Save()]
-
-
-def _take_turns(live: list[tuple[Run, Iterator[None]]]) -> None:
-    """Trains every run to its end, in turns.
-
-    Shuffles the runs in every round. With a fixed order, periodic load could always slow the same run.
-    """
-    order = random.Random(0)
-    failure: Exception | None = None
-    while live and not failure:
-        for run, steps in tuple(live):
-            try:
-                next(steps)
-                continue
-            except StopIteration:
+        run = open_run(config, task, workdir, mesh, stack)
+        if (summary := kept_summary(run)) is not None:
+            return summary
+        if not run.state.stop_reason:
+            run.state.conditions.begin("alone")
+            if profile:
+                stack.callback(profile.close)
+            for _ in train(run, make_hooks(signals, profile), signals, begun):
                 pass
-            except (Preempted, UserError) as error:
-                failure = error
-            live.remove((run, steps))
-            if failure:
-                break
-        order.shuffle(live)
-    if failure:
-        for run, _ in live:
-            if run.step:
-                run.save()
-                run.checkpoints.wait()
-        if isinstance(failure, Preempted) and live:
-            others = f"{failure}, and the {len(live)} runs that took turns with it"
-            failure = Preempted(failure.exit_code - 128, others)
-        raise failure
+        return finish(run, signals)
+
+
+def kept_summary(run: Run) -> dict | None:
+    """Returns the summary that an ended run has written; see `summary_of_ended`. None if the run has not ended."""
+    if not run.state.stop_reason:
+        return None
+    from common.train.finished import summary_of_ended
+
+    return summary_of_ended(run)
+
+
+def make_hooks(
+    signals: Signals, profile: "Profile | None" = None, pause_at: int | None = None
+) -> list[Hook]:
+    """Returns the hooks of a run, in the order of their calls."""
+    traces = [profile] if profile else []
+    return [Stop(signals, pause_at), *traces, Log(), Snapshot(), Evaluate(signals), Save()]
 
 
 def train(

@@ -13,25 +13,23 @@ from common.train.run import Run
 
 @dataclass
 class Profile(Hook):
-    """Traces the steps `first` to `last`, both included and counted from 1. With 0 and 0, traces nothing.
+    """Traces the steps `first` to `last`, both included and counted from 1.
 
     Attributes:
       folder: folder of the running trace; None if no trace is running.
     """
 
-    first: int = 0
-    last: int = 0
+    first: int
+    last: int
     folder: Path | None = None
 
     @classmethod
     def parse(cls, text: str) -> "Profile":
-        """Parses --profile=FIRST:LAST. "" traces nothing.
+        """Parses --profile=FIRST:LAST.
 
         Raises:
           UserError: the text is not FIRST:LAST with 1 <= FIRST <= LAST.
         """
-        if not text:
-            return cls()
         first, _, last = text.partition(":")
         check(
             first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last),

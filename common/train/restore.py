@@ -1,10 +1,9 @@
-"""Loads a trained model from a workdir: the best checkpoint, or an average of several checkpoints."""
+"""Loads the configuration and the trained model of a run: the best checkpoint, or an average of checkpoints."""
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +12,43 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import variables
-from common.config import check
+from common.config import check, from_json
+from common.storage.folders import shown
 from common.train import frozen
-from common.train.checkpoint import Checkpoints, abstract
+from common.train.checkpoint import Checkpoints, model_arrays
 from common.train.task import NO_PRETRAINED_WEIGHTS, ModelState, PretrainedWeights
+from common.train.workdir import CONFIG, saved_config
 from common.variables import AbstractModel
+
+
+def read_config(workdir: Path, option: str = "--workdir") -> ConfigDict:
+    """Returns the configuration of the run in `workdir`.
+
+    Args:
+      option: command-line option of the folder, for error messages.
+
+    Raises:
+      UserError: the folder holds no run, or its configuration is damaged.
+    """
+    path = workdir / CONFIG
+    check(path.is_file(), f"{option}={shown(workdir)} holds no run ({CONFIG} is missing)")
+    return from_json(saved_config(path))
+
+
+def read_run(workdir: Path, task: str, option: str = "--workdir") -> ConfigDict:
+    """Returns the configuration of the run in `workdir`, which must be a run of `task`.
+
+    Args:
+      option: command-line option of the folder, for error messages.
+
+    Raises:
+      UserError: the folder holds no run, or a run of another task.
+    """
+    config = read_config(workdir, option)
+    actual = config.get("task", "")
+    kind = f"of the task {actual}" if actual else "of another program"
+    check(actual == task, f"{option}={shown(workdir)} is a run {kind}, not {task}")
+    return config
 
 
 def load_run(
@@ -48,7 +79,7 @@ def load_run(
             restores = [partial(checkpoints.restore_snapshot, step=step) for step in snapshots]
             arrays, meta = _mean(restores, model, mesh)
         else:
-            arrays, meta = checkpoints.restore_best(_target(model, mesh))
+            arrays, meta = checkpoints.restore_best(model_arrays(model, mesh))
         values = frozen.load(checkpoints, model, config.seed, outside(model), meta, mesh)
     return ModelState(model, arrays["trainable"], values | arrays["frozen"], mesh)
 
@@ -59,18 +90,11 @@ def load_own(
     """Loads the best checkpoint without pretrained weights. Returns the model and the fingerprint of these weights."""
     model = variables.abstract(lambda: build(variables.ParamKeys(0)))
     with closing(Checkpoints(workdir)) as checkpoints:
-        arrays, meta = checkpoints.restore_best(_target(model, mesh))
+        arrays, meta = checkpoints.restore_best(model_arrays(model, mesh))
         pretrained = PretrainedWeights({}, meta.get("outside", ""))
         values = frozen.load(checkpoints, model, config.seed, pretrained, meta, mesh)
     state = ModelState(model, arrays["trainable"], values | arrays["frozen"], mesh)
     return state, pretrained.fingerprint
-
-
-def best_params(
-    checkpoints: Checkpoints, model: AbstractModel, mesh: Mesh, step: int
-) -> variables.Params:
-    """Returns the trained values of the best checkpoint, which was saved at `step`."""
-    return checkpoints.restore_best(_target(model, mesh), step)[0]["trainable"]
 
 
 def mean_of_best(
@@ -105,12 +129,7 @@ def _mean(restores: Sequence[Callable], model: AbstractModel, mesh: Mesh) -> tup
     """
     mean: dict | None = None
     for restore in restores:
-        arrays, meta = restore(_target(model, mesh))
+        arrays, meta = restore(model_arrays(model, mesh))
         share = jax.tree.map(lambda x: x / len(restores), arrays["trainable"])
         mean = share if mean is None else jax.tree.map(jnp.add, mean, share)
     return {"trainable": mean, "frozen": arrays["frozen"]}, meta
-
-
-def _target(model: AbstractModel, mesh: Mesh) -> dict[str, Any]:
-    """Returns the abstract arrays of a checkpoint that a trained model needs."""
-    return {"trainable": abstract(model.trainable, mesh), "frozen": abstract(model.frozen, mesh)}

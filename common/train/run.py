@@ -14,11 +14,10 @@ from common import variables
 from common.config import flatten, to_json
 from common.metrics.curve import Curve
 from common.report.table import text
-from common.runtime.processes import barrier, check_agreement, is_main, warn
+from common.runtime.processes import barrier, check_agreement, is_main
 from common.storage.folders import address, shown
 from common.track.progress import Progress, peak_flops
 from common.track.tracker import Tracker
-from common.train import frozen
 from common.train.checkpoint import Checkpoints
 from common.train.clock import Clock
 from common.train.conditions import Conditions
@@ -27,10 +26,7 @@ from common.train.task import ModelState, Task
 from common.train.workdir import check_shared, commit, open_workdir
 from common.variables import AbstractModel, Params
 
-_OLD_NAMES = {"position": "data_state", "finished": "stop_reason", "worse": "evals_since_best"}
-"""Old name of a field of `RunState`, in checkpoints from before November 2026 -> present name."""
-
-_PLAIN = ("data_state", "tokens", "flops", "stop_reason", "evals_since_best")
+PLAIN = ("data_state", "tokens", "flops", "stop_reason", "evals_since_best")
 """Fields of `RunState` that are JSON values."""
 
 
@@ -63,27 +59,13 @@ class RunState:
     conditions: Conditions = field(default_factory=Conditions)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _PLAIN} | {
+        return {name: getattr(self, name) for name in PLAIN} | {
             "clock": self.clock.seconds(),
             "curve": self.curve.to_json(),
             "commits": self.commits,
             "sessions": self.conditions.sessions,
             "last_evaluation": self.last_evaluation,
         }
-
-    @classmethod
-    def from_json(cls, meta: dict[str, Any]) -> "RunState":
-        """Inverts `to_json` for a resumed run. Appends the present commit of the code to `commits`."""
-        meta = {_OLD_NAMES.get(name, name): value for name, value in meta.items()}
-        plain = {name: meta[name] for name in _PLAIN}
-        state = cls(Curve.from_json(meta["curve"]), clock=Clock(meta["clock"]), **plain)
-        state.commits = list(dict.fromkeys([*meta.get("commits", []), *state.commits]))
-        state.conditions.sessions = meta.get("sessions", ["alone"])
-        points = [(point.step, point.seconds) for point in state.curve.points]
-        # Old checkpoints lack the field `last_evaluation`.
-        last = points[-1] if points else state.last_evaluation
-        state.last_evaluation = tuple(meta.get("last_evaluation", last))
-        return state
 
 
 @dataclass
@@ -174,10 +156,15 @@ def open_run(
     stack.callback(checkpoints.close)
     checkpoints.share()
     step, resumed = Step.of(config, task, mesh), bool(checkpoints.steps())
-    begun = (_resume if resumed else _start)(step, checkpoints)
+    if resumed:
+        from common.train import resume
+
+        begun = resume.resume(step, checkpoints)
+    else:
+        begun = _start(step, checkpoints)
     run = Run(config, task, workdir, mesh, checkpoints, step, *begun)
     if resumed:
-        run.state.stop_reason = _still_ended(run)
+        run.state.stop_reason = resume.still_ended(run)
         if is_main():
             print(f"resuming from step {run.step} of {shown(workdir)}")
     _open_displays(run, stack, name)
@@ -202,7 +189,11 @@ def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
     train_state = step.start()
     state = RunState(Curve(task.objective, task.mode))
     pretrained = task.outside(model)
-    values, fingerprint = frozen.draw_on_mesh(model, step.seed, step.mesh)
+    values, fingerprint = {}, ""
+    if model.frozen:
+        from common.train import frozen
+
+        values, fingerprint = frozen.draw_on_mesh(model, step.seed, step.mesh)
     drawn = {"the fingerprint of the drawn frozen values": fingerprint[:16]}
     weights = {"the fingerprint of the pretrained weights": pretrained.fingerprint[:16]}
     check_agreement(lambda: drawn | weights)
@@ -212,41 +203,9 @@ def _start(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, Ru
         )
     train_state.params = {name: initial[name] for name in train_state.params}
     values |= {name: x for name, x in initial.items() if name in model.frozen}
-    frozen.save(checkpoints, values, fingerprint)
+    if values:
+        frozen.save(checkpoints, values, fingerprint)
     return train_state, values | dict(pretrained.values), state, pretrained.fingerprint
-
-
-def _resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, RunState, str]:
-    """Reads the newest intact checkpoint of a run.
-
-    Returns:
-      The values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`.
-    """
-    names = ("trainable", "optimizer", "frozen")
-    arrays, meta = checkpoints.restore(dict(zip(names, step.arguments(), strict=True)), warn)
-    model = step.abstract_model
-    pretrained = step.task.outside(model)
-    values = frozen.load(checkpoints, model, step.seed, pretrained, meta, step.mesh)
-    train_state = TrainState(meta["step"], arrays["trainable"], arrays["optimizer"])
-    values |= arrays["frozen"]
-    return train_state, values, RunState.from_json(meta), pretrained.fingerprint
-
-
-def _still_ended(run: Run) -> str:
-    """Returns the stop reason of a resumed run, or "" if the run continues.
-
-    A run continues if its configuration now allows more steps, seconds or patience, or if a signal interrupted its last
-    evaluation.
-    """
-    config, state = run.config, run.state
-    limit, patience = config.train.max_seconds, config.eval.patience
-    if not state.stop_reason and state.last_evaluation[0] != run.step:
-        return ""
-    if run.step >= config.train.steps:
-        return state.stop_reason or "steps"
-    if state.stop_reason == "patience" and patience and state.evals_since_best >= patience:
-        return "patience"
-    return "seconds" if limit and state.clock["train"] >= limit else ""
 
 
 def _open_displays(run: Run, stack: ExitStack, name: str) -> None:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import time
 from pathlib import Path
-from typing import Protocol, Self
 
 from ml_collections import ConfigDict
 
@@ -107,7 +106,7 @@ def _check(workdir: Path, config: ConfigDict) -> None:
     check(not workdir.is_file(), f"--workdir={shown(workdir)} is a file")
     path = workdir / CONFIG
     if path.exists() and has_checkpoints(workdir):
-        lost = differences(_read(path), config)
+        lost = differences(saved_config(path), config)
         more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
         check(
             not lost,
@@ -140,64 +139,8 @@ def has_checkpoints(workdir: Path) -> bool:
     return any(path.name.isdecimal() and path.parent.name != "frozen" for path in paths)
 
 
-class SavedTokenizer(Protocol):
-    """A tokenizer that a run saves in its workdir. Tokenizers with equal fingerprints give equal ids."""
-
-    fingerprint: str
-
-    def save(self, path: Path) -> None: ...
-
-    @classmethod
-    def load(cls, path: Path) -> Self: ...
-
-
-def save_tokenizer(tokenizer: SavedTokenizer, path: Path) -> None:
-    """Writes the tokenizer of a run to `path`.
-
-    Raises:
-      UserError: the run is resumed with another tokenizer.
-    """
-    check(
-        not path.exists()
-        or not has_checkpoints(path.parent)
-        or type(tokenizer).load(path).fingerprint == tokenizer.fingerprint,
-        f"the vocabulary of the training text differs from {path}, because the text has changed since the run began:"
-        " choose another --workdir",
-    )
-    tokenizer.save(path)
-
-
-def read_config(workdir: Path, option: str = "--workdir") -> ConfigDict:
-    """Returns the configuration of the run in `workdir`.
-
-    Args:
-      option: command-line option of the folder, for error messages.
-
-    Raises:
-      UserError: the folder holds no run, or its configuration is damaged.
-    """
-    path = workdir / CONFIG
-    check(path.is_file(), f"{option}={shown(workdir)} holds no run ({CONFIG} is missing)")
-    return from_json(_read(path))
-
-
-def read_run(workdir: Path, task: str, option: str = "--workdir") -> ConfigDict:
-    """Returns the configuration of the run in `workdir`, which must be a run of `task`.
-
-    Args:
-      option: command-line option of the folder, for error messages.
-
-    Raises:
-      UserError: the folder holds no run, or a run of another task.
-    """
-    config = read_config(workdir, option)
-    actual = config.get("task", "")
-    kind = f"of the task {actual}" if actual else "of another program"
-    check(actual == task, f"{option}={shown(workdir)} is a run {kind}, not {task}")
-    return config
-
-
-def _read(path: Path) -> dict:
+def saved_config(path: Path) -> dict:
+    """Returns the content of a configuration file. Raises a UserError if it is damaged."""
     try:
         values = json.loads(path.read_text())
     except ValueError as error:

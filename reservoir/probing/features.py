@@ -19,11 +19,12 @@ from common import sharding
 from common.config import check, complete
 from common.data.buckets import evaluation_batches
 from common.data.corpus import TokenizedCorpus
-from common.data.tokenizer import BOS, Tokenizer
+from common.data.special_ids import BOS
+from common.data.tokenizer import Tokenizer
 from common.train.prefetch import put
-from common.train.restore import load_run
+from common.train.restore import load_run, read_config, read_run
 from common.train.task import ModelState
-from common.train.workdir import CONFIG, read_config, read_run
+from common.train.workdir import CONFIG
 from common.variables import AbstractModel
 from reservoir import model, pretrained
 from reservoir.tasks import translation

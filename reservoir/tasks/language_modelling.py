@@ -4,9 +4,9 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common.tasks import language_modelling
-from common.tasks.fields import check_transformer
-from reservoir.backskip import Backskipping
 from reservoir.model import language_model as build
+from reservoir.skipping import Backskipping
+from reservoir.transformer_fields import check_transformer
 
 
 class LanguageModelling(Backskipping, language_modelling.LanguageModelling):

@@ -20,20 +20,21 @@ from common.data.batches import check_rows, iterate
 from common.data.cache import fingerprint
 from common.data.corpus import tokenize_corpus
 from common.data.examples import ExampleBatches, in_order
+from common.data.special_ids import PAD
 from common.data.text import load_text
-from common.data.tokenizer import PAD, Tokenizer, build_tokenizer
-from common.metrics.predictions import Losses
+from common.data.tokenizer import Tokenizer, build_tokenizer
+from common.metrics.losses import Losses
 from common.model.dropout import fold, row_keys
 from common.model.encoder import MaskedLanguageModel
 from common.model.loss import cross_entropy
-from common.tasks.fields import check_transformer
 from common.train.evaluate import PerExample
+from common.train.saved_tokenizer import save_tokenizer
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
-from common.train.workdir import save_tokenizer
-from reservoir.backskip import Backskipping
 from reservoir.encoder import masked_lm
 from reservoir.masking import mask
 from reservoir.packing import PackedRows
+from reservoir.skipping import Backskipping
+from reservoir.transformer_fields import check_transformer
 
 build = masked_lm
 """Builds the model of this task. Every module of `reservoir.tasks` has a function `build`."""

@@ -20,21 +20,21 @@ from common.data.corpus import TokenizedCorpus, tokenize_corpus
 from common.data.tokenizer import BOS, EOS, PAD, Tokenizer
 from common.decode.rows import Decoding, by_rows, gather_weights
 from common.metrics.bleu import TOKENIZERS as BLEU_TOKENIZERS
-from common.metrics.predictions import Translations
+from common.metrics.translations import Translations
 from common.model.loss import cross_entropy
 from common.runtime.processes import is_main
-from common.tasks.fields import check_transformer
 from common.train.evaluate import PerExample
 from common.train.prefetch import put
+from common.train.saved_tokenizer import save_tokenizer
 from common.train.task import Batch, BatchSpec, ModelState, Task, integers
-from common.train.workdir import save_tokenizer
 from common.variables import AbstractModel, Params
 from reservoir import kinds
-from reservoir.backskip import Backskipping
 from reservoir.beam import Search, beam_search
 from reservoir.encoder_decoder import EncoderDecoder
 from reservoir.model import translator
 from reservoir.parallel_text import ParallelText, build_tokenizers, load_parallel
+from reservoir.skipping import Backskipping
+from reservoir.transformer_fields import check_transformer
 
 TOKENIZERS = ("source_tokenizer.npz", "target_tokenizer.npz")
 

@@ -11,8 +11,9 @@ import pytest
 
 from benchmarks import worth
 from common.errors import UserError
+from common.metrics.classes import Classes
 from common.metrics.curve import Curve, Point
-from common.metrics.predictions import PREDICTIONS, Classes
+from common.metrics.predictions import PREDICTIONS
 from common.report.runs import Run
 
 OPTIONS = Namespace(

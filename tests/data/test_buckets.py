@@ -10,7 +10,7 @@ from common.data import corpus as corpus_module
 from common.data.batches import iterate
 from common.data.buckets import BucketedBatches, evaluation_batches
 from common.data.corpus import TokenizedCorpus, tokenize_corpus
-from common.data.tokenizer import BOS, EOS, PAD
+from common.data.special_ids import BOS, EOS, PAD
 from common.errors import UserError
 from tests.data.helpers import small_corpora, small_text
 

@@ -8,7 +8,7 @@ import tokenizers
 from ml_collections import ConfigDict
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from common.data import lossless
+from common.data import lossless, subwords
 from common.data.byte_text import load_bytes
 from common.errors import UserError
 
@@ -81,7 +81,7 @@ def test_pieces_equal_those_of_the_library(tmp_path, text):
     path = trained_json(tmp_path / "tokenizer.json", text)
     line = "The value of the expression, naïve\n"
     expected = tokenizers.Tokenizer.from_file(str(path)).encode(line).ids
-    assert lossless.load(path).encode(line.encode()).tolist() == expected
+    assert subwords.load(path).encode(line.encode()).tolist() == expected
 
 
 def test_tokens_are_read_from_the_cache(tmp_path, text):

@@ -11,7 +11,7 @@ from common.data.own import own_examples
 from common.data.records import open_records
 from common.data.text import load_text
 from common.errors import UserError
-from common.train.summary import changed
+from common.train.finished import changed
 from reservoir.parallel_text import load_parallel
 
 TEXTS = {"train": ["ein Haus", "", "zwei Häuser"], "valid": ["drei"], "test": []}

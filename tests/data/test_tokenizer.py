@@ -7,7 +7,8 @@ import pytest
 
 from common.data import tokenizer as module
 from common.data.cache import fingerprint, write_atomic
-from common.data.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, build_tokenizer
+from common.data.special_ids import BOS, EOS, PAD, UNK
+from common.data.tokenizer import Tokenizer, build_tokenizer
 from common.errors import UserError
 from reservoir import parallel_text
 from reservoir.parallel_text import ParallelText, build_tokenizers

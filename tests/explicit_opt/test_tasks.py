@@ -12,7 +12,8 @@ from ml_collections import ConfigDict
 
 from common import variables
 from common.errors import UserError
-from common.metrics.predictions import PREDICTIONS, load
+from common.metrics.kinds import load
+from common.metrics.predictions import PREDICTIONS
 from common.sharding import make_mesh
 from common.train import loop
 from common.train.state import initial_params

@@ -20,8 +20,8 @@ from common.data.byte_text import load_bytes
 from common.decode.generate import Generator
 from common.decode.sample import Sampling
 from common.errors import UserError
+from common.metrics.kinds import load as load_predictions
 from common.metrics.predictions import PREDICTIONS
-from common.metrics.predictions import load as load_predictions
 from common.sharding import make_mesh
 from common.tasks.language_modelling import LanguageModelling, WindowLosses, words
 from common.train.state import initial_params

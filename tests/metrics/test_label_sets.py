@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
+from common.metrics.kinds import load
 from common.metrics.label_sets import LabelSets
-from common.metrics.predictions import load
 from common.report.verdict import resample
 
 NAMES = ("a", "b", "c", "d")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.metrics.predictions import Classes
+from common.metrics.classes import Classes
 from perception import bits, run, task_vectors
 from perception.encoder_evaluation import EncoderEvaluation
 from perception.quantized_files import FORMATS

@@ -10,8 +10,8 @@ from flax import nnx
 from ml_collections import ConfigDict
 
 from common import variables
+from common.freezing import draw_frozen
 from common.sharding import place, shardings
-from common.variables import draw_frozen
 from configs import perception as recipes
 from perception.backbones import BACKBONES
 from perception.finetuning import (

@@ -18,8 +18,8 @@ from sklearn.metrics import average_precision_score, f1_score
 
 from common.data.labelled import LabelledText
 from common.errors import UserError
+from common.metrics.kinds import load as load_predictions
 from common.metrics.label_sets import LabelSets
-from common.metrics.predictions import load as load_predictions
 from common.report.runs import load_local
 from common.sharding import make_mesh
 from common.track.tracker import read_metrics

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from common.metrics.classes import Classes
 from common.metrics.curve import Curve, Point
-from common.metrics.predictions import Classes
 from common.report.table import Table
 from perception import report_page
 from perception.report_page import Report, calibration

@@ -16,8 +16,8 @@ import orbax.checkpoint as ocp
 import pytest
 
 from common.errors import UserError
+from common.metrics.kinds import load as load_predictions
 from common.metrics.predictions import PREDICTIONS
-from common.metrics.predictions import load as load_predictions
 from common.sharding import make_mesh
 from common.track.tracker import read_metrics
 from perception import adapter_commands, adapters, classify, datasets, loading, run

@@ -20,8 +20,8 @@ from common.config import load
 from common.data.labelled import LabelledText
 from common.data.manual import python
 from common.errors import UserError
+from common.metrics.classes import Classes
 from common.metrics.curve import Curve, Point
-from common.metrics.predictions import Classes
 from common.report.runs import Run, load_local, run_of
 from common.sharding import make_mesh
 from common.train.workdir import GROUPS

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.metrics.predictions import PREDICTIONS, Losses
+from common.metrics.losses import Losses
+from common.metrics.predictions import PREDICTIONS
 from common.report.runs import load_group, load_local, load_wandb
 from tests.report.helpers import summary
 

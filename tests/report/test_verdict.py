@@ -10,7 +10,9 @@ from scipy import stats
 
 from benchmarks.interval_coverage import BETTER, QUALITY, Truth, measure
 from common.errors import UserError
-from common.metrics.predictions import Classes, Losses, Translations
+from common.metrics.classes import Classes
+from common.metrics.losses import Losses
+from common.metrics.translations import Translations
 from common.report.runs import Run, run_of
 from common.report.verdict import (
     CONFIDENCE,

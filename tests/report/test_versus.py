@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from common.errors import UserError
-from common.metrics.predictions import PREDICTIONS, Classes, Losses, Translations
+from common.metrics.classes import Classes
+from common.metrics.losses import Losses
+from common.metrics.predictions import PREDICTIONS
+from common.metrics.translations import Translations
 from common.report.__main__ import main
 from tests.report.helpers import summary
 

@@ -5,15 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from common import variables
+from common import freezing
 from common.errors import UserError
 from common.model.block import Context
 from common.model.loss import cross_entropy
 from common.sharding import make_mesh, place, shardings
 from common.train import flops, optimizer
 from common.train.state import Step, optimizer_shardings
-from reservoir.backskip import Backskipping, Rule, observe, rewards, skip, skips, validate_steps
+from reservoir.backskip import Rule, observe, rewards, skip
 from reservoir.model import validate
+from reservoir.skipping import Backskipping, skips, validate_steps
 from tests.model import helpers
 
 SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])
@@ -173,7 +174,7 @@ def prepared(make_config, kind: str, estimator: str, **fields):
     )
     validate(config.model)
     abstract_model = helpers.structure_of(config.model)
-    frozen = variables.draw_frozen(abstract_model, 1)
+    frozen = freezing.draw_frozen(abstract_model, 1)
     return Task(config), abstract_model, helpers.random_values(abstract_model.trainable, 0), frozen
 
 

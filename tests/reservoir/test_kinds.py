@@ -9,17 +9,17 @@ import pytest
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common import variables
+from common import freezing, variables
 from common.errors import UserError
 from common.model.block import Context
 from common.model.stack import Stack
 from common.sharding import make_mesh
 from configs import masked
 from reservoir import run
-from reservoir.backskip import skips
 from reservoir.encoder import masked_lm
 from reservoir.kinds import RESERVOIRS
 from reservoir.model import translator, validate, with_defaults
+from reservoir.skipping import skips
 from tests.model import helpers
 
 SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])
@@ -30,7 +30,7 @@ def built(model):
     """Returns a model with reservoirs drawn from a seed, and its frozen values."""
     validate(model)
     abstract_model = helpers.structure_of(model)
-    frozen = variables.draw_frozen(abstract_model, 1)
+    frozen = freezing.draw_frozen(abstract_model, 1)
     values = jax.tree.map(jnp.asarray, helpers.random_values(abstract_model.trainable, 0))
     return abstract_model.build(values, jax.tree.map(jnp.asarray, frozen)), frozen
 

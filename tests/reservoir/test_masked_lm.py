@@ -11,10 +11,10 @@ import pytest
 from ml_collections import ConfigDict
 
 from common import variables
-from common.data.tokenizer import BOS, PAD
+from common.data.special_ids import BOS, PAD
 from common.errors import UserError
+from common.metrics.kinds import load as load_predictions
 from common.metrics.predictions import PREDICTIONS
-from common.metrics.predictions import load as load_predictions
 from common.sharding import make_mesh
 from common.track.tracker import read_metrics
 from common.train.frozen import draw_on_mesh

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from common.data.tokenizer import BOS, EOS, PAD, UNK
+from common.data.special_ids import BOS, EOS, PAD, UNK
 from reservoir import masking
 from reservoir.masking import FIRST, most
 

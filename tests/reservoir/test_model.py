@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from common import variables
+from common import freezing, variables
 from common.errors import UserError
 from common.model.block import Context
 from common.model.loss import cross_entropy
@@ -198,7 +198,7 @@ def runs(make_config) -> dict[str, Run]:
         model = make_config(kind, encoder_layers=3, decoder_layers=1).model
         abstract_model = helpers.structure_of(model)
         trainable = {name: jnp.asarray(plain[name]) for name in abstract_model.trainable}
-        frozen = variables.draw_frozen(abstract_model, 1)
+        frozen = freezing.draw_frozen(abstract_model, 1)
         if kind == "transformer":
             frozen = {name: plain[name] for name in abstract_model.frozen}
 
@@ -238,7 +238,7 @@ def test_gmlp_reservoir_mixes_positions_and_ignores_padding(make_config):
     assert {n for n in abstract_model.paths if n.startswith(FROZEN_LAYER)} == set(
         abstract_model.frozen
     )
-    frozen = variables.draw_frozen(abstract_model, 1)
+    frozen = freezing.draw_frozen(abstract_model, 1)
     weight = frozen[FROZEN_LAYER + "residuals/0/function/spatial/weight"]
     assert weight.shape == (1, 6, 6) and 0.5 < np.linalg.norm(weight) / 6**0.5 < 1.5
     block = abstract_model.build(
@@ -279,7 +279,7 @@ def test_ffn_reservoir_is_a_residual_feed_forward_without_attention(runs):
 @pytest.mark.parametrize("kind", ["transformer", "ffn"])
 def test_reservoirs_are_orthogonal_with_pytorch_biases(runs, kind: str):
     run = runs[kind]
-    for name, value in variables.draw_frozen(run.abstract_model, 3).items():
+    for name, value in freezing.draw_frozen(run.abstract_model, 3).items():
         if name.endswith("kernel"):
             tall = value if value.shape[0] >= value.shape[1] else value.T
             np.testing.assert_allclose(tall.T @ tall, np.eye(tall.shape[1]), atol=1e-6)
@@ -305,7 +305,7 @@ def test_attention_dropout(make_config):
         fields = {"dropout": 0.0, "attention_dropout": 0.1, "reservoir_dropout": on}
         abstract_model = helpers.structure_of(make_config("transformer", **fields).model)
         values = helpers.random_values(abstract_model.trainable, 0)
-        model = abstract_model.build(values, variables.draw_frozen(abstract_model, 1))
+        model = abstract_model.build(values, freezing.draw_frozen(abstract_model, 1))
         rates = [
             [r.function.dropout_rate for r in block.residuals[:-1]]
             for block in (*model.encoder.blocks, *model.decoder.blocks)

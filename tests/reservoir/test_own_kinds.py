@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common import variables
+from common import freezing
 from common.errors import UserError
 from common.model import transformer
 from common.model.block import Sublayer
@@ -86,7 +86,7 @@ def test_own_kind_is_frozen_and_decodes(make_config, own_package, stack):
     validate(model)
     assert model.feature_scale == 1.0  # validation adds the option of the kind, with its default
     abstract_model = helpers.structure_of(model)
-    frozen = variables.draw_frozen(abstract_model, 1)
+    frozen = freezing.draw_frozen(abstract_model, 1)
     layer = {"encoder": "encoder/blocks/1/", "decoder": "decoder/blocks/0/"}[stack]
     assert frozen and all(name.startswith(layer) for name in frozen)
     made = abstract_model.build(helpers.random_values(abstract_model.trainable, 0), frozen)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from common.data.corpus import TokenizedCorpus
-from common.data.tokenizer import BOS, EOS, PAD
+from common.data.special_ids import BOS, EOS, PAD
 from reservoir.packing import PackedRows
 
 

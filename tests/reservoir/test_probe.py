@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from common.data.tokenizer import BOS, EOS
+from common.data.special_ids import BOS, EOS
 from common.errors import UserError
 from common.sharding import make_mesh
-from common.train.workdir import read_config
+from common.train.restore import read_config
 from configs import masked
 from reservoir import make_probes, probe, run
 from reservoir.probing.features import Reader, open_reader

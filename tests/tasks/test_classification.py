@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.data.tokenizer import BOS, EOS
+from common.data.special_ids import BOS, EOS
 from common.tasks.classification import sequence
 
 

@@ -107,7 +107,6 @@ def session(
     from common.runtime.signals import Signals
     from common.sharding import make_mesh
     from common.train.loop import make_hooks, train
-    from common.train.profile import Profile
     from common.train.run import open_run
 
     mesh = make_mesh({"data": -1}, devices)
@@ -121,7 +120,7 @@ def session(
             signals = stack.enter_context(Signals())
             run = open_run(config, task, folder / name, mesh, stack)
             note_batches(task, run.workdir, run.step + 1)
-            hooks = make_hooks(signals, Profile(), until)
+            hooks = make_hooks(signals, pause_at=until)
             deque(train(run, hooks, signals, time.perf_counter()), maxlen=0)
 
 

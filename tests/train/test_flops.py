@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 
-from common import variables
+from common import freezing, variables
 from common.model import transformer
 from common.model.attend import attend
 from common.model.block import Block, Context
@@ -50,7 +50,7 @@ def decoder(rngs) -> Block:
 def reservoir(kind: str) -> Callable[..., Block]:
     def make(rngs) -> Block:
         made = RESERVOIRS[kind].build(recipe(), transformer.encoder_block, False, rngs=rngs)
-        variables.freeze(made)
+        freezing.freeze(made)
         return made
 
     return make

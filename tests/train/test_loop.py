@@ -12,13 +12,13 @@ import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
 
-from common import variables
+from common import freezing, variables
 from common.errors import UserError
 from common.report.curve_plot import plot_curve
 from common.runtime import processes
 from common.runtime.signals import Preempted
 from common.track.tracker import read_metrics
-from common.train import checkpoint, frozen, run, workdir
+from common.train import checkpoint, frozen, resume, run, workdir
 from common.train import task as tasks
 from common.train.checkpoint import Checkpoints
 from common.train.workdir import Lock
@@ -294,13 +294,13 @@ def test_resume_uses_saved_frozen_values_if_the_platform_draws_others(
 
 def old_run(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trains ten steps and writes the run in the old format: old field names, and no folder of frozen values."""
-    old = {new: name for name, new in run._OLD_NAMES.items()}
+    old = {new: name for name, new in resume._OLD_NAMES.items()}
     inner = run.Run.metadata
 
     def metadata(self):
         meta = {old.get(name, name): value for name, value in inner(self).items()}
         drawn = frozen.draw_frozen(self.train_step.abstract_model, self.config.seed)
-        return meta | {"reservoirs": variables.fingerprint(drawn)}
+        return meta | {"reservoirs": freezing.fingerprint(drawn)}
 
     with monkeypatch.context() as patch:
         patch.setattr(run.Run, "metadata", metadata)
@@ -491,7 +491,7 @@ class PretrainedWeights(toy.Toy):
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
         model = super().build(rngs)
-        variables.give(model)
+        freezing.give(model)
         return model
 
     def outside(self, abstract_model: variables.AbstractModel) -> tasks.PretrainedWeights:

@@ -50,7 +50,7 @@ def test_settings_of_all_processes_are_compared(
         found.append(asked)
         raise Rendezvous
 
-    monkeypatch.setattr("common.runtime.rendezvous.rendezvous", rendezvous)
+    monkeypatch.setattr("common.runtime.join.rendezvous", rendezvous)
     contract = {"TRAINLESS_COORDINATOR": "here:1", "TRAINLESS_PROCESS_ID": "0"}
     for more, settings in (([], {}), (arguments, environment)):
         for name, value in (contract | {"TRAINLESS_NUM_PROCESSES": "2"} | settings).items():

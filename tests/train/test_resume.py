@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from common.metrics.predictions import PREDICTIONS, load
+from common.metrics.kinds import load
+from common.metrics.predictions import PREDICTIONS
 from common.track.tracker import read_metrics
 from tests.programs import finish, start
 

@@ -14,13 +14,13 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from common import sharding, variables
+from common.freezing import freeze
 from common.model.dropout import dropout
 from common.model.linear import Linear
 from common.sharding import make_mesh
 from common.train.frozen import draw_on_mesh
 from common.train.prefetch import put
 from common.train.state import Step, initial_params, optimizer_shardings
-from common.variables import freeze
 from tests.train import toy
 
 FEATURES = 64

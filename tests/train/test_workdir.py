@@ -4,7 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-from common.train import workdir
+from common.train import restore, workdir
 
 
 def test_commit_outside_a_checkout_comes_from_the_environment(monkeypatch, tmp_path):
@@ -34,4 +34,4 @@ def test_configurations_of_old_runs_are_read(tmp_path: Path):
     for old, new in ((True, "full"), (False, "none")):
         text = json.dumps(groups | {"seed": 1, "model": {"remat": old}})
         (tmp_path / workdir.CONFIG).write_text(text)
-        assert workdir.read_config(tmp_path).model.remat == new
+        assert restore.read_config(tmp_path).model.remat == new

@@ -10,11 +10,11 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from common.freezing import freeze
 from common.model.linear import Linear
 from common.sharding import make_mesh
 from common.train.loop import fit
 from common.train.task import Batch, ModelState, Task
-from common.variables import freeze
 from configs import translation
 
 

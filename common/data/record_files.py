@@ -1,0 +1,107 @@
+"""Reads examples with named fields from JSON lines and CSV."""
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Container, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from common.config import check
+from common.data.files import names_in, read_lines, source_folder
+from common.data.records import Record, Records
+from common.errors import UserError
+from common.storage.folders import copy_of
+
+NAMES = "labels.json"
+_ENDINGS = (".jsonl", ".jsonl.gz", ".csv", ".csv.gz")
+
+Parsed = tuple[str, dict[str, Any] | str]
+"""Location of an example, and its fields. An example that cannot be parsed has an error text instead of fields.
+
+The error message is location + text, such as "FILE line 3" + " is not JSON".
+"""
+
+UNCLOSED = " or a later line opens a quote that is never closed"
+"""Error text of a CSV file with an open quote, which turns all lines below into one row."""
+
+
+def open_files(place: str, splits: Mapping[str, str], optional: Container[str]) -> Records:
+    """Opens a folder of files, or a file of training examples; see `common.data.records.open_records`."""
+    file = copy_of(os.path.expanduser(place))
+    if optional and file.is_file():
+        return {"train": _records(file)}, read_names(file.parent / NAMES)
+    folder = source_folder(place)
+    paths = {split: _find(folder, name, split in optional) for split, name in splits.items()}
+    return {split: _records(path) for split, path in paths.items() if path}, read_names(
+        folder / NAMES
+    )
+
+
+def read_names(path: Path) -> list[str] | None:
+    """Returns the class names in a labels.json; None if the file is missing. Raises a UserError if it is damaged."""
+    if not path.is_file():
+        return None
+    try:
+        names = json.loads("\n".join(read_lines(path)))
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: {error}") from error
+    distinct = isinstance(names, list) and len(set(map(str, names))) == len(names) > 0
+    check(distinct, f"{path} must be a list of distinct names, one per class")
+    return [str(name) for name in names]
+
+
+def _find(folder: Path, names: str, optional: bool) -> Path | None:
+    tried = [f"{name}{ending}" for name in names.split("|") if name for ending in _ENDINGS]
+    path = next((folder / file for file in tried if (folder / file).is_file()), None)
+    if path is None and not optional:
+        raise UserError(f"no {' or '.join(tried)} in {folder}; its files: {names_in(folder)}")
+    return path
+
+
+def _records(path: Path) -> Iterator[Record]:
+    parse = parse_csv if path.name.removesuffix(".gz").endswith(".csv") else parse_json_lines
+    for place, fields_or_error in parse(path, read_lines(path)):
+        if isinstance(fields_or_error, str):
+            raise UserError(f"{place}{fields_or_error}")
+        yield place, fields_or_error
+
+
+def parse_json_lines(path: Path, lines: Sequence[str]) -> Iterator[Parsed]:
+    """Yields the location and the fields of each line, or an error text for a line that is not a JSON object."""
+    for number, line in enumerate(lines, start=1):
+        place = f"{path} line {number}"
+        try:
+            fields = json.loads(line)
+        # `json` raises a RecursionError for deeply nested brackets.
+        except (ValueError, RecursionError) as error:
+            yield place, f" is not JSON: {error}"
+            continue
+        yield place, fields if isinstance(fields, dict) else " is not a JSON object"
+
+
+def parse_csv(path: Path, lines: Sequence[str], delimiter: str = ",") -> Iterator[Parsed]:
+    """Yields the location and the fields of each row, or an error text for a malformed row.
+
+    Line 1 names the fields. A row may span several lines; its location is its last line. Skips empty lines.
+    """
+    # The default limit of a CSV field is 131,072 characters, less than a long text.
+    csv.field_size_limit(sys.maxsize)
+    reader = csv.DictReader((f"{line}\n" for line in lines), strict=True, delimiter=delimiter)
+    while True:
+        start = reader.reader.line_num + 1
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            end = reader.reader.line_num
+            if end == len(lines) and "end of data" in str(error):
+                yield f"{path} line {start}", UNCLOSED
+            else:
+                yield f"{path} line {end}", f": {error}"
+            continue
+        if row is None:
+            return
+        complete = None not in row and None not in row.values()
+        fault = " has a different number of columns than line 1"
+        yield f"{path} line {reader.line_num}", row if complete else fault

@@ -1,0 +1,75 @@
+"""Reads examples with named fields from TFDS and Hugging Face; see `common.data.records.open_records`."""
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from common.config import check
+from common.data.records import Record, Records
+from common.data.tfds import in_blocks, open_tfds
+from common.errors import UserError
+
+
+def open_tfds_records(
+    name: str, splits: Mapping[str, str], label: str, directory: str, optional: Container[str]
+) -> Records:
+    builder, _ = open_tfds(name, splits["train"], directory, "text")
+    chosen = _choose(splits, builder.info.splits, optional)
+
+    def examples(split: str) -> Iterator[dict[str, Any]]:
+        _, data = open_tfds(name, split, directory, "text")
+        for block in in_blocks(data):
+            for example in block:
+                yield {k: v.decode() if isinstance(v, bytes) else v for k, v in example.items()}
+
+    records = {split: _located(f"tfds:{name}", x, examples(x)) for split, x in chosen.items()}
+    return records, _class_names(builder.info.features, label)
+
+
+def open_hugging_face(
+    name: str, splits: Mapping[str, str], label: str, optional: Container[str]
+) -> Records:
+    try:
+        import datasets
+    except ImportError as error:
+        raise UserError(
+            f"hf:{name} needs the package datasets: pip install datasets; or save the examples as files and use"
+            " --config.data.source=files:DIR"
+        ) from error
+    try:
+        data = datasets.load_dataset(name)
+    except Exception as error:  # Downloads and data set scripts may raise any type of exception.
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"cannot read hf:{name}: {reason}") from error
+    chosen = _choose(splits, data, optional)
+    for split in chosen.values():
+        check(split in data, f"hf:{name} has no split {split}; its splits: {', '.join(data)}")
+    records = {split: _located(f"hf:{name}", x, data[x]) for split, x in chosen.items()}
+    return records, _class_names(data[chosen["train"]].features, label)
+
+
+def _located(source: str, split: str, examples: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
+    for number, example in enumerate(examples):
+        yield f"{source}, split {split}, example {number}", dict(example)
+
+
+def _choose(
+    splits: Mapping[str, str], available: Container[str], optional: Container[str]
+) -> dict[str, str]:
+    """Resolves names "a|b" to the first available name; returns split -> name.
+
+    Without any available name, an optional split is left out. A required split gets the last name of "a|b", and reading
+    this split fails with an error message.
+    """
+    chosen = {}
+    for split, names in splits.items():
+        candidates = names.split("|")
+        name = next((name for name in candidates if name.partition("[")[0] in available), None)
+        if name or split not in optional:
+            chosen[split] = name or candidates[-1]
+    return chosen
+
+
+def _class_names(features: Mapping[str, Any], label: str) -> Sequence[str] | None:
+    """Returns the class names of the feature `label`; None if the feature has no names."""
+    named = dict(features)
+    return next((getattr(named[n], "names", None) for n in label.split("|") if n in named), None)

@@ -1,0 +1,51 @@
+"""Sources of plain text: a user's folder or function, or the manual that Python installs (`pydoc_data`)."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.config import check
+from common.data.files import source_folder
+
+OWN = "import:"
+"""Start of the source "import:MODULE:FUNCTION", a user's function."""
+
+DOCUMENTS = ("line", "paragraph", "file")
+"""Values of `data.documents`: a document is a line, a paragraph (ended by an empty line), or a file."""
+
+
+def text_folder(source: str) -> Path | None:
+    """Returns the folder of a source "files:DIR", or None for "embedded:python". Other sources raise a UserError."""
+    kind, _, place = source.partition(":")
+    option = f"--config.data.source={source}"
+    check(
+        kind in ("embedded", "files"),
+        f"{option} must be embedded:python, files:DIR or import:MODULE:FUNCTION",
+    )
+    if kind == "files":
+        return source_folder(place)
+    check(place == "python", f"{option}: the only embedded text is embedded:python")
+    return None
+
+
+def cut(lines: Sequence[str], end: str) -> list[str]:
+    """Splits lines into documents; `end` is one of DOCUMENTS."""
+    match end:
+        case "line":
+            return list(lines)
+        case "file":
+            return ["\n".join(lines)]
+        case _:
+            return "\n".join(line.strip() for line in lines).split("\n\n")
+
+
+def in_split(number: int, split: str) -> bool:
+    """Returns whether part `number` of a text is in a split. Of 10 parts, 8 are "train", 1 "valid" and 1 "test"."""
+    return number % 10 in {"valid": (8,), "test": (9,)}.get(split, range(8))
+
+
+def python_manual(split: str) -> list[list[str]]:
+    """Returns the lines of each topic of Python's manual that is in a split. The manual has 100,000 words."""
+    from pydoc_data.topics import topics
+
+    names = enumerate(sorted(topics))
+    return [topics[name].split("\n") for number, name in names if in_split(number, split)]

@@ -1,0 +1,151 @@
+"""Freezes layers, and initialises frozen layers from a seed."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from flax import nnx
+
+from common.variables import AbstractModel, Frozen
+
+ORTHOGONAL = ("orthogonal", 1.0)
+"""The default initializer of frozen matrices: orthogonal with gain 1."""
+
+
+def _below(
+    module: nnx.Module, kind: type[nnx.Variable]
+) -> Iterator[tuple[tuple, nnx.Module, nnx.Variable]]:
+    """Yields (path, submodule, variable) of each variable of type `kind`. The caller may replace yielded variables."""
+    for path, part in list(nnx.iter_modules(module)):
+        for name, variable in list(vars(part).items()):
+            if isinstance(variable, kind):
+                yield (*path, name), part, variable
+
+
+def draws(module: nnx.Module, matrix: tuple) -> Iterator[tuple[nnx.Module, str, tuple]]:
+    """Yields (submodule, attribute, initializer) of every Param in `module`.
+
+    An initializer is a spec of the function `draw`. The submodule's `frozen_init()` returns the initializers.
+
+    Args:
+      matrix: the initializer of kernels. `frozen_init()` returns ("matrix",) for these.
+
+    Raises:
+      ValueError: a submodule has no initializer for one of its parameters.
+    """
+    for path, part, _ in _below(module, nnx.Param):
+        known = part.frozen_init() if hasattr(part, "frozen_init") else {}
+        if path[-1] not in known:
+            raise ValueError(
+                f"{'/'.join(map(str, path))} cannot be initialised from a seed:"
+                f" {type(part).__name__}.frozen_init() has no entry for it"
+            )
+        draw = known[path[-1]]
+        yield part, path[-1], matrix if draw == ("matrix",) else draw
+
+
+def freeze(module: nnx.Module, matrix: tuple = ORTHOGONAL) -> None:
+    """Turns every Param in `module` into a Frozen variable that is initialised from the seed.
+
+    Args:
+      matrix: the initializer of kernels, a spec of the function `draw`.
+
+    Raises:
+      ValueError: a submodule has no initializer for one of its parameters.
+    """
+    for part, name, draw in draws(module, matrix):
+        _freeze(part, name, draw)
+
+
+def freeze_given(module: nnx.Module) -> None:
+    """Turns every Param in `module` into a Frozen variable whose value is loaded, such as a pretrained weight."""
+    for path, part, _ in _below(module, nnx.Param):
+        _freeze(part, path[-1], None)
+    give(module)
+
+
+def _freeze(part: nnx.Module, name: str, draw: tuple | None) -> None:
+    variable = getattr(part, name)
+    metadata = {"axes": variable.get_metadata("axes"), "draw": draw}
+    setattr(part, name, Frozen(variable.get_value(), **metadata))
+
+
+def give(module: nnx.Module) -> None:
+    """Marks the Frozen variables in `module` as loaded rather than seed-initialised."""
+    for _, _, variable in _below(module, Frozen):
+        variable.set_metadata(draw=None)
+
+
+def cast_frozen(module: nnx.Module, dtype: Any) -> None:
+    """Casts all loaded Frozen matrices in `module` to `dtype`. Seed-initialised matrices stay in float32."""
+    for _, _, variable in _below(module, Frozen):
+        value = variable.get_value()
+        if variable.get_metadata("draw") is None and value.ndim == 2:
+            variable.set_value(value.astype(dtype))
+
+
+def thaw(module: nnx.Module) -> None:
+    """Turns every Frozen variable in `module` into a Param."""
+    for path, part, variable in _below(module, Frozen):
+        thawed = nnx.Param(variable.get_value(), axes=variable.get_metadata("axes"))
+        setattr(part, path[-1], thawed)
+
+
+def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns the initial value of a frozen variable, in float32.
+
+    The value is drawn in float64 on the host, so it is the same on every device.
+
+    Args:
+      spec: the initializer.
+        ("orthogonal", gain): a (semi-)orthogonal matrix times gain.
+        ("xavier", gain): a matrix (inputs, outputs), uniform in [-a, a] with a = gain sqrt(6 / (inputs + outputs)).
+        ("fan_in", gain): a matrix (inputs, outputs), normal with standard deviation gain / sqrt(inputs).
+        ("uniform", bound): uniform in [-bound, bound].
+        ("normal", deviation): normal with mean 0 and standard deviation `deviation`.
+        ("ones",), ("zeros",).
+      seed, name: the seed of the run and the path of the variable; together they are the key of the random generator.
+    """
+    digest = hashlib.sha256(f"{seed}:{name}".encode()).digest()
+    generator = np.random.Generator(np.random.Philox(key=int.from_bytes(digest[:16], "little")))
+    match spec:
+        case ("orthogonal", gain):
+            rows, columns = shape
+            q, r = np.linalg.qr(generator.standard_normal((max(shape), min(shape))))
+            # With positive diagonals of r, q is uniform over orthogonal matrices and does not depend on LAPACK.
+            q = q * np.sign(np.diagonal(r))
+            value = gain * (q if rows >= columns else q.T)
+        case ("xavier", gain):
+            bound = gain * np.sqrt(6 / sum(shape))
+            value = generator.uniform(-bound, bound, shape)
+        case ("fan_in", gain):
+            value = gain / np.sqrt(shape[0]) * generator.standard_normal(shape)
+        case ("uniform", bound):
+            value = generator.uniform(-bound, bound, shape)
+        case ("normal", deviation):
+            value = deviation * generator.standard_normal(shape)
+        case ("ones",):
+            value = np.ones(shape)
+        case ("zeros",):
+            value = np.zeros(shape)
+        case _:
+            raise ValueError(f"unknown initializer {spec!r} of {name}")
+    return value.astype(np.float32)
+
+
+def draw_frozen(abstract_model: AbstractModel, seed: int) -> dict[str, np.ndarray]:
+    """Returns {path: initial value} of all seed-initialised frozen variables, as host arrays."""
+    return {
+        name: draw(v.get_metadata("draw"), seed, name, v.shape)
+        for name, v in abstract_model.drawn.items()
+    }
+
+
+def fingerprint(values: Mapping[str, np.ndarray]) -> str:
+    """Returns the SHA-256 of the names and float32 bytes of arrays, as 64 hex digits."""
+    digest = hashlib.sha256()
+    for name in sorted(values):
+        digest.update(name.encode())
+        digest.update(np.ascontiguousarray(values[name], np.float32).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,56 @@
+"""All kinds of predictions: reads predictions of any kind, and knows which values of a metric are better."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from common.errors import UserError
+from common.metrics.classes import Classes
+from common.metrics.label_sets import LabelSets
+from common.metrics.losses import Losses
+from common.metrics.predictions import Predictions
+from common.metrics.translations import Translations
+
+KINDS: dict[str, type[Predictions]] = {
+    cls.kind: cls for cls in (Classes, LabelSets, Losses, Translations)
+}
+
+MODES = {
+    "accuracy": "max",
+    "weighted_f1": "max",
+    "micro_f1": "max",
+    "macro_f1": "max",
+    "bleu": "max",
+    "loss": "min",
+    "perplexity": "min",
+    "bits_per_byte": "min",
+    "nats_per_byte": "min",
+    "perplexity_per_word": "min",
+}
+"""Metric -> "max" if larger values are better, "min" if smaller values are better."""
+
+
+def load(path: Path) -> Predictions:
+    """Reads predictions that `Predictions.save` has written. Raises a UserError if the file is missing or damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+        record = json.loads(arrays.pop("record").tobytes().decode())
+        kind = KINDS[record.pop("kind")]
+        plain = {name: tuple(x) if isinstance(x, list) else x for name, x in record.items()}
+        made = kind(**plain, **arrays)
+        lengths = {n: len(x) for n, x in arrays.items() if len(x) or n not in ("hits_M", "words_M")}
+        if wrong := [name for name, length in lengths.items() if length != len(made)]:
+            raise ValueError(
+                f"{', '.join(wrong)} must have {len(made)} entries, one for each example"
+            )
+        if lost := [n for n, x in arrays.items() if x.dtype.kind == "f" and np.isnan(x).any()]:
+            raise ValueError(f"NaN in {', '.join(lost)}")
+        if not len(made):
+            raise ValueError("no examples")
+        return made
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+    except Exception as error:  # A damaged archive may raise any type of exception.
+        raise UserError(f"{path} is damaged: {error}") from error

@@ -1,0 +1,70 @@
+"""Computes the output layer of a language model from features of its training text (`head_start`)."""
+
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from common import sharding, variables
+from common.config import check, imported
+from common.data.windows import scored_once
+from common.model.language_model import LanguageModel
+from common.train.evaluate import PerExample
+from common.train.task import Batch, ModelState
+from common.variables import Params
+
+if TYPE_CHECKING:
+    from common.tasks.language_modelling import LanguageModelling
+
+OUTPUT = ("output/kernel", "output/bias")
+"""Paths of the parameters of the output layer."""
+
+_EXAMPLES = 50_000
+"""Number of training tokens from which `head_start` computes the output layer."""
+
+
+def output_layer(task: "LanguageModelling", name: str, trainable: Params, frozen: Params) -> Params:
+    """Returns the values of the output layer by the function `name`, "module:attribute".
+
+    Raises:
+      UserError: the function does not exist or returns arrays of other shapes, or the output layer is tied to the
+        embedding.
+    """
+    make = imported("--config.head_start", name)
+    check(
+        OUTPUT[0] in trainable,
+        f"--config.head_start={name} needs an untied output layer: --config.model.tied=false",
+    )
+    features_ED, labels_E = _examples(task, trainable, frozen)
+    values = dict(zip(OUTPUT, make(features_ED, labels_E, outputs=task.vocabulary), strict=True))
+    shapes = {name: np.shape(x) for name, x in values.items()}
+    check(
+        all(shapes[name] == trainable[name].shape for name in OUTPUT),
+        f"--config.head_start={name} returns arrays of shapes {tuple(shapes.values())} instead of the output"
+        f" layer's shapes {tuple(trainable[name].shape for name in OUTPUT)}",
+    )
+    arrays = {name: np.asarray(x, trainable[name].dtype) for name, x in values.items()}
+    return sharding.place(arrays, {n: trainable[n].sharding for n in OUTPUT})
+
+
+def _examples(
+    task: "LanguageModelling", trainable: Params, frozen: Params
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns features (E, D) and next tokens (E,) of windows that are evenly spaced in the training text."""
+    tokens_n, length = task.splits["train"], task.config.model.length
+    count = min(len(tokens_n) // length, -(-_EXAMPLES // length))
+    starts = np.linspace(0, len(tokens_n) - length, count).astype(int)
+    windows = np.stack([tokens_n[start : start + length] for start in starts])
+    rows = task.config.eval.batch
+    batches = scored_once(windows.reshape(-1), length, length, rows, multiple=task.multiple)
+    abstract_model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
+    state = ModelState(abstract_model, trainable, frozen, task.mesh)
+    features = PerExample(_features, task.mesh)(state, batches, count)["features"]
+    # The last token of a window has no next token in the window.
+    features_ED = features[:, :-1].reshape(-1, features.shape[-1])
+    return features_ED, windows[:, 1:].reshape(-1).astype(np.int32)
+
+
+def _features(model: LanguageModel, batch: Batch) -> dict[str, jax.Array]:
+    return {"features": model.features(batch["tokens"]).astype(jnp.float32)}

@@ -1,0 +1,148 @@
+"""Writes the metrics of a run to wandb, without ever stopping the run."""
+
+import os
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from common.track.tracker import write_whole
+
+WANDB_ID = "wandb_id"
+
+WANDB_TIMEOUT = 20
+"""Timeout in seconds for a request to wandb, and for starting and finishing a wandb run."""
+
+
+class WandbRun:
+    """A run in wandb.
+
+    wandb never prompts. An error in wandb prints one line on stderr and disables wandb, but does not stop the run.
+    wandb's files are in `workdir/wandb`; `wandb sync` uploads an offline run.
+
+    Args:
+      resume_step: step at which the run resumes the wandb run of the workdir; None starts a new wandb run.
+    """
+
+    def __init__(
+        self,
+        workdir: Path,
+        config: Mapping[str, Any],
+        mode: str,
+        project: str,
+        name: str | None,
+        group: str | None,
+        resume_step: int | None,
+    ):
+        self._step = resume_step or 0
+        self._run = _start_wandb(
+            mode,
+            dir=str(workdir),
+            config=dict(config),
+            project=project,
+            name=name or workdir.resolve().name,
+            group=group,
+            id=_wandb_id(workdir, anew=resume_step is None),
+            resume="allow",
+        )
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        self._step = step
+        self._call(lambda run: run.log(values, step=step))
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        data = [list(row) for row in rows]
+        self._show(name, lambda wandb: wandb.Table(columns=list(columns), data=data))
+
+    def image(self, name: str, path: str | os.PathLike[str]) -> None:
+        self._show(name, lambda wandb: wandb.Image(os.fspath(path)))
+
+    def file(self, path: Path) -> None:
+        self._call(lambda run: run.save(str(path), base_path=str(path.parent), policy="now"))
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        self._call(lambda run: run.summary.update(values))
+
+    def finish(self) -> None:
+        self._call(lambda run: run.finish())
+        self._run = None
+
+    def _show(self, name: str, make: Callable[[Any], Any]) -> None:
+        """Logs the wandb object `make(wandb)` under `name`, at the last logged step."""
+
+        def log(run: Any) -> None:
+            import wandb
+
+            run.log({name: make(wandb)}, step=self._step)
+
+        self._call(log)
+
+    def _call(self, call: Callable[[Any], Any]) -> None:
+        """Calls `call` with the wandb run. An exception prints a warning and disables wandb."""
+        if self._run is None:
+            return
+        try:
+            call(self._run)
+        except Exception as error:  # wandb does not document its exceptions.
+            self._run = None
+            _stop_wandb(error, "continuing without wandb")
+
+
+def _wandb_id(workdir: Path, anew: bool) -> str:
+    """Returns the wandb id that the workdir stores. With `anew`, or without a stored id, stores a new id."""
+    path = workdir / WANDB_ID
+    if not anew and path.exists() and (identity := path.read_text().strip()):
+        return identity
+    identity = secrets.token_hex(4)
+    write_whole(path, identity + "\n")
+    return identity
+
+
+def log_in() -> None:
+    """Logs in to wandb with a stored API key. Raises an exception instead of prompting for a missing key.
+
+    Raises:
+      ConnectionError: no API key is stored.
+    """
+    import wandb
+
+    if not wandb.login(prompt=False, verify=False):
+        raise ConnectionError("no API key (`wandb login` stores one)")
+
+
+def _start_wandb(mode: str, **arguments: Any) -> Any:
+    """Starts a wandb run: offline if "online" fails. Returns None if both fail. Prints a warning for each failure."""
+    times = {"init_timeout": WANDB_TIMEOUT, "finish_timeout": WANDB_TIMEOUT}
+    try:
+        import wandb
+
+        settings = wandb.Settings(silent=True, console="off", **times)
+        if mode == "online":
+            try:
+                wandb.setup(settings)
+                log_in()
+                return wandb.init(mode="online", settings=settings, **arguments)
+            except Exception as error:  # wandb does not document its exceptions.
+                _stop_wandb(error, "logging offline")
+        with suppress(Exception):  # `setup` silences the warnings of `Run.save`, unlike `init`.
+            wandb.setup(settings)
+        return wandb.init(mode="offline", settings=settings, **arguments)
+    except Exception as error:
+        _stop_wandb(error, "continuing without wandb")
+        return None
+
+
+def _stop_wandb(error: Exception, consequence: str) -> None:
+    """Prints a one-line warning and stops wandb, so that wandb's exit hook prints nothing.
+
+    Args:
+      consequence: what follows from the error, for the warning.
+    """
+    reason = " ".join(str(error).split()) or type(error).__name__
+    print(f"warning: wandb: {reason[:200]}; {consequence}", file=sys.stderr)
+    with suppress(Exception):
+        import wandb
+
+        wandb.teardown()

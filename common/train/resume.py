@@ -1,0 +1,62 @@
+"""Resumes a run from its newest intact checkpoint."""
+
+from typing import Any
+
+from common.metrics.curve import Curve
+from common.runtime.processes import warn
+from common.train import frozen
+from common.train.checkpoint import Checkpoints
+from common.train.clock import Clock
+from common.train.run import PLAIN, Run, RunState
+from common.train.state import Step, TrainState
+from common.variables import Params
+
+_OLD_NAMES = {"position": "data_state", "finished": "stop_reason", "worse": "evals_since_best"}
+"""Old name of a field of `RunState`, in checkpoints from before November 2026 -> present name."""
+
+
+def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, RunState, str]:
+    """Reads the newest intact checkpoint of a run.
+
+    Returns:
+      The values of the fields `train_state`, `frozen`, `state` and `pretrained` of `Run`.
+    """
+    names = ("trainable", "optimizer", "frozen")
+    arrays, meta = checkpoints.restore(dict(zip(names, step.arguments(), strict=True)), warn)
+    model = step.abstract_model
+    pretrained = step.task.outside(model)
+    values = frozen.load(checkpoints, model, step.seed, pretrained, meta, step.mesh)
+    train_state = TrainState(meta["step"], arrays["trainable"], arrays["optimizer"])
+    values |= arrays["frozen"]
+    return train_state, values, run_state(meta), pretrained.fingerprint
+
+
+def still_ended(run: Run) -> str:
+    """Returns the stop reason of a resumed run, or "" if the run continues.
+
+    A run continues if its configuration now allows more steps, seconds or patience, or if a signal interrupted its last
+    evaluation.
+    """
+    config, state = run.config, run.state
+    limit, patience = config.train.max_seconds, config.eval.patience
+    if not state.stop_reason and state.last_evaluation[0] != run.step:
+        return ""
+    if run.step >= config.train.steps:
+        return state.stop_reason or "steps"
+    if state.stop_reason == "patience" and patience and state.evals_since_best >= patience:
+        return "patience"
+    return "seconds" if limit and state.clock["train"] >= limit else ""
+
+
+def run_state(meta: dict[str, Any]) -> RunState:
+    """Inverts `RunState.to_json` for a resumed run. Appends the present commit of the code to `commits`."""
+    meta = {_OLD_NAMES.get(name, name): value for name, value in meta.items()}
+    plain = {name: meta[name] for name in PLAIN}
+    state = RunState(Curve.from_json(meta["curve"]), clock=Clock(meta["clock"]), **plain)
+    state.commits = list(dict.fromkeys([*meta.get("commits", []), *state.commits]))
+    state.conditions.sessions = meta.get("sessions", ["alone"])
+    points = [(point.step, point.seconds) for point in state.curve.points]
+    # Old checkpoints lack the field `last_evaluation`.
+    last = points[-1] if points else state.last_evaluation
+    state.last_evaluation = tuple(meta.get("last_evaluation", last))
+    return state

@@ -1,0 +1,34 @@
+"""Saves the tokenizer of a run in its workdir."""
+
+from pathlib import Path
+from typing import Protocol, Self
+
+from common.config import check
+from common.train.workdir import has_checkpoints
+
+
+class SavedTokenizer(Protocol):
+    """A tokenizer that a run saves in its workdir. Tokenizers with equal fingerprints give equal ids."""
+
+    fingerprint: str
+
+    def save(self, path: Path) -> None: ...
+
+    @classmethod
+    def load(cls, path: Path) -> Self: ...
+
+
+def save_tokenizer(tokenizer: SavedTokenizer, path: Path) -> None:
+    """Writes the tokenizer of a run to `path`.
+
+    Raises:
+      UserError: the run is resumed with another tokenizer.
+    """
+    check(
+        not path.exists()
+        or not has_checkpoints(path.parent)
+        or type(tokenizer).load(path).fingerprint == tokenizer.fingerprint,
+        f"the vocabulary of the training text differs from {path}, because the text has changed since the run began:"
+        " choose another --workdir",
+    )
+    tokenizer.save(path)

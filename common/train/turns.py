@@ -1,0 +1,103 @@
+"""Trains several runs in turns, so that other load on the machine slows all of them equally."""
+
+import random
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from common.errors import UserError
+from common.runtime.signals import Preempted, Signals
+from common.train.fields import validate
+from common.train.loop import kept_summary, make_hooks, train
+from common.train.run import Run, open_run
+from common.train.summary import finish
+from common.train.task import Task
+
+
+class Job(NamedTuple):
+    """A run to be trained."""
+
+    config: ConfigDict
+    task: Task
+    workdir: Path
+
+
+def fit_in_turns(jobs: Sequence[Job], mesh: Mesh, turn: int) -> list[dict]:
+    """Trains, or resumes, several runs in turns of `turn` steps; returns their summaries.
+
+    In every round, each run trains for `turn` steps and then waits for the others. Other load on the machine thus slows
+    all runs equally, so their training seconds can be compared. Turns do not change the results. With `turn` 0, each
+    run is trained to its end before the next run starts.
+
+    Raises:
+      UserError: `fit` would raise it for one of the runs. Checkpoints of all other runs are saved.
+      Preempted: a signal stopped the runs. Checkpoints of all runs are saved.
+    """
+    begun = time.perf_counter()
+    for job in jobs:
+        validate(job.config)
+    with ExitStack() as stack:
+        stack.enter_context(jax.set_mesh(mesh))
+        signals = stack.enter_context(Signals())
+        several = turn and len(jobs) > 1
+        names = [job.workdir.name if several else "" for job in jobs]
+        runs = [open_run(*job, mesh, stack, name) for job, name in zip(jobs, names, strict=True)]
+        kept = [kept_summary(run) for run in runs]
+        open_runs = [run for run in runs if not run.state.stop_reason]
+        session = _session([run.step for run in open_runs], turn)
+        live = []
+        for run in open_runs:
+            run.state.conditions.begin(session)
+            live.append((run, train(run, make_hooks(signals), signals, begun, turn)))
+        _take_turns(live)
+        return [
+            finish(run, signals) if summary is None else summary
+            for run, summary in zip(runs, kept, strict=True)
+        ]
+
+
+def _session(steps: Sequence[int], turn: int) -> str:
+    """Returns the session of runs that continue from `steps`: a new id, or "alone" if they take no turns.
+
+    After a kill, runs may be more than one turn apart. They do not alternate on all steps, so they count as "alone".
+    """
+    together = turn and steps and max(steps) - min(steps) <= turn
+    return f"turns {secrets.token_hex(4)}" if together else "alone"
+
+
+def _take_turns(live: list[tuple[Run, Iterator[None]]]) -> None:
+    """Trains every run to its end, in turns.
+
+    Shuffles the runs in every round. With a fixed order, periodic load could always slow the same run.
+    """
+    order = random.Random(0)
+    failure: Exception | None = None
+    while live and not failure:
+        for run, steps in tuple(live):
+            try:
+                next(steps)
+                continue
+            except StopIteration:
+                pass
+            except (Preempted, UserError) as error:
+                failure = error
+            live.remove((run, steps))
+            if failure:
+                break
+        order.shuffle(live)
+    if failure:
+        for run, _ in live:
+            if run.step:
+                run.save()
+                run.checkpoints.wait()
+        if isinstance(failure, Preempted) and live:
+            others = f"{failure}, and the {len(live)} runs that took turns with it"
+            failure = Preempted(failure.exit_code - 128, others)
+        raise failure

@@ -1,0 +1,60 @@
+"""Checks a user's kind of reservoir before training."""
+
+import traceback
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from common import variables
+from common.config import check
+from common.errors import UserError
+from common.model.block import Block, Context
+from common.model.decode_cache import CacheSpec
+
+
+def check_complete(build: Callable[..., Block], model: ConfigDict, stack: str) -> None:
+    """Checks a user's kind of reservoir by tracing a forward pass and, in a causal stack, a decoding step.
+
+    Args:
+      build: function (rngs=) -> new reservoir of `stack`.
+
+    Raises:
+      UserError: `frozen_init()` lacks a parameter, a method is missing, or an output has a wrong shape.
+    """
+    rows, length = 2, 2
+    x_BLD = jnp.zeros((rows, length, model.width))
+    lengths_B = jnp.full(rows, length)
+    context = Context(lengths_B, x_BLD, lengths_B)
+
+    def run(trainable, frozen):
+        block = abstract_model.build(trainable, frozen)
+        outputs = [block(x_BLD, context)]
+        if stack != "encoder":
+            cache = block.cache(rows, CacheSpec(length, x_BLD.dtype), context)
+            block.prefill(x_BLD, cache, context)
+            y_B1D, _ = block.step(x_BLD[:, :1], cache, jnp.int32(0), context)
+            outputs.append(y_B1D)
+        return outputs
+
+    option = f"--config.model.reservoir={model.reservoir}"
+    try:
+        abstract_model = variables.abstract(lambda: build(rngs=variables.ParamKeys(0)))
+        shapes = [
+            {name: jax.ShapeDtypeStruct(v.shape, v.dtype) for name, v in some.items()}
+            for some in (abstract_model.trainable, abstract_model.frozen)
+        ]
+        outputs = jax.eval_shape(run, *shapes)
+    except ValueError as error:
+        raise UserError(f"{option}: {error}") from error
+    except Exception as error:  # a user's layer may raise any exception
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{frame.name} ({frame.filename}, line {frame.lineno})"
+        raise UserError(f"{option}: {type(error).__name__} in {place}: {error}") from error
+    for output, positions in zip(outputs, (length, 1), strict=False):
+        expected = (rows, positions, model.width)
+        check(
+            output.shape == expected,
+            f"{option} returned an array of shape {output.shape} in the {stack}; expected {expected}",
+        )

@@ -1,0 +1,133 @@
+"""The steps that skip the reservoirs (`reservoir.backskip`): their schedule, their loss, and checks of their fields."""
+
+import sys
+from collections.abc import Callable, Mapping
+
+import jax
+import numpy as np
+from flax import nnx
+from ml_collections import ConfigDict
+
+from common.config import check, check_choice
+from common.model.dropout import Key
+from common.train.optimizer import warmup_steps
+
+ESTIMATORS = ("policy", "identity", "zero", "noise")
+REWARDS = ("signed", "own_rms")
+
+NEVER = ("none", "noise")
+"""Values of `config.model.backskip.estimator` without skipping steps."""
+
+
+def warmup(config: ConfigDict) -> int:
+    """Returns the number of steps before backskipping begins."""
+    own = config.model.backskip.warmup_steps
+    return warmup_steps(config.optimizer, config.train.steps) if own == -1 else own
+
+
+def skips(config: ConfigDict, step: int) -> bool:
+    """Returns whether a step skips the reservoirs, as a function of the seed and the step.
+
+    No step of the warm-up skips the reservoirs. Afterwards the probability grows to 1.
+    """
+    settings = config.model.backskip
+    return settings.estimator not in NEVER and is_skipping_step(
+        step,
+        warmup(config),
+        anneal=settings.anneal,
+        least=settings.least,
+        seed=config.seed,
+    )
+
+
+def is_skipping_step(
+    step: int, warmup_steps: int, *, anneal: float = 0.99, least: float = 0.01, seed: int = 0
+) -> bool:
+    """Returns whether a training step skips the reservoirs, as a function of the seed and the step.
+
+    Args:
+      step: number of the step, from 0.
+      warmup_steps: number of steps at the start that skip nothing.
+      anneal: t steps after the warm-up, a step skips with probability 1 - p, where p = anneal^t.
+      least: once p < least, every step skips.
+    """
+    since = step - warmup_steps
+    if since < 0:
+        return False
+    ordinary = anneal**since
+    # (seed, step) already seeds the crops of a text. The third number makes an independent random stream.
+    return ordinary < least or np.random.default_rng((seed, step, 1)).random() >= ordinary
+
+
+class Backskipping:
+    """Mixin for a task with backskipping: a second loss, and so a second compiled step, which skips the reservoirs."""
+
+    config: ConfigDict
+    loss: Callable
+
+    def loss_at(self, step: int) -> Callable:
+        """Returns `skipping_loss` if the step skips the reservoirs, otherwise `loss`."""
+        return self.skipping_loss if skips(self.config, step) else self.loss
+
+    def skipping_loss(
+        self, model: nnx.Module, batch: Mapping[str, jax.Array], key: Key
+    ) -> tuple[jax.Array, jax.Array]:
+        """Returns the same value as `loss`, with gradients that skip the reservoirs."""
+        from reservoir.backskip import BackskipBlock
+
+        for _, part in nnx.iter_modules(model):
+            if isinstance(part, BackskipBlock):
+                part.skipping = True
+        return self.loss(model, batch, key)
+
+    def learning_rate_overrides(self) -> dict[str, float]:
+        """Returns the learning rate of the value networks, under their name in parameter paths."""
+        return {"baseline": self.config.model.backskip.value_rate}
+
+
+def validate(model: ConfigDict) -> None:
+    """Checks the fields of `config.model.backskip`.
+
+    Raises:
+      UserError: a field is out of range, or the model has no reservoir to skip.
+    """
+    settings, name = model.backskip, "--config.model.backskip"
+    check_choice(f"{name}.estimator", settings.estimator, ("none", *ESTIMATORS))
+    check_choice(f"{name}.reward", settings.reward, REWARDS)
+    check(
+        settings.estimator == "none" or model.reservoir != "none",
+        f"{name}.estimator={settings.estimator} needs reservoirs to skip, but --config.model.reservoir is none",
+    )
+    check(
+        settings.warmup_steps >= -1,
+        f"{name}.warmup_steps must be at least 0, or -1 for the optimizer's warm-up, got {settings.warmup_steps}",
+    )
+    for field in ("scale", "least"):
+        check(settings[field] >= 0, f"{name}.{field} must not be negative, got {settings[field]}")
+    for field in ("sigma", "value_rate"):
+        check(settings[field] > 0, f"{name}.{field} must be above 0, got {settings[field]}")
+    check(0 <= settings.anneal <= 1, f"{name}.anneal must be from 0 to 1, got {settings.anneal}")
+
+
+def validate_steps(config: ConfigDict) -> None:
+    """Checks that the run reaches a skipping step. Warns if the reward is 0 by construction.
+
+    Raises:
+      UserError: the run ends before the warm-up does, so no step skips.
+    """
+    settings, name = config.model.backskip, "--config.model.backskip"
+    check(
+        settings.estimator in NEVER or warmup(config) < config.train.steps,
+        f"{name}.estimator={settings.estimator} never skips: {warmup(config)} steps of warm-up"
+        f" ({name}.warmup_steps), but the run has {config.train.steps} (--config.train.steps)",
+    )
+    if (
+        settings.estimator == "policy"
+        and settings.reward == "signed"
+        and config.model.norm == "pre"
+    ):
+        print(
+            f"warning: {name}.reward=signed, the paper's reward, is 0 up to rounding in a pre-norm model"
+            " (--config.model.norm=pre), because norms ignore a shift: the policy learns from rounding errors",
+            file=sys.stderr,
+        )
