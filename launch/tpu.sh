@@ -315,7 +315,9 @@ find_address() {
   [[ -n $address ]] || fail_step "look for the address of ${nodes[0]}" "gcloud shows no network endpoint"
 }
 copy() { # ARCHIVE
-  step "copy the code" "${vm[@]}" scp "$1" "${nodes[slice]}:train-less.tar.gz" "${where[@]}" "${ssh[@]}" --worker=all
+  local name_of_step="copy the code"
+  ((slices == 1)) || name_of_step+=", ${nodes[slice]}"
+  step "$name_of_step" "${vm[@]}" scp "$1" "${nodes[slice]}:train-less.tar.gz" "${where[@]}" "${ssh[@]}" --worker=all
 }
 place=(train-less/code/launch/place.sh tpu train-less/code/launch/host.sh)
 
