@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from common.config import check
@@ -38,12 +39,17 @@ def backend() -> str:
 def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
     """Returns the mesh data x fsdp x tensor over all devices of all processes.
 
+    CPUs and GPUs keep their order. TPUs are placed by `jax.experimental.mesh_utils`: an axis becomes a ring of
+    neighbours if the torus of the slice allows it. Several TPU slices divide the data axis, so only gradients cross
+    the data-centre network, once per step. A wider fsdp axis would gather the weights of every layer over it.
+
     Args:
       sizes: size of each mesh axis; one of them may be -1, which takes all remaining devices.
 
     Raises:
-      UserError: the product of the sizes is not the number of devices, or the tensor axis spans several processes
-        (not allowed, because each process feeds whole rows of a batch).
+      UserError: the product of the sizes is not the number of devices, the data axis is not a multiple of the number of
+        slices, or the tensor axis spans several processes (not allowed, because each process feeds whole rows of a
+        batch).
     """
     devices = jax.devices() if devices is None else devices
     shape = [int(sizes.get(axis, 1)) for axis in MESH_AXES]
@@ -60,13 +66,44 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
         math.prod(shape) == len(devices),
         f"the mesh {text} needs {math.prod(shape)} devices, but there are {len(devices)}: change --config.mesh",
     )
-    grid = np.asarray(devices).reshape(shape)
-    rows = grid.reshape(-1, shape[2])
+    tpus = devices[0].platform == "tpu"
+    grid = _tpu_grid(devices, shape) if tpus else np.asarray(devices).reshape(shape)
     check(
-        all(len({device.process_index for device in row}) == 1 for row in rows),
+        not _spans_processes(grid),
         f"--config.mesh.tensor={shape[2]} spans several processes; it must divide the number of devices per process",
     )
     return Mesh(grid, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def _tpu_grid(devices: list, shape: list[int]) -> np.ndarray:
+    """Returns the devices of one or several TPU slices as an array (data, fsdp, tensor)."""
+    # A device of a single slice may lack slice_index.
+    slice_of = {device: getattr(device, "slice_index", 0) for device in devices}
+    slices = len(set(slice_of.values()))
+    check(
+        shape[0] % slices == 0,
+        f"--config.mesh.data={shape[0]} must be a multiple of the {slices} slices, between which only gradients travel",
+    )
+    if slices == 1:
+        grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+    else:
+        grid = mesh_utils.create_hybrid_device_mesh(
+            (shape[0] // slices, *shape[1:]),
+            (slices, 1, 1),
+            devices,
+            allow_split_physical_axes=True,
+        )
+    if _spans_processes(grid):
+        # A tensor axis as large as a host may have become a line through several hosts. The devices in the order of
+        # the processes keep it on one host, with fewer neighbours on the other axes.
+        grid = np.asarray(sorted(devices, key=slice_of.__getitem__)).reshape(shape)
+    return grid
+
+
+def _spans_processes(grid: np.ndarray) -> bool:
+    """Returns whether the tensor axis, the last axis of the grid, spans several processes."""
+    rows = grid.reshape(-1, grid.shape[-1])
+    return any(len({device.process_index for device in row}) > 1 for row in rows)
 
 
 def spec(

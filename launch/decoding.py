@@ -103,7 +103,7 @@ def traffic(config: "ConfigDict", topology: "Topology", *, by_rows: bool = True)
 
         def collectives(function: Any, *arguments: Any) -> Collectives:
             program = function.lower(*arguments).compile().as_text()
-            return read_collectives(program, len(topology.devices), steps)
+            return read_collectives(program, len(topology.devices) // topology.slices, steps)
 
         if by_rows:
             gather = jax.jit(gather_weights(model, mesh))

@@ -39,22 +39,25 @@ class TooLarge(UserError):
 
 @dataclass(frozen=True)
 class Bound:
-    """Seconds that compute, memory and links of a chip need for a training step at full speed.
+    """Seconds that compute, memory, links and network of a chip need for a training step at full speed.
 
     Attributes:
       compute: seconds for the matrix products at the peak FLOP/s of their dtype.
       memory: seconds for the HBM traffic that the compiler counts. Part of this traffic may stay on the chip, so the
         value may exceed the actual time. None for a program of the CPU compiler.
-      links: seconds to receive data from other chips over all links.
+      links: seconds to receive data from other chips of the slice over all links (ICI).
+      network: seconds to receive data from other slices over the data-centre network (DCN), of which each chip of a
+        host has an equal share. None for one slice, or if the speed of the network is unknown.
     """
 
     compute: float
     memory: float | None
     links: float
+    network: float | None = None
 
     @property
     def parts(self) -> dict[str, float]:
-        """Name of each part, "compute", "memory" and "links" -> seconds. Omits parts that are None."""
+        """Name of each part, "compute", "memory", "links" and "network" -> seconds. Omits parts that are None."""
         return {part: seconds for part, seconds in vars(self).items() if seconds is not None}
 
     @property
@@ -64,12 +67,17 @@ class Bound:
 
     @property
     def binds(self) -> str:
-        """Name of the slowest part: "compute", "memory" or "links"."""
+        """Name of the slowest part."""
         return max(self.parts, key=self.parts.__getitem__)
 
 
 def time_bound(
-    chip: Chip, peak: float, flops: float, traffic: float | None, received: float
+    chip: Chip,
+    peak: float,
+    flops: float,
+    traffic: float | None,
+    received: float,
+    between: float | None = None,
 ) -> Bound:
     """Returns the lower bound of the time of a step, from the FLOPs and bytes of one chip.
 
@@ -77,10 +85,13 @@ def time_bound(
       peak: peak FLOP/s of the chip.
       flops: FLOPs of the chip's matrix products.
       traffic: bytes of the chip's HBM traffic; None if unknown.
-      received: bytes that the chip receives from other chips.
+      received: bytes that the chip receives from other chips of its slice.
+      between: bytes that the chip receives from other slices; None for one slice.
     """
     memory = None if traffic is None else traffic / chip.bandwidth
-    return Bound(flops / peak, memory, received / chip.links)
+    known = between is not None and chip.network is not None
+    network = between * chip.host / chip.network if known else None
+    return Bound(flops / peak, memory, received / chip.links, network)
 
 
 @dataclass(frozen=True)
@@ -178,14 +189,17 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     costs = compiled.cost_analysis()
     devices = len(topology.devices)
     program = compiled.as_text()
-    sent = hlo.read_collectives(program, devices)
+    sent = hlo.read_collectives(program, devices // topology.slices)
     moved = costs["bytes accessed"] * hlo.loop_factor(program)
     bound = None
     if topology.chip:
         # If devices duplicate work, the compiler's FLOPs of one device exceed the model FLOPs / number of devices.
         share = max(flops / devices, costs["flops"])
         known = None if topology.stands_in else moved
-        bound = time_bound(topology.chip, topology.peak(dtype), share, known, sent.received)
+        between = sent.received_between if topology.slices > 1 else None
+        bound = time_bound(
+            topology.chip, topology.peak(dtype), share, known, sent.received, between
+        )
     return Estimate(
         config,
         spec,

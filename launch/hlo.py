@@ -13,6 +13,8 @@ KINDS = (
     "collective-permute",
     "collective-broadcast",
 )
+BETWEEN = " between slices"
+"""Ending of the kind of a collective that crosses the network between slices."""
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) .*\{$")
 _INSTRUCTION = re.compile(
@@ -26,6 +28,19 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 # channel. It writes a reduce-scatter as a fusion of an all-reduce and a slice.
 _PART = "async_collective_fusion_config"
 _SCATTERED = "all-reduce-scatter"
+
+# The TPU compiler writes the part of a collective between slices as a send and a receive of the "megascale" runtime.
+_MEGASCALE = re.compile(
+    r'_xla_megascale_target="?(?P<groups>.+?)"?,_xla_megascale_transfer_type="(?P<type>\w+)"'
+)
+_TRANSFERS = {
+    "ALL_REDUCE": "all-reduce",
+    "ALL_GATHER": "all-gather",
+    "REDUCE_SCATTER": "reduce-scatter",
+    "ALL_TO_ALL": "all-to-all",
+    "ONE_TO_ONE": "collective-permute",
+}
+_IDS_OF_SLICE = 100_000  # Device k of slice n has the id 100,000 n + k, with n from 1.
 
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 
@@ -56,6 +71,14 @@ class Instruction(NamedTuple):
         """Value of an integer constant; None for all other instructions."""
         constant = self.operation == "constant" and self.arguments.lstrip("-").isdecimal()
         return int(self.arguments) if constant else None
+
+    @property
+    def collective(self) -> str | None:
+        """Kind of the collective that the instruction starts; None for all other instructions."""
+        if self.operation == "recv" and (transfer := _MEGASCALE.search(self.rest)):
+            return _TRANSFERS[transfer["type"]] + BETWEEN
+        kind = self.operation.removesuffix("-start")
+        return kind if kind in KINDS else None
 
     @property
     def index(self) -> int:
@@ -148,7 +171,7 @@ class Row(NamedTuple):
     """All collectives of one kind.
 
     Attributes:
-      kind: kind of collective, such as "all-reduce".
+      kind: kind of collective, such as "all-reduce" or "all-reduce between slices".
       count: number of executions per step.
       received: bytes that each device receives per step.
     """
@@ -171,12 +194,17 @@ class Collectives(NamedTuple):
 
     @property
     def received(self) -> int:
-        """Bytes that each device receives per step."""
-        return sum(row.received for row in self.rows)
+        """Bytes that each device receives per step from devices of its slice."""
+        return sum(row.received for row in self.rows if not row.kind.endswith(BETWEEN))
+
+    @property
+    def received_between(self) -> int:
+        """Bytes that each device receives per step from other slices."""
+        return sum(row.received for row in self.rows if row.kind.endswith(BETWEEN))
 
 
 def read_collectives(text: str, devices: int, unknown_trips: int = 1) -> Collectives:
-    """Counts the collectives in the text of a program that runs on `devices` devices.
+    """Counts the collectives in the text of a program that runs on slices of `devices` devices.
 
     The body of a loop counts once per iteration. All branches of a conditional count.
 
@@ -185,13 +213,14 @@ def read_collectives(text: str, devices: int, unknown_trips: int = 1) -> Collect
     """
     program = parse(text)
     times, unknown = _times(program, unknown_trips)
-    counts: dict[str, int] = dict.fromkeys(KINDS, 0)
-    sizes: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+    kinds = *KINDS, *(kind + BETWEEN for kind in KINDS)
+    counts: dict[str, int] = dict.fromkeys(kinds, 0)
+    sizes: dict[str, float] = dict.fromkeys(kinds, 0.0)
     seen: set[str] = set()
     for name, executions in times.items():
         for instruction in program.computations[name].instructions.values():
-            kind = instruction.operation.removesuffix("-start")
-            if kind not in KINDS:
+            kind = instruction.collective
+            if kind is None:
                 continue
             if _PART in instruction.rest:
                 channel = re.search(r"channel_id=(\d+)", instruction.rest)[1]
@@ -203,7 +232,7 @@ def read_collectives(text: str, devices: int, unknown_trips: int = 1) -> Collect
                 kind, received = "reduce-scatter", received / 2
             counts[kind] += executions
             sizes[kind] += executions * received
-    rows = [Row(kind, counts[kind], round(sizes[kind])) for kind in KINDS if counts[kind]]
+    rows = [Row(kind, counts[kind], round(sizes[kind])) for kind in kinds if counts[kind]]
     return Collectives(rows, unknown)
 
 
@@ -219,8 +248,7 @@ def _times(program: Program, unknown_trips: int) -> tuple[dict[str, int], int]:
         if name not in known:
             instructions = program.computations[name].instructions.values()
             known[name] = any(
-                instruction.operation.removesuffix("-start") in KINDS
-                or any(map(has_collectives, instruction.called))
+                instruction.collective is not None or any(map(has_collectives, instruction.called))
                 for instruction in instructions
             )
         return known[name]
@@ -249,7 +277,8 @@ def _received(kind: str, instruction: Instruction, devices: int) -> float:
     """Returns the bytes that each of n devices must receive for a collective with a result of S bytes.
 
     All-gather and all-to-all: (n - 1) / n S. All-reduce: 2 (n - 1) / n S, as a reduce-scatter and an all-gather.
-    Reduce-scatter: (n - 1) S, because its result is one of n parts. Permute and broadcast: S.
+    Reduce-scatter: (n - 1) S, because its result is one of n parts. Permute and broadcast: S. Between slices,
+    n is the number of slices.
     """
     arrays = _ARRAY.findall(instruction.type)
     paired = instruction.operation in ("all-gather-start", "collective-permute-start")
@@ -257,9 +286,11 @@ def _received(kind: str, instruction: Instruction, devices: int) -> float:
         # The type of an asynchronous start lists operands, then results and scalars. Keep the results.
         arrays = [array for array in arrays if array[1]]
         arrays = arrays[len(arrays) // 2 :]
+    if instruction.operation == "recv":
+        arrays = arrays[:1]  # The type of a receive is its result, a context and a token.
     size = sum(_size(*array) for array in arrays)
     n = _group(instruction.rest, devices)
-    match kind:
+    match kind.removesuffix(BETWEEN):
         case "all-reduce":
             return 2 * (n - 1) / n * size
         case "reduce-scatter":
@@ -271,7 +302,14 @@ def _received(kind: str, instruction: Instruction, devices: int) -> float:
 
 
 def _group(rest: str, devices: int) -> int:
-    """Returns the number of devices in a replica group. HLO has three notations for groups."""
+    """Returns the number of devices in a replica group, for which HLO has three notations, or the number of its slices.
+
+    A collective between slices lists slices and their devices, {1,2}x{0:7}, or the ids of all devices.
+    """
+    if between := _MEGASCALE.search(rest):
+        first = re.match(r"\{+([^}]*)\}", between["groups"])[1]
+        ids = [int(number) for number in re.findall(r"\d+", first)]
+        return len({number // _IDS_OF_SLICE or number for number in ids})
     if lists := re.search(r"replica_groups=\{\{([\d,]+)\}", rest):
         return lists[1].count(",") + 1
     if grid := re.search(r"replica_groups=\[(\d+),(\d+)\]<=", rest):
@@ -291,6 +329,8 @@ def array_bytes(type_: str) -> int:
 
 def _size(kind: str, shape: str) -> int:
     """Returns the bytes of an array, such as ("bf16", "512,2048")."""
+    if kind == "token":
+        return 0
     bits = 8 if kind == "pred" else int(re.search(r"\d+", kind)[0])
     return math.prod(map(int, filter(None, shape.split(",")))) * bits // 8
 
@@ -337,6 +377,8 @@ def _single(computation: Computation, instruction: Instruction) -> float:
     read = [array_bytes(computation.instructions[name].type) for name in instruction.operands]
     if instruction.operation == "dynamic-update-slice":
         return 2 * read[1]
+    if instruction.operation in ("send", "recv"):
+        return array_bytes(instruction.type)
     # The type of an asynchronous start contains the operands and the result.
     if instruction.operation.endswith("-start"):
         return 2 * sum(read)

@@ -3,7 +3,8 @@
 # usage: launch/place.sh slurm|slurm-gpu|tpu COMMAND...
 #
 # slurm, slurm-gpu: inside `srun`; slurm-gpu also restricts each process to one GPU of its node.
-# tpu:              on each host of a TPU VM; queries Google's metadata server, as JAX does.
+# tpu:              on each host of a TPU VM; queries Google's metadata server, as JAX does. With several slices
+#                   MEGASCALE_* are set: slice S has the processes S N, ..., S N + N - 1 if a slice has N hosts.
 set -euo pipefail
 
 case $1 in
@@ -23,12 +24,14 @@ case $1 in
       curl --fail --silent --show-error --retry 5 --header 'Metadata-Flavor: Google' \
         "http://metadata.google.internal/computeMetadata/v1/instance/attributes/$1"
     }
-    # A comma-separated list of host names, or of name:number:address triples. The first entry is process 0.
+    # The hosts of this slice: a comma-separated list of host names, or of name:number:address triples. The first
+    # entry is process 0 of a run with one slice.
     endpoints=$(attribute worker-network-endpoints)
     IFS=, read -ra hosts <<<"$endpoints"
-    TRAINLESS_COORDINATOR=${hosts[0]##*:}:8482
-    TRAINLESS_NUM_PROCESSES=${#hosts[@]}
-    TRAINLESS_PROCESS_ID=$(attribute agent-worker-number)
+    number=$(attribute agent-worker-number)
+    TRAINLESS_COORDINATOR=${MEGASCALE_COORDINATOR_ADDRESS:-${hosts[0]##*:}}:8482
+    TRAINLESS_NUM_PROCESSES=$((${MEGASCALE_NUM_SLICES:-1} * ${#hosts[@]}))
+    TRAINLESS_PROCESS_ID=$((${MEGASCALE_SLICE_ID:-0} * ${#hosts[@]} + number))
     ;;
 esac
 export TRAINLESS_COORDINATOR TRAINLESS_NUM_PROCESSES TRAINLESS_PROCESS_ID

@@ -23,7 +23,8 @@ def arguments() -> ArgumentParser:
         "--topology",
         required=True,
         metavar="KIND:SHAPE",
-        help="a TPU slice such as v5e:4x4 or v5p:2x2x2, or CPU devices such as cpu:8",
+        help="a TPU slice such as v5e:4x4 or v5p:2x2x2, several slices such as 2xv5e:16x16, or CPU devices such as"
+        " cpu:8",
     )
     parser.add_argument(
         "--price", type=config.float_arg("--price"), help="price of a chip-hour, in any currency"
@@ -165,6 +166,8 @@ def _times(estimate: "Estimate", price: float | None) -> list[tuple[str, str, st
     ]
     if estimate.bound.memory is None:
         lines.append(("ms of a step, memory", "", "unknown without the TPU compiler"))
+    if estimate.topology.slices > 1 and estimate.bound.network is None:
+        lines.append(("ms of a step, network", "", "the speed between these slices is unknown"))
     steps = estimate.config.train.steps
     lines.append(("tokens per second, estimated", f"{estimate.tokens_per_second:,.0f}", ""))
     hours = estimate.chip_hours

@@ -1,4 +1,4 @@
-"""Devices to compile for, which this machine need not have: a TPU slice or a number of CPU devices."""
+"""Devices to compile for, which this machine need not have: one or several TPU slices, or a number of CPU devices."""
 
 import importlib.util
 import math
@@ -28,7 +28,8 @@ class Chip:
     Attributes:
       memory: HBM bytes that a program may use.
       bandwidth: HBM bytes per second.
-      links: bytes per second received over all interconnect links.
+      links: bytes per second received over all interconnect links (ICI).
+      network: bytes per second that the largest host receives over the data-centre network (DCN); None if unknown.
       most: number of chips in the largest slice.
       host: number of chips in the largest host.
       options: options that libtpu needs for this kind of chip, as (name, value).
@@ -37,6 +38,7 @@ class Chip:
     memory: int
     bandwidth: float
     links: float
+    network: float | None
     most: int
     host: int
     options: tuple[tuple[str, Any], ...] = ()
@@ -44,12 +46,14 @@ class Chip:
 
 # Sources. Bandwidth: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}, which count both directions of a link. Links of
 # v4: Jouppi et al., 2023 (arXiv:2304.01433), table 4, six links of 50 GB/s. Memory: the capacity that libtpu reports if
-# a program does not fit, slightly less than the nominal 32, 16, 95 and 32 GB.
+# a program does not fit, slightly less than the nominal 32, 16, 95 and 32 GB. Network: the same pages, which give 200
+# Gbit/s for the 8 chips of a v5e host, 800 Gbit/s for those of a v6e host, 50 Gbit/s for each of the 4 chips of a v5p
+# host, and nothing for v4.
 CHIPS = {
-    "v4": Chip(int(30.75 * GIB), 1200e9, 300e9, 4096, 4, (("chip_config_name", "megacore"),)),
-    "v5e": Chip(int(15.75 * GIB), 819e9, 200e9, 256, 8),
-    "v5p": Chip(int(95.74 * GIB), 2765e9, 600e9, 6144, 4),
-    "v6e": Chip(int(31.25 * GIB), 1638e9, 400e9, 256, 8),
+    "v4": Chip(int(30.75 * GIB), 1200e9, 300e9, None, 4096, 4, (("chip_config_name", "megacore"),)),
+    "v5e": Chip(int(15.75 * GIB), 819e9, 200e9, 25e9, 256, 8),
+    "v5p": Chip(int(95.74 * GIB), 2765e9, 600e9, 25e9, 6144, 4),
+    "v6e": Chip(int(31.25 * GIB), 1638e9, 400e9, 100e9, 256, 8),
 }
 
 
@@ -58,7 +62,7 @@ class Topology:
     """Devices to compile for.
 
     Attributes:
-      name: name of the topology, such as "v5e:4x4" or "cpu:8".
+      name: name of the topology, such as "v5e:4x4", "2xv5e:16x16" or "cpu:8".
       devices: the JAX devices.
       chip: properties of a chip; None for CPU devices, whose speed is unknown.
     """
@@ -73,17 +77,23 @@ class Topology:
         return self.chip is not None and self.devices[0].platform == "cpu"
 
     @property
+    def slices(self) -> int:
+        """Number of slices."""
+        return _read(self.name)[0]
+
+    @property
     def host(self) -> int:
         """Number of devices on one host. These devices are consecutive in `devices`."""
         if self.chip is None:
             return len(self.devices)
-        return math.prod(_host(self.chip, _read(self.name)[1]))
+        return math.prod(_host(self.chip, _read(self.name)[2]))
 
     def mesh(self, sizes: Mapping[str, int]) -> Mesh:
         """Makes a mesh of these devices, with the checks of `common.sharding.make_mesh`.
 
         Raises:
-          UserError: the product of the sizes is not the number of devices, or the tensor axis spans several hosts.
+          UserError: the product of the sizes is not the number of devices, the data axis is not a multiple of the
+        number of slices, or the tensor axis spans several hosts.
         """
         mesh = make_mesh(sizes, self.devices)
         tensor = mesh.shape["tensor"]
@@ -95,37 +105,44 @@ class Topology:
 
     def peak(self, dtype: str) -> float | None:
         """Returns the peak FLOP/s of one device for a dtype, or for bfloat16 if the peak of the dtype is unknown."""
-        kind = f"TPU {self.name.partition(':')[0]}"
+        kind = f"TPU {_read(self.name)[1]}"
         return peak_flops(kind, dtype) or peak_flops(kind, "bfloat16")
 
 
 def find(name: str) -> Topology:
-    """Returns the topology `name`, such as "v5e:4x4" or "cpu:8".
+    """Returns the topology `name`, such as "v5e:4x4", "2xv5e:16x16" or "cpu:8".
 
-    CPU devices replace TPU chips if the TPU compiler is not installed.
+    CPU devices replace the chips of one slice if the TPU compiler is not installed.
 
     Raises:
-      UserError: the topology does not exist, or `prepare` was called for a smaller topology.
+      UserError: the topology does not exist, has several slices and needs the TPU compiler, or `prepare` was called for
+        a smaller topology.
     """
-    kind, sizes = _read(name)
+    slices, kind, sizes = _read(name)
     count = math.prod(sizes)
     if kind == "cpu":
         return Topology(name, _cpus(name, count), None)
-    devices = _tpus(name, sizes, CHIPS[kind]) if has_compiler() else _cpus(name, count)
-    return Topology(name, devices, CHIPS[kind])
+    if has_compiler():
+        return Topology(name, _tpus(name, slices, kind, sizes), CHIPS[kind])
+    _check_one_slice(name, slices)
+    return Topology(name, _cpus(name, count), CHIPS[kind])
 
 
-_KNOWN = f"use a TPU slice ({', '.join(CHIPS)}) such as v5e:4x4 or v5p:2x2x2, or CPU devices such as cpu:8"
+_KNOWN = (
+    f"use a TPU slice ({', '.join(CHIPS)}) such as v5e:4x4 or v5p:2x2x2, several slices such as 2xv5e:16x16, or CPU"
+    " devices such as cpu:8"
+)
 
 
-def _read(name: str) -> tuple[str, tuple[int, ...]]:
-    """Parses "v5e:4x4" to ("v5e", (4, 4)), and "cpu:8" to ("cpu", (8,)). Raises a UserError for other names."""
-    match = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)*)", name)
+def _read(name: str) -> tuple[int, str, tuple[int, ...]]:
+    """Parses "2xv5e:4x4" to (2, "v5e", (4, 4)), and "cpu:8" to (1, "cpu", (8,)). Raises a UserError for other names."""
+    match = re.fullmatch(r"(?:([1-9]\d{0,2})x)?([a-z]\w*):([1-9]\d*(?:x[1-9]\d*)*)", name)
     check(match is not None, f"--topology={name!r}: {_KNOWN}")
-    kind, sizes = match[1], tuple(map(int, match[2].split("x")))
+    slices, kind, sizes = int(match[1] or 1), match[2], tuple(map(int, match[3].split("x")))
     if kind == "cpu":
-        check(len(sizes) == 1 and sizes[0] <= 4096, f"--topology={name!r}: {_KNOWN}")
-        return kind, sizes
+        one = match[1] is None and len(sizes) == 1
+        check(one and sizes[0] <= 4096, f"--topology={name!r}: {_KNOWN}")
+        return slices, kind, sizes
     check(kind in CHIPS, f"--topology={name!r}: {_KNOWN}")
     most, host = CHIPS[kind].most, _host(CHIPS[kind], sizes)
     check(
@@ -138,7 +155,7 @@ def _read(name: str) -> tuple[str, tuple[int, ...]]:
         f"--topology={name!r} does not exist: it cannot be divided into hosts of {'x'.join(map(str, host))} chips;"
         f" {_KNOWN}",
     )
-    return kind, sizes
+    return slices, kind, sizes
 
 
 def _host(chip: Chip, sizes: tuple[int, ...]) -> tuple[int, int, int]:
@@ -159,6 +176,14 @@ def has_compiler() -> bool:
     return importlib.util.find_spec("libtpu") is not None
 
 
+def _check_one_slice(name: str, slices: int) -> None:
+    """Raises a UserError for several slices, whose traffic only the TPU compiler tells apart from that within them."""
+    check(
+        slices == 1,
+        f"--topology={name}: several slices need the TPU compiler (Linux, needs no TPU): pip install {LIBTPU}",
+    )
+
+
 def _cpus(name: str, count: int) -> list[Any]:
     devices = jax.devices("cpu")
     check(
@@ -174,15 +199,16 @@ def prepare(name: str) -> None:
     Prints a line to stderr if CPU devices replace TPU chips.
 
     Raises:
-      UserError: the topology does not exist.
+      UserError: the topology does not exist, or has several slices and needs the TPU compiler.
     """
-    kind, sizes = _read(name)
+    slices, kind, sizes = _read(name)
     count = math.prod(sizes)
     jax.config.update("jax_platforms", "cpu")
     if kind != "cpu" and has_compiler():
         # Only a machine with TPUs can load TPU programs from the compilation cache.
         jax.config.update("jax_enable_compilation_cache", False)
         return
+    _check_one_slice(name, slices)
     jax.config.update("jax_num_cpu_devices", count)
     if kind != "cpu":
         print(
@@ -192,7 +218,7 @@ def prepare(name: str) -> None:
         )
 
 
-def _tpus(name: str, sizes: tuple[int, ...], chip: Chip) -> list[Any]:
+def _tpus(name: str, slices: int, kind: str, sizes: tuple[int, ...]) -> list[Any]:
     # Without these settings, libtpu searches for TPUs, a metadata server and TPU processes, and prints warnings.
     environment = {
         "TPU_SKIP_MDS_QUERY": "1",
@@ -206,9 +232,12 @@ def _tpus(name: str, sizes: tuple[int, ...], chip: Chip) -> list[Any]:
         os.environ.setdefault(variable, value)
     from jax.experimental import topologies
 
-    options = dict(chip.options, chips_per_host_bounds=_host(chip, sizes))
+    chip, shape = CHIPS[kind], "x".join(map(str, sizes))
+    options = dict(chip.options, chips_per_host_bounds=_host(chip, sizes), num_slices=slices)
     try:
-        topology = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
+        topology = topologies.get_topology_desc(
+            platform="tpu", topology_name=f"{kind}:{shape}", **options
+        )
         return list(topology.devices)
     except Exception as error:  # libtpu raises several types of exceptions for invalid shapes.
         reason = str(error).removeprefix("INVALID_ARGUMENT: ")

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Starts one run on a TPU VM with one or more hosts, using gcloud. See `launch/tpu.sh --help`. Needs bash 4.4.
+# Starts one run on one or several TPU slices, each a TPU VM with one or more hosts, using gcloud. Needs bash 4.4.
+# See `launch/tpu.sh --help`.
 set -uo pipefail
 
 usage() {
@@ -14,7 +15,7 @@ run     creates the TPU VM NAME (or uses an existing one), waits until it is rea
         request of a started run is replaced only after the new run has started.
 resume  repeats the saved request: on a new TPU VM after preemption, on the same TPU VM after stop. The run resumes
         from its last checkpoint.
-status  prints the state of the TPU VM and of each host's process, with the last line of its log
+status  prints the state of each TPU VM and of each host's process, with the last line of its log
 follow  prints the log of a host as it grows; Ctrl-C does not affect the run
 stop    tells the run to save and waits until it has exited
 delete  deletes the TPU VM and its disks. You pay for the VM until then. NAME can be reused afterwards.
@@ -25,6 +26,8 @@ options of run:
   --runtime VERSION     VM software version (default: Google's recommendation for JAX on this type)
   --spot                use preemptible capacity
   --queued              request the VM as a queued resource, also named NAME
+  --slices N            run on N slices of TYPE as one run: TPU VMs NAME-0, NAME-1, ... of one queued resource NAME
+                        (default: 1). The data axis of the mesh (--config.mesh.data) must be a multiple of N
   --create OPTION       additional option of gcloud's create, may be repeated: --create --network=lab
   --setup COMMAND       command to run on each host before installing the packages, such as mounting a disk;
                         resume runs it again, so it must be repeatable
@@ -35,8 +38,9 @@ options of run:
 options of run and resume:
   --poll SECONDS        interval between checks of the VM's state (default: 30)
   --watch SECONDS       time to watch the started processes; if one fails, the others are stopped (default: 15)
-option of follow:
-  --host K              number of the host (default: 0)
+options of follow:
+  --host K              number of the host within its slice (default: 0)
+  --slice S             number of the slice (default: 0)
 option of stop:
   --grace SECONDS       time to wait (default: 300)
 options of all commands:
@@ -48,10 +52,13 @@ mount (NFS, Filestore). A directory on the VM's own disk is lost on preemption.
 
 Environment of each process:
   TRAINLESS_COORDINATOR     host:port of process 0
-  TRAINLESS_NUM_PROCESSES   number of hosts
-  TRAINLESS_PROCESS_ID      0, 1, ...: number of the host
+  TRAINLESS_NUM_PROCESSES   number of hosts of all slices
+  TRAINLESS_PROCESS_ID      0, 1, ...: number of the host, counted through the slices in their order
   TRAINLESS_COMMIT          commit of the code, for the run's summary
   TRAINLESS_TOKEN           random word that keeps other programs out
+  MEGASCALE_NUM_SLICES, MEGASCALE_SLICE_ID, MEGASCALE_COORDINATOR_ADDRESS, MEGASCALE_PORT
+                            of several slices: their number, the number of this slice, address of process 0 and port
+                            for libtpu, which connects the slices
   JAX_COMPILATION_CACHE_DIR .cache/compiled-TYPE beside /DIR, so that all hosts share compiled programs; with gs:// on
                             the disk of each host
 Processes exit with 143 after saving on SIGTERM, and with 75 if another process is lost (no heartbeat for 60 s) or
@@ -67,8 +74,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 # --- command line --------------------------------------------------------------------------------
 
-type='' zone='' project='' runtime='' spot='' queued='' create=() setup='' log_dir=train-less/logs commit=''
-module=reservoir.train poll=30 watch=15 host=0 grace=300 ssh=() stage=asked
+type='' zone='' project='' runtime='' spot='' queued='' slices=1 create=() setup='' log_dir=train-less/logs commit=''
+module=reservoir.train poll=30 watch=15 host=0 slice=0 grace=300 ssh=() stage=asked
 action=${1-}
 case $action in
   -h | --help) usage && exit 0 ;;
@@ -90,6 +97,7 @@ while [[ ${1-} == -* ]]; do
     run:--zone) zone=$value ;;
     run:--project) project=$value ;;
     run:--runtime) runtime=$value ;;
+    run:--slices) need_positive "$@" && slices=$value ;;
     run:--create) create+=("$value") ;;
     run:--setup) setup=$value ;;
     run:--log-dir) log_dir=$value ;;
@@ -98,6 +106,7 @@ while [[ ${1-} == -* ]]; do
     run:--poll | resume:--poll) need_whole "$@" && poll=$value ;;
     run:--watch | resume:--watch) need_whole "$@" && watch=$value ;;
     follow:--host) need_whole "$@" && host=$value ;;
+    follow:--slice) need_whole "$@" && slice=$value ;;
     stop:--grace) need_whole "$@" && grace=$value ;;
     *) fault "unknown option $1 of $action" ;;
   esac
@@ -124,7 +133,7 @@ write_request() {
   local name value
   (umask 077 && : >"$folder/request.new") || return
   {
-    for name in stage type zone project runtime spot queued setup log_dir commit; do
+    for name in stage type zone project runtime spot queued slices setup log_dir commit; do
       printf '%s=%s\0' "$name" "${!name}"
     done
     for name in create ssh arguments; do
@@ -135,11 +144,11 @@ write_request() {
 }
 read_request() {
   local record name
-  stage='' create=() ssh=() arguments=()
+  stage='' slices=1 create=() ssh=() arguments=()
   while IFS= read -r -d '' record; do
     name=${record%%=*}
     case $name in
-      stage | type | zone | project | runtime | spot | queued | setup | log_dir | commit)
+      stage | type | zone | project | runtime | spot | queued | slices | setup | log_dir | commit)
         printf -v "$name" %s "${record#*=}"
         ;;
       create | ssh | arguments) local -n values=$name && values+=("${record#*=}") ;;
@@ -149,7 +158,11 @@ read_request() {
   [[ $stage =~ ^(asked|started|deleted)$ ]] || fault "$folder/request is damaged or of an older version: remove it"
 }
 need_gcloud() { [[ -n $dry_run ]] || need_program gcloud "https://cloud.google.com/sdk/docs/install"; }
-thing() { printf '%s\n' "--type $type${zone:+ --zone $zone}${project:+ --project $project}${queued:+ --queued}"; }
+thing() {
+  local several=
+  ((slices == 1)) || several=" --slices $slices"
+  printf '%s\n' "--type $type${zone:+ --zone $zone}${project:+ --project $project}${queued:+ --queued}$several"
+}
 
 # Sets an empty variable to gcloud's current configuration. Otherwise, if the configuration changes before `delete`,
 # `delete` would not find this VM, or would delete another VM of the same name.
@@ -192,6 +205,7 @@ if [[ $action == run ]]; then
     esac
   fi
   arguments=(-m "$module" --config="$1" "${@:2}")
+  ((slices == 1)) || queued=yes
   need_gcloud
   pin zone compute/zone
   pin project core/project
@@ -207,11 +221,19 @@ else
   need_gcloud
 fi
 
+# The TPU VM of each slice. Google names the nodes of a queued resource PREFIX-0, PREFIX-1, ...
+nodes=("$name")
+((slices == 1)) || for ((k = 0; k < slices; k++)); do nodes[k]=$name-$k; done
+((slice < slices)) || fault "--slice must be less than $slices, not $slice"
+
 # --- gcloud --------------------------------------------------------------------------------------
 
 where=(${zone:+--zone="$zone"} ${project:+--project="$project"})
 vm=(gcloud compute tpus tpu-vm)
 queue=(gcloud compute tpus queued-resources)
+
+# States from which a VM does not recover by itself.
+GONE='^(PREEMPTED|TERMINATED|FAILED|SUSPENDED|SUSPENDING)$'
 
 # look NAME-OF-STEP COMMAND...: sets $state to the output of the command, or to "" if the resource does not exist.
 look() {
@@ -228,7 +250,16 @@ look() {
     fail_step "$name_of_step" "gcloud failed"
   fi
 }
-look_for_vm() { look "look for TPU VM $name" "${vm[@]}" describe "$name" "${where[@]}" '--format=value(state)'; }
+look_for_node() { look "look for TPU VM $1" "${vm[@]}" describe "$1" "${where[@]}" '--format=value(state)'; }
+# Sets $state to READY if all TPU VMs are READY, to the state of a TPU VM that is gone, or to another state.
+look_for_vm() {
+  local node all=READY
+  for node in "${nodes[@]}"; do
+    look_for_node "$node"
+    [[ -z $all || $all =~ $GONE || $state == READY ]] || all=$state
+  done
+  state=$all
+}
 look_for_queued() {
   look "look for queued resource $name" "${queue[@]}" describe "$name" "${where[@]}" '--format=value(state.state)'
 }
@@ -241,18 +272,56 @@ remove() {
   fi
 }
 
-# on HOSTS NAME-OF-STEP COMMAND...
-on() {
-  local hosts=$1 name_of_step=$2
+# each FUNCTION ARGUMENTS...: calls the function for every slice, with the number of the slice in $slice. Several slices
+# work at the same time, because the processes of a run wait for each other.
+each() {
+  local slice job jobs=() failed=
+  for ((slice = 0; slice < slices; slice++)); do
+    if ((slices == 1)) || [[ -n $dry_run ]]; then
+      "$@"
+    else
+      "$@" &
+      jobs+=($!)
+    fi
+  done
+  for job in "${jobs[@]}"; do wait "$job" || failed=yes; done
+  [[ -z $failed ]] || exit 1
+}
+
+# at HOSTS NAME-OF-STEP COMMAND...: runs the command on hosts of the slice $slice. Several slices need the variables
+# of libtpu, from which place.sh computes the number of the process, too.
+at() {
+  local hosts=$1 name_of_step=$2 megascale=()
   shift 2
-  step "$name_of_step" "${vm[@]}" ssh "$name" "${where[@]}" "${ssh[@]}" --worker="$hosts" --command="$(quote "$@")"
+  if ((slices > 1)); then
+    name_of_step+=", ${nodes[slice]}"
+    megascale=(env MEGASCALE_NUM_SLICES="$slices" MEGASCALE_SLICE_ID="$slice")
+    [[ -z $address ]] || megascale+=(MEGASCALE_COORDINATOR_ADDRESS="$address" MEGASCALE_PORT=8081)
+  fi
+  step "$name_of_step" "${vm[@]}" ssh "${nodes[slice]}" "${where[@]}" "${ssh[@]}" --worker="$hosts" \
+    --command="$(quote "${megascale[@]}" "$@")"
+}
+address=
+
+# on HOSTS NAME-OF-STEP COMMAND...: runs the command on hosts of every slice.
+on() { each at "$@"; }
+
+# Sets $address to the address of host 0 of slice 0, which runs process 0.
+find_address() {
+  address=ADDRESS
+  look "look for the address of ${nodes[0]}" "${vm[@]}" describe "${nodes[0]}" "${where[@]}" \
+    '--format=value(networkEndpoints[0].ipAddress)'
+  [[ -n $dry_run ]] || address=$state
+  [[ -n $address ]] || fail_step "look for the address of ${nodes[0]}" "gcloud shows no network endpoint"
+}
+copy() { # ARCHIVE
+  local name_of_step="copy the code"
+  ((slices == 1)) || name_of_step+=", ${nodes[slice]}"
+  step "$name_of_step" "${vm[@]}" scp "$1" "${nodes[slice]}:train-less.tar.gz" "${where[@]}" "${ssh[@]}" --worker=all
 }
 place=(train-less/code/launch/place.sh tpu train-less/code/launch/host.sh)
 
 # --- create the VM or use an existing one --------------------------------------------------------
-
-# States from which a VM does not recover by itself.
-GONE='^(PREEMPTED|TERMINATED|FAILED|SUSPENDED|SUSPENDING)$'
 
 bring_up() {
   local kind=look_for_vm ready=READY
@@ -272,7 +341,9 @@ bring_up() {
     say "$name exists"
   else
     if [[ -n $queued ]]; then
-      step "create" "${queue[@]}" create "$name" --node-id="$name" "${where[@]}" --accelerator-type="$type" \
+      local node=(--node-id="$name")
+      ((slices == 1)) || node=(--node-count="$slices" --node-prefix="$name")
+      step "create" "${queue[@]}" create "$name" "${node[@]}" "${where[@]}" --accelerator-type="$type" \
         --runtime-version="$runtime" ${spot:+--spot} "${create[@]}"
     else
       step "create" "${vm[@]}" create "$name" "${where[@]}" --accelerator-type="$type" \
@@ -308,7 +379,7 @@ case $action in
     new=train-less/code.new
     archive=$folder/code.tar.gz
     step "pack the code of ${commit:0:12}" git -C "$root" archive --format=tar.gz --output="$archive" "$commit"
-    step "copy the code" "${vm[@]}" scp "$archive" "$name:train-less.tar.gz" "${where[@]}" "${ssh[@]}" --worker=all
+    each copy "$archive"
     # Unpack the code to another folder, because a run may be active. host.sh then replaces the old code, or fails if a
     # run is active.
     on all "unpack" bash -c "rm -rf $new && mkdir -p $new && tar -xzf train-less.tar.gz -C $new"
@@ -319,6 +390,7 @@ case $action in
       gs://*) cache=.cache/compiled-$type ;;
       *) cache=$(dirname "$workdir")/.cache/compiled-$type ;;
     esac
+    ((slices == 1)) || find_address
     token=TOKEN
     [[ -n $dry_run ]] || token=$(new_token)
     # If a host fails, stop the processes on all other hosts, which would wait for it.
@@ -334,15 +406,19 @@ case $action in
       look_for_queued
       [[ -n $dry_run ]] || printf 'queued resource %s: %s\n' "$name" "${state:-gone}"
     fi
-    look_for_vm
-    [[ -n $dry_run ]] || printf 'TPU VM %s: %s\n' "$name" "${state:-gone}"
-    if [[ -n $dry_run || $state == READY ]]; then
-      on all "query the hosts" "${place[@]}" status
-    else
-      say "if it is gone or preempted: launch/tpu.sh resume $name"
-    fi
+    missing=
+    for ((slice = 0; slice < slices; slice++)); do
+      look_for_node "${nodes[slice]}"
+      [[ -n $dry_run ]] || printf 'TPU VM %s: %s\n' "${nodes[slice]}" "${state:-gone}"
+      if [[ -n $dry_run || $state == READY ]]; then
+        at all "query the hosts" "${place[@]}" status
+      else
+        missing=yes
+      fi
+    done
+    [[ -z $missing ]] || say "if it is gone or preempted: launch/tpu.sh resume $name"
     ;;
-  follow) on "$host" "follow" train-less/code/launch/host.sh follow ;;
+  follow) at "$host" "follow" train-less/code/launch/host.sh follow ;;
   stop) on all "stop" "${place[@]}" stop "$grace" ;;
   delete)
     if [[ -n $queued ]]; then look_for_queued; else look_for_vm; fi

@@ -1,5 +1,6 @@
 """Sharding rules, and equal losses and gradients on every mesh."""
 
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -28,6 +29,81 @@ MESHES = {
 def mesh_of(name: str) -> Mesh:
     devices = jax.devices()[: 1 if name == "1" else 8]
     return sharding.make_mesh(MESHES[name], devices)
+
+
+@dataclass(frozen=True)
+class Chip:
+    """Stand-in for a v5e chip, with what the placement of devices reads."""
+
+    id: int
+    process_index: int
+    coords: tuple[int, int, int]
+    slice_index: int
+    core_on_chip: int = 0
+    platform: str = "tpu"
+    device_kind: str = "TPU v5 lite"
+
+
+def slices_of(count: int, side: int) -> list[Chip]:
+    """Returns the chips of `count` slices of side x side chips, whose hosts have 2 x 2 chips, in the hosts' order."""
+    hosts = side // 2
+    chips = []
+    for number in range(count):
+        for host in range(hosts * hosts):
+            for chip in range(4):
+                x, y = host % hosts * 2 + chip % 2, host // hosts * 2 + chip // 2
+                index = number * hosts * hosts + host
+                chips.append(Chip(len(chips), index, (x, y, 0), number))
+    return chips
+
+
+def grid_of(sizes: dict[str, int], chips: list[Chip]) -> np.ndarray:
+    return sharding.make_mesh(sizes, chips).devices
+
+
+def test_slices_divide_the_data_axis() -> None:
+    """Devices that differ in fsdp or tensor only are in one slice."""
+    grid = grid_of({"data": -1, "fsdp": 4, "tensor": 2}, slices_of(2, 4))
+    assert grid.shape == (4, 4, 2)
+    numbers = [{chip.slice_index for chip in part.flat} for part in grid]
+    assert numbers == [{0}, {0}, {1}, {1}]
+    assert {chip.id for chip in grid.flat} == set(range(32))
+
+
+@pytest.mark.parametrize("data", [1, 3])
+def test_data_axis_must_be_a_multiple_of_the_slices(data: int) -> None:
+    with pytest.raises(UserError, match=f"data={data} must be a multiple of the 2 slices") as error:
+        sharding.make_mesh({"data": data, "fsdp": -1}, slices_of(2, 2 if data == 1 else 6))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+def test_fsdp_axis_is_a_ring_of_neighbours(slices: int) -> None:
+    grid = grid_of({"data": slices, "fsdp": 16}, slices_of(slices, 4))[..., 0]
+    for ring in np.concatenate([grid, grid[:, :1]], axis=1):
+        places = np.array([chip.coords for chip in ring])
+        assert (abs(np.diff(places, axis=0)).sum(axis=1) == 1).all()
+
+
+@pytest.mark.parametrize("slices", [1, 2])
+@pytest.mark.parametrize("tensor", [2, 4])
+def test_tensor_axis_of_tpus_stays_within_a_host(slices: int, tensor: int) -> None:
+    """`mesh_utils` alone would lay four chips in a line through two hosts."""
+    grid = grid_of({"data": slices, "fsdp": -1, "tensor": tensor}, slices_of(slices, 4))
+    assert all(len({chip.process_index for chip in row}) == 1 for part in grid for row in part)
+    assert [{chip.slice_index for chip in part.flat} for part in grid] == [
+        {number} for number in range(slices)
+    ]
+
+
+def test_tensor_axis_larger_than_a_host_raises_error() -> None:
+    with pytest.raises(UserError, match="tensor=8 spans several processes"):
+        sharding.make_mesh({"data": -1, "tensor": 8}, slices_of(2, 4))
+
+
+def test_cpus_keep_their_order() -> None:
+    devices = jax.devices()[:8][::-1]
+    assert list(grid_of({"data": 2, "fsdp": 4}, devices).flat) == devices
 
 
 def test_spec_follows_the_rules() -> None:

@@ -11,7 +11,10 @@ LAUNCH = Path(__file__).parents[2] / "launch"
 CACHE, TOKEN = "JAX_COMPILATION_CACHE_DIR", "TRAINLESS_TOKEN"
 CONTRACT = ("TRAINLESS_COORDINATOR", "TRAINLESS_NUM_PROCESSES", "TRAINLESS_PROCESS_ID")
 
-NAMES = (*CONTRACT, "TRAINLESS_COMMIT", "CUDA_VISIBLE_DEVICES", CACHE, TOKEN)
+MEGASCALE = tuple(
+    f"MEGASCALE_{name}" for name in ("NUM_SLICES", "SLICE_ID", "COORDINATOR_ADDRESS", "PORT")
+)
+NAMES = (*CONTRACT, "TRAINLESS_COMMIT", "CUDA_VISIBLE_DEVICES", CACHE, TOKEN, *MEGASCALE)
 
 # Stand-in for the trainer: prints environment and arguments; with --wait it then waits for SIGTERM.
 TRAINER = f"""#!{sys.executable}
@@ -29,11 +32,11 @@ if "--wait" in sys.argv:
 sys.exit(int(os.environ.get("TRAINER_CODE", 0)))
 """
 
-# Writes the NUL-terminated arguments of each call to a file, then runs the commands of the test. $here is the test's
-# folder.
+# Writes the NUL-terminated arguments of each call to a file, whose name is the time of the call, then runs the commands
+# of the test. $here is the test's folder.
 RECORDER = """#!/usr/bin/env bash
 here={here}
-printf '%s\\0' {name} "$@" >"$here/calls/$(printf %04d "$(find "$here/calls" -type f | wc -l)")"
+printf '%s\\0' {name} "$@" >"$here/calls/$(date +%s%N)-$$"
 {behaviour}
 """
 

@@ -67,6 +67,60 @@ def test_bytes_received_by_each_collective(line: str, row: Row) -> None:
     assert read_collectives(program(line), 8) == Collectives([row], 0)
 
 
+def transfer(kind: str, groups: str, type_: str) -> str:
+    """Returns the receiving half of a collective between slices, as the TPU compiler writes it."""
+    attributes = (
+        '_xla_host_transfer_handler_name="xla_megascale_runtime",_xla_host_transfer_rendezvous="x_0",'
+        f'_xla_megascale_target={groups},_xla_megascale_transfer_type="{kind}"'
+    )
+    return (
+        f"%r = ({type_}, u32[], token[]) recv(%x), channel_id=1, is_host_transfer=true,"
+        f" frontend_attributes={{{attributes}}}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "row"),
+    [
+        (
+            transfer("ALL_REDUCE", '"{1,2,3,4}x{0:3}"', "f32[256]{0}"),
+            Row("all-reduce between slices", 1, 2 * 768),
+        ),
+        (
+            transfer("ALL_GATHER", '"{1,2}x{0:7}"', "f32[2,128]{1,0}"),
+            Row("all-gather between slices", 1, 512),
+        ),
+        # Two pairs of slices: ids of devices instead of slices.
+        (
+            transfer("REDUCE_SCATTER", "{{100000,200000},{300000,400000}}", "f32[128]{0}"),
+            Row("reduce-scatter between slices", 1, 512),
+        ),
+        # All devices of two slices take part; half of the result comes from the other slice.
+        (
+            transfer("ALL_TO_ALL", "{{100000,100001,200000,200001}}", "f32[256]{0}"),
+            Row("all-to-all between slices", 1, 512),
+        ),
+        (
+            transfer("ONE_TO_ONE", "{{100000->200000},{200000->100000}}", "bf16[256]{0}"),
+            Row("collective-permute between slices", 1, 512),
+        ),
+    ],
+)
+def test_bytes_received_from_other_slices(line: str, row: Row) -> None:
+    found = read_collectives(program(line), 8)
+    assert found == ([row], 0)
+    assert (found.received, found.received_between) == (0, row.received)
+
+
+def test_traffic_within_slices_is_told_from_traffic_between_them() -> None:
+    lines = (
+        "%a = f32[256]{0} all-reduce(%x), replica_groups=[2,4]<=[8]",
+        transfer("ALL_REDUCE", '"{1,2}x{0:7}"', "f32[64]{0}"),
+    )
+    found = read_collectives(program(*lines), 8)
+    assert (found.received, found.received_between) == (2 * 768, 256)
+
+
 def test_users_of_a_collective_are_not_counted() -> None:
     line = "%fusion.1 = f32[256]{0} fusion(%all-gather.3, %all-reduce-done.1), kind=kLoop, calls=%fused"
     assert read_collectives(program(line), 8).rows == []

@@ -34,14 +34,15 @@ PLANS = [
 
 # (configuration, mark) of experiments that generate text, in the size "tiny".
 DECODING_PLANS = [("wmt_ffn_res", ""), ("enwik8_gmlp", "slow")]
+SLICES = ("babylm_sum", "mnist_explicit")
 
 
 def cases() -> list:
-    """Returns every experiment for a TPU slice and for CPU devices."""
+    """Returns every experiment for a TPU slice and for CPU devices, and the experiments of SLICES for two slices."""
     return [
         pytest.param(name, size, topology, marks=[pytest.mark.slow] if mark else [])
         for name, size, mark in PLANS
-        for topology in ("cpu:8", "v5e:2x4")
+        for topology in ("cpu:8", "v5e:2x4", *["2xv5e:2x2"] * (name in SLICES))
     ]
 
 
@@ -128,7 +129,7 @@ def test_every_golden_file_belongs_to_a_plan():
     known = {
         f"{name}{size and '_'}{size}_{topology}.txt"
         for name, size, _ in PLANS
-        for topology in ("cpu_8", "v5e_2x4")
+        for topology in ("cpu_8", "v5e_2x4", *["2xv5e_2x2"] * (name in SLICES))
     } | {
         f"{name}_decoding_{topology}.txt"
         for name, _ in DECODING_PLANS

@@ -21,7 +21,7 @@ from common.train.task import BatchSpec
 from configs import explicit
 from launch import decoding, estimate, plan, scaling, sweep, topology
 from launch.estimate import Bound
-from launch.hlo import Collectives, Row
+from launch.hlo import BETWEEN, Collectives, Row
 from launch.topology import CHIPS, Topology, find
 
 needs_libtpu = pytest.mark.skipif(
@@ -134,16 +134,51 @@ def test_bound_is_the_slowest_part() -> None:
     assert one.seconds == 3 and one.binds == "links"
 
 
+def test_network_between_slices_bounds_a_step() -> None:
+    """The eight chips of a v5e host share 200 Gbit/s, as published."""
+    chip = CHIPS["v5e"]
+    one = estimate.time_bound(chip, 197e12, flops=197e12, traffic=0, received=0, between=25e9)
+    assert one.network == 8 and one.seconds == 8 and one.binds == "network"
+    assert "network" not in estimate.time_bound(chip, 197e12, 1, 1, 1).parts
+
+
+def test_unknown_network_speed_is_reported(found: estimate.Estimate) -> None:
+    """Google publishes no figure for v4."""
+    between = estimate.time_bound(CHIPS["v4"], 1.0, 1, 1, 1, between=1)
+    slices = Topology("2xv4:2x2x1", found.topology.devices, CHIPS["v4"])
+    several = dataclasses.replace(found, topology=slices, bound=between)
+    lines = {name: (much, remark) for name, much, remark in plan.rows(several)}
+    assert lines["ms of a step, network"] == ("", "the speed between these slices is unknown")
+
+
 @pytest.mark.parametrize("read", [find, topology.prepare])
-@pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5litepod-16", "cpu:0", "cpu:2x2", "", "v5e:x"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("v9:2x2", "v5e", "v5litepod-16", "cpu:0", "cpu:2x2", "", "v5e:x"),
+        *("0xv5e:2x4", "2xcpu:4", "1xcpu:4", "2x:4x4", "2v5e:4x4", "1000xv5e:2x4", "x2v5e:4x4"),
+    ],
+)
 def test_unknown_topology_raises_error(name: str, read: Callable) -> None:
     with pytest.raises(UserError, match=r"a TPU slice \(v4, v5e, v5p, v6e\) such as"):
         read(name)
 
 
-def test_slice_larger_than_maximum_raises_error() -> None:
+@pytest.mark.parametrize("name", ["v5e:16x32", "2xv5e:16x32"])
+def test_slice_larger_than_maximum_raises_error(name: str) -> None:
     with pytest.raises(UserError, match="a slice of v5e has at most 256 chips"):
-        find("v5e:16x32")
+        find(name)
+
+
+@pytest.mark.parametrize("read", [find, topology.prepare])
+def test_several_slices_need_the_tpu_compiler(
+    without_compiler: None, monkeypatch, read: Callable
+) -> None:
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    with pytest.raises(
+        UserError, match=r"several slices need the TPU compiler.*pip install libtpu"
+    ):
+        read("2xv5e:2x2")
 
 
 def test_cpu_devices_replace_chips_without_tpu_compiler(
@@ -204,6 +239,40 @@ def test_slice_devices_have_known_peak(name: str, count: int) -> None:
     assert len(slice_.devices) == count
     assert slice_.peak("bfloat16") == slice_.peak("float32") > 1e14
     assert peak_flops(slice_.devices[0].device_kind, "bfloat16") == slice_.peak("bfloat16")
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", ["2xv5e:2x4", "3xv5e:4x4", "2xv5p:2x2x2", "2xv4:2x2x2"])
+def test_slices_have_numbers_and_hosts_of_their_own(name: str) -> None:
+    several, (count, _, one) = find(name), name.partition("x")
+    assert several.slices == int(count)
+    assert len(several.devices) == several.slices * len(find(one).devices)
+    assert {device.slice_index for device in several.devices} == set(range(several.slices))
+    hosts = {(device.slice_index, device.process_index) for device in several.devices}
+    assert several.host * len(hosts) == len(several.devices)
+    assert several.peak("bfloat16") == find(one).peak("bfloat16")
+
+
+@needs_libtpu
+def test_only_gradients_cross_the_network_between_slices() -> None:
+    """A slice sums its gradients first, so a chip exchanges a part of its fsdp shard. Weights stay within a slice."""
+    found = estimate.estimate(small(fsdp=2), find("2xv5e:2x4"))
+    between = [row for row in found.collectives.rows if row.kind.endswith(BETWEEN)]
+    assert {row.kind for row in between} == {"all-reduce between slices"}
+    shard = 784 * 10 * 4 / 2
+    assert shard / 4 <= found.collectives.received_between < shard
+    assert found.bound.network == pytest.approx(found.collectives.received_between / (25e9 / 8))
+    assert found.bound.links == pytest.approx(found.collectives.received / 200e9)
+    lines = {name: (much, remark) for name, much, remark in plan.rows(found)}
+    assert lines["devices"][1].startswith("2xv5e:2x4, data=8 x fsdp=2 x tensor=1")
+    assert "all-reduce, each device" in lines and "ms of a step, network" in lines
+    assert "received" in lines["all-reduce between slices, each device"][1]
+
+
+@needs_libtpu
+def test_plan_needs_a_data_axis_that_the_slices_divide() -> None:
+    with pytest.raises(UserError, match="data=1 must be a multiple of the 2 slices"):
+        estimate.estimate(small(data=1, fsdp=8), find("2xv5e:2x2"))
 
 
 @needs_libtpu

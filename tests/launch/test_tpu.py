@@ -1,4 +1,4 @@
-"""launch/tpu.sh with a stand-in for gcloud that runs the commands of two hosts in two directories."""
+"""launch/tpu.sh with a stand-in for gcloud that runs the commands of each host in a directory."""
 
 import json
 import shlex
@@ -11,25 +11,32 @@ import pytest
 from tests.launch.standins import CACHE, Checkout, given, token
 
 # The file `vm` lists successive states of the TPU VM, the file `queue` successive states of the queued resource. A
-# missing file stands for a missing resource. A call that contains $FAIL fails.
+# missing file stands for a missing resource. Slice S has the files vm-S and the hosts slices/S. A call that contains
+# $FAIL fails.
 GCLOUD = r"""
 if [[ -n ${FAIL-} && $* == *$FAIL* ]]; then echo "ERROR: (gcloud) ${ERROR-no active account}" >&2; exit 1; fi
 if [[ $1 == config ]]; then echo "$CONFIGURED"; exit; fi
 cd "$here" || exit
+hosts=hosts vm=vm
+node=${5%%:*}
+[[ $4 != scp ]] || node=${6%%:*}
+[[ ! $node =~ -([0-9]+)$ ]] || hosts=slices/${BASH_REMATCH[1]} vm=vm-${BASH_REMATCH[1]}
 case $4 in
   describe)
-    thing=vm
+    thing=$vm
     [[ $3 == tpu-vm ]] || thing=queue
+    [[ $* != *networkEndpoints* ]] || { echo "address-of-$node"; exit; }
     [[ -e $thing ]] || { echo "ERROR: NOT_FOUND: Resource 'projects/p/$5' was not found" >&2; exit 1; }
     head -n 1 "$thing"
     (($(wc -l <"$thing") == 1)) || sed -i 1d "$thing"
     ;;
   create)
-    cp "$here/vm.created" vm
+    [[ $* =~ --node-count=([0-9]+) ]] || cp "$here/vm.created" vm
+    for ((s = 0; s < ${BASH_REMATCH[1]-0}; s++)); do cp vm.created "vm-$s" && mkdir -p "slices/$s/"{0,1}; done
     [[ $3 == tpu-vm ]] || cp "$here/queue.created" queue
     ;;
-  delete) rm -f vm queue && rm -rf hosts && mkdir -p hosts/0 hosts/1 ;;
-  scp) for host in hosts/*; do cp "$5" "$host/${6#*:}"; done ;;
+  delete) rm -f vm vm-[0-9] queue && rm -rf hosts slices && mkdir -p hosts/0 hosts/1 ;;
+  scp) for host in "$hosts"/*; do cp "$5" "$host/${6#*:}"; done ;;
   ssh)
     for argument; do
       case $argument in
@@ -40,7 +47,7 @@ case $4 in
     code=0
     for k in 0 1; do
       [[ $worker == all || $worker == "$k" ]] || continue
-      (cd "hosts/$k" && HOST=$k bash -c "$command") || code=$?
+      (cd "$hosts/$k" && HOST=$k bash -c "$command") || code=$?
     done
     exit "$code"
     ;;
@@ -93,19 +100,24 @@ def done(cloud: Checkout) -> list[list[str]]:
     return [call for call in cloud.calls("gcloud") if call[0] != "config"]
 
 
-def finished(cloud: Checkout) -> list[Path]:
-    """Waits until the trainers of both hosts have exited; returns their logs."""
-    hosts = [cloud.folder / "hosts" / k for k in "01"]
+HOSTS = ("hosts/0", "hosts/1")
+HOSTS_OF_SLICES = ("slices/0/0", "slices/0/1", "slices/1/0", "slices/1/1")
+
+
+def finished(cloud: Checkout, hosts: tuple[str, ...] = HOSTS) -> list[Path]:
+    """Waits until the trainers of the hosts have exited; returns their logs."""
     deadline = time.monotonic() + 30
-    while not all((host / "train-less/exit").exists() for host in hosts):
+    while not all((cloud.folder / host / "train-less/exit").exists() for host in hosts):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    return [host / f"train-less/logs/process-{host.name}.log" for host in hosts]
+    return [
+        cloud.folder / host / f"train-less/logs/process-{k}.log" for k, host in enumerate(hosts)
+    ]
 
 
-def started(cloud: Checkout) -> None:
-    for k in "01":
-        log = cloud.folder / f"hosts/{k}/train-less/logs/process-{k}.log"
+def started(cloud: Checkout, hosts: tuple[str, ...] = HOSTS) -> None:
+    for k, host in enumerate(hosts):
+        log = cloud.folder / host / f"train-less/logs/process-{k}.log"
         deadline = time.monotonic() + 30
         while "\n" not in log.read_text():
             assert time.monotonic() < deadline
@@ -387,9 +399,130 @@ def test_status_follow_stop_and_delete(cloud):
     assert "TPU VM pod: gone" in tpu(cloud, "status", "pod").stdout
 
 
+def several(*options: str) -> list[str]:
+    """Returns the options that run two slices."""
+    return [
+        "run",
+        *TYPE,
+        "--slices",
+        "2",
+        "--poll",
+        "0",
+        *options,
+        "pod",
+        "c.py",
+        "--workdir=/mnt/w",
+    ]
+
+
+def test_slices_start_as_one_run(cloud):
+    (cloud.folder / "vm.created").write_text("CREATING\nREADY\n")
+    result = tpu(cloud, *several("--zone", "z", "--spot"))
+    assert result.returncode == 0, result.stderr
+    (create,) = (call for call in done(cloud) if call[3] == "create")
+    nodes = ["--node-count=2", "--node-prefix=pod", "--zone=z"]
+    kind = ["--accelerator-type=v5litepod-16", "--runtime-version=v2-alpha-tpuv5-lite", "--spot"]
+    assert create == [*QUEUE, "create", "pod", *nodes, *kind]
+    assert {call[4] for call in done(cloud) if call[3] == "ssh"} == {"pod-0", "pod-1"}
+    assert {call[5] for call in done(cloud) if call[3] == "scp"} == {
+        "pod-0:train-less.tar.gz",
+        "pod-1:train-less.tar.gz",
+    }
+    logs = finished(cloud, HOSTS_OF_SLICES)
+    assert len({token(log) for log in logs}) == 1
+    for k, log in enumerate(logs):
+        environment, program = given(log)
+        assert program == ["-m", "reservoir.train", "--config=c.py", "--workdir=/mnt/w"]
+        assert environment == {
+            "TRAINLESS_COORDINATOR": "address-of-pod-0:8482",
+            "TRAINLESS_NUM_PROCESSES": "4",
+            "TRAINLESS_PROCESS_ID": str(k),
+            "TRAINLESS_COMMIT": cloud.commit,
+            "MEGASCALE_NUM_SLICES": "2",
+            "MEGASCALE_SLICE_ID": str(k // 2),
+            "MEGASCALE_COORDINATOR_ADDRESS": "address-of-pod-0",
+            "MEGASCALE_PORT": "8081",
+            CACHE: "/mnt/.cache/compiled-v5litepod-16",
+        }
+
+
+def test_dry_run_of_slices_prints_every_command(cloud):
+    printed = tpu(cloud, "run", "--dry-run", *several()[1:])
+    assert printed.returncode == 0, printed.stderr
+    assert not cloud.calls("gcloud")
+    tpu(cloud, *several())
+    secret = token(finished(cloud, HOSTS_OF_SLICES)[0])
+    known = {secret: "TOKEN", "address-of-pod-0": "ADDRESS"}
+
+    def plain(words: list[str]) -> str:
+        text = " ".join(words)
+        for value, name in known.items():
+            text = text.replace(value, name)
+        return text
+
+    lines = [shlex.split(line) for line in printed.stdout.splitlines() if line[0] != "#"]
+    expected = sorted(plain(line[1:]) for line in lines if line[0] == "gcloud")
+    assert expected == sorted(plain(call) for call in cloud.calls("gcloud"))
+
+
+def test_status_follow_stop_and_delete_reach_every_slice(cloud):
+    tpu(cloud, *several("--watch", "0"), "--wait")
+    started(cloud, HOSTS_OF_SLICES)
+    shown = tpu(cloud, "status", "pod").stdout
+    assert "queued resource pod: ACTIVE" in shown
+    assert "TPU VM pod-0: READY" in shown and "TPU VM pod-1: READY" in shown
+    assert all(f"host {k}: running: " in shown for k in range(4))
+
+    assert tpu(cloud, "stop", "pod").returncode == 0
+    logs = finished(cloud, HOSTS_OF_SLICES)
+    assert [log.read_text().splitlines()[1:] for log in logs] == [["saved"]] * 4
+    followed = tpu(cloud, "follow", "--slice", "1", "--host", "0", "pod").stdout
+    assert followed == logs[2].read_text()
+
+    (cloud.folder / "vm-1").write_text("PREEMPTED\n")
+    result = tpu(cloud, "status", "pod")
+    assert "TPU VM pod-1: PREEMPTED" in result.stdout and "host 0: exited" in result.stdout
+    assert "launch/tpu.sh resume pod" in result.stderr
+
+    assert tpu(cloud, "delete", "pod").returncode == 0
+    assert done(cloud)[-1] == [*QUEUE, "delete", "pod", "--force", "--quiet"]
+
+
+def test_resume_recreates_all_slices_if_one_is_preempted(cloud):
+    tpu(cloud, *several())
+    before = [given(log) for log in finished(cloud, HOSTS_OF_SLICES)]
+    (cloud.folder / "vm-0").write_text("PREEMPTED\n")
+    seen = len(done(cloud))
+    result = tpu(cloud, "resume", "--poll", "0", "pod")
+    assert result.returncode == 0, result.stderr
+    verbs = [call[3] for call in done(cloud)[seen:]]
+    assert verbs.index("delete") < verbs.index("create")
+    assert [given(log) for log in finished(cloud, HOSTS_OF_SLICES)] == before
+
+
+def test_failed_start_in_one_slice_stops_the_other(cloud):
+    setup = "[[ $PWD != */1/1 ]] || { mkdir -p train-less && touch train-less/logs; }"
+    result = tpu(cloud, *several("--watch", "0", "--setup", setup), "--wait")
+    assert result.returncode == 1
+    assert "host 3: cannot write to" in result.stderr
+    assert 'step "start, pod-1" failed' in result.stderr
+    for host in HOSTS_OF_SLICES[:3]:
+        assert (cloud.folder / host / "train-less/exit").read_text() == "143\n"
+
+
+def test_number_of_slices_is_fixed_until_delete(cloud):
+    assert tpu(cloud, *several()).returncode == 0
+    result = tpu(cloud, "run", *TYPE, "--queued", "pod", "c.py", "--workdir=/w")
+    assert result.returncode == 2
+    assert "requested with --type v5litepod-16 --queued --slices 2; delete" in result.stderr
+    result = tpu(cloud, "follow", "--slice", "2", "pod")
+    assert result.returncode == 2 and "--slice must be less than 2, not 2" in result.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (("run", "--slices", "0", "pod"), "--slices must be a positive whole number, not '0'"),
         ((), "a command is required"),
         (("launch",), "unknown command launch"),
         (("run",), "NAME is required"),
