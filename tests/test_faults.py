@@ -301,7 +301,7 @@ def test_data_set_that_is_not_prepared(fault, smallest, tmp_path):
 
 
 def test_tensor_axis_over_several_processes():
-    devices = [SimpleNamespace(process_index=number // 2) for number in range(8)]
+    devices = [SimpleNamespace(platform="cpu", process_index=number // 2) for number in range(8)]
     with pytest.raises(UserError, match=r"mesh\.tensor=4 spans several processes"):
         make_mesh({"data": -1, "tensor": 4}, devices)
 
