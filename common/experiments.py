@@ -3,6 +3,7 @@
 A case is one experiment of a paper, such as a model at one depth. Each case has a run for every seed.
 """
 
+import importlib
 import itertools
 import json
 import re
@@ -128,8 +129,17 @@ class ExperimentSuite:
         return self.out / "runs" / name
 
     def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
-        """Loads the data. Returns the completed configuration and the task, for `common.train.loop`."""
-        raise NotImplementedError
+        """Loads the data by the paper's `run.prepare`.
+
+        Returns:
+          The completed configuration and the task, for `common.train.loop`.
+
+        Raises:
+          UserError: the configuration names no paper, or it or its data are invalid.
+        """
+        paper = config.get("paper") or ""
+        check(paper.isidentifier(), "the configuration names no paper: set its field paper")
+        return importlib.import_module(f"{paper}.run").prepare(config, self.mesh)
 
     def override(self, config: ConfigDict, **values: object) -> ConfigDict:
         """Applies the overrides of the command line and then `values` to `config`; returns `config`.
@@ -218,6 +228,9 @@ class ExperimentSuite:
         def is_same(stored: dict) -> bool:
             stored, requested = flatten(stored), flatten(_requested(config))
             unchanged = changed(config) < (workdir / SUMMARY).stat().st_mtime
+            if not config.eval.test:
+                # A sweep only reads validation curves, so it also accepts runs with test results.
+                stored["eval.test"] = False
             if not has_checkpoints(workdir):
                 # A run without checkpoints cannot be continued, so newer data files do not make it invalid. Ignore
                 # fields that configurations have gained since the run: the run used their present defaults.
@@ -227,9 +240,6 @@ class ExperimentSuite:
                 }
                 new = requested.keys() - stored.keys() - overridden
                 requested = {name: value for name, value in requested.items() if name not in new}
-                if not config.eval.test:
-                    # A sweep only reads validation curves, so it also accepts runs with test results.
-                    stored["eval.test"] = False
             return unchanged and stored == requested
 
         if cached_json(workdir / REQUESTED_CONFIG, is_same) is None:

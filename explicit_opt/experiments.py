@@ -19,9 +19,9 @@ from common.report.runs import Run
 from common.report.table import mean_std
 from common.storage.folders import open_folder, shown
 from common.train.state import initial_params
-from common.train.task import ModelState, Task
+from common.train.task import ModelState
 from configs import explicit
-from explicit_opt import figures, run
+from explicit_opt import figures
 from explicit_opt.baselines import kept_baselines
 from explicit_opt.digits import Digits
 from explicit_opt.language import NextToken
@@ -82,9 +82,6 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def named(self, name: str) -> str:
         """Appends the protocol to the name of a run or file, except for the protocol "ours"."""
         return name if self.protocol == "ours" else f"{name}_{self.protocol}"
-
-    def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
-        return run.prepare(config, self.mesh)
 
     def configuration(self, config: ConfigDict, **values: object) -> ConfigDict:
         """Returns `config` at the suite's scale, with the command line's overrides and then the overrides `values`."""

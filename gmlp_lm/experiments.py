@@ -21,7 +21,6 @@ from common.report.table import mean_std
 from common.storage.folders import open_folder, shown
 from common.tasks.language_modelling import LanguageModelling
 from common.track.tracker import write_whole
-from common.train.task import Task
 from configs import language
 from gmlp_lm import figures, run
 from gmlp_lm.model import language_model
@@ -79,9 +78,6 @@ class ExperimentSuite(experiments.ExperimentSuite):
     recipe: str = "fixed"
     corpora: tuple[str, ...] = ("wikitext2",)
     data_paths: dict[str, Path] = field(default_factory=dict)
-
-    def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
-        return run.prepare(config, self.mesh)
 
     def configuration(self, kind: str, corpus: str, seed: int) -> ConfigDict:
         """Returns the configuration of one run. `kind` is a key of KINDS."""

@@ -19,7 +19,6 @@ from common.report.runs import Run, load_local
 from common.report.table import Table
 from common.report.verdict import MARGINS
 from common.track.tracker import write_whole
-from common.train.task import Task
 from perception import baseline, budget, datasets, finetuning, report_page, richness, run
 from perception.budget import Cost, Plan, format_seconds
 from perception.conclusions import (
@@ -58,9 +57,6 @@ class ExperimentSuite(experiments.ExperimentSuite):
     spec: str = ""
     margin: float = field(default=MARGINS[METRIC])
     only: tuple[str, ...] = ()
-
-    def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
-        return run.prepare(config, self.mesh)
 
     def configuration(self, way: str, seed: int) -> ConfigDict:
         """Returns the configuration of one run. The default backbone is that of the pretrained weights.

@@ -13,7 +13,6 @@ from common import experiments
 from common.config import check, check_choice
 from common.experiments import Side
 from common.track.tracker import SUMMARY
-from common.train.task import Task
 from configs.perception import get_config
 from perception import printed, run
 from perception.backbones import BACKBONES
@@ -88,9 +87,6 @@ class ExperimentSuite(experiments.ExperimentSuite):
     modes: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)
     weights: dict[str, Path] = field(default_factory=dict)
-
-    def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
-        return run.prepare(config, self.mesh)
 
     def cases(self) -> list[Case]:
         """Returns the selected cells of Table 1, row by row.

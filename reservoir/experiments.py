@@ -14,8 +14,7 @@ from common.experiments import Experiment, Side
 from common.report.groups import Group
 from common.report.runs import Run
 from common.storage.folders import shown
-from common.train.task import Task
-from reservoir import downstream, finetuning, run
+from reservoir import downstream
 from reservoir.layers import layers_of
 from reservoir.placement import placement
 from reservoir.targets import (
@@ -47,10 +46,6 @@ class ExperimentSuite(experiments.ExperimentSuite):
     models: tuple[str, ...] = ()
     data_paths: dict[str, Path] = field(default_factory=dict)
     finetune: tuple[str, ...] = ()
-
-    def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
-        program = finetuning if config.task == "classification" else run
-        return program.prepare(config, self.mesh)
 
     def configuration(self, case: Case, seed: int) -> ConfigDict:
         """Returns the configuration of one run.

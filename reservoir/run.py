@@ -52,10 +52,6 @@ def validate(config: ConfigDict) -> None:
       UserError: a field is missing or out of range.
     """
     with complete("--config"):
-        check(
-            config.task != "classification",
-            "--config.task=classification is for fine-tuning: use reservoir.finetune",
-        )
         loop.validate(config)
         if own_task(config.task):
             return
@@ -74,7 +70,7 @@ def prepare(config: ConfigDict, mesh: Mesh, read_data: bool = True) -> tuple[Con
     Raises:
       UserError: the configuration, the data or the pretraining run is invalid.
     """
-    if not read_data and config.get("task") == "classification":
+    if config.get("task") == "classification":
         from reservoir import finetuning
 
         return finetuning.prepare(config, mesh, read_data)

@@ -1,17 +1,14 @@
 """Compares groups of finished runs: python -m common.report GROUP_A GROUP_B --out=DIR"""
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from common.config import check, check_folder, parser_for, positive_int_arg
 from common.runtime import program
-from common.storage.folders import copy_of, output
+from common.storage.folders import copy_of
 
 if TYPE_CHECKING:
-    from common.report.groups import Layers
     from common.report.runs import Run
 
 
@@ -31,19 +28,6 @@ def _one(argument: str) -> "Run":
         f"--examples: {argument} names {len(runs)} runs, but each argument must name one run",
     )
     return runs[0]
-
-
-def _layers_of(config: Mapping[str, Any]) -> "Layers | None":
-    """Counts the layers of a configuration by the paper's `PAPER.layers.layers_of`, or else by the default rule."""
-    from common.report import groups
-
-    # The oldest runs lack the field `paper`. All of these runs are of the paper "reservoir".
-    paper = str(config.get("paper", "reservoir"))
-    try:
-        module = import_module(f"{paper}.layers") if paper.isidentifier() else groups
-    except ModuleNotFoundError:
-        module = groups
-    return getattr(module, "layers_of", groups.layers_of)(config)
 
 
 def _parser() -> ArgumentParser:
@@ -129,10 +113,9 @@ def main() -> None:
 
 def _compare(options: Namespace) -> None:
     """Prints and writes the tables of the groups, and writes the figures."""
-    from common.report import comparison, figures, versus
-    from common.report.groups import differences, groups
+    from common.report import side_by_side, versus
+    from common.report.groups import groups
     from common.report.runs import load_wandb
-    from common.report.table import publish
 
     margins = versus.parse_margins(options.margin)
     check(
@@ -141,38 +124,17 @@ def _compare(options: Namespace) -> None:
     )
     check_folder("--out", options.out)
     if options.wandb:
-        compared = groups(load_wandb(options.wandb), layers_of=_layers_of)
+        compared = groups(load_wandb(options.wandb), layers_of=side_by_side.layers_of)
     else:
-        compared = versus.named_groups(options.runs, _layers_of)
-    comparisons = versus.against_first(compared, margins)
-    known = {one.metric for _, one in comparisons} | {compared[0].curves[0].name}
-    for metric in (margin.partition("=")[0] for margin in options.margin):
-        check(metric in known, f"--margin={metric}: no comparison of these runs has this metric")
-    measure = (options.axis, options.horizon)
-    tables = {
-        "runs": comparison.run_table(compared),
-        "differences": differences(compared),
-        "aucc": comparison.aucc_table(compared, *measure),
-        "times": comparison.time_table(compared, *measure, reference=options.reference),
-        "seeds": comparison.seed_table(compared, *measure),
-    }
-    if comparisons:
-        tables["verdicts"] = versus.verdict_table(compared[0], comparisons)
-        sentences = versus.sentence_table(compared)
-        tables |= {"sentences": sentences} if sentences else {}
-    drawn = {"curves": figures.curves_figure(compared, *measure)}
-    if all(group.layers for group in compared):
-        for x in ("updatable", "total"):
-            drawn[f"layers_{x}"] = figures.layers_figure(compared, x, *measure)
-    paths = {name: options.out / f"{name}.png" for name in drawn}
-    with output(options.out):
-        for name, table in tables.items():
-            publish(options.out / name, *table)
-            if name == "verdicts":
-                print(versus.explanation(comparisons, compared))
-        for name, figure in drawn.items():
-            figure.savefig(paths[name])
-    print(f"figures: {', '.join(map(str, paths.values()))}")
+        compared = versus.named_groups(options.runs, side_by_side.layers_of)
+    side_by_side.write(
+        compared,
+        options.out,
+        margins=margins,
+        axis=options.axis,
+        horizon=options.horizon,
+        reference=options.reference,
+    )
 
 
 if __name__ == "__main__":

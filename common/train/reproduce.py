@@ -5,13 +5,16 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ml_collections import ConfigDict
 
 from common import config
 from common.config import check
 from common.storage.folders import open_folder, open_path, output
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
 
 CLAIMS = "claims"
 """Name of the target that every paper has: the table of the paper's claims."""
@@ -100,6 +103,19 @@ def add_fairness(parser: ArgumentParser) -> None:
     )
 
 
+def make_mesh_of(fields: Iterable[str]) -> "Mesh":
+    """Returns the mesh of the overrides "--config.mesh.NAME=VALUE" among `fields`; by default all devices are on data.
+
+    Raises:
+      UserError: a field or a size of the mesh is invalid.
+    """
+    from common.sharding import make_mesh
+
+    axes = ConfigDict({"mesh": {"data": -1, "fsdp": 1, "tensor": 1}})
+    config.override_all(axes, [f for f in fields if f.startswith("--config.mesh.")])
+    return make_mesh(axes.mesh)
+
+
 def reproduce(
     paper: str,
     targets: Mapping[str, str],
@@ -123,7 +139,6 @@ def reproduce(
 
     from common.experiments import parse_sweep
     from common.runtime.signals import unless_stopped
-    from common.sharding import make_mesh
 
     make = importlib.import_module(f"{paper}.experiments").ExperimentSuite
     check(
@@ -134,9 +149,7 @@ def reproduce(
         not options.kept or not (options.turns or options.sweep),
         "--kept trains nothing: leave out --turns and --sweep",
     )
-    mesh = ConfigDict({"mesh": {"data": -1, "fsdp": 1, "tensor": 1}})
-    config.override_all(mesh, [f for f in fields if f.startswith("--config.mesh.")])
-    mesh = make_mesh(mesh.mesh)
+    mesh = make_mesh_of(fields)
     fair = {"turns": options.turns, "sweep": parse_sweep(options.sweep)}
     suite = make(options.scale, options.seeds, fields, out, mesh, **fair, **more)
     if getattr(options, "dry_run", False):

@@ -1,0 +1,138 @@
+"""Trains several cases of an experiment and compares them: python -m common.compare --config=FILE --case A --case B X=1
+
+Every case is tuned on the same grid (--sweep), trained with the same seeds, and compared with the first case.
+"""
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from ml_collections import ConfigDict
+
+from common import config
+from common.config import check
+from common.experiments import ExperimentSuite, parse_sweep
+from common.runtime import program
+from common.storage.folders import open_folder
+
+
+@dataclass(frozen=True)
+class Cases(ExperimentSuite):
+    """Cases of an experiment, each a configuration file with overrides of its own.
+
+    Attributes:
+      spec: the configuration file of all cases, "FILE" or "FILE:ARGUMENT".
+      overrides: name of a case -> configuration field -> value as text. The field "config" names another file.
+    """
+
+    spec: str = ""
+    overrides: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def configuration(self, name: str, seed: int) -> ConfigDict:
+        """Returns the configuration of a run. A case's values may contain "{seed}".
+
+        Raises:
+          UserError: the file does not exist, a field is unknown, or a value is invalid.
+        """
+        fields = dict(self.overrides[name])
+        loaded = self.override(config.load(fields.pop("config", self.spec)))
+        for key, text in fields.items():
+            config.override(loaded, key, text.replace("{seed}", str(seed)))
+        loaded.seed = seed
+        return loaded
+
+
+def parse_cases(options: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
+    """Parses the values of --case, each a name and then FIELD=VALUE texts. Returns name -> field -> value.
+
+    Raises:
+      UserError: fewer than two cases, a name is repeated or no file name, or a field is malformed or repeated.
+    """
+    cases: dict[str, dict[str, str]] = {}
+    for name, *texts in options:
+        check(
+            re.fullmatch(r"\w[\w.-]*", name) is not None,
+            f"--case {name}: the name is that of a folder, so use letters, digits, '_', '-' and '.'",
+        )
+        check(name not in cases, f"--case {name}: two cases have this name")
+        fields: dict[str, str] = {}
+        for text in texts:
+            key, equals, value = text.partition("=")
+            key = key.removeprefix("--config.").removeprefix("config.")
+            check(bool(key and equals), f"--case {name} {text}: give FIELD=VALUE")
+            check(key != "seed", f"--case {name} {text}: all cases have the seeds of --seeds")
+            check(key not in fields, f"--case {name}: {key} is given twice")
+            fields[key] = value
+        cases[name] = fields
+    check(len(cases) > 1, "give at least two cases: --case NAME [FIELD=VALUE ...]")
+    return cases
+
+
+def main() -> None:
+    from common.train.reproduce import add_fairness, make_mesh_of
+
+    parser = config.parser_for("common.compare")
+    parser.add_argument(
+        "--config", required=True, metavar="FILE[:ARG]", help="configuration file of all cases"
+    )
+    parser.add_argument(
+        "--case",
+        nargs="+",
+        action="append",
+        default=[],
+        metavar=("NAME", "FIELD=VALUE"),
+        help="a case and its configuration fields, such as --case small model.width=64; config=FILE[:ARG] takes another"
+        " file; {seed} in a value becomes the seed. All cases are compared with the first",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=config.positive_int_arg("--seeds"),
+        default=3,
+        help="runs of each case, with seeds 1, 2, ... (default: 3, the least for a verdict)",
+    )
+    parser.add_argument("--out", type=open_folder, default=Path("runs/compare"), metavar="DIR")
+    parser.add_argument(
+        "--margin",
+        action="append",
+        default=[],
+        metavar="METRIC=X",
+        help="margin of equivalence, such as bleu=0.5",
+    )
+    add_fairness(parser)
+    parser.epilog = (
+        "Any field of the configuration is an option for all cases: --config.train.steps=100"
+    )
+    fields, rest = config.split_fields(sys.argv[1:])
+    options = parser.parse_args(rest)
+    config.check_folder("--out", options.out)
+
+    from common.report import side_by_side
+    from common.report.groups import Group
+    from common.report.versus import parse_margins
+    from common.runtime.signals import unless_stopped
+
+    margins = parse_margins(options.margin)
+    suite = Cases(
+        *("", options.seeds, fields, options.out, make_mesh_of(fields)),
+        turns=options.turns,
+        sweep=parse_sweep(options.sweep),
+        spec=options.config,
+        overrides=parse_cases(options.case),
+    )
+    experiments = {name: partial(suite.configuration, name) for name in suite.overrides}
+    for make in experiments.values():
+        make(1)  # Report a wrong field before the first training.
+    runs = unless_stopped(lambda: suite.runs(experiments))
+    compared = [
+        Group(name, name, tuple(ran), side_by_side.layers_of(ran[0].config))
+        for name, ran in runs.items()
+    ]
+    axis = "seconds" if options.turns else "step"
+    side_by_side.write(compared, options.out, margins=margins, axis=axis)
+
+
+if __name__ == "__main__":
+    program.run(main)

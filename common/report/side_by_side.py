@@ -1,0 +1,77 @@
+"""Prints and writes all tables and figures that compare groups of runs."""
+
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from common.config import check
+from common.report import comparison, figures, groups, versus
+from common.report.groups import Group, Layers
+from common.report.table import publish
+from common.storage.folders import output
+
+
+def layers_of(config: Mapping[str, Any]) -> Layers | None:
+    """Counts the layers of a configuration by the paper's `PAPER.layers.layers_of`, or else by the default rule."""
+    # The oldest runs lack the field `paper`. All of these runs are of the paper "reservoir".
+    paper = str(config.get("paper", "reservoir"))
+    try:
+        module = import_module(f"{paper}.layers") if paper.isidentifier() else groups
+    except ModuleNotFoundError:
+        module = groups
+    return getattr(module, "layers_of", groups.layers_of)(config)
+
+
+def write(
+    compared: Sequence[Group],
+    out: Path,
+    *,
+    margins: Mapping[str, float],
+    axis: str = "seconds",
+    horizon: float | str = "longest",
+    reference: str = "own",
+) -> None:
+    """Prints the tables of the groups, and writes tables and figures to `out`. Each group is compared with the first.
+
+    Args:
+      margins: metric -> margin of equivalence.
+      axis: x-axis of the area under the curve.
+      horizon: end of the area on this axis: a number, "longest" or "shortest" run.
+      reference: "own" or "all": whose best value the table of times refers to.
+
+    Raises:
+      UserError: the runs cannot be compared, or no comparison has the metric of a changed margin.
+    """
+    comparisons = versus.against_first(compared, margins)
+    known = {one.metric for _, one in comparisons} | {compared[0].curves[0].name}
+    for metric, margin in margins.items():
+        check(
+            metric in known or margin == versus.MARGINS.get(metric),
+            f"--margin={metric}: no comparison of these runs has this metric",
+        )
+    measure = (axis, horizon)
+    tables = {
+        "runs": comparison.run_table(compared),
+        "differences": groups.differences(compared),
+        "aucc": comparison.aucc_table(compared, *measure),
+        "times": comparison.time_table(compared, *measure, reference=reference),
+        "seeds": comparison.seed_table(compared, *measure),
+    }
+    if comparisons:
+        tables["verdicts"] = versus.verdict_table(compared[0], comparisons)
+        sentences = versus.sentence_table(compared)
+        tables |= {"sentences": sentences} if sentences else {}
+    drawn = {"curves": figures.curves_figure(compared, *measure)}
+    if all(group.layers for group in compared):
+        for x in ("updatable", "total"):
+            drawn[f"layers_{x}"] = figures.layers_figure(compared, x, *measure)
+    paths = {name: out / f"{name}.png" for name in drawn}
+    with output(out):
+        for name, table in tables.items():
+            publish(out / name, *table)
+            if name == "verdicts":
+                print(versus.explanation(comparisons, compared))
+        for name, figure in drawn.items():
+            figure.savefig(paths[name])
+    print(f"figures: {', '.join(map(str, paths.values()))}")

@@ -1,0 +1,96 @@
+"""common.compare: trains cases of an experiment, tunes each, and compares them with the first."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from common import compare
+from common.errors import UserError
+from tests.programs import call
+
+DIGITS = ("--config=configs/mnist_explicit.py:tiny", "--config.train.epochs=2")
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.open()))
+
+
+def test_cases_are_tuned_trained_with_all_seeds_and_compared_with_the_first(tmp_path: Path) -> None:
+    command = (
+        *("common.compare", *DIGITS, "--case", "cold", "start=cold", "--case", "zero", "start=zero"),
+        *("--sweep", "optimizer.learning_rate=1e-3,1e-2", "--seeds=2", f"--out={tmp_path}"),
+    )
+    output = call(*command)
+    assert "against cold" in output and "curves.png" in output
+    tried = rows(tmp_path / "sweep.csv")
+    assert [(r["case"], r["optimizer.learning_rate"]) for r in tried] == [
+        *(("cold", "1e-3"), ("cold", "1e-2"), ("zero", "1e-3"), ("zero", "1e-2")),
+    ]
+    chosen = {r["case"]: r["optimizer.learning_rate"] for r in tried if r[""] == "chosen"}
+    runs = sorted(path.parent.name for path in tmp_path.glob("runs/*_seed2_*/summary.json"))
+    assert runs == [f"{case}_seed2_learning_rate={rate}" for case, rate in chosen.items()]
+    verdicts = rows(tmp_path / "verdicts.csv")
+    assert {r["model"] for r in verdicts} == {"zero"}
+    # Two seeds are too few for a verdict.
+    assert all(r["verdict"].startswith("undecided") for r in verdicts if "n=2" in r["mean ± sd"])
+    # The same command trains nothing: it prints the same tables from the finished runs.
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/summary.json")}
+    assert "step 1/" not in call(*command) and rows(tmp_path / "verdicts.csv") == verdicts
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_case_has_its_own_file_and_fields() -> None:
+    cases = compare.parse_cases(
+        [
+            ["a", "config=configs/enwik8_gpt.py:fixed,tiny"],
+            ["b", "--config.head_start=mine_{seed}:f", "config.train.steps=7"],
+        ]
+    )
+    suite = compare.Cases(
+        *("", 1, ["--config.train.steps=5"], Path("out"), None),
+        spec="configs/enwik8_gmlp.py:fixed,tiny",
+        overrides=cases,
+    )
+    a, b = suite.configuration("a", 3), suite.configuration("b", 3)
+    assert (a.model.kind, a.train.steps, a.seed) == ("gpt", 5, 3)
+    # A case's own value overrides the one for all cases.
+    assert (b.model.kind, b.train.steps, b.head_start) == ("gmlp", 7, "mine_3:f")
+
+
+@pytest.mark.parametrize(
+    ("cases", "message"),
+    [
+        ([], "at least two cases"),
+        ([["a"]], "at least two cases"),
+        ([["a"], ["a"]], "two cases have this name"),
+        ([["a/b"], ["c"]], "the name is that of a folder"),
+        ([["model.width=3"], ["c"]], "the name is that of a folder"),
+        ([["a", "width"], ["b"]], "give FIELD=VALUE"),
+        ([["a", "=3"], ["b"]], "give FIELD=VALUE"),
+        ([["a", "seed=3"], ["b"]], "all cases have the seeds of --seeds"),
+        ([["a", "x=1", "config.x=2"], ["b"]], "x is given twice"),
+    ],
+)
+def test_malformed_cases_are_refused(cases: list, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        compare.parse_cases(cases)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--case", "a", "--case", "b", "widht=3"), "unknown option --config.widht"),
+        (("--case", "a", "--case", "b", "seeds=3"), "did you mean seed"),
+        (("--case", "a", "--case", "b", "config=missing.py"), "no configuration file missing.py"),
+        (("--case", "a", "--case", "b", "--sweep", "rate"), "--sweep rate must be FIELD=VALUE"),
+        (("--case", "a", "--case", "b", "--margin=accuracy"), "give METRIC=NUMBER"),
+        (("--case", "a", "--case", "b", "--config.seed=x"), "--config.seed must be a whole number"),
+    ],
+)
+def test_wrong_fields_are_refused_before_training(
+    tmp_path: Path, options: tuple[str, ...], message: str
+) -> None:
+    output = call("common.compare", *DIGITS, *options, f"--out={tmp_path / 'out'}", code=2)
+    assert message in output and output.count("\n") == 1
+    assert not (tmp_path / "out").exists()
