@@ -99,7 +99,7 @@ class GroupedAttention(Attention):
         return None
 
     def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
-        """Returns the outputs (B, L, D). All queries attend only to the first `context.lengths_B` positions, without padding."""
+        """Returns the outputs (B, L, D). Queries attend to the first `context.lengths_B` positions, not to padding."""
         query, keys, values = self._all(x_BLD, jnp.arange(x_BLD.shape[1]), fold(key, 0))
         y_BLHK = attend(
             query,

@@ -220,7 +220,7 @@ def test_damaged_rows_are_skipped_and_counted(tmp_path) -> None:
         ({"text": "x", "label": None}, "the label is missing"),
         ({"text": "x", "label": float("nan")}, "the label is missing"),
         ({"text": "x"}, "the label is missing"),
-        ({"text": "x", "label": ["a", "b"]}, "the label is a list, but each text needs one label"),
+        ({"text": "x", "label": ["a", "b"]}, "the label is a list, but each text must have one label"),
         ({"text": "\ud800", "label": "spam"}, "contains a lone surrogate"),
     ],
 )
@@ -381,7 +381,7 @@ BAD_FOLDERS = {
     "test alone": ({"test.csv": FEW}, "a split test but no train.csv"),
     "splits and more": (
         {"train.csv": FEW, "old.csv": FEW},
-        "further tables that are no split: old",
+        "other tables that are not splits: old",
     ),
     "labels only in the test": (
         {

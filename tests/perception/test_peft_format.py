@@ -122,7 +122,7 @@ ONES = np.ones((2, 2), np.float32)
         ({}, {"lora_alpha": "x"}, "lora_alpha must be a number"),
         ({NORM: ONES}, {}, "LayerNorm.weight is not supported"),
         ({UNKNOWN: ONES}, {}, "encoder.layer.0.other is not a linear layer of the family bert"),
-        ({f"base_model.model.{BERT}.lora_B.weight": ONES[:, :1]}, {}, "of .*dense do not match"),
+        ({f"base_model.model.{BERT}.lora_B.weight": ONES[:, :1]}, {}, "of .*dense is missing or has the wrong shape"),
     ],
 )
 def test_unsupported_adapter_raises_error(tensors, fields, told, tmp_path) -> None:

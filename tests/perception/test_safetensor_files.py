@@ -144,7 +144,7 @@ DAMAGE = {
         lambda folder: (folder / "two.safetensors").unlink(),
         f"{INDEX} lists two.safetensors, which does not exist",
     ),
-    "a wrong index": (_moved, f"{INDEX} lists tensor a in two.safetensors, which lacks it"),
+    "a wrong index": (_moved, f"{INDEX} lists tensor a in two.safetensors, but two.safetensors does not contain it"),
     "no index": (_index("[1"), f"{INDEX} is damaged"),
     "an index of nothing": (_index('{"metadata": {}}'), f"{INDEX} is damaged: KeyError"),
     "an index of lists": (_index('{"weight_map": {"a": []}}'), f"{INDEX} is damaged"),
