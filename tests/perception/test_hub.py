@@ -57,7 +57,10 @@ def test_directory_takes_precedence_over_the_cache(cache, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("name", ["org/other", "org/model@v2", "a/b/c", "../model", "-"])
 def test_unknown_name_raises_error_that_names_cache_and_option(name: str, cache) -> None:
-    with pytest.raises(UserError, match=rf"^--x={name} is not a directory.*download it with --download of perception.train or perception.worth$"):
+    with pytest.raises(
+        UserError,
+        match=rf"^--x={name} is not a directory.*with --download of perception.train or perception.worth$",
+    ):
         hub.locate(Path(name), "--x")
 
 
