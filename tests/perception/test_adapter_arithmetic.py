@@ -109,7 +109,7 @@ def test_incompatible_adapters_and_weights_raise_errors(base) -> None:
     with pytest.raises(UserError, match="up, but the base weights do not"):
         merge(fewer, adapter(1))
     wider = {n: jnp.ones((99, 3)) for n in base}
-    with pytest.raises(UserError, match=r"needs a kernel of shape \(16, 16\), but these .*99"):
+    with pytest.raises(UserError, match=r"fits a kernel of shape \(16, 16\), but .*99"):
         merge(wider, adapter(1))
 
 
