@@ -1,4 +1,4 @@
-"""Is pretraining worth it? `lora` and `quantize` bring adapters and quantized kernels to any Flax NNX model."""
+"""Paper "Is pretraining worth it?". `lora` and `quantize` add adapters and quantized kernels to any Flax NNX model."""
 
 from typing import TYPE_CHECKING
 

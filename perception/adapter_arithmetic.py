@@ -1,4 +1,4 @@
-"""Task arithmetic on LoRA adapters (Ilharco et al., 2022): merging into base weights, and weighted sums.
+"""Merges LoRA adapters into base weights, and adds adapters (task arithmetic; Ilharco et al., 2022).
 
 M inputs, N outputs of a kernel, R rank.
 """
@@ -30,12 +30,12 @@ class Adapter:
 
     @property
     def rank(self) -> int:
-        """The largest rank of all layers."""
+        """The largest rank among the adapter's layers."""
         return max(a.shape[1] for a, _ in self.layers.values())
 
 
 def of_values(values: Params, lora: Lora, base: str) -> Adapter:
-    """Returns the adapter in a model's parameters, with names that begin with "encoder/". B includes the scale."""
+    """Returns the adapter of the layers named "encoder/..." in `values`. B is multiplied by the LoRA scale."""
     names = [name.removesuffix(f"/{A}") for name in values if name.endswith(f"/{A}")]
     return Adapter(
         base,
@@ -50,9 +50,9 @@ def of_values(values: Params, lora: Lora, base: str) -> Adapter:
 
 
 def combine(adapters: Sequence[tuple[Adapter, float]]) -> Adapter:
-    """Returns the exact weighted sum of (adapter, weight) pairs. Its rank is the sum of the adapters' ranks.
+    """Returns the exact weighted sum of (adapter, weight) pairs.
 
-    An adapter that lacks a layer leaves this layer unchanged.
+    The rank of a layer is the sum of its ranks in all adapters. An adapter without a layer adds nothing to that layer.
 
     Raises:
       UserError: the adapters were trained on different weights, or have layers of different shapes.
@@ -62,8 +62,8 @@ def combine(adapters: Sequence[tuple[Adapter, float]]) -> Adapter:
     for number, other in known[1:]:
         check(
             other == base,
-            f"adapters {first} and {number} were trained on different weights (fingerprints {base[:12]} and"
-            f" {other[:12]}) and cannot be added",
+            f"adapters {first} and {number} cannot be added: their base weights differ (fingerprints {base[:12]}"
+            f" and {other[:12]})",
         )
     layers = {}
     for name in dict.fromkeys(name for adapter, _ in adapters for name in adapter.layers):
@@ -71,8 +71,8 @@ def combine(adapters: Sequence[tuple[Adapter, float]]) -> Adapter:
         shapes = [(a_MR.shape[0], b_RN.shape[1]) for (a_MR, b_RN), _ in parts]
         check(
             len({*shapes}) == 1,
-            f"layer {name} has the shapes {' and '.join(map(str, dict.fromkeys(shapes)))} in the adapters, which cannot"
-            " be added",
+            f"the adapters cannot be added: layer {name} has the shapes"
+            f" {' and '.join(map(str, dict.fromkeys(shapes)))}",
         )
         layers[name] = (
             jnp.concatenate([a_MR for (a_MR, _), _ in parts], axis=1),
@@ -85,16 +85,19 @@ def merge(values: Params, adapter: Adapter, weight: float = 1.0) -> Params:
     """Returns the encoder's parameters plus `weight` times the adapter. Weight -1 undoes a merge, up to rounding.
 
     Raises:
-      UserError: the encoder lacks a layer of the adapter, or a kernel has another shape than the adapter needs.
+      UserError: a layer of the adapter is missing from `values`, or its kernel does not have the shape of A B.
     """
     merged = dict(values)
     for name, (a_MR, b_RN) in adapter.layers.items():
         kernel = values.get(f"{name}/{KERNEL}")
-        check(kernel is not None, f"the adapter changes layer {name}, which these weights lack")
+        check(
+            kernel is not None,
+            f"the adapter has the layer {name}, but the base weights do not: use the weights it was trained on",
+        )
         shape = (a_MR.shape[0], b_RN.shape[1])
         check(
             kernel.shape == shape,
-            f"layer {name}: the adapter needs a kernel of shape {shape}, but these weights have shape {kernel.shape}",
+            f"layer {name}: the adapter fits a kernel of shape {shape}, but the base weights have shape {kernel.shape}",
         )
         change = jnp.matmul(a_MR, b_RN, precision=jax.lax.Precision.HIGHEST)
         merged[f"{name}/{KERNEL}"] = kernel + weight * change

@@ -1,4 +1,4 @@
-"""Implements the commands of perception.adapters."""
+"""Implements the commands of the program perception.adapters: merge, unmerge, add, peft, export and quantize."""
 
 import json
 import sys
@@ -37,11 +37,11 @@ from perception.quantized import costs
 from perception.safetensor_files import require_empty, staged
 
 MARK = "adapter.json"
-"""File beside an adapter in PEFT's format, with the fingerprint and the family of the base weights."""
+"""File beside an adapter in PEFT's format that stores the fingerprint and the family of the base weights."""
 
 
 class Opened(NamedTuple):
-    """An adapter and its origin.
+    """An adapter and its base model.
 
     Attributes:
       family: family of the base model.
@@ -72,9 +72,9 @@ def merge(options: Namespace) -> None:
 
 
 def _require_same(base: Pretrained, fingerprint: str, what: str, quantize: str) -> None:
-    """Raises a UserError if the weights have another fingerprint; "" is unknown.
+    """Raises a UserError unless the weights of `base` have this fingerprint. "" (unknown) always passes.
 
-    A run that was trained on quantized weights (`quantize`) may also use the file of these quantized weights.
+    `base` may also be the base weights quantized to `quantize`, the format of the run that trained the adapter.
     """
     quantized = base.quantization
     same = quantized is not None and (quantized.kind, quantized.base) == (quantize, fingerprint)
@@ -86,7 +86,7 @@ def _require_same(base: Pretrained, fingerprint: str, what: str, quantize: str) 
 
 
 def unmerge(options: Namespace) -> None:
-    """Subtracts an adapter from merged weights and writes the difference: the base weights, up to rounding."""
+    """Subtracts an adapter from merged weights and writes the result. It equals the base weights up to rounding."""
     require_empty(options.out)
     merged = open_model(options.merged, "--merged")
     adapter = open_adapter(options.adapter, options.mesh, weights=options.merged).adapter
@@ -130,7 +130,8 @@ def peft(options: Namespace) -> None:
     _require_same(base, fingerprint, what, config.quantize)
     _warn_if_quantized(base, config.quantize, what, options.mesh)
     lora = make_lora(config)
-    # With alpha equal to the rank, the matrices do not include the scale.
+    # PEFT applies the scale when it loads the adapter, so B is written without it: alpha equal to the rank gives scale
+    # 1.
     unscaled = replace(lora, alpha=lora.rank, stabilized=False)
     adapter = adapter_arithmetic.of_values(trained.values.trainable, unscaled, fingerprint)
     with staged(options.out) as folder:
@@ -174,7 +175,7 @@ def export(options: Namespace) -> None:
 
 
 def quantize(options: Namespace) -> None:
-    """Writes the table of size and relative quantization error of every kernel to --out, or prints the table.
+    """Writes a table with the size and relative quantization error of every kernel to --out, or prints it.
 
     --save writes the quantized weights.
     """
@@ -229,10 +230,11 @@ def open_adapter(
 def _base_of_adapter(
     config: ConfigDict, path: Path, option: str, weights: Path | None
 ) -> Pretrained:
-    """Returns the base model of a run with an adapter.
+    """Returns the base model of a run that trained an adapter.
 
     Raises:
-      UserError: the run has no adapter, or has reinitialised embedding tables, which an adapter lacks.
+      UserError: the run trained no adapter, or reinitialised embedding tables. An adapter does not contain these
+        tables.
     """
     check(
         config.finetune == "lora",
@@ -250,7 +252,7 @@ def _base_of_adapter(
 
 
 def _warn_if_quantized(base: Pretrained, kind: str, what: str, mesh: Mesh) -> None:
-    """Prints a warning if a run was trained on quantized weights that differ from `base`, and by how much."""
+    """Prints a warning and the quantization errors if the run used quantized weights but `base` is not quantized."""
     if kind == "none" or (base.quantization and base.quantization.kind == kind):
         return
     errors = [
@@ -266,7 +268,7 @@ def _warn_if_quantized(base: Pretrained, kind: str, what: str, mesh: Mesh) -> No
 
 
 def _saved(path: Path, weights: Path | None) -> Opened:
-    """Opens an adapter in PEFT's format. If MARK is missing, another program has written the adapter."""
+    """Opens an adapter in PEFT's format. Without the file MARK, the family is read from the base weights."""
     mark = _read_mark(path / MARK)
     fields = peft_format.read_config(path)
     name = fields.get("base_model_name_or_path", "")
@@ -292,19 +294,19 @@ def _read_mark(path: Path) -> dict[str, str] | None:
 
 
 def _folder(name: str) -> Path | None:
-    """Returns the directory of a model by its name: a directory, or a hub name in the local cache."""
+    """Returns the directory of a model whose name is a directory or a hub name in the local cache, or None."""
     return Path(name) if name and Path(name).is_dir() else hub.cached(name)
 
 
 def _save(folder: Path, opened: Opened, lora: Lora | None) -> None:
-    """Writes an adapter that `open_adapter` and PEFT can read; `lora` is that of `peft_format.write`."""
+    """Writes an adapter that `open_adapter` and PEFT can read. `lora` is the argument of `peft_format.write`."""
     peft_format.write(folder, opened.adapter, opened.family, lora, opened.source)
     mark = {"base": opened.adapter.base, "family": opened.family}
     (folder / MARK).write_text(json.dumps(mark) + "\n")
 
 
 def wanted_parameters(shape: Backbone, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns name -> shape, dtype and sharding of every encoder parameter."""
+    """Returns the shape, dtype and sharding of every encoder parameter by name."""
     abstract_model = variables.abstract(lambda: backbone(shape, rngs=variables.ParamKeys(0)))
     return abstract(abstract_model.trainable, mesh)
 

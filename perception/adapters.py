@@ -1,10 +1,10 @@
 """Merges, adds and exports adapters: python -m perception.adapters merge|unmerge|add|peft|export|quantize (--help)
 
 An ADAPTER is a run that was trained with --config.finetune=lora, or a directory in PEFT's format, such as the output of
-`add` and `peft`. Weights are directories in Hugging Face format (config.json and safetensors). The classification head
-is not part of an adapter; `peft` and `export` write the head to a subdirectory.
+`add` and `peft`. Weights are directories in Hugging Face format (config.json and safetensors). An adapter does not
+contain the classification head. `peft` and `export` write the head to a subdirectory.
 
---config.mesh.data, .fsdp and .tensor are the mesh; by default parameters are sharded over all devices (fsdp).
+--config.mesh.data, .fsdp and .tensor set the mesh. By default parameters are sharded over all devices (fsdp).
 """
 
 import sys
@@ -54,7 +54,7 @@ def main() -> None:
 
     quantize, _ = command(
         "quantize",
-        "measures size and error of --config.quantize for each kernel, and writes the quantized weights",
+        "measures size and error of each quantized kernel, and writes the quantized weights",
     )
     quantize.add_argument("--pretrained", required=True, **folder)
     quantize.add_argument("--kind", choices=KINDS, default="4bit")

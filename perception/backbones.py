@@ -1,6 +1,6 @@
-"""The paper's backbones (Tables 1 and 2) as settings of one transformer implementation.
+"""Defines the paper's backbones (Tables 1 and 2) as settings of one transformer implementation.
 
-Sizes are those of the published models. OpenELM's sizes follow from layer-wise scaling (Mehta et al., 2024).
+The sizes equal the sizes of the published models. OpenELM's sizes follow from layer-wise scaling (Mehta et al., 2024).
 """
 
 from dataclasses import dataclass, replace
@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Stretch:
-    """Rotary frequencies for longer texts than a model was first trained on (Llama 3.1).
+    """Scaling of rotary frequencies that extends a trained model to longer texts (Llama 3.1).
 
     Attributes:
       factor: divisor of the low frequencies.
-      low, high: numbers of turns within `trained` positions. Frequencies with fewer turns than `low` are divided,
-        frequencies with more turns than `high` are not, and the frequencies between are interpolated.
-      trained: number of positions of the first training.
+      low, high: numbers of turns within `trained` positions. Frequencies with fewer turns than `low` are divided.
+        Frequencies with more turns than `high` stay. The frequencies between are interpolated.
+      trained: number of positions before the extension.
     """
 
     factor: float
@@ -28,10 +28,10 @@ class Relative:
     """Relative positions whose parameters all attention layers share.
 
     Attributes:
-      kind: "bias" for a bias per head and distance (T5, MPNet); "disentangled" for embeddings of distances that are
-        queries and keys too (DeBERTa).
+      kind: "bias" for a bias per head and distance (T5, MPNet); "disentangled" for embeddings of distances, which are
+        also projected to queries and keys (DeBERTa).
       buckets: number of groups of distances. Groups of far distances are wider.
-      farthest: distances from here on share the last group.
+      farthest: smallest distance of the last group. All larger distances are in this group too.
     """
 
     kind: str
@@ -53,27 +53,27 @@ class Backbone:
       embedding_norm: whether the embeddings are normalized.
       first_norm: whether the first attention layer normalizes its input (pre-norm).
       scaled_embeddings: whether the embeddings are multiplied by the square root of the width.
-      learned: number of rows of the table of learned positions; 0 for no such table.
+      learned: number of rows of the table of learned positions; 0 for a model without learned positions.
       first_position: row of the first position in this table.
       types: number of token types (BERT's segments).
       theta: base of the rotary frequencies.
-      rotated: number of features of a head that rotary positions rotate.
+      rotated: number of features of a head to which rotary positions are applied.
       stretch: change of the rotary frequencies for long texts.
-      window: attention reaches the positions at a distance less than `window`; None for full attention.
-      local: for each layer, whether it has the window; () if all layers have it.
-      local_theta: base of the rotary frequencies of layers with the window; None for `theta`.
-      relative: relative positions; None for no such positions.
-      biases: whether (queries, keys and values), (attention output), (feed-forward layers) have biases.
-      gated: the feed-forward layers are gated.
-      parallel: attention and feed-forward read the same normalized input (phi).
-      fused: queries, keys and values come from one matrix (OpenELM).
-      head_norm: queries and keys are normalized (OpenELM).
-      dropout: dropout rates of the sublayer outputs, the embeddings and the attention weights.
+      window: a query attends to positions at a distance below `window`; None for full attention.
+      local: for each layer, whether its attention has the window; () if all layers have the window.
+      local_theta: base of the rotary frequencies in layers with the window; None for the value of `theta`.
+      relative: relative positions; None for a model without relative positions.
+      biases: three flags: whether queries, keys and values have biases; attention outputs; feed-forward layers.
+      gated: whether the feed-forward layers are gated.
+      parallel: whether attention and feed-forward read the same normalized input (phi).
+      fused: whether one matrix computes queries, keys and values (OpenELM).
+      head_norm: whether queries and keys are normalized (OpenELM).
+      dropout: three dropout rates: of sublayer outputs, of embeddings, of attention weights.
       longest: maximum number of positions of the published model.
-      tied: the published model ties its output layer to the embeddings. A backbone has no output layer.
-      scaled_init: initial standard deviations depend on the numbers of inputs and layers (OpenELM). Otherwise all
-        initial standard deviations are 0.02.
-      targets: names of the layers that LoRA adapts in the paper.
+      tied: whether the published model ties its output layer to the embeddings. A backbone has no output layer.
+      scaled_init: whether initial standard deviations depend on the numbers of inputs and layers (OpenELM). Otherwise
+        all initial standard deviations are 0.02.
+      targets: names of the layers to which the paper adds LoRA adapters.
     """
 
     family: str
@@ -156,7 +156,7 @@ def bert(
         activation="gelu",
         dropout=dropout,
         longest=longest,
-        # The pattern in the authors' program adapts layers named "dense", but not BERT's queries, keys and values.
+        # The authors' program adapts the layers named "dense". BERT's queries, keys and values have other names.
         targets=("out", "up", "down"),
     )
 
@@ -231,7 +231,7 @@ def phi(
     epsilon: float = 1e-5,
     dropout: tuple[float, float, float] = (0.1, 0.0, 0.0),
 ) -> Backbone:
-    """phi-2: parallel blocks and partial rotary positions."""
+    """phi-2: attention and feed-forward in parallel, and rotary positions on a part of each head's features."""
     size = width // heads
     return Backbone(
         "phi",
@@ -263,7 +263,7 @@ def divisible(value: float, divisor: int) -> int:
 
 
 def between(first: float, last: float, layers: int) -> list[float]:
-    """Returns one number per layer, linear from `first` to `last` and rounded to two decimals."""
+    """Returns one number per layer, interpolated linearly from `first` to `last` and rounded to two decimals."""
     step = (last - first) / max(layers - 1, 1)
     return [round(first + i * step, 2) for i in range(layers)]
 
@@ -281,10 +281,10 @@ def openelm(
     feed_forward: tuple[float, float] = (0.5, 4.0),
     divisor: int = 256,
 ) -> Backbone:
-    """OpenELM: layer sizes grow linearly from the first to the last layer (Mehta et al., 2024).
+    """OpenELM, whose layer sizes grow linearly from the first to the last layer (Mehta et al., 2024).
 
     Args:
-      groups: query heads for each key-value head.
+      groups: number of query heads for each key-value head.
       attention: total width of the query heads in the first and the last layer, in multiples of the model width.
       feed_forward: number of hidden features in the first and the last layer, in multiples of the model width.
     """

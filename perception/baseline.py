@@ -2,7 +2,7 @@
 
     python -m perception.baseline --workdir=RUN --top=1 < texts
 
-classifies lines with a baseline that `perception.worth` has fitted, as `perception.classify` does with trained runs.
+classifies each line of standard input with a baseline that `perception.worth` has fitted.
 
 E examples, M features, C classes.
 """
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 INVERSE_PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
-"""Candidate inverse penalties (scikit-learn's C), of which validation chooses one."""
+"""Candidate inverse penalties (scikit-learn's C). The validation F1 chooses one."""
 
 
 SOLVED = 20_000_000
-"""Maximum number of nonzero training features for which the regression is solved exactly. Larger regressions use
-stochastic gradients."""
+"""Largest number of nonzero training features for which the regression is solved exactly. Larger regressions are fitted
+by stochastic gradient descent."""
 
 SAMPLE = 50_000
-"""Number of training texts on which the inverse penalty is chosen if the regression uses stochastic gradients."""
+"""Number of training texts for choosing the inverse penalty if the regression is fitted by stochastic gradients."""
 
 
 DATA = (
@@ -65,30 +65,31 @@ DATA = (
 """Fields of `config.data` that determine the examples and their weights."""
 
 LEAST_CHANCE = 1e-9
-"""Lower bound of class probabilities. It is the probability of classes without training examples."""
+"""Lower bound of class probabilities, and the probability of classes without training examples."""
 
 UNSEEN = -100.0
-"""Logit of a class that no training text has, if a text may have several classes. Its probability is almost 0."""
+"""Logit of a class without training texts, if a text may have several classes. The probability is then almost 0."""
 
 MODEL = "model.npz"
-"""File of a run with its `Model`."""
+"""File in a run's directory that stores the fitted `Model`."""
 
 
 def _binary(fitted: Any) -> Sequence[Any]:
-    """Returns the estimators of each class against the rest, or the only one, of `regression`."""
+    """Returns the binary estimators in a result of `regression`: one per class, or a single one for two classes."""
     return getattr(fitted, "estimators_", [fitted])
 
 
 @dataclass(frozen=True)
 class Model:
-    """A fitted classifier.
+    """A fitted TF-IDF classifier.
 
     Attributes:
-      kernel_MN, bias_N: weights and biases of the classes with training examples, float32. For two such classes there
-        is one output, the logit of the second class.
-      seen: numbers of the classes with training examples, (classes with training examples,).
+      kernel_MN, bias_N: weights and biases, float32, with one output for each class with training examples. With two
+        such classes, the only output is the logit of the second class.
+      seen: indices of the classes with training examples, one-dimensional.
       names: names of all C classes.
-      thresholds: with several classes per text, the probability from which on each class is predicted; () with one.
+      thresholds: if a text may have several classes, the smallest probability at which each class is predicted;
+        otherwise ().
     """
 
     features: TfIdf
@@ -100,7 +101,7 @@ class Model:
 
     @classmethod
     def of(cls, features: TfIdf, fitted: Any, names: Sequence[str]) -> "Model":
-        """Makes a model from scikit-learn's regression of `regression`."""
+        """Makes a model from the scikit-learn estimator that `regression` returns."""
         parts = _binary(fitted)
         kernel_MN = np.concatenate([part.coef_ for part in parts]).T.astype(np.float32)
         bias_N = np.concatenate([part.intercept_ for part in parts]).astype(np.float32)
@@ -117,7 +118,7 @@ class Model:
     ) -> "Model":
         """Makes a model for several classes per text. `fit` maps rows, labels (E,) and class to a regression.
 
-        A class that none or all of the texts have is not fitted; its probability is always (almost) 0 or 1.
+        No regression is fitted for a class that none or all of the texts have. Its probability is almost 0 or 1.
         """
         kernel_MC = np.zeros((rows.shape[1], len(names)), np.float32)
         bias_C = np.where(labels_EC.all(0), -UNSEEN, UNSEEN).astype(np.float32)
@@ -132,7 +133,7 @@ class Model:
         return rows @ self.kernel_MN + self.bias_N
 
     def log_probabilities(self, rows: "csr_matrix") -> np.ndarray:
-        """Returns the logarithms of class probabilities (E, C) of TF-IDF rows: one against the rest, normalised."""
+        """Returns the log-probabilities (E, C) of TF-IDF rows: the one-against-rest probabilities, normalised."""
         from scipy.special import expit
 
         chances_EN = expit(self.logits(rows))
@@ -183,10 +184,10 @@ class Baseline(NamedTuple):
     """A fitted baseline.
 
     Attributes:
-      chosen_f1: weighted F1 in percent on the examples by which the inverse penalty was chosen.
+      chosen_f1: weighted F1 in percent on the examples that chose the inverse penalty.
       inverse_penalty: the chosen inverse penalty.
       features: number of features.
-      seconds: time for features and all regressions.
+      seconds: wall time of computing the features and fitting all regressions.
       predictions: class probabilities of the test examples.
       model: the classifier.
     """
@@ -202,7 +203,7 @@ class Baseline(NamedTuple):
 def fit(
     splits: Mapping[str, LabelledText], classes: Sequence[str], balance: bool = False
 ) -> Baseline:
-    """Trains on "train", chooses the inverse penalty on "valid" (without "valid", on "test") and predicts "test".
+    """Trains on "train", chooses the inverse penalty on "valid" (or on "test" without "valid"), and predicts "test".
 
     The texts of an example are joined with a space.
 
@@ -215,7 +216,7 @@ def fit(
     from scipy.special import expit
 
     begun = time.perf_counter()
-    heap.release_free_memory()  # reading the data has freed as many bytes as the examples occupy
+    heap.release_free_memory()  # the memory that reading the data used
     labels = {name: split.labels_M for name, split in splits.items()}
     check(
         len(np.unique(labels["train"])) > 1,
@@ -271,7 +272,7 @@ def fit(
 def regression(
     rows: "csr_matrix", labels_E: np.ndarray, penalty: float, solve: bool, weights_E: np.ndarray
 ) -> Any:
-    """Fits one-against-rest logistic regression, exactly (`solve`) or by five epochs of averaged SGD.
+    """Fits one-against-rest logistic regression: exactly if `solve`, otherwise by five epochs of averaged SGD.
 
     Args:
       penalty: the inverse penalty, scikit-learn's C.
@@ -282,14 +283,15 @@ def regression(
     from sklearn.multiclass import OneVsRestClassifier
 
     if solve:
-        # The dual problem is smaller: it has one variable for each text, and there are fewer texts than features.
+        # The dual problem is smaller, because it has one variable per text and there are fewer texts than features.
         solver = LogisticRegression(
             C=penalty, solver="liblinear", dual=True, tol=0.01, max_iter=1000, random_state=0
         )
         with config_context(enable_metadata_routing=True):
             every = OneVsRestClassifier(solver.set_fit_request(sample_weight=True))
             return every.fit(rows, labels_E, sample_weight=weights_E)
-    # SGDClassifier averages the loss over examples, LogisticRegression sums it. `alpha` gives both the same penalty.
+    # SGDClassifier averages the loss over examples and LogisticRegression sums it. This `alpha` makes the penalties
+    # equal.
     alpha = 1 / (penalty * len(labels_E))
     approximation = SGDClassifier(
         loss="log_loss", alpha=alpha, average=True, max_iter=5, tol=None, random_state=0
@@ -305,12 +307,12 @@ def run(
 ) -> dict:
     """Fits the baseline and writes it to `workdir`. Returns the summary.
 
-    The seed of the summary is None, unless the seed of `config` has drawn the examples (`config.data.shots`).
+    The seed in the summary is `config.seed` if the examples were drawn (`config.data.shots`), otherwise None.
 
-    Results for the same examples and weights that are already in `workdir` are reused.
+    If `workdir` already has results for the same examples and weights, they are reused.
 
     Args:
-      config: configuration of a run on these examples. The summary records the fields of `config.data`.
+      config: configuration of a run on these examples. The fields of `config.data` are written to the summary.
 
     Raises:
       UserError: the training examples are all of one class.
@@ -353,7 +355,7 @@ def run(
         "curve": curve.to_json(),
     }
     workdir.mkdir(parents=True, exist_ok=True)
-    # A summary must never stand beside the predictions of another fit.
+    # Delete the old summary first, so that an interruption cannot leave it with the predictions of a new fit.
     (workdir / SUMMARY).unlink(missing_ok=True)
     found.predictions.save(workdir / PREDICTIONS)
     found.model.save(workdir / MODEL)
@@ -373,7 +375,7 @@ def main() -> None:
         "--top",
         type=positive_int_arg("--top"),
         metavar="K",
-        help="number of classes to print (default: all; of several per text, the predicted ones)",
+        help="number of classes to print (default: all, or the predicted ones if a text may have several)",
     )
     options = parser.parse_args()
     model = Model.load(options.workdir / MODEL)

@@ -1,11 +1,11 @@
-"""Measures quality against bits of a trained classifier: python -m perception.bits --run=RUN
+"""Measures how quantizing a trained classifier changes its F1: python -m perception.bits --run=RUN
 
     python -m perception.train --config=configs/perception.py:laptop --config.backbone=auto --config.pretrained=DIR \\
         --config.finetune=full_pretrained --config.data.source=files:DATA --workdir=runs/a
     python -m perception.bits --run=runs/a --out=results/perception
 
-Writes the encoder of a run with its kernels in each format (float32, bfloat16, int8, NF4, 4 bits with a minimum), reads
-the files, and classifies the test examples with the run's head, in float32. Writes bits.csv and bits.md.
+Stores the encoder of a run with its kernels in each format (float32, bfloat16, int8, NF4, 4 bits with a minimum), reads
+it back, and classifies the test examples with the run's head in float32. Writes bits.csv and bits.md.
 """
 
 from pathlib import Path
@@ -33,20 +33,24 @@ def main() -> None:
 
     parser = config.parser_for("perception.bits")
     parser.add_argument(
-        "--run", required=True, type=open_folder, metavar="DIR", help="a run of all weights"
+        "--run",
+        required=True,
+        type=open_folder,
+        metavar="DIR",
+        help="a run that trained all weights",
     )
     parser.add_argument(
         "--examples",
         type=config.positive_int_arg("--examples"),
         metavar="N",
-        help="the first N test examples (default: all)",
+        help="evaluate only the first N test examples (default: all)",
     )
     parser.add_argument(
         "--out",
         type=open_folder,
         default=Path("results/perception"),
         metavar="DIR",
-        help="for bits.csv",
+        help="directory for bits.csv and bits.md",
     )
     options = parser.parse_args()
     config.check_folder("--out", options.out)
@@ -61,7 +65,7 @@ def main() -> None:
 def measure(run: Path, examples: int | None = None) -> list[tuple]:
     """Returns one row for each format, with the columns COLUMNS.
 
-    The interval of the difference from float32 is 95 %, from a bootstrap over the test examples, the same for both.
+    The difference from float32 has a 95 % interval from a paired bootstrap over the test examples.
     """
     import numpy as np
 
@@ -118,7 +122,7 @@ def measure(run: Path, examples: int | None = None) -> list[tuple]:
 
 
 def _error(encoder: dict, base: dict, kernels: list[str]) -> float:
-    """Returns the Frobenius norm of the differences of all kernels, relative to the norm of the kernels."""
+    """Returns the Frobenius norm of the differences of all kernels, divided by the norm of the kernels in `base`."""
     import jax.numpy as jnp
 
     square = sum(float(jnp.square(encoder[name] - base[name]).sum()) for name in kernels)

@@ -1,6 +1,6 @@
-"""Plans which ways of training a machine can afford within a time budget.
+"""Plans which training methods fit into a time budget.
 
-A way (`perception.comparison.WAYS`) is, for example, LoRA on pretrained weights, or full training of random weights.
+A training method is an entry of `perception.ways.WAYS`, such as LoRA on pretrained weights.
 """
 
 import math
@@ -15,26 +15,26 @@ from common.errors import UserError
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 LEARNING_RATES = ("1e-4", "3e-4", "1e-3")
-"""Learning rates that every trained way tries with seed 1; validation chooses one."""
+"""Learning rates that are tried with seed 1 for every training method. The validation F1 chooses one."""
 
 SEEDS = 3
-"""Seeds of a verdict (`common.report.verdict.LEAST_SEEDS`)."""
+"""Number of seeds that a verdict needs (`common.report.verdict.LEAST_SEEDS`)."""
 
 EVALUATIONS = 5
-"""Evaluations on the validation examples in each run."""
+"""Number of evaluations on the validation examples in each run."""
 
 LEAST_STEPS = 100
-"""A way that cannot train this many steps is left out."""
+"""Smallest number of training steps. A method with fewer affordable steps is left out."""
 
 USED = 0.9
-"""Fraction of the remaining time that is planned. The rest is for steps that are slower than measured."""
+"""Fraction of the remaining time that the plan uses. The rest is a reserve for steps that are slower than measured."""
 
 
 class Cost(NamedTuple):
-    """Measured seconds of a way of training.
+    """Measured seconds of a training method.
 
     Attributes:
-      start: reading data and weights, and loading compiled programs, once in each run.
+      start: start of a run, which reads data and weights and loads compiled programs.
       step: one training step.
       evaluation: one evaluation on the validation examples.
       test: one evaluation on the test examples.
@@ -46,20 +46,20 @@ class Cost(NamedTuple):
     test: float
 
     def fixed(self, seeds: int) -> float:
-        """Returns the seconds of all runs of the way without their training steps."""
-        # A tested run evaluates its best and its last step.
+        """Returns the seconds that all runs of the method need without their training steps."""
+        # The runs with the chosen learning rate evaluate their best and their last step on the test examples.
         return runs(seeds) * (self.start + EVALUATIONS * self.evaluation) + 2 * seeds * self.test
 
 
 class Plan(NamedTuple):
-    """What is trained.
+    """The training methods, steps and seeds that fit into a time budget.
 
     Attributes:
-      ways: the affordable ways, in their order of preference.
-      steps: training steps of each run, equal for all ways.
-      seeds: runs of each way with its chosen learning rate.
-      left_out: way -> why it is not trained.
-      fields: overrides "--config.a.b=VALUE" of all runs.
+      ways: the affordable training methods (keys of WAYS), in order of preference.
+      steps: number of training steps, equal in all runs.
+      seeds: number of seeds of each method with its chosen learning rate.
+      left_out: training method -> reason why it is not trained.
+      fields: overrides "--config.a.b=VALUE" for all runs.
     """
 
     ways: list[str]
@@ -70,7 +70,7 @@ class Plan(NamedTuple):
 
 
 def parse_seconds(text: str) -> float:
-    """Returns the seconds of "90s", "10m" or "1.5h"; a UserError for any other text."""
+    """Converts a duration such as "90s", "10m" or "1.5h" to seconds; raises a UserError for any other text."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
     seconds = float(found[1]) * SECONDS[found[2]] if found else 0.0
     if not seconds:
@@ -81,7 +81,7 @@ def parse_seconds(text: str) -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """Returns seconds in their most readable unit: "45 s", "12 min" or "3.2 h"."""
+    """Formats a duration in seconds, minutes or hours: "45 s", "12 min" or "3.2 h"."""
     if seconds <= 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
@@ -89,9 +89,9 @@ def format_seconds(seconds: float) -> str:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raises a TimeoutError in the context after `seconds`. A compilation that is running then ends first.
+    """Raises a TimeoutError inside the context after `seconds`, or at the end of a compilation that runs at that time.
 
-    Only the main thread can use it.
+    Only the main thread can use the context, because it sets a signal handler.
     """
 
     def stop(number: int, frame: object) -> None:
@@ -107,18 +107,18 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def runs(seeds: int) -> int:
-    """Returns the number of runs of a way: each learning rate with seed 1, and the chosen one with the other seeds."""
+    """Returns the number of runs of a method: all learning rates with seed 1, the chosen one with the other seeds."""
     return len(LEARNING_RATES) + seeds - 1
 
 
 def make_plan(costs: Mapping[str, Cost], seconds: float, most_steps: int) -> Plan:
-    """Returns the longest list of ways, from the first, that `seconds` can pay for.
+    """Plans as many training methods as fit into `seconds`, in order of preference.
 
-    The ways share the time so that all train the same number of steps. If no way can be trained with SEEDS seeds, the
-    first way is trained with one seed, too few for a verdict.
+    All runs train the same number of steps. If not even the first method fits with SEEDS seeds, it is trained with one
+    seed, which is too few for a verdict.
 
     Args:
-      costs: way -> its cost, in the order of preference.
+      costs: training method -> its cost, in order of preference.
       most_steps: largest number of training steps.
     """
     names = list(costs)
@@ -135,7 +135,7 @@ def make_plan(costs: Mapping[str, Cost], seconds: float, most_steps: int) -> Pla
 
 
 def _steps(costs: Sequence[Cost], seeds: int, seconds: float) -> int:
-    """Returns the number of training steps, equal for all runs, that `seconds` can pay for."""
+    """Returns the largest number of training steps of each run with which all runs fit into `seconds`."""
     if not costs:
         return 0
     left = USED * seconds - sum(cost.fixed(seeds) for cost in costs)

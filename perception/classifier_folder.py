@@ -1,7 +1,7 @@
-"""Writes what a folder in Hugging Face's or PEFT's format needs to classify texts: the head, and a README.md.
+"""Writes the classification head and a README.md to a directory in Hugging Face's or PEFT's format.
 
-transformers has no class for sequence classification with this paper's pooling (mean and last state), so the README has
-the lines of Python that classify a text.
+transformers has no class for sequence classification with this paper's pooling (mean and last state). The README
+therefore contains Python code that classifies a text.
 """
 
 import json
@@ -59,7 +59,7 @@ def _readme(trained: Trained, base: Path | None) -> str:
     separated = pair and trained.tokenizer.separates_pairs
     if trained.config.pool == "authors":
         pooled = "including those of padding"
-        # Causal attention does not see the padding, which is at the end.
+        # The padding is at the end, so causal attention needs no mask for it.
         before = [_PAD] if trained.shape.causal else [_MASK, _PAD]
         given += "" if trained.shape.causal else ", attention_mask=mask"
     if separated and has_segments(trained.config, trained.shape):
@@ -94,8 +94,8 @@ def write_classifier(
     """Writes the subdirectory CLASSIFIER and README.md.
 
     Args:
-      thresholds: with several classes per text, the probability from which on each class is predicted.
-      base: directory of the base model if `folder` holds an adapter; None if it holds the encoder.
+      thresholds: if a text may have several classes, the smallest probability at which each class is predicted.
+      base: directory of the base model if `folder` contains an adapter; None if `folder` contains the encoder.
     """
     config, own = trained.config, {**trained.values.frozen, **trained.values.trainable}
     head = {"weight": own["head/kernel"].T, "bias": own["head/bias"]}

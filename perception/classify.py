@@ -1,12 +1,12 @@
 """Classifies texts with a trained run: python -m perception.classify --workdir=RUN --input=new.csv --output=FILE.csv
 
 Adds columns with the most probable class and probabilities to a table. Without --input, reads one text per line from
-standard input; without --output, writes to standard output. A line is answered by a line: the name and the probability
-of each class, separated by tabs, most probable class first. A line of a run on pairs has two texts, separated by a tab.
-A run with several classes per text answers with the classes above their thresholds.
+standard input; without --output, writes to standard output. For each line of text, one line with class names and
+probabilities is written, separated by tabs, most probable class first. If the run was trained on pairs, a line has two
+texts, separated by a tab. If a text may have several classes, only classes above their thresholds are written.
 
---config.data.fields and --config.data.label name the columns of the texts and of the label (default: those of the run).
---config.mesh.data, .fsdp and .tensor are the mesh; by default the rows of a batch are split over all devices.
+--config.data.fields and --config.data.label name the text columns and the label column (default: the run's columns).
+--config.mesh.data, .fsdp and .tensor set the mesh. By default the rows of a batch are split over all devices.
 """
 
 import sys
@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from common.runtime import program
 
 BLOCK = 4096
-"""Number of rows of a file that are read, sorted by length and classified together."""
+"""Number of rows of a file that are read at once, sorted by length and classified in batches."""
 
 
 def _parser() -> ArgumentParser:
@@ -40,7 +40,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--output",
         **file,
-        help="file with the ending of --input, complete or absent (default: standard output)",
+        help="file with the same ending as --input, written atomically (default: standard output)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing --output")
     parser.add_argument(
@@ -109,12 +109,12 @@ def main() -> None:
     )
     mesh, count = make_mesh(settings.mesh), 0
     if options.input:
-        # An invalid row stops the program here, before it has computed anything.
+        # Read the whole file once, so that an invalid row raises an error before the model is loaded.
         count = sum(len(block.texts) for block in table.blocks(BLOCK, texts, answers.columns))
     trained = loading.load(options.workdir, mesh, options.pretrained)
     labeller = Labeller(trained, answers, options.batch)
     blocks = table.blocks(BLOCK if options.input else options.batch, texts, answers.columns)
-    # Without --input, rows come from a terminal or another program. disable=None shows the bar only on a terminal.
+    # Show a progress bar only with --input, and with disable=None only on a terminal.
     with tqdm(total=count, unit=" texts", disable=None if options.input else True) as bar:
         labelled = labeller(blocks, bar.update)
         if options.output:

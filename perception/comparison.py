@@ -34,24 +34,24 @@ from perception.conclusions import (
 from perception.ways import BASELINE, METRIC, TRAINABLE, TRAINED, WAYS
 
 PLAN = "plan.json"
-"""File in --out with the plan of a time budget, so that the same command resumes the same runs."""
+"""File in --out that stores the plan for a time budget. The same command reads it to resume the same runs."""
 
 PROBE_STEPS = 10
-"""Training steps by which the cost of a way is measured."""
+"""Number of training steps in the short run that measures the cost of a training method."""
 
 
 FIXED = ("finetune", "seed")
-"""Configuration fields that the comparison sets. An override of such a field is an error."""
+"""Configuration fields that the comparison sets. Overriding them is an error."""
 
 
 @dataclass(frozen=True)
 class ExperimentSuite(experiments.ExperimentSuite):
-    """The runs of the comparison.
+    """The runs of a comparison of training methods.
 
     Attributes beyond those of the base class:
       spec: the configuration, "FILE" or "FILE:ARGUMENT".
       margin: equivalence margin in points of weighted F1.
-      only: keys of WAYS that are trained beside the baseline; () for all.
+      only: training methods (keys of WAYS) that are run beside the baseline; () for all methods.
     """
 
     spec: str = ""
@@ -59,7 +59,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
     only: tuple[str, ...] = ()
 
     def configuration(self, way: str, seed: int) -> ConfigDict:
-        """Returns the configuration of one run. The default backbone is that of the pretrained weights.
+        """Returns the configuration of one run. With pretrained weights, the default backbone is their architecture.
 
         Raises:
           UserError: an override sets a field that the comparison sets.
@@ -68,7 +68,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
             overrides = [f for f in self.fields if f.startswith(f"--config.{name}=")]
             check(
                 not overrides,
-                f"{' '.join(overrides)}: perception.worth sets this field, remove the option",
+                f"{' '.join(overrides)}: perception.worth sets this field; remove the option",
             )
         config = self.override(load(self.spec), seed=seed, **WAYS[way].fields)
         if config.pretrained and not any(f.startswith("--config.backbone=") for f in self.fields):
@@ -83,10 +83,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return config
 
     def ways(self) -> list[str]:
-        """Returns the keys of WAYS that run. Training from pretrained weights needs --config.pretrained.
+        """Returns the training methods (keys of WAYS) that can run. Some methods need --config.pretrained.
 
         Raises:
-          UserError: `only` has an unknown way, or a configuration or the pretrained weights are invalid.
+          UserError: `only` has an unknown training method, or a configuration or the pretrained weights are invalid.
         """
         weights = self.configuration("lora", 1).pretrained
         for name in self.only:
@@ -107,7 +107,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def every(
         self, ways: Sequence[str], splits: Mapping[str, LabelledText], classes: Sequence[str]
     ) -> dict[str, list[Run]]:
-        """Trains missing runs and returns the runs of each way: one per seed, or one if no seed changes the result."""
+        """Trains missing runs and returns the runs of each method: one per seed, or one if the seed has no effect."""
         found = {BASELINE: self.baseline(splits, classes)}
         if "head" in ways:
             found["head"] = self.head()
@@ -117,7 +117,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return {way: found[way] for way in ways}
 
     def baseline(self, splits: Mapping[str, LabelledText], classes: Sequence[str]) -> list[Run]:
-        """Returns the runs of the baseline, one per draw of the examples, after fitting missing ones."""
+        """Fits missing runs of the TF-IDF baseline. Returns one run for each random draw of the examples."""
         found = []
         for seed, name in self.draws(BASELINE):
             print(f"\n{name}", flush=True)
@@ -128,25 +128,25 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return found
 
     def head(self) -> list[Run]:
-        """Returns the runs of the head, one per draw of the examples, after solving missing ones."""
+        """Solves missing runs of the head. Returns one run for each random draw of the examples."""
         asked = {name: self.configuration("head", seed) for seed, name in self.draws("head")}
         return self.fit_all(asked)
 
     def draws(self, way: str) -> list[tuple[int, str]]:
-        """Returns seed and name of each run of a way without randomness: one run, or one for each draw of examples."""
+        """Returns (seed, run name) of a deterministic method: one run, or one for each random draw of examples."""
         if not self.configuration(way, 1).data.shots:
             return [(1, way)]
         return [(seed, f"{way}_seed{seed}") for seed in range(1, 1 + self.seeds)]
 
     def measure(self, way: str, splits: Mapping[str, LabelledText], end: float) -> Cost:
-        """Returns the cost of a way, from a run of PROBE_STEPS steps that is deleted afterwards.
+        """Measures the cost of a training method in a run of PROBE_STEPS steps, which is deleted afterwards.
 
         Raises:
-          TimeoutError: half of the time until `end` (time.monotonic) is over.
+          TimeoutError: the measurement took half of the time until `end` (a value of time.monotonic).
         """
         fields = [*self.fields, *_fields(PROBE_STEPS, PROBE_STEPS), "--config.eval.test=false"]
         probe = replace(self, out=self.out / "probe", fields=fields, turns=0)
-        shutil.rmtree(probe.out, ignore_errors=True)  # of an interrupted command
+        shutil.rmtree(probe.out, ignore_errors=True)  # left by an interrupted command
         begun = time.monotonic()
         print(f"\nmeasuring {way}", flush=True)
         try:
@@ -157,16 +157,17 @@ class ExperimentSuite(experiments.ExperimentSuite):
         step, evaluation = summary["train_seconds"] / summary["steps"], summary["eval_seconds"]
         start = time.monotonic() - begun - summary["train_seconds"] - evaluation
         tests = len(splits["test"])
-        # An evaluation has no backward pass, so that a test example takes less time than a training example. Few
-        # validation examples (--shots) measure the start of an evaluation rather than the time of an example.
+        # An evaluation has no backward pass, so a test example takes at most the time of a training example. This bound
+        # matters with few validation examples (--shots), where the start of the evaluation takes most of its time.
         batch = self.configuration(way, 1).data.batch
         test = min(evaluation * tests / len(splits[_selecting(splits)]), step * tests / batch)
         return Cost(start, step, evaluation, test)
 
     def lengths(self, train: LabelledText) -> list[str]:
-        """Returns overrides that pad and cut texts to two lengths, so that each run compiles only two programs.
+        """Returns overrides that pad or truncate texts to two lengths, so that each run compiles only two programs.
 
-        The lengths are the median and the 95 % quantile of the training texts. Lengths that the user sets stay.
+        The lengths are the median and the 95 % quantile of the training texts. If the user sets lengths, nothing is
+        overridden.
         """
         if any(
             f.startswith(("--config.data.max_length", "--config.data.buckets")) for f in self.fields
@@ -185,9 +186,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def afford(
         self, ways: Sequence[str], splits: Mapping[str, LabelledText], seconds: float, begun: float
     ) -> Plan:
-        """Returns what a budget of `seconds` since `begun` (time.monotonic) can pay for, beside the baseline.
+        """Plans the runs, beside the baseline, that fit into `seconds` from the time `begun` (time.monotonic).
 
-        The costs are measured by short runs. The plan is written to --out and read again by the same command.
+        The costs are measured in short runs. The plan is written to --out, and the same command reads it again.
         """
         key = [seconds, self.fields, self.spec, {k: v.fingerprint for k, v in splits.items()}]
         path = self.out / PLAN
@@ -205,7 +206,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
             try:
                 if not costs:
                     costs[way] = suite.measure(way, splits, end)
-                # The earlier ways cost no more, and training all weights costs the same from any start.
+                # Use the last measured cost as an estimate: the earlier methods cost no more than this method, and
+                # training all weights costs the same from pretrained and from random weights.
                 costs.setdefault(way, list(costs.values())[-1])
                 plan = budget.make_plan(costs, end - time.monotonic(), most_steps)
                 if way == "full_pretrained" and way in plan.ways:
@@ -214,18 +216,20 @@ class ExperimentSuite(experiments.ExperimentSuite):
                 costs.pop(way, None)
                 lacking = [way for way in ways if way not in (*costs, *solved, BASELINE)]
                 left_out |= dict.fromkeys(
-                    lacking, f"measuring {PROBE_STEPS} steps took half of the time left"
+                    lacking, f"measuring {PROBE_STEPS} steps took half of the remaining time"
                 )
                 break
             if way == "lora":
-                # The features of an example take as long as its evaluation.
+                # Computing the features of an example for the head takes as long as evaluating the example.
                 each = costs[way].evaluation / len(splits[_selecting(splits)])
                 needed = each * sum(map(len, splits.values()))
                 if needed < (end - time.monotonic()) / 2:
                     solved, end = ["head"], end - needed
                 else:
                     took = format_seconds(needed)
-                    left_out["head"] = f"the features of all examples would take about {took}"
+                    left_out["head"] = (
+                        f"computing the features of all examples would take about {took}"
+                    )
         plan = budget.make_plan(costs, end - time.monotonic(), most_steps)
         plan = plan._replace(
             ways=[*solved, *plan.ways], left_out=left_out | plan.left_out, fields=suite.fields
@@ -241,18 +245,18 @@ def _selecting(splits: Mapping[str, LabelledText]) -> str:
 
 
 def _fields(steps: int, interval: int) -> list[str]:
-    """Returns overrides for this number of training steps and this interval of evaluations and checkpoints."""
+    """Returns overrides for the number of training steps and the interval of evaluations and checkpoints, in steps."""
     values = {"train.steps": steps, "eval.steps": interval, "checkpoint.steps": interval}
     return [f"--config.{name}={value}" for name, value in values.items()]
 
 
 @dataclass(frozen=True)
 class About:
-    """What the report says on the data.
+    """Text about the data for the report.
 
     Attributes:
       title: heading of the report.
-      places: location of each test example; () if unknown.
+      places: file and line of each test example; () if unknown.
       notes: sentences on how the data were prepared.
     """
 
@@ -262,13 +266,13 @@ class About:
 
 
 def worth(suite: ExperimentSuite, about: About = About(), seconds: float = 0.0) -> None:
-    """Trains classifiers in all compared ways. Writes tables, the answer in sentences, and the report.
+    """Trains classifiers with all compared methods. Writes tables, the answer as text, and the report.
 
     Args:
-      seconds: time budget; 0 trains all ways as the configuration says.
+      seconds: time budget; 0 for no budget.
     """
     begun = time.monotonic()
-    ways = suite.ways()  # reports invalid options before the data are read
+    ways = suite.ways()  # raise errors about options before reading data
     config = suite.configuration("full", 1)
     splits, classes = datasets.load(config)
     notes = list(about.notes)
@@ -328,7 +332,7 @@ def publish(
 
 
 def within(suite: ExperimentSuite, plan: Plan) -> ExperimentSuite:
-    """Returns the suite with the steps, the learning rates and the seeds of a plan."""
+    """Returns a copy of the suite with the steps, the learning rates and the seeds of a plan."""
     suite = replace(suite, fields=plan.fields)
     if not plan.steps:
         return suite
@@ -338,7 +342,7 @@ def within(suite: ExperimentSuite, plan: Plan) -> ExperimentSuite:
 
 
 def describe(plan: Plan, seconds: float) -> list[str]:
-    """Returns sentences on what a budget pays for and what it leaves out."""
+    """Returns sentences about the methods that fit into the budget, and about the methods that are left out."""
     trained = [WAYS[way].name for way in plan.ways if way in TRAINED]
     said = []
     if trained:

@@ -1,4 +1,4 @@
-"""Conclusions from the runs of a comparison: tables, verdicts, and the answer in sentences."""
+"""Draws conclusions from the runs of a comparison: tables, verdicts, and the answer as text."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ VERDICT_COLUMNS = (
 
 
 def scores(found: Classes | LabelSets) -> dict[str, float]:
-    """Returns column -> score in percent, of the columns of the table of results beside weighted F1."""
+    """Returns the scores in percent, by column of the table of results. Weighted F1 has its own columns."""
     known = found.metrics()
     if isinstance(found, Classes):
         return {"accuracy": known["accuracy"], "macro F1": macro_f1(found)}
@@ -31,7 +31,7 @@ def scores(found: Classes | LabelSets) -> dict[str, float]:
 
 
 def results(found: Mapping[str, Sequence[Run]]) -> Table:
-    """Returns the table of results: mean ± standard deviation over seeds. All scores but one are of the best step."""
+    """Returns the table of results: mean ± standard deviation over seeds. Only "last step" is not of the best step."""
     rows = []
     for way, runs in found.items():
         summaries = [run.summary for run in runs]
@@ -46,7 +46,7 @@ def results(found: Mapping[str, Sequence[Run]]) -> Table:
                 mean_std(best, 2),
                 mean_std(last, 2),
                 summaries[0]["params"]["trainable"],
-                f"{flops:.3g}" if flops else None,  # not counted for a logistic regression
+                f"{flops:.3g}" if flops else None,  # not counted for logistic regression
                 mean_std(seconds, 1),
             )
         )
@@ -60,14 +60,14 @@ def verdict_row(a: str, b: str, one: Comparison) -> tuple[str, ...]:
 
 
 def macro_f1(found: Classes) -> float:
-    """Returns the mean F1 of the classes in percent. Classes without test examples and predictions do not count."""
+    """Returns the mean F1 in percent over the classes that have test examples or predictions."""
     from sklearn.metrics import f1_score
 
     return 100 * float(f1_score(found.labels_M, found.guesses_M, average="macro"))
 
 
 def best_run(found: Mapping[str, Sequence[Run]]) -> tuple[str, Run]:
-    """Returns the way with the best mean validation F1, and its seed with the best validation F1."""
+    """Returns the training method with the best mean validation F1, and its run with the best validation F1."""
     way = max(found, key=lambda way: _valid(found[way]))
     return way, max(found[way], key=lambda run: run.curve.best.value)
 
@@ -79,15 +79,15 @@ def command(way: str, run: Run) -> str:
     texts = "pairs.tsv" if data.get("pair") else "texts.txt"
     top = (
         "" if data.get("multi_label") else " --top=1"
-    )  # without --top: the classes above their thresholds
+    )  # without --top, classify prints the classes above their thresholds
     return f"python -m perception.{program} --workdir={shlex.quote(str(run.folder))}{top} < {texts}"
 
 
 def example_interval(found: Classes | LabelSets) -> tuple[float, float]:
-    """Returns the 95 % interval of the weighted F1 of one classifier, from its test examples.
+    """Returns the 95 % confidence interval of a classifier's weighted F1 over test examples.
 
-    The interval follows the rule of `common.report.verdict` for a run without randomness. Without any error its
-    bootstrap has no variance; the lower end is then the exact (Clopper-Pearson) bound of the accuracy.
+    The interval follows the rule of `common.report.verdict` for a run without randomness. If all predictions are
+    correct, the bootstrap has no variance. The lower bound is then the exact (Clopper-Pearson) bound of the accuracy.
     """
     value = found.metrics()[METRIC]
     if value == 100:
@@ -99,10 +99,10 @@ def example_interval(found: Classes | LabelSets) -> tuple[float, float]:
 
 
 def draws_interval(predicted: Sequence[Classes | LabelSets]) -> tuple[float, float]:
-    """Returns the 95 % interval of the mean weighted F1 over draws of the training examples.
+    """Returns the 95 % confidence interval of the mean weighted F1 over random draws of the training examples.
 
-    The interval follows the rule of `common.report.verdict`: it has the noise of draws and seeds, and of the test
-    examples that all runs share.
+    The interval follows the rule of `common.report.verdict`. Its variance has two parts: of the draws and seeds, and of
+    the test examples, which all runs share.
 
     Args:
       predicted: test predictions of runs with different seeds, at least two.
@@ -121,10 +121,10 @@ def _valid(runs: Sequence[Run]) -> float:
 
 
 def choose(found: Mapping[str, Sequence[Run]]) -> str | None:
-    """Returns the way with pretrained weights that has the best mean F1 on the validation examples.
+    """Returns the training method on pretrained weights with the best mean F1 on the validation examples.
 
-    With `eval.select=test` the test examples are used as validation examples. Without pretrained weights the result is
-    None.
+    With `eval.select=test` the test examples are used as validation examples. If no method used pretrained weights, the
+    result is None.
     """
     pretrained = [way for way in found if WAYS[way].pretrained]
     return max(pretrained, key=lambda way: _valid(found[way]), default=None)
@@ -133,12 +133,11 @@ def choose(found: Mapping[str, Sequence[Run]]) -> str | None:
 def judge(
     found: Mapping[str, Sequence[Run]], chosen: str | None, margin: float
 ) -> dict[tuple[str, str], Comparison]:
-    """Compares test F1 of pairs of ways by the rule of `common.report.verdict`, corrected for multiple comparisons.
+    """Compares pairs of methods by test F1 and the rule of `common.report.verdict`, corrected for multiple comparisons.
 
-    The chosen way is compared with full training from random weights. Full training from pretrained weights is also
-    compared with full training from random weights: only initialization and tokenizer differ. TF-IDF is compared with
-    the chosen way, with full training from random weights, and with the head. Pairs with a way that was not trained are
-    left out.
+    The pairs are: the chosen method and full training from random weights; full training from pretrained and from
+    random weights, which differ only in initialization and tokenizer; TF-IDF and each of the chosen method, full
+    training from random weights, and the head. Pairs with an untrained method are left out.
     """
     pairs = [(chosen, "full"), ("full_pretrained", "full")]
     pairs += [("tf_idf", other) for other in (chosen, "full", "head")]
@@ -151,7 +150,7 @@ def judge(
 
 
 def _interval(one: Comparison) -> str:
-    """Formats the confidence interval of a difference. The text is "" for a single seed."""
+    """Formats the confidence interval of a difference; "" for a single seed."""
     return "" if np.isnan(one.low) else f"{one.low:+.1f} to {one.high:+.1f}"
 
 
@@ -163,12 +162,12 @@ def answer(
     select: str,
     shots: int = 0,
 ) -> str:
-    """Returns the answer: lines with the best classifier, the results, the verdicts, and the paper's expectation.
+    """Returns the answer as lines of text: the best classifier, the results, the verdicts, and the paper's expectation.
 
     Args:
-      size: numbers of training examples, of tokens in the training examples, and of test examples.
+      size: number of training examples, of tokens in the training examples, and of test examples.
       select: split that selected the best steps and `chosen`: "valid" or "test".
-      shots: training examples of each class, drawn anew for each seed; 0 if the runs have all examples.
+      shots: number of training examples per class, drawn again for each seed; 0 if the runs used all examples.
     """
     examples, tokens, tests = size
     reached = ", ".join(f"{WAYS[way].name} {_mean(runs)}" for way, runs in found.items())
@@ -202,7 +201,9 @@ def answer(
         )
     line = richness.expectation()
     expected = f"{line.gap(tokens):+.1f} ± {line.margin(tokens):.1f}"
-    untried = "" if chosen else "; no pretrained weights were tried here (--config.pretrained=DIR)"
+    untried = (
+        "" if chosen else "; pretrained weights were not tried here: add --config.pretrained=DIR"
+    )
     lines.append(
         "Expected difference between LoRA and full training from random weights, from the paper's data sets at this"
         f" size: {expected} ({CONFIDENCE:.0%} prediction interval){untried}."

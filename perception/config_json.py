@@ -1,4 +1,4 @@
-"""Converts config.json of a Hugging Face model to a `Backbone` and back. Rejects unsupported fields by name."""
+"""Converts config.json of a Hugging Face model to a `Backbone` and back. An error names each unsupported field."""
 
 import dataclasses
 import json
@@ -18,16 +18,17 @@ from perception.quantized import KINDS
 CONFIG = "config.json"
 
 QUANTIZATION, METHOD = "quantization_config", "train_less"
-"""Field of config.json that describes quantized kernels, and its `quant_method` for the kernels of this project."""
+"""Field of config.json that describes quantized kernels, and the value of its `quant_method` in files of this
+project."""
 
 
 FREE = ("targets", "dropout", "longest", "scaled_init", "tied")
-"""Fields of `Backbone` without effect on the hidden states in evaluation, for equal parameters."""
+"""Fields of `Backbone` that do not change the hidden states in evaluation if the parameters are equal."""
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """The field `quantization_config` of a model that `quantized_files` wrote.
+    """Content of the field `quantization_config` that `quantized_files` writes.
 
     Attributes:
       kind: format of the kernels.
@@ -39,16 +40,16 @@ class Quantization:
 
 
 def _quantization(values: Mapping[str, Any], path: Path) -> Quantization | None:
-    """Returns the quantization that the fields of a config.json describe, or None for an unquantized model.
+    """Reads the quantization from the fields of a config.json. Returns None for an unquantized model.
 
     Raises:
-      UserError: another program has quantized the model, or the field is damaged.
+      UserError: the model was quantized by another program, or the field is damaged.
     """
     field = values.get(QUANTIZATION)
     if field is None:
         return None
     ours = isinstance(field, dict) and field.get("quant_method") == METHOD
-    check(ours, f"{path}: {QUANTIZATION}={field!r} is not supported; it must be absent")
+    check(ours, f"{path}: {QUANTIZATION}={field!r} is not supported: use the unquantized model")
     try:
         found = Quantization(field["kind"], field["base"])
     except KeyError as error:
@@ -58,7 +59,7 @@ def _quantization(values: Mapping[str, Any], path: Path) -> Quantization | None:
 
 
 def read(path: Path) -> tuple[Backbone, Quantization | None]:
-    """Returns the backbone that a config.json describes, and how its kernels are quantized.
+    """Reads the backbone and the quantization of its kernels from a config.json.
 
     Raises:
       UserError: the file is missing or damaged, or the family or a field is not supported.
@@ -73,8 +74,8 @@ def read(path: Path) -> tuple[Backbone, Quantization | None]:
 
 
 def from_json(values: dict[str, Any], path: Path) -> Backbone:
-    """Returns the backbone that the fields of a config.json describe; `path` is for error messages."""
-    rope = values.get("rope_parameters") or {}  # rotary fields as transformers 5 stores them
+    """Converts the fields of a config.json to a backbone. `path` appears in error messages."""
+    rope = values.get("rope_parameters") or {}  # transformers 5 stores rotary fields here
     fields = Fields(path, {**values, **rope})
     _quantization(values, path)
     family = values.get("model_type") or _family_of(values.get("architectures"))
@@ -87,7 +88,7 @@ def from_json(values: dict[str, Any], path: Path) -> Backbone:
 
 
 def _family_of(architectures: Any) -> str | None:
-    """Returns the family of the first class name, such as BertForMaskedLM, or None if no family has this name."""
+    """Returns the family of the first class name, such as BertForMaskedLM, or None if the class is unknown."""
     name = str((architectures or [""])[0])
     known = (
         key
@@ -98,10 +99,10 @@ def _family_of(architectures: Any) -> str | None:
 
 
 def to_json(shape: Backbone) -> dict[str, Any]:
-    """Returns the fields of a config.json that transformers can read.
+    """Converts a backbone to the fields of a config.json that transformers can read.
 
     Raises:
-      UserError: the family's config.json cannot express the backbone.
+      UserError: the backbone has a property that the family's config.json cannot express.
     """
     family = FAMILIES[shape.family]
     values = {
@@ -117,9 +118,9 @@ def to_json(shape: Backbone) -> dict[str, Any]:
 
 
 def differences(one: Backbone, other: Backbone) -> list[str]:
-    """Lists the differing fields of two backbones, such as "width 64 (not 32)", without the fields in FREE.
+    """Lists the differences of two backbones, such as "width 64 (not 32)", except in the fields FREE.
 
-    Of a tuple only the first differing entry is listed.
+    For a tuple, only the first different entry is listed.
     """
     if one.layers != other.layers:
         return [f"layers {one.layers} (not {other.layers})"]

@@ -9,7 +9,7 @@ from perception.tables import parameters
 
 
 def show(suite: ExperimentSuite, target: str) -> None:
-    """Prints a line for each cell of Table 1: parameters, steps, and a missing option or the number of finished runs.
+    """Prints a line for each cell of Table 1: parameters, steps, and the number of finished runs or a missing option.
 
     Allocates no parameters.
     """
@@ -32,5 +32,5 @@ def show(suite: ExperimentSuite, target: str) -> None:
     columns = ("backbone", "data", "finetuning", "parameters", "trained", "steps", "")
     print(text(columns, rows))
     print(
-        "parameters: of the backbone with its published vocabulary, without the classification head"
+        "parameters: size of the backbone with its published vocabulary, without the classification head"
     )

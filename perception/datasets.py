@@ -1,4 +1,4 @@
-"""The twelve data sets of Table 1 as the authors' program reads them, and user data."""
+"""Reads the twelve data sets of Table 1 like the authors' program, and the user's data."""
 
 from dataclasses import dataclass, field
 
@@ -18,12 +18,12 @@ class DataSet:
     Attributes:
       column: column of Table 1.
       source: "tfds:NAME" if TFDS has the same data, otherwise "hf:NAME" (Hugging Face).
-      fields: name of the text field, or of two text fields. "a|b" takes the first field that exists.
+      fields: name of the text field, or names of two text fields. "a|b" takes the first field that exists.
       label: name of the label field.
-      classes: number of classes; 0 takes the number of classes in the examples.
-      unlabelled: whether examples with the label -1 are dropped.
-      splits: split -> its name in the source; "a|b" takes the first split that exists. A split is cut from the
-        training examples if its name is "" or no such split exists.
+      classes: number of classes; 0 to count the classes in the examples.
+      unlabelled: whether some examples have the label -1. These examples are dropped.
+      splits: split -> its name in the source; "a|b" takes the first split that exists. If the name is "" or no such
+        split exists, the split is cut from the training examples.
     """
 
     column: str = ""
@@ -36,7 +36,7 @@ class DataSet:
 
 
 ADDED = ("balance", "multi_label", "pair", "shots")
-"""Fields of `config.data` that older runs lack; `common.train.workdir.ADDED` has their values in these runs."""
+"""Fields of `config.data` that are missing in runs of older versions; see `common.train.workdir.ADDED`."""
 
 OWN = DataSet(fields="text|sentence")
 
@@ -61,7 +61,7 @@ DATASETS = {
     ),
     "rotten_tomatoes": DataSet("rotten", "hf:rotten_tomatoes", classes=2),
     "snli": DataSet("snli", "tfds:snli", "premise hypothesis", classes=3, unlabelled=True),
-    # The test labels of GLUE are not public, so GLUE's validation split is our test split.
+    # GLUE's test labels are not public, so GLUE's validation split is used as the test split.
     "sst2": DataSet(
         "sst2",
         "tfds:glue/sst2",
@@ -70,17 +70,18 @@ DATASETS = {
         splits={"train": "train", "valid": "", "test": "validation|test"},
     ),
     "wiki_toxic": DataSet("w-tox", "hf:OxAISH-AL-LLM/wiki_toxic", "comment_text|text", classes=2),
-    # TFDS has only a version of these reviews with two classes.
+    # TFDS has these reviews only with two classes.
     "yelp": DataSet("yelp", "hf:yelp_review_full", classes=5),
 }
 """Value of `config.dataset` -> data set."""
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks data set and source.
+    """Checks the fields `dataset` and `data` of the configuration.
 
     Raises:
-      UserError: both are missing, the data set is unknown, or the source is an embedded text beside a data set.
+      UserError: data set and source are both missing, the data set is unknown, or a data set is combined with embedded
+        text.
     """
     if config.dataset:
         check_choice("--config.dataset", config.dataset, DATASETS)
@@ -103,12 +104,13 @@ def validate(config: ConfigDict) -> None:
 
 
 def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
-    """Returns the splits, with one text per example or, with `config.data.pair`, two, and the class names.
+    """Returns the splits and the class names. Examples have one text or, with `config.data.pair`, two texts.
 
-    Fields of `config.data` override the fields of the `DataSet`. Other pairs of texts are joined with a space.
-    `config.data.premise_only` drops the hypothesis of SNLI; the authors' program does so by mistake, except for every
-    1000th example. With `eval.select=test` the split "valid" is not read. With `config.data.shots`, training and
-    validation keep this number of examples per class, drawn with `config.seed`; the test keeps all.
+    Fields of `config.data` override the fields of the `DataSet`. Without `config.data.pair`, several text fields are
+    joined with a space. `config.data.premise_only` drops the hypothesis of SNLI. The authors' program drops it by
+    mistake, except in every 1000th example. With `eval.select=test` the split "valid" is not read. With
+    `config.data.shots`, training and validation keep this number of examples per class, drawn with `config.seed`. The
+    test split keeps all examples.
 
     Raises:
       UserError: the data are missing or invalid.
@@ -130,7 +132,7 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
         f"--config.data.pair needs two text fields, such as --config.data.fields='premise hypothesis', got {fields!r}",
     )
     splits = ("train", "test") if config.eval.select == "test" else ("train", "valid", "test")
-    # A split that the user names must exist; only unnamed splits may be cut from the training examples.
+    # If the user names the splits, they must exist. Otherwise a missing split is cut from the training examples.
     cut = tuple(split for split in ("valid", "test") if not data.splits[split])
     rules = Rules(known.classes, known.unlabelled, cut, splits, data.multi_label)
     found, classes = load_labelled(read, rules)
@@ -146,9 +148,10 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
 
 
 def draw(split: LabelledText, shots: int, seed: int) -> LabelledText:
-    """Returns `shots` random examples of each class, or all examples of a smaller class, in their order.
+    """Returns `shots` random examples of each class, in their original order. A smaller class keeps all examples.
 
-    With several classes per example, at least `shots` examples of each class are kept, and `shots` without a class.
+    If an example may have several classes, at least `shots` examples of each class and `shots` examples without a class
+    are kept.
     """
     order = np.random.default_rng(seed).permutation(len(split))
     labels = split.labels_M[order]

@@ -1,4 +1,4 @@
-"""Evaluates a trained classifier with another encoder: quantized weights, or weights moved by task vectors."""
+"""Evaluates a trained classifier with a modified encoder, such as quantized weights or weights plus task vectors."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from perception.finetuning import ENCODER, TRAINS_ALL
 
 
 class EncoderEvaluation:
-    """The head, tokenizer and examples of a run that trained all weights. Computes in float32.
+    """Classifies the examples of a run with the run's head and tokenizer, but another encoder. Computes in float32.
 
     Attributes:
       encoder: the encoder's parameters, float32, without the prefix "encoder/".
@@ -23,27 +23,27 @@ class EncoderEvaluation:
     """
 
     def __init__(self, workdir: Path, mesh: Mesh, examples: int | None = None):
-        """Opens a run and its data.
+        """Opens a run that trained all weights, and its data.
 
         Args:
-          examples: number of examples of each split to evaluate, the first ones; None for all.
+          examples: number of examples of each split to evaluate, from the start; None for all.
 
         Raises:
-          UserError: `workdir` holds no run, a run that did not train all weights, or a run whose data are gone.
+          UserError: `workdir` contains no run, the run did not train all weights, or its data are missing.
         """
         config = loading.read(workdir, "--run")
         check(
             config.finetune in TRAINS_ALL,
-            f"--run={workdir} has --config.finetune={config.finetune}: its checkpoint lacks the encoder; train with"
-            f" {' or '.join(TRAINS_ALL)}",
+            f"--run={workdir} has no encoder in its checkpoint: train with"
+            f" --config.finetune={' or '.join(TRAINS_ALL)}, not {config.finetune}",
         )
         config.model.dtype = "float32"
         self._trained, _ = loading.load_own(config, workdir, mesh)
         self._splits, classes = datasets.load(config)
         check(
             classes == self._trained.classes,
-            f"--run={workdir}: the data have the classes {', '.join(classes)}, and the run"
-            f" {', '.join(self._trained.classes)}",
+            f"--run={workdir} has the classes {', '.join(self._trained.classes)}, but its data have"
+            f" {', '.join(classes)}: restore the data of the run",
         )
         self._examples = examples
         values = self._trained.values.trainable
@@ -53,7 +53,7 @@ class EncoderEvaluation:
         self.shape, self.tokenizer = self._trained.shape, self._trained.tokenizer
 
     def __call__(self, encoder: Params, split: str) -> Classes:
-        """Returns the classes that the run's head predicts from the states of `encoder`, for examples of a split."""
+        """Returns the predictions of the run's head on the states of `encoder`, for the examples of a split."""
         values = self._trained.values
         whole = values.trainable | {ENCODER + name: x for name, x in encoder.items()}
         self._trained.values = replace(values, trainable=whole)

@@ -1,4 +1,4 @@
-"""The cells of Table 1 (backbone, data set, way of training) and their runs."""
+"""Defines the cells of Table 1 (backbone, data set, training method) and their runs."""
 
 import json
 from collections.abc import Sequence
@@ -19,21 +19,21 @@ from perception.backbones import BACKBONES
 from perception.datasets import DATASETS
 
 FIXED = ("finetune", "backbone", "pretrained", "dataset", "data.source")
-"""Configuration fields that a cell of Table 1 sets. The command line must not override these fields."""
+"""Configuration fields that a cell of Table 1 sets. Overriding them on the command line is an error."""
 
 PRINTED_MODES = ("lora", "full")
 """Values of `config.finetune` in Table 1."""
 
 TOKENIZER = "full_pretrained_tokenizer"
-"""Name of a way of training: full training from random weights, with the pretrained tokenizer (section 2.3)."""
+"""Name of a training method: full training from random weights with the pretrained tokenizer (section 2.3)."""
 
 MODES = (*PRINTED_MODES, "full_pretrained", TOKENIZER)
-"""Names of all ways of training. The last two are not in Table 1."""
+"""Names of all training methods. The last two methods are not in Table 1."""
 
 LAPTOP = "arctic_xs"
 
 EMBEDDED = "embedded"
-"""Name of the data set at the scale "tiny": paragraphs of the Python manual."""
+"""Name of the data set at the scale "tiny", which has paragraphs of the Python manual."""
 
 
 def backbones() -> tuple[str, ...]:
@@ -44,14 +44,14 @@ def backbones() -> tuple[str, ...]:
 def stand_ins() -> dict[str, str]:
     """Returns family -> first backbone of the family in Table 1.
 
-    At the scale "tiny", the row of this backbone shows the results of the backbone tiny_FAMILY.
+    At the scale "tiny", the row of this backbone shows results of the small backbone tiny_FAMILY.
     """
     return {BACKBONES[name].family: name for name in reversed(backbones())}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A cell of Table 1. `mode` is one of MODES."""
+    """A cell of Table 1. `mode` is a training method in MODES."""
 
     backbone: str
     dataset: str
@@ -73,12 +73,12 @@ class ExperimentSuite(experiments.ExperimentSuite):
     """The runs of Table 1 at one scale.
 
     Attributes:
-      recipe: "paper" follows the authors' program with its mistakes, "fixed" repairs the mistakes.
-      datasets, modes: selected data sets and modes; empty for all data sets and the modes of Table 1.
+      recipe: "paper" follows the authors' program, including its mistakes; "fixed" corrects the mistakes.
+      datasets, modes: selected data sets and training methods; empty for all data sets and for the methods of Table 1.
       backbones: selected backbones. Empty for all backbones at the scale "paper", arctic_xs at "laptop", and one small
         backbone per family at "tiny".
-      sources: data set -> value of `config.data.source`, such as "files:DIR".
-      weights: backbone -> directory of its pretrained weights.
+      sources: value of `config.data.source` for each data set, such as "files:DIR".
+      weights: directory of the pretrained weights for each backbone.
     """
 
     recipe: str = "fixed"
@@ -92,7 +92,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """Returns the selected cells of Table 1, row by row.
 
         Raises:
-          UserError: data sets are selected at the scale "tiny", which has only the embedded text.
+          UserError: data sets are selected at the scale "tiny", which has only embedded text.
         """
         rows = columns = ()
         if self.scale == "laptop":
@@ -111,11 +111,11 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def _check_embedded(self) -> None:
         check(
             self.scale != "tiny" or not (self.datasets or self.sources),
-            "--scale=tiny uses embedded text: remove --datasets and --data",
+            "--scale=tiny always uses embedded text: remove --datasets and --data",
         )
 
     def missing(self, case: Case) -> str:
-        """Returns the missing command-line option that the cell needs, such as "--data=sst2=DIR", or ""."""
+        """Returns the option that is missing to train the cell, such as "--data=sst2=DIR", or ""."""
         if case.dataset != EMBEDDED and case.dataset not in self.sources:
             return f"--data={case.dataset}=DIR"
         if case.mode != "full" and case.backbone not in self.weights:
@@ -132,7 +132,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return f"{self.stem(case)}_seed{seed}"
 
     def check(self) -> None:
-        """Validates the configurations of all cells without a missing option.
+        """Validates the configurations of all cells whose options are complete.
 
         Raises:
           UserError: the configuration of a cell is invalid.
@@ -164,21 +164,21 @@ class ExperimentSuite(experiments.ExperimentSuite):
         overrides = [text for text in self.fields if text.startswith(fixed)]
         check(
             not overrides,
-            f"{' '.join(overrides)}: each cell of the table sets this field; remove the option",
+            f"{' '.join(overrides)}: the cells of the table set this field; remove the option",
         )
         return self.override(config, seed=seed, **own)
 
     def summaries(self, cases: Sequence[Case]) -> dict[Case, list[dict]]:
-        """Trains missing runs. Returns the summaries of each cell's runs: empty if `missing` names an option."""
+        """Trains missing runs. Returns the summaries of each cell's runs. A cell with a missing option has no runs."""
         known = {self.stem(c): partial(self.configuration, c) for c in cases if not self.missing(c)}
         found = self.runs(known) if known else {}
         return {case: [ran.summary for ran in found.get(self.stem(case), [])] for case in cases}
 
     def side(self, text: str) -> Side:
-        """Returns the experiment "DATASET: MODE" (backbone arctic_xs) or "DATASET@BACKBONE: MODE".
+        """Returns the experiment with the name "DATASET: MODE" (backbone arctic_xs) or "DATASET@BACKBONE: MODE".
 
-        An example is "sst2@phi_2: full". A claim compares two such experiments. The scale "tiny" replaces the data set
-        by the embedded text, and the backbone by the small backbone of the same family.
+        An example is "sst2@phi_2: full". A claim compares two experiments. At the scale "tiny", embedded text replaces
+        the data set, and the family's small backbone replaces the backbone.
 
         Raises:
           UserError: the data set, backbone or mode is unknown, or the configuration is invalid.
@@ -210,10 +210,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return Side(self.stem(case), partial(self.configuration, case), missing)
 
     def finished(self, case: Case) -> list[dict]:
-        """Returns the summaries of a cell's finished runs."""
+        """Returns the summaries of the finished runs of a cell."""
         summaries = []
         for seed in range(1, 1 + self.seeds):
-            with suppress(OSError, ValueError):  # the summary is missing or truncated
+            with suppress(OSError, ValueError):  # summary missing or truncated
                 path = self.out / "runs" / self.name(case, seed) / SUMMARY
                 summaries.append(json.loads(path.read_text()))
         return summaries

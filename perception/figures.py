@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def fig1(suite: ExperimentSuite) -> None:
-    """Draws Figure 1 from the paper's Table 1 and from finished runs of `table1`. Writes the numbers as tables."""
+    """Draws Figure 1 from the paper's Table 1 and from finished runs of `table1`. Also writes the numbers as tables."""
     paper = gaps(printed.table1())
     found = {
         "printed": means(paper),
@@ -41,12 +41,12 @@ def fig1(suite: ExperimentSuite) -> None:
     print(f"figure: {suite.out / 'fig1.png'}")
     if "measured" not in found:
         print(
-            "--out has no data set with finished runs of both LoRA and full training: run table1 first"
+            "--out has no data set with finished runs of both LoRA and full training: run the target table1 first"
         )
 
 
 def _measured(suite: ExperimentSuite) -> dict[tuple[str, str], dict[str, float]]:
-    """Returns (backbone, mode) -> column of Table 1 -> mean test F1 of finished runs, at the best step."""
+    """Returns the mean test F1 of finished runs at the best step, by (backbone, mode) and column of Table 1."""
     table: dict[tuple[str, str], dict[str, float]] = {}
     for case in suite.cases():
         if case.dataset != EMBEDDED and (runs := suite.kept(suite.stem(case))):

@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from perception.hugging_face import Pretrained
 
 FINETUNE = ("full", "full_pretrained", "lora", "head")
-"""What is trained. "full": all weights, from random values. "full_pretrained": all weights, from pretrained weights.
-"lora": adapters and the head. "head": the head alone."""
+"""Training methods. "full": all weights, from random initialization. "full_pretrained": all weights, from pretrained
+weights. "lora": adapters and the head. "head": only the head."""
 
 TRAINS_ALL = FINETUNE[:2]
 """Values of `finetune` that train the encoder and store it in checkpoints."""
 
 IN_BFLOAT16 = ("qwen2_1.5b", "openelm_3b", "phi_2", "mistral_7b")
-"""Backbones that the authors' program computes in bfloat16; the others use float32."""
+"""Backbones that the authors' program computes in bfloat16. It computes the other backbones in float32."""
 
 TOKENIZERS = ("auto", "pretrained", "trained")
 TABLES = ("embed/table", "embed/positions/table")
@@ -48,7 +48,7 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
     """Checks the fields of backbone, adapters, pretrained weights and tokenizer without opening files.
 
     Args:
-      weights: False accepts a run from pretrained weights without --config.pretrained.
+      weights: whether a run from pretrained weights requires --config.pretrained.
 
     Raises:
       UserError: a field has an invalid value, or two fields contradict each other.
@@ -106,17 +106,17 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
 
 
 def check_used(config: ConfigDict) -> None:
-    """Checks that a new run uses its --config.pretrained.
+    """Checks that a new run uses the model in --config.pretrained, if the option is set.
 
     Raises:
-      UserError: the run takes neither weights nor shape nor tokenizer from the pretrained model.
+      UserError: the run uses neither the weights nor the architecture nor the tokenizer of the pretrained model.
     """
     named = config.backbone != "auto" and config.data.tokenizer != "pretrained"
     check(
         not (config.pretrained and config.finetune == "full" and named),
-        f"--config.pretrained={config.pretrained} is not used: --config.finetune=full starts from random weights."
-        " Remove --config.pretrained, or use the shape of this model (--config.backbone=auto) or its tokenizer"
-        " (--config.data.tokenizer=pretrained)",
+        f"--config.pretrained={config.pretrained} is not used, because --config.finetune=full starts from random"
+        " weights: remove --config.pretrained, or use the architecture (--config.backbone=auto) or the tokenizer"
+        " (--config.data.tokenizer=pretrained) of the model",
     )
 
 
@@ -125,10 +125,10 @@ def _words(text: str) -> list[str]:
 
 
 def reinitialized(config: ConfigDict, family: str) -> tuple[str, ...]:
-    """Returns names of `TABLES`: the embedding tables that are initialised from the seed instead of loaded.
+    """Returns the embedding tables, as names in `TABLES`, that are initialised from the seed instead of loaded.
 
-    "authors" in `config.reinitialize` stands for the embedding tables that the authors' program reinitialises in
-    backbones of `family`, see `Backbone.family`.
+    "authors" in `config.reinitialize` means the embedding tables that the authors' program reinitialises in backbones
+    of this family (`Backbone.family`).
     """
     authors = {"qwen2": TABLES[:1], "phi": TABLES[:1], "bert": TABLES[1:]}.get(family, ())
     names = [
@@ -140,15 +140,15 @@ def reinitialized(config: ConfigDict, family: str) -> tuple[str, ...]:
 
 
 def open_pretrained(config: ConfigDict, advice: str = "") -> "Pretrained | None":
-    """Opens the pretrained model that provides weights or shape.
+    """Opens the pretrained model from which the run takes weights or architecture.
 
-    Returns None for full training of a named backbone, which needs neither weights nor shape.
+    Returns None for full training of a named backbone, which needs no pretrained model.
 
     Args:
-      advice: appended to the error if the directory does not exist.
+      advice: text appended to the error if the directory does not exist.
 
     Raises:
-      UserError: the directory does not exist, or does not hold the backbone of the configuration.
+      UserError: the directory does not exist, or contains another backbone than `config.backbone`.
     """
     if config.finetune == "full" and config.backbone != "auto":
         return None
@@ -161,7 +161,7 @@ def open_pretrained(config: ConfigDict, advice: str = "") -> "Pretrained | None"
 
 
 def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
-    """Returns the pretrained model's tokenizer, or trains one on the training texts (full training).
+    """Loads the pretrained model's tokenizer, or trains a tokenizer on the training texts (full training).
 
     Raises:
       UserError: the pretrained model has no tokenizer.json.
@@ -176,16 +176,18 @@ def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
     path = hub.locate(copy_of(config.pretrained)) / TOKENIZER
     check(
         path.is_file(),
-        f"{path.parent} has no {TOKENIZER}: copy the model's tokenizer there (OpenELM uses Llama 2's)",
+        f"{path.parent} has no {TOKENIZER}: copy the model's {TOKENIZER} to this directory (OpenELM uses Llama"
+        " 2's)",
     )
     return Subword.load(path)
 
 
 def make_shape(config: ConfigDict, pretrained: "Pretrained | None", vocabulary: int) -> Backbone:
-    """Returns the backbone with the positions, the dropout rate and (full training only) the vocabulary of this run.
+    """Returns the backbone with the run's number of positions, dropout rate and, for full training, vocabulary.
 
     Raises:
-      UserError: the tokenizer has more ids than the embeddings have rows, or `data.max_length` exceeds the positions.
+      UserError: the tokenizer has more ids than the embedding table has rows, or `data.max_length` exceeds the
+        positions.
     """
     shape = pretrained.shape if pretrained else BACKBONES[config.backbone]
     longest, dropout_rate = config.data.max_length, config.model.dropout
@@ -194,10 +196,10 @@ def make_shape(config: ConfigDict, pretrained: "Pretrained | None", vocabulary: 
         shape = replace(shape, vocabulary=vocabulary)
     check(
         vocabulary <= shape.vocabulary,
-        f"the tokenizer has {vocabulary:,} ids, but the pretrained embeddings have {shape.vocabulary:,} rows:"
-        " use the tokenizer of the model",
+        f"the tokenizer has {vocabulary:,} ids, but the pretrained embedding table has {shape.vocabulary:,} rows:"
+        " use the model's own tokenizer.json",
     )
-    # A randomly initialised table of position embeddings may have as many rows as needed.
+    # If the table of position embeddings is initialised from the seed, enlarge it to `max_length`.
     if shape.learned and (full or TABLES[1] in reinitialized(config, shape.family)):
         shape = replace(shape, learned=max(longest + shape.first_position, shape.learned))
     most = shape.learned - shape.first_position if shape.learned else shape.longest
@@ -209,21 +211,21 @@ def make_shape(config: ConfigDict, pretrained: "Pretrained | None", vocabulary: 
 
 
 def has_segments(config: ConfigDict, shape: Backbone) -> bool:
-    """Returns whether the tokens of a pair's second text have another type than the tokens of the first."""
+    """Returns whether the model gives different token types to the first and the second text of a pair."""
     return config.data.pair and shape.types > 1
 
 
 def solves_head(config: ConfigDict) -> bool:
-    """Returns whether the head is solved by logistic regression instead of trained."""
+    """Returns whether the head is solved by logistic regression instead of trained in steps."""
     return config.finetune == "head" and config.train.steps == 0
 
 
 def resolve(config: ConfigDict) -> ConfigDict:
-    """Returns a copy of `config` in which fields that follow from other fields are set.
+    """Returns a copy of `config` in which derived fields are set.
 
-    The dtype "authors" becomes the dtype in which the authors' program computes the named backbone; with the backbone
-    "auto" it becomes "auto". Learning rate 0 becomes `config.learning_rates[config.finetune]`, and `learning_rates` is
-    removed. `eval.start` is set if the head is solved.
+    The dtype "authors" is replaced by the dtype in which the authors' program computes the backbone, or by "auto" for
+    the backbone "auto". The learning rate 0 is replaced by `config.learning_rates[config.finetune]`, and
+    `learning_rates` is removed. If the head is solved, `eval.start` is set.
     """
     config = config.copy_and_resolve_references()
     if config.model.dtype == "authors":
@@ -253,11 +255,11 @@ def make_model(
 ) -> PooledClassifier:
     """Builds the model with its trainable and frozen parameters.
 
-    `config.freeze_head` freezes the head at its initial values under LoRA, like the authors' program.
+    With LoRA, `config.freeze_head` freezes the head at its initial values, like the authors' program.
 
     Raises:
-      UserError: `config.lora.targets` or `config.reinitialize` names a layer or embedding table that the backbone
-        lacks.
+      UserError: the backbone has no layer named in `config.lora.targets`, or no embedding table named in
+        `config.reinitialize`.
     """
     dtype = compute_dtype(config.model.dtype)
     encoder = backbone(shape, rngs=rngs, dtype=dtype, remat=config.model.remat)
@@ -273,7 +275,7 @@ def make_model(
         part = encoder.embed if name == TABLES[0] else encoder.embed.positions
         check(
             part is not None,
-            f"--config.reinitialize={name}: this backbone has no such embedding table",
+            f"--config.reinitialize={name}: this backbone does not have this embedding table",
         )
         if isinstance(
             part.table, Frozen
@@ -287,7 +289,7 @@ def make_model(
 def _finish_frozen(
     config: ConfigDict, model: PooledClassifier, shape: Backbone, dtype: jnp.dtype
 ) -> None:
-    """Casts or quantizes the frozen parameters, and freezes the head if the configuration does."""
+    """Casts or quantizes the frozen parameters, and freezes the head if `config.freeze_head` is set."""
     from common.freezing import cast_frozen, freeze
 
     cast_frozen(model.encoder, dtype)
@@ -302,7 +304,7 @@ def _finish_frozen(
 
 
 def _add_adapters(config: ConfigDict, encoder: nnx.Module, shape: Backbone, rngs: nnx.Rngs) -> None:
-    """Adapts the layers of `config.lora.targets` by LoRA. Raises a UserError if a target matches no layer."""
+    """Adds LoRA adapters to the layers `config.lora.targets`. Raises a UserError if a target matches no layer."""
     from common.model.low_rank import adapt, is_target, linear_layers
 
     targets, layers = _words(config.lora.targets) or shape.targets, linear_layers(encoder)
@@ -320,8 +322,8 @@ def start(
 ) -> Callable[[Params, Params], Params]:
     """Returns the implementation of `Task.start`.
 
-    With "full_pretrained" the implementation loads the encoder except reinitialised embedding tables. Otherwise it
-    loads nothing.
+    For the method "full_pretrained" it loads the encoder, except reinitialised embedding tables, from the pretrained
+    model. For the other methods it loads nothing.
     """
 
     def read(trainable: Params, frozen: Params) -> Params:
@@ -345,7 +347,7 @@ def start(
 def outside(
     pretrained: "Pretrained | None", mesh: Mesh
 ) -> Callable[[AbstractModel], PretrainedWeights]:
-    """Returns the implementation of `Task.outside`, which reads frozen parameters from the pretrained model's files."""
+    """Returns the implementation of `Task.outside`: it reads frozen parameters from the pretrained model's files."""
 
     def read(abstract_model: AbstractModel) -> PretrainedWeights:
         drawn = abstract_model.drawn

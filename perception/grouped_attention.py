@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class GroupedAttention(Attention):
-    """Attention in which heads / kv_heads query heads share one key-value head (Ainslie et al., 2023).
+    """Grouped-query attention: heads / kv_heads query heads share one key-value head (Ainslie et al., 2023).
 
     Args:
       size: head size; heads * size need not equal the width.
-      fused: queries, keys and values come from one matrix, which adapters treat as one layer (OpenELM).
-      biases: whether queries, keys and values have biases, and whether the output has a bias.
+      fused: whether one matrix computes queries, keys and values (OpenELM). Adapters treat it as one layer.
+      biases: two flags: whether queries, keys and values have biases; whether the output has a bias.
       head_norm: epsilon of an RMSNorm of each query and key before the rotary positions; None for no norm.
-      window: attention reaches the positions at a distance less than `window`; None for full attention.
+      window: a query attends to positions at a distance below `window`; None for full attention.
       dropout_rate: dropout rate of the attention weights.
     """
 
@@ -94,12 +94,12 @@ class GroupedAttention(Attention):
     def _bias(
         self, query_BLHK: jax.Array, key_BLHK: jax.Array, context: Context, key: Key
     ) -> jax.Array | None:
-        """Returns what is added to the logits, (B or 1, H, T, S); subclasses with relative positions implement it."""
+        """Returns the bias added to the logits, (B or 1, H, T, S). Subclasses with relative positions override it."""
         del query_BLHK, key_BLHK, context, key
         return None
 
     def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:
-        """Returns (B, L, D). All queries, including padding, attend to the first `context.lengths_B` positions only."""
+        """Returns the outputs (B, L, D). Queries attend to the first `context.lengths_B` positions, not to padding."""
         query, keys, values = self._all(x_BLD, jnp.arange(x_BLD.shape[1]), fold(key, 0))
         y_BLHK = attend(
             query,

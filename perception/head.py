@@ -34,16 +34,16 @@ INVERSE_PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 KERNEL, BIAS = "head/kernel", "head/bias"
 
 UNSEEN = -100.0
-"""Bias of a class without training examples. Its probability is then almost 0."""
+"""Bias of a class without training examples, which makes its probability almost 0."""
 
 
 class Solution(NamedTuple):
     """A solved head.
 
     Attributes:
-      kernel_MC, bias_C: float32 parameters for features that are not standardised.
+      kernel_MC, bias_C: float32 parameters that apply to features without standardisation.
       inverse_penalty: the chosen inverse penalty.
-      f1: weighted F1 in percent on the examples by which the inverse penalty was chosen.
+      f1: weighted F1 in percent on the examples that chose the inverse penalty.
     """
 
     kernel_MC: np.ndarray
@@ -58,13 +58,13 @@ def solve(
     classes: int,
     weights: np.ndarray | None = None,
 ) -> Solution:
-    """Fits multinomial logistic regression; chooses the inverse penalty by weighted F1 on `valid`.
+    """Fits multinomial logistic regression. The weighted F1 on `valid` chooses the inverse penalty.
 
-    With several classes per example, each class has a logistic regression of its own, all with one penalty.
+    If examples have several classes, one logistic regression is fitted for each class, all with the same penalty.
 
     Args:
       train, valid: features (E, M) and labels (E,), or labels (E, C) for several classes per example.
-      weights: weights of the training labels in the loss, of their shape; None for equal weights.
+      weights: weights of the training labels in the loss, with the shape of the labels; None for equal weights.
 
     Raises:
       UserError: the training examples are all of one class.
@@ -79,7 +79,7 @@ def solve(
     mean_M, deviation_M = train_EM.mean(0, np.float64), train_EM.std(0, dtype=np.float64)
     scale_M = np.where(deviation_M > 0, deviation_M, 1.0)
     rows_EM = (train_EM - mean_M) / scale_M
-    # Each fit starts at the solution for the previous penalty.
+    # Start each fit at the solution for the previous penalty.
     new = partial(LogisticRegression, tol=1e-6, max_iter=10_000, warm_start=True)
     model, each = new(), [new() for _ in range(classes)]
     found: Solution | None = None
@@ -88,7 +88,7 @@ def solve(
         if labels.ndim == 1:
             model.set_params(C=penalty).fit(rows_EM, labels, weights)
             coef_CM, intercept_C = model.coef_, model.intercept_
-            if len(model.classes_) == 2:  # scikit-learn returns the difference of the two logits
+            if len(model.classes_) == 2:  # scikit-learn fits one logit for two classes
                 coef_CM = np.concatenate([-coef_CM, coef_CM]) / 2
                 intercept_C = np.concatenate([-intercept_C, intercept_C]) / 2
             kernel_MC[:, model.classes_], bias_C[model.classes_] = coef_CM.T, intercept_C
@@ -121,7 +121,7 @@ class SolvedHead(TextClassification):
     Args:
       arguments: positional arguments of `TextClassification`.
       outside: implementation of `Task.outside`.
-      segments: see `TextClassification`.
+      segments: the argument of `TextClassification`.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class SolvedHead(TextClassification):
         return not self.config.reinitialize and not self.config.data.shots
 
     def _keep(self, abstract_model: AbstractModel) -> PretrainedWeights:
-        """Implements `Task.outside` and keeps the result, whose fingerprint is a part of cache keys."""
+        """Implements `Task.outside`. Stores the result, because its fingerprint is a part of cache keys."""
         self._pretrained = self._read(abstract_model)
         return self._pretrained
 
@@ -161,8 +161,8 @@ class SolvedHead(TextClassification):
         found = solve(train, valid, len(self.classes), self.weights)
         if is_main():
             print(
-                f"head: logistic regression on {train[0].shape[1]:,} features of {len(train[1]):,} examples,"
-                f" inverse penalty {found.inverse_penalty:g} chosen on the split {self.select}"
+                f"head: solved by logistic regression on {train[0].shape[1]:,} features of {len(train[1]):,}"
+                f" examples; inverse penalty {found.inverse_penalty:g}, chosen on the split {self.select}"
             )
         head = {KERNEL: found.kernel_MC, BIAS: found.bias_C}
         return {**trainable, **place(head, {name: trainable[name].sharding for name in head})}
@@ -171,7 +171,7 @@ class SolvedHead(TextClassification):
         """Returns the head's inputs for every example of a split, (E, M) float32, cached on disk."""
         if split not in self._features:
             path = Path(self.config.data.cache_dir) / f"features-{self._key(split)}.npy"
-            # All processes compute the features together if any process lacks the file.
+            # If the file is missing on any process, all processes compute the features together.
             if all_reduce_max(np.asarray([not path.exists()]))[0]:
                 count = len(self.splits[split])
                 found = self._encode(values, self.every(split), count)["features"]
@@ -194,6 +194,6 @@ class SolvedHead(TextClassification):
         )
 
     def logits(self, values: ModelState, split: str) -> np.ndarray:
-        """Returns logits like `TextClassification.logits`, computed from the cached features."""
+        """Returns the logits of a split, (E, C), from the cached features. Overrides `TextClassification.logits`."""
         kernel_MC, bias_C = (np.asarray(values.trainable[name]) for name in (KERNEL, BIAS))
         return self.features(values, split) @ kernel_MC + bias_C

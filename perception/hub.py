@@ -1,4 +1,4 @@
-"""Finds pretrained models: a directory, or a hub name in the local Hugging Face cache.
+"""Finds a pretrained model by its directory, or by its hub name in the local Hugging Face cache.
 
 Only `download` uses the network.
 """
@@ -9,7 +9,7 @@ from common.config import check
 from common.errors import UserError
 
 FILES = ("*.safetensors", "*.json", "*.txt", "tokenizer.model")
-"""Files of a model that a download fetches: no pickles, and nothing in subdirectories."""
+"""Files of a model that are downloaded. Pickles and subdirectories are not."""
 
 
 def locate(name: Path, option: str = "--config.pretrained", advice: str = "") -> Path:
@@ -19,7 +19,7 @@ def locate(name: Path, option: str = "--config.pretrained", advice: str = "") ->
       name: a directory, or a name on the Hugging Face hub such as "org/model" or "org/model@revision". A directory
         takes precedence.
       option: command-line option that has the value `name`, for error messages.
-      advice: appended to the error that `name` is not a directory.
+      advice: text appended to the error if `name` is not a directory.
 
     Raises:
       UserError: `name` is not a directory, and the local cache has no model of this name.
@@ -34,8 +34,8 @@ def locate(name: Path, option: str = "--config.pretrained", advice: str = "") ->
         from huggingface_hub.constants import HF_HUB_CACHE
 
         raise UserError(
-            f"{missing}, and the Hugging Face cache in {HF_HUB_CACHE} has no model of this name:"
-            " perception.train or perception.worth --download fetches it"
+            f"{missing}, and the Hugging Face cache in {HF_HUB_CACHE} has no model of this name: download it with"
+            " --download of perception.train or perception.worth"
         )
     return found
 
@@ -54,10 +54,10 @@ def cached(name: str) -> Path | None:
 
 
 def download(name: str) -> Path:
-    """Fetches the configuration, weights and tokenizer of a hub model into the local cache; returns their directory.
+    """Downloads configuration, weights and tokenizer of a hub model to the local cache. Returns their directory.
 
     Raises:
-      UserError: the hub cannot be reached, or has no such model, or needs an account that may read it.
+      UserError: the hub cannot be reached, has no such model, or denies access to it.
     """
     from huggingface_hub import snapshot_download
 
@@ -66,7 +66,7 @@ def download(name: str) -> Path:
         found = snapshot_download(
             model, revision=revision or None, allow_patterns=list(FILES), ignore_patterns=["*/*"]
         )
-    except Exception as error:  # The library raises errors of its own, of httpx and of the system.
+    except Exception as error:  # errors of the library, of httpx and of the system
         reason = " ".join(str(error).split())[:300]
-        raise UserError(f"--download: cannot fetch {name}: {reason}") from error
+        raise UserError(f"--download: cannot download {name}: {reason}") from error
     return Path(found)

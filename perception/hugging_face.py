@@ -31,12 +31,12 @@ BESIDE = (
     *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "generation_config.json"),
 )
-"""Files beside weights and config.json that an export copies from the base model."""
+"""Files that an export copies from the base model, in addition to weights and config.json."""
 
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A pretrained model in a directory. `load` reads its weights.
+    """A pretrained model in a directory. The method `load` reads the weights.
 
     Attributes:
       quantization: how the kernels are quantized; None for an unquantized model.
@@ -54,7 +54,7 @@ class Pretrained:
         return cache.fingerprint([self.files.fingerprint, config])
 
     def found(self, name: str) -> str:
-        """Returns the name of a tensor in the files: with or without the family's prefix, or BERT's older name.
+        """Returns the name of a tensor in the files, where it has the family's prefix, no prefix, or BERT's older name.
 
         Raises:
           UserError: the files lack the tensor.
@@ -68,7 +68,7 @@ class Pretrained:
         return found
 
     def written(self, name: str) -> str:
-        """Returns the name of a tensor in an export: the name in the files, or the name of a quantized tensor.
+        """Returns the name of a tensor in an export. An export is unquantized, even if these files are quantized.
 
         Raises:
           UserError: the files lack the tensor.
@@ -79,14 +79,14 @@ class Pretrained:
         return self.found(name) if not self.quantization or whole in self.files.names else whole
 
     def stored_names(self, ours: Iterable[str]) -> set[str]:
-        """Returns the names in the files, without prefix, of parameters in an unquantized model."""
+        """Returns the names of parameters in the files of an unquantized model, without prefix."""
         return {their_name(self.shape.family, name) for name in ours}
 
     def load(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
         """Loads arrays with the requested dtypes and shardings. Each device reads only its shard.
 
         Args:
-          wanted: parameter name of the encoder, such as "embed/table" -> shape, dtype and sharding.
+          wanted: shape, dtype and sharding by name of the encoder's parameter, such as "embed/table".
 
         Raises:
           UserError: a tensor is missing, has another shape, or contains a value that is not finite.
@@ -123,7 +123,7 @@ class Pretrained:
 
 
 def open_model(name: Path, option: str = "--config.pretrained", advice: str = "") -> Pretrained:
-    """Opens a model without reading its weights. The arguments are those of `hub.locate`.
+    """Opens a model without reading its weights. `hub.locate` documents the arguments.
 
     Raises:
       UserError: the model does not exist, the family or a field is not supported, or a file is damaged.
@@ -134,7 +134,7 @@ def open_model(name: Path, option: str = "--config.pretrained", advice: str = ""
 
 
 def check_shape(name: str, given: Backbone, found: Backbone) -> None:
-    """Checks that the files hold the backbone `name`.
+    """Checks that the architecture in the files equals the backbone `name`.
 
     Raises:
       UserError: the backbones differ; the message lists the first differences.
@@ -160,10 +160,10 @@ def export(
     Args:
       values: all encoder parameters by name.
       tokenizer_json: content of tokenizer.json.
-      like: base model of the parameters. The export keeps the base model's tensor names and dtypes, config.json fields,
-        tokenizer files, and the tensors that `values` lacks (such as output layers). Kernels that are quantized in the
-        base model are written in float32.
-      beside: writes further files into the directory; called on the main process.
+      like: base model of the parameters. The export keeps the base model's tensor names and dtypes, config.json fields
+        and tokenizer files. Tensors that are missing in `values`, such as output layers, are copied from the base
+        model. Kernels that are quantized in the base model are written in float32.
+      beside: function that writes more files to the directory. It is called on the main process.
 
     Raises:
       UserError: the directory is not empty or not writable, or config.json cannot express the backbone.
@@ -174,7 +174,7 @@ def export(
     needed = {(name, v.shape) for name, v in abstract_model.trainable.items()}
     if wrong := needed ^ {(name, x.shape) for name, x in values.items()}:
         raise ValueError(
-            f"names and shapes of parameters do not match the backbone, such as {sorted(wrong)[:2]}"
+            f"names or shapes of parameters do not match the backbone: {sorted(wrong)[:2]}"
         )
     parts: dict[str, list[str]] = {}
     for ours in sorted(values):
@@ -185,7 +185,7 @@ def export(
         known = {
             n: like.files.tensor(n) for n in like.files.names if not n.endswith((CODES, SCALES))
         }
-        float32 = np.dtype(np.float32)  # of quantized kernels
+        float32 = np.dtype(np.float32)  # dtype of quantized kernels
         dtypes = {name: known[name].dtype if name in known else float32 for name in tensors}
         tensors = {name: replace(tensor, dtype=dtypes[name]) for name, tensor in tensors.items()}
     config = _settings(shape, like)
@@ -206,7 +206,7 @@ def export(
 
 
 def _settings(shape: Backbone, like: Pretrained | None) -> dict[str, Any]:
-    """Returns the fields of config.json: the fields of the base model `like`, updated if the shape has changed."""
+    """Returns the fields of config.json: the fields of `like`, updated if the architecture has changed."""
     if like is None:
         return config_json.to_json(shape)
     base = json.loads((like.directory / CONFIG).read_text())
@@ -218,7 +218,7 @@ def _settings(shape: Backbone, like: Pretrained | None) -> dict[str, Any]:
 
 
 def _tensor(family: str, parts: list[str], values: Params) -> Tensor:
-    """Returns the tensor to store: the concatenation of the parameters named in `parts`."""
+    """Returns the tensor to write: the concatenation of the parameters `parts`."""
     locations = [locate(family, ours, values[ours].shape) for ours in parts]
 
     def get() -> np.ndarray:

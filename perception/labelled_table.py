@@ -1,4 +1,4 @@
-"""Makes labelled examples from tables of a user: finds the columns, cleans, removes duplicates, and cuts splits."""
+"""Makes labelled examples from a user's tables: finds the columns, skips unusable rows, removes copies, cuts splits."""
 
 import json
 from collections import defaultdict
@@ -32,26 +32,26 @@ from perception.table_splits import (
 )
 
 FILES = {"train": "train.jsonl", "valid": "validation.jsonl", "test": "test.jsonl"}
-"""Split -> name of the file that `write` writes."""
+"""Split -> name of the file to which `write` writes the split."""
 
 TEXTS = ("text", "text_pair")
-"""Names of the fields of the text, or of the two texts of a pair, in these files."""
+"""Names of the text fields in the written files. The second field is for the second text of a pair."""
 
 NOTES = "notes.txt"
-"""Name of the file with `Prepared.notes`, a sentence on each line."""
+"""Name of the file for `Prepared.notes`, with one sentence on each line."""
 
 PURPOSES = {"train": "for training", "valid": "for validation", "test": "for the test"}
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Splits that share no text and no group of near-duplicates.
+    """Labelled splits without a common text and without a common group of near-duplicates.
 
     Attributes:
       splits: "train", "valid" and "test".
       classes: names of the classes, in the order of their numbers.
-      notes: sentences on what was found, skipped, removed and cut.
-      several: whether a text may have any number of classes.
+      notes: sentences on the columns found, the rows skipped, the copies removed and the splits cut.
+      several: whether a text may have several classes, or none.
     """
 
     splits: dict[str, list[Example]]
@@ -68,18 +68,19 @@ def prepare(
     pair: bool = False,
     separator: str = "",
 ) -> Prepared:
-    """Returns clean examples in three splits.
+    """Returns the labelled examples in three splits, without unusable rows and copies.
 
     Args:
-      text: names of the text columns, whose texts are joined by a space unless `pair`; () to find the column, or the
-        two columns of pairs.
-      label: name of the label column, () to find it; or names of several columns of 0 and 1, one for each class.
-      strict: whether a row that would be skipped is an error.
-      pair: whether the two text columns are pairs, such as a premise and a hypothesis.
-      separator: what separates the classes of a text in its label; "" if no cell has several.
+      text: names of the text columns; () to find them. Without `pair`, the texts of several columns are joined by a
+        space.
+      label: name of the label column, or names of several columns of 0 and 1, one for each class; () to find the label
+        column.
+      strict: whether unusable and contradictory rows are errors.
+      pair: whether an example is a pair of texts from two columns, such as a premise and a hypothesis.
+      separator: character between the classes in a label; "" if a label is one class.
 
     Raises:
-      UserError: a column is missing or ambiguous, the labels are no classes, or there are too few examples.
+      UserError: a column is missing or ambiguous, the labels are not classes, or there are too few examples.
     """
     columns = list(dict.fromkeys(name for table in tables.values() for name in table.columns))
     records = [record for table in tables.values() for record in table.records]
@@ -89,7 +90,7 @@ def prepare(
     ]
     kind = label_kind([fields for _, fields in records], label, separator)
     if kind != "one":
-        notes.append("A text may have any number of classes.")
+        notes.append("A text may have several classes, or none.")
     found, faults = {}, []
     for split, table in tables.items():
         faults += table.damaged
@@ -132,7 +133,7 @@ def _clean(
     read_label: Callable[[Mapping[str, Any]], Label],
     pair: bool,
 ) -> tuple[list[Example], list[str]]:
-    """Returns the usable examples of a table, and the location and fault of each other row."""
+    """Returns the usable examples of a table, and "location: fault" for each unusable row."""
     found, faults = [], []
     for place, fields in table.records:
         parts = [part.strip() if isinstance(part, str) else part for part in map(fields.get, text)]
@@ -152,7 +153,7 @@ def _clean(
 
 
 def _text_fault(column: str, value: Any) -> str:
-    """Returns why a value is neither text nor empty, or ""."""
+    """Returns the fault of a value that is not valid text, or "" for valid text and empty cells."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -163,33 +164,33 @@ def _text_fault(column: str, value: Any) -> str:
 
 
 def _warnings(found: Mapping[str, Sequence[Example]], classes: Sequence[str]) -> list[str]:
-    """Returns sentences on class names that differ only in case."""
+    """Returns a sentence for each set of class names that differ only in upper and lower case."""
     folded = defaultdict(list)
     for name in classes:
         folded[name.casefold()].append(name)
     return [
-        f"The labels {' and '.join(map(repr, same))} differ only in case and are different classes."
+        f"The labels {' and '.join(map(repr, same))} differ only in case, and are treated as different classes."
         for same in folded.values()
         if len(same) > 1
     ]
 
 
 def _row(example: Example) -> dict[str, str | tuple[str, ...]]:
-    """Returns an example as a row of a file: the texts under the names TEXTS, class or classes, and location."""
+    """Converts an example to a row of a file: the texts in the fields TEXTS, the label, and the location."""
     texts = dict(zip(TEXTS, example.texts, strict=False))
     return {**texts, "label": example.label, "row": example.place}
 
 
 def write(prepared: Prepared, out: Path) -> Path:
-    """Writes the splits as JSON lines, the class names and the notes to the folder "data" of `out`.
+    """Writes the splits as JSON lines, the class names and the notes to the directory `out`/data.
 
-    A file that would not change is not touched: a finished run is reused only while the files of its data are older.
+    Unchanged files keep their modification time, because a finished run is reused only if its data files are older.
 
     Returns:
-      The folder.
+      The directory `out`/data.
 
     Raises:
-      UserError: `out` has runs on other splits.
+      UserError: `out` has runs on different splits.
     """
     texts = {
         FILES[split]: "".join(json.dumps(_row(e), ensure_ascii=False) + "\n" for e in examples)

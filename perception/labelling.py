@@ -17,7 +17,7 @@ PROBABILITY = "probability"
 
 
 def fields_of(config: ConfigDict) -> tuple[str, str]:
-    """Returns the names of the text fields, as in `Table.blocks`, and of the label field of a run's examples."""
+    """Returns the names of a run's text fields, separated by spaces, and the name of its label field."""
     known = DATASETS[config.dataset] if config.dataset else OWN
     fields, label = config.data.fields or known.fields, config.data.label or known.label
     if config.data.premise_only and config.dataset == "snli":
@@ -27,19 +27,20 @@ def fields_of(config: ConfigDict) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Answers:
-    """Columns that answer a text.
+    """Columns that are added to a table: classes and probabilities of each text.
 
-    Ranked columns are the most probable classes in their order, each with its probability. Otherwise the columns are
-    the most probable class, its probability, and the probability of every class.
+    With `ranked` or `top`, the columns are the most probable classes in order, each followed by its probability.
+    Otherwise the columns are the most probable class, its probability, and the probability of every class.
 
-    With several classes per text and without `top`, only classes above their thresholds are ranked. If the columns are
-    not ranked, they are the list of these classes, and the probability of every class.
+    If a text may have several classes and `top` is None, only classes above their thresholds are written. Without
+    `ranked`, the columns are then the list of these classes and the probability of every class.
 
     Attributes:
       label: name of the column of the most probable class.
       top: number of ranked classes; None for all classes.
-      ranked: whether to rank all classes if `top` is None.
-      thresholds: with several classes per text, the probability from which on each class is predicted; () with one.
+      ranked: whether to write all classes in order of probability if `top` is None.
+      thresholds: if a text may have several classes, the smallest probability at which each class is predicted;
+        otherwise ().
     """
 
     label: str
@@ -81,22 +82,22 @@ class Answers:
 
 
 class Labeller:
-    """Labels blocks of texts, and counts texts.
+    """Labels blocks of texts, and counts empty and long texts.
 
     Attributes:
-      texts, empty, long, windows: numbers of texts, of empty texts, of texts that are longer than the model reads, and
-        of the windows of long texts.
+      texts, empty, long: numbers of all texts, of empty texts, and of texts longer than the model's input.
+      windows: number of windows into which long texts were split.
     """
 
     def __init__(self, trained: Trained, answers: Answers, rows: int):
-        """Keeps the arguments; `rows` is the maximum number of windows in a batch."""
+        """Stores the arguments. `rows` is the maximum number of windows in a batch."""
         self._trained, self._answers, self._rows = trained, answers, rows
         self.texts = self.empty = self.long = self.windows = 0
 
     def __call__(
         self, blocks: Iterable[Block], done: Callable[[int], object] = lambda texts: None
     ) -> Iterator[tuple[Block, list[list]]]:
-        """Yields each block with the values of the columns of its rows; calls `done` with the number of its texts."""
+        """Yields each block with the column values of its rows. Then calls `done` with the number of its texts."""
         for block in blocks:
             there = [i for i, text in enumerate(block.texts) if text]
             self.texts += len(block.texts)
@@ -109,7 +110,7 @@ class Labeller:
             done(len(values))
 
     def _probabilities(self, texts: Sequence[tuple[str, ...]]) -> np.ndarray:
-        """Returns class probabilities (E, C) of texts or pairs of texts, and counts those that are too long."""
+        """Returns class probabilities (E, C) of texts or pairs of texts, and counts texts that are too long."""
         if self._trained.config.data.pair:
             windows, firsts, cut = self._trained.encode_pairs(texts)
             self.long += cut
@@ -122,14 +123,14 @@ class Labeller:
 
     @property
     def notes(self) -> list[str]:
-        """Lines on empty and on long texts; none if there are no such texts."""
+        """Messages about empty and long texts; an empty list without such texts."""
         notes = []
         if self.empty:
-            notes.append(f"empty texts, which get no label: {self.empty:,} of {self.texts:,}")
+            notes.append(f"empty texts without a label: {self.empty:,} of {self.texts:,}")
         if self.long:
             longest = self._trained.config.data.max_length
             notes.append(
-                f"pairs of texts longer than {longest} tokens, which are truncated: {self.long:,} of {self.texts:,}"
+                f"truncated pairs of texts, longer than {longest} tokens: {self.long:,} of {self.texts:,}"
                 if self._trained.config.data.pair
                 else f"texts longer than {longest} tokens: {self.long:,} of {self.texts:,}, read in {self.windows:,}"
                 " windows whose logits are averaged"

@@ -1,4 +1,4 @@
-"""Parts of pretrained language models: RMSNorm, rotary positions, the gated feed-forward layer."""
+"""Layers of pretrained language models: norms, positions and the gated feed-forward layer."""
 
 import math
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ NORMS = {
 
 
 class LaterPositions(Learned):
-    """Learned positions whose table begins with `first` rows that no position uses, as in RoBERTa."""
+    """Learned positions whose table begins with `first` unused rows, as in RoBERTa."""
 
     def __init__(self, maximum: int, width: int, *, rngs: nnx.Rngs, first: int):
         super().__init__(maximum, width, rngs=rngs)
@@ -71,7 +71,7 @@ class LaterPositions(Learned):
 class Rotary:
     """Rotary position embedding of the first `rotated` features of every head (Su et al., 2021).
 
-    Feature k of the first half is paired with feature k of the second half, as in Hugging Face's models.
+    Feature k of the first half is rotated together with feature k of the second half, as in Hugging Face's models.
     """
 
     rotated: int
@@ -79,7 +79,7 @@ class Rotary:
     stretch: Stretch | None = None
 
     def frequencies(self) -> jax.Array:
-        """Returns the angle of each pair of features at position 1: (rotated / 2,)."""
+        """Returns the rotation angle of each pair of features at position 1, (rotated / 2,)."""
         half = self.rotated // 2
         plain = self.theta ** (-jnp.arange(half) / half)
         if self.stretch is None:

@@ -50,10 +50,10 @@ if TYPE_CHECKING:
     from perception.hugging_face import Pretrained
 
 PAPER = "perception"
-"""Value of `config.paper` of the runs of this paper."""
+"""Value of `config.paper` in runs of this paper."""
 
 AHEAD = 1
-"""Number of batches that the devices may still compute while the next batch is prepared."""
+"""Number of batches in flight on the devices while the next batch is prepared."""
 
 
 @dataclass
@@ -82,16 +82,16 @@ class Trained:
         return Windows(self.tokenizer, self.config.data.max_length)
 
     def probabilities(self, lines: Sequence[str], rows: int = 64) -> np.ndarray:
-        """Returns class probabilities of each line, (E, C). Longer lines are truncated as in training."""
+        """Returns class probabilities of each line, (E, C). Long lines are truncated like in training."""
         encoded = self.tokenizer.encode(lines, self.config.data.max_length)
         return self.probabilities_of([[ids] for ids in encoded], rows)
 
     def encode_pairs(
         self, pairs: Sequence[tuple[str, ...]]
     ) -> tuple[list[list[list[int]]], list[int], int]:
-        """Returns the window of each pair of texts, the arguments `firsts` of `probabilities_of`, and the cut pairs.
+        """Returns the tokens and `firsts` for `probabilities_of`, and the number of truncated pairs.
 
-        A pair has a single window: like in training, the longer text is truncated first.
+        A pair has a single window. Like in training, the longer text is truncated first.
         """
         rows, firsts, cut = self.tokenizer.encode_parts(pairs, self.config.data.max_length)
         segments = has_segments(self.config, self.shape)
@@ -103,12 +103,12 @@ class Trained:
         rows: int = 64,
         firsts: Sequence[int] = (),
     ) -> np.ndarray:
-        """Returns class probabilities of each text, (E, C), from the mean of the logits of its windows.
+        """Returns class probabilities of each text, (E, C), from the mean logits of its windows.
 
         Args:
           windows: token ids of the windows of each text.
           rows: maximum number of windows in a batch.
-          firsts: for pairs of texts and a model with segments, the number of tokens in the first segment of each pair.
+          firsts: number of tokens in the first segment of each pair, for models with segments; otherwise ().
         """
         total_EC = np.zeros((len(windows), len(self.classes)))
         running: deque[tuple[WindowBatch, jax.Array]] = deque()
@@ -131,7 +131,7 @@ class Trained:
         rows: int = 64,
         firsts: Sequence[int] = (),
     ) -> Iterator[WindowBatch]:
-        """Yields the batches of `probabilities_of`, whose lengths are those of training."""
+        """Yields the batches of `probabilities_of`, padded to the same lengths as in training."""
         longest = self.config.data.max_length
         buckets = (*(n for n in in_rows(self.config).data.buckets if n < longest), longest)
         multiple = sharding.num_batch_shards(self.mesh)
@@ -139,7 +139,7 @@ class Trained:
         return batches(windows, **given, firsts=firsts)
 
     def logits(self, inputs: Mapping[str, jax.Array]) -> jax.Array:
-        """Returns logits (B, C) of a batch that is on the devices, without waiting for them."""
+        """Returns logits (B, C) of a batch on the devices, without waiting for the computation."""
         with jax.set_mesh(self.mesh):
             return self._compiled(self.values.trainable, self.values.frozen, inputs)
 
@@ -148,17 +148,17 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     """Returns the configuration of a run; `option` is the command-line option that names `workdir`.
 
     Raises:
-      UserError: `workdir` holds no run, a run of another program, or a baseline, which has no model.
+      UserError: `workdir` contains no run, a run of another program, or a TF-IDF baseline.
     """
     baseline = cached_json(workdir / SUMMARY, lambda found: "baseline" in found["config"])
     check(
         baseline is None,
-        f"{option}={workdir} is a TF-IDF baseline, which keeps predictions of the test examples but no model",
+        f"{option}={workdir} is a TF-IDF baseline without a neural network: use perception.baseline",
     )
     config = read_config(workdir, option)
     paper = config.get("paper", "")
     check(
-        paper in ("", PAPER) and "finetune" in config,  # older runs do not record their paper
+        paper in ("", PAPER) and "finetune" in config,  # older runs have no `paper`
         f"{option}={workdir} is a run of another program" + (f", {paper}" if paper else ""),
     )
     for field in datasets.ADDED:
@@ -167,10 +167,10 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
 
 
 def read_classes(workdir: Path) -> tuple[str, ...]:
-    """Returns the names of the classes of a run.
+    """Returns the class names of a run.
 
     Raises:
-      UserError: the file of the names is missing or damaged.
+      UserError: the file with the class names is missing or damaged.
     """
     try:
         return tuple(json.loads((workdir / CLASSES).read_text()))
@@ -181,33 +181,33 @@ def read_classes(workdir: Path) -> tuple[str, ...]:
 
 
 def read_thresholds(workdir: Path, config: ConfigDict) -> tuple[float, ...]:
-    """Returns the thresholds of a run's best step if a text may have several classes, otherwise ().
+    """Returns the class thresholds at a run's best step if a text may have several classes, otherwise ().
 
     Raises:
-      UserError: the run has no test predictions, with which the thresholds are kept.
+      UserError: the run has no test predictions. Their file also stores the thresholds.
     """
     if not config.data.multi_label:
         return ()
     path = workdir / PREDICTIONS
     check(
         path.exists(),
-        f"{path} with the thresholds of the classes is missing: train with --config.eval.test=true",
+        f"{path}, which stores the thresholds of the classes, is missing: train with --config.eval.test=true",
     )
     return load_predictions(path).thresholds
 
 
 def begun_from(config: ConfigDict, weights: Path | None = None) -> "Pretrained | None":
-    """Returns the pretrained model that a trained run needs, or None if it needs none.
+    """Returns the pretrained model that is needed to load a run, or None if the checkpoint is enough.
 
     Args:
-      weights: directory of the pretrained model; default: the directory that the run used.
+      weights: directory of the pretrained model; None for the directory that the run used.
 
     Raises:
-      UserError: the directory is missing or holds another backbone, or the run does not use pretrained weights.
+      UserError: the directory is missing or contains another backbone, or the run does not use pretrained weights.
     """
     if not weights:
         if config.finetune in TRAINS_ALL and config.backbone != "auto":
-            # A named backbone has a known shape, and the checkpoint holds all parameters.
+            # The checkpoint stores all parameters, and the name of the backbone determines the architecture.
             return None
         return open_pretrained(config, " any more: pass its new location as --pretrained=DIR")
     config.pretrained = str(hub.locate(weights, "--pretrained"))
@@ -224,10 +224,10 @@ def load(workdir: Path, mesh: Mesh | None = None, weights: Path | None = None) -
     """Loads the best checkpoint of a run.
 
     Args:
-      weights: directory of the pretrained weights, if it has moved since the run.
+      weights: new directory of the pretrained weights; None for the directory that the run used.
 
     Raises:
-      UserError: `workdir` holds no run of this program, a checkpoint is missing, or pretrained weights are missing.
+      UserError: `workdir` contains no run of this program, or the checkpoint or the pretrained weights are missing.
     """
     config, mesh = read(workdir), mesh or make_mesh({"data": -1})
     found, build, pretrained = _open(config, workdir, weights)
@@ -236,12 +236,12 @@ def load(workdir: Path, mesh: Mesh | None = None, weights: Path | None = None) -
 
 
 def load_own(config: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[Trained, str]:
-    """Loads the parameters in a run's checkpoint, and the fingerprint of the run's pretrained weights.
+    """Loads the parameters that a run's checkpoint stores, without reading the pretrained weights.
 
-    The pretrained weights are not read.
+    Also returns the fingerprint of the pretrained weights from which the run started.
 
     Args:
-      config: configuration of the run; `config.pretrained` may name a new directory.
+      config: configuration of the run. `config.pretrained` may be another directory than in the run.
     """
     found, build, _ = _open(config, workdir)
     values, fingerprint = restore.load_own(workdir, config, build, mesh)
@@ -251,7 +251,7 @@ def load_own(config: ConfigDict, workdir: Path, mesh: Mesh) -> tuple[Trained, st
 def _open(
     config: ConfigDict, workdir: Path, weights: Path | None = None
 ) -> tuple[tuple[Backbone, Subword, tuple[str, ...]], Callable, "Pretrained | None"]:
-    """Returns (shape, tokenizer, classes), the function that builds the model, and the pretrained model of a run."""
+    """Returns (backbone, tokenizer, classes), the function that builds the model, and the pretrained model of a run."""
     with complete(workdir / CONFIG):
         datasets.validate(config)
         finetuning.validate(config)

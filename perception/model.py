@@ -50,7 +50,7 @@ def _identity(x_BLD: jax.Array) -> jax.Array:
 
 
 def _attention(shape: Backbone) -> Callable[..., GroupedAttention]:
-    """Returns the constructor of attention layers. `relative` is bound for relative attention."""
+    """Returns the constructor of the backbone's attention layers, with `relative` bound for relative attention."""
     if shape.relative is None:
         return GroupedAttention
     from perception.relative_attention import KINDS
@@ -110,7 +110,7 @@ def block(shape: Backbone, layer: int, *, rngs: nnx.Rngs) -> Block:
 def backbone(
     shape: Backbone, *, rngs: nnx.Rngs, dtype: jnp.dtype = jnp.float32, remat: str = "none"
 ) -> Encoder:
-    """Builds a backbone that maps tokens to the states after the last norm, initialised like the published model."""
+    """Builds a backbone, initialised like the published model. Maps tokens to the hidden states after the last norm."""
     embed = Embed(
         shape.vocabulary,
         shape.width,
@@ -167,19 +167,19 @@ def initialize(encoder: Encoder, shape: Backbone, rngs: nnx.Rngs) -> None:
             draw(table, 0.02)
     if shape.relative is not None:
         draw(encoder.relative.table, 0.02)
-    if shape.family == "bert":  # BERT's padding has the id 0
+    if shape.family == "bert":  # the padding id 0 in BERT
         encoder.embed.table[...] = encoder.embed.table[...].at[0].set(0)
 
 
 class PooledClassifier(nnx.Module):
-    """Computes class logits from the mean of the encoder's states and the last state.
+    """Computes class logits from the mean of the encoder's hidden states and the last hidden state.
 
     Args:
       pool: "masked" ignores padding. "authors" pools over all positions including padding, like the authors' code.
     """
 
     def __init__(self, encoder: Encoder, width: int, classes: int, pool: str, *, rngs: nnx.Rngs):
-        bound = (2 * width) ** -0.5  # default of PyTorch's Linear
+        bound = (2 * width) ** -0.5  # default of torch.nn.Linear
         draw = initializers.uniform(bound)
         self.encoder = encoder
         self.head = Linear(
@@ -194,7 +194,7 @@ class PooledClassifier(nnx.Module):
         key: Key = None,
         firsts_B: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns logits (B, C) in float32; see `pooled`."""
+        """Returns logits (B, C) in float32. `pooled` documents the arguments."""
         return self.head(self.pooled(tokens_BL, lengths_B, key, firsts_B), jnp.float32)
 
     def pooled(
@@ -204,11 +204,11 @@ class PooledClassifier(nnx.Module):
         key: Key = None,
         firsts_B: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns the mean state and the last state, concatenated: (B, 2 D).
+        """Returns the mean hidden state and the last hidden state, concatenated: (B, 2 D).
 
         Args:
-          firsts_B: for pairs of texts, the number of tokens in the first segment; later tokens have type 1. None for
-            single texts.
+          firsts_B: number of tokens in the first segment of a pair of texts. Later tokens have the token type 1. None
+            for single texts.
         """
         types_BL = None
         if firsts_B is not None:

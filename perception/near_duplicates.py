@@ -1,7 +1,7 @@
 """Finds texts that are nearly equal: min-hashing with banding (Broder 1997; Leskovec, Rajaraman, Ullman, ch. 3).
 
-Two texts are near-duplicates if their sets of word pairs have a Jaccard similarity of at least SIMILAR. Upper and lower
-case, white space, punctuation and digits do not count, so "Your code is 1234" and "your code is 9876!" are equal.
+Two texts are near-duplicates if their sets of word pairs have a Jaccard similarity of at least SIMILAR. Case, white
+space, punctuation and the values of numbers are ignored: "Your code is 1234" equals "your code is 9876!".
 
 E examples, A hash functions.
 """
@@ -21,7 +21,8 @@ SIMILAR = 0.7
 """Smallest Jaccard similarity of near-duplicates."""
 
 BANDS, ROWS_PER_BAND = 20, 4
-"""Texts that agree in all hashes of a band are compared: pairs of similarity 0.7 with a probability of 0.996."""
+"""Number of bands, and of hashes per band. Two texts are compared if all hashes of a band are equal. At similarity 0.7
+the probability of a comparison is 0.996."""
 
 ROWS = 20_000
 """Number of texts that are hashed at once."""
@@ -31,26 +32,26 @@ DIGITS = re.compile(r"\d+")
 
 
 def normalise(text: str) -> str:
-    """Returns a text without differences in case, white space and compatibility characters."""
+    """Returns a text in lower case and Unicode's form NFKC, with single spaces."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def _words(text: str) -> list[str]:
-    """Returns the words of a text, or its punctuation marks if it has no words."""
+    """Returns the words of a text, or the punctuation marks of a text without words."""
     found = WORD.findall(text)
     return [word for word in found if word[0].isalnum()] or found
 
 
 def _pairs(text: str) -> list[str]:
-    """Returns the pairs of neighbouring words of a text, with a mark at its start and end."""
+    """Returns the pairs of neighbouring words of a text. Start and end of the text count as words."""
     words = ["<", *_words(DIGITS.sub("0", normalise(text))), ">"]
     return [f"{a} {b}" for a, b in pairwise(words)]
 
 
 def groups(texts: Sequence[str]) -> np.ndarray:
-    """Returns the number of the group of near-duplicates of each text, (E,).
+    """Returns the index of each text's group of near-duplicates, (E,).
 
-    A group is a connected component: it may contain two texts that are only similar through a third text.
+    A group is a connected component, so two of its texts may be similar only to a third text.
     """
     from scipy import sparse
     from scipy.sparse.csgraph import connected_components
@@ -73,14 +74,14 @@ def groups(texts: Sequence[str]) -> np.ndarray:
 
 
 def _bands(sets: "csr_matrix") -> list[np.ndarray]:
-    """Returns BANDS keys of each text, (E,) each: equal keys mean equal minima of ROWS_PER_BAND hash functions."""
+    """Returns the keys (E,) of all texts for each band. Equal keys mean equal minima of all hashes of the band."""
     generator = np.random.default_rng(0)
     keys = []
     for _ in range(BANDS):
         key_E = np.zeros(sets.shape[0], np.uint64)
         for _ in range(ROWS_PER_BAND):
             factor, mixer = generator.integers(1, 2**63, 2, np.uint64) | np.uint64(1)
-            # Multiplication is modulo 2^64, and the upper half of the product is a hash of the column.
+            # The upper half of the product modulo 2^64 is a hash of the column.
             hashes = (sets.indices.astype(np.uint64) * factor + mixer) >> np.uint64(32)
             minima_E = np.minimum.reduceat(hashes, sets.indptr[:-1])
             key_E = (key_E ^ minima_E) * (mixer | np.uint64(1))
@@ -89,7 +90,7 @@ def _bands(sets: "csr_matrix") -> list[np.ndarray]:
 
 
 def _similar_to_first(sets: "csr_matrix", key_E: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the pairs (text, first text with the same key) whose similarity is at least SIMILAR."""
+    """Compares each text with the first text that has the same key. Returns the indices of the similar pairs."""
     _, first, inverse_E = np.unique(key_E, return_index=True, return_inverse=True)
     other_E = first[inverse_E]
     at = np.flatnonzero(other_E != np.arange(len(key_E)))

@@ -1,7 +1,7 @@
-"""Objectives of one and of several classes per example: weights, loss, thresholds and the validation score.
+"""Loss, label weights, thresholds and validation score for examples with one or several classes.
 
-With one class per example, labels are class numbers, (E,). With several (multi-label), they are 0 or 1 for each class,
-(E, C), and each class is a decision of its own, a probability against a threshold.
+With one class per example, labels are class indices, (E,). With several classes (multi-label), labels are 0 or 1 for
+each class, (E, C), and a class is predicted if its probability reaches its threshold.
 
 B rows of a batch, E examples, C classes.
 """
@@ -15,10 +15,10 @@ from perception.weighted_f1 import weighted_f1
 
 
 def balanced_weights(labels: np.ndarray) -> np.ndarray:
-    """Returns weights under which all classes have equal weight, of the shape of `labels`, float32.
+    """Returns weights that give all classes equal total weight: float32, with the shape of `labels`.
 
-    The weight is examples / (classes with examples * examples of the label's class). With several classes per example,
-    each column has its own two classes, 0 and 1. The mean weight is 1.
+    The weight of a label is examples / (classes with examples * examples of the label's class). With several classes
+    per example, the formula applies to each column, with the classes 0 and 1. The mean weight is 1.
     """
     from sklearn.utils.class_weight import compute_sample_weight
 
@@ -28,7 +28,7 @@ def balanced_weights(labels: np.ndarray) -> np.ndarray:
 
 
 def loss(logits_BC: jax.Array, labels: jax.Array, weights: jax.Array | float = 1.0) -> jax.Array:
-    """Returns the weighted cross-entropy of each row, (B,); with several classes the mean over their decisions."""
+    """Returns the weighted cross-entropy of each row, (B,). Multi-label: the mean binary cross-entropy over classes."""
     if labels.ndim == 1:
         return cross_entropy(logits_BC, labels) * weights
     signs_BC = jnp.where(labels == 1, 1.0, -1.0)
@@ -36,9 +36,9 @@ def loss(logits_BC: jax.Array, labels: jax.Array, weights: jax.Array | float = 1
 
 
 def choose_thresholds(labels_EC: np.ndarray, chances_EC: np.ndarray) -> tuple[float, ...]:
-    """Returns for each class the threshold with the best F1 on these (validation) examples.
+    """Returns the threshold of each class with the best F1 on these (validation) examples.
 
-    A threshold lies in the middle between two successive probabilities. A class without examples gets 0.5.
+    A threshold is the mean of two successive probabilities. A class without examples gets 0.5.
     """
     return tuple(map(_threshold, labels_EC.T, np.asarray(chances_EC, np.float64).T))
 
@@ -50,7 +50,7 @@ def _threshold(labels_E: np.ndarray, chances_E: np.ndarray) -> float:
         return 0.5
     precision, recall, chances = precision_recall_curve(labels_E, chances_E)
     f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-12)
-    best = int(f1[:-1].argmax())  # the last point of the curve predicts nothing
+    best = int(f1[:-1].argmax())  # the last point has no positive predictions
     below = chances[best - 1] if best else 0.0
     return float((below + chances[best]) / 2)
 
@@ -65,7 +65,7 @@ def average_precisions(labels_EC: np.ndarray, chances_EC: np.ndarray) -> np.ndar
 
 
 def score(labels: np.ndarray, logits_EC: np.ndarray) -> float:
-    """Returns weighted F1 in percent of the most probable classes, or of the classes above their best thresholds."""
+    """Returns weighted F1 in percent of the most probable class (multi-label: of classes above their thresholds)."""
     if labels.ndim == 1:
         return weighted_f1(labels, logits_EC.argmax(-1))
     from scipy.special import expit

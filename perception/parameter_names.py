@@ -1,6 +1,6 @@
-"""Maps our parameter names to tensors in Hugging Face files, with transposition and fused layers.
+"""Maps parameter names of this project to tensors in Hugging Face files, including transposed and fused tensors.
 
-Kernels are (inputs, outputs) here and (outputs, inputs) in the files.
+Kernels have the shape (inputs, outputs) in this project and (outputs, inputs) in the files.
 """
 
 import re
@@ -13,14 +13,14 @@ from perception.safetensor_files import TensorFiles
 
 _LEAVES = {"kernel": "weight", "bias": "bias", "scale": "weight", "table": "weight"}
 OLD = {"weight": "gamma", "bias": "beta"}
-"""Current name -> name in early BERT files, of norm parameters."""
+"""Current name of a norm parameter -> name in early BERT files."""
 
 
 def their_name(family: str, ours: str) -> str:
-    """Maps "stack/blocks/0/residuals/0/function/query/kernel" to "layers.0.self_attn.q_proj.weight"."""
+    """Converts a parameter name of this project to a name in the files, such as "layers.0.self_attn.q_proj.weight"."""
     names = FAMILIES[family].names
     module, _, leaf = ours.rpartition("/")
-    if ours in names.outside:  # an embedding table that is not in a module
+    if ours in names.outside:  # an embedding table outside a module
         module, leaf = ours, "table"
     layer = re.fullmatch(r"stack/blocks/(\d+)/(.*)", module)
     where = (
@@ -30,9 +30,10 @@ def their_name(family: str, ours: str) -> str:
 
 
 def our_layer(family: str, theirs: str) -> str | None:
-    """Maps "model.layers.0.self_attn.q_proj", with or without prefix, to "stack/blocks/0/residuals/0/function/query".
+    """Converts a module name in the files, such as "model.layers.0.self_attn.q_proj", to a path of this project.
 
-    Returns None for a module outside of the layers, an unknown module, or a module that fuses several of our layers.
+    The prefix "model." may be missing. Returns None if the module is unknown, is outside the layers, or fuses several
+    layers of this project.
     """
     names = FAMILIES[family].names
     found = re.fullmatch(
@@ -49,7 +50,7 @@ class Location:
     Attributes:
       name: name of the stored tensor.
       stored: shape of the stored tensor.
-      start: index of our layer's first output in a tensor that fuses layers; otherwise 0.
+      start: index of the layer's first output in a tensor that fuses layers; otherwise 0.
       transposed: whether the stored tensor is transposed.
     """
 
@@ -61,7 +62,7 @@ class Location:
     def read(
         self, files: TensorFiles, index: tuple[slice, ...], shape: tuple[int, ...]
     ) -> np.ndarray:
-        """Reads the slice `index` of our array, whose full shape is `shape`."""
+        """Reads the slice `index` of the parameter, whose full shape in this project is `shape`."""
         bounds = [part.indices(size)[:2] for part, size in zip(index, shape, strict=True)]
         (first, last), *inputs = bounds[::-1] if self.transposed else bounds
         outputs = slice(self.start + first, self.start + last)
@@ -70,7 +71,7 @@ class Location:
 
 
 def locate(family: str, ours: str, shape: tuple[int, ...]) -> Location:
-    """Returns the location of our parameter `ours`, whose shape is `shape`."""
+    """Returns the location in the files of the parameter `ours`, which has the shape `shape` in this project."""
     name, transposed = their_name(family, ours), ours.endswith("/kernel")
     stored = shape[::-1] if transposed else shape
     parts = _fused(family, ours)
@@ -79,7 +80,7 @@ def locate(family: str, ours: str, shape: tuple[int, ...]) -> Location:
 
 
 def _fused(family: str, ours: str) -> list[str]:
-    """Returns the parameters of equal shape that the files fuse with `ours`, in their order; `ours` alone if none."""
+    """Returns the parameters that the files store in the same tensor as `ours`, in the order of the tensor."""
     layer = re.fullmatch(r"(stack/blocks/\d+/)(.*)/(\w+)", ours)
     inside = FAMILIES[family].names.inside
     if not layer:

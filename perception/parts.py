@@ -47,16 +47,16 @@ def lora(
     """Freezes a model and adds a trainable adapter to its target layers, in place; returns the model.
 
     Every `nnx.Param` becomes a `Frozen` variable, which `nnx.grad` and `nnx.Optimizer(..., wrt=nnx.Param)` ignore. The
-    matrices of adapters are float32 `nnx.LoRAParam`. To train other parameters too, such as a new head, add them after
-    `lora`, or adapt only a part of the model: `lora(model.encoder, ...)`.
+    matrices of adapters are float32 `nnx.LoRAParam`. To train other parameters, such as a new head, add them after
+    calling `lora`, or adapt only a part of the model: `lora(model.encoder, ...)`.
 
     Args:
-      model: any module. For a linear layer, the adapted layer is returned.
+      model: any module. If it is a linear layer, the adapted layer is returned.
       targets: last parts of the paths of linear layers, such as "query" or "mlp/up". None takes all linear layers.
       rank: rank R of the adapters.
       alpha: the output of an adapter is multiplied by alpha / R.
       dropout: dropout rate of an adapter's input. As in `nnx.Dropout`, `model.eval()` turns it off.
-      stabilized: multiply by alpha / sqrt(R) instead of alpha / R (rsLoRA; Kalajdzievski, 2023).
+      stabilized: whether to multiply by alpha / sqrt(R) instead of alpha / R (rsLoRA; Kalajdzievski, 2023).
       rngs: source of the adapters' initial values (stream "params") and of the dropout (stream "dropout").
 
     Raises:
@@ -65,7 +65,10 @@ def lora(
     check(rank >= 1, f"rank must be at least 1, got {rank}")
     check(alpha > 0, f"alpha must be above 0, got {alpha}")
     check_rate("dropout", dropout)
-    check(not isinstance(targets, str), f"targets must be a list of names: [{targets!r}]")
+    check(
+        not isinstance(targets, str),
+        f"targets must be a list of names, such as [{targets!r}], not a string",
+    )
     ends = None if targets is None else tuple(targets)
     settings = Lora(rank, alpha, dropout, stabilized)
     layers = _linear_layers(model)
@@ -112,7 +115,7 @@ def quantize(model: Model, bits: Literal[4, 8] = 4) -> Model:
     The quantized values and the scales are replicated on all devices of a mesh.
 
     Args:
-      model: any module. For a linear layer, the quantized layer is returned.
+      model: any module. If it is a linear layer, the quantized layer is returned.
       bits: 4 (4-bit NormalFloat, as in QLoRA) or 8 (signed integers).
 
     Raises:
@@ -163,8 +166,8 @@ class LoraLayer(nnx.Module):
 
     Attributes:
       base: the linear layer.
-      lora_a: A, (batch, inputs, R), initially U(-1/sqrt(M), 1/sqrt(M)) for M inputs as in peft. "batch" are the
-        axes of the kernel that both the input and the output of the layer have.
+      lora_a: A, (batch, inputs, R), initially U(-1/sqrt(M), 1/sqrt(M)) for M inputs, as in PEFT. "batch" stands for the
+        axes of the kernel that occur in both the input and the output of the layer.
       lora_b: B, (batch, R, outputs), initially 0.
     """
 
@@ -178,7 +181,7 @@ class LoraLayer(nnx.Module):
         self.dropout = nnx.Dropout(lora.rate, rngs=rngs) if lora.rate else None
 
     def __call__(self, x: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-        """Returns the output of the linear layer plus the adapter's, in the dtype of the linear layer's output."""
+        """Returns the output of the linear layer plus the output of the adapter, in the dtype of the former."""
         y = self.base(x, *args, **kwargs)
         down, up = self.axes.low_rank(x.ndim)
         x = x if self.dropout is None else self.dropout(x)
@@ -207,7 +210,7 @@ class PackedKernel(QuantizedKernel):
     def __init__(self, kernel: nnx.Variable, axes: KernelAxes, kind: str):
         matrices = axes.to_matrices(kernel[...])
         _, inputs, _ = matrices.shape
-        # Concatenate the matrices of a batch along the outputs, because a block of 64 weights lies along the inputs.
+        # Concatenate the matrices of a batch along the outputs, because a block consists of 64 consecutive inputs.
         matrix_MN = matrices.transpose(1, 0, 2).reshape(inputs, -1)
         super().__init__(Frozen(matrix_MN), kind)
         self.axes, self.shape, self.dtype = axes, kernel.shape, kernel.dtype
@@ -231,7 +234,7 @@ class QuantizedLayer(nnx.Module):
         self.layer = layer
 
     def __call__(self, x: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-        """Returns the output of the layer for the dequantized kernel."""
+        """Returns the output of the layer, computed with the dequantized kernel."""
         graphdef, state = nnx.split(self.layer)
 
         @jax.checkpoint

@@ -33,7 +33,7 @@ _VARIANTS = (
     *("alora_invocation_tokens", "arrow_config", "fan_in_fan_out", "kasa_config", "layer_replication", "lora_bias"),
     *("monteclora_config", "target_parameters", "trainable_token_indices", "use_bdlora", "use_dora", "use_qalora"),
 )  # fmt: skip
-"""Fields that, if set, make an adapter compute something else than x A B."""
+"""Fields that must be unset, because they make an adapter compute another function than x A B."""
 
 
 def write(
@@ -42,9 +42,9 @@ def write(
     """Writes adapter_config.json and adapter_model.safetensors to `directory`.
 
     Args:
-      lora: settings of a trained adapter, whose matrices do not include the scale. None for matrices that include the
-        scale; the ranks of their layers may differ.
-      base: directory of the base weights, if it is known.
+      lora: LoRA settings of matrices without the scale. None if the scale is multiplied into the matrices; then the
+        ranks of the layers may differ.
+      base: directory of the base weights, or None if unknown.
 
     Raises:
       UserError: the family fuses an adapted layer with another layer.
@@ -86,7 +86,7 @@ def write(
 
 
 def read_config(directory: Path) -> Fields:
-    """Returns the fields of adapter_config.json, after checking that the adapter computes x A B times a scale.
+    """Reads adapter_config.json and checks that the adapter computes x A B times a scale.
 
     Raises:
       UserError: the file is missing or damaged, or describes another kind of adapter.
@@ -111,11 +111,11 @@ def read_config(directory: Path) -> Fields:
 
 
 def read(directory: Path, family: str, base: str = "") -> Adapter:
-    """Reads an adapter. Prints a note about tensors outside of the encoder, such as a head, which are left out.
+    """Reads an adapter. Prints a note about ignored tensors outside the encoder, such as a head.
 
     Args:
       family: family of the base model.
-      base: fingerprint of the base weights, if it is known.
+      base: fingerprint of the base weights, or "" if unknown.
 
     Raises:
       UserError: a file is missing or damaged, or the adapter changes a part of the encoder that cannot have an adapter.
@@ -133,13 +133,13 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
         else:
             check(
                 match is not None,
-                f"{directory}: tensor {name} is not supported; adapters of linear layers are",
+                f"{directory}: tensor {name} is not supported: only linear layers can have adapters",
             )
             found.setdefault(match[1], {})[match[2]] = files.read(name, ())
     check(bool(found), f"{directory} is damaged: {ADAPTER} has no adapter")
     if left:
         print(
-            f"note: {directory}: left out, because outside of the encoder: {', '.join(left)}",
+            f"note: {directory}: ignored tensors outside the encoder: {', '.join(left)}",
             file=sys.stderr,
         )
     layers = {}
@@ -151,7 +151,7 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
         )
         check(
             len(sides) == 2 and len(sides["A"]) == sides["B"].shape[1],
-            f"{directory} is damaged: lora_A and lora_B of {module} do not match",
+            f"{directory} is damaged: lora_A or lora_B of {module} is missing or has the wrong shape",
         )
         scale = _scale(fields, module, len(sides["A"]))
         a_MR, b_RN = (sides[side].T.astype(np.float32) for side in "AB")
@@ -160,7 +160,7 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
 
 
 def _scale(fields: Fields, module: str, rank: int) -> float:
-    """Returns the factor of a module's adapter. The keys of `alpha_pattern` match the ends of module names."""
+    """Returns the scale of a module's adapter. A key of `alpha_pattern` applies to module names with this ending."""
     patterns: Mapping[str, float] = fields.get("alpha_pattern", {})
     matching = (key for key in patterns if re.match(rf"(.*\.)?({key})$", module))
     key = next(matching, None)

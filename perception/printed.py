@@ -7,7 +7,7 @@ R_SQUARED = 0.342
 
 
 def table1() -> dict[tuple[str, str], dict[str, float]]:
-    """Returns (backbone, "lora" or "full") -> {column: F1}, without the column of means."""
+    """Returns {column: F1} for each (backbone, "lora" or "full"), without the column of means."""
     *names, _ = report.columns("perception", "table1")
     return {
         key: dict(zip(names, map(float, cells), strict=False))
@@ -16,7 +16,7 @@ def table1() -> dict[tuple[str, str], dict[str, float]]:
 
 
 def table2() -> dict[str, tuple[str, ...]]:
-    """Returns backbone -> parameters of the backbone with an output layer, and of LoRA with rank 2, 4, 8 and 16.
+    """Returns the parameters of each backbone with an output layer, and of LoRA with rank 2, 4, 8 and 16.
 
     A number that is illegible in the paper is "".
     """

@@ -21,7 +21,7 @@ BLOCK = 64
 """Number of consecutive inputs that share a scale, separately for each output."""
 
 KINDS = ("int8", "4bit", "4bit_minimum")
-"""Formats: 8-bit integers; NF4; 16 equal steps from the smallest to the largest value of a block."""
+"""Formats: 8-bit integers; NF4; 16 evenly spaced levels from the smallest to the largest value of a block."""
 
 NF4 = (
     *(-1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0),
@@ -32,13 +32,13 @@ NF4 = (
 
 @partial(jax.jit, static_argnames="kind")
 def quantize(kernel_MN: jax.Array, kind: str) -> tuple[jax.Array, jax.Array]:
-    """Quantizes a kernel; pads the last block with its last value.
+    """Quantizes a kernel. An incomplete last block is padded with the last value of each output.
 
     Returns:
       Codes and scales. Scales, float32 (blocks, N), are the largest absolute value of each block. Codes are int8
       (blocks, BLOCK, N) from -127 to 127 for "int8". For "4bit" they are uint8 (blocks, BLOCK / 2, N): byte i holds the
-      NF4 indices of value i (low bits) and of value i + BLOCK / 2 (high bits). For "4bit_minimum" the indices are
-      numbers of steps, and scales, (blocks, 2, N), are the step and the smallest value of each block.
+      NF4 indices of value i (low bits) and of value i + BLOCK / 2 (high bits). For "4bit_minimum" an index counts steps
+      above the smallest value, and scales, (blocks, 2, N), are the step and the smallest value of each block.
     """
     inputs, outputs = kernel_MN.shape
     padded = jnp.pad(kernel_MN.astype(jnp.float32), ((0, -inputs % BLOCK), (0, 0)), mode="edge")
@@ -63,7 +63,7 @@ def _packed(indices: jax.Array) -> jax.Array:
 
 
 def kind_of(codes: Any, scales: Any) -> str:
-    """Returns the format of codes and scales, or of variables with their dtypes and numbers of dimensions."""
+    """Returns the format that the dtype of `codes` and the number of dimensions of `scales` imply."""
     if codes.dtype == jnp.int8:
         return "int8"
     return "4bit" if scales.ndim == 2 else "4bit_minimum"
@@ -87,8 +87,8 @@ class QuantizedKernel(nnx.Module):
     """Replaces the kernel (M, N) of a `Linear` by codes and scales.
 
     The axis of blocks is sharded like the kernel's inputs, and the axis of outputs like the kernel's outputs. The axis
-    of blocks is replicated if the mesh axis does not divide the number of blocks. A kernel without the metadata `axes`
-    is replicated.
+    of blocks is replicated if its size is not divisible by the size of the mesh axis. A kernel without the metadata
+    `axes` is replicated.
     """
 
     def __init__(self, kernel: nnx.Variable, kind: str):
@@ -104,7 +104,7 @@ class QuantizedKernel(nnx.Module):
         return dequantize(self.codes[...], self.scales[...], self.inputs)[key]
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        """Returns x W like `matmul`. The kernel is dequantized again in the backward pass instead of being stored."""
+        """Returns x W like `matmul`. The backward pass dequantizes the kernel again, instead of saving it."""
 
         @jax.checkpoint
         def product(x_BLD: jax.Array, codes: jax.Array, scales: jax.Array) -> jax.Array:
@@ -131,12 +131,12 @@ CODES, SCALES = "/codes", "/scales"
 
 
 def load_frozen(read: Read, frozen: Mapping[str, nnx.Variable], mesh: Mesh) -> Params:
-    """Reads the frozen variables of a model, and quantizes every kernel that is a `QuantizedKernel` in the model.
+    """Reads the frozen variables of a model, and quantizes the kernels that are `QuantizedKernel`s in the model.
 
     Kernels are read and quantized one at a time, so at most one of these kernels is in float32.
 
     Args:
-      read: reads float32 weights.
+      read: function that reads float32 weights.
       frozen: the model's frozen variables by name, including the parts of each `QuantizedKernel`.
     """
     kernels = [name.removesuffix(CODES) for name in frozen if name.endswith(CODES)]

@@ -1,8 +1,8 @@
 """Writes and reads models with quantized kernels: Hugging Face format except for the kernels of linear layers.
 
-The file has two tensors for each kernel, our name of the kernel with "/codes" and "/scales" (`perception.quantized`).
-The field `quantization_config` of config.json names the format. Reading dequantizes: such a directory can be used
-wherever a pretrained model can. Quantizing it again to the same format changes nothing.
+The file has two tensors for each kernel, with the suffixes "/codes" and "/scales" (`perception.quantized`). The field
+`quantization_config` of config.json names the format. Kernels are dequantized when they are read, so the directory can
+be used like any pretrained model. Quantizing the kernels to the same format again does not change them.
 """
 
 import json
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from perception.hugging_face import Pretrained
 
 FORMATS = ("float32", "bfloat16", *KINDS)
-"""Formats of written kernels: two unquantized ones, and those of `perception.quantized`."""
+"""Formats of written kernels: two unquantized formats, and the formats of `perception.quantized`."""
 
 
 @dataclass(frozen=True)
 class PackedLocation:
-    """Location of a quantized kernel in the files, by our name; see `parameter_names.Location`."""
+    """Location of a quantized kernel in the files. Has the methods of `parameter_names.Location`."""
 
     name: str
 
     def check(self, files: TensorFiles, shape: tuple[int, ...]) -> None:
-        """Checks that the codes have as many blocks and outputs as a kernel of `shape`.
+        """Checks that codes and scales fit a kernel of `shape`.
 
         Raises:
           UserError: a tensor is missing or has another shape.
@@ -55,7 +55,7 @@ class PackedLocation:
     def read(
         self, files: TensorFiles, index: tuple[slice, ...], shape: tuple[int, ...]
     ) -> np.ndarray:
-        """Reads the slice `index` of our array, dequantized to float32."""
+        """Reads the slice `index` of the kernel, dequantized to float32."""
         (first, last), outputs = (
             part.indices(size)[:2] for part, size in zip(index, shape, strict=True)
         )
@@ -82,7 +82,7 @@ def write(
     Args:
       wanted: names, shapes and shardings of the parameters of `base`.
       kind: one of FORMATS.
-      beside: names of other files to copy.
+      beside: names of other files to copy from the directory of `base`.
 
     Raises:
       UserError: the directory is not empty or not writable, or `base` is quantized already.
@@ -120,7 +120,7 @@ def _cast(tensor: Tensor, dtype: np.dtype) -> Tensor:
 def _packed(
     base: "Pretrained", name: str, one: jax.ShapeDtypeStruct, kind: str
 ) -> dict[str, Tensor]:
-    """Returns the tensors of codes and scales; each reads and quantizes the kernel when it is written."""
+    """Returns the tensors of codes and scales. Each tensor reads and quantizes the kernel only when it is written."""
     shapes = jax.eval_shape(lambda kernel: quantize(kernel, kind), one)
 
     def tensor(number: int) -> Tensor:

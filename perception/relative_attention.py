@@ -21,20 +21,20 @@ from perception.grouped_attention import GroupedAttention
 
 
 def offsets(length: int) -> np.ndarray:
-    """Returns position of the query minus position of the key, (T, S)."""
+    """Returns the position of the query minus the position of the key, (T, S)."""
     return np.arange(length)[:, None] - np.arange(length)
 
 
 def bias_groups(offset_TS: np.ndarray, relative: Relative) -> np.ndarray:
     """Returns the group of each offset, from 0 to R - 1 (Raffel et al., 2020; MPNet).
 
-    Half of the groups are for keys before the query, half for keys after it. Half of each half are single distances;
-    the others grow logarithmically up to `relative.farthest`.
+    Half of the groups are for keys before the query, half for keys after the query. In each half, the near groups have
+    a single distance, and the widths of the far groups grow logarithmically up to `relative.farthest`.
     """
     side = relative.buckets // 2
     single = side // 2
     distance_TS = np.abs(offset_TS)
-    # Rounded in float32, as in the published implementation: the limits of the groups depend on it.
+    # Compute in float32 like the published implementation, because rounding moves the limits of the groups.
     grown_TS = np.log(np.maximum(distance_TS, 1).astype(np.float32) / np.float32(single))
     grown_TS = grown_TS / np.float32(math.log(relative.farthest / single)) * (side - single)
     far_TS = np.minimum(single + grown_TS.astype(np.int64), side - 1)
@@ -44,7 +44,7 @@ def bias_groups(offset_TS: np.ndarray, relative: Relative) -> np.ndarray:
 def embedding_groups(offset_TS: np.ndarray, relative: Relative) -> np.ndarray:
     """Returns the row of each offset in DeBERTa's table of 2 `buckets` rows (He et al., 2021).
 
-    Offsets up to half the number of groups have a row of their own; rows of farther offsets grow logarithmically.
+    Offsets up to half the number of groups have one row each. Larger offsets share rows, logarithmically.
     """
     middle = relative.buckets // 2
     distance_TS = np.maximum(np.abs(offset_TS), middle).astype(np.float32)
@@ -72,8 +72,8 @@ class BiasedAttention(GroupedAttention):
 class DisentangledAttention(GroupedAttention):
     """Attention whose logits are content by content, content by position, and position by content (He et al., 2021).
 
-    `context.relative` has the embeddings of the distances, (R, D). Their queries and keys come from the matrices of the
-    content. The sum of the three products is divided by sqrt(3 K).
+    `context.relative` has the embeddings of the distances, (R, D). The same matrices project contents and distances to
+    queries and keys. The sum of the three products is divided by sqrt(3 K).
     """
 
     def __init__(self, *arguments: int, relative: Relative, dropout_rate: float, **options: object):
@@ -107,7 +107,7 @@ KINDS = {"bias": BiasedAttention, "disentangled": DisentangledAttention}
 
 
 class RelativeTable(nnx.Module):
-    """The shared parameters: biases (R, H), or embeddings (R, D) with a LayerNorm."""
+    """The parameters that all attention layers share: biases (R, H), or embeddings (R, D) with a LayerNorm."""
 
     def __init__(self, shape: Backbone, *, rngs: nnx.Rngs):
         biases = shape.relative.kind == "bias"
@@ -118,7 +118,7 @@ class RelativeTable(nnx.Module):
         self.norm = None if biases else LayerNorm(columns, rngs=rngs, epsilon=shape.epsilon)
 
     def __call__(self) -> jax.Array:
-        """Returns `Context.relative`."""
+        """Returns the biases or embeddings for `Context.relative`."""
         return self.table[...] if self.norm is None else self.norm(self.table[...])
 
 

@@ -1,4 +1,4 @@
-"""Elements of a report: tags, tables and charts, as `xml.etree` elements, whose serializer escapes every text."""
+"""Elements of the HTML report (tags, tables, charts) as `xml.etree` elements, whose serializer escapes every text."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,7 @@ Element = ElementTree.Element
 
 
 LONGEST = 400
-"""Number of characters of a text that are shown."""
+"""Maximum number of characters of a text in the report."""
 
 BINS = 10
 """Number of bins of the calibration plot."""
@@ -33,7 +33,7 @@ class Line(NamedTuple):
 
 
 def tag(kind: str, /, *children: Element | str, **attributes: str) -> Element:
-    """Returns an element. A trailing underscore of an attribute's name is removed, other underscores become hyphens."""
+    """Returns an element. In attribute names, a trailing underscore is removed; other underscores become hyphens."""
     made = Element(kind, {n.rstrip("_").replace("_", "-"): x for n, x in attributes.items()})
     for child in children:
         if isinstance(child, str):
@@ -66,7 +66,7 @@ def shortened(text: str) -> str:
 
 
 def chart(lines: Sequence[Line], x_label: str, y_label: str) -> Iterable[Element]:
-    """Yields a line chart and its legend. Lines of equal names have equal colours."""
+    """Yields a line chart and its legend. Lines with the same name have the same colour."""
     from matplotlib.ticker import MaxNLocator
 
     xs, ys = zip(*(point for line in lines for point in line.points), strict=True)

@@ -22,10 +22,11 @@ from perception import report_sets
 from perception.report_elements import BINS, Element, Line, chart, shortened, table, tag
 
 MOST_SHADED = 20
-"""Largest number of classes whose whole confusion matrix is shown. With more, the most frequent confusions are."""
+"""Largest number of classes with a complete confusion matrix. With more classes, only the most frequent confusions are
+shown."""
 
 ERRORS = 20
-"""Number of errors and of confusions in their lists."""
+"""Maximum number of entries in the list of errors and in the list of confusions."""
 
 
 STYLE = """
@@ -60,14 +61,14 @@ class Report:
 
     Attributes:
       title: heading of the page.
-      lines: sentences of the answer; the first one is emphasised.
-      results, verdicts: tables of the ways of training and of the compared pairs.
-      curves: name of a way -> validation curves of its seeds.
-      best: name of the chosen way.
+      lines: lines of the answer; the first line is emphasised.
+      results, verdicts: table of the training methods, and table of the compared pairs of methods.
+      curves: name of a training method -> validation curves of its seeds.
+      best: name of the chosen training method.
       predictions: test predictions of the chosen classifier.
-      texts, places: text and location of each test example; places may be empty.
+      texts, places: text and location of each test example. `places` may be empty.
       command: the command that classifies new texts.
-      notes: sentences on the data and on what was left out.
+      notes: sentences about the data and about training methods that were left out.
     """
 
     title: str
@@ -126,7 +127,7 @@ def _body(report: Report) -> Iterable[Element]:
 
 
 def _sections(report: Report) -> Iterable[Element]:
-    """Yields the sections on a classifier with one class per text."""
+    """Yields the report sections about a classifier that predicts one class per text."""
     yield _per_class(report.predictions)
     yield tag("h2", "Confusion")
     yield from _confusion(report.predictions)
@@ -137,7 +138,7 @@ def _sections(report: Report) -> Iterable[Element]:
 
 
 def _learning_curves(curves: Mapping[str, Sequence[Curve]]) -> Iterable[Element]:
-    """A way without training steps is a dashed line at its validation value."""
+    """Yields the chart of validation curves. A method without training steps is a horizontal dashed line."""
     every = [curve for seeds in curves.values() for curve in seeds]
     end = max(point.step for curve in every for point in curve.points)
     lines = []
@@ -189,7 +190,7 @@ def _confusion(found: Classes) -> Iterable[Element]:
         return
     yield tag(
         "p",
-        "A row is a label, a column a prediction. The shade is the share of the row.",
+        "Rows are labels and columns are predictions. The shade is the share of the row.",
         class_="soft",
     )
     rows = []

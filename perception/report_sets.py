@@ -1,4 +1,4 @@
-"""Sections of a report on a classifier that gives a text any number of classes.
+"""Report sections about a multi-label classifier, which may predict several classes for a text.
 
 E test examples, C classes.
 """
@@ -12,11 +12,11 @@ from perception.objective import average_precisions
 from perception.report_elements import BINS, Element, Line, chart, shortened, table, tag
 
 ERRORS = 20
-"""Number of errors that are listed."""
+"""Maximum number of errors in the list."""
 
 
 def sections(found: LabelSets, texts: Sequence[str], places: Sequence[str]) -> Iterable[Element]:
-    """Yields the sections on classes, calibration and errors.
+    """Yields the report sections about classes, calibration and errors.
 
     Args:
       texts, places: text and location of each test example; places may be empty.
@@ -49,7 +49,7 @@ def _per_class(found: LabelSets) -> Element:
 
 
 def calibration(found: LabelSets) -> list[tuple[float, float]]:
-    """Returns (mean probability, share of true decisions) in percent of each bin of probability, over all classes."""
+    """Returns (mean probability, share of decisions whose class is a label) in percent per bin of probability."""
     chances, truth = found.probabilities_MN.astype(float).ravel(), found.labels_MN.ravel()
     bins = np.minimum((chances * BINS).astype(int), BINS - 1)
     inside = [bins == number for number in np.unique(bins)]
@@ -59,7 +59,8 @@ def calibration(found: LabelSets) -> list[tuple[float, float]]:
 def _calibration(found: LabelSets) -> Iterable[Element]:
     yield tag(
         "p",
-        "Every class of every test example is one decision. On the dashed line, probabilities are right.",
+        "Each class of each test example is one decision. On the dashed line, the probability equals the share of"
+        " decisions whose class is a label.",
     )
     lines = [
         Line("decisions in bins of probability", calibration(found)),
@@ -69,7 +70,7 @@ def _calibration(found: LabelSets) -> Iterable[Element]:
 
 
 def _errors(found: LabelSets, texts: Sequence[str], places: Sequence[str]) -> Element:
-    """Lists the wrong decisions whose probability is farthest from the truth, one for each text."""
+    """Lists the worst decision of each text: the wrong decision whose probability is farthest from the label."""
     wrong_EC = found.guesses_MN != found.labels_MN
     if not wrong_EC.any():
         return tag("p", "No test example has a wrong class.")

@@ -11,7 +11,7 @@ from typing import Any
 from common.runtime import program
 
 TARGETS = {"table1": "tables", "table2": "tables", "fig1": "figures"}
-"""Target -> the module that defines it."""
+"""Target -> module that defines the target."""
 
 SCALES = ("tiny", "laptop", "paper")
 
@@ -23,7 +23,7 @@ def main() -> None:
     parser.add_argument(
         "--recipe",
         default="fixed",
-        help="paper: as in the authors' program; fixed (default): without the program's mistakes",
+        help="paper: like the authors' program; fixed (default): with its mistakes corrected",
     )
     parser.add_argument(
         "--backbones", default="", help="subset of the table's rows, such as arctic_xs,openelm_270m"

@@ -1,9 +1,9 @@
 """Regression of Figure 1: F1 of LoRA minus F1 of full training, against the "richness" (tokens) of a data set.
 
-The paper does not print the numbers of tokens. Here the number is the training examples times the mean tokens per
-example. Measured means use the real texts and BERT's WordPiece vocabulary (30,522 pieces). Estimated means follow
-published descriptions of the data. An estimate may be off by a third, but the largest data set has 1,200 times as many
-tokens as the smallest.
+The paper does not print the numbers of tokens. Here, the number of tokens is the number of training examples times the
+mean number of tokens per example. Measured means use the real texts and BERT's WordPiece vocabulary (30,522 pieces).
+Estimated means follow published descriptions of the data. An estimate may be off by a third, but the largest data set
+has 1,200 times as many tokens as the smallest.
 """
 
 import math
@@ -42,14 +42,14 @@ SIZES = {
     "w-tox": Size(127_656, 95, False),
     "yelp": Size(650_000, 175, False),
 }
-"""Column of Table 1 -> size. c-bait trains on 70 % of its 32,000 rows."""
+"""Size of the data set of each column of Table 1. c-bait trains on 70 % of its 32,000 rows."""
 
 TOKENS_PER_WORD = 1.2
 """Tokens per whitespace-separated word, measured on five of the data sets (1.06 to 1.33)."""
 
 ARTEFACTS = (("arctic_l", "full"), "snli")
-"""Invalid cells of Table 1. Full training of arctic_l collapsed to one class in five columns, and the models of the
-column snli did not see the hypotheses."""
+"""Row and column of Table 1 that are invalid. Full training of arctic_l collapsed to one class in five columns. The
+models of the column snli did not read the hypotheses."""
 
 
 class Line(NamedTuple):
@@ -74,7 +74,7 @@ class Line(NamedTuple):
         return self.intercept + self.slope * float(np.log(tokens))
 
     def margin(self, tokens: float) -> float:
-        """Returns half the width of the 95 % prediction interval for one further data set."""
+        """Returns half the width of the 95 % prediction interval for one more data set."""
         from scipy import stats
 
         if not math.isfinite(self.deviation):

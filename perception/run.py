@@ -57,8 +57,9 @@ def prepare(
     """Returns the configuration for the training loop, and the task.
 
     Args:
-      read_data: False builds a task without data, for `launch.plan`. The vocabulary is the backbone's or, for full
-        training, `data.vocab_size`. A model for the user's data has two classes. --config.pretrained is optional.
+      read_data: False builds a task without data, for `launch.plan`. The vocabulary size is `data.vocab_size` for full
+        training, otherwise the size of the backbone's vocabulary. A model for the user's data has two classes.
+        --config.pretrained is optional.
 
     Raises:
       UserError: the configuration, the data or the pretrained model is invalid.
@@ -82,7 +83,7 @@ def prepare(
         given = {"start": start(config, pretrained), "outside": read, "segments": segments}
         prepared = TextClassification(*arguments, **given)
     if config.lora.targets or config.reinitialize:
-        # Build the model now, to raise errors about `lora.targets` and `reinitialize` before any file is written.
+        # Build the model before any file is written, to raise errors about `lora.targets` and `reinitialize` early.
         variables.abstract(lambda: prepared.build(variables.ParamKeys(0)))
     return config, prepared
 

@@ -128,7 +128,10 @@ def _open(directory: Path, whole: str) -> tuple[dict[str, Any], dict[str, str]]:
         files[name] = _open_file(directory / name)
     held = {name: frozenset(file.keys()) for name, file in files.items()}
     for tensor, name in places.items():
-        check(tensor in held[name], f"{index} lists tensor {tensor} in {name}, which lacks it")
+        check(
+            tensor in held[name],
+            f"{index} lists tensor {tensor} in {name}, but {name} does not contain it",
+        )
     return files, places
 
 
@@ -150,13 +153,16 @@ def _read_index(path: Path) -> dict[str, str]:
         f"{path} is damaged: weight_map must map tensor names to file names",
     )
     outside = next((name for name in places.values() if Path(name).name != name), None)
-    check(outside is None, f"{path} lists {outside}, which is not a file name in its folder")
+    check(
+        outside is None,
+        f"{path} lists {outside}, which is not the name of a file in the same directory",
+    )
     return places
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor to write. `write` calls `get` for the value only when it writes this tensor."""
+    """A tensor to write. `get` returns the value, and `write` calls it only when it writes the tensor."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -177,8 +183,8 @@ def write(
     """Writes tensors one at a time, so at most one is in memory.
 
     Args:
-      directory: None on processes that only take part in the collective `get` calls.
-      largest: maximum bytes of a shard; more bytes need several shards and an index.
+      directory: None on processes that write nothing and only take part in the collective `get` calls.
+      largest: maximum bytes of a shard. More bytes are written as several shards with an index.
       whole: name of the file if there is a single shard.
 
     Raises:

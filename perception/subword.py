@@ -10,10 +10,11 @@ from common.data.cache import fingerprint, write_atomic
 from common.errors import UserError
 
 SPECIALS = ("[SEP]", "[UNK]", "[CLS]", "[MASK]", "<s>", "</s>")
-"""Special tokens in the vocabulary of a trained tokenizer. Encoding adds no special tokens. "</s>" is the padding."""
+"""Special tokens in the vocabulary of a trained tokenizer. "</s>" is the padding token. Encoding adds no special
+tokens."""
 
 PADS = ("[PAD]", "<pad>", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>")
-"""Candidates for the padding token. A tokenizer uses the first candidate in its vocabulary."""
+"""Candidates for the padding token. The first candidate in a tokenizer's vocabulary is used."""
 
 _RECIPE = "byte-level BPE 1"
 """Version of `_train`, part of the cache key."""
@@ -24,10 +25,8 @@ _BLOCK = 100_000
 class Subword:
     """Encodes texts as token ids from 0 to `size` - 1, including the special tokens that the tokenizer adds.
 
-    Attributes:
-        size: number of ids, including special tokens.
-        pad: id of the padding, which may also occur inside a text.
-        fingerprint: hash, equal for tokenizers that give equal ids.
+    Attributes: size: number of ids, including special tokens. pad: id of the padding token, which may also occur
+      inside a text. fingerprint: hash, equal for tokenizers that give equal ids.
     """
 
     def __init__(self, text: str) -> None:
@@ -60,8 +59,8 @@ class Subword:
         special = self._tokenizer.num_special_tokens_to_add(False)
         if longest <= special:
             raise UserError(
-                f"rows of {longest} tokens have no space for text beside {special} special tokens: raise the maximum"
-                " length"
+                f"a maximum length of {longest} tokens has no space for text beside {special} special tokens:"
+                " raise the maximum length"
             )
         self._tokenizer.enable_truncation(longest)
         rows, cut = [], 0
@@ -95,7 +94,7 @@ class Subword:
         least = self._tokenizer.num_special_tokens_to_add(True) + 2
         if longest < least:
             raise UserError(
-                f"rows of {longest} tokens have no space for two texts: use {least} or more"
+                f"a maximum length of {longest} tokens has no space for two texts: use {least} or more"
             )
         self._tokenizer.enable_truncation(longest)
         rows, firsts, cut = [], [], 0
@@ -143,7 +142,7 @@ class Subword:
 def build_subword(vocab_size: int, lines: Sequence[str], cache_dir: str | Path) -> Subword:
     """Trains a tokenizer of at most `vocab_size` ids, including special tokens, or loads it from the cache.
 
-    A short text has too few pairs to merge and gives fewer ids.
+    A short training text has few pairs to merge, and the tokenizer then has fewer ids.
 
     Raises:
         UserError: the vocabulary is too small for the 256 bytes.

@@ -1,4 +1,4 @@
-"""Recognises the columns of texts and labels in a table of a user."""
+"""Finds the text and label columns of a user's table."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from perception.table_labels import is_missing
 TEXT_NAMES = ("text", "sentence", "message", "comment", "review", "body", "content", "description")
 
 LABEL_NAMES = ("label", "labels", "class", "category", "target", "topic", "intent", "sentiment")
-"""Names of columns, in any case, that are taken without looking at their values if only one of them exists."""
+"""Common names of label columns, in lower case. If a table has exactly one such column, its values are not examined."""
 
 PAIR_NAMES = (
     ("premise", "hypothesis"),
@@ -20,7 +20,7 @@ PAIR_NAMES = (
     ("text", "text_pair"),
     ("text_a", "text_b"),
 )
-"""Names of two columns, in any case, that are taken as pairs of texts."""
+"""Common names, in lower case, of two columns with pairs of texts."""
 
 LOOKED_AT = 1000
 """Number of rows that are read to find the columns of texts and labels."""
@@ -36,7 +36,7 @@ def find_columns(
     """Returns the names of the text columns and of the label columns.
 
     Raises:
-      UserError: a named column does not exist, or no or several columns come into question.
+      UserError: a named column does not exist, or the column is ambiguous or cannot be recognised.
     """
     for name in text:
         check_choice("--text", name, tuple(columns))
@@ -64,13 +64,14 @@ def find_columns(
 
 
 def _pair_columns(columns: Sequence[str]) -> tuple[str, str]:
-    """Returns the first two columns, in any case, that are in PAIR_NAMES; a UserError without such columns."""
+    """Returns the first two columns in PAIR_NAMES, ignoring case. Raises a UserError without such columns."""
     known = {name.strip().lower(): name for name in columns}
     for names in PAIR_NAMES:
         if set(names) <= set(known):
             return known[names[0]], known[names[1]]
     raise UserError(
-        "the two columns of --pair cannot be recognised: name them, --text=FIRST --text=SECOND; the columns are"
+        "the two columns of --pair cannot be recognised: name them with --text=FIRST --text=SECOND; the columns"
+        " are"
         f" {', '.join(columns)}"
     )
 
@@ -93,13 +94,13 @@ def _choose(
 
 
 def _is_prose(values: Sequence[Any]) -> bool:
-    """Returns whether most values are different texts of several words."""
+    """Returns whether most values are texts of several words, and most texts are different."""
     texts = [x for x in values if isinstance(x, str) and x.strip()]
     words = sum(len(text.split()) for text in texts)
     return bool(texts) and words >= 3 * len(texts) and 2 * len(set(texts)) > len(values)
 
 
 def _is_classes(values: Sequence[Any]) -> bool:
-    """Returns whether a few values repeat."""
+    """Returns whether the values repeat often enough to be classes."""
     labels = [str(x) for x in values if not is_missing(x) and not isinstance(x, list | dict)]
     return 2 <= len(set(labels)) <= max(2, len(labels) / 5)

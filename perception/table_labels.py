@@ -1,4 +1,4 @@
-"""Reads the labels of a table: a class, or any number of classes, per text. A regression target is refused."""
+"""Reads the labels of a table: one class per text, or several classes per text. Rejects regression targets."""
 
 import ast
 import json
@@ -14,39 +14,38 @@ from perception.table_reader import Table
 from perception.table_splits import Example, Label, classes_of
 
 MISSING = ("", "nan", "null", "#n/a")
-"""Labels, in any case, that spreadsheets and data frames write for an empty cell."""
+"""Values, in lower case, that spreadsheets and data frames write for an empty cell."""
 
 MOST_CLASSES = 1000
-"""A label column with more classes is refused."""
+"""Maximum number of classes. A label column with more classes is an error."""
 
 MOST_NUMBERS = 20
-"""A label column with more different numbers, not all of them whole, is a regression target."""
+"""Maximum number of classes that are numbers and not all integers. A column with more is a regression target."""
 
 LOOKED_AT = 1000
-"""Number of rows by which lists of classes are recognised."""
+"""Number of rows that are examined to recognise lists of classes."""
 
 MARKS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
-"""Value, in lower case, of a column that says whether a text has the class of the column's name."""
+"""Values, in lower case, of a column that says whether a text has the class named like the column."""
 
 
 def is_missing(value: Any) -> bool:
-    # NaN != NaN.
+    # Only NaN differs from itself.
     return value is None or value != value or str(value).strip().lower() in MISSING
 
 
 def label_kind(
     rows: Sequence[Mapping[str, Any]], columns: Sequence[str], separator: str = ""
 ) -> str:
-    """Returns how labels are written: "one" class, "marks" (a column of 0 and 1 for each class), "split" or "list".
+    """Returns the format of labels: "one" (class), "marks" (a column of 0 and 1 for each class), "split" or "list".
 
-    Labels are "split" by the separator if there is one, and a "list" if most cells are lists, as JSON or Python writes
-    them.
+    The format is "split" if there is a separator, and "list" if most cells are lists in the notation of JSON or Python.
 
     Args:
       columns: the label columns.
 
     Raises:
-      UserError: there is a separator and several columns.
+      UserError: a separator is combined with several columns.
     """
     check(
         not separator or len(columns) == 1,
@@ -64,13 +63,13 @@ def label_kind(
 def label_reader(
     kind: str, columns: Sequence[str], names: Sequence[str] | None, separator: str = ""
 ) -> Callable[[Mapping[str, Any]], Label]:
-    """Returns a function that reads the label of a row: a class, or a tuple of classes in the order of the alphabet.
+    """Returns a function that reads the label of a row: a class, or an alphabetically sorted tuple of classes.
 
-    The function raises a ValueError that says what is wrong with a label.
+    The function raises a ValueError that describes an invalid label.
 
     Args:
-      kind: see `label_kind`.
-      names: class names by which numbers are replaced; None for no names.
+      kind: format of labels, see `label_kind`.
+      names: class names that replace their indices in the labels; None to keep the labels.
     """
     column = columns[0]
 
@@ -80,7 +79,7 @@ def label_reader(
             raise ValueError("the label is missing")
         if isinstance(value, list | dict):
             raise ValueError(
-                f"the label is a {type(value).__name__}, but each text needs one label"
+                f"the label is a {type(value).__name__}, but each text must have one label"
             )
         return _name(value, names)
 
@@ -113,7 +112,7 @@ def label_reader(
 
 
 def _list(value: Any) -> list | None:
-    """Returns a list, or the list that a text contains in the notation of JSON or Python; otherwise None."""
+    """Returns a list, or parses a list in the notation of JSON or Python; None for other values."""
     if isinstance(value, list) or not isinstance(value, str) or not value.strip().startswith("["):
         return value if isinstance(value, list) else None
     for read in (json.loads, ast.literal_eval):
@@ -126,7 +125,7 @@ def _list(value: Any) -> list | None:
 
 
 def _name(value: Any, names: Sequence[str] | None) -> str:
-    """Returns the label as text: the class name at this position, if there are names."""
+    """Returns the label as text. If there are class names, an index is replaced by its class name."""
     text = str(value).strip()
     if names and text.isdecimal() and int(text) < len(names) and text not in names:
         return names[int(text)]
@@ -142,9 +141,9 @@ def _number(label: str) -> float | None:
 
 
 def tidy_labels(found: Mapping[str, list[Example]]) -> dict[str, list[Example]]:
-    """Writes whole numbers without decimals ("1.0" as "1") if all labels are whole numbers.
+    """If all labels are integers, removes their decimals ("1.0" becomes "1").
 
-    Labels of digits alone stay as they are, since they may be codes with leading zeros.
+    Labels that consist of digits are not changed, because they may be codes with leading zeros.
     """
     every = {c for examples in found.values() for e in examples for c in classes_of(e.label)}
     numbers = {name: _number(name) for name in every}
@@ -169,7 +168,7 @@ def check_labels(labels: Sequence[str], column: str) -> None:
     check(bool(counts), f"{option}: no text has a class")
     check(
         several > 1,
-        f"{option} has a single class, {next(iter(counts), '')!r}: classification needs two",
+        f"{option} has a single class, {next(iter(counts), '')!r}: classification needs two classes",
     )
     numbers = [_number(label) for label in counts]
     numeric = all(value is not None for value in numbers)
@@ -182,17 +181,17 @@ def check_labels(labels: Sequence[str], column: str) -> None:
     single = sum(count == 1 for count in counts.values())
     check(
         several <= 2 or 2 * single <= len(labels),
-        f"{option}: {single:,} of {len(labels):,} labels occur only once, as in a column of ids, numbers or texts;"
-        " name a column of classes",
+        f"{option}: {single:,} of {len(labels):,} labels occur only once, like ids or texts: name a column of"
+        " classes",
     )
     check(
         several <= MOST_CLASSES,
-        f"{option} has {several:,} classes, more than {MOST_CLASSES:,}: join classes, or name another column",
+        f"{option} has {several:,} classes, more than {MOST_CLASSES:,}: merge classes, or name another column",
     )
 
 
 def find_classes(train: Sequence[Example], tables: Mapping[str, Table]) -> list[str]:
-    """Returns the class names: in the order of labels.json, of numbers, or of the alphabet."""
+    """Returns the class names in the order of labels.json, otherwise in numerical or alphabetical order."""
     labels = {name for e in train for name in classes_of(e.label)}
     for table in tables.values():
         for names in table.names.values():

@@ -1,7 +1,7 @@
-"""Reads tables of a user: CSV, TSV, JSON lines and Parquet, plain or .gz, alone or in a folder, and Hugging Face data.
+"""Reads a user's tables: CSV, TSV, JSON lines or Parquet, plain or .gz, one file or a directory, or Hugging Face data.
 
-A damaged row does not stop the reading; it is listed with its location. A file in which rows would be lost without a
-trace (wrong encoding, an open quote, a truncated archive) raises an error.
+A damaged row is listed with its location, and reading continues. An error is raised if rows could be lost unnoticed:
+wrong encoding, unclosed quote, truncated archive.
 """
 
 import codecs
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     import datasets
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
-"""Endings of the files that can be read, each also with .gz behind it."""
+"""Endings of the files that can be read. Each may be followed by .gz."""
 
 DELIMITERS = ",;\t|"
-"""Delimiters of a CSV file. The one that gives the header the most columns is used."""
+"""Candidate delimiters of a CSV file. The delimiter that splits the header into the most columns is used."""
 
 MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
@@ -45,7 +45,7 @@ MARKS = {
 """Byte order mark at the start of a file -> encoding."""
 
 WHOLE = "all"
-"""Name of the only split of a source that has no splits."""
+"""Name of the single split of a source without splits."""
 
 
 @dataclass
@@ -56,8 +56,8 @@ class Table:
       columns: names of the columns, in the order of the source.
       records: location and fields of each row.
       damaged: location and fault of each row that could not be read.
-      names: column -> class names, for columns whose numbers are positions in these names. The names under "" come
-        from labels.json and are for the label column, whatever its name.
+      names: column -> class names, for columns whose values are indices of class names. The key "" has the names from
+        labels.json, which apply to any label column.
     """
 
     columns: list[str] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Table:
 
 
 def read_tables(source: str, encoding: str = "", download: bool = False) -> dict[str, Table]:
-    """Returns the tables "train", "valid" and "test" of a source, or one table WHOLE of a source without splits.
+    """Returns the tables "train", "valid" and "test" of a source, or the table WHOLE of a source without splits.
 
     Args:
       source: a file, a folder, or "hf:NAME[@REVISION]".
@@ -108,13 +108,13 @@ def _read_place(place: Path, encoding: str) -> dict[str, Table]:
     check(place.exists(), f"--data={shown(place)}: no such file or folder")
     check(
         bool(_format(place)),
-        f"--data={place}: the name must end with {', '.join(FORMATS)}, or one of these and .gz",
+        f"--data={place}: the name must end with {', '.join(FORMATS)}, optionally followed by .gz",
     )
     return {WHOLE: _read_files([place], encoding)}
 
 
 def _read_folder(folder: Path, encoding: str) -> dict[str, Table]:
-    """Reads all tables of a folder. Files with names of splits become splits; otherwise all files are one table."""
+    """Reads all tables of a directory. Files named like splits become splits. Otherwise all files form one table."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and _format(path))
     check(
         bool(files), f"--data={folder}: no table ({', '.join(FORMATS)}) among: {names_in(folder)}"
@@ -146,13 +146,13 @@ def _read_folder(folder: Path, encoding: str) -> dict[str, Table]:
         return {WHOLE: _read_files(files, encoding)}
     check(
         not by_stem,
-        f"--data={folder} has train{formats[0]} and further tables that are no split: {', '.join(by_stem)}",
+        f"--data={folder} has train{formats[0]} and other tables that are not splits: {', '.join(by_stem)}",
     )
     return {split: _read_files(paths, encoding) for split, paths in splits.items()}
 
 
 def _format(path: Path) -> str:
-    """Returns the ending of a table in FORMATS, or "" for any other file."""
+    """Returns the entry of FORMATS with which the name of a file ends, or "" for other files."""
     name = path.name.lower().removesuffix(".gz")
     return next((ending for ending in FORMATS if name.endswith(ending)), "")
 
@@ -168,7 +168,7 @@ def _read_files(paths: Sequence[Path], encoding: str) -> Table:
     for path in paths:
         raw = read_bytes(path)
         check(bool(raw.strip()), f"{path} is empty")
-        path = Path(path.name)  # locations of rows are shown in the report, without folders
+        path = Path(path.name)  # the report shows file names only
         if _format(path) == ".parquet":
             table.add(_parse_parquet(path, raw))
             continue
@@ -193,7 +193,7 @@ def _decode(path: Path, raw: bytes, encoding: str) -> list[str]:
         ) from error
     check(
         "\0" not in text,
-        f"{path} contains zero bytes, which no text has: name the encoding of the file, such as --encoding=utf-16-le",
+        f"{path} contains zero bytes: name the encoding of the file, such as --encoding=utf-16-le",
     )
     text = text.replace("\r\n", "\n")
     if "\n" not in text:
@@ -215,7 +215,7 @@ def _parse_delimited(path: Path, lines: Sequence[str]) -> Iterator[Parsed]:
     for place, found in parse_csv(path, lines, delimiter):
         check(
             found != UNCLOSED,
-            f"{place}{UNCLOSED}: all rows below it would be lost, so correct the file",
+            f"{place}{UNCLOSED}: correct the file, because all rows below would be lost",
         )
         yield place, found
 
@@ -223,7 +223,7 @@ def _parse_delimited(path: Path, lines: Sequence[str]) -> Iterator[Parsed]:
 def _header(line: str, delimiter: str) -> list[str]:
     try:
         return next(csv.reader([line], delimiter=delimiter), [])
-    except csv.Error:  # a name of more than 131,072 characters
+    except csv.Error:  # a name longer than 131,072 characters
         return []
 
 
@@ -240,7 +240,7 @@ def _parse_parquet(path: Path, raw: bytes) -> Iterator[Parsed]:
 
 
 def _hugging_face(name: str, download: bool) -> dict[str, Table]:
-    """Reads a data set of Hugging Face, from the local cache unless `download`.
+    """Reads a Hugging Face data set from the local cache or, with `download`, from the hub.
 
     Raises:
       UserError: the package datasets is missing, or the data set cannot be read.

@@ -1,4 +1,4 @@
-"""Cuts splits from labelled examples: without copies, and with near-duplicates in one split."""
+"""Splits labelled examples. Removes copies, and keeps near-duplicates in the same split."""
 
 import math
 from collections import Counter, defaultdict
@@ -12,17 +12,18 @@ from perception import near_duplicates
 from perception.table_reader import WHOLE
 
 LEAST = 3
-"""A class with fewer different texts cannot be in training, validation and test; all its texts are for training."""
+"""Smallest number of different texts of a class in training, validation and test. Smaller classes are only in
+training."""
 
 SHARES = {"test": (0.2, 5000), "valid": (0.1, 2000)}
 """Split -> its fraction of the examples, and its largest number of examples."""
 
 SHOWN = 3
-"""Number of rows that an error message names."""
+"""Maximum number of rows in an error message."""
 
 
 Label = str | tuple[str, ...]
-"""A class, or the classes of a text that may have any number of them, in the order of the alphabet."""
+"""The class of a text or, multi-label, the alphabetically sorted classes of a text."""
 
 
 def classes_of(label: Label) -> tuple[str, ...]:
@@ -39,7 +40,7 @@ class Example:
 
     @property
     def text(self) -> str:
-        """The texts, joined by a space."""
+        """The texts of the example, joined by a space."""
         return " ".join(self.texts)
 
 
@@ -55,7 +56,7 @@ def shown(faults: Sequence[str]) -> str:
 def without_copies(
     split: str, examples: Sequence[Example], notes: list[str], strict: bool
 ) -> list[Example]:
-    """Keeps the first of equal texts, with their most frequent label; removes them if two labels are most frequent."""
+    """Keeps the first of equal texts, with their most frequent label. Removes them if two labels are most frequent."""
     copies: dict[str, list[Example]] = defaultdict(list)
     for example in examples:
         copies[near_duplicates.normalise(example.text)].append(example)
@@ -81,12 +82,12 @@ def without_copies(
     removed = len(examples) - len(kept) - unclear
     if removed:
         notes.append(f"Removed {counted(removed, 'row')}{of} whose text occurs earlier.")
-    check(bool(kept), f"no row{of} is left: every text occurs with different labels equally often")
+    check(bool(kept), f"no row{of} is left: every text occurs equally often with different labels")
     return kept
 
 
 def similar_groups(found: Mapping[str, Sequence[Example]]) -> dict[str, int]:
-    """Returns the location of each example -> the number of its group of near-duplicates."""
+    """Returns the index of each example's group of near-duplicates, by location of the example."""
     examples = [e for some in found.values() for e in some]
     numbers = near_duplicates.groups([e.text for e in examples])
     return {e.place: int(n) for e, n in zip(examples, numbers, strict=True)}
@@ -95,7 +96,7 @@ def similar_groups(found: Mapping[str, Sequence[Example]]) -> dict[str, int]:
 def without_leaks(
     found: Mapping[str, list[Example]], group: Mapping[str, int], notes: list[str]
 ) -> dict[str, list[Example]]:
-    """Removes validation examples that are similar to test examples, and training examples similar to either."""
+    """Removes validation examples similar to test examples, and training examples similar to test or validation."""
     kept: dict[str, list[Example]] = {}
     for split in ("test", "valid", "train"):
         if split not in found:
@@ -121,9 +122,10 @@ def cut_splits(
     wanted: Sequence[str],
     notes: list[str],
 ) -> dict[str, list[Example]]:
-    """Cuts splits from examples, stratified by (rarest) class. A group of near-duplicates stays in one split.
+    """Cuts splits from examples, stratified by class. A group of near-duplicates stays in one split.
 
-    A cut split keeps one example of each group, because nearly equal test examples are no independent evidence.
+    Examples with several classes are stratified by their rarest class. A cut split keeps one example of each group,
+    because nearly equal test examples are not independent.
 
     Returns:
       The wanted splits, and "train" with the other examples.
@@ -151,7 +153,7 @@ def cut_splits(
         share, most = SHARES[split]
         classes = len({label[n] for n in left})
         check(classes > 1, "too few texts: two classes need at least three different texts each")
-        # A stratified split needs one example of each class on both sides.
+        # A stratified split needs one example of each class in both parts.
         count = max(min(math.ceil(share * whole), most), classes)
         check(
             len(left) - count >= classes,
@@ -164,14 +166,15 @@ def cut_splits(
         dropped += sum(len(members[n]) - 1 for n in cut)
     if dropped:
         notes.append(
-            f"Of a group of near-duplicates, {' and '.join(wanted)} keep one text: {counted(dropped, 'other')} removed."
+            f"Of each group of near-duplicates, {' and '.join(wanted)} keep one text: {counted(dropped, 'other')}"
+            " removed."
         )
     taken = {group[e.place] for some in found.values() for e in some}
     return found | {"train": [e for e in examples if group[e.place] not in taken]}
 
 
 def _strata(examples: Sequence[Example]) -> dict[Label, str]:
-    """Returns label -> class by which examples are stratified: of several classes the one with the fewest examples."""
+    """Returns the class by which each label is stratified: among its classes, the class with the fewest examples."""
     counts = Counter(name for e in examples for name in classes_of(e.label))
     return {
         e.label: min(classes_of(e.label), key=counts.__getitem__, default="(none)")

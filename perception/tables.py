@@ -21,7 +21,7 @@ RANKS = (2, 4, 8, 16, 32)
 
 
 def shortened(number: int) -> str:
-    """Formats a number of parameters like the paper: 162.56K, 1.3M, 7.24B."""
+    """Formats a number of parameters as in the paper: 162.56K, 1.3M, 7.24B."""
     for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
         if number >= size:
             return f"{number / size:.2f}".rstrip("0").rstrip(".") + unit
@@ -45,9 +45,8 @@ def parameters(name: str) -> tuple[int, int]:
 def table1(suite: ExperimentSuite) -> None:
     """Writes weighted F1 of every cell at the best and the last step. The files are updated after each row.
 
-    Cells without data or weights stay empty, and so do cells that fail or run out of memory. With `turns` or a `sweep`
-    all cells are trained together, and one failure ends the command. A row has a mean if all cells of the row have
-    values.
+    Cells without data or weights, and cells that fail or run out of memory, stay empty. With `turns` or a `sweep` all
+    cells are trained together, and one failure ends the command. A row has a mean only if all its cells have values.
 
     Raises:
       UserError: a cell failed. The other cells have been trained and written.
@@ -84,7 +83,9 @@ def table1(suite: ExperimentSuite) -> None:
         suite.keep("table1", header, rows)
     suite.write("table1", header, rows)
     if missing:
-        print(f"{sum(missing.values())} of {len(cases)} cells are empty for lack of these options:")
+        print(
+            f"{sum(missing.values())} of {len(cases)} cells are empty, because these options are missing:"
+        )
         print("".join(f"  {why} ({count})\n" for why, count in missing.items()), end="")
     if failed:
         print("failed:")

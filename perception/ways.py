@@ -1,4 +1,4 @@
-"""The compared ways to train a classifier."""
+"""Lists the methods of training a classifier that `perception.worth` compares."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -7,7 +7,7 @@ METRIC = "weighted_f1"
 
 
 class Way(NamedTuple):
-    """One of the compared ways to train a classifier.
+    """A training method.
 
     Attributes:
       name: display name.
@@ -41,7 +41,7 @@ WAYS = {
 BASELINE = "tf_idf"
 
 TRAINABLE = tuple(way for way in WAYS if way != BASELINE)
-"""Ways that `perception.worth --ways` chooses from. The baseline takes seconds and always runs."""
+"""Methods that `perception.worth --ways` can select. The baseline is not among them, because it always runs."""
 
 TRAINED = ("lora", "full_pretrained", "full")
-"""Ways with training steps, in the order in which a time budget pays for them."""
+"""Methods with training steps, in the order in which a time budget includes them."""

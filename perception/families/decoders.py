@@ -1,6 +1,6 @@
-"""Decoders: Qwen2, Mistral, Llama, Gemma and phi.
+"""Reads and writes config.json of decoders: Qwen2, Mistral, Llama, Gemma and phi.
 
-An absent field of config.json has the default of transformers 4.57.
+An absent field takes the default value of transformers 4.57.
 """
 
 import math
@@ -50,7 +50,7 @@ PHI = Names(
 
 
 def _stretch(fields: Fields) -> Stretch | None:
-    """Reads `rope_scaling`, or the same fields beside the others, where transformers 5 stores them."""
+    """Reads the rotary scaling from `rope_scaling`, or from the top level, where transformers 5 stores its fields."""
     scaling = fields.get("rope_scaling", {})
     own = Fields(fields.path, scaling) if isinstance(scaling, dict) and scaling else fields
     kind = own.get("rope_type", scaling.get("type", "default") if own is not fields else "default")
@@ -59,7 +59,7 @@ def _stretch(fields: Fields) -> Stretch | None:
     found = f"rope_type={kind!r}" if own is fields else f"rope_scaling={scaling!r}"
     check(
         kind == "llama3",
-        f"{fields.path}: {found} is not supported; rope_type must be 'default' or 'llama3'",
+        f"{fields.path}: {found} is not supported: rope_type must be 'default' or 'llama3'",
     )
     return Stretch(
         own.number("factor"),
@@ -91,12 +91,12 @@ def _decoder(
     tied: bool = False,
     dropout_rates: tuple[float, float] = (0.0, 0.0),
 ) -> Backbone:
-    """Returns `made` with the values of the fields that decoders share.
+    """Returns a copy of `made` with the fields that all decoders have in common.
 
     Args:
-      made: backbone with the sizes of the file.
-      partial: share of a head's features that rotary positions rotate.
-      activation, tied: defaults of absent fields.
+      made: backbone with the sizes from config.json.
+      partial: fraction of a head's features to which rotary positions are applied.
+      activation, tied: default values of absent fields.
       dropout_rates: dropout rates of the sublayer outputs and the embeddings.
     """
     size = fields.count("head_dim", made.size)
@@ -180,7 +180,7 @@ def write_llama(shape: Backbone) -> dict[str, Any]:
 
 
 def read_gemma(fields: Fields) -> Backbone:
-    """Reads Gemma. Early files name the exact GELU, but the model was trained with its approximation by tanh."""
+    """Reads Gemma. Early files say "gelu", but the model was trained with the tanh approximation of GELU."""
     fields.only(attention_bias=False, partial_rotary_factor=1.0, use_bidirectional_attention=None)
     given = fields.get("hidden_activation", fields.get("hidden_act", "gelu_pytorch_tanh"))
     exact = {"hidden_act": "gelu_pytorch_tanh" if given == "gelu" else given}
@@ -197,7 +197,7 @@ def read_gemma(fields: Fields) -> Backbone:
         biases=(False, False, False),
         norm="rms_offset",
         scaled_embeddings=True,
-        size=256,  # the default of head_dim
+        size=256,  # default of head_dim
     )
     return _decoder(fields, made, tied=True)
 

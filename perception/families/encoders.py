@@ -1,6 +1,6 @@
-"""Encoders: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, DeBERTa-v3 and ModernBERT.
+"""Reads and writes config.json of encoders: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, DeBERTa-v3 and ModernBERT.
 
-A field that config.json leaves out has the default value that transformers 4.57 gives it.
+An absent field takes the default value of transformers 4.57.
 """
 
 from dataclasses import replace
@@ -90,10 +90,10 @@ MODERNBERT = Names(
 
 
 def _read(fields: Fields, *, epsilon: float = 1e-12, types: int = 2) -> Backbone:
-    """Reads the fields that all but DistilBERT and ModernBERT share.
+    """Reads the fields that all encoders except DistilBERT and ModernBERT have in common.
 
     Args:
-      epsilon, types: defaults of absent fields.
+      epsilon, types: default values of absent fields.
     """
     fields.only(is_decoder=False, add_cross_attention=False, pruned_heads={})
     dropout_rate = fields.number("hidden_dropout_prob", 0.1)
@@ -124,10 +124,10 @@ def _json(shape: Backbone) -> dict[str, Any]:
 
 
 def _first_at(fields: Fields, shape: Backbone, family: str, first: int) -> Backbone:
-    """Returns `shape` with RoBERTa's position table, whose first `first` rows are for padding and not for positions."""
+    """Returns a copy of `shape` whose table of positions starts with `first` rows for padding, as in RoBERTa."""
     check(
         shape.learned > first,
-        f"{fields.path}: max_position_embeddings={shape.learned} leaves no position above {first - 1}",
+        f"{fields.path}: max_position_embeddings={shape.learned} must exceed the {first} rows for padding",
     )
     return replace(shape, family=family, first_position=first, longest=shape.learned - first)
 
@@ -156,7 +156,7 @@ def write_roberta(shape: Backbone) -> dict[str, Any]:
 
 
 def read_distilbert(fields: Fields) -> Backbone:
-    """Reads DistilBERT. In training, transformers drops no outputs of attention layers, and this backbone does."""
+    """Reads DistilBERT. Unlike in transformers, training applies dropout to the outputs of attention layers."""
     names = {"n_layers": "layers", "dim": "width", "hidden_dim": "hidden", "n_heads": "heads"}
     named = {ours: fields.count(theirs) for theirs, ours in names.items()}
     check(
@@ -195,7 +195,7 @@ def write_distilbert(shape: Backbone) -> dict[str, Any]:
 
 
 def read_mpnet(fields: Fields) -> Backbone:
-    fields.only(relative_attention_num_buckets=32)  # transformers computes 32 for any value
+    fields.only(relative_attention_num_buckets=32)  # transformers ignores other values
     made = _first_at(fields, _read(fields, types=0), "mpnet", 2)
     return replace(made, relative=Relative("bias", 32, 128))
 
@@ -206,14 +206,14 @@ def write_mpnet(shape: Backbone) -> dict[str, Any]:
 
 
 def read_deberta(fields: Fields) -> Backbone:
-    """Reads DeBERTa-v3, whose model_type in transformers is deberta-v2. Refuses fields that only DeBERTa-v2 uses."""
+    """Reads DeBERTa-v3, which has the model_type deberta-v2. Rejects fields that only DeBERTa-v2 uses."""
     fields.only(relative_attention=True, share_att_key=True, norm_rel_ebd="layer_norm")
     fields.only(position_biased_input=False, type_vocab_size=0, conv_kernel_size=0)
     kinds = fields.get("pos_att_type")
     kinds = kinds.split("|") if isinstance(kinds, str) else kinds
     check(
         isinstance(kinds, list) and sorted(map(str, kinds)) == ["c2p", "p2c"],
-        f"{fields.path}: pos_att_type={kinds!r} is not supported; it must be 'c2p' and 'p2c'",
+        f"{fields.path}: pos_att_type={kinds!r} is not supported: it must contain 'c2p' and 'p2c'",
     )
     made = _read(fields, epsilon=1e-7, types=0)
     fields.only(embedding_size=made.width, attention_head_size=made.size)
@@ -299,5 +299,5 @@ def write_modernbert(shape: Backbone) -> dict[str, Any]:
         "embedding_dropout": shape.dropout[1],
         "attention_dropout": shape.dropout[2],
         "max_position_embeddings": shape.longest,
-        "pad_token_id": None,  # the default of transformers may exceed the vocabulary
+        "pad_token_id": None,  # transformers' default may exceed the vocabulary
     }

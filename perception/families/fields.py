@@ -1,4 +1,4 @@
-"""What all families share: typed access to config.json, sizes, activations, and tables of tensor names."""
+"""Helpers for all model families: typed access to config.json, sizes, activations, and tables of tensor names."""
 
 import math
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ _NEEDED = object()
 
 @dataclass(frozen=True)
 class Fields:
-    """Typed access to the fields of a JSON file.
+    """Typed access to the fields of config.json.
 
-    A field that is absent or null takes the default. Without a default it is an error. All methods raise UserErrors
-    that name the file and the field.
+    A field that is absent or null takes the default value. If there is no default value, the field is required. All
+    methods raise UserErrors that name the file and the field.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class Fields:
         return self._check(name, value, fits, "a whole number of at least 0")
 
     def optional(self, name: str, default: int | None) -> int | None:
-        """Returns a count or None; null means None, and an absent field takes the default."""
+        """Returns a positive integer, or None if the field is null. An absent field takes the default value."""
         return None if self.values.get(name, default) is None else self.count(name, default)
 
     def number(self, name: str, default: Any = _NEEDED) -> float:
@@ -56,18 +56,18 @@ class Fields:
         return self._check(name, value, isinstance(value, bool), "true or false")
 
     def one_of(self, name: str, known: Mapping[str, Any], default: Any = _NEEDED) -> Any:
-        """Returns the entry of `known` whose key is the field's value."""
+        """Returns `known[value]` for the value of the field."""
         value = self.get(name, default)
         check_choice(f"{self.path}: {name}", str(value), known)
         return known[value]
 
     def only(self, **expected: Any) -> None:
-        """Requires each field to be absent or to have the only supported value."""
+        """Raises a UserError unless each field is absent or has the only supported value."""
         for name, value in expected.items():
             found = self.get(name, value)
             check(
                 found == value,
-                f"{self.path}: {name}={found!r} is not supported; it must be {value!r} or absent",
+                f"{self.path}: {name}={found!r} is not supported: it must be {value!r} or absent",
             )
 
 
@@ -83,10 +83,10 @@ ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
 }
-"""Activation in transformers -> ours."""
+"""Name of an activation in transformers -> its name in this project."""
 
 THEIRS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-"""Our activation -> its name in transformers."""
+"""Name of an activation in this project -> its name in transformers."""
 
 
 def heads_of(fields: Fields) -> int:
@@ -116,14 +116,14 @@ def sizes_json(shape: Backbone) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Names:
-    """Parameter names of a family.
+    """Parameter names in the files of a model family.
 
     Attributes:
       prefix: prefix of all names in files that include an output layer.
       layers: name of the list of layers.
-      outside: our module path -> module path in the files, for modules outside the layers.
-      inside: our module path -> module path in the files, both relative to a layer. Modules of ours with the same path
-        in the files are fused there: the file has their outputs one after the other.
+      outside: module path in this project -> module path in the files, for modules outside the layers.
+      inside: module path in this project -> module path in the files, both relative to a layer. Modules with the same
+        path in the files are fused there, with their outputs concatenated.
     """
 
     prefix: str

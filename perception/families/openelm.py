@@ -1,4 +1,4 @@
-"""OpenELM, as Apple's published code reads config.json: an absent field has the default of that code."""
+"""Reads and writes config.json of OpenELM. An absent field takes the default value of Apple's published code."""
 
 import math
 from dataclasses import replace
@@ -36,7 +36,7 @@ OPENELM = Names(
 
 
 def _scales(fields: Fields, name: str, default: float, layers: int) -> list[float]:
-    """Returns one scale per layer. The field has one number, two numbers (first and last layer), or one per layer."""
+    """Returns one scale per layer. The field is one number, two numbers (first and last layer), or one per layer."""
     value = fields.get(name, default)
     if is_number(value):
         return [value] * layers
@@ -85,8 +85,8 @@ def write_openelm(shape: Backbone) -> dict[str, Any]:
         heads = (divisible(shape.width * s, shape.size * groups) // shape.size for s in scales)
         return tuple(heads) == shape.heads
 
-    # OpenELM's config.json stores the first and the last value of the interpolation over layers, not the heads of each
-    # layer. Any two values that give the same heads will do.
+    # OpenELM's config.json stores the scales of the first and the last layer instead of the number of heads of each
+    # layer. Search for two scales that give the numbers of heads.
     tried = [n / 20 for n in range(5, 41)]
     lines = filter(makes_the_heads, [(0.5, 1.0), *product(tried, tried)])
     return {

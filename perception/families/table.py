@@ -1,4 +1,4 @@
-"""The table of model families that config.json and weights can have: a new family is one entry."""
+"""Lists the supported model families. A new family needs one entry in this table."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from perception.families.fields import Fields, Names
 
 @dataclass(frozen=True)
 class Family:
-    """Format of a family.
+    """File format of a model family.
 
     Attributes:
       name: prefix of the family's class names in transformers.
-      read, write: convert the fields of config.json to a backbone, and back.
+      read, write: functions that convert the fields of config.json to a backbone, and back.
       names: names of the tensors.
     """
 

@@ -101,13 +101,15 @@ def test_combine_keeps_layers_of_only_one_adapter() -> None:
 
 
 def test_incompatible_adapters_and_weights_raise_errors(base) -> None:
-    with pytest.raises(UserError, match="adapters 1 and 2 were trained on different weights"):
+    with pytest.raises(
+        UserError, match="adapters 1 and 2 cannot be added: their base weights differ"
+    ):
         combine([(adapter(1), 1.0), (adapter(1, base="another"), 1.0)])
     fewer = {n: x for n, x in base.items() if "up" not in n}
-    with pytest.raises(UserError, match="up, which these weights lack"):
+    with pytest.raises(UserError, match="up, but the base weights do not"):
         merge(fewer, adapter(1))
     wider = {n: jnp.ones((99, 3)) for n in base}
-    with pytest.raises(UserError, match=r"needs a kernel of shape \(16, 16\), but these .*99"):
+    with pytest.raises(UserError, match=r"fits a kernel of shape \(16, 16\), but .*99"):
         merge(wider, adapter(1))
 
 

@@ -185,7 +185,7 @@ def test_table_keeps_its_columns_and_gains_labels(
     rows = write(given)
     call(f"--input={given}", f"--output={out}")
     said, found = capsys.readouterr(), read(out)
-    assert "empty texts, which get no label: 1 of 5" in said.err
+    assert "empty texts without a label: 1 of 5" in said.err
     windows = len(trained.windows([LONG])[0])
     assert f"longer than 16 tokens: 1 of 5, read in {windows} windows whose logits are" in said.err
     assert said.out == f"written: {out}, 5 texts\n"
@@ -341,7 +341,7 @@ def test_interrupted_output_is_absent(refused, tmp_path, monkeypatch) -> None:
 def test_baseline_has_no_model(refused, tmp_path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"config": {"baseline": "tf-idf"}}))
     assert refused(f"--workdir={tmp_path}") == (
-        f"--workdir={tmp_path} is a TF-IDF baseline, which keeps predictions of the test examples but no model"
+        f"--workdir={tmp_path} is a TF-IDF baseline without a neural network: use perception.baseline"
     )
 
 

@@ -165,7 +165,7 @@ FIELDS = {
     "positions": (
         "bert",
         {"position_embedding_type": "relative_key"},
-        "position_embedding_type='relative_key' is not supported; it must be 'absolute'",
+        "position_embedding_type='relative_key' is not supported: it must be 'absolute'",
     ),
     "decoder": ("bert", {"is_decoder": True}, "is_decoder=True is not supported"),
     "scaled positions": (
@@ -206,7 +206,11 @@ FIELDS = {
         {"rope_scaling": {"rope_type": "llama3", "factor": 2.0}},
         "has no low_freq_factor",
     ),
-    "no position": ("roberta", {"max_position_embeddings": 2}, "leaves no position above 1"),
+    "no position": (
+        "roberta",
+        {"max_position_embeddings": 2},
+        "must exceed the 2 rows for padding",
+    ),
     "other buckets": ("mpnet", {"relative_attention_num_buckets": 64}, "it must be 32 or absent"),
     "version 2 of DeBERTa": ("deberta-v2", {"conv_kernel_size": 3}, "conv_kernel_size=3 is not"),
     "own position matrices": ("deberta-v2", {"share_att_key": False}, "share_att_key=False is not"),

@@ -155,7 +155,7 @@ def test_table1_has_measured_and_printed_rows_and_lists_missing_inputs(
     assert last["sst2"] == "85.5 ± 0.7" and paper["sst2"] == "82.7"
     assert rows[6]["sst2"] == "" and rows[9]["sst2"] == "81.5 ± 0.7"
     said = capsys.readouterr().out
-    assert "6 of 12 cells are empty for lack of these options:" in said
+    assert "6 of 12 cells are empty, because these options are missing:" in said
     assert "--data=yelp=DIR (4)" in said and "--pretrained=phi_2=DIR (2)" in said
 
 
@@ -275,5 +275,5 @@ def test_invalid_options_raise_errors(monkeypatch, tmp_path) -> None:
 def test_overrides_of_cell_fields_are_rejected(make) -> None:
     """Such an override could fill the LoRA rows with full runs, or all columns with one data set."""
     suite = make(fields=["--config.finetune=full"], sources=sources("sst2"))
-    with pytest.raises(UserError, match="each cell of the table sets this field"):
+    with pytest.raises(UserError, match="the cells of the table set this field"):
         suite.configuration(Case("arctic_xs", "sst2", "full"), 1)

@@ -57,7 +57,10 @@ def test_directory_takes_precedence_over_the_cache(cache, tmp_path, monkeypatch)
 
 @pytest.mark.parametrize("name", ["org/other", "org/model@v2", "a/b/c", "../model", "-"])
 def test_unknown_name_raises_error_that_names_cache_and_option(name: str, cache) -> None:
-    with pytest.raises(UserError, match=rf"^--x={name} is not a directory.*--download fetches it$"):
+    with pytest.raises(
+        UserError,
+        match=rf"^--x={name} is not a directory.*with --download of perception.train or perception.worth$",
+    ):
         hub.locate(Path(name), "--x")
 
 
@@ -129,5 +132,5 @@ def test_failed_download_raises_one_line(cache, monkeypatch) -> None:
         raise ConnectionError("no\nnetwork")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
-    with pytest.raises(UserError, match=r"^--download: cannot fetch org/other: no network$"):
+    with pytest.raises(UserError, match=r"^--download: cannot download org/other: no network$"):
         hub.download("org/other")

@@ -220,7 +220,10 @@ def test_damaged_rows_are_skipped_and_counted(tmp_path) -> None:
         ({"text": "x", "label": None}, "the label is missing"),
         ({"text": "x", "label": float("nan")}, "the label is missing"),
         ({"text": "x"}, "the label is missing"),
-        ({"text": "x", "label": ["a", "b"]}, "the label is a list, but each text needs one label"),
+        (
+            {"text": "x", "label": ["a", "b"]},
+            "the label is a list, but each text must have one label",
+        ),
         ({"text": "\ud800", "label": "spam"}, "contains a lone surrogate"),
     ],
 )
@@ -309,12 +312,17 @@ BAD = {
         "the column of --label could be x or y",
     ),
     "one class": ("a.csv", number_rows(lambda i: "same"), {}, "has a single class, 'same'"),
-    "labels that are ids": ("a.csv", number_rows(lambda i: f"id{i}"), {}, "as in a column of ids"),
+    "labels that are ids": (
+        "a.csv",
+        number_rows(lambda i: f"id{i}"),
+        {},
+        "occur only once, like ids",
+    ),
     "whole numbers as ids": (
         "a.csv",
         number_rows(lambda i: 10_000 + i),
         {},
-        "as in a column of ids",
+        "occur only once, like ids",
     ),
     "regression target": (
         "a.csv",
@@ -350,7 +358,7 @@ BAD = {
         "a.csv",
         "text,label\n" + "same text,a\nSame  text,b\n" * 9,
         {"text": ("text",)},
-        "every text occurs with different labels",
+        "every text occurs equally often with different labels",
     ),
 }
 
@@ -381,7 +389,7 @@ BAD_FOLDERS = {
     "test alone": ({"test.csv": FEW}, "a split test but no train.csv"),
     "splits and more": (
         {"train.csv": FEW, "old.csv": FEW},
-        "further tables that are no split: old",
+        "other tables that are not splits: old",
     ),
     "labels only in the test": (
         {
@@ -433,7 +441,7 @@ def test_near_duplicates_stay_in_one_split(tmp_path) -> None:
     for split in ("valid", "test"):  # one text of each group
         assert len(stems[split]) == sum(" code " in e.text for e in found.splits[split])
     kept = sum(map(len, found.splits.values()))
-    (note,) = [note for note in found.notes if note.startswith("Of a group of near-duplicates")]
+    (note,) = [note for note in found.notes if note.startswith("Of each group of near-duplicates")]
     assert f" {len(MANY) + len(more) - kept} others removed" in note
 
 
@@ -478,7 +486,8 @@ def test_labels_that_differ_in_case_are_named(tmp_path) -> None:
     mixed = [{**row, "label": ("spam", "Spam")[i % 2]} for i, row in enumerate(MANY)]
     found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv(mixed)))))
     assert (
-        "The labels 'Spam' and 'spam' differ only in case and are different classes." in found.notes
+        "The labels 'Spam' and 'spam' differ only in case, and are treated as different classes."
+        in found.notes
     )
 
 

@@ -146,7 +146,7 @@ def test_damaged_codes_raise_errors(case: str, bases, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        ({"quant_method": "bitsandbytes"}, "it must be absent"),
+        ({"quant_method": "bitsandbytes"}, "use the unquantized model"),
         ({"quant_method": "train_less", "kind": "3bit", "base": ""}, "the unknown kind '3bit'"),
         ({"quant_method": "train_less", "kind": "int8"}, "quantization_config has no 'base'"),
     ],

@@ -339,7 +339,7 @@ def test_classify_answers_lines_before_an_invalid_line(full, monkeypatch, capsys
             {"finetune": "lora", "lora.targets": "out qkv"},
             "targets: 'qkv' matches no layer of .* are query, key, value, out, up, down",
         ),
-        ({"backbone": "tiny_bert"}, "--config.pretrained=.* is not used: .*finetune=full"),
+        ({"backbone": "tiny_bert"}, "--config.pretrained=.* is not used, because .*finetune=full"),
         (
             {"finetune": "full_pretrained", "pretrained": ""},
             "set --config.pretrained=DIR to a directory",

@@ -144,7 +144,10 @@ DAMAGE = {
         lambda folder: (folder / "two.safetensors").unlink(),
         f"{INDEX} lists two.safetensors, which does not exist",
     ),
-    "a wrong index": (_moved, f"{INDEX} lists tensor a in two.safetensors, which lacks it"),
+    "a wrong index": (
+        _moved,
+        f"{INDEX} lists tensor a in two.safetensors, but two.safetensors does not contain it",
+    ),
     "no index": (_index("[1"), f"{INDEX} is damaged"),
     "an index of nothing": (_index('{"metadata": {}}'), f"{INDEX} is damaged: KeyError"),
     "an index of lists": (_index('{"weight_map": {"a": []}}'), f"{INDEX} is damaged"),
@@ -154,7 +157,7 @@ DAMAGE = {
     ),
     "a file below the folder": (
         _elsewhere("x/one.safetensors"),
-        "is not a file name in its folder",
+        "is not the name of a file in the same directory",
     ),
     "a file elsewhere": (_elsewhere("/one.safetensors"), f"{INDEX} lists /one.safetensors, which"),
     "a pickle": (_pickle, f"neither {WHOLE} nor {INDEX}; pytorch_model.bin is a pickle"),

@@ -209,7 +209,7 @@ def test_measuring_ends_with_half_of_the_budget(folder, tmp_path, monkeypatch) -
     found = suite_of(given, tmp_path).afford(list(WAYS), splits, 1.0, begun)
     assert 0.5 < time.monotonic() - begun < 10
     assert found.ways == [] and set(found.left_out) == set(WAYS) - {"tf_idf"}
-    assert set(found.left_out.values()) == {"measuring 10 steps took half of the time left"}
+    assert set(found.left_out.values()) == {"measuring 10 steps took half of the remaining time"}
 
 
 def test_lengths_are_quantiles_of_the_texts(folder, tmp_path) -> None:
@@ -655,7 +655,7 @@ def test_without_pretrained_weights_only_baseline_is_compared(tmp_path) -> None:
     verdicts = judge(found, None, 1.0)
     assert {pair: one.word for pair, one in verdicts.items()} == {("tf_idf", "full"): "better"}
     text = answer(found, None, verdicts, (8530, 217_000, 1000), "valid")
-    assert "no pretrained weights were tried here" in text
+    assert "pretrained weights were not tried here" in text
     assert "+3.6 ± 6.8 (95% prediction interval)" in text
 
 
