@@ -34,10 +34,10 @@ def _one(argument: str) -> "Run":
 
 
 def _layers_of(config: Mapping[str, Any]) -> "Layers | None":
-    """Counts the layers of a configuration by the paper's `PAPER.layers.layers_of`, or else by the default rule."""
+    """Counts the layers of a configuration by `PAPER.layers.layers_of`, or by `groups.layers_of` for other papers."""
     from common.report import groups
 
-    # The oldest runs lack the field `paper`. All of these runs are of the paper "reservoir".
+    # The oldest runs lack the field `paper`. All these runs belong to the paper "reservoir".
     paper = str(config.get("paper", "reservoir"))
     try:
         module = import_module(f"{paper}.layers") if paper.isidentifier() else groups
@@ -80,7 +80,7 @@ def _parser() -> ArgumentParser:
         "--reference",
         default="own",
         choices=("own", "all"),
-        help="report the times to percentages of each run's best value (own, default) or of the best value of all runs"
+        help="best value that the percentages in the table of times refer to: of each run (own, default) or of all runs"
         " (all)",
     )
     parser.add_argument(
