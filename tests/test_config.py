@@ -166,11 +166,11 @@ def test_command_line():
 
 def test_config_of_another_paper_raises_user_error():
     with pytest.raises(
-        UserError, match=r"is an experiment of reservoir, which gmlp_lm\.train does"
+        UserError, match=r"is a configuration for reservoir, not for gmlp_lm\.train"
     ):
         parse("gmlp_lm.train", [TINY])
     with pytest.raises(
-        UserError, match=r"is an experiment of gmlp_lm, which reservoir\.train does"
+        UserError, match=r"is a configuration for gmlp_lm, not for reservoir\.train"
     ):
         parse("reservoir.train", [TINY, "--config.paper=gmlp_lm"])
 

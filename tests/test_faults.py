@@ -147,7 +147,7 @@ COMMAND_LINES = [
     ([f"{TINY[:-5]}:tinny"], "unknown argument 'tinny'; choose laptop or tiny"),
     (
         [f"--config={ROOT}/configs/mnist_explicit.py:tiny"],
-        "is an experiment of explicit_opt, which",
+        "is a configuration for explicit_opt, not for",
     ),
     (
         [f"--config={ROOT}/configs/babylm_cat.py", "--config.paper=reservoir"],

@@ -184,7 +184,7 @@ def _check(members: Sequence[Sequence[Run]]) -> None:
         for one, other in itertools.pairwise(group):
             check(
                 one.folder is None or one.folder != other.folder,
-                f"the run {one.place} is named twice",
+                f"the run {one.place} is given twice: leave out one of the two arguments",
             )
             check(
                 one.seed is None or one.seed != other.seed,

@@ -47,7 +47,7 @@ def test_lease_of_dead_process_is_taken_over(lease):
     first.acquire()
     second = lease("second")
     assert not second.acquire(), "another machine has written last"
-    with pytest.raises(LeaseLost, match=r"has taken over .*: it stops"):
+    with pytest.raises(LeaseLost, match=r"has taken over .*; this process stops"):
         first.renew()
     with pytest.raises(LeaseLost):
         first.release()

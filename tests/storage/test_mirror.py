@@ -256,7 +256,7 @@ def test_object_outside_of_its_folder_is_one_line(bucket, one_store, monkeypatch
     _, name = bucket.open()
     found = {f"{name}/../../x": Object("1", 0.0)}
     monkeypatch.setattr(Store, "list", lambda store, prefix: found)
-    with pytest.raises(UserError, match="cannot be a file"):
+    with pytest.raises(UserError, match="is not a valid file path"):
         open_folder(bucket.address)
 
 

@@ -65,12 +65,12 @@ def test_data_in_a_bucket_are_read_and_cached(bucket, tmp_path):
 @pytest.mark.parametrize(
     ("program", "option", "line"),
     [
-        ("reservoir.evaluate", "--workdir=hdfs://a/b", "begins with gs:// or s3://"),
+        ("reservoir.evaluate", "--workdir=hdfs://a/b", "must begin with gs:// or s3://"),
         ("gmlp_lm.sample", "--workdir=gs://bucket", "must be gs://BUCKET/FOLDER"),
         ("gmlp_lm.train", "--workdir=s3://bucket", "must be s3://BUCKET/FOLDER"),
         ("reservoir.translate", "--output=gs://bucket", "must be gs://BUCKET/FOLDER"),
-        ("perception.classify", "--input=gcs://a/b.csv", "begins with gs:// or s3://"),
-        ("common.report.__main__", "az://a/b", "begins with gs:// or s3://"),
+        ("perception.classify", "--input=gcs://a/b.csv", "must begin with gs:// or s3://"),
+        ("common.report.__main__", "az://a/b", "must begin with gs:// or s3://"),
     ],
 )
 def test_wrong_address_is_exit_code_2(program, option, line):

@@ -140,7 +140,9 @@ def test_store_that_is_gone_stops_the_run_and_loses_nothing(bucket, one_store, w
 
     monkeypatch.setattr(Run, "save", save_without_store)
     folder = open_folder(bucket.address)
-    with pytest.raises(UserError, match=r"has not answered for .*; .* has the files of") as error:
+    with pytest.raises(
+        UserError, match=r"has not answered for .*; .* contains this machine's copy of"
+    ) as error:
         toy.run(folder)
     assert bucket.address in str(error.value) and str(folder) in str(error.value)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
