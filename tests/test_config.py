@@ -144,7 +144,7 @@ def test_check_choice_names_the_choices_and_the_nearest():
 
 
 def test_check_folder_rejects_unwritable_folders_and_creates_none(tmp_path):
-    """`check_folder` creates no directory, neither for a valid path nor for an invalid one."""
+    """`check_folder` creates no directory, whether the path is valid or not."""
     (tmp_path / "file").write_text("x")
     for wrong in ("file", "file/below/it"):
         with pytest.raises(

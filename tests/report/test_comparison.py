@@ -35,7 +35,8 @@ def two():
 
 def test_longest_horizon_holds_the_best_value(two):
     plain, ffn = aucc_rows(two)
-    # One curve has the values 0, 10, 20, 40, the other 0, 20, 20 (best so far), 38. Both hold the last value up to 4 s.
+    # The best values so far are 0, 10, 20, 40 on one curve and 0, 20, 20, 38 on the other. Both curves are constant
+    # from 3 s to 4 s.
     assert plain.raw == [5 + 15 + 30 + 40, 10 + 20 + 29 + 38]
     assert ffn.raw == [8 + 38]
     assert plain.normalised == pytest.approx([90 / 97, 1.0])

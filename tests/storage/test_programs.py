@@ -1,4 +1,4 @@
-"""Programs that are given addresses in buckets."""
+"""Programs whose arguments are addresses in buckets."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from tests.storage.test_mirror import training, write
 
 
 def put_runs(address: str, names: str) -> Path:
-    """Writes made-up runs into a bucket; returns their copy."""
+    """Writes made-up runs into a bucket; returns the local copy of their folder."""
     folder = open_folder(address)
     for seed, name in enumerate(names.split(), 1):
         run = folder / name
