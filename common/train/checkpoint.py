@@ -232,7 +232,9 @@ class Checkpoints:
         )
 
     def restore_best(self, target: Any, step: int | None = None) -> tuple[Any, dict]:
-        """Returns arrays and `meta` of a best checkpoint by the validation objective. The run keeps the last two.
+        """Returns arrays and `meta` of a best checkpoint by the validation objective.
+
+        The run keeps the last two best checkpoints.
 
         Args:
           step: step of the checkpoint; None for the last best checkpoint.

@@ -106,7 +106,7 @@ def test_damaged_newest_checkpoint_is_set_aside(bucket, one_store, whole, capsys
 
 @pytest.mark.slow
 def test_outage_loses_nothing(bucket, one_store, whole, monkeypatch, capsys):
-    """The store answers 503 from a checkpoint until after the last step, and longer than the lease."""
+    """From a checkpoint until after the last step, the store answers 503. The outage is longer than the lease."""
     monkeypatch.setenv("TRAINLESS_LEASE_SECONDS", "1")
     save, saves = Run.save, []
 
