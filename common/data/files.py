@@ -22,7 +22,7 @@ def source_folder(place: str) -> Path:
         UserError: the folder is missing, or the bucket cannot be read.
     """
     folder = open_folder(os.path.expanduser(place))
-    check(folder.is_dir(), f"no directory {shown(folder)}: check --config.data.source")
+    check(folder.is_dir(), f"no directory {shown(folder)} (--config.data.source)")
     return folder
 
 
