@@ -1,4 +1,4 @@
-"""Stacks of blocks: the activations stored for the backward pass, and the names of operations."""
+"""What the backward pass of a stack keeps, and the names of its operations."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def stack(remat: str = "none") -> Stack:
 
 
 def kept(remat: str) -> int:
-    """Returns the number of values that a stack stores for the backward pass."""
+    """Returns the number of values that the backward pass of a stack keeps."""
     model, x_BLD = stack(remat), jnp.ones((4, 16, MODEL.width))
     graph, params = nnx.split(model)
 
