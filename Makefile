@@ -22,13 +22,13 @@ test: lint ## lint, then the tests
 test-slow: $(VENV)/.dev ## the tests that take minutes
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m slow -n $(JOBS) --dist loadfile --durations=15
 
-test-timing: $(VENV)/.dev ## the test that compares seconds, three minutes on a machine that does nothing else
+test-timing: $(VENV)/.dev ## the test that compares seconds, three minutes on an idle machine
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m timing
 
 test-peers: $(VENV)/.peers ## side by side with transformers and peft, which this installs
 	JAX_DISABLE_MOST_OPTIMIZATIONS=0 $(BIN)/python -m pytest -m peers
 
-mutants: $(VENV)/.mutants ## mutation testing of what measures and of the training step, half an hour; see tests/mutants.py
+mutants: $(VENV)/.mutants ## mutation testing of metrics, verdicts and the training step, half an hour; see tests/mutants.py
 	rm -rf mutants
 	$(BIN)/python -m tests.mutants
 
@@ -53,7 +53,7 @@ lint: $(VENV)/.dev ## ruff, changing nothing
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: $(VENV)/.dev ## ruff, mending what it can
+format: $(VENV)/.dev ## ruff, fixing files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -68,9 +68,7 @@ def main() -> None:
 
         def bare() -> None:
             running: list[jax.Array] = []
-            for (
-                inputs
-            ) in batches:  # with as many batches in flight as `Trained.probabilities_of` has
+            for inputs in batches:  # Keep as many batches in flight as `Trained.probabilities_of`.
                 running.append(trained.logits(inputs))
                 if len(running) > AHEAD:
                     running.pop(0).block_until_ready()

@@ -68,7 +68,7 @@ def measure(size: str, count: int) -> list[dict[str, float]]:
             rounds.append({name: train(groups[name], steps) for name in order})
         workers = [worker for group in groups.values() for worker in group]
         for worker in workers:
-            worker.stdin.close()  # close all inputs first: the processes exit together
+            worker.stdin.close()  # Close all inputs first, because the processes exit together.
         for worker in workers:
             worker.wait()
     return rounds
@@ -103,7 +103,7 @@ def train(group: list[subprocess.Popen], steps: int) -> float:
         worker.stdin.flush()
     speeds = []
     for worker in group:
-        for line in worker.stdout:  # skip the table of parameters
+        for line in worker.stdout:  # Skip the lines of the table of parameters.
             if line.startswith("speed "):
                 speeds.append(float(line.split()[1]))
                 break

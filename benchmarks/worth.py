@@ -2,12 +2,14 @@
 
     python -m benchmarks.worth --data=data/rotten_tomatoes --pretrained=MINILM
 
-Both train the same ways on the same splits, with the same steps, batches, ranks, learning rates and seeds. Round n adds
-seed n; the first round also has what no seed changes (the head, TF-IDF) and all compilation. In each round both whole
-programs run one after the other, in turns. CPU seconds (of all threads) depend less on other programs than seconds do.
+Both programs train the same ways on the same splits, with the same steps, batches, ranks, learning rates and seeds.
+Round n adds seed n. The first round also trains the ways without a seed (the head, TF-IDF) and includes all
+compilation. In each round the two programs run one after the other. Their order changes from round to round. CPU
+seconds of all threads are reported, because they depend less on other programs than wall-clock seconds.
 
-The verdicts on test weighted F1 are those of `common.report`, so they need three rounds. Differences that remain: our
-classifier reads mean and last state, theirs BERT's pooler; TF-IDF features are hashed here and counted there.
+`common.report` computes the verdicts on test weighted F1, which need three rounds. The programs differ in two points.
+Our classifier reads the mean and the last hidden state; the script's classifier reads BERT's pooler. Our TF-IDF
+features are hashed; the script's TF-IDF features are counted.
 """
 
 import ast
@@ -109,7 +111,7 @@ def cpu_seconds_of(command: Sequence[str], log: Path) -> float:
     """
     from common.config import check
 
-    # A folder of its own for compiled programs: the first round compiles, whatever ran here before.
+    # Use a new folder for compiled programs, so that the first round always compiles.
     environment = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(log.absolute().parent / "cache")}
     with log.open("a") as file:
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
@@ -123,7 +125,7 @@ def peer_runs(folder: Path, ours: Mapping[str, Sequence]) -> dict[str, list]:
     """Returns way -> runs of the script, one per seed.
 
     Args:
-      ours: way -> our runs, whose labels and class names are those of the script's test examples.
+      ours: way -> our runs. The script's test examples have the same labels and class names.
     """
     from common.metrics.classes import Classes
     from common.metrics.curve import Curve, Point
@@ -147,7 +149,10 @@ def peer_runs(folder: Path, ours: Mapping[str, Sequence]) -> dict[str, list]:
 
 
 def verdicts(ours: Mapping[str, Sequence], peers: Mapping[str, Sequence]) -> dict:
-    """Returns way -> comparison of test weighted F1, ours minus theirs. Holm's method corrects all ways together."""
+    """Returns way -> comparison of test weighted F1, ours minus the script's.
+
+    Holm's method corrects all ways together.
+    """
     from common.report.verdict import compare, correct
 
     found = [compare(ours[way], peers[way], axes=()) for way in ours]
@@ -163,8 +168,8 @@ def table_rows(
     """Returns the rows of the table: lines, words, seconds, and F1 with verdicts.
 
     Args:
-      words: number of words of our command and of theirs.
-      seconds: name -> our seconds and theirs, each one per round.
+      words: numbers of words of our command and of the script's command.
+      seconds: name -> seconds of our program and of the script, each with one value per round.
       compared: see `verdicts`.
     """
     from common.report.table import mean_std

@@ -116,7 +116,7 @@ def to_json(config: ConfigDict) -> dict:
 
 
 def from_json(values: dict) -> ConfigDict:
-    """Inverts `to_json`. Converts lists to tuples."""
+    """Returns the configuration of a dictionary made by `to_json`. Lists become tuples."""
 
     def restore(value: Any) -> Any:
         if isinstance(value, dict):
@@ -187,7 +187,7 @@ def complete(source: object) -> Iterator[None]:
     try:
         yield
     except (AttributeError, KeyError) as error:
-        # The missing field is the last word of the error, such as: 'NoneType' object has no attribute 'kind'.
+        # The last word of the error message is the missing field: 'NoneType' object has no attribute 'kind'.
         field = re.findall(r"[\w.]+", str(error).splitlines()[0])[-1]
         raise UserError(
             f"{source} is not a configuration of this program: the field {field} is missing"
@@ -222,10 +222,10 @@ def parse(
 ) -> tuple[ConfigDict, argparse.Namespace]:
     """Parses the command line of a training program: --config=FILE[:ARG] --config.a.b=V ... --workdir=DIR.
 
-    The default workdir is named after the configuration file, so repeating a command resumes its run.
+    The default workdir is named after the configuration file, so running a command again resumes its run.
 
     Args:
-      flags: further options without a value -> their help.
+      flags: name of each additional option without a value -> help text of the option.
 
     Returns:
       The configuration with its overrides, and all other options.
@@ -264,7 +264,7 @@ def parse(
     expected, paper = program.split(".")[0], config.get("paper", "")
     check(
         paper in ("", expected),
-        f"--config={options.config} is an experiment of {paper}, which {program} does not train",
+        f"--config={options.config} is a configuration for {paper}, not for {program}: choose another file",
     )
     path, _, argument = options.config.partition(":")
     name = Path(path).stem + (f"_{re.sub(r'[^A-Za-z0-9]+', '_', argument)}" if argument else "")

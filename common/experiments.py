@@ -109,7 +109,7 @@ class ExperimentSuite:
     Attributes:
       scale: name of a preset of model and data sizes, such as "tiny".
       seeds: number of runs of each case; their seeds are 1, 2, ...
-      fields: overrides from the command line, "--config.a.b=VALUE".
+      fields: configuration overrides from the command line, each "--config.a.b=VALUE".
       out: folder of the tables and figures. The workdirs are in `out`/runs.
       turns: number of training steps after which the suite switches to another run of the same seed; 0 finishes each
         run before it starts the next. See `common.train.turns.fit_in_turns`.
@@ -232,8 +232,8 @@ class ExperimentSuite:
                 # A sweep only reads validation curves, so it also accepts runs with test results.
                 stored["eval.test"] = False
             if not has_checkpoints(workdir):
-                # A run without checkpoints cannot be continued, so newer data files do not make it invalid. Ignore
-                # fields that configurations have gained since the run: the run used their present defaults.
+                # A run without checkpoints cannot be continued, so ignore the age of its data files. Also ignore new
+                # configuration fields that were added to the code after the run: the run behaves like their defaults.
                 unchanged = True
                 overridden = {
                     field.removeprefix("--config.").split("=")[0] for field in self.fields
@@ -259,7 +259,7 @@ class ExperimentSuite:
         for workdir in workdirs.values():
             check(
                 has_checkpoints(workdir) or not (workdir / SUMMARY).exists(),
-                f"training would overwrite {workdir}, the results of another configuration: choose another --out",
+                f"training would overwrite the results of another configuration in {workdir}: choose another --out",
             )
         jobs = []
         for name, config in configs.items():
@@ -271,7 +271,7 @@ class ExperimentSuite:
         try:
             summaries = turns.fit_in_turns(jobs, self.mesh, self.turns if len(jobs) > 1 else 0)
         except UserError as fault:
-            # The user sets --out, the parent of the workdirs, not --workdir.
+            # Messages of the training loop name --workdir. The programs of a suite have the option --out instead.
             raise UserError(str(fault).replace("--workdir", "--out")) from fault
         for name, config in configs.items():
             text = json.dumps(_requested(config), indent=2) + "\n"
@@ -285,7 +285,8 @@ class ExperimentSuite:
           UserError: a summary is damaged.
         """
         paths = sorted((self.out / "runs").glob(f"{name}_seed*/{SUMMARY}"))
-        # The glob also matches other cases, "NAME_seed1_x_seed1". The pattern allows a seed and values of a sweep only.
+        # The glob also matches folders of other cases, such as "NAME_seed1_x_seed1". The pattern excludes these
+        # folders.
         pattern = re.compile(rf"{re.escape(name)}_seed\d+(_[a-z0-9_]+=[^=]+)*")
         runs = [read_run(path) for path in paths if pattern.fullmatch(path.parent.name)]
         return [run for run in runs if run.summary["test"]]

@@ -29,7 +29,8 @@ model.
 def change_parts(model: Any, change: Change) -> Any:
     """Calls `change` for every part (module or variable) of a model and puts the result in its place.
 
-    Calls `change` once for a part with several parents, such as tied weights, and never for the parts of a replacement.
+    Calls `change` once for a part with several parents, such as tied weights. Does not call `change` for the parts of a
+    replacement.
 
     Returns:
       The model, or its replacement.
@@ -103,11 +104,12 @@ class KernelAxes:
     """The axes of a kernel of any number of dimensions, in a linear layer that maps x to y.
 
     Attributes:
-      batch: kernel axes that x and y have too.
-      inputs: kernel axes that x has too; the layer sums over these axes.
-      outputs: kernel axes that y has too.
-      equation: the layer as an einsum "x,kernel->y"; "" if batch axes come first in x and y, and outputs last in y.
-      contracted: axes of x that the layer sums over. Not used with an equation.
+      batch: kernel axes that are also axes of x and of y.
+      inputs: kernel axes that are also axes of x; the layer sums over these axes.
+      outputs: kernel axes that are also axes of y.
+      equation: the layer as an einsum "x,kernel->y"; "" if the batch axes of x and y are their first axes, and the
+        outputs are the last axes of y.
+      contracted: axes of x that the layer sums over; unused if `equation` is given.
     """
 
     batch: tuple[int, ...]
@@ -142,7 +144,7 @@ class KernelAxes:
         return f"{x},{batch}{inputs}{rank}->{middle}", f"{middle},{batch}{rank}{outputs}->{y}"
 
     def shapes(self, shape: tuple[int, ...]) -> tuple[tuple, tuple, tuple]:
-        """Returns the sizes of the batch, input and output axes of a kernel of this shape."""
+        """Returns the sizes of the batch, input and output axes of a kernel of shape `shape`."""
         return tuple(
             tuple(shape[axis] for axis in axes) for axes in (self.batch, self.inputs, self.outputs)
         )
@@ -154,7 +156,7 @@ class KernelAxes:
         return kernel.transpose(order).reshape(sizes)
 
     def from_matrices(self, matrices: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        """Inverts `to_matrices`: returns a kernel of this shape.
+        """Inverse of `to_matrices`: returns a kernel of shape `shape`.
 
         `matrices` may have any shape, as long as the order of its elements is batch, inputs, outputs.
         """

@@ -16,7 +16,7 @@ ORTHOGONAL = ("orthogonal", 1.0)
 def _below(
     module: nnx.Module, kind: type[nnx.Variable]
 ) -> Iterator[tuple[tuple, nnx.Module, nnx.Variable]]:
-    """Yields (path, submodule, variable) of each variable of type `kind`. The caller may replace yielded variables."""
+    """Yields (path, submodule, variable) for each variable of type `kind`. The caller may replace the variable."""
     for path, part in list(nnx.iter_modules(module)):
         for name, variable in list(vars(part).items()):
             if isinstance(variable, kind):
@@ -24,12 +24,12 @@ def _below(
 
 
 def draws(module: nnx.Module, matrix: tuple) -> Iterator[tuple[nnx.Module, str, tuple]]:
-    """Yields (submodule, attribute, initializer) of every Param in `module`.
+    """Yields (submodule, attribute, initializer) for every Param in `module`.
 
-    An initializer is a spec of the function `draw`. The submodule's `frozen_init()` returns the initializers.
+    The initializers are specs of the function `draw`, and come from the method `frozen_init()` of each submodule.
 
     Args:
-      matrix: the initializer of kernels. `frozen_init()` returns ("matrix",) for these.
+      matrix: the initializer of kernels. It replaces ("matrix",), which `frozen_init()` returns for kernels.
 
     Raises:
       ValueError: a submodule has no initializer for one of its parameters.
@@ -46,7 +46,7 @@ def draws(module: nnx.Module, matrix: tuple) -> Iterator[tuple[nnx.Module, str, 
 
 
 def freeze(module: nnx.Module, matrix: tuple = ORTHOGONAL) -> None:
-    """Turns every Param in `module` into a Frozen variable that is initialised from the seed.
+    """Turns every Param in `module` into a Frozen variable that is initialised from the run's seed.
 
     Args:
       matrix: the initializer of kernels, a spec of the function `draw`.
@@ -113,7 +113,8 @@ def draw(spec: tuple, seed: int, name: str, shape: tuple[int, ...]) -> np.ndarra
         case ("orthogonal", gain):
             rows, columns = shape
             q, r = np.linalg.qr(generator.standard_normal((max(shape), min(shape))))
-            # With positive diagonals of r, q is uniform over orthogonal matrices and does not depend on LAPACK.
+            # Make the diagonal of r positive: then q is uniformly distributed, and does not depend on the LAPACK
+            # version.
             q = q * np.sign(np.diagonal(r))
             value = gain * (q if rows >= columns else q.T)
         case ("xavier", gain):

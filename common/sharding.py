@@ -30,7 +30,7 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
 def backend() -> str:
     """Returns "cpu", "gpu" or "tpu": the platform of the current mesh (`jax.set_mesh`), else JAX's default backend.
 
-    The mesh's platform is not the default backend if `launch.plan` compiles for devices that this machine lacks.
+    The two differ if `launch.plan` compiles for devices that this machine lacks.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     return device.platform if device else jax.default_backend()
@@ -41,7 +41,8 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
 
     CPUs and GPUs keep their order. TPUs are placed by `jax.experimental.mesh_utils`: an axis becomes a ring of
     neighbours if the torus of the slice allows it. Several TPU slices divide the data axis, so only gradients cross
-    the data-centre network, once per step. A wider fsdp axis would gather the weights of every layer over it.
+    the data-centre network, once per step. If the slices divided the fsdp axis, the weights of every layer would cross
+    the network.
 
     Args:
       sizes: size of each mesh axis; one of them may be -1, which takes all remaining devices.
@@ -82,7 +83,7 @@ def _tpu_grid(devices: list, shape: list[int]) -> np.ndarray:
     slices = len(set(slice_of.values()))
     check(
         shape[0] % slices == 0,
-        f"--config.mesh.data={shape[0]} must be a multiple of the {slices} slices, between which only gradients travel",
+        f"--config.mesh.data={shape[0]} must be a multiple of the {slices} slices of the TPU topology",
     )
     if slices == 1:
         grid = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
@@ -94,8 +95,8 @@ def _tpu_grid(devices: list, shape: list[int]) -> np.ndarray:
             allow_split_physical_axes=True,
         )
     if _spans_processes(grid):
-        # A tensor axis as large as a host may have become a line through several hosts. The devices in the order of
-        # the processes keep it on one host, with fewer neighbours on the other axes.
+        # `mesh_utils` may place a tensor axis as large as a host across several hosts. Process order keeps each row of
+        # the tensor axis on one host, but fewer devices are neighbours along the other axes.
         grid = np.asarray(sorted(devices, key=slice_of.__getitem__)).reshape(shape)
     return grid
 
@@ -111,8 +112,8 @@ def spec(
 ) -> PartitionSpec:
     """Returns the PartitionSpec of an array with logical axes `axes`.
 
-    A dimension whose size is not divisible by its mesh axes is replicated. Inside `jax.shard_map` an array is already
-    the shard of the manual axes, which the spec therefore omits.
+    A dimension whose size is not divisible by its mesh axes is replicated. The spec omits the manual axes of
+    `jax.shard_map`, because inside `jax.shard_map` an array is already the shard along these axes.
 
     Raises:
       ValueError: the number of axes is not the number of dimensions, an axis has no rule, or a mesh axis is used twice.
@@ -160,16 +161,16 @@ def num_batch_shards(mesh: Mesh) -> int:
 def batch_shard() -> jax.Array | None:
     """Returns the number of this device's shard of the batch inside `jax.shard_map` over the batch's mesh axes.
 
-    Returns None outside, where every array is the global array.
+    Returns None outside of `jax.shard_map`, where every array is the global array.
     """
     axes = _manual_batch_axes()
     return jax.lax.axis_index(axes) if axes else None
 
 
 def sum_over_batch(values: Any) -> Any:
-    """Returns the sums over all shards of the batch of values that each shard computed from its rows.
+    """Sums values that each shard of the batch has computed from its own rows. Returns the totals over all shards.
 
-    Outside of `jax.shard_map` the values are those of the global batch, and are returned unchanged.
+    Outside of `jax.shard_map`, returns `values` unchanged, because they already belong to the global batch.
     """
     axes = _manual_batch_axes()
     return jax.lax.psum(values, axes) if axes else values
@@ -189,7 +190,7 @@ def _manual_batch_axes() -> tuple[str, ...]:
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     """Constrains the sharding of an activation with logical axes `axes`.
 
-    Returns x unchanged without `jax.set_mesh`, and within `jax.shard_map`, where x is the part of one device.
+    Returns x unchanged without `jax.set_mesh`, and inside `jax.shard_map`, where x is the shard of one device.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual:

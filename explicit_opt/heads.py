@@ -42,9 +42,9 @@ def head_start(
       outputs: N. None takes the largest label + 1.
       scale: factor of all logits. "fit" takes the factor with the least cross-entropy on the examples, or on a random
         sample of 10,000 examples. The factor does not change the order of the logits.
-      smoothing: its meaning depends on the method. "explicit": number added to every co-occurrence. "lda": number of
-        examples that an isotropic covariance counts as in the mean with the measured covariance. "ridge": penalty of
-        the squared weights without the bias.
+      smoothing: its meaning depends on the method. "explicit": number added to every co-occurrence. "lda": weight, in
+        examples, of an isotropic covariance that is averaged with the measured covariance. "ridge": penalty of the
+        squared weights without the bias.
       weights: (E,) weights of the examples. None weights all examples by 1.
 
     Raises:

@@ -38,7 +38,7 @@ class Sums:
     Attributes:
       found_MN: co-occurrences of the features before the shift.
       counts_N: sum of the example weights of each target.
-      low_M: lowest value of each feature, or 0 if it is positive.
+      low_M: lowest value of each feature, or 0 if the lowest value is positive.
       norm: sum of all features of all examples, weighted by the example weights.
     """
 

@@ -16,7 +16,7 @@ from common.errors import UserError
 FLOOR = 1e-12
 """Lower bound of co-occurrences. Without it, log F is infinite for an output that is never a target."""
 
-# Up to _FEW_OUTPUTS outputs, co-occurrences are computed as a product with one-hot targets, above as a segment sum.
+# Compute co-occurrences as a product with one-hot targets up to this number of outputs, else as a segment sum.
 _FEW_OUTPUTS = 256
 _BLOCK = 1024
 

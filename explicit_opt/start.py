@@ -1,4 +1,4 @@
-"""The values from which training starts, for both tasks."""
+"""Initial parameters of training, for both tasks."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Language models with spatial gating units (gMLP) instead of attention, or beside it.
+"""Language models with spatial gating units (gMLP) instead of, or in addition to, attention.
 
 `SpatialGating` is the unit and `GatedMLP` the block. Both work in any Flax NNX model.
 """

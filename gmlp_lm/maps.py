@@ -41,7 +41,7 @@ class BlockLocal(Spatial):
         return self.size
 
     def _mask(self) -> jax.Array:
-        """Returns the causal mask (W, 2W) from a window to the previous window and itself; True where it may read."""
+        """Returns the causal mask (W, 2W): True where a position reads one of the previous or the same window."""
         return jnp.arange(2 * self.size) <= jnp.arange(self.size)[:, None] + self.size
 
     def __call__(self, values_BLD: jax.Array) -> jax.Array:

@@ -1,7 +1,8 @@
 """Counts the bytes that a device receives for each generated token: python -m launch.decoding --out=DIR
 
-Compiles decoding for devices that this machine lacks: as it runs, with the rows of a batch split over the devices, and
-as the compiler partitions the same function if the weights stay sharded.
+Compiles two versions of decoding for devices that this machine lacks. In the version that programs run, the rows of a
+batch are split over the devices. In the other version, the weights stay sharded and the compiler partitions the same
+function.
 """
 
 from pathlib import Path
@@ -64,7 +65,7 @@ class Traffic(NamedTuple):
 
     @property
     def count_per_token(self) -> float:
-        """Number of collectives for a token of each row, without those that gather the weights."""
+        """Number of collectives for a token of each row, excluding the collectives that gather the weights."""
         return sum(row.count for row in self.program.rows) / self.steps
 
 

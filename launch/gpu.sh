@@ -161,7 +161,7 @@ batch() {
   declare -f new_token
   cat <<'END'
 export TRAINLESS_TOKEN
-TRAINLESS_TOKEN=$(new_token) # another one after each requeue
+TRAINLESS_TOKEN=$(new_token) # a new token after each requeue
 
 say() { printf '[launch] %s: %s\n' "$(date '+%F %T')" "$1"; }
 

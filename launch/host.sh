@@ -41,7 +41,7 @@ case $action in
     ln -sfn "$log" "$home/log"
     rm -f "$home/exit" "$home/pid"
     cd "$home/code" || exit
-    # Outlives the code: copies of runs in buckets, with files that may not have been uploaded.
+    # Keep .cache when the code is replaced: it has copies of runs in buckets, with files that may not be uploaded yet.
     mkdir -p "$home/cache" && ln -sfn "$home/cache" .cache
     # A process in a new session survives the end of the ssh connection.
     setsid launch/host.sh keep "$home/venv/bin/python" "$@" </dev/null >>"$log" 2>&1 &

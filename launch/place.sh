@@ -10,7 +10,7 @@ set -euo pipefail
 case $1 in
   slurm | slurm-gpu)
     read -r first < <(scontrol show hostnames "$SLURM_STEP_NODELIST")
-    # All hosts of a job compute the same port. It is above Linux's ephemeral ports and differs between jobs on a host.
+    # All hosts of a job compute the same port. The port is above Linux's ephemeral ports and differs between jobs on a host.
     TRAINLESS_COORDINATOR=$first:$((61440 + SLURM_JOB_ID % 4096))
     TRAINLESS_NUM_PROCESSES=$SLURM_NTASKS
     TRAINLESS_PROCESS_ID=$SLURM_PROCID

@@ -57,7 +57,7 @@ def main() -> None:
 
     from common import config
 
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # Must be set before JAX is imported.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # Set the variable before JAX is imported.
 
     fields, rest = config.split_fields(sys.argv[1:])
     options = arguments().parse_args(rest)

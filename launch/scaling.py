@@ -1,7 +1,7 @@
 """Estimates weak scaling and the exchange of gradients without hardware: python -m launch.scaling --out=DIR
 
-Weak scaling keeps the work of a chip constant. `--exchange` instead writes what each of eight devices receives in a
-step of one and of four microbatches.
+Weak scaling keeps the work of a chip constant. `--exchange` instead writes how many MiB each of eight devices receives
+in a step, with one and with four microbatches.
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""Devices to compile for, which this machine need not have: one or several TPU slices, or a number of CPU devices."""
+"""Devices to compile for, which this machine may lack: one or several TPU slices, or a number of CPU devices."""
 
 import importlib.util
 import math
@@ -47,8 +47,8 @@ class Chip:
 # Sources. Bandwidth: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}, which count both directions of a link. Links of
 # v4: Jouppi et al., 2023 (arXiv:2304.01433), table 4, six links of 50 GB/s. Memory: the capacity that libtpu reports if
 # a program does not fit, slightly less than the nominal 32, 16, 95 and 32 GB. Network: the same pages, which give 200
-# Gbit/s for the 8 chips of a v5e host, 800 Gbit/s for those of a v6e host, 50 Gbit/s for each of the 4 chips of a v5p
-# host, and nothing for v4.
+# Gbit/s for the 8 chips of a v5e host, 800 Gbit/s for the 8 chips of a v6e host, 50 Gbit/s for each of the 4 chips of a
+# v5p host, and no value for v4.
 CHIPS = {
     "v4": Chip(int(30.75 * GIB), 1200e9, 300e9, None, 4096, 4, (("chip_config_name", "megacore"),)),
     "v5e": Chip(int(15.75 * GIB), 819e9, 200e9, 25e9, 256, 8),
@@ -177,7 +177,10 @@ def has_compiler() -> bool:
 
 
 def _check_one_slice(name: str, slices: int) -> None:
-    """Raises a UserError for several slices, whose traffic only the TPU compiler tells apart from that within them."""
+    """Raises a UserError for several slices.
+
+    Only the TPU compiler separates traffic between slices from other traffic.
+    """
     check(
         slices == 1,
         f"--topology={name}: several slices need the TPU compiler (Linux, needs no TPU): pip install {LIBTPU}",

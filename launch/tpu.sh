@@ -118,7 +118,7 @@ name=$1
 shift
 [[ $name =~ ^[a-z]([a-z0-9-]*[a-z0-9])?$ ]] || fault "NAME must be lower-case letters, digits and hyphens, not '$name'"
 
-# The saved request for later commands. `stage` is asked, started or deleted.
+# The request is saved for later commands. The variable `stage` is "asked", "started" or "deleted".
 folder=$root/runs/tpu-$name
 keep() {
   stage=$1

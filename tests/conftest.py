@@ -13,7 +13,7 @@ from common.runtime.program import keep_compiled
 from configs import translation
 
 # JAX reads these variables while it is imported. All tests, and the programs that they start, share one compilation
-# cache. It keeps every program, because tests compile thousands of small programs and many of them twice.
+# cache. The cache stores every program, because tests compile thousands of small programs, and many of them twice.
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 keep_compiled(Path(__file__).parents[1] / ".cache")
 

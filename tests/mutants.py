@@ -90,7 +90,7 @@ def run() -> None:
         warm_up(runner)
         for module in IMPORTED_LATE:
             import_module(module)
-        gc.freeze()  # so that garbage collection in forked processes does not scan JAX's objects
+        gc.freeze()  # Garbage collection in forked processes then skips JAX's objects.
 
     PytestRunner.warm_up = warm_up_and_freeze
     mutmut.write_all_mutants_to_file = write_undecorated

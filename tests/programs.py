@@ -60,7 +60,7 @@ def finish(process: subprocess.Popen, code: int = 0) -> str:
     try:
         output, _ = process.communicate(timeout=600)
     except subprocess.TimeoutExpired:
-        process.kill()  # then the other processes of the run exit, too
+        process.kill()  # The other processes of the run then exit too.
         raise
     assert process.returncode == code, output[-3000:]
     return output

@@ -144,7 +144,7 @@ def test_check_choice_names_the_choices_and_the_nearest():
 
 
 def test_check_folder_rejects_unwritable_folders_and_creates_none(tmp_path):
-    """`check_folder` creates no directory, neither for a valid path nor for an invalid one."""
+    """`check_folder` creates no directory, whether the path is valid or not."""
     (tmp_path / "file").write_text("x")
     for wrong in ("file", "file/below/it"):
         with pytest.raises(
@@ -166,11 +166,11 @@ def test_command_line():
 
 def test_config_of_another_paper_raises_user_error():
     with pytest.raises(
-        UserError, match=r"is an experiment of reservoir, which gmlp_lm\.train does"
+        UserError, match=r"is a configuration for reservoir, not for gmlp_lm\.train"
     ):
         parse("gmlp_lm.train", [TINY])
     with pytest.raises(
-        UserError, match=r"is an experiment of gmlp_lm, which reservoir\.train does"
+        UserError, match=r"is a configuration for gmlp_lm, not for reservoir\.train"
     ):
         parse("reservoir.train", [TINY, "--config.paper=gmlp_lm"])
 

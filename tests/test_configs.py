@@ -56,7 +56,7 @@ def load(name: str, size: str = "") -> ConfigDict:
 
 def test_number_of_experiments():
     assert len(TRANSLATION) == 9
-    assert len(LANGUAGE) == 12  # Table 3 of gMLP
+    assert len(LANGUAGE) == 12  # The runs of Table 3 of the gMLP paper.
     assert len(MASKED) == 3
     assert sorted(PROGRAMS) == EXPERIMENTS
 
@@ -110,7 +110,7 @@ def test_perception_is_valid_in_every_recipe_and_size(recipe, size):
     config.dataset = "" if size == "tiny" else "sst2"
     perception.validate(config)
     assert config.freeze_head == (config.eval.select == "test") == (recipe == "paper")
-    if size == "tiny":  # tiny trains on embedded text, not on sst2
+    if size == "tiny":  # The size "tiny" trains on embedded text, not on SST-2.
         config.dataset = "sst2"
         with pytest.raises(UserError, match="sst2 cannot be read from"):
             perception.validate(config)

@@ -147,7 +147,7 @@ COMMAND_LINES = [
     ([f"{TINY[:-5]}:tinny"], "unknown argument 'tinny'; choose laptop or tiny"),
     (
         [f"--config={ROOT}/configs/mnist_explicit.py:tiny"],
-        "is an experiment of explicit_opt, which",
+        "is a configuration for explicit_opt, not for",
     ),
     (
         [f"--config={ROOT}/configs/babylm_cat.py", "--config.paper=reservoir"],
@@ -259,7 +259,7 @@ FIELDS = [
 
 @pytest.mark.parametrize(("field", "told"), FIELDS)
 def test_field(fault, smallest, tmp_path, field, told):
-    """The error is raised before the workdir is created, and so before any training."""
+    """The program raises the error before it creates the workdir, so before any training."""
     workdir = tmp_path / "run"
     assert told in fault(train, *smallest, f"--config.{field}", f"--workdir={workdir}")
     assert not workdir.exists()

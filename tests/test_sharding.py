@@ -33,7 +33,7 @@ def mesh_of(name: str) -> Mesh:
 
 @dataclass(frozen=True)
 class Chip:
-    """Stand-in for a v5e chip, with what the placement of devices reads."""
+    """Stand-in for a v5e chip, with the attributes that device placement reads."""
 
     id: int
     process_index: int
@@ -62,7 +62,7 @@ def grid_of(sizes: dict[str, int], chips: list[Chip]) -> np.ndarray:
 
 
 def test_slices_divide_the_data_axis() -> None:
-    """Devices that differ in fsdp or tensor only are in one slice."""
+    """Devices that differ only in their fsdp or tensor coordinates are in one slice."""
     grid = grid_of({"data": -1, "fsdp": 4, "tensor": 2}, slices_of(2, 4))
     assert grid.shape == (4, 4, 2)
     numbers = [{chip.slice_index for chip in part.flat} for part in grid]
@@ -88,7 +88,7 @@ def test_fsdp_axis_is_a_ring_of_neighbours(slices: int) -> None:
 @pytest.mark.parametrize("slices", [1, 2])
 @pytest.mark.parametrize("tensor", [2, 4])
 def test_tensor_axis_of_tpus_stays_within_a_host(slices: int, tensor: int) -> None:
-    """`mesh_utils` alone would lay four chips in a line through two hosts."""
+    """`mesh_utils` by itself would place a tensor axis of four chips across two hosts."""
     grid = grid_of({"data": slices, "fsdp": -1, "tensor": tensor}, slices_of(slices, 4))
     assert all(len({chip.process_index for chip in row}) == 1 for part in grid for row in part)
     assert [{chip.slice_index for chip in part.flat} for part in grid] == [

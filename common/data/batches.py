@@ -23,8 +23,8 @@ def iterate(
     """Reads batches in order with prefetching threads.
 
     Args:
-        start: a data state that an earlier iteration yielded. Reading resumes after the batch of this data state. The
-            number of processes may have changed. None starts at the first batch.
+        start: a data state that an earlier iteration yielded, also with another number of processes. Reading resumes
+            after the batch of this data state. None starts at the first batch.
         threads: number of threads that assemble batches.
 
     Yields:
@@ -45,7 +45,7 @@ def check_rows(rows: int, multiple: int) -> None:
     """Raises a UserError unless `rows`, the size of a global batch, is a positive multiple of `multiple`."""
     check(
         rows >= 1 and rows % multiple == 0,
-        f"a batch of {rows} examples is not divisible by {multiple} (devices times microbatches)",
+        f"a batch of {rows} rows is not divisible by {multiple} (devices times microbatches): change the batch size",
     )
 
 

@@ -73,7 +73,7 @@ class BucketedBatches(grain.MapDataset):
         if self.dropped == len(source):
             raise UserError(
                 f"none of the {len(source)} training examples fits into the last bucket of --config.data.buckets"
-                f" ({buckets[-1]} tokens)"
+                f" ({buckets[-1]} tokens): add a longer bucket"
             )
         self._members = members
         if rows:
@@ -147,7 +147,8 @@ def evaluation_batches(
     `source`, `buckets`, `tokens_per_batch`, `multiple` and the process arguments see `BucketedBatches`.
 
     Args:
-        target: the translations; None for text to translate. Batches without targets have only `source` and `ids`.
+        target: the translations; None if there are no translations. Batches without targets have only `source` and
+            `ids`.
         rows: maximum number of rows of a global batch; 0 for as many rows as `tokens_per_batch` allows. A batch has at
             least `multiple` rows.
     """
@@ -179,7 +180,7 @@ def _check(
             f"--config.data.buckets must be ascending positive lengths, not {tuple(buckets)}"
         )
     if multiple % process_count:
-        raise ValueError(f"{process_count} processes cannot share batches of {multiple} rows")
+        raise ValueError(f"{process_count} processes cannot split {multiple} rows evenly")
 
 
 def _fill_buckets(

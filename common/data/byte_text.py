@@ -69,5 +69,5 @@ def _cut(path: Path, whole: bytes, shares: tuple[float, ...]) -> dict[str, np.nd
 
 
 def _whole(path: Path, text: bytes | memoryview, split: str) -> np.ndarray:
-    check(len(text) > 0, f"{path} has no bytes in its {split} split")
+    check(len(text) > 0, f"{path} is too short: it has no bytes in its {split} split")
     return np.frombuffer(text, np.uint8)

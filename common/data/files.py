@@ -13,7 +13,7 @@ from common.storage.folders import open_folder, shown
 
 
 def source_folder(place: str) -> Path:
-    """Returns the folder DIR of --config.data.source=files:DIR; of an address in a bucket its downloaded copy.
+    """Returns the folder of --config.data.source=files:DIR. For a DIR in a bucket, downloads it and returns the copy.
 
     Args:
         place: DIR, which may begin with ~.

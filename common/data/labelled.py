@@ -51,7 +51,7 @@ class Rules:
     Attributes:
         classes: number of classes; 0 to count the distinct labels.
         unlabelled: whether to skip examples with the label -1 instead of raising an error.
-        cut: splits that may be missing. Training examples replace a missing split.
+        cut: splits that may be missing. A missing split is cut from the training split.
         splits: splits to read.
         several: whether the label is a list of any number of classes.
     """
@@ -110,7 +110,7 @@ def load_labelled(
         raise UserError(
             f"{data.source} has {len(names)} classes, not {rules.classes}: check --config.data.source"
         )
-    # Collect the classes before training examples move to a missing split: the remaining ones may lack a class.
+    # Collect the classes before a missing split is cut from the training split, which may then lack a class.
     classes = tuple(names or _classes(splits["train"], label, rules))
     if len(classes) < 2:
         raise UserError(
@@ -131,7 +131,7 @@ def load_labelled(
 
 
 def _cut(splits: dict[str, list[Record]], split: str, source: str) -> None:
-    """Moves random training examples to the missing split `split`.
+    """Fills the missing split `split` with random examples, which it removes from the training split.
 
     Selects the examples that Hugging Face's `train_test_split` would select with the same seed.
     """
@@ -139,7 +139,7 @@ def _cut(splits: dict[str, list[Record]], split: str, source: str) -> None:
     count = math.ceil(SHARES[split] * len(train))
     if count == len(train):
         raise UserError(
-            f"{source} has only {count} training examples, too few to take a {split} split from"
+            f"{source} has only {count} training examples, too few to cut a {split} split from them"
         )
     order = np.random.default_rng(SEED).permutation(len(train))
     splits[split] = [train[i] for i in order[:count]]
@@ -154,7 +154,10 @@ def _cut(splits: dict[str, list[Record]], split: str, source: str) -> None:
 def _classes(train: Sequence[Record], label: str, rules: Rules) -> list[str]:
     count = rules.classes
     labels = {text for record in train for text in _labels(record, label, rules.several)}
-    check(bool(labels), f"no training example has a class in the field {label}")
+    check(
+        bool(labels),
+        f"no training example has a class in the field {label!r}: check --config.data.label",
+    )
     if all(label.isdecimal() for label in labels):
         indices = count or max(map(int, labels)) + 1
         # Sparse integers (codes, years) are class names, not class indices.
@@ -180,7 +183,7 @@ def _label(record: Record, field: str) -> str:
 
 
 def _labels(record: Record, field: str, several: bool) -> dict[str, Any]:
-    """Returns text -> value of each label of a record: one label, or with `several` the labels in a list."""
+    """Returns {label as text: label} for all labels of a record. With `several`, the field holds a list of labels."""
     if not several:
         return {_label(record, field): _field(record, field)}
     place, found = record[0], _field(record, field)
@@ -215,7 +218,7 @@ def _read(
                 raise UserError(f"{place}: the field {name.replace('|', ' or ')} is {fault}")
             if any("\ud800" <= character <= "\udfff" for character in part):
                 raise UserError(
-                    f"{place}: the field {name.replace('|', ' or ')} contains a lone surrogate, which is not valid text"
+                    f"{place}: the field {name.replace('|', ' or ')} contains a lone surrogate, so it is not valid text"
                 )
         own = []
         for name, label in _labels(record, label_field, several).items():

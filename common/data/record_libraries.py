@@ -57,7 +57,7 @@ def _choose(
 ) -> dict[str, str]:
     """Resolves names "a|b" to the first available name; returns split -> name.
 
-    Without any available name, an optional split is left out. A required split gets the last name of "a|b", and reading
+    If no name is available, omits an optional split. A required split then gets the last name of "a|b", so that reading
     this split fails with an error message.
     """
     chosen = {}

@@ -39,7 +39,7 @@ def cut(lines: Sequence[str], end: str) -> list[str]:
 
 
 def in_split(number: int, split: str) -> bool:
-    """Returns whether part `number` of a text is in a split. Of 10 parts, 8 are "train", 1 "valid" and 1 "test"."""
+    """Returns whether part `number` of a text is in a split. Of ten parts, 8 are "train", 1 "valid" and 1 "test"."""
     return number % 10 in {"valid": (8,), "test": (9,)}.get(split, range(8))
 
 

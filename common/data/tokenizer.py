@@ -95,7 +95,7 @@ class Tokenizer:
             reason = error.strerror or error
             raise UserError(f"cannot read a tokenizer from {path}: {reason}") from error
         except (ValueError, KeyError, EOFError, RuntimeError, BadZipFile) as error:
-            # Do not show NumPy's message: it suggests to load pickles.
+            # Do not show NumPy's message, which suggests loading pickles.
             reason = "the file is damaged or not a tokenizer"
             raise UserError(f"cannot read a tokenizer from {path}: {reason}") from error
 

@@ -126,14 +126,15 @@ class Generator:
           longest: maximum number of tokens that the caller needs in the window, including the context.
         """
         lengths = [len(context) for context in contexts]
-        # The number of devices must divide the number of rows: repeat prompts in rows that nobody reads.
+        # The number of devices must divide the number of rows: pad the batch with repeated prompts, whose output is
+        # unused.
         rows = -(-len(contexts) // self._mesh.size) * self._mesh.size
         given_BL = np.full((rows, self.window + chunk), -1, np.int32)
         for row, context in zip(given_BL, itertools.cycle(contexts), strict=False):
             row[: len(context)] = context
-        # All rows decode the same position: at a position within a long prompt, its row reads a token, and the rows of
-        # shorter prompts draw a token. Prefill reads whole chunks only, so prompts of similar lengths share a
-        # compilation.
+        # Prefill reads the shortest prompt only, in whole chunks, so that prompts of similar lengths share a
+        # compilation. Decoding then reads the rest of the longer prompts token by token, while the rows of shorter
+        # prompts already draw tokens.
         shortest = min(lengths)
         begin = shortest - shortest % chunk if shortest > chunk else shortest
         cache_length = min(-(-longest // chunk) * chunk, self.window)

@@ -1,9 +1,9 @@
 """Decoding by rows: every device holds all weights and decodes its own rows of a batch, without communication.
 
-The steps of a loop over tokens are small, so a collective in the loop costs more than the step. The weights are
-therefore gathered once, before the loop. The rows are split over all mesh axes, also over the axis tensor, which splits
-matrix products in training. A device stops when its own rows are complete, without a stop test of all devices. This is
-only allowed because the loop has no collective, so a loop over tokens must not get one.
+A decoding step is small, so a collective operation in each step would cost more than the step. The weights are
+therefore gathered once, before the loop over tokens. The rows are split over all mesh axes, including the axis tensor,
+which splits matrix products in training. A device stops when its own rows are complete. The loop over tokens must not
+contain a collective operation: devices that have not stopped would wait forever for devices that have stopped.
 """
 
 from collections.abc import Callable
@@ -19,18 +19,18 @@ from common.model.linear import Linear
 from common.variables import AbstractModel, Params
 
 ROWS = PartitionSpec(sharding.MESH_AXES)
-"""The partition of an array whose first axis are the rows of a batch."""
+"""The partition of an array whose first axis is the rows of a batch."""
 
 
 class Decoding(NamedTuple):
     """A decoding program and the shapes of its inputs, to compile it without data.
 
     Attributes:
-      program: compiled function (trainable, frozen, *inputs), made by `by_rows` from `rows`. The weights are gathered.
+      program: compiled function (trainable, frozen, *inputs), made by `by_rows` from `rows`. It takes gathered weights.
       rows: function (trainable, frozen, *inputs), which decodes all rows of its inputs.
       inputs: shapes and dtypes of the inputs of all devices together.
       steps: number of tokens that the program generates for each row, at most.
-      tokens: number of tokens that are generated for each row with the weights gathered once.
+      tokens: number of tokens that are generated for each row after the weights are gathered once.
     """
 
     program: Callable
@@ -56,7 +56,7 @@ def by_rows(function: Callable, mesh: Mesh, outputs: Any = ROWS) -> Callable:
 
     def apply(trainable: Params, frozen: Params, *inputs: Any) -> Any:
         specs = PartitionSpec(), PartitionSpec(), *row_specs(inputs)
-        # The check refuses loops whose state is a constant at first, equal on all devices, and differs later.
+        # check_vma=True would reject loops whose state starts equal on all devices and then differs between devices.
         mapped = jax.shard_map(
             function, mesh=mesh, in_specs=specs, out_specs=outputs, check_vma=False
         )

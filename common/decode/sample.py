@@ -73,7 +73,7 @@ def draw(
     """
     if sampling.temperature < LEAST:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
-    # The Gumbel noise of the whole batch gives a row the same noise on every mesh.
+    # Draw the Gumbel noise of the whole batch, so that a row gets the same noise on every mesh.
     count = len(logits_BV) if rows is None else rows.count
     noise_BV = jax.random.gumbel(key, (count, logits_BV.shape[-1]))
     if rows is not None:

@@ -30,7 +30,7 @@ def outline(
 
     Args:
       axis: the quantity on the x axis.
-      horizon: end of the line in units of the axis; None for the last point.
+      horizon: end of the line in units of `axis`; None for the last validation point.
       held: True joins the best values so far. False joins the measured values, g_t in equation 1.
 
     Raises:
@@ -98,9 +98,9 @@ def reaching(curve: Curve, fraction: float, best: float | None = None) -> Point 
       UserError: `fraction` is outside of (0, 1], or the curve is empty.
     """
     if not 0 < fraction <= 1:
-        raise UserError(f"the fraction of the best value must lie in (0, 1], not {fraction}")
+        raise UserError(f"the fraction of the best value must be in (0, 1], not {fraction}")
     best = curve.best.value if best is None else best
-    # A negative best value is divided by the fraction, so that the target is easier to reach than the best value.
+    # Divide a negative best value by the fraction, so that the target is easier to reach than the best value.
     target = best * fraction if (curve.mode == "max") == (best >= 0) else best / fraction
     return next((p for p in curve.points if not curve.better(target, than=p.value)), None)
 

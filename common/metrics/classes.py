@@ -55,8 +55,8 @@ class Classes(Predictions):
     def statistics(self) -> sparse.csr_array:
         """Statistics of each example, (M, 3N + 2).
 
-        The columns are: the true class if the prediction is correct, the predicted class and the true class, each
-        one-hot (N columns); nats; 1, to count examples.
+        The columns are three one-hot blocks of N columns, the loss in nats, and a 1 that counts examples. The blocks
+        are the true class if the prediction is correct, the predicted class, and the true class.
         """
         classes, count = len(self.names), len(self.labels_M)
         ones_M, at_M = np.ones(count), np.arange(count)
@@ -72,7 +72,7 @@ class Classes(Predictions):
         return sparse.csr_array((values, (np.tile(at_M, len(entries)), columns)))
 
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns accuracy and weighted F1 in percent, and the loss in nats. F1 without correct predictions is 0."""
+        """Returns accuracy and weighted F1 in percent, and the loss in nats. A class without hits has F1 0."""
         hits_BN, guessed_BN, labelled_BN = np.split(sums_BS[:, :-2], 3, axis=1)
         nats_B, count_B = sums_BS[:, -2], sums_BS[:, -1]
         f1_BN = 2 * hits_BN / np.maximum(guessed_BN + labelled_BN, 1)

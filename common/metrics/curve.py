@@ -112,7 +112,7 @@ class Curve:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> "Curve":
-        """Inverts `to_json`. Raises a UserError if `record` is not a validation curve."""
+        """Returns the curve that `to_json` wrote. Raises a UserError if `record` is not a validation curve."""
         try:
             points = [Point(**point) for point in record["points"]]
             return cls(record["name"], record["mode"], points)

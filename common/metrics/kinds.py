@@ -1,4 +1,4 @@
-"""All kinds of predictions: reads predictions of any kind, and knows which values of a metric are better."""
+"""Reads predictions of any kind, and lists for each metric whether larger or smaller values are better."""
 
 import json
 from pathlib import Path

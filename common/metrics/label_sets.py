@@ -15,8 +15,8 @@ class LabelSets(Predictions):
     Attributes:
       labels_MN, guesses_MN: 1 for true and for predicted classes, otherwise 0, uint8.
       probabilities_MN: probabilities of the classes, float16.
-      nats_M: cross-entropy of the N yes-or-no decisions, their mean, float32.
-      thresholds: probability from which on each class is predicted.
+      nats_M: binary cross-entropy in nats, averaged over the N classes, float32.
+      thresholds: for each class, the smallest probability at which the class is predicted.
       names: names of the classes.
     """
 
@@ -58,7 +58,11 @@ class LabelSets(Predictions):
 
     @property
     def statistics(self) -> np.ndarray:
-        """Columns: hits, predictions and labels of each class (3N); exact matches; nats; 1, to count examples."""
+        """Statistics of each example, (M, 3N + 3).
+
+        The columns are three blocks of N columns (1 for correctly predicted, for predicted and for true classes), then
+        1 for an exact match, the loss in nats, and a 1 that counts examples.
+        """
         hits_MN = self.guesses_MN & self.labels_MN
         exact_M = (self.guesses_MN == self.labels_MN).all(-1)
         parts = hits_MN, self.guesses_MN, self.labels_MN, exact_M, self.nats_M, np.ones(len(self))

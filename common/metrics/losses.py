@@ -36,7 +36,7 @@ class Losses(Predictions):
 
     @property
     def statistics(self) -> np.ndarray:
-        """Statistics of each part, (M, 4): nats, weights, hits, words."""
+        """Statistics of each part, (M, 4): loss in nats, weight, number of correct predictions, number of words."""
         zeros_M = np.zeros(len(self.nats_M))
         hits_M, words_M = (x if len(x) else zeros_M for x in (self.hits_M, self.words_M))
         return np.column_stack([self.nats_M, self.weights_M, hits_M, words_M]).astype(float)

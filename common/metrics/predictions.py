@@ -3,8 +3,8 @@
 Every metric is a function of statistics summed over examples: confusion counts, n-gram counts, nats. A bootstrap
 resample of the test set is a vector of weights, and its metric is `measure(weights @ statistics)`.
 
-Each kind of predictions has a module beside this one. Suffixes in these modules: B resamples, M examples, N classes, S
-statistics. Saved files have the same array names with suffixes, so the suffixes must not change.
+Each kind of predictions has a module in this folder. Shape suffixes in these modules: B resamples, M examples, N
+classes, S statistics. Saved files contain the array names with their suffixes, so the suffixes must not change.
 """
 
 import json

@@ -45,7 +45,7 @@ class Translations(Predictions):
 
     @property
     def statistics(self) -> np.ndarray:
-        """Statistics of each sentence, (M, 12): sacrebleu's lengths and n-gram counts (10), nats, tokens."""
+        """Statistics of each sentence, (M, 12): sacrebleu's 10 counts, loss in nats, number of tokens."""
         counts_MS = sentence_statistics(self.metric(), self.hypotheses, self.references)
         return np.column_stack([counts_MS, self.nats_M, self.tokens_M]).astype(float)
 

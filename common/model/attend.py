@@ -26,13 +26,13 @@ def attend(
     """Returns the output of softmax attention, (B, T, H, K).
 
     Uses cuDNN's fused kernel on GPUs for bfloat16 and float16 with a head size that is a multiple of 8, except with
-    dropout, with a bias, or with a window on both sides.
+    dropout, with a bias, or with a window in attention that is not causal.
 
     Args:
       key_lengths_B: number of keys to attend to in each row; later keys are padding. None for all keys.
       window: a query attends to keys at a distance less than `window`; None for all keys.
-      bias_BHTS: added to the logits; None for no bias.
-      dropout_rate, key: dropout of the attention weights.
+      bias_BHTS: bias that is added to the logits; None for no bias.
+      dropout_rate, key: rate and random key of the dropout of attention weights. key=None turns dropout off.
     """
     fused = backend() == "gpu" and query_BTHK.dtype in (jnp.bfloat16, jnp.float16)
     fused &= query_BTHK.shape[-1] % 8 == 0 and bias_BHTS is None and (causal or window is None)
@@ -56,7 +56,7 @@ def attend(
 
 
 def spans(queries: int, keys: int, causal: bool) -> list[tuple[int, int, int]]:
-    """Returns (start, end, seen) of each block of queries: queries start to end - 1 attend to the first `seen` keys."""
+    """Returns (start, end, seen) for each block of queries: queries from start to end - 1 see the first `seen` keys."""
     if not causal:
         return [(0, queries, keys)]
     ends = [min(start + BLOCK, queries) for start in range(0, queries, BLOCK)]
@@ -85,7 +85,7 @@ def _attend(
             mask_BHTS &= abs(offset_TS) < window
         if key_lengths_B is not None:
             mask_BHTS &= jnp.arange(seen) < key_lengths_B[:, None, None, None]
-        # Masked logits are finite: with -inf, the softmax of a row without any key would be NaN.
+        # Mask with a finite number: with -inf, the softmax of a row whose keys are all masked would be NaN.
         logits_BHTS = jnp.where(mask_BHTS, logits_BHTS, jnp.finfo(jnp.float32).min)
         weights_BHTS = jax.nn.softmax(logits_BHTS, axis=-1).astype(value_BHSK.dtype)
         weights_BHTS = dropout(weights_BHTS, rate, fold(key, start))

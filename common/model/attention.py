@@ -74,9 +74,9 @@ class Attention(Sublayer):
     def cache(self, batch: int, spec: "CacheSpec", context: Context) -> Any:
         """Returns empty caches of keys, values and writers.
 
-        At each position, every hypothesis of a sentence writes one key and one value. `writers` holds, for each
-        hypothesis and position, the number of the hypothesis whose key and value it attends to. Beam search reorders
-        these integers instead of the keys and values.
+        At each position, every hypothesis of a sentence writes one key and one value. A hypothesis may descend from
+        other hypotheses: `writers` holds, for each hypothesis and position, the number of the hypothesis that wrote the
+        key and value to attend to. Beam search reorders these integers instead of the keys and values.
         """
         sentences = batch if context.encoded_BSD is None else context.encoded_BSD.shape[0]
         beams = batch // sentences

@@ -23,8 +23,8 @@ class CacheSpec:
     Attributes:
       length: maximum number of positions.
       dtype: dtype of the cached values.
-      recent: size of `DecodeCache.recent` in positions: a loop may write this many before it calls `settle`. 0 for one
-        array of `length` positions, without `past`.
+      recent: size of `DecodeCache.recent`, the number of positions that a loop may write before it calls `settle`. 0
+        for a cache with a single array of `length` positions.
     """
 
     length: int
@@ -34,7 +34,7 @@ class CacheSpec:
     def empty(
         self, shape: tuple[int, ...], axis: int, dtype: Any = None, value: int = 0
     ) -> "DecodeCache":
-        """Returns an empty cache. `shape` is the shape of one position; `value` fills the free space."""
+        """Returns an empty cache filled with `value`. `shape` is the shape of one position."""
 
         def filled(positions: int) -> jax.Array:
             whole = (*shape[:axis], positions * shape[axis], *shape[axis + 1 :])
@@ -42,7 +42,8 @@ class CacheSpec:
 
         if not self.recent:
             return DecodeCache(None, filled(self.length), None, axis, shape[axis])
-        # `past` is longer than `length`, because `settle` always copies `recent` positions, at most from `length` on.
+        # `settle` always copies `recent` positions, starting at `length` at the latest, so `past` is longer than
+        # `length`.
         past, recent = filled(self.length + self.recent), filled(self.recent)
         return DecodeCache(past, recent, jnp.int32(0), axis, shape[axis])
 
@@ -140,7 +141,7 @@ def writable(cache: Any) -> Any:
 
 
 def with_writable(cache: Any, part: Any) -> Any:
-    """Inverts `writable`: returns the tree of caches with the arrays of `part` in place of its writable arrays."""
+    """Inverse of `writable`: returns the tree of caches with its writable arrays replaced by the arrays of `part`."""
     return _map(
         lambda x, new: replace(x, recent=new) if isinstance(x, DecodeCache) else new, cache, part
     )

@@ -1,7 +1,7 @@
 """Dropout with an explicit random key and eight random bits per element.
 
-The random numbers of a row depend on its number in the global batch, so they are equal on every mesh. A device draws
-only the numbers of its own rows (JAX's default `jax_threefry_partitionable`).
+The random bits of a row depend on the row's number in the global batch, so every mesh draws the same bits. A device
+draws only the bits of its own rows. This requires `jax_threefry_partitionable`, JAX's default.
 """
 
 import math
@@ -25,7 +25,7 @@ def dropout(x: jax.Array, rate: float, key: Key, *, batched: bool = True) -> jax
     rounded to a multiple of 1/256: 0.3 becomes 77/256 = 0.3008.
 
     Args:
-      batched: whether the first axis of x has the rows of a batch. If not, all devices drop the same elements.
+      batched: whether the first axis of x is the rows of a batch. If not, all devices drop the same elements.
     """
     dropped = round(rate * 256)
     if key is None or dropped == 0:
@@ -47,12 +47,12 @@ def fold(key: Key, number: int) -> Key:
 def row_bits(key: jax.Array, shape: Sequence[int]) -> jax.Array:
     """Returns 32 random bits for each element of an array whose first axis has this device's rows of a batch.
 
-    The bits are those rows of `jax.random.bits(key, shape of the global array)`.
+    Equals this device's rows of `jax.random.bits(key, shape of the global array)`.
     """
     shard = sharding.batch_shard()
     if shard is None:
         return jax.random.bits(key, shape)
-    # JAX encrypts the index of an element in the global array, a number of 64 bits, with the key.
+    # JAX derives the bits of an element by encrypting its 64-bit index in the global array with the key.
     size, mesh = math.prod(shape), jax.sharding.get_abstract_mesh()
     starts = [divmod(n * size, 2**32) for n in range(sharding.num_batch_shards(mesh))]
     high, start = jnp.asarray(starts, jnp.uint32)[shard]
@@ -63,7 +63,7 @@ def row_bits(key: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 
 def row_keys(key: jax.Array, rows: int) -> jax.Array:
-    """Returns a key for each of this device's rows: those rows of `jax.random.split(key, rows of the global batch)`."""
+    """Returns this device's rows of `jax.random.split(key, rows of the global batch)`, one key for each row."""
     shard = sharding.batch_shard()
     numbers_B = jnp.arange(rows) + (0 if shard is None else shard * rows)
     return jax.vmap(lambda number: jax.random.fold_in(key, number))(numbers_B)
@@ -73,7 +73,7 @@ def row_normal(key: jax.Array, shape: Sequence[int], dtype: jnp.dtype) -> jax.Ar
     """Returns this device's rows of `jax.random.normal(key, shape of the global array, dtype)`."""
     info, least = jnp.finfo(dtype), np.nextafter(np.array(-1, dtype), np.array(0, dtype))
     kind = {16: jnp.uint16, 32: jnp.uint32}[info.bits]
-    # Like JAX, put random bits into the mantissa of a number in [1, 2). A short mantissa takes them from eight bits.
+    # Like JAX, fill the mantissa of a number in [1, 2) with random bits. Eight random bits suffice for bfloat16.
     drawn = jnp.uint8 if info.nmant < 8 else kind
     bits = row_bits(key, shape).astype(drawn).astype(kind)
     bits >>= jnp.iinfo(drawn).bits - info.nmant

@@ -17,7 +17,7 @@ class Embed(nnx.Module):
     Args:
       positions: "sinusoidal", "learned" or "none".
       maximum: maximum sequence length, for learned positions.
-      pad: token id whose embedding is initialised with zeros, as in fairseq; None for no such id.
+      pad: token id whose embedding is initialised with zeros, as in fairseq; None to draw all embeddings.
       types: number of BERT's token types (segments); 0 for no token types.
     """
 

@@ -45,8 +45,8 @@ class GatedMlp(Sublayer):
 
     Args:
       spatial: the map over positions with the weights W and the bias b.
-      attention: returns an attention layer whose output (B, L, hidden / 2) is added to s(v); None for no attention.
-        Called last, so that the initial values of the other parameters are equal with and without attention.
+      attention: function that makes an attention layer, whose output (B, L, hidden / 2) is added to s(v); None for no
+        attention. Called last, so that the other parameters have the same initial values with and without attention.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ class LoraLinear(Linear):
 
 
 def linear_layers(model: nnx.Module) -> dict[tuple[str, ...], nnx.Module]:
-    """Returns path of each linear layer -> module that contains the layer."""
+    """Returns {path of each linear layer: module that contains the layer}."""
     return {
         (*map(str, path), name): parent
         for path, parent in nnx.iter_modules(model)
@@ -79,7 +79,7 @@ def is_target(path: tuple[str, ...], target: str) -> bool:
 
 
 def adapt(model: nnx.Module, targets: Iterable[str], lora: Lora, *, rngs: nnx.Rngs) -> int:
-    """Freezes all parameters, whose values are loaded, and adds a trainable adapter to each target linear layer.
+    """Freezes all parameters at their current values, and adds a trainable adapter to each target linear layer.
 
     Returns:
       The number of adapted layers.

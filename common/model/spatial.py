@@ -105,7 +105,7 @@ def per_head(product, matrices_H, values_BLD: jax.Array) -> jax.Array:
     """
     batch, length, channels = values_BLD.shape
     heads = len(matrices_H)
-    # Flatten batch and channels to one axis after the positions: each head then needs one product of two matrices.
+    # Flatten batch and channels to one axis after the positions, so that each head needs one product of two matrices.
     values_HLD = values_BLD.reshape(batch, length, heads, -1).transpose(2, 1, 0, 3)
     values_HLD = values_HLD.reshape(heads, length, -1)
     y_HLD = jnp.stack([product(m, v) for m, v in zip(matrices_H, values_HLD, strict=True)])
@@ -157,7 +157,10 @@ class Spatial(nnx.Module):
         return self.length
 
     def matrices(self, length: int) -> jax.Array:
-        """Returns W for `length` positions, (H, L, L). Entries above the diagonal of a causal map have no meaning."""
+        """Returns W for `length` positions, (H, L, L).
+
+        For a causal map, callers must ignore entries above the diagonal.
+        """
         return self.weight[...][:, :length, :length]
 
     def __call__(self, values_BLD: jax.Array) -> jax.Array:
@@ -172,7 +175,7 @@ class Spatial(nnx.Module):
         return jnp.repeat(bias_HL.T, channels // self.heads, axis=1)
 
     def weights_at(self, index: jax.Array, positions_S: jax.Array) -> jax.Array:
-        """Returns row `index` of W at the columns `positions_S`, (H, S). Entries after `index` have no meaning."""
+        """Returns row `index` of W at the columns `positions_S`, (H, S). Callers must ignore later positions."""
         row_HL = jax.lax.dynamic_index_in_dim(self.weight[...], index, 1, keepdims=False)
         return row_HL[:, jnp.minimum(positions_S, self.length - 1)]
 

@@ -26,8 +26,8 @@ REMAT = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
 }
-"""Name -> what a block keeps for the backward pass besides its input: everything, the results of matrix products with
-weights, or nothing. The rest is recomputed."""
+"""Name -> rematerialization policy: a block stores all activations, only the results of matrix products with weights,
+or nothing but its input. The backward pass recomputes all other activations."""
 
 
 class Stack(nnx.Module):
@@ -35,7 +35,7 @@ class Stack(nnx.Module):
 
     Args:
       final_norm: True for a LayerNorm, False for no norm, or a norm module.
-      remat: key of REMAT.
+      remat: name of the rematerialization policy, a key of REMAT.
       skip_rate: probability of skipping a block in training, as in LayerDrop (Fan et al., 2020).
     """
 

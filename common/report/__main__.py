@@ -64,7 +64,7 @@ def _parser() -> ArgumentParser:
         "--reference",
         default="own",
         choices=("own", "all"),
-        help="report the times to percentages of each run's best value (own, default) or of the best value of all runs"
+        help="best value that the percentages in the table of times refer to: of each run (own, default) or of all runs"
         " (all)",
     )
     parser.add_argument(

@@ -250,9 +250,10 @@ def _cells(claim: Claim, comparison: Comparison) -> tuple[str, ...]:
 
 
 NOTE = (
-    "A claim holds, or does not, where the difference of A and B over seeds and test examples says so at 5 %, all"
-    " claims of a paper corrected together by Holm's method; equivalent means that the whole 95 % interval lies within"
-    " the margin of its metric; any other comparison is undecided. By arithmetic: a test decides, without training."
+    "A claim about runs holds, or does not hold, if the difference of A and B over seeds and test examples is"
+    " significant at 5 %, with all claims of a paper corrected together by Holm's method. Equivalent means that the"
+    " whole 95 % interval lies within the margin of the metric. All other comparisons are undecided. By arithmetic: a"
+    " test decides the claim without training."
 )
 
 

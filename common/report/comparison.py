@@ -48,7 +48,7 @@ class AuccRow:
 class TimeRow:
     """For each run of a group, the first validation point that reaches a percentage of the best value.
 
-    None for a run that does not reach this percentage.
+    The point is None if the run does not reach the percentage.
     """
 
     points: list[Point | None]
@@ -81,7 +81,7 @@ def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longes
         first = run.curve.points[0].at(axis)
         check(
             first <= horizon,
-            f"the horizon {horizon:g} lies before the first validation of {run.name}, at {first:g}",
+            f"the horizon {horizon:g} is before the first validation of {run.name}, at {first:g}",
         )
     return float(horizon)
 

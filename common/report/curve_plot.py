@@ -28,11 +28,11 @@ def plot_curve(curves: Mapping[str, Curve], path: str | Path) -> None:
 def curve_figure(
     curves: Mapping[str, Sequence[Curve]], axis: Axis = "seconds", horizon: float | None = None
 ) -> "Figure":
-    """Returns a figure of validation curves of one metric, with the areas below shaded.
+    """Returns a figure of validation curves of one metric, with the areas below the curves shaded.
 
-    A line shows the best value so far; the area below is the AUCC, which the legend states. Small dots show the
-    measured values, and a ring marks the best value up to the horizon. For several seeds, the thick line is the mean of
-    the thin lines, one for each seed.
+    A line shows the best value so far. The area below the line is the AUCC, which the legend states as a number. Small
+    dots show the measured values, and a ring marks the best value up to the horizon. For several seeds, the thick line
+    is the mean of the thin lines, one for each seed.
 
     Args:
       curves: name -> one curve for each seed.

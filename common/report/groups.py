@@ -69,7 +69,7 @@ class Group:
 
 
 def layers_of(config: Mapping[str, Any]) -> Layers | None:
-    """Returns the layers of a configuration without frozen layers; None if it has no number of layers."""
+    """Returns the layers of a configuration without frozen layers; None without a number of layers."""
     model = config.get("model", {})
     total = model.get("encoder_layers", model.get("layers"))
     return None if total is None else Layers(model.get("kind", "transformer"), total, 0)
@@ -184,7 +184,7 @@ def _check(members: Sequence[Sequence[Run]]) -> None:
         for one, other in itertools.pairwise(group):
             check(
                 one.folder is None or one.folder != other.folder,
-                f"the run {one.place} is named twice",
+                f"the run {one.place} is given twice: leave out one of the two arguments",
             )
             check(
                 one.seed is None or one.seed != other.seed,

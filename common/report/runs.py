@@ -30,7 +30,7 @@ class Run:
       name: name of the folder, or of the wandb run.
       summary: contents of `summary.json`.
       curve: the validation curve, with at least one point.
-      folder: the workdir, where predictions may be; None for a run without workdir.
+      folder: the workdir, which may contain predictions; None for a run without workdir.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Run:
     def timing(self) -> str:
         """Use of the machine during training: "turns", "paused", "shared", "alone" or "unknown".
 
-        `Conditions.describe` in `common.train.conditions` defines them. "unknown": the summary has no timing.
+        "unknown" means that the summary has no timing. For the other values see `common.train.conditions.Conditions`.
         """
         return self.summary.get("timing", {}).get("kind", "unknown")
 
@@ -140,7 +140,7 @@ def load_local(*paths: str | Path) -> list[Run]:
     """
     try:
         files = [file for path in map(Path, paths) for file in _files(path)]
-    except OSError as error:  # The cause may be a file name that is too long.
+    except OSError as error:  # The argument may be too long for a file name.
         raise UserError(f"cannot read {error.filename}: {error.strerror}") from error
     runs = [read_run(file) for file in files]
     tested = [run for run in runs if run.summary["test"]]
@@ -174,7 +174,10 @@ def load_group(argument: str) -> list[Run]:
 
 
 def _open_bucket(argument: str) -> Path:
-    """Downloads the small files of the runs in a bucket that `argument`, as `load_group`, names; returns their copy."""
+    """Downloads summaries, metrics and predictions of runs in a bucket.
+
+    Returns the local copy of the path `argument`.
+    """
     named = copy_of(argument)
     patterns = [n for n, part in enumerate(named.parts) if any(letter in part for letter in "*?[")]
     if named.name == SUMMARY:
@@ -268,6 +271,7 @@ def _download(remote: Any, project: str) -> Path | None:
     if not (folder / PREDICTIONS).exists():
         try:
             remote.file(PREDICTIONS).download(root=str(folder), exist_ok=True)
-        except Exception:  # Old runs have no predictions. wandb does not document its exceptions.
+        except Exception:
+            # Old runs have no predictions. wandb does not document the exception for a missing file.
             return None
     return folder

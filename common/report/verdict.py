@@ -86,12 +86,12 @@ class Sample:
     def idiosyncratic_variance(self) -> float:
         """The part of the variance over seeds that the finite test set causes.
 
-        Equals the bootstrap variance of a run's metric that the other runs do not share.
+        Equals the part of the bootstrap variance of a run's metric that the other runs do not share.
         """
         if self.resampled_RB is None or len(self.values) < 2 or self.seedless:
             return 0.0
         deviations_RB = self.resampled_RB - self.resampled_RB.mean(0)
-        # The deviation from the mean of R runs has only (R - 1) / R of the variance.
+        # Deviations from the mean of R runs have only (R - 1) / R of the variance.
         share = len(self.values) / (len(self.values) - 1)
         return float(share * deviations_RB.var(axis=1, ddof=1).mean())
 
@@ -185,10 +185,10 @@ class Comparison:
 
     @property
     def more_seeds(self) -> int | None:
-        """Number of additional seeds per group that would decide, if means and deviations stay the same.
+        """Number of additional seeds per group that would decide the comparison, if means and deviations stay the same.
 
-        Assumes Holm's largest correction, which the smallest p-value gets. None if `MOST_SEEDS` seeds would not decide:
-        only a larger test set or a wider margin would.
+        Assumes Holm's largest correction, which the smallest p-value gets. None if even `MOST_SEEDS` seeds would not
+        decide the comparison. A larger test set or a wider margin is then needed.
         """
         lacking = [0 if s.seedless else LEAST_SEEDS - len(s.values) for s in (self.a, self.b)]
         if math.isnan(self._spread()[0]):
@@ -368,7 +368,7 @@ def _shared_variance(a: Sample, b: Sample, examples: int) -> float:
 def resample(
     predicted: Sequence[Predictions], resamples: int = RESAMPLES
 ) -> list[dict[str, np.ndarray]]:
-    """Returns, for each run, metric -> values (B,) on B bootstrap resamples of the test set.
+    """Returns for each run {metric: values (B,) on B bootstrap resamples of the test set}.
 
     All runs have the same resamples.
     """
@@ -384,7 +384,10 @@ def resample(
 
 @lru_cache(maxsize=1)
 def _weights(count: int, resamples: int) -> np.ndarray:
-    """Returns how often each resample contains each of M examples, (B, M) uint16. Equal in every call."""
+    """Returns how often each resample contains each of M examples, (B, M) uint16.
+
+    Every call returns the same counts.
+    """
     generator = np.random.default_rng(0)
     weights_BM = np.empty((resamples, count), np.uint16)
     for weights_M in weights_BM:

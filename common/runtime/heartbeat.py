@@ -99,7 +99,7 @@ class Heartbeat(threading.Thread):
             ready = {key.data: key.fileobj for key, _ in selector.select(interval)}
             now = time.monotonic()
             if last_sent and now - last_sent > 3 * interval:
-                # This process was suspended and could not read heartbeats: reset the timeouts of all processes.
+                # This process was suspended and could not read heartbeats, so restart the timeouts of all processes.
                 last_received = dict.fromkeys(last_received, now)
             if now - last_sent >= interval:
                 self._send(_ALIVE)
@@ -153,7 +153,8 @@ def end(process: int, line: str) -> NoReturn:
     print(f"error: {line}", file=sys.stderr, flush=True)
     _silence_errors()  # Hides the errors that JAX's runtime prints about the lost process.
     if process == 0:
-        # JAX aborts the other processes when process 0 exits: first let their heartbeat threads name the lost process.
+        # JAX aborts the other processes when process 0 exits: wait until their heartbeat threads have named the lost
+        # process.
         time.sleep(2)
     os._exit(LOST)
 
@@ -187,7 +188,7 @@ def leave(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     _silence_errors()
-    # The exit of this process ends the other processes: first let them print their errors.
+    # The exit of this process ends the other processes: wait until they have printed their errors.
     time.sleep(3 if os.environ.get("TRAINLESS_PROCESS_ID") == "0" else 2)
     os._exit(code)
 

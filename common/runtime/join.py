@@ -29,7 +29,7 @@ def join(address: str, settings: Callable[[], Mapping[str, str]]) -> None:
         ) from error
     check(0 <= index < count, f"{PROCESS} must be between 0 and {count - 1}, got {index}")
     token = os.environ.get(TOKEN, "")
-    check(not token or token.isalnum(), f"{TOKEN} must be letters and digits")
+    check(not token or token.isalnum(), f"{TOKEN} must contain only letters and digits")
     silence, arrival = heartbeat.seconds(heartbeat.SILENCE), heartbeat.seconds(heartbeat.ARRIVAL)
     if count == 1:
         return
@@ -53,7 +53,7 @@ def join(address: str, settings: Callable[[], Mapping[str, str]]) -> None:
         coordinator_bind_address=address if is_loopback(address.rpartition(":")[0]) else None,
     )
 
-    # Replace the SIGTERM handler of JAX's runtime: SIGTERM must end the process until a run installs its handler.
+    # Replace the SIGTERM handler of JAX's runtime: SIGTERM must end the process until a run installs a handler.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def end() -> None:
@@ -64,7 +64,8 @@ def join(address: str, settings: Callable[[], Mapping[str, str]]) -> None:
 
     atexit.register(end)
     if jax.default_backend() == "cpu":
-        # With jaxlib 0.10.2, several CPU processes deadlock in programs loaded from the compilation cache.
+        # Disable the cache: with jaxlib 0.10.2, several CPU processes deadlock in programs loaded from the cache.
         jax.config.update("jax_enable_compilation_cache", False)
-        # CPU processes connect in their first collective operation, which fails if a process is 30 s late: connect now.
+        # CPU processes connect to each other in their first collective operation. Run it now, because it fails if a
+        # process is 30 s late.
         multihost_utils.process_allgather(np.zeros(1))

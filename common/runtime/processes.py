@@ -1,4 +1,4 @@
-"""Joins several processes into one run, and lets them decide together."""
+"""Joins several processes into one run, and makes decisions that are equal on all processes."""
 
 import json
 import os

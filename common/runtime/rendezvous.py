@@ -40,7 +40,7 @@ def rendezvous(
 ) -> Rendezvous:
     """Waits until all `count` processes have connected to process 0 at `address`.
 
-    On return the port is free, so that JAX's coordinator can use it.
+    Closes the server socket before returning, so that JAX's coordinator can use the port.
 
     Args:
       index: number of this process.
@@ -94,7 +94,7 @@ def _receive(
     """Runs on process 0: accepts connections of the other processes, then sends them the host names or the error."""
     hosts, connected, received = {0: socket.gethostname()}, {}, {}
     with server, selectors.DefaultSelector() as selector:
-        # The selector's data of a connection are the bytes of its incomplete line, then the number of its process.
+        # The selector stores data with each connection: the bytes of the incomplete line, then the process number.
         selector.register(server, selectors.EVENT_READ)
         while len(connected) < count - 1 and (left := until - time.monotonic()) > 0:
             for key, _ in selector.select(min(left, 1.0)):
@@ -202,7 +202,10 @@ def _arrive(
             time.sleep(0.1)
             continue
         if "twice" in answer:
-            raise UserError(f"process {index} is started twice, here and on {answer['twice']}")
+            raise UserError(
+                f"process {index} is started twice, here and on {answer['twice']}:"
+                " give each process its own number"
+            )
         if "refused" in answer:
             raise UserError(
                 f"process 0 ({answer['refused']}) refuses process {index}: TRAINLESS_TOKEN or the number of processes"

@@ -1,6 +1,6 @@
 """Handles Ctrl-C and SIGTERM: the run finishes its step, saves a checkpoint and prints how to resume.
 
-An evaluation is interrupted; the resumed run repeats it.
+A signal interrupts an evaluation; the resumed run repeats the evaluation.
 """
 
 import signal

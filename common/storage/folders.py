@@ -1,8 +1,8 @@
 """Folders of runs and data, on this machine or in a bucket: gs://BUCKET/PATH, s3://BUCKET/PATH.
 
-A folder in a bucket has one copy on this machine, in `.cache/buckets`, that programs read and write like any other
-folder. The path of the copy says which folder of which bucket it is. The other modules of this package download and
-upload; they are imported only for a folder in a bucket.
+A folder in a bucket has one local copy, in `.cache/buckets`, which programs read and write like any other folder. The
+path of the copy contains the name of the bucket and the path in the bucket. The other modules of this package download
+and upload files, and are imported only for a folder in a bucket.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,39 +26,41 @@ class Lock(Protocol):
 
 
 def copy_of(text: str) -> Path:
-    """Returns the path that `text` names; for an address in a bucket the path of its copy, without downloading it.
+    """Returns `text` as a path. For an address in a bucket, returns the path of the local copy, without downloading.
 
     Raises:
-      UserError: the address has an unknown scheme, or no bucket or no folder.
+      UserError: the address has an unknown scheme, or lacks the bucket or the folder.
     """
     scheme, separator, place = text.partition("://")
     if not separator:
         return Path(text)
     parts = place.rstrip("/").split("/")
     if scheme not in SCHEMES:
-        raise UserError(f"{text}: the address of a bucket begins with gs:// or s3://")
+        raise UserError(f"{text}: an address in a bucket must begin with gs:// or s3://")
     if len(parts) < 2 or {"", ".", ".."} & set(parts):
         raise UserError(f"{text} must be {scheme}://BUCKET/FOLDER")
     return ROOT.joinpath(scheme, *parts)
 
 
 def address(folder: Path) -> str:
-    """Returns the address of which this folder is a copy; "" for a folder of this machine alone."""
+    """Returns the bucket address of a local copy; "" for a folder that is not a copy."""
     root, path = ROOT.absolute(), folder.absolute()
     scheme, *parts = path.relative_to(root).parts if path.is_relative_to(root) else ("",)
     return f"{scheme}://{'/'.join(parts)}" if scheme in SCHEMES and len(parts) > 1 else ""
 
 
 def shown(folder: Path) -> str:
-    """Returns the name of a folder in messages: its address in a bucket, or its path."""
+    """Returns the name of a folder for messages: the address in a bucket, or the local path."""
     return address(folder) or str(folder)
 
 
 def open_folder(text: str, wanted: Callable[[str], bool] | None = None) -> Path:
-    """Returns the folder that `text` names; downloads what has changed in a bucket. A type for argparse.
+    """Returns the folder `text`.
+
+    For a folder in a bucket, downloads changed files and returns the copy. A type for argparse.
 
     Args:
-      wanted: whether to download the file with this path in the folder; None downloads all files.
+      wanted: function from the path of a file in the folder to whether to download the file; None downloads all files.
 
     Raises:
       UserError: the address is wrong, the bucket cannot be read, or a package for it is missing.
@@ -72,10 +74,12 @@ def open_folder(text: str, wanted: Callable[[str], bool] | None = None) -> Path:
 
 
 def open_file(text: str) -> Path:
-    """Returns the file that `text` names; downloads it if it is in a bucket and is there. A type for argparse.
+    """Returns the file `text`, which may be missing.
+
+    Downloads a file in a bucket and returns the copy. A type for argparse.
 
     Raises:
-      UserError: as `open_folder`.
+      UserError: see `open_folder`.
     """
     path = copy_of(text)
     if address(path):
@@ -85,20 +89,22 @@ def open_file(text: str) -> Path:
 
 
 def open_path(text: str) -> Path:
-    """Returns the file or the folder that `text` names; downloads it if it is in a bucket. It may be missing.
+    """Returns the file or folder `text`, which may be missing. In a bucket, downloads it and returns the copy.
 
     Raises:
-      UserError: as `open_folder`.
+      UserError: see `open_folder`.
     """
     path = open_folder(text)
     return path if path.exists() else open_file(text)
 
 
 def lock_bucket(folder: Path) -> Lock | None:
-    """Returns the lease of a run in a bucket, which also uploads the run's files; None for a folder of this machine.
+    """Takes the lease of a run in a bucket, and uploads the run's files until `release`.
+
+    Returns None for a local folder.
 
     Raises:
-      UserError: another process trains in the folder, or the bucket cannot be written.
+      UserError: another process trains in the folder, or the bucket is not writable.
     """
     if not address(folder):
         return None
@@ -109,9 +115,9 @@ def lock_bucket(folder: Path) -> Lock | None:
 
 @contextmanager
 def output(path: Path) -> Iterator[None]:
-    """Uploads, at the end of the context, the file or the folder that it has written into a copy.
+    """Context manager that uploads the local copy `path` of a file or folder at its end.
 
-    Does nothing for the paths of this machine.
+    Does nothing for a path that is not a copy.
     """
     try:
         yield

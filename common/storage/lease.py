@@ -1,17 +1,19 @@
-"""The lease of a folder in a bucket: an object that says which process may write the folder.
+"""The lease of a folder in a bucket: an object that names the one process that may write the folder.
 
-A bucket has no lock that ends with its process. Instead, the holder of the lease replaces the object every quarter of
-TRAINLESS_LEASE_SECONDS (a heartbeat), on the condition that nobody else has replaced it. A process that wants the lease
-takes it at once if the last holder has released it, or was a process of this working directory: the file lock of the
-run proves that this process is dead. Otherwise it watches the object: if the object changes, the holder is alive; if it
-stays the same for TRAINLESS_LEASE_SECONDS, the holder is dead.
+A bucket has no file locks. The holder of the lease therefore renews the lease every quarter of TRAINLESS_LEASE_SECONDS:
+it replaces the object, on condition that no other process has replaced the object.
 
-Guaranteed: if two processes take a lease at the same time, the store lets one succeed. Clocks of hosts are not
-compared; they must only run at about the same speed. A holder that cannot renew the lease in time stops uploading until
-it has renewed the lease. A holder whose lease another process has taken stops for good.
+A process acquires the lease at once in two cases: the last holder has released the lease, or the last holder ran in the
+same working directory. In the second case the file lock of the run proves that the last holder has exited. In all other
+cases the process watches the object. If the object changes, the holder is alive. If the object does not change for
+TRAINLESS_LEASE_SECONDS, the holder counts as dead and the process takes the lease.
 
-Not guaranteed: a holder that is suspended during an upload, for longer than its lease, may finish the upload of this
-one file after another process has taken the lease.
+If two processes take the lease at the same time, the store accepts one of the two writes. The clocks of hosts are not
+compared, but must run at about the same speed. A holder that cannot renew the lease in time stops uploading until the
+lease is renewed. A holder whose lease was taken by another process stops.
+
+Limitation: if a holder is suspended during the upload of a file for longer than the lease, the upload may finish after
+another process has taken the lease.
 """
 
 import getpass
@@ -28,18 +30,18 @@ from common.storage.mirror import LEASE, Mirror, identity, last_writer
 from common.storage.stores import Changed
 
 SECONDS = "TRAINLESS_LEASE_SECONDS", 60
-"""Variable and default of the seconds without a heartbeat after which the holder of a lease counts as dead."""
+"""Environment variable and default of the seconds without a renewal after which a lease's holder counts as dead."""
 
 
 class LeaseLost(UserError):
-    """Another process has taken the lease."""
+    """Raised if another process has taken the lease."""
 
 
 class Lease:
     """The lease of a folder, held from `acquire` to `release` as long as `renew` is called often enough.
 
     Attributes:
-      seconds: seconds without a heartbeat after which other processes take the lease.
+      seconds: seconds without a renewal after which other processes may take the lease.
     """
 
     def __init__(self, mirror: Mirror, address: str):
@@ -50,7 +52,7 @@ class Lease:
         self._copy, self._word = identity(), uuid.uuid4().hex
 
     def acquire(self) -> bool:
-        """Takes the lease; returns whether the copy of this process was the last to write the folder.
+        """Takes the lease. Returns whether the folder was last written from this process's copy.
 
         Raises:
           UserError: another process holds the lease.
@@ -61,9 +63,8 @@ class Lease:
             content, version = self._store.read(self._name) or (b"", "")
             holder, silence = _holder(content)
             if time.monotonic() - begun > silence / 4:
-                since = (
-                    time.monotonic()
-                )  # after an outage of the store, in which the holder could not renew either
+                # The store was slow, so the holder may have been unable to renew the lease: wait again.
+                since = time.monotonic()
             ours = last_writer(content) in ("", self._copy)
             if not holder or ours or (version == seen and time.monotonic() - since > silence):
                 try:
@@ -74,30 +75,35 @@ class Lease:
             if not seen:
                 print(
                     f"{self._address} was last written by {holder}: waiting up to {silence:.0f} seconds to see"
-                    " whether it is alive",
+                    " whether this process is still running",
                     file=sys.stderr,
                     flush=True,
                 )
                 seen, since = version, time.monotonic()
             if version != seen:
-                raise UserError(f"another process is training in {self._address}: {holder}")
+                raise UserError(
+                    f"another process is training in {self._address}: {holder}; choose another --workdir"
+                )
             time.sleep(min(1.0, silence / 10))
 
     @property
     def is_fresh(self) -> bool:
-        """Whether no other process can have taken the lease since its last renewal."""
+        """Whether the last renewal is recent enough that no other process can have taken the lease."""
         return time.monotonic() - self._renewed < self.seconds
 
     def renew(self) -> None:
-        """Replaces the object.
+        """Renews the lease by replacing the object.
 
         Raises:
-          LeaseLost: another process has replaced it.
+          LeaseLost: another process has taken the lease.
         """
         self._replace_own(self._me)
 
     def release(self) -> None:
-        """Removes the holder from the object, which still says which copy has written last."""
+        """Removes the holder from the object.
+
+        The object still names the copy from which the folder was last written.
+        """
         self._replace_own("")
 
     def _replace_own(self, holder: str) -> None:
@@ -108,23 +114,24 @@ class Lease:
             if content != self._content:
                 other = _holder(content)[0] or "another process"
                 raise LeaseLost(
-                    f"{other} has taken over {self._address}, because this process did not answer for"
-                    f" {self.seconds} seconds: it stops"
+                    f"{other} has taken over {self._address}, because this process did not renew its lease for"
+                    f" {self.seconds} seconds; this process stops"
                 ) from None
-            self._version = version  # the answer to an earlier attempt was lost
+            # This process wrote the object, but the store's answer was lost.
+            self._version = version
 
     def _replace(self, version: str, holder: str) -> None:
-        begun = time.monotonic()  # the earliest time at which the store may write the object
+        begun = time.monotonic()  # The store cannot write the object earlier.
         self._beats += 1
         fields = {"holder": holder, "copy": self._copy, "seconds": self.seconds}
-        fields |= {"word": self._word, "beats": self._beats}  # no two contents are equal
+        fields |= {"word": self._word, "beats": self._beats}  # Makes every content unique.
         self._content = json.dumps(fields).encode()
         self._version = self._store.write(self._name, self._content, version)
         self._renewed = begun
 
 
 def _holder(content: bytes) -> tuple[str, float]:
-    """Returns the holder of a lease, "" for a free one, and the seconds after which it counts as dead."""
+    """Returns the holder of a lease ("" without a holder), and the seconds after which the holder counts as dead."""
     if not content:
         return "", 0.0
     try:
@@ -137,5 +144,5 @@ def _holder(content: bytes) -> tuple[str, float]:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (OSError, KeyError):  # a container may run under a number that has no name
+    except (OSError, KeyError):  # In a container, the user id may have no name.
         return str(os.getuid())

@@ -1,11 +1,11 @@
-"""The copy of a folder in a bucket: downloads and uploads of files that have changed.
+"""The local copy of a folder in a bucket: downloads and uploads changed files.
 
-A record for each file, beside the copies, stores the version of the object that was equal to the file, and the size and
-modification time of the file at that time. So a change of the object and a change of the file are detected separately.
+Each upload or download of a file writes a record: the version of the object, and the size and modification time of the
+file. A later change of the object and a later change of the file are both detected by comparison with the record.
 
-Files are uploaded one by one, in an order in which the run can be resumed after any upload: the marker file of a
-checkpoint follows its other files, and checkpoints to resume from follow the files that they refer to. A checkpoint
-without its marker is not downloaded.
+Files are uploaded one by one, in an order that allows resuming after any upload. The marker file of a checkpoint is
+uploaded after the other files of the checkpoint. Checkpoints to resume from are uploaded after the files that they
+refer to. A checkpoint without its marker is not downloaded.
 """
 
 import fcntl
@@ -23,10 +23,10 @@ from common.storage import folders
 from common.storage.stores import Changed, Object, open_store
 
 LEASE = "lease.json"
-"""Name of the object that says which process writes the folder; see `common.storage.lease`."""
+"""Name of the object that names the process that may write the folder; see `common.storage.lease`."""
 
 LOCK = "lock"
-"""Name of a run's lock file (`common.train.workdir`), which has no object."""
+"""Name of a run's lock file (`common.train.workdir`), which is not uploaded."""
 
 _MARKER = "_CHECKPOINT_METADATA"
 """Marker of a complete checkpoint: a file of orbax that is uploaded last and deleted first."""
@@ -35,11 +35,11 @@ _ENDS = ("summary.json", "requested_config.json")
 """Files that a run writes at its end."""
 
 _ATTEMPTS = 5
-"""Attempts to download a folder that another process changes meanwhile."""
+"""Maximum number of attempts to download a folder that another process changes during the download."""
 
 
 class _Record(NamedTuple):
-    """The version of an object, and the size and time (ns) of the file that was equal to it."""
+    """The state of a file after its last upload or download: version of the object, file size and time in ns."""
 
     version: str
     size: int
@@ -47,7 +47,7 @@ class _Record(NamedTuple):
 
 
 class Mirror:
-    """The objects of a folder in a bucket beside the files of its copy. Paths are relative to the folder."""
+    """A folder in a bucket and its local copy. All paths are relative to the folder."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -61,28 +61,27 @@ class Mirror:
         return self._prefix + path
 
     def objects(self) -> dict[str, Object]:
-        """Returns path -> object of all objects that are files of the folder, without the lease.
+        """Returns {path: object} for all files of the folder in the bucket, without the lease.
 
         Raises:
-          UserError: the name of an object cannot be the path of a file.
+          UserError: the name of an object is not a valid file path.
         """
         found = {}
         for name, known in self.store.list(self._prefix).items():
             path = name.removeprefix(self._prefix)
-            if (
-                path.endswith("/") or not path
-            ):  # a console of the store shows such objects as folders
+            # The store's web console creates objects with such names to show folders.
+            if path.endswith("/") or not path:
                 continue
             if {"", ".", ".."} & set(path.split("/")):
                 raise UserError(
-                    f"{folders.address(self.folder)}: the object {name!r} cannot be a file"
+                    f"{folders.address(self.folder)}: the object name {name!r} is not a valid file path; rename it"
                 )
             if PurePosixPath(path).name not in (LEASE, LOCK):
                 found[path] = known
         return found
 
     def files(self) -> dict[str, os.stat_result]:
-        """Returns path -> size and time of all files of the copy, without files that are being written."""
+        """Returns {path: stat result} for all files of the copy, without temporary files."""
         found = {}
         for parent, children, names in os.walk(self.folder):
             children[:] = [name for name in children if "orbax-checkpoint-tmp" not in name]
@@ -93,7 +92,7 @@ class Mirror:
         return found
 
     def known(self, path: str) -> _Record | None:
-        """Returns the record of a file; None for a file that was never equal to an object."""
+        """Returns the record of a file; None for a file that was never uploaded or downloaded."""
         try:
             version, size, time = (self._records / path).read_text().split()
             return _Record(version, int(size), int(time))
@@ -101,16 +100,14 @@ class Mirror:
             return None
 
     def is_uploaded(self, path: str, stat: os.stat_result) -> bool:
-        """Returns whether a file is as it was when it was last equal to its object."""
+        """Returns whether a file is unchanged since its last upload or download."""
         record = self.known(path)
         return record is not None and record[1:] == (stat.st_size, stat.st_mtime_ns)
 
     def upload(self, path: str) -> str:
-        """Uploads a file; returns its version. Raises a FileNotFoundError if the file has been deleted."""
+        """Uploads a file; returns the object's version. Raises a FileNotFoundError if the file has been deleted."""
         file = self.folder / path
-        stat = (
-            file.stat()
-        )  # before reading, so that a file that changes meanwhile is uploaded again
+        stat = file.stat()  # Before the upload, so that a change during the upload is detected.
         version = self.store.upload(self.object_name(path), file)
         self._record(path, version, stat)
         return version
@@ -121,7 +118,7 @@ class Mirror:
             (self._records / path).unlink()
 
     def download(self, path: str, known: Object) -> None:
-        """Replaces a file by its object. Raises Changed if the object has another version meanwhile."""
+        """Replaces a file by its object. Raises Changed if the object no longer has the version `known.version`."""
         file = self.folder / path
         partial = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
         try:
@@ -136,7 +133,7 @@ class Mirror:
         self._record(path, known.version, file.stat())
 
     def delete_file(self, path: str) -> None:
-        """Deletes a file and the folders that it leaves empty: orbax takes an empty folder for a checkpoint."""
+        """Deletes a file and all folders that are then empty. Orbax mistakes an empty folder for a checkpoint."""
         (self.folder / path).unlink(missing_ok=True)
         with suppress(OSError):
             (self._records / path).unlink()
@@ -155,12 +152,12 @@ class Mirror:
 
 
 def _is_temporary(name: str) -> bool:
-    """Returns whether a file is never uploaded: a lock, or a file that is being written."""
+    """Returns whether a file must not be uploaded, because it is a lock or is still being written."""
     return name in (LOCK, LEASE) or name.startswith(".") or name.endswith(".partial")
 
 
 def checkpoint_of(path: str) -> str:
-    """Returns the folder of the checkpoint that a file belongs to; "" for a file of no checkpoint."""
+    """Returns the folder of the checkpoint that contains the file; "" for a file outside of checkpoints."""
     parts = PurePosixPath(path).parts
     for place, part in enumerate(parts[:-3]):
         if part == "checkpoints" and parts[place + 2].isdecimal():
@@ -169,13 +166,13 @@ def checkpoint_of(path: str) -> str:
 
 
 def download(folder: Path, wanted: Callable[[str], bool] | None = None) -> None:
-    """Downloads the files of a folder that have changed in its bucket. Leaves runs alone that train on this machine.
+    """Downloads the changed files of a folder in a bucket. Skips runs that are training on this machine.
 
     Args:
-      wanted: as `folders.open_folder`.
+      wanted: see `folders.open_folder`.
 
     Raises:
-      UserError: the bucket cannot be read, or changes faster than it can be read.
+      UserError: the bucket cannot be read, or other processes change the folder during every attempt.
     """
     mirror = Mirror(folder)
     with alone(folder):
@@ -190,12 +187,12 @@ def download(folder: Path, wanted: Callable[[str], bool] | None = None) -> None:
 
 
 def update(mirror: Mirror, wanted: Callable[[str], bool], ours: bool) -> None:
-    """Makes the copy equal to the folder in the bucket.
+    """Downloads changes from the bucket, so that the copy is equal to the folder in the bucket.
 
     Args:
-      wanted: whether the file with this path may change.
-      ours: whether this copy was the last to write the folder. If so, local changes are kept, because they are newer
-        than the objects; otherwise they are discarded.
+      wanted: function from the path of a file to whether the file may be changed.
+      ours: whether the folder was last written from this copy. If so, keeps local changes, because local files are
+        newer than the objects. If not, discards local changes.
     """
     for _ in range(_ATTEMPTS):
         objects = {path: found for path, found in mirror.objects().items() if wanted(path)}
@@ -206,7 +203,9 @@ def update(mirror: Mirror, wanted: Callable[[str], bool], ours: bool) -> None:
             return
         except Changed:
             continue
-    raise UserError(f"{folders.address(mirror.folder)} changes faster than it can be read")
+    raise UserError(
+        f"{folders.address(mirror.folder)} changed during each of {_ATTEMPTS} downloads: try again later"
+    )
 
 
 def _update(
@@ -223,7 +222,7 @@ def _update(
 
 
 def upload(path: Path) -> None:
-    """Uploads a file, or the files of a folder, that have changed since they were uploaded or downloaded."""
+    """Uploads a file, or all files of a folder that have changed since their last upload or download."""
     if path.is_file():
         Mirror(path.parent).upload(path.name)
         return
@@ -234,10 +233,10 @@ def upload(path: Path) -> None:
 
 
 def order(path: str) -> tuple[int, str, bool, str]:
-    """Returns the sort key of uploads; a run can be resumed after any of them.
+    """Returns the sort key that orders uploads so that the run can be resumed after any upload.
 
-    Checkpoints come first, then small files; then checkpoints to resume from, which refer to both; then the files that
-    say that the run has ended. Within a checkpoint, its marker comes last.
+    The order is: best checkpoints and snapshots, small files, checkpoints to resume from, which refer to the former
+    two, and files that mark the end of the run. The marker of a checkpoint is its last file.
     """
     checkpoint = checkpoint_of(path)
     if checkpoint:
@@ -249,7 +248,7 @@ def order(path: str) -> tuple[int, str, bool, str]:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Excludes other processes on this machine from downloading from the same bucket."""
+    """Context manager that allows only one process of this machine to download from a bucket at a time."""
     scheme, bucket = folder.absolute().relative_to(folders.ROOT.absolute()).parts[:2]
     lock = folders.ROOT / "locks" / f"{scheme}-{bucket}"
     lock.parent.mkdir(parents=True, exist_ok=True)
@@ -268,20 +267,20 @@ def _is_locked(lock: Path) -> bool:
 
 
 def identity() -> str:
-    """Returns a random name of the copies in this working directory on this host."""
+    """Returns a unique name for the copies in this working directory: the host name and a random text."""
     path, word = folders.ROOT / "id", uuid.uuid4().hex
     if not path.exists():
         folders.ROOT.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(word)
         partial.write_text(word)
         with suppress(FileExistsError):
-            os.link(partial, path)  # unlike a rename it keeps the word of a process that was faster
+            os.link(partial, path)  # Unlike a rename, keeps the file of a faster process.
         partial.unlink()
     return f"{socket.gethostname()}/{path.read_text()}"
 
 
 def last_writer(lease: bytes) -> str:
-    """Returns the `identity` of the copy that has written a folder last; "" if no run has written it."""
+    """Returns the `identity` of the copy that last wrote the folder; "" if no run has written it."""
     if not lease:
         return ""
     try:

@@ -1,8 +1,8 @@
-"""Objects of Google Cloud Storage and of S3, each through the library of its maker.
+"""Reads and writes objects of Google Cloud Storage (google-cloud-storage) and S3 (boto3).
 
-The libraries read credentials and endpoints from the environment: GOOGLE_APPLICATION_CREDENTIALS, AWS_PROFILE,
-STORAGE_EMULATOR_HOST, AWS_ENDPOINT_URL. The retries of the libraries are off: `Store` retries, so that both stores have
-the same timeout and the user is warned.
+The two libraries read credentials and endpoints from the environment: GOOGLE_APPLICATION_CREDENTIALS, AWS_PROFILE,
+STORAGE_EMULATOR_HOST, AWS_ENDPOINT_URL. Their retries are turned off. Instead, `Store` retries and prints a warning,
+with the same timeout for both stores.
 """
 
 import random
@@ -17,25 +17,28 @@ from common.errors import UserError
 from common.runtime.heartbeat import seconds
 
 PATIENCE = "TRAINLESS_BUCKET_SECONDS", 300
-"""Variable and default of the seconds after which a store that does not answer counts as gone."""
+"""Environment variable and default of the seconds after which a store that does not answer counts as unavailable."""
 
 _CONNECT, _ANSWER = 10, 60
-"""Timeouts in seconds of a connection and of an answer."""
+"""Timeouts of a connection and of an answer, in seconds."""
 
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
 """HTTP status codes of transient errors. A request without an answer counts as 503."""
 
 
 class Changed(Exception):
-    """The object has another version than the request expects."""
+    """Raised if an object has another version than the request expects."""
 
 
 class Missing(Changed):
-    """There is no such object."""
+    """Raised if an object does not exist."""
 
 
 class Object(NamedTuple):
-    """The version of an object, which every write changes, and the time of this write in seconds since 1970."""
+    """The version of an object and the time of its last write, in seconds since 1970.
+
+    Every write changes the version.
+    """
 
     version: str
     time: float
@@ -52,45 +55,45 @@ class Store:
         self._address, self._patience = address, seconds(PATIENCE)
 
     def list(self, prefix: str) -> dict[str, Object]:
-        """Returns name -> object of all objects whose names begin with `prefix`."""
+        """Returns {name: object} for all objects whose names begin with `prefix`."""
         try:
             return self._repeat(self._list, prefix)
         except Missing as error:
-            raise UserError(f"there is no bucket {self._address}") from error
+            raise UserError(f"the bucket {self._address} does not exist") from error
 
     def read(self, name: str) -> tuple[bytes, str] | None:
-        """Returns the content and the version of an object; None if there is no such object."""
+        """Returns the content and the version of an object; None if the object does not exist."""
         for _ in range(5):
             try:
                 return self._repeat(self._read, name)
             except Missing:
                 return None
-            except Changed:  # between the two requests of `_read`
+            except Changed:  # The object changed between the two requests of `_read`.
                 continue
-        raise UserError(f"{self._address}/{name} changes faster than it can be read")
+        raise UserError(f"{self._address}/{name} changed during each of 5 reads: try again later")
 
     def write(self, name: str, content: bytes, version: str) -> str:
-        """Replaces the object of this version, "" for a new object; returns the new version.
+        """Replaces an object if it has the version `version`; returns the new version. "" creates a new object.
 
         Raises:
-          Changed: the object has another version. If the answer to the first attempt was lost, the first attempt may
-            have written the object.
+          Changed: the object has another version. The reason may be an earlier attempt of this call, which wrote the
+            object but whose answer was lost.
         """
         return self._repeat(self._write, name, content, version)
 
     def download(self, name: str, version: str, path: Path) -> None:
-        """Writes the object of this version to a file. Raises Changed if there is no such version."""
+        """Writes the version `version` of an object to a file. Raises Changed if the object has another version."""
         self._repeat(self._download, name, version, path)
 
     def upload(self, name: str, path: Path) -> str:
-        """Writes a file to an object of any version; returns the new version."""
+        """Uploads a file, whatever the version of the object; returns the new version."""
         try:
             return self._repeat(self._upload, name, path)
         except Changed as error:
             raise UserError(f"cannot write {name} to {self._address}: {error}") from error
 
     def delete(self, name: str) -> None:
-        """Deletes an object, if there is such an object."""
+        """Deletes an object. Does nothing if the object does not exist."""
         try:
             self._repeat(self._delete, name)
         except Missing:
@@ -106,28 +109,31 @@ class Store:
                 waited = time.monotonic() - begun
                 if status in (404, 409, 412):
                     raise (Missing if status == 404 else Changed)(text) from error
-                if status is None and isinstance(error, OSError):  # of a file on this machine
+                if status is None and isinstance(error, OSError):  # an error of a local file
                     raise
                 if status not in _TRANSIENT:
-                    raise UserError(f"{self._address} cannot be used: {text}") from error
+                    raise UserError(f"{self._address} refuses a request: {text}") from error
                 if waited + pause > self._patience:
                     raise UserError(
-                        f"{self._address} has not answered for {waited:.0f} seconds: {text}"
+                        f"{self._address} has not answered for {waited:.0f} seconds ({text}): check the network"
                     ) from error
-                if pause == 2:  # not at the first error: servers close idle connections
-                    line = f"{self._address} does not answer ({text}); trying for {self._patience} seconds"
+                if pause == 2:  # Do not warn of the first error: servers close idle connections.
+                    line = f"{self._address} does not answer ({text}); retrying for {self._patience} seconds"
                     print(f"warning: {line}", file=sys.stderr, flush=True)
                 # Random pauses spread the retries of several processes.
                 time.sleep(pause * random.uniform(0.5, 1))
                 pause = min(2 * pause, 30)
 
     def _status(self, error: Exception) -> int | None:
-        """Returns the HTTP status of an error, 503 without an answer; None for an error of another kind."""
+        """Returns the HTTP status of an error:
+
+        503 if the store did not answer, None if the error is not an HTTP error.
+        """
         raise NotImplementedError
 
 
 class GoogleStore(Store):
-    """A bucket of Google Cloud Storage; a version is the generation of an object."""
+    """A bucket of Google Cloud Storage. The version of an object is its generation number."""
 
     def __init__(self, bucket: str):
         super().__init__(f"gs://{bucket}")
@@ -141,7 +147,7 @@ class GoogleStore(Store):
         self._answers = GoogleAPICallError
         self._silences = RequestException, TransportError
         try:
-            client = Client(project=None)  # requests of objects need no project
+            client = Client(project=None)  # Requests for objects need no project.
         except GoogleAuthError as error:
             raise UserError(f"{self._address}: {error}") from error
         self._client, self._bucket = client, client.bucket(bucket)
@@ -160,7 +166,7 @@ class GoogleStore(Store):
         blob = self._bucket.get_blob(name, **self._once)
         if blob is None:
             return None
-        version = blob.generation  # before the download, which replaces the fields of the blob
+        version = blob.generation  # Read before the download, which changes the fields of the blob.
         return blob.download_as_bytes(if_generation_match=version, **self._once), str(version)
 
     def _write(self, name: str, content: bytes, version: str) -> str:
@@ -182,9 +188,9 @@ class GoogleStore(Store):
 
 
 class S3Store(Store):
-    """A bucket of S3 or of a store with its interface; a version is the ETag of an object.
+    """A bucket of S3, or of a store with the same interface. The version of an object is its ETag.
 
-    A file of more than 5 GB is refused by S3; the files of a checkpoint are smaller.
+    S3 refuses an upload of more than 5 GB in one request. The files of a checkpoint are smaller.
     """
 
     def __init__(self, bucket: str):
@@ -249,7 +255,7 @@ class S3Store(Store):
 
 
 def open_store(address: str) -> tuple[Store, str]:
-    """Returns the bucket of an address, and the address's name in the bucket."""
+    """Splits an address into its bucket and the name in the bucket."""
     scheme, _, place = address.partition("://")
     bucket, _, name = place.partition("/")
     return {"gs": GoogleStore, "s3": S3Store}[scheme](bucket), name

@@ -1,4 +1,4 @@
-"""The uploads of a run in a bucket while it trains."""
+"""Uploads the files of a run to a bucket during training."""
 
 import os
 import signal
@@ -13,30 +13,30 @@ from common.storage.lease import Lease
 from common.storage.mirror import Mirror, alone, order, update
 
 INTERVAL = 10.0
-"""Seconds between two looks for files that have changed."""
+"""Seconds between two searches for changed files."""
 
 
 class Uploads:
-    """Holds the lease of a run in a bucket, and uploads the files of its copy as they change.
+    """Holds the lease of a run in a bucket, and uploads the files of its local copy when they change.
 
-    One thread renews the lease, another one uploads. If the store is gone for too long, or another process takes the
-    lease, the process sends itself SIGTERM: the run saves a checkpoint in its copy and stops, and `release` raises the
-    reason. If no other process writes the folder until then, the same command uploads the copy and resumes from it.
+    One thread renews the lease, and another thread uploads. If the store is unavailable for too long, or another
+    process takes the lease, the thread sends SIGTERM to this process. The run then saves a checkpoint in the local copy
+    and stops, and `release` raises the error. The same command later uploads the copy and resumes from the checkpoint,
+    unless another process has written the folder.
 
     The folder must be locked on this machine (`common.train.workdir.Lock`).
     """
 
     def __init__(self, folder: Path):
-        """Takes the lease and downloads what has changed in the bucket.
+        """Takes the lease and downloads changed files from the bucket.
 
         Raises:
-          UserError: another process trains in the folder, or the store refuses a request or does not answer.
+          UserError: another process is training in the folder, or the store refuses a request or does not answer.
         """
         self._folder, self._address = folder, folders.address(folder)
         self._mirror = Mirror(folder)
-        self._lease = Lease(
-            Mirror(folder), self._address
-        )  # with its own connection, for its thread
+        # The thread that renews the lease needs its own connection, so it gets its own Mirror.
+        self._lease = Lease(Mirror(folder), self._address)
         self._error: Exception | None = None
         self._alone = threading.Lock()
         ours = self._lease.acquire()
@@ -54,7 +54,7 @@ class Uploads:
         """Uploads the last changes and releases the lease.
 
         Raises:
-          UserError: the store is gone, or another process has taken the lease.
+          UserError: the store was unavailable for too long, or another process has taken the lease.
         """
         self._uploading.end()
         try:
@@ -73,11 +73,11 @@ class Uploads:
         if not isinstance(self._error, UserError):
             raise self._error
         raise UserError(
-            f"{self._error}; {self._folder} has the files of {self._address} as this machine left them"
+            f"{self._error}; {self._folder} contains this machine's copy of {self._address}"
         ) from self._error
 
     def upload(self) -> None:
-        """Makes the folder in the bucket equal to the copy; starts again if the run deletes a file meanwhile."""
+        """Makes the folder in the bucket equal to the copy. Starts again if a file is deleted during the upload."""
         with self._alone:
             while not self._try_upload():
                 pass
@@ -100,7 +100,7 @@ class Uploads:
         return True
 
     def _wait_for_lease(self) -> None:
-        """Waits until the lease is renewed, if its renewal is overdue. Raises the error of the heartbeat."""
+        """If the renewal of the lease is overdue, waits for the renewal. Raises the error of the heartbeat thread."""
         while not self._lease.is_fresh:
             if self._error is not None:
                 raise self._error
@@ -108,13 +108,13 @@ class Uploads:
 
     def _fail(self, error: Exception) -> None:
         self._error = self._error or error
-        # Without a handler the run is not training: `release` will follow.
+        # Without a SIGTERM handler the run is not training, and soon calls `release`.
         if callable(signal.getsignal(signal.SIGTERM)):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
 class _Repeated:
-    """A thread that calls a function again and again, until `end` or an error."""
+    """A thread that calls a function periodically, until `end` or an error."""
 
     def __init__(self, call: Callable[[], None], pause: float, failed: Callable[[Exception], None]):
         self._call, self._pause, self._failed = call, pause, failed
@@ -126,10 +126,10 @@ class _Repeated:
         try:
             while not self._ended.wait(self._pause):
                 self._call()
-        except Exception as error:  # the thread that calls `release` raises it
+        except Exception as error:  # `release` raises the error in the main thread.
             self._failed(error)
 
     def end(self) -> None:
-        """Waits until the last call has returned."""
+        """Stops the calls, and waits until the last call has returned."""
         self._ended.set()
         self._thread.join()

@@ -160,7 +160,7 @@ class Classification(Task):
 
     @property
     def marks(self) -> tuple[int | None, int]:
-        """Ids (closing token, padding token). Batches append the closing token to each row, unless it is None."""
+        """Ids (closing token, padding token). Batches append the closing token to each row, unless its id is None."""
         return EOS, PAD
 
     def _tokenize(self, text: LabelledText) -> TokenizedCorpus:

@@ -230,7 +230,7 @@ class LanguageModelling(Task):
         return Generator(abstract_model, self.mesh, self.config.model.length, sampling)
 
     def decoding(self, abstract_model: AbstractModel) -> "Decoding":
-        """Returns sampling of a text on each device."""
+        """Returns the program that samples one text on each device, to compile it without data."""
         return self._generator(abstract_model).decoding(self.mesh.size)
 
     def _sample(self, values: ModelState) -> str:

@@ -1,4 +1,4 @@
-"""Writes the metrics of a run to wandb, without ever stopping the run."""
+"""Writes the metrics of a run to wandb. An error in wandb never stops the run."""
 
 import os
 import secrets
@@ -91,7 +91,7 @@ class WandbRun:
 
 
 def _wandb_id(workdir: Path, anew: bool) -> str:
-    """Returns the wandb id that the workdir stores. With `anew`, or without a stored id, stores a new id."""
+    """Returns the wandb id in the workdir. With `anew`, or if the workdir has no id, makes and stores a new id."""
     path = workdir / WANDB_ID
     if not anew and path.exists() and (identity := path.read_text().strip()):
         return identity
@@ -138,7 +138,7 @@ def _stop_wandb(error: Exception, consequence: str) -> None:
     """Prints a one-line warning and stops wandb, so that wandb's exit hook prints nothing.
 
     Args:
-      consequence: what follows from the error, for the warning.
+      consequence: text at the end of the warning, such as "continuing without wandb".
     """
     reason = " ".join(str(error).split()) or type(error).__name__
     print(f"warning: wandb: {reason[:200]}; {consequence}", file=sys.stderr)

@@ -56,8 +56,8 @@ def _reason(error: Exception) -> str:
 def unless_failing(barrier: Callable[..., None]) -> Callable[..., None]:
     """Wraps orbax's barrier: a thread that is handling an exception raises the exception again instead of waiting.
 
-    Otherwise a process that fails to write its part of a checkpoint waits at another barrier than all other processes,
-    until orbax's timeout of twenty minutes.
+    Without this wrapper, a process that fails to write its part of a checkpoint would wait at another barrier than all
+    other processes, until orbax's timeout of twenty minutes.
     """
 
     def wait(**arguments: Any) -> None:
@@ -69,10 +69,12 @@ def unless_failing(barrier: Callable[..., None]) -> Callable[..., None]:
 
 
 class Checkpoints:
-    """The checkpoints of a workdir. All processes must call each method together; they may read `exist` alone.
+    """The checkpoints of a workdir.
 
-    The processes of a run in a bucket have a copy of the workdir each. Process 0 alone writes checkpoints, of arrays
-    gathered from all processes, and `share` makes them readable for the other processes.
+    All processes must call each method together. Only `exist` may be read by one process.
+
+    If the run is in a bucket, each process has its own copy of the workdir. Process 0 then gathers the arrays and
+    writes the checkpoints, and `share` copies the checkpoints to all other processes.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class Checkpoints:
         keep_best: int | None = None,
         upload: Callable[[], None] = lambda: None,
     ):
-        """Opens the checkpoints; `upload` uploads the files of a run in a bucket."""
+        """Opens the checkpoints. `upload` is a function that uploads the files of a run in a bucket."""
         self._directory = workdir.absolute() / "checkpoints"
         self._copies, self._upload = bool(address(workdir)) and jax.process_count() > 1, upload
         self._keep_best = keep_best
@@ -104,13 +106,13 @@ class Checkpoints:
 
     def _manager(self, name: str, keep: int | None, **options: Any) -> ocp.CheckpointManager:
         wait = unless_failing(ocp.multihost.get_barrier_sync_fn())
-        if self._copies:  # each process manages the folder of its own copy
+        if self._copies:  # Each process manages its own copy of the folder.
             me = jax.process_index()
             wait = unless_failing(ocp.multihost.get_barrier_sync_fn(processes={me}))
             options["multiprocessing_options"] = ocp.options.MultiprocessingOptions(
                 primary_host=me, active_processes={me}, barrier_sync_key_prefix=str(me)
             )
-            options["create"] = False  # orbax does not create folders for some of the processes
+            options["create"] = False  # Orbax cannot create folders with `active_processes`.
             (self._directory / name).mkdir(parents=True, exist_ok=True)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep, async_options=ocp.AsyncOptions(barrier_sync_fn=wait), **options
@@ -230,7 +232,9 @@ class Checkpoints:
         )
 
     def restore_best(self, target: Any, step: int | None = None) -> tuple[Any, dict]:
-        """Returns arrays and `meta` of a best checkpoint by the validation objective. The run keeps the last two.
+        """Returns arrays and `meta` of a best checkpoint by the validation objective.
+
+        The run keeps the last two best checkpoints.
 
         Args:
           step: step of the checkpoint; None for the last best checkpoint.
@@ -259,7 +263,7 @@ class Checkpoints:
     def _use(
         self, what: str, manager: ocp.CheckpointManager, step: int, target: Any
     ) -> tuple[Any, dict]:
-        """Reads the checkpoint at `step`, without falling back on an older checkpoint.
+        """Reads the checkpoint at `step`. Does not fall back to an older checkpoint.
 
         Args:
           what: name of the checkpoint in the error message.
@@ -313,7 +317,7 @@ class Checkpoints:
         self._latest.reload()
 
     def share(self) -> None:
-        """Lets all processes read the checkpoints that process 0 has saved, if each has a copy of the workdir."""
+        """Copies the checkpoints of process 0 to all other processes, if each has its own copy of the workdir."""
         if not self._copies:
             return
         self.wait()

@@ -1,4 +1,4 @@
-"""Records whether a run shared the machine with other processes, so that reports know if its seconds are comparable."""
+"""Records whether a run shared the machine with other processes, so that reports compare only comparable seconds."""
 
 import os
 import time
@@ -40,7 +40,7 @@ class Conditions:
     def describe(self) -> dict[str, Any]:
         """Returns the field `timing` of a run's summary: `sessions`, `others()`, and one of these values of `kind`.
 
-        - "paused": the run was suspended; or it was resumed, and a session was without turns.
+        - "paused": the run was suspended, or it was resumed and did not take turns in all sessions.
         - "turns": the run took turns with other runs in all sessions.
         - "shared": other processes used more than `SHARED` of the CPU time.
         - "alone": none of these.

@@ -19,7 +19,7 @@ MIB = 2**20
 
 
 def held(tree: Any) -> int:
-    """Returns the bytes that a tree of sharded arrays takes on each device. The arrays may be abstract."""
+    """Returns the number of bytes of a tree of sharded arrays on each device. The arrays may be abstract."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
     )

@@ -17,8 +17,8 @@ _BATCH = "data"
 def local_sums(function: Callable, mesh: Mesh, batch: Any, *whole: Any) -> Any:
     """Returns the sums of every shard of the batch, stacked along a new first axis with the sharding of the batch.
 
-    Inside `function` an array of the batch has the rows of one shard. The functions `batch_shard`, `sum_over_batch` and
-    `max_over_batch` of `common.sharding` tell it about the other shards. The tensor axis stays with the compiler.
+    Inside `function` an array of the batch has the rows of one shard. `function` gets values from the other shards by
+    `batch_shard`, `sum_over_batch` and `max_over_batch` of `common.sharding`. The compiler partitions the tensor axis.
 
     Args:
       function: (batch, *whole) -> tree of sums over the rows of the batch.
@@ -28,7 +28,7 @@ def local_sums(function: Callable, mesh: Mesh, batch: Any, *whole: Any) -> Any:
     def of_shard(batch: Any, *whole: Any) -> Any:
         return jax.tree.map(lambda x: x[None], function(batch, *whole))
 
-    # Without a tensor axis all axes are manual, and the compiler has nothing to partition.
+    # Axes of size 1 are manual too: without a tensor axis, the compiler then has nothing to partition.
     axes = {axis for axis in mesh.axis_names if axis == _BATCH or mesh.shape[axis] == 1}
     return jax.shard_map(
         of_shard,
@@ -36,15 +36,15 @@ def local_sums(function: Callable, mesh: Mesh, batch: Any, *whole: Any) -> Any:
         in_specs=(P(_BATCH), *(P() for _ in whole)),
         out_specs=P(_BATCH),
         axis_names=axes,
-        check_vma=False,  # Otherwise JAX would exchange gradients of whole arrays at every use.
+        check_vma=False,  # True would all-reduce a gradient at every use of its array.
     )(batch, *whole)
 
 
 def add_up(sums: Any, shardings: Any, mesh: Mesh, dtype: str = "float32") -> Any:
-    """Returns the totals of the sums of every shard of the batch (see `local_sums`), by one all-reduce of each.
+    """Adds up the sums of all shards of the batch, made by `local_sums`, with one all-reduce for each array.
 
     Args:
-      shardings: tree with the sharding of each total, which no mesh axis of the batch splits.
+      shardings: tree with the sharding of each total. The mesh axes of the batch must not split the totals.
       dtype: dtype of the exchange, one of `REDUCE_DTYPES`. Scalars, such as the loss, keep their dtype in the exchange.
         Totals have the dtypes of the sums.
     """

@@ -74,7 +74,7 @@ def _equation(equation: Any) -> float:
         if isinstance(value, ClosedJaxpr | Jaxpr)
     ]
     times = parameters["length"] if name == "scan" else 1
-    if name == "shard_map":  # The jaxpr is that of one shard, whose part of the batch is smaller.
+    if name == "shard_map":  # The jaxpr of shard_map is for one shard.
         pairs = zip(equation.invars, parameters["jaxpr"].invars, strict=True)
         times = max(whole.aval.size // shard.aval.size for whole, shard in pairs)
     return times * sum(map(_count, inner))

@@ -30,7 +30,7 @@ class StepMetrics(NamedTuple):
 
 
 class Hook:
-    """Base class of hooks. By default, no method does anything."""
+    """Base class of hooks. The default methods do nothing."""
 
     def start(self, run: Run) -> None:
         """Called before the first step, at every start or resume of the run."""

@@ -43,7 +43,11 @@ def reproduce_parser(
         default=1,
         help="runs of each case, with seeds 1, 2, ...",
     )
-    parser.add_argument("--out", type=open_folder, help=f"default runs/{paper}_reproduce_SCALE")
+    parser.add_argument(
+        "--out",
+        type=open_folder,
+        help=f"folder of runs, tables and figures (default: runs/{paper}_reproduce_SCALE)",
+    )
     parser.add_argument(
         "--kept", action="store_true", help="for claims: train nothing, use only finished runs"
     )
@@ -68,7 +72,7 @@ def named_values(option: str, texts: Iterable[str], names: Iterable[str]) -> dic
 
 
 def named_paths(option: str, texts: Iterable[str], names: Iterable[str]) -> dict[str, Path]:
-    """Returns name -> file or folder of the values of an option, each NAME=PATH; downloads those in a bucket.
+    """Returns {NAME: path} for values NAME=PATH of an option. Downloads a file or folder in a bucket.
 
     Raises:
       UserError: as `named_values`, or a path does not exist.

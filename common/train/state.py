@@ -115,8 +115,8 @@ class Step:
     ) -> tuple[Any, Any, Any]:
         """Returns (loss, weight, gradients of the loss), each summed over the batch, not averaged.
 
-        Each device sums over its rows of all microbatches; devices exchange the sums once. With parameters that are
-        split over fsdp the compiler places the exchange, since a device cannot hold all of them.
+        Each device sums over its rows of all microbatches; devices exchange the sums once. If parameters are split over
+        fsdp, the compiler places the exchange, because no device holds all parameters.
         """
         sums = partial(self._sums, loss)
         if self.mesh.shape["data"] == 1 or self.mesh.shape["fsdp"] > 1:

@@ -1,4 +1,4 @@
-"""Tests the best checkpoint of an ended run, and writes `summary.json`."""
+"""Evaluates the best checkpoint of an ended run on the test split, and writes `summary.json`."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from common.train.run import Run
 
 
 def finish(run: Run, signals: Signals) -> dict:
-    """Tests the best checkpoint, and writes summary, predictions and a plot of the curve. Returns the summary."""
+    """Tests the best checkpoint. Writes summary, predictions and a plot of the curve. Returns the summary."""
     run.state.conditions.stopped |= signals.continued
     timing = run.state.conditions.describe()
     run.checkpoints.wait()

@@ -66,7 +66,7 @@ def fit_in_turns(jobs: Sequence[Job], mesh: Mesh, turn: int) -> list[dict]:
 def _session(steps: Sequence[int], turn: int) -> str:
     """Returns the session of runs that continue from `steps`: a new id, or "alone" if they take no turns.
 
-    After a kill, runs may be more than one turn apart. They do not alternate on all steps, so they count as "alone".
+    Runs that were killed may continue from steps more than one turn apart. Such runs count as "alone".
     """
     together = turn and steps and max(steps) - min(steps) <= turn
     return f"turns {secrets.token_hex(4)}" if together else "alone"

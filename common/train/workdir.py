@@ -147,13 +147,14 @@ def saved_config(path: Path) -> dict:
         raise UserError(f"{path} is damaged: {error}") from error
     missing = [name for name in GROUPS if not isinstance(values, dict) or name not in values]
     check(not missing, f"{path} is damaged: it has no {', '.join(missing)}")
-    if isinstance(values["model"].get("remat"), bool):  # runs from before December 2026
+    # Runs from before December 2026 store a boolean.
+    if isinstance(values["model"].get("remat"), bool):
         values["model"]["remat"] = "full" if values["model"]["remat"] else "none"
     return values
 
 
 class Lock:
-    """An exclusive lock on a workdir. The operating system releases it when the process ends.
+    """An exclusive lock on a workdir. The operating system releases the lock when the process ends.
 
     For a run in a bucket, the lock also holds the run's lease and uploads its files until `release`.
     """
@@ -173,7 +174,7 @@ class Lock:
             raise
 
     def upload(self) -> None:
-        """Uploads what has changed in a run in a bucket; does nothing for other runs."""
+        """Uploads the changed files of a run in a bucket. Does nothing for a local run."""
         if self._bucket:
             self._bucket.upload()
 
@@ -189,7 +190,7 @@ class Lock:
 def code_version(*packages: str, root: Path = ROOT) -> str:
     """Returns the commit of the code and the first digits of a SHA-256 of the source files of some packages.
 
-    Two machines can have the same commit with different changes, or no commit at all.
+    The SHA-256 distinguishes uncommitted changes, and code outside of a git checkout.
     """
     files = sorted(path for package in packages for path in (root / package).rglob("*.py"))
     names = [path.relative_to(root).as_posix() for path in files]

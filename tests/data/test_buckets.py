@@ -1,4 +1,4 @@
-"""Bucketed batches: each epoch has every example once, in fixed shapes, for any number of processes."""
+"""Bucketed batches: each epoch contains every example once, in fixed shapes, for any number of processes."""
 
 import json
 from itertools import islice

@@ -126,7 +126,7 @@ def test_crops_have_random_access_and_cover_the_text():
 
 @pytest.mark.parametrize(("length", "stride"), [(8, 8), (8, 4), (8, 3), (8, 1), (50, 7)])
 def test_windows_score_every_token_once_with_enough_context(length, stride):
-    tokens = np.arange(43, dtype=np.uint8)  # The value of a token is its position.
+    tokens = np.arange(43, dtype=np.uint8)  # Each token's value is the token's position.
     scored = []
     for batch in scored_once(tokens, length, stride, rows=3):
         assert batch["tokens"].shape == (3, length)

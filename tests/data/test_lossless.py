@@ -35,7 +35,7 @@ def settings(cache: Path, **fields: object) -> ConfigDict:
 
 
 def trained_json(path: Path, text: np.ndarray) -> Path:
-    """Writes a byte-level BPE of the `tokenizers` library with a special token, as GPT-2 has."""
+    """Writes a byte-level BPE of the `tokenizers` library with a special token, like GPT-2's tokenizer."""
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()

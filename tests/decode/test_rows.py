@@ -49,7 +49,7 @@ def collectives(decoding: Decoding, state: ModelState) -> Collectives:
 
 @pytest.fixture(scope="module")
 def translations() -> list[list[int]]:
-    """The translations of one device. Some end early."""
+    """Returns translations made on one device, the reference for other meshes. Some translations end early."""
     found = programs.translate(programs.translation_config(), mesh_of("one"))
     assert len({row.index(2) for row in found if 2 in row}) > 3
     return found
@@ -57,7 +57,7 @@ def translations() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def texts() -> list[list[int]]:
-    """The texts of one device."""
+    """Returns texts sampled on one device, the reference for other meshes."""
     found = programs.write(programs.language_config("gmlp_attn"), mesh_of("one"))
     assert len(set(map(tuple, found))) == len(found)
     return found

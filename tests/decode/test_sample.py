@@ -45,7 +45,7 @@ def test_temperature_0_is_greedy():
 
 
 def test_tokens_depend_on_the_number_of_the_row():
-    """Any rows of a batch get the tokens that they get with the whole batch, also behind additional rows."""
+    """Sampling a part of a batch, or rows after additional rows, gives the same tokens as sampling the whole batch."""
     logits, key = jax.random.normal(jax.random.key(1), (6, 50)), jax.random.key(3)
     whole = draw(logits, Sampling(), key)
     for numbers, count in (([3, 4], 6), ([5, 0], 6), ([4], 9)):

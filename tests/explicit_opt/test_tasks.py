@@ -241,7 +241,8 @@ def two_halves(words: ConfigDict, folder: Path) -> None:
 def test_training_perplexity_samples_the_whole_text(words, mesh, tmp_path):
     """A sample of 400 tokens agrees with all tokens, for a model that fits only the first half of the text."""
     two_halves(words, tmp_path)
-    words.data.documents, words.eval.train_tokens = "file", 0  # a single document is not shuffled
+    # With "file" the text is a single document, which training does not shuffle.
+    words.data.documents, words.eval.train_tokens = "file", 0
     task = NextToken(words, mesh)
     tokens_M = task.splits["train"].tokens_L
     known = np.unique(tokens_M[: len(tokens_M) // 3])

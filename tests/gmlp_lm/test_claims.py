@@ -145,7 +145,7 @@ def test_no_printed_perplexity_follows_from_its_loss():
 
 
 def test_the_texts_gains_by_attention_are_not_those_of_table_3():
-    """Section 5 says 1.10 to 0.99 on enwik8, 1.03 to 1.01 on wikitext2 and 0.99 to 0.95 on wikitext103."""
+    """Section 5 reports 1.10 to 0.99 on enwik8, 1.03 to 1.01 on wikitext2 and 0.99 to 0.95 on wikitext103."""
     said = {"enwik8": 0.11, "wikitext2": 0.02, "wikitext103": 0.04}
     printed = {
         corpus: round(PRINTED[corpus, "gmlp"].best - PRINTED[corpus, "gmlp_attn"].best, 2)

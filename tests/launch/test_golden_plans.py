@@ -1,7 +1,7 @@
 """Golden files with the shardings and collectives of experiments of every paper.
 
-The tests fail if a change of sharding rules or layers changes the communication. They are skipped unless the compilers
-have the pinned versions.
+The tests fail if a change of sharding rules or layers changes the communication. pytest skips the tests unless the
+compilers have the pinned versions.
 """
 
 import importlib.metadata

@@ -91,7 +91,7 @@ def test_bound_uses_the_share_of_one_chip() -> None:
     assert found.bound.links == pytest.approx(2 * 7 / 8 * (784 * 10 + 2) * 4 / 200e9)
     read_and_written = (
         64 // 8 * 786 * 4 + 2 * 3 * 784 * 10 * 4
-    )  # the batch, then weights and moments
+    )  # bytes of the batch, then of weights and moments
     assert found.bound.memory == pytest.approx(found.traffic / 819e9)
     assert found.traffic > read_and_written
 

@@ -1,7 +1,7 @@
 """A reference transformer in NumPy, and random values for comparisons.
 
-Weights are looked up by the path names of `AbstractModel`. The reference computes one sentence at a time in float64. A
-masked key is left out of the sum instead of getting a large negative logit.
+Weights are looked up by the path names of `AbstractModel`. The reference computes one sentence at a time in float64.
+The sum over keys omits masked keys, instead of giving them a large negative logit.
 """
 
 import math

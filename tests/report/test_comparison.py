@@ -35,7 +35,8 @@ def two():
 
 def test_longest_horizon_holds_the_best_value(two):
     plain, ffn = aucc_rows(two)
-    # One curve has the values 0, 10, 20, 40, the other 0, 20, 20 (best so far), 38. Both hold the last value up to 4 s.
+    # The best values so far are 0, 10, 20, 40 on one curve and 0, 20, 20, 38 on the other. Both curves are constant
+    # from 3 s to 4 s.
     assert plain.raw == [5 + 15 + 30 + 40, 10 + 20 + 29 + 38]
     assert ffn.raw == [8 + 38]
     assert plain.normalised == pytest.approx([90 / 97, 1.0])
@@ -124,7 +125,7 @@ def test_invalid_arguments_raise_user_errors(two):
     for wrong in (0.0, -1.0, math.nan, math.inf, "middle"):
         with pytest.raises(UserError, match="horizon must be a positive number, longest or"):
             aucc_rows(two, horizon=wrong)
-    with pytest.raises(UserError, match="lies before the first validation of run1, at 2"):
+    with pytest.raises(UserError, match="is before the first validation of run1, at 2"):
         time_rows(two, horizon=1.5)
     with pytest.raises(UserError, match="own or all"):
         time_rows(two, reference="best")

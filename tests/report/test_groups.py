@@ -80,7 +80,9 @@ def test_incomparable_runs_raise_user_errors():
     with pytest.raises(UserError, match="a and b have the same configuration and seed 1"):
         groups([made([1.0], "a"), made([2.0], "b")])
     twice = run_of(summary([1.0]), "a", folder=Path("runs/a"))
-    with pytest.raises(UserError, match=r"^the run runs/a is named twice$"):
+    with pytest.raises(
+        UserError, match=r"^the run runs/a is given twice: leave out one of the two arguments$"
+    ):
         groups([twice, twice])
 
 

@@ -1,4 +1,4 @@
-"""The notebook notebooks/runs.ipynb is stored without outputs, and runs."""
+"""The notebook notebooks/runs.ipynb is stored without outputs and runs without errors."""
 
 import pytest
 

@@ -55,7 +55,7 @@ def test_verdict_follows_direction_margin_and_interval():
 
 
 def test_corrected_p_values_decide_below_5_percent():
-    """The uncorrected p-values of this test are far below 5 %. Corrected p-values replace them."""
+    """A verdict uses corrected p-values. The uncorrected p-values of this test are far below 5 %."""
     found, limit = comparison(A, B, margin=0.5), 1 - CONFIDENCE
     for corrected, word in (
         ((limit, 1.0), "undecided"),
@@ -269,7 +269,7 @@ def test_holm_counts_decidable_comparisons_only():
 
 
 def test_more_seeds_decide_after_correction():
-    """The smallest of five p-values has to be below 0.01."""
+    """Holm's method requires that the smallest of five p-values is below 0.01."""
     found = comparison((30.0, 31.0, 32.0), (29.0, 30.0, 31.0))
     many = correct([found] * 5)[0]
     seeds = 3 + many.more_seeds

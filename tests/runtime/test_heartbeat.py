@@ -95,7 +95,10 @@ class Run:
         self.processes[process].send_signal(number)
 
     def ends(self, *numbers: int) -> tuple[list[int], list[str]]:
-        """Returns exit codes and outputs of processes, which must exit within 20 s, before their work is done."""
+        """Returns exit codes and outputs of processes.
+
+        The processes must exit within 20 s, before their work is done.
+        """
         outputs = [self.processes[k].communicate(timeout=20)[0] for k in numbers]
         return [self.processes[k].returncode for k in numbers], [
             text.removeprefix("ready\n") for text in outputs
@@ -174,7 +177,7 @@ def test_lost_line_is_printed_before_an_abort(runs):
 
 
 def test_process_that_ends_normally_is_not_reported(runs):
-    """The other processes do not report it lost, even after the three seconds without its heartbeat."""
+    """The other processes do not report this process as lost, even after three seconds without a heartbeat."""
     codes, outputs = runs["well"].ends(0, 1, 2)
     assert codes == [0] * 3 and outputs == [""] * 3
 
@@ -203,7 +206,7 @@ def test_rendezvous_survives_foreign_and_restarted_connections():
     with stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
     with socket.create_connection((host, int(port))) as early:
-        early.sendall(b'[2, "early", {}]\n')  # then the connection is closed
+        early.sendall(b'[2, "early", {}]\n')  # The test then closes the connection.
     for thread in threads[1:]:
         thread.start()
     for thread in threads:

@@ -1,4 +1,4 @@
-"""Fixtures: the two stores, and machines that share nothing but the store."""
+"""Fixtures: the two stores, and simulated machines that share only the store."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ class Bucket(NamedTuple):
     """A folder in a bucket of an emulator.
 
     Attributes:
-      machine: makes this process another machine, by name: its copies of buckets are in another folder.
+      machine: function from a name to a simulated machine: gives this process another folder for copies of buckets.
     """
 
     proxy: Proxy
@@ -32,7 +32,7 @@ class Bucket(NamedTuple):
         return {path.removeprefix(f"{name}/") for path in store.list(f"{name}/")}
 
 
-# An emulator of S3 that starts again in the same process still has the objects of the one before it.
+# Number the folders of tests: an S3 emulator that restarts in the same process keeps the objects of earlier tests.
 _folders = itertools.count()
 
 
@@ -61,6 +61,6 @@ def bucket(_store: tuple, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 @pytest.fixture
 def one_store(_store: tuple) -> None:
-    """Skips a test on the second store, if it is about files and not about the store."""
+    """Runs a test with one of the two stores only, because the test does not depend on the store."""
     if _store[0] != "gs":
-        pytest.skip("tested on one store")
+        pytest.skip("this test runs with one store only")

@@ -1,7 +1,8 @@
 """Emulators of Google Cloud Storage and S3 on the loopback interface, behind a proxy that can fail.
 
-The emulator of Google Cloud Storage ignores the condition `ifGenerationMatch`, so the proxy checks it, one request at a
-time. Programs find the store by environment variables, as a user of another endpoint would set them.
+The emulator of Google Cloud Storage ignores the condition `ifGenerationMatch`. The proxy therefore checks this
+condition, one request at a time. Environment variables tell programs the address of the proxy, as for any other
+endpoint.
 """
 
 import http.client
@@ -22,8 +23,8 @@ class Proxy:
     """Forwards requests to `backend`.
 
     Attributes:
-      status: HTTP status to answer instead; 0 forwards.
-      refused: number of the next requests to write that are answered with 503.
+      status: HTTP status with which the proxy answers every request; 0 forwards requests.
+      refused: number of further write requests that the proxy answers with 503.
       requests: method and path of every request that was forwarded.
     """
 
@@ -66,13 +67,16 @@ def _name_in(body: bytes) -> str:
 def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        # Headers and content in one packet: the second of two packets would wait 40 ms for an acknowledgement.
+        # Send headers and content in one packet, because a second packet would wait 40 ms for an acknowledgement.
         wbufsize = -1
         disable_nagle_algorithm = True
-        timeout = 2  # of an idle connection, whose thread then ends
+        timeout = 2  # Close idle connections after 2 s, so that their threads end.
 
         def handle_expect_100(self) -> bool:
-            """Asks for the content at once: a client of S3 waits a second for this line otherwise."""
+            """Asks for the content at once.
+
+            Without this answer, an S3 client waits one second before sending the content.
+            """
             super().handle_expect_100()
             self.wfile.flush()
             return True
@@ -80,7 +84,7 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
         def answer(self) -> None:
             expected = int(self.headers.get("Content-Length") or 0)
             body = self.rfile.read(expected)
-            if len(body) < expected:  # the client was killed
+            if len(body) < expected:  # The client was killed while sending.
                 self.close_connection = True
                 return
             headers = {k: v for k, v in self.headers.items() if k.lower() != "connection"}

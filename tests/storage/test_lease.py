@@ -47,7 +47,7 @@ def test_lease_of_dead_process_is_taken_over(lease):
     first.acquire()
     second = lease("second")
     assert not second.acquire(), "another machine has written last"
-    with pytest.raises(LeaseLost, match=r"has taken over .*: it stops"):
+    with pytest.raises(LeaseLost, match=r"has taken over .*; this process stops"):
         first.renew()
     with pytest.raises(LeaseLost):
         first.release()
@@ -92,7 +92,7 @@ def test_outage_of_the_store_is_not_the_death_of_the_holder(lease, monkeypatch):
         found = read(name)
         times.append(time.monotonic())
         if len(times) == 2:
-            time.sleep(1.5)  # longer than the lease
+            time.sleep(1.5)  # The pause is longer than the lease.
             beat(first, 0.3)
         return found
 

@@ -1,4 +1,4 @@
-"""Copies of folders in buckets: what is downloaded, uploaded and kept."""
+"""Local copies of folders in buckets: which files are downloaded, uploaded and kept."""
 
 import fcntl
 import os
@@ -105,13 +105,13 @@ def test_deleted_files_are_deleted_in_the_bucket_and_in_other_copies(bucket):
 
 
 def test_run_can_be_resumed_after_any_upload(bucket, one_store, monkeypatch):
-    """Whenever the writer dies, another machine finds only whole checkpoints, and the files that they refer to."""
+    """If the writer dies after any upload, another machine finds only complete checkpoints and their files."""
     folder = open_folder(bucket.address)
     write(folder, metrics="5")
     checkpoint(folder, "best", 5)
     checkpoint(folder, "latest", 5)
     upload(folder)
-    monkeypatch.setattr(uploads, "INTERVAL", 1000)  # uploads at the end alone
+    monkeypatch.setattr(uploads, "INTERVAL", 1000)  # Upload only at the end.
     run = Uploads(folder)
     write(folder, metrics="10")
     for kind in ("best", "latest"):
@@ -169,7 +169,7 @@ def test_files_that_were_not_uploaded_are_kept_if_nobody_else_has_written(bucket
     folder = open_folder(bucket.address)
     write(folder, metrics="5")
     upload(folder)
-    write(folder, metrics="10")  # and then the process was killed
+    write(folder, metrics="10")  # The process was killed before the next upload.
     checkpoint(folder, "latest", 10)
     assert contents(open_folder(bucket.address))["metrics"] == "10"
     upload(folder)
@@ -256,7 +256,7 @@ def test_object_outside_of_its_folder_is_one_line(bucket, one_store, monkeypatch
     _, name = bucket.open()
     found = {f"{name}/../../x": Object("1", 0.0)}
     monkeypatch.setattr(Store, "list", lambda store, prefix: found)
-    with pytest.raises(UserError, match="cannot be a file"):
+    with pytest.raises(UserError, match="is not a valid file path"):
         open_folder(bucket.address)
 
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def train(address: str, folders: list[Path], steps: int) -> list[str]:
-    """Trains as one process in each of these working directories; returns their outputs."""
+    """Trains one run as several processes, one in each working directory; returns the outputs of the processes."""
     contract = {"TRAINLESS_COORDINATOR": free_address(), "TRAINLESS_NUM_PROCESSES": "2"}
     settings = {"JAX_NUM_CPU_DEVICES": "1", "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
     processes = []
@@ -39,7 +39,7 @@ def train(address: str, folders: list[Path], steps: int) -> list[str]:
 def test_hosts_without_common_disk_train_and_resume(bucket, one_store, tmp_path):
     first, second, third = (tmp_path / name for name in ("a", "b", "c"))
     train(bucket.address, [first, second], 10)
-    # Process 0 is now on a machine that has only read the run, process 1 on a new machine.
+    # Process 0 now runs on a machine that has so far only downloaded the run, and process 1 on a new machine.
     outputs = train(bucket.address, [second, third], 20)
     assert f"resuming from step 10 of {bucket.address}" in outputs[0]
     train(bucket.address + "-whole", [tmp_path / "d", tmp_path / "e"], 20)

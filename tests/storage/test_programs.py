@@ -1,4 +1,4 @@
-"""Programs that are given addresses in buckets."""
+"""Programs whose arguments are addresses in buckets."""
 
 import json
 import shutil
@@ -17,7 +17,7 @@ from tests.storage.test_mirror import training, write
 
 
 def put_runs(address: str, names: str) -> Path:
-    """Writes made-up runs into a bucket; returns their copy."""
+    """Writes made-up runs into a bucket; returns the local copy of their folder."""
     folder = open_folder(address)
     for seed, name in enumerate(names.split(), 1):
         run = folder / name
@@ -65,12 +65,12 @@ def test_data_in_a_bucket_are_read_and_cached(bucket, tmp_path):
 @pytest.mark.parametrize(
     ("program", "option", "line"),
     [
-        ("reservoir.evaluate", "--workdir=hdfs://a/b", "begins with gs:// or s3://"),
+        ("reservoir.evaluate", "--workdir=hdfs://a/b", "must begin with gs:// or s3://"),
         ("gmlp_lm.sample", "--workdir=gs://bucket", "must be gs://BUCKET/FOLDER"),
         ("gmlp_lm.train", "--workdir=s3://bucket", "must be s3://BUCKET/FOLDER"),
         ("reservoir.translate", "--output=gs://bucket", "must be gs://BUCKET/FOLDER"),
-        ("perception.classify", "--input=gcs://a/b.csv", "begins with gs:// or s3://"),
-        ("common.report.__main__", "az://a/b", "begins with gs:// or s3://"),
+        ("perception.classify", "--input=gcs://a/b.csv", "must begin with gs:// or s3://"),
+        ("common.report.__main__", "az://a/b", "must begin with gs:// or s3://"),
     ],
 )
 def test_wrong_address_is_exit_code_2(program, option, line):

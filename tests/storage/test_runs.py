@@ -1,4 +1,4 @@
-"""Trainings whose workdir is in a bucket: resuming elsewhere, damage, outages."""
+"""Runs whose workdir is in a bucket: resuming on another machine, damaged files, outages of the store."""
 
 import os
 import signal
@@ -21,7 +21,7 @@ MARK = "checkpoints/latest/{}/_CHECKPOINT_METADATA"
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Returns the curve and the metrics of an uninterrupted run in a folder of this machine."""
+    """Returns the curve and the metrics of an uninterrupted run in a local folder."""
     folder = tmp_path_factory.mktemp("whole")
     return result(folder, toy.run(folder))
 
@@ -67,7 +67,7 @@ toy.run(folders.open_folder(sys.argv[2]))
 
 @pytest.mark.slow
 def test_killed_run_resumes_on_another_machine(bucket, whole, monkeypatch, tmp_path, capsys):
-    """The process dies during its uploads; its lease is taken over."""
+    """The process is killed during an upload. Another machine takes its lease and resumes the run."""
     monkeypatch.setenv("TRAINLESS_LEASE_SECONDS", "2")
     process = subprocess.Popen(
         [sys.executable, "-c", STUCK, str(tmp_path / "killed"), bucket.address],
@@ -106,7 +106,7 @@ def test_damaged_newest_checkpoint_is_set_aside(bucket, one_store, whole, capsys
 
 @pytest.mark.slow
 def test_outage_loses_nothing(bucket, one_store, whole, monkeypatch, capsys):
-    """The store answers 503 from a checkpoint until after the last step, and longer than the lease."""
+    """From a checkpoint until after the last step, the store answers 503. The outage is longer than the lease."""
     monkeypatch.setenv("TRAINLESS_LEASE_SECONDS", "1")
     save, saves = Run.save, []
 
@@ -140,7 +140,9 @@ def test_store_that_is_gone_stops_the_run_and_loses_nothing(bucket, one_store, w
 
     monkeypatch.setattr(Run, "save", save_without_store)
     folder = open_folder(bucket.address)
-    with pytest.raises(UserError, match=r"has not answered for .*; .* has the files of") as error:
+    with pytest.raises(
+        UserError, match=r"has not answered for .*; .* contains this machine's copy of"
+    ) as error:
         toy.run(folder)
     assert bucket.address in str(error.value) and str(folder) in str(error.value)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
@@ -180,7 +182,7 @@ def test_two_trainings_of_one_run_are_refused(bucket, one_store, monkeypatch):
         if not refused:
             refused.append(None)
             with pytest.raises(UserError, match=f"another process is training in {bucket.address}"):
-                toy.run(copy_of(bucket.address))  # on this machine
+                toy.run(copy_of(bucket.address))  # This call trains on the same machine.
             bucket.machine("second")
             with pytest.raises(UserError, match=f"training in {bucket.address}: process "):
                 toy.run(copy_of(bucket.address))

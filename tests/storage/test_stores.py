@@ -73,5 +73,5 @@ def test_store_without_server_is_one_line(bucket, monkeypatch):
 def test_missing_bucket_is_one_line(bucket):
     scheme = bucket.address.partition(":")[0]
     store, _ = open_store(f"{scheme}://other-bucket/run")
-    with pytest.raises(UserError, match=f"there is no bucket {scheme}://other-bucket"):
+    with pytest.raises(UserError, match=f"the bucket {scheme}://other-bucket does not exist"):
         store.list("run")

@@ -43,7 +43,7 @@ def train(bar, clock, steps, seconds=0.125, tokens=50, flops=1e9):
 def test_log_file_gets_a_line_every_half_minute(clock):
     stream = io.StringIO()
     bar = Progress(3001, stream=stream, peak_flops=1.6e10)
-    clock.now += 500  # compilation
+    clock.now += 500  # The first step takes 500 s, because it includes compilation.
     train(bar, clock, range(1, 3001))
     bar.close()
     lines = stream.getvalue().splitlines()
@@ -83,7 +83,7 @@ def test_resumed_run_starts_at_its_step(clock):
     train(bar, clock, range(501, 900))
     lines = stream.getvalue().splitlines()
     assert lines[0].startswith("step 501/1000")
-    assert lines[1].startswith("step 741/1000") and "ETA 00:32" in lines[1]  # 259 steps
+    assert lines[1].startswith("step 741/1000") and "ETA 00:32" in lines[1]  # 259 steps remain.
 
 
 def test_eta_respects_the_time_limit(clock):

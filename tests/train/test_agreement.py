@@ -72,7 +72,7 @@ def test_local_coordinator_listens_on_the_loopback_interface_only(results):
 
 
 def test_late_compilation_of_one_process_is_training_time_of_no_process(results):
-    """The tolerance is half of the delay, because three steps may take tenths of a second on a busy machine."""
+    """The upper bound is half of the compilation delay, because three steps may take tenths of a second."""
     for found in results:
         seconds = found["late_compilation"]
         assert seconds["compile"] > DELAY and seconds["train"] < DELAY / 2

@@ -1,4 +1,4 @@
-"""The clock counts training seconds without compilation, evaluation and checkpoints, as the AUCC needs them."""
+"""The clock counts training seconds without compilation, evaluation and checkpoints, as required for the AUCC."""
 
 from pathlib import Path
 

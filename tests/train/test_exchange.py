@@ -112,7 +112,7 @@ PARAMETERS = WORDS * WIDTH + WIDTH * WIDTH + WIDTH
 
 
 def test_data_parallel_step_receives_each_gradient_once() -> None:
-    """An all-reduce of the gradients, in which the tied table counts once, the loss and the weight."""
+    """The step all-reduces the gradients, the loss and the weight. The tied table is exchanged once."""
     found = {accumulate: received("data", accumulate=accumulate) for accumulate in (1, 4)}
     for kinds in found.values():
         assert kinds.keys() == {"all-reduce"}

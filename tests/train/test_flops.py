@@ -176,7 +176,7 @@ def counted(layers: int, drop: float, remat: str, parts: int = 1) -> int:
 @pytest.mark.parametrize("remat", ["dots", "full"])
 @pytest.mark.parametrize("parts", [1, 2])
 def test_recomputation_is_not_counted(remat: str, parts: int) -> None:
-    """The count has the FLOPs of the model, without those that the backward pass recomputes."""
+    """The count includes the FLOPs of the model, but not the FLOPs of recomputation in the backward pass."""
     assert counted(2, 0.0, remat, parts) == counted(2, 0.0, "none", parts) > 0
 
 

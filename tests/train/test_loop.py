@@ -110,7 +110,7 @@ def test_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"eval.sentences \(saved 0, now 3\)"):
         toy.run(
             tmp_path, task, eval__sentences=3
-        )  # the curve cannot have values of another evaluation setting
+        )  # One curve cannot contain values of two evaluation settings.
     toy.run(tmp_path, task, decode__beams=3)
     assert task.evaluated == ["test"], "an evaluation of another kind is made"
     task = toy.Toy()
@@ -132,7 +132,7 @@ def test_time_limit_holds_after_resume(tmp_path: Path) -> None:
 
 
 def test_tested_checkpoint_is_the_best_of_the_curve_not_a_newer_orphan(tmp_path: Path) -> None:
-    """A kill after writing a best checkpoint and before writing the newest one leaves an unrecorded best checkpoint."""
+    """If a process is killed after saving a best checkpoint, the restored curve may lack this checkpoint."""
     first = toy.run(tmp_path / "run")
     toy.run(tmp_path / "other", seed=7)
     best = tmp_path / "run" / "checkpoints" / "best"
@@ -353,7 +353,7 @@ def test_resume_after_a_signal_is_bit_exact(tmp_path: Path) -> None:
 def test_signal_during_a_vote_is_handled_at_the_next_vote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Processes spend most of the time in votes, waiting for each other and for the step."""
+    """The signal arrives during a vote, because processes spend most of their time waiting in votes."""
     asked = []
 
     def agree(decision):

@@ -25,7 +25,7 @@ SHORT = 5
 
 
 class Rendezvous(Exception):
-    """Raised instead of connecting to the other processes."""
+    """Raised by the test's replacement for the rendezvous."""
 
 
 @pytest.mark.parametrize(

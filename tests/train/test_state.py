@@ -137,7 +137,9 @@ def test_microbatches_have_different_dropout_masks(accumulating: Run) -> None:
     kept_F = gradient_F / (SCALE * accumulating.features(batch)[0])
     assert np.allclose(kept_F, kept_F.round(), atol=1e-4)
     times = np.bincount(kept_F.round().astype(int), minlength=3)
-    assert len(times) == 3 and times[1] == pytest.approx(FEATURES / 2, abs=16)  # 4 deviations
+    assert len(times) == 3 and times[1] == pytest.approx(
+        FEATURES / 2, abs=16
+    )  # 16 is four standard deviations.
     assert times[0] > 0 and times[2] > 0
 
 

@@ -93,7 +93,10 @@ def test_signal_saves_all_runs_in_turns_and_they_resume(tmp_path, capsys):
 
 @pytest.mark.parametrize(("ahead", "kind"), [(3, "turns"), (6, "paused")])
 def test_runs_more_than_a_turn_apart_count_as_not_alternating(tmp_path, ahead, kind):
-    """After a kill, one run may be ahead. Then the other run trains several steps without it."""
+    """After the process was killed, one run may be ahead of the other.
+
+    The other run then trains several steps alone.
+    """
     fields = {"eval__test": False, "checkpoint__steps": 3}
     stopped = [job(tmp_path, n, Noted(n, [], stop_at=1), **fields) for n in "ab"]
     for number, one in zip((3, 3 + ahead), stopped, strict=True):

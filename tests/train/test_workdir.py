@@ -1,4 +1,4 @@
-"""The version of the code."""
+"""The workdir: the version of the code, and configurations of old runs."""
 
 import json
 import shutil

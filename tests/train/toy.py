@@ -29,9 +29,11 @@ class Model(nnx.Module):
 
 
 class Toy(Task):
-    """Args:
-    poison: the step whose batch holds a NaN.
-    scores: validation values to report, one after the other, instead of the true ones.
+    """The toy task.
+
+    Args:
+      poison: the step whose batch contains a NaN.
+      scores: validation values to report, one after the other, instead of the true values.
     """
 
     objective, mode = "error", "min"

@@ -178,7 +178,10 @@ def signal_between_slow_steps(workdir: Path) -> int:
 
 
 def signal_between_compilations(workdir: Path) -> int:
-    """The clock of the votes stands still, so without compilations the votes are at steps 1, 3, 7, 15, 31 and 63."""
+    """Returns the saved step.
+
+    The clock of votes is frozen: without compilations, processes vote at steps 1, 3, 7, 15, ...
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: 0.0))
         return stopped_step(workdir, Late(32, shapes=True), eval__steps=100)
