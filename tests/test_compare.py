@@ -18,7 +18,16 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def test_cases_are_tuned_trained_with_all_seeds_and_compared_with_the_first(tmp_path: Path) -> None:
     command = (
-        *("common.compare", *DIGITS, "--case", "cold", "start=cold", "--case", "zero", "start=zero"),
+        *(
+            "common.compare",
+            *DIGITS,
+            "--case",
+            "cold",
+            "start=cold",
+            "--case",
+            "zero",
+            "start=zero",
+        ),
         *("--sweep", "optimizer.learning_rate=1e-3,1e-2", "--seeds=2", f"--out={tmp_path}"),
     )
     output = call(*command)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def named_groups(
 
 
 def parse_margins(options: Sequence[str]) -> dict[str, float]:
-    """Returns `MARGINS` updated with the values of --margin, each METRIC=NUMBER.
+    """Parses the values of --margin, each METRIC=NUMBER. Returns metric -> margin of equivalence.
 
     Raises:
       UserError: a value is malformed, or a metric has two margins.
@@ -63,13 +64,16 @@ def parse_margins(options: Sequence[str]) -> dict[str, float]:
         check(valid, f"--margin={text}: a margin must be a number of at least 0")
         check(metric not in chosen, f"--margin={text}: {metric} has two margins")
         chosen[metric] = margin
-    return MARGINS | chosen
+    return chosen
 
 
 def against_first(
-    compared: Sequence[Group], margins: Mapping[str, float] = MARGINS
+    compared: Sequence[Group], margins: Mapping[str, float] = MappingProxyType({})
 ) -> list[tuple[Group, Comparison]]:
     """Compares every group with the first group in every metric. Corrects the p-values by Holm's method.
+
+    Args:
+      margins: metric -> margin of equivalence. Other metrics have that of `MARGINS`.
 
     Raises:
       UserError: a run is in two groups, two runs of a group have the same seed, or groups have different test examples
@@ -79,7 +83,11 @@ def against_first(
     for group in others:
         check_runs(group.runs, first.runs)
         _check_data(group.runs, first.runs)
-    pairs = [(group, one) for group in others for one in compare(group.runs, first.runs, margins)]
+    pairs = [
+        (group, one)
+        for group in others
+        for one in compare(group.runs, first.runs, MARGINS | margins)
+    ]
     corrected = correct([one for _, one in pairs])
     return [(group, one) for (group, _), one in zip(pairs, corrected, strict=True)]
 

@@ -51,12 +51,12 @@ def test_errors_are_one_line(arguments, complaint, tmp_path, monkeypatch, capsys
 
 
 def test_layers_are_named_by_the_paper_of_a_run():
-    from common.report.__main__ import _layers_of
+    from common.report.side_by_side import layers_of
 
     reservoirs = {"encoder_layers": 6, "reservoir": "ffn", "reservoirs": 2}
-    assert str(_layers_of({"paper": "reservoir", "model": reservoirs})) == "FFN, 2 of 6"
+    assert str(layers_of({"paper": "reservoir", "model": reservoirs})) == "FFN, 2 of 6"
     # The configuration of an old run has no field `paper`.
-    assert str(_layers_of({"model": reservoirs})) == "FFN, 2 of 6"
+    assert str(layers_of({"model": reservoirs})) == "FFN, 2 of 6"
     for paper in ("gmlp_lm", "perception", "nobody", "not a module"):
-        found = _layers_of({"paper": paper, "model": {"layers": 4, "kind": "gmlp"}})
+        found = layers_of({"paper": paper, "model": {"layers": 4, "kind": "gmlp"}})
         assert str(found) == "gmlp, 4 layers"
