@@ -75,6 +75,8 @@ def train(way):
         },
     )
     trainer.train()
+    # Otherwise the Trainer groups test examples by length too, and returns predictions in that order.
+    trainer.args.group_by_length = False
     logits = torch.tensor(trainer.predict(encode(splits["test"])).predictions)
     return trainer.state.best_metric, logits.log_softmax(-1)
 
