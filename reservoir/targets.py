@@ -179,7 +179,13 @@ NEEDS = {
     "fig2": Needs(("roberta",), PLAIN_T_FFN),
     "fig3": Needs(
         ("iwslt",),
-        (*PLAIN_T_FFN, "BiGRU Reservoir", "BiGRU Reservoir up-projected", "CNN Reservoir"),
+        (
+            *PLAIN_T_FFN,
+            "BiGRU Reservoir",
+            "BiGRU Reservoir up-projected",
+            "CNN Reservoir",
+            "gMLP Reservoir",  # ours
+        ),
     ),
     "fig4": Needs(("iwslt_deep",), PLAIN_T_FFN),
     "fig5": Needs(("iwslt",), (PLAIN, *PLACEMENTS)),
