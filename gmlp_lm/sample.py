@@ -3,7 +3,7 @@
 import codecs
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from common.runtime import program
@@ -46,6 +46,11 @@ def main() -> None:
     )
     parser.add_argument("--top_p", type=float_arg("--top_p"), default=1.0)
     parser.add_argument("--seed", type=int_arg("--seed"), default=1)
+    parser.add_argument(
+        "--stream",
+        action="store_true",
+        help="print several texts while they are written: JSON lines with the number of the text and its next piece",
+    )
     options = parser.parse_args()
 
     import jax
@@ -71,6 +76,9 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")
     if options.prompts is None and options.samples == 1:
         _stream(prompts[0], chunks)
+        return
+    if options.stream:
+        _stream_several(prompts, chunks)
         return
     texts = [b"".join(pieces) for pieces in zip(*chunks, strict=True)]
     for prompt, text in zip(prompts, texts, strict=True):
@@ -112,15 +120,36 @@ def _as_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
+def _decoder() -> codecs.IncrementalDecoder:
+    """Returns a decoder for pieces that may end within a character. Invalid UTF-8 becomes a replacement character."""
+    return codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+
 def _stream(prompt: bytes, chunks: Iterator[Iterable[bytes]]) -> None:
     """Prints a text while it is generated."""
-    # Decode incrementally: a chunk may end within a character. Invalid UTF-8 becomes a replacement character.
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder = _decoder()
     sys.stdout.write(decoder.decode(prompt))
     for (text,) in chunks:
         sys.stdout.write(decoder.decode(text))
         sys.stdout.flush()
     sys.stdout.write(decoder.decode(b"", final=True) + "\n")
+
+
+def _stream_several(prompts: Sequence[bytes], chunks: Iterator[Iterable[bytes]]) -> None:
+    """Prints several texts while they are generated, each piece as a line of JSON with the number of its text."""
+
+    def write(number: int, **piece: str) -> None:
+        if any(piece.values()):
+            print(json.dumps({"number": number, **piece}), flush=True)
+
+    decoders = [_decoder() for _ in prompts]
+    for number, prompt in enumerate(prompts):
+        write(number, prompt=prompt.decode(errors="replace"))
+    for pieces in chunks:
+        for number, piece in enumerate(pieces):
+            write(number, text=decoders[number].decode(piece))
+    for number, decoder in enumerate(decoders):
+        write(number, text=decoder.decode(b"", final=True))
 
 
 if __name__ == "__main__":

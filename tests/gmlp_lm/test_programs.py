@@ -190,6 +190,14 @@ def test_sample_program_writes_text(trained, tmp_path):
     assert [text["prompt"] for text in texts] == ["The\nvalue", "The\nvalue", "In ", "In "]
     assert texts[0] != texts[1] and all(len(text["text"]) >= 8 for text in texts)
     (tmp_path / "empty.txt").write_text("The\n\nA\n")
+    # The pieces of a stream are the same texts.
+    streamed = call(*program, f"--prompts={prompts}", "--samples=2", "--length=30", "--stream")
+    pieces = [json.loads(line) for line in streamed.splitlines()]
+    assert [piece.get("prompt") for piece in pieces[:4]] == [text["prompt"] for text in texts]
+    assert len(pieces) > 8
+    for number, text in enumerate(texts):
+        own = [piece.get("text", "") for piece in pieces if piece["number"] == number]
+        assert "".join(own) == text["text"]
     (tmp_path / "other.jsonl").write_text('{"text": "The"}\n')
     (tmp_path / "none.txt").write_text("")
     for option, message in (
