@@ -28,11 +28,12 @@ def keep(run: Path, folder: Path) -> None:
     for name in (REQUESTED_CONFIG, PREDICTIONS):
         if (run / name).exists():
             shutil.copyfile(run / name, kept / name)
-    lines = (run / METRICS).read_text().splitlines()
-    evaluated = [
-        line for line in lines if any(key.startswith("valid/") for key in json.loads(line))
-    ]
-    (kept / METRICS).write_text("".join(f"{line}\n" for line in evaluated))
+    if (run / METRICS).exists():  # TF-IDF has none
+        lines = (run / METRICS).read_text().splitlines()
+        evaluated = [
+            line for line in lines if any(key.startswith("valid/") for key in json.loads(line))
+        ]
+        (kept / METRICS).write_text("".join(f"{line}\n" for line in evaluated))
 
 
 def main() -> None:
@@ -40,7 +41,12 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="folder with the runs")
     parser.add_argument("folder", type=Path, help="folder to copy the runs to")
     options = parser.parse_args()
-    runs = sorted(path.parent for path in options.runs.glob(f"*/{REQUESTED_CONFIG}"))
+    # A trained run is finished when its requested configuration is written. TF-IDF is fitted at once.
+    runs = sorted(
+        path.parent
+        for path in options.runs.glob(f"*/{SUMMARY}")
+        if (path.parent / REQUESTED_CONFIG).exists() or not (path.parent / METRICS).exists()
+    )
     check(bool(runs), f"{options.runs} has no finished run of a `reproduce` program")
     for run in runs:
         keep(run, options.folder)

@@ -28,18 +28,21 @@ def run(monkeypatch, *arguments: object) -> None:
 def test_files_of_tables_and_verdicts_are_copied(tmp_path, monkeypatch, capsys):
     made(tmp_path / "runs" / "plain_seed1")
     made(tmp_path / "runs" / "plain_seed2", finished=False)
+    made(tmp_path / "runs" / "tf_idf", finished=False)
+    (tmp_path / "runs" / "tf_idf" / "metrics.jsonl").unlink()
     stale = tmp_path / "kept" / "plain_seed1" / "old.txt"
     stale.parent.mkdir(parents=True)
     stale.touch()
     run(monkeypatch, tmp_path / "runs", tmp_path / "kept")
     kept = {str(p.relative_to(tmp_path / "kept")) for p in (tmp_path / "kept").rglob("*.*")}
     names = ("summary.json", "requested_config.json", "predictions.npz", "metrics.jsonl")
-    assert kept == {f"plain_seed1/{name}" for name in names}
+    fitted = {f"tf_idf/{name}" for name in ("summary.json", "predictions.npz")}
+    assert kept == {f"plain_seed1/{name}" for name in names} | fitted
     summary = json.loads((tmp_path / "kept" / "plain_seed1" / "summary.json").read_text())
     assert summary == {"config": {"data": {"source": "files:mnist"}}}, "no path of this machine"
     (line,) = (tmp_path / "kept" / "plain_seed1" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line) == {"step": 10, "valid/loss": 1.0, "aucc": 3.0}
-    assert "kept 1 runs" in capsys.readouterr().out
+    assert "kept 2 runs" in capsys.readouterr().out
 
 
 def test_folder_without_finished_runs_raises_user_error(tmp_path, monkeypatch):
