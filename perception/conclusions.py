@@ -199,6 +199,13 @@ def answer(
             f"{WAYS[a].name} against {WAYS[b].name}: {one.difference:+.1f}"
             f"{f' ({interval})' if interval else ''}: {one}."
         )
+    for (a, b), one in verdicts.items():
+        other = {(a, "worse"): b, (b, "better"): a}.get((way, one.word))
+        if other:
+            lines.append(
+                f"Validation and test disagree: on the test examples {WAYS[other].name} is better than the selected"
+                f" {WAYS[way].name}. A choice by test examples would make its own score too high."
+            )
     line = richness.expectation()
     expected = f"{line.gap(tokens):+.1f} ± {line.margin(tokens):.1f}"
     untried = (

@@ -631,6 +631,19 @@ def test_difference_of_0_1_points_is_undecided(tmp_path) -> None:
     )
 
 
+def test_answer_says_when_the_test_contradicts_the_choice_on_validation(tmp_path) -> None:
+    found = {
+        "lora": runs_of(tmp_path / "lora", 84.0, 89.5, 90.0, 90.5),
+        "tf_idf": runs_of(tmp_path / "tf_idf", 85.0, 80.0, seedless=True),
+    }
+    verdicts = judge(found, "lora", 1.0)
+    said = "Validation and test disagree: on the test examples LoRA on pretrained weights is better"
+    text = answer(found, "lora", verdicts, (1000, 25_000, 1000), "valid")
+    assert "Best classifier, selected on the validation examples: TF-IDF" in text and said in text
+    found["lora"] = runs_of(tmp_path / "other", 86.0, 89.5, 90.0, 90.5)
+    assert said not in answer(found, "lora", verdicts, (1000, 25_000, 1000), "valid")
+
+
 def test_interval_of_one_classifier_matches_the_binomial(tmp_path) -> None:
     """On balanced classes weighted F1 is nearly the accuracy, whose standard error is binomial."""
     (run,) = runs_of(tmp_path, 80.0, 90.0)
