@@ -25,7 +25,8 @@ EPOCH = 4
 """Passes over the training set between two evaluations."""
 
 PATIENCE = 5
-"""Training stops when more than this number of evaluations, counted over the whole training, are not a new best."""
+"""Early stopping: training stops when more evaluations than this number have brought no new best accuracy. The count is
+never reset."""
 
 LAST = 200
 """Training stops at the first evaluation after more than this number of passes over the training set."""
