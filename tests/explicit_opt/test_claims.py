@@ -1,4 +1,4 @@
-"""Claims of the explicit optimization paper: experiments named in claims, and claims decided by computation."""
+"""Claims of the explicit optimization paper: experiments that claims name, and claims that a computation decides."""
 
 import csv
 import os
