@@ -288,7 +288,10 @@ class Translation(Backskipping, Task):
         return BatchSpec(pairs | {"ids": integers(rows)}, rows * length)
 
     def decoding(self, abstract_model: AbstractModel) -> Decoding:
-        """Returns the beam search of the longest sentences, compiled as if the weights were gathered for each batch."""
+        """Returns the beam search of the longest sentences.
+
+        `Decoding.tokens` counts one batch per gathering of the weights.
+        """
         search, length = search_of(self.config), max(self.config.eval.buckets)
         longest = search.longest(length)
         rows = rows_of(length, self.config.eval.tokens_per_batch, self.mesh.size)
