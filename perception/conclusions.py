@@ -31,7 +31,7 @@ def scores(found: Classes | LabelSets) -> dict[str, float]:
 
 
 def results(found: Mapping[str, Sequence[Run]]) -> Table:
-    """Returns the table of results: mean ± standard deviation over seeds. Only "last step" is not of the best step."""
+    """Returns the table of results: mean ± standard deviation over seeds, at the best step except in "last step"."""
     rows = []
     for way, runs in found.items():
         summaries = [run.summary for run in runs]

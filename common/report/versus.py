@@ -73,7 +73,7 @@ def against_first(
     """Compares every group with the first group in every metric. Corrects the p-values by Holm's method.
 
     Args:
-      margins: metric -> margin of equivalence. Other metrics have that of `MARGINS`.
+      margins: metric -> margin of equivalence. Other metrics have the default margin in `MARGINS`.
 
     Raises:
       UserError: a run is in two groups, two runs of a group have the same seed, or groups have different test examples
