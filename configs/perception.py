@@ -9,13 +9,14 @@ Reproduces: Table 1. `--config.backbone` and `--config.finetune=full|lora` choos
 Not in the paper: `full_pretrained` (trains all weights of a pretrained model) and `head` (trains the head alone).
 Recipes, appended to the file name: `:paper` follows the authors' program with its mistakes: the head is random and
 frozen, SNLI has premises without hypotheses, embedding tables are reinitialised, the mean over tokens includes padding,
-all methods share a learning rate, and the best step is selected on the test set. `:fixed` (default) repairs these
-mistakes. Hardware: one accelerator for full training of up to 1.1 billion parameters, several for more; we have not run
-these sizes. `:laptop` (or `:paper,laptop`) is arctic_xs on two CPU cores, 128 tokens per text, 2,000 steps. Data:
---config.dataset from TFDS (imdb_reviews, snli, glue/sst2) or Hugging Face (needs the package datasets), or your own
-{train,validation,test}.jsonl (or .csv, or .gz) with --config.data.source=files:DIR. The fields of each row are "text"
-and "label", or the names in --config.data.fields and --config.data.label. `--config=configs/perception.py:tiny`
-classifies paragraphs of embedded text: a minute on two CPU cores.
+all methods share a learning rate, and the best step is selected on the test set. `:fixed` (default) repairs
+these mistakes.
+Hardware: one accelerator for full training of up to 1.1 billion parameters, several for more; we have not run these
+sizes. `:laptop` (or `:paper,laptop`) is arctic_xs on two CPU cores, 128 tokens per text, 2,000 steps.
+Data: --config.dataset from TFDS (imdb_reviews, snli, glue/sst2) or Hugging Face (needs the package datasets), or your
+own {train,validation,test}.jsonl (or .csv, or .gz) with --config.data.source=files:DIR. The fields of each row are
+"text" and "label", or the names in --config.data.fields and --config.data.label.
+`--config=configs/perception.py:tiny` classifies paragraphs of embedded text: a minute on two CPU cores.
 """
 
 from ml_collections import ConfigDict

@@ -91,7 +91,8 @@ def open_table(path: Path, pair: bool = False) -> Table:
         case ".parquet":
             return Parquet(path)
     raise UserError(
-        f"{path}: the name must end with .csv, .tsv, .jsonl or .txt, also with .gz, or with .parquet"
+        f"{path}: the name must end with .csv, .tsv, .jsonl or .txt (each optionally followed by .gz), or with"
+        " .parquet"
     )
 
 
