@@ -288,9 +288,9 @@ class Translation(Backskipping, Task):
         return BatchSpec(pairs | {"ids": integers(rows)}, rows * length)
 
     def decoding(self, abstract_model: AbstractModel) -> Decoding:
-        """Returns the beam search of the longest sentences.
+        """Returns the beam search of a batch of the longest sentences.
 
-        `Decoding.tokens` counts one batch per gathering of the weights.
+        The returned `Decoding` assumes that the weights are gathered for every batch.
         """
         search, length = search_of(self.config), max(self.config.eval.buckets)
         longest = search.longest(length)
