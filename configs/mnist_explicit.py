@@ -1,4 +1,4 @@
-"""MNIST digits, softmax layers: explicit, warm and cold starts, one layer or more.
+"""MNIST digits: one or more softmax layers, trained from the explicit solution (warm) or from random values (cold).
 
     python -m explicit_opt.train --config=configs/mnist_explicit.py --config.model.layers=2 --config.start=warm
 

@@ -121,7 +121,7 @@ def _valid(runs: Sequence[Run]) -> float:
 
 
 def choose(found: Mapping[str, Sequence[Run]]) -> str | None:
-    """Returns the training method on pretrained weights with the best mean F1 on the validation examples.
+    """Returns the training method that uses pretrained weights and has the best mean F1 on the validation examples.
 
     With `eval.select=test` the test examples are used as validation examples. If no method used pretrained weights, the
     result is None.
