@@ -15,9 +15,12 @@ from typing import NamedTuple
 import numpy as np
 
 from common.config import check
+from common.metrics.kinds import MODES
 from common.report.panels import COLOURS
 from common.report.table import publish
 from common.runtime import program
+
+BETTER = {"max": "higher is better", "min": "lower is better"}
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -78,14 +81,15 @@ PANELS = (
         },
     ),
     Panel(
-        "perception: Rotten Tomatoes, MiniLM",
-        "perception/laptop/runs",
+        "perception: Rotten Tomatoes, MiniLM, 200 steps",
+        "perception/worth_rotten_tomatoes/runs",
         "weighted_f1",
         "test weighted F1, %",
         {
-            "rotten_tomatoes_arctic_xs_full": "everything, from random weights",
-            "rotten_tomatoes_arctic_xs_full_pretrained": "everything, pretrained",
-            "rotten_tomatoes_arctic_xs_lora": "LoRA",
+            "full": "everything, from random weights",
+            "full_pretrained": "everything, pretrained",
+            "lora": "LoRA",
+            "head": "head",
         },
     ),
 )
@@ -132,7 +136,10 @@ def draw(panels: Sequence[tuple[Panel, list[Measured]]], path: Path) -> None:
             for number, one in enumerate(cases):
                 x, colour = getattr(one, cost), COLOURS[number]
                 marker = "*" if one.case == next(iter(panel.cases)) else "o"
-                name = f"{panel.cases[one.case]} ({len(one.values)} seeds)"
+                seeds = (
+                    f"{len(one.values)} seeds" if len(one.values) > 1 else "the same for all seeds"
+                )
+                name = f"{panel.cases[one.case]} ({seeds})"
                 plot.plot(x, np.mean(one.values), "_", color=colour, markersize=22)
                 plot.plot(
                     np.full(len(one.values), x),
@@ -143,11 +150,13 @@ def draw(panels: Sequence[tuple[Panel, list[Measured]]], path: Path) -> None:
                     label=name,
                 )
             plot.set_xlabel("training FLOPs" if cost == "flops" else "trained parameters")
-            plot.set_ylabel(panel.label)
+            plot.set_ylabel(f"{panel.label} ({BETTER[MODES[panel.metric]]})")
             plot.grid(alpha=0.3)
-            plot.margins(x=0.15)
+            # From 0, so that a small difference looks small.
+            most = max(getattr(one, cost) for one in cases)
+            plot.set_xlim(-0.06 * most, 1.1 * most)
         axes[0][column].set_title(panel.title, fontsize=10)
-        axes[1][column].legend(fontsize=8, loc="best")
+        axes[1][column].legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2))
     figure.savefig(path, dpi=110)
 
 

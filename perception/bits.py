@@ -1,17 +1,27 @@
-"""Measures how quantizing a trained classifier changes its F1: python -m perception.bits --run=RUN
+"""Measures how quantizing trained classifiers changes their F1: python -m perception.bits --runs RUN RUN RUN
 
     python -m perception.train --config=configs/perception.py:laptop --config.backbone=auto --config.pretrained=DIR \\
         --config.finetune=full_pretrained --config.data.source=files:DATA --workdir=runs/a
-    python -m perception.bits --run=runs/a --out=results/perception
+    python -m perception.bits --runs runs/a --out=results/perception
 
-Stores the encoder of a run with its kernels in each format (float32, bfloat16, int8, NF4, 4 bits with a minimum), reads
-it back, and classifies the test examples with the run's head in float32. Writes bits.csv and bits.md.
+Stores the encoder of each run with its kernels in each format (float32, bfloat16, int8, NF4, 4 bits with a minimum),
+reads it back, and classifies the test examples with the run's head in float32. Writes bits.csv and bits.md with means
+over the runs. A verdict on a format needs three runs that differ in the seed.
 """
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from common.runtime import program
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
+    from common.metrics.classes import Classes
+
+METRIC = "weighted_f1"
 
 COLUMNS = (
     "format",
@@ -24,6 +34,7 @@ COLUMNS = (
     "95 % from",
     "to",
     "changed predictions (%)",
+    "verdict",
 )
 
 
@@ -33,11 +44,12 @@ def main() -> None:
 
     parser = config.parser_for("perception.bits")
     parser.add_argument(
-        "--run",
+        "--runs",
         required=True,
+        nargs="+",
         type=open_folder,
-        metavar="DIR",
-        help="a run that trained all weights",
+        metavar="RUN",
+        help="runs that trained all weights, with different seeds",
     )
     parser.add_argument(
         "--examples",
@@ -57,32 +69,73 @@ def main() -> None:
 
     from common.report.table import publish
 
-    rows = measure(options.run, options.examples)
+    rows = measure(options.runs, options.examples)
     with output(options.out):
         publish(options.out / "bits", COLUMNS, rows)
 
 
-def measure(run: Path, examples: int | None = None) -> list[tuple]:
-    """Returns one row for each format, with the columns COLUMNS.
+def measure(runs: Sequence[Path], examples: int | None = None) -> list[tuple]:
+    """Returns one row for each format, with the columns COLUMNS. The values are means over the runs.
 
-    The difference from float32 has a 95 % interval from a paired bootstrap over the test examples.
+    The difference from float32 is taken within each run. Holm's method corrects the formats together.
+
+    Raises:
+      UserError: a run is given twice, has not trained all weights, or has other test examples.
     """
     import numpy as np
 
-    from common.report.verdict import resample
+    from common.config import check
+    from common.report.verdict import LEAST_SEEDS, MARGINS, compare_within_runs, correct
     from common.sharding import make_mesh
+
+    check(len({run.resolve() for run in runs}) == len(runs), "--runs: a run is given twice")
+    mesh = make_mesh({"data": -1})
+    found: dict[str, list[Classes]] = {}
+    sizes: dict[str, list[tuple[float, ...]]] = {}
+    for run in runs:
+        for kind, size, predicted in quantize(run, mesh, examples):
+            sizes.setdefault(kind, []).append(size)
+            found.setdefault(kind, []).append(predicted)
+            print(f"{run.name}, {kind}: {predicted.metrics()}", flush=True)
+    plain = found["float32"]
+    compared = {
+        kind: compare_within_runs(some, plain, METRIC, MARGINS[METRIC])
+        for kind, some in found.items()
+        if kind != "float32"
+    }
+    corrected = dict(zip(compared, correct(list(compared.values())), strict=True))
+    rows = []
+    for kind, some in found.items():
+        one = corrected.get(kind)
+        metrics = [predicted.metrics() for predicted in some]
+        means = (float(np.mean([m[name] for m in metrics])) for name in ("accuracy", METRIC))
+        difference = (one.difference, one.low, one.high) if one else (0.0, 0.0, 0.0)
+        changed = [(a.guesses_M != b.guesses_M).mean() for a, b in zip(some, plain, strict=True)]
+        few = LEAST_SEEDS - len(runs)
+        verdict = f"undecided (at least {few} more)" if few > 0 else str(one)
+        size = np.mean(sizes[kind], axis=0).tolist()
+        changed_percent = 100 * float(np.mean(changed))
+        rows.append((kind, *size, *means, *difference, changed_percent, verdict if one else ""))
+    return rows
+
+
+def quantize(
+    run: Path, mesh: "Mesh", examples: int | None
+) -> "Iterator[tuple[str, tuple[float, ...], Classes]]":
+    """Yields for each format its name, its size and the predictions of the run with the encoder in this format.
+
+    The size is the bits of a kernel's weight, the MB of the file, and the error of the kernels in percent.
+    """
     from perception.adapter_commands import wanted_parameters
     from perception.encoder_evaluation import EncoderEvaluation
     from perception.hugging_face import export, open_model
     from perception.quantized import CODES, SCALES
     from perception.quantized_files import FORMATS, write
 
-    mesh = make_mesh({"data": -1})
     evaluation = EncoderEvaluation(run, mesh, examples)
     wanted = wanted_parameters(evaluation.shape, mesh)
     kernels = [name for name in wanted if name.endswith("/kernel")]
     weights = sum(wanted[name].size for name in kernels)
-    found, sizes = {}, {}
     with TemporaryDirectory() as folder:
         base = Path(folder) / "base"
         export(base, evaluation.shape, evaluation.encoder)
@@ -93,32 +146,12 @@ def measure(run: Path, examples: int | None = None) -> list[tuple]:
             files, encoder = model.files, model.load(wanted)
             packed = [name for name in files.names if name.endswith((CODES, SCALES))]
             stored = packed or model.stored_names(kernels)
-            sizes[kind] = (
+            size = (
                 8 * sum(files.tensor(name).size for name in stored) / weights,
                 sum(files.tensor(name).size for name in files.names) / 1e6,
                 100 * _error(encoder, evaluation.encoder, kernels),
             )
-            found[kind] = evaluation(encoder, "test")
-            print(f"{kind}: {found[kind].metrics()}", flush=True)
-    metrics = {kind: one.metrics() for kind, one in found.items()}
-    resampled = dict(zip(found, resample(list(found.values())), strict=True))
-    plain, rows = found["float32"], []
-    for kind, one in found.items():
-        difference_B = resampled[kind]["weighted_f1"] - resampled["float32"]["weighted_f1"]
-        low, high = np.quantile(difference_B, (0.025, 0.975))
-        rows.append(
-            (
-                kind,
-                *sizes[kind],
-                metrics[kind]["accuracy"],
-                metrics[kind]["weighted_f1"],
-                metrics[kind]["weighted_f1"] - metrics["float32"]["weighted_f1"],
-                float(low),
-                float(high),
-                100 * float((one.guesses_M != plain.guesses_M).mean()),
-            )
-        )
-    return rows
+            yield kind, size, evaluation(encoder, "test")
 
 
 def _error(encoder: dict, base: dict, kernels: list[str]) -> float:

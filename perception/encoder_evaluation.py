@@ -20,6 +20,7 @@ class EncoderEvaluation:
       encoder: the encoder's parameters, float32, without the prefix "encoder/".
       shape: the encoder's backbone.
       tokenizer: the run's tokenizer.
+      fingerprint: fingerprint of the test examples.
     """
 
     def __init__(self, workdir: Path, mesh: Mesh, examples: int | None = None):
@@ -46,6 +47,7 @@ class EncoderEvaluation:
             f" {', '.join(classes)}: restore the data of the run",
         )
         self._examples = examples
+        self.fingerprint = self._splits["test"].fingerprint
         values = self._trained.values.trainable
         self.encoder = {
             n.removeprefix(ENCODER): x for n, x in values.items() if n.startswith(ENCODER)

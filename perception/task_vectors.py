@@ -1,11 +1,14 @@
 """Adds and negates task vectors of two full fine-tunings: python -m perception.task_vectors --runs RUN RUN
 
+    python -m perception.task_vectors --runs runs/a_seed1 runs/b_seed1 --runs runs/a_seed2 runs/b_seed2
+
 A task vector is the difference of fine-tuned and pretrained weights of the whole encoder (Ilharco et al., 2022). Adding
 two vectors to the pretrained weights gives one encoder for two tasks. Subtracting a vector is meant to make the encoder
 forget a task. Each task keeps the head of its run. Validation accuracy chooses the weight of the sum of both vectors.
-The program writes test accuracies to task_vectors.csv.
+The program writes test accuracies to task_vectors.csv. With several pairs of runs, it writes means and deviations.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,10 +29,12 @@ def main() -> None:
     parser.add_argument(
         "--runs",
         required=True,
+        action="append",
         nargs=2,
         type=open_folder,
         metavar="RUN",
-        help="two runs with --config.finetune=full_pretrained and the same --config.pretrained",
+        help="two runs with --config.finetune=full_pretrained and the same --config.pretrained; repeat the option for"
+        " runs of the same two tasks with other seeds",
     )
     parser.add_argument(
         "--pretrained",
@@ -89,9 +94,58 @@ def vector(tuned: Params, base: Params) -> Params:
 
 
 def measure(
-    runs: Sequence[Path], pretrained: Path | None = None, examples: int | None = None
+    pairs: Sequence[Sequence[Path]], pretrained: Path | None = None, examples: int | None = None
 ) -> tuple[tuple[str, ...], list[tuple]]:
-    """Returns the columns and rows of the table: accuracy on the test examples of both tasks, in percent."""
+    """Returns the columns and rows of the table: accuracy on the test examples of both tasks, in percent.
+
+    With several pairs of runs, a row has the mean and standard deviation over the pairs.
+
+    Args:
+      pairs: pairs of runs. The first runs of all pairs have the same task, and so have the second ones.
+      pretrained: the pretrained weights; None for those of the first run of a pair.
+
+    Raises:
+      UserError: a run has not trained all weights, or two pairs have other tasks.
+    """
+    from common.config import check
+    from common.report.table import mean_std
+
+    tables, known = [], None
+    for pair in pairs:
+        tasks, table = _pair(pair, pretrained, examples)
+        known = known or tasks
+        check(
+            tasks == known,
+            f"--runs {' '.join(map(str, pair))}: the test examples are not those of the first pair"
+            " of runs, in this order",
+        )
+        tables.append(table)
+    names = [re.sub(r"_seed\d+$", "", run.name) for run in pairs[0]]
+    columns = ("encoder", *(f"weight of {name}" for name in names))
+    columns += tuple(f"test accuracy, {name}" for name in names)
+    rows = []
+    for number, (signs, *_) in enumerate(tables[0]):
+        weights, accuracies = (
+            list(zip(*(table[number][part] for table in tables), strict=True)) for part in (1, 2)
+        )
+        name = " ".join(f"{sign} {task}" for sign, task in zip(signs, names, strict=True) if sign)
+        if len(pairs) == 1:
+            rows.append(
+                (name or "pretrained", *(w for (w,) in weights), *(a for (a,) in accuracies))
+            )
+            continue
+        chosen = (", ".join(f"{w:g}" for w in sorted(set(some))) for some in weights)
+        rows.append((name or "pretrained", *chosen, *map(mean_std, accuracies)))
+    return columns, rows
+
+
+Signs = tuple[str, str]
+
+
+def _pair(
+    runs: Sequence[Path], pretrained: Path | None, examples: int | None
+) -> tuple[list[str], list[tuple[Signs, tuple[float, float], tuple[float, ...]]]]:
+    """Returns the fingerprints of both tasks' test examples, and (signs, weights, accuracies) of each encoder."""
     from common.config import check
     from common.sharding import make_mesh
     from perception import loading
@@ -118,18 +172,15 @@ def measure(
 
     chosen = max(SUMS, key=lambda weight: sum(accuracies((weight, weight), "valid")))
     print(f"weight of the sum, chosen by the mean accuracy on validation: {chosen:g}", flush=True)
-    names = [run.name for run in runs]
-    plan = [("pretrained", (0.0, 0.0))]
-    plan += [(f"+ {names[0]}", (1.0, 0.0)), (f"+ {names[1]}", (0.0, 1.0))]
-    plan += [(f"+ {names[0]} + {names[1]}", (chosen, chosen))]
+    plan = [(("", ""), (0.0, 0.0)), (("+", ""), (1.0, 0.0)), (("", "+"), (0.0, 1.0))]
+    plan += [(("+", "+"), (chosen, chosen))]
     for weight in NEGATIONS:
-        plan += [(f"- {names[0]}", (weight, 0.0)), (f"- {names[1]}", (0.0, weight))]
-    rows = []
-    for name, weights in plan:
-        rows.append((name, *weights, *accuracies(weights, "test")))
-        print(*rows[-1], flush=True)
-    columns = ("encoder", *(f"weight of {name}" for name in names))
-    return (*columns, *(f"test accuracy, {name}" for name in names)), rows
+        plan += [(("-", ""), (weight, 0.0)), (("", "-"), (0.0, weight))]
+    table = []
+    for signs, weights in plan:
+        table.append((signs, weights, accuracies(weights, "test")))
+        print(*weights, *table[-1][2], flush=True)
+    return [task.fingerprint for task in tasks], table
 
 
 if __name__ == "__main__":

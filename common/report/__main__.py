@@ -37,7 +37,7 @@ def _parser() -> ArgumentParser:
         nargs="*",
         metavar="GROUP",
         help="a folder of runs, a run's folder or summary.json, a glob, or wandb:ENTITY/PROJECT:GROUP; each group is"
-        " compared with the first group",
+        " compared with the first group; NAME=GROUP names a group in tables and figures",
     )
     parser.add_argument(
         "--wandb", metavar="ENTITY/PROJECT", help="compare all runs of this project"

@@ -1,5 +1,6 @@
 """Tables of verdicts on groups of runs, and of the test examples on which two runs differ most."""
 
+import glob
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,21 +28,35 @@ def named_groups(
     Each argument is a group if at least one argument names several runs and no argument mixes configurations. Otherwise
     the runs of all arguments are grouped by their configurations.
 
+    Args:
+      arguments: see `load_group`. NAME=GROUP names a group, whose name is otherwise the last part of the path.
+
     Raises:
       UserError: an argument does not name a finished run, the metrics differ, or two runs have the same configuration
         and seed.
     """
-    loaded = [load_group(argument) for argument in arguments]
+    named = [_split_name(argument) for argument in arguments]
+    loaded = [load_group(argument) for _, argument in named]
     if len(loaded) > 1 and any(len(runs) > 1 for runs in loaded):
         grouped = [groups(runs, layers_of=layers_of) for runs in loaded]
         if all(len(parts) == 1 for parts in grouped):
-            names = [argument.rstrip("/").rpartition("/")[2] for argument in arguments]
+            names = [name or argument.rstrip("/").rpartition("/")[2] for name, argument in named]
             names = names if len(set(names)) == len(names) else list(arguments)
             return [
                 Group(name, name, one.runs, one.layers)
                 for name, (one,) in zip(names, grouped, strict=True)
             ]
     return groups((run for runs in loaded for run in runs), layers_of=layers_of)
+
+
+def _split_name(argument: str) -> tuple[str, str]:
+    """Splits NAME=GROUP. Returns the name, "" if there is none, and the group."""
+    name, _, group = argument.partition("=")
+    if not group or set(name) & set("/:*?["):
+        return "", argument
+    # Folders of runs may have "=" in their names.
+    is_path = Path(argument).exists() or glob.glob(argument)
+    return ("", argument) if is_path else (name, group)
 
 
 def parse_margins(options: Sequence[str]) -> dict[str, float]:
@@ -147,7 +162,7 @@ def explanation(comparisons: Sequence[tuple[Group, Comparison]], compared: Seque
         )
     if not runs_alternated([group.runs for group in compared]):
         lines.append(
-            "Seconds are not compared, because the runs did not take turns on the machine (reproduce --turns=N)."
+            "Seconds are not compared, because the runs did not take turns on the machine (--turns=N)."
         )
     return "\n".join(lines)
 

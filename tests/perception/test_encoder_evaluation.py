@@ -43,7 +43,7 @@ def test_bits_of_every_format_with_their_errors(runs, tmp_path, monkeypatch, cap
         return evaluate(self, encoder, split)
 
     monkeypatch.setattr(EncoderEvaluation, "__call__", watched)
-    arguments = [f"--run={runs[0]}", f"--out={tmp_path}"]
+    arguments = ["--runs", str(runs[0]), f"--out={tmp_path}"]
     monkeypatch.setattr(sys, "argv", ["bits", *arguments])
     bits.main()
     with (tmp_path / "bits.csv").open() as file:
@@ -60,6 +60,43 @@ def test_bits_of_every_format_with_their_errors(runs, tmp_path, monkeypatch, cap
     assert {float(plain[n]) for n in ("minus float32", "95 % from", "to")} == {0}
     for row in rows.values():
         assert float(row["95 % from"]) <= float(row["minus float32"]) <= float(row["to"])
+    assert [row["verdict"] for row in rows.values()] == ["", *["undecided (at least 2 more)"] * 4]
+
+
+def test_bits_of_several_runs_are_means_and_differ_within_each_run(runs, monkeypatch) -> None:
+    """Runs of different quality have equal differences if each format changes the same examples."""
+    labels_M = np.arange(400) % 2
+    found = {"float32": (0, 40), "bfloat16": (0, 40), "4bit": (60, 100)}
+
+    def quantize(run: Path, mesh: object, examples: object) -> list:
+        seed = int(run.name)
+        kinds = []
+        for kind, wrong in found.items():
+            guesses_M = labels_M.copy()
+            # The first 40 or 100 examples are wrong, and `seed` more at the end.
+            guesses_M[: wrong[1]] ^= 1
+            guesses_M[len(labels_M) - 20 * seed :] ^= 1
+            logs_MN = np.log(np.where(guesses_M[:, None] == np.arange(2), 0.9, 0.1))
+            predicted = Classes.of_log_probabilities("examples", labels_M, logs_MN, ("a", "b"))
+            kinds.append((kind, (32.0, 1.0, 0.0), predicted))
+        return kinds
+
+    monkeypatch.setattr(bits, "quantize", quantize)
+    rows = {
+        row[0]: dict(zip(bits.COLUMNS, row, strict=True))
+        for row in bits.measure([Path("1"), Path("2"), Path("3")])
+    }
+    assert rows["float32"]["test accuracy"] == pytest.approx(80)
+    assert rows["bfloat16"]["minus float32"] == 0
+    assert rows["bfloat16"]["verdict"] == "equivalent within 1"
+    changed = rows["4bit"]
+    assert changed["minus float32"] == pytest.approx(-15)
+    assert changed["verdict"] == "worse" and changed["changed predictions (%)"] == 15
+    # The interval is that of 60 changed examples of 400, and the runs' own quality is not in it.
+    half = (changed["to"] - changed["95 % from"]) / 2
+    assert half == pytest.approx(1.96 * 100 * (0.15 * 0.85 / 400) ** 0.5, rel=0.1)
+    with pytest.raises(UserError, match="--runs: a run is given twice"):
+        bits.measure([Path("1"), Path("1")])
 
 
 def test_vectors_are_differences_and_add_up() -> None:
@@ -75,13 +112,35 @@ def test_vectors_are_differences_and_add_up() -> None:
 
 
 def test_task_vectors_rows_are_the_runs_and_their_sums(runs) -> None:
-    columns, rows = task_vectors.measure(runs)
+    columns, rows = task_vectors.measure([runs])
     table = {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
     assert table["+ one"]["test accuracy, one"] == pytest.approx(accuracy(runs[0]))
     assert table["+ two"]["test accuracy, two"] == pytest.approx(accuracy(runs[1]))
     both = table["+ one + two"]
     assert both["weight of one"] == both["weight of two"] in task_vectors.SUMS
     assert {row[1] for row in rows} >= {0.0, 1.0, *task_vectors.NEGATIONS}
+    assert {"pretrained", "- one", "- two"} <= set(table)
+
+
+def test_task_vectors_of_several_pairs_have_means_and_deviations(monkeypatch) -> None:
+    found = {"a": (60.0, 70.0), "b": (62.0, 71.0), "c": (64.0, 72.0)}
+
+    def pair(runs: tuple[Path, Path], *_) -> tuple:
+        seed = runs[0].name[-1]
+        tasks = ["films", "news"] if seed != "x" else ["news", "films"]
+        return tasks, [
+            (("", ""), (0.0, 0.0), found["a"]),
+            (("+", "+"), (0.4, 0.4), found.get(seed, ())),
+        ]
+
+    monkeypatch.setattr(task_vectors, "_pair", pair)
+    pairs = [(Path(f"one_seed1/{seed}"), Path("two_seed1")) for seed in "abc"]
+    columns, rows = task_vectors.measure(pairs)
+    assert columns[2:4] == ("weight of two", "test accuracy, a")
+    assert rows[0] == ("pretrained", "0", "0", "60.0 ± 0.0", "70.0 ± 0.0")
+    assert rows[1] == ("+ a + two", "0.4", "0.4", "62.0 ± 2.0", "71.0 ± 1.0")
+    with pytest.raises(UserError, match="not those of the first pair"):
+        task_vectors.measure([*pairs, (Path("x"), Path("y"))])
 
 
 def test_runs_without_an_own_encoder_are_refused(runs, mesh, tmp_path) -> None:
@@ -92,4 +151,4 @@ def test_runs_without_an_own_encoder_are_refused(runs, mesh, tmp_path) -> None:
     with pytest.raises(UserError, match=r"lora has no encoder in its checkpoint"):
         EncoderEvaluation(workdir, mesh)
     with pytest.raises(UserError, match="a task vector needs full_pretrained"):
-        task_vectors.measure([workdir, workdir])
+        task_vectors.measure([[workdir, workdir]])

@@ -14,6 +14,7 @@ from common.metrics.losses import Losses
 from common.metrics.predictions import PREDICTIONS
 from common.metrics.translations import Translations
 from common.report.__main__ import main
+from common.report.versus import named_groups
 from tests.report.helpers import summary
 
 LINES = [f"there are {number} small birds in the garden" for number in range(60)]
@@ -92,6 +93,18 @@ def test_glob_is_a_group_and_single_runs_are_undecided(tmp_path, report):
     assert verdicts(tmp_path)["accuracy"] == "better"
     report("plain_seed1", "ours_seed1")
     assert set(verdicts(tmp_path).values()) == {"undecided (at least 2 more seeds)"}
+
+
+def test_groups_have_the_names_that_arguments_give_them(tmp_path, report, monkeypatch):
+    for seed in (1, 2, 3):
+        keep(tmp_path / "a" / f"s{seed}", classes(0.8, seed), seed=seed)
+        keep(tmp_path / "b" / f"rate=1_s{seed}", classes(0.9, 9 + seed), seed=seed, reservoir="ffn")
+    report("a", "wide model=b")
+    assert "wide model" in (tmp_path / "runs" / "report" / "verdicts.md").read_text()
+    # Folders and globs with "=" are no names.
+    monkeypatch.chdir(tmp_path / "b")
+    assert [group.name for group in named_groups(["../a", "rate=1_s*"])] == ["a", "rate=1_s*"]
+    assert [group.name for group in named_groups(["../a", "wide=rate=1_s*"])] == ["a", "wide"]
 
 
 def test_margin_option_makes_groups_equivalent(tmp_path, report):

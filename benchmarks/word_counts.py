@@ -1,0 +1,105 @@
+"""Measures TF-IDF on many reviews: CPU seconds, memory and F1 of a whole program: python -m benchmarks.word_counts
+
+    python -m benchmarks.word_counts --data=data/imdb
+
+Writes generated reviews to a JSON lines file and runs `perception.worth --data FILE` with a budget too small for
+networks: reading, splits without near-duplicates, the choice of C, fitting, the test and the report. A generated review
+joins sentences of random reviews with the same number of stars, so word pairs are about as varied as in real text.
+"""
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import time
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from common.runtime import program
+
+WORDS = 130
+"""Mean length of a generated review, about that of a Yelp review."""
+
+GIBIBYTE = 2**30
+
+
+def generate(sentences: dict[int, list[str]], rows: int, seed: int) -> Iterator[dict]:
+    """Yields reviews, each with a text and its number of stars.
+
+    Args:
+      sentences: stars -> sentences.
+    """
+    draw = random.Random(seed)
+    stars = sorted(sentences)
+    for _ in range(rows):
+        label, words = draw.choice(stars), 0
+        length = max(5, round(draw.gauss(WORDS, WORDS / 3)))
+        picked: list[str] = []
+        while words < length:
+            picked.append(draw.choice(sentences[label]))
+            words += picked[-1].count(" ") + 1
+        yield {"text": " ".join(picked), "stars": label}
+
+
+def sentences_of(folder: Path) -> dict[int, list[str]]:
+    """Returns stars -> sentences of the reviews in train.jsonl.gz."""
+    from common.data.files import read_bytes
+
+    found: dict[int, list[str]] = {}
+    for line in read_bytes(folder / "train.jsonl.gz").splitlines():
+        review = json.loads(line)
+        text = review["text"].replace("<br />", " ")
+        found.setdefault(review["stars"], []).extend(re.findall(r"[^.!?]+[.!?]+", text))
+    return {stars: [" ".join(x.split()) for x in texts] for stars, texts in found.items()}
+
+
+def main() -> None:
+    from benchmarks.harness import machine
+    from common import config
+
+    parser = ArgumentParser(prog="benchmarks.word_counts", description=__doc__.splitlines()[0])
+    parser.add_argument("--data", required=True, type=Path, help="folder with train.jsonl.gz")
+    parser.add_argument("--rows", type=config.positive_int_arg("--rows"), default=650_000)
+    parser.add_argument("--out", type=Path, default=Path("results/benchmarks/word_counts.json"))
+    options = parser.parse_args()
+
+    with TemporaryDirectory() as folder:
+        reviews, out = Path(folder) / "reviews.jsonl", Path(folder) / "worth"
+        with reviews.open("w") as file:
+            for review in generate(sentences_of(options.data), options.rows, seed=1):
+                file.write(json.dumps(review) + "\n")
+        command = [sys.executable, "-m", "perception.worth", "--data", str(reviews)]
+        command += ["--label=stars", "--budget=1s", f"--out={out}"]
+        start = time.perf_counter()
+        process = subprocess.Popen(command)
+        _, status, used = os.wait4(process.pid, 0)
+        seconds = time.perf_counter() - start
+        process.returncode = os.waitstatus_to_exitcode(status)
+        config.check(process.returncode == 0, f"perception.worth ended with {process.returncode}")
+        summary = json.loads(next(out.glob("runs/tf_idf*/summary.json")).read_text())
+        megabytes = reviews.stat().st_size / 1e6
+    record = {
+        "title": "perception.worth with TF-IDF alone, the whole program",
+        "machine": machine(),
+        "rows": options.rows,
+        "megabytes_of_text": megabytes,
+        "seconds": seconds,
+        "cpu_seconds": used.ru_utime + used.ru_stime,
+        # Linux counts kilobytes, macOS bytes.
+        "peak_gib": used.ru_maxrss * (1 if sys.platform == "darwin" else 1024) / GIBIBYTE,
+        "test": summary["test"],
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(record, indent=2) + "\n")
+    print(
+        f"{options.rows:,} reviews, {megabytes:,.0f} MB: {record['cpu_seconds']:.0f} CPU seconds,"
+        f" {seconds:.0f} s, at most {record['peak_gib']:.2f} GiB; written to {options.out}"
+    )
+
+
+if __name__ == "__main__":
+    program.run(main)
