@@ -50,7 +50,7 @@ def named_groups(
 
 
 def _split_name(argument: str) -> tuple[str, str]:
-    """Splits NAME=GROUP. Returns the name, "" if there is none, and the group."""
+    """Splits NAME=GROUP. Returns the name ("" for a group without a name) and the group."""
     name, _, group = argument.partition("=")
     if not group or set(name) & set("/:*?["):
         return "", argument
