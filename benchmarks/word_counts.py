@@ -2,9 +2,10 @@
 
     python -m benchmarks.word_counts --data=data/imdb
 
-Writes generated reviews to a JSON lines file and runs `perception.worth --data FILE` with a budget too small for
-networks: reading, splits without near-duplicates, the choice of C, fitting, the test and the report. A generated review
-joins sentences of random reviews with the same number of stars, so word pairs are about as varied as in real text.
+Writes generated reviews to a JSON lines file and runs `perception.worth --data FILE` with a budget that is too small
+for networks. The program reads the file, makes splits without near-duplicates, chooses C, fits, tests and writes the
+report. A generated review joins sentences of random reviews with the same number of stars, so word pairs are about as
+varied as in real text.
 """
 
 import json
@@ -22,7 +23,7 @@ from tempfile import TemporaryDirectory
 from common.runtime import program
 
 WORDS = 130
-"""Mean length of a generated review, about that of a Yelp review."""
+"""Mean number of words in a generated review, about as many as in Yelp reviews."""
 
 GIBIBYTE = 2**30
 

@@ -21,7 +21,7 @@ from common.storage.folders import open_folder
 
 @dataclass(frozen=True)
 class Cases(ExperimentSuite):
-    """Cases of an experiment, each a configuration file with overrides of its own.
+    """Cases of an experiment. A case is a configuration file with overrides.
 
     Attributes:
       spec: the configuration file of all cases, "FILE" or "FILE:ARGUMENT".
@@ -49,13 +49,14 @@ def parse_cases(options: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
     """Parses the values of --case, each a name and then FIELD=VALUE texts. Returns name -> field -> value.
 
     Raises:
-      UserError: fewer than two cases, a name is repeated or no file name, or a field is malformed or repeated.
+      UserError: there are fewer than two cases, a name is repeated or not valid as a folder name, or a field is
+        malformed or repeated.
     """
     cases: dict[str, dict[str, str]] = {}
     for name, *texts in options:
         check(
             re.fullmatch(r"\w[\w.-]*", name) is not None,
-            f"--case {name}: the name is that of a folder, so use letters, digits, '_', '-' and '.'",
+            f"--case {name}: the name becomes a folder name, so use letters, digits, '_', '-' and '.'",
         )
         check(name not in cases, f"--case {name}: two cases have this name")
         fields: dict[str, str] = {}
@@ -63,7 +64,10 @@ def parse_cases(options: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
             key, equals, value = text.partition("=")
             key = key.removeprefix("--config.").removeprefix("config.")
             check(bool(key and equals), f"--case {name} {text}: give FIELD=VALUE")
-            check(key != "seed", f"--case {name} {text}: all cases have the seeds of --seeds")
+            check(
+                key != "seed",
+                f"--case {name} {text}: all cases have the same seeds, which --seeds sets",
+            )
             check(key not in fields, f"--case {name}: {key} is given twice")
             fields[key] = value
         cases[name] = fields
@@ -91,7 +95,7 @@ def main() -> None:
         "--seeds",
         type=config.positive_int_arg("--seeds"),
         default=3,
-        help="runs of each case, with seeds 1, 2, ... (default: 3, the least for a verdict)",
+        help="runs of each case, with seeds 1, 2, ... (default: 3, the minimum for a verdict)",
     )
     parser.add_argument("--out", type=open_folder, default=Path("runs/compare"), metavar="DIR")
     parser.add_argument(
@@ -124,7 +128,7 @@ def main() -> None:
     )
     experiments = {name: partial(suite.configuration, name) for name in suite.overrides}
     for make in experiments.values():
-        make(1)  # Report a wrong field before the first training.
+        make(1)  # Report a wrong field before the first run is trained.
     runs = unless_stopped(lambda: suite.runs(experiments))
     compared = [
         Group(name, name, tuple(ran), side_by_side.layers_of(ran[0].config))

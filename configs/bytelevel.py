@@ -6,7 +6,7 @@ from configs import language, reservoirs, training
 
 
 def enwik8(reservoir: str) -> ConfigDict:
-    """Returns the configuration of a byte language model: enwik8, 48 layers, 8 reservoirs. The paper has 12 to 64.
+    """Returns the configuration of a byte language model of enwik8: 48 layers (the paper: 12 to 64) with 8 reservoirs.
 
     The paper cites a recipe (Bachlechner et al.) but prints no hyperparameters. Ours: pre-norm layers, sequences of 512
     bytes, Adam with a warm-up and a cosine schedule.
@@ -67,5 +67,5 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def choose(config: ConfigDict, argument: str) -> ConfigDict:
-    """Returns the full-size recipe for the argument "", and smaller recipes for "laptop" and "tiny"."""
+    """Returns the full-size recipe for the argument "", or the smaller recipe "laptop" or "tiny"."""
     return training.choose(config, argument, laptop=laptop, tiny=tiny)

@@ -18,7 +18,7 @@ def _base() -> ConfigDict:
 
 
 def babylm(aggregate: str) -> ConfigDict:
-    """Returns the configuration of section 3.1's language model: 10 million words of BabyLM, 2^12 + 2 tokens."""
+    """Returns the configuration of section 3.1's language model: 10 million words of BabyLM, vocabulary 2^12 + 2."""
     config = _base()
     config.data = ConfigDict(
         {

@@ -18,8 +18,8 @@ def _base() -> ConfigDict:
             "pretrained_step": 0,
             "reservoirs": "keep",
             "freeze_now": 4,
-            # Rank 0 trains the encoder itself. Otherwise the encoder stays as it is, and adapters of its linear layers,
-            # of this rank and scaled by alpha / rank (0 means alpha = rank), are trained.
+            # Rank of LoRA adapters in the encoder's linear layers, which are scaled by alpha / rank. Alpha 0 means
+            # alpha = rank. Rank 0 trains the encoder itself; any other rank freezes the encoder.
             "lora": {"rank": 0, "alpha": 0.0},
             "data": {"tfds_dir": "", "buckets": (16, 32, 64, 128, 256), "batch": 32},
             # The pretraining run provides all other fields of `model`.
@@ -42,7 +42,7 @@ def _base() -> ConfigDict:
 
 
 def sst2() -> ConfigDict:
-    """Returns the recipe of SST-2 (the sentiment of a sentence), about ten epochs."""
+    """Returns the recipe of SST-2 (the sentiment of a sentence): about ten epochs."""
     config = _base()
     config.data.update({"source": "tfds:glue/sst2", "fields": "text|sentence"})
     # GLUE hides the labels of its test split.
@@ -52,7 +52,7 @@ def sst2() -> ConfigDict:
 
 
 def mnli() -> ConfigDict:
-    """Returns the recipe of MultiNLI-matched (whether a sentence follows from another), about ten epochs."""
+    """Returns the recipe of MultiNLI-matched (whether a sentence follows from another): about ten epochs."""
     config = _base()
     config.data.update({"source": "tfds:glue/mnli", "fields": "premise hypothesis"})
     matched = "validation_matched"
@@ -73,7 +73,7 @@ def laptop(config: ConfigDict) -> ConfigDict:
 
 
 def tiny(config: ConfigDict) -> ConfigDict:
-    """Reduces a recipe to paragraphs, or pairs of them, of the embedded Python manual: a minute on two CPU cores."""
+    """Reduces a recipe to paragraphs (or pairs of them) of the embedded Python manual: a minute on two CPU cores."""
     pairs = len(config.data.fields.split()) == 2
     config.data.source = "embedded:python_pairs" if pairs else "embedded:python"
     config.data.buckets, config.freeze_now, config.model.dtype = (32,), 1, "float32"
@@ -85,5 +85,5 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def choose(config: ConfigDict, argument: str) -> ConfigDict:
-    """Returns the full-size recipe for the argument "", and smaller recipes for "laptop" and "tiny"."""
+    """Returns the full-size recipe for the argument "", or the smaller recipe "laptop" or "tiny"."""
     return training.choose(config, argument, laptop=laptop, tiny=tiny)

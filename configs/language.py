@@ -5,7 +5,7 @@ from ml_collections import ConfigDict
 from configs import training
 
 SIZES = ("laptop", "tiny")
-"""Smaller sizes for two CPU cores: "laptop" takes a few minutes, "tiny" seconds."""
+"""Smaller sizes for two CPU cores: "laptop" trains in a few minutes, "tiny" in seconds."""
 
 RECIPES = ("paper", "code", "fixed")
 """Recipes. "paper" follows the paper's text, "code" the authors' program. "fixed" is ours: all kinds of models have the
@@ -115,10 +115,10 @@ def paper(kind: str, corpus: str) -> ConfigDict:
 
 
 def code(kind: str, corpus: str) -> ConfigDict:
-    """Returns the recipe "code": windows, no dropout, attention of width 2, and a "GPT_base" without feed-forward.
+    """Returns the recipe "code": windows, no dropout, attention of width 2, "GPT_base" without feed-forward layers.
 
     The authors' program trains on the first 90 million bytes of enwik8 or enwik9 and validates on the next 5 million.
-    These bytes are the same in both files. Our program tests on the 5 million bytes after them.
+    These 95 million bytes are the same in both files. Our program tests on the next 5 million bytes.
     """
     config = base("gmlp_lm", corpus)
     config.model = _model(kind)

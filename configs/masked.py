@@ -55,7 +55,7 @@ def roberta(reservoir: str) -> ConfigDict:
 
 
 def laptop(config: ConfigDict) -> ConfigDict:
-    """Reduces a recipe to a third of the width, half the layers, 128 tokens per row: half an hour on two CPU cores."""
+    """Reduces a recipe to a third of the width, half the layers and 128-token rows: half an hour on two CPU cores."""
     config.data.source, config.data.vocab_size, config.data.batch = "files:data/reviews", 8000, 32
     config.model.update({"encoder_layers": 6, "width": 256, "hidden": 1024, "heads": 4})
     config.model.update({"max_length": 128, "reservoirs": 2, "dtype": "bfloat16"})
@@ -80,5 +80,5 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def choose(config: ConfigDict, argument: str) -> ConfigDict:
-    """Returns the full-size recipe for the argument "", and smaller recipes for "laptop" and "tiny"."""
+    """Returns the full-size recipe for the argument "", or the smaller recipe "laptop" or "tiny"."""
     return training.choose(config, argument, laptop=laptop, tiny=tiny)

@@ -1,10 +1,10 @@
-"""MNIST digits, softmax layers: explicit, warm and cold starts, one layer or more.
+"""MNIST digits: one or more softmax layers, trained from the explicit solution (warm) or from random values (cold).
 
     python -m explicit_opt.train --config=configs/mnist_explicit.py --config.model.layers=2 --config.start=warm
 
 Reproduces: Figure 2 (start = cold, explicit, warm; one and two layers). The paper names no optimizer. Of all
-optimizers tried, this one came closest to the printed numbers; see explicit_opt/README.md.
-Hardware: two CPU cores, minutes.
+optimizers that we tried, Adam came closest to the printed numbers; see explicit_opt/README.md.
+Hardware: minutes on two CPU cores.
 Data: the four IDX files of MNIST, gzipped or not, in data/mnist. Other directory: --config.data.source=files:DIR.
 `--config=configs/mnist_explicit.py:tiny` uses the digits of scikit-learn: seconds on two CPU cores.
 """

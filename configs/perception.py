@@ -9,7 +9,8 @@ Reproduces: Table 1. `--config.backbone` and `--config.finetune=full|lora` choos
 Not in the paper: `full_pretrained` (trains all weights of a pretrained model) and `head` (trains the head alone).
 Recipes, appended to the file name: `:paper` follows the authors' program with its mistakes: the head is random and
 frozen, SNLI has premises without hypotheses, embedding tables are reinitialised, the mean over tokens includes padding,
-all methods share a learning rate, and the best step is selected on the test set. `:fixed` (default) repairs them.
+all methods share a learning rate, and the best step is selected on the test set. `:fixed` (default) repairs
+these mistakes.
 Hardware: one accelerator for full training of up to 1.1 billion parameters, several for more; we have not run these
 sizes. `:laptop` (or `:paper,laptop`) is arctic_xs on two CPU cores, 128 tokens per text, 2,000 steps.
 Data: --config.dataset from TFDS (imdb_reviews, snli, glue/sst2) or Hugging Face (needs the package datasets), or your
@@ -57,7 +58,7 @@ def _base() -> ConfigDict:
                 "balance": False,
                 "pair": False,
                 "multi_label": False,
-                "shots": 0,  # 0 means all examples
+                "shots": 0,  # 0 selects all examples
                 "cache_dir": ".cache",
             },
             "lora": {

@@ -2,7 +2,7 @@
 
     python -m reservoir.train --config=configs/roberta_t_res.py --config.data.source=files:DIR
 
-Reproduces: Figure 7 (12 layers, 4 of them frozen; validation perplexity, its AUCC), and the pretraining for Figure 2.
+Reproduces: Figure 7 (12 layers, 4 of them frozen; validation perplexity and its AUCC) and the pretraining for Figure 2.
 Hardware: 32 GPUs, as in the paper (125k updates of 1M tokens); we have not run this size.
 `--config=configs/roberta_t_res.py:laptop` has 6 layers: half an hour on two CPU cores, estimated from its FLOPs.
 Data: text files train.txt, valid.txt, test.txt (or .gz), one document per line, in data/pretraining

@@ -105,13 +105,13 @@ def multi30k(reservoir: str) -> ConfigDict:
     config.optimizer.learning_rate, config.optimizer.warmup_steps = 1.5e-3, 800
     config.train.steps = 12_000
     config.eval.steps, config.eval.buckets = 250, (20, 40)
-    config.eval.patience = 5  # 5 evaluations are 1,250 steps, about 8 epochs
+    config.eval.patience = 5  # 5 evaluations take 1,250 steps, about 8 epochs
     config.checkpoint.steps = 250
     return config
 
 
 def laptop(config: ConfigDict) -> ConfigDict:
-    """Reduces a recipe to Multi30k and half the width, with a cosine schedule, for two CPU cores."""
+    """Changes a recipe to Multi30k, half the width and a cosine schedule, for two CPU cores."""
     small = multi30k(config.model.reservoir)
     for group in ("data", "eval"):
         config[group] = small[group]
@@ -145,5 +145,5 @@ def tiny(config: ConfigDict) -> ConfigDict:
 
 
 def choose(config: ConfigDict, argument: str) -> ConfigDict:
-    """Returns the full-size recipe for the argument "", and smaller recipes for "laptop" and "tiny"."""
+    """Returns the full-size recipe for the argument "", or the smaller recipe "laptop" or "tiny"."""
     return training.choose(config, argument, laptop=laptop, tiny=tiny)

@@ -203,7 +203,7 @@ class HeadStart:
         return (scale * kernel_MN).astype(np.float32), (scale * bias_N).astype(np.float32)
 
     def _explicit(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns kernel and bias of eq. (3). Features with negative values are shifted to the lowest value 0."""
+        """Returns kernel and bias of eq. (3). If a feature has negative values, its minimum is subtracted first."""
         shift_M = np.minimum(self._lowest_M, 0.0)
         counts_NM = self._sums_NM - self._mass_N[:, None] * shift_M
         # A constant feature, once shifted, has co-occurrences of 0. Rounding may make them negative.

@@ -14,7 +14,7 @@ KINDS = (
     "collective-broadcast",
 )
 BETWEEN = " between slices"
-"""Ending of the kind of a collective that crosses the network between slices."""
+"""Suffix of the kind of a collective that crosses the network between slices."""
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) .*\{$")
 _INSTRUCTION = re.compile(

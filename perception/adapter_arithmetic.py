@@ -92,7 +92,8 @@ def merge(values: Params, adapter: Adapter, weight: float = 1.0) -> Params:
         kernel = values.get(f"{name}/{KERNEL}")
         check(
             kernel is not None,
-            f"the adapter has the layer {name}, but the base weights do not: use the weights it was trained on",
+            f"the adapter has the layer {name}, but the base weights do not: use the weights that the adapter was"
+            " trained on",
         )
         shape = (a_MR.shape[0], b_RN.shape[1])
         check(

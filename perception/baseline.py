@@ -375,7 +375,8 @@ def main() -> None:
         "--top",
         type=positive_int_arg("--top"),
         metavar="K",
-        help="number of classes to print (default: all, or the predicted ones if a text may have several)",
+        help="number of classes to print (default: all classes, or the predicted classes if a text may have"
+        " several)",
     )
     options = parser.parse_args()
     model = Model.load(options.workdir / MODEL)

@@ -107,7 +107,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def runs(seeds: int) -> int:
-    """Returns the number of runs of a method: all learning rates with seed 1, the chosen one with the other seeds."""
+    """Returns the number of runs of a method: every learning rate with seed 1, the chosen rate with other seeds."""
     return len(LEARNING_RATES) + seeds - 1
 
 

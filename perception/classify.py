@@ -35,12 +35,13 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--input",
         **file,
-        help=".csv, .tsv, .jsonl or .txt, also with .gz, or .parquet (default: lines of standard input)",
+        help=".csv, .tsv, .jsonl or .txt (each optionally followed by .gz), or .parquet (default: lines of"
+        " standard input)",
     )
     parser.add_argument(
         "--output",
         **file,
-        help="file with the same ending as --input, written atomically (default: standard output)",
+        help="file with the same extension as --input, written atomically (default: standard output)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing --output")
     parser.add_argument(

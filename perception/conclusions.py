@@ -31,7 +31,7 @@ def scores(found: Classes | LabelSets) -> dict[str, float]:
 
 
 def results(found: Mapping[str, Sequence[Run]]) -> Table:
-    """Returns the table of results: mean ± standard deviation over seeds. Only "last step" is not of the best step."""
+    """Returns the table of results: mean ± standard deviation over seeds, at the best step except in "last step"."""
     rows = []
     for way, runs in found.items():
         summaries = [run.summary for run in runs]
@@ -121,7 +121,7 @@ def _valid(runs: Sequence[Run]) -> float:
 
 
 def choose(found: Mapping[str, Sequence[Run]]) -> str | None:
-    """Returns the training method on pretrained weights with the best mean F1 on the validation examples.
+    """Returns the training method that uses pretrained weights and has the best mean F1 on the validation examples.
 
     With `eval.select=test` the test examples are used as validation examples. If no method used pretrained weights, the
     result is None.

@@ -1,4 +1,4 @@
-"""The text classification task: tokenization for a backbone, weighted F1, and tests of the best and the last step."""
+"""The text classification task: tokenization for a backbone, weighted F1, tests of the best step and the last step."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ TOKENIZER, CLASSES, EXAMPLES = "tokenizer.json", "classes.json", "examples.json"
 
 
 def in_rows(config: ConfigDict) -> ConfigDict:
-    """Returns a copy of `config`. If `pool` is "authors", `max_length` becomes the only bucket of the copy."""
+    """Returns a copy of `config`. If `pool` is "authors", the copy has `max_length` as its only bucket."""
     config = config.copy_and_resolve_references()
     if config.pool == "authors":
         config.data.buckets = (config.data.max_length,)
@@ -67,7 +67,7 @@ class TextClassification(Classification):
     Args:
       build: function from the number of classes and `rngs` to a model.
       labelled: splits and class names; "valid" may be missing if `config.eval.select` is "test".
-      start, outside: implementations of `Task.start` and `Task.outside`.
+      start, outside: functions that implement `Task.start` and `Task.outside`.
       classes: see `Classification`.
       segments: whether the model distinguishes the two texts of a pair by token types.
     """
@@ -97,7 +97,7 @@ class TextClassification(Classification):
 
     @property
     def select(self) -> str:
-        """The split that selects the best step: "valid", or "test" in the authors' recipe."""
+        """Name of the split that selects the best step: "valid", or "test" in the authors' recipe."""
         return self.config.eval.select
 
     def _tokenize(self, text: LabelledText) -> "SegmentedCorpus":
@@ -108,7 +108,7 @@ class TextClassification(Classification):
         return corpus
 
     def _labelled(self, batch: Batch, split: str) -> Batch:
-        """Returns a batch like `Classification`; of a model with segments also the lengths of the first, (B,)."""
+        """Returns a batch like `Classification`. If the model has segments, adds the first segments' lengths, (B,)."""
         found = super()._labelled(batch, split)
         if not self._segments:
             return found
@@ -121,12 +121,12 @@ class TextClassification(Classification):
 
     @cached_property
     def weights(self) -> np.ndarray | None:
-        """Weights of the training labels in the loss, see `objective.balanced_weights`; None for equal weights."""
+        """Weights of the training labels in the loss (`objective.balanced_weights`), or None for equal weights."""
         labels = self.splits["train"].labels_M
         return objective.balanced_weights(labels) if self.config.data.balance else None
 
     def batches(self, start: dict | None) -> Iterator[tuple[Batch, dict]]:
-        """Yields batches like `Classification.batches`; with `config.data.balance` also the weights of the labels."""
+        """Yields batches like `Classification.batches`. With `config.data.balance`, adds the weights of the labels."""
         for batch, position in super().batches(start):
             if self.weights is not None:
                 batch = {**batch, "weights": self.weights[batch["ids"]]}
@@ -148,7 +148,8 @@ class TextClassification(Classification):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the (weighted) sum of the cross-entropy over examples, and the number of examples.
 
-        The sum is not divided by the sum of the weights: in a small batch of one class that would cancel the weights.
+        The sum is not divided by the sum of the weights. In a small batch of a single class, this division would cancel
+        the weights.
         """
         logits_BC = logits(model, batch, key)
         there_B = batch["ids"] >= 0
@@ -156,9 +157,9 @@ class TextClassification(Classification):
         return jnp.sum(loss_B * there_B), jnp.sum(there_B, dtype=jnp.float32)
 
     def predict(self, values: ModelState, split: str) -> Predictions:
-        """Returns predictions like `Classification.predict`; "valid" means the split that selects the best step.
+        """Returns predictions like `Classification.predict`, where "valid" is the split that selects the best step.
 
-        With several classes per example, the thresholds of both splits are those chosen on "valid".
+        With several classes per example, both splits have the thresholds that were chosen on "valid".
         """
         split = self.select if split == "valid" else split
         text, logits_EC = self.splits[split], self.logits(values, split)

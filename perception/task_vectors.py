@@ -2,10 +2,10 @@
 
     python -m perception.task_vectors --runs runs/a_seed1 runs/b_seed1 --runs runs/a_seed2 runs/b_seed2
 
-A task vector is fine-tuned minus pretrained weights, of all parameters of the encoder (Ilharco et al., 2022). The sum
-of two vectors is one encoder for two tasks; a subtracted vector is meant to forget a task. Each task keeps the head of
-its run. The weight of the sum is chosen on the validation examples. task_vectors.csv has test accuracies, with several
-pairs of runs their mean and standard deviation.
+A task vector is the difference of fine-tuned and pretrained weights of the whole encoder (Ilharco et al., 2022). Adding
+two vectors to the pretrained weights gives one encoder for two tasks. Subtracting a vector is meant to make the encoder
+forget a task. Each task keeps the head of its run. Validation accuracy chooses the weight of the sum of both vectors.
+The program writes test accuracies to task_vectors.csv. With several pairs of runs, it writes means and deviations.
 """
 
 import re
@@ -16,7 +16,7 @@ from common.runtime import program
 from common.variables import Params
 
 SUMS = (0.4, 0.6, 0.8, 1.0)
-"""Weights of the sum of two vectors that are tried."""
+"""Candidate weights of the sum of two task vectors. Validation accuracy selects one."""
 
 NEGATIONS = (-0.5, -1.0)
 
@@ -40,20 +40,20 @@ def main() -> None:
         "--pretrained",
         type=open_folder,
         metavar="DIR",
-        help="the pretrained weights (default: those of the first run)",
+        help="the pretrained weights (default: the pretrained weights of the first run)",
     )
     parser.add_argument(
         "--examples",
         type=config.positive_int_arg("--examples"),
         metavar="N",
-        help="the first N examples of each split (default: all)",
+        help="use only the first N examples of each split (default: all)",
     )
     parser.add_argument(
         "--out",
         type=open_folder,
         default=Path("results/perception"),
         metavar="DIR",
-        help="for the table",
+        help="output folder of the table",
     )
     options = parser.parse_args()
     config.check_folder("--out", options.out)
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def moved(base: Params, vectors: Sequence[tuple[Params, float]]) -> Params:
-    """Returns base weights plus the weighted sum of task vectors.
+    """Returns the base weights plus the weighted sum of task vectors.
 
     Raises:
       ValueError: a vector has other parameters than the base weights.
@@ -77,7 +77,7 @@ def moved(base: Params, vectors: Sequence[tuple[Params, float]]) -> Params:
 
 
 def vector(tuned: Params, base: Params) -> Params:
-    """Returns the task vector of fine-tuned weights.
+    """Returns the task vector of fine-tuned weights: their difference from the base weights.
 
     Raises:
       UserError: the weights have other parameters or shapes than the base weights.

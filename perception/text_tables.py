@@ -1,4 +1,4 @@
-"""Reads texts from tables and writes the tables with further columns: CSV, TSV, JSON lines, parquet, or plain lines.
+"""Reads texts from tables and writes the tables with more columns. Formats: CSV, TSV, JSON lines, parquet, plain lines.
 
 Tables are read and written in blocks of rows, so that a table may be larger than the memory. All columns of a table are
 kept.
@@ -24,7 +24,7 @@ Record = tuple[str, Mapping[str, Any]]
 
 
 Columns = Mapping[str, type]
-"""Name -> `str`, `float` or `list` (of texts) of the columns that are added to a table, in their order."""
+"""Columns to add to a table, in order: name -> type, which is `str`, `float` or `list` (of texts)."""
 
 
 class Block(NamedTuple):
@@ -32,7 +32,7 @@ class Block(NamedTuple):
 
     Attributes:
       texts: the texts of each row, one for each text field; () if a text field is missing or blank.
-      rows: the rows as the class of the table stores them.
+      rows: the rows, in the representation of the table's class.
     """
 
     texts: list[tuple[str, ...]]
@@ -66,18 +66,18 @@ class Table(Protocol):
 
 
 def ending(path: Path) -> str:
-    """Returns the ending of a file's name, such as ".csv" or ".csv.gz"."""
+    """Returns the extension of a file's name, such as ".csv" or ".csv.gz"."""
     return "".join(path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:])
 
 
 def open_table(path: Path, pair: bool = False) -> Table:
-    """Returns the table in a file, whose name determines the format. Opens nothing.
+    """Returns the table in a file, without opening the file. The name of the file determines the format.
 
     Args:
       pair: whether a line of plain text has two texts; see `Lines`.
 
     Raises:
-      UserError: the ending of the name is unknown.
+      UserError: the extension of the file name is unknown.
     """
     match ending(path):
         case ".csv" | ".csv.gz":
@@ -91,7 +91,8 @@ def open_table(path: Path, pair: bool = False) -> Table:
         case ".parquet":
             return Parquet(path)
     raise UserError(
-        f"{path}: the name must end with .csv, .tsv, .jsonl or .txt, also with .gz, or with .parquet"
+        f"{path}: the name must end with .csv, .tsv, .jsonl or .txt (each optionally followed by .gz), or with"
+        " .parquet"
     )
 
 
@@ -133,7 +134,7 @@ def _check_added(place: str, there: Iterable[str], added: Iterable[str]) -> None
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file, decompressed if its name ends with .gz; errors while reading are UserErrors."""
+    """Opens a file, and decompresses it if its name ends with .gz. Turns errors while reading into UserErrors."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             yield file
@@ -150,14 +151,14 @@ def _text_writer(file: BinaryIO, compressed: bool) -> Iterator[TextIOWrapper]:
         stream = file
         if compressed:
             stream = stack.enter_context(gzip.GzipFile(fileobj=file, mode="wb", mtime=0))
-        # A lone surrogate becomes its escape sequence, which is also its form in JSON.
+        # Write a lone surrogate as its escape sequence, as JSON does.
         text = TextIOWrapper(stream, "utf-8", errors="backslashreplace", newline="")
         stack.callback(text.detach)  # flushes, and leaves `file` open
         yield text
 
 
 def _decoded(lines: Iterable[bytes], source: str) -> Iterator[str]:
-    """Yields lines of UTF-8 text with their line ends."""
+    """Yields lines of UTF-8 text, including their line ends."""
     for number, line in enumerate(lines, start=1):
         try:
             text = line.decode()
@@ -191,7 +192,7 @@ def _in_blocks(rows: Iterable[Any], size: int) -> Iterator[list]:
 class Lines:
     """Plain text with one text per line.
 
-    `write` writes the added values alone, separated by tabs; the line of an empty text is empty.
+    `write` writes only the values of the added columns, separated by tabs. For an empty text it writes an empty line.
 
     Attributes:
       source: a file, or a stream of bytes.
@@ -254,7 +255,7 @@ class Csv:
 
     def _rows(self, file: BinaryIO) -> Iterator[tuple[str, list[str]]]:
         """Yields location and values of each row, the header first."""
-        # By default csv refuses fields of more than 131,072 characters.
+        # By default the csv module refuses fields of more than 131,072 characters.
         csv.field_size_limit(sys.maxsize)
         lines = _decoded(file, str(self.path))
         reader = csv.reader(lines, delimiter=self.delimiter, strict=True)
@@ -289,7 +290,7 @@ class Csv:
 
 
 def _cell(value: Any) -> Any:
-    """Returns a value as CSV writes it: a list becomes JSON."""
+    """Returns a value as it is written in CSV: lists are encoded as JSON."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list) else value
 
 

@@ -15,7 +15,7 @@ def main() -> None:
 
 
 def fetch_pretrained(config: ConfigDict) -> None:
-    """Fetches the model that --config.pretrained names into the local Hugging Face cache, if it is no directory."""
+    """Downloads the model --config.pretrained into the local Hugging Face cache, unless it is a directory."""
     from common.config import check
     from perception import hub
 

@@ -1,4 +1,4 @@
-"""Splits long texts into windows, and sorts windows by length into batches of few shapes."""
+"""Splits long texts into windows. Sorts the windows by length into batches that have few different shapes."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -10,7 +10,8 @@ from tokenizers import Encoding, Tokenizer
 from perception.subword import Subword
 
 GROWTH = 4
-"""Ratio of successive numbers of rows. Fewer numbers mean fewer compiled programs but more padding rows."""
+"""Ratio between successive numbers of rows in a batch. A larger ratio means fewer compiled programs but more padding
+rows."""
 
 
 class Windows:
@@ -44,9 +45,9 @@ class WindowBatch(NamedTuple):
 
     Attributes:
       texts_B: index of the text of each row.
-      weights_B: share of each row in the mean of its text, float64. It is 0 for padding rows.
-      inputs: tokens (B, L) and lengths (B,), int32; of pairs of texts also the lengths of the first segments, firsts
-        (B,). The length of a padding row is 0.
+      weights_B: weight of each row in the mean over the windows of its text, float64. Padding rows have the weight 0.
+      inputs: int32 arrays: tokens (B, L) and lengths (B,), and for pairs of texts firsts (B,), the lengths of the first
+        segments. The length of a padding row is 0.
     """
 
     texts_B: np.ndarray
@@ -71,7 +72,7 @@ def batches(
       rows: maximum number of rows, rounded up to a multiple of `multiple`.
       multiple: the number of rows is `multiple` times a power of GROWTH, or the maximum.
       pad: id of the padding token.
-      firsts: for pairs of texts, which have one window each, the number of tokens in the first segment of each pair.
+      firsts: number of tokens in the first segment of each pair of texts. A pair has one window.
     """
     flat = list(chain.from_iterable(windows))
     counts_E = np.fromiter(map(len, windows), np.int64, len(windows))

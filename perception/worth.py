@@ -1,17 +1,17 @@
-"""From labelled texts to a classifier, and whether pretraining is worth it: python -m perception.worth --data mails.csv
+"""Trains classifiers of your texts and measures the gain from pretraining: python -m perception.worth --data mails.csv
 
     python -m perception.worth --data mails.csv --config.pretrained=DIR --budget 30m
     python -m perception.worth --config=configs/perception.py:laptop --config.data.source=files:DIR
 
-Trains from pretrained weights (LoRA, all weights, head; needs --config.pretrained), from random weights, and a TF-IDF
-baseline. Writes report.html: the best classifier, its scores with intervals and its errors, verdicts on the
-differences, and the command that uses it. A verdict needs three seeds or more. Running the command again resumes
-interrupted runs. Any field of the configuration is an option, as in perception.train.
+Trains from pretrained weights (LoRA, all weights, head; needs --config.pretrained) and from random weights, and fits a
+TF-IDF baseline. Writes report.html: the best classifier, its scores with intervals, its errors, verdicts on the
+differences between classifiers, and the command that uses the best classifier. A verdict needs three seeds or more.
+Running the command again resumes interrupted runs. Any field of the configuration is an option, as in perception.train.
 
---data is CSV, TSV, JSON lines or Parquet, plain or .gz, a folder of them, or hf:NAME[@REVISION] from the local cache.
-Its splits are written to --out. --pair is for pairs of texts, a repeated --label or --separator for several classes per
-text, --balance for classes of different sizes, --shots N for N labels per class. --budget trains what the machine can
-afford in that time, tuned on validation.
+--data is a CSV, TSV, JSON lines or Parquet file (plain or .gz), a folder of such files, or hf:NAME[@REVISION] from the
+local cache. The splits are written to --out. --pair reads pairs of texts. A repeated --label, or --separator, reads
+several classes per text. --balance is for imbalanced classes, --shots N for N labelled examples per class. --budget
+plans the runs for a time limit and tunes the learning rate on validation.
 """
 
 import sys
@@ -38,7 +38,7 @@ DATA_FIELDS = (
 """Fields of `config.data` that --data sets. An override of such a field is an error."""
 
 DRAWS = 5
-"""Default number of seeds with --shots, each with another draw of the examples."""
+"""Default number of seeds with --shots. Each seed draws other examples."""
 
 
 def _parser() -> ArgumentParser:
@@ -55,7 +55,7 @@ def _parser() -> ArgumentParser:
         action="append",
         default=[],
         metavar="COLUMN",
-        help="text column of --data; may be repeated",
+        help="text column of --data; repeat the option for several columns",
     )
     parser.add_argument(
         "--pair",
@@ -67,7 +67,7 @@ def _parser() -> ArgumentParser:
         action="append",
         default=[],
         metavar="COLUMN",
-        help="label column of --data; repeated for columns of 0 and 1, one for each class",
+        help="label column of --data; repeat the option for several columns of 0 and 1, one for each class",
     )
     parser.add_argument(
         "--separator",
@@ -94,7 +94,10 @@ def _parser() -> ArgumentParser:
         help="train on N examples per class and select on N more; each seed draws others",
     )
     parser.add_argument(
-        "--budget", default="", metavar="TIME", help="train what is affordable in 10m, 2h, ..."
+        "--budget",
+        default="",
+        metavar="TIME",
+        help="planned time, such as 10m or 2h; determines the ways of training, the steps and the seeds",
     )
     parser.add_argument(
         "--config",
@@ -106,7 +109,7 @@ def _parser() -> ArgumentParser:
         "--seeds",
         type=config.positive_int_arg("--seeds"),
         metavar="N",
-        help=f"number of runs, with different seeds, of each way of training (default: 1; with --shots {DRAWS})",
+        help=f"number of seeds of each way of training, with one run per seed (default: 1; with --shots {DRAWS})",
     )
     parser.add_argument(
         "--ways",

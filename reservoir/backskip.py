@@ -1,15 +1,15 @@
 """Backskipping (section 4.4): a trained layer learns without the gradient that passes through the reservoir above it.
 
-A reservoir F stands between trained layers P below and T above. In training, F reads a = mu + sigma eps and returns
-y = F(a), where mu is the output of P and eps ~ N(0, 1). An ordinary step backpropagates from y through F to P. A
-skipping step does not differentiate F. Instead P is a policy with density N(mu, sigma^2) and action a, and gets the
+A reservoir F stands between trained layers P below and T above. In training, F reads a = mu + sigma eps and returns y =
+F(a), where mu is the output of P and eps ~ N(0, 1). An ordinary step backpropagates from y through F to P. A skipping
+step does not differentiate F. In this step, P is a policy with density N(mu, sigma^2) and action a, and gets the
 REINFORCE gradient. The reward R at a position depends on the gradient g of the loss at y. The baseline V(a) of
 REINFORCE is learned and called the value. r is the root mean square of g over all positions that are not padding:
 
     R = -mean over D of g / r        loss of the value = (R - V)^2        gradient of mu = -scale r (R - V) eps / sigma
 
 With scale = 1 this is the paper's formula, whose value is r V. Because R is relative to r, the gradient of mu is linear
-in g, so P trains alike if the loss is a sum over tokens or a mean. The targets of the value are of the order of 1. The
+in g, so a loss summed over tokens and a mean loss train P alike. The targets of the value are of the order of 1. The
 fields of `config.model.backskip` set what the paper leaves open:
 
     estimator      "policy", or a control: "identity" (mu gets g), "zero" (mu gets 0) or "noise" (the policy's noise
@@ -107,7 +107,7 @@ def rewards(g_BLD: jax.Array, rule: Rule) -> Rewards:
 
 
 def _mean(x: jax.Array, where: jax.Array) -> jax.Array:
-    """Returns the mean of x over the batch where `where` is true; 0 if it is nowhere true."""
+    """Returns the mean of x over the batch where `where` is true; 0 if `where` is false everywhere."""
     where = jnp.broadcast_to(where, x.shape)
     sums = jnp.sum(x, where=where), jnp.sum(where, dtype=jnp.float32)
     total, count = sharding.sum_over_batch(sums)

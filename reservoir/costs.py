@@ -42,14 +42,14 @@ def show(suite: ExperimentSuite, target: str) -> None:
     print(text(columns, rows))
     print(f"the missing runs take {total:.3g} hours of matrix products at this machine's FLOP/s;")
     print(
-        "attention, elementwise operations and evaluation come on top: expect two or three times that"
+        "attention, elementwise operations and evaluation come on top: expect two or three times as many hours"
     )
 
 
 def planned(
     suite: ExperimentSuite, target: str
 ) -> Iterator[tuple[Callable[[int], str], ConfigDict]]:
-    """Yields (function from the seed to the run name, configuration) per case of a table or figure.
+    """Yields (function from the seed to the run name, configuration) for each case of a table or figure.
 
     Pretraining runs come first.
     """

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TASKS = {"sst2": finetuning.sst2, "mnli": finetuning.mnli}
 
 MODES = {PLAIN: ("keep", "freeze_now"), T: ("keep", "tune"), FFN: ("keep", "tune")}
-"""Model -> values of `config.reservoirs` in Figure 2. "freeze_now" is what the paper calls "frozen finetuned"."""
+"""Model -> values of `config.reservoirs` in Figure 2. The paper's name of "freeze_now" is "frozen finetuned"."""
 
 SUFFIXES = {"keep": "", "freeze_now": ", frozen in fine-tuning", "tune": ", reservoirs tuned"}
 """Value of `config.reservoirs` -> suffix of the model's name in tables and claims."""
@@ -96,7 +96,7 @@ class Downstream(NamedTuple):
     def perplexity(self) -> list[float]:
         """Returns the validation perplexity of each seed's pretraining checkpoint, from which fine-tuning starts.
 
-        For a snapshot, returns the perplexity at the last evaluation up to the snapshot's step.
+        If fine-tuning starts from a snapshot, returns the perplexity at the last evaluation up to the snapshot's step.
         """
         before = self.tuning.step
         return [

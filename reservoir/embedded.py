@@ -27,8 +27,8 @@ Pair = tuple[str, str]
 def numbers_de_en(split: str, seed: int = 0) -> tuple[list[str], list[str]]:
     """Returns German and English sentences about numbers, dates, times, money and measures.
 
-    Each German sentence has one translation. Different splits have no sentence in common, in either language, and no
-    number from 100 on except years.
+    Each German sentence has one translation. Different splits share no sentence, in either language. Except for years,
+    they also share no number from 100 on.
 
     Args:
         split: "train" (20,000 pairs), "valid" or "test" (500 pairs each).

@@ -101,7 +101,7 @@ def inherit(config: ConfigDict, model: ConfigDict) -> ConfigDict:
 
 
 def make_lora(config: ConfigDict) -> Lora | None:
-    """Returns the adapters of `config.lora`; None without adapters, as in runs from before the field existed."""
+    """Returns the adapters of `config.lora`, or None without adapters. Older configurations lack the field `lora`."""
     lora = config.get("lora")
     return Lora(lora.rank, lora.alpha or lora.rank, rate=0.0) if lora and lora.rank else None
 

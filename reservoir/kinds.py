@@ -146,7 +146,7 @@ def find(name: str) -> Kind:
 
 
 def fixed_length(config: ConfigDict) -> bool:
-    """Returns whether the configured reservoirs have parameters for each position."""
+    """Returns whether the configured kind of reservoir has parameters for each position."""
     name = config.model.reservoir
     return name != "none" and find(name).fixed_length
 

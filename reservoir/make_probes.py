@@ -39,7 +39,8 @@ def main() -> None:
         "--count",
         type=positive_int_arg("--count"),
         default=10_000,
-        help="training sentences per task (default 10000); validation and test have a tenth of this number each",
+        help="training sentences per task (default 10000); the validation split and the test split have a tenth of"
+        " this number each",
     )
     parser.add_argument("--seed", type=int_arg("--seed"), default=1)
     parser.add_argument("--out", required=True, type=open_folder, metavar="DIR")

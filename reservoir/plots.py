@@ -24,7 +24,7 @@ def fig3(suite: ExperimentSuite) -> None:
 
 
 def fig4(suite: ExperimentSuite) -> None:
-    """Plots AUCC and test BLEU on IWSLT, 6 decoder layers, against the number of trained encoder layers."""
+    """Plots AUCC and test BLEU on IWSLT, with 6 decoder layers, against the number of trained encoder layers."""
     _depth(suite, "fig4")
 
 

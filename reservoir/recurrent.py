@@ -35,7 +35,8 @@ class BiGru(Sublayer):
     The layer reads the whole sequence, so it cannot decode step by step.
 
     Args:
-      hidden: features of both directions together, which W projects to the width of the model; 0 means that width.
+      hidden: features of both directions together, which W projects to the width of the model; 0 means the width of the
+        model.
 
     Raises:
       ValueError: `hidden` is odd.

@@ -39,8 +39,8 @@ def main() -> None:
     parser.add_argument(
         "--depths",
         default="",
-        help="comma-separated list of depths, such as 6,8:3. 8:3 means 8 layers with 3 reservoirs. 6 means 6 layers"
-        " with the default number of reservoirs",
+        help="comma-separated list of depths, such as 6,8:3. 8:3 means 8 layers with 3 reservoirs; 6 means 6"
+        " layers with the default number of reservoirs",
     )
     parser.add_argument(
         "--data",

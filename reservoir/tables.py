@@ -15,17 +15,17 @@ HOUR = 3600
 
 
 def table1(suite: ExperimentSuite) -> None:
-    """Writes Table 1: time until the best BLEU on IWSLT, 2 decoder layers."""
+    """Writes Table 1: time until the best BLEU on IWSLT, with 2 decoder layers."""
     _convergence(suite, "table1", "s")
 
 
 def table2(suite: ExperimentSuite) -> None:
-    """Writes Table 2: time until the best BLEU on WMT, 1 decoder layer."""
+    """Writes Table 2: time until the best BLEU on WMT, with 1 decoder layer."""
     _convergence(suite, "table2", "h")
 
 
 def table5(suite: ExperimentSuite) -> None:
-    """Writes Table 5: time until the best BLEU on IWSLT, 6 decoder layers."""
+    """Writes Table 5: time until the best BLEU on IWSLT, with 6 decoder layers."""
     _convergence(suite, "table5", "s")
 
 
@@ -143,7 +143,7 @@ def _epoch(group: Group, unit: str) -> list[float]:
 
 
 def _parameters(group: Group) -> str:
-    """Formats the number of trained parameters and, if parameters are frozen, of all parameters: "30.1M (36.5M)"."""
+    """Formats the number of trained parameters. If some are frozen, adds the total in parentheses: "30.1M (36.5M)"."""
     counts: Mapping[str, int] = group.runs[0].summary["params"]
     trained, total = (f"{counts[name] / 1e6:.1f}M" for name in ("trainable", "total"))
     return trained if trained == total else f"{trained} ({total})"

@@ -114,7 +114,8 @@ MODELS = {
     UPDATABLE: Row("none", {}),
     # The paper does not state LayerDrop's probability. We drop, on average, as many layers as the other rows freeze.
     "LayerDrop": Row("none", {"layerdrop": lambda model, case: case.reservoirs / case.layers}),
-    # Our controls: orthogonal initialization without freezing, and freezing without orthogonal initialization.
+    # Our controls. Two rows have orthogonal initialization without freezing, two rows freezing without orthogonal
+    # initialization.
     "Orthogonal T trained": Row("transformer", {"reservoir_trained": True}),
     "Orthogonal FFN trained": Row("ffn", {"reservoir_trained": True}),
     "Xavier T Reservoir": Row("transformer", {"reservoir_init": "xavier"}),

@@ -1,4 +1,4 @@
-"""Checks of the configuration fields `model` that all transformers share."""
+"""Checks the fields of `config.model` that all transformers share."""
 
 from ml_collections import ConfigDict
 

@@ -19,7 +19,7 @@ def _read(path: Path | None) -> list[str]:
             lines.append(line.decode("utf-8").rstrip("\r\n"))
         except UnicodeDecodeError as error:
             raise UserError(
-                f"standard input, line {number}: not UTF-8; convert the text"
+                f"standard input, line {number}: not UTF-8; convert the text to UTF-8"
             ) from error
     return lines
 

@@ -1,4 +1,4 @@
-"""common.compare: trains cases of an experiment, tunes each, and compares them with the first."""
+"""common.compare trains and tunes the cases of an experiment, and compares each case with the first case."""
 
 import csv
 from pathlib import Path
@@ -63,7 +63,7 @@ def test_a_case_has_its_own_file_and_fields() -> None:
     )
     a, b = suite.configuration("a", 3), suite.configuration("b", 3)
     assert (a.model.kind, a.train.steps, a.seed) == ("gpt", 5, 3)
-    # A case's own value overrides the one for all cases.
+    # A value for one case overrides the value for all cases.
     assert (b.model.kind, b.train.steps, b.head_start) == ("gmlp", 7, "mine_3:f")
 
 
@@ -73,11 +73,11 @@ def test_a_case_has_its_own_file_and_fields() -> None:
         ([], "at least two cases"),
         ([["a"]], "at least two cases"),
         ([["a"], ["a"]], "two cases have this name"),
-        ([["a/b"], ["c"]], "the name is that of a folder"),
-        ([["model.width=3"], ["c"]], "the name is that of a folder"),
+        ([["a/b"], ["c"]], "the name becomes a folder name"),
+        ([["model.width=3"], ["c"]], "the name becomes a folder name"),
         ([["a", "width"], ["b"]], "give FIELD=VALUE"),
         ([["a", "=3"], ["b"]], "give FIELD=VALUE"),
-        ([["a", "seed=3"], ["b"]], "all cases have the seeds of --seeds"),
+        ([["a", "seed=3"], ["b"]], "all cases have the same seeds, which --seeds sets"),
         ([["a", "x=1", "config.x=2"], ["b"]], "x is given twice"),
     ],
 )

@@ -483,7 +483,7 @@ def test_failed_translation_keeps_the_output_file(fault, trained, tmp_path):
 
 def test_line_that_is_not_utf8(fault, trained):
     message = fault(translate, f"--workdir={trained}", stdin=b"eins\nM\xfcll\n")
-    assert message == "standard input, line 2: not UTF-8; convert the text"
+    assert message == "standard input, line 2: not UTF-8; convert the text to UTF-8"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"seed": 1, "model": {}}', "\xff"])

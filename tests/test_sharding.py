@@ -45,7 +45,7 @@ class Chip:
 
 
 def slices_of(count: int, side: int) -> list[Chip]:
-    """Returns the chips of `count` slices of side x side chips, whose hosts have 2 x 2 chips, in the hosts' order."""
+    """Returns the chips of `count` slices, host by host. A slice has side x side chips, a host 2 x 2 chips."""
     hosts = side // 2
     chips = []
     for number in range(count):

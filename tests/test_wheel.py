@@ -28,7 +28,7 @@ def run(*command: object, **options) -> str:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory) -> Path:
-    """Returns the interpreter of a new environment with the wheel. The other packages are those of this environment."""
+    """Returns the interpreter of a new environment with the wheel. The other packages come from this environment."""
     pytest.importorskip("setuptools", minversion="77")
     folder = tmp_path_factory.mktemp("wheel")
     source, environment = folder / "source", folder / "environment"

@@ -35,13 +35,14 @@ def write(
     """Prints the tables of the groups, and writes tables and figures to `out`. Each group is compared with the first.
 
     Args:
-      margins: metric -> margin of equivalence, where it is not the usual one.
+      margins: metric -> margin of equivalence that replaces the default margin.
       axis: x-axis of the area under the curve.
       horizon: end of the area on this axis: a number, "longest" or "shortest" run.
-      reference: "own" or "all": whose best value the table of times refers to.
+      reference: best value for the table of times: "own" for each run's best value, "all" for the best value of all
+        runs.
 
     Raises:
-      UserError: the runs cannot be compared, or no comparison has the metric of a changed margin.
+      UserError: the runs cannot be compared, or no comparison has a metric in `margins`.
     """
     comparisons = versus.against_first(compared, margins)
     known = {one.metric for _, one in comparisons} | {compared[0].curves[0].name}

@@ -50,7 +50,7 @@ def named_groups(
 
 
 def _split_name(argument: str) -> tuple[str, str]:
-    """Splits NAME=GROUP. Returns the name, "" if there is none, and the group."""
+    """Splits NAME=GROUP. Returns the name ("" for a group without a name) and the group."""
     name, _, group = argument.partition("=")
     if not group or set(name) & set("/:*?["):
         return "", argument
@@ -88,7 +88,7 @@ def against_first(
     """Compares every group with the first group in every metric. Corrects the p-values by Holm's method.
 
     Args:
-      margins: metric -> margin of equivalence. Other metrics have that of `MARGINS`.
+      margins: metric -> margin of equivalence. Other metrics have the default margin in `MARGINS`.
 
     Raises:
       UserError: a run is in two groups, two runs of a group have the same seed, or groups have different test examples

@@ -24,8 +24,8 @@ def train(
       program: name of the program in `python -m PAPER.PROGRAM`.
       module: the paper's module with the function `prepare`, which makes the task. An optional function `ended` of this
         module returns the summary of a finished run without reading data.
-      download: fetches what the configuration names; called first, if the user adds --download. None: the program has
-        no such option.
+      download: function that downloads the model in the configuration. Called first if the user adds --download. None
+        for a program without this option.
     """
     flags = {"--download": "allow the program to use the network"} if download else {}
     experiment, options = config.parse(f"{paper}.{program}", flags=flags)

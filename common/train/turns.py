@@ -37,7 +37,7 @@ def fit_in_turns(jobs: Sequence[Job], mesh: Mesh, turn: int) -> list[dict]:
     run is trained to its end before the next run starts.
 
     Raises:
-      UserError: `fit` would raise it for one of the runs. Checkpoints of all other runs are saved.
+      UserError: training one of the runs fails (see `loop.fit`). Checkpoints of all other runs are saved.
       Preempted: a signal stopped the runs. Checkpoints of all runs are saved.
     """
     begun = time.perf_counter()

@@ -22,13 +22,14 @@ from common.model.loss import cross_entropy
 
 BATCH = 64
 EPOCH = 4
-"""Passes over the training set between two evaluations."""
+"""Number of epochs between two evaluations."""
 
 PATIENCE = 5
-"""Training stops when more than this number of evaluations, counted over the whole training, are not a new best."""
+"""Early stopping: training stops when more evaluations than this number have brought no new best accuracy. The count is
+never reset."""
 
 LAST = 200
-"""Training stops at the first evaluation after more than this number of passes over the training set."""
+"""Training stops at the first evaluation after more than this number of epochs."""
 
 _OPTIMIZER = optax.adam(1e-3)
 _EVAL_BATCH = 1024
@@ -154,7 +155,7 @@ def initial_parameters(key: jax.Array, width: int, hidden: int, count: int) -> l
 
 
 def order(rows: int, seed: int, number: int, batch: int = BATCH) -> np.ndarray:
-    """Returns the batches of pass `number` over `rows` examples, (U, B): shuffled indices, padded with -1."""
+    """Returns the batches of epoch `number` over `rows` examples, (U, B): shuffled indices, padded with -1."""
     shuffled = np.random.default_rng((seed, number)).permutation(rows)
     return _rows(shuffled, batch)
 

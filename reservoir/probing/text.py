@@ -74,8 +74,8 @@ def sentence_length(
 def bigram_shift(pool: Sequence[Sentence], count: int, generator: np.random.Generator) -> Examples:
     """Makes the task bigram_shift: are two adjacent words swapped (label "I", inverted) or not ("O", original)?
 
-    Never swaps the first token or punctuation. Drops sentences with double quotes, and sentences without two words to
-    swap, which a classifier could recognise as originals.
+    Never swaps the first token or punctuation. Drops sentences with double quotes. Also drops sentences without two
+    words to swap, because a classifier could recognise them as originals.
     """
     known = set(pool)
     groups: dict[str, list[Sentence]] = {"I": [], "O": []}

@@ -71,7 +71,7 @@ def validate(config: ConfigDict) -> None:
 
 
 def vocabulary(tokenizer: Tokenizer) -> int:
-    """Returns the vocabulary size, including the mask token, whose id is the last one and never occurs in text."""
+    """Returns the vocabulary size, including the mask token, which has the last id and never occurs in text."""
     return tokenizer.size + 1
 
 

@@ -85,7 +85,7 @@ def validate(config: ConfigDict) -> None:
 def limited(config: ConfigDict) -> bool:
     """Returns whether `model.max_length` limits the length of sentences.
 
-    True if the model has learned position embeddings, or reservoirs with parameters for each position.
+    Returns true if the model has learned position embeddings, or reservoirs with parameters for each position.
     """
     return config.model.positions == "learned" or kinds.fixed_length(config)
 
@@ -113,7 +113,7 @@ def search_of(config: ConfigDict) -> Search:
 
 
 def search_rows(abstract_model: AbstractModel, search: Search) -> Callable:
-    """Returns beam search of a batch, a function (trainable, frozen, batch) -> (ids_B, tokens_BT)."""
+    """Returns the beam search of a batch as a function (trainable, frozen, batch) -> (ids_B, tokens_BT)."""
 
     def decode(trainable: Params, frozen: Params, batch: Batch) -> tuple[jax.Array, jax.Array]:
         model = abstract_model.build(trainable, frozen)
@@ -137,7 +137,7 @@ def search_rows(abstract_model: AbstractModel, search: Search) -> Callable:
 
 
 def compiled_search(abstract_model: AbstractModel, search: Search, mesh: Mesh) -> Callable:
-    """Returns `search_rows`, compiled: each device searches its own rows. The outputs are replicated."""
+    """Returns the compiled function of `search_rows`. Each device searches its own rows. The outputs are replicated."""
     apply = by_rows(search_rows(abstract_model, search), mesh)
     return jax.jit(apply, out_shardings=sharding.replicated(mesh))
 
@@ -288,7 +288,10 @@ class Translation(Backskipping, Task):
         return BatchSpec(pairs | {"ids": integers(rows)}, rows * length)
 
     def decoding(self, abstract_model: AbstractModel) -> Decoding:
-        """Returns beam search of a batch of the longest sentences, as if each batch gathered the weights."""
+        """Returns the beam search of a batch of the longest sentences.
+
+        The returned `Decoding` assumes that the weights are gathered for every batch.
+        """
         search, length = search_of(self.config), max(self.config.eval.buckets)
         longest = search.longest(length)
         rows = rows_of(length, self.config.eval.tokens_per_batch, self.mesh.size)

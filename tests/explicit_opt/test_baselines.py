@@ -19,7 +19,7 @@ def task() -> Digits:
 
 
 def test_baselines_of_the_embedded_digits(task):
-    """LDA equals scikit-learn's LDA with little shrinkage. Logistic regression has a lower loss."""
+    """LDA equals scikit-learn's LDA with little shrinkage. Logistic regression has a lower loss than LDA."""
     found = baselines.baselines(task)
     (first, lda), (second, converged) = found.items()
     assert first == "LDA, one pass" and second.startswith("logistic regression, converged (C = ")

@@ -1,4 +1,4 @@
-"""Claims of the explicit optimization paper: experiments named in claims, and claims decided by computation."""
+"""Claims of the explicit optimization paper: experiments that claims name, and claims that a computation decides."""
 
 import csv
 import os
@@ -161,7 +161,10 @@ def test_slope_of_mean_cooccurrence_over_count(tasks):
 
 @pytest.mark.skipif("TRAINLESS_DATA" not in os.environ, reason="TRAINLESS_DATA is not set")
 def test_slope_on_speech_and_books(tmp_path):
-    """Three of BabyLM's sources, 4.2 million words, with the paper's vocabulary. The slope is 1.12."""
+    """The text is three of BabyLM's sources (4.2 million words), with the paper's vocabulary size.
+
+    The slope is 1.12.
+    """
     fields = {
         "source": f"files:{os.environ['TRAINLESS_DATA']}/babylm_parts",
         "splits.train": "childes.txt.gz switchboard.txt.gz gutenberg/*.txt.gz",

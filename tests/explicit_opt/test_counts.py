@@ -110,7 +110,7 @@ def test_logits_and_gradients_match_dense_inputs(text, aggregate):
     (_, expected), dense_gradient = jax.value_and_grad(dense, has_aux=True)(tables)
     np.testing.assert_allclose(logits, expected, atol=2e-5)
     np.testing.assert_allclose(gradient, dense_gradient, atol=2e-4)
-    # The noise gives every row a gradient, including a token that is never a context.
+    # The noise gives every row of the table a gradient, even the row of a token that is never a context.
     assert float(jnp.abs(gradient[:, N - 1]).min()) > 0
 
 

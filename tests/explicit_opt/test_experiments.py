@@ -109,7 +109,7 @@ def test_our_protocol_holds_out_data_and_printed_protocol_takes_last_value(
     task, test, points, summary = found["printed"]
     assert task.splits["valid"] is task.splits["test"]
     assert (test["accuracy"], test["loss"]) == points[-1][1:]
-    # Training stopped after the loss rose, so the last value is not the best one.
+    # Training stopped after the loss rose, so the loss of the last epoch is not the best loss.
     assert test["loss"] > summary["best_valid"]
     language = {
         protocol: ExperimentSuite("tiny", 1, [], tmp_path, mesh, protocol).language(
@@ -135,7 +135,10 @@ def test_printed_protocol_of_table1_reports_last_epoch(suite):
 
 
 def test_eq_3_is_flat_in_k_but_separate_intercept_is_not(tmp_path):
-    """At K = 1 both forms are log F. Above the norm, the exponent (K - 1) / K hardly changes, but the bias grows."""
+    """At K = 1 both forms are log F.
+
+    For K above the norm, the exponent (K - 1) / K hardly changes but the bias grows.
+    """
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     suite = ExperimentSuite("tiny", 1, [], tmp_path, mesh)
     scan, norm = experiments.priming_scan(Digits(suite.digits(1, "explicit", 1), mesh))
@@ -165,7 +168,7 @@ def test_eq_3_is_close_to_the_maximum_likelihood_bigram_bound(suite, monkeypatch
         assert one["f^-(K-1)/K, eq. 3"] < 0.95 * one["f^-K/(K+1)"]
         two = {key[-1]: float(v[0]) for key, v in found.items() if key[:3] == ("cat", "2", documents)}  # fmt: skip
         assert two["f^-(K-1)/K, eq. 3"] < two["f^+(K-1)/K, section 2.1"]
-    # If a document is a file, few contexts are <pad>, whose embedding is uniform noise.
+    # If a whole file is a document, few contexts are <pad>. The embedding of <pad> is uniform noise.
     assert third["file"] < third["line"]
     assert float(found["sum", "1", "", "printed, explicit"][0]) == PRINTED["sum"][1][2]
     assert found["cat", "2", "", "printed, warm"] == ("25.8", "33.0")

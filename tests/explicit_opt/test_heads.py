@@ -1,4 +1,4 @@
-"""Closed-form heads equal scikit-learn's. They do not depend on how examples are split into batches and merged heads.
+"""Closed-form heads equal scikit-learn's. Batches of examples, and merging of heads, do not change the result.
 
 E examples, M features, N outputs.
 """
@@ -70,7 +70,8 @@ def test_weights_and_soft_labels_count_like_copies(digits, method):
     copies = np.repeat(np.arange(300), weights_E)
     expected = head_start(features_EM[copies], labels_E[copies], method=method, scale=1.0)
     weighted = head_start(features_EM, labels_E, method=method, weights=weights_E, scale=1.0)
-    # Each example occurs twice, with its digit and with the next digit. The soft label is half of each digit.
+    # Each example occurs twice, with its digit and with the next digit. The soft label gives each of the two digits
+    # 1/2.
     next_E = (labels_E + 1) % 10
     shares_EN = (np.eye(10)[labels_E] + np.eye(10)[next_E]) / 2
     twice = head_start(
@@ -126,7 +127,7 @@ def test_the_sample_for_the_scale_is_drawn_from_all_batches(digits, monkeypatch)
 
 
 def test_a_shift_of_the_features_changes_no_logit(digits):
-    """The lowest value of a feature with negative values is subtracted. Here the lowest value of each pixel is 0."""
+    """If a feature has negative values, its minimum is subtracted. The minimum of each pixel is 0 before the shift."""
     features_EM, labels_E = digits
     assert (features_EM.min(0) == 0).all()
     shift_M = np.random.default_rng(0).uniform(0, 9, features_EM.shape[1])

@@ -82,7 +82,7 @@ def test_segment_sum_path_matches_matmul_path(data):
 
 
 def test_solution_equals_multinomial_naive_bayes(primed):
-    """h U = sum_d h_d log(F_di / f_i) + (|h|_1 / K) log f_i: multinomial naive Bayes without smoothing."""
+    """h U = sum_d h_d log(F_di / f_i) + (|h|_1 / K) log f_i, which is multinomial naive Bayes without smoothing."""
     features, targets = primed
     mass_N = np.asarray(cooccurrences(features, targets, N), np.float64).sum(0)
     peer = MultinomialNB(alpha=1e-12, force_alpha=True, class_prior=mass_N / mass_N.sum())

@@ -241,7 +241,7 @@ def two_halves(words: ConfigDict, folder: Path) -> None:
 def test_training_perplexity_samples_the_whole_text(words, mesh, tmp_path):
     """A sample of 400 tokens agrees with all tokens, for a model that fits only the first half of the text."""
     two_halves(words, tmp_path)
-    # With "file" the text is a single document, which training does not shuffle.
+    # With documents=file, the text is a single document, which training does not shuffle.
     words.data.documents, words.eval.train_tokens = "file", 0
     task = NextToken(words, mesh)
     tokens_M = task.splits["train"].tokens_L
@@ -301,7 +301,7 @@ def test_scaled_start_minimises_training_loss_over_the_scalar(words, sizes):
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_scaled_layers_minimise_training_loss_over_each_scalar(digits, mesh, layers):
-    """Each layer has its own scalar, at which the derivative of the training loss is 0."""
+    """Each layer has its own scalar. At this scalar, the derivative of the training loss is 0."""
     digits.model.layers = layers
     task = Digits(digits, mesh)
     explicit = task.solution()
@@ -384,7 +384,7 @@ def test_damaged_images_raise_one_line_errors(images, digits, mesh, tmp_path, fa
 @pytest.mark.skipif("TRAINLESS_DATA" not in os.environ, reason="TRAINLESS_DATA is not set")
 @pytest.mark.parametrize(("layers", "accuracy", "loss"), [(1, 83.34, 2.12), (2, 83.64, 0.669)])
 def test_mnist_explicit_solution_accuracy_and_norm(digits, mesh, tmp_path, layers, accuracy, loss):
-    """The paper prints 82.86 % for one layer at K = 105.99; the files give K = 105.10."""
+    """The paper prints 82.86 % for one layer at K = 105.99. The average norm of the files gives K = 105.10."""
     digits.data.source = f"files:{os.environ['TRAINLESS_DATA']}/mnist"
     digits.data.held_out = 0
     digits.start, digits.model.layers = "explicit", layers

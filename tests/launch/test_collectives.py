@@ -90,7 +90,7 @@ def transfer(kind: str, groups: str, type_: str) -> str:
             transfer("ALL_GATHER", '"{1,2}x{0:7}"', "f32[2,128]{1,0}"),
             Row("all-gather between slices", 1, 512),
         ),
-        # Two pairs of slices: ids of devices instead of slices.
+        # Two pairs of slices exchange data. The text names the ids of devices, not of slices.
         (
             transfer("REDUCE_SCATTER", "{{100000,200000},{300000,400000}}", "f32[128]{0}"),
             Row("reduce-scatter between slices", 1, 512),

@@ -105,13 +105,13 @@ def test_time_to_is_the_first_validation_point_that_reaches_the_value():
 
 def test_time_to_of_a_min_metric_divides_by_the_fraction():
     measured = curve("min", [(1.0, 3.0), (2.0, 2.1), (3.0, 2.0), (4.0, 2.5)])
-    assert time_to(measured, 0.95) == 2.0  # The target is 2.0 / 0.95 = 2.105.
+    assert time_to(measured, 0.95) == 2.0  # the value to reach is 2.0 / 0.95 = 2.105
     assert time_to(measured, 0.99) == 3.0
 
 
 def test_time_to_of_a_metric_between_0_and_1():
     measured = curve("max", [(1.0, 0.7), (2.0, 0.77), (3.0, 0.8)])
-    assert time_to(measured, 0.95) == 2.0  # The target is 0.76.
+    assert time_to(measured, 0.95) == 2.0  # the value to reach is 0.95 * 0.8 = 0.76
     assert time_to(measured, 0.99) == 3.0
 
 
@@ -130,7 +130,8 @@ def test_reaching_another_best_value_may_return_none():
     assert reaching(measured, 0.95, best=100.0).seconds == 2.0
     assert reaching(measured, 0.99, best=100.0) is None
     falling = curve("min", [(1.0, 3.0), (2.0, 2.1)])
-    assert reaching(falling, 0.95, best=2.0).seconds == 2.0  # The target is 2.105.
+    # The value to reach is 2.0 / 0.95 = 2.105.
+    assert reaching(falling, 0.95, best=2.0).seconds == 2.0
     assert reaching(falling, 0.99, best=2.0) is None
 
 

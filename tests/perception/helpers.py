@@ -31,12 +31,12 @@ def golden() -> dict[str, np.ndarray]:
 
 
 def golden_json(name: str) -> dict:
-    """Returns the entry "FAMILY/config" or "FAMILY/shapes" (names and shapes of all weights) of the golden arrays."""
+    """Returns an entry of the golden arrays: "FAMILY/config", or "FAMILY/shapes" (names and shapes of all weights)."""
     return json.loads(str(golden()[name]))
 
 
 def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Draws a weight, seeded by its name. Biases are not 0 and scales are not 1, so every weight affects the states."""
+    """Draws a weight, seeded by its name. No bias is 0 and no scale is 1, so every weight affects the states."""
     key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")
     noise = np.random.Generator(np.random.Philox(key=key)).standard_normal(shape)
     if len(shape) == 2:

@@ -1,4 +1,4 @@
-"""Writes golden.npz: states of models of transformers with the weights of `helpers.draw`, for the parity tests.
+"""Writes golden.npz for the parity tests: hidden states of the library transformers with the weights of `helpers.draw`.
 
     pip install -r tests/requirements-peers.txt && PYTHONPATH=. python tests/perception/make_golden.py
 
@@ -39,7 +39,7 @@ SIZES = {
     "intermediate_size": 48,
     "max_position_embeddings": max(LENGTHS),
 }
-# RoBERTa's positions begin after the row of the padding, 1.
+# RoBERTa's positions begin after row 1, the row of the padding.
 LATER = SIZES | {"max_position_embeddings": max(LENGTHS) + 2, "pad_token_id": 1}
 LLAMA_3 = {"rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA_3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -56,7 +56,7 @@ CASES = {
         max_position_embeddings=max(LENGTHS),
     ),
     "mpnet": MPNetConfig(**LATER),
-    # Offsets up to 4 have a row of their own; all offsets from 13 on share one.
+    # Each offset up to 4 has its own row. All offsets from 13 on share one row.
     "deberta-v2": DebertaV2Config(
         **SIZES,
         relative_attention=True,
@@ -67,7 +67,7 @@ CASES = {
         norm_rel_ebd="layer_norm",
         position_biased_input=False,
     ),
-    # The second layer sees three tokens on either side.
+    # The second layer attends to three tokens on each side.
     "modernbert": ModernBertConfig(
         **SIZES,
         pad_token_id=0,
@@ -97,7 +97,7 @@ def states(model: torch.nn.Module, tokens_BL: np.ndarray, lengths_B: np.ndarray)
 
 
 def peer(config: PretrainedConfig) -> torch.nn.Module:
-    """Returns the model of transformers, without an output layer, with the weights of `draw`."""
+    """Returns the model of the library transformers, without an output layer, with the weights of `draw`."""
     model = AutoModel.from_config(config, attn_implementation="eager")
     with torch.no_grad():
         for name, parameter in model.named_parameters():

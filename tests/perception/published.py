@@ -1,4 +1,4 @@
-"""Fields of config.json of published models, and their numbers of parameters without poolers and output layers."""
+"""Fields of config.json of published models, and parameter counts of these models without poolers and output layers."""
 
 _ENCODER = {"hidden_act": "gelu", "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
 _BASE = {

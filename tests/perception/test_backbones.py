@@ -9,7 +9,8 @@ from perception.backbones import BACKBONES
 from perception.experiments import ExperimentSuite
 from perception.tables import RANKS
 
-# Parameter counts: (backbone with an untied output layer, adapters of rank 2). Qwen2 has the published sizes.
+# Parameter counts: (backbone with an untied output layer, adapters of rank 2). The counts of Qwen2 are the published
+# ones.
 TABLE_2 = {
     "openelm_270m": (312_487_168, 162_560),
     "openelm_450m": (506_331_136, 239_360),
@@ -30,7 +31,7 @@ PRINTED = {"qwen2_0.5b": 0, "qwen2_1.5b": 0} | dict.fromkeys(
 )
 """Number of printed entries of a row, if it is not five: the second half of the table ends at rank 8."""
 
-# Parameters of adapters of rank 32, in % of the backbone. The paper's text says about 1 %.
+# Parameters of adapters of rank 32, in percent of the backbone's parameters. The paper's text says about 1 %.
 SHARES = {"qwen2_0.5b": 0.6, "qwen2_1.5b": 0.39, "openelm_270m": 0.96, "arctic_xs": 3.92}
 SHARES["mistral_7b"] = 0.27
 
@@ -56,7 +57,7 @@ OPENELM = {
 
 @pytest.mark.parametrize("name", TABLE_2)
 def test_parameter_counts_match_table2(name: str) -> None:
-    """Counts equal the expected numbers, and all 45 printed entries to the last printed digit."""
+    """Counts equal the expected numbers. They also equal all 45 printed entries, to the last printed digit."""
     size, one = tables.parameters(name)
     total, rank_2 = TABLE_2[name]
     counts = (size + BACKBONES[name].vocabulary * BACKBONES[name].width, *(r * one for r in RANKS))

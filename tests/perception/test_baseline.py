@@ -27,7 +27,7 @@ from perception.weighted_f1 import weighted_f1
     ],
 )
 def test_weighted_f1_of_majority_class_prediction(counts: tuple[int, ...], printed: float) -> None:
-    """A constant prediction of the largest class, of share p, has F1 2 p^2 / (1 + p). Table 1 prints this value."""
+    """Predicting only the largest class, whose share is p, gives F1 2 p^2 / (1 + p). Table 1 prints this value."""
     labels = np.repeat(np.arange(len(counts)), counts)
     share = counts[0] / sum(counts)
     found = weighted_f1(labels, np.zeros_like(labels))
@@ -85,7 +85,7 @@ def test_number_of_features_is_bounded(monkeypatch) -> None:
 
 
 def test_baseline_penalty_is_selected_on_validation() -> None:
-    """Inverted validation labels select the strongest penalty, which has a lower test F1."""
+    """Inverted validation labels select the strongest penalty, which lowers the test F1."""
     splits = {"train": texts(60, 0), "valid": texts(50, 1), "test": texts(50, 2)}
     turned = LabelledText(splits["valid"].texts, 1 - splits["valid"].labels_M)
     strict, free = (
@@ -197,14 +197,14 @@ def test_baseline_is_refitted_only_if_examples_changed(tmp_path, monkeypatch) ->
 
 @pytest.mark.skipif("TRAINLESS_DATA" not in os.environ, reason="TRAINLESS_DATA is not set")
 def test_tfidf_f1_on_rotten_tomatoes() -> None:
-    """Weighted F1 of 79.7 on rotten_tomatoes; the full-training rows of Table 1 print 63.8 to 76.7."""
+    """TF-IDF has the weighted F1 79.7 on rotten_tomatoes. The full-training rows of Table 1 print 63.8 to 76.7."""
     config = get_config()
     config.dataset = "rotten_tomatoes"
     config.data.source = f"files:{os.environ['TRAINLESS_DATA']}/rotten_tomatoes"
     splits, classes = datasets.load(config)
     assert [len(splits[name]) for name in ("train", "valid", "test")] == [8530, 1066, 1066]
     assert f1_of(baseline.fit(splits, classes)) == pytest.approx(79.7, abs=0.5)
-    # The token estimate from words agrees with the measured number of tokens.
+    # The number of tokens that is estimated from words agrees with the measured number.
     size = richness.SIZES["rotten"]
     assert richness.tokens(splits["train"].texts) == pytest.approx(size.tokens, rel=0.02)
 

@@ -27,7 +27,7 @@ def test_times_are_written_in_a_readable_unit() -> None:
 
 
 def needed(ways: int, steps: int, seeds: int) -> float:
-    """Returns the seconds of a plan: one run for each of three learning rates, then one run for each further seed."""
+    """Returns the seconds of a plan: one run for each of three learning rates, and one run for each further seed."""
     runs = 3 + seeds - 1
     each = runs * (10 + 0.1 * steps + 5 * 2) + seeds * 2 * 5
     return ways * each / budget.USED
@@ -35,7 +35,7 @@ def needed(ways: int, steps: int, seeds: int) -> float:
 
 @pytest.mark.parametrize("ways", [1, 2, 3])
 def test_plan_spends_the_budget(ways) -> None:
-    """One second less than the cost of all ways drops the last way."""
+    """A budget that is one second below the cost of all ways of training drops the last way."""
     costs = {f"way{i}": COST for i in range(3)}
     found = make_plan(costs, needed(ways, budget.LEAST_STEPS, 3) + 0.1, 10_000)
     assert found.ways == list(costs)[:ways] and found.steps >= budget.LEAST_STEPS

@@ -1,4 +1,4 @@
-"""Experiments that perception's claims name, and the table of claims end to end."""
+"""Tests the experiments that the claims in perception/claims.csv name, and the table of claims end to end."""
 
 import csv
 from pathlib import Path
@@ -84,7 +84,7 @@ def test_unknown_side_raises_error(tmp_path, text, told) -> None:
 
 @pytest.mark.slow
 def test_claims_command_and_kept_runs(tmp_path, pretrained) -> None:
-    """Trains three modes for several steps on small weights. Then `--kept` writes the same table."""
+    """Trains three modes for several steps from small pretrained weights. Then `--kept` writes the same table."""
     out = tmp_path / "out"
     program = ["perception.reproduce", "claims", "--scale=tiny"]
     program.append(f"--out={out}")

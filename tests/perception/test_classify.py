@@ -45,7 +45,10 @@ def trained(workdir, mesh) -> Trained:
 
 @pytest.fixture(scope="module")
 def wanted(trained) -> np.ndarray:
-    """Probabilities of TEXTS: each window is a row of its own; the logits of a text are averaged."""
+    """Returns the probabilities of TEXTS.
+
+    Each window is one row, and the logits are averaged over the windows of a text.
+    """
     values, found = trained.values, []
     model = values.abstract_model.build(values.trainable, values.frozen)
     run = jax.jit(lambda tokens_BL, lengths_B: model(tokens_BL, lengths_B))
@@ -61,7 +64,7 @@ def wanted(trained) -> np.ndarray:
 
 @pytest.fixture
 def call(workdir, monkeypatch) -> Callable[..., None]:
-    """A function that calls the program with options; it uses one device and the run unless --workdir is given."""
+    """Returns a function that calls the program with options. It uses one device and, by default, the run `workdir`."""
 
     def call(*options: object, stdin: bytes = b"") -> None:
         default = [] if any("--workdir" in str(o) for o in options) else [f"--workdir={workdir}"]
@@ -137,11 +140,12 @@ def test_mean_of_logits_of_windows(trained, wanted) -> None:
     found = trained.probabilities_of(trained.windows([t or "x" for t in TEXTS]), rows=3)
     there = [i for i, text in enumerate(TEXTS) if text]
     np.testing.assert_allclose(found[there], wanted[there], atol=1e-5)
-    assert abs(found[3] - trained.probabilities([LONG])[0]).max() > 1e-3  # truncated as in training
+    # Training truncates the text, classify does not.
+    assert abs(found[3] - trained.probabilities([LONG])[0]).max() > 1e-3
 
 
 def write(path: Path) -> list[dict]:
-    """Writes TEXTS with two other columns in the format of the file's name; returns the rows."""
+    """Writes TEXTS with two other columns, in the format that the file's name selects. Returns the rows."""
     rows = [{"id": i, "text": text, "Ö": "ä"} for i, text in enumerate(TEXTS)]
     name = path.name.removesuffix(".gz")
     if name.endswith("parquet"):
@@ -179,7 +183,7 @@ def read(path: Path) -> list[dict]:
 def test_table_keeps_its_columns_and_gains_labels(
     ending: str, call, trained, wanted, tmp_path, capsys, monkeypatch
 ) -> None:
-    """Texts have line breaks, quotes and accents; the empty text gets no label. Two blocks of rows."""
+    """The texts have line breaks, quotes and accents, and fill two blocks of rows. The empty text gets no label."""
     monkeypatch.setattr(classify, "BLOCK", 3)
     given, out = tmp_path / f"new.{ending}", tmp_path / f"labelled.{ending}"
     rows = write(given)
@@ -206,7 +210,7 @@ def test_table_keeps_its_columns_and_gains_labels(
 
 
 def test_labelled_table_is_training_data(call, workdir, tmp_path, trained, wanted) -> None:
-    """--top ranks classes; --config.data.fields and .label name the columns, as in training."""
+    """--top ranks the classes. As in training, --config.data.fields and --config.data.label name the columns."""
     given, out = tmp_path / "new.csv", tmp_path / "labelled.csv"
     given.write_text("body,label\na string,old\n")
     names = ("--config.data.fields=title|body", "--config.data.label=topic")
@@ -219,7 +223,7 @@ def test_labelled_table_is_training_data(call, workdir, tmp_path, trained, wante
 
 
 def test_pairs_of_texts_are_joined_as_in_training(make, tmp_path) -> None:
-    """A row without one of the two texts is empty; an empty line is a row of a table with one column."""
+    """A row that lacks one of the two texts counts as empty. In a table with one column, an empty line is a row."""
     (tmp_path / "a.csv").write_text("premise,hypothesis\nIt rains,I am wet\nIt rains, \n\n")
     (block,) = open_table(tmp_path / "a.csv").blocks(9, "premise hypothesis", {})
     assert block.texts == [("It rains", "I am wet"), ()]
@@ -246,7 +250,7 @@ def test_lines_are_answered_by_lines(call, trained, wanted, tmp_path, capsys) ->
 
 
 def test_mesh_that_does_not_divide_the_texts(workdir, wanted) -> None:
-    """Eight devices classify five texts as one device does."""
+    """Eight devices give the same result for five texts as one device."""
     wide = loading.load(workdir, make_mesh({"data": 2, "fsdp": 2, "tensor": 2}))
     found = wide.probabilities_of(wide.windows(["a string", LONG, "the types of a module"]))
     np.testing.assert_allclose(found, wanted[[0, 3, 4]], atol=1e-5)
@@ -278,7 +282,8 @@ CONTENTS = {
 
 @pytest.mark.parametrize("case", CONTENTS)
 def test_invalid_table_writes_nothing(case: str, refused, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(loading, "load", None)  # the table is read before the model
+    # The program must check the table before it loads the model.
+    monkeypatch.setattr(loading, "load", None)
     content, told = CONTENTS[case]
     given, out = tmp_path / "new.csv", tmp_path / "out.csv"
     given.write_bytes(content)
@@ -322,7 +327,7 @@ def test_existing_output_needs_overwrite(call, refused, tmp_path) -> None:
 
 
 def test_interrupted_output_is_absent(refused, tmp_path, monkeypatch) -> None:
-    """The second of two blocks fails."""
+    """The second of two blocks of rows fails, and the program leaves no output file."""
     given, out, done = tmp_path / "new.csv", tmp_path / "out.csv", []
 
     def fails(self: Trained, windows: list, rows: int) -> np.ndarray:
@@ -346,7 +351,7 @@ def test_baseline_has_no_model(refused, tmp_path) -> None:
 
 
 def test_embedded_examples_are_not_truncated_silently(trained) -> None:
-    """Windows of real texts have no more tokens than the model reads and lose none."""
+    """No window of a real text is longer than the model's maximum length, and no token is lost."""
     lines = [text for (text,), _ in python("test")][:20]
     for windows, line in zip(trained.windows(lines), lines, strict=True):
         assert max(map(len, windows)) <= 16

@@ -71,12 +71,15 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_configs_match_backbones(name: str) -> None:
-    """Compares all fields, including positions, windows, norms, activations and dropout, which add no parameters."""
+    """Compares all fields.
+
+    Fields such as positions, windows, norms, activations and dropout do not change parameter counts.
+    """
     assert from_json(PUBLISHED[name], PATH) == BACKBONES[name]
 
 
 def of_case(name: str) -> Backbone:
-    """Returns a named backbone, a backbone of OTHERS, or the backbone of a published model."""
+    """Returns the backbone of a test case: a backbone with a name, an entry of OTHERS, or a published model."""
     known = {**BACKBONES, **OTHERS}
     return known[name] if name in known else from_json(published.PUBLISHED[name][0], PATH)
 

@@ -78,7 +78,7 @@ def test_missing_test_split_takes_30_percent_of_train(tmp_path):
     write(tmp_path / "train.jsonl", 20, "title", "clickbait", 2)
     chosen = config(dataset="clickbait", **{"data.source": f"files:{tmp_path}"})
     assert len(datasets.load(chosen)[0]["test"]) == 6
-    # With eval.select=test no validation split is cut from the training examples.
+    # With eval.select=test, no validation split is taken from the training examples.
     chosen.eval.select = "test"
     splits, _ = datasets.load(chosen)
     assert {name: len(text) for name, text in splits.items()} == {"train": 14, "test": 6}
@@ -92,10 +92,11 @@ def test_premise_only_drops_hypotheses(tmp_path):
     chosen = config(dataset="snli", **{"data.source": f"files:{tmp_path}"})
     splits, _ = datasets.load(chosen)
     assert splits["train"].texts[0] == ("premise 0 hypothesis 0",)
-    assert len(splits["train"]) == 6  # nobody agreed on the label of the seventh
+    # The annotators did not agree on the label of the seventh example.
+    assert len(splits["train"]) == 6
     chosen.data.premise_only = True
     assert datasets.load(chosen)[0]["train"].texts[0] == ("premise 0",)
-    # It is a slip in the reading of SNLI: pairs of one's own stay pairs.
+    # The authors' program loses hypotheses of SNLI only. Pairs in a user's files stay pairs.
     own = {"data.premise_only": True, "data.fields": "premise hypothesis"}
     (tmp_path / "train.jsonl").write_text((tmp_path / "test.jsonl").read_text())
     chosen = config(**own, **{"data.source": f"files:{tmp_path}"})
@@ -103,7 +104,7 @@ def test_premise_only_drops_hypotheses(tmp_path):
 
 
 def test_user_files_with_custom_field_names(tmp_path):
-    """Custom field names and split names; a single file is split."""
+    """The files have custom field names and split names. A single file is split into train, valid and test."""
     path = tmp_path / "mails.csv"
     path.write_text(
         "body,kind\n" + "".join(f"mail {i},{'spam' if i % 2 else 'ham'}\n" for i in range(20))
@@ -142,7 +143,7 @@ COMPLETE = {
 
 @pytest.mark.parametrize("name", COMPLETE)
 def test_real_files_have_expected_number_of_examples(name):
-    """A missing validation split is cut from the training examples."""
+    """A missing validation split is taken from the training examples."""
     folder = Path(os.environ.get("TRAINLESS_DATA", "")) / name
     if not os.environ.get("TRAINLESS_DATA") or not folder.is_dir():
         pytest.skip(f"no directory {name} in TRAINLESS_DATA")

@@ -1,4 +1,4 @@
-"""Trained classifiers with other encoders: quality against bits, and task vectors of full fine-tunings."""
+"""Trained classifiers with changed encoders: quality against bits, and task vectors of full fine-tunings."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ from tests.perception.conftest import TUNED
 
 @pytest.fixture(scope="module")
 def runs(make, mesh, tmp_path_factory) -> tuple[Path, Path]:
-    """Two short fine-tunings of all weights, with different seeds."""
+    """Returns two short runs that fine-tune all weights, with different seeds."""
     folder = tmp_path_factory.mktemp("runs")
     for name, seed in (("one", 1), ("two", 2)):
         run.fit(make(**TUNED, seed=seed), folder / name, mesh)
@@ -35,7 +35,7 @@ def test_evaluation_of_the_own_encoder_is_the_test_of_the_run(runs, mesh) -> Non
 
 
 def test_bits_of_every_format_with_their_errors(runs, tmp_path, monkeypatch, capsys) -> None:
-    """Fewer bits, larger errors; float32 is the run itself and differs from itself in nothing."""
+    """Fewer bits give larger errors. The format float32 gives exactly the result of the run."""
     evaluate, changes = EncoderEvaluation.__call__, []
 
     def watched(self: EncoderEvaluation, encoder: dict, split: str) -> Classes:
@@ -51,7 +51,7 @@ def test_bits_of_every_format_with_their_errors(runs, tmp_path, monkeypatch, cap
     assert tuple(rows) == FORMATS
     error = [float(row["error of kernels (% of the norm)"]) for row in rows.values()]
     assert error[0] == 0 < error[1] < error[2] < min(error[3:]) and max(error) < 20
-    # The encoders that were read are evaluated.
+    # The evaluation uses the encoders that were read from the files.
     assert changes[0] == 0 < changes[1] < changes[2] < min(changes[3:])
     plain = rows["float32"]
     assert float(plain["bits of a kernel's weight"]) == 32
@@ -92,7 +92,7 @@ def test_bits_of_several_runs_are_means_and_differ_within_each_run(runs, monkeyp
     changed = rows["4bit"]
     assert changed["minus float32"] == pytest.approx(-15)
     assert changed["verdict"] == "worse" and changed["changed predictions (%)"] == 15
-    # The interval is that of 60 changed examples of 400, and the runs' own quality is not in it.
+    # The interval comes from 60 changed examples of 400. The different quality of the runs does not widen it.
     half = (changed["to"] - changed["95 % from"]) / 2
     assert half == pytest.approx(1.96 * 100 * (0.15 * 0.85 / 400) ** 0.5, rel=0.1)
     with pytest.raises(UserError, match="--runs: a run is given twice"):

@@ -32,7 +32,7 @@ def abstract_model(config: ConfigDict, shape=SHAPE) -> variables.AbstractModel:
 
 
 def test_frozen_matrices_are_cast_to_compute_dtype(make, mesh, pretrained, weights):
-    """Base matrices become bfloat16; norms, biases and seed-initialised tables stay float32."""
+    """Frozen matrices are cast to bfloat16. Norms, biases and seed-initialised tables stay float32."""
     config = make(**LORA, reinitialize="embed/positions/table", **{"model.dtype": "bfloat16"})
     found = abstract_model(config)
     values = outside(open_model(pretrained), mesh)(found).values
@@ -68,7 +68,7 @@ def test_head_run_trains_only_the_head(make):
 
 
 def test_paper_recipe_freezes_head_and_reinitialises_positions(make):
-    """LoRA freezes the random head, and reinitialises position tables of another size. Full training does neither."""
+    """LoRA freezes the random head and reinitialises position tables of another size. Full training does neither."""
     config = make("paper,tiny", finetune="lora", **{"data.max_length": 1024})
     shape = make_shape(config, SimpleNamespace(shape=SHAPE), 300)
     assert shape.learned == 1024
@@ -127,7 +127,10 @@ STATES_BLD = np.arange(2 * 4 * 3, dtype=np.float32).reshape(2, 4, 3)
 
 @pytest.mark.parametrize("pool", ["masked", "authors"])
 def test_pooled_features_are_mean_and_last_state(pool):
-    """The pool "masked" averages 3 tokens and 1 token; the pool "authors" averages all 4 positions with the padding."""
+    """The pool "masked" averages 3 tokens and 1 token.
+
+    The pool "authors" averages all 4 positions, including the padding.
+    """
     model = PooledClassifier(States(), 3, 5, pool, rngs=nnx.Rngs(0))
     lengths = (3, 1) if pool == "masked" else (4, 4)
     wanted_BE = np.stack(
@@ -159,7 +162,11 @@ def std(values: dict, end: str) -> float:
 
 @pytest.mark.parametrize("name", ["tiny_bert", "tiny_openelm"])
 def test_initialization_matches_published_models(name):
-    """BERT: 0.02, and 0 for the padding row. OpenELM: depends on the inputs and, for output projections, the depth."""
+    """BERT has the standard deviation 0.02, and zeros in the padding row.
+
+    In OpenELM the standard deviation depends on the number of inputs. In OpenELM's output projections, it also depends
+    on the depth.
+    """
     shape = BACKBONES[name]
     values = variables.split(backbone(shape, rngs=nnx.Rngs(0))).trainable
     wanted = {"embed/table": 0.02, "function/up/kernel": 0.02, "function/out/kernel": 0.02}

@@ -34,7 +34,7 @@ def make(kind: str) -> GroupedAttention:
     generator = np.random.default_rng(0)
     for _, part in nnx.iter_modules(layer):
         for variable in vars(part).values():
-            if isinstance(variable, nnx.Param):  # biases and scales become random, too
+            if isinstance(variable, nnx.Param):  # randomize biases and scales as well
                 variable[...] = jnp.asarray(generator.normal(size=variable.shape), jnp.float32)
     return layer
 

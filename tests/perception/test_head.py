@@ -18,7 +18,7 @@ SOLVED = {"finetune": "head", "train.steps": 0, "optimizer.learning_rate": 0.0}
 
 
 def examples(count: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns overlapping classes with features of very different scales, one of them constant."""
+    """Returns examples of overlapping classes. The features have very different scales, and one feature is constant."""
     generator = np.random.default_rng(seed)
     labels_M = generator.integers(classes, size=count)
     centres_KE = np.random.default_rng(0).normal(size=(classes, 5))
@@ -51,7 +51,7 @@ def test_solved_head_is_stationary_point_of_penalised_loss(classes: int) -> None
 
 
 def test_head_penalty_is_selected_on_validation() -> None:
-    """The chosen penalty has the best validation F1 of all penalties."""
+    """The selected penalty has the best validation F1 of all penalties."""
     train, valid = examples(40, 3, 1), examples(2000, 3, 2)
     best = solve(train, valid, 3)
     every = [best.f1]
@@ -73,7 +73,7 @@ def test_unseen_class_is_never_predicted() -> None:
 
 @pytest.fixture(scope="module")
 def solved(make, mesh, tmp_path_factory):
-    """Workdir and summary of a run with a solved head."""
+    """Returns workdir and summary of a run with a solved head."""
     workdir = tmp_path_factory.mktemp("runs") / "head"
     return workdir, run.fit(make(**SOLVED), workdir, mesh)
 
@@ -100,7 +100,7 @@ def test_solved_head_is_loaded_and_exported(solved, mesh, tmp_path) -> None:
 
 
 def test_solved_head_beats_briefly_trained_head(solved, make, mesh, tmp_path) -> None:
-    """Four gradient steps leave the head far from the optimum."""
+    """After four gradient steps, the trained head is far from the optimum."""
     _, summary = solved
     trained = run.fit(make(finetune="head"), tmp_path / "trained", mesh)
     assert trained["seed"] == 1 and trained["steps"] == 4
@@ -108,7 +108,7 @@ def test_solved_head_beats_briefly_trained_head(solved, make, mesh, tmp_path) ->
 
 
 def test_features_are_cached_across_runs(solved, make, mesh, tmp_path, monkeypatch) -> None:
-    """A run with the same weights and examples reads the cached features; another text length does not."""
+    """A run with the same weights and examples reads the cached features. A run with another text length does not."""
     monkeypatch.setattr(PerExample, "__call__", None)
     again = run.fit(make(**SOLVED, seed=2), tmp_path / "again", mesh)
     assert again["test"] == solved[1]["test"]

@@ -1,4 +1,4 @@
-"""Models by their hub names: the layout of the local Hugging Face cache, and no network without --download."""
+"""Models selected by hub name: layout of the local Hugging Face cache, and no network access without --download."""
 
 import json
 import sys
@@ -22,7 +22,10 @@ COMMIT, OLDER = "a" * 40, "b" * 40
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch) -> Path:
-    """A cache with the model "org/model": its weights are blobs, and the branch "main" and the tag "v1" are commits."""
+    """Writes a cache with the model "org/model".
+
+    Weights are stored as blobs; the branch "main" and the tag "v1" name commits.
+    """
     folder = tmp_path / "hub"
     model = folder / "models--org--model"
     for reference, commit in {"main": COMMIT, "v1": OLDER}.items():
@@ -81,7 +84,7 @@ def test_base_model_of_an_adapter_is_found_by_its_hub_name(cache) -> None:
 
 
 def test_sharded_model_equals_whole_model(cache, tmp_path) -> None:
-    """Shards that another program has written, in an order of its own."""
+    """The tensors are distributed over the shards in an order that this project does not write."""
     from safetensors.numpy import load_file, save_file
 
     snapshot = cache / "snapshots" / COMMIT
@@ -104,7 +107,7 @@ def test_sharded_model_equals_whole_model(cache, tmp_path) -> None:
 def test_download_is_asked_for_and_skips_pickles(
     program, training, cache, tmp_path, monkeypatch
 ) -> None:
-    """The flag calls the hub once, before training, with patterns that leave pickles out."""
+    """With --download, the program calls the hub once, before training. The file patterns exclude pickles."""
     asked = []
 
     def snapshot_download(name: str, **options: object) -> str:

@@ -40,7 +40,7 @@ def folder(tmp_path_factory) -> Callable[..., Path]:
 
 @pytest.fixture
 def own(folder) -> Path:
-    """Returns a copy of a BERT directory, which the test may change."""
+    """Returns a copy of a BERT directory. A test may change the copy."""
     return folder("bert")
 
 
@@ -53,7 +53,10 @@ def load(model: Pretrained, dtype: type = jnp.float32) -> dict[str, jax.Array]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states_match_other_implementations(family: str, folder) -> None:
-    """Compares with transformers, and for OpenELM with the slow reference, with weights sharded over eight devices."""
+    """Compares with the library transformers, or with the slow reference of OpenELM.
+
+    Weights are sharded over eight devices.
+    """
     tokens_BL, lengths_B = golden()["tokens"], golden()["lengths"]
     found = states(open_model(folder(family)), tokens_BL, lengths_B, SHARDED)
     wanted = golden()[f"{family}/states"]
@@ -63,7 +66,7 @@ def test_states_match_other_implementations(family: str, folder) -> None:
 
 
 def test_relative_positions_of_long_texts_share_groups() -> None:
-    """Groups of published sizes: distances near the limits of the groups, on both sides."""
+    """The groups have the published sizes. The distances lie near the limits of the groups, on both sides."""
     mpnet, deberta = Relative("bias", 32, 128), Relative("disentangled", 256, 512)
     offset = np.array([0, 1, 7, 8, 11, 12, 127, 128, 500])
     assert bias_groups(offset, mpnet).tolist() == [0, 1, 7, 8, 8, 9, 15, 15, 15]
@@ -78,7 +81,7 @@ def test_relative_positions_of_long_texts_share_groups() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_export_round_trip_is_bit_exact(family: str, folder, tmp_path) -> None:
-    """Bit-exact, with and without a name prefix; names, shapes and config.json match the original."""
+    """Names, shapes and config.json match the original, with and without a name prefix."""
     prefix = FAMILIES[family].names.prefix
     theirs, out = folder(family, prefix), tmp_path / "out"
     model = open_model(theirs)
@@ -98,7 +101,7 @@ def test_export_round_trip_is_bit_exact(family: str, folder, tmp_path) -> None:
 
 
 def test_export_keeps_unused_tensors_fields_and_files(own, tmp_path) -> None:
-    """Keeps output layers of any dtype, unknown config.json fields, tokenizer files and the name prefix."""
+    """Exports keep output layers of any dtype, unknown fields of config.json, tokenizer files and the name prefix."""
     path, extra = own / "model.safetensors", {"cls.bias": np.arange(3.0, dtype=np.float16)}
     extra["bert.embeddings.position_ids"] = np.arange(24)[None]
     given = {f"bert.{name}": value for name, value in load_file(path).items()} | extra
@@ -135,7 +138,7 @@ def test_16_bit_weights_round_trip(dtype: type, folder, tmp_path) -> None:
 
 
 def test_export_keeps_dtypes_of_the_base(folder, tmp_path) -> None:
-    """Unchanged bfloat16 tensors are bit-exact, and changed ones are rounded to bfloat16."""
+    """Unchanged bfloat16 tensors are bit-exact. Changed tensors are rounded to bfloat16."""
     export(
         tmp_path / "narrow",
         open_model(folder("bert")).shape,
@@ -170,7 +173,7 @@ def test_each_device_reads_only_its_shard(folder, monkeypatch) -> None:
 
 
 def test_old_bert_norm_names_are_read(own) -> None:
-    """Early files name the scales and biases of norms gamma and beta."""
+    """Older files name the scales and biases of norms "gamma" and "beta"."""
     wanted, path = load(open_model(own)), own / "model.safetensors"
     renamed = {
         name.replace("Norm.weight", "Norm.gamma").replace("Norm.bias", "Norm.beta"): value
@@ -236,7 +239,8 @@ def test_check_shape_lists_differences() -> None:
         check_shape("x", given, BACKBONES["arctic_l"])
     with pytest.raises(UserError, match=r"=x: it has family 'qwen2' \(not 'phi'\), .* and 7 more"):
         check_shape("x", BACKBONES["tiny_phi"], BACKBONES["tiny_qwen2"])
-    check_shape("x", given, replace(given, dropout=(0.0, 0.0, 0.0)))  # not of the weights
+    # Dropout does not affect the shapes of the weights.
+    check_shape("x", given, replace(given, dropout=(0.0, 0.0, 0.0)))
 
 
 def test_export_does_not_overwrite(own, tmp_path) -> None:
@@ -257,7 +261,7 @@ def test_failed_export_leaves_no_files(own, tmp_path, monkeypatch) -> None:
     def full(*_) -> None:
         assert (
             not out.exists() and out.parent.exists()
-        )  # an export that is killed leaves no directory `out`
+        )  # if the export is killed, `out` does not exist
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("perception.safetensor_files._write_file", full)

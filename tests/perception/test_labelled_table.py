@@ -1,4 +1,4 @@
-"""Tables of users: formats, columns, cleaning, duplicates, splits, and errors for bad input."""
+"""Users' tables: formats, columns, cleaning, duplicates, splits, and errors for bad input."""
 
 import csv
 import gzip
@@ -28,7 +28,7 @@ WORDS = ("apple", "river", "stone", "cloud", "music", "table", "green", "quiet",
 
 
 def sentence(number: int, words: int = 6) -> str:
-    """Returns a sentence. Sentences of different numbers share few word pairs."""
+    """Returns a sentence for a number. Sentences for different numbers share few word pairs."""
     return (
         " ".join(np.random.default_rng(number).choice(WORDS, words)) + f" {chr(97 + number % 26)}"
     )
@@ -194,7 +194,7 @@ def test_one_of_two_text_columns_may_be_empty(tmp_path) -> None:
 
 
 def test_codes_are_classes_as_written(tmp_path) -> None:
-    """Leading zeros stay, and numbers that are equal as floats are different classes."""
+    """Leading zeros are kept. Numbers that are equal as floats but written differently are different classes."""
     codes = ("01", "1", "12345678901234567890", "12345678901234567891")
     coded = [{"text": sentence(i), "label": codes[i % 4]} for i in range(80)]
     tables = read_tables(str(put(tmp_path / "a.csv", as_csv(coded))))
@@ -424,7 +424,7 @@ def test_equal_texts_keep_the_most_frequent_label(tmp_path) -> None:
 
 
 def test_near_duplicates_stay_in_one_split(tmp_path) -> None:
-    """Thirty groups of three texts that differ in a number and an exclamation mark."""
+    """The data are thirty groups of three texts. The texts of a group differ in a number and an exclamation mark."""
     more = [
         {"text": f"{sentence(i, 9)} code {k}{i}{'!' * k}", "label": ("spam", "ham")[i % 2]}
         for i in range(1000, 1030)
@@ -438,7 +438,7 @@ def test_near_duplicates_stay_in_one_split(tmp_path) -> None:
     assert all(stems.values()) and sum(map(len, stems.values())) == len(
         set().union(*stems.values())
     )
-    for split in ("valid", "test"):  # one text of each group
+    for split in ("valid", "test"):  # these splits have at most one text of each group
         assert len(stems[split]) == sum(" code " in e.text for e in found.splits[split])
     kept = sum(map(len, found.splits.values()))
     (note,) = [note for note in found.notes if note.startswith("Of each group of near-duplicates")]
@@ -492,7 +492,7 @@ def test_labels_that_differ_in_case_are_named(tmp_path) -> None:
 
 
 def test_written_splits_are_read_by_training(tmp_path) -> None:
-    """Class names such as "3" are names, not numbers. An unchanged file keeps its time."""
+    """Class names such as "3" are read as names, not as numbers. An unchanged file keeps its modification time."""
     stars = [{"text": sentence(i), "label": (1, 3, 5)[i % 3]} for i in range(90)]
     found = prepare(read_tables(str(put(tmp_path / "a.jsonl", as_lines(stars)))))
     out = labelled_table.write(found, tmp_path / "out")
@@ -523,7 +523,7 @@ def test_runs_on_other_examples_are_kept(tmp_path) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_groups_match_exhaustive_comparison(seed) -> None:
-    """The reference compares all pairs of texts; similar texts are copies with one changed word."""
+    """The reference compares all pairs of texts. Similar texts are copies in which one word is changed."""
     generator = np.random.default_rng(seed)
     words = [f"w{chr(97 + i)}{chr(97 + j)}" for i in range(20) for j in range(20)]
     texts = [" ".join(generator.choice(words, 12)) for _ in range(60)]

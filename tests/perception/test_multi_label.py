@@ -46,7 +46,7 @@ WORDS = {"fruit": "apple pear", "place": "river street", "sound": "music noise"}
 
 
 def rows(count: int, start: int = 0) -> list[tuple[str, tuple[str, ...]]]:
-    """Returns texts with a word of each of their classes; an eighth have no class."""
+    """Returns texts that have one word for each of their classes. An eighth of the texts have no class."""
     made = []
     for i in range(start, start + count):
         generator = np.random.default_rng(i)
@@ -64,7 +64,7 @@ def split(count: int, start: int = 0) -> LabelledText:
 
 
 def test_loss_is_the_sigmoid_cross_entropy() -> None:
-    """The reference is -(y log p + (1 - y) log (1 - p)), written out and weighted, with its gradient."""
+    """The reference is the weighted sum of -(y log p + (1 - y) log (1 - p)), and its gradient."""
     generator = np.random.default_rng(0)
     logits_BC = generator.normal(size=(6, 3)).astype(np.float32)
     labels_BC = jnp.asarray(generator.integers(0, 2, (6, 3)))
@@ -87,7 +87,7 @@ def test_balanced_weights_treat_each_class_as_two() -> None:
 
 
 def test_thresholds_maximise_f1_of_each_class() -> None:
-    """No threshold of a fine grid has a better F1. A class without examples keeps 0.5."""
+    """No threshold of a fine grid gives a better F1. A class without examples has the threshold 0.5."""
     generator = np.random.default_rng(0)
     labels_EC = (generator.random((200, 3)) < [0.5, 0.05, 0]).astype(int)
     chances_EC = expit(generator.normal(labels_EC - 1.5, 1))
@@ -141,7 +141,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", [*WAYS, "marks", "lists"])
 def test_labels_are_read_as_people_write_them(tmp_path, way) -> None:
-    """A separator, a list in the notation of JSON or Python, columns of 0 and 1, and lists of JSON lines."""
+    """Covers separators, lists in the notation of JSON or Python, columns of 0 and 1, and lists in JSON lines."""
     made, options = rows(80), {}
     if way == "lists":
         path = tmp_path / "a.jsonl"
@@ -203,7 +203,7 @@ def test_baseline_predicts_sets(tmp_path) -> None:
 
 
 def test_thresholds_of_the_baseline_do_not_depend_on_the_test() -> None:
-    """Other test labels change neither thresholds nor predictions; other validation labels change the thresholds."""
+    """Changed test labels do not change thresholds or predictions. Changed validation labels change the thresholds."""
     given = splits()
     found = baseline.fit(given, NAMES).predictions
     turned = LabelledText(given["test"].texts, 1 - given["test"].labels_M)
@@ -227,14 +227,14 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(make, mesh, data) -> Path:
-    """Workdir of a solved head, which has no training steps."""
+    """Returns the workdir of a run with a solved head, which has no training steps."""
     fields = {"data.source": f"files:{data}", "data.multi_label": True, "data.balance": True}
     run.fit(make(**fields, finetune="head", **{"train.steps": 0}), data / "head", mesh)
     return data / "head"
 
 
 def test_thresholds_of_a_run_do_not_depend_on_the_test(make, mesh, trained) -> None:
-    """The task predicts the test with thresholds chosen on validation, whatever the labels of the test are."""
+    """The task predicts the test classes with thresholds that are chosen on validation. Test labels have no effect."""
     kept = load_predictions(trained / "predictions.npz")
     found = loading.load(trained, mesh)
     _, task = run.prepare(found.config, mesh)
@@ -250,7 +250,7 @@ def test_thresholds_of_a_run_do_not_depend_on_the_test(make, mesh, trained) -> N
 
 
 def test_training_with_several_classes_learns(make, mesh, data) -> None:
-    """The loss of the training batches falls, and its spec is that of its batches."""
+    """The training loss falls. `batch_spec` describes the training batches."""
     fields = {"data.source": f"files:{data}", "data.multi_label": True, "data.balance": True}
     config = make(**fields, finetune="full", **{"train.steps": 30, "eval.steps": 30})
     config.optimizer.learning_rate = 1e-2
@@ -274,7 +274,10 @@ def call(program, *arguments: object, stdin: bytes = b"") -> None:
 
 
 def test_classify_writes_sets_of_classes(trained, tmp_path, capsys) -> None:
-    """The labelled table has a JSON list, which perception.worth reads; lines have the classes above thresholds."""
+    """The labelled table has JSON lists, which perception.worth can read.
+
+    Output lines have the classes above their thresholds.
+    """
     texts = [text for text, _ in rows(12, 300)]
     given = write_csv(tmp_path / "a.csv", ["text"], [[t] for t in [*texts, " "]])
     call(classify, f"--workdir={trained}", f"--input={given}", f"--output={tmp_path / 'b.csv'}")
@@ -309,7 +312,7 @@ def test_exported_classifier_has_thresholds(trained, tmp_path) -> None:
 
 
 def test_worth_reports_sets_of_classes(trained, data, tmp_path, capsys) -> None:
-    """The table has micro and macro F1 and average precision as scikit-learn computes them."""
+    """Micro F1, macro F1 and average precision in the table equal scikit-learn's."""
     fields = [f"--config.data.source=files:{data}", "--config.data.multi_label=true"]
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     suite = ExperimentSuite("", 1, fields, tmp_path, mesh, "configs/perception.py:tiny")
@@ -336,7 +339,10 @@ def test_worth_reports_sets_of_classes(trained, data, tmp_path, capsys) -> None:
 
 
 def test_worth_takes_a_table_of_sets(tmp_path, capsys) -> None:
-    """A second pays for the baseline alone. The named command prints the classes above their thresholds."""
+    """A budget of one second is enough for the baseline only.
+
+    The report's command prints the classes above their thresholds.
+    """
     cells = [[text, "|".join(own)] for text, own in rows(160)]
     path, out = write_csv(tmp_path / "a.csv", ["text", "label"], cells), tmp_path / "out"
     given = ("--data", path, "--separator=|", "--config=configs/perception.py:tiny")

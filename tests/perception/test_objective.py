@@ -36,12 +36,12 @@ class Fixed:
 
 @pytest.fixture(scope="module")
 def tasks(make, mesh):
-    """Tasks on equal data, without and with class weights."""
+    """Returns two tasks on the same data, without and with class weights."""
     return [run.prepare(make(**{"data.balance": x}), mesh)[1] for x in (False, True)]
 
 
 def test_balanced_loss_weighs_each_example_by_its_class(tasks) -> None:
-    """The reference is -sum w_y log p_y, written out, and its gradient."""
+    """The reference is -sum w_y log p_y and its gradient."""
     plain, balanced = tasks
     (batch, _), (bare, _) = next(balanced.batches(None)), next(plain.batches(None))
     assert "weights" not in bare and batch.keys() == bare.keys() | {"weights"}
@@ -88,7 +88,7 @@ def test_balanced_head_is_the_balanced_regression_of_sklearn() -> None:
 
 @pytest.mark.parametrize("solved", [True, False])
 def test_balanced_baseline_minimises_the_weighted_loss(solved: bool) -> None:
-    """Each class against the rest: C times the weighted sum of log(1 + exp(-y z)), plus half the squared norm."""
+    """The one-against-rest loss is C times the weighted sum of log(1 + exp(-y z)), plus half the squared norm."""
     from scipy import sparse
 
     rows_EM = np.random.default_rng(0).normal(size=(len(RARE_E), 2)) + RARE_E[:, None]
@@ -106,12 +106,12 @@ def test_balanced_baseline_minimises_the_weighted_loss(solved: bool) -> None:
         ours = [*found.kernel_MN[:, number], found.bias_N[number]]
         if solved:
             np.testing.assert_allclose(ours, wanted, atol=0.02)
-        else:  # five epochs of SGD are far from the optimum of 20 examples, but in its direction
+        else:  # after five epochs on 20 examples, SGD is far from the optimum but moves towards it
             assert np.dot(ours[:2], wanted[:2]) > 0
 
 
 def test_balance_finds_the_rare_class(tmp_path) -> None:
-    """A weak word marks the rare class; without weights the baseline never predicts it."""
+    """A word marks the rare class, but not reliably. Without class weights, the baseline seldom predicts this class."""
     generator = np.random.default_rng(0)
 
     def split(count: int) -> LabelledText:

@@ -34,7 +34,7 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A BERT with pseudo-random weights and BertTokenizer's own tokenizer.json."""
+    """Writes a BERT directory with pseudo-random weights and the tokenizer.json of BertTokenizer."""
     folder = tmp_path_factory.mktemp("bert")
     (folder / "vocab.txt").write_text(
         "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])
@@ -47,7 +47,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def test_pair_tokens_and_segments_are_those_of_bert_tokenizer(folder) -> None:
-    """The slow tokenizer is an implementation of its own; pairs that are too long are truncated equally."""
+    """The slow BertTokenizer does not use the library tokenizers. It truncates pairs that are too long alike."""
     slow = transformers.BertTokenizer(str(folder / "vocab.txt"))
     rows, firsts, cut = Subword.load(folder / "model" / "tokenizer.json").encode_parts(PAIRS, 16)
     for pair, ids, first in zip(PAIRS, rows, firsts, strict=True):

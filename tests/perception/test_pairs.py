@@ -29,7 +29,7 @@ WORDS = ("apple", "river", "stone", "cloud", "music", "table", "green", "quiet")
 
 @pytest.fixture(scope="module")
 def bert_like() -> Subword:
-    """A tokenizer of words with BERT's templates."""
+    """Returns a word tokenizer with BERT's templates."""
     tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdef")
     made = tokenizers.Tokenizer(models.WordLevel({t: i for i, t in enumerate(tokens)}, "[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -61,7 +61,10 @@ def test_tokenizer_without_separators_joins_pairs(bert_like) -> None:
 
 
 def test_only_second_segment_has_type_1() -> None:
-    """Equal embeddings of both types make segments invisible; other embeddings of type 1 change the output."""
+    """If both token types have equal embeddings, segments have no effect.
+
+    A changed embedding of type 1 changes the output.
+    """
     abstract_model = variables.abstract(
         lambda: PooledClassifier(
             backbone(SHAPE, rngs=variables.ParamKeys(0)),
@@ -91,7 +94,7 @@ def test_only_second_segment_has_type_1() -> None:
 
 
 def pairs(count: int) -> list[dict]:
-    """Returns pairs of texts; the label says whether the second has the first word of the first."""
+    """Returns pairs of texts. The label says whether the second text contains the first word of the first text."""
     generator, rows = np.random.default_rng(0), []
     for i in range(count):
         first = generator.permutation(WORDS)[:4]
@@ -135,7 +138,7 @@ def call(program, *arguments: object, stdin: bytes = b"") -> None:
 
 @pytest.fixture(scope="module")
 def trained(make, mesh, tmp_path_factory) -> Path:
-    """Workdir of full training on pairs, with the project's own tokenizer."""
+    """Returns the workdir of full training on pairs, with the project's own tokenizer."""
     folder = tmp_path_factory.mktemp("pairs")
     for split, start, end in (("train", 0, 60), ("validation", 60, 80), ("test", 80, 100)):
         rows = "".join(json.dumps(row) + "\n" for row in pairs(100)[start:end])
@@ -198,7 +201,7 @@ def test_exported_pair_classifier_says_how_to_encode(trained, tmp_path) -> None:
 
 
 def test_worth_compares_ways_on_pairs(tmp_path, capsys) -> None:
-    """A second pays for the baseline alone, which joins the texts."""
+    """A budget of one second is enough for the baseline only, which joins the two texts."""
     data, out = write_csv(tmp_path / "nli.csv", pairs(200)), tmp_path / "out"
     given = ("--data", data, "--pair", "--label=gold", "--config=configs/perception.py:tiny")
     cache = f"--config.data.cache_dir={tmp_path}"

@@ -156,7 +156,7 @@ def test_a_second_call_adapts_other_layers_and_keeps_the_first_adapters():
     assert {2, 3} <= ranks
     with pytest.raises(UserError, match="'query' matches no linear layer without an adapter"):
         lora(model, ["query"], rngs=nnx.Rngs(3))
-    lora(model, rngs=nnx.Rngs(4))  # adapts all other layers
+    lora(model, rngs=nnx.Rngs(4))  # adapts all layers that are not adapted yet
     with pytest.raises(UserError, match="no linear layer without an adapter"):
         lora(model, rngs=nnx.Rngs(5))
 
@@ -176,7 +176,7 @@ def test_a_gated_mlp_of_this_project_can_be_adapted_and_quantized():
     ("name", "bits"), [("Linear", 4), ("output", 4), ("Einsum", 4), ("batch", 8), ("ours", 8)]
 )
 def test_a_quantized_kernel_matches_a_slow_reference(name: str, bits: int):
-    """A block has consecutive inputs, whatever the shape of the kernel."""
+    """For any shape of the kernel, a block has consecutive inputs."""
     plain, quantized = plain_layer(name), plain_layer(name)
     quantized.kernel = Frozen(quantized.kernel[...])
     quantized = quantize(quantized, bits)
@@ -250,7 +250,7 @@ def test_adapters_train_while_quantized_kernels_stay():
     wanted = nnx.grad(error)(model)
     for (_, ours), (_, theirs) in zip(*map(nnx.to_flat_state, (pure, wanted)), strict=True):
         np.testing.assert_allclose(ours[...], theirs[...], rtol=1e-4, atol=1e-6)
-    # Restore the adapters into another model with the same structure.
+    # Load the adapters into another model with the same structure.
     other = quantize(lora(Model(nnx.Rngs(0)), dropout=0.1, rngs=nnx.Rngs(9)), 4)
     other.eval()
     nnx.update(other, trainable)
@@ -284,7 +284,7 @@ def test_invalid_arguments_raise_user_errors_and_change_nothing(call, message):
 
 
 def test_einsum_without_a_kernel_matrix_is_not_adapted():
-    """Examples are elementwise products, and sums over an axis that only the kernel has."""
+    """Such einsums are elementwise products, and sums over an axis that only the kernel has."""
     model = nnx.Module()
     model.scale = nnx.Einsum("bd,d->bd", (4,), rngs=nnx.Rngs(0), kernel_init=nnx.initializers.ones)
     with pytest.raises(UserError, match="no linear layer"):

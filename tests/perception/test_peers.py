@@ -46,7 +46,7 @@ def config_of(family: str) -> "transformers.PretrainedConfig":
 
 
 def first_position(family: str) -> int:
-    """Returns the first row of the table of positions that a token uses."""
+    """Returns the row of the position table that the first token uses."""
     return 2 if family in ("roberta", "xlm-roberta", "mpnet") else 0
 
 
@@ -170,7 +170,7 @@ def adapted(model: Pretrained) -> tuple[nnx.Module, dict[str, LoraLinear]]:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_published_shapes_match_transformers(name: str) -> None:
-    """Names and shapes of all tensors, without allocating them."""
+    """Compares names and shapes of all tensors, without allocating them."""
     fields, _ = PUBLISHED[name]
     with torch.device("meta"):
         model = transformers.AutoModel.from_config(transformers.AutoConfig.for_model(**fields))
@@ -186,7 +186,7 @@ def test_published_shapes_match_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("family", WITH_TARGETS)
 def test_adapters_match_peft(family: str, tmp_path) -> None:
-    """Equal parameter counts, states with random adapters, and merged weights."""
+    """Compares parameter counts, states with random adapters, and merged weights."""
     peft = pytest.importorskip("peft")
     model = base_of(whole_model(family))
     model.save_pretrained(tmp_path)
@@ -246,7 +246,7 @@ def sentences() -> list[str]:
 
 
 def test_minilm_sentence_embeddings_match_transformers(minilm: Path) -> None:
-    """Compares normalized masked means of all-MiniLM-L6-v2, which has arctic-embed-xs's shape."""
+    """Compares sentence embeddings (normalized masked means) of all-MiniLM-L6-v2, a model like arctic-embed-xs."""
     lines = sentences()
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
     batch = tokenizer(lines, padding=True, return_tensors="pt")

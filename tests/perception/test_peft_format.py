@@ -1,4 +1,4 @@
-"""Adapters in PEFT's format: round trips, scales, folders of other programs, and unsupported adapters."""
+"""Adapters in PEFT's format: round trips, scales, folders that other programs wrote, and unsupported adapters."""
 
 import json
 from pathlib import Path
@@ -52,7 +52,7 @@ def write_foreign(folder: Path, tensors: dict | None = None, **fields: object) -
 
 @pytest.mark.parametrize("stabilized", [False, True])
 def test_trained_adapter_round_trip(stabilized: bool, tmp_path) -> None:
-    """Matrices are stored without the scale, and are read with the scale alpha / R or alpha / sqrt(R)."""
+    """Matrices are stored without the scale. Reading applies the scale alpha / R or alpha / sqrt(R)."""
     lora = Lora(4, 6.0, 0.1, stabilized)
     given = adapter(4, 0, (f"stack/blocks/0/{UP}", f"stack/blocks/11/{UP}"))
     peft_format.write(tmp_path, given, "bert", lora, tmp_path)
@@ -156,7 +156,7 @@ def test_fused_layer_of_openelm_raises_error(tmp_path) -> None:
 
 
 def test_foreign_adapter_needs_its_base_weights(tmp_path, pretrained) -> None:
-    """The base weights come from --pretrained, or from the recorded name if it is a directory."""
+    """The base weights come from --pretrained, or from the name in adapter_config.json if it is a directory."""
     mesh = make_mesh({"fsdp": -1}, jax.devices()[:1])
     named = write_foreign(tmp_path / "named", base_model_name_or_path="bert-base")
     with pytest.raises(UserError, match="path='bert-base' is neither a directory nor"):

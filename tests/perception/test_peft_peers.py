@@ -1,4 +1,4 @@
-"""Parity with peft and transformers: adapters both ways, and the README.md of exported classifiers."""
+"""Parity with peft and transformers: adapters in both directions, and the README.md of exported classifiers."""
 
 import json
 import re
@@ -85,7 +85,7 @@ def logits_of_readme(folder: Path, text: str, monkeypatch) -> np.ndarray:
     [*((family, "masked") for family in FAMILIES), ("bert", "authors"), ("qwen2", "authors")],
 )
 def test_exported_run_has_the_logits_of_the_run(family, pool, trained, monkeypatch) -> None:
-    """peft loads the adapter, and transformers the merged encoder; both READMEs compute the run's logits."""
+    """peft loads the adapter, transformers the merged encoder. The code of both READMEs computes the run's logits."""
     workdir = trained(family, pool)
     ours = loading.load(workdir)
     (batch,) = ours.batches([[ours.tokenizer.encode([TEXT], 32)[0]]])
@@ -116,7 +116,7 @@ TARGETS = {
 def test_adapter_of_peft_merges_to_its_states(
     family: str, classifier: bool, base, tmp_path
 ) -> None:
-    """The adapter belongs to an encoder or to a sequence classifier, and has several ranks and scales."""
+    """Covers adapters of encoders and of sequence classifiers, with several ranks and scales."""
     folder = base(family)
     auto = transformers.AutoModelForSequenceClassification if classifier else transformers.AutoModel
     config = peft.LoraConfig(

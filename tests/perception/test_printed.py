@@ -38,7 +38,7 @@ def test_regression_matches_numpy() -> None:
 
 
 def test_prediction_intervals_match_normal_equations() -> None:
-    """Compares with the normal equations and Student's t with n - 2 degrees of freedom (2.776 for n = 6)."""
+    """The reference solves the normal equations with Student's t, n - 2 degrees of freedom (2.776 for n = 6 points)."""
     tokens = np.array([1e3, 1e4, 3e4, 1e5, 1e6, 2e7])
     gaps = np.array([3.0, 5.0, 2.5, 4.0, -1.0, 0.5])
     line = richness.fit(list(zip(tokens, gaps, strict=True)))
@@ -52,7 +52,7 @@ def test_prediction_intervals_match_normal_equations() -> None:
 
 
 def test_expectation_excludes_invalid_cells() -> None:
-    """Cells of collapsed trainings and of SNLI are excluded. Both intervals contain 0."""
+    """Cells of collapsed training runs and of SNLI are excluded. Both intervals contain 0."""
     line = richness.expectation()
     found = {
         name: (line.gap(size.tokens), line.margin(size.tokens))
@@ -80,7 +80,10 @@ def test_fig1_r_squared_is_close_to_the_paper() -> None:
 
 
 def test_lora_beats_full_in_every_printed_openelm_cell() -> None:
-    """The mean gap is 6.8 points. OpenELM is pretrained by next-token prediction, and keeps its tables under LoRA."""
+    """The mean gap is 6.8 points.
+
+    OpenELM is pretrained by next-token prediction. LoRA does not reinitialise its tables.
+    """
     found = richness.gaps(printed.table1())
     own = [gap for (backbone, _), gap in found.items() if backbone.startswith("openelm")]
     assert len(own) == 4 * 12 and min(own) > 0 and np.mean(own) == pytest.approx(6.8, abs=0.05)
@@ -88,7 +91,7 @@ def test_lora_beats_full_in_every_printed_openelm_cell() -> None:
 
 
 def test_printed_snli_cells_are_at_chance() -> None:
-    """SNLI has three classes of similar size; a constant prediction has weighted F1 17.5."""
+    """SNLI has three classes of similar size. A constant prediction has the weighted F1 17.5."""
     cells = [row["snli"] for row in printed.table1().values()]
     assert max(cells) < 100 / 3 + 0.3 and cells.count(17.5) == 4
 

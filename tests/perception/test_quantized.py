@@ -45,7 +45,7 @@ def test_nf4_levels_are_normal_quantiles() -> None:
 
 
 def slowly(kernel: np.ndarray, kind: str) -> np.ndarray:
-    """Rounds every value to the nearest level of its block: of LEVELS, or of 16 between its smallest and largest."""
+    """Rounds every value to the nearest level: one of LEVELS, or one of 16 between the block's minimum and maximum."""
     found = np.zeros(kernel.shape)
     for column in range(kernel.shape[1]):
         for start in range(0, len(kernel), BLOCK):
@@ -77,7 +77,7 @@ def test_values_round_to_nearest_level_of_their_block(kernel: np.ndarray, kind: 
 
 
 def test_4bit_packs_two_values_per_byte() -> None:
-    """Value k is in the low bits and value k + 32 in the high bits."""
+    """A byte has value k in the low bits and value k + 32 in the high bits."""
     numbers = np.arange(BLOCK) % 16
     codes, scales = quantize(np.asarray(NF4, np.float32)[numbers][:, None], "4bit")
     assert codes.shape == (1, BLOCK // 2, 1) and codes.dtype == jnp.uint8 and scales[0, 0] == 1
@@ -86,7 +86,7 @@ def test_4bit_packs_two_values_per_byte() -> None:
 
 @pytest.mark.parametrize(("kind", "bits"), [("int8", 8.5), ("4bit", 4.5), ("4bit_minimum", 5)])
 def test_bits_per_weight(kind: str, bits: float) -> None:
-    """Each block of 64 values has a scale of 32 bits, and a minimum of 32 bits if the format has one."""
+    """Each block of 64 values has a scale of 32 bits. In formats with a minimum, it also has a minimum of 32 bits."""
     found = quantize(jnp.zeros((2 * BLOCK, OUTPUTS)), kind)
     assert 8 * sum(x.nbytes for x in found) == bits * 2 * BLOCK * OUTPUTS
 
@@ -186,7 +186,7 @@ def test_merged_layer_uses_dequantized_kernel() -> None:
 
 
 def test_blocks_and_outputs_are_sharded() -> None:
-    """On two fsdp devices, a kernel of four or two blocks is sharded, a kernel of three blocks is replicated."""
+    """On two fsdp devices, a kernel of four or two blocks is sharded. A kernel of three blocks is replicated."""
     mesh = sharding.make_mesh({"fsdp": 2, "tensor": 2}, jax.devices()[:4])
     shapes = {}
     for blocks in (4, 3, 2):

@@ -34,7 +34,7 @@ def load(model: Pretrained, sizes: dict | None = None) -> Params:
 
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory) -> dict[str, Pretrained]:
-    """Models of two families, whose names have a prefix: OpenELM fuses two of our kernels into one tensor."""
+    """Writes models of two families with a prefix of tensor names. OpenELM fuses two of our kernels into one tensor."""
     found = {}
     for family, prefix in (("bert", "bert."), ("openelm", "transformer.")):
         config, shapes = (golden_json(f"{family}/{name}") for name in ("config", "shapes"))
@@ -52,7 +52,7 @@ def write(base: Pretrained, kind: str, out: Path) -> Pretrained:
 @pytest.mark.parametrize("family", ["bert", "openelm"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantized_weights_round_trip(kind: str, family: str, bases, tmp_path) -> None:
-    """Eight devices read slices of blocks; all other parameters are unchanged."""
+    """Each of eight devices reads slices of blocks. All other parameters are unchanged."""
     base = bases[family]
     model = write(base, kind, tmp_path / "out")
     assert (model.shape, model.quantization.kind) == (base.shape, kind)
@@ -68,7 +68,7 @@ def test_quantized_weights_round_trip(kind: str, family: str, bases, tmp_path) -
 
 
 def test_files_have_the_bits_of_their_format(bases, tmp_path) -> None:
-    """Kernels in float32 need 32 bits a weight, and of a block of 64 only 32 or 48 inputs are used here."""
+    """Kernels in float32 need 32 bits per weight. These kernels use only 32 or 48 inputs of a block of 64."""
     base = bases["bert"]
     names = [name for name in wanted(base) if name.endswith("/kernel")]
     values = load(base)
@@ -100,7 +100,7 @@ def test_bfloat16_kernels_are_rounded(bases, tmp_path) -> None:
 
 
 def test_export_of_a_quantized_base_is_unquantized(bases, tmp_path) -> None:
-    """Keeps names with their prefix and all other tensors; config.json says no more that the kernels are quantized."""
+    """The export keeps name prefixes and all other tensors. Its config.json does not call the kernels quantized."""
     base = bases["bert"]
     model = write(base, "4bit", tmp_path / "in")
     values = model.load(wanted(model))
@@ -166,7 +166,7 @@ def call(*arguments: object) -> None:
 
 
 def test_merging_a_quantized_run_is_exact_on_quantized_weights(make, tmp_path, capsys) -> None:
-    """A run on 4-bit kernels, merged into the unquantized weights with a warning, and into the quantized ones."""
+    """Merges a run on 4-bit kernels into the unquantized weights, with a warning, and into the quantized weights."""
     workdir, mesh = tmp_path / "run", make_mesh({"data": 1}, jax.devices()[:1])
     config = make(**{"finetune": "lora", "quantize": "4bit", "optimizer.learning_rate": 0.03})
     run.fit(config, workdir, mesh)

@@ -124,7 +124,7 @@ def test_perfect_classifier_has_no_errors(tmp_path) -> None:
 
 
 def test_scores_of_classes(tmp_path) -> None:
-    """Class a: 2 of 3 found, 1 false alarm. Class c is never predicted."""
+    """For class a, 2 of 3 examples are found and 1 prediction is wrong. Class c is never predicted."""
     labels_M, guesses_M = np.int32([0, 0, 0, 1, 2]), np.int32([0, 0, 1, 0, 1])
     logs_MN = np.log(np.where(np.eye(3)[guesses_M] == 1, 0.8, 0.1))
     found = Classes.of_log_probabilities("test", labels_M, logs_MN, ("a", "b", "c"))
@@ -178,7 +178,7 @@ LOOK = """<!DOCTYPE html><title>look</title><iframe id="page" src="report.html" 
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_browser_shows_page_without_errors_and_scrolling(tmp_path, scheme) -> None:
-    """At 360 px the page does not scroll sideways, although its texts have words of 300 letters."""
+    """At a width of 360 px the page does not scroll sideways, although its texts have words of 300 letters."""
     text = HOSTILE + "w" * 300
     wide = replace(
         report(predictions(classes=20, names=tuple(f"{text}{i}" for i in range(20))), text)

@@ -32,7 +32,7 @@ from tests.perception.conftest import LORA, SHAPE, TUNED
 
 @pytest.fixture(scope="module")
 def said() -> io.StringIO:
-    """Captures the standard error of the fixture `full`."""
+    """Returns the standard error of the fixture `full`."""
     return io.StringIO()
 
 
@@ -68,7 +68,7 @@ def test_loaded_run_reproduces_its_test_f1(full, lora, mesh):
 
 
 def test_run_without_later_fields_is_loaded(lora, tmp_path):
-    """The configuration of an older run lacks fields of config.data; it then has the values that were fixed before."""
+    """The configuration of an older run lacks fields of config.data. Loading adds their former fixed values."""
     shutil.copytree(lora[0], tmp_path / "run")
     path = tmp_path / "run" / "config.json"
     config = json.loads(path.read_text())
@@ -117,7 +117,8 @@ def test_lora_trains_and_stores_adapters_and_head(lora, mesh, weights):
     stored = state(workdir)
     assert not stored.get("frozen")
     assert all("lora_" in n or n.startswith("head/") for n in stored["trainable"])
-    # Rank 32 on the attention output and both feed-forward layers; the head maps 2 * 16 features to 6 classes.
+    # Adapters of rank 32 on the attention output and both feed-forward layers. The head maps 2 * 16 features to 6
+    # classes.
     adapters = 32 * ((16 + 16) + (16 + 24) + (24 + 16))
     assert summary["params"]["trainable"] == adapters + 2 * 16 * 6 + 6
     values = loading.load(workdir, mesh).values
@@ -258,14 +259,14 @@ def test_lora_resume_is_bit_exact(lora, make, mesh, tmp_path):
 
 @pytest.mark.slow
 def test_sharded_lora_matches_one_device(lora, make, tmp_path):
-    """Eight devices with sharded base weights have the losses of one device."""
+    """Training on eight devices with sharded base weights gives the same losses as on one device."""
     wide = make_mesh({"data": 2, "fsdp": 2, "tensor": 2})
     run.fit(make(**LORA, **{"eval.steps": 4}), tmp_path / "eight", wide)
     np.testing.assert_allclose(losses(tmp_path / "eight"), losses(lora[0]), rtol=1e-4)
 
 
 def test_full_training_uses_trained_or_pretrained_tokenizer(full, make, mesh):
-    """The paper's tokenizer ablation."""
+    """Tests the paper's tokenizer ablation."""
     own = loading.load(full[0], mesh)
     assert own.shape.vocabulary == own.tokenizer.size == 290
     config = make(**{"data.tokenizer": "pretrained"})
@@ -373,7 +374,7 @@ def test_invalid_config_raises_error_before_writing(make, mesh, tmp_path, fields
 
 
 def test_finished_run_needs_neither_data_nor_weights(lora, make, mesh, pretrained, monkeypatch):
-    """A finished run returns its summary; changed fields or more steps need data and weights again."""
+    """A finished run returns its summary. Changed fields or more steps need data and weights again."""
     workdir, summary = lora
     assert run.ended(make(**LORA), workdir)["test"] == summary["test"]
     assert run.ended(make(**LORA, seed=2), workdir) is None
@@ -434,7 +435,7 @@ def test_missing_tokenizer_error_mentions_llama_2(make, mesh, pretrained, tmp_pa
 
 
 def test_authors_pool_pads_all_rows_to_max_length(make, mesh):
-    """The "authors" pool pads all rows to max_length; "masked" pads rows to their bucket."""
+    """The pool "authors" pads all rows to max_length. The pool "masked" pads rows to their bucket."""
     config = make("paper,tiny", **{"data.buckets": (16, 32), "data.max_length": 64})
     labelled = datasets.load(config)
     tokenizer = run.make_tokenizer(config, labelled[0]["train"])

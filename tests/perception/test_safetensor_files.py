@@ -26,7 +26,7 @@ def tensors(values: dict[str, np.ndarray]) -> dict[str, Tensor]:
 
 @pytest.fixture
 def sharded(tmp_path) -> Path:
-    """A directory with two shards written by the reference library."""
+    """Returns a directory with two shards that the reference library wrote."""
     shards = {"one.safetensors": ("a",), "two.safetensors": ("b", "c")}
     for file, names in shards.items():
         save_file({name: VALUES[name] for name in names}, tmp_path / file)
@@ -47,7 +47,7 @@ def test_read_returns_array_slices(name: str, sharded) -> None:
 
 @pytest.mark.parametrize(("largest", "count"), [(10**9, 1), (100, 2), (1, 3)])
 def test_written_shards_are_read_by_reference_library(largest: int, count: int, tmp_path) -> None:
-    """Writes as few shards as the limit allows; a larger tensor gets its own shard."""
+    """Writes as few shards as the size limit allows. A tensor above the limit gets its own shard."""
     write(tmp_path, tensors(VALUES), largest)
     paths = sorted(tmp_path.glob("*.safetensors"))
     assert len(paths) == count
@@ -64,7 +64,7 @@ def test_written_shards_are_read_by_reference_library(largest: int, count: int, 
 
 
 def test_write_holds_one_tensor_at_a_time(tmp_path) -> None:
-    """Each tensor is requested after the previous one is written."""
+    """Each tensor is requested only after the previous tensor is written."""
     sizes = []
 
     def get() -> np.ndarray:
@@ -116,7 +116,7 @@ def _moved(folder: Path) -> None:
 
 
 def _elsewhere(name: str) -> Callable[[Path], None]:
-    """Returns a function that makes the index list the tensors of the shard "one" in a file of another folder."""
+    """Returns a function that changes the index: it moves the tensors of shard "one" to a file of another folder."""
 
     def move(folder: Path) -> None:
         text = (folder / INDEX).read_text().replace("one.safetensors", name)

@@ -26,7 +26,7 @@ def split(*counts: int) -> LabelledText:
 
 
 def test_draw_takes_examples_of_each_class() -> None:
-    """A class with fewer examples gives all of them. The texts keep their labels; another seed draws others."""
+    """From a class with fewer examples, all are drawn. Texts keep their labels. Another seed draws other examples."""
     whole = split(50, 30, 3)
     found = draw(whole, 8, 1)
     assert np.bincount(found.labels_M).tolist() == [8, 8, 3]
@@ -37,7 +37,7 @@ def test_draw_takes_examples_of_each_class() -> None:
 
 
 def write(folder: Path) -> Path:
-    """Writes texts whose class is a word, with errors in a fifth of the labels."""
+    """Writes texts in which one word determines the class. A fifth of the labels are wrong."""
     folder.mkdir()
     generator = np.random.default_rng(0)
     for name, count in (("train", 80), ("validation", 40), ("test", 60)):
@@ -66,7 +66,7 @@ def test_shots_leave_the_test_whole(tmp_path) -> None:
 
 
 def test_worth_has_a_run_for_each_draw(tmp_path, capsys) -> None:
-    """The baseline, whose result has no other randomness, is fitted to each draw; all draws have one test."""
+    """The baseline, whose only randomness is the draw, is fitted to each draw. All draws share one test split."""
     data, out = write(tmp_path / "data"), tmp_path / "out"
     fields = [f"--config.data.source=files:{data}", "--config.data.shots=4"]
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
@@ -85,7 +85,10 @@ def test_worth_has_a_run_for_each_draw(tmp_path, capsys) -> None:
 
 
 def test_interval_over_draws_covers_the_mean() -> None:
-    """Of simulated experiments, each with five draws that differ in quality, about 95 % contain the true mean."""
+    """In about 95 % of simulated experiments, the interval contains the true mean.
+
+    Each experiment has five draws of different quality.
+    """
     generator, inside, repeats = np.random.default_rng(0), 0, 60
     for _ in range(repeats):
         labels_M = np.arange(400) % 2

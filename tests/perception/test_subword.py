@@ -33,7 +33,7 @@ def marked() -> str:
 
 
 def test_text_normalisation(trained):
-    """Normalises quotes, compatibility characters, spaces, case and accents; adds no tokens."""
+    """Normalises quotes, compatibility characters, spaces, case and accents. Adds no tokens."""
     one, other = "``Größe''  ÉTÉ ﬁne", '"große" ete fine'
     found = trained.encode([one, other], 100)
     assert found[0] == found[1]
@@ -60,7 +60,7 @@ def test_training_is_deterministic_and_cached(trained, tmp_path):
 
 
 def test_small_text_gives_a_smaller_vocabulary(tmp_path):
-    """The vocabulary has the bytes, the special tokens, and the only pair."""
+    """The vocabulary has the bytes, the special tokens, and the only pair of bytes to merge."""
     assert build_subword(32_000, ["ab"], tmp_path).size == 256 + len(SPECIALS) + 1
     with pytest.raises(UserError, match=r"vocab_size=261 must be at least 262"):
         build_subword(261, ["ab"], tmp_path)
@@ -79,7 +79,7 @@ def test_truncation_keeps_special_tokens(marked):
 
 def test_save_and_load_round_trip(marked, trained, tmp_path):
     for tokenizer in (Subword(marked), trained):
-        tokenizer.encode(["a"], 3)  # Truncation must not be saved.
+        tokenizer.encode(["a"], 3)  # The truncation to 3 tokens must not be saved.
         tokenizer.save(tmp_path / "tokenizer.json")
         found = Subword.load(tmp_path / "tokenizer.json")
         assert (found.fingerprint, found.size, found.pad) == (

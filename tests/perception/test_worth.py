@@ -114,7 +114,7 @@ def asked(folder) -> Path:
 
 
 def folder_of(way: str) -> str:
-    """Returns the directory name of a way's first run."""
+    """Returns the directory name of the first run of a way of training."""
     return f"{way}_seed1" if WAYS[way].random else way
 
 
@@ -131,12 +131,12 @@ def test_worth_table_has_all_ways(asked) -> None:
         assert summary["seed"] == (1 if WAYS[way].random else None)
         if way != "tf_idf":
             assert summary["config"]["quantize"] == ("none" if "full" in way else "4bit")
-    compared = load_local(str(asked / "runs"))  # the input of common.report
+    compared = load_local(str(asked / "runs"))  # loads the runs as common.report does
     assert {run.name for run in compared} == set(map(folder_of, WAYS))
 
 
 def test_one_seed_gives_no_verdict(asked) -> None:
-    """All verdicts are undecided unless neither side has a seed."""
+    """A verdict is undecided if at least one side has a seed."""
     with (asked / "verdicts.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) in (4, 5)
@@ -169,13 +169,13 @@ def test_cost_of_a_way_is_measured(folder, tmp_path) -> None:
         "lora", {"valid": range(24), "test": range(48)}, time.monotonic() + 600
     )
     assert min(found) > 0
-    # The batch of training is 16.
+    # Training batches have 16 rows.
     assert found.test == pytest.approx(min(2 * found.evaluation, 3 * found.step))
     assert not (tmp_path / "probe").exists()
 
 
 def test_budget_trains_what_it_can_afford(folder, tmp_path, monkeypatch) -> None:
-    """Of three trained ways the budget pays for the first; the same command trains nothing again."""
+    """The budget is enough for the first of three ways of training. Repeating the command trains nothing again."""
     monkeypatch.setattr(budget, "LEARNING_RATES", ("1e-3",))
     monkeypatch.setattr(budget, "SEEDS", 1)
     monkeypatch.setattr(budget, "LEAST_STEPS", 600)
@@ -213,7 +213,7 @@ def test_measuring_ends_with_half_of_the_budget(folder, tmp_path, monkeypatch) -
 
 
 def test_lengths_are_quantiles_of_the_texts(folder, tmp_path) -> None:
-    """Of texts with 16, 38 and 98 tokens, the last is cut to the 95 % quantile. Lengths are multiples of 16."""
+    """The texts have 16, 38 and 98 tokens. The last text is cut to the 95 % quantile. Lengths are multiples of 16."""
     texts = [(" ".join("a" * n),) for n in (*[16] * 60, *[38] * 36, *[98] * 4)]
     given = [field for field in fields_of(folder) if "max_length" not in field]
     suite = suite_of([f for f in given if "buckets" not in f], tmp_path)
@@ -223,7 +223,10 @@ def test_lengths_are_quantiles_of_the_texts(folder, tmp_path) -> None:
 
 
 def test_worth_on_a_csv_file(tmp_path, capsys) -> None:
-    """A second pays for the baseline alone. The answer, the report and the splits name the rows of the file."""
+    """A budget of one second is enough for the baseline only.
+
+    The answer, the report and the splits name rows of the file.
+    """
     shown = [(text, label) for (text,), label in python("train") if label in ("debugger", "types")]
     with (tmp_path / "mails.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("body", "queue"), *shown, ("", "types")])
@@ -245,7 +248,7 @@ def test_worth_on_a_csv_file(tmp_path, capsys) -> None:
     )
     test = [json.loads(line) for line in (out / "data" / "test.jsonl").read_text().splitlines()]
     assert f"on {len(test)} test examples" in (out / "answer.txt").read_text()
-    for row in test:  # the location is the last line of a row
+    for row in test:  # the location of a row is its last line
         number = int(row["row"].removeprefix("mails.csv line "))
         assert row["text"].splitlines()[-1].replace('"', '""') in lines[number - 1]
 
@@ -281,7 +284,7 @@ QUANTIZED = "was trained on weights quantized to 4bit, but the unquantized weigh
 
 
 def test_merge_unmerge_and_add_commands(asked, folder, capsys) -> None:
-    """Merges and unmerges an adapter; the sum of two halves equals the whole."""
+    """Merges and unmerges an adapter. The sum of two adapters of weight 1/2 equals the adapter."""
     lora, base = asked / "runs" / "lora_seed1", kernels(folder / "model")
     call(adapters, "merge", f"--adapter={lora}", f"--out={folder / 'merged'}")
     (line,) = capsys.readouterr().err.splitlines()
@@ -314,7 +317,7 @@ def test_merge_unmerge_and_add_commands(asked, folder, capsys) -> None:
 def test_moved_base_weights_are_found_with_pretrained_option(
     asked, folder, monkeypatch, capsys
 ) -> None:
-    """`add` reads no weights, `unmerge` the merged weights, the other commands --pretrained."""
+    """`add` reads no weights, `unmerge` reads the merged weights, and the other commands read --pretrained."""
     lora, out = asked / "runs" / "lora_seed1", folder / "elsewhere"
     with monkeypatch.context() as patch:
         patch.setattr(TensorFiles, "read", None)
@@ -341,7 +344,7 @@ def test_moved_base_weights_are_found_with_pretrained_option(
 
 
 def test_pretrained_option_takes_precedence(asked, folder, tmp_path) -> None:
-    """--pretrained takes precedence over the directory that the run used, even if it still exists."""
+    """--pretrained takes precedence over the directory that the run used, even if that directory still exists."""
     write_weights(tmp_path / "other", 1)
     named, out = f"--pretrained={tmp_path / 'other'}", f"--out={tmp_path / 'out'}"
     for name in ("lora", "head"):
@@ -376,7 +379,7 @@ def test_run_of_another_paper_raises_error(tmp_path) -> None:
 
 
 def test_export_of_full_run_reproduces_probabilities(asked, folder) -> None:
-    """The exported files alone reproduce its probabilities."""
+    """The exported files reproduce the probabilities of the run. No other file is needed."""
     workdir, out = asked / "runs" / "full_seed1", folder / "full"
     call(adapters, "export", f"--run={workdir}", f"--out={out}")
     lines = ["a string", "the debugger steps into a function", "types"]
@@ -419,7 +422,10 @@ def test_export_of_head_lora_and_full_pretrained_runs(asked, folder, capsys) -> 
 
 
 def test_export_includes_reinitialised_tables(folder, tmp_path) -> None:
-    """The run has more positions than the base and pools padding; the export reproduces its probabilities."""
+    """The run has more positions than the base weights and pools padding.
+
+    The export reproduces the run's probabilities.
+    """
     config = load("configs/perception.py:tiny")
     fields = {"finetune": "lora", "reinitialize": "authors", "train.steps": 0, "eval.start": True}
     fields |= {"data.max_length": 32, "data.buckets": (32,), "wandb.mode": "disabled"}
@@ -544,7 +550,7 @@ def test_invalid_worth_options_fail_before_training(folder, tmp_path) -> None:
 
 
 def test_full_training_of_named_backbone_ignores_pretrained(tmp_path) -> None:
-    """Full training of a named backbone takes neither shape nor tokenizer from --config.pretrained."""
+    """Full training of a backbone with a name takes neither shape nor tokenizer from --config.pretrained."""
 
     def pretrained(way: str, *more: str) -> tuple[str, str]:
         fields = ["--config.pretrained=DIR", *more]
@@ -566,7 +572,7 @@ LABELS_M = np.arange(1000) % 2
 
 
 def runs_of(folder: Path, valid: float, *shares: float, seedless: bool = False) -> list[Run]:
-    """Returns one run per accuracy (%) on the same 1,000 test examples; half of the errors depend on the seed."""
+    """Returns one run for each accuracy (%), on the same 1,000 test examples. Half of the errors depend on the seed."""
     made = []
     for seed, share in enumerate(shares, start=1):
         wrong = round(10 * (100 - share))
@@ -645,7 +651,7 @@ def test_answer_says_when_the_test_contradicts_the_choice_on_validation(tmp_path
 
 
 def test_interval_of_one_classifier_matches_the_binomial(tmp_path) -> None:
-    """On balanced classes weighted F1 is nearly the accuracy, whose standard error is binomial."""
+    """On balanced classes, weighted F1 is close to accuracy, whose standard error is binomial."""
     (run,) = runs_of(tmp_path, 80.0, 90.0)
     low, high = example_interval(run.predictions())
     assert (low + high) / 2 == pytest.approx(90, abs=0.05)

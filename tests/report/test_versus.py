@@ -101,7 +101,7 @@ def test_groups_have_the_names_that_arguments_give_them(tmp_path, report, monkey
         keep(tmp_path / "b" / f"rate=1_s{seed}", classes(0.9, 9 + seed), seed=seed, reservoir="ffn")
     report("a", "wide model=b")
     assert "wide model" in (tmp_path / "runs" / "report" / "verdicts.md").read_text()
-    # Folders and globs with "=" are no names.
+    # In folders and globs, "=" does not separate a name.
     monkeypatch.chdir(tmp_path / "b")
     assert [group.name for group in named_groups(["../a", "rate=1_s*"])] == ["a", "rate=1_s*"]
     assert [group.name for group in named_groups(["../a", "wide=rate=1_s*"])] == ["a", "wide"]

@@ -32,7 +32,7 @@ def rule(**fields) -> Rule:
 
 
 def quadratic(mu, noise, value, given: Rule):
-    """Returns the loss |y|^2 / 2, where F is the identity: g = y = a, so the reward is -mean(a) before scaling."""
+    """Returns the loss |y|^2 / 2, where F is the identity. Then g = y = a, so the reward before scaling is -mean(a)."""
     action = jax.lax.stop_gradient(mu + given.sigma * noise)
     y = skip(given, action, mu, noise, value)
     return jnp.sum(jnp.square(y)) / 2
@@ -67,7 +67,7 @@ def test_baseline_near_the_mean_reward_lowers_the_variance():
 
 
 def test_gradient_of_one_position_by_hand():
-    """For g = (1, 3), r = sqrt(5). With V = 0.5 the gradient of mu is r (0.5 + 2 / r) eps / sigma."""
+    """For the gradient g = (1, 3), r = sqrt(5). With V = 0.5 the gradient of mu is r (0.5 + 2 / r) eps / sigma."""
     g, noise = jnp.array([[[1.0, 3.0]]]), jnp.array([[[0.2, -0.4]]])
     value, r = jnp.full((1, 1), 0.5), 5**0.5
 
@@ -120,7 +120,8 @@ def test_rewards_by_hand():
     # The reward "signed" is minus the mean of g over the width, divided by r.
     np.testing.assert_allclose(found.reward_BL, [[-2 / r, 1 / r, 0]], rtol=1e-6)
     np.testing.assert_array_equal(found.valid_BL, [[True, True, False]])
-    # The reward "own_rms" is minus the root mean square of g at a position, divided by its deviation over positions.
+    # The reward "own_rms" is minus the root mean square of g at a position, divided by its standard deviation over
+    # positions.
     found = rewards(g, rule(reward="own_rms"))
     own = np.array([-(5**0.5), -(2**0.5)])
     np.testing.assert_allclose(found.reward_BL[0, :2], own / own.std(), rtol=1e-5)
@@ -202,7 +203,7 @@ def test_skipping_step_compiles_without_the_reservoirs_backward_pass(make_config
         products += 2 * batch * length * 4 * d * d
         products += 4 * 2 * batch * heads * length * length * (d // heads)
     assert ordinary[2] - skipping[2] == products
-    # Gradients of layers above the reservoir do not change, all gradients below change.
+    # The gradients of layers above the reservoir do not change. The gradients of all layers below it change.
     for name in ordinary[1]:
         same = np.allclose(ordinary[1][name], skipping[1][name], rtol=1e-4, atol=1e-6)
         below = name.startswith(("encoder/blocks/0/", "source_embed"))
@@ -211,7 +212,7 @@ def test_skipping_step_compiles_without_the_reservoirs_backward_pass(make_config
 
 
 def test_identity_and_zero_gradients(make_config):
-    """The layer below gets the gradient above the reservoir, or none. There is no value network and no noise."""
+    """The layer below gets the gradient above the reservoir, or none. The model has no value network and no noise."""
     for estimator in ("identity", "zero"):
         task, abstract_model, trainable, frozen = prepared(make_config, "ffn", estimator)
         assert not any("baseline" in name for name in trainable)
@@ -233,7 +234,7 @@ def test_identity_and_zero_gradients(make_config):
 
 
 def test_noise_control_has_the_policys_noise_and_exact_gradients(make_config):
-    """All steps equal an ordinary step of the policy, without a value network."""
+    """All steps have the gradients of an ordinary step of the policy. The model has no value network."""
     task, abstract_model, trainable, frozen = prepared(make_config, "ffn", "noise")
     assert not any("baseline" in name for name in trainable)
     assert task.loss_at(3) == task.loss_at(0)

@@ -171,7 +171,7 @@ def test_recurrent_model_matches_fairseq_rules(seed: int, penalty: float):
 
 
 def test_length_limits_force_the_end():
-    """The model never predicts the end of a sentence."""
+    """The logit of the end of sentence is so low that only the length limit ends a hypothesis."""
     random = Recurrence.random(0, vocabulary=6)
     # The first unit of the state is always 1 and keeps the logit of the end near -60.
     embedding, output = np.zeros_like(random.embedding), random.output.copy()
@@ -210,7 +210,7 @@ def test_longest_translation_of_a_source():
 
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 def test_encoder_decoder_matches_fairseq_rules(translator, penalty: float):
-    """The reference is the NumPy transformer of the model tests. Three hypotheses share the encoder output."""
+    """The reference is the model tests' NumPy transformer. A sentence's three hypotheses share the encoder output."""
     model, weights, decode = translator
     sources = np.array([[3, 4, 5, 6, 2], [7, 8, 2, 0, 0], [9, 10, 11, 2, 0], [12, 2, 0, 0, 0]])
     limits = [8, 3, 6, 7]

@@ -13,7 +13,7 @@ def test_perfect_translation_scores_100():
 
 
 def test_bleu_of_a_worked_example():
-    """Precisions 5/6, 3/5, 2/4, 1/3 and no brevity penalty."""
+    """The n-gram precisions are 5/6, 3/5, 2/4 and 1/3. There is no brevity penalty."""
     bleu = corpus_bleu(["the cat sat on a mat"], ["the cat sat on the mat"])
     assert bleu.score == pytest.approx(100 * (5 / 6 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
 

@@ -1,4 +1,4 @@
-"""Experiments that the reservoir claims name, and the table of claims end to end."""
+"""Tests the experiments that the claims in reservoir/claims.csv name, and the table of claims end to end."""
 
 import csv
 from pathlib import Path

@@ -34,7 +34,7 @@ def made(out: Path) -> set[str]:
 
 @pytest.mark.parametrize("target", ["fig2", "fig11"])
 def test_figures_2_and_11_from_known_runs(tmp_path: Path, target: str):
-    """The made-up accuracy is 50 + seed, and 55 + seed with reservoirs."""
+    """The made-up accuracy is 50 + seed without reservoirs and 55 + seed with reservoirs."""
     getattr(downstream, target)(make_suite(tmp_path))
     assert made(tmp_path) == {
         f"{target}_{task}.{end}" for task in downstream.TASKS for end in ("csv", "md", "png")

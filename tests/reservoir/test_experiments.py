@@ -135,7 +135,7 @@ def test_table_3_has_both_rewards_and_the_controls(tmp_path):
 
 
 def test_table_1_from_known_runs(tmp_path):
-    """Two seeds have the best BLEU 31 and 32 after 100 s (80 s with reservoirs), and epochs of 25 s (20 s)."""
+    """Two seeds reach their best BLEU, 31 and 32, after 100 s (80 s with reservoirs). An epoch takes 25 s (20 s)."""
     tables.table1(make_suite(tmp_path, seeds=2))
     plain, t, ffn, dropped, short = read(tmp_path / "table1.csv")
     assert plain["best BLEU"] == "31.50 ± 0.71" and plain["frozen"] == "0"
@@ -240,7 +240,7 @@ def depths_of(suite: ExperimentSuite, target: str, model: str) -> list[tuple[int
 
 
 def test_depths_option(tmp_path):
-    """A depth has the number of reservoirs in --depths or, without this number, that of the scale's nearest depth."""
+    """--depths sets the number of reservoirs of a depth. By default it is the number at the scale's nearest depth."""
     suite = make_suite(tmp_path, scale="laptop", depths={4: None, 8: 3, 6: None})
     assert depths_of(suite, "table1", "FFN Reservoir") == [(4, 2), (8, 3), (6, 2)]
     assert depths_of(suite, "table1", "Transformer") == [(4, 0), (8, 0), (6, 0)]
@@ -253,7 +253,7 @@ def test_depths_option(tmp_path):
     assert names["FFN Reservoir", 8] == "iwslt_8r3_ffn_reservoir_seed1"
     assert names["FFN Reservoir", 4] == "iwslt_4_ffn_reservoir_seed1"
     assert names["Transformer", 4] == names[UPDATABLE, 4] == "iwslt_4_transformer_seed1"
-    # With 0 reservoirs only the plain model remains.
+    # With 0 reservoirs in --depths, only the plain model runs.
     (cases,) = make_suite(tmp_path, scale="laptop", depths={4: 0}).needed("table1").values()
     assert [(case.model, case.name(1)) for case in cases] == [
         ("Transformer", "iwslt_4_transformer_seed1")

@@ -214,7 +214,7 @@ def test_tokenizer_comes_from_pretraining(kept, reservoirs):
 
 
 def test_processes_compare_the_pretraining_run(mesh, reservoirs, plain):
-    """Two hosts whose folders of one name hold different pretraining runs must not train together."""
+    """Two hosts have different pretraining runs in folders of the same name. Training must not start."""
     found = []
     for workdir in (reservoirs, reservoirs, plain):
         pretrained = open_run(workdir)

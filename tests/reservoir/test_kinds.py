@@ -79,7 +79,8 @@ def test_placement_is_a_field_of_the_configuration(make_config):
         assert {name.split("/")[2] for name in frozen} == layers
 
 
-# Freezing without orthogonal initialization, and orthogonal initialization without freezing.
+# Rows with freezing but without orthogonal initialization, and rows with orthogonal initialization but without
+# freezing.
 
 LAYER = "encoder/blocks/1/residuals/0/function"
 
@@ -125,7 +126,7 @@ def test_init_orthogonal_applies_to_all_trained_layers(make_config):
 
 
 def test_roberta_respects_init_and_reservoir_init():
-    """All other layers start with RoBERTa's N(0, 0.02)."""
+    """Layers that the two fields do not change start with RoBERTa's N(0, 0.02)."""
     config = masked.tiny(masked.roberta("ffn"))
     config.model.update({"width": 16, "hidden": 24, "heads": 2, "max_length": 8})
 
@@ -163,7 +164,7 @@ def test_invalid_initialization_fields_are_rejected(make_config):
 
 
 def test_older_configurations_get_defaults(make_config):
-    """An older configuration lacks fields, and has the name "norm" for the reward "own_rms"."""
+    """An older configuration lacks newer fields, and calls the reward "own_rms" by its old name "norm"."""
     old = make_config("ffn").model
     for name in ("reservoir_init", "reservoir_gain", "reservoir_trained", "init"):
         del old[name]

@@ -15,7 +15,7 @@ mask = jax.jit(masking.mask, static_argnums=(2, 3))
 
 
 def rows(count: int) -> np.ndarray:
-    """Returns equal rows: <s>, two documents with </s> and one unknown token, padding. A row has 27 text tokens."""
+    """Returns equal rows: <s>, two documents with </s> and an unknown token, then padding. A row has 27 text tokens."""
     generator = np.random.default_rng(0)
     tokens = np.full((count, LENGTH), PAD, np.int32)
     tokens[:, :30] = generator.integers(FIRST, MASK, (count, 30))
@@ -56,7 +56,7 @@ def test_text_tokens_are_masked_with_equal_probability_and_others_never(drawn):
     tokens, _, chosen = drawn
     share = chosen.mean(0)
     text = tokens[0] >= FIRST
-    # The tolerance is six standard deviations of a share over 20,000 rows.
+    # The tolerance is six standard deviations of a fraction that is measured on 20,000 rows.
     assert np.abs(share[text] - RATE).max() < 6 * np.sqrt(RATE * (1 - RATE) / len(tokens))
     assert (share[~text] == 0).all()
 

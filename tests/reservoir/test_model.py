@@ -61,9 +61,9 @@ def test_invalid_fields_are_rejected(make_config):
 
 
 # Parameter counts of Tables 1, 2 and 5 in millions, printed and ours, by (task, decoder layers), kind and encoder
-# layers. Three printed numbers are misprints: with 12 layers Table 2 prints 72.4M trainable parameters, for the FFN
-# reservoir more than the row's total of 71.4M; and Table 1's FFN rows grow by 3.3M from 6 to 8 layers, where two more
-# layers add 4.2M everywhere else.
+# layers. Two kinds of printed numbers are misprints. With 12 layers, Table 2 prints 72.4M trainable parameters; for the
+# FFN reservoir, this is more than the row's total of 71.4M. In Table 1, the FFN rows grow by 3.3M from 6 to 8 layers,
+# although two more layers add 4.2M in all other rows.
 
 IWSLT, WMT, IWSLT_DEEP = ("iwslt", 2), ("wmt", 1), ("iwslt", 6)
 DEPTHS = {IWSLT: (6, 8, 10, 12), WMT: (12, 16, 24, 32), IWSLT_DEEP: (6, 8, 10, 12)}
@@ -191,7 +191,7 @@ def loss_of(model, batch: dict, key: jax.Array | None) -> tuple[jax.Array, jax.A
 
 @pytest.fixture(scope="module")
 def runs(make_config) -> dict[str, Run]:
-    """Returns kind of reservoir -> run. The models have equal values for common parameters."""
+    """Returns kind of reservoir -> run. Parameters that several models share have equal values."""
     made = {}
     plain = helpers.random_values(helpers.structure_of(make_config("none").model).trainable, 0)
     for kind in KINDS:
@@ -300,7 +300,7 @@ def test_reservoir_dropout(make_config):
 
 
 def test_attention_dropout(make_config):
-    """Dropout applies to all attention in training. `reservoir_dropout` decides about reservoirs."""
+    """Dropout applies to all attention in training. `reservoir_dropout` turns dropout in reservoirs on or off."""
     for on, quiet in ((True, 0.1), (False, 0.0)):
         fields = {"dropout": 0.0, "attention_dropout": 0.1, "reservoir_dropout": on}
         abstract_model = helpers.structure_of(make_config("transformer", **fields).model)
@@ -347,8 +347,8 @@ def saving(kind: str) -> int:
     weight_gradients = 2 * tokens * (4 * d * d + 2 * d * f)
     if kind == "transformer":
         return weight_gradients
-    # FLOPs of attention: four projections, each forward and for the input gradient; scores and weighted sum, each once
-    # forward and twice backward.
+    # FLOPs of attention. Each of the four projections counts twice: the forward pass and the input gradient. Scores and
+    # weighted sum count three times: once forward and twice backward.
     projections = 2 * 2 * tokens * 4 * d * d
     scores = 3 * 2 * 2 * batch * heads * length * length * (d // heads)
     return weight_gradients + projections + scores

@@ -163,7 +163,7 @@ def test_own_placement(make_config, own_package):
 
 
 def test_own_corpus_of_the_readme_is_read(own_package):
-    """The package has the example corpus in `kinds`, but the README refers to it in `texts`."""
+    """The README calls the module of the corpus `texts`. In the test package, the corpus is in the module `kinds`."""
     (own_package / "my_package/texts.py").write_text(
         (own_package / "my_package/kinds.py").read_text()
     )

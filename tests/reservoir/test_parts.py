@@ -119,7 +119,7 @@ def test_other_initializers():
 
 
 def test_a_layer_with_frozen_init_chooses_its_distributions():
-    """A trained gMLP's matrix over positions starts near 0. A frozen matrix near 0 would never mix positions."""
+    """In a trained gMLP, the matrix over positions starts near 0. A frozen matrix near 0 would never mix positions."""
     made = freeze(GatedMLP(D, H, length=7, rngs=nnx.Rngs(0)), rngs=nnx.Rngs(1))
     frozen = values(made, Frozen)
     (spatial,) = (value for name, value in frozen.items() if name.endswith("spatial/weight"))
@@ -164,7 +164,7 @@ def test_an_optimizer_without_a_mask_leaves_frozen_values_alone():
     graphdef, _, frozen = nnx.split(made, nnx.Param, Frozen)
     assert {path[0] for path, _ in nnx.to_flat_state(frozen)} == {
         "layers"
-    }  # both uses of the tied weights are frozen
+    }  # both layers that share the tied weights are frozen
 
     def loss(trainable, frozen):
         return error(nnx.merge(graphdef, trainable, frozen))

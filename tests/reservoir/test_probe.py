@@ -178,7 +178,8 @@ def test_probe_program_writes_table_4(trained, text, call, tmp_path, capsys):
         "50",
         "0",
     }  # the classifier of word content has no hidden layer
-    # Repeat without --out. Training still resumes from the run's folder, which then has the results.
+    # Repeat the command without --out, so that the results are written to the run's folder. Training must still resume
+    # from this folder.
     call(probe, *arguments)
     assert table(trained / "probing" / "probing.csv") == [header, majority, *rows]
     run.fit(read_config(trained), trained, make_mesh({"data": 1}, jax.devices()[:1]))

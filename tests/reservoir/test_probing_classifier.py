@@ -43,7 +43,7 @@ def test_exclusive_or_needs_the_hidden_layer():
         sizes=SIZES | {"train": 2000},
         seed=1,
     )
-    # Larger inputs are easier: Adam at 0.001 takes small steps.
+    # Larger inputs make the problem easier, because Adam at 0.001 takes small steps.
     features = {split: 4 * x_KND for split, x_KND in features.items()}
     one = {"penalty": (1e-5,)}
     assert probe(features, classes, 2, grid=Grid(**one))[0].test > 0.9
@@ -58,7 +58,10 @@ def test_random_labels_stay_at_chance():
 
 
 def test_parameters_of_the_best_validation_accuracy_are_tested(monkeypatch):
-    """With the validation examples as test, the test accuracy is the best validation accuracy, not the last one."""
+    """The test examples are the validation examples.
+
+    So test accuracy must be the best validation accuracy, not the last.
+    """
     features, classes = problem(noise)
     features["test"], classes["test"] = features["valid"], classes["valid"]
     seen = []
@@ -86,7 +89,7 @@ def epochs(monkeypatch, accuracies: list[list[float]]) -> tuple[int, classifier.
 
 
 def test_early_stopping_after_six_evaluations_without_improvement(monkeypatch):
-    """As in SentEval, evaluations need not be consecutive. An improvement after the stop has no effect."""
+    """As in SentEval, the six evaluations need not be consecutive. An improvement after the stop has no effect."""
     first = [0.5, 0.4, 0.6, 0.4, 0.7, 0.1, 0.1, 0.1, 0.1, 0.99, 0.99]
     # The second classifier keeps improving, so training continues after the first classifier stopped at evaluation 9.
     steps = [[accuracy, look / 100] for look, accuracy in enumerate(first)]

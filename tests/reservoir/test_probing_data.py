@@ -172,7 +172,7 @@ def test_originals_contain_a_swappable_pair():
 
 def test_word_content():
     """The target words are the first two words of at least four letters from rank 4 on: alpha (40) and beta (35)."""
-    often = "often never of"  # with the full stop, ranks 0 to 3
+    often = "often never of"  # these words and the full stop have ranks 0 to 3
     text = [f"{often} Alpha {n} ." for n in range(30)] + [f"{often} beta {n} ." for n in range(25)]
     text += [f"{often} alpha , beta {n} ." for n in range(5)]
     text += [f"{often} Alpha alpha gamma {n} ." for n in range(3)]

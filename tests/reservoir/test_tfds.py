@@ -14,9 +14,10 @@ def directory(tmp_path_factory):
     """Returns a TFDS directory with the data set tiny_pairs."""
     import tensorflow_datasets as tfds
 
-    # The class is not registered in TFDS, as for a data set that another program prepared.
+    # Do not register the class in TFDS, as if another program had prepared the data set.
     class TinyPairs(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-        # Outside a package: inside a package, TFDS needs importlib_resources, which TFDS does not install.
+        # Define the class outside a package. Inside a package, TFDS needs importlib_resources, which TFDS does not
+        # install.
         __module__ = "tiny_pairs"
         VERSION = tfds.core.Version("1.0.0")
 

@@ -275,7 +275,7 @@ def test_real_wandb_offline_is_silent_and_quick(tmp_path):
     done = run_real(tmp_path, "offline")
     assert (done.returncode, done.stderr) == (0, "")
     (line,) = done.stdout.splitlines()
-    assert float(line.split()[1]) < 15  # About 2 s on two idle cores.
+    assert float(line.split()[1]) < 15  # the process takes about 2 s on two idle cores
     identity = (tmp_path / "wandb_id").read_text().strip()
     (record,) = (tmp_path / "wandb").glob(f"offline-run-*-{identity}/run-{identity}.wandb")
     assert record.stat().st_size > 0

@@ -123,7 +123,7 @@ def test_flops_equal_the_compilers_count(name: str, unrolled: None) -> None:
 def test_fused_attention_counts_as_the_products_it_replaces(
     monkeypatch: pytest.MonkeyPatch, options: dict, gradient: bool
 ) -> None:
-    """Lowers attention of 300 queries (two blocks if causal) for a GPU, which needs no GPU."""
+    """Lowers attention for GPUs, which works without a GPU. The 300 queries are two blocks in causal attention."""
     query, other = (
         jax.ShapeDtypeStruct((2, length, 3, 16), jnp.bfloat16)
         for length in (300, 300 if options else 200)

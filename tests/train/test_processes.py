@@ -95,7 +95,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Callable[[st
 
 
 def check(workdir: Path, alone: Path, steps: int) -> None:
-    """Checks that steps 1 to `steps` have the losses and examples of the run on one device, even if repeated."""
+    """Checks that losses and examples of steps 1 to `steps`, including repeated steps, equal the run on one device."""
     expected, found = losses(alone / workdir.name), losses(workdir)
     assert list(found) == list(range(1, steps + 1))
     one = [expected[step] for step in found]
