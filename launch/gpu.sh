@@ -41,6 +41,7 @@ Environment of each process:
   TRAINLESS_PROCESS_ID      0, 1, ...
   TRAINLESS_TOKEN           random word that keeps other programs out
   CUDA_VISIBLE_DEVICES      its GPUs
+  XLA_FLAGS                 the flags of launch/flags.sh, followed by your own XLA_FLAGS, which win
 Optional, passed on if you set them:
   TRAINLESS_LOST_SECONDS    missing heartbeats after which a process counts as lost (default: 60)
   TRAINLESS_JOIN_SECONDS    timeout of the rendezvous at the start (default: 300)

@@ -2,6 +2,8 @@
 # Runs on the hosts of a TPU VM, called by launch/tpu.sh. Files beside the copied code: venv/, pid (of the training
 # process), exit (exit code of the training process, after it has exited) and log (a link to the log).
 set -uo pipefail
+# shellcheck source-path=SCRIPTDIR
+source "$(dirname "${BASH_SOURCE[0]}")/flags.sh"
 home=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 
 fail() {
@@ -30,14 +32,16 @@ case $action in
     "$uv" pip install --quiet --python "$home/venv/bin/python" \
       -r "$home/code/requirements.txt" 'jax[tpu]' google-cloud-storage==3.17.1 || fail "cannot install the packages"
     ;;
-  start) # SECONDS LOG_DIR COMMIT CACHE TOKEN ARGUMENTS-OF-PYTHON...
+  start) # SECONDS LOG_DIR COMMIT CACHE TOKEN TYPE LIBTPU_INIT_ARGS ARGUMENTS-OF-PYTHON...
     ! running || fail "a run is active: stop it with launch/tpu.sh stop"
     watched=$1
     shift
     mkdir -p "$1" || fail "cannot write to $1"
     log=$(cd "$1" && pwd)/process-$TRAINLESS_PROCESS_ID.log
     export TRAINLESS_COMMIT=$2 JAX_COMPILATION_CACHE_DIR=$3 TRAINLESS_TOKEN=$4 PYTHONUNBUFFERED=1
-    shift 4
+    LIBTPU_INIT_ARGS=${LIBTPU_INIT_ARGS:+$LIBTPU_INIT_ARGS }$6 # the user's flags follow those of the VM's image
+    recommend "$5"
+    shift 6
     ln -sfn "$log" "$home/log"
     rm -f "$home/exit" "$home/pid"
     cd "$home/code" || exit

@@ -21,6 +21,7 @@ Environment of each process:
   TRAINLESS_PROCESS_ID      0 .. N-1
   TRAINLESS_TOKEN           random word that keeps other programs out
   CUDA_VISIBLE_DEVICES      its GPUs, with --gpus
+  XLA_FLAGS                 the flags of launch/flags.sh, followed by your own XLA_FLAGS, which win
 Optional, passed on if you set them:
   TRAINLESS_LOST_SECONDS    missing heartbeats after which a process counts as lost (default: 60)
   TRAINLESS_JOIN_SECONDS    timeout of the rendezvous at the start (default: 300)
@@ -39,6 +40,7 @@ EOF
 
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$root/launch/flags.sh"
 
 # --- command line --------------------------------------------------------------------------------
 
@@ -75,6 +77,7 @@ print(s.getsockname()[1])') || fault "cannot run $python"
 
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 export GLIBC_TUNABLES=${GLIBC_TUNABLES-glibc.malloc.hugetlb=1} # huge pages: fewer page faults on CPUs
+if ((${#gpus[@]})); then recommend gpu; else recommend cpu; fi
 export TRAINLESS_COORDINATOR=127.0.0.1:$port TRAINLESS_NUM_PROCESSES=$count TRAINLESS_TOKEN
 TRAINLESS_TOKEN=$(new_token)
 

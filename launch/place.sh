@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Sets the TRAINLESS_* variables of one process of a run on a cluster, then replaces itself by COMMAND.
+# Sets the TRAINLESS_* variables of one process of a run on a cluster, and on GPUs the recommended XLA_FLAGS, then
+# replaces itself by COMMAND.
 # usage: launch/place.sh slurm|slurm-gpu|tpu COMMAND...
 #
 # slurm, slurm-gpu: inside `srun`; slurm-gpu also restricts each process to one GPU of its node.
 # tpu:              on each host of a TPU VM; queries Google's metadata server, as JAX does. With several slices
 #                   MEGASCALE_* are set: slice S has the processes S N, ..., S N + N - 1 if a slice has N hosts.
 set -euo pipefail
+# shellcheck source-path=SCRIPTDIR
+source "$(dirname "${BASH_SOURCE[0]}")/flags.sh"
 
 case $1 in
   slurm | slurm-gpu)
@@ -18,6 +21,7 @@ case $1 in
       IFS=, read -ra gpus <<<"${CUDA_VISIBLE_DEVICES-}"
       export CUDA_VISIBLE_DEVICES=${gpus[SLURM_LOCALID]-$SLURM_LOCALID}
     fi
+    recommend gpu
     ;;
   tpu)
     attribute() {

@@ -59,6 +59,8 @@ Environment of each process:
   MEGASCALE_NUM_SLICES, MEGASCALE_SLICE_ID, MEGASCALE_COORDINATOR_ADDRESS, MEGASCALE_PORT
                             of several slices: their number, the number of this slice, address of process 0 and port
                             for libtpu, which connects the slices
+  LIBTPU_INIT_ARGS          the flags of launch/flags.sh, followed by your own LIBTPU_INIT_ARGS at the time of run, which
+                            win; resume uses the same flags
   JAX_COMPILATION_CACHE_DIR .cache/compiled-TYPE beside /DIR, so that all hosts share compiled programs; with gs:// on
                             the disk of each host
 Processes exit with 143 after saving on SIGTERM, and with 75 if another process is lost (no heartbeat for 60 s) or
@@ -75,6 +77,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 # --- command line --------------------------------------------------------------------------------
 
 type='' zone='' project='' runtime='' spot='' queued='' slices=1 create=() setup='' log_dir=train-less/logs commit=''
+libtpu_flags=''
 module=reservoir.train poll=30 watch=15 host=0 slice=0 grace=300 ssh=() stage=asked
 action=${1-}
 case $action in
@@ -133,7 +136,7 @@ write_request() {
   local name value
   (umask 077 && : >"$folder/request.new") || return
   {
-    for name in stage type zone project runtime spot queued slices setup log_dir commit; do
+    for name in stage type zone project runtime spot queued slices setup log_dir commit libtpu_flags; do
       printf '%s=%s\0' "$name" "${!name}"
     done
     for name in create ssh arguments; do
@@ -148,7 +151,7 @@ read_request() {
   while IFS= read -r -d '' record; do
     name=${record%%=*}
     case $name in
-      stage | type | zone | project | runtime | spot | queued | slices | setup | log_dir | commit)
+      stage | type | zone | project | runtime | spot | queued | slices | setup | log_dir | commit | libtpu_flags)
         printf -v "$name" %s "${record#*=}"
         ;;
       create | ssh | arguments) local -n values=$name && values+=("${record#*=}") ;;
@@ -205,6 +208,7 @@ if [[ $action == run ]]; then
     esac
   fi
   arguments=(-m "$module" --config="$1" "${@:2}")
+  libtpu_flags=${LIBTPU_INIT_ARGS-}
   ((slices == 1)) || queued=yes
   need_gcloud
   pin zone compute/zone
@@ -394,7 +398,8 @@ case $action in
     token=TOKEN
     [[ -n $dry_run ]] || token=$(new_token)
     # If a host fails, stop the processes on all other hosts, which would wait for it.
-    if ! (on all "start" "${place[@]}" start "$watch" "$log_dir" "$commit" "$cache" "$token" "${arguments[@]}"); then
+    if ! (on all "start" "${place[@]}" start "$watch" "$log_dir" "$commit" "$cache" "$token" "$type" \
+      "$libtpu_flags" "${arguments[@]}"); then
       on all "stop the started processes" "${place[@]}" stop "$grace"
       exit 1
     fi

@@ -8,6 +8,7 @@ with the same timeout for both stores.
 import random
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,11 @@ _CONNECT, _ANSWER = 10, 60
 
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
 """HTTP status codes of transient errors. A request without an answer counts as 503."""
+
+_unavailable: set[str] = set()
+"""Addresses of buckets whose outage was reported. Several threads of a run have a `Store` of the same bucket."""
+
+_reporting = threading.Lock()
 
 
 class Changed(Exception):
@@ -100,6 +106,12 @@ class Store:
             return
 
     def _repeat(self, request: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return self._until_answered(request, *arguments)
+        finally:
+            _unavailable.discard(self._address)
+
+    def _until_answered(self, request: Callable[..., Any], *arguments: Any) -> Any:
         begun, pause = time.monotonic(), 1.0
         while True:
             try:
@@ -118,11 +130,19 @@ class Store:
                         f"{self._address} has not answered for {waited:.0f} seconds ({text}): check the network"
                     ) from error
                 if pause == 2:  # Do not warn of the first error: servers close idle connections.
-                    line = f"{self._address} does not answer ({text}); retrying for {self._patience} seconds"
-                    print(f"warning: {line}", file=sys.stderr, flush=True)
+                    self._report_outage(text)
                 # Random pauses spread the retries of several processes.
                 time.sleep(pause * random.uniform(0.5, 1))
                 pause = min(2 * pause, 30)
+
+    def _report_outage(self, text: str) -> None:
+        """Prints a warning, unless another thread has printed the warning during this outage."""
+        with _reporting:
+            if self._address in _unavailable:
+                return
+            _unavailable.add(self._address)
+        line = f"{self._address} does not answer ({text}); retrying for {self._patience} seconds"
+        print(f"warning: {line}", file=sys.stderr, flush=True)
 
     def _status(self, error: Exception) -> int | None:
         """Returns the HTTP status of an error:

@@ -92,6 +92,19 @@ class Checkout:
         recorded = [p.read_text().split("\0") for p in sorted((self.folder / "calls").iterdir())]
         return [call[1:-1] for call in recorded if call[0] == name]
 
+    def log_variable(self, name: str) -> None:
+        """Replaces the stand-in trainer by a program that prints this variable, and runs `python -c`."""
+        program = f"""#!/bin/sh
+[ "$1" != -c ] || exec {sys.executable} "$@"
+printf '%s' "${{{name}-unset}}"
+"""
+        self.executable(self.bin / "trainer", program)
+
+
+def flags_of(platform: str) -> str:
+    """Returns the recommended flags of launch/flags.sh."""
+    return subprocess.check_output([LAUNCH / "flags.sh", platform], text=True).strip()
+
 
 def given(log: Path) -> tuple[dict[str, str], list[str]]:
     """Returns the environment (without the random token) and the arguments that the stand-in trainer logged."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.standins import Checkout, given, token
+from tests.launch.standins import Checkout, flags_of, given, token
 
 # Stand-in for srun: runs the tasks of two nodes one after the other in Slurm's order. Returns the highest exit code.
 # $CODES replaces the exit codes of the tasks.
@@ -110,6 +110,26 @@ def test_job_processes_get_environment_and_arguments(cluster, per_node):
         assert given(job.parent / f"process-{k}.log") == (environment, program)
     (secret,) = {token(job.parent / f"process-{k}.log") for k in range(count)}
     assert len(secret) == 32 and secret.isalnum() and secret not in job.read_text()
+
+
+@pytest.mark.parametrize("where", ["local.sh 1", "gpu.sh host --gpus 0", "gpu.sh slurm"])
+@pytest.mark.parametrize(
+    ("mine", "expected"),
+    [("", "{}"), ("--a=1  --b", "{} --a=1  --b"), (" -a", "{}  -a"), ("my.txt", "my.txt")],
+)
+def test_flags_of_the_user_follow_recommended_flags(cluster, where, mine, expected):
+    """A value of XLA_FLAGS that does not begin with a hyphen is the name of a file with flags."""
+    cluster.log_variable("XLA_FLAGS")
+    launcher, *options = where.split()
+    options[-1:-1] = ["--log-dir", "logs"] if launcher == "local.sh" else []
+    options += [] if launcher == "local.sh" else ["--log-dir", "logs"]
+    command = cluster.root / "launch" / launcher
+    result = cluster.run(command, *options, "c.py", XLA_FLAGS=mine)
+    if where == "gpu.sh slurm":
+        result = cluster.run("bash", cluster.root / "logs" / "job.sh", XLA_FLAGS=mine, **JOB)
+    assert result.returncode == 0, result.stderr
+    flags = flags_of("cpu" if launcher == "local.sh" else "gpu")
+    assert (cluster.root / "logs/process-0.log").read_text() == expected.format(flags)
 
 
 def test_preempted_job_is_requeued(cluster):

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.standins import CACHE, Checkout, given, token
+from tests.launch.standins import CACHE, Checkout, flags_of, given, token
 
 # The file `vm` lists successive states of the TPU VM, the file `queue` successive states of the queued resource. A
 # missing file stands for a missing resource. Slice S has the files vm-S and the hosts slices/S. A call that contains
 # $FAIL fails.
 GCLOUD = r"""
+unset LIBTPU_INIT_ARGS # ssh does not pass variables of this machine
 if [[ -n ${FAIL-} && $* == *$FAIL* ]]; then echo "ERROR: (gcloud) ${ERROR-no active account}" >&2; exit 1; fi
 if [[ $1 == config ]]; then echo "$CONFIGURED"; exit; fi
 cd "$here" || exit
@@ -151,6 +152,19 @@ def test_run_creates_copies_installs_and_starts(cloud):
         expected[CACHE] = "/mnt/.cache/compiled-v5litepod-16"
         assert given(log) == (expected, program)
         assert (cloud.folder / f"hosts/{k}/mounted").read_text() == "a  b\n"
+
+
+def test_flags_of_the_user_follow_recommended_flags(cloud):
+    """The user's flags at the time of `run` are part of the request, so `resume` starts with the same flags."""
+    cloud.log_variable("LIBTPU_INIT_ARGS")
+    options = [*TYPE, "--zone", "z", "--project", "p", "pod", "c.py", "--workdir=/mnt/a"]
+    result = tpu(cloud, "run", *options, LIBTPU_INIT_ARGS="--a=1 --b='x y'")
+    assert result.returncode == 0, result.stderr
+    expected = f"{flags_of(TYPE[1])} --a=1 --b='x y'"
+    assert [log.read_text() for log in finished(cloud)] == [expected] * 2
+    result = tpu(cloud, "resume", "pod", LIBTPU_INIT_ARGS="--c")
+    assert result.returncode == 0, result.stderr
+    assert [log.read_text() for log in finished(cloud)] == [expected * 2] * 2
 
 
 def test_hosts_share_a_token_that_each_start_replaces(cloud):

@@ -9,6 +9,7 @@ import http.client
 import json
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ class Proxy:
       status: HTTP status with which the proxy answers every request; 0 forwards requests.
       refused: number of further write requests that the proxy answers with 503.
       requests: method and path of every request that was forwarded.
+      refusals: `time.monotonic()` of every request that was answered with `status`.
     """
 
     backend: int
@@ -33,6 +35,7 @@ class Proxy:
     refused: int = 0
     checks_generations: bool = False
     requests: list[str] = field(default_factory=list)
+    refusals: list[float] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def forward(self, method: str, path: str, headers: dict, body: bytes) -> tuple:
@@ -93,6 +96,7 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
                     proxy.refused -= 1
                     found = 503, [], b""
                 elif proxy.status:
+                    proxy.refusals.append(time.monotonic())
                     found = proxy.status, [], b""
                 elif proxy.is_stale(self.command, self.path, body):
                     found = 412, [], b"{}"

@@ -1,16 +1,24 @@
 """Runs whose workdir is in a bucket: resuming on another machine, damaged files, outages of the store."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+from jax.tree_util import tree_flatten_with_path as flatten
 
 from common.errors import UserError
 from common.storage.folders import copy_of, open_folder
+from common.track.tracker import read_metrics
 from common.train.run import Run
 from tests.train import toy
 
@@ -125,6 +133,94 @@ def test_outage_loses_nothing(bucket, one_store, whole, monkeypatch, capsys):
     other = open_folder(bucket.address)
     assert (other / "metrics.jsonl").read_text() == (folder / "metrics.jsonl").read_text()
     assert MARK.format(20) in bucket.paths()
+
+
+OUTAGE = 60.0
+"""Seconds for which the store answers every request with 503."""
+
+
+class Interrupted(toy.Toy):
+    """The toy task. After the checkpoint of step 5 is uploaded, `begin` is called and each batch takes 5 seconds."""
+
+    def __init__(self, begin: Callable[[], None]):
+        super().__init__()
+        self.begin, self.number = begin, 0
+
+    def batches(self, start):
+        for batch, position in super().batches(start):
+            self.number = position["next"]
+            if self.number == 8:
+                self.begin()
+            time.sleep(5 * (self.number >= 8))
+            yield batch, position
+
+
+def outcome(folder: Path) -> dict:
+    """Returns metrics, summary and checkpoints of a run, without seconds."""
+    found = {"metrics": [without_seconds(line) for line in read_metrics(folder)]}
+    found["summary"] = without_seconds(json.loads((folder / "summary.json").read_text()))
+    with ocp.StandardCheckpointer() as reader:
+        for meta in sorted((folder / "checkpoints").glob("*/*/meta/metadata")):
+            checkpoint = meta.parents[1]
+            arrays = jax.tree.map(np.asarray, reader.restore(checkpoint.absolute() / "state"))
+            found[str(checkpoint.relative_to(folder))] = (
+                {jax.tree_util.keystr(path): x.tolist() for path, x in flatten(arrays)[0]},
+                without_seconds(json.loads(meta.read_text())),
+            )
+    return found
+
+
+def without_seconds(value):
+    """Removes the fields of a JSON value that depend on the speed of the machine."""
+    if isinstance(value, list):
+        return [without_seconds(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    timed = {"hours", "timing", "clock", "sessions"}
+    kept = {name: x for name, x in value.items() if name not in timed and "second" not in name}
+    if isinstance(kept.get("aucc"), float):  # in metrics.jsonl, the AUCC over seconds
+        del kept["aucc"]
+    if "last_evaluation" in kept:
+        kept["last_evaluation"] = kept["last_evaluation"][:1]  # step and seconds
+    return {name: without_seconds(item) for name, item in kept.items()}
+
+
+@pytest.mark.slow
+def test_a_minute_of_503_changes_no_result(bucket, monkeypatch, tmp_path, capsys):
+    """The outage begins and ends during training, with the default retries and the default lease."""
+    monkeypatch.delenv("TRAINLESS_BUCKET_SECONDS")
+    whole = tmp_path / "whole"
+    toy.run(whole)
+    capsys.readouterr()
+    ended = []
+
+    def begin() -> None:
+        while MARK.format(5) not in bucket.paths():
+            time.sleep(0.1)
+        bucket.proxy.refusals.clear()
+        bucket.proxy.status = 503
+        threading.Timer(OUTAGE, end).start()
+
+    def end() -> None:
+        bucket.proxy.status = 0
+        ended.append(task.number)
+
+    task = Interrupted(begin)
+    toy.run(open_folder(bucket.address), task)
+    refusals = bucket.proxy.refusals
+    assert len(refusals) > 5 and refusals[-1] - refusals[0] > OUTAGE / 2
+    assert 15 < ended[0] < 22, (
+        "checkpoints 10 and 15 are saved during the outage, 20 after the outage"
+    )
+    lines = capsys.readouterr().err.splitlines()
+    (line,) = (line for line in lines if "does not answer" in line)
+    store = bucket.address.removesuffix(bucket.address.partition("train-less")[2])
+    assert line.startswith(f"warning: {store} does not answer (")
+    assert line.endswith("); retrying for 300 seconds")
+    bucket.machine("second")
+    found, expected = outcome(open_folder(bucket.address)), outcome(whole)
+    assert len([name for name in found if name.startswith("checkpoints/latest/")]) == 2
+    assert found == expected
 
 
 @pytest.mark.slow

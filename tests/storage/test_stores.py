@@ -1,5 +1,8 @@
 """Objects of both stores: conditional writes, and errors of the store."""
 
+import threading
+import time
+
 import pytest
 
 from common.errors import UserError
@@ -50,6 +53,21 @@ def test_request_is_repeated_until_store_answers(bucket, capsys):
     store.write(name, b"1", "")
     assert store.read(name)[0] == b"1"
     assert capsys.readouterr().err.count("does not answer") == 1
+
+
+def test_outage_is_reported_once_by_several_threads(bucket, one_store, capsys):
+    """A run has two stores: one thread renews the lease, another uploads. Each outage has its own warning."""
+    for outages in (1, 2):
+        bucket.proxy.status = 503
+        stores = [bucket.open() for _ in range(2)]
+        threads = [threading.Thread(target=store.read, args=(name,)) for store, name in stores]
+        for thread in threads:
+            thread.start()
+        time.sleep(2)
+        bucket.proxy.status = 0
+        for thread in threads:
+            thread.join()
+        assert capsys.readouterr().err.count("does not answer") == 1, outages
 
 
 @pytest.mark.parametrize("status", [503, 403])

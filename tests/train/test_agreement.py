@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.programs import finish, start_several
-from tests.train.two import CASES, DELAY
+from tests.train.two import CASES, DELAY, LONG_DELAY, STEP
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,23 @@ def test_late_compilation_of_one_process_is_training_time_of_no_process(results)
     for found in results:
         seconds = found["late_compilation"]
         assert seconds["compile"] > DELAY and seconds["train"] < DELAY / 2
+
+
+@pytest.mark.slow
+def test_compilation_that_is_20_s_late_changes_no_training_seconds(tmp_path):
+    """Each process is late once. The steps take 1000 simulated seconds, so a single counted delay would be 2 %."""
+    program = [sys.executable, "-m", "tests.train.two", str(tmp_path), "two_late_compilations"]
+    for process in start_several(program, 2, 1):
+        lines = finish(process, 2).splitlines()
+        (found,) = (json.loads(line)[1] for line in lines if line.startswith('["'))
+        plain, late = found["undisturbed"], found["late"]
+        assert plain["train"] > 20 * STEP
+        assert late["train"] == pytest.approx(plain["train"], rel=0.01)
+        assert late["waited"] > LONG_DELAY / 2 > plain["waited"], "one process waited for the other"
+        assert late["grown"] == 0.0, (
+            "the clock of training stands still during compilation and wait"
+        )
+        assert late["compile"] > 2 * LONG_DELAY, "every process counts both delays as compilation"
 
 
 def test_signal_in_an_evaluation_stops_all_processes_within_seconds(results):

@@ -22,7 +22,7 @@ from common.errors import UserError
 from common.runtime import processes, program
 from common.runtime.signals import Preempted
 from common.sharding import make_mesh
-from common.train import checkpoint, frozen
+from common.train import checkpoint, clock, frozen, loop
 from common.train.evaluate import PerExample
 from common.train.loop import fit
 from common.train.state import Step
@@ -30,6 +30,9 @@ from tests.train import toy
 
 DELAY = 3.0
 """Delay of a compilation or of a batch, in seconds."""
+
+LONG_DELAY, STEP = 20.0, 50.0
+"""Delay of a compilation and simulated duration of a training step in `two_late_compilations`, in seconds."""
 
 
 class TwoToy(toy.Toy):
@@ -129,6 +132,74 @@ def late_compilation(workdir: Path) -> dict[str, float]:
     return {name: summary[f"{name}_seconds"] for name in ("train", "compile")}
 
 
+class TwoShapes(TwoToy):
+    """The batches of the second half of the run have twice as many rows, so they need a second compilation."""
+
+    def batches(self, start):
+        for batch, position in super().batches(start):
+            copies = 1 + (position["next"] > 10)
+            yield {name: np.tile(x, (copies, 1)) for name, x in batch.items()}, position
+
+
+def two_late_compilations(workdir: Path) -> dict[str, dict[str, float]]:
+    """Compares a run of 20 steps with the same run in which each process once compiles 20 s late.
+
+    Returns:
+      {run: measurements of this process}; see `measured`.
+    """
+    late = {1: 1, 2: 0}  # number of the compilation -> late process
+    return {
+        "undisturbed": measured(workdir / "undisturbed", {}),
+        "late": measured(workdir / "late", late),
+    }
+
+
+def measured(workdir: Path, late: dict[int, int]) -> dict[str, float]:
+    """Trains 20 steps, each of which advances the clock of the run by `STEP` simulated seconds.
+
+    Waits, compilations and the steps themselves take real time, which the clock adds to the simulated seconds.
+
+    Returns:
+      "train" and "compile" seconds; "waited", the longest wait for the compilation of the other process; "grown", the
+      largest growth of the training seconds from the start of a compilation to the end of this wait.
+    """
+    steps, compile_step, call_step, barrier = loop._steps, Step.compile, Step.__call__, loop.barrier
+    runs, before, grown, waited = [], [], [], []
+    simulated = SimpleNamespace(seconds=0.0)
+    simulated.perf_counter = lambda: time.perf_counter() + simulated.seconds
+
+    def noted_steps(run, *arguments):
+        runs.append(run)
+        return steps(run, *arguments)
+
+    def late_compile(*arguments):
+        before.append(runs[0].clock["train"])
+        compile_step(*arguments)
+        if late.get(len(before)) == jax.process_index():
+            time.sleep(LONG_DELAY)
+
+    def timed_barrier(name):
+        begun = time.monotonic()
+        barrier(name)
+        waited.append(time.monotonic() - begun)
+        grown.append(runs[0].clock["train"] - before[-1])
+
+    def long_step(*arguments):
+        simulated.seconds += STEP
+        return call_step(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "time", simulated)
+        patch.setattr(loop, "_steps", noted_steps)
+        patch.setattr(loop, "barrier", timed_barrier)
+        patch.setattr(Step, "compile", late_compile)
+        patch.setattr(Step, "__call__", long_step)
+        summary = train(workdir, TwoShapes(), train__steps=20, eval__steps=100)
+    assert len(before) == 2
+    seconds = {name: summary[f"{name}_seconds"] for name in ("train", "compile")}
+    return seconds | {"waited": max(waited, default=0.0), "grown": max(grown, default=0.0)}
+
+
 def stopped_step(workdir: Path, task: toy.Toy, **fields: object) -> int:
     """Returns the step of the checkpoint that is saved after a signal. It must be the same in every process."""
     line = fault(lambda: train(workdir, task, train__steps=60, **fields))
@@ -202,12 +273,15 @@ CASES = {
     )
 }
 
+SLOW_CASES = {"two_late_compilations": two_late_compilations}
+"""Cases that take a minute, and are not in `CASES`."""
+
 
 def main() -> None:
     processes.initialize()
     folder, *cases = sys.argv[1:]
     for name in cases:
-        print(json.dumps([name, CASES[name](Path(folder) / name)]), flush=True)
+        print(json.dumps([name, (CASES | SLOW_CASES)[name](Path(folder) / name)]), flush=True)
     train(Path(folder) / "exit", TwoToy(f"of process {jax.process_index()}"))
 
 
