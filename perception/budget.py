@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import NamedTuple
 
 from common.errors import UserError
@@ -94,8 +95,13 @@ def time_limit(seconds: float) -> Iterator[None]:
     Only the main thread can use the context, because it sets a signal handler.
     """
 
-    def stop(number: int, frame: object) -> None:
-        raise TimeoutError
+    def stop(number: int, frame: FrameType | None) -> None:
+        # JAX compiles in another thread. An abandoned compilation would crash the end of the program, and an exception
+        # while JAX writes its cache of compiled programs would be lost.
+        if _is_compiling(frame):
+            signal.setitimer(signal.ITIMER_REAL, 0.1)
+        else:
+            raise TimeoutError
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -104,6 +110,15 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def _is_compiling(frame: FrameType | None) -> bool:
+    """Returns whether JAX compiles a program in `frame` or in a function that it calls."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "jax._src.compiler":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def runs(seeds: int) -> int:

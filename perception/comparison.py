@@ -234,8 +234,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
         plan = plan._replace(
             ways=[*solved, *plan.ways], left_out=left_out | plan.left_out, fields=suite.fields
         )
-        self.out.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json.dumps({"key": key, "plan": plan._asdict()}, indent=2) + "\n")
+        if plan.ways:  # otherwise another try may have more time
+            self.out.mkdir(parents=True, exist_ok=True)
+            write_whole(path, json.dumps({"key": key, "plan": plan._asdict()}, indent=2) + "\n")
         return plan
 
 
@@ -311,7 +312,8 @@ def publish(
     tokens = richness.tokens(splits["train"].texts)
     size = len(splits["train"]), tokens, len(splits["test"])
     shots = suite.configuration("full", 1).data.shots
-    lines = answer(found, chosen, verdicts, size, select, shots)
+    given = bool(suite.configuration("lora", 1).pretrained)
+    lines = answer(found, chosen, verdicts, size, select, shots, given)
     (suite.out / "answer.txt").write_text(f"{lines}\n")
     way, best = best_run(found)
     report = report_page.Report(

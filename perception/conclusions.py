@@ -161,6 +161,7 @@ def answer(
     size: tuple[int, float, int],
     select: str,
     shots: int = 0,
+    pretrained: bool = False,
 ) -> str:
     """Returns the answer as lines of text: the best classifier, the results, the verdicts, and the paper's expectation.
 
@@ -168,6 +169,7 @@ def answer(
       size: number of training examples, of tokens in the training examples, and of test examples.
       select: split that selected the best steps and `chosen`: "valid" or "test".
       shots: number of training examples per class, drawn again for each seed; 0 if the runs used all examples.
+      pretrained: whether the user has named pretrained weights.
     """
     examples, tokens, tests = size
     reached = ", ".join(f"{WAYS[way].name} {_mean(runs)}" for way, runs in found.items())
@@ -208,9 +210,11 @@ def answer(
             )
     line = richness.expectation()
     expected = f"{line.gap(tokens):+.1f} ± {line.margin(tokens):.1f}"
-    untried = (
-        "" if chosen else "; pretrained weights were not tried here: add --config.pretrained=DIR"
-    )
+    untried = ""
+    if not chosen:
+        untried = "; no method here used the pretrained weights"
+        if not pretrained:
+            untried = "; pretrained weights were not tried here: add --config.pretrained=DIR"
     lines.append(
         "Expected difference between LoRA and full training from random weights, from the paper's data sets at this"
         f" size: {expected} ({CONFIDENCE:.0%} prediction interval){untried}."

@@ -1,5 +1,7 @@
 """Plans for a time budget: ways of training, steps and seeds."""
 
+import time
+
 import pytest
 
 from common.errors import UserError
@@ -57,3 +59,13 @@ def test_unaffordable_ways_are_explained() -> None:
     # Three runs of 10 + 10 + 10 seconds, and two tests of 5 seconds.
     assert found.left_out == {"a": "3 runs of 100 steps would take about 100 s"}
     assert make_plan({}, 30, 1000).ways == []
+
+
+def test_time_limit_waits_for_the_end_of_a_compilation() -> None:
+    """An abandoned compilation of JAX crashes the end of the program."""
+    namespace = {"__name__": "jax._src.compiler", "time": time, "done": []}
+    exec("def compile(seconds):\n    time.sleep(seconds)\n    done.append(seconds)", namespace)
+    with pytest.raises(TimeoutError), budget.time_limit(0.05):
+        namespace["compile"](0.4)
+        time.sleep(5)
+    assert namespace["done"] == [0.4]

@@ -675,6 +675,8 @@ def test_without_pretrained_weights_only_baseline_is_compared(tmp_path) -> None:
     assert {pair: one.word for pair, one in verdicts.items()} == {("tf_idf", "full"): "better"}
     text = answer(found, None, verdicts, (8530, 217_000, 1000), "valid")
     assert "pretrained weights were not tried here" in text
+    named = answer(found, None, verdicts, (8530, 217_000, 1000), "valid", pretrained=True)
+    assert "no method here used the pretrained weights" in named and "not tried" not in named
     assert "+3.6 ± 6.8 (95% prediction interval)" in text
 
 
