@@ -7,6 +7,7 @@
 Suffixes: E examples, M features, N outputs.
 """
 
+import math
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -19,6 +20,9 @@ from explicit_opt.solution import FLOOR, fit_scale, prior_exponent
 
 Method = Literal["explicit", "lda", "ridge"]
 METHODS = ("explicit", "lda", "ridge")
+
+LOGITS = 50_000_000
+"""Maximum number of logits that `scale="fit"` computes at once."""
 
 
 def head_start(
@@ -92,11 +96,22 @@ class HeadStart:
           UserError: an argument is invalid.
         """
         check_choice("method", method, METHODS)
-        check(outputs is None or outputs > 0, f"outputs must be at least 1, got {outputs}")
-        check(scale == "fit" or scale > 0, f"scale must be 'fit' or above 0, got {scale}")
-        check(smoothing >= 0, f"smoothing must be at least 0, got {smoothing}")
+        check(
+            outputs is None or (isinstance(outputs, int | np.integer) and outputs > 0),
+            f"outputs must be a whole number of at least 1, got {outputs!r}",
+        )
+        check(
+            scale == "fit" or (_is_finite(scale) and scale > 0),
+            f"scale must be 'fit' or a finite number above 0, got {scale!r}",
+        )
+        check(
+            _is_finite(smoothing) and smoothing >= 0,
+            f"smoothing must be a finite number of at least 0, got {smoothing!r}",
+        )
         self.method, self.outputs, self.scale, self.smoothing = method, outputs, scale, smoothing
         self._random = np.random.default_rng(seed)
+        # All sums are of features minus this point, because sums of large products would lose the small differences.
+        self._origin_M = np.zeros(0)
         self._sums_NM = np.zeros((0, 0))
         self._mass_N = np.zeros(0)
         self._products_MM: np.ndarray | None = None
@@ -108,7 +123,7 @@ class HeadStart:
         features_EM = _checked_features(features)
         examples, width = features_EM.shape
         self._check_width(width)
-        shares_EN = _checked_shares(np.asarray(labels), examples, self.outputs)
+        shares_EN = _checked_shares(labels, examples, self.outputs)
         weights_E = _checked_weights(weights, examples)
         seen_E = weights_E > 0
         if not seen_E.any():
@@ -118,34 +133,55 @@ class HeadStart:
             shares_EN[seen_E],
             weights_E[seen_E],
         )
-        weighted_EN = shares_EN * weights_E[:, None]
+        if not self._origin_M.size:
+            # "explicit" needs the values themselves, and sparse features would become dense.
+            moves = self.method != "explicit" and not sparse.issparse(features_EM)
+            self._origin_M = features_EM.mean(0) if moves else np.zeros(width)
+        moved_EM = features_EM
+        if self._origin_M.any():
+            moved_EM = _dense(features_EM) - self._origin_M
+        weighted_EN = sparse.csr_array(shares_EN.multiply(weights_E[:, None]))
         products_MM = None
         if self.method != "explicit":
-            weighted_EM = (features_EM.T * weights_E).T
-            products_MM = _dense(features_EM.T @ weighted_EM)
+            products_MM = _dense(moved_EM.T @ (moved_EM.T * weights_E).T)
+        sums_NM = _dense(weighted_EN.T @ moved_EM)
         lowest_M = _dense(features_EM.min(axis=0)).ravel()
-        self._join((features_EM.T @ weighted_EN).T, weighted_EN.sum(0), products_MM, lowest_M)
+        self._join(sums_NM, _dense(weighted_EN.sum(0)).ravel(), products_MM, lowest_M)
         if self.scale == "fit":
             priority_E = self._random.random(len(weights_E))
             kept = np.argsort(priority_E)[: self.SAMPLE]
-            rows_EM = _dense(features_EM[kept]).astype(np.float32)
-            self._keep(_Sample(priority_E[kept], rows_EM, shares_EN[kept], weights_E[kept]))
+            rows_EM = _dense(features_EM[kept]) - self._origin_M
+            self._keep(_Sample(priority_E[kept], rows_EM, weights_E[kept], shares_EN[kept]))
 
     def merge(self, other: "HeadStart") -> None:
-        """Adds the examples of another head of the same method.
+        """Adds the examples of another head with the same options.
 
         Raises:
-          UserError: the methods or the numbers of features differ.
+          UserError: an option (`method`, `outputs`, `scale` or `smoothing`) or the number of features differs.
         """
-        check(
-            other.method == self.method,
-            f"cannot merge a head with the method {other.method} into a head with the method {self.method}",
-        )
-        if other._mass_N.size:
-            self._check_width(other._sums_NM.shape[1])
-            self._join(other._sums_NM, other._mass_N, other._products_MM, other._lowest_M)
+        for name in ("method", "outputs", "scale", "smoothing"):
+            own, others = getattr(self, name), getattr(other, name)
+            check(
+                own == others,
+                f"cannot merge a head with {name}={others} into a head with {name}={own}",
+            )
+        if not other._mass_N.size:
+            return
+        self._check_width(other._sums_NM.shape[1])
+        if not self._origin_M.size:
+            self._origin_M = other._origin_M
+        # Move the other head's sums to the origin of this head: x - a = (x - b) + (b - a).
+        move_M = other._origin_M - self._origin_M
+        sums_NM = other._sums_NM + np.outer(other._mass_N, move_M)
+        products_MM = other._products_MM
+        if products_MM is not None:
+            crossed_MM = np.outer(other._sums_NM.sum(0), move_M)
+            squared_MM = other._mass_N.sum() * np.outer(move_M, move_M)
+            products_MM = products_MM + crossed_MM + crossed_MM.T + squared_MM
+        self._join(sums_NM, other._mass_N, products_MM, other._lowest_M)
         if other._sample is not None:
-            self._keep(other._sample)
+            rows_SM = other._sample.features_SM + move_M
+            self._keep(other._sample._replace(features_SM=rows_SM))
 
     def _check_width(self, width: int) -> None:
         before = self._sums_NM.shape[1]
@@ -179,12 +215,13 @@ class HeadStart:
         Priorities are random. So the sample is uniform, whatever the batches and the order of merges.
         """
         if self._sample is not None:
-            outputs = max(more.shares_SN.shape[1], self._sample.shares_SN.shape[1])
-            parts = [
-                one._replace(shares_SN=_padded(one.shares_SN.T, outputs).T)
-                for one in (self._sample, more)
+            both = (self._sample, more)
+            outputs = max(one.shares_SN.shape[1] for one in both)
+            shares_SN = sparse.vstack([_widened(one.shares_SN, outputs) for one in both], "csr")
+            arrays = [
+                np.concatenate(some) for some in zip(*(one.arrays for one in both), strict=True)
             ]
-            more = _Sample(*(np.concatenate(both) for both in zip(*parts, strict=True)))
+            more = _Sample(*arrays, shares_SN)
         kept = np.argsort(more.priority_S)[: self.SAMPLE]
         self._sample = _Sample(*(array[kept] for array in more))
 
@@ -193,13 +230,14 @@ class HeadStart:
 
         Raises:
           UserError: no example has a positive weight, or the features are linearly dependent ("lda" and "ridge" with
-            smoothing 0).
+            smoothing 0) or constant within each class ("lda").
         """
         check(self._mass_N.sum() > 0, "no examples have a positive weight: at least one is needed")
         kernel_MN, bias_N = getattr(self, f"_{self.method}")()
         scale = self.scale
         if scale == "fit":
             scale = self._fit_scale(kernel_MN, bias_N)
+        bias_N = bias_N - self._origin_M @ kernel_MN
         return (scale * kernel_MN).astype(np.float32), (scale * bias_N).astype(np.float32)
 
     def _explicit(self) -> tuple[np.ndarray, np.ndarray]:
@@ -215,15 +253,27 @@ class HeadStart:
         return kernel_MN, -shift_M @ kernel_MN
 
     def _lda(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns kernel and bias of linear discriminant analysis: a Gaussian per output, with a common covariance."""
+        """Returns kernel and bias of linear discriminant analysis: a Gaussian per output, with a common covariance.
+
+        The part of the kernel that all outputs share is left out, since a softmax ignores it.
+        """
         total, width = self._mass_N.sum(), self._sums_NM.shape[1]
-        mean_NM = self._sums_NM / np.maximum(self._mass_N, FLOOR)[:, None]
-        covariance_MM = self._products_MM - self._sums_NM.T @ mean_NM
+        centre_M = self._sums_NM.sum(0) / total
+        share_N = np.maximum(self._mass_N, FLOOR)
+        mean_NM = np.where(
+            self._mass_N[:, None] > 0, self._sums_NM / share_N[:, None] - centre_M, 0
+        )
+        scatter_MM = self._products_MM - total * np.outer(centre_M, centre_M)
+        covariance_MM = scatter_MM - (mean_NM * self._mass_N[:, None]).T @ mean_NM
+        check(
+            np.trace(covariance_MM) > 1e-12 * np.trace(scatter_MM),
+            "lda needs features that vary within a class, but all features are constant there",
+        )
         prior = self.smoothing * np.trace(covariance_MM) / (total * width)
         covariance_MM = (covariance_MM + prior * np.eye(width)) / (total + self.smoothing)
         kernel_MN = _solve(covariance_MM, mean_NM.T)
-        log_mass_N = np.log(np.maximum(self._mass_N, FLOOR) / total)
-        return kernel_MN, log_mass_N - 0.5 * np.einsum("nm,mn->n", mean_NM, kernel_MN)
+        bias_N = np.log(share_N / total) - 0.5 * np.einsum("nm,mn->n", mean_NM, kernel_MN)
+        return kernel_MN, bias_N - centre_M @ kernel_MN
 
     def _ridge(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns kernel and bias of ridge regression on centred features and targets, so the bias has no penalty."""
@@ -237,15 +287,17 @@ class HeadStart:
         return kernel_MN, target_N - mean_M @ kernel_MN
 
     def _fit_scale(self, kernel_MN: np.ndarray, bias_N: np.ndarray) -> float:
-        sample = self._sample
-        shares_SN = _padded(sample.shares_SN.T, len(bias_N)).T
-        logits_SN = sample.features_SM @ kernel_MN + bias_N
+        # Few examples are enough for one number, and their logits must fit into memory. Their order is random.
+        most = max(LOGITS // len(bias_N), 100)
+        features_SM, weights_S = self._sample.features_SM[:most], self._sample.weights_S[:most]
+        shares_SN = _widened(self._sample.shares_SN[:most], len(bias_N))
+        logits_SN = features_SM @ kernel_MN + bias_N
         logits_SN -= logits_SN.max(1, keepdims=True)
+        expected_S = _dense(shares_SN.multiply(logits_SN).sum(1)).ravel()
 
         def loss(factor: float) -> float:
             log_total_S = np.log(np.exp(factor * logits_SN).sum(1))
-            nats_S = log_total_S - factor * (shares_SN * logits_SN).sum(1)
-            return float(np.average(nats_S, weights=sample.weights_S))
+            return float(np.average(log_total_S - factor * expected_S, weights=weights_S))
 
         return fit_scale(loss)
 
@@ -255,53 +307,72 @@ class _Sample(NamedTuple):
 
     priority_S: np.ndarray
     features_SM: np.ndarray
-    shares_SN: np.ndarray
     weights_S: np.ndarray
+    shares_SN: sparse.csr_array
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        return self[:3]
 
 
 def _checked_features(features: Any) -> Any:
     """Returns the features in float64, as an array or a scipy.sparse.csr_array."""
     if sparse.issparse(features):
+        check(features.dtype.kind != "c", "features must be real numbers, got complex ones")
         features_EM = sparse.csr_array(features, dtype=np.float64)
         values = features_EM.data
     else:
-        features_EM = values = np.asarray(features, np.float64)
+        features = np.asarray(features)
+        check(features.dtype.kind != "c", "features must be real numbers, got complex ones")
+        features_EM = values = features.astype(np.float64)
     check(
-        features_EM.ndim == 2 and 0 not in features_EM.shape,
-        f"features must have the shape (examples, features), without empty axes, got {features_EM.shape}",
+        features_EM.ndim == 2 and features_EM.shape[1] > 0,
+        f"features must have the shape (examples, features), with at least one feature, got {features_EM.shape}",
     )
     check(bool(np.isfinite(values).all()), "a feature is not finite")
     return features_EM
 
 
-def _checked_shares(labels: np.ndarray, examples: int, outputs: int | None) -> np.ndarray:
-    """Returns the labels as probabilities of the outputs, (E, N) float64."""
+def _checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.csr_array:
+    """Returns the labels as probabilities of the outputs, (E, N) float64.
+
+    They are sparse, because a language model has many outputs.
+    """
+    labels = labels if sparse.issparse(labels) else np.asarray(labels)
     check(
         labels.shape[:1] == (examples,) and labels.ndim <= 2,
         f"{examples} examples need {examples} labels, got labels of shape {labels.shape}",
     )
     if labels.ndim == 1:
         check(
-            labels.dtype.kind in "iu",
+            not examples or labels.dtype.kind in "iu",
             f"labels of shape (examples,) must be integers, got {labels.dtype}",
         )
-        outputs = outputs or int(labels.max()) + 1
+        outputs = outputs or (int(labels.max()) + 1 if examples else 1)
         check(
-            labels.min() >= 0 and labels.max() < outputs,
-            f"labels must be from 0 to {outputs - 1}, got {labels.min()} to {labels.max()}",
+            not examples or (labels.min() >= 0 and labels.max() < outputs),
+            f"labels must be from 0 to {outputs - 1}"
+            + (f", got {labels.min()} to {labels.max()}" if examples else ""),
         )
-        return np.eye(outputs)[labels]
+        rows = np.arange(examples + 1)
+        columns = labels.astype(np.int64)
+        return sparse.csr_array((np.ones(examples), columns, rows), (examples, outputs))
+    check(
+        labels.shape[1] > 1 or outputs == 1,
+        f"labels of shape {labels.shape} are probabilities of one output: give numbers of classes the shape"
+        f" ({examples},)",
+    )
     check(
         outputs in (None, labels.shape[1]),
         f"the labels are probabilities of {labels.shape[1]} outputs, but outputs={outputs}",
     )
-    shares_EN = labels.astype(np.float64)
-    sums_E = shares_EN.sum(1)
+    shares_EN = sparse.csr_array(labels, dtype=np.float64)
+    sums_E = _dense(shares_EN.sum(1)).ravel()
     check(
-        bool((shares_EN >= 0).all()) and np.allclose(sums_E, 1, atol=1e-3),
+        bool((shares_EN.data >= 0).all()) and np.allclose(sums_E, 1, atol=1e-3),
         "the probabilities in labels must be at least 0 and add up to 1 for each example",
     )
-    return shares_EN / sums_E[:, None]
+    return sparse.csr_array(shares_EN.multiply(1 / sums_E[:, None]))
 
 
 def _checked_weights(weights: ArrayLike | None, examples: int) -> np.ndarray:
@@ -322,6 +393,17 @@ def _checked_weights(weights: ArrayLike | None, examples: int) -> np.ndarray:
 def _padded(rows: np.ndarray, count: int) -> np.ndarray:
     """Appends rows of zeros until the array has `count` rows."""
     return np.pad(rows, [(0, count - len(rows)), *[(0, 0)] * (rows.ndim - 1)])
+
+
+def _widened(shares: sparse.csr_array, outputs: int) -> sparse.csr_array:
+    """Returns a copy with columns of zeros appended, until it has `outputs` columns."""
+    wide = shares.copy()
+    wide.resize((shares.shape[0], outputs))
+    return wide
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and math.isfinite(value)
 
 
 def _dense(array: Any) -> np.ndarray:

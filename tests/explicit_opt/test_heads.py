@@ -3,7 +3,9 @@
 E examples, M features, N outputs.
 """
 
+import math
 import re
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -48,8 +50,44 @@ def test_lda_equals_scikit_learn(digits):
     features_EM, labels_E = digits
     kernel_MN, bias_N = head_start(features_EM, labels_E, method="lda", smoothing=0, scale=1.0)
     peer = LinearDiscriminantAnalysis(solver="lsqr").fit(features_EM, labels_E)
-    np.testing.assert_allclose(kernel_MN.T, peer.coef_, atol=1e-5)
-    np.testing.assert_allclose(bias_N, peer.intercept_, atol=1e-5)
+    # A softmax ignores what all outputs share, and scikit-learn's kernels have such a part.
+    np.testing.assert_allclose(kernel_MN.T - kernel_MN[:, 0], peer.coef_ - peer.coef_[0], atol=1e-5)
+    np.testing.assert_allclose(bias_N - bias_N[0], peer.intercept_ - peer.intercept_[0], atol=1e-4)
+    logs_EN = log_softmax(features_EM @ kernel_MN + bias_N)
+    np.testing.assert_allclose(logs_EN, peer.predict_log_proba(features_EM), atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["lda", "ridge"])
+def test_an_offset_of_the_features_changes_no_logits(method):
+    """Sums of products of large values would lose the small differences between the classes."""
+    rng = np.random.default_rng(0)
+    labels_E = rng.integers(0, 3, 300)
+    features_EM = rng.normal(size=(300, 6)) + np.eye(6)[labels_E]
+    kernel_MN, bias_N = head_start(features_EM, labels_E, method=method)
+    moved_EM = features_EM + 1e4
+    moved_MN, moved_N = head_start(moved_EM, labels_E, method=method)
+    np.testing.assert_allclose(moved_MN, kernel_MN, atol=1e-5)
+    # Float32 kernels and biases round logits of features of this size to about 0.01.
+    logits_EN = moved_EM @ moved_MN.astype(float) + moved_N
+    expected_EN = features_EM @ kernel_MN + bias_N
+    np.testing.assert_allclose(log_softmax(logits_EN), log_softmax(expected_EN), atol=0.02)
+    # The same in batches with other offsets, and merged from two heads.
+    heads = HeadStart(method, seed=1), HeadStart(method, seed=2)
+    for number, part in enumerate(np.array_split(np.argsort(features_EM[:, 0]), 4)):
+        heads[number % 2].add(moved_EM[part], labels_E[part])
+    heads[0].merge(heads[1])
+    np.testing.assert_allclose(heads[0].finish()[0], kernel_MN, atol=1e-5)
+
+
+def test_many_outputs_take_memory_for_their_kernel_only():
+    """One-hot labels of 20,000 outputs would take 1.6 GB for 10,000 examples."""
+    rng = np.random.default_rng(0)
+    tracemalloc.start()
+    features_EM, labels_E = rng.random((10_000, 4)), rng.integers(0, 20_000, 10_000)
+    kernel_MN, _ = head_start(features_EM, labels_E, outputs=20_000, scale=1.0)
+    assert kernel_MN.shape == (4, 20_000)
+    assert tracemalloc.get_traced_memory()[1] < 50e6
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize("penalty", [0.5, 100.0])
@@ -156,13 +194,21 @@ def test_the_fitted_scale_has_the_least_cross_entropy(digits, method):
 
 
 ROWS = np.ones((3, 2))
+TWINS = np.array([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0], [8.0, 8.0]])
 
 
 @pytest.mark.parametrize(
     ("features", "labels", "options", "message"),
     [
         (np.ones(3), [0, 1, 0], {}, "shape"),
-        (np.ones((0, 2)), [], {}, "empty"),
+        (np.ones((0, 2)), [], {}, "no examples"),
+        (np.ones((3, 0)), [0, 1, 0], {}, "at least one feature"),
+        (ROWS * 1j, [0, 1, 0], {}, "real numbers"),
+        (ROWS, [[0], [1], [0]], {}, "give numbers of classes the shape"),
+        (ROWS, [0, 1, 0], {"outputs": 2.5}, "outputs must be a whole number"),
+        (ROWS, [0, 1, 0], {"scale": "auto"}, "scale must be 'fit' or"),
+        (ROWS, [0, 1, 0], {"scale": math.inf}, "scale must be 'fit' or"),
+        (ROWS, [0, 1, 0], {"smoothing": math.inf}, "smoothing must be a finite"),
         (ROWS, [0, 1], {}, "3 examples need 3 labels"),
         (ROWS, [0.0, 1.0, 0.0], {}, "must be integers, got float64"),
         (ROWS, [0, -1, 1], {}, "from 0 to 1, got -1 to 1"),
@@ -178,7 +224,9 @@ ROWS = np.ones((3, 2))
         (ROWS, [0, 1, 0], {"smoothing": -1}, "smoothing"),
         (ROWS, [0, 1, 0], {"scale": 0.0}, "scale"),
         (ROWS, [0, 1, 0], {"outputs": 0}, "outputs"),
-        (ROWS, [0, 1, 0], {"method": "lda", "smoothing": 0}, "linearly dependent"),
+        (ROWS, [0, 1, 0], {"method": "lda", "smoothing": 0}, "vary within a class"),
+        (ROWS, [0, 1, 0], {"method": "lda"}, "vary within a class"),
+        (TWINS, [0, 1, 0, 1], {"method": "lda", "smoothing": 0}, "linearly dependent"),
     ],
 )
 def test_invalid_arguments_raise_user_errors(features, labels, options, message):
@@ -195,8 +243,10 @@ def test_incompatible_batches_and_heads_raise_user_errors():
     other.add(np.ones((2, 2)), [0, 1])
     with pytest.raises(UserError, match="2 features, but the earlier examples have 3"):
         head.merge(other)
-    with pytest.raises(UserError, match="method ridge into a head with the method explicit"):
-        head.merge(HeadStart("ridge"))
+    for options in ({"method": "ridge"}, {"outputs": 4}, {"smoothing": 2.0}, {"scale": 1.0}):
+        ((name, value),) = options.items()
+        with pytest.raises(UserError, match=f"merge a head with {name}={value} into a head with"):
+            head.merge(HeadStart(**options))
     with pytest.raises(UserError, match="no examples"):
         HeadStart().finish()
 
