@@ -38,6 +38,15 @@ def _spatial(
     return Spatial(length, rngs=rngs, heads=heads, epsilon=epsilon, causal=causal)
 
 
+def _checked(x_BLD: jax.Array, width: int) -> jax.Array:
+    """Returns the input, in float32 if it has another dtype than a floating-point one."""
+    if x_BLD.ndim != 3 or x_BLD.shape[2] != width or 0 in x_BLD.shape:
+        raise ValueError(
+            f"the input must have the shape (batch, positions, {width}), without empty axes, got {x_BLD.shape}"
+        )
+    return x_BLD if jnp.issubdtype(x_BLD.dtype, jnp.floating) else x_BLD.astype(jnp.float32)
+
+
 class SpatialGating(nnx.Module):
     """The spatial gating unit: u * (W norm(v) + b), for the halves u and v of the features.
 
@@ -66,6 +75,7 @@ class SpatialGating(nnx.Module):
         rngs: nnx.Rngs,
     ):
         self.spatial = _spatial(features, length, heads, epsilon, causal, rngs)
+        self.features = features
         self.norm = LayerNorm(features // 2, rngs=rngs)
 
     def __call__(self, x_BLF: jax.Array, lengths_B: jax.Array | None = None) -> jax.Array:
@@ -76,8 +86,9 @@ class SpatialGating(nnx.Module):
             causal unit ignores `lengths_B`.
 
         Raises:
-          ValueError: L exceeds `length`.
+          ValueError: L exceeds `length`, or the input has another shape.
         """
+        x_BLF = _checked(x_BLF, self.features)
         u_BLF, v_BLF = jnp.split(x_BLF, 2, axis=-1)
         return u_BLF * gate(self.spatial, self.norm(v_BLF), lengths_B).astype(u_BLF.dtype)
 
@@ -117,12 +128,14 @@ class GatedMLP(nnx.Module):
         check_choice("activation", activation, ACTIVATIONS)
         check_rate("dropout", dropout)
         spatial = _spatial(hidden, length, heads, epsilon, causal, rngs)
+        self.width = width
         self.norm = LayerNorm(width, rngs=rngs)
         self.gated = GatedMlp(width, hidden, spatial, rngs=rngs, activation=activation)
         self.dropout = nnx.Dropout(dropout, rngs=rngs)
 
     def __call__(self, x_BLD: jax.Array, lengths_B: jax.Array | None = None) -> jax.Array:
         """Maps (B, L, D) to (B, L, D). `SpatialGating.__call__` documents `lengths_B` and the errors."""
+        x_BLD = _checked(x_BLD, self.width)
         y_BLD = self.gated(self.norm(x_BLD), Context(lengths_B=lengths_B))
         return x_BLD + self.dropout(y_BLD)
 
@@ -136,6 +149,7 @@ class GatedMLP(nnx.Module):
 
     def prefill(self, x_BLD: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
         """Returns the output (B, L, D) of the first L positions without dropout, and the filled cache."""
+        x_BLD = _checked(x_BLD, self.width)
         normed_BLD = self.norm(x_BLD)
         y_BLD = self.gated(normed_BLD, Context())
         return x_BLD + y_BLD, self.gated.prefill(normed_BLD, cache, Context())
@@ -144,6 +158,13 @@ class GatedMLP(nnx.Module):
         """Returns the output (B, 1, D) of position `index` without dropout, and the new cache.
 
         The time of a step is linear in the number of positions.
+
+        Raises:
+          ValueError: `index` is known and not below `length`, or the input has another shape.
         """
+        x_B1D = _checked(x_B1D, self.width)
+        length = self.gated.spatial.length
+        if not isinstance(index, jax.core.Tracer) and not 0 <= index < length:
+            raise ValueError(f"index must be from 0 to {length - 1}, got {index}")
         y_B1D, cache = self.gated.step(self.norm(x_B1D), cache, index, Context())
         return x_B1D + y_B1D, cache

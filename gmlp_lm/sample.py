@@ -108,7 +108,10 @@ def read(path: Path) -> list[bytes]:
                 isinstance(prompt, str),
                 f'{path}, line {number} must be a string or have the field "prompt", a string',
             )
-            line = _as_bytes(prompt)
+            try:
+                line = prompt.encode()
+            except UnicodeEncodeError as error:
+                raise UserError(f"{path}, line {number} is not Unicode text: {error}") from error
         check(bool(line), f"{path}, line {number} is an empty prompt")
         prompts.append(line)
     check(bool(prompts), f"{path} has no prompts")

@@ -140,6 +140,26 @@ def test_invalid_arguments_raise_user_errors(make, message):
         make(nnx.Rngs(0))
 
 
+def test_inputs_of_another_shape_raise_value_errors(block):
+    unit, cache = SpatialGating(F, L, rngs=nnx.Rngs(0)), block.cache(batch=2)
+    for x in (np.ones((L, D)), np.ones((2, L, D + 1)), np.ones((0, L, D)), np.ones((2, 0, D))):
+        with pytest.raises(ValueError, match="the input must have the shape"):
+            block(x)
+        with pytest.raises(ValueError, match="the input must have the shape"):
+            unit(x)
+    with pytest.raises(ValueError, match=f"index must be from 0 to {L - 1}, got {L}"):
+        block.step(np.ones((2, 1, D), np.float32), cache, L)
+    with pytest.raises(ValueError, match="the input must have the shape"):
+        block.step(np.ones((2, 1, D + 1), np.float32), cache, 0)
+
+
+def test_integer_inputs_are_promoted_to_float32(block):
+    whole_BLD = np.arange(2 * L * D).reshape(2, L, D) % 5
+    output_BLD = block(whole_BLD)
+    assert output_BLD.dtype == np.float32
+    np.testing.assert_array_equal(output_BLD, block(whole_BLD.astype(np.float32)))
+
+
 def test_too_long_sequences_raise_value_errors(block):
     long_BLD = np.zeros((1, L + 1, D), np.float32)
     with pytest.raises(ValueError, match="8 positions, but the spatial map has only 7"):

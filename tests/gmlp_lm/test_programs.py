@@ -200,9 +200,14 @@ def test_sample_program_writes_text(trained, tmp_path):
         assert "".join(own) == text["text"]
     (tmp_path / "other.jsonl").write_text('{"text": "The"}\n')
     (tmp_path / "none.txt").write_text("")
+    (tmp_path / "half.jsonl").write_text('{"prompt": "\\ud800"}\n')
     for option, message in (
         (f"--prompts={tmp_path}/empty.txt", f"error: {tmp_path}/empty.txt, line 2 is an empty"),
         (f"--prompts={tmp_path}/other.jsonl", f"error: {tmp_path}/other.jsonl, line 1 must be a"),
+        (
+            f"--prompts={tmp_path}/half.jsonl",
+            f"error: {tmp_path}/half.jsonl, line 1 is not Unicode",
+        ),
         (f"--prompts={tmp_path}/none.txt", f"error: {tmp_path}/none.txt has no prompts"),
         (f"--prompts={tmp_path}/absent", f"error: cannot read {tmp_path}/absent"),
         ("--samples=0", "error: --samples must be a whole number of at least 1, got '0'"),
