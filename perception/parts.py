@@ -99,6 +99,7 @@ def merge(model: Model) -> Model:
     """Merges every adapter into the kernel of its layer, in place; returns the model.
 
     Parameters stay `Frozen`; `thaw` makes them trainable. A quantized kernel becomes a kernel of its original dtype.
+    Layers that share a kernel get kernels of their own, since their adapters differ.
     """
 
     def change(path: Path, part: Any, parent: Any) -> Any:
@@ -198,7 +199,8 @@ class LoraLayer(nnx.Module):
         change = self.scale * axes.from_matrices(a @ b, shape)
         value = (kernel.astype(jnp.float32) + change).astype(kernel.dtype)
         if isinstance(layer.kernel, nnx.Variable):
-            layer.kernel.set_value(value)
+            # A new variable, because layers with different adapters may share the old one.
+            layer.kernel = layer.kernel.replace(value)
         else:
             layer.kernel = Frozen(value, draw=None)
         return layer

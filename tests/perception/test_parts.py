@@ -299,3 +299,25 @@ def test_examples_of_the_readme_run(capsys):
     before, after, merged = map(float, capsys.readouterr().out.split())
     assert after > before + 0.1
     assert abs(merged - after) < 0.02
+
+
+class Tied(nnx.Module):
+    """Two linear layers with one kernel."""
+
+    def __init__(self):
+        self.first, self.second = (nnx.Linear(6, 6, rngs=nnx.Rngs(seed)) for seed in (0, 1))
+        self.second.kernel = self.first.kernel
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.second(jnp.tanh(self.first(x)))
+
+
+def test_merging_into_a_shared_kernel_keeps_the_outputs():
+    model = Tied()
+    lora(model, rank=2, rngs=nnx.Rngs(3))
+    nnx.update(model, jax.tree.map(lambda value: value + 0.1, nnx.state(model, nnx.LoRAParam)))
+    x = jnp.linspace(-1, 1, 12).reshape(2, 6)
+    before = model(x)
+    merge(model)
+    np.testing.assert_allclose(model(x), before, rtol=1e-5, atol=1e-5)
+    assert model.first.kernel is not model.second.kernel
