@@ -9,7 +9,7 @@ import gzip
 import json
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -50,7 +50,8 @@ class Table(Protocol):
           added: columns that `write` will add.
 
         Raises:
-          UserError: the file is missing or damaged, a row has no text field, or the table has a column of `added`.
+          UserError: the file is missing or damaged, a row has no text field, the table has a column of `added`, or
+            the table repeats a column.
         """
 
     def write(
@@ -121,6 +122,13 @@ def _texts(record: Record, fields: str) -> tuple[str, ...]:
             ) from error
         parts.append(part)
     return tuple(parts) if all(map(str.strip, parts)) else ()
+
+
+def _check_names(place: str, names: Sequence[str], added: Iterable[str]) -> None:
+    """Raises a UserError if a table repeats a column, or has a column that will be added."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    check(not twice, f"{place} repeats the column {', '.join(map(repr, twice))}")
+    _check_added(place, names, added)
 
 
 def _check_added(place: str, there: Iterable[str], added: Iterable[str]) -> None:
@@ -248,7 +256,7 @@ class Csv:
             rows = self._rows(file)
             place, header = next(rows, ("", []))
             check(bool(header), f"{self.path} has no header")
-            _check_added(place, header, added)
+            _check_names(place, header, added)
             for block in _in_blocks(rows, size):
                 named = ((place, dict(zip(header, row, strict=True))) for place, row in block)
                 yield Block([_texts(record, fields) for record in named], [row for _, row in block])
@@ -336,7 +344,7 @@ class Parquet:
     def blocks(self, size: int, fields: str, added: Columns) -> Iterator[Block]:
         with self._file() as file:
             names = file.schema_arrow.names
-            _check_added(str(self.path), names, added)
+            _check_names(str(self.path), names, added)
             wanted = {name for either in fields.split() for name in either.split("|")}
             number = 0
             for batch in file.iter_batches(batch_size=size):

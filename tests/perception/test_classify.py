@@ -277,6 +277,7 @@ CONTENTS = {
     "field": (b"body\none\n", "new.csv line 2: no field text or sentence; there are: body"),
     "label": (b"text,label\none,a\n", "new.csv line 1: the column label exists already"),
     "header": (b"", "new.csv has no header"),
+    "repeated column": (b"text,text\none,two\n", "new.csv line 1 repeats the column 'text'"),
 }
 
 
@@ -310,6 +311,13 @@ def test_invalid_table_writes_nothing(case: str, refused, tmp_path, monkeypatch)
 def test_invalid_files_of_other_formats(name, content, told, refused, tmp_path) -> None:
     (tmp_path / name).write_bytes(content)
     assert told in refused(f"--input={tmp_path / name}")
+
+
+def test_parquet_with_repeated_column_is_refused(refused, tmp_path) -> None:
+    from pyarrow import Table, parquet
+
+    parquet.write_table(Table.from_arrays([["a"], ["b"]], ["text", "text"]), tmp_path / "a.parquet")
+    assert "a.parquet repeats the column 'text'" in refused(f"--input={tmp_path / 'a.parquet'}")
 
 
 def test_existing_output_needs_overwrite(call, refused, tmp_path) -> None:
