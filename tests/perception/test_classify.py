@@ -18,7 +18,7 @@ from common.data.manual import python
 from common.errors import UserError
 from common.sharding import make_mesh
 from perception import classify, loading, run
-from perception.labelling import fields_of
+from perception.labelling import Answers, fields_of
 from perception.loading import Trained
 from perception.subword import Subword
 from perception.text_tables import open_table
@@ -311,6 +311,29 @@ def test_invalid_table_writes_nothing(case: str, refused, tmp_path, monkeypatch)
 def test_invalid_files_of_other_formats(name, content, told, refused, tmp_path) -> None:
     (tmp_path / name).write_bytes(content)
     assert told in refused(f"--input={tmp_path / name}")
+
+
+@pytest.mark.parametrize(
+    ("label", "options"),
+    [
+        ("probability", {}),
+        ("probability_b", {}),
+        ("probability_b", {"thresholds": (0.5, 0.5)}),
+        ("probability", {"top": 2}),
+        ("probability", {"ranked": True}),
+    ],
+)
+def test_label_column_may_not_overwrite_a_probability(label, options) -> None:
+    with pytest.raises(UserError, match=f"the label column '{label}' would overwrite the column"):
+        Answers(label, ("a", "b"), **options)
+    assert "label" in Answers("label", ("a", "b"), **options).columns
+
+
+def test_label_option_may_not_name_an_added_column(refused, tmp_path) -> None:
+    (tmp_path / "new.csv").write_text("text\na string\n")
+    assert "the label column 'probability' would overwrite the column probability" in refused(
+        f"--input={tmp_path / 'new.csv'}", "--config.data.label=probability"
+    )
 
 
 def test_parquet_with_repeated_column_is_refused(refused, tmp_path) -> None:
