@@ -225,7 +225,7 @@ def test_labelled_table_is_training_data(call, workdir, tmp_path, trained, wante
 def test_pairs_of_texts_are_joined_as_in_training(make, tmp_path) -> None:
     """A row that lacks one of the two texts counts as empty. In a table with one column, an empty line is a row."""
     (tmp_path / "a.csv").write_text("premise,hypothesis\nIt rains,I am wet\nIt rains, \n\n")
-    (block,) = open_table(tmp_path / "a.csv").blocks(9, "premise hypothesis", {})
+    (block,) = open_table(tmp_path / "a.csv", pair=True).blocks(9, "premise hypothesis", {})
     assert block.texts == [("It rains", "I am wet"), ()]
     (tmp_path / "b.csv").write_text("text\none\n\ntwo\n")
     assert [b.texts for b in open_table(tmp_path / "b.csv").blocks(2, "text", {})] == [
@@ -236,6 +236,34 @@ def test_pairs_of_texts_are_joined_as_in_training(make, tmp_path) -> None:
     assert fields_of(pairs) == ("premise hypothesis", "gold")
     pairs.data.premise_only = True
     assert fields_of(pairs) == ("premise", "gold")
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_one_of_two_text_columns_may_be_blank(ending: str, tmp_path) -> None:
+    """Without pairs, the texts of several columns are joined. Only a row without any text is empty."""
+    from pyarrow import Table, parquet
+
+    path = tmp_path / f"new.{ending}"
+    rows = [("hello", ""), (" ", "world"), ("hello", "world"), ("", " ")]
+    named = [{"title": title, "body": body} for title, body in rows]
+    if ending == "parquet":
+        parquet.write_table(Table.from_pylist(named), path)
+    elif ending == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in named))
+    else:
+        path.write_text("title,body\n" + "".join(f"{a},{b}\n" for a, b in rows))
+    (block,) = open_table(path).blocks(9, "title body", {})
+    assert block.texts == [("hello",), ("world",), ("hello", "world"), ()]
+    (block,) = open_table(path, pair=True).blocks(9, "title body", {})
+    assert block.texts == [(), (), ("hello", "world"), ()]
+
+
+def test_blank_column_does_not_change_the_class(call, trained, wanted, tmp_path, capsys) -> None:
+    (tmp_path / "new.csv").write_text("title,body\na string,\n")
+    call(f"--input={tmp_path / 'new.csv'}", "--config.data.fields=title body", "--top=1")
+    said = capsys.readouterr()
+    label = said.out.splitlines()[1].split(",")[2]
+    assert label == trained.classes[wanted[0].argmax()] and "empty" not in said.err
 
 
 def test_lines_are_answered_by_lines(call, trained, wanted, tmp_path, capsys) -> None:
