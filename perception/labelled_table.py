@@ -108,7 +108,7 @@ def prepare(
         check(bool(examples), f"no row of the split {split} can be used: {shown(faults)}")
     found = tidy_labels(found)
     every = [e.label for examples in found.values() for e in examples]
-    check_labels([name for one in every for name in classes_of(one)], " ".join(label))
+    check_labels([c for one in every for c in classes_of(one)], " ".join(label), kind != "one")
     if bare := sum(not classes_of(one) for one in every):
         notes.append(f"{counted(bare, 'text')} without any class.")
     found = {split: without_copies(split, x, notes, strict) for split, x in found.items()}

@@ -156,6 +156,20 @@ def test_whole_numbers_are_classes_in_numeric_order(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("make", "count", "classes"),
+    [
+        (lambda i: i % 10 + 1, 40, 10),  # stars
+        (lambda i: i % 30, 300, 30),  # class indices with many texts each
+        (lambda i: f"{i % 30:03}", 150, 30),  # codes with leading zeros
+        (lambda i: f"[{i % 30}]", 150, 30),  # lists of classes
+    ],
+)
+def test_whole_numbers_with_many_texts_are_classes(tmp_path, make, count, classes) -> None:
+    path = put(tmp_path / "a.csv", number_rows(make, count))
+    assert len(prepare(read_tables(str(path)), label=("label",)).classes) == classes
+
+
+@pytest.mark.parametrize(
     ("columns", "options", "wanted"),
     [
         ({"Text": "T", "Label": "L"}, {}, ("Text", "Label")),
@@ -328,7 +342,13 @@ BAD = {
         "a.csv",
         number_rows(lambda i: f"{i / 7:.2f}"),
         {},
-        "--label=label has 60 different numbers (0.00, 0.14, 0.29, ...): predicting a number is regression",
+        "--label=label has 60 different numbers (0.00, 0.14, 0.29, ...) for 60 texts and looks like a regression",
+    ),
+    "score from 0 to 100": (
+        "a.csv",
+        number_rows(lambda i: i * 37 % 101, 400),
+        {"label": ("label",)},
+        "--label=label has 101 different numbers (0, 37, 74, ...) for 400 texts and looks like a regression target",
     ),
     "ten thousand classes": (
         "a.csv",
