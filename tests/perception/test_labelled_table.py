@@ -567,6 +567,49 @@ def test_groups_match_exhaustive_comparison(seed) -> None:
     np.testing.assert_array_equal(found[:, None] == found[None], number[:, None] == number[None])
 
 
+CHARACTERS = "天地人山水火木金土日月星云雨风雪花草树鸟鱼马牛羊春夏秋冬东西南北上下左右大小多少"
+
+
+def chinese(number: int) -> str:
+    return "".join(np.random.default_rng(number).choice(list(CHARACTERS), 16))
+
+
+def test_near_duplicates_in_chinese_stay_in_one_split(tmp_path) -> None:
+    """Sixty sentences without spaces. Their three variants have one more character at the start or at the end."""
+    variants = ("{}", "{}了", "请{}！")
+    texts = [variant.format(chinese(i)) for i in range(60) for variant in variants]
+    found = near_duplicates.groups(texts).reshape(60, 3)
+    assert (found == found[:, :1]).all() and len(set(found[:, 0].tolist())) == 60
+    labelled = [{"text": text, "label": "ab"[i // 3 % 2]} for i, text in enumerate(texts)]
+    path = put(tmp_path / "a.csv", as_csv(labelled))
+    splits = prepare(read_tables(str(path)), text=("text",)).splits
+    source = {text: i // 3 for i, text in enumerate(texts)}
+    sentences = [{source[e.text] for e in some} for some in splits.values()]
+    assert sum(map(len, sentences)) == 60 == len(set().union(*sentences))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda i: f"w{i}",
+        lambda i: f"{i} {i * 3} {i * 7} 2",
+        lambda i: f"item w{i} w{i * 3} and w{i * 7} or w{i * 9}",
+    ],
+)
+def test_texts_of_numbers_are_different(tmp_path, make) -> None:
+    """Digits are compared if a text has few other words, otherwise all texts would be near-duplicates."""
+    texts = [make(i) for i in range(60)]
+    assert len(set(near_duplicates.groups(texts).tolist())) == 60
+    labelled = [{"text": text, "label": "ab"[i % 2]} for i, text in enumerate(texts)]
+    found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv(labelled)))), text=("text",))
+    assert sum(map(len, found.splits.values())) == 60
+
+
+def test_values_of_numbers_in_sentences_are_ignored() -> None:
+    texts = ["Your code is 1234", "your code is 9876!", "Your bill is 1234", "Code 1", "code 2"]
+    assert near_duplicates.groups(texts).tolist() == [0, 0, 1, 2, 3]
+
+
 class Examples(list):
     """Rows of a Hugging Face data set."""
 
