@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from common.config import check
+from common.data.files import check_is_text
 from common.errors import UserError
 
 Record = tuple[str, Mapping[str, Any]]
@@ -169,6 +170,8 @@ def _text_writer(file: BinaryIO, compressed: bool) -> Iterator[TextIOWrapper]:
 def _decoded(lines: Iterable[bytes], source: str) -> Iterator[str]:
     """Yields lines of UTF-8 text, including their line ends."""
     for number, line in enumerate(lines, start=1):
+        if number == 1:
+            check_is_text(source, line)
         try:
             text = line.decode()
         except UnicodeDecodeError as error:

@@ -333,6 +333,8 @@ def test_invalid_table_writes_nothing(case: str, refused, tmp_path, monkeypatch)
             gzip.compress(b"text\none\n", mtime=0)[:-4],
             "new.csv.gz is damaged or truncated",
         ),
+        ("new.csv", gzip.compress(b"text\none\n", mtime=0), "new.csv is compressed with gzip"),
+        ("new.csv", b"PK\x03\x04\xff", "new.csv is an Excel file or another zip archive"),
         ("new.xlsx", b"", "new.xlsx: the name must end with .csv, .tsv, .jsonl or .txt"),
     ],
 )

@@ -126,6 +126,17 @@ def test_folder_of_parts_is_one_table(tmp_path) -> None:
     assert examples(tmp_path) == WANTED
 
 
+def test_hidden_files_of_a_folder_are_not_read(tmp_path) -> None:
+    put(tmp_path / "test.csv", as_csv(rows(8, start=200)))
+    put(tmp_path / "train.csv", as_csv(MANY))
+    wanted = examples(tmp_path)
+    for name in ("._train.csv", "._test.csv", ".DS_Store", ".old.jsonl"):
+        put(tmp_path / name, b"\x00\x05\x16\x07")
+    assert examples(tmp_path) == wanted
+    put(tmp_path / "hidden" / "._a.csv", as_csv(MANY))
+    assert "no table" in refused(tmp_path / "hidden")
+
+
 def test_folder_with_splits_keeps_them(tmp_path) -> None:
     put(tmp_path / "train.jsonl", as_lines(rows(40)))
     put(tmp_path / "dev.jsonl", as_lines(rows(6, start=100)))
@@ -283,6 +294,25 @@ BAD = {
         {},
         "is damaged or truncated",
     ),
+    "gzip named CSV": (
+        "a.csv",
+        gzip.compress(as_csv(MANY).encode(), mtime=0),
+        {},
+        "a.csv is compressed with gzip: unpack it, or add .gz to its name",
+    ),
+    "xlsx named CSV": (
+        "a.csv",
+        b"PK\x03\x04\x14\x00\x06\x00[Content_Types].xml\xff",
+        {"encoding": "cp1252"},
+        "a.csv is an Excel file or another zip archive: save the table as CSV",
+    ),
+    "xls named CSV": ("a.csv", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", {}, "a.csv is an Excel file"),
+    "gzip named JSON lines": (
+        "a.jsonl",
+        gzip.compress(as_lines(MANY).encode(), mtime=0),
+        {},
+        "a.jsonl is compressed with gzip",
+    ),
     "empty gz": ("a.csv.gz", gzip.compress(b"", mtime=0), {}, "is empty"),
     "broken parquet": ("a.parquet", b"PAR1 broken", {}, "a.parquet is damaged"),
     "open quote": (
@@ -373,6 +403,12 @@ BAD = {
         as_csv(rows(2)),
         {"text": ("text",), "label": ("label",)},
         "too few",
+    ),
+    "two texts of each class": (
+        "a.csv",
+        number_rows(lambda i: f"class {i % 30:02}"),
+        {"text": ("text",), "label": ("label",)},
+        "30 of 30 classes have fewer than 3 different texts (class 00, class 01, class 02), where nearly equal",
     ),
     "one text with all labels": (
         "a.csv",
