@@ -404,6 +404,29 @@ def test_interrupted_output_is_absent(refused, tmp_path, monkeypatch) -> None:
     assert done and [*tmp_path.iterdir()] == [given]
 
 
+def test_folder_of_several_runs_names_the_best_run(workdir, refused, tmp_path) -> None:
+    """The third run has no test results, as runs that choose a learning rate."""
+    for name, best in (("head", 41.5), ("lora_seed1", 77.5), ("lora_seed2", 99.0)):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        for file in ("config.json", "summary.json"):
+            (folder / file).write_bytes((workdir / file).read_bytes())
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["config"]["finetune"] = name.split("_")[0]
+        summary["curve"]["points"] = [summary["curve"]["points"][0] | {"value": best}]
+        summary["test"] = {} if best == 99 else {"weighted_f1": 50.0}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    runs = tmp_path / "runs"
+    assert refused(f"--workdir={tmp_path}") == (
+        f"--workdir={tmp_path} is the folder of several runs: name one of head, lora_seed1, lora_seed2 in {runs};"
+        f" the best on validation is --workdir={runs / 'lora_seed1'}"
+    )
+    for summary in runs.glob("*/summary.json"):
+        summary.unlink()
+    with pytest.raises(UserError, match=r"--run=.* several runs: .*lora_seed2 in .*none has fin"):
+        loading.read(tmp_path, "--run")
+
+
 def test_baseline_has_no_model(refused, tmp_path) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"config": {"baseline": "tf-idf"}}))
     assert refused(f"--workdir={tmp_path}") == (
