@@ -9,7 +9,7 @@ from typing import Any
 
 from common.config import check
 from common.data.record_files import NAMES
-from perception.table_columns import find_columns
+from perception.table_columns import check_header, find_columns
 from perception.table_labels import (
     check_labels,
     find_classes,
@@ -84,6 +84,8 @@ def prepare(
     """
     columns = list(dict.fromkeys(name for table in tables.values() for name in table.columns))
     records = [record for table in tables.values() for record in table.records]
+    if not (text or label) and any(table.delimited for table in tables.values()):
+        check_header(records, columns)
     text, label = find_columns(records, columns, tuple(text), tuple(label), pair)
     notes = [
         f"Texts are in the column {' and '.join(text)}, labels in the column {' and '.join(label)}."

@@ -58,12 +58,14 @@ class Table:
       damaged: location and fault of each row that could not be read.
       names: column -> class names, for columns whose values are indices of class names. The key "" has the names from
         labels.json, which apply to any label column.
+      delimited: whether the columns are named by the first line of a CSV or TSV file.
     """
 
     columns: list[str] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
     names: dict[str, Sequence[str]] = field(default_factory=dict)
+    delimited: bool = False
 
     def add(self, parsed: Iterable[Parsed]) -> None:
         known = dict.fromkeys(self.columns)
@@ -184,6 +186,7 @@ def _read_files(paths: Sequence[Path], encoding: str) -> Table:
             table.add(parse_json_lines(path, lines))
         else:
             table.add(_parse_delimited(path, lines))
+            table.delimited = True
     return table
 
 

@@ -202,6 +202,25 @@ def test_columns_are_recognised(tmp_path, columns, options, wanted) -> None:
     assert note == f"Texts are in the column {wanted[0]}, labels in the column {wanted[1]}."
 
 
+@pytest.mark.parametrize(
+    ("text", "label", "options"),
+    [
+        ("message", "spam", {}),  # the name of the text column is common
+        ("subject line", "queue", {}),
+        ("What did you like about our product", "spam", {"text": True, "label": True}),
+    ],
+)
+def test_header_is_not_mistaken_for_a_row(tmp_path, text, label, options) -> None:
+    """The second file repeats the header in its middle."""
+    named = {name: ((text, label)[name == "label"],) for name in options}
+    first, second = (
+        as_csv([{text: row["text"], label: row["label"]} for row in some])
+        for some in (MANY, rows(40, start=100))
+    )
+    assert examples(put(tmp_path / "a.csv", first), **named) == WANTED
+    assert examples(put(tmp_path / "b.csv", first + second), **named) >= WANTED
+
+
 def test_two_text_columns_are_joined(tmp_path) -> None:
     pairs = [{"title": f"title {r['text']}", **r} for r in MANY]
     found = examples(put(tmp_path / "a.csv", as_csv(pairs)), text=("title", "text"))
@@ -356,6 +375,18 @@ BAD = {
         "the column of --label could be x or y",
     ),
     "one class": ("a.csv", number_rows(lambda i: "same"), {}, "has a single class, 'same'"),
+    "no header, known label": (
+        "a.tsv",
+        "".join(f"{'spam' if i % 2 else 'ham'}\t{i}, hello you\n" for i in range(60)),
+        {},
+        "the first row looks like data ('ham'): add a header, such as text,label, or name the columns",
+    ),
+    "no header, long text": (
+        "a.csv",
+        "I did not like this one,rare\n" + "".join(f"{sentence(i)},{i % 2}\n" for i in range(60)),
+        {},
+        "the first row looks like data ('I did not like this one'): add a header",
+    ),
     "labels that are ids": (
         "a.csv",
         number_rows(lambda i: f"id{i}"),
