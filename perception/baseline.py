@@ -2,7 +2,8 @@
 
     python -m perception.baseline --workdir=RUN --top=1 < texts
 
-classifies each line of standard input with a baseline that `perception.worth` has fitted.
+classifies each line of standard input with a baseline that `perception.worth` has fitted. A blank line gets an empty
+line.
 
 E examples, M features, C classes.
 """
@@ -381,15 +382,19 @@ def main() -> None:
     options = parser.parse_args()
     model = Model.load(options.workdir / MODEL)
     try:
-        lines = sys.stdin.buffer.read().decode().removesuffix("\n").split("\n")
+        text = sys.stdin.buffer.read().decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise UserError(f"standard input is not UTF-8: {error}") from error
+    lines = text.removesuffix("\n").split("\n") if text else []
     for start in range(0, len(lines), ROWS):
-        for row_C in model.probabilities(lines[start : start + ROWS]):
-            likeliest = (-row_C).argsort(kind="stable")[: options.top]
+        block = lines[start : start + ROWS]
+        for line, row_C in zip(block, model.probabilities(block), strict=True):
+            likeliest = (-row_C).argsort(kind="stable")[: options.top] if line.strip() else []
             if model.thresholds and options.top is None:
                 likeliest = [i for i in likeliest if row_C[i] >= model.thresholds[i]]
             print("\t".join(f"{model.names[i]}\t{row_C[i]:.4f}" for i in likeliest))
+    if empty := sum(not line.strip() for line in lines):
+        print(f"empty texts without a label: {empty:,} of {len(lines):,}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 from common.config import check
 from common.data.record_files import NAMES
-from perception.table_columns import find_columns
+from perception.table_columns import check_header, find_columns
 from perception.table_labels import (
     check_labels,
     find_classes,
@@ -84,6 +84,8 @@ def prepare(
     """
     columns = list(dict.fromkeys(name for table in tables.values() for name in table.columns))
     records = [record for table in tables.values() for record in table.records]
+    if not (text or label) and any(table.delimited for table in tables.values()):
+        check_header(records, columns)
     text, label = find_columns(records, columns, tuple(text), tuple(label), pair)
     notes = [
         f"Texts are in the column {' and '.join(text)}, labels in the column {' and '.join(label)}."
@@ -108,7 +110,7 @@ def prepare(
         check(bool(examples), f"no row of the split {split} can be used: {shown(faults)}")
     found = tidy_labels(found)
     every = [e.label for examples in found.values() for e in examples]
-    check_labels([name for one in every for name in classes_of(one)], " ".join(label))
+    check_labels([c for one in every for c in classes_of(one)], " ".join(label), kind != "one")
     if bare := sum(not classes_of(one) for one in every):
         notes.append(f"{counted(bare, 'text')} without any class.")
     found = {split: without_copies(split, x, notes, strict) for split, x in found.items()}

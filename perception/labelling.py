@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from ml_collections import ConfigDict
 
+from common.config import check
 from perception.datasets import DATASETS, OWN
 from perception.loading import Trained
 from perception.text_tables import Block, Columns
@@ -41,6 +42,9 @@ class Answers:
       ranked: whether to write all classes in order of probability if `top` is None.
       thresholds: if a text may have several classes, the smallest probability at which each class is predicted;
         otherwise ().
+
+    Raises:
+      UserError: two of the columns have the same name.
     """
 
     label: str
@@ -49,16 +53,29 @@ class Answers:
     ranked: bool = False
     thresholds: tuple[float, ...] = ()
 
+    def __post_init__(self):
+        names = [name for name, _ in self._columns()]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        check(
+            not twice,
+            f"the label column {self.label!r} would overwrite the column {', '.join(twice)}: choose another name with"
+            " --config.data.label=NAME",
+        )
+
     @property
     def columns(self) -> Columns:
+        return dict(self._columns())
+
+    def _columns(self) -> list[tuple[str, type]]:
         if self.top is None and not self.ranked:
-            every = dict.fromkeys((f"{PROBABILITY}_{name}" for name in self.classes), float)
-            first = {self.label: list} if self.thresholds else {self.label: str, PROBABILITY: float}
-            return first | every
-        names = {}
+            every = [(f"{PROBABILITY}_{name}", float) for name in self.classes]
+            if self.thresholds:
+                return [(self.label, list), *every]
+            return [(self.label, str), (PROBABILITY, float), *every]
+        names = []
         for rank in range(1, min(self.top or len(self.classes), len(self.classes)) + 1):
             end = "" if rank == 1 else f"_{rank}"
-            names |= {f"{self.label}{end}": str, f"{PROBABILITY}{end}": float}
+            names += [(f"{self.label}{end}", str), (f"{PROBABILITY}{end}", float)]
         return names
 
     @property

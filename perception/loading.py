@@ -52,6 +52,9 @@ if TYPE_CHECKING:
 PAPER = "perception"
 """Value of `config.paper` in runs of this paper."""
 
+SHOWN_RUNS = 10
+"""Maximum number of runs in an error message."""
+
 AHEAD = 1
 """Number of batches in flight on the devices while the next batch is prepared."""
 
@@ -148,8 +151,9 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     """Returns the configuration of a run; `option` is the command-line option that names `workdir`.
 
     Raises:
-      UserError: `workdir` contains no run, a run of another program, or a TF-IDF baseline.
+      UserError: `workdir` contains no run, the runs of a comparison, a run of another program, or a TF-IDF baseline.
     """
+    _check_is_run(workdir, option)
     baseline = cached_json(workdir / SUMMARY, lambda found: "baseline" in found["config"])
     check(
         baseline is None,
@@ -164,6 +168,32 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     for field in datasets.ADDED:
         config.data[field] = config.data.get(field, ADDED[f"data.{field}"])
     return config
+
+
+def _check_is_run(workdir: Path, option: str) -> None:
+    """Raises a UserError that names the runs and the best run if `workdir` is the output folder of a comparison."""
+    folder = workdir / "runs"
+    if (workdir / CONFIG).exists() or not folder.is_dir():
+        return
+    names = sorted(path.name for path in folder.iterdir() if (path / CONFIG).is_file())
+    if not names:
+        return
+    from common.report.runs import Run, read_run
+    from perception.conclusions import best_run
+
+    finished: dict[str, list[Run]] = {}
+    for name in names:
+        # Runs without test results only chose a learning rate.
+        if cached_json(folder / name / SUMMARY, lambda found: bool(found["test"])) is not None:
+            one = read_run(folder / name / SUMMARY)
+            finished.setdefault(str(one.config.get("finetune", "")), []).append(one)
+    best = best_run(finished)[1].name if finished else ""
+    advice = f"the best on validation is {option}={folder / best}" if best else "none has finished"
+    more = f" and {len(names) - SHOWN_RUNS:,} more" if len(names) > SHOWN_RUNS else ""
+    raise UserError(
+        f"{option}={workdir} is the folder of several runs: name one of {', '.join(names[:SHOWN_RUNS])}{more}"
+        f" in {folder}; {advice}"
+    )
 
 
 def read_classes(workdir: Path) -> tuple[str, ...]:

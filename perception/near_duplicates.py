@@ -1,7 +1,8 @@
 """Finds texts that are nearly equal: min-hashing with banding (Broder 1997; Leskovec, Rajaraman, Ullman, ch. 3).
 
 Two texts are near-duplicates if their sets of word pairs have a Jaccard similarity of at least SIMILAR. Case, white
-space, punctuation and the values of numbers are ignored: "Your code is 1234" equals "your code is 9876!".
+space, punctuation and the values of numbers are ignored: "Your code is 1234" equals "your code is 9876!". Digits count
+if a text has few other words. In scripts without spaces, such as Chinese, each character is a word.
 
 E examples, A hash functions.
 """
@@ -27,8 +28,20 @@ the probability of a comparison is 0.996."""
 ROWS = 20_000
 """Number of texts that are hashed at once."""
 
-WORD = re.compile(r"\w+|[^\w\s]+")
+UNSPACED = (
+    "\u0e00-\u0eff"  # Thai and Lao
+    "\u1000-\u109f"  # Burmese
+    "\u1780-\u17ff"  # Khmer
+    "\u3005\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # Chinese and Japanese
+)
+"""Ranges of characters of scripts that are written without spaces between words."""
+
+WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]+")
 DIGITS = re.compile(r"\d+")
+
+LEAST_WORDS = 3
+"""Smallest number of words without digits for which the values of numbers are ignored. Such words must also be at least
+half of the words."""
 
 
 def normalise(text: str) -> str:
@@ -44,8 +57,11 @@ def _words(text: str) -> list[str]:
 
 def _pairs(text: str) -> list[str]:
     """Returns the pairs of neighbouring words of a text. Start and end of the text count as words."""
-    words = ["<", *_words(DIGITS.sub("0", normalise(text))), ">"]
-    return [f"{a} {b}" for a, b in pairwise(words)]
+    words = _words(normalise(text))
+    plain = sum(not DIGITS.search(word) for word in words)
+    if plain >= LEAST_WORDS and 2 * plain >= len(words):
+        words = [DIGITS.sub("0", word) for word in words]
+    return [f"{a} {b}" for a, b in pairwise(["<", *words, ">"])]
 
 
 def groups(texts: Sequence[str]) -> np.ndarray:

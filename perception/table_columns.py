@@ -22,8 +22,32 @@ PAIR_NAMES = (
 )
 """Common names, in lower case, of two columns with pairs of texts."""
 
+MOST_NAME_WORDS = 5
+"""Maximum number of words in the name of a text column. A longer name may be a text."""
+
 LOOKED_AT = 1000
 """Number of rows that are read to find the columns of texts and labels."""
+
+
+def check_header(records: Sequence[tuple], columns: Sequence[str]) -> None:
+    """Raises a UserError if the first line of a CSV file looks like a row instead of the names of columns.
+
+    A row has a long text, or a label that other rows repeat. A common name of a column shows that the line is a header.
+    """
+    common = {*TEXT_NAMES, *LABEL_NAMES, *(name for pair in PAIR_NAMES for name in pair)}
+    if any(name.strip().lower() in common for name in columns):
+        return
+    rows = [fields for _, fields in records[:LOOKED_AT]]
+    # Files that were appended to each other repeat the header.
+    rows = [row for row in rows if any(row.get(name) != name for name in columns)]
+    values = {name: [row.get(name) for row in rows] for name in columns}
+    texts = [x for x in columns if len(x.split()) > MOST_NAME_WORDS and _is_prose(values[x])]
+    labels = [x for x in columns if x.strip() in values[x] and 2 * len(set(values[x])) <= len(rows)]
+    if texts or labels:
+        raise UserError(
+            f"the first row looks like data ({(*texts, *labels)[0][:40]!r}): add a header, such as text,label, or name"
+            " the columns with --text and --label"
+        )
 
 
 def find_columns(

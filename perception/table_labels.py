@@ -22,6 +22,10 @@ MOST_CLASSES = 1000
 MOST_NUMBERS = 20
 """Maximum number of classes that are numbers and not all integers. A column with more is a regression target."""
 
+LEAST_TEXTS = 10
+"""Smallest mean number of texts per class if there are more than MOST_NUMBERS classes and all are integers. A column
+with fewer is a regression target, such as a score from 0 to 100."""
+
 LOOKED_AT = 1000
 """Number of rows that are examined to recognise lists of classes."""
 
@@ -161,8 +165,29 @@ def tidy_labels(found: Mapping[str, list[Example]]) -> dict[str, list[Example]]:
     }
 
 
-def check_labels(labels: Sequence[str], column: str) -> None:
-    """Raises a UserError unless the labels are names of classes."""
+def _is_regression(counts: Counter[str], multi_label: bool) -> bool:
+    """Returns whether labels, with their numbers of texts, are values of a numeric target.
+
+    Integers are classes if they have many texts each, are codes with leading zeros, or are all different, like ids.
+    They are also classes if a text may have several labels.
+    """
+    numbers = {label: _number(label) for label in counts}
+    if len(counts) <= MOST_NUMBERS or None in numbers.values():
+        return False
+    if any(value != int(value) for value in numbers.values()):
+        return True
+    codes = any(label.isdecimal() and label != str(int(label)) for label in counts)
+    return (
+        not multi_label and not codes and len(counts) < counts.total() < LEAST_TEXTS * len(counts)
+    )
+
+
+def check_labels(labels: Sequence[str], column: str, multi_label: bool = False) -> None:
+    """Raises a UserError unless the labels are names of classes.
+
+    Args:
+      multi_label: whether a text may have several labels.
+    """
     counts = Counter(labels)
     option, several = f"--label={column}", len(counts)
     check(bool(counts), f"{option}: no text has a class")
@@ -170,13 +195,12 @@ def check_labels(labels: Sequence[str], column: str) -> None:
         several > 1,
         f"{option} has a single class, {next(iter(counts), '')!r}: classification needs two classes",
     )
-    numbers = [_number(label) for label in counts]
-    numeric = all(value is not None for value in numbers)
-    if numeric and several > MOST_NUMBERS and any(value != int(value) for value in numbers):
+    if _is_regression(counts, multi_label):
         some = ", ".join(list(counts)[:3])
         raise UserError(
-            f"{option} has {several:,} different numbers ({some}, ...): predicting a number is regression, which this"
-            " program does not do; write a column of classes, such as low and high"
+            f"{option} has {several:,} different numbers ({some}, ...) for {len(labels):,} texts and looks like a"
+            " regression target: predicting a number is regression, which this program does not do; write a column of"
+            " classes, such as low and high"
         )
     single = sum(count == 1 for count in counts.values())
     check(

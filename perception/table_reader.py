@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.config import check
-from common.data.files import names_in, read_bytes
+from common.data.files import check_is_text, names_in, read_bytes
 from common.data.record_files import (
     NAMES,
     UNCLOSED,
@@ -58,12 +58,14 @@ class Table:
       damaged: location and fault of each row that could not be read.
       names: column -> class names, for columns whose values are indices of class names. The key "" has the names from
         labels.json, which apply to any label column.
+      delimited: whether the columns are named by the first line of a CSV or TSV file.
     """
 
     columns: list[str] = field(default_factory=list)
     records: list[Record] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
     names: dict[str, Sequence[str]] = field(default_factory=dict)
+    delimited: bool = False
 
     def add(self, parsed: Iterable[Parsed]) -> None:
         known = dict.fromkeys(self.columns)
@@ -114,8 +116,15 @@ def _read_place(place: Path, encoding: str) -> dict[str, Table]:
 
 
 def _read_folder(folder: Path, encoding: str) -> dict[str, Table]:
-    """Reads all tables of a directory. Files named like splits become splits. Otherwise all files form one table."""
-    files = sorted(path for path in folder.iterdir() if path.is_file() and _format(path))
+    """Reads all tables of a directory. Files named like splits become splits. Otherwise all files form one table.
+
+    Hidden files, such as the ._NAME files of macOS, are not read.
+    """
+    files = sorted(
+        path
+        for path in folder.iterdir()
+        if path.is_file() and _format(path) and not path.name.startswith(".")
+    )
     check(
         bool(files), f"--data={folder}: no table ({', '.join(FORMATS)}) among: {names_in(folder)}"
     )
@@ -177,11 +186,13 @@ def _read_files(paths: Sequence[Path], encoding: str) -> Table:
             table.add(parse_json_lines(path, lines))
         else:
             table.add(_parse_delimited(path, lines))
+            table.delimited = True
     return table
 
 
 def _decode(path: Path, raw: bytes, encoding: str) -> list[str]:
     """Returns the lines of a text file. Line ends are LF, CR LF or, in a file without LF, CR."""
+    check_is_text(path, raw)
     mark = next((mark for mark in MARKS if raw.startswith(mark)), b"")
     used = encoding or MARKS.get(mark, "utf-8")
     try:

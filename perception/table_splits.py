@@ -152,7 +152,11 @@ def cut_splits(
     for split in wanted:
         share, most = SHARES[split]
         classes = len({label[n] for n in left})
-        check(classes > 1, "too few texts: two classes need at least three different texts each")
+        check(
+            classes > 1,
+            f"too few texts: {len(rare):,} of {len(counts):,} classes have fewer than {LEAST} different texts"
+            f" ({', '.join(sorted(rare)[:SHOWN])}), where nearly equal texts count once; two classes need {LEAST}",
+        )
         # A stratified split needs one example of each class in both parts.
         count = max(min(math.ceil(share * whole), most), classes)
         check(

@@ -9,7 +9,7 @@ import gzip
 import json
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import TextIOWrapper
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from common.config import check
+from common.data.files import check_is_text
 from common.errors import UserError
 
 Record = tuple[str, Mapping[str, Any]]
@@ -31,7 +32,7 @@ class Block(NamedTuple):
     """Consecutive rows of a table.
 
     Attributes:
-      texts: the texts of each row, one for each text field; () if a text field is missing or blank.
+      texts: the texts of each row without blank texts. In a table of pairs, () if one of the two texts is blank.
       rows: the rows, in the representation of the table's class.
     """
 
@@ -50,7 +51,8 @@ class Table(Protocol):
           added: columns that `write` will add.
 
         Raises:
-          UserError: the file is missing or damaged, a row has no text field, or the table has a column of `added`.
+          UserError: the file is missing or damaged, a row has no text field, the table has a column of `added`, or
+            the table repeats a column.
         """
 
     def write(
@@ -74,30 +76,30 @@ def open_table(path: Path, pair: bool = False) -> Table:
     """Returns the table in a file, without opening the file. The name of the file determines the format.
 
     Args:
-      pair: whether a line of plain text has two texts; see `Lines`.
+      pair: whether the table has pairs of texts; then a line of plain text has two texts, see `Lines`.
 
     Raises:
       UserError: the extension of the file name is unknown.
     """
     match ending(path):
         case ".csv" | ".csv.gz":
-            return Csv(path, ",")
+            return Csv(path, ",", pair)
         case ".tsv" | ".tsv.gz":
-            return Csv(path, "\t")
+            return Csv(path, "\t", pair)
         case ".jsonl" | ".jsonl.gz":
-            return JsonLines(path)
+            return JsonLines(path, pair)
         case ".txt" | ".txt.gz":
             return Lines(path, pair)
         case ".parquet":
-            return Parquet(path)
+            return Parquet(path, pair)
     raise UserError(
         f"{path}: the name must end with .csv, .tsv, .jsonl or .txt (each optionally followed by .gz), or with"
         " .parquet"
     )
 
 
-def _texts(record: Record, fields: str) -> tuple[str, ...]:
-    """Returns the texts of a row; () if one of its text fields is missing or blank.
+def _texts(record: Record, fields: str, pair: bool) -> tuple[str, ...]:
+    """Returns the texts of a row without blank texts; () if one text of a pair is blank.
 
     Raises:
       UserError: a field does not exist, or is not text.
@@ -120,7 +122,15 @@ def _texts(record: Record, fields: str) -> tuple[str, ...]:
                 f"{place}: the field {found} contains a lone surrogate, which is not valid text"
             ) from error
         parts.append(part)
-    return tuple(parts) if all(map(str.strip, parts)) else ()
+    filled = tuple(part for part in parts if part.strip())
+    return () if pair and len(filled) < len(parts) else filled
+
+
+def _check_names(place: str, names: Sequence[str], added: Iterable[str]) -> None:
+    """Raises a UserError if a table repeats a column, or has a column that will be added."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    check(not twice, f"{place} repeats the column {', '.join(map(repr, twice))}")
+    _check_added(place, names, added)
 
 
 def _check_added(place: str, there: Iterable[str], added: Iterable[str]) -> None:
@@ -160,6 +170,8 @@ def _text_writer(file: BinaryIO, compressed: bool) -> Iterator[TextIOWrapper]:
 def _decoded(lines: Iterable[bytes], source: str) -> Iterator[str]:
     """Yields lines of UTF-8 text, including their line ends."""
     for number, line in enumerate(lines, start=1):
+        if number == 1:
+            check_is_text(source, line)
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
@@ -242,16 +254,18 @@ class Csv:
 
     path: Path
     delimiter: str
+    pair: bool = False
 
     def blocks(self, size: int, fields: str, added: Columns) -> Iterator[Block]:
         with _opened(self.path) as file:
             rows = self._rows(file)
             place, header = next(rows, ("", []))
             check(bool(header), f"{self.path} has no header")
-            _check_added(place, header, added)
+            _check_names(place, header, added)
             for block in _in_blocks(rows, size):
                 named = ((place, dict(zip(header, row, strict=True))) for place, row in block)
-                yield Block([_texts(record, fields) for record in named], [row for _, row in block])
+                texts = [_texts(record, fields, self.pair) for record in named]
+                yield Block(texts, [row for _, row in block])
 
     def _rows(self, file: BinaryIO) -> Iterator[tuple[str, list[str]]]:
         """Yields location and values of each row, the header first."""
@@ -299,13 +313,15 @@ class JsonLines:
     """One JSON object per line."""
 
     path: Path
+    pair: bool = False
 
     def blocks(self, size: int, fields: str, added: Columns) -> Iterator[Block]:
         with _opened(self.path) as file:
             for block in _in_blocks(self._records(file), size):
                 for place, row in block:
                     _check_added(place, row, added)
-                yield Block([_texts(record, fields) for record in block], [row for _, row in block])
+                texts = [_texts(record, fields, self.pair) for record in block]
+                yield Block(texts, [row for _, row in block])
 
     def _records(self, file: BinaryIO) -> Iterator[Record]:
         for number, line in enumerate(_decoded(file, str(self.path)), start=1):
@@ -332,11 +348,12 @@ class Parquet:
     """A parquet file, read with the package pyarrow."""
 
     path: Path
+    pair: bool = False
 
     def blocks(self, size: int, fields: str, added: Columns) -> Iterator[Block]:
         with self._file() as file:
             names = file.schema_arrow.names
-            _check_added(str(self.path), names, added)
+            _check_names(str(self.path), names, added)
             wanted = {name for either in fields.split() for name in either.split("|")}
             number = 0
             for batch in file.iter_batches(batch_size=size):
@@ -345,7 +362,8 @@ class Parquet:
                 columns = {name: batch.column(name).to_pylist() for name in wanted & {*names}}
                 for i in range(batch.num_rows):
                     row = unread | {name: values[i] for name, values in columns.items()}
-                    texts.append(_texts((f"{self.path} row {number + i}", row), fields))
+                    place = f"{self.path} row {number + i}"
+                    texts.append(_texts((place, row), fields, self.pair))
                 number += batch.num_rows
                 yield Block(texts, batch)
 

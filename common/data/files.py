@@ -32,6 +32,17 @@ def names_in(folder: Path) -> str:
     return ", ".join(names[:10]) or "no files"
 
 
+def check_is_text(name: str | Path, start: bytes) -> None:
+    """Raises a UserError if the contents of a file start like compressed data or like an Excel file."""
+    kinds = {
+        b"\x1f\x8b": "is compressed with gzip: unpack it, or add .gz to its name",
+        b"PK\x03\x04": "is an Excel file or another zip archive: save the table as CSV, or unpack the archive",
+        b"\xd0\xcf\x11\xe0": "is an Excel file: save the table as CSV",
+    }
+    for mark, told in kinds.items():
+        check(not start.startswith(mark), f"{name} {told}")
+
+
 def read_bytes(path: Path) -> bytes:
     """Returns the contents of a file, decompressed if its name ends with .gz or .zip.
 
@@ -66,6 +77,7 @@ def read_lines(path: Path) -> list[str]:
     raw = read_bytes(Path(path)).removeprefix(BOM_UTF8)
     if not raw:
         raise UserError(f"{path} is empty")
+    check_is_text(path, raw)
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:

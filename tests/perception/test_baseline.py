@@ -134,6 +134,24 @@ def test_baseline_program_classifies_lines(tmp_path, monkeypatch, capsys) -> Non
         baseline.main()
 
 
+def test_baseline_program_labels_no_blank_line(tmp_path, monkeypatch, capsys) -> None:
+    config, examples = get_config("tiny"), texts(60, 0)
+    baseline.run(config, {"train": examples, "test": examples}, CLASSES, tmp_path)
+    monkeypatch.setattr(sys, "argv", ["baseline", f"--workdir={tmp_path}", "--top=1"])
+
+    def answers(given: bytes) -> tuple[list[str], str]:
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(given)))
+        baseline.main()
+        said = capsys.readouterr()
+        return [line.split("\t")[0] for line in said.out.splitlines()], said.err
+
+    found, told = answers(b"not good a\r\n\r\n \t\ngood not\n")
+    assert found == ["first", "", "", "second"]
+    assert told == "empty texts without a label: 2 of 4\n"
+    assert answers(b"") == ([], "")
+    assert answers(b"\n") == ([""], "empty texts without a label: 1 of 1\n")
+
+
 def test_damaged_baseline_model_raises_error(tmp_path) -> None:
     with pytest.raises(UserError, match=r"cannot read .*model.npz"):
         baseline.Model.load(tmp_path / "model.npz")

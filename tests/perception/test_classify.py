@@ -18,7 +18,7 @@ from common.data.manual import python
 from common.errors import UserError
 from common.sharding import make_mesh
 from perception import classify, loading, run
-from perception.labelling import fields_of
+from perception.labelling import Answers, fields_of
 from perception.loading import Trained
 from perception.subword import Subword
 from perception.text_tables import open_table
@@ -225,7 +225,7 @@ def test_labelled_table_is_training_data(call, workdir, tmp_path, trained, wante
 def test_pairs_of_texts_are_joined_as_in_training(make, tmp_path) -> None:
     """A row that lacks one of the two texts counts as empty. In a table with one column, an empty line is a row."""
     (tmp_path / "a.csv").write_text("premise,hypothesis\nIt rains,I am wet\nIt rains, \n\n")
-    (block,) = open_table(tmp_path / "a.csv").blocks(9, "premise hypothesis", {})
+    (block,) = open_table(tmp_path / "a.csv", pair=True).blocks(9, "premise hypothesis", {})
     assert block.texts == [("It rains", "I am wet"), ()]
     (tmp_path / "b.csv").write_text("text\none\n\ntwo\n")
     assert [b.texts for b in open_table(tmp_path / "b.csv").blocks(2, "text", {})] == [
@@ -236,6 +236,34 @@ def test_pairs_of_texts_are_joined_as_in_training(make, tmp_path) -> None:
     assert fields_of(pairs) == ("premise hypothesis", "gold")
     pairs.data.premise_only = True
     assert fields_of(pairs) == ("premise", "gold")
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_one_of_two_text_columns_may_be_blank(ending: str, tmp_path) -> None:
+    """Without pairs, the texts of several columns are joined. Only a row without any text is empty."""
+    from pyarrow import Table, parquet
+
+    path = tmp_path / f"new.{ending}"
+    rows = [("hello", ""), (" ", "world"), ("hello", "world"), ("", " ")]
+    named = [{"title": title, "body": body} for title, body in rows]
+    if ending == "parquet":
+        parquet.write_table(Table.from_pylist(named), path)
+    elif ending == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in named))
+    else:
+        path.write_text("title,body\n" + "".join(f"{a},{b}\n" for a, b in rows))
+    (block,) = open_table(path).blocks(9, "title body", {})
+    assert block.texts == [("hello",), ("world",), ("hello", "world"), ()]
+    (block,) = open_table(path, pair=True).blocks(9, "title body", {})
+    assert block.texts == [(), (), ("hello", "world"), ()]
+
+
+def test_blank_column_does_not_change_the_class(call, trained, wanted, tmp_path, capsys) -> None:
+    (tmp_path / "new.csv").write_text("title,body\na string,\n")
+    call(f"--input={tmp_path / 'new.csv'}", "--config.data.fields=title body", "--top=1")
+    said = capsys.readouterr()
+    label = said.out.splitlines()[1].split(",")[2]
+    assert label == trained.classes[wanted[0].argmax()] and "empty" not in said.err
 
 
 def test_lines_are_answered_by_lines(call, trained, wanted, tmp_path, capsys) -> None:
@@ -277,6 +305,7 @@ CONTENTS = {
     "field": (b"body\none\n", "new.csv line 2: no field text or sentence; there are: body"),
     "label": (b"text,label\none,a\n", "new.csv line 1: the column label exists already"),
     "header": (b"", "new.csv has no header"),
+    "repeated column": (b"text,text\none,two\n", "new.csv line 1 repeats the column 'text'"),
 }
 
 
@@ -304,12 +333,44 @@ def test_invalid_table_writes_nothing(case: str, refused, tmp_path, monkeypatch)
             gzip.compress(b"text\none\n", mtime=0)[:-4],
             "new.csv.gz is damaged or truncated",
         ),
+        ("new.csv", gzip.compress(b"text\none\n", mtime=0), "new.csv is compressed with gzip"),
+        ("new.csv", b"PK\x03\x04\xff", "new.csv is an Excel file or another zip archive"),
         ("new.xlsx", b"", "new.xlsx: the name must end with .csv, .tsv, .jsonl or .txt"),
     ],
 )
 def test_invalid_files_of_other_formats(name, content, told, refused, tmp_path) -> None:
     (tmp_path / name).write_bytes(content)
     assert told in refused(f"--input={tmp_path / name}")
+
+
+@pytest.mark.parametrize(
+    ("label", "options"),
+    [
+        ("probability", {}),
+        ("probability_b", {}),
+        ("probability_b", {"thresholds": (0.5, 0.5)}),
+        ("probability", {"top": 2}),
+        ("probability", {"ranked": True}),
+    ],
+)
+def test_label_column_may_not_overwrite_a_probability(label, options) -> None:
+    with pytest.raises(UserError, match=f"the label column '{label}' would overwrite the column"):
+        Answers(label, ("a", "b"), **options)
+    assert "label" in Answers("label", ("a", "b"), **options).columns
+
+
+def test_label_option_may_not_name_an_added_column(refused, tmp_path) -> None:
+    (tmp_path / "new.csv").write_text("text\na string\n")
+    assert "the label column 'probability' would overwrite the column probability" in refused(
+        f"--input={tmp_path / 'new.csv'}", "--config.data.label=probability"
+    )
+
+
+def test_parquet_with_repeated_column_is_refused(refused, tmp_path) -> None:
+    from pyarrow import Table, parquet
+
+    parquet.write_table(Table.from_arrays([["a"], ["b"]], ["text", "text"]), tmp_path / "a.parquet")
+    assert "a.parquet repeats the column 'text'" in refused(f"--input={tmp_path / 'a.parquet'}")
 
 
 def test_existing_output_needs_overwrite(call, refused, tmp_path) -> None:
@@ -341,6 +402,29 @@ def test_interrupted_output_is_absent(refused, tmp_path, monkeypatch) -> None:
     given.write_text("text\none\ntwo\n")
     assert refused(f"--input={given}", f"--output={out}") == "failed"
     assert done and [*tmp_path.iterdir()] == [given]
+
+
+def test_folder_of_several_runs_names_the_best_run(workdir, refused, tmp_path) -> None:
+    """The third run has no test results, as runs that choose a learning rate."""
+    for name, best in (("head", 41.5), ("lora_seed1", 77.5), ("lora_seed2", 99.0)):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        for file in ("config.json", "summary.json"):
+            (folder / file).write_bytes((workdir / file).read_bytes())
+        summary = json.loads((folder / "summary.json").read_text())
+        summary["config"]["finetune"] = name.split("_")[0]
+        summary["curve"]["points"] = [summary["curve"]["points"][0] | {"value": best}]
+        summary["test"] = {} if best == 99 else {"weighted_f1": 50.0}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    runs = tmp_path / "runs"
+    assert refused(f"--workdir={tmp_path}") == (
+        f"--workdir={tmp_path} is the folder of several runs: name one of head, lora_seed1, lora_seed2 in {runs};"
+        f" the best on validation is --workdir={runs / 'lora_seed1'}"
+    )
+    for summary in runs.glob("*/summary.json"):
+        summary.unlink()
+    with pytest.raises(UserError, match=r"--run=.* several runs: .*lora_seed2 in .*none has fin"):
+        loading.read(tmp_path, "--run")
 
 
 def test_baseline_has_no_model(refused, tmp_path) -> None:

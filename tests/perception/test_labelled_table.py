@@ -126,6 +126,17 @@ def test_folder_of_parts_is_one_table(tmp_path) -> None:
     assert examples(tmp_path) == WANTED
 
 
+def test_hidden_files_of_a_folder_are_not_read(tmp_path) -> None:
+    put(tmp_path / "test.csv", as_csv(rows(8, start=200)))
+    put(tmp_path / "train.csv", as_csv(MANY))
+    wanted = examples(tmp_path)
+    for name in ("._train.csv", "._test.csv", ".DS_Store", ".old.jsonl"):
+        put(tmp_path / name, b"\x00\x05\x16\x07")
+    assert examples(tmp_path) == wanted
+    put(tmp_path / "hidden" / "._a.csv", as_csv(MANY))
+    assert "no table" in refused(tmp_path / "hidden")
+
+
 def test_folder_with_splits_keeps_them(tmp_path) -> None:
     put(tmp_path / "train.jsonl", as_lines(rows(40)))
     put(tmp_path / "dev.jsonl", as_lines(rows(6, start=100)))
@@ -156,6 +167,20 @@ def test_whole_numbers_are_classes_in_numeric_order(tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("make", "count", "classes"),
+    [
+        (lambda i: i % 10 + 1, 40, 10),  # stars
+        (lambda i: i % 30, 300, 30),  # class indices with many texts each
+        (lambda i: f"{i % 30:03}", 150, 30),  # codes with leading zeros
+        (lambda i: f"[{i % 30}]", 150, 30),  # lists of classes
+    ],
+)
+def test_whole_numbers_with_many_texts_are_classes(tmp_path, make, count, classes) -> None:
+    path = put(tmp_path / "a.csv", number_rows(make, count))
+    assert len(prepare(read_tables(str(path)), label=("label",)).classes) == classes
+
+
+@pytest.mark.parametrize(
     ("columns", "options", "wanted"),
     [
         ({"Text": "T", "Label": "L"}, {}, ("Text", "Label")),
@@ -175,6 +200,25 @@ def test_columns_are_recognised(tmp_path, columns, options, wanted) -> None:
     )
     (note, *_) = prepare(read_tables(str(path)), **options).notes
     assert note == f"Texts are in the column {wanted[0]}, labels in the column {wanted[1]}."
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "options"),
+    [
+        ("message", "spam", {}),  # the name of the text column is common
+        ("subject line", "queue", {}),
+        ("What did you like about our product", "spam", {"text": True, "label": True}),
+    ],
+)
+def test_header_is_not_mistaken_for_a_row(tmp_path, text, label, options) -> None:
+    """The second file repeats the header in its middle."""
+    named = {name: ((text, label)[name == "label"],) for name in options}
+    first, second = (
+        as_csv([{text: row["text"], label: row["label"]} for row in some])
+        for some in (MANY, rows(40, start=100))
+    )
+    assert examples(put(tmp_path / "a.csv", first), **named) == WANTED
+    assert examples(put(tmp_path / "b.csv", first + second), **named) >= WANTED
 
 
 def test_two_text_columns_are_joined(tmp_path) -> None:
@@ -269,6 +313,25 @@ BAD = {
         {},
         "is damaged or truncated",
     ),
+    "gzip named CSV": (
+        "a.csv",
+        gzip.compress(as_csv(MANY).encode(), mtime=0),
+        {},
+        "a.csv is compressed with gzip: unpack it, or add .gz to its name",
+    ),
+    "xlsx named CSV": (
+        "a.csv",
+        b"PK\x03\x04\x14\x00\x06\x00[Content_Types].xml\xff",
+        {"encoding": "cp1252"},
+        "a.csv is an Excel file or another zip archive: save the table as CSV",
+    ),
+    "xls named CSV": ("a.csv", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", {}, "a.csv is an Excel file"),
+    "gzip named JSON lines": (
+        "a.jsonl",
+        gzip.compress(as_lines(MANY).encode(), mtime=0),
+        {},
+        "a.jsonl is compressed with gzip",
+    ),
     "empty gz": ("a.csv.gz", gzip.compress(b"", mtime=0), {}, "is empty"),
     "broken parquet": ("a.parquet", b"PAR1 broken", {}, "a.parquet is damaged"),
     "open quote": (
@@ -312,6 +375,18 @@ BAD = {
         "the column of --label could be x or y",
     ),
     "one class": ("a.csv", number_rows(lambda i: "same"), {}, "has a single class, 'same'"),
+    "no header, known label": (
+        "a.tsv",
+        "".join(f"{'spam' if i % 2 else 'ham'}\t{i}, hello you\n" for i in range(60)),
+        {},
+        "the first row looks like data ('ham'): add a header, such as text,label, or name the columns",
+    ),
+    "no header, long text": (
+        "a.csv",
+        "I did not like this one,rare\n" + "".join(f"{sentence(i)},{i % 2}\n" for i in range(60)),
+        {},
+        "the first row looks like data ('I did not like this one'): add a header",
+    ),
     "labels that are ids": (
         "a.csv",
         number_rows(lambda i: f"id{i}"),
@@ -328,7 +403,13 @@ BAD = {
         "a.csv",
         number_rows(lambda i: f"{i / 7:.2f}"),
         {},
-        "--label=label has 60 different numbers (0.00, 0.14, 0.29, ...): predicting a number is regression",
+        "--label=label has 60 different numbers (0.00, 0.14, 0.29, ...) for 60 texts and looks like a regression",
+    ),
+    "score from 0 to 100": (
+        "a.csv",
+        number_rows(lambda i: i * 37 % 101, 400),
+        {"label": ("label",)},
+        "--label=label has 101 different numbers (0, 37, 74, ...) for 400 texts and looks like a regression target",
     ),
     "ten thousand classes": (
         "a.csv",
@@ -353,6 +434,12 @@ BAD = {
         as_csv(rows(2)),
         {"text": ("text",), "label": ("label",)},
         "too few",
+    ),
+    "two texts of each class": (
+        "a.csv",
+        number_rows(lambda i: f"class {i % 30:02}"),
+        {"text": ("text",), "label": ("label",)},
+        "30 of 30 classes have fewer than 3 different texts (class 00, class 01, class 02), where nearly equal",
     ),
     "one text with all labels": (
         "a.csv",
@@ -545,6 +632,49 @@ def test_groups_match_exhaustive_comparison(seed) -> None:
     found = near_duplicates.groups(texts)
     assert 20 < len(set(found.tolist())) < 80
     np.testing.assert_array_equal(found[:, None] == found[None], number[:, None] == number[None])
+
+
+CHARACTERS = "天地人山水火木金土日月星云雨风雪花草树鸟鱼马牛羊春夏秋冬东西南北上下左右大小多少"
+
+
+def chinese(number: int) -> str:
+    return "".join(np.random.default_rng(number).choice(list(CHARACTERS), 16))
+
+
+def test_near_duplicates_in_chinese_stay_in_one_split(tmp_path) -> None:
+    """Sixty sentences without spaces. Their three variants have one more character at the start or at the end."""
+    variants = ("{}", "{}了", "请{}！")
+    texts = [variant.format(chinese(i)) for i in range(60) for variant in variants]
+    found = near_duplicates.groups(texts).reshape(60, 3)
+    assert (found == found[:, :1]).all() and len(set(found[:, 0].tolist())) == 60
+    labelled = [{"text": text, "label": "ab"[i // 3 % 2]} for i, text in enumerate(texts)]
+    path = put(tmp_path / "a.csv", as_csv(labelled))
+    splits = prepare(read_tables(str(path)), text=("text",)).splits
+    source = {text: i // 3 for i, text in enumerate(texts)}
+    sentences = [{source[e.text] for e in some} for some in splits.values()]
+    assert sum(map(len, sentences)) == 60 == len(set().union(*sentences))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda i: f"w{i}",
+        lambda i: f"{i} {i * 3} {i * 7} 2",
+        lambda i: f"item w{i} w{i * 3} and w{i * 7} or w{i * 9}",
+    ],
+)
+def test_texts_of_numbers_are_different(tmp_path, make) -> None:
+    """Digits are compared if a text has few other words, otherwise all texts would be near-duplicates."""
+    texts = [make(i) for i in range(60)]
+    assert len(set(near_duplicates.groups(texts).tolist())) == 60
+    labelled = [{"text": text, "label": "ab"[i % 2]} for i, text in enumerate(texts)]
+    found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv(labelled)))), text=("text",))
+    assert sum(map(len, found.splits.values())) == 60
+
+
+def test_values_of_numbers_in_sentences_are_ignored() -> None:
+    texts = ["Your code is 1234", "your code is 9876!", "Your bill is 1234", "Code 1", "code 2"]
+    assert near_duplicates.groups(texts).tolist() == [0, 0, 1, 2, 3]
 
 
 class Examples(list):
