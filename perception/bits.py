@@ -41,6 +41,7 @@ COLUMNS = (
 def main() -> None:
     from common import config
     from common.storage.folders import open_folder, output
+    from perception.encoder_evaluation import parse
 
     parser = config.parser_for("perception.bits")
     parser.add_argument(
@@ -51,30 +52,16 @@ def main() -> None:
         metavar="RUN",
         help="runs that trained all weights, with different seeds",
     )
-    parser.add_argument(
-        "--examples",
-        type=config.positive_int_arg("--examples"),
-        metavar="N",
-        help="evaluate only the first N test examples (default: all)",
-    )
-    parser.add_argument(
-        "--out",
-        type=open_folder,
-        default=Path("results/perception"),
-        metavar="DIR",
-        help="directory for bits.csv and bits.md",
-    )
-    options = parser.parse_args()
-    config.check_folder("--out", options.out)
+    options, mesh = parse(parser, "bits.csv and bits.md")
 
     from common.report.table import publish
 
-    rows = measure(options.runs, options.examples)
+    rows = measure(options.runs, mesh, options.examples)
     with output(options.out):
         publish(options.out / "bits", COLUMNS, rows)
 
 
-def measure(runs: Sequence[Path], examples: int | None = None) -> list[tuple]:
+def measure(runs: Sequence[Path], mesh: "Mesh", examples: int | None = None) -> list[tuple]:
     """Returns one row for each format, with the columns COLUMNS. The values are means over the runs.
 
     The difference from float32 is taken within each run. Holm's method corrects the formats together.
@@ -86,10 +73,8 @@ def measure(runs: Sequence[Path], examples: int | None = None) -> list[tuple]:
 
     from common.config import check
     from common.report.verdict import LEAST_SEEDS, MARGINS, compare_within_runs, correct
-    from common.sharding import make_mesh
 
     check(len({run.resolve() for run in runs}) == len(runs), "--runs: a run is given twice")
-    mesh = make_mesh({"data": -1})
     found: dict[str, list[Classes]] = {}
     sizes: dict[str, list[tuple[float, ...]]] = {}
     for run in runs:

@@ -1,16 +1,52 @@
 """Evaluates a trained classifier with a modified encoder, such as quantized weights or weights plus task vectors."""
 
+import sys
+from argparse import ArgumentParser, Namespace
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from jax.sharding import Mesh
+from ml_collections import ConfigDict
 
-from common.config import check
+from common.config import check, check_folder, override_all, positive_int_arg, split_fields
 from common.metrics.classes import Classes
+from common.sharding import make_mesh
+from common.storage.folders import open_folder
 from common.variables import Params
 from perception import datasets, loading
 from perception.finetuning import ENCODER, TRAINS_ALL
+
+
+def parse(parser: ArgumentParser, tables: str) -> tuple[Namespace, Mesh]:
+    """Adds the options --examples and --out, and parses the command line. Returns the options and the mesh.
+
+    Args:
+      tables: the files in --out, for the help.
+
+    Raises:
+      UserError: an option is wrong.
+    """
+    parser.add_argument(
+        "--examples",
+        type=positive_int_arg("--examples"),
+        metavar="N",
+        help="the first N examples of each split (default: all)",
+    )
+    parser.add_argument(
+        "--out",
+        type=open_folder,
+        default=Path("results/perception"),
+        metavar="DIR",
+        help=f"directory for {tables} (default: results/perception)",
+    )
+    parser.epilog = "Further options: --config.mesh.*"
+    fields, rest = split_fields(sys.argv[1:])
+    options = parser.parse_args(rest)
+    check_folder("--out", options.out)
+    settings = ConfigDict({"mesh": {"data": -1, "fsdp": 1, "tensor": 1}})
+    override_all(settings, fields)
+    return options, make_mesh(settings.mesh)
 
 
 class EncoderEvaluation:

@@ -11,9 +11,13 @@ The program writes test accuracies to task_vectors.csv. With several pairs of ru
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from common.runtime import program
 from common.variables import Params
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh
 
 SUMS = (0.4, 0.6, 0.8, 1.0)
 """Candidate weights of the sum of two task vectors. Validation accuracy selects one."""
@@ -24,6 +28,7 @@ NEGATIONS = (-0.5, -1.0)
 def main() -> None:
     from common import config
     from common.storage.folders import open_folder, output
+    from perception.encoder_evaluation import parse
 
     parser = config.parser_for("perception.task_vectors")
     parser.add_argument(
@@ -42,25 +47,11 @@ def main() -> None:
         metavar="DIR",
         help="the pretrained weights (default: the pretrained weights of the first run)",
     )
-    parser.add_argument(
-        "--examples",
-        type=config.positive_int_arg("--examples"),
-        metavar="N",
-        help="use only the first N examples of each split (default: all)",
-    )
-    parser.add_argument(
-        "--out",
-        type=open_folder,
-        default=Path("results/perception"),
-        metavar="DIR",
-        help="output folder of the table",
-    )
-    options = parser.parse_args()
-    config.check_folder("--out", options.out)
+    options, mesh = parse(parser, "task_vectors.csv and task_vectors.md")
 
     from common.report.table import publish
 
-    columns, rows = measure(options.runs, options.pretrained, options.examples)
+    columns, rows = measure(options.runs, mesh, options.pretrained, options.examples)
     with output(options.out):
         publish(options.out / "task_vectors", columns, rows)
 
@@ -94,7 +85,10 @@ def vector(tuned: Params, base: Params) -> Params:
 
 
 def measure(
-    pairs: Sequence[Sequence[Path]], pretrained: Path | None = None, examples: int | None = None
+    pairs: Sequence[Sequence[Path]],
+    mesh: "Mesh",
+    pretrained: Path | None = None,
+    examples: int | None = None,
 ) -> tuple[tuple[str, ...], list[tuple]]:
     """Returns the columns and rows of the table: accuracy on the test examples of both tasks, in percent.
 
@@ -112,7 +106,7 @@ def measure(
 
     tables, known = [], None
     for pair in pairs:
-        tasks, table = _pair(pair, pretrained, examples)
+        tasks, table = _pair(pair, mesh, pretrained, examples)
         known = known or tasks
         check(
             tasks == known,
@@ -143,11 +137,10 @@ Signs = tuple[str, str]
 
 
 def _pair(
-    runs: Sequence[Path], pretrained: Path | None, examples: int | None
+    runs: Sequence[Path], mesh: "Mesh", pretrained: Path | None, examples: int | None
 ) -> tuple[list[str], list[tuple[Signs, tuple[float, float], tuple[float, ...]]]]:
     """Returns the fingerprints of both tasks' test examples, and (signs, weights, accuracies) of each encoder."""
     from common.config import check
-    from common.sharding import make_mesh
     from perception import loading
     from perception.adapter_commands import wanted_parameters
     from perception.encoder_evaluation import EncoderEvaluation
@@ -159,7 +152,6 @@ def _pair(
             way == "full_pretrained",
             f"--runs {run} has --config.finetune={way}: a task vector needs full_pretrained",
         )
-    mesh = make_mesh({"data": -1})
     named = pretrained or Path(loading.read(runs[0], "--runs").pretrained)
     model = open_model(named, "--pretrained")
     base = model.load(wanted_parameters(model.shape, mesh))

@@ -43,7 +43,13 @@ def test_bits_of_every_format_with_their_errors(runs, tmp_path, monkeypatch, cap
         return evaluate(self, encoder, split)
 
     monkeypatch.setattr(EncoderEvaluation, "__call__", watched)
-    arguments = ["--runs", str(runs[0]), f"--out={tmp_path}"]
+    arguments = [
+        "--runs",
+        str(runs[0]),
+        f"--out={tmp_path}",
+        "--config.mesh.data=4",
+        "--config.mesh.fsdp=2",
+    ]
     monkeypatch.setattr(sys, "argv", ["bits", *arguments])
     bits.main()
     with (tmp_path / "bits.csv").open() as file:
@@ -84,7 +90,7 @@ def test_bits_of_several_runs_are_means_and_differ_within_each_run(runs, monkeyp
     monkeypatch.setattr(bits, "quantize", quantize)
     rows = {
         row[0]: dict(zip(bits.COLUMNS, row, strict=True))
-        for row in bits.measure([Path("1"), Path("2"), Path("3")])
+        for row in bits.measure([Path("1"), Path("2"), Path("3")], None)
     }
     assert rows["float32"]["test accuracy"] == pytest.approx(80)
     assert rows["bfloat16"]["minus float32"] == 0
@@ -96,7 +102,7 @@ def test_bits_of_several_runs_are_means_and_differ_within_each_run(runs, monkeyp
     half = (changed["to"] - changed["95 % from"]) / 2
     assert half == pytest.approx(1.96 * 100 * (0.15 * 0.85 / 400) ** 0.5, rel=0.1)
     with pytest.raises(UserError, match="--runs: a run is given twice"):
-        bits.measure([Path("1"), Path("1")])
+        bits.measure([Path("1"), Path("1")], None)
 
 
 def test_vectors_are_differences_and_add_up() -> None:
@@ -111,8 +117,8 @@ def test_vectors_are_differences_and_add_up() -> None:
         task_vectors.moved(base, [({"a": found["a"]}, 1.0)])
 
 
-def test_task_vectors_rows_are_the_runs_and_their_sums(runs) -> None:
-    columns, rows = task_vectors.measure([runs])
+def test_task_vectors_rows_are_the_runs_and_their_sums(runs, mesh) -> None:
+    columns, rows = task_vectors.measure([runs], mesh)
     table = {row[0]: dict(zip(columns, row, strict=True)) for row in rows}
     assert table["+ one"]["test accuracy, one"] == pytest.approx(accuracy(runs[0]))
     assert table["+ two"]["test accuracy, two"] == pytest.approx(accuracy(runs[1]))
@@ -135,12 +141,12 @@ def test_task_vectors_of_several_pairs_have_means_and_deviations(monkeypatch) ->
 
     monkeypatch.setattr(task_vectors, "_pair", pair)
     pairs = [(Path(f"one_seed1/{seed}"), Path("two_seed1")) for seed in "abc"]
-    columns, rows = task_vectors.measure(pairs)
+    columns, rows = task_vectors.measure(pairs, None)
     assert columns[2:4] == ("weight of two", "test accuracy, a")
     assert rows[0] == ("pretrained", "0", "0", "60.0 ± 0.0", "70.0 ± 0.0")
     assert rows[1] == ("+ a + two", "0.4", "0.4", "62.0 ± 2.0", "71.0 ± 1.0")
     with pytest.raises(UserError, match="not those of the first pair"):
-        task_vectors.measure([*pairs, (Path("x"), Path("y"))])
+        task_vectors.measure([*pairs, (Path("x"), Path("y"))], None)
 
 
 def test_runs_without_an_own_encoder_are_refused(runs, mesh, tmp_path) -> None:
@@ -151,4 +157,4 @@ def test_runs_without_an_own_encoder_are_refused(runs, mesh, tmp_path) -> None:
     with pytest.raises(UserError, match=r"lora has no encoder in its checkpoint"):
         EncoderEvaluation(workdir, mesh)
     with pytest.raises(UserError, match="a task vector needs full_pretrained"):
-        task_vectors.measure([[workdir, workdir]])
+        task_vectors.measure([[workdir, workdir]], mesh)
