@@ -52,8 +52,9 @@ def validate(config: ConfigDict) -> None:
       UserError: a field is missing or out of range.
     """
     with complete("--config"):
+        own = own_task(config.task)
         loop.validate(config)
-        if own_task(config.task):
+        if own:
             return
         check_choice("--config.task", config.task, TASKS)
         model.validate(config.model)

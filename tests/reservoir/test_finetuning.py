@@ -274,5 +274,3 @@ def test_programs_reject_runs_of_other_tasks(kept, reservoirs, monkeypatch):
         monkeypatch.setattr("sys.argv", ["evaluate", f"--workdir={workdir}"])
         with pytest.raises(UserError, match=f"is a run of the task {task}, not translation"):
             evaluate.main()
-    with pytest.raises(UserError, match=r"use reservoir\.finetune"):
-        run.validate(classifying(reservoirs))
