@@ -25,8 +25,8 @@ def named_groups(
 ) -> list[Group]:
     """Returns the groups of runs that command-line arguments name.
 
-    Each argument is a group if at least one argument names several runs and no argument mixes configurations. Otherwise
-    the runs of all arguments are grouped by their configurations.
+    Each argument is a group if an argument has a name or names several runs, and no argument mixes configurations.
+    Otherwise the runs of all arguments are grouped by their configurations.
 
     Args:
       arguments: see `load_group`. NAME=GROUP names a group, whose name is otherwise the last part of the path.
@@ -37,7 +37,8 @@ def named_groups(
     """
     named = [_split_name(argument) for argument in arguments]
     loaded = [load_group(argument) for _, argument in named]
-    if len(loaded) > 1 and any(len(runs) > 1 for runs in loaded):
+    several = len(loaded) > 1 and any(len(runs) > 1 for runs in loaded)
+    if several or any(name for name, _ in named):
         grouped = [groups(runs, layers_of=layers_of) for runs in loaded]
         if all(len(parts) == 1 for parts in grouped):
             names = [name or argument.rstrip("/").rpartition("/")[2] for name, argument in named]

@@ -105,6 +105,7 @@ def test_groups_have_the_names_that_arguments_give_them(tmp_path, report, monkey
     monkeypatch.chdir(tmp_path / "b")
     assert [group.name for group in named_groups(["../a", "rate=1_s*"])] == ["a", "rate=1_s*"]
     assert [group.name for group in named_groups(["../a", "wide=rate=1_s*"])] == ["a", "wide"]
+    assert [group.name for group in named_groups(["wide=rate=1_s1"])] == ["wide"]
 
 
 def test_margin_option_makes_groups_equivalent(tmp_path, report):

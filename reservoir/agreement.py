@@ -1,0 +1,157 @@
+"""Compares the gradients of steps that skip the reservoirs with true gradients, along a run."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh
+
+from common.config import check, complete
+from common.report.panels import COLOURS, panels
+from common.storage.folders import shown
+from common.train.checkpoint import snapshots
+from common.train.prefetch import put
+from common.train.restore import load_run, read_config
+from common.train.state import Step
+from common.variables import Params
+from reservoir import model, run
+from reservoir.backskip import BackskipBlock
+from reservoir.skipping import NEVER
+
+
+class Agreement(NamedTuple):
+    """How well the gradients of skipping steps agree with true gradients.
+
+    Attributes:
+      cosine: cosine of the two gradients, mean over batches and draws of the noise. None if an estimate is 0.
+      cosine_of_means: cosine of the two gradients after averaging each over the draws, mean over batches. The more
+        draws, the less variance remains, and the closer is its distance from 1 to the bias. None if an estimate is 0.
+      size: norm of the estimate over the norm of the true gradient, mean over batches and draws.
+    """
+
+    cosine: float | None
+    cosine_of_means: float | None
+    size: float
+
+
+def agreement(true_BRP: np.ndarray, estimate_BRP: np.ndarray) -> Agreement:
+    """Compares the true and the estimated gradients of P parameters for B batches and R draws of the noise."""
+    sizes = np.linalg.norm(estimate_BRP, axis=-1) / np.linalg.norm(true_BRP, axis=-1)
+    of_means = _cosine(true_BRP.mean(1), estimate_BRP.mean(1))
+    return Agreement(_cosine(true_BRP, estimate_BRP), of_means, float(np.mean(sizes)))
+
+
+def _cosine(a: np.ndarray, b: np.ndarray) -> float | None:
+    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    return float(np.mean((a * b).sum(-1) / norms)) if norms.all() else None
+
+
+def below_reservoirs(model: nnx.Module, names: Sequence[str]) -> list[str]:
+    """Returns the parameters in layers below the uppermost reservoir of their stack, without value networks.
+
+    Args:
+      model: a model with backskipping.
+      names: paths of the trained parameters.
+    """
+    uppermost = {
+        "/".join(map(str, path[:-1])): path[-1]
+        for path, part in nnx.iter_modules(model)
+        if isinstance(part, BackskipBlock)
+    }
+    below = [f"{stack}/{i}/" for stack, last in uppermost.items() for i in range(last)]
+    return [n for n in names if n.startswith(tuple(below)) and "baseline" not in n.split("/")]
+
+
+def measure(workdir: Path, mesh: Mesh, batches: int, draws: int) -> Iterator[tuple[int, Agreement]]:
+    """Yields (step, agreement of the gradients) for each snapshot of a run with backskipping.
+
+    Args:
+      batches: number of training batches.
+      draws: number of draws of noise and dropout for each batch. Both gradients of a draw have the same noise.
+
+    Raises:
+      UserError: no step of the run skips reservoirs, or the run has no snapshots or no trained layer below a reservoir.
+    """
+    config = read_config(workdir, "RUNS")
+    with complete(workdir):
+        config.model = model.with_defaults(config.model)
+        estimator = config.model.backskip.estimator
+    check(
+        estimator not in NEVER,
+        f"{shown(workdir)} skips no reservoirs: its model.backskip.estimator is {estimator}",
+    )
+    steps = snapshots(workdir)
+    check(
+        bool(steps),
+        f"{shown(workdir)} has no snapshots; train it with --config.checkpoint.snapshots=N",
+    )
+    config, task = run.prepare(config, mesh)
+    step = Step.of(config, task, mesh)
+    whole = step.abstract_model
+    names = below_reservoirs(whole.build(whole.trainable, whole.frozen), list(whole.trainable))
+    check(bool(names), f"{shown(workdir)} has no trained layer below its reservoirs")
+
+    losses = task.loss, task.skipping_loss
+    gradients = [jax.jit(partial(_gradient, step, loss, names)) for loss in losses]
+    keys = jax.random.split(jax.random.key(config.seed), draws)
+    chosen = [put(batch, mesh) for batch, _ in islice(task.batches(None), batches)]
+    for number in steps:
+        values = load_run(workdir, config, task.build, mesh, task.outside, snapshots=(number,))
+        arrays = values.trainable, values.frozen
+        true_BRP, estimate_BRP = (
+            np.stack([[np.asarray(one(*arrays, x, key)) for key in keys] for x in chosen])
+            for one in gradients
+        )
+        yield number, agreement(true_BRP, estimate_BRP)
+
+
+def _gradient(
+    step: Step,
+    loss: Callable,
+    names: Sequence[str],
+    trainable: Params,
+    frozen: Params,
+    batch: Any,
+    key: jax.Array,
+) -> jax.Array:
+    """Returns the gradient of the parameters `names` as a float32 vector."""
+    _, _, gradients = step.gradients(loss, trainable, frozen, batch, key)
+    return jnp.concatenate([gradients[name].astype(jnp.float32).ravel() for name in names])
+
+
+PANELS = {
+    "cosine": "cosine with the true gradient",
+    "cosine_of_means": "cosine of means over the noise",
+    "size": "size of the true gradient",
+}
+"""Field of `Agreement` -> title of its panel."""
+
+
+def draw(measured: Mapping[str, Sequence[Sequence[tuple[int, Agreement]]]], path: Path) -> None:
+    """Plots the fields of `Agreement` by step.
+
+    Args:
+      measured: name of a group -> for each of its runs, (step, agreement) pairs. Each run is a line.
+    """
+    figure, axes = panels(len(PANELS))
+    for panel, (name, title) in zip(axes, PANELS.items(), strict=True):
+        for number, (group, runs) in enumerate(measured.items()):
+            for index, points in enumerate(runs):
+                values = [(step, getattr(found, name)) for step, found in points]
+                # A field that is None has no point.
+                xs, ys = np.array([v for v in values if v[1] is not None]).reshape(-1, 2).T
+                style = {"color": COLOURS[number % len(COLOURS)], "linewidth": 1.4}
+                panel.plot(xs, ys, label=group if index == 0 else None, **style)
+        panel.set(xlabel="step", title=title)
+        panel.axhline(1, color="#888888", linewidth=0.8, linestyle=":")
+    for panel in axes[:2]:
+        panel.set_ylim(-0.25, 1.05)
+    handles, names = axes[-1].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)
+    figure.savefig(path)
