@@ -98,7 +98,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         check(
             bool(selected),
             f"--settings, --models and --depths exclude every run of {target}, which has"
-            f" {', '.join(settings)} and {', '.join(models)}",
+            f" the settings {', '.join(settings)} and the rows {', '.join(models)}",
         )
         return selected
 
