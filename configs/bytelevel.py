@@ -8,8 +8,8 @@ from configs import language, reservoirs, training
 def enwik8(reservoir: str) -> ConfigDict:
     """Returns the configuration of a byte language model of enwik8: 48 layers (the paper: 12 to 64) with 8 reservoirs.
 
-    The paper cites a recipe (Bachlechner et al.) but prints no hyperparameters. Ours: pre-norm layers, sequences of 512
-    bytes, Adam with a warm-up and a cosine schedule.
+    The paper cites a recipe (Bachlechner et al.) but prints no hyperparameters. Our recipe: pre-norm layers, sequences
+    of 512 bytes, Adam with a warm-up and a cosine schedule.
     """
     config = language.base("reservoir", "enwik8")
     config.task = "language_modelling"

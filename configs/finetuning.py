@@ -18,8 +18,8 @@ def _base() -> ConfigDict:
             "pretrained_step": 0,
             "reservoirs": "keep",
             "freeze_now": 4,
-            # Rank of LoRA adapters in the encoder's linear layers, which are scaled by alpha / rank. Alpha 0 means
-            # alpha = rank. Rank 0 trains the encoder itself; any other rank freezes the encoder.
+            # Rank of the LoRA adapters of the encoder's linear layers; rank 0 means no adapters. Adapters are scaled by
+            # alpha / rank, where alpha 0 means alpha = rank. With adapters, the encoder itself is frozen.
             "lora": {"rank": 0, "alpha": 0.0},
             "data": {"tfds_dir": "", "buckets": (16, 32, 64, 128, 256), "batch": 32},
             # The pretraining run provides all other fields of `model`.

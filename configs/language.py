@@ -70,7 +70,7 @@ def base(paper: str, corpus: str) -> ConfigDict:
             "beta2": 0.999,
         }
     )
-    # Evaluation scores the second half of a window; the first half is context.
+    # Evaluation scores the second half of a window; the first half is only context.
     config.eval.update({"patience": 0, "stride": LENGTH // 2, "batch": 16, "tokens": 0})
     config.eval.update({"sample": 0, "prompt": "The "})
     # Name "MODULE:FUNCTION" of a function that computes the initial output layer from features and next tokens, such as
@@ -207,7 +207,7 @@ def choose(kind: str, corpus: str, argument: str) -> ConfigDict:
     """Returns the configuration for an argument such as "code", "tiny" or "code,tiny". "" means "paper".
 
     Raises:
-      ValueError: the argument is unknown, or names two recipes or two sizes.
+      ValueError: the argument has an unknown word, two recipes or two sizes.
     """
     words = [word for word in argument.split(",") if word]
     unknown = [word for word in words if word not in (*RECIPES, *SIZES)]
@@ -215,8 +215,8 @@ def choose(kind: str, corpus: str, argument: str) -> ConfigDict:
     sizes = [word for word in words if word in SIZES]
     if unknown or len(recipes) > 1 or len(sizes) > 1:
         raise ValueError(
-            f"unknown argument {argument!r}: use one of {', '.join(RECIPES)} and one of {', '.join(SIZES)},"
-            " such as code,tiny"
+            f"invalid argument {argument!r}: use at most one of {', '.join(RECIPES)} and at most one of"
+            f" {', '.join(SIZES)}, such as code,tiny"
         )
     make = {"paper": paper, "code": code, "fixed": fixed}[recipes[0] if recipes else "paper"]
     config = make(kind, corpus)

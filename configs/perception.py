@@ -14,8 +14,8 @@ these mistakes.
 Hardware: one accelerator for full training of up to 1.1 billion parameters, several for more; we have not run these
 sizes. `:laptop` (or `:paper,laptop`) is arctic_xs on two CPU cores, 128 tokens per text, 2,000 steps.
 Data: --config.dataset from TFDS (imdb_reviews, snli, glue/sst2) or Hugging Face (needs the package datasets), or your
-own {train,validation,test}.jsonl (or .csv, or .gz) with --config.data.source=files:DIR. The fields of each row are
-"text" and "label", or the names in --config.data.fields and --config.data.label.
+own {train,validation,test}.jsonl (or .csv, or .gz) with --config.data.source=files:DIR. Each row has the fields "text"
+and "label", or the fields that --config.data.fields and --config.data.label name.
 `--config=configs/perception.py:tiny` classifies paragraphs of embedded text: a minute on two CPU cores.
 """
 
@@ -42,7 +42,7 @@ def _base() -> ConfigDict:
             "reinitialize": "",
             "pool": "masked",
             "quantize": "none",
-            # The value "" of a field of `data` stands for the data set's value in perception/datasets.py.
+            # In fields of `data`, "" means the data set's value in perception/datasets.py.
             "data": {
                 "source": "",
                 "splits": {"train": "", "valid": "", "test": ""},
@@ -131,8 +131,8 @@ def get_config(argument: str = "") -> ConfigDict:
     sizes = [word for word in words if word in SIZES]
     if unknown or len(sizes) > 1 or len(words) - len(sizes) > 1:
         raise ValueError(
-            f"unknown argument {argument!r}: use one of {', '.join(RECIPES)} and one of {', '.join(SIZES)},"
-            " such as paper,tiny"
+            f"invalid argument {argument!r}: use at most one of {', '.join(RECIPES)} and at most one of"
+            f" {', '.join(SIZES)}, such as paper,tiny"
         )
     config = _paper(_base()) if "paper" in words else _base()
     return {"laptop": _laptop, "tiny": _tiny}[sizes[0]](config) if sizes else config

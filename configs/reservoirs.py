@@ -4,7 +4,7 @@ from reservoir.kinds import default_options
 
 
 def fields() -> dict:
-    """Returns the reservoir fields, with values for no reservoirs. reservoir/backskip.py explains `backskip`."""
+    """Returns the default fields: a model without reservoirs. reservoir/backskip.py explains `backskip`."""
     return {
         # Kind of reservoir: a key of `reservoir.kinds.RESERVOIRS`, "none", or "my_package.kinds:my_kind".
         "reservoir": "none",

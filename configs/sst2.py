@@ -6,8 +6,8 @@ Reproduces: Figure 2, left. Reservoirs stay frozen; `--config.reservoirs=tune` t
 control starts from a model without reservoirs: `--config.reservoirs=freeze_now --config.freeze_now=4`.
 Hardware: one accelerator; we have not run this size. `--config=configs/sst2.py:laptop` is for two CPU cores.
 Data: `tfds:glue/sst2`, or files {train,validation}.jsonl (or .csv, or .gz) with the fields text (or sentence) and
-label, by --config.data.source=files:DIR. `--config.data.splits.test=test` reads a test split
-that has labels.
+label, with --config.data.source=files:DIR. The test split is `validation`, because GLUE hides the labels of `test`.
+If your files have a labelled test split: --config.data.splits.test=test.
 `--config=configs/sst2.py:tiny` classifies paragraphs of embedded text: a minute on two CPU cores.
 """
 

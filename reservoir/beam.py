@@ -1,6 +1,6 @@
-"""Beam search with a decoding cache, compiled as one program. A beam of one is greedy search.
+"""Beam search with a decoding cache, compiled as one program. With one hypothesis, beam search is greedy search.
 
-Suffixes: B sentences, A hypotheses per sentence, X = B * A rows, V vocabulary.
+Shape letters of this module: B sentences, A hypotheses per sentence, X = B * A rows, V vocabulary.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ StepFunction = Callable[[jax.Array, Any, jax.Array], tuple[jax.Array, Any]]
 
 @dataclass(frozen=True)
 class Search:
-    """Options of beam search, which fairseq calls beam, lenpen, max_len_a and max_len_b.
+    """Options of beam search. fairseq calls them beam, lenpen, max_len_a and max_len_b.
 
     A hypothesis of n tokens, including the end of sentence, has the score log p / n^length_penalty. A translation has
     at most `ratio` * (source tokens) + `extra` tokens.
@@ -81,7 +81,8 @@ def beam_search(
     stops at A finished hypotheses. Positions after the end of a translation hold `eos`.
 
     Args:
-      cache: decoding cache for X rows. Leaves with X rows are reordered with the hypotheses; other leaves are shared.
+      cache: decoding cache for X rows. Leaves with X rows are reordered with the hypotheses. All hypotheses share
+        other leaves.
       limits_B: maximum length of each translation in tokens, at most `longest`.
       longest: number of positions of the returned translations.
       never: tokens that are never generated (padding, begin of sentence).

@@ -1,4 +1,5 @@
-"""Dynamic convolution (Wu et al., 2019): a depthwise convolution whose kernel depends on the position's input."""
+"""Dynamic convolution (Wu et al., 2019): a depthwise convolution whose kernel at a position is computed from
+the input at this position."""
 
 from typing import Any
 

@@ -42,7 +42,7 @@ def show(suite: ExperimentSuite, target: str) -> None:
     print(text(columns, rows))
     print(f"the missing runs take {total:.3g} hours of matrix products at this machine's FLOP/s;")
     print(
-        "attention, elementwise operations and evaluation come on top: expect two or three times as many hours"
+        "attention, elementwise operations and evaluation are not included: expect two or three times as many hours"
     )
 
 
@@ -67,7 +67,8 @@ def planned(
 
 
 def abstract(config: ConfigDict) -> AbstractModel:
-    """Returns the abstract model of a run, with the configured vocabulary size. A classifier has two classes."""
+    """Returns the abstract model of a run, with the configured vocabulary size. Classifiers are assumed to have two
+    classes."""
     if config.task == "classification":
         return variables.abstract(
             lambda: encoder.classifier(
@@ -90,8 +91,8 @@ def flops(config: ConfigDict, abstract_model: AbstractModel) -> float:
     """Returns the FLOPs of the matrix products of a training step.
 
     For each token, a weight costs 2 FLOPs in the forward pass, 2 for the gradient of the layer's input and, if trained,
-    2 for the gradient of the weight. An embedding table counts only where it is the output layer. The length of a
-    fine-tuning example is taken to be the shortest bucket.
+    2 for the gradient of the weight. An embedding table counts only if it is the output layer, and then only for tokens
+    that are predicted. Fine-tuning examples count with the length of the shortest bucket.
     """
     data, model = config.data, config.model
     length = model.get("length", model.get("max_length"))

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TASKS = {"sst2": finetuning.sst2, "mnli": finetuning.mnli}
 
 MODES = {PLAIN: ("keep", "freeze_now"), T: ("keep", "tune"), FFN: ("keep", "tune")}
-"""Model -> values of `config.reservoirs` in Figure 2. The paper's name of "freeze_now" is "frozen finetuned"."""
+"""Model -> values of `config.reservoirs` in Figures 2 and 11. The paper calls "freeze_now" "frozen finetuned"."""
 
 SUFFIXES = {"keep": "", "freeze_now": ", frozen in fine-tuning", "tune": ", reservoirs tuned"}
 """Value of `config.reservoirs` -> suffix of the model's name in tables and claims."""
@@ -82,7 +82,7 @@ class Downstream(NamedTuple):
     group: Group
 
     def hours(self) -> list[float]:
-        """Returns the pretraining hours of each seed, up to the snapshot that fine-tuning starts from."""
+        """Returns the pretraining hours of each seed: up to the snapshot or, without a snapshot, of the whole run."""
         runs = self.pretraining.runs
         if not self.tuning.step:
             return [run.summary["train_seconds"] / 3600 for run in runs]
@@ -96,7 +96,8 @@ class Downstream(NamedTuple):
     def perplexity(self) -> list[float]:
         """Returns the validation perplexity of each seed's pretraining checkpoint, from which fine-tuning starts.
 
-        If fine-tuning starts from a snapshot, returns the perplexity at the last evaluation up to the snapshot's step.
+        For a snapshot, returns the perplexity at the last evaluation up to the snapshot's step or, without such an
+        evaluation, the best perplexity.
         """
         before = self.tuning.step
         return [
@@ -232,7 +233,7 @@ def configuration(suite: "ExperimentSuite", tuning: Tuning, seed: int) -> Config
 
 
 def _fine_tuned(suite: "ExperimentSuite", target: str) -> Mapping[str, list[Downstream]]:
-    """Trains missing runs. Returns task -> results of its experiments. --sweep varies fine-tuning only."""
+    """Trains missing runs. Returns task -> results of the task's experiments. --sweep varies fine-tuning only."""
     cases = tunings(suite, target)
     (groups,) = replace(suite, sweep={}).groups(target).values()
     runs = suite.runs({tuning.stem: partial(configuration, suite, tuning) for tuning in cases})
@@ -289,7 +290,10 @@ def table4(suite: "ExperimentSuite") -> None:
         " (python -m reservoir.make_probes writes three tasks)",
     )
     names = [name for name in TABLE_4 if any(path.exists() for path in _paths(folder, name))]
-    check(bool(names), f"{folder} has none of the tasks of Table 4, such as {TABLE_4[0]}.txt")
+    check(
+        bool(names),
+        f"--data=probing={folder} has none of the tasks of Table 4, such as {TABLE_4[0]}.txt",
+    )
     tasks = [load_task(folder, name) for name in names]
     paper, rows = printed("reservoir", "table4"), []
     (groups,) = suite.groups("table4").values()

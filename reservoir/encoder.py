@@ -22,7 +22,7 @@ INIT_STD = 0.02
 
 FINE_TUNING_MODES = ("keep", "tune", "freeze_now")
 """Values of `config.reservoirs` in fine-tuning. "keep": reservoirs stay frozen. "tune": reservoirs are trained.
-"freeze_now", the paper's control: fine-tuning freezes layers of a pretraining run that has no reservoirs."""
+"freeze_now", the paper's control: fine-tuning freezes layers that pretraining trained."""
 
 
 class MaskedHead(nnx.Module):
@@ -55,7 +55,7 @@ class ClassificationHead(nnx.Module):
 def initialize_as_bert(
     module: MaskedLanguageModel | Classifier, model: ConfigDict, rngs: nnx.Rngs
 ) -> None:
-    """Draws trained matrices and embedding tables with standard deviation 0.02 around 0.
+    """Draws trained matrices and embedding tables from a normal distribution with standard deviation 0.02.
 
     Reservoirs keep their values, even if they are trained. If `model.init` is not "recipe", all layers of the stack
     keep their values. Biases and the scales of norms also keep their values, 0 and 1.

@@ -37,7 +37,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
       depths: number of layers -> number of reservoirs, or None for the number of `targets.SETTINGS`. Empty for the
         depths of the scale.
       models: keys of `targets.MODELS` to run; empty for all rows of the table or figure.
-      data_paths: setting or fine-tuning task -> folder of its data.
+      data_paths: setting, fine-tuning task or "probing" -> folder of its data.
       finetune: overrides "a.b=VALUE" of fine-tuning. The inherited attribute `fields` overrides pretraining.
     """
 
@@ -68,7 +68,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
         config = self.override(config, seed=seed)
         if config.task == "masked_lm":
             overrides = [f for f in self.fields if f.startswith("--config.checkpoint.snapshots=")]
-            check(not overrides, f"{''.join(overrides)}: Figure 6 sets this field; leave it out")
+            check(
+                not overrides,
+                f"{''.join(overrides)}: reservoir.reproduce sets this field for Figure 6; leave it out",
+            )
             config.checkpoint.snapshots = snapshot_steps(config)[0]
         return config
 
@@ -95,7 +98,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         check(
             bool(selected),
             f"--settings, --models and --depths exclude every run of {target}, which has"
-            f" {', '.join(settings)} and {', '.join(models)}",
+            f" the settings {', '.join(settings)} and the rows {', '.join(models)}",
         )
         return selected
 
@@ -104,12 +107,14 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return list(self.depths or SETTINGS[setting].depths[self.scale])
 
     def curve_depth(self, setting: str) -> int:
-        """Returns the depth whose curves the paper shows. If --depths excludes it, returns the greatest depth."""
+        """Returns the depth whose curves the paper shows or, if the suite lacks this depth, the greatest depth."""
         depths, curve_depth = self.setting_depths(setting), SETTINGS[setting].curve_depth
         return curve_depth if curve_depth in depths else max(depths)
 
     def case(self, setting: str, model: str, layers: int) -> Case | None:
-        """Returns the case of a model at a depth. Returns None if --depths=LAYERS:0 excludes models with reservoirs.
+        """Returns the case of a model at a depth. Returns None if --depths=LAYERS:0 excludes the model.
+
+        With 0 reservoirs, only the plain transformer is left.
 
         Raises:
           UserError: the reservoirs do not fit into the layers, or leave no trained layer.
@@ -175,7 +180,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def claimed_case(
         self, text: str, setting: str, model: str, layers: int | None
     ) -> tuple[Case | None, str]:
-        """Returns the case that a claim compares, and the reason why the case cannot run ("" if it can).
+        """Returns the case that a claim compares, and why the case cannot run: a reason or a missing option, or "".
 
         The case is None if --settings, --models or --depths excludes it. `text` is the experiment as written in the
         claim, for error messages.

@@ -24,7 +24,7 @@ from reservoir.tasks.masked_lm import vocabulary
 
 
 def validate(config: ConfigDict) -> None:
-    """Checks the configuration without reading the pretraining run and the data.
+    """Checks the configuration without reading the pretraining run or the data.
 
     Raises:
       UserError: a field is missing or out of range.
@@ -71,12 +71,12 @@ def complete_model(config: ConfigDict, pretrained: Pretrained) -> ConfigDict:
     plain = model.reservoir == "none" or model.reservoir_trained
     check(
         mode != "tune" or not plain,
-        f"{option}: {pretrained.workdir} has no reservoirs to tune; use --config.reservoirs=keep",
+        f"{option}: {pretrained.workdir} has no frozen reservoirs to tune; use --config.reservoirs=keep",
     )
     if mode == "freeze_now":
         check(
             plain,
-            f"{option} needs a run without reservoirs; {pretrained.workdir} has"
+            f"{option} needs a run without frozen reservoirs; {pretrained.workdir} has"
             f" --config.model.reservoir={model.reservoir}",
         )
         try:
@@ -101,7 +101,7 @@ def inherit(config: ConfigDict, model: ConfigDict) -> ConfigDict:
 
 
 def make_lora(config: ConfigDict) -> Lora | None:
-    """Returns the adapters of `config.lora`, or None without adapters. Older configurations lack the field `lora`."""
+    """Returns the adapters, or None if `config.lora.rank` is 0. Older configurations lack the field `lora`."""
     lora = config.get("lora")
     return Lora(lora.rank, lora.alpha or lora.rank, rate=0.0) if lora and lora.rank else None
 

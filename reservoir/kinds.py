@@ -41,7 +41,7 @@ class Kind:
       label: name in tables and figures.
       options: name -> additional field of `config.model` for this kind.
       check: raises a UserError if the fields of `config.model` do not fit this kind.
-      bidirectional_only: whether the layer always reads later positions, which excludes it from decoders.
+      bidirectional_only: whether the layer always reads later positions, which excludes the kind from causal stacks.
       fixed_length: whether the layer has parameters for each position, so `model.max_length` limits the text length.
     """
 
@@ -172,7 +172,7 @@ def default_options() -> dict[str, Any]:
 
 
 def check_options(model: ConfigDict, kind: Kind) -> None:
-    """Adds missing options of `kind` to the configuration, with their defaults. Checks the minima of all its options.
+    """Adds missing options of `kind` to the configuration, with their defaults. Checks the minimum of each option.
 
     Raises:
       UserError: an option is below its minimum.

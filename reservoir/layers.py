@@ -8,10 +8,10 @@ from reservoir.kinds import label
 
 
 def layers_of(config: Mapping[str, Any]) -> Layers | None:
-    """Returns kind and number of layers of the encoder, or of a language model's only stack.
+    """Returns the kind, the number of layers and the number of frozen layers of an encoder or language model.
 
-    The kind is a name from the paper: of the reservoirs ("T", "FFN"), or of a model without reservoirs. As in Tables 1
-    and 3, backskipping and LayerDrop are separate kinds. Returns None if the configuration has no number of layers.
+    The kind is the paper's name of the reservoirs ("T", "FFN") or, without reservoirs, of the model. As in Tables 1 and
+    3, backskipping and LayerDrop are separate kinds. Returns None if the configuration has no number of layers.
     """
     model = config.get("model", {})
     total = model.get("encoder_layers", model.get("layers"))

@@ -1,6 +1,6 @@
 """BERT's random masking (Devlin et al., 2019).
 
-Suffix of this module: M masked positions of a row, padded to a fixed number.
+Shape letter of this module: M masked positions of a row, padded to a fixed number.
 """
 
 from typing import NamedTuple
@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from common.data.special_ids import UNK
 
 REPLACED, CHANGED = 0.8, 0.1
-"""Fractions of masked tokens that become the mask token and a random token. The other masked tokens do not change."""
+"""Fractions of masked tokens that become the mask token (0.8) or a random token (0.1). The rest do not change."""
 
 FIRST = UNK + 1
-"""Smallest id of a text token. Smaller ids (padding, end of document, unknown) are never masked."""
+"""Smallest id of a text token. Smaller ids (padding, begin, end, unknown) are never masked."""
 
 
 class Masked(NamedTuple):

@@ -45,12 +45,12 @@ RESERVOIR_INITS = {"orthogonal": "orthogonal", "xavier": "xavier", "normal": "fa
 """Value of `model.reservoir_init` -> distribution of reservoir matrices, a name of `common.freezing.draw`."""
 
 INITS = {"recipe": None, "orthogonal": ("orthogonal", 1.0), "normal": ("fan_in", 1.0)}
-"""Value of `model.init` -> initializer of trained layers. "recipe" keeps the initialization of the paper's recipe
-(Xavier for translation, N(0, 0.02) for RoBERTa). Other values initialise trained layers like reservoirs with gain 1."""
+"""Value of `model.init` -> initializer of trained layers. "recipe" keeps the recipe's initialization (Xavier, for
+RoBERTa normal with standard deviation 0.02). Other values initialise trained layers like reservoirs with gain 1."""
 
 
 def with_defaults(model: ConfigDict) -> ConfigDict:
-    """Returns a copy of `config.model`, with defaults for fields that older runs lack."""
+    """Returns a copy of `config.model`, with defaults for fields that older runs lack. Renames the reward "norm"."""
     filled = ConfigDict({**fields(), **model.to_dict()})
     if filled.backskip.reward == "norm":
         filled.backskip.reward = "own_rms"
@@ -111,7 +111,7 @@ def reservoir_block(model: ConfigDict, stack: str, *, rngs: nnx.Rngs) -> Block:
 
 
 def encoder_stack(model: ConfigDict, *, rngs: nnx.Rngs) -> Stack:
-    """Returns the encoder. `model.layerdrop`, the paper's baseline, drops layers at random in training."""
+    """Returns the encoder. In training, each layer is dropped with probability `model.layerdrop` (LayerDrop)."""
     layers = blocks(model, "encoder", rngs=rngs)
     return transformer.stack(model, layers, rngs=rngs, skip_rate=model.layerdrop)
 

@@ -1,4 +1,4 @@
-"""Reads parallel text (embedded, from files or from TFDS) and builds its tokenizers."""
+"""Reads parallel text (embedded, or from files, TFDS or a user's function) and builds its tokenizers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,7 +72,10 @@ def load_parallel(data: "ConfigDict", split: str) -> ParallelText:
         pairs = zip(text.source, text.target, strict=True)
         kept = [(source, target) for source, target in pairs if source.strip() and target.strip()]
         text = ParallelText([source for source, _ in kept], [target for _, target in kept])
-    check(len(text) > 0, f"{data.source} has no {languages[0]}-{languages[1]} text in split {name}")
+    check(
+        len(text) > 0,
+        f"--config.data.source={data.source} has no {languages[0]}-{languages[1]} text in split {name}",
+    )
     return text
 
 
@@ -86,7 +89,8 @@ def _load_embedded(name: str, split: str, languages: tuple[str, str]) -> Paralle
     generated = tuple(name.split("_")[-2:])
     check(
         languages == generated,
-        f"embedded:{name} translates {'-'.join(generated)}, not {'-'.join(languages)}",
+        f"--config.data.source=embedded:{name} translates {'-'.join(generated)}, not {'-'.join(languages)}; set"
+        " --config.data.source_language and --config.data.target_language",
     )
     return ParallelText(*EMBEDDED[name](split))
 

@@ -20,7 +20,7 @@ from reservoir.tasks.masked_lm import TOKENIZER, vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained:
-    """A finished pretraining run. `load` reads the parameters of the run."""
+    """A pretraining run. `load` reads the parameters of the run."""
 
     workdir: Path
     config: ConfigDict

@@ -276,7 +276,7 @@ PAIRS_OF_FIELDS = [
     ),
     (
         ("model.positions=learned", "model.max_length=64", "decode.extra=100"),
-        "a sentence needs 100 positions, the model has --config.model.max_length=64",
+        "needs up to 100 positions, but the model has --config.model.max_length=64; shorten the text",
     ),
     (
         ("data.source=embedded:numbers_de_en", "data.target_language=fr"),

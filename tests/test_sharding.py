@@ -181,7 +181,7 @@ def _gradients(config, name: str, accumulate: int = 1) -> tuple:
             abstract_model.trainable.values(), trainable.values(), strict=True
         ):
             spec = sharding.spec(variable.get_metadata("axes"), value.shape, mesh)
-            assert value.sharding.spec == spec, "parameters are born sharded"
+            assert value.sharding.spec == spec, "parameters are sharded at initialization"
         frozen, _ = draw_on_mesh(abstract_model, config.seed, mesh)
         batch = jax.device_put(_batch(), sharding.batch_sharding(mesh))
         gradients = jax.jit(partial(step.gradients, task.loss_at(1)))

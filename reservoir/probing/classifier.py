@@ -4,7 +4,7 @@ The classifier has one hidden layer of sigmoid units. Training: Adam, batches of
 Validation accuracy selects the hidden size, the dropout rate before the sigmoid, and the L2 penalty. One compiled
 program trains the classifiers of all layers and all grid points with the same hidden size, as two batch dimensions.
 
-Suffixes in this module: J grid points with the same hidden size, U updates of `fit`.
+Shape letters of this module: J grid points with the same hidden size, U updates of `fit`.
 """
 
 import itertools

@@ -49,7 +49,7 @@ class ProbingTask:
     classes: Mapping[str, np.ndarray]
 
     def majority(self) -> float:
-        """Returns the test accuracy if the most frequent training class is always predicted."""
+        """Returns the test accuracy of always predicting the most frequent training class."""
         (answer, _), *_ = Counter(self.classes["train"].tolist()).most_common(1)
         return float(np.mean(self.classes["test"] == answer))
 

@@ -1,6 +1,6 @@
 """Computes sentence vectors in every layer of a trained run: the first token's state, or the mean over tokens.
 
-Suffixes: P layers, including the embedding layer as layer 0; E sentences.
+Shape letters of this module: P layers, including the embedding layer as layer 0; E sentences.
 """
 
 import re

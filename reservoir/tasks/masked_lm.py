@@ -1,6 +1,6 @@
 """Masked language modelling on packed rows of text, with dynamic masking.
 
-Suffix of this module: M masked positions of a row.
+Shape letter of this module: M masked positions of a row.
 """
 
 import os
@@ -84,11 +84,10 @@ class MaskedLm(Backskipping, Task):
     """Masked language modelling, validated by the perplexity of masked tokens.
 
     Args:
-      read_data: False makes a task without texts, which can only compile its training step. The vocabulary size is then
-        `data.vocab_size`.
+      read_data: False makes a task without texts, for `launch.plan`. The vocabulary size is then `data.vocab_size`.
 
     Raises:
-      UserError: the configuration or the data are invalid.
+      UserError: the configuration or the data is invalid.
     """
 
     objective, mode = "perplexity", "min"

@@ -85,7 +85,7 @@ def validate(config: ConfigDict) -> None:
 def limited(config: ConfigDict) -> bool:
     """Returns whether `model.max_length` limits the length of sentences.
 
-    Returns true if the model has learned position embeddings, or reservoirs with parameters for each position.
+    Learned position embeddings limit the length, as do reservoirs with parameters for each position.
     """
     return config.model.positions == "learned" or kinds.fixed_length(config)
 
@@ -186,7 +186,8 @@ class Translator:
         model = self.config.model
         check(
             not limited(self.config) or longest <= model.max_length,
-            f"a sentence needs {longest} positions, the model has --config.model.max_length={model.max_length}",
+            f"a sentence or its translation needs up to {longest} positions, but the model has"
+            f" --config.model.max_length={model.max_length}; shorten the text, or train with a larger max_length",
         )
 
     def translate_corpus(self, values: ModelState, source: TokenizedCorpus) -> list[str]:
@@ -232,8 +233,8 @@ class Translation(Backskipping, Task):
     """Translation with a label-smoothed cross-entropy loss, validated by BLEU.
 
     Args:
-      read_data: False makes a task without texts, which can only compile its training step. The vocabularies then have
-        the maximum size, `data.vocab_size`.
+      read_data: False makes a task without texts, for `launch.plan`. The vocabularies then have the maximum size,
+        `data.vocab_size`.
 
     Raises:
       UserError: the configuration or the data is invalid.

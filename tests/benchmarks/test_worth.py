@@ -34,7 +34,7 @@ def test_lines_of_code_leave_out_blank_lines_comments_and_docstrings() -> None:
     assert worth.lines_of_code(script) == 4
 
 
-def test_both_programs_train_alike() -> None:
+def test_both_programs_get_the_same_settings() -> None:
     ours, peer = " ".join(worth.our_command(OPTIONS, 1)), worth.peer_command(OPTIONS, 1)
     for of_ours, of_peer in {
         "train.steps=600": "max_steps=600",

@@ -61,7 +61,7 @@ def test_labelled_texts_may_lack_a_split_that_is_cut_from_training():
     assert fields == {"text": "zwei Häuser", "label": 1}
 
 
-def test_a_finished_run_is_repeated_after_a_change_of_the_module():
+def test_data_change_when_the_file_of_the_module_changes():
     config = ConfigDict({"data": {"source": f"import:{__name__}:texts"}})
     file = Path(__file__).stat()
     assert changed(config) == max(file.st_mtime, file.st_ctime)
@@ -77,7 +77,7 @@ def test_a_finished_run_is_repeated_after_a_change_of_the_module():
         ("rows", "train", "example 0 of split 'train' is a dict instead of a text"),
     ],
 )
-def test_a_fault_of_the_function_is_one_line(function, split, line):
+def test_invalid_functions_raise_one_line_errors(function, split, line):
     with pytest.raises(UserError, match=line) as caught:
         own_examples(data(function).source, split, str, "a text")
     assert "\n" not in str(caught.value)

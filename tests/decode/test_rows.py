@@ -1,4 +1,4 @@
-"""Decoding on a mesh: the tokens of one device, and no communication in the loop over tokens."""
+"""Decoding on a mesh: the same tokens as on one device, and no communication in the loop over tokens."""
 
 import json
 import sys
@@ -43,7 +43,7 @@ def collectives(decoding: Decoding, state: ModelState) -> Collectives:
         text = decoding.program.lower(*weights, *inputs).compile().as_text()
     parts = parse(text).computations.values()
     assert any(x.operation == "while" for part in parts for x in part.instructions.values())
-    # A collective in the loop over tokens would count a thousand times, or as often as the loop iterates.
+    # A collective in the loop over tokens counts once per iteration, or a thousand times if the count is unknown.
     return read_collectives(text, 8, unknown_trips=1000)
 
 
@@ -64,19 +64,19 @@ def texts() -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", SLOW_MESHES)
-def test_beam_search_gives_the_tokens_of_one_device(name: str, translations) -> None:
+def test_beam_search_on_a_mesh_equals_one_device(name: str, translations) -> None:
     """The 13 sentences do not fill the rows of 8 devices."""
     assert programs.translate(programs.translation_config(), mesh_of(name)) == translations
 
 
 @pytest.mark.parametrize("name", SLOW_MESHES)
-def test_sampling_gives_the_tokens_of_one_device(name: str, texts) -> None:
+def test_sampling_on_a_mesh_equals_one_device(name: str, texts) -> None:
     """Three prompts leave five of 8 devices without a prompt."""
     assert programs.write(programs.language_config("gmlp_attn"), mesh_of(name)) == texts
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_tokens_of_one_device(translations, texts) -> None:
+def test_decoding_in_two_processes_equals_one_device(translations, texts) -> None:
     for process in start_several([sys.executable, "-m", "tests.decode.programs"], 2, 4):
         assert json.loads(finish(process).splitlines()[-1]) == [translations, texts]
 

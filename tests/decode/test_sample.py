@@ -54,7 +54,7 @@ def test_tokens_depend_on_the_number_of_the_row():
         np.testing.assert_array_equal(found, whole[some])
 
 
-def test_tokens_are_those_of_jax():
+def test_tokens_equal_jax_random_categorical():
     logits, key = jax.random.normal(jax.random.key(1), (6, 50)), jax.random.key(3)
     expected = jax.random.categorical(key, logits / 0.7)
     np.testing.assert_array_equal(draw(logits, Sampling(0.7), key), expected)

@@ -82,7 +82,7 @@ def test_fig2_writes_table_scan_and_figure(tmp_path):
         explicit, scaled = (rows[layers, start] for start in untrained)
         assert scaled["test cross-entropy"] != explicit["test cross-entropy"]
         assert "±" in rows[layers, "warm"]["test accuracy %"]
-    # A positive factor keeps the ranking of the outputs of a single layer.
+    # A positive factor does not change the ranking of the outputs of a single layer.
     assert len({rows["1", start]["test accuracy %"] for start in untrained}) == 1
     assert (tmp_path / "fig2.png").stat().st_size > 10_000
     with (tmp_path / "fig2_scan.csv").open() as file:

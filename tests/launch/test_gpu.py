@@ -157,7 +157,7 @@ def test_job_with_lost_process_is_requeued(cluster, codes, words):
     result = cluster.run("bash", job, CODES=codes, **JOB)
     assert result.returncode == max(map(int, codes.split()))
     assert words in result.stdout
-    assert "Exited with exit code" in result.stderr, "srun's words stay in the job's log"
+    assert "Exited with exit code" in result.stderr, "the job's log keeps the message of srun"
     requeued = ["requeue", "70000"] in cluster.calls("scontrol")
     assert requeued == ("75" in codes)
 
@@ -213,7 +213,7 @@ def test_job_runs_the_code_of_its_commit(cluster):
     code = job.parent / "code"
     assert (code / "requirements.txt").read_text() == "jax\n"
     assert (code / "runs").resolve() == cluster.root / "runs"
-    assert (code / "runs").is_dir(), "though nothing was run in the checkout before"
+    assert (code / "runs").is_dir(), "the folder is created before the first run"
     assert f"--chdir={code}" in cluster.calls("sbatch")[0]
     assert cluster.run("bash", job, **JOB).returncode == 0
     assert str(code / "launch/place.sh") in cluster.calls("srun")[0]

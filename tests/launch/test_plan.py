@@ -243,7 +243,7 @@ def test_slice_devices_have_known_peak(name: str, count: int) -> None:
 
 @needs_libtpu
 @pytest.mark.parametrize("name", ["2xv5e:2x4", "3xv5e:4x4", "2xv5p:2x2x2", "2xv4:2x2x2"])
-def test_slices_have_numbers_and_hosts_of_their_own(name: str) -> None:
+def test_each_slice_has_its_own_index_and_hosts(name: str) -> None:
     several, (count, _, one) = find(name), name.partition("x")
     assert several.slices == int(count)
     assert len(several.devices) == several.slices * len(find(one).devices)

@@ -233,7 +233,7 @@ def test_resume_after_preemption_recreates_vm(cloud, queued):
     assert [*removal, "--quiet"] in calls
     assert calls.index([*removal, "--quiet"]) < [call[3] for call in calls].index("create")
     assert given(finished(cloud)[0]) == before, (
-        "the same commit and arguments, from a host without a log"
+        "the same commit and arguments, read from a host without a log"
     )
 
 
@@ -252,7 +252,7 @@ def test_failing_step_is_named_and_last(cloud, part, name):
     result = tpu(cloud, "run", *TYPE, "pod", "c.py", "--workdir=/w", FAIL=part)
     assert result.returncode == 1
     assert f'error: step "{name}" failed' in result.stderr
-    assert "no active account" in result.stderr, "gcloud's own words are shown"
+    assert "no active account" in result.stderr, "the message of gcloud is shown"
     last = -2 if name == "start" else -1  # after a failed start, the started processes are stopped
     assert part in " ".join(cloud.calls("gcloud")[last])
 
@@ -339,7 +339,7 @@ def test_name_is_reusable_after_delete(cloud):
     assert result.returncode == 0 and "pod does not exist" in result.stderr
     assert tpu(cloud, "run", "--type", "v6e-8", *end).returncode == 0
     assert tpu(cloud, "delete", "pod").returncode == 0
-    assert tpu(cloud, "resume", "pod").returncode == 0, "what was deleted can be had again"
+    assert tpu(cloud, "resume", "pod").returncode == 0, "`resume` recreates a deleted VM"
     assert tpu(cloud, "run", *here, *end).returncode == 2
 
 

@@ -21,7 +21,7 @@ def predictions(seed: int = 0) -> LabelSets:
     return LabelSets.of_logits("examples", labels_MN, logits_MN, THRESHOLDS, NAMES)
 
 
-def test_metrics_of_sets_are_those_of_sklearn() -> None:
+def test_metrics_of_sets_match_scikit_learn() -> None:
     found = predictions()
     truth, guessed = found.labels_MN, found.guesses_MN
     wanted = {
@@ -37,7 +37,7 @@ def test_metrics_of_sets_are_those_of_sklearn() -> None:
     assert not truth[:, 3].any() and not guessed[:, 3].any()
 
 
-def test_classes_are_predicted_from_their_thresholds_on() -> None:
+def test_class_is_predicted_at_or_above_its_threshold() -> None:
     found = predictions()
     np.testing.assert_array_equal(
         found.guesses_MN, found.probabilities_MN.astype(float) >= np.array(THRESHOLDS)

@@ -20,7 +20,9 @@ def test_dropout_rate_and_scale(rate: float, width: int):
     np.testing.assert_array_equal(y[kept], np.float32(256 / (256 - dropped)))
     p = dropped / 256
     deviation = np.sqrt(p * (1 - p) / rows)
-    assert 4 * deviation / np.sqrt(width) < 1 / 256, "one step of the rate is seen"
+    assert 4 * deviation / np.sqrt(width) < 1 / 256, (
+        "the tolerance is below 1/256, one step of the rate"
+    )
     assert abs(1 - kept.mean() - p) < 4 * deviation / np.sqrt(width)
     # Check each column, because four columns share a word of random bits.
     assert np.all(np.abs(1 - kept.mean(0) - p) < 5 * deviation)

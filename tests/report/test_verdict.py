@@ -49,7 +49,7 @@ def test_verdict_follows_direction_margin_and_interval():
     assert comparison(A, B, mode="min").word == "worse"
     assert comparison(A, A).word == "undecided"
     assert comparison(A, A, margin=0.5).word == "equivalent"
-    assert comparison(A, B, margin=2.0).word == "equivalent", "a difference that does not matter"
+    assert comparison(A, B, margin=2.0).word == "equivalent", "the interval lies within the margin"
     assert comparison(A, B, margin=1.2).word == "better", "the interval reaches beyond the margin"
     assert comparison((30.0, 33.0, 27.0), B).word == "undecided"
 
@@ -210,7 +210,7 @@ def test_more_seeds_may_also_decide_for_equivalence():
     assert found.word == "undecided" and 0 < found.more_seeds < 20
     wider = comparison(a * 10, b * 10, margin=0.5)
     assert wider.word == "equivalent" and wider.more_seeds == 0
-    assert comparison(a, b).more_seeds is None, "equal means are never told apart"
+    assert comparison(a, b).more_seeds is None, "no number of seeds separates equal means"
 
 
 def test_seedless_runs_need_no_more_seeds():
@@ -252,7 +252,7 @@ def test_holm_corrects_chance_findings():
     assert many[0].together == 5 and many[0].more_seeds > alone.more_seeds == 0
     assert many[0].corrected[0] == pytest.approx(5 * alone.p_values[0])
     assert correct([alone, comparison(A[:1], B)])[0].word == "better", (
-        "what cannot be decided does not count"
+        "Holm does not count undecidable comparisons"
     )
 
 

@@ -225,7 +225,9 @@ def test_encoder_decoder_matches_fairseq_rules(translator, penalty: float):
 
         assert_same(hypotheses, fairseq(logp, search, limit))
         lengths |= {len(tokens) - limit for tokens, _ in hypotheses}
-    assert 0 in lengths and min(lengths) < 0, "some translations end by themselves, some by force"
+    assert 0 in lengths and min(lengths) < 0, (
+        "some translations end before the limit, some at the limit"
+    )
 
 
 @pytest.fixture(scope="module")

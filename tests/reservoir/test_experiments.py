@@ -217,7 +217,8 @@ def test_options_that_exclude_every_run_are_rejected(tmp_path):
         {"models": ("BiGRU Reservoir",)},
     ):
         with pytest.raises(
-            UserError, match="exclude every run of table1, which has iwslt and Transf"
+            UserError,
+            match="exclude every run of table1, which has the settings iwslt and the rows Transf",
         ):
             tables.table1(make_suite(tmp_path, **fields))
     with pytest.raises(

@@ -241,13 +241,13 @@ def test_invalid_fine_tuning_is_rejected(folder, mesh, reservoirs, plain, kept):
     assert "--config.pretrained is empty" in told("")
     assert f"--config.pretrained={folder}/nowhere holds no run" in told(folder / "nowhere")
     assert "is a run of the task classification, not masked_lm" in told(kept[0])
-    assert "has no reservoirs" in told(plain, reservoirs="tune")
+    assert "has no frozen reservoirs to tune" in told(plain, reservoirs="tune")
     assert "--config.lora.rank must be at least 0" in told(reservoirs, **{"lora.rank": -1})
     tuned = {"lora.rank": 2, "reservoirs": "tune"}
     assert "--config.reservoirs must be keep" in told(reservoirs, **tuned)
     assert "no snapshot of step 3 in" in told(reservoirs, pretrained_step=3)
     assert "pretrained_step must be at least 0" in told(reservoirs, pretrained_step=-1)
-    assert "needs a run without reservoirs" in told(reservoirs, reservoirs="freeze_now")
+    assert "needs a run without frozen reservoirs" in told(reservoirs, reservoirs="freeze_now")
     fields = {"reservoirs": "freeze_now", "freeze_now": 3}
     assert "--config.freeze_now: 3 alternating reservoirs need 5 layers" in told(plain, **fields)
     assert "freezes nothing" in told(plain, **(fields | {"freeze_now": 0}))

@@ -78,7 +78,7 @@ def test_parameters_of_the_best_validation_accuracy_are_tested(monkeypatch):
 
 
 def epochs(monkeypatch, accuracies: list[list[float]]) -> tuple[int, classifier.Probe]:
-    """Returns the number of passes for two classifiers with made-up validation accuracies, and the selected `Probe`."""
+    """Returns the number of evaluations of two classifiers with made-up accuracies, and the selected `Probe`."""
     trained, looks = [], iter(accuracies)
     fit = classifier.fit
     monkeypatch.setattr(classifier, "fit", lambda *a: trained.append(len(a[4])) or fit(*a))
@@ -97,7 +97,7 @@ def test_early_stopping_after_six_evaluations_without_improvement(monkeypatch):
     assert (number, found.valid, found.penalty) == (len(first) + 6, 0.7, 1e-5)
 
 
-def test_training_ends_after_two_hundred_passes(monkeypatch):
+def test_training_ends_after_two_hundred_epochs(monkeypatch):
     number, _ = epochs(monkeypatch, [[n / 100, n / 100] for n in range(80)])
     assert number == LAST // EPOCH + 1
 
@@ -124,7 +124,7 @@ def test_results_depend_on_the_seed_not_on_other_layers():
     assert [p.test for p in both] != [p.test for p in probe(features, classes, 2, seed=4)]
 
 
-def test_each_pass_shuffles_every_sentence_once():
+def test_each_epoch_shuffles_every_sentence_once():
     one, other = (classifier.order(150, 1, number) for number in (0, 1))
     assert one.shape == (3, 64)
     for order_SB in (one, other):

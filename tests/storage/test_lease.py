@@ -46,7 +46,7 @@ def test_lease_of_dead_process_is_taken_over(lease):
     first = lease("first")
     first.acquire()
     second = lease("second")
-    assert not second.acquire(), "another machine has written last"
+    assert not second.acquire(), "False: another machine was the last writer"
     with pytest.raises(LeaseLost, match=r"has taken over .*; this process stops"):
         first.renew()
     with pytest.raises(LeaseLost):
@@ -58,7 +58,7 @@ def test_released_lease_and_own_lease_are_taken_at_once(lease, monkeypatch):
     monkeypatch.setenv("TRAINLESS_LEASE_SECONDS", "1000")
     first = lease("first")
     first.acquire()
-    assert lease("first").acquire(), "the dead process wrote the copy of this machine"
+    assert lease("first").acquire(), "True: this machine was the last writer"
     again = lease("first")
     assert again.acquire()
     again.release()
@@ -82,7 +82,7 @@ def test_one_of_two_writers_takes_a_free_lease(lease, monkeypatch):
     assert found[0] is None
 
 
-def test_outage_of_the_store_is_not_the_death_of_the_holder(lease, monkeypatch):
+def test_outage_of_the_store_does_not_end_the_lease(lease, monkeypatch):
     first = lease("first")
     first.acquire()
     second = lease("second")

@@ -49,7 +49,7 @@ def upload(folder: Path) -> None:
         pass
 
 
-def test_addresses_and_copies_belong_together(bucket, tmp_path):
+def test_address_and_local_copy_map_to_each_other(bucket, tmp_path):
     copy = copy_of(bucket.address + "/")
     assert address(copy) == shown(copy) == bucket.address
     assert address(tmp_path) == "" and shown(tmp_path) == str(tmp_path)
@@ -58,7 +58,7 @@ def test_addresses_and_copies_belong_together(bucket, tmp_path):
 
 
 @pytest.mark.parametrize("text", ["hdfs://a/b", "gs://a", "s3://a/../b", "gs:///b", "gs://a//b"])
-def test_wrong_address_is_one_line(text):
+def test_invalid_address_raises_one_line_error(text):
     with pytest.raises(UserError, match=text):
         copy_of(text)
 
@@ -165,7 +165,7 @@ def test_incomplete_checkpoint_is_not_downloaded_and_then_deleted(bucket):
     assert not any("latest/10" in path for path in bucket.paths())
 
 
-def test_files_that_were_not_uploaded_are_kept_if_nobody_else_has_written(bucket):
+def test_files_not_uploaded_are_kept_if_no_other_machine_has_written(bucket):
     folder = open_folder(bucket.address)
     write(folder, metrics="5")
     upload(folder)
@@ -178,7 +178,7 @@ def test_files_that_were_not_uploaded_are_kept_if_nobody_else_has_written(bucket
     assert contents(other) == contents(folder) and steps_of(other) == [10]
 
 
-def test_files_of_another_past_are_discarded(bucket):
+def test_files_not_uploaded_are_discarded_if_another_machine_has_written(bucket):
     folder = open_folder(bucket.address)
     write(folder, metrics="5")
     checkpoint(folder, "latest", 5)
@@ -194,7 +194,7 @@ def test_files_of_another_past_are_discarded(bucket):
     assert steps_of(folder) == [5, 8]
 
 
-def test_files_that_are_being_written_stay_here(bucket):
+def test_hidden_and_incomplete_files_are_not_uploaded(bucket):
     folder = open_folder(bucket.address)
     write(folder, **{".hidden": "", "a.partial": "", "lock": "", "b": ""})
     checkpoint(folder, "latest.orbax-checkpoint-tmp-1", 3)
@@ -203,7 +203,7 @@ def test_files_that_are_being_written_stay_here(bucket):
     assert bucket.paths() == {"b", "lease.json"}
 
 
-def test_run_that_trains_here_is_left_alone(bucket):
+def test_folder_of_a_run_in_training_is_not_overwritten(bucket):
     folder = open_folder(bucket.address)
     write(folder, metrics="5")
     upload(folder)
@@ -242,7 +242,7 @@ def test_folder_that_changes_during_download_is_read_again(bucket, monkeypatch):
     assert contents(other) == {"a": "new"}
 
 
-def test_wanted_files_alone_are_downloaded(bucket):
+def test_only_requested_files_are_downloaded(bucket):
     folder = open_folder(bucket.address)
     write(folder, one__summary="1", one__config="2")
     upload(folder)
@@ -252,7 +252,7 @@ def test_wanted_files_alone_are_downloaded(bucket):
     assert set(contents(open_folder(bucket.address))) == {"one/summary", "one/config"}
 
 
-def test_object_outside_of_its_folder_is_one_line(bucket, one_store, monkeypatch):
+def test_object_outside_of_its_folder_raises_one_line_error(bucket, one_store, monkeypatch):
     _, name = bucket.open()
     found = {f"{name}/../../x": Object("1", 0.0)}
     monkeypatch.setattr(Store, "list", lambda store, prefix: found)
@@ -260,7 +260,7 @@ def test_object_outside_of_its_folder_is_one_line(bucket, one_store, monkeypatch
         open_folder(bucket.address)
 
 
-def test_output_is_uploaded_also_after_an_error(bucket):
+def test_output_is_uploaded_even_after_an_error(bucket):
     folder = open_folder(bucket.address)
     with pytest.raises(ValueError), output(folder):
         write(folder, table="1")
@@ -269,7 +269,7 @@ def test_output_is_uploaded_also_after_an_error(bucket):
     assert contents(open_folder(bucket.address)) == {"table": "1"}
 
 
-def test_missing_package_is_one_line(bucket, monkeypatch):
+def test_missing_package_raises_one_line_error(bucket, monkeypatch):
     package = {"gs": "google.cloud.storage", "s3": "boto3"}[bucket.address[:2]]
     monkeypatch.setitem(__import__("sys").modules, package, None)
     with pytest.raises(UserError, match=r"pip install .*\[(gcs|s3)\]"):

@@ -41,7 +41,7 @@ def test_groups_of_runs_are_read_from_a_bucket(bucket, one_store, given):
     assert not list(copy.rglob("checkpoints")), "a report does not read checkpoints"
 
 
-def test_missing_runs_in_a_bucket_are_one_line(bucket, one_store):
+def test_missing_runs_in_a_bucket_raise_one_line_error(bucket, one_store):
     for given in ("/none", "/none/*"):
         with pytest.raises(UserError, match="no run"):
             load_group(bucket.address + given)
@@ -73,7 +73,7 @@ def test_data_in_a_bucket_are_read_and_cached(bucket, tmp_path):
         ("common.report.__main__", "az://a/b", "must begin with gs:// or s3://"),
     ],
 )
-def test_wrong_address_is_exit_code_2(program, option, line):
+def test_invalid_address_exits_with_code_2(program, option, line):
     config = ["--config=configs/enwik8_gmlp.py:tiny"] if program == "gmlp_lm.train" else []
     said = call(program, *config, option, code=2)
     assert line in said and said.count("\n") == 1
@@ -98,7 +98,7 @@ def test_files_in_a_bucket_are_read_and_written(bucket):
         named_paths("--data", [f"corpus={place}2"], ["corpus"])
 
 
-def test_store_that_is_gone_is_exit_code_2(bucket, one_store, monkeypatch):
+def test_unreachable_store_exits_with_code_2(bucket, one_store, monkeypatch):
     monkeypatch.setenv("TRAINLESS_BUCKET_SECONDS", "2")
     bucket.proxy.status = 503
     said = call("gmlp_lm.sample", f"--workdir={bucket.address}", code=2)

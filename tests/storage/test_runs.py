@@ -224,7 +224,7 @@ def test_a_minute_of_503_changes_no_result(bucket, monkeypatch, tmp_path, capsys
 
 
 @pytest.mark.slow
-def test_store_that_is_gone_stops_the_run_and_loses_nothing(bucket, one_store, whole, monkeypatch):
+def test_unreachable_store_stops_the_run_and_loses_nothing(bucket, one_store, whole, monkeypatch):
     monkeypatch.setenv("TRAINLESS_BUCKET_SECONDS", "1")
     save = Run.save
 

@@ -71,7 +71,7 @@ def test_outage_is_reported_once_by_several_threads(bucket, one_store, capsys):
 
 
 @pytest.mark.parametrize("status", [503, 403])
-def test_store_that_fails_is_one_line(bucket, status, monkeypatch):
+def test_failing_store_raises_one_line_error(bucket, status, monkeypatch):
     monkeypatch.setenv("TRAINLESS_BUCKET_SECONDS", "1")
     store, name = bucket.open()
     bucket.proxy.status = status
@@ -79,7 +79,7 @@ def test_store_that_fails_is_one_line(bucket, status, monkeypatch):
         store.list(name)
 
 
-def test_store_without_server_is_one_line(bucket, monkeypatch):
+def test_store_without_server_raises_one_line_error(bucket, monkeypatch):
     monkeypatch.setenv("TRAINLESS_BUCKET_SECONDS", "1")
     for name in ("STORAGE_EMULATOR_HOST", "AWS_ENDPOINT_URL"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -88,7 +88,7 @@ def test_store_without_server_is_one_line(bucket, monkeypatch):
         store.list(name)
 
 
-def test_missing_bucket_is_one_line(bucket):
+def test_missing_bucket_raises_one_line_error(bucket):
     scheme = bucket.address.partition(":")[0]
     store, _ = open_store(f"{scheme}://other-bucket/run")
     with pytest.raises(UserError, match=f"the bucket {scheme}://other-bucket does not exist"):

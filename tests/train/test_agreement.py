@@ -89,9 +89,7 @@ def test_compilation_that_is_20_s_late_changes_no_training_seconds(tmp_path):
         assert plain["train"] > 20 * STEP
         assert late["train"] == pytest.approx(plain["train"], rel=0.01)
         assert late["waited"] > LONG_DELAY / 2 > plain["waited"], "one process waited for the other"
-        assert late["grown"] == 0.0, (
-            "the clock of training stands still during compilation and wait"
-        )
+        assert late["grown"] == 0.0, "training seconds do not grow during compilation and waiting"
         assert late["compile"] > 2 * LONG_DELAY, "every process counts both delays as compilation"
 
 

@@ -58,7 +58,7 @@ def test_open_section_counts_up_to_now(time: FakeTime) -> None:
             assert clock["train"] == clock.seconds()["train"] == second
         before = clock.seconds()
         time.advance(1)
-        assert before["train"] == 3, "what was read does not change afterwards"
+        assert before["train"] == 3, "a returned reading does not change"
     assert clock["train"] == 4
 
 

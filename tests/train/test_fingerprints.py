@@ -50,7 +50,9 @@ def test_every_split_and_tokenizer_has_its_own_fingerprint(make_task, paper, nam
         assert any(f"the {part} " in name for name in found)
     tokenizers = [name for name in vars(task) if name.startswith("tokenizer")]
     assert any("tokenizer" in name for name in found) == bool(tokenizers)
-    assert len(set(found.values())) == len(found) or name == "wmt_ffn_res", "one joint vocabulary"
+    assert len(set(found.values())) == len(found) or name == "wmt_ffn_res", (
+        "both sides share a tokenizer"
+    )
     assert all(len(value) == 64 for value in found.values())
     assert make_task(paper, name).fingerprints() == found
 

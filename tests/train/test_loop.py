@@ -70,7 +70,7 @@ def test_warm_start_is_evaluated_before_training_and_computed_once(tmp_path: Pat
     summary = toy.run(tmp_path, task, eval__start=True)
     first = summary["curve"]["points"][0]
     assert first["step"] == 0 and first["seconds"] == first["flops"] == 0
-    assert first["value"] == 3, "the model of zeros says 0 where 3 is right"
+    assert first["value"] == 3, "the model of zeros predicts 0, the target is 3"
     assert summary["start_seconds"] > 0
     task = Warm()
     longer = toy.run(tmp_path, task, eval__start=True, train__steps=25)
@@ -97,7 +97,7 @@ def test_resume_with_more_steps_is_bit_exact(tmp_path: Path) -> None:
     task = toy.Toy()
     summary = toy.run(tmp_path / "twice", task, train__steps=20)
     assert losses(tmp_path / "twice") == losses(tmp_path / "once")
-    assert task.starts == [{"next": 10}], "the data goes on where it was"
+    assert task.starts == [{"next": 10}], "the data continue at batch 10"
     assert [p["step"] for p in summary["curve"]["points"]] == [5, 10, 15, 20]
 
 
@@ -106,13 +106,13 @@ def test_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     task = toy.Toy()
     again = toy.run(tmp_path, task)
     assert task.starts == [] and task.evaluated == []
-    assert again == json.loads(json.dumps(first)), "nor measured again"
+    assert again == json.loads(json.dumps(first)), "the summary is reused"
     with pytest.raises(UserError, match=r"eval.sentences \(saved 0, now 3\)"):
         toy.run(
             tmp_path, task, eval__sentences=3
         )  # One curve cannot contain values of two evaluation settings.
     toy.run(tmp_path, task, decode__beams=3)
-    assert task.evaluated == ["test"], "an evaluation of another kind is made"
+    assert task.evaluated == ["test"], "another decoding field repeats only the test"
     task = toy.Toy()
     (tmp_path / "summary.json").unlink()
     once_more = toy.run(tmp_path, task)
@@ -162,7 +162,7 @@ def test_early_stopping_tests_the_best_checkpoint(tmp_path: Path) -> None:
     assert sorted(name for name in kept if name.isdigit()) == ["10", "5"]
     assert toy.run(tmp_path, toy.Toy(), train__steps=100, eval__patience=2)["steps"] == 20
     more = toy.run(tmp_path, toy.Toy(scores=[2.0] * 9), train__steps=100, eval__patience=3)
-    assert more["steps"] == 25, "more patience goes on"
+    assert more["steps"] == 25, "a longer patience continues the run"
 
 
 def test_best_step_is_tested(tmp_path: Path) -> None:
@@ -426,7 +426,7 @@ def test_seconds_since_the_last_evaluation_count_over_a_restart(tmp_path: Path) 
     task = toy.Toy(scores=[1.0])
     fields |= {"eval__seconds": seconds + 3600}
     toy.run(tmp_path, task, train__steps=4, **fields)
-    assert task.evaluated.count("valid") == 1, "at the end"
+    assert task.evaluated.count("valid") == 1, "only at the end"
 
 
 def test_process_without_the_shared_workdir_is_refused(
@@ -455,7 +455,7 @@ def test_failing_process_does_not_wait_at_the_barrier(
     assert not waited
     monkeypatch.setattr(ocp.multihost, "get_barrier_sync_fn", lambda **_: barrier)
     toy.run(tmp_path, train__steps=1)
-    assert waited, "all that wait for a checkpoint do it there"
+    assert waited, "every wait for a checkpoint uses this barrier"
 
 
 def test_workdir_is_locked_while_training(tmp_path: Path) -> None:

@@ -154,7 +154,9 @@ def test_learning_rate_overrides_use_adam():
         jax.eval_shape(optimizers.make(optimizer, STEPS, own, names)[0].init, values)
         for own in (None, {"absent": 0.5})
     )
-    assert jax.tree.structure(plain) == jax.tree.structure(absent), "checkpoints fit both"
+    assert jax.tree.structure(plain) == jax.tree.structure(absent), (
+        "both have the same checkpoint structure"
+    )
 
 
 def rates(steps: int, at: list[int], **fields: object) -> list[float]:

@@ -1,6 +1,6 @@
 """The compiled step equals the same step in NumPy, for a loss whose gradient shows the dropout mask.
 
-Suffixes: B rows, F features.
+Shape letters of this module: B rows, F features.
 """
 
 from collections.abc import Callable

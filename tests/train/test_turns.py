@@ -69,7 +69,7 @@ def test_each_round_trains_every_run_once_in_a_new_order(tmp_path):
     fit_in_turns(jobs, toy.mesh(), 1)
     rounds = ["".join(order[i : i + 3]) for i in range(0, len(order), 3)]
     assert len(rounds) == 30 and all(set(one) == set("abc") for one in rounds)
-    assert len(set(rounds)) == 6, "all orders of three"
+    assert len(set(rounds)) == 6, "every order of three runs occurs"
 
 
 def test_signal_saves_all_runs_in_turns_and_they_resume(tmp_path, capsys):
@@ -82,7 +82,7 @@ def test_signal_saves_all_runs_in_turns_and_they_resume(tmp_path, capsys):
     with pytest.raises(Preempted, match=r"b; .* resumes the run, and the 2 runs that took turns"):
         fit_in_turns(jobs, toy.mesh(), 4)
     lines = capsys.readouterr().err.splitlines()
-    assert {line.partition(": step ")[0] for line in lines} == {*"abc"}, "a line names its run"
+    assert {line.partition(": step ")[0] for line in lines} == {*"abc"}, "each line names its run"
     jobs = [job(tmp_path, name) for name in "abc"]
     resumed = fit_in_turns(jobs, toy.mesh(), 4)
     whole = fit(*job(tmp_path / "alone", "a"), toy.mesh())
