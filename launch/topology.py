@@ -93,13 +93,13 @@ class Topology:
 
         Raises:
           UserError: the product of the sizes is not the number of devices, the data axis is not a multiple of the
-        number of slices, or the tensor axis spans several hosts.
+            number of slices, or the tensor axis spans several hosts.
         """
         mesh = make_mesh(sizes, self.devices)
         tensor = mesh.shape["tensor"]
         check(
             self.host % tensor == 0,
-            f"mesh.tensor={tensor} spans several processes; it must divide the {self.host} chips of a host",
+            f"--config.mesh.tensor={tensor} spans several processes; it must divide the {self.host} chips of a host",
         )
         return mesh
 
@@ -115,8 +115,8 @@ def find(name: str) -> Topology:
     CPU devices replace the chips of one slice if the TPU compiler is not installed.
 
     Raises:
-      UserError: the topology does not exist, has several slices and needs the TPU compiler, or `prepare` was called for
-        a smaller topology.
+      UserError: the topology does not exist, has several slices but the TPU compiler is missing, or `prepare` was
+        called for a smaller topology.
     """
     slices, kind, sizes = _read(name)
     count = math.prod(sizes)
@@ -202,7 +202,7 @@ def prepare(name: str) -> None:
     Prints a line to stderr if CPU devices replace TPU chips.
 
     Raises:
-      UserError: the topology does not exist, or has several slices and needs the TPU compiler.
+      UserError: the topology does not exist, or has several slices but the TPU compiler is missing.
     """
     slices, kind, sizes = _read(name)
     count = math.prod(sizes)
