@@ -48,7 +48,10 @@ def load(spec: str) -> ConfigDict:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{last.filename}, line {last.lineno}"
         raise UserError(f"{where}: {type(error).__name__}: {error}") from error
-    check(isinstance(config, ConfigDict), f"get_config of {path} returns no ConfigDict")
+    check(
+        isinstance(config, ConfigDict),
+        f"get_config of {path} must return a ConfigDict, got {type(config).__name__}",
+    )
     return config
 
 

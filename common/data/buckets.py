@@ -197,7 +197,8 @@ def _fill_buckets(
 def rows_of(length: int, tokens_per_batch: int, multiple: int) -> int:
     """Returns the number of rows of a global batch whose rows have `length` tokens.
 
-    The result is the largest multiple of `multiple` with at most `tokens_per_batch` tokens, and at least `multiple`.
+    The result is the largest multiple of `multiple` for which the batch has at most `tokens_per_batch` tokens, but at
+    least `multiple`.
     """
     return max(multiple, tokens_per_batch // length // multiple * multiple)
 

@@ -69,7 +69,7 @@ class Group:
 
 
 def layers_of(config: Mapping[str, Any]) -> Layers | None:
-    """Returns the layers of a configuration without frozen layers; None without a number of layers."""
+    """Counts the layers of a model without frozen layers. Returns None if `config` has no number of layers."""
     model = config.get("model", {})
     total = model.get("encoder_layers", model.get("layers"))
     return None if total is None else Layers(model.get("kind", "transformer"), total, 0)

@@ -171,7 +171,7 @@ def sentence_table(compared: Sequence[Group]) -> Table | None:
     """Returns a table of sacrebleu's paired bootstrap tests: each run against the first group's run of the same seed.
 
     The p-value covers the choice of test sentences, not the noise of seeds. Returns None if a run has no translations,
-    or if no seed is in two groups.
+    or if no other group shares a seed with the first group.
     """
     from sacrebleu.significance import PairedTest
 

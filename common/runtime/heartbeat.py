@@ -33,10 +33,10 @@ LOST = 75
 """Exit code of a process after another process was lost or missed the rendezvous: EX_TEMPFAIL of sysexits.h."""
 
 SILENCE = "TRAINLESS_LOST_SECONDS", 60
-"""Environment variable and default of the time without a heartbeat after which a process counts as lost."""
+"""Environment variable and default of the seconds without a heartbeat after which a process counts as lost."""
 
 ARRIVAL = "TRAINLESS_JOIN_SECONDS", 300
-"""Environment variable and default of the time that all processes have to connect."""
+"""Environment variable and default of the seconds within which all processes must connect."""
 
 AGAIN = "the same command resumes from the last checkpoint, with any number of processes"
 

@@ -36,7 +36,7 @@ def ended(config: ConfigDict, workdir: Path) -> dict | None:
 
 
 def changed(config: ConfigDict) -> float:
-    """Returns the time of the last change of data files and pretrained run, in seconds since 1970; 0 without files."""
+    """Returns when a file of data or pretrained weights last changed, in seconds since 1970; 0 without files."""
     kind, _, place = config.data.source.partition(":")
     places = [place] if kind == "files" else []
     if kind == "import" and (module := find_spec(place.partition(":")[0])) and module.origin:
