@@ -119,7 +119,7 @@ def to_json(config: ConfigDict) -> dict:
 
 
 def from_json(values: dict) -> ConfigDict:
-    """Returns the configuration of a dictionary made by `to_json`. Lists become tuples."""
+    """Inverse of `to_json`: returns a configuration. Lists become tuples."""
 
     def restore(value: Any) -> Any:
         if isinstance(value, dict):

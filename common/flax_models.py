@@ -132,7 +132,7 @@ class KernelAxes:
     def low_rank(self, ndim: int) -> tuple[str, str]:
         """Returns the einsum equations of x A and (x A) B for low-rank factors A and B of a kernel.
 
-        A has the axes (batch, inputs, R), B the axes (batch, R, outputs), and x `ndim` dimensions.
+        A has the axes (batch, inputs, R), B has the axes (batch, R, outputs), and x has `ndim` dimensions.
         """
         x, kernel, y = self._letters(ndim)
         batch, inputs, outputs = (

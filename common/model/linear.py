@@ -92,7 +92,7 @@ class Linear(nnx.Module):
         return {"kernel": ("matrix",), "bias": ("uniform", bound)}
 
     def product(self, x_BLM: jax.Array) -> jax.Array:
-        """Returns x W (B, L, N) in float32. Calls the kernel if it is a module: a quantized kernel."""
+        """Returns x W (B, L, N) in float32. A quantized kernel is a module that computes the product itself."""
         if isinstance(self.kernel, nnx.Variable):
             return matmul(x_BLM, self.kernel[...])
         return self.kernel(x_BLM)

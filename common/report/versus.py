@@ -29,7 +29,7 @@ def named_groups(
     the runs of all arguments are grouped by their configurations.
 
     Args:
-      arguments: see `load_group`. NAME=GROUP names a group, whose name is otherwise the last part of the path.
+      arguments: see `load_group`. NAME=GROUP gives the group a name. The default name is the last part of the path.
 
     Raises:
       UserError: an argument does not name a finished run, the metrics differ, or two runs have the same configuration
@@ -119,8 +119,8 @@ def _check_data(a: Sequence[Run], b: Sequence[Run]) -> None:
         names = {Path(x).name if x.startswith("files:") else x for x in (here, there)}
         check(
             len(names) == 1,
-            f"{a[0].place} and {b[0].place} differ in {field} ({here} and {there}) and lack predictions.npz, which"
-            " would show whether their test examples are the same: compare runs on the same data",
+            f"{a[0].place} and {b[0].place} differ in {field} ({here} and {there}); without predictions.npz in every"
+            " run, their test examples cannot be compared: compare runs on the same data",
         )
 
 

@@ -118,7 +118,7 @@ class Mirror:
             (self._records / path).unlink()
 
     def download(self, path: str, known: Object) -> None:
-        """Replaces a file by its object. Raises Changed if the object no longer has the version `known.version`."""
+        """Replaces a file with its object. Raises Changed if the object no longer has the version `known.version`."""
         file = self.folder / path
         partial = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
         try:
@@ -166,7 +166,7 @@ def checkpoint_of(path: str) -> str:
 
 
 def download(folder: Path, wanted: Callable[[str], bool] | None = None) -> None:
-    """Downloads the changed files of a folder in a bucket. Skips runs that are training in their local copies.
+    """Downloads the changed files of a folder in a bucket. Skips runs whose local copy is locked for training.
 
     Args:
       wanted: see `folders.open_folder`.

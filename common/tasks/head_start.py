@@ -21,7 +21,7 @@ OUTPUT = ("output/kernel", "output/bias")
 """Paths of the parameters of the output layer."""
 
 _EXAMPLES = 50_000
-"""Number of training tokens from which `head_start` computes the output layer."""
+"""Maximum number of training tokens for `head_start`, rounded up to whole windows."""
 
 
 def output_layer(task: "LanguageModelling", name: str, trainable: Params, frozen: Params) -> Params:

@@ -165,7 +165,7 @@ def _plain(value: Any) -> Any:
 
 
 def _without_nan(value: Any) -> Any:
-    """Replaces NaN and infinity by None, because JSON lacks both."""
+    """Replaces NaN and infinity with None, because JSON lacks both."""
     if isinstance(value, Mapping):
         return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
