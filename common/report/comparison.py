@@ -82,7 +82,7 @@ def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longes
         check(
             first <= horizon,
             f"the horizon {horizon:g} is before the first validation of {run.name}, at {first:g}:"
-            " choose a later --horizon",
+            " choose a later horizon",
         )
     return float(horizon)
 
