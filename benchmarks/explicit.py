@@ -114,7 +114,7 @@ def make_epoch(side: str, steps: int, batch: int) -> Callable[[], float]:
 
 
 def make_digits(side: str) -> Callable[[], float]:
-    """Returns a function that fits a linear classifier of digits. `side` names the method."""
+    """Returns a function that fits a digit classifier by the method `side`: "solution", "MultinomialNB" or "NumPy"."""
     features, labels = random_digits()
 
     def formula() -> float:
