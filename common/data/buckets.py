@@ -60,7 +60,7 @@ class BucketedBatches(grain.MapDataset):
             process_count: number of processes; must divide `multiple`.
 
         Raises:
-            UserError: no example fits into a bucket, or `multiple` does not divide `rows`.
+            UserError: the buckets do not ascend, no example fits into a bucket, or `multiple` does not divide `rows`.
         """
         super().__init__()
         _check(source, target, buckets, multiple, process_count)
