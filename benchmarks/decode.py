@@ -1,7 +1,7 @@
 """Times translation against Hugging Face Marian of the same size: python -m benchmarks.decode
 
-Both translate 32 random sentences of 32 tokens into exactly 32 tokens each, greedily and with 5 beams, in float32, with
-a KV cache.
+Both models translate 32 random sentences of 32 tokens into exactly 32 tokens each, greedily and with 5 beams, in
+float32, with a KV cache.
 """
 
 from common.runtime import program

@@ -18,7 +18,7 @@ WRITERS = {"gmlp": "g-mlp-gpt", "gpt": "hugging face gpt-2"}
 
 # Upper bounds of (our time) / (the peer's time): of a training step, by dtype, and of generation with the GPT.
 TARGETS = {"float32": 1 / 1.5, "bfloat16": 1 / 0.9, "gpt": 1 / 3}
-BYTES_PER_SECOND = 1000
+BYTES_PER_SECOND = 1000  # lower bound of the speed of generation with the gMLP
 
 
 def make_step(side: str, name: str, dtype: str) -> Callable[[], float]:

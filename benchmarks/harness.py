@@ -94,7 +94,7 @@ def compare(
       cases: name of a case -> function that returns when the work is done.
       rounds: timed calls per case, at least 1.
       warmup: untimed calls per case before the first round (compilation, caches).
-      settle: untimed calls before each timed call. These calls warm the caches, and get back RAM that a virtual
+      settle: untimed calls before each timed call. These calls warm the caches, and reclaim RAM that a virtual
         machine returned to its host while other cases ran.
     """
     for case in cases.values():
@@ -119,7 +119,7 @@ def isolated(factories: Mapping[str, Callable[[], Callable[[], object]]]) -> Ite
     """Runs each case in its own process. Yields name of a case -> function for `compare`.
 
     In one process, cases would disturb each other by spinning threads and unreleased memory. A factory returns the
-    function of a case and must be picklable. A pipe returns the results of a case.
+    function of a case. Factories and the results of cases must be picklable.
     """
     spawn = multiprocessing.get_context("spawn")
     with ExitStack() as stack:

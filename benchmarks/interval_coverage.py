@@ -25,7 +25,7 @@ from common.report.verdict import Comparison, compare
 
 SEEDS, EXAMPLES = (3, 5), (500, 5000)
 QUALITY, BETTER = 0.8, 0.95
-"""Mean qualities of two systems with about 72 % and 75 % accuracy. Qualities have the unit of `Truth.difficulty`."""
+"""Mean qualities of two systems with about 71 % and 75 % accuracy. Qualities have the unit of `Truth.difficulty`."""
 
 _CURVE = Curve("accuracy", "max", [Point(1, 1.0, 1.0, 1.0)])
 
@@ -35,7 +35,7 @@ class Truth(NamedTuple):
 
     Attributes:
       qualities: mean qualities of the two systems.
-      seed_deviation: standard deviation of the quality over seeds; 0.05 is about 1.5 points of accuracy.
+      seed_deviation: standard deviation of the quality over seeds; 0.05 is about 1.2 points of accuracy.
       difficulty: standard deviation of the difficulty over examples.
     """
 

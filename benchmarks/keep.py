@@ -28,7 +28,7 @@ def keep(run: Path, folder: Path) -> None:
     for name in (REQUESTED_CONFIG, PREDICTIONS):
         if (run / name).exists():
             shutil.copyfile(run / name, kept / name)
-    if (run / METRICS).exists():  # TF-IDF has none
+    if (run / METRICS).exists():  # TF-IDF runs have no metrics.
         lines = (run / METRICS).read_text().splitlines()
         evaluated = [
             line for line in lines if any(key.startswith("valid/") for key in json.loads(line))
@@ -41,7 +41,8 @@ def main() -> None:
     parser.add_argument("runs", type=Path, help="folder with the runs")
     parser.add_argument("folder", type=Path, help="folder to copy the runs to")
     options = parser.parse_args()
-    # A trained run is finished when its requested configuration is written. TF-IDF is fitted at once.
+    # A trained run is finished when its requested configuration is written. A run without
+    # metrics (TF-IDF) is always finished.
     runs = sorted(
         path.parent
         for path in options.runs.glob(f"*/{SUMMARY}")

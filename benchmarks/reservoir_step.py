@@ -38,7 +38,7 @@ KINDS = (
         "LayerDrop": ("none", {"layerdrop": 0.25}, None),
     },
 )
-"""Name of a case -> (kind of reservoir, overrides of model fields, upper bound of time / time of the plain model)."""
+"""Groups: name of a case -> (kind of reservoir, model fields to override, upper bound of time / plain model's time)."""
 
 DEEP = {"encoder_layers": 24, "reservoirs": 8}
 DEEP_TARGET = 0.75

@@ -80,7 +80,10 @@ def main() -> None:
         _, status, used = os.wait4(process.pid, 0)
         seconds = time.perf_counter() - start
         process.returncode = os.waitstatus_to_exitcode(status)
-        config.check(process.returncode == 0, f"perception.worth ended with {process.returncode}")
+        config.check(
+            process.returncode == 0,
+            f"perception.worth failed with exit code {process.returncode}: see its error above",
+        )
         summary = json.loads(next(out.glob("runs/tf_idf*/summary.json")).read_text())
         megabytes = reviews.stat().st_size / 1e6
     record = {

@@ -118,7 +118,8 @@ def cpu_seconds_of(command: Sequence[str], log: Path) -> float:
         process = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
         _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    check(process.returncode == 0, f"{command[1:3]} failed with {process.returncode}: see {log}")
+    name = " ".join(command[1:3])
+    check(process.returncode == 0, f"{name} failed with exit code {process.returncode}: see {log}")
     return used.ru_utime + used.ru_stime
 
 
@@ -208,7 +209,8 @@ def main() -> None:
     options = parser.parse_args()
     missing = [name for name in ("torch", "transformers", "peft") if find_spec(name) is None]
     config.check(
-        not missing, f"no package {', '.join(missing)}: pip install -r benchmarks/requirements.txt"
+        not missing,
+        f"missing packages {', '.join(missing)}: pip install -r benchmarks/requirements.txt",
     )
     config.check(options.steps >= 3, f"--steps must be at least 3, got {options.steps}")
     config.check(not options.runs.exists(), f"--runs={options.runs} exists: choose a new folder")

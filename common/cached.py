@@ -17,8 +17,8 @@ def cached_json(
     """Reads a cached result from a JSON file. All processes must call this function.
 
     Args:
-      is_valid: content of the file -> whether it may be reused. Called on process 0 only; a KeyError, TypeError or
-        ValueError counts as False.
+      is_valid: content of the file -> whether to reuse the file. Called on process 0 only. An OSError, ValueError,
+        KeyError, TypeError or AttributeError counts as False.
 
     Returns:
       The content on process 0, {} on all other processes. None on all processes if the file is missing, is not JSON, or

@@ -25,14 +25,14 @@ class Cases(ExperimentSuite):
 
     Attributes:
       spec: the configuration file of all cases, "FILE" or "FILE:ARGUMENT".
-      overrides: name of a case -> configuration field -> value as text. The field "config" names another file.
+      overrides: name of a case -> configuration field -> value as text. The field "config" replaces `spec`.
     """
 
     spec: str = ""
     overrides: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def configuration(self, name: str, seed: int) -> ConfigDict:
-        """Returns the configuration of a run. A case's values may contain "{seed}".
+        """Returns the configuration of a run. In the values of a case, "{seed}" becomes the seed.
 
         Raises:
           UserError: the file does not exist, a field is unknown, or a value is invalid.
@@ -56,7 +56,8 @@ def parse_cases(options: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
     for name, *texts in options:
         check(
             re.fullmatch(r"\w[\w.-]*", name) is not None,
-            f"--case {name}: the name becomes a folder name, so use letters, digits, '_', '-' and '.'",
+            f"--case {name}: the name becomes a folder name; begin with a letter, a digit or '_', and use only"
+            " these, '-' and '.'",
         )
         check(name not in cases, f"--case {name}: two cases have this name")
         fields: dict[str, str] = {}
@@ -66,7 +67,7 @@ def parse_cases(options: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
             check(bool(key and equals), f"--case {name} {text}: give FIELD=VALUE")
             check(
                 key != "seed",
-                f"--case {name} {text}: all cases have the same seeds, which --seeds sets",
+                f"--case {name} {text}: leave out the seed, because --seeds sets the seeds of all cases",
             )
             check(key not in fields, f"--case {name}: {key} is given twice")
             fields[key] = value

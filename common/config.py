@@ -48,7 +48,10 @@ def load(spec: str) -> ConfigDict:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{last.filename}, line {last.lineno}"
         raise UserError(f"{where}: {type(error).__name__}: {error}") from error
-    check(isinstance(config, ConfigDict), f"get_config of {path} returns no ConfigDict")
+    check(
+        isinstance(config, ConfigDict),
+        f"get_config of {path} must return a ConfigDict, got {type(config).__name__}",
+    )
     return config
 
 
@@ -116,7 +119,7 @@ def to_json(config: ConfigDict) -> dict:
 
 
 def from_json(values: dict) -> ConfigDict:
-    """Returns the configuration of a dictionary made by `to_json`. Lists become tuples."""
+    """Inverse of `to_json`: returns a configuration. Lists become tuples."""
 
     def restore(value: Any) -> Any:
         if isinstance(value, dict):

@@ -38,7 +38,7 @@ class Side(NamedTuple):
     """One of the two cases that a claim compares.
 
     Attributes:
-      name: name of the case. Equal experiments have equal names.
+      name: name of the case. Sides with equal experiments have equal names.
       experiment: seed -> configuration of the run.
       missing: reason why the case cannot be trained at this scale or with these options; "" if it can.
     """
@@ -135,7 +135,7 @@ class ExperimentSuite:
           The completed configuration and the task, for `common.train.loop`.
 
         Raises:
-          UserError: the configuration names no paper, or it or its data are invalid.
+          UserError: the configuration is invalid or names no paper, or its data are invalid.
         """
         paper = config.get("paper") or ""
         check(paper.isidentifier(), "the configuration names no paper: set its field paper")
@@ -232,8 +232,8 @@ class ExperimentSuite:
                 # A sweep only reads validation curves, so it also accepts runs with test results.
                 stored["eval.test"] = False
             if not has_checkpoints(workdir):
-                # A run without checkpoints cannot be continued, so ignore the age of its data files. Also ignore new
-                # configuration fields that were added to the code after the run: the run behaves like their defaults.
+                # A run without checkpoints cannot be continued, so ignore the age of its data files. Also ignore
+                # configuration fields that were added to the code after the run: their defaults do not change the run.
                 unchanged = True
                 overridden = {
                     field.removeprefix("--config.").split("=")[0] for field in self.fields
@@ -306,7 +306,7 @@ class ExperimentSuite:
         missing = {text: side.missing for text, side in sides.items() if side.missing}
         if only_kept:
             ran = {side.name: self.kept(side.name) for side in sides.values()}
-            none = {t: "no runs are kept" for t, side in sides.items() if not ran[side.name]}
+            none = {t: "no finished run" for t, side in sides.items() if not ran[side.name]}
             missing = {text: missing.get(text, why) for text, why in none.items()}
         else:
             cases = {s.name: s.experiment for s in sides.values() if not s.missing}

@@ -132,7 +132,7 @@ class KernelAxes:
     def low_rank(self, ndim: int) -> tuple[str, str]:
         """Returns the einsum equations of x A and (x A) B for low-rank factors A and B of a kernel.
 
-        A has the axes (batch, inputs, R), B the axes (batch, R, outputs), and x `ndim` dimensions.
+        A has the axes (batch, inputs, R), B has the axes (batch, R, outputs), and x has `ndim` dimensions.
         """
         x, kernel, y = self._letters(ndim)
         batch, inputs, outputs = (
@@ -166,9 +166,10 @@ class KernelAxes:
 
 
 def kernel_axes(layer: Any) -> KernelAxes | None:
-    """Returns the axes of a linear layer's kernel; None if `layer` is not linear or its kernel is not a matrix.
+    """Returns the axes of a linear layer's kernel; None for all other layers.
 
-    Linear layers are `nnx.Linear`, `nnx.LinearGeneral`, `nnx.Einsum` with an equation, and this project's `Linear`.
+    Linear layers are `nnx.Linear`, `nnx.LinearGeneral`, this project's `Linear`, and an `nnx.Einsum` whose equation is
+    a matrix product, possibly batched.
 
     Raises:
       UserError: `nnx.vmap` has stacked several layers into one kernel.

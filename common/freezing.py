@@ -59,7 +59,10 @@ def freeze(module: nnx.Module, matrix: tuple = ORTHOGONAL) -> None:
 
 
 def freeze_given(module: nnx.Module) -> None:
-    """Turns every Param in `module` into a Frozen variable whose value is loaded, such as a pretrained weight."""
+    """Turns every Param in `module` into a Frozen variable whose value is loaded, such as a pretrained weight.
+
+    Also marks the Frozen variables in `module` as loaded.
+    """
     for path, part, _ in _below(module, nnx.Param):
         _freeze(part, path[-1], None)
     give(module)

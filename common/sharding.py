@@ -159,7 +159,7 @@ def num_batch_shards(mesh: Mesh) -> int:
 
 
 def batch_shard() -> jax.Array | None:
-    """Returns the number of this device's shard of the batch inside `jax.shard_map` over the batch's mesh axes.
+    """Returns the index of this device's shard of the batch inside `jax.shard_map` over the batch's mesh axes.
 
     Returns None outside of `jax.shard_map`, where every array is the global array.
     """
@@ -190,7 +190,8 @@ def _manual_batch_axes() -> tuple[str, ...]:
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     """Constrains the sharding of an activation with logical axes `axes`.
 
-    Returns x unchanged without `jax.set_mesh`, and inside `jax.shard_map`, where x is the shard of one device.
+    Returns x unchanged without `jax.set_mesh`, on a single device, and inside `jax.shard_map` over all mesh axes, where
+    x is the shard of one device.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual:

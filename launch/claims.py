@@ -74,7 +74,10 @@ def plans_path(paper: str) -> Path:
     from common.report import claims
 
     known = paper.isidentifier() and find_spec(paper) is not None
-    check(known and (files(paper) / claims.CLAIMS).is_file(), f"no file {paper}/{claims.CLAIMS}")
+    check(
+        known and (files(paper) / claims.CLAIMS).is_file(),
+        f"no file {paper}/{claims.CLAIMS}: name the folder of a paper, such as reservoir",
+    )
     return Path(str(files(paper) / claims.PLANS))
 
 

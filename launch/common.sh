@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2034
-# Functions that the launchers share. Prints messages to stderr and results to stdout.
+# Functions that the launchers share. They print messages to stderr and results to stdout.
 
 launcher=launch/$(basename "$0")
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -25,10 +25,13 @@ RUNS = {
     ),
     "enwik8, gMLP": ("configs/enwik8_gmlp.py", ("model.layers=2",)),
 }
-"""Name of a run -> (configuration, fields to override). Fewer layers compile faster and change only the weights."""
+"""Name of a run -> (configuration, fields to override).
+
+Fewer layers compile faster. In decoding by rows, they change only the bytes of weights.
+"""
 
 MESHES = ("fsdp", "data")
-"""The mesh axis of all devices."""
+"""Mesh axes to compare. One axis has all devices, and all other axes have size 1."""
 
 COLUMNS = (
     "run",
@@ -73,8 +76,8 @@ def traffic(config: "ConfigDict", topology: "Topology", *, by_rows: bool = True)
     """Compiles the decoding of a configuration for the devices of a topology; returns its collectives.
 
     Args:
-      by_rows: True for the program that runs. False compiles the same function with the weights and rows split as in
-        training, and leaves everything else to the compiler.
+      by_rows: True for the version that programs run. False compiles the same function with the weights and rows
+        split as in training, and leaves everything else to the compiler.
 
     Raises:
       UserError: the configuration is invalid, its mesh does not match the devices, or its task does not decode.

@@ -241,7 +241,8 @@ def _too_large(missing: int, topology: Topology) -> TooLarge:
     by = " (by the CPU compiler's count)" if topology.stands_in else ""
     return TooLarge(
         f"the step needs {(capacity + missing) / 2**30:.2f} GiB{by} on each chip of {topology.name}, which has"
-        f" {capacity / 2**30:.2f}; {missing / 2**30:.2f} GiB are missing",
+        f" {capacity / 2**30:.2f}; {missing / 2**30:.2f} GiB are missing: use more chips or a larger"
+        " --config.train.accumulate",
         missing,
     )
 

@@ -1,26 +1,27 @@
 #!/usr/bin/env bash
-# Recommended flags of the XLA compiler for a platform. The launchers source this file, and it is a program:
+# Recommended flags of the XLA compiler for a platform. The launchers source this file. It is also a program:
 #   XLA_FLAGS="$(launch/flags.sh gpu)" python -m reservoir.train ...
-# usage: launch/flags.sh cpu|gpu|TYPE prints the flags: of cpu and gpu for XLA_FLAGS, of TYPE, an accelerator type of
-# Google such as v5litepod-16, for LIBTPU_INIT_ARGS.
+# usage: launch/flags.sh cpu|gpu|TYPE
+# Prints the flags of cpu or gpu for XLA_FLAGS, or the flags of TYPE for LIBTPU_INIT_ARGS. TYPE is a Google accelerator
+# type, such as v5litepod-16.
 #
-# All flags are known to jax 0.10.2 and libtpu 0.0.42.1, and change the default. An unknown flag ends the program.
-# launch/README.md has the same table.
+# jax 0.10.2 and libtpu 0.0.42.1 know all of these flags. Each flag changes a default. An unknown flag ends the
+# program. launch/README.md lists the same flags.
 print_flags() { # PLATFORM
   case $1 in
     cpu)
-      # XLA aborts a process if its CPU devices reach a collective a minute apart (a warning after 20 s, and the default
-      # of 40 s), as on a machine with fewer free cores than devices.
+      # By default, XLA aborts a process if its CPU devices reach a collective a minute apart (20 s until a warning,
+      # then 40 s). This happens on a machine with fewer free cores than devices.
       printf -- '--xla_cpu_collective_call_terminate_timeout_seconds=600'
       ;;
     gpu)
-      # Schedules other work between the start and the end of a collective. Off by default: gradients and gathered
-      # weights would be exchanged while the GPU waits.
+      # Schedules other work between the start and the end of a collective; off by default. Without this flag, the GPU
+      # waits while gradients and weights are exchanged.
       printf -- '--xla_gpu_enable_latency_hiding_scheduler=true'
       ;;
     v5litepod-*)
-      # An all-reduce of a single tensor may run beside matrix products; off by default. Compiled for eight chips, all-
-      # reduces of single tensors become asynchronous. An all-reduce that combines several gradients stays synchronous.
+      # Lets an all-reduce of a single tensor run beside matrix products; off by default. An all-reduce that combines
+      # several gradients stays synchronous. Seen in programs compiled for eight chips.
       printf -- '--xla_enable_async_all_reduce=true --xla_tpu_enable_async_collective_fusion_fuse_all_reduce=true'
       ;;
   esac

@@ -43,8 +43,8 @@ Environment of each process:
   CUDA_VISIBLE_DEVICES      its GPUs
   XLA_FLAGS                 the flags of launch/flags.sh, followed by your own XLA_FLAGS, which win
 Optional, passed on if you set them:
-  TRAINLESS_LOST_SECONDS    missing heartbeats after which a process counts as lost (default: 60)
-  TRAINLESS_JOIN_SECONDS    timeout of the rendezvous at the start (default: 300)
+  TRAINLESS_LOST_SECONDS    seconds without a heartbeat after which a process counts as lost (default: 60)
+  TRAINLESS_JOIN_SECONDS    seconds within which all processes must connect at the start (default: 300)
 
 Processes exit with 143 after saving on SIGTERM, and with 75 if another process is lost or missed the rendezvous.
 Python is $PYTHON, or the repository's .venv/bin/python, or python3; it needs jax[cuda12] or jax[cuda13].

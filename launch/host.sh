@@ -87,7 +87,7 @@ case $action in
     else
       state="not started"
     fi
-    # A progress bar overwrites its line with carriage returns: print the text after the last one.
+    # A progress bar overwrites its line with carriage returns: print the text after the last carriage return.
     printf 'host %s: %s: %s\n' "$TRAINLESS_PROCESS_ID" "$state" \
       "$(tail -n 1 "$home/log" 2>/dev/null | tr '\r' '\n' | tail -n 1)"
     ;;

@@ -23,16 +23,16 @@ Environment of each process:
   CUDA_VISIBLE_DEVICES      its GPUs, with --gpus
   XLA_FLAGS                 the flags of launch/flags.sh, followed by your own XLA_FLAGS, which win
 Optional, passed on if you set them:
-  TRAINLESS_LOST_SECONDS    missing heartbeats after which a process counts as lost (default: 60)
-  TRAINLESS_JOIN_SECONDS    timeout of the rendezvous at the start (default: 300)
+  TRAINLESS_LOST_SECONDS    seconds without a heartbeat after which a process counts as lost (default: 60)
+  TRAINLESS_JOIN_SECONDS    seconds within which all processes must connect at the start (default: 300)
 
 Each process writes to its own log; the output of process 0 is also shown here. Python is $PYTHON, or
 the repository's .venv/bin/python, or python3.
 
 Ctrl-C and SIGTERM are forwarded to every process, and the launcher waits until all have saved and
-exited; a second signal kills them. If a process fails, the others get SIGTERM, then SIGKILL. The exit
-code is that of the first process that failed, or 0. Processes exit with 143 after saving on SIGTERM,
-and with 75 if another process is lost or missed the rendezvous.
+exited; a second signal kills them. If a process fails, the others get SIGTERM, then SIGKILL. The
+launcher exits with the code of the first process that failed, or with 0. Processes exit with 143 after
+saving on SIGTERM, and with 75 if another process is lost or missed the rendezvous.
 
 example: launch/local.sh 2 configs/wmt_ffn_res.py:tiny --workdir=runs/two
 EOF
@@ -65,7 +65,7 @@ done
 count=$1 config=$2
 shift 2
 need_positive N "$count"
-((${#gpus[@]} % count == 0)) || fault "${#gpus[@]} GPUs cannot be divided among $count processes"
+((${#gpus[@]} % count == 0)) || fault "${#gpus[@]} GPUs cannot be divided among $count processes: change N or --gpus"
 
 find_python
 mkdir -p "$log_dir" || fault "cannot write to $log_dir"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Sets the TRAINLESS_* variables of one process of a run on a cluster, and on GPUs the recommended XLA_FLAGS, then
-# replaces itself by COMMAND.
+# replaces itself with COMMAND.
 # usage: launch/place.sh slurm|slurm-gpu|tpu COMMAND...
 #
 # slurm, slurm-gpu: inside `srun`; slurm-gpu also restricts each process to one GPU of its node.
-# tpu:              on each host of a TPU VM; queries Google's metadata server, as JAX does. With several slices
-#                   MEGASCALE_* are set: slice S has the processes S N, ..., S N + N - 1 if a slice has N hosts.
+# tpu:              on each host of a TPU VM; queries Google's metadata server, as JAX does. With several slices of N
+#                   hosts, launch/tpu.sh sets MEGASCALE_*, and slice S has the processes S N to S N + N - 1.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname "${BASH_SOURCE[0]}")/flags.sh"
@@ -13,7 +13,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/flags.sh"
 case $1 in
   slurm | slurm-gpu)
     read -r first < <(scontrol show hostnames "$SLURM_STEP_NODELIST")
-    # All hosts of a job compute the same port. The port is above Linux's ephemeral ports and differs between jobs on a host.
+    # All hosts of a job compute the same port. The port is above Linux's ephemeral ports, and differs between the jobs
+    # on a host.
     TRAINLESS_COORDINATOR=$first:$((61440 + SLURM_JOB_ID % 4096))
     TRAINLESS_NUM_PROCESSES=$SLURM_NTASKS
     TRAINLESS_PROCESS_ID=$SLURM_PROCID

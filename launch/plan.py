@@ -63,10 +63,14 @@ def main() -> None:
     options = arguments().parse_args(rest)
     experiment = config.load(options.config)
     config.override_all(experiment, fields)
-    config.check(options.price is None or options.price >= 0, "--price must not be negative")
+    config.check(
+        options.price is None or options.price >= 0,
+        f"--price must be at least 0, got {options.price}",
+    )
     others = options.price is not None or options.shardings or options.sweep
     config.check(
-        not (options.decode and others), "--decode excludes --price, --shardings and --sweep"
+        not (options.decode and others),
+        "--decode cannot be combined with --price, --shardings or --sweep",
     )
 
     import jax

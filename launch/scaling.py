@@ -107,7 +107,9 @@ def _exchange(path: Path) -> None:
     from launch import topology
     from launch.estimate import estimate
 
-    config.check(topology.has_compiler(), f"--exchange needs the TPU compiler: {topology.LIBTPU}")
+    config.check(
+        topology.has_compiler(), f"--exchange needs the TPU compiler: pip install {topology.LIBTPU}"
+    )
     for name in ("cpu:8", "v5e:2x4"):
         topology.prepare(name)
     jax.config.update("jax_exec_time_optimization_effort", -1.0)

@@ -17,7 +17,7 @@ TIMES = (2, 4)
 """Multiples of the configured batch size to try if the configured batch size fits into memory."""
 
 PARTS = (2, 4, 8)
-"""Numbers of gradient accumulation steps to try if the configured batch size does not fit into memory."""
+"""Factors of `train.accumulate` to try if the configured batch size does not fit into memory."""
 
 WIDTHS = (*map(len, MESH_AXES), 10, 10, 9, 9, 14)
 COLUMNS = (*MESH_AXES, "batch", "accumulate", "MiB", "ms", "tokens/s")
@@ -34,8 +34,8 @@ def meshes(devices: int) -> Iterator[tuple[int, int, int]]:
 def best(config: ConfigDict, topology: Topology) -> Estimate:
     """Returns the estimate with the most tokens per second, over all meshes. Prints a line for each attempt.
 
-    If the configured batch size fits into memory, tries larger batch sizes until they do not fit. Otherwise increases
-    `train.accumulate` until the batch size fits.
+    If the configured batch size fits into memory, tries its multiples in `TIMES` until one does not fit. Otherwise
+    multiplies `train.accumulate` by the factors in `PARTS` until the batch size fits.
 
     Raises:
       UserError: no mesh and batch size fit into memory, or the speed of the devices is unknown.

@@ -46,9 +46,9 @@ class Chip:
 
 # Sources. Bandwidth: docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}, which count both directions of a link. Links of
 # v4: Jouppi et al., 2023 (arXiv:2304.01433), table 4, six links of 50 GB/s. Memory: the capacity that libtpu reports if
-# a program does not fit, slightly less than the nominal 32, 16, 95 and 32 GB. Network: the same pages, which give 200
-# Gbit/s for the 8 chips of a v5e host, 800 Gbit/s for the 8 chips of a v6e host, 50 Gbit/s for each of the 4 chips of a
-# v5p host, and no value for v4.
+# a program does not fit, close to the nominal 32, 16, 95 and 32 GB. Network: the same pages, which give 200 Gbit/s for
+# the 8 chips of a v5e host, 800 Gbit/s for the 8 chips of a v6e host, 50 Gbit/s for each of the 4 chips of a v5p host,
+# and no value for v4.
 CHIPS = {
     "v4": Chip(int(30.75 * GIB), 1200e9, 300e9, None, 4096, 4, (("chip_config_name", "megacore"),)),
     "v5e": Chip(int(15.75 * GIB), 819e9, 200e9, 25e9, 256, 8),
@@ -93,13 +93,13 @@ class Topology:
 
         Raises:
           UserError: the product of the sizes is not the number of devices, the data axis is not a multiple of the
-        number of slices, or the tensor axis spans several hosts.
+            number of slices, or the tensor axis spans several hosts.
         """
         mesh = make_mesh(sizes, self.devices)
         tensor = mesh.shape["tensor"]
         check(
             self.host % tensor == 0,
-            f"mesh.tensor={tensor} spans several processes; it must divide the {self.host} chips of a host",
+            f"--config.mesh.tensor={tensor} spans several processes; it must divide the {self.host} chips of a host",
         )
         return mesh
 
@@ -115,8 +115,8 @@ def find(name: str) -> Topology:
     CPU devices replace the chips of one slice if the TPU compiler is not installed.
 
     Raises:
-      UserError: the topology does not exist, has several slices and needs the TPU compiler, or `prepare` was called for
-        a smaller topology.
+      UserError: the topology does not exist, has several slices but the TPU compiler is missing, or `prepare` was
+        called for a smaller topology.
     """
     slices, kind, sizes = _read(name)
     count = math.prod(sizes)
@@ -202,7 +202,7 @@ def prepare(name: str) -> None:
     Prints a line to stderr if CPU devices replace TPU chips.
 
     Raises:
-      UserError: the topology does not exist, or has several slices and needs the TPU compiler.
+      UserError: the topology does not exist, or has several slices but the TPU compiler is missing.
     """
     slices, kind, sizes = _read(name)
     count = math.prod(sizes)

@@ -59,8 +59,8 @@ Environment of each process:
   MEGASCALE_NUM_SLICES, MEGASCALE_SLICE_ID, MEGASCALE_COORDINATOR_ADDRESS, MEGASCALE_PORT
                             of several slices: their number, the number of this slice, address of process 0 and port
                             for libtpu, which connects the slices
-  LIBTPU_INIT_ARGS          the flags of launch/flags.sh, followed by your own LIBTPU_INIT_ARGS at the time of run, which
-                            win; resume uses the same flags
+  LIBTPU_INIT_ARGS          the flags of launch/flags.sh, followed by your own LIBTPU_INIT_ARGS at the time of run,
+                            which win; resume uses the same flags
   JAX_COMPILATION_CACHE_DIR .cache/compiled-TYPE beside /DIR, so that all hosts share compiled programs; with gs:// on
                             the disk of each host
 Processes exit with 143 after saving on SIGTERM, and with 75 if another process is lost (no heartbeat for 60 s) or
@@ -292,8 +292,8 @@ each() {
   [[ -z $failed ]] || exit 1
 }
 
-# at HOSTS NAME-OF-STEP COMMAND...: runs the command on hosts of the slice $slice. Several slices need the variables
-# of libtpu, from which place.sh computes the number of the process, too.
+# at HOSTS NAME-OF-STEP COMMAND...: runs the command on hosts of the slice $slice. With several slices, sets libtpu's
+# variables MEGASCALE_*, from which place.sh also computes the number of the process.
 at() {
   local hosts=$1 name_of_step=$2 megascale=()
   shift 2
@@ -421,7 +421,7 @@ case $action in
         missing=yes
       fi
     done
-    [[ -z $missing ]] || say "if it is gone or preempted: launch/tpu.sh resume $name"
+    [[ -z $missing ]] || say "if a TPU VM is gone or preempted: launch/tpu.sh resume $name"
     ;;
   follow) at "$host" "follow" train-less/code/launch/host.sh follow ;;
   stop) on all "stop" "${place[@]}" stop "$grace" ;;

@@ -77,7 +77,10 @@ def test_a_case_has_its_own_file_and_fields() -> None:
         ([["model.width=3"], ["c"]], "the name becomes a folder name"),
         ([["a", "width"], ["b"]], "give FIELD=VALUE"),
         ([["a", "=3"], ["b"]], "give FIELD=VALUE"),
-        ([["a", "seed=3"], ["b"]], "all cases have the same seeds, which --seeds sets"),
+        (
+            [["a", "seed=3"], ["b"]],
+            "leave out the seed, because --seeds sets the seeds of all cases",
+        ),
         ([["a", "x=1", "config.x=2"], ["b"]], "x is given twice"),
     ],
 )

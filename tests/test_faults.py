@@ -174,8 +174,8 @@ CONFIG_FILES = [
     ("import nothing_of_this_name\n", "mine.py, line 1: ModuleNotFoundError: No module named"),
     ("def get_config():\n    return 1 / 0\n", "mine.py, line 2: ZeroDivisionError: division"),
     ("def get_config():\n    raise ValueError('no: is\\nbad')\n", "mine.py: no: is bad"),
-    ("def get_config():\n    return {'seed': 1}\n", "mine.py returns no ConfigDict"),
-    ("def get_config():\n    return None\n", "mine.py returns no ConfigDict"),
+    ("def get_config():\n    return {'seed': 1}\n", "mine.py must return a ConfigDict, got dict"),
+    ("def get_config():\n    return None\n", "mine.py must return a ConfigDict, got NoneType"),
     ("x = '\0'\n", "mine.py"),
 ]
 

@@ -23,7 +23,7 @@ def iterate(
     """Reads batches in order with prefetching threads.
 
     Args:
-        start: a data state that an earlier iteration yielded, also with another number of processes. Reading resumes
+        start: a data state from an earlier iteration, which may have had another number of processes. Reading resumes
             after the batch of this data state. None starts at the first batch.
         threads: number of threads that assemble batches.
 
@@ -45,7 +45,8 @@ def check_rows(rows: int, multiple: int) -> None:
     """Raises a UserError unless `rows`, the size of a global batch, is a positive multiple of `multiple`."""
     check(
         rows >= 1 and rows % multiple == 0,
-        f"a batch of {rows} rows is not divisible by {multiple} (devices times microbatches): change the batch size",
+        f"a batch of {rows} rows is not divisible by {multiple} (mesh axes data times fsdp, times"
+        " --config.train.accumulate): change the batch size",
     )
 
 

@@ -60,7 +60,7 @@ class BucketedBatches(grain.MapDataset):
             process_count: number of processes; must divide `multiple`.
 
         Raises:
-            UserError: no example fits into a bucket, or `multiple` does not divide `rows`.
+            UserError: the buckets do not ascend, no example fits into a bucket, or `multiple` does not divide `rows`.
         """
         super().__init__()
         _check(source, target, buckets, multiple, process_count)
@@ -197,7 +197,8 @@ def _fill_buckets(
 def rows_of(length: int, tokens_per_batch: int, multiple: int) -> int:
     """Returns the number of rows of a global batch whose rows have `length` tokens.
 
-    The result is the largest multiple of `multiple` with at most `tokens_per_batch` tokens, and at least `multiple`.
+    The result is the largest multiple of `multiple` for which the batch has at most `tokens_per_batch` tokens, but at
+    least `multiple`.
     """
     return max(multiple, tokens_per_batch // length // multiple * multiple)
 

@@ -40,9 +40,12 @@ def load_bytes(data: ConfigDict) -> dict[str, np.ndarray]:
     if folder is None:
         return {split: _manual(split) for split in SPLITS}
     if data.file:
-        path = _find(folder, data.file)
+        path = _find(folder, data.file, "--config.data.file")
         return _cut(path, read_bytes(path)[: data.get("limit") or None], data.shares)
-    paths = {split: _find(folder, data.splits[split]) for split in SPLITS}
+    paths = {
+        split: _find(folder, data.splits[split], f"--config.data.splits.{split}")
+        for split in SPLITS
+    }
     return {split: _whole(path, read_bytes(path), split) for split, path in paths.items()}
 
 
@@ -51,12 +54,13 @@ def _manual(split: str) -> np.ndarray:
     return np.frombuffer(text.encode(), np.uint8)
 
 
-def _find(folder: Path, name: str) -> Path:
+def _find(folder: Path, name: str, option: str) -> Path:
     paths = [folder / f"{stem}{ending}" for stem in name.split("|") for ending in ENDINGS]
     if path := next(filter(Path.is_file, paths), None):
         return path
     raise UserError(
-        f"no file {name.replace('|', ' or ')}, plain, .gz or .zip, in {folder}; its files: {names_in(folder)}"
+        f"no file {name.replace('|', ' or ')}, plain, .gz or .zip, in {folder} ({option});"
+        f" its files: {names_in(folder)}"
     )
 
 

@@ -13,7 +13,7 @@ from common.storage.folders import open_folder, shown
 
 
 def source_folder(place: str) -> Path:
-    """Returns the folder of --config.data.source=files:DIR. For a DIR in a bucket, downloads it and returns the copy.
+    """Returns the folder of --config.data.source=files:DIR. Downloads a DIR in a bucket and returns the copy.
 
     Args:
         place: DIR, which may begin with ~.
@@ -29,7 +29,7 @@ def source_folder(place: str) -> Path:
 def names_in(folder: Path) -> str:
     """Returns the names of at most ten files of a folder, for an error message."""
     names = sorted(path.name for path in folder.iterdir() if path.is_file())
-    return ", ".join(names[:10]) or "no files"
+    return ", ".join(names[:10]) or "none"
 
 
 def check_is_text(name: str | Path, start: bytes) -> None:

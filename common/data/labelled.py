@@ -49,7 +49,7 @@ class Rules:
     """Options of `load_labelled`.
 
     Attributes:
-        classes: number of classes; 0 to count the distinct labels.
+        classes: number of classes; 0 to derive the number from the labels of the training split.
         unlabelled: whether to skip examples with the label -1 instead of raising an error.
         cut: splits that may be missing. A missing split is cut from the training split.
         splits: splits to read.

@@ -58,12 +58,12 @@ class LosslessTokenizer:
         check(
             not missing,
             f"the tokenizer has no piece for {len(missing)} of the 256 bytes, so it would lose parts of a text: choose"
-            " a tokenizer with byte fallback",
+            " a --config.data.tokenizer with byte fallback",
         )
         self._id_of_byte = np.array([single[bytes([n])] for n in range(256)], np.int32)
 
     def encode(self, text: bytes) -> np.ndarray:
-        """Returns the token ids of a text, (tokens,). A line that decodes to other bytes is encoded byte by byte."""
+        """Returns the token ids of a text, (tokens,). Encodes a line as bytes if its tokens decode to other bytes."""
         if self._encode is None:
             return np.frombuffer(text, np.uint8)
         lines, tokens = text.splitlines(keepends=True), [np.zeros(0, np.int32)]

@@ -30,7 +30,8 @@ class Crops(grain.MapDataset):
         super().__init__()
         if len(tokens) <= length:
             raise UserError(
-                f"the training text has {len(tokens)} tokens, but a window of {length} needs at least {length + 1}"
+                f"the training text has {len(tokens)} tokens, but a window of {length} needs at least {length + 1}:"
+                " use a longer text or a smaller --config.model.length"
             )
         check_rows(rows, multiple)
         self._tokens, self._length, self._rows, self._seed = tokens, length, rows, seed

@@ -19,8 +19,8 @@ from common.variables import AbstractModel
 class Generator:
     """Continues prompts of tokens. The rows are split over all devices of the mesh (`common.decode.rows`).
 
-    The compiled functions do not depend on the values of the parameters. `prefill` is compiled again if the length of
-    the shortest prompt, rounded down to a multiple of the chunk size, changes.
+    The compiled functions do not depend on the values of the parameters. They are compiled again if the number of rows,
+    the chunk size or the cache length changes; `prefill` also if the number of prefilled tokens changes (`_window`).
     """
 
     def __init__(self, abstract_model: AbstractModel, mesh: Mesh, window: int, sampling: Sampling):
@@ -66,7 +66,7 @@ class Generator:
         return decode
 
     def decoding(self, rows: int, chunk: int = 16) -> Decoding:
-        """Returns the program that draws the next `chunk` tokens of each row, for a window of tokens.
+        """Returns the program that draws the next `chunk` tokens of each row, with a cache for a whole window.
 
         Args:
           rows: number of rows, a multiple of the number of devices.
@@ -96,7 +96,7 @@ class Generator:
         Raises:
           UserError: there are no prompts, or a prompt is empty.
         """
-        check(len(prompts) > 0, "there are no prompts")
+        check(len(prompts) > 0, "there are no prompts: give at least one")
         check(all(map(len, prompts)), "the prompt is empty: it needs at least one token")
         return self._texts(state, prompts, length, seed, chunk)
 

@@ -55,7 +55,7 @@ class Rows(NamedTuple):
     """Some rows of a batch, such as the rows of one device.
 
     Attributes:
-      numbers_B: the number of each row in the batch.
+      numbers_B: the index of each row in the batch.
       count: number of rows of the batch.
     """
 
@@ -69,7 +69,7 @@ def draw(
     """Draws a token for each row of logits; returns (B,).
 
     Args:
-      rows: the numbers of the rows. A token depends on the number of its row; None for rows 0 to B - 1 of B.
+      rows: the indices of the rows, on which the drawn tokens depend; None for rows 0 to B - 1 of B.
     """
     if sampling.temperature < LEAST:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)
@@ -93,13 +93,13 @@ def sample(
 ) -> tuple[jax.Array, jax.Array, Any]:
     """Draws L tokens for every row, at positions `start` to `start` + L - 1.
 
-    A drawn token depends on the key, its position and the number of its row, but not on L.
+    A drawn token depends on the key, its position and the index of its row, but not on L.
 
     Args:
       step: function (tokens_B, cache, index) -> (logits_BV, cache); the logits are for position `index` + 1.
       logits_BV: logits for position `start`.
       given_BL: known tokens, such as the end of a prompt; negative to draw a token. L is at most `CacheSpec.recent`.
-      rows: the numbers of the rows; see `draw`.
+      rows: the indices of the rows; see `draw`.
 
     Returns:
       The tokens (B, L), the logits (B, V) for position `start` + L, and the cache after `settle`.

@@ -75,7 +75,7 @@ class Attention(Sublayer):
         """Returns empty caches of keys, values and writers.
 
         At each position, every hypothesis of a sentence writes one key and one value. A hypothesis may descend from
-        other hypotheses: `writers` holds, for each hypothesis and position, the number of the hypothesis that wrote the
+        other hypotheses: `writers` holds, for each hypothesis and position, the index of the hypothesis that wrote the
         key and value to attend to. Beam search reorders these integers instead of the keys and values.
         """
         sentences = batch if context.encoded_BSD is None else context.encoded_BSD.shape[0]

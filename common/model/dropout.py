@@ -1,6 +1,6 @@
 """Dropout with an explicit random key and eight random bits per element.
 
-The random bits of a row depend on the row's number in the global batch, so every mesh draws the same bits. A device
+The random bits of a row depend on the row's index in the global batch, so every mesh draws the same bits. A device
 draws only the bits of its own rows. This requires `jax_threefry_partitionable`, JAX's default.
 """
 

@@ -66,7 +66,7 @@ class Stack(nnx.Module):
                 continue
             # `lax.cond` runs one branch only, so a skipped block costs nothing in the forward and backward pass.
             kept = jax.random.bernoulli(fold(block_key, _SKIP), 1 - self.skip_rate)
-            # `common.train.flops` reads the probability of the first branch from the name of this scope.
+            # `common.train.flops` reads the probability of the true branch from the name of this scope.
             with jax.named_scope(f"branch_probability={1 - self.skip_rate!r}"):
                 x_BLD = jax.lax.cond(
                     kept,

@@ -40,7 +40,7 @@ def _parser() -> ArgumentParser:
         " compared with the first group; NAME=GROUP names a group in tables and figures",
     )
     parser.add_argument(
-        "--wandb", metavar="ENTITY/PROJECT", help="compare all runs of this project"
+        "--wandb", metavar="ENTITY/PROJECT", help="compare all runs of this wandb project"
     )
     parser.add_argument(
         "--out",

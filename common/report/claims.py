@@ -196,7 +196,7 @@ def outcome(finding: Finding, hours: Mapping[str, str]) -> str:
             return f"observed in a test, no verdict ({claim.source})"
         case "plan":
             known = hours.get(claim.source)
-            cost = f"{known} chip-hours on v5e" if known else "ask launch.plan for its cost"
+            cost = f"{known} chip-hours on v5e" if known else "estimate its cost with launch.plan"
             return f"not run: {cost}"
     if finding.comparison is None:
         return f"not run: {finding.missing}"

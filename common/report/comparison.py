@@ -21,7 +21,7 @@ Horizon = float | Literal["longest", "shortest"]
 """End of the AUCC on the x-axis: a number in units of the axis, or the last point of the longest or shortest run."""
 
 Reference = Literal["own", "all"]
-"""Best value that percentages refer to: "own" is the best value of the same run, as in the paper; "all" of all runs."""
+"""Best value that percentages refer to: "own" for the same run, as in the paper; "all" for all runs."""
 
 PERCENTS = (95, 99, 100)
 
@@ -75,13 +75,14 @@ def horizon_of(compared: Sequence[Group], axis: Axis, horizon: Horizon = "longes
             return None
     check(
         not isinstance(horizon, str) and math.isfinite(horizon) and horizon > 0,
-        f"the horizon must be a positive number, longest or shortest, not {horizon}",
+        f"--horizon={horizon} must be a positive number, longest or shortest",
     )
     for run in (run for group in compared for run in group.runs):
         first = run.curve.points[0].at(axis)
         check(
             first <= horizon,
-            f"the horizon {horizon:g} is before the first validation of {run.name}, at {first:g}",
+            f"the horizon {horizon:g} is before the first validation of {run.name}, at {first:g}:"
+            " choose a later horizon",
         )
     return float(horizon)
 

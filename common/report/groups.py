@@ -20,7 +20,8 @@ IGNORED = (
     "train.log_steps",
     "pretrained",  # Each seed may start from another pretraining run.
 )
-"""Configuration fields that may differ between the runs of one group: the seed, and fields without effect on results.
+"""Configuration fields that may differ between the runs of one group: the seed, the pretraining run, and fields without
+effect on results.
 
 A name that ends in a dot, "a.", stands for all fields of `a`.
 """
@@ -69,7 +70,7 @@ class Group:
 
 
 def layers_of(config: Mapping[str, Any]) -> Layers | None:
-    """Returns the layers of a configuration without frozen layers; None without a number of layers."""
+    """Counts the layers of a configuration that freezes no layers. Returns None if it has no number of layers."""
     model = config.get("model", {})
     total = model.get("encoder_layers", model.get("layers"))
     return None if total is None else Layers(model.get("kind", "transformer"), total, 0)

@@ -57,7 +57,8 @@ class Run:
     def timing(self) -> str:
         """Use of the machine during training: "turns", "paused", "shared", "alone" or "unknown".
 
-        "unknown" means that the summary has no timing. For the other values see `common.train.conditions.Conditions`.
+        "unknown" means that the summary has no timing. `common.train.conditions.Conditions.describe` explains the other
+        values.
         """
         return self.summary.get("timing", {}).get("kind", "unknown")
 
@@ -192,7 +193,7 @@ def _open_bucket(argument: str) -> Path:
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    check(path.is_dir(), f"there is no run {path}")
+    check(path.is_dir(), f"{path} does not exist: give the folder or the {SUMMARY} of a run")
     if (path / SUMMARY).exists():
         return [path / SUMMARY]
     files = sorted(path.glob(f"*/{SUMMARY}"))

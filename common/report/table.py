@@ -108,7 +108,7 @@ def _aligned(lines: Sequence[Sequence[str]]) -> tuple[list[list[str]], list[bool
     """Pads the cells of each column to equal width. The first line is the header.
 
     Returns:
-      The padded lines, and for each column whether it is right-aligned: all its cells begin with a number.
+      The padded lines, and for each column whether it is right-aligned: all cells are empty or begin with a number.
     """
     padded, right = [], []
     for header, *body in zip(*lines, strict=True):

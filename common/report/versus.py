@@ -29,7 +29,7 @@ def named_groups(
     Otherwise the runs of all arguments are grouped by their configurations.
 
     Args:
-      arguments: see `load_group`. NAME=GROUP names a group, whose name is otherwise the last part of the path.
+      arguments: see `load_group`. NAME=GROUP gives the group a name. The default name is the last part of the path.
 
     Raises:
       UserError: an argument does not name a finished run, the metrics differ, or two runs have the same configuration
@@ -120,8 +120,8 @@ def _check_data(a: Sequence[Run], b: Sequence[Run]) -> None:
         names = {Path(x).name if x.startswith("files:") else x for x in (here, there)}
         check(
             len(names) == 1,
-            f"{a[0].place} and {b[0].place} differ in {field} ({here} and {there}) and lack predictions.npz, which"
-            " would show whether their test examples are the same: compare runs on the same data",
+            f"{a[0].place} and {b[0].place} differ in {field} ({here} and {there}); without predictions.npz in every"
+            " run, their test examples cannot be compared: compare runs on the same data",
         )
 
 
@@ -172,7 +172,7 @@ def sentence_table(compared: Sequence[Group]) -> Table | None:
     """Returns a table of sacrebleu's paired bootstrap tests: each run against the first group's run of the same seed.
 
     The p-value covers the choice of test sentences, not the noise of seeds. Returns None if a run has no translations,
-    or if no seed is in two groups.
+    or if no other group shares a seed with the first group.
     """
     from sacrebleu.significance import PairedTest
 

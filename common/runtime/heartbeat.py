@@ -1,10 +1,10 @@
 """Heartbeats between processes: if a process is lost, all other processes name it and exit within a bounded time.
 
 The heartbeat thread of each process holds a connection to process 0. A process counts as lost if its connection closes
-(the process was killed), or if it sends no heartbeat for TRAINLESS_LOST_SECONDS (60; the process is suspended or its
-machine is unreachable). A deadlock of the main thread alone is not detected. Process 0 informs all other processes.
-Their heartbeat threads print one line and exit their processes, even if the main thread waits in a collective
-operation:
+(the process was killed), or if it sends no heartbeat for TRAINLESS_LOST_SECONDS (default 60; the process is suspended
+or its machine is unreachable). A deadlock of the main thread alone is not detected. Process 0 informs all other
+processes. Their heartbeat threads print one line and exit their processes, even if the main thread waits in a
+collective operation:
 
     error: process 1 (host-b) is lost: ...; the same command resumes from the last checkpoint ...
 
@@ -33,10 +33,10 @@ LOST = 75
 """Exit code of a process after another process was lost or missed the rendezvous: EX_TEMPFAIL of sysexits.h."""
 
 SILENCE = "TRAINLESS_LOST_SECONDS", 60
-"""Environment variable and default of the time without a heartbeat after which a process counts as lost."""
+"""Environment variable and default of the seconds without a heartbeat after which a process counts as lost."""
 
 ARRIVAL = "TRAINLESS_JOIN_SECONDS", 300
-"""Environment variable and default of the time that all processes have to connect."""
+"""Environment variable and default of the seconds within which all processes must connect."""
 
 AGAIN = "the same command resumes from the last checkpoint, with any number of processes"
 
@@ -48,6 +48,7 @@ _ALIVE, _END = b".", b"end\n"
 _EXCHANGE = re.compile(
     r"gloo|nccl|coordination|unavailable|connection (closed|reset)|socket closed", re.IGNORECASE
 )
+"""Matches the errors of a collective operation that fails because of a lost process."""
 
 
 def seconds(setting: tuple[str, int]) -> int:

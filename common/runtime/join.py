@@ -25,7 +25,8 @@ def join(address: str, settings: Callable[[], Mapping[str, str]]) -> None:
         count, index = int(os.environ[PROCESSES]), int(os.environ[PROCESS])
     except (KeyError, ValueError) as error:
         raise UserError(
-            f"{COORDINATOR} is set, so {PROCESSES} and {PROCESS} must be whole numbers"
+            f"{COORDINATOR} is set, so {PROCESSES} and {PROCESS} must be whole numbers, got"
+            f" {os.environ.get(PROCESSES)!r} and {os.environ.get(PROCESS)!r}"
         ) from error
     check(0 <= index < count, f"{PROCESS} must be between 0 and {count - 1}, got {index}")
     token = os.environ.get(TOKEN, "")

@@ -19,11 +19,11 @@ def initialize(settings: Callable[[], Mapping[str, str]] = dict) -> None:
     """Joins the other processes, if a launcher has set TRAINLESS_COORDINATOR to the host:port of process 0.
 
     The launcher also sets TRAINLESS_NUM_PROCESSES, TRAINLESS_PROCESS_ID and TRAINLESS_TOKEN, a secret that keeps other
-    programs out. All processes must connect within TRAINLESS_JOIN_SECONDS (300). From then on the loss of one process
-    ends all processes (`common.runtime.heartbeat`).
+    programs out. All processes must connect within TRAINLESS_JOIN_SECONDS (default 300). From then on the loss of one
+    process ends all processes (`common.runtime.heartbeat`).
 
     Args:
-      settings: returns name -> value of the settings that must be equal on all processes.
+      settings: function that returns name -> value of the settings that must be equal on all processes.
 
     Raises:
       UserError: an environment variable is invalid, or a setting differs between processes.
@@ -104,7 +104,7 @@ def check_agreement(known: Callable[[], Mapping[str, str]]) -> None:
     """Checks that values are equal on all processes. All processes must call this function.
 
     Args:
-      known: returns name -> value of this process. Not called in a run with one process.
+      known: function that returns name -> value on this process. Not called in a run with one process.
 
     Raises:
       UserError: on every process, if a value differs between processes.

@@ -89,7 +89,7 @@ def open_file(text: str) -> Path:
 
 
 def open_path(text: str) -> Path:
-    """Returns the file or folder `text`, which may be missing. In a bucket, downloads it and returns the copy.
+    """Returns the file or folder `text`, which may be missing. Downloads a path in a bucket and returns the copy.
 
     Raises:
       UserError: see `open_folder`.
@@ -115,7 +115,7 @@ def lock_bucket(folder: Path) -> Lock | None:
 
 @contextmanager
 def output(path: Path) -> Iterator[None]:
-    """Context manager that uploads the local copy `path` of a file or folder at its end.
+    """Context manager that uploads the local copy `path` of a file or folder on exit.
 
     Does nothing for a path that is not a copy.
     """

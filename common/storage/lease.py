@@ -75,7 +75,7 @@ class Lease:
             if not seen:
                 print(
                     f"{self._address} was last written by {holder}: waiting up to {silence:.0f} seconds to see"
-                    " whether this process is still running",
+                    " whether that process is still running",
                     file=sys.stderr,
                     flush=True,
                 )

@@ -81,7 +81,7 @@ class Mirror:
         return found
 
     def files(self) -> dict[str, os.stat_result]:
-        """Returns {path: stat result} for all files of the copy, without temporary files."""
+        """Returns {path: stat result} for all files of the copy, except temporary files and symbolic links."""
         found = {}
         for parent, children, names in os.walk(self.folder):
             children[:] = [name for name in children if "orbax-checkpoint-tmp" not in name]
@@ -118,7 +118,7 @@ class Mirror:
             (self._records / path).unlink()
 
     def download(self, path: str, known: Object) -> None:
-        """Replaces a file by its object. Raises Changed if the object no longer has the version `known.version`."""
+        """Replaces a file with its object. Raises Changed if the object no longer has the version `known.version`."""
         file = self.folder / path
         partial = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
         try:
@@ -166,7 +166,7 @@ def checkpoint_of(path: str) -> str:
 
 
 def download(folder: Path, wanted: Callable[[str], bool] | None = None) -> None:
-    """Downloads the changed files of a folder in a bucket. Skips runs that are training on this machine.
+    """Downloads the changed files of a folder in a bucket. Skips runs whose local copy is locked for training.
 
     Args:
       wanted: see `folders.open_folder`.
@@ -235,8 +235,8 @@ def upload(path: Path) -> None:
 def order(path: str) -> tuple[int, str, bool, str]:
     """Returns the sort key that orders uploads so that the run can be resumed after any upload.
 
-    The order is: best checkpoints and snapshots, small files, checkpoints to resume from, which refer to the former
-    two, and files that mark the end of the run. The marker of a checkpoint is its last file.
+    The order is: best checkpoints and snapshots; small files; checkpoints to resume from, which refer to the best
+    checkpoints and snapshots; files that mark the end of the run. The marker of a checkpoint is its last file.
     """
     checkpoint = checkpoint_of(path)
     if checkpoint:
@@ -248,7 +248,7 @@ def order(path: str) -> tuple[int, str, bool, str]:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Context manager that allows only one process of this machine to download from a bucket at a time."""
+    """Context manager that allows only one process of this working directory to download from a bucket at a time."""
     scheme, bucket = folder.absolute().relative_to(folders.ROOT.absolute()).parts[:2]
     lock = folders.ROOT / "locks" / f"{scheme}-{bucket}"
     lock.parent.mkdir(parents=True, exist_ok=True)

@@ -145,10 +145,7 @@ class Store:
         print(f"warning: {line}", file=sys.stderr, flush=True)
 
     def _status(self, error: Exception) -> int | None:
-        """Returns the HTTP status of an error:
-
-        503 if the store did not answer, None if the error is not an HTTP error.
-        """
+        """Returns the HTTP status of an error: 503 if the store did not answer, None if it is not an HTTP error."""
         raise NotImplementedError
 
 
@@ -275,7 +272,7 @@ class S3Store(Store):
 
 
 def open_store(address: str) -> tuple[Store, str]:
-    """Splits an address into its bucket and the name in the bucket."""
+    """Returns the store of an address, and the name in its bucket."""
     scheme, _, place = address.partition("://")
     bucket, _, name = place.partition("/")
     return {"gs": GoogleStore, "s3": S3Store}[scheme](bucket), name

@@ -20,9 +20,9 @@ class Uploads:
     """Holds the lease of a run in a bucket, and uploads the files of its local copy when they change.
 
     One thread renews the lease, and another thread uploads. If the store is unavailable for too long, or another
-    process takes the lease, the thread sends SIGTERM to this process. The run then saves a checkpoint in the local copy
-    and stops, and `release` raises the error. The same command later uploads the copy and resumes from the checkpoint,
-    unless another process has written the folder.
+    process takes the lease, the failing thread sends SIGTERM to this process. The run then saves a checkpoint in the
+    local copy and stops, and `release` raises the error. The same command later uploads the copy and resumes from the
+    checkpoint, unless another process has written the folder.
 
     The folder must be locked on this machine (`common.train.workdir.Lock`).
     """

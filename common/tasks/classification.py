@@ -42,14 +42,14 @@ def validate(config: ConfigDict) -> None:
         bool(data.buckets)
         and min(data.buckets) > 0
         and list(data.buckets) == sorted(set(data.buckets)),
-        f"--config.data.buckets must be ascending lengths, got {data.buckets}",
+        f"--config.data.buckets must be ascending lengths above 0, got {data.buckets}",
     )
     tokens = config.eval.tokens_per_batch
     check(tokens >= 1, f"--config.eval.tokens_per_batch must be at least 1, got {tokens}")
 
 
 def sequence(parts: Sequence[Sequence[int]], longest: int) -> tuple[list[int], bool]:
-    """Joins one or two texts to `<s> a` or `<s> a </s></s> b`. Batches append the last `</s>`.
+    """Joins one or two texts into `<s> a` or `<s> a </s></s> b`. Batches append the last `</s>`.
 
     Truncates the sequence to `longest` tokens, including the last `</s>`. Truncates the longer text of a pair first.
 
@@ -76,7 +76,7 @@ class Classification(Task):
     A subclass for another tokenizer overrides `rows`, `marks` and `save`.
 
     Args:
-      tokenizer: tokenizer of the texts, saved with the run. None is allowed with `classes`.
+      tokenizer: tokenizer of the texts, saved with the run. None is allowed if `classes` is given.
       build: function (number of classes, *, rngs) -> model.
       longest: maximum number of tokens L of the model's input. Longer texts are truncated.
       start: function (trainable, frozen) -> initial parameters, see `Task.start`.

@@ -21,11 +21,11 @@ OUTPUT = ("output/kernel", "output/bias")
 """Paths of the parameters of the output layer."""
 
 _EXAMPLES = 50_000
-"""Number of training tokens from which `head_start` computes the output layer."""
+"""Maximum number of training tokens for `head_start`, rounded up to whole windows."""
 
 
 def output_layer(task: "LanguageModelling", name: str, trainable: Params, frozen: Params) -> Params:
-    """Returns the values of the output layer by the function `name`, "module:attribute".
+    """Calls the function `name`, "module:attribute"; returns the output layer that the function computes.
 
     Raises:
       UserError: the function does not exist or returns arrays of other shapes, or the output layer is tied to the
@@ -34,7 +34,7 @@ def output_layer(task: "LanguageModelling", name: str, trainable: Params, frozen
     make = imported("--config.head_start", name)
     check(
         OUTPUT[0] in trainable,
-        f"--config.head_start={name} needs an untied output layer: --config.model.tied=false",
+        f"--config.head_start={name} needs an untied output layer: set --config.model.tied=false",
     )
     features_ED, labels_E = _examples(task, trainable, frozen)
     values = dict(zip(OUTPUT, make(features_ED, labels_E, outputs=task.vocabulary), strict=True))

@@ -48,7 +48,7 @@ def validate(config: ConfigDict) -> None:
         check(value >= 1, f"--config.{name} must be at least 1, got {value}")
     check(
         evaluation.stride <= config.model.length,
-        f"--config.eval.stride={evaluation.stride} would skip bytes: it must be at most"
+        f"--config.eval.stride={evaluation.stride} would skip tokens: it must be at most"
         f" --config.model.length={config.model.length}",
     )
     check(
@@ -75,7 +75,7 @@ class WindowLosses:
     """Scores every token of a text except the first, by sliding windows.
 
     Args:
-      config: configuration of a run. A window has `model.length` tokens. `data.words` counts the words.
+      config: configuration of a run. A window has `model.length` tokens. With `data.words`, also counts the words.
       tokenizer: tokenizer of the text, for the number of bytes of each token.
       multiple: number that divides the number of rows of a batch.
     """

@@ -18,8 +18,9 @@ WANDB_MODES = ("offline", "online", "disabled")
 class Tracker:
     """Writes the metrics of a run to its workdir and to wandb.
 
-    Every line of `metrics.jsonl` is flushed, so a killed process loses at most its last line. The file has no times and
-    no host names: an interrupted and resumed run writes the same file as an uninterrupted run.
+    Every line of `metrics.jsonl` is flushed, so a killed process loses at most its last line. This class adds no
+    timestamps and no host names: apart from logged seconds, an interrupted and resumed run writes the same file as an
+    uninterrupted run.
 
     `common.track.wandb_run` writes to wandb.
     """
@@ -164,7 +165,7 @@ def _plain(value: Any) -> Any:
 
 
 def _without_nan(value: Any) -> Any:
-    """Replaces NaN and infinity by None, because JSON lacks both."""
+    """Replaces NaN and infinity with None, because JSON lacks both."""
     if isinstance(value, Mapping):
         return {key: _without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

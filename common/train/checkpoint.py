@@ -359,7 +359,7 @@ def check_snapshot(workdir: Path, step: int) -> None:
 def _differences(path: Path, target: Any) -> str:
     """Names arrays that the checkpoint or `target` lacks, or that differ in shape.
 
-    Returns "" without such arrays, or if the checkpoint cannot be read.
+    Returns "" if no array differs, or if the checkpoint cannot be read.
     """
     try:
         tree = _tree(path)

@@ -8,7 +8,7 @@ SECTIONS = ("start", "train", "compile", "eval", "checkpoint")
 
 
 class Clock:
-    """Measures the seconds of each section of a run. The section "train" excludes the sections inside of it.
+    """Measures the seconds of each section of a run. The seconds of a section exclude the sections inside of it.
 
     Args:
       seconds: section -> seconds before the run was resumed.

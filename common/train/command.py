@@ -27,7 +27,7 @@ def train(
       download: function that downloads the model in the configuration. Called first if the user adds --download. None
         for a program without this option.
     """
-    flags = {"--download": "allow the program to use the network"} if download else {}
+    flags = {"--download": "first download the model of --config.pretrained"} if download else {}
     experiment, options = config.parse(f"{paper}.{program}", flags=flags)
 
     from common.runtime import processes

@@ -11,14 +11,15 @@ REDUCE_DTYPES = ("float32", "bfloat16")
 """Dtypes in which gradients can be exchanged."""
 
 _BATCH = "data"
-"""Mesh axis over which sums are exchanged; the mesh axis fsdp has size 1."""
+"""Mesh axis over which sums are exchanged. The mesh axis fsdp must have size 1."""
 
 
 def local_sums(function: Callable, mesh: Mesh, batch: Any, *whole: Any) -> Any:
     """Returns the sums of every shard of the batch, stacked along a new first axis with the sharding of the batch.
 
-    Inside `function` an array of the batch has the rows of one shard. `function` gets values from the other shards by
-    `batch_shard`, `sum_over_batch` and `max_over_batch` of `common.sharding`. The compiler partitions the tensor axis.
+    Inside `function` an array of the batch has the rows of one shard. In `common.sharding`, `batch_shard` returns the
+    index of the shard, and `sum_over_batch` and `max_over_batch` reduce over all shards. The compiler partitions the
+    tensor axis.
 
     Args:
       function: (batch, *whole) -> tree of sums over the rows of the batch.

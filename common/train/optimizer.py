@@ -141,7 +141,7 @@ def validate(optimizer: ConfigDict) -> None:
         )
     check(
         optimizer.name != "adagrad" or optimizer.weight_decay == 0,
-        f"--config.optimizer.weight_decay={optimizer.weight_decay}: adagrad has no weight decay",
+        f"--config.optimizer.weight_decay={optimizer.weight_decay}: adagrad has no weight decay, so set 0",
     )
     check(
         optimizer.warmup_steps >= -1,

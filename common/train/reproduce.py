@@ -57,7 +57,7 @@ def reproduce_parser(
 
 
 def named_values(option: str, texts: Iterable[str], names: Iterable[str]) -> dict[str, str]:
-    """Parses values of an option, each NAME=VALUE, where NAME is one of `names`.
+    """Parses values of an option, each NAME=PATH, where NAME is one of `names`. Returns name -> path as text.
 
     Raises:
       UserError: a value is malformed, or its name is unknown.
@@ -108,7 +108,9 @@ def add_fairness(parser: ArgumentParser) -> None:
 
 
 def make_mesh_of(fields: Iterable[str]) -> "Mesh":
-    """Returns the mesh of the overrides "--config.mesh.NAME=VALUE" among `fields`; by default all devices are on data.
+    """Returns the mesh of the overrides "--config.mesh.NAME=VALUE" among `fields`.
+
+    By default, the mesh axis data has all devices.
 
     Raises:
       UserError: a field or a size of the mesh is invalid.

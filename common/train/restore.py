@@ -87,7 +87,11 @@ def load_run(
 def load_own(
     workdir: Path, config: ConfigDict, build: Callable[[nnx.Rngs], nnx.Module], mesh: Mesh
 ) -> tuple[ModelState, str]:
-    """Loads the best checkpoint without pretrained weights. Returns the model and the fingerprint of these weights."""
+    """Loads the best checkpoint, but no pretrained weights.
+
+    Returns:
+      The model without the pretrained weights, and the fingerprint of these weights.
+    """
     model = variables.abstract(lambda: build(variables.ParamKeys(0)))
     with closing(Checkpoints(workdir)) as checkpoints:
         arrays, meta = checkpoints.restore_best(model_arrays(model, mesh))

@@ -12,7 +12,7 @@ from common.train.state import Step, TrainState
 from common.variables import Params
 
 _OLD_NAMES = {"position": "data_state", "finished": "stop_reason", "worse": "evals_since_best"}
-"""Old name of a field of `RunState`, in checkpoints from before November 2026 -> present name."""
+"""Old name of a field of `RunState`, in checkpoints from before November 2026 -> current name."""
 
 
 def resume(step: Step, checkpoints: Checkpoints) -> tuple[TrainState, Params, RunState, str]:
@@ -49,7 +49,7 @@ def still_ended(run: Run) -> str:
 
 
 def run_state(meta: dict[str, Any]) -> RunState:
-    """Returns the run state that `RunState.to_json` wrote. Appends the present commit of the code to `commits`."""
+    """Returns the run state that `RunState.to_json` wrote. Appends the current commit of the code to `commits`."""
     meta = {_OLD_NAMES.get(name, name): value for name, value in meta.items()}
     plain = {name: meta[name] for name in PLAIN}
     state = RunState(Curve.from_json(meta["curve"]), clock=Clock(meta["clock"]), **plain)

@@ -116,7 +116,7 @@ class Task(Protocol):
         """Returns the loss and the weight, such as the number of tokens, each summed over the batch.
 
         Sums instead of means keep gradient accumulation and padding exact. `key` is for dropout. On several devices
-        `batch` has the rows of one device; functions of `common.sharding` give statistics of all rows.
+        `batch` may have the rows of one device only; `common.sharding.sum_over_batch` then gives totals of all rows.
         """
 
     def loss_at(self, step: int) -> Callable:

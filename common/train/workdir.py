@@ -27,8 +27,8 @@ VISIBLE_SECONDS = 60
 # Top-level fields of every configuration.
 GROUPS = ("seed", "model", "optimizer", "train", "eval", "checkpoint", "mesh", "wandb")
 
-# Configuration fields that may change when a run resumes: duration, hardware, and intervals of evaluations and
-# checkpoints. A name that ends in a dot stands for all fields of the group.
+# Configuration fields that may change when a run resumes: duration, evaluation, decoding, checkpoints, hardware and
+# logging. A name that ends in a dot stands for all fields of the group.
 FREE = (
     "train.steps",
     "train.epochs",

@@ -112,7 +112,7 @@ def test_claims_of_tiny_runs_all_get_a_verdict(tmp_path):
     for row, claim in zip(rows, read, strict=True):
         said = {
             "runs": r"undecided|holds|does not hold",
-            "plan": r"not run: (ask launch.plan|[0-9.]+ chip-hours on v5e)",
+            "plan": r"not run: (estimate its cost with launch.plan|[0-9.]+ chip-hours on v5e)",
             "confirmed": "holds by arithmetic",
             "refuted": "refuted by arithmetic",
             "observed": "observed in a test, no verdict",

@@ -88,7 +88,7 @@ def test_claims_of_tiny_runs_have_a_verdict_each(tmp_path):
     for row, claim in zip(rows, read, strict=True):
         said = {
             "runs": "undecided",
-            "plan": r"not run: (ask launch.plan|[0-9.]+ chip-hours on v5e)",
+            "plan": r"not run: (estimate its cost with launch.plan|[0-9.]+ chip-hours on v5e)",
             "confirmed": "holds by arithmetic",
             "refuted": "refuted by arithmetic",
         }[claim.kind]

@@ -281,7 +281,7 @@ def test_head_start_fills_the_output_layer_before_training(mesh, tmp_path):
     assert starts["explicit_opt:head_start"]["value"] < starts[""]["value"] - 2
     assert starts["explicit_opt.heads:zero_head"]["value"] == pytest.approx(8)
     for name, tied, fault in (
-        ("explicit_opt:head_start", True, "needs an untied output layer: --config.model.tied"),
+        ("explicit_opt:head_start", True, "needs an untied output layer: set --config.model.tied"),
         ("explicit_opt:absent", False, "has no attribute"),
         ("tests.gmlp_lm.test_programs:wrong_head", False, r"returns arrays of shapes \(\(3, 256\)"),
     ):
@@ -329,7 +329,7 @@ def test_invalid_texts_are_one_line_errors(trained, tmp_path, text, options, mes
 @pytest.mark.parametrize(
     ("fault", "field", "value"),
     [
-        ("would skip bytes", "eval.stride", 25),
+        ("would skip tokens", "eval.stride", 25),
         ("model.length must be at least 1", "model.length", 0),
         ("eval.tokens must be at least 0", "eval.tokens", -1),
         ("eval.sample must be at least 0", "eval.sample", -1),

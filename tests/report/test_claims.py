@@ -106,7 +106,7 @@ def test_outcome_of_arithmetic_and_plan_claims():
         "refuted: tests/x.py::test_y": "refuted by arithmetic (tests/x.py::test_y)",
         "observed: tests/x.py::test_y": "observed in a test, no verdict (tests/x.py::test_y)",
         "plan: --config=configs/a.py": "not run: 12.5 chip-hours on v5e",
-        "plan: --config=configs/b.py": "not run: ask launch.plan for its cost",
+        "plan: --config=configs/b.py": "not run: estimate its cost with launch.plan",
     }
     for evidence, expected in cases.items():
         (found,) = find([claim(evidence=evidence)], {}, {})
@@ -207,7 +207,7 @@ def test_kept_claims_train_nothing(paper, tmp_path):
     suite = Toys("tiny", 3, [], tmp_path / "out", toy.mesh())
     name = paper(RUNS)
     suite.claims(name, only_kept=True)
-    assert kept(suite)[0]["verdict"] == "not run: no runs are kept"
+    assert kept(suite)[0]["verdict"] == "not run: no finished run"
     assert not (suite.out / "runs").exists()
     suite.claims(name)
     trained = kept(suite)

@@ -31,10 +31,13 @@ def test_report_of_the_repository_results(tmp_path):
         ([RUNS[0], "--wandb=a/b"], "name the runs to compare"),
         (
             [RUNS[0], "--horizon=4h"],
-            "the horizon must be a positive number, longest or shortest, not 4h",
+            "--horizon=4h must be a positive number, longest or shortest",
         ),
         ([RUNS[0], "--out=README.md"], "cannot write to --out=README.md"),
-        (["runs/of/nobody"], "there is no run runs/of/nobody"),
+        (
+            ["runs/of/nobody"],
+            "runs/of/nobody does not exist: give the folder or the summary.json of a run",
+        ),
     ],
 )
 def test_errors_are_one_line(arguments, complaint, tmp_path, monkeypatch, capsys):

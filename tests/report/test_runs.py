@@ -68,7 +68,7 @@ def test_damaged_summary_error_names_the_file(tmp_path, content, complaint):
 
 
 def test_missing_and_unfinished_runs(tmp_path):
-    with pytest.raises(UserError, match=r"there is no run .*nowhere"):
+    with pytest.raises(UserError, match=r"nowhere does not exist: give the folder"):
         load_local(tmp_path / "nowhere")
     write(tmp_path / "begun" / "config.json", {})
     with pytest.raises(UserError, match=r"begun has no summary\.json: the run has not finished"):

@@ -139,7 +139,7 @@ def test_groups_of_different_data_without_predictions_are_refused(tmp_path, repo
     report("a", "b")  # The two paths name the same folder on two machines.
     for seed in (1, 2, 3):
         read(tmp_path / "b" / f"s{seed}", "files:/b/sst2")
-    with pytest.raises(UserError, match=r"differ in data.source .* lack predictions\.npz"):
+    with pytest.raises(UserError, match=r"differ in data.source .* without predictions\.npz"):
         report("a", "b")
 
 

@@ -212,7 +212,7 @@ def test_learning_rate_of_a_run_shorter_than_its_warm_up_only_rises(schedule: st
         ({"schedule": "step"}, r"^--config\.optimizer\.schedule.*step.*cosine"),
         ({"learning_rate": 0.0}, r"^--config.optimizer.learning_rate must be above 0, got 0\.0$"),
         ({"epsilon": 0.0}, r"^--config.optimizer.epsilon must be above 0, got 0\.0$"),
-        ({"name": "adagrad"}, r"weight_decay=0\.1: adagrad has no weight decay$"),
+        ({"name": "adagrad"}, r"weight_decay=0\.1: adagrad has no weight decay, so set 0$"),
         ({"warmup_steps": -2}, r"^--config.optimizer.warmup_steps must be at least 0, or -1 for"),
         ({"warmup_init": -1.0}, r"^--config.optimizer.warmup_init must not be negative, got -1"),
         ({"clip": -0.5}, r"^--config.optimizer.clip must not be negative, got -0\.5$"),
