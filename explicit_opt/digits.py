@@ -78,7 +78,7 @@ def load_images(source: str) -> tuple[Images, Images]:
         pixels, cut = pixels.astype(np.uint8), len(labels) - _HELD_OUT_DIGITS
         return (pixels[:cut], labels[:cut]), (pixels[cut:], labels[cut:])
     if kind != "files":
-        raise UserError(f"--config.data.source={source}: use {EMBEDDED} or files:DIR")
+        raise UserError(f"--config.data.source={source} is unknown: use {EMBEDDED} or files:DIR")
     directory = source_folder(path)
     return _load_idx(directory, "train"), _load_idx(directory, "t10k")
 
@@ -153,7 +153,7 @@ class Digits(Task):
             held_out < len(train[1]),
             f"--config.data.held_out={held_out} must be less than the {len(train[1])} training images",
         )
-        # With held_out=0 the test loss decides early stopping, apparently as in the paper.
+        # With held_out=0, the test loss decides when training stops, apparently as in the paper.
         cut = len(train[1]) - held_out
         valid = tuple(part[cut:] for part in train) if held_out else test
         self.splits: dict[str, Images] = {

@@ -209,4 +209,5 @@ def _check_values(lowest: float, largest: float, what: str) -> None:
     if math.isnan(lowest):
         raise UserError(f"a {what} is not a number (NaN)")
     if lowest < 0 or not math.isfinite(largest):
-        raise UserError(f"every {what} must be finite and non-negative, the lowest is {lowest:g}")
+        given = f"the lowest is {lowest:g}" if lowest < 0 else "one is infinite or too large"
+        raise UserError(f"every {what} must be finite and non-negative, but {given}")
