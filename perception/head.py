@@ -43,7 +43,7 @@ class Solution(NamedTuple):
     Attributes:
       kernel_MC, bias_C: float32 parameters that apply to features without standardisation.
       inverse_penalty: the chosen inverse penalty.
-      f1: weighted F1 in percent on the examples that chose the inverse penalty.
+      f1: weighted F1 in percent on the validation examples.
     """
 
     kernel_MC: np.ndarray
@@ -58,7 +58,7 @@ def solve(
     classes: int,
     weights: np.ndarray | None = None,
 ) -> Solution:
-    """Fits multinomial logistic regression. The weighted F1 on `valid` chooses the inverse penalty.
+    """Fits multinomial logistic regression with the inverse penalty that has the best weighted F1 on `valid`.
 
     If examples have several classes, one logistic regression is fitted for each class, all with the same penalty.
 

@@ -183,7 +183,7 @@ def _check_is_run(workdir: Path, option: str) -> None:
 
     finished: dict[str, list[Run]] = {}
     for name in names:
-        # Runs without test results only chose a learning rate.
+        # Runs without test results were trained only to choose a learning rate.
         if cached_json(folder / name / SUMMARY, lambda found: bool(found["test"])) is not None:
             one = read_run(folder / name / SUMMARY)
             finished.setdefault(str(one.config.get("finetune", "")), []).append(one)
@@ -214,7 +214,7 @@ def read_thresholds(workdir: Path, config: ConfigDict) -> tuple[float, ...]:
     """Returns the class thresholds at a run's best step if a text may have several classes, otherwise ().
 
     Raises:
-      UserError: the run has no test predictions. Their file also stores the thresholds.
+      UserError: the run has no file of test predictions, which also stores the thresholds.
     """
     if not config.data.multi_label:
         return ()

@@ -65,7 +65,10 @@ def average_precisions(labels_EC: np.ndarray, chances_EC: np.ndarray) -> np.ndar
 
 
 def score(labels: np.ndarray, logits_EC: np.ndarray) -> float:
-    """Returns weighted F1 in percent of the most probable class (multi-label: of classes above their thresholds)."""
+    """Returns the weighted F1 in percent of the most probable class.
+
+    Multi-label: of the classes that reach their thresholds, which are chosen on these labels.
+    """
     if labels.ndim == 1:
         return weighted_f1(labels, logits_EC.argmax(-1))
     from scipy.special import expit

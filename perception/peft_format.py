@@ -33,7 +33,7 @@ _VARIANTS = (
     *("alora_invocation_tokens", "arrow_config", "fan_in_fan_out", "kasa_config", "layer_replication", "lora_bias"),
     *("monteclora_config", "target_parameters", "trainable_token_indices", "use_bdlora", "use_dora", "use_qalora"),
 )  # fmt: skip
-"""Fields that must be unset, because they make an adapter compute another function than x A B."""
+"""Fields that must be unset, because with them an adapter does not compute x A B."""
 
 
 def write(

@@ -58,8 +58,8 @@ def prepare(
 
     Args:
       read_data: False builds a task without data, for `launch.plan`. The vocabulary size is `data.vocab_size` for full
-        training, otherwise the size of the backbone's vocabulary. A model for the user's data has two classes.
-        --config.pretrained is optional.
+        training, otherwise the size of the backbone's vocabulary. The model has two classes unless
+        `config.dataset` is set. --config.pretrained is optional.
 
     Raises:
       UserError: the configuration, the data or the pretrained model is invalid.
