@@ -29,8 +29,8 @@ STARTS = (
 BOUND = "maximum-likelihood bigram, all tokens: a bound"
 
 DOCUMENTS = ("line", "file")
-"""Values of `config.data.documents`: each line is a document, or each file. Contexts do not cross documents. The paper
-does not define a document."""
+"""Values of `config.data.documents` in `formula`: each line, or each file, is a document. Contexts do not cross
+documents. The paper does not define a document."""
 
 
 def formula(suite: ExperimentSuite) -> None:

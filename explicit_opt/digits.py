@@ -166,8 +166,9 @@ class Digits(Task):
         for split, (pixels, labels) in self.splits.items():
             check(
                 pixels.shape[1] == self.width and int(labels.max()) < self.outputs,
-                f"--config.data.source={config.data.source}: the {split} images have another size or more classes than"
-                " the training images",
+                f"--config.data.source={config.data.source}: the {split} images have {pixels.shape[1]} pixels and"
+                f" labels up to {labels.max()}, but the training images have {self.width} pixels and labels up to"
+                f" {self.outputs - 1}",
             )
         self.images = cut
         self.levels = int(self.splits["train"][0].max()) + 1
