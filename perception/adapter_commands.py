@@ -130,8 +130,8 @@ def peft(options: Namespace) -> None:
     _require_same(base, fingerprint, what, config.quantize)
     _warn_if_quantized(base, config.quantize, what, options.mesh)
     lora = make_lora(config)
-    # PEFT applies the scale when it loads the adapter, so B is written without it: alpha equal to the rank gives scale
-    # 1.
+    # PEFT applies the scale when it loads the adapter, so B is written without the scale: alpha equal to the rank gives
+    # the scale 1.
     unscaled = replace(lora, alpha=lora.rank, stabilized=False)
     adapter = adapter_arithmetic.of_values(trained.values.trainable, unscaled, fingerprint)
     with staged(options.out) as folder:

@@ -206,7 +206,7 @@ def answer(
         if other:
             lines.append(
                 f"Validation and test disagree: on the test examples {WAYS[other].name} is better than the selected"
-                f" {WAYS[way].name}. A choice by test examples would make its own score too high."
+                f" {WAYS[way].name}. Selecting a classifier by its test score would bias this score upwards."
             )
     line = richness.expectation()
     expected = f"{line.gap(tokens):+.1f} ± {line.margin(tokens):.1f}"

@@ -39,6 +39,7 @@ ADDED = ("balance", "multi_label", "pair", "shots")
 """Fields of `config.data` that are missing in runs of older versions; see `common.train.workdir.ADDED`."""
 
 OWN = DataSet(fields="text|sentence")
+"""Default field names of the user's data."""
 
 DATASETS = {
     "dbpedia": DataSet("DBP", "hf:DeveloperOats/DBPedia_Classes", label="l1|label", classes=9),

@@ -142,7 +142,7 @@ class SolvedHead(TextClassification):
         return not self.config.reinitialize and not self.config.data.shots
 
     def _keep(self, abstract_model: AbstractModel) -> PretrainedWeights:
-        """Implements `Task.outside`. Stores the result, because its fingerprint is a part of cache keys."""
+        """Implements `Task.outside`. Stores the result, because `_key` needs its fingerprint."""
         self._pretrained = self._read(abstract_model)
         return self._pretrained
 
