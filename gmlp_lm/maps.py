@@ -41,7 +41,7 @@ class BlockLocal(Spatial):
         return self.size
 
     def _mask(self) -> jax.Array:
-        """Returns the mask (W, 2W): True where a position reads a position of the previous window or of its own."""
+        """Returns the mask (W, 2W): True where a position reads a position of the previous or its own window."""
         return jnp.arange(2 * self.size) <= jnp.arange(self.size)[:, None] + self.size
 
     def __call__(self, values_BLD: jax.Array) -> jax.Array:

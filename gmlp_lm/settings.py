@@ -1,4 +1,4 @@
-"""Tables 1 and 2: parameter counts and hyperparameters of our three recipes and of the paper. Trains nothing."""
+"""Writes Tables 1 and 2: parameter counts and hyperparameters of our three recipes and of the paper. Trains nothing."""
 
 from ml_collections import ConfigDict
 

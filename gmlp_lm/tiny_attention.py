@@ -1,4 +1,4 @@
-"""The tiny attention that a gMLP may add to its gate ("aMLP", section 4.3 of the paper)."""
+"""The tiny attention whose output is added to the gate of a gMLP ("aMLP", section 4.3 of the paper)."""
 
 from typing import TYPE_CHECKING, Any
 
