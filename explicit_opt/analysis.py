@@ -1,4 +1,4 @@
-"""Two tables that the paper lacks: eq. (3) with other exponents; digits with other optimizers and initializers."""
+"""Writes two tables that the paper lacks: eq. (3) with other exponents; digits with other optimizers and starts."""
 
 import math
 from functools import partial

@@ -294,4 +294,4 @@ class Digits(Task):
         return {f"the {split} split": fingerprint_arrays(*x) for split, x in self.splits.items()}
 
     def save(self, workdir: Path) -> None:
-        del workdir  # a digit classifier needs no files beside its checkpoints
+        del workdir  # a digit classifier needs only its checkpoints
