@@ -37,7 +37,7 @@ from perception.quantized import costs
 from perception.safetensor_files import require_empty, staged
 
 MARK = "adapter.json"
-"""File beside an adapter in PEFT's format that stores the fingerprint and the family of the base weights."""
+"""File in the directory of an adapter in PEFT's format: the fingerprint and the family of the base weights."""
 
 
 class Opened(NamedTuple):

@@ -34,7 +34,7 @@ INVERSE_PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 KERNEL, BIAS = "head/kernel", "head/bias"
 
 UNSEEN = -100.0
-"""Bias of a class without training examples, which makes its probability almost 0."""
+"""Bias of a class without training examples: the probability of the class is almost 0."""
 
 
 class Solution(NamedTuple):

@@ -85,7 +85,7 @@ class Trained:
         return Windows(self.tokenizer, self.config.data.max_length)
 
     def probabilities(self, lines: Sequence[str], rows: int = 64) -> np.ndarray:
-        """Returns class probabilities of each line, (E, C). Long lines are truncated like in training."""
+        """Returns class probabilities of each line, (E, C). Long lines are truncated as in training."""
         encoded = self.tokenizer.encode(lines, self.config.data.max_length)
         return self.probabilities_of([[ids] for ids in encoded], rows)
 
@@ -94,7 +94,7 @@ class Trained:
     ) -> tuple[list[list[list[int]]], list[int], int]:
         """Returns the tokens and `firsts` for `probabilities_of`, and the number of truncated pairs.
 
-        A pair has a single window. Like in training, the longer text is truncated first.
+        A pair has a single window. As in training, the longer text is truncated first.
         """
         rows, firsts, cut = self.tokenizer.encode_parts(pairs, self.config.data.max_length)
         segments = has_segments(self.config, self.shape)

@@ -160,7 +160,7 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
 
 
 def _scale(fields: Fields, module: str, rank: int) -> float:
-    """Returns the scale of a module's adapter. A key of `alpha_pattern` applies to module names with this ending."""
+    """Returns the scale of a module's adapter. A key of `alpha_pattern` is a regex for the end of module names."""
     patterns: Mapping[str, float] = fields.get("alpha_pattern", {})
     matching = (key for key in patterns if re.match(rf"(.*\.)?({key})$", module))
     key = next(matching, None)

@@ -82,7 +82,7 @@ def write(
     Args:
       wanted: names, shapes and shardings of the parameters of `base`.
       kind: one of FORMATS.
-      beside: names of other files to copy from the directory of `base`.
+      beside: names of other files in the directory of `base` to copy, if they exist.
 
     Raises:
       UserError: the directory is not empty or not writable, or `base` is quantized already.

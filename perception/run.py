@@ -113,7 +113,7 @@ def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
 
 
 def ended(config: ConfigDict, workdir: Path) -> dict | None:
-    """Returns the summary of the run in `workdir`, or None if it is not finished or its data have changed."""
+    """Returns the summary of the run in `workdir`; None if the run is unfinished or its config or data have changed."""
     validate(config)
     summary = finished.ended(resolve(config), workdir)
     if summary is not None and is_main():

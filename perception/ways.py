@@ -1,4 +1,4 @@
-"""Lists the methods of training a classifier that `perception.worth` compares."""
+"""Lists the training methods that `perception.worth` compares."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
