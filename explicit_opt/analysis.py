@@ -1,4 +1,4 @@
-"""Two tables that the paper lacks: eq. (3) with other exponents; digits with other optimizers and initializers."""
+"""Writes two tables that the paper lacks: eq. (3) with other exponents; digits with other optimizers and starts."""
 
 import math
 from functools import partial
@@ -29,8 +29,8 @@ STARTS = (
 BOUND = "maximum-likelihood bigram, all tokens: a bound"
 
 DOCUMENTS = ("line", "file")
-"""Values of `config.data.documents`: a document is a line, or a file. Contexts do not cross documents. The paper does
-not define a document."""
+"""Values of `config.data.documents` in `formula`: each line, or each file, is a document. Contexts do not cross
+documents. The paper does not define a document."""
 
 
 def formula(suite: ExperimentSuite) -> None:
@@ -38,7 +38,7 @@ def formula(suite: ExperimentSuite) -> None:
 
     The weights are computed from all training tokens. Training perplexity is measured on evenly spaced training
     tokens, development perplexity on the whole development text. The table also has the paper's values and, for K = 1,
-    the lowest perplexity of any weights.
+    the lowest training perplexity that any weights can reach.
     """
     rows = []
     for documents in DOCUMENTS:

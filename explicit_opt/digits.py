@@ -78,7 +78,7 @@ def load_images(source: str) -> tuple[Images, Images]:
         pixels, cut = pixels.astype(np.uint8), len(labels) - _HELD_OUT_DIGITS
         return (pixels[:cut], labels[:cut]), (pixels[cut:], labels[cut:])
     if kind != "files":
-        raise UserError(f"--config.data.source={source}: use {EMBEDDED} or files:DIR")
+        raise UserError(f"--config.data.source={source} is unknown: use {EMBEDDED} or files:DIR")
     directory = source_folder(path)
     return _load_idx(directory, "train"), _load_idx(directory, "t10k")
 
@@ -153,7 +153,7 @@ class Digits(Task):
             held_out < len(train[1]),
             f"--config.data.held_out={held_out} must be less than the {len(train[1])} training images",
         )
-        # With held_out=0 the test loss decides early stopping, apparently as in the paper.
+        # With held_out=0, the test loss decides when training stops, apparently as in the paper.
         cut = len(train[1]) - held_out
         valid = tuple(part[cut:] for part in train) if held_out else test
         self.splits: dict[str, Images] = {
@@ -166,8 +166,9 @@ class Digits(Task):
         for split, (pixels, labels) in self.splits.items():
             check(
                 pixels.shape[1] == self.width and int(labels.max()) < self.outputs,
-                f"--config.data.source={config.data.source}: the {split} images have another size or more classes than"
-                " the training images",
+                f"--config.data.source={config.data.source}: the {split} images have {pixels.shape[1]} pixels and"
+                f" labels up to {labels.max()}, but the training images have {self.width} pixels and labels up to"
+                f" {self.outputs - 1}",
             )
         self.images = cut
         self.levels = int(self.splits["train"][0].max()) + 1
@@ -293,4 +294,4 @@ class Digits(Task):
         return {f"the {split} split": fingerprint_arrays(*x) for split, x in self.splits.items()}
 
     def save(self, workdir: Path) -> None:
-        del workdir  # a digit classifier needs no files beside its checkpoints
+        del workdir  # a digit classifier needs only its checkpoints

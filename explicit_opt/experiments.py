@@ -73,7 +73,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
       protocol: "ours" stops early on held-out data and reports the best checkpoint. "printed" follows the paper and
         reports the last epoch: language models train for all epochs (Table 1), digit classifiers until the first epoch
         that raises the test loss (section 4).
-      data: corpus ("babylm" or "mnist") -> its directory. A corpus without an entry is read from data/CORPUS.
+      data: corpus ("babylm" or "mnist") -> its directory. Other corpora are read from data/CORPUS.
     """
 
     protocol: str = "ours"

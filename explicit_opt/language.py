@@ -37,7 +37,7 @@ from explicit_opt.solution import fit_scale
 from explicit_opt.start import exponent, seedless, validate_start, zeros
 
 PAD, OOV = 0, 1
-"""Ids of `<pad>` and `<oov>`. `<pad>` fills contexts before a document and is never a target."""
+"""Ids of `<pad>` and `<oov>`. `<pad>` fills the part of a context before its document and is never a target."""
 
 # SentencePiece's ids begin with <pad>, <s>, </s>, <unk>. The model has only <pad> and <oov>, so two ids are unused.
 _UNUSED = 2
@@ -100,7 +100,7 @@ class Windows:
         return len(self.tokens_L)
 
     def before(self, at_B: np.ndarray, lag: int) -> np.ndarray:
-        """Returns the tokens `lag` positions before `at_B`, (B,); `<pad>` where the document begins later."""
+        """Returns the tokens `lag` positions before `at_B`, (B,); `<pad>` for a position before the document."""
         return np.where(self.positions_L[at_B] >= lag, self.tokens_L[at_B - lag], PAD)
 
     def gather(self, ids_B: np.ndarray) -> Batch:
@@ -284,7 +284,7 @@ class NextToken(Task):
     def training_stride(self) -> int:
         """Distance between the training tokens that measure training perplexity.
 
-        Set so that at most `eval.train_tokens` tokens are measured. If `eval.train_tokens` is 0, all tokens are.
+        The smallest distance at which at most `eval.train_tokens` tokens are measured; 1 (all tokens) if that is 0.
         """
         total = len(self.splits["train"])
         return -(-total // (self.config.eval.train_tokens or total))

@@ -106,7 +106,7 @@ def warm_start(
     examples: Examples = targets_and_weights,
     **options: float,
 ) -> Params:
-    """Returns the trainable parameters, where one layer has the explicit solution. Reads `batches` once.
+    """Returns the trainable parameters with the explicit solution in one layer. Reads `batches` once.
 
     Args:
       layer: path of the `Linear` that computes the logits, such as "layers/1".
@@ -147,7 +147,7 @@ def warm_start(
         started[f"{layer}/bias"] = jax.device_put(new_bias, bias.sharding)
     elif sums.low_M.any():
         raise UserError(
-            f"layer {layer} reads negative features, so the explicit solution needs a bias, which this layer lacks"
+            f"layer {layer} has negative input features, so the explicit solution needs a bias, but the layer has none"
         )
     return {**values.trainable, **started}
 

@@ -1,4 +1,4 @@
-"""Prepares and trains a run: selects the task and converts epochs to steps."""
+"""Validates, prepares and trains a run: selects the task and converts epochs to steps."""
 
 from collections.abc import Callable
 from pathlib import Path

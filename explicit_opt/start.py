@@ -51,7 +51,7 @@ def exponent(config: ConfigDict) -> float | None:
 
 
 def seedless(config: ConfigDict) -> bool:
-    """Returns whether the run does not depend on the seed: `start=explicit` has no random values and no training."""
+    """Returns whether the run ignores the seed: `start=explicit` draws no random values and does not train."""
     return config.start == "explicit"
 
 

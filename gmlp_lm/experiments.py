@@ -1,4 +1,4 @@
-"""Tables 3 and 4 and Figure 4: trains the runs and writes their results beside the paper's numbers."""
+"""Writes Tables 3 and 4 and Figure 4: trains the runs and compares their results with the paper's numbers."""
 
 import json
 import math
@@ -138,7 +138,7 @@ def table3(suite: ExperimentSuite) -> None:
 
 
 def data_name(runs: list[Run], corpus: str) -> str:
-    """Returns the training text's name for tables. The scale "tiny" trains on embedded text, not on the corpus."""
+    """Returns the name of the training text in tables. The scale "tiny" trains on embedded text, not on the corpus."""
     embedded = runs[0].config["data"]["source"].startswith("embedded:")
     return "Python manual" if embedded else corpus
 
@@ -243,7 +243,7 @@ def _comparison(corpus: str, cases: dict[str, list[Run]]) -> list[tuple]:
 
 
 def fig4(suite: ExperimentSuite) -> None:
-    """Draws Figure 4, the validation curves. Also writes how far each run's last value rises above its best value."""
+    """Draws Figure 4, the validation curves. Also writes each run's last value minus its best value."""
     panels, rows, every = {}, [], []
     for corpus in suite.corpora:
         cases = suite.cases(corpus)

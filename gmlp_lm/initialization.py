@@ -1,4 +1,4 @@
-"""Two initializations: GPT-2's, and PyTorch's defaults, which the authors' program keeps."""
+"""Two initializations: GPT-2's, and PyTorch's defaults, which the authors' program uses."""
 
 from flax import nnx
 
@@ -8,9 +8,9 @@ from common.model.linear import Linear
 
 
 def as_gpt2(made: LanguageModel, rngs: nnx.Rngs) -> None:
-    """Draws matrices and embedding tables with standard deviation 0.02 around 0; biases are 0.
+    """Draws the kernels of linear layers and the embedding tables with mean 0 and standard deviation 0.02.
 
-    Divides the output matrix of each sublayer by sqrt(number of sublayers).
+    Divides the output kernel of each sublayer by sqrt(number of sublayers). Other parameters keep their values.
     """
     draw = initializers.normal(0.02)
     for _, part in nnx.iter_modules(made):

@@ -23,9 +23,9 @@ class Toeplitz(Spatial):
 
 
 class BlockLocal(Spatial):
-    """A causal map in windows of W positions; each head has W x 2W weights.
+    """A causal map in windows of W positions; each head has W x 2W weights, which all windows share.
 
-    A position reads the whole previous window, and the current window up to itself.
+    A position reads the whole previous window, and its own window up to itself.
     """
 
     def __init__(self, length: int, window: int, *, rngs: nnx.Rngs, **options):
@@ -41,7 +41,7 @@ class BlockLocal(Spatial):
         return self.size
 
     def _mask(self) -> jax.Array:
-        """Returns the causal mask (W, 2W): True where a position reads one of the previous or the same window."""
+        """Returns the mask (W, 2W): True where a position reads a position of the previous or its own window."""
         return jnp.arange(2 * self.size) <= jnp.arange(self.size)[:, None] + self.size
 
     def __call__(self, values_BLD: jax.Array) -> jax.Array:

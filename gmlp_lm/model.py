@@ -135,7 +135,8 @@ def validate(model: ConfigDict) -> None:
     )
     check(
         model.kind != "tiny_attention" or model.attention >= 1,
-        "--config.model.attention, the width of the head, must be at least 1 for --config.model.kind=tiny_attention",
+        "--config.model.attention (width of the head) must be at least 1 for --config.model.kind=tiny_attention, got"
+        f" {model.attention}",
     )
     check(
         model.kind == "gpt" or model.hidden % (2 * model.gate_heads) == 0,

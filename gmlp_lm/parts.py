@@ -33,13 +33,13 @@ def _spatial(
     check(epsilon >= 0, f"epsilon must not be negative, got {epsilon}")
     check(
         features >= 1 and features % (2 * heads) == 0,
-        f"{features} features do not split into two halves of {heads} heads: use a multiple of {2 * heads}",
+        f"the number of features must be a multiple of 2 * heads = {2 * heads}, got {features}",
     )
     return Spatial(length, rngs=rngs, heads=heads, epsilon=epsilon, causal=causal)
 
 
 def _checked(x_BLD: jax.Array, width: int) -> jax.Array:
-    """Returns the input, in float32 if it has another dtype than a floating-point one."""
+    """Checks the shape of the input. Returns the input, converted to float32 if its dtype is not floating-point."""
     if x_BLD.ndim != 3 or x_BLD.shape[2] != width or 0 in x_BLD.shape:
         raise ValueError(
             f"the input must have the shape (batch, positions, {width}), without empty axes, got {x_BLD.shape}"
@@ -160,7 +160,7 @@ class GatedMLP(nnx.Module):
         The time of a step is linear in the number of positions.
 
         Raises:
-          ValueError: `index` is known and not below `length`, or the input has another shape.
+          ValueError: `index` is not traced and not from 0 to `length` - 1, or the input has another shape.
         """
         x_B1D = _checked(x_B1D, self.width)
         length = self.gated.spatial.length

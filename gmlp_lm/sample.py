@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument(
         "--stream",
         action="store_true",
-        help="print several texts while they are written: JSON lines with the number of the text and its next piece",
+        help="print several texts while they are generated: one JSON line per piece, with the number of its text",
     )
     options = parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""Tables 1 and 2: parameter counts and hyperparameters of our three recipes and of the paper. Trains nothing."""
+"""Writes Tables 1 and 2: parameter counts and hyperparameters of our three recipes and of the paper. Trains nothing."""
 
 from ml_collections import ConfigDict
 
@@ -10,7 +10,7 @@ from gmlp_lm.experiments import KINDS, ExperimentSuite
 from gmlp_lm.model import language_model
 
 PRINTED_MILLIONS = {"gpt": 66, "gmlp": 71, "gmlp_attn": 72}
-"""Parameter counts in the paper's Table 1, in millions. Its fourth row, GPT_origin, comes from another paper."""
+"""Parameter counts in the paper's Table 1, in millions. Its row GPT_origin, from another paper, is left out."""
 
 UNUSED = {"gpt": 4_202_496}
 """Parameters of the authors' "GPT_base" that its forward pass never uses. Our counts leave them out."""
@@ -32,7 +32,7 @@ PRINTED_SETTINGS = {
 
 GPT_2_TOKENS = 50_257
 """Vocabulary size of GPT-2. With this vocabulary instead of 256 bytes, our GPT of the recipe "paper" has about the 66
-million parameters of the paper's Table 1. Our gMLP differs from the table's 71 million with either vocabulary."""
+million parameters of the paper's Table 1. With either vocabulary, our gMLP does not have the table's 71 million."""
 
 
 def parameters(config: ConfigDict, vocabulary: int = 256) -> int:

@@ -1,4 +1,4 @@
-"""The tiny attention that a gMLP may add to its gate ("aMLP", section 4.3 of the paper)."""
+"""The tiny attention whose output is added to the gate of a gMLP ("aMLP", section 4.3 of the paper)."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,8 @@ class TinyAttention(Sublayer):
       outputs: width of the gate.
       window: window length W, or 0 for attention to the whole sequence. A position attends to the previous window, and
         to its own window up to itself. As in the paper's code, W keys and values of zero precede the first window.
-      keys_as_values: use the keys as values and ignore the value projections, if `window` is not 0. The paper's code
-        inherited this bug (k for v) from g-mlp-gpt.
+      keys_as_values: use the keys as values and ignore the value projection; no effect if `window` is 0. The paper's
+        code inherited this bug from g-mlp-gpt.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ from perception.quantized import costs
 from perception.safetensor_files import require_empty, staged
 
 MARK = "adapter.json"
-"""File beside an adapter in PEFT's format that stores the fingerprint and the family of the base weights."""
+"""File in the directory of an adapter in PEFT's format: the fingerprint and the family of the base weights."""
 
 
 class Opened(NamedTuple):
@@ -72,27 +72,27 @@ def merge(options: Namespace) -> None:
 
 
 def _require_same(base: Pretrained, fingerprint: str, what: str, quantize: str) -> None:
-    """Raises a UserError unless the weights of `base` have this fingerprint. "" (unknown) always passes.
+    """Raises a UserError unless the weights of `base` have this fingerprint. An unknown fingerprint "" always passes.
 
-    `base` may also be the base weights quantized to `quantize`, the format of the run that trained the adapter.
+    `base` may also be these weights, quantized to `quantize` (--config.quantize of the run that trained the adapter).
     """
     quantized = base.quantization
     same = quantized is not None and (quantized.kind, quantized.base) == (quantize, fingerprint)
     check(
         same or fingerprint in ("", base.fingerprint),
-        f"{what} was not trained on the weights in {base.directory}: the weights of the run have the fingerprint"
-        f" {fingerprint[:12]}, the weights in the directory {base.fingerprint[:12]}",
+        f"{what} was not trained on the weights in {base.directory} (fingerprint {base.fingerprint[:12]}), but on"
+        f" weights with the fingerprint {fingerprint[:12]}: add --pretrained=DIR with these weights",
     )
 
 
 def unmerge(options: Namespace) -> None:
-    """Subtracts an adapter from merged weights and writes the result. It equals the base weights up to rounding."""
+    """Subtracts an adapter from merged weights and writes the result, which equals the base weights up to rounding."""
     require_empty(options.out)
     merged = open_model(options.merged, "--merged")
     adapter = open_adapter(options.adapter, options.mesh, weights=options.merged).adapter
     check(
         merged.fingerprint != adapter.base,
-        f"--merged={options.merged} holds the base weights of {options.adapter}: no adapter is merged into them",
+        f"--merged={options.merged} has the base weights of {options.adapter}: no adapter is merged into them",
     )
     _export(
         options.out, merged, adapter_arithmetic.merge(_weights(merged, options.mesh), adapter, -1)
@@ -130,8 +130,8 @@ def peft(options: Namespace) -> None:
     _require_same(base, fingerprint, what, config.quantize)
     _warn_if_quantized(base, config.quantize, what, options.mesh)
     lora = make_lora(config)
-    # PEFT applies the scale when it loads the adapter, so B is written without it: alpha equal to the rank gives scale
-    # 1.
+    # PEFT applies the scale when it loads the adapter, so B is written without the scale: alpha equal to the rank gives
+    # the scale 1.
     unscaled = replace(lora, alpha=lora.rank, stabilized=False)
     adapter = adapter_arithmetic.of_values(trained.values.trainable, unscaled, fingerprint)
     with staged(options.out) as folder:
@@ -143,7 +143,7 @@ def peft(options: Namespace) -> None:
 
 
 def export(options: Namespace) -> None:
-    """Writes a run's encoder with its adapters merged, the classification head, and a README.md that uses both."""
+    """Writes a run's encoder with merged adapters, the classification head, and a README.md with code for both."""
     require_empty(options.out)
     config = loading.read(options.run, "--run")
     base = loading.begun_from(config, options.pretrained)
@@ -175,9 +175,9 @@ def export(options: Namespace) -> None:
 
 
 def quantize(options: Namespace) -> None:
-    """Writes a table with the size and relative quantization error of every kernel to --out, or prints it.
+    """Writes a table with the size and relative quantization error of every kernel to --out, or prints the table.
 
-    --save writes the quantized weights.
+    Writes the quantized weights to --save.
     """
     if options.out:
         check_folder("--out", options.out)

@@ -1,6 +1,6 @@
 """Defines the paper's backbones (Tables 1 and 2) as settings of one transformer implementation.
 
-The sizes equal the sizes of the published models. OpenELM's sizes follow from layer-wise scaling (Mehta et al., 2024).
+The published models have the same sizes. OpenELM's sizes follow from layer-wise scaling (Mehta et al., 2024).
 """
 
 from dataclasses import dataclass, replace
@@ -12,8 +12,8 @@ class Stretch:
 
     Attributes:
       factor: divisor of the low frequencies.
-      low, high: numbers of turns within `trained` positions. Frequencies with fewer turns than `low` are divided.
-        Frequencies with more turns than `high` stay. The frequencies between are interpolated.
+      low, high: numbers of rotations within `trained` positions. Frequencies with fewer than `low` are divided,
+        frequencies with more than `high` do not change, and the other frequencies are interpolated.
       trained: number of positions before the extension.
     """
 
@@ -30,8 +30,8 @@ class Relative:
     Attributes:
       kind: "bias" for a bias per head and distance (T5, MPNet); "disentangled" for embeddings of distances, which are
         also projected to queries and keys (DeBERTa).
-      buckets: number of groups of distances. Groups of far distances are wider.
-      farthest: smallest distance of the last group. All larger distances are in this group too.
+      buckets: number of groups of distances (DeBERTa: half of the number). Groups of larger distances are wider.
+      farthest: all distances from this distance on are in the last group.
     """
 
     kind: str
@@ -63,7 +63,7 @@ class Backbone:
       local: for each layer, whether its attention has the window; () if all layers have the window.
       local_theta: base of the rotary frequencies in layers with the window; None for the value of `theta`.
       relative: relative positions; None for a model without relative positions.
-      biases: three flags: whether queries, keys and values have biases; attention outputs; feed-forward layers.
+      biases: three flags: biases of queries, keys and values; of attention outputs; of feed-forward layers.
       gated: whether the feed-forward layers are gated.
       parallel: whether attention and feed-forward read the same normalized input (phi).
       fused: whether one matrix computes queries, keys and values (OpenELM).

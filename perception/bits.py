@@ -67,7 +67,7 @@ def measure(runs: Sequence[Path], mesh: "Mesh", examples: int | None = None) -> 
     The difference from float32 is taken within each run. Holm's method corrects the formats together.
 
     Raises:
-      UserError: a run is given twice, has not trained all weights, or has other test examples.
+      UserError: a run is given twice or has not trained all weights, or two runs have different test examples.
     """
     import numpy as np
 
@@ -107,9 +107,9 @@ def measure(runs: Sequence[Path], mesh: "Mesh", examples: int | None = None) -> 
 def quantize(
     run: Path, mesh: "Mesh", examples: int | None
 ) -> "Iterator[tuple[str, tuple[float, ...], Classes]]":
-    """Yields for each format its name, its size and the predictions of the run with the encoder in this format.
+    """Yields (name, size, predictions) of each format: the predictions of the run with the encoder in this format.
 
-    The size is the bits of a kernel's weight, the MB of the file, and the error of the kernels in percent.
+    The size is (bits of a kernel's weight, MB of the file, error of the kernels in percent).
     """
     from perception.adapter_commands import wanted_parameters
     from perception.encoder_evaluation import EncoderEvaluation

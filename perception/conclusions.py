@@ -31,7 +31,7 @@ def scores(found: Classes | LabelSets) -> dict[str, float]:
 
 
 def results(found: Mapping[str, Sequence[Run]]) -> Table:
-    """Returns the table of results: mean ± standard deviation over seeds, at the best step except in "last step"."""
+    """Returns the table of results: mean ± deviation over seeds, at the best step except in the column "last step"."""
     rows = []
     for way, runs in found.items():
         summaries = [run.summary for run in runs]
@@ -123,8 +123,8 @@ def _valid(runs: Sequence[Run]) -> float:
 def choose(found: Mapping[str, Sequence[Run]]) -> str | None:
     """Returns the training method that uses pretrained weights and has the best mean F1 on the validation examples.
 
-    With `eval.select=test` the test examples are used as validation examples. If no method used pretrained weights, the
-    result is None.
+    With `eval.select=test`, the test examples serve as validation examples. Returns None if no method used pretrained
+    weights.
     """
     pretrained = [way for way in found if WAYS[way].pretrained]
     return max(pretrained, key=lambda way: _valid(found[way]), default=None)
@@ -137,7 +137,7 @@ def judge(
 
     The pairs are: the chosen method and full training from random weights; full training from pretrained and from
     random weights, which differ only in initialization and tokenizer; TF-IDF and each of the chosen method, full
-    training from random weights, and the head. Pairs with an untrained method are left out.
+    training from random weights, and the head. A pair is left out if one of its methods was not run.
     """
     pairs = [(chosen, "full"), ("full_pretrained", "full")]
     pairs += [("tf_idf", other) for other in (chosen, "full", "head")]
@@ -169,7 +169,7 @@ def answer(
       size: number of training examples, of tokens in the training examples, and of test examples.
       select: split that selected the best steps and `chosen`: "valid" or "test".
       shots: number of training examples per class, drawn again for each seed; 0 if the runs used all examples.
-      pretrained: whether the user has named pretrained weights.
+      pretrained: whether --config.pretrained is set.
     """
     examples, tokens, tests = size
     reached = ", ".join(f"{WAYS[way].name} {_mean(runs)}" for way, runs in found.items())
@@ -206,7 +206,7 @@ def answer(
         if other:
             lines.append(
                 f"Validation and test disagree: on the test examples {WAYS[other].name} is better than the selected"
-                f" {WAYS[way].name}. A choice by test examples would make its own score too high."
+                f" {WAYS[way].name}. Selecting a classifier by its test score would bias this score upwards."
             )
     line = richness.expectation()
     expected = f"{line.gap(tokens):+.1f} ± {line.margin(tokens):.1f}"

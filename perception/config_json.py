@@ -1,4 +1,4 @@
-"""Converts config.json of a Hugging Face model to a `Backbone` and back. An error names each unsupported field."""
+"""Converts config.json of a Hugging Face model to a `Backbone` and back. Errors name the unsupported field."""
 
 import dataclasses
 import json

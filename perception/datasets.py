@@ -1,4 +1,4 @@
-"""Reads the twelve data sets of Table 1 like the authors' program, and the user's data."""
+"""Reads the twelve data sets of Table 1, like the authors' program, and the user's own data."""
 
 from dataclasses import dataclass, field
 
@@ -39,6 +39,7 @@ ADDED = ("balance", "multi_label", "pair", "shots")
 """Fields of `config.data` that are missing in runs of older versions; see `common.train.workdir.ADDED`."""
 
 OWN = DataSet(fields="text|sentence")
+"""Default field names of the user's data."""
 
 DATASETS = {
     "dbpedia": DataSet("DBP", "hf:DeveloperOats/DBPedia_Classes", label="l1|label", classes=9),
@@ -132,7 +133,7 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
         f"--config.data.pair needs two text fields, such as --config.data.fields='premise hypothesis', got {fields!r}",
     )
     splits = ("train", "test") if config.eval.select == "test" else ("train", "valid", "test")
-    # If the user names the splits, they must exist. Otherwise a missing split is cut from the training examples.
+    # A split that the user names must exist. Other missing splits are cut from the training examples.
     cut = tuple(split for split in ("valid", "test") if not data.splits[split])
     rules = Rules(known.classes, known.unlabelled, cut, splits, data.multi_label)
     found, classes = load_labelled(read, rules)

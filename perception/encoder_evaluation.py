@@ -50,7 +50,7 @@ def parse(parser: ArgumentParser, tables: str) -> tuple[Namespace, Mesh]:
 
 
 class EncoderEvaluation:
-    """Classifies the examples of a run with the run's head and tokenizer, but another encoder. Computes in float32.
+    """Classifies the examples of a run with the run's head and tokenizer and a given encoder. Computes in float32.
 
     Attributes:
       encoder: the encoder's parameters, float32, without the prefix "encoder/".
@@ -60,7 +60,7 @@ class EncoderEvaluation:
     """
 
     def __init__(self, workdir: Path, mesh: Mesh, examples: int | None = None):
-        """Opens a run that trained all weights, and its data.
+        """Loads a run that trained all weights, and its data.
 
         Args:
           examples: number of examples of each split to evaluate, from the start; None for all.
@@ -68,10 +68,10 @@ class EncoderEvaluation:
         Raises:
           UserError: `workdir` contains no run, the run did not train all weights, or its data are missing.
         """
-        config = loading.read(workdir, "--run")
+        config = loading.read(workdir, "--runs")
         check(
             config.finetune in TRAINS_ALL,
-            f"--run={workdir} has no encoder in its checkpoint: train with"
+            f"--runs {workdir} has no encoder in its checkpoint: train with"
             f" --config.finetune={' or '.join(TRAINS_ALL)}, not {config.finetune}",
         )
         config.model.dtype = "float32"
@@ -79,7 +79,7 @@ class EncoderEvaluation:
         self._splits, classes = datasets.load(config)
         check(
             classes == self._trained.classes,
-            f"--run={workdir} has the classes {', '.join(self._trained.classes)}, but its data have"
+            f"--runs {workdir} has the classes {', '.join(self._trained.classes)}, but its data have"
             f" {', '.join(classes)}: restore the data of the run",
         )
         self._examples = examples

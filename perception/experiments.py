@@ -132,7 +132,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return f"{self.stem(case)}_seed{seed}"
 
     def check(self) -> None:
-        """Validates the configurations of all cells whose options are complete.
+        """Validates the configurations of all cells without missing options.
 
         Raises:
           UserError: the configuration of a cell is invalid.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def fig1(suite: ExperimentSuite) -> None:
-    """Draws Figure 1 from the paper's Table 1 and from finished runs of `table1`. Also writes the numbers as tables."""
+    """Draws Figure 1 from the paper's Table 1 and from finished runs of `table1`. Writes the numbers as tables."""
     paper = gaps(printed.table1())
     found = {
         "printed": means(paper),

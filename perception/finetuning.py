@@ -101,7 +101,7 @@ def validate(config: ConfigDict, weights: bool = True) -> None:
     ]
     check(
         bool(config.pretrained) or not needed,
-        f"{' and '.join(needed)} needs --config.pretrained=DIR, which is not set",
+        f"{' and '.join(needed)} need{'s' * (len(needed) == 1)} --config.pretrained=DIR, which is not set",
     )
 
 
@@ -140,9 +140,9 @@ def reinitialized(config: ConfigDict, family: str) -> tuple[str, ...]:
 
 
 def open_pretrained(config: ConfigDict, advice: str = "") -> "Pretrained | None":
-    """Opens the pretrained model from which the run takes weights or architecture.
+    """Opens the pretrained model that gives the run its weights or architecture.
 
-    Returns None for full training of a named backbone, which needs no pretrained model.
+    Returns None for full training of a named backbone, which needs neither.
 
     Args:
       advice: text appended to the error if the directory does not exist.
@@ -322,8 +322,8 @@ def start(
 ) -> Callable[[Params, Params], Params]:
     """Returns the implementation of `Task.start`.
 
-    For the method "full_pretrained" it loads the encoder, except reinitialised embedding tables, from the pretrained
-    model. For the other methods it loads nothing.
+    For the method "full_pretrained", this function loads the encoder, except reinitialised embedding tables, from the
+    pretrained model. For the other methods, it loads nothing.
     """
 
     def read(trainable: Params, frozen: Params) -> Params:
@@ -347,7 +347,7 @@ def start(
 def outside(
     pretrained: "Pretrained | None", mesh: Mesh
 ) -> Callable[[AbstractModel], PretrainedWeights]:
-    """Returns the implementation of `Task.outside`: it reads frozen parameters from the pretrained model's files."""
+    """Returns the implementation of `Task.outside`, which reads frozen parameters from the pretrained model's files."""
 
     def read(abstract_model: AbstractModel) -> PretrainedWeights:
         drawn = abstract_model.drawn

@@ -34,7 +34,7 @@ INVERSE_PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 KERNEL, BIAS = "head/kernel", "head/bias"
 
 UNSEEN = -100.0
-"""Bias of a class without training examples, which makes its probability almost 0."""
+"""Bias of a class without training examples: the probability of the class is almost 0."""
 
 
 class Solution(NamedTuple):
@@ -43,7 +43,7 @@ class Solution(NamedTuple):
     Attributes:
       kernel_MC, bias_C: float32 parameters that apply to features without standardisation.
       inverse_penalty: the chosen inverse penalty.
-      f1: weighted F1 in percent on the examples that chose the inverse penalty.
+      f1: weighted F1 in percent on the validation examples.
     """
 
     kernel_MC: np.ndarray
@@ -58,7 +58,7 @@ def solve(
     classes: int,
     weights: np.ndarray | None = None,
 ) -> Solution:
-    """Fits multinomial logistic regression. The weighted F1 on `valid` chooses the inverse penalty.
+    """Fits multinomial logistic regression with the inverse penalty that has the best weighted F1 on `valid`.
 
     If examples have several classes, one logistic regression is fitted for each class, all with the same penalty.
 
@@ -142,7 +142,7 @@ class SolvedHead(TextClassification):
         return not self.config.reinitialize and not self.config.data.shots
 
     def _keep(self, abstract_model: AbstractModel) -> PretrainedWeights:
-        """Implements `Task.outside`. Stores the result, because its fingerprint is a part of cache keys."""
+        """Implements `Task.outside`. Stores the result, because `_key` needs its fingerprint."""
         self._pretrained = self._read(abstract_model)
         return self._pretrained
 

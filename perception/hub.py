@@ -9,7 +9,7 @@ from common.config import check
 from common.errors import UserError
 
 FILES = ("*.safetensors", "*.json", "*.txt", "tokenizer.model")
-"""Files of a model that are downloaded. Pickles and subdirectories are not."""
+"""Patterns of the files that `download` downloads. Pickles and subdirectories are not downloaded."""
 
 
 def locate(name: Path, option: str = "--config.pretrained", advice: str = "") -> Path:

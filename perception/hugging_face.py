@@ -54,7 +54,7 @@ class Pretrained:
         return cache.fingerprint([self.files.fingerprint, config])
 
     def found(self, name: str) -> str:
-        """Returns the name of a tensor in the files, where it has the family's prefix, no prefix, or BERT's older name.
+        """Returns the name of a tensor in the files: `name`, with or without the family's prefix, or BERT's older name.
 
         Raises:
           UserError: the files lack the tensor.
@@ -68,7 +68,7 @@ class Pretrained:
         return found
 
     def written(self, name: str) -> str:
-        """Returns the name of a tensor in an export. An export is unquantized, even if these files are quantized.
+        """Returns the name of the tensor `name` in an export, which is unquantized even if these files are quantized.
 
         Raises:
           UserError: the files lack the tensor.

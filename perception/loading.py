@@ -85,7 +85,7 @@ class Trained:
         return Windows(self.tokenizer, self.config.data.max_length)
 
     def probabilities(self, lines: Sequence[str], rows: int = 64) -> np.ndarray:
-        """Returns class probabilities of each line, (E, C). Long lines are truncated like in training."""
+        """Returns class probabilities of each line, (E, C). Long lines are truncated as in training."""
         encoded = self.tokenizer.encode(lines, self.config.data.max_length)
         return self.probabilities_of([[ids] for ids in encoded], rows)
 
@@ -94,7 +94,7 @@ class Trained:
     ) -> tuple[list[list[list[int]]], list[int], int]:
         """Returns the tokens and `firsts` for `probabilities_of`, and the number of truncated pairs.
 
-        A pair has a single window. Like in training, the longer text is truncated first.
+        A pair has a single window. As in training, the longer text is truncated first.
         """
         rows, firsts, cut = self.tokenizer.encode_parts(pairs, self.config.data.max_length)
         segments = has_segments(self.config, self.shape)
@@ -183,7 +183,7 @@ def _check_is_run(workdir: Path, option: str) -> None:
 
     finished: dict[str, list[Run]] = {}
     for name in names:
-        # Runs without test results only chose a learning rate.
+        # Runs without test results were trained only to choose a learning rate.
         if cached_json(folder / name / SUMMARY, lambda found: bool(found["test"])) is not None:
             one = read_run(folder / name / SUMMARY)
             finished.setdefault(str(one.config.get("finetune", "")), []).append(one)
@@ -214,7 +214,7 @@ def read_thresholds(workdir: Path, config: ConfigDict) -> tuple[float, ...]:
     """Returns the class thresholds at a run's best step if a text may have several classes, otherwise ().
 
     Raises:
-      UserError: the run has no test predictions. Their file also stores the thresholds.
+      UserError: the run has no file of test predictions, which also stores the thresholds.
     """
     if not config.data.multi_label:
         return ()

@@ -150,7 +150,7 @@ def backbone(
 
 
 def initialize(encoder: Encoder, shape: Backbone, rngs: nnx.Rngs) -> None:
-    """Initialises kernels and tables like the published model. Biases keep 0 and norm scales 1."""
+    """Initialises kernels and embedding tables like the published model. Biases and norms keep their initial values."""
 
     def draw(variable: nnx.Param, deviation: float) -> None:
         variable.set_value(initializers.normal(deviation)(rngs.params(), variable.shape))

@@ -36,9 +36,9 @@ def loss(logits_BC: jax.Array, labels: jax.Array, weights: jax.Array | float = 1
 
 
 def choose_thresholds(labels_EC: np.ndarray, chances_EC: np.ndarray) -> tuple[float, ...]:
-    """Returns the threshold of each class with the best F1 on these (validation) examples.
+    """Returns for each class the threshold with the best F1 on these (validation) examples.
 
-    A threshold is the mean of two successive probabilities. A class without examples gets 0.5.
+    A threshold is halfway between two successive probabilities of the class. A class without examples has 0.5.
     """
     return tuple(map(_threshold, labels_EC.T, np.asarray(chances_EC, np.float64).T))
 
@@ -65,7 +65,10 @@ def average_precisions(labels_EC: np.ndarray, chances_EC: np.ndarray) -> np.ndar
 
 
 def score(labels: np.ndarray, logits_EC: np.ndarray) -> float:
-    """Returns weighted F1 in percent of the most probable class (multi-label: of classes above their thresholds)."""
+    """Returns the weighted F1 in percent of the most probable class.
+
+    Multi-label: of the classes that reach their thresholds, which are chosen on these labels.
+    """
     if labels.ndim == 1:
         return weighted_f1(labels, logits_EC.argmax(-1))
     from scipy.special import expit

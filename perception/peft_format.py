@@ -33,7 +33,7 @@ _VARIANTS = (
     *("alora_invocation_tokens", "arrow_config", "fan_in_fan_out", "kasa_config", "layer_replication", "lora_bias"),
     *("monteclora_config", "target_parameters", "trainable_token_indices", "use_bdlora", "use_dora", "use_qalora"),
 )  # fmt: skip
-"""Fields that must be unset, because they make an adapter compute another function than x A B."""
+"""Fields that must be unset, because with them an adapter does not compute x A B."""
 
 
 def write(
@@ -160,7 +160,7 @@ def read(directory: Path, family: str, base: str = "") -> Adapter:
 
 
 def _scale(fields: Fields, module: str, rank: int) -> float:
-    """Returns the scale of a module's adapter. A key of `alpha_pattern` applies to module names with this ending."""
+    """Returns the scale of a module's adapter. A key of `alpha_pattern` is a regex for the end of module names."""
     patterns: Mapping[str, float] = fields.get("alpha_pattern", {})
     matching = (key for key in patterns if re.match(rf"(.*\.)?({key})$", module))
     key = next(matching, None)

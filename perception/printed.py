@@ -18,6 +18,6 @@ def table1() -> dict[tuple[str, str], dict[str, float]]:
 def table2() -> dict[str, tuple[str, ...]]:
     """Returns the parameters of each backbone with an output layer, and of LoRA with rank 2, 4, 8 and 16.
 
-    A number that is illegible in the paper is "".
+    A number that is illegible in our copy of the paper is "".
     """
     return {name: cells for (name,), cells in report.printed("perception", "table2", 1).items()}

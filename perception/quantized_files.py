@@ -1,8 +1,8 @@
 """Writes and reads models with quantized kernels: Hugging Face format except for the kernels of linear layers.
 
 The file has two tensors for each kernel, with the suffixes "/codes" and "/scales" (`perception.quantized`). The field
-`quantization_config` of config.json names the format. Kernels are dequantized when they are read, so the directory can
-be used like any pretrained model. Quantizing the kernels to the same format again does not change them.
+`quantization_config` of config.json names the format. Reading dequantizes the kernels, so programs can use the
+directory like any pretrained model. Quantizing the kernels to the same format again does not change them.
 """
 
 import json
@@ -82,7 +82,7 @@ def write(
     Args:
       wanted: names, shapes and shardings of the parameters of `base`.
       kind: one of FORMATS.
-      beside: names of other files to copy from the directory of `base`.
+      beside: names of other files in the directory of `base` to copy, if they exist.
 
     Raises:
       UserError: the directory is not empty or not writable, or `base` is quantized already.

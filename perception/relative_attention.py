@@ -28,8 +28,9 @@ def offsets(length: int) -> np.ndarray:
 def bias_groups(offset_TS: np.ndarray, relative: Relative) -> np.ndarray:
     """Returns the group of each offset, from 0 to R - 1 (Raffel et al., 2020; MPNet).
 
-    Half of the groups are for keys before the query, half for keys after the query. In each half, the near groups have
-    a single distance, and the widths of the far groups grow logarithmically up to `relative.farthest`.
+    Half of the groups are for keys up to the query, half for keys after the query. In each half, half of the groups
+    have a single distance. The logarithms of the limits of the other groups are evenly spaced up to
+    `relative.farthest`.
     """
     side = relative.buckets // 2
     single = side // 2
@@ -42,9 +43,10 @@ def bias_groups(offset_TS: np.ndarray, relative: Relative) -> np.ndarray:
 
 
 def embedding_groups(offset_TS: np.ndarray, relative: Relative) -> np.ndarray:
-    """Returns the row of each offset in DeBERTa's table of 2 `buckets` rows (He et al., 2021).
+    """Returns the row of each offset in DeBERTa's table of 2 * `buckets` rows (He et al., 2021).
 
-    Offsets up to half the number of groups have one row each. Larger offsets share rows, logarithmically.
+    Each offset from -buckets / 2 to buckets / 2 has its own row. Farther offsets share rows, whose limits are evenly
+    spaced in the logarithm of the distance.
     """
     middle = relative.buckets // 2
     distance_TS = np.maximum(np.abs(offset_TS), middle).astype(np.float32)
@@ -70,7 +72,7 @@ class BiasedAttention(GroupedAttention):
 
 
 class DisentangledAttention(GroupedAttention):
-    """Attention whose logits are content by content, content by position, and position by content (He et al., 2021).
+    """Attention with three products per logit: content-content, content-position, position-content (He et al., 2021).
 
     `context.relative` has the embeddings of the distances, (R, D). The same matrices project contents and distances to
     queries and keys. The sum of the three products is divided by sqrt(3 K).

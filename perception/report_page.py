@@ -22,8 +22,8 @@ from perception import report_sets
 from perception.report_elements import BINS, Element, Line, chart, shortened, table, tag
 
 MOST_SHADED = 20
-"""Largest number of classes with a complete confusion matrix. With more classes, only the most frequent confusions are
-shown."""
+"""Maximum number of classes for a complete confusion matrix. With more classes, the page lists the most frequent
+confusions."""
 
 ERRORS = 20
 """Maximum number of entries in the list of errors and in the list of confusions."""
@@ -64,9 +64,9 @@ class Report:
       lines: lines of the answer; the first line is emphasised.
       results, verdicts: table of the training methods, and table of the compared pairs of methods.
       curves: name of a training method -> validation curves of its seeds.
-      best: name of the chosen training method.
-      predictions: test predictions of the chosen classifier.
-      texts, places: text and location of each test example. `places` may be empty.
+      best: name of the training method of the best classifier.
+      predictions: test predictions of the best classifier.
+      texts, places: text of each test example, and its file and line. `places` may be empty.
       command: the command that classifies new texts.
       notes: sentences about the data and about training methods that were left out.
     """

@@ -19,7 +19,7 @@ def sections(found: LabelSets, texts: Sequence[str], places: Sequence[str]) -> I
     """Yields the report sections about classes, calibration and errors.
 
     Args:
-      texts, places: text and location of each test example; places may be empty.
+      texts, places: text of each test example, and its file and line. `places` may be empty.
     """
     yield _per_class(found)
     yield tag("h2", "Calibration")

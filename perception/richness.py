@@ -48,8 +48,8 @@ TOKENS_PER_WORD = 1.2
 """Tokens per whitespace-separated word, measured on five of the data sets (1.06 to 1.33)."""
 
 ARTEFACTS = (("arctic_l", "full"), "snli")
-"""Row and column of Table 1 that are invalid. Full training of arctic_l collapsed to one class in five columns. The
-models of the column snli did not read the hypotheses."""
+"""The invalid row and column of Table 1. Full training of arctic_l collapsed to one class in five columns. The models
+of the column snli did not read the hypotheses."""
 
 
 class Line(NamedTuple):
@@ -118,7 +118,7 @@ def means(found: Mapping[tuple[str, str], float]) -> dict[str, float]:
 
 
 def without_artefacts(found: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
-    """Returns the gaps without the row and the column in ARTEFACTS."""
+    """Returns the gaps without the backbone and the column in ARTEFACTS."""
     (collapsed, _), column = ARTEFACTS
     return {key: gap for key, gap in found.items() if collapsed != key[0] and column != key[1]}
 

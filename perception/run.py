@@ -58,8 +58,8 @@ def prepare(
 
     Args:
       read_data: False builds a task without data, for `launch.plan`. The vocabulary size is `data.vocab_size` for full
-        training, otherwise the size of the backbone's vocabulary. A model for the user's data has two classes.
-        --config.pretrained is optional.
+        training, otherwise the size of the backbone's vocabulary. The model has two classes unless
+        `config.dataset` is set. --config.pretrained is optional.
 
     Raises:
       UserError: the configuration, the data or the pretrained model is invalid.
@@ -113,7 +113,7 @@ def fit(config: ConfigDict, workdir: Path, mesh: Mesh) -> dict:
 
 
 def ended(config: ConfigDict, workdir: Path) -> dict | None:
-    """Returns the summary of the run in `workdir`, or None if it is not finished or its data have changed."""
+    """Returns the summary of the run in `workdir`; None if the run is unfinished or its config or data have changed."""
     validate(config)
     summary = finished.ended(resolve(config), workdir)
     if summary is not None and is_main():

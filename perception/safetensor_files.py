@@ -75,7 +75,7 @@ class TensorFiles:
     def read(
         self, name: str, index: tuple[slice, ...], dtypes: Mapping[str, np.dtype] = TYPES
     ) -> np.ndarray:
-        """Reads one slice per dimension of a tensor; copies only the slice.
+        """Reads the part of a tensor that `index` selects, one slice per dimension; () reads the whole tensor.
 
         Raises:
           UserError: the tensor's dtype is not one of `dtypes`, by default float32, float16 and bfloat16.

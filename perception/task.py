@@ -97,7 +97,7 @@ class TextClassification(Classification):
 
     @property
     def select(self) -> str:
-        """Name of the split that selects the best step: "valid", or "test" in the authors' recipe."""
+        """Name of the split that selects the best step: "valid", or "test" as in the authors' program."""
         return self.config.eval.select
 
     def _tokenize(self, text: LabelledText) -> "SegmentedCorpus":
@@ -183,7 +183,7 @@ class TextClassification(Classification):
         """Writes tokenizer, class names and fingerprints of the examples.
 
         Raises:
-          UserError: the tokenizer, the classes or the examples of a resumed run have changed since the run started.
+          UserError: the run has checkpoints, and its tokenizer, classes or examples have changed since it started.
         """
         save_tokenizer(self.tokenizer, workdir / TOKENIZER)
         examples = {name: text.fingerprint for name, text in self.splits.items()}

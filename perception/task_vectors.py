@@ -95,11 +95,11 @@ def measure(
     With several pairs of runs, a row has the mean and standard deviation over the pairs.
 
     Args:
-      pairs: pairs of runs. The first runs of all pairs have the same task, and so have the second ones.
-      pretrained: the pretrained weights; None for those of the first run of a pair.
+      pairs: pairs of runs. The first runs of all pairs have the same task, and so have the second runs.
+      pretrained: the pretrained weights; None for the pretrained weights of the first run of each pair.
 
     Raises:
-      UserError: a run has not trained all weights, or two pairs have other tasks.
+      UserError: a run did not use --config.finetune=full_pretrained, or two pairs have different tasks.
     """
     from common.config import check
     from common.report.table import mean_std
@@ -111,7 +111,7 @@ def measure(
         check(
             tasks == known,
             f"--runs {' '.join(map(str, pair))}: the test examples are not those of the first pair"
-            " of runs, in this order",
+            " of runs; name the runs of each pair in the same order of tasks",
         )
         tables.append(table)
     names = [re.sub(r"_seed\d+$", "", run.name) for run in pairs[0]]

@@ -1,4 +1,4 @@
-"""Lists the methods of training a classifier that `perception.worth` compares."""
+"""Lists the training methods that `perception.worth` compares."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -41,7 +41,7 @@ WAYS = {
 BASELINE = "tf_idf"
 
 TRAINABLE = tuple(way for way in WAYS if way != BASELINE)
-"""Methods that `perception.worth --ways` can select. The baseline is not among them, because it always runs."""
+"""Methods that `perception.worth --ways` can select. The baseline cannot be selected, because it always runs."""
 
 TRAINED = ("lora", "full_pretrained", "full")
 """Methods with training steps, in the order in which a time budget includes them."""

@@ -50,7 +50,7 @@ PHI = Names(
 
 
 def _stretch(fields: Fields) -> Stretch | None:
-    """Reads the rotary scaling from `rope_scaling`, or from the top level, where transformers 5 stores its fields."""
+    """Reads the rotary scaling from `rope_scaling`, or from top-level fields (`rope_parameters` of transformers 5)."""
     scaling = fields.get("rope_scaling", {})
     own = Fields(fields.path, scaling) if isinstance(scaling, dict) and scaling else fields
     kind = own.get("rope_type", scaling.get("type", "default") if own is not fields else "default")

@@ -234,8 +234,14 @@ def test_unknown_field_raises_one_line_error(tmp_path):
     ("arguments", "message"),
     [
         (["table1", "--protocol=paper"], "--protocol='paper': choose one of ours, printed"),
-        (["formula", "--protocol=printed"], "--protocol=printed cannot be used with formula"),
-        (["claims", "--protocol=printed"], "--protocol=printed cannot be used with claims"),
+        (
+            ["formula", "--protocol=printed"],
+            "--protocol=printed cannot be used with the target formula",
+        ),
+        (
+            ["claims", "--protocol=printed"],
+            "--protocol=printed cannot be used with the target claims",
+        ),
         (
             ["formula", "--turns=5"],
             "the target formula trains no model: remove --turns and --sweep",

@@ -135,7 +135,7 @@ def test_nonnegative_features_need_no_bias():
     ("layer", "bias", "batches", "message"),
     [
         ("head", True, 1, "no trainable layer 'head' with a kernel; trainable layers: encoder/"),
-        ("output", False, 1, "layer output reads negative features, so the explicit"),
+        ("output", False, 1, "layer output has negative input features, so the explicit"),
         ("output", True, 0, "no training examples"),
     ],
 )

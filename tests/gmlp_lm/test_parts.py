@@ -125,8 +125,11 @@ def test_a_block_trains_and_is_restored_by_split():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda r: SpatialGating(9, L, rngs=r), "9 features do not split"),
-        (lambda r: SpatialGating(6, L, heads=2, rngs=r), "use a multiple of 4"),
+        (lambda r: SpatialGating(9, L, rngs=r), r"must be a multiple of 2 \* heads = 2, got 9"),
+        (
+            lambda r: SpatialGating(6, L, heads=2, rngs=r),
+            r"must be a multiple of 2 \* heads = 4, got 6",
+        ),
         (lambda r: SpatialGating(F, 0, rngs=r), "length must be at least 1"),
         (lambda r: GatedMLP(D, F, L, heads=0, rngs=r), "heads must be at least 1"),
         (lambda r: GatedMLP(D, F, L, epsilon=-1.0, rngs=r), "epsilon"),
