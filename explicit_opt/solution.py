@@ -94,7 +94,7 @@ def from_cooccurrences(
 def separate_intercept(
     cooccurrences_MN: jax.typing.ArrayLike, priming: float, floor: float = FLOOR
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns the weights log F, (M, N), and the bias -(K - 1) log f, (N,) (section 4).
+    """Returns the weights log F, (M, N), and the bias -(K - 1) log f, (N,) (section 5).
 
     If every feature vector has the norm K, the logits are the same as with eq. (3). If norms differ, the prior in eq.
     (3) grows with the norm, whereas the bias is constant.
