@@ -13,8 +13,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from common import variables
-from common.sharding import make_mesh
-from common.train.checkpoint import abstract
+from common.sharding import abstract, make_mesh
 from common.variables import AbstractModel
 from perception.backbones import Backbone
 from perception.hugging_face import Pretrained
