@@ -51,7 +51,7 @@ def head_start(
       weights: (E,) weights of the examples. None weights all examples by 1.
 
     Raises:
-      UserError: an option is invalid, shapes do not match, a value is not finite, a label is out of range, or no
+      ValueError: an option is invalid, shapes do not match, a value is not finite, a label is out of range, or no
         example has a positive weight.
     """
     head = HeadStart(method, outputs=outputs, scale=scale, smoothing=smoothing)
@@ -92,7 +92,7 @@ class HeadStart:
           seed: seed of the random sample for `scale="fit"`. Heads that will be merged need different seeds.
 
         Raises:
-          UserError: an argument is invalid.
+          ValueError: an argument is invalid.
         """
         check_choice("method", method, METHODS)
         if outputs is not None:
@@ -150,7 +150,7 @@ class HeadStart:
         """Adds the examples of another head with the same options.
 
         Raises:
-          UserError: an option (`method`, `outputs`, `scale` or `smoothing`) or the number of features differs.
+          ValueError: an option (`method`, `outputs`, `scale` or `smoothing`) or the number of features differs.
         """
         check(isinstance(other, HeadStart), f"other must be a HeadStart, got {other!r:.80}")
         for name in ("method", "outputs", "scale", "smoothing"):
@@ -223,7 +223,7 @@ class HeadStart:
         """Returns the kernel, (M, N), and the bias, (N,), both float32. `add` may be called again afterwards.
 
         Raises:
-          UserError: no example has a positive weight, or the features are linearly dependent ("lda" and "ridge" with
+          ValueError: no example has a positive weight, or the features are linearly dependent ("lda" and "ridge" with
             smoothing 0) or constant within each class ("lda").
         """
         check(self._mass_N.sum() > 0, "no examples have a positive weight: at least one is needed")
@@ -415,7 +415,7 @@ def _solve(left_MM: np.ndarray, right_MN: np.ndarray) -> np.ndarray:
     """Solves left X = right for X, (M, N). `left_MM` is symmetric and positive definite.
 
     Raises:
-      UserError: `left_MM` is singular.
+      ValueError: `left_MM` is singular.
     """
     try:
         return linalg.solve(left_MM, right_MN, assume_a="pos")

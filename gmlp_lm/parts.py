@@ -82,7 +82,7 @@ class SpatialGating(nnx.Module):
       rngs: source of the parameters (stream "params").
 
     Raises:
-      UserError: an argument has the wrong type or is out of range.
+      ValueError: an argument has the wrong type or is out of range.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class GatedMLP(nnx.Module):
       rngs: source of the parameters (stream "params") and of the dropout (stream "dropout").
 
     Raises:
-      UserError: an argument has the wrong type or is out of range.
+      ValueError: an argument has the wrong type or is out of range.
     """
 
     def __init__(

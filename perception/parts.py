@@ -68,7 +68,7 @@ def lora(
       rngs: source of the adapters' initial values (stream "params") and of the dropout (stream "dropout").
 
     Raises:
-      UserError: an argument has the wrong type or is out of range, or a target matches no linear layer of the model.
+      ValueError: an argument has the wrong type or is out of range, or a target matches no linear layer of the model.
     """
     check_int("rank", rank)
     check_number("alpha", alpha, positive=True)
@@ -134,7 +134,7 @@ def quantize(model: Model, bits: Literal[4, 8] = 4) -> Model:
       bits: 4 (4-bit NormalFloat, as in QLoRA) or 8 (signed integers).
 
     Raises:
-      UserError: `bits` is not 4 or 8, or no linear layer has a frozen kernel that is not quantized yet.
+      ValueError: `bits` is not 4 or 8, or no linear layer has a frozen kernel that is not quantized yet.
     """
     check(bits in tuple(KINDS), f"bits must be 4 or 8, got {bits!r}")
     found = []

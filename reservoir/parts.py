@@ -71,7 +71,7 @@ def freeze(
       rngs: source of the random keys. Needed unless `init` is None.
 
     Raises:
-      UserError: an argument has the wrong type, `init` is unknown, `rngs` is missing, or nothing is left to freeze.
+      ValueError: an argument has the wrong type, `init` is unknown, `rngs` is missing, or nothing is left to freeze.
     """
     draw = _initializer(init)
     if draw is not None and not isinstance(module, nnx.Variable):
@@ -97,12 +97,12 @@ def freeze(
         return new
 
     changed = change_parts(module, change)
-    check(not found["param"] or bool(found["selected"]), f"only={only!r} selects no parameter")
     check(
         bool(found["param"]),
         "no parameter to freeze: "
         + ("all are frozen already" if found["frozen"] else "the module has no nnx.Param"),
     )
+    check(bool(found["selected"]), f"only={only!r} selects no parameter")
     return changed
 
 
@@ -196,7 +196,7 @@ class Backskip(nnx.Module):
       rngs: source of the value network's parameters (stream "params") and of the noise (stream "noise").
 
     Raises:
-      UserError: an argument has the wrong type or is out of range.
+      ValueError: an argument has the wrong type or is out of range.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class Backskip(nnx.Module):
         """Returns F(x, *args, **kwargs), (X, N). In training, x gets noise.
 
         Raises:
-          UserError: the input has no axis of D features or is empty, or F changes an axis of X.
+          ValueError: the input has no axis of D features or is empty, or F changes an axis of X.
         """
         x_XD = floating(x_XD)
         check(

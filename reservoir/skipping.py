@@ -54,8 +54,8 @@ def is_skipping_step(
       least: once p < least, every step skips.
 
     Raises:
-      UserError: an argument has the wrong type or is out of range. `step` must not be traced: a skipping step is
-        another program.
+      ValueError: an argument has the wrong type or is out of range. `step` must not be traced, because a skipping step
+        is another program.
     """
     try:
         step = operator.index(step)
