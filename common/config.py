@@ -154,7 +154,7 @@ def check_choice(option: str, value: str, known: Mapping[str, Any] | tuple) -> N
     """Raises a UserError if `value` is not in `known`. The message suggests the most similar choice."""
     check(
         isinstance(value, str) and value in known,
-        f"{option}={value!r}: choose one of {', '.join(known)}{_nearest(value, known)}",
+        f"{option}={value!r:.80}: choose one of {', '.join(known)}{_nearest(value, known)}",
     )
 
 

@@ -77,7 +77,7 @@ def freeze(
     if draw is not None and not isinstance(module, nnx.Variable):
         check(
             rngs is not None,
-            f"init={init!r} draws new kernels: pass rngs=nnx.Rngs(SEED), or init=None to keep the values",
+            f"init={init!r:.80} draws new kernels: pass rngs=nnx.Rngs(SEED), or init=None to keep the values",
         )
         check_rngs(rngs, "params")
     selected = _predicate(only)

@@ -82,6 +82,7 @@ FLAX = "the model must be a Flax NNX module, got "
         (lambda: freeze(nnx.BatchStat(jnp.ones(2))), "the module has no nnx.Param"),
         (lambda: freeze(freeze(model(), None), None), "all are frozen already"),
         (lambda: freeze(model(), "kaiming", rngs=rngs()), "init='kaiming': choose one of ortho"),
+        (lambda: freeze(model(), rngs()), r"init=Rngs\(.{0,75} draws new kernels: pass rngs="),
         (lambda: freeze(model(), 3, rngs=rngs()), "init=3: choose one of orthogonal, xavier"),
         (lambda: freeze(model(), nnx.initializers.orthogonal, rngs=rngs()), NO_ARRAY + "<function"),
         (lambda: freeze(model(), lambda key, shape: jnp.ones(3), rngs=rngs()), NO_ARRAY + "Array"),
