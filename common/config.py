@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -155,8 +156,8 @@ def check(condition: bool, message: str) -> None:
 def check_choice(option: str, value: str, known: Mapping[str, Any] | tuple) -> None:
     """Raises a UserError if `value` is not in `known`. The message suggests the most similar choice."""
     check(
-        value in known,
-        f"{option}={value!r}: choose one of {', '.join(known)}{_nearest(value, known)}",
+        isinstance(value, str) and value in known,
+        f"{option}={value!r:.80}: choose one of {', '.join(known)}{_nearest(value, known)}",
     )
 
 
@@ -177,7 +178,27 @@ def check_folder(option: str, folder: Path) -> None:
 
 def check_rate(option: str, rate: float) -> None:
     """Raises a UserError unless the dropout rate is from 0 to 0.99."""
-    check(0 <= rate <= 0.99, f"{option} must be from 0 to 0.99, got {rate}")
+    check(_is_real(rate) and 0 <= rate <= 0.99, f"{option} must be from 0 to 0.99, got {rate!r}")
+
+
+def check_int(option: str, value: int, least: int = 1) -> None:
+    """Raises a UserError unless `value` is an integer of at least `least`."""
+    check(
+        isinstance(value, Integral) and not isinstance(value, bool) and value >= least,
+        f"{option} must be a whole number of at least {least}, got {value!r}",
+    )
+
+
+def check_number(option: str, value: float, *, positive: bool = False) -> None:
+    """Raises a UserError unless `value` is a finite number of at least 0; above 0 if `positive`."""
+    check(
+        _is_real(value) and math.isfinite(value) and (value > 0 if positive else value >= 0),
+        f"{option} must be a finite number {'above' if positive else 'of at least'} 0, got {value!r}",
+    )
+
+
+def _is_real(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 @contextmanager
@@ -278,6 +299,15 @@ def parse(
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:
         raise UserError(f"{message} (--help lists the options)")
+
+    def _get_value(self, action: argparse.Action, text: str) -> Any:
+        try:
+            return super()._get_value(action, text)
+        except argparse.ArgumentError as error:
+            # argparse replaces the message of every ValueError, also that of a UserError.
+            if isinstance(error.__context__, UserError):
+                raise error.__context__ from None
+            raise
 
 
 def parser_for(program: str) -> argparse.ArgumentParser:

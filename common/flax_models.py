@@ -1,6 +1,7 @@
-"""Changes variables and linear layers of any Flax NNX model in place.
+"""Changes variables and linear layers of any Flax NNX model in place, and checks arguments and inputs of parts.
 
-The model may be any `nnx.Module`, such as a model of another library.
+The model may be any `nnx.Module`, such as a model of another library. Parts are the modules and functions that a user
+imports into a model: `reservoir.parts`, `gmlp_lm.parts` and `perception.parts`.
 """
 
 import math
@@ -11,9 +12,12 @@ from string import ascii_letters
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
+from jax.typing import ArrayLike
 
 from common.config import check
+from common.errors import UserError
 from common.model.linear import Linear
 from common.variables import Frozen
 
@@ -36,8 +40,12 @@ def change_parts(model: Any, change: Change) -> Any:
       The model, or its replacement.
 
     Raises:
-      UserError: the parent of a replaced part is a tuple.
+      UserError: the model is no NNX module, variable, list or dictionary, or the parent of a replaced part is a tuple.
     """
+    check(
+        isinstance(model, nnx.Pytree | nnx.Variable | list | dict),
+        f"the model must be a Flax NNX module, got {model!r:.80}",
+    )
     changed: dict[int, Any] = {}
 
     def new(path: Path, part: Any, parent: Any) -> Any:
@@ -77,6 +85,29 @@ def _set(parent: Any, name: str | int, part: Any) -> None:
         parent[name] = part
     else:
         setattr(parent, name, part)
+
+
+def check_rngs(rngs: nnx.Rngs, *streams: str) -> None:
+    """Raises a UserError unless `rngs` has all random streams `streams`."""
+    for stream in streams:
+        check(
+            callable(getattr(rngs, stream, None)),
+            f"rngs must be nnx.Rngs(SEED) with the stream {stream!r}, got {rngs!r:.80}",
+        )
+
+
+def floating(x: ArrayLike) -> jax.Array:
+    """Returns the input of a part as a floating-point array. Integers and booleans become float32.
+
+    Raises:
+      UserError: the input is not an array of real numbers.
+    """
+    try:
+        array = jnp.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"the input must be an array, got {x!r:.80}") from error
+    check(not jnp.iscomplexobj(array), f"the input must be real, got {array.dtype}")
+    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(jnp.float32)
 
 
 def frozen(variable: nnx.Variable) -> Frozen:

@@ -144,6 +144,14 @@ def shardings(variables: Mapping[str, Any], mesh: Mesh) -> dict[str, NamedShardi
     }
 
 
+def abstract(variables: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns name -> abstract array, with its sharding, for each variable."""
+    places = shardings(variables, mesh)
+    return {
+        n: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=places[n]) for n, v in variables.items()
+    }
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
@@ -155,7 +163,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 def num_batch_shards(mesh: Mesh) -> int:
     """Returns the number of shards that the rows of a batch are split into."""
-    return math.prod(mesh.shape[axis] for axis in RULES["batch"])
+    return math.prod(mesh.shape.get(axis, 1) for axis in RULES["batch"])
 
 
 def batch_shard() -> jax.Array | None:

@@ -7,14 +7,13 @@
 Suffixes: E examples, M features, N outputs.
 """
 
-import math
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jax.typing import ArrayLike
 from scipy import linalg, sparse
 
-from common.config import check, check_choice
+from common.config import check, check_choice, check_int, check_number
 from common.errors import UserError
 from explicit_opt.solution import FLOOR, fit_scale, prior_exponent
 
@@ -52,7 +51,7 @@ def head_start(
       weights: (E,) weights of the examples. None weights all examples by 1.
 
     Raises:
-      UserError: an option is invalid, shapes do not match, a value is not finite, a label is out of range, or no
+      ValueError: an option is invalid, shapes do not match, a value is not finite, a label is out of range, or no
         example has a positive weight.
     """
     head = HeadStart(method, outputs=outputs, scale=scale, smoothing=smoothing)
@@ -93,21 +92,15 @@ class HeadStart:
           seed: seed of the random sample for `scale="fit"`. Heads that will be merged need different seeds.
 
         Raises:
-          UserError: an argument is invalid.
+          ValueError: an argument is invalid.
         """
         check_choice("method", method, METHODS)
-        check(
-            outputs is None or (isinstance(outputs, int | np.integer) and outputs > 0),
-            f"outputs must be a whole number of at least 1, got {outputs!r}",
-        )
-        check(
-            scale == "fit" or (_is_finite(scale) and scale > 0),
-            f"scale must be 'fit' or a finite number above 0, got {scale!r}",
-        )
-        check(
-            _is_finite(smoothing) and smoothing >= 0,
-            f"smoothing must be a finite number of at least 0, got {smoothing!r}",
-        )
+        if outputs is not None:
+            check_int("outputs", outputs)
+        if not (isinstance(scale, str) and scale == "fit"):
+            check_number("a scale other than 'fit'", scale, positive=True)
+        check_number("smoothing", smoothing)
+        check_int("seed", seed, 0)
         self.method, self.outputs, self.scale, self.smoothing = method, outputs, scale, smoothing
         self._random = np.random.default_rng(seed)
         # All sums are of features minus this point, because sums of large products would lose the small differences.
@@ -157,8 +150,9 @@ class HeadStart:
         """Adds the examples of another head with the same options.
 
         Raises:
-          UserError: an option (`method`, `outputs`, `scale` or `smoothing`) or the number of features differs.
+          ValueError: an option (`method`, `outputs`, `scale` or `smoothing`) or the number of features differs.
         """
+        check(isinstance(other, HeadStart), f"other must be a HeadStart, got {other!r:.80}")
         for name in ("method", "outputs", "scale", "smoothing"):
             own, others = getattr(self, name), getattr(other, name)
             check(
@@ -229,7 +223,7 @@ class HeadStart:
         """Returns the kernel, (M, N), and the bias, (N,), both float32. `add` may be called again afterwards.
 
         Raises:
-          UserError: no example has a positive weight, or the features are linearly dependent ("lda" and "ridge" with
+          ValueError: no example has a positive weight, or the features are linearly dependent ("lda" and "ridge" with
             smoothing 0) or constant within each class ("lda").
         """
         check(self._mass_N.sum() > 0, "no examples have a positive weight: at least one is needed")
@@ -322,9 +316,7 @@ def _checked_features(features: Any) -> Any:
         features_EM = sparse.csr_array(features, dtype=np.float64)
         values = features_EM.data
     else:
-        features = np.asarray(features)
-        check(features.dtype.kind != "c", "features must be real numbers, got complex ones")
-        features_EM = values = features.astype(np.float64)
+        features_EM = values = _array("features", features, np.float64)
     check(
         features_EM.ndim == 2 and features_EM.shape[1] > 0,
         f"features must have the shape (examples, features), with at least one feature, got {features_EM.shape}",
@@ -338,7 +330,7 @@ def _checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.c
 
     They are sparse, because a language model has many outputs.
     """
-    labels = labels if sparse.issparse(labels) else np.asarray(labels)
+    labels = labels if sparse.issparse(labels) else _array("labels", labels)
     check(
         labels.shape[:1] == (examples,) and labels.ndim <= 2,
         f"{examples} examples need {examples} labels, got labels of shape {labels.shape}",
@@ -366,6 +358,8 @@ def _checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.c
         outputs in (None, labels.shape[1]),
         f"the labels are probabilities of {labels.shape[1]} outputs, but outputs={outputs}",
     )
+    if not sparse.issparse(labels):
+        labels = _array("probabilities in labels", labels, np.float64)
     shares_EN = sparse.csr_array(labels, dtype=np.float64)
     sums_E = _dense(shares_EN.sum(1)).ravel()
     check(
@@ -378,7 +372,7 @@ def _checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.c
 def _checked_weights(weights: ArrayLike | None, examples: int) -> np.ndarray:
     if weights is None:
         return np.ones(examples)
-    weights_E = np.asarray(weights, np.float64)
+    weights_E = _array("weights", weights, np.float64)
     check(
         weights_E.shape == (examples,),
         f"{examples} examples need {examples} weights, got weights of shape {weights_E.shape}",
@@ -388,6 +382,17 @@ def _checked_weights(weights: ArrayLike | None, examples: int) -> np.ndarray:
         "a weight is negative or not finite",
     )
     return weights_E
+
+
+def _array(name: str, values: Any, dtype: Any = None) -> np.ndarray:
+    """Returns an array of real numbers, or of any type if `dtype` is None. Raises a UserError if this fails."""
+    try:
+        array = np.asarray(values)
+        if dtype is not None and array.dtype.kind == "c":
+            raise TypeError("some are complex")
+        return array.astype(dtype or array.dtype, copy=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{name} must be an array of real numbers: {error}") from error
 
 
 def _padded(rows: np.ndarray, count: int) -> np.ndarray:
@@ -402,10 +407,6 @@ def _widened(shares: sparse.csr_array, outputs: int) -> sparse.csr_array:
     return wide
 
 
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float | np.number) and math.isfinite(value)
-
-
 def _dense(array: Any) -> np.ndarray:
     return array.toarray() if sparse.issparse(array) else np.asarray(array)
 
@@ -414,7 +415,7 @@ def _solve(left_MM: np.ndarray, right_MN: np.ndarray) -> np.ndarray:
     """Solves left X = right for X, (M, N). `left_MM` is symmetric and positive definite.
 
     Raises:
-      UserError: `left_MM` is singular.
+      ValueError: `left_MM` is singular.
     """
     try:
         return linalg.solve(left_MM, right_MN, assume_a="pos")

@@ -49,9 +49,11 @@ def main() -> None:
     bits, scored = losses.nats_M.sum() / math.log(2), int(losses.weights_M.sum(dtype=np.float64))
     print(f"{options.text}: {bits / scored:.4f} bits per byte of {scored:,} bytes")
     if count := words(text):
+        per_word = bits / count
+        perplexity = f"{2**per_word:,.6g}" if per_word < 1000 else "above 1e300"
         print(
-            f"{bits / count:.4f} bits per word of {count:,} words, counting line ends as words"
-            f" (perplexity {2 ** min(bits / count, 1000):,.6g})"
+            f"{per_word:.4f} bits per word of {count:,} words, counting line ends as words"
+            f" (perplexity {perplexity})"
         )
     print(
         f"stride {stride} in windows of {length} {unit}: {length - stride + 1} to {length} {unit} of context"

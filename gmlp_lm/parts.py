@@ -13,8 +13,10 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import ArrayLike
 
-from common.config import check, check_choice, check_rate
+from common.config import check, check_choice, check_int, check_number, check_rate
+from common.flax_models import check_rngs, floating
 from common.model.block import Context
 from common.model.decode_cache import CacheSpec
 from common.model.feed_forward import ACTIVATIONS
@@ -28,29 +30,48 @@ __all__ = ["GatedMLP", "SpatialGating"]
 def _spatial(
     features: int, length: int, heads: int, epsilon: float, causal: bool, rngs: nnx.Rngs
 ) -> Spatial:
-    check(length >= 1, f"length must be at least 1, got {length}")
-    check(heads >= 1, f"heads must be at least 1, got {heads}")
-    check(epsilon >= 0, f"epsilon must not be negative, got {epsilon}")
+    check_int("length", length)
+    check_int("heads", heads)
+    check_number("epsilon", epsilon)
+    check_rngs(rngs, "params")
     check(
-        features >= 1 and features % (2 * heads) == 0,
+        features % (2 * heads) == 0,
         f"the number of features must be a multiple of 2 * heads = {2 * heads}, got {features}",
     )
     return Spatial(length, rngs=rngs, heads=heads, epsilon=epsilon, causal=causal)
 
 
-def _checked(x_BLD: jax.Array, width: int) -> jax.Array:
-    """Checks the shape of the input. Returns the input, converted to float32 if its dtype is not floating-point."""
-    if x_BLD.ndim != 3 or x_BLD.shape[2] != width or 0 in x_BLD.shape:
-        raise ValueError(
-            f"the input must have the shape (batch, positions, {width}), without empty axes, got {x_BLD.shape}"
-        )
-    return x_BLD if jnp.issubdtype(x_BLD.dtype, jnp.floating) else x_BLD.astype(jnp.float32)
+def _checked(x_BLD: ArrayLike, width: int) -> jax.Array:
+    x_BLD = floating(x_BLD)
+    check(
+        x_BLD.ndim == 3 and x_BLD.shape[2] == width and 0 not in x_BLD.shape,
+        f"the input must have the shape (batch, positions, {width}), without empty axes, got {x_BLD.shape}",
+    )
+    return x_BLD
+
+
+def _checked_lengths(lengths_B: ArrayLike | None, batch: int) -> jax.Array | None:
+    if lengths_B is None:
+        return None
+    check(
+        jnp.shape(lengths_B) == (batch,),
+        f"lengths_B must have the shape ({batch},), got {jnp.shape(lengths_B)}",
+    )
+    return jnp.asarray(lengths_B)
+
+
+def _check_cache(cache: Any, batch: int) -> None:
+    rows = len(cache[0].recent)
+    check(rows == batch, f"the cache is for a batch of {rows}, but the input has {batch} rows")
 
 
 class SpatialGating(nnx.Module):
     """The spatial gating unit: u * (W norm(v) + b), for the halves u and v of the features.
 
     W is a trained matrix over positions. Initially W is near 0 and b is 1, so the unit returns nearly u.
+
+    A causal unit multiplies later positions by 0. So, as in masked attention, NaN or infinity at a later position makes
+    earlier outputs NaN. A causal unit has no forward-mode derivative (`jax.jvp`).
 
     Args:
       features: number of features of the input, 2F.
@@ -61,7 +82,7 @@ class SpatialGating(nnx.Module):
       rngs: source of the parameters (stream "params").
 
     Raises:
-      UserError: a size is out of range.
+      ValueError: an argument has the wrong type or is out of range.
     """
 
     def __init__(
@@ -74,6 +95,7 @@ class SpatialGating(nnx.Module):
         causal: bool = True,
         rngs: nnx.Rngs,
     ):
+        check_int("features", features)
         self.spatial = _spatial(features, length, heads, epsilon, causal, rngs)
         self.features = features
         self.norm = LayerNorm(features // 2, rngs=rngs)
@@ -86,9 +108,10 @@ class SpatialGating(nnx.Module):
             causal unit ignores `lengths_B`.
 
         Raises:
-          ValueError: L exceeds `length`, or the input has another shape.
+          ValueError: L exceeds `length`, or the input or `lengths_B` has another shape.
         """
         x_BLF = _checked(x_BLF, self.features)
+        lengths_B = _checked_lengths(lengths_B, len(x_BLF))
         u_BLF, v_BLF = jnp.split(x_BLF, 2, axis=-1)
         return u_BLF * gate(self.spatial, self.norm(v_BLF), lengths_B).astype(u_BLF.dtype)
 
@@ -108,7 +131,7 @@ class GatedMLP(nnx.Module):
       rngs: source of the parameters (stream "params") and of the dropout (stream "dropout").
 
     Raises:
-      UserError: an argument is out of range.
+      ValueError: an argument has the wrong type or is out of range.
     """
 
     def __init__(
@@ -124,18 +147,21 @@ class GatedMLP(nnx.Module):
         dropout: float = 0.0,
         rngs: nnx.Rngs,
     ):
-        check(width >= 1, f"width must be at least 1, got {width}")
+        check_int("width", width)
+        check_int("hidden", hidden)
         check_choice("activation", activation, ACTIVATIONS)
         check_rate("dropout", dropout)
+        check_rngs(rngs, *["dropout"] * bool(dropout))
         spatial = _spatial(hidden, length, heads, epsilon, causal, rngs)
         self.width = width
         self.norm = LayerNorm(width, rngs=rngs)
         self.gated = GatedMlp(width, hidden, spatial, rngs=rngs, activation=activation)
-        self.dropout = nnx.Dropout(dropout, rngs=rngs)
+        self.dropout = nnx.Dropout(dropout, rngs=rngs if dropout else None)
 
     def __call__(self, x_BLD: jax.Array, lengths_B: jax.Array | None = None) -> jax.Array:
         """Maps (B, L, D) to (B, L, D). `SpatialGating.__call__` documents `lengths_B` and the errors."""
         x_BLD = _checked(x_BLD, self.width)
+        lengths_B = _checked_lengths(lengths_B, len(x_BLD))
         y_BLD = self.gated(self.norm(x_BLD), Context(lengths_B=lengths_B))
         return x_BLD + self.dropout(y_BLD)
 
@@ -143,13 +169,19 @@ class GatedMLP(nnx.Module):
         """Returns an empty cache for decoding `length` positions of a batch, in the dtype of the inputs.
 
         Raises:
-          ValueError: the block is not causal.
+          ValueError: the block is not causal, or `batch` is not an integer of at least 1.
         """
+        check_int("batch", batch)
         return self.gated.cache(batch, CacheSpec(self.gated.spatial.length, dtype), Context())
 
     def prefill(self, x_BLD: jax.Array, cache: Any) -> tuple[jax.Array, Any]:
-        """Returns the output (B, L, D) of the first L positions without dropout, and the filled cache."""
+        """Returns the output (B, L, D) of the first L positions without dropout, and the filled cache.
+
+        Raises:
+          ValueError: L exceeds `length`, the input has another shape, or the cache is for another batch size.
+        """
         x_BLD = _checked(x_BLD, self.width)
+        _check_cache(cache, len(x_BLD))
         normed_BLD = self.norm(x_BLD)
         y_BLD = self.gated(normed_BLD, Context())
         return x_BLD + y_BLD, self.gated.prefill(normed_BLD, cache, Context())
@@ -160,11 +192,18 @@ class GatedMLP(nnx.Module):
         The time of a step is linear in the number of positions.
 
         Raises:
-          ValueError: `index` is not traced and not from 0 to `length` - 1, or the input has another shape.
+          ValueError: `index` is known and not from 0 to `length` - 1, the input has another shape, or the cache is for
+            another batch size.
         """
         x_B1D = _checked(x_B1D, self.width)
-        length = self.gated.spatial.length
-        if not isinstance(index, jax.core.Tracer) and not 0 <= index < length:
-            raise ValueError(f"index must be from 0 to {length - 1}, got {index}")
+        check(x_B1D.shape[1] == 1, f"a step takes one position, got {x_B1D.shape[1]}")
+        _check_cache(cache, len(x_B1D))
+        last = self.gated.spatial.length - 1
+        is_index = jnp.shape(index) == () and jnp.issubdtype(jnp.result_type(index), jnp.integer)
+        is_known = not isinstance(index, jax.core.Tracer)
+        check(
+            is_index and not (is_known and not 0 <= index <= last),
+            f"index must be a whole number from 0 to {last}, got {index}",
+        )
         y_B1D, cache = self.gated.step(self.norm(x_B1D), cache, index, Context())
         return x_B1D + y_B1D, cache

@@ -17,7 +17,7 @@ from common.config import check, check_folder, float_arg
 from common.errors import UserError
 from common.model.low_rank import Lora
 from common.report.table import publish, text
-from common.train.checkpoint import abstract
+from common.sharding import abstract
 from common.variables import Params
 from perception import (
     adapter_arithmetic,

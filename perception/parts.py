@@ -19,8 +19,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from common.config import check, check_rate
-from common.flax_models import KernelAxes, Path, change_parts, frozen, kernel_axes, thaw
+from common.config import check, check_int, check_number, check_rate
+from common.flax_models import (
+    KernelAxes,
+    Path,
+    change_parts,
+    check_rngs,
+    frozen,
+    kernel_axes,
+    thaw,
+)
 from common.model import initializers
 from common.model.low_rank import Lora, is_target
 from common.variables import Frozen
@@ -60,16 +68,13 @@ def lora(
       rngs: source of the adapters' initial values (stream "params") and of the dropout (stream "dropout").
 
     Raises:
-      UserError: an argument is out of range, or a target matches no linear layer of the model.
+      ValueError: an argument has the wrong type or is out of range, or a target matches no linear layer of the model.
     """
-    check(rank >= 1, f"rank must be at least 1, got {rank}")
-    check(alpha > 0, f"alpha must be above 0, got {alpha}")
+    check_int("rank", rank)
+    check_number("alpha", alpha, positive=True)
     check_rate("dropout", dropout)
-    check(
-        not isinstance(targets, str),
-        f"targets must be a list of names, such as [{targets!r}], not a string",
-    )
-    ends = None if targets is None else tuple(targets)
+    check_rngs(rngs, "params", *["dropout"] * bool(dropout))
+    ends = None if targets is None else _checked_targets(targets)
     settings = Lora(rank, alpha, dropout, stabilized)
     layers = _linear_layers(model)
     for target in ends or ():
@@ -93,6 +98,15 @@ def lora(
         return LoraLayer(part, settings, rngs=rngs)
 
     return change_parts(change_parts(model, freeze), adapt)
+
+
+def _checked_targets(targets: Any) -> tuple[str, ...]:
+    ends = () if isinstance(targets, str) or not isinstance(targets, Iterable) else tuple(targets)
+    check(
+        bool(ends) and all(isinstance(end, str) for end in ends),
+        f"targets must be a list of names of layers, such as ['query'], or None for all, got {targets!r}",
+    )
+    return ends
 
 
 def merge(model: Model) -> Model:
@@ -120,14 +134,14 @@ def quantize(model: Model, bits: Literal[4, 8] = 4) -> Model:
       bits: 4 (4-bit NormalFloat, as in QLoRA) or 8 (signed integers).
 
     Raises:
-      UserError: `bits` is not 4 or 8, or no linear layer has a frozen kernel.
+      ValueError: `bits` is not 4 or 8, or no linear layer has a frozen kernel that is not quantized yet.
     """
-    check(bits in KINDS, f"bits must be 4 or 8, got {bits}")
+    check(bits in tuple(KINDS), f"bits must be 4 or 8, got {bits!r}")
     found = []
 
     def change(path: Path, part: Any, parent: Any) -> Any:
         axes = kernel_axes(part)
-        if axes is None or not isinstance(part.kernel, Frozen):
+        if axes is None or not isinstance(part.kernel, Frozen) or 0 in part.kernel.shape:
             return part
         found.append(path)
         return QuantizedLayer(part, axes, KINDS[bits])
@@ -135,7 +149,7 @@ def quantize(model: Model, bits: Literal[4, 8] = 4) -> Model:
     changed = change_parts(model, change)
     check(
         bool(found),
-        "no linear layer has a frozen kernel: freeze the model first, for example with lora",
+        "no linear layer has a frozen kernel that is not quantized yet: freeze the model first, for example with lora",
     )
     return changed
 
@@ -176,13 +190,14 @@ class LoraLayer(nnx.Module):
         self.base, self.scale = base, lora.scale
         self.axes: KernelAxes = kernel_axes(_plain(base))
         batch, inputs, outputs = self.axes.shapes(_plain(base).kernel.shape)
-        draw = initializers.uniform(math.prod(inputs) ** -0.5)
+        draw = initializers.uniform(max(math.prod(inputs), 1) ** -0.5)
         self.lora_a = nnx.LoRAParam(draw(rngs.params(), (*batch, *inputs, lora.rank)))
         self.lora_b = nnx.LoRAParam(jnp.zeros((*batch, lora.rank, *outputs)))
         self.dropout = nnx.Dropout(lora.rate, rngs=rngs) if lora.rate else None
 
     def __call__(self, x: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
         """Returns the output of the linear layer plus the output of the adapter, in the dtype of the former."""
+        x = jnp.asarray(x)
         y = self.base(x, *args, **kwargs)
         down, up = self.axes.low_rank(x.ndim)
         x = x if self.dropout is None else self.dropout(x)

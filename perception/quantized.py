@@ -14,7 +14,6 @@ from jax.sharding import Mesh, NamedSharding
 
 from common import sharding
 from common.model.linear import Linear, matmul
-from common.train.checkpoint import abstract
 from common.variables import Frozen, Params
 
 BLOCK = 64
@@ -141,7 +140,7 @@ def load_frozen(read: Read, frozen: Mapping[str, nnx.Variable], mesh: Mesh) -> P
     """
     kernels = [name.removesuffix(CODES) for name in frozen if name.endswith(CODES)]
     packed = {f"{kernel}{part}" for kernel in kernels for part in (CODES, SCALES)}
-    values = read(abstract({n: v for n, v in frozen.items() if n not in packed}, mesh))
+    values = read(sharding.abstract({n: v for n, v in frozen.items() if n not in packed}, mesh))
     for kernel in kernels:
         names = f"{kernel}{CODES}", f"{kernel}{SCALES}"
         codes = frozen[names[0]]

@@ -131,7 +131,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
                 model == PLAIN or number < layers,
                 f"{model}: {number} reservoirs of {layers} layers leave no trained layer",
             )
-        except (ValueError, UserError) as error:
+        except ValueError as error:
             raise UserError(
                 f"--depths={layers}: {error}; set the number of reservoirs by --depths={layers}:R"
             ) from error

@@ -215,7 +215,7 @@ def _checked_placement(model: ConfigDict, stack: str) -> tuple[int, ...]:
     check(number >= 0, f"--config.model.{names.reservoirs} must be at least 0, got {number}")
     try:
         return reservoir_layers(model, stack)
-    except (ValueError, UserError) as error:
+    except ValueError as error:
         known = model[names.placement] in PLACEMENTS
         option = names.reservoirs if known else names.placement
         raise UserError(f"--config.model.{option}: {error}") from error

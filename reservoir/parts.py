@@ -10,6 +10,7 @@ Suffixes: X any leading axes, D features of the input of a reservoir, N features
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
@@ -17,12 +18,15 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from common.config import check, check_choice
+from common.config import check, check_choice, check_int, check_number
+from common.errors import UserError
 from common.flax_models import (
     KernelAxes,
     Path,
     change_parts,
+    check_rngs,
     check_unstacked,
+    floating,
     frozen,
     kernel_axes,
     thaw,
@@ -67,20 +71,24 @@ def freeze(
       rngs: source of the random keys. Needed unless `init` is None.
 
     Raises:
-      UserError: `init` is unknown, `rngs` is missing, or `only` selects no parameter.
+      ValueError: an argument has the wrong type, `init` is unknown, `rngs` is missing, or nothing is left to freeze.
     """
     draw = _initializer(init)
-    check(
-        draw is None or rngs is not None or isinstance(module, nnx.Variable),
-        f"init={init!r} draws new kernels: pass rngs=nnx.Rngs(SEED), or init=None to keep the values",
-    )
-    selected = nnx.filterlib.to_predicate(only)
-    frozen_paths = []
+    if draw is not None and not isinstance(module, nnx.Variable):
+        check(
+            rngs is not None,
+            f"init={init!r:.80} draws new kernels: pass rngs=nnx.Rngs(SEED), or init=None to keep the values",
+        )
+        check_rngs(rngs, "params")
+    selected = _predicate(only)
+    found = Counter()
 
     def change(path: Path, part: Any, parent: Any) -> Any:
+        found["frozen"] += isinstance(part, Frozen)
+        found["param"] += isinstance(part, nnx.Param)
         if not isinstance(part, nnx.Param) or not selected(path, part):
             return part
-        frozen_paths.append(path)
+        found["selected"] += 1
         new = frozen(part)
         if draw is not None and isinstance(parent, nnx.Module):
             value = _drawn(parent, path[-1], part.shape, draw, rngs)
@@ -89,15 +97,41 @@ def freeze(
         return new
 
     changed = change_parts(module, change)
-    check(bool(frozen_paths), "no parameter to freeze: the module has none, or `only` selects none")
+    check(
+        bool(found["param"]),
+        "no parameter to freeze: "
+        + ("all are frozen already" if found["frozen"] else "the module has no nnx.Param"),
+    )
+    check(bool(found["selected"]), f"only={only!r} selects no parameter")
     return changed
 
 
 def _initializer(init: Any) -> Initializer | None:
-    if callable(init) or init is None:
-        return init
-    check_choice("init", init, INITS)
-    return INITIALIZERS[init](1.0)
+    if init is None:
+        return None
+    if not callable(init):
+        check_choice("init", init, INITS)
+        return INITIALIZERS[init](1.0)
+
+    def draw(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        value = init(key, shape)
+        check(
+            getattr(value, "shape", None) == shape,
+            f"init must be a function (key, shape) -> array, such as nnx.initializers.orthogonal(), but for the shape"
+            f" {shape} it returns {value!r:.80}",
+        )
+        return jnp.asarray(value)
+
+    return draw
+
+
+def _predicate(only: Any) -> Callable[[Path, Any], bool]:
+    try:
+        return nnx.filterlib.to_predicate(only)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"only must be an NNX filter, such as nnx.PathContains('encoder'), got {only!r}"
+        ) from error
 
 
 def _drawn(
@@ -114,7 +148,7 @@ def _drawn(
             return None
         return (matrix if kind == "matrix" else INITIALIZERS[kind](*numbers))(rngs.params(), shape)
     axes = _kernel_axes(layer)
-    if name != "kernel" or axes is None:
+    if name != "kernel" or axes is None or 0 in shape:
         return None
     batch, inputs, outputs = map(math.prod, axes.shapes(shape))
     keys = jax.random.split(rngs.params(), batch)
@@ -139,7 +173,9 @@ class Backskip(nnx.Module):
 
         model.set_attributes(skipping=is_skipping_step(step, warmup_steps=500))
 
-    `skipping` is static, so a jitted step is compiled twice. As in `nnx.Dropout`, `model.eval()` turns the noise off.
+    `skipping` is static, so a jitted step is compiled twice. As in `nnx.Dropout`, `model.eval()` turns the noise off,
+    and the noise needs NNX's transformations (`nnx.vmap` instead of `jax.vmap`). Rewards are relative to all positions
+    of a call, so call it on whole batches: under `nnx.vmap`, a reward is relative to its own example only.
 
     Attributes:
       function: F.
@@ -148,7 +184,8 @@ class Backskip(nnx.Module):
       deterministic: whether calls return F(x), without noise.
 
     Args:
-      function: F, a module or function (X, D) -> (X, N). Each element of X is one position with one reward.
+      function: F, a module or function (X, D) -> (X, N) that keeps the axes X. Each element of X is one position with
+        one reward.
       width: D.
       estimator: "policy", or a control: "identity" (the layers below F get the gradient at the output of F; needs
         D = N), "zero" (the layers below F get no gradient), or "noise" (noise, but exact gradients in all steps).
@@ -159,7 +196,7 @@ class Backskip(nnx.Module):
       rngs: source of the value network's parameters (stream "params") and of the noise (stream "noise").
 
     Raises:
-      UserError: an argument is out of range.
+      ValueError: an argument has the wrong type or is out of range.
     """
 
     def __init__(
@@ -175,13 +212,15 @@ class Backskip(nnx.Module):
     ):
         check_choice("estimator", estimator, ESTIMATORS)
         check_choice("reward", reward, REWARDS)
-        check(width >= 1, f"width must be at least 1, got {width}")
-        check(sigma > 0, f"sigma must be above 0, got {sigma}")
-        check(scale >= 0, f"scale must not be negative, got {scale}")
-        self.function, self.estimator = function, estimator
+        check(callable(function), f"function must be a module or a function, got {function!r}")
+        check_int("width", width)
+        check_number("sigma", sigma, positive=True)
+        check_number("scale", scale)
+        check_rngs(rngs, "noise", *["params"] * (estimator == "policy"))
+        self.function, self.width, self.estimator = function, width, estimator
         self.rule = Rule(reward, sigma, scale)
         self.baseline = Value(width, rngs=rngs) if estimator == "policy" else None
-        self.rngs = rngs["noise"].fork()
+        self.rngs = rngs.noise.fork()
         self.skipping, self.deterministic = False, False
 
     def set_view(self, deterministic: bool | None = None, skipping: bool | None = None) -> None:
@@ -197,11 +236,35 @@ class Backskip(nnx.Module):
             self.skipping = skipping
 
     def __call__(self, x_XD: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-        """Returns F(x, *args, **kwargs), (X, N). In training, x gets noise."""
+        """Returns F(x, *args, **kwargs), (X, N). In training, x gets noise.
+
+        Raises:
+          ValueError: the input has no axis of D features or is empty, or F changes an axis of X.
+        """
+        x_XD = floating(x_XD)
+        check(
+            x_XD.shape[-1:] == (self.width,) and 0 not in x_XD.shape,
+            f"the input must have the shape (..., {self.width}), without empty axes, got {x_XD.shape}",
+        )
+
+        def function(x_XD: jax.Array) -> jax.Array:
+            y_XN = self.function(x_XD, *args, **kwargs)
+            found = getattr(y_XN, "shape", None)
+            check(
+                found is not None and found[:-1] == x_XD.shape[:-1] and len(found) == x_XD.ndim,
+                f"function must return an array with the axes {x_XD.shape[:-1]} of its input and an axis of"
+                f" features, got {y_XN if found is None else found!r:.80}",
+            )
+            check(
+                self.estimator != "identity" or found == x_XD.shape,
+                f"estimator='identity' needs a function that keeps the shape {x_XD.shape}, got {found}",
+            )
+            return y_XN
+
         if self.deterministic:
-            return self.function(x_XD, *args, **kwargs)
+            return function(x_XD)
         return estimate(
-            lambda a_XD: self.function(a_XD, *args, **kwargs),
+            function,
             x_XD,
             self.rngs(),
             estimator=self.estimator,

@@ -1,5 +1,6 @@
 """The steps that skip the reservoirs (`reservoir.backskip`): their schedule, their loss, and checks of their fields."""
 
+import operator
 import sys
 from collections.abc import Callable, Mapping
 
@@ -8,7 +9,8 @@ import numpy as np
 from flax import nnx
 from ml_collections import ConfigDict
 
-from common.config import check, check_choice
+from common.config import check, check_choice, check_int, check_number
+from common.errors import UserError
 from common.model.dropout import Key
 from common.train.optimizer import warmup_steps
 
@@ -50,7 +52,21 @@ def is_skipping_step(
       warmup_steps: number of steps at the start that skip nothing.
       anneal: t steps after the warm-up, a step skips with probability 1 - p, where p = anneal^t.
       least: once p < least, every step skips.
+
+    Raises:
+      ValueError: an argument has the wrong type or is out of range. `step` must not be traced, because a skipping step
+        is another program.
     """
+    try:
+        step = operator.index(step)
+    except TypeError as error:
+        raise UserError(f"step must be a concrete whole number, got {step}") from error
+    check_int("step", step, 0)
+    check_int("warmup_steps", warmup_steps, 0)
+    check_int("seed", seed, 0)
+    check_number("least", least)
+    check_number("anneal", anneal)
+    check(anneal <= 1, f"anneal must be from 0 to 1, got {anneal}")
     since = step - warmup_steps
     if since < 0:
         return False

@@ -11,10 +11,12 @@ from common.config import (
     check_folder,
     complete,
     flatten,
+    float_arg,
     from_json,
     load,
     override,
     parse,
+    parser_for,
     to_json,
 )
 from common.errors import UserError
@@ -162,6 +164,17 @@ def test_command_line():
     )
     assert (config.train.steps, config.data.buckets) == (7, (8, 16))
     assert options.workdir == Path("runs/wmt_ffn_res_tiny")
+
+
+def test_an_invalid_value_of_an_option_keeps_its_own_message():
+    """argparse replaces the message of a ValueError, and a UserError is a ValueError."""
+    parser = parser_for("perception.worth")
+    parser.add_argument("--margin", type=float_arg("--margin"))
+    parser.add_argument("--rounds", type=int)
+    with pytest.raises(UserError, match=r"^--margin must be a number, got 'x'$"):
+        parser.parse_args(["--margin=x"])
+    with pytest.raises(UserError, match="invalid int value: 'x'"):
+        parser.parse_args(["--rounds=x"])
 
 
 def test_config_of_another_paper_raises_user_error():

@@ -1,24 +1,44 @@
-"""The examples of the READMEs run with the installed wheel, from another directory and in a new environment."""
+"""The printed examples run with the installed wheel, in an environment that has only the packages it declares.
+
+The environment of the tests may have the sources on its path, and packages that the wheel does not declare.
+"""
 
 import os
 import re
 import shutil
-import site
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
-ROOT = Path(__file__).parents[1]
-PAPERS = ("explicit_opt", "gmlp_lm", "perception", "reservoir")
+from tests.perception.helpers import write_small_bert
+from tests.programs import ROOT
+
+PAGES = (
+    "ARCHITECTURE.md",
+    *(f"{paper}/README.md" for paper in ("explicit_opt", "gmlp_lm", "perception", "reservoir")),
+)
+PACKAGES = tuple(path.parent.name for path in ROOT.glob("*/__init__.py"))
+"""The packages of this repository, including `tests`, which the wheel does not have."""
+
+CHECK = f"""
+import sys
+for name, module in sorted(sys.modules.items()):
+    if name.split(".")[0] in {PACKAGES}:
+        print("loaded", name, module.__file__)
+print(*("path " + folder for folder in sys.path), sep="\\n")
+"""
+"""Prints the file of every loaded module of this repository, and the folders that Python searches."""
 
 pytestmark = pytest.mark.slow
 
 
 def run(*command: object, **options) -> str:
-    """Runs a command without PYTHONPATH, which may contain the sources. Returns the output."""
-    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    """Runs a command without Python's environment variables. Returns the output."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         [*map(str, command)], capture_output=True, text=True, env=clean, **options
     )
@@ -26,9 +46,27 @@ def run(*command: object, **options) -> str:
     return done.stdout
 
 
+def declared() -> dict[str, metadata.Distribution]:
+    """Returns the packages that the wheel declares, and the packages that these declare, by name."""
+    found, wanted = {}, []
+    for line in (ROOT / "requirements.txt").read_text().splitlines():
+        wanted += [Requirement(text) for text in [line.partition("#")[0].strip()] if text]
+    while wanted:
+        one = wanted.pop()
+        distribution = metadata.distribution(one.name)
+        if (distribution.name, *one.extras) in found:
+            continue
+        found[distribution.name, *one.extras] = distribution
+        for more in map(Requirement, distribution.requires or ()):
+            extras = one.extras | {""}
+            if not more.marker or any(more.marker.evaluate({"extra": extra}) for extra in extras):
+                wanted.append(more)
+    return {name: distribution for (name, *_), distribution in found.items()}
+
+
 @pytest.fixture(scope="module")
 def python(tmp_path_factory) -> Path:
-    """Returns the interpreter of a new environment with the wheel. The other packages come from this environment."""
+    """Returns the interpreter of a new environment with the wheel and links to the packages that it declares."""
     pytest.importorskip("setuptools", minversion="77")
     folder = tmp_path_factory.mktemp("wheel")
     source, environment = folder / "source", folder / "environment"
@@ -36,29 +74,37 @@ def python(tmp_path_factory) -> Path:
     for name in ("pyproject.toml", "requirements.txt", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     skipped = shutil.ignore_patterns("__pycache__")
-    for package in ROOT.glob("*/__init__.py"):
-        if package.parent.name != "tests":
-            shutil.copytree(package.parent, source / package.parent.name, ignore=skipped)
+    for package in PACKAGES:
+        if package != "tests":
+            shutil.copytree(ROOT / package, source / package, ignore=skipped)
     offline = ("--no-deps", "--no-index", "--quiet", "--disable-pip-version-check")
     pip = (sys.executable, "-m", "pip")
     run(*pip, "wheel", *offline, "--no-build-isolation", "--wheel-dir", folder, source)
+    shutil.rmtree(source)
     run(sys.executable, "-m", "venv", "--without-pip", environment)
     python = environment / "bin" / "python"
-    own = run(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=folder).strip()
-    Path(own, "shared.pth").write_text("\n".join(site.getsitepackages()))
+    (own,) = environment.glob("lib/python*/site-packages")
+    for distribution in declared().values():
+        for name in {file.parts[0] for file in distribution.files if file.parts[0] != ".."}:
+            if not (own / name).exists():
+                (own / name).symlink_to(distribution.locate_file(name))
+    code = f"import importlib.util as u; print(*filter(u.find_spec, {PACKAGES}))"
+    assert run(python, "-I", "-c", code).split() == []
     run(*pip, "--python", python, "install", *offline, next(folder.glob("*.whl")))
-    shutil.rmtree(source)
     return python
 
 
-@pytest.mark.parametrize("paper", PAPERS)
-def test_examples_of_a_readme_run_after_installation(python: Path, paper: str, tmp_path: Path):
-    text = (ROOT / paper / "README.md").read_text()
-    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    # Leave out the example that needs a task of this repository.
-    code = "\n".join(example for example in examples if "task, values" not in example)
-    assert f"from {paper} import" in code
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_of_a_page_run_after_installation(python: Path, page: str, tmp_path: Path):
+    examples = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert examples
+    if page == "explicit_opt/README.md":  # an example reads this folder
+        write_small_bert(tmp_path / "all-MiniLM-L6-v2")
     script = tmp_path / "example.py"
-    script.write_text(f"{code}\nimport {paper}\nprint({paper}.__file__)\n")
-    place = run(python, script, cwd=tmp_path).splitlines()[-1]
-    assert Path(place).is_relative_to(python.parents[1])
+    script.write_text("\n".join([*examples, CHECK]))
+    said = run(python, "-I", script, cwd=tmp_path).splitlines()
+    loaded = [line.split()[1:] for line in said if line.startswith("loaded ")]
+    own = python.parents[1]
+    assert loaded and all(Path(file).is_relative_to(own) for _, file in loaded)
+    folders = [Path(line.removeprefix("path ")) for line in said if line.startswith("path ")]
+    assert folders and not [path for path in folders if path.is_relative_to(ROOT)]

@@ -70,7 +70,12 @@ def row_keys(key: jax.Array, rows: int) -> jax.Array:
 
 
 def row_normal(key: jax.Array, shape: Sequence[int], dtype: jnp.dtype) -> jax.Array:
-    """Returns this device's rows of `jax.random.normal(key, shape of the global array, dtype)`."""
+    """Returns this device's rows of `jax.random.normal(key, shape of the global array, dtype)`.
+
+    For float64, returns float32 numbers in float64.
+    """
+    if dtype == jnp.float64:
+        return row_normal(key, shape, jnp.float32).astype(dtype)
     info, least = jnp.finfo(dtype), np.nextafter(np.array(-1, dtype), np.array(0, dtype))
     kind = {16: jnp.uint16, 32: jnp.uint32}[info.bits]
     # Like JAX, fill the mantissa of a number in [1, 2) with random bits. Eight random bits suffice for bfloat16.

@@ -9,7 +9,7 @@ import itertools
 import json
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from functools import cached_property
 from pathlib import Path
@@ -22,7 +22,7 @@ import orbax.checkpoint as ocp
 from common.config import check
 from common.errors import UserError
 from common.runtime.processes import all_gather, all_or_none, barrier, gather, is_main
-from common.sharding import shardings
+from common.sharding import abstract
 from common.storage.folders import address, open_folder
 from common.variables import AbstractModel, Params
 
@@ -393,14 +393,6 @@ def _in_checkpoint(target: dict[str, Any], tree: dict[str, dict[str, Any]]) -> d
     """Returns `target` without the frozen values that the checkpoint does not contain."""
     frozen = {name: x for name, x in target["frozen"].items() if name in tree["frozen"]}
     return {**target, "frozen": frozen}
-
-
-def abstract(variables: Mapping[str, Any], mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """Returns name -> abstract array, with its sharding, for each variable."""
-    places = shardings(variables, mesh)
-    return {
-        n: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=places[n]) for n, v in variables.items()
-    }
 
 
 def model_arrays(model: AbstractModel, mesh: jax.sharding.Mesh) -> dict[str, Any]:

@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 from common.config import check
 from common.freezing import draw_frozen, fingerprint
 from common.runtime.processes import check_agreement, warn
-from common.sharding import place, shardings
-from common.train.checkpoint import Checkpoints, abstract
+from common.sharding import abstract, place, shardings
+from common.train.checkpoint import Checkpoints
 from common.train.task import PretrainedWeights
 from common.variables import AbstractModel, Params
 

@@ -13,9 +13,9 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import heap, sharding, variables
+from common.sharding import abstract
 from common.train import exchange, flops
 from common.train import optimizer as optimizers
-from common.train.checkpoint import abstract
 from common.train.task import Task
 from common.variables import AbstractModel, Params
 

@@ -21,6 +21,7 @@ from sklearn.naive_bayes import MultinomialNB
 from common.errors import UserError
 from explicit_opt import HeadStart, head_start
 from explicit_opt.heads import METHODS
+from tests.perception.helpers import write_small_bert
 
 
 @pytest.fixture(scope="module")
@@ -206,9 +207,22 @@ TWINS = np.array([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0], [8.0, 8.0]])
         (ROWS * 1j, [0, 1, 0], {}, "real numbers"),
         (ROWS, [[0], [1], [0]], {}, "give numbers of classes the shape"),
         (ROWS, [0, 1, 0], {"outputs": 2.5}, "outputs must be a whole number"),
-        (ROWS, [0, 1, 0], {"scale": "auto"}, "scale must be 'fit' or"),
-        (ROWS, [0, 1, 0], {"scale": math.inf}, "scale must be 'fit' or"),
+        (ROWS, [0, 1, 0], {"outputs": True}, "outputs must be a whole number"),
+        (ROWS, [0, 1, 0], {"scale": "auto"}, "a scale other than 'fit' must be a finite"),
+        (ROWS, [0, 1, 0], {"scale": math.inf}, "a scale other than 'fit' must be a finite"),
+        (ROWS, [0, 1, 0], {"scale": np.ones(2)}, "a scale other than 'fit' must be a finite"),
         (ROWS, [0, 1, 0], {"smoothing": math.inf}, "smoothing must be a finite"),
+        (ROWS, [0, 1, 0], {"smoothing": None}, "smoothing must be a finite"),
+        (ROWS, [0, 1, 0], {"method": ["lda"]}, "method=.* did you mean lda"),
+        (ROWS, [0, 1, 0], {"weights": ["a"] * 3}, "weights must be an array of real numbers"),
+        (ROWS, [0, 1, 0], {"weights": [1j] * 3}, "weights must be an array of real numbers"),
+        ([["a"], ["b"]], [0, 1], {}, "features must be an array of real numbers"),
+        ([[1, 2], [3]], [0, 1], {}, "features must be an array of real numbers"),
+        (None, [0, 1], {}, "features must have the shape"),
+        (ROWS, None, {}, "3 examples need 3 labels"),
+        (ROWS, ["a", "b", "a"], {}, "must be integers, got <U1"),
+        (ROWS, [[0], [1, 2], [0]], {}, "labels must be an array of real numbers"),
+        (ROWS, [["a", "b"]] * 3, {}, "probabilities in labels must be an array of real numbers"),
         (ROWS, [0, 1], {}, "3 examples need 3 labels"),
         (ROWS, [0.0, 1.0, 0.0], {}, "must be integers, got float64"),
         (ROWS, [0, -1, 1], {}, "from 0 to 1, got -1 to 1"),
@@ -249,16 +263,25 @@ def test_incompatible_batches_and_heads_raise_user_errors():
             head.merge(HeadStart(**options))
     with pytest.raises(UserError, match="no examples"):
         HeadStart().finish()
+    with pytest.raises(UserError, match="other must be a HeadStart, got None"):
+        head.merge(None)
+    with pytest.raises(UserError, match="seed must be a whole number of at least 0, got -1"):
+        HeadStart(seed=-1)
 
 
-def test_examples_of_the_readme_run(capsys):
+def test_examples_of_the_readme_run(capsys, tmp_path, monkeypatch):
+    """The folder that the example reads has a small random BERT."""
+    write_small_bert(tmp_path / "all-MiniLM-L6-v2")
+    monkeypatch.chdir(tmp_path)
     text = (Path(__file__).parents[2] / "explicit_opt" / "README.md").read_text()
-    examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     names: dict = {}
-    for code in (code for code in examples if "task, values" not in code):
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(compile(code, "README.md", "exec"), names)
-    assert float(capsys.readouterr().out) > 0.9
+    of_digits, of_texts = map(float, capsys.readouterr().out.split())
+    assert of_digits > 0.9 and of_texts == 1
     features_EM, labels_E = names["features"], names["labels"]
     assert ((features_EM @ names["kernel"] + names["bias"]).argmax(1) == labels_E).mean() > 0.95
     logits_EN = names["layer"](jnp.asarray(features_EM))
     assert (np.asarray(logits_EN).argmax(1) == labels_E).mean() > 0.9
+    before, after = names["values"].trainable, names["trainable"]
+    assert not np.array_equal(before["layers/0/kernel"], after["layers/0/kernel"])

@@ -11,7 +11,6 @@ import pytest
 from flax import nnx
 from scipy.special import erf
 
-from common.errors import UserError
 from gmlp_lm import GatedMLP, SpatialGating
 
 D, F, L = 6, 16, 7
@@ -122,53 +121,11 @@ def test_a_block_trains_and_is_restored_by_split():
     np.testing.assert_allclose(other(X_BLD), apply(trainable, rest, X_BLD), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda r: SpatialGating(9, L, rngs=r), r"must be a multiple of 2 \* heads = 2, got 9"),
-        (
-            lambda r: SpatialGating(6, L, heads=2, rngs=r),
-            r"must be a multiple of 2 \* heads = 4, got 6",
-        ),
-        (lambda r: SpatialGating(F, 0, rngs=r), "length must be at least 1"),
-        (lambda r: GatedMLP(D, F, L, heads=0, rngs=r), "heads must be at least 1"),
-        (lambda r: GatedMLP(D, F, L, epsilon=-1.0, rngs=r), "epsilon"),
-        (lambda r: GatedMLP(0, F, L, rngs=r), "width"),
-        (lambda r: GatedMLP(D, F, L, activation="tanh", rngs=r), "activation='tanh'"),
-        (lambda r: GatedMLP(D, F, L, dropout=1.0, rngs=r), "dropout must be from 0 to 0.99"),
-    ],
-)
-def test_invalid_arguments_raise_user_errors(make, message):
-    with pytest.raises(UserError, match=message):
-        make(nnx.Rngs(0))
-
-
-def test_inputs_of_another_shape_raise_value_errors(block):
-    unit, cache = SpatialGating(F, L, rngs=nnx.Rngs(0)), block.cache(batch=2)
-    for x in (np.ones((L, D)), np.ones((2, L, D + 1)), np.ones((0, L, D)), np.ones((2, 0, D))):
-        with pytest.raises(ValueError, match="the input must have the shape"):
-            block(x)
-        with pytest.raises(ValueError, match="the input must have the shape"):
-            unit(x)
-    with pytest.raises(ValueError, match=f"index must be from 0 to {L - 1}, got {L}"):
-        block.step(np.ones((2, 1, D), np.float32), cache, L)
-    with pytest.raises(ValueError, match="the input must have the shape"):
-        block.step(np.ones((2, 1, D + 1), np.float32), cache, 0)
-
-
 def test_integer_inputs_are_promoted_to_float32(block):
     whole_BLD = np.arange(2 * L * D).reshape(2, L, D) % 5
     output_BLD = block(whole_BLD)
     assert output_BLD.dtype == np.float32
     np.testing.assert_array_equal(output_BLD, block(whole_BLD.astype(np.float32)))
-
-
-def test_too_long_sequences_raise_value_errors(block):
-    long_BLD = np.zeros((1, L + 1, D), np.float32)
-    with pytest.raises(ValueError, match="8 positions, but the spatial map has only 7"):
-        block(long_BLD)
-    with pytest.raises(ValueError, match="needs a causal spatial map"):
-        GatedMLP(D, F, L, causal=False, rngs=nnx.Rngs(0)).cache(batch=1)
 
 
 def test_examples_of_the_readme_run(capsys):

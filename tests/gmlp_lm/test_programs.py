@@ -3,6 +3,7 @@
 import gzip
 import json
 import math
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -309,10 +310,28 @@ def test_smaller_stride_gives_every_byte_more_context(trained, mesh):
 
 
 @pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"  \t", None),
+        (b"\n\n", r"\d\.\d{4} bits per word of 2 words, .* \(perplexity [\d,.]+\)"),
+        (b"ab", r"\d\.\d{4} bits per word of 1 words, .* \(perplexity [\d,.]+\)"),
+        (b"ab" * 1000, r"[\d.]+ bits per word of 1 words, .* \(perplexity above 1e300\)"),
+    ],
+)
+def test_short_texts_and_long_words_are_scored(trained, tmp_path, text, words):
+    """A text of spaces has no words, so the program prints no bits per word."""
+    (tmp_path / "text").write_bytes(text)
+    said = call("gmlp_lm.evaluate", f"--workdir={trained[0]}", f"--text={tmp_path}/text")
+    assert re.search(rf"text: \d\.\d{{4}} bits per byte of {len(text) - 1:,} bytes", said)
+    assert re.search(words, said) if words else "per word" not in said
+
+
+@pytest.mark.parametrize(
     ("text", "options", "message"),
     [
         (None, [], "cannot read "),
         (b"", [], " has 0 bytes; at least 2 are needed"),
+        (b"a", [], " has 1 bytes; at least 2 are needed"),
         (b"a text", ["--stride=25"], "--stride=25 must be at most the run's window length, 24"),
         (b"a text", ["--stride=0"], "--stride must be a whole number of at least 1, got '0'"),
         (b"a text", ["--workdir=/nowhere"], "/nowhere"),

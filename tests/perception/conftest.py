@@ -4,19 +4,12 @@ from pathlib import Path
 
 import jax
 import pytest
-from flax import nnx
 from ml_collections import ConfigDict
 
-from common import variables
-from common.data.manual import python
 from common.sharding import make_mesh
 from configs import perception as recipes
-from perception.backbones import bert
-from perception.hugging_face import export
-from perception.model import backbone
-from perception.subword import build_subword
+from tests.perception.helpers import small_bert, write_small_bert
 
-SHAPE = bert(1, 16, 24, 2, vocabulary=300, longest=16)
 LORA = {"finetune": "lora", "optimizer.schedule": "constant"}
 TUNED = {
     "finetune": "full_pretrained",
@@ -33,20 +26,13 @@ def mesh():
 
 @pytest.fixture(scope="module")
 def weights() -> dict[str, jax.Array]:
-    """Returns random weights. They are larger than initial values, so every layer affects the output."""
-    abstract_model = variables.split(backbone(SHAPE, rngs=nnx.Rngs(7)))
-    return {name: 5 * value.get_value() for name, value in abstract_model.trainable.items()}
+    return small_bert()
 
 
 @pytest.fixture(scope="module")
 def pretrained(tmp_path_factory, weights) -> Path:
     """Returns a directory with the weights in Hugging Face format."""
-    folder = tmp_path_factory.mktemp("weights") / "model"
-    tokenizer = build_subword(
-        SHAPE.vocabulary, [text for (text,), _ in python("train")], folder.parent
-    )
-    export(folder, SHAPE, weights, tokenizer.to_json())
-    return folder
+    return write_small_bert(tmp_path_factory.mktemp("weights") / "model", weights)
 
 
 @pytest.fixture(scope="module")

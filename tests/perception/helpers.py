@@ -10,15 +10,19 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from safetensors.numpy import save_file
 
 from common import variables
-from common.sharding import make_mesh
-from common.train.checkpoint import abstract
-from common.variables import AbstractModel
-from perception.backbones import Backbone
-from perception.hugging_face import Pretrained
+from common.data.manual import python
+from common.sharding import abstract, make_mesh
+from common.variables import AbstractModel, Params
+from perception.backbones import Backbone, bert
+from perception.hugging_face import Pretrained, export
 from perception.model import backbone
+from perception.subword import build_subword
+
+SHAPE = bert(1, 16, 24, 2, vocabulary=300, longest=16)
 
 GOLDEN = Path(__file__).with_name("golden.npz")
 
@@ -53,6 +57,20 @@ def write_folder(
     weights = {prefix + name: draw(name, tuple(shape)) for name, shape in shapes.items()}
     save_file(weights, directory / "model.safetensors")
     return directory
+
+
+def small_bert() -> dict[str, jax.Array]:
+    """Returns random weights of SHAPE. They are larger than initial values, so every layer affects the output."""
+    trainable = variables.split(backbone(SHAPE, rngs=nnx.Rngs(7))).trainable
+    return {name: 5 * value.get_value() for name, value in trainable.items()}
+
+
+def write_small_bert(folder: Path, weights: Params | None = None) -> Path:
+    """Writes a BERT of SHAPE and its tokenizer in Hugging Face format."""
+    lines = [text for (text,), _ in python("train")]
+    tokenizer = build_subword(SHAPE.vocabulary, lines, folder.parent)
+    export(folder, SHAPE, weights or small_bert(), tokenizer.to_json())
+    return folder
 
 
 def structure_of(shape: Backbone) -> AbstractModel:

@@ -24,7 +24,8 @@ from perception.finetuning import (
 )
 from perception.hugging_face import open_model
 from perception.model import PooledClassifier, backbone
-from tests.perception.conftest import LORA, SHAPE
+from tests.perception.conftest import LORA
+from tests.perception.helpers import SHAPE
 
 
 def abstract_model(config: ConfigDict, shape=SHAPE) -> variables.AbstractModel:

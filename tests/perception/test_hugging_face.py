@@ -13,8 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from common.errors import UserError
-from common.sharding import make_mesh
-from common.train.checkpoint import abstract
+from common.sharding import abstract, make_mesh
 from perception.backbones import BACKBONES, Relative
 from perception.families.table import FAMILIES
 from perception.hugging_face import Pretrained, check_shape, export, open_model
@@ -276,7 +275,7 @@ from pathlib import Path
 import jax
 from common.runtime import processes
 from common.sharding import make_mesh
-from common.train.checkpoint import abstract
+from common.sharding import abstract
 from perception.hugging_face import export, open_model
 from tests.perception.helpers import structure_of
 

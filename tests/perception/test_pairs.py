@@ -21,7 +21,7 @@ from perception.model import PooledClassifier, backbone
 from perception.subword import Subword
 from perception.table_reader import read_tables
 from perception.text_tables import Lines
-from tests.perception.conftest import SHAPE
+from tests.perception.helpers import SHAPE
 
 NAMES = ("contradiction", "entailment")
 WORDS = ("apple", "river", "stone", "cloud", "music", "table", "green", "quiet")

@@ -260,29 +260,6 @@ def test_adapters_train_while_quantized_kernels_stay():
 # Errors and examples.
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda m: lora(m, rank=0, rngs=nnx.Rngs(0)), "rank must be at least 1"),
-        (lambda m: lora(m, alpha=0.0, rngs=nnx.Rngs(0)), "alpha must be above 0"),
-        (lambda m: lora(m, dropout=1.0, rngs=nnx.Rngs(0)), "dropout must be from 0 to 0.99"),
-        (lambda m: lora(m, "query", rngs=nnx.Rngs(0)), "must be a list of names"),
-        (
-            lambda m: lora(m, ["uery"], rngs=nnx.Rngs(0)),
-            "'uery' matches no linear layer .* are query, key, value, out",
-        ),
-        (lambda m: lora(m.embed, rngs=nnx.Rngs(0)), "no linear layer"),
-        (lambda m: quantize(m, 3), "bits must be 4 or 8, got 3"),
-        (lambda m: quantize(m, 4), "no linear layer has a frozen kernel"),
-    ],
-)
-def test_invalid_arguments_raise_user_errors_and_change_nothing(call, message):
-    model = Model(nnx.Rngs(0))
-    with pytest.raises(UserError, match=message):
-        call(model)
-    assert not nnx.to_flat_state(nnx.state(model, Frozen))
-
-
 def test_einsum_without_a_kernel_matrix_is_not_adapted():
     """Such einsums are elementwise products, and sums over an axis that only the kernel has."""
     model = nnx.Module()

@@ -18,8 +18,7 @@ from jax.sharding import Mesh  # noqa: E402
 from common import variables  # noqa: E402
 from common.model.attend import BLOCK  # noqa: E402
 from common.model.low_rank import Lora, LoraLinear, adapt  # noqa: E402
-from common.sharding import make_mesh  # noqa: E402
-from common.train.checkpoint import abstract  # noqa: E402
+from common.sharding import abstract, make_mesh  # noqa: E402
 from perception.config_json import from_json  # noqa: E402
 from perception.hugging_face import Pretrained, export, open_model  # noqa: E402
 from perception.model import PooledClassifier, backbone  # noqa: E402

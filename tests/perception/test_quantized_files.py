@@ -11,8 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from common.errors import UserError
-from common.sharding import make_mesh
-from common.train.checkpoint import abstract
+from common.sharding import abstract, make_mesh
 from common.variables import Params
 from perception import adapters, loading, quantized_files, run
 from perception.hugging_face import BESIDE, Pretrained, export, open_model

@@ -27,7 +27,8 @@ from perception.hugging_face import open_model
 from perception.safetensor_files import TensorFiles
 from perception.task import TextClassification
 from perception.weighted_f1 import weighted_f1
-from tests.perception.conftest import LORA, SHAPE, TUNED
+from tests.perception.conftest import LORA, TUNED
+from tests.perception.helpers import SHAPE
 
 
 @pytest.fixture(scope="module")
