@@ -157,7 +157,7 @@ FLAX = "the model must be a Flax NNX module, got "
         # SpatialGating, GatedMLP
         *[(lambda f=f: gating(f), f"features {WHOLE}, got") for f in (0, 4.0, "4", None)],
         (lambda: gating(9), r"must be a multiple of 2 \* heads = 2, got 9"),
-        (lambda: gating(6, heads=2), "use a multiple of 4"),
+        (lambda: gating(6, heads=2), r"must be a multiple of 2 \* heads = 4, got 6"),
         *[(lambda n=n: gating(length=n), f"length {WHOLE}, got") for n in (0, 2.5)],
         *[(lambda n=n: gating(heads=n), f"heads {WHOLE}, got") for n in (0, 1.0)],
         *[
