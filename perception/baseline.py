@@ -1,15 +1,9 @@
 """The TF-IDF baseline: logistic regression on hashed word unigrams and bigrams.
 
-    python -m perception.baseline --workdir=RUN --top=1 < texts
-
-classifies each line of standard input with a baseline that `perception.worth` has fitted. A blank line gets an empty
-line.
-
 E examples, M features, C classes.
 """
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +15,7 @@ from ml_collections import ConfigDict
 
 from common import heap
 from common.cached import cached_json
-from common.config import check, to_json
+from common.config import check, from_json, to_json
 from common.data.cache import write_atomic
 from common.data.labelled import LabelledText
 from common.errors import UserError
@@ -29,11 +23,10 @@ from common.metrics.classes import Classes
 from common.metrics.curve import Curve, Point
 from common.metrics.label_sets import LabelSets
 from common.metrics.predictions import PREDICTIONS, Predictions
-from common.runtime import program
 from common.track.tracker import SUMMARY, write_whole
 from common.train.workdir import commit
 from perception.objective import balanced_weights, choose_thresholds, score
-from perception.tf_idf import ROWS, TfIdf, fit_features
+from perception.tf_idf import TfIdf, fit_features
 from perception.weighted_f1 import weighted_f1
 
 if TYPE_CHECKING:
@@ -300,6 +293,12 @@ def regression(
     return approximation.fit(rows, labels_E, sample_weight=weights_E)
 
 
+def read_config(workdir: Path) -> ConfigDict | None:
+    """Returns the configuration of the TF-IDF baseline in `workdir`; None if the folder holds no baseline."""
+    summary = cached_json(workdir / SUMMARY, lambda found: "baseline" in found["config"])
+    return from_json(summary["config"]) if summary else None
+
+
 def run(
     config: ConfigDict,
     splits: Mapping[str, LabelledText],
@@ -362,40 +361,3 @@ def run(
     found.model.save(workdir / MODEL)
     write_whole(workdir / SUMMARY, json.dumps(summary, indent=2) + "\n")
     return summary
-
-
-def main() -> None:
-    from common.config import parser_for, positive_int_arg
-    from common.storage.folders import open_folder
-
-    parser = parser_for("perception.baseline")
-    parser.add_argument(
-        "--workdir", required=True, type=open_folder, metavar="RUN", help="directory of the run"
-    )
-    parser.add_argument(
-        "--top",
-        type=positive_int_arg("--top"),
-        metavar="K",
-        help="number of classes to print (default: all classes, or the predicted classes if a text may have"
-        " several)",
-    )
-    options = parser.parse_args()
-    model = Model.load(options.workdir / MODEL)
-    try:
-        text = sys.stdin.buffer.read().decode().removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise UserError(f"standard input is not UTF-8: {error}") from error
-    lines = text.removesuffix("\n").split("\n") if text else []
-    for start in range(0, len(lines), ROWS):
-        block = lines[start : start + ROWS]
-        for line, row_C in zip(block, model.probabilities(block), strict=True):
-            likeliest = (-row_C).argsort(kind="stable")[: options.top] if line.strip() else []
-            if model.thresholds and options.top is None:
-                likeliest = [i for i in likeliest if row_C[i] >= model.thresholds[i]]
-            print("\t".join(f"{model.names[i]}\t{row_C[i]:.4f}" for i in likeliest))
-    if empty := sum(not line.strip() for line in lines):
-        print(f"empty texts without a label: {empty:,} of {len(lines):,}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    program.run(main)

@@ -259,11 +259,15 @@ class About:
       title: heading of the report.
       places: file and line of each test example; () if unknown.
       notes: sentences on how the data were prepared.
+      ending: ending of the name of a table of new texts.
+      options: options of perception.classify for such a table.
     """
 
     title: str = "Is pretraining worth it on these data?"
     places: Sequence[str] = ()
     notes: Sequence[str] = ()
+    ending: str = ".csv"
+    options: Sequence[str] = ()
 
 
 def worth(suite: ExperimentSuite, about: About = About(), seconds: float = 0.0) -> None:
@@ -316,6 +320,7 @@ def publish(
     lines = answer(found, chosen, verdicts, size, select, shots, given)
     (suite.out / "answer.txt").write_text(f"{lines}\n")
     way, best = best_run(found)
+    use = command(best, about.ending, about.options)
     report = report_page.Report(
         title=about.title,
         lines=lines.splitlines(),
@@ -326,11 +331,11 @@ def publish(
         predictions=best.predictions(),
         texts=[" ".join(parts) for parts in splits["test"].texts],
         places=about.places,
-        command=command(way, best),
+        command=use,
         notes=about.notes,
     )
     report_page.write(report, suite.out / "report.html")
-    print(f"\n{lines}\n\nwritten: {suite.out / 'report.html'}\nuse it: {command(way, best)}")
+    print(f"\n{lines}\n\nwritten: {suite.out / 'report.html'}\nuse it: {use}")
 
 
 def within(suite: ExperimentSuite, plan: Plan) -> ExperimentSuite:

@@ -52,12 +52,15 @@ class Prepared:
       classes: names of the classes, in the order of their numbers.
       notes: sentences on the columns found, the rows skipped, the copies removed and the splits cut.
       several: whether a text may have several classes, or none.
+      text, label: names of the text columns and of the label columns.
     """
 
     splits: dict[str, list[Example]]
     classes: list[str]
     notes: list[str]
-    several: bool = False
+    several: bool
+    text: tuple[str, ...]
+    label: tuple[str, ...]
 
 
 def prepare(
@@ -126,7 +129,8 @@ def prepare(
     notes += _warnings(found, classes)
     sizes = ", ".join(f"{len(found[split]):,} {name}" for split, name in PURPOSES.items())
     notes.append(f"Examples: {sizes}, of {len(classes)} classes.")
-    return Prepared({split: found[split] for split in FILES}, classes, notes, kind != "one")
+    splits = {split: found[split] for split in FILES}
+    return Prepared(splits, classes, notes, kind != "one", text, label)
 
 
 def _clean(

@@ -1,9 +1,6 @@
 """The TF-IDF baseline, and weighted F1 of constant predictions."""
 
-import io
 import os
-import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -118,38 +115,6 @@ def test_saved_model_reproduces_sklearn(tmp_path, names, solve) -> None:
     assert found.names == names
     wanted_EC = fitted.predict_proba(features(lines))
     np.testing.assert_allclose(found.probabilities(lines), wanted_EC, atol=1e-5)
-
-
-def test_baseline_program_classifies_lines(tmp_path, monkeypatch, capsys) -> None:
-    config, examples = get_config("tiny"), texts(60, 0)
-    baseline.run(config, {"train": examples, "test": examples}, CLASSES, tmp_path)
-    monkeypatch.setattr(sys, "argv", ["baseline", f"--workdir={tmp_path}", "--top=1"])
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"not good a\ngood not\n")))
-    baseline.main()
-    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert [name for name, _ in lines] == ["first", "second"]
-    assert all(0.5 < float(chance) < 1 for _, chance in lines)
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"\xff\n")))
-    with pytest.raises(UserError, match="standard input is not UTF-8"):
-        baseline.main()
-
-
-def test_baseline_program_labels_no_blank_line(tmp_path, monkeypatch, capsys) -> None:
-    config, examples = get_config("tiny"), texts(60, 0)
-    baseline.run(config, {"train": examples, "test": examples}, CLASSES, tmp_path)
-    monkeypatch.setattr(sys, "argv", ["baseline", f"--workdir={tmp_path}", "--top=1"])
-
-    def answers(given: bytes) -> tuple[list[str], str]:
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(given)))
-        baseline.main()
-        said = capsys.readouterr()
-        return [line.split("\t")[0] for line in said.out.splitlines()], said.err
-
-    found, told = answers(b"not good a\r\n\r\n \t\ngood not\n")
-    assert found == ["first", "", "", "second"]
-    assert told == "empty texts without a label: 2 of 4\n"
-    assert answers(b"") == ([], "")
-    assert answers(b"\n") == ([""], "empty texts without a label: 1 of 1\n")
 
 
 def test_damaged_baseline_model_raises_error(tmp_path) -> None:

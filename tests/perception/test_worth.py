@@ -1,9 +1,11 @@
 """perception.worth, perception.adapters and perception.classify end to end on user data."""
 
 import csv
+import html
 import io
 import json
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -156,10 +158,11 @@ def test_report_names_the_best_run(asked) -> None:
     """The command of the report names the run with the best validation F1."""
     runs = {run.name: run for run in load_local(asked / "runs")}
     page = (asked / "report.html").read_text()
-    (name,) = re.findall(r"--workdir=\S*/runs/(\S+) --top=1 &lt; texts.txt", page)
+    (name,) = re.findall(
+        r"python -m perception.classify --run=\S*/runs/(\S+) --input=new.csv --output=labelled.csv<",
+        page,
+    )
     assert runs[name].curve.best.value == max(run.curve.best.value for run in runs.values())
-    program = "baseline" if name == "tf_idf" else "classify"
-    assert f"python -m perception.{program} --workdir=" in page
     assert all(f"<td>{way.name}</td>" in page for way in WAYS.values())
 
 
@@ -251,6 +254,28 @@ def test_worth_on_a_csv_file(tmp_path, capsys) -> None:
     for row in test:  # the location of a row is its last line
         number = int(row["row"].removeprefix("mails.csv line "))
         assert row["text"].splitlines()[-1].replace('"', '""') in lines[number - 1]
+
+
+def test_command_of_the_report_labels_a_table_like_the_data(tmp_path, capsys) -> None:
+    """The column names have spaces, the delimiter is a semicolon and the encoding is cp1252. TF-IDF is the best way."""
+    topics = ("für immer", "gegen alles")
+    rows = [f"{topics[i % 2]} {i} {'abcdefgh'[i // 8]};{'xy'[i % 2]}\n" for i in range(64)]
+    (tmp_path / "mails.csv").write_text("the text;the queue\n" + "".join(rows), "cp1252")
+    out = tmp_path / "out"
+    given = ("--data", tmp_path / "mails.csv", "--encoding=cp1252", f"--out={out}", "--budget=1s")
+    cache = f"--config.data.cache_dir={tmp_path}"
+    call(worth, *given, cache, "--text=the text", "--label=the queue", "--config.train.steps=1")
+    (use,) = re.findall(r"use it: python -m perception.classify (.*)", capsys.readouterr().out)
+    assert html.escape(use, quote=False) in (out / "report.html").read_text()
+    (tmp_path / "new.csv").write_text("the text;id\nfür a;1\ngegen b;2\n;3\n", "cp1252")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        call(classify, *shlex.split(use))
+    assert "empty texts without a label: 1 of 3" in capsys.readouterr().err
+    with (tmp_path / "labelled.csv").open() as file:
+        found = list(csv.DictReader(file, delimiter=";"))
+    assert [row["the queue"] for row in found] == ["x", "y", ""]
+    assert [row["id"] for row in found] == ["1", "2", "3"]
 
 
 def test_ways_option_trains_only_the_named_ways(folder, tmp_path) -> None:
