@@ -184,6 +184,7 @@ class Baseline(NamedTuple):
       seconds: wall time of computing the features and fitting all regressions.
       predictions: class probabilities of the test examples.
       model: the classifier.
+      notes: sentences about approximations for many texts.
     """
 
     chosen_f1: float
@@ -192,6 +193,7 @@ class Baseline(NamedTuple):
     seconds: float
     predictions: Predictions
     model: Model
+    notes: Sequence[str] = ()
 
 
 def fit(
@@ -226,9 +228,9 @@ def fit(
     if balance:
         weights = balanced_weights(labels["train"])
 
-    def fitted(penalty: float, count: int | None) -> tuple[float, Model]:
-        """Returns the F1 on the split `select`, and the model fitted to the first `count` training texts."""
-        given, wanted, weight = train[:count], labels["train"][:count], weights[:count]
+    def fitted(penalty: float, kept: np.ndarray | slice) -> tuple[float, Model]:
+        """Returns the F1 on the split `select`, and the model fitted to the training texts with the indices `kept`."""
+        given, wanted, weight = train[kept], labels["train"][kept], weights[kept]
         if several:
             made = Model.of_each(
                 tf_idf,
@@ -242,14 +244,18 @@ def fit(
         f1 = weighted_f1(labels[select], model.predict(rows[select]))
         return f1, Model.of(tf_idf, model, classes)
 
+    everything, sampled = slice(None), not solve and train.shape[0] > SAMPLE
+    some = everything
+    if sampled:  # The texts may be sorted by class.
+        some = np.sort(np.random.default_rng(0).permutation(train.shape[0])[:SAMPLE])
     chosen = None
     for candidate in INVERSE_PENALTIES:
-        f1, found = fitted(candidate, None if solve else SAMPLE)
+        f1, found = fitted(candidate, some)
         if chosen is None or f1 > chosen[0]:
             chosen = f1, found, candidate
     f1, found, penalty = chosen
-    if not solve:
-        f1, found = fitted(penalty, None)
+    if sampled:
+        f1, found = fitted(penalty, everything)
     examples, truth = splits["test"].fingerprint, labels["test"]
     if several:
         chances_EC = expit(found.logits(rows[select]))
@@ -260,7 +266,18 @@ def fit(
         logs_EC = found.log_probabilities(rows["test"])
         predictions = Classes.of_log_probabilities(examples, truth, logs_EC, found.names)
     seconds = time.perf_counter() - begun
-    return Baseline(f1, penalty, train.shape[1], seconds, predictions, found)
+    notes = []
+    if not solve:
+        notes.append(
+            f"TF-IDF has {train.nnz:,} nonzero features in training, more than {SOLVED:,}: stochastic gradients"
+            " approximate the regression."
+        )
+    if sampled:
+        notes.append(
+            f"The penalty of TF-IDF was chosen with {SAMPLE:,} of its {train.shape[0]:,} training texts, and the model"
+            " fitted to all of them."
+        )
+    return Baseline(f1, penalty, train.shape[1], seconds, predictions, found, notes)
 
 
 def regression(
@@ -343,6 +360,7 @@ def run(
         "test": test,
         "test_last": test,
         "inverse_penalty": found.inverse_penalty,
+        "notes": list(found.notes),
         "start_seconds": found.seconds,
         "train_seconds": 0.0,
         "flops": 0.0,

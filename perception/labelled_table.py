@@ -1,13 +1,16 @@
 """Makes labelled examples from a user's tables: finds the columns, skips unusable rows, removes copies, cuts splits."""
 
+import filecmp
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from common.config import check
+from common.data.files import has_surrogate
 from common.data.record_files import NAMES
 from perception.table_columns import check_header, find_columns
 from perception.table_labels import (
@@ -164,7 +167,7 @@ def _text_fault(column: str, value: Any) -> str:
         return ""
     if not isinstance(value, str):
         return f"{column} is not text but a {type(value).__name__}"
-    if any("\ud800" <= character <= "\udfff" for character in value):
+    if has_surrogate(value):
         return f"{column} contains a lone surrogate, which is not valid text"
     return ""
 
@@ -198,23 +201,26 @@ def write(prepared: Prepared, out: Path) -> Path:
     Raises:
       UserError: `out` has runs on different splits.
     """
-    texts = {
-        FILES[split]: "".join(json.dumps(_row(e), ensure_ascii=False) + "\n" for e in examples)
-        for split, examples in prepared.splits.items()
-    }
-    texts[NAMES] = json.dumps(prepared.classes, ensure_ascii=False, indent=2) + "\n"
-    texts[NOTES] = "".join(f"{note}\n" for note in prepared.notes)
     folder = out / "data"
-    changed = {
-        folder / name: text.encode()
-        for name, text in texts.items()
-        if not (folder / name).is_file() or (folder / name).read_bytes() != text.encode()
-    }
-    check(
-        not changed or not (out / "runs").exists(),
-        f"--out={out} has runs on other examples: choose another --out",
-    )
     folder.mkdir(parents=True, exist_ok=True)
-    for path, written in changed.items():
-        path.write_bytes(written)
+    with TemporaryDirectory(dir=folder, prefix=".") as temporary:
+        new = Path(temporary)
+        for split, examples in prepared.splits.items():
+            with (new / FILES[split]).open("w", encoding="utf-8", newline="\n") as file:
+                for example in examples:
+                    file.write(json.dumps(_row(example), ensure_ascii=False) + "\n")
+        names = json.dumps(prepared.classes, ensure_ascii=False, indent=2)
+        (new / NAMES).write_bytes(f"{names}\n".encode())
+        (new / NOTES).write_bytes("".join(f"{note}\n" for note in prepared.notes).encode())
+        changed = [path for path in new.iterdir() if not _equal(path, folder / path.name)]
+        check(
+            not changed or not (out / "runs").exists(),
+            f"--out={out} has runs on other examples: choose another --out",
+        )
+        for path in changed:
+            path.replace(folder / path.name)
     return folder
+
+
+def _equal(path: Path, other: Path) -> bool:
+    return other.is_file() and filecmp.cmp(path, other, shallow=False)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from common.config import check
+from common.data.files import has_surrogate
 from common.errors import UserError
 from perception.table_reader import Table
 from perception.table_splits import Example, Label, classes_of
@@ -131,6 +132,8 @@ def _list(value: Any) -> list | None:
 def _name(value: Any, names: Sequence[str] | None) -> str:
     """Returns the label as text. If there are class names, an index is replaced by its class name."""
     text = str(value).strip()
+    if has_surrogate(text):
+        raise ValueError("the label contains a lone surrogate, which is not valid text")
     if names and text.isdecimal() and int(text) < len(names) and text not in names:
         return names[int(text)]
     return text

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from common.config import check
-from common.data.files import decoded_lines, lines_of, opened
+from common.data.files import decoded_lines, has_surrogate, lines_of, opened
 from common.data.record_files import parse_json_lines
 from common.errors import UserError
 from perception.table_files import (
@@ -128,12 +128,10 @@ def _texts(record: Record, fields: Fields, pair: bool) -> tuple[str, ...]:
         )
         part = "" if row[found] is None else row[found]
         check(isinstance(part, str), f"{place}: the column {found} is not text but {part!r}")
-        try:
-            part.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"{place}: the column {found} contains a lone surrogate, which is not valid text"
-            ) from error
+        check(
+            not has_surrogate(part),
+            f"{place}: the column {found} contains a lone surrogate, which is not valid text",
+        )
         parts.append(part)
     filled = tuple(part for part in parts if part.strip())
     return () if pair and len(filled) < len(parts) else filled

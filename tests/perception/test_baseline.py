@@ -139,9 +139,21 @@ def test_large_data_use_stochastic_gradients(monkeypatch) -> None:
     monkeypatch.setattr(baseline, "regression", regression)
     found = baseline.fit(splits, CLASSES)
     assert seen == [(100, False)] * len(baseline.INVERSE_PENALTIES) + [(400, False)]
+    assert "chosen with 100 of its 400 training texts" in found.notes[1]
     assert f1_of(found) == 100
     again = baseline.fit(splits, CLASSES)
     np.testing.assert_array_equal(again.predictions.nats_M, found.predictions.nats_M)
+
+
+def test_penalty_of_large_sorted_data_is_chosen_on_all_classes(monkeypatch) -> None:
+    """The training texts are sorted by class. A sample of the first texts would have a single class."""
+    train = texts(400, 0)
+    order = np.argsort(train.labels_M, kind="stable")
+    train = LabelledText([train.texts[i] for i in order], train.labels_M[order])
+    monkeypatch.setattr(baseline, "SOLVED", 0)
+    monkeypatch.setattr(baseline, "SAMPLE", 100)
+    splits = {"train": train, "valid": texts(50, 1), "test": texts(50, 2)}
+    assert f1_of(baseline.fit(splits, CLASSES)) == 100
 
 
 def test_single_class_training_data_raises_error() -> None:

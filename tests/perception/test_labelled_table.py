@@ -268,7 +268,8 @@ def test_damaged_rows_are_skipped_and_counted(tmp_path) -> None:
             {"text": "x", "label": ["a", "b"]},
             "the label is a list, but each text must have one label",
         ),
-        ({"text": "\ud800", "label": "spam"}, "contains a lone surrogate"),
+        ({"text": "\ud800", "label": "spam"}, "text contains a lone surrogate"),
+        ({"text": "x", "label": "\ud800"}, "the label contains a lone surrogate"),
     ],
 )
 def test_strict_names_row_and_fault(tmp_path, row, fault) -> None:
