@@ -186,7 +186,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
             "lora" if self.configuration("lora", 1).pretrained else "full", 1
         )
         tokenizer = finetuning.make_tokenizer(config, train)
-        some = train.texts[:: -(-len(train) // MEASURED_TEXTS)]
+        kept = np.random.default_rng(0).permutation(len(train))[:MEASURED_TEXTS]
+        some = [train.texts[i] for i in kept]
         found, _, _ = tokenizer.encode_parts(some, config.data.max_length)
         quantiles = np.quantile([len(tokens) for tokens in found], (0.5, 0.95))
         rounded = [min(16 * math.ceil(n / 16), config.data.max_length) for n in quantiles]

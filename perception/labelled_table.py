@@ -14,6 +14,7 @@ from common.data.files import has_surrogate
 from common.data.record_files import NAMES
 from perception.table_columns import check_header, find_columns
 from perception.table_labels import (
+    DOUBTFUL,
     check_labels,
     find_classes,
     label_kind,
@@ -173,11 +174,16 @@ def _text_fault(column: str, value: Any) -> str:
 
 
 def _warnings(found: Mapping[str, Sequence[Example]], classes: Sequence[str]) -> list[str]:
-    """Returns a sentence for each set of class names that differ only in upper and lower case."""
+    """Returns sentences on class names that differ only in case, and on names that may stand for missing labels."""
     folded = defaultdict(list)
     for name in classes:
         folded[name.casefold()].append(name)
-    return [
+    doubtful = [
+        f"The label {name!r} is treated as a class: leave the cells empty if their labels are missing."
+        for name in classes
+        if name.casefold() in DOUBTFUL
+    ]
+    return doubtful + [
         f"The labels {' and '.join(map(repr, same))} differ only in case, and are treated as different classes."
         for same in folded.values()
         if len(same) > 1

@@ -14,8 +14,12 @@ from common.errors import UserError
 from perception.table_reader import Table
 from perception.table_splits import Example, Label, classes_of
 
-MISSING = ("", "nan", "null", "#n/a")
-"""Values, in lower case, that spreadsheets and data frames write for an empty cell."""
+MISSING = ("", "#n/a")
+"""Texts, in lower case, of an empty cell: "#N/A" is an error of a spreadsheet. Words such as NA, None or null are class
+names, because nothing in a CSV file tells a missing label from such a name."""
+
+DOUBTFUL = ("na", "n/a", "nan", "none", "null")
+"""Class names, in lower case, that may stand for missing labels."""
 
 MOST_CLASSES = 1000
 """Maximum number of classes. A label column with more classes is an error."""

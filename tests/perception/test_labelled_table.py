@@ -245,8 +245,26 @@ def test_codes_are_classes_as_written(tmp_path) -> None:
     assert sorted(prepare(tables, label=("label",)).classes) == sorted(codes)
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+def test_labels_that_look_missing_are_classes(tmp_path, name) -> None:
+    """Only empty cells are missing. The training program reads the class names as they are."""
+    names = ("NA", "None", "null", "nan", "N/A", "yes")
+    labelled = [{"text": sentence(i), "label": names[i % 6]} for i in range(90)]
+    missing = [{"text": sentence(900), "label": ""}, {"text": sentence(901), "label": None}]
+    write = as_csv if name.endswith("csv") else as_lines
+    found = prepare(read_tables(str(put(tmp_path / name, write([*labelled, *missing])))))
+    assert sorted(found.classes) == sorted(names)
+    assert any(note.startswith("Skipped 2 rows") for note in found.notes)
+    assert any(note.startswith("The label 'NA' is treated as a class") for note in found.notes)
+    assert not any("'yes'" in note for note in found.notes)
+    data = {"source": f"files:{labelled_table.write(found, tmp_path / 'out')}", "fields": "text"}
+    splits = {"train": "train", "valid": "validation", "test": "test"}
+    _, classes = load_labelled(ConfigDict(data | {"splits": splits, "tfds_dir": ""}))
+    assert list(classes) == found.classes
+
+
 def test_damaged_rows_are_skipped_and_counted(tmp_path) -> None:
-    bad = [{"text": "", "label": "spam"}, {"text": "a text", "label": "NaN"}]
+    bad = [{"text": "", "label": "spam"}, {"text": "a text", "label": " "}]
     path = put(tmp_path / "a.csv", as_csv([*MANY, *bad]) + 'one column\n"x"y,spam\na,b,c\n')
     assert examples(path) == WANTED
     (note,) = [n for n in prepare(read_tables(str(path))).notes if n.startswith("Skipped")]

@@ -192,7 +192,7 @@ def test_budget_trains_what_it_can_afford(folder, tmp_path, monkeypatch) -> None
     given.append("--config.data.max_length=16")
     suite = suite_of(given, tmp_path / "out")
     comparison.worth(suite, seconds=1000.0)
-    assert measured == ["lora"]
+    assert measured == ["head", "lora"]
     names = {path.parent.name for path in (tmp_path / "out" / "runs").glob("*/summary.json")}
     assert names == {"tf_idf", "head", "lora_seed1_learning_rate=1e-3"}
     page = (tmp_path / "out" / "report.html").read_text()
@@ -200,8 +200,35 @@ def test_budget_trains_what_it_can_afford(folder, tmp_path, monkeypatch) -> None
     made = [*(tmp_path / "out" / "runs").rglob("predictions.npz")]
     times = [path.stat().st_mtime_ns for path in made]
     comparison.worth(suite, seconds=1000.0)
-    assert measured == ["lora"] and len(made) == 3
+    assert measured == ["head", "lora"] and len(made) == 3
     assert [path.stat().st_mtime_ns for path in made] == times
+
+
+def test_head_is_tried_if_measuring_lora_takes_too_long(folder, tmp_path, monkeypatch) -> None:
+    def measure(suite, way, *_):
+        if way != "head":
+            raise TimeoutError
+        return Cost(start=1.0, step=0.01, evaluation=0.1, test=0.1)
+
+    monkeypatch.setattr(ExperimentSuite, "measure", measure)
+    given = [*fields_of(folder), f"--config.data.source=files:{folder / 'data'}"]
+    splits = dict.fromkeys(("train", "valid", "test"), LabelledText([("a",)], np.zeros(1, int)))
+    found = suite_of(given, tmp_path).afford(list(WAYS), splits, 60.0, time.monotonic())
+    assert found.ways == ["head"]
+    assert set(found.left_out) == {"lora", "full_pretrained", "full"}
+    monkeypatch.setattr(ExperimentSuite, "measure", None)
+    spent = suite_of(given, tmp_path / "spent").afford(
+        list(WAYS), splits, 60.0, time.monotonic() - 61
+    )
+    assert spent.ways == [] and set(spent.left_out.values()) == {"no time is left"}
+
+
+def test_cost_of_the_head_is_measured(folder, tmp_path) -> None:
+    """The forward pass of a validation example is timed, without a solved head."""
+    given = [*fields_of(folder), f"--config.data.source=files:{folder / 'data'}"]
+    splits = {"valid": range(24), "test": range(48)}
+    found = suite_of(given, tmp_path).measure("head", splits, time.monotonic() + 600)
+    assert found.evaluation > 0 and found.step > 0 and not (tmp_path / "probe").exists()
 
 
 def test_measuring_ends_with_half_of_the_budget(folder, tmp_path, monkeypatch) -> None:
@@ -276,6 +303,22 @@ def test_command_of_the_report_labels_a_table_like_the_data(tmp_path, capsys) ->
         found = list(csv.DictReader(file, delimiter=";"))
     assert [row["the queue"] for row in found] == ["x", "y", ""]
     assert [row["id"] for row in found] == ["1", "2", "3"]
+
+
+def test_lengths_of_many_texts_come_from_a_sample(folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(comparison, "MEASURED_TEXTS", 10)
+    texts = [(" ".join("a" * 16),), (" ".join("a" * 38),)] * 50
+    given = [field for field in fields_of(folder) if "max_length" not in field]
+    suite = suite_of([f for f in given if "buckets" not in f], tmp_path)
+    seen, encode = [], Subword.encode_parts
+
+    def counting(self, some, longest):
+        seen.append(len(some))
+        return encode(self, some, longest)
+
+    monkeypatch.setattr(Subword, "encode_parts", counting)
+    found = suite.lengths(LabelledText(texts, np.zeros(len(texts), np.int32)))
+    assert seen == [10] and found[0] == "--config.data.max_length=48"
 
 
 def test_ways_option_trains_only_the_named_ways(folder, tmp_path) -> None:
