@@ -68,10 +68,10 @@ class EncoderEvaluation:
         Raises:
           UserError: `workdir` contains no run, the run did not train all weights, or its data are missing.
         """
-        config = loading.read(workdir, "--run")
+        config = loading.read(workdir, "--runs")
         check(
             config.finetune in TRAINS_ALL,
-            f"--run={workdir} has no encoder in its checkpoint: train with"
+            f"--runs {workdir} has no encoder in its checkpoint: train with"
             f" --config.finetune={' or '.join(TRAINS_ALL)}, not {config.finetune}",
         )
         config.model.dtype = "float32"
@@ -79,7 +79,7 @@ class EncoderEvaluation:
         self._splits, classes = datasets.load(config)
         check(
             classes == self._trained.classes,
-            f"--run={workdir} has the classes {', '.join(self._trained.classes)}, but its data have"
+            f"--runs {workdir} has the classes {', '.join(self._trained.classes)}, but its data have"
             f" {', '.join(classes)}: restore the data of the run",
         )
         self._examples = examples
