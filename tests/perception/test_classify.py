@@ -319,55 +319,14 @@ def test_mesh_follows_options(call, monkeypatch, refused) -> None:
     assert "unknown option --config.mesh.date; did you mean" in refused("--config.mesh.date=2")
 
 
-CONTENTS = {
-    "columns": (
-        b"text,x\none,1\ntwo\n",
-        "new.csv line 3 has a different number of columns than line 1",
-    ),
-    "quote": (b'text\n"one\n', "new.csv line 2 or a later line opens a quote that is never closed"),
-    "encoding": (b"text\none\ntw\xff\n", "new.csv line 3 is not UTF-8"),
-    "field": (
-        b"body\none\n",
-        "new.csv line 2: no column text or sentence; there are: body (--text=NAME)",
-    ),
-    "label": (b"text,label\none,a\n", "new.csv line 1: the column label exists already"),
-    "header": (b"", "new.csv is empty"),
-    "repeated column": (b"text,text\none,two\n", "new.csv line 1 repeats the column 'text'"),
-}
-
-
-@pytest.mark.parametrize("case", CONTENTS)
-def test_invalid_table_writes_nothing(case: str, refused, tmp_path, monkeypatch) -> None:
+def test_invalid_table_writes_nothing(refused, tmp_path, monkeypatch) -> None:
     # The program must check the table before it loads the model.
     monkeypatch.setattr(loading, "load", None)
-    content, told = CONTENTS[case]
     given, out = tmp_path / "new.csv", tmp_path / "out.csv"
-    given.write_bytes(content)
-    assert told in refused(f"--input={given}", f"--output={out}")
+    given.write_bytes(b"text,x\none,1\ntwo\n")
+    told = refused(f"--input={given}", f"--output={out}")
+    assert "new.csv line 3 has a different number of columns than line 1" in told
     assert [*tmp_path.iterdir()] == [given]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "told"),
-    [
-        ("new.jsonl", b'{"text": "a"}\n[1]\n', "new.jsonl line 2 is not a JSON object"),
-        ("new.jsonl", b'{"text": "a"}\n{\n', "new.jsonl line 2 is not JSON"),
-        ("new.jsonl", b'{"text": 3}\n', "line 1: the column text is not text but 3"),
-        ("new.jsonl", b'{"text": "\\ud800"}\n', "the column text contains a lone surrogate"),
-        ("new.parquet", b"no", "new.parquet is damaged"),
-        (
-            "new.csv.gz",
-            gzip.compress(b"text\none\n", mtime=0)[:-4],
-            "new.csv.gz is damaged or truncated",
-        ),
-        ("new.csv", gzip.compress(b"text\none\n", mtime=0), "new.csv is compressed with gzip"),
-        ("new.csv", b"PK\x03\x04\xff", "new.csv is an Excel file or another zip archive"),
-        ("new.xlsx", b"", "new.xlsx: the name must end with .csv, .tsv, .jsonl, .txt or .parquet"),
-    ],
-)
-def test_invalid_files_of_other_formats(name, content, told, refused, tmp_path) -> None:
-    (tmp_path / name).write_bytes(content)
-    assert told in refused(f"--input={tmp_path / name}")
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,14 @@
 """Users' tables: formats, columns, cleaning, duplicates, splits, and errors for bad input."""
 
-import csv
 import gzip
-import io
-import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from ml_collections import ConfigDict
 
@@ -23,44 +17,16 @@ from common.errors import UserError
 from perception import labelled_table, near_duplicates, table_splits
 from perception.labelled_table import prepare
 from perception.table_reader import read_tables
-
-WORDS = ("apple", "river", "stone", "cloud", "music", "table", "green", "quiet", "seven", "north")
-
-
-def sentence(number: int, words: int = 6) -> str:
-    """Returns a sentence for a number. Sentences for different numbers share few word pairs."""
-    return (
-        " ".join(np.random.default_rng(number).choice(WORDS, words)) + f" {chr(97 + number % 26)}"
-    )
-
-
-def rows(count: int, classes: int = 2, start: int = 0) -> list[dict]:
-    names = ("spam", "ham", "other", "more")
-    return [{"text": sentence(start + i), "label": names[i % classes]} for i in range(count)]
-
-
-def as_csv(found: list[dict], delimiter: str = ",") -> str:
-    file = io.StringIO()
-    writer = csv.DictWriter(file, list(found[0]), delimiter=delimiter, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(found)
-    return file.getvalue()
-
-
-def as_lines(found: list[dict]) -> str:
-    return "".join(json.dumps(row) + "\n" for row in found)
-
-
-def as_parquet(found: list[dict]) -> bytes:
-    file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(found), file)
-    return file.getvalue()
-
-
-def put(path: Path, content: str | bytes) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content.encode() if isinstance(content, str) else content)
-    return path
+from tests.perception.tables import (
+    MANY,
+    as_csv,
+    as_lines,
+    as_parquet,
+    number_rows,
+    put,
+    rows,
+    sentence,
+)
 
 
 def examples(source: Path | str, **options: object) -> dict[str, int]:
@@ -70,7 +36,6 @@ def examples(source: Path | str, **options: object) -> dict[str, int]:
     return Counter((e.text, e.label) for some in found.splits.values() for e in some)
 
 
-MANY = rows(40)
 WANTED = Counter((row["text"], row["label"]) for row in MANY)
 
 
@@ -273,251 +238,12 @@ def test_damaged_rows_are_skipped_and_counted(tmp_path) -> None:
         prepare(read_tables(str(path)), strict=True)
 
 
-@pytest.mark.parametrize(
-    ("row", "fault"),
-    [
-        ({"text": None, "label": "spam"}, "text is empty"),
-        ({"text": " \t ", "label": "spam"}, "text is empty"),
-        ({"text": 7, "label": "spam"}, "text is not text but a int"),
-        ({"text": "x", "label": None}, "the label is missing"),
-        ({"text": "x", "label": float("nan")}, "the label is missing"),
-        ({"text": "x"}, "the label is missing"),
-        (
-            {"text": "x", "label": ["a", "b"]},
-            "the label is a list, but each text must have one label",
-        ),
-        ({"text": "\ud800", "label": "spam"}, "text contains a lone surrogate"),
-        ({"text": "x", "label": "\ud800"}, "the label contains a lone surrogate"),
-    ],
-)
-def test_strict_names_row_and_fault(tmp_path, row, fault) -> None:
-    path = put(tmp_path / "a.jsonl", as_lines([*MANY, row]))
-    assert examples(path) == WANTED
-    with pytest.raises(UserError, match=f"a.jsonl line 41: .*{fault}"):
-        examples(path, strict=True)
-
-
 def refused(source: Path | str, **options: object) -> str:
     with pytest.raises(UserError) as caught:
         examples(source, **options)
     message = str(caught.value)
     assert "\n" not in message and len(message) < 700
     return message
-
-
-def number_rows(make: Callable[[int], object], count: int = 60) -> str:
-    return as_csv([{"text": sentence(i), "label": make(i)} for i in range(count)])
-
-
-BAD = {
-    "missing file": ("gone.csv", None, {}, "no such file or folder"),
-    "unknown ending": ("a.xlsx", b"PK", {}, "the name must end with .csv, .tsv, .jsonl, .parquet"),
-    "empty file": ("a.csv", b"", {}, "a.csv is empty"),
-    "white space alone": ("a.csv", b"\n\n", {}, "a.csv is empty"),
-    "header alone": ("a.csv", "text,label\n", {}, "no row could be read"),
-    "not UTF-8": ("a.csv", b"text,label\nf\xfcr,a\n", {}, "line 2 is not UTF-8: name the encoding"),
-    "UTF-16 without mark": (
-        "a.csv",
-        as_csv(MANY).encode("utf-16-le"),
-        {},
-        "contains zero bytes",
-    ),
-    "wrong encoding": ("a.csv", "text,label\nfür,a\n", {"encoding": "ascii"}, "is not ASCII"),
-    "unknown encoding": ("a.csv", as_csv(MANY), {"encoding": "klingon"}, "no such encoding"),
-    "encoding of bytes": ("a.csv", as_csv(MANY), {"encoding": "base64"}, "no such encoding"),
-    "broken gz": ("a.csv.gz", b"no gzip", {}, "is damaged or truncated"),
-    "truncated gz": (
-        "a.csv.gz",
-        gzip.compress(as_csv(rows(300)).encode(), mtime=0)[:-20],
-        {},
-        "is damaged or truncated",
-    ),
-    "gzip named CSV": (
-        "a.csv",
-        gzip.compress(as_csv(MANY).encode(), mtime=0),
-        {},
-        "a.csv is compressed with gzip: unpack it, or add .gz to its name",
-    ),
-    "xlsx named CSV": (
-        "a.csv",
-        b"PK\x03\x04\x14\x00\x06\x00[Content_Types].xml\xff",
-        {"encoding": "cp1252"},
-        "a.csv is an Excel file or another zip archive: save the table as CSV",
-    ),
-    "xls named CSV": ("a.csv", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", {}, "a.csv is an Excel file"),
-    "gzip named JSON lines": (
-        "a.jsonl",
-        gzip.compress(as_lines(MANY).encode(), mtime=0),
-        {},
-        "a.jsonl is compressed with gzip",
-    ),
-    "empty gz": ("a.csv.gz", gzip.compress(b"", mtime=0), {}, "is empty"),
-    "broken parquet": ("a.parquet", b"PAR1 broken", {}, "a.parquet is damaged"),
-    "open quote": (
-        "a.csv",
-        as_csv(MANY[:5]) + '"open,spam\n' + as_csv(MANY[5:]),
-        {},
-        "line 7 or a later line opens a quote that is never closed",
-    ),
-    "ragged throughout": ("a.csv", "text,label\na\nb\n", {}, "a different number of columns"),
-    "repeated column": ("a.csv", "text,text,label\n1,2,3\n", {}, "repeats the column 'text'"),
-    "JSON list": ("a.jsonl", json.dumps(MANY), {}, "line 1 is not a JSON object"),
-    "indented JSON": ("a.jsonl", json.dumps(MANY, indent=1), {}, "is not JSON"),
-    "deep JSON": ("a.jsonl", "[" * 100_000, {}, "is not JSON"),
-    "missing text column": ("a.csv", as_csv(MANY), {"text": ("txt",)}, "did you mean text?"),
-    "missing label column": ("a.csv", as_csv(MANY), {"label": ("labl",)}, "did you mean label?"),
-    "text column twice": ("a.csv", as_csv(MANY), {"text": ("text", "text")}, "a column twice"),
-    "text as label": (
-        "a.csv",
-        as_csv(MANY),
-        {"text": ("text",), "label": ("text",)},
-        "--label=text is a column of --text too",
-    ),
-    "one column": (
-        "a.csv",
-        "text\nhello\nworld\n",
-        {},
-        "the column of --label cannot be recognised",
-    ),
-    "two text columns": (
-        "a.csv",
-        as_csv(
-            [{"a": sentence(i), "b": sentence(i + 99), "label": "xy"[i % 2]} for i in range(20)]
-        ),
-        {},
-        "the column of --text could be a or b: name it, --text=NAME; the columns are a, b, label",
-    ),
-    "two label columns": (
-        "a.csv",
-        as_csv([{"text": sentence(i), "x": i % 2, "y": i % 3} for i in range(60)]),
-        {},
-        "the column of --label could be x or y",
-    ),
-    "one class": ("a.csv", number_rows(lambda i: "same"), {}, "has a single class, 'same'"),
-    "no header, known label": (
-        "a.tsv",
-        "".join(f"{'spam' if i % 2 else 'ham'}\t{i}, hello you\n" for i in range(60)),
-        {},
-        "the first row looks like data ('ham'): add a header, such as text,label, or name the columns",
-    ),
-    "no header, long text": (
-        "a.csv",
-        "I did not like this one,rare\n" + "".join(f"{sentence(i)},{i % 2}\n" for i in range(60)),
-        {},
-        "the first row looks like data ('I did not like this one'): add a header",
-    ),
-    "labels that are ids": (
-        "a.csv",
-        number_rows(lambda i: f"id{i}"),
-        {},
-        "occur only once, like ids",
-    ),
-    "whole numbers as ids": (
-        "a.csv",
-        number_rows(lambda i: 10_000 + i),
-        {},
-        "occur only once, like ids",
-    ),
-    "regression target": (
-        "a.csv",
-        number_rows(lambda i: f"{i / 7:.2f}"),
-        {},
-        "--label=label has 60 different numbers (0.00, 0.14, 0.29, ...) for 60 texts and looks like a regression",
-    ),
-    "score from 0 to 100": (
-        "a.csv",
-        number_rows(lambda i: i * 37 % 101, 400),
-        {"label": ("label",)},
-        "--label=label has 101 different numbers (0, 37, 74, ...) for 400 texts and looks like a regression target",
-    ),
-    "ten thousand classes": (
-        "a.csv",
-        number_rows(lambda i: f"class {i % 10_000}", 20_000),
-        {"label": ("label",)},
-        "has 10,000 classes, more than 1,000",
-    ),
-    "labels all missing": (
-        "a.csv",
-        number_rows(lambda i: ""),
-        {},
-        "no row of the split all can be used",
-    ),
-    "too few texts": (
-        "a.csv",
-        as_csv(rows(4)),
-        {"text": ("text",), "label": ("label",)},
-        "too few",
-    ),
-    "one text of each class": (
-        "a.csv",
-        as_csv(rows(2)),
-        {"text": ("text",), "label": ("label",)},
-        "too few",
-    ),
-    "two texts of each class": (
-        "a.csv",
-        number_rows(lambda i: f"class {i % 30:02}"),
-        {"text": ("text",), "label": ("label",)},
-        "30 of 30 classes have fewer than 3 different texts (class 00, class 01, class 02), where nearly equal",
-    ),
-    "one text with all labels": (
-        "a.csv",
-        "text,label\n" + "same text,a\nSame  text,b\n" * 9,
-        {"text": ("text",)},
-        "every text occurs equally often with different labels",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_file_is_one_clear_line(tmp_path, case) -> None:
-    name, content, options, message = BAD[case]
-    if content is not None:
-        put(tmp_path / name, content)
-    assert message in refused(tmp_path / name, **options)
-
-
-FEW = as_csv(rows(20))
-BAD_FOLDERS = {
-    "no table": (
-        {"notes.txt": "hello"},
-        "no table (.csv, .tsv, .jsonl, .parquet) among: notes.txt",
-    ),
-    "mixed formats": ({"a.csv": FEW, "b.jsonl": as_lines(MANY)}, "mixes .csv and .jsonl files"),
-    "same table twice": (
-        {"a.csv": FEW, "a.csv.gz": gzip.compress(FEW.encode())},
-        "a.csv, a.csv.gz",
-    ),
-    "two validation splits": (
-        {"train.csv": FEW, "dev.csv": FEW, "validation.csv": FEW},
-        "several valid splits: validation, dev",
-    ),
-    "test alone": ({"test.csv": FEW}, "a split test but no train.csv"),
-    "splits and more": (
-        {"train.csv": FEW, "old.csv": FEW},
-        "other tables that are not splits: old",
-    ),
-    "labels only in the test": (
-        {
-            "train.csv": FEW,
-            "test.csv": as_csv([*rows(8, start=50), {"text": "x y", "label": "new"}]),
-        },
-        "1 example of the split test with the label 'new', which no training example has",
-    ),
-    "training within the test": (
-        {"train.csv": FEW, "test.csv": FEW},
-        "no example of the split train is left",
-    ),
-    "damaged labels.json": ({"a.csv": FEW, "labels.json": "{"}, "labels.json is damaged"),
-}
-
-
-@pytest.mark.parametrize("case", BAD_FOLDERS)
-def test_bad_folder_is_one_clear_line(tmp_path, case) -> None:
-    files, message = BAD_FOLDERS[case]
-    for name, content in files.items():
-        put(tmp_path / name, content)
-    assert message in refused(tmp_path)
 
 
 def test_equal_texts_keep_the_most_frequent_label(tmp_path) -> None:
