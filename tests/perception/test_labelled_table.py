@@ -238,6 +238,21 @@ def test_damaged_rows_are_skipped_and_counted(tmp_path) -> None:
         prepare(read_tables(str(path)), strict=True)
 
 
+def test_unusable_rows_of_json_lines_are_skipped(tmp_path) -> None:
+    bad = [
+        {"text": None, "label": "spam"},
+        {"text": 7, "label": "spam"},
+        {"text": "x", "label": float("nan")},
+        {"text": "x", "label": ["a", "b"]},
+        {"text": "x"},
+        {"text": "\ud800", "label": "spam"},
+    ]
+    path = put(tmp_path / "a.jsonl", as_lines([*MANY, *bad]))
+    assert examples(path) == WANTED
+    notes = prepare(read_tables(str(path))).notes
+    assert any(note.startswith("Skipped 6 rows: a.jsonl line 41: text is empty") for note in notes)
+
+
 def refused(source: Path | str, **options: object) -> str:
     with pytest.raises(UserError) as caught:
         examples(source, **options)
