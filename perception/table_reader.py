@@ -207,7 +207,27 @@ def _hugging_face(name: str, download: bool) -> dict[str, Table]:
         if found:
             splits[split] = _of_examples(f"hf:{name}, split {found}", there[found])
     check("train" in splits, f"--data=hf:{name} has no split train; there are: {', '.join(there)}")
+    if revision and not download:
+        _check_revision(name, revision, there["train"])
     return splits
+
+
+def _check_revision(name: str, revision: str, examples: "datasets.Dataset") -> None:
+    """Raises a UserError unless the examples belong to the revision.
+
+    Without network access, the package reads its newest cached version, whatever the revision. The folder of a version
+    is named like its commit.
+    """
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    reference = Path(HF_HUB_CACHE, f"datasets--{name.replace('/', '--')}", "refs", revision)
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    versions = {Path(file["filename"]).parent.name for file in examples.cache_files}
+    check(
+        all(version.startswith(commit) for version in versions),
+        f"cannot read --data=hf:{name}@{revision}: the newest version in the local cache is"
+        f" {', '.join(sorted(versions))}; --download fetches the revision",
+    )
 
 
 def _of_examples(place: str, examples: "datasets.Dataset") -> Table:

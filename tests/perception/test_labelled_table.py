@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import subprocess
 import sys
 from collections import Counter
 from itertools import pairwise
@@ -438,7 +439,9 @@ def test_values_of_numbers_in_sentences_are_ignored() -> None:
 
 
 class Examples(list):
-    """Rows of a Hugging Face data set."""
+    """Rows of a Hugging Face data set, read from the folder of a version."""
+
+    cache_files = ({"filename": "cache/team___mails/default/0.0.0/abc123/mails-train.arrow"},)
 
     @property
     def features(self) -> dict[str, SimpleNamespace]:
@@ -452,7 +455,7 @@ def fake_datasets(monkeypatch, load) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
 
 
-def test_hugging_face_data_are_read_from_the_cache(monkeypatch) -> None:
+def test_hugging_face_data_are_read_from_the_cache(monkeypatch, tmp_path) -> None:
     asked = []
 
     def load(name, revision):
@@ -460,10 +463,16 @@ def test_hugging_face_data_are_read_from_the_cache(monkeypatch) -> None:
         return {"train": Examples({"text": r["text"], "label": i % 2} for i, r in enumerate(MANY))}
 
     fake_datasets(monkeypatch, load)
-    assert examples("hf:team/mails@v2") == WANTED
+    assert examples("hf:team/mails@abc123") == WANTED
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     assert examples("hf:team/mails", download=True) == WANTED
-    assert asked == [("team/mails", "v2", "1"), ("team/mails", None, "0")]
+    assert asked == [("team/mails", "abc123", "1"), ("team/mails", None, "0")]
+    told = refused("hf:team/mails@v2")
+    assert "@v2: the newest version in the local cache is abc123; --download fetches" in told
+    assert examples("hf:team/mails@v2", download=True) == WANTED
+    put(tmp_path / "datasets--team--mails" / "refs" / "v2", "abc123")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert examples("hf:team/mails@v2") == WANTED
 
 
 def test_hugging_face_errors(monkeypatch) -> None:
@@ -476,3 +485,58 @@ def test_hugging_face_errors(monkeypatch) -> None:
     assert "has no split train; there are: test" in refused("hf:team/mails")
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert "needs the package datasets: pip install datasets" in refused("hf:team/mails")
+
+
+CACHED = """
+import sys
+from pathlib import Path
+import datasets
+from datasets.arrow_writer import ArrowWriter
+from common.errors import UserError
+from perception.labelled_table import prepare
+from perception.table_reader import read_tables
+
+sys.path.insert(0, sys.argv[1])
+from rows import MANY
+
+names = ["spam", "ham"]
+folder = Path(datasets.config.HF_DATASETS_CACHE, "team___mails", "default", "0.0.0", "a" * 40)
+folder.mkdir(parents=True)
+kinds = {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)}
+features = datasets.Features(kinds)
+with ArrowWriter(path=str(folder / "mails-train.arrow"), features=features) as writer:
+    for row in MANY:
+        writer.write({"text": row["text"], "label": names.index(row["label"])})
+    count, size = writer.finalize()
+given = {"name": "train", "num_bytes": size, "num_examples": count, "dataset_name": "mails"}
+datasets.DatasetInfo(
+    features=features, builder_name="parquet", dataset_name="mails", config_name="default",
+    version="0.0.0", splits={"train": given},
+).write_to_directory(str(folder))
+found = prepare(read_tables("hf:team/mails@" + "a" * 40)).splits
+assert sorted((e.text, e.label) for some in found.values() for e in some) == sorted(
+    (row["text"], row["label"]) for row in MANY
+)
+for name in ("team/other", "team/mails@" + "b" * 40):
+    try:
+        read_tables("hf:" + name)
+    except UserError as error:
+        print(error)
+"""
+"""Writes a data set into the cache of the library `datasets`, and reads it without network access."""
+
+
+def test_cache_of_the_datasets_library_is_read(tmp_path) -> None:
+    pytest.importorskip("datasets")
+    put(tmp_path / "rows.py", f"MANY = {MANY!r}")
+    offline = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", CACHED, tmp_path],
+        env=os.environ | offline,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "cannot read --data=hf:team/other" in done.stdout
+    assert f"the newest version in the local cache is {'a' * 40}; --download" in done.stdout
