@@ -38,7 +38,7 @@ def main() -> None:
     from configs import perception as recipes
     from perception import loading, run
     from perception.classify import BLOCK
-    from perception.labelling import Answers, Labeller
+    from perception.labelling import Answers, Labeller, Network
     from perception.loading import AHEAD
     from perception.text_tables import open_table
 
@@ -58,9 +58,11 @@ def main() -> None:
         table, answers = open_table(folder / "new.csv"), Answers("label", trained.classes)
 
         def classify() -> None:
-            for _ in table.blocks(BLOCK, "text", answers.columns):
+            for _ in table.blocks(BLOCK, [["text"]], answers.columns):
                 pass
-            labelled = Labeller(trained, answers, 64)(table.blocks(BLOCK, "text", answers.columns))
+            labelled = Labeller(Network(trained, 64), answers)(
+                table.blocks(BLOCK, [["text"]], answers.columns)
+            )
             path = folder / "labelled.csv"
             write_atomic(path, lambda file: table.write(file, answers.columns, labelled))
 

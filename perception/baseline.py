@@ -1,15 +1,9 @@
 """The TF-IDF baseline: logistic regression on hashed word unigrams and bigrams.
 
-    python -m perception.baseline --workdir=RUN --top=1 < texts
-
-classifies each line of standard input with a baseline that `perception.worth` has fitted. A blank line gets an empty
-line.
-
 E examples, M features, C classes.
 """
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +15,7 @@ from ml_collections import ConfigDict
 
 from common import heap
 from common.cached import cached_json
-from common.config import check, to_json
+from common.config import check, from_json, to_json
 from common.data.cache import write_atomic
 from common.data.labelled import LabelledText
 from common.errors import UserError
@@ -29,11 +23,10 @@ from common.metrics.classes import Classes
 from common.metrics.curve import Curve, Point
 from common.metrics.label_sets import LabelSets
 from common.metrics.predictions import PREDICTIONS, Predictions
-from common.runtime import program
 from common.track.tracker import SUMMARY, write_whole
 from common.train.workdir import commit
 from perception.objective import balanced_weights, choose_thresholds, score
-from perception.tf_idf import ROWS, TfIdf, fit_features
+from perception.tf_idf import TfIdf, fit_features
 from perception.weighted_f1 import weighted_f1
 
 if TYPE_CHECKING:
@@ -191,6 +184,7 @@ class Baseline(NamedTuple):
       seconds: wall time of computing the features and fitting all regressions.
       predictions: class probabilities of the test examples.
       model: the classifier.
+      notes: sentences about approximations for many texts.
     """
 
     chosen_f1: float
@@ -199,6 +193,7 @@ class Baseline(NamedTuple):
     seconds: float
     predictions: Predictions
     model: Model
+    notes: Sequence[str] = ()
 
 
 def fit(
@@ -233,9 +228,9 @@ def fit(
     if balance:
         weights = balanced_weights(labels["train"])
 
-    def fitted(penalty: float, count: int | None) -> tuple[float, Model]:
-        """Returns the F1 on the split `select`, and the model fitted to the first `count` training texts."""
-        given, wanted, weight = train[:count], labels["train"][:count], weights[:count]
+    def fitted(penalty: float, kept: np.ndarray | slice) -> tuple[float, Model]:
+        """Returns the F1 on the split `select`, and the model fitted to the training texts with the indices `kept`."""
+        given, wanted, weight = train[kept], labels["train"][kept], weights[kept]
         if several:
             made = Model.of_each(
                 tf_idf,
@@ -249,14 +244,18 @@ def fit(
         f1 = weighted_f1(labels[select], model.predict(rows[select]))
         return f1, Model.of(tf_idf, model, classes)
 
+    everything, sampled = slice(None), not solve and train.shape[0] > SAMPLE
+    some = everything
+    if sampled:  # The texts may be sorted by class.
+        some = np.sort(np.random.default_rng(0).permutation(train.shape[0])[:SAMPLE])
     chosen = None
     for candidate in INVERSE_PENALTIES:
-        f1, found = fitted(candidate, None if solve else SAMPLE)
+        f1, found = fitted(candidate, some)
         if chosen is None or f1 > chosen[0]:
             chosen = f1, found, candidate
     f1, found, penalty = chosen
-    if not solve:
-        f1, found = fitted(penalty, None)
+    if sampled:
+        f1, found = fitted(penalty, everything)
     examples, truth = splits["test"].fingerprint, labels["test"]
     if several:
         chances_EC = expit(found.logits(rows[select]))
@@ -267,7 +266,18 @@ def fit(
         logs_EC = found.log_probabilities(rows["test"])
         predictions = Classes.of_log_probabilities(examples, truth, logs_EC, found.names)
     seconds = time.perf_counter() - begun
-    return Baseline(f1, penalty, train.shape[1], seconds, predictions, found)
+    notes = []
+    if not solve:
+        notes.append(
+            f"TF-IDF has {train.nnz:,} nonzero features in training, more than {SOLVED:,}: stochastic gradients"
+            " approximate the regression."
+        )
+    if sampled:
+        notes.append(
+            f"The penalty of TF-IDF was chosen with {SAMPLE:,} of its {train.shape[0]:,} training texts, and the model"
+            " fitted to all of them."
+        )
+    return Baseline(f1, penalty, train.shape[1], seconds, predictions, found, notes)
 
 
 def regression(
@@ -298,6 +308,12 @@ def regression(
         loss="log_loss", alpha=alpha, average=True, max_iter=5, tol=None, random_state=0
     )
     return approximation.fit(rows, labels_E, sample_weight=weights_E)
+
+
+def read_config(workdir: Path) -> ConfigDict | None:
+    """Returns the configuration of the TF-IDF baseline in `workdir`; None if the folder holds no baseline."""
+    summary = cached_json(workdir / SUMMARY, lambda found: "baseline" in found["config"])
+    return from_json(summary["config"]) if summary else None
 
 
 def run(
@@ -344,6 +360,7 @@ def run(
         "test": test,
         "test_last": test,
         "inverse_penalty": found.inverse_penalty,
+        "notes": list(found.notes),
         "start_seconds": found.seconds,
         "train_seconds": 0.0,
         "flops": 0.0,
@@ -362,40 +379,3 @@ def run(
     found.model.save(workdir / MODEL)
     write_whole(workdir / SUMMARY, json.dumps(summary, indent=2) + "\n")
     return summary
-
-
-def main() -> None:
-    from common.config import parser_for, positive_int_arg
-    from common.storage.folders import open_folder
-
-    parser = parser_for("perception.baseline")
-    parser.add_argument(
-        "--workdir", required=True, type=open_folder, metavar="RUN", help="directory of the run"
-    )
-    parser.add_argument(
-        "--top",
-        type=positive_int_arg("--top"),
-        metavar="K",
-        help="number of classes to print (default: all classes, or the predicted classes if a text may have"
-        " several)",
-    )
-    options = parser.parse_args()
-    model = Model.load(options.workdir / MODEL)
-    try:
-        text = sys.stdin.buffer.read().decode().removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        raise UserError(f"standard input is not UTF-8: {error}") from error
-    lines = text.removesuffix("\n").split("\n") if text else []
-    for start in range(0, len(lines), ROWS):
-        block = lines[start : start + ROWS]
-        for line, row_C in zip(block, model.probabilities(block), strict=True):
-            likeliest = (-row_C).argsort(kind="stable")[: options.top] if line.strip() else []
-            if model.thresholds and options.top is None:
-                likeliest = [i for i in likeliest if row_C[i] >= model.thresholds[i]]
-            print("\t".join(f"{model.names[i]}\t{row_C[i]:.4f}" for i in likeliest))
-    if empty := sum(not line.strip() for line in lines):
-        print(f"empty texts without a label: {empty:,} of {len(lines):,}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    program.run(main)

@@ -1,23 +1,38 @@
-"""Classifies texts with a trained run: python -m perception.classify --workdir=RUN --input=new.csv --output=FILE.csv
+"""Classifies texts with a trained run: python -m perception.classify --run=RUN --input=new.csv --output=FILE.csv
 
 Adds columns with the most probable class and probabilities to a table. Without --input, reads one text per line from
 standard input; without --output, writes to standard output. For each line of text, one line with class names and
 probabilities is written, separated by tabs, most probable class first. If the run was trained on pairs, a line has two
 texts, separated by a tab. If a text may have several classes, only classes above their thresholds are written.
 
---config.data.fields and --config.data.label name the text columns and the label column (default: the run's columns).
+The run is a network, or the TF-IDF model of perception.worth. Tables are read like --data of perception.worth: --text
+names the columns with texts, --label the column that is added (default: the names in training).
 --config.mesh.data, .fsdp and .tensor set the mesh. By default the rows of a batch are split over all devices.
 """
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Action, ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ml_collections import ConfigDict
 
 from common.runtime import program
 
+if TYPE_CHECKING:
+    from perception.text_tables import Fields
+
 BLOCK = 4096
 """Number of rows of a file that are read at once, sorted by length and classified in batches."""
+
+
+class _Run(Action):
+    """Stores the folder of the run as `run`, and the option that named it as `option`, for error messages."""
+
+    def __call__(
+        self, parser: ArgumentParser, options: Namespace, value: Path, option: str | None = None
+    ) -> None:
+        options.run, options.option = value, option
 
 
 def _parser() -> ArgumentParser:
@@ -26,7 +41,9 @@ def _parser() -> ArgumentParser:
 
     parser = parser_for("perception.classify")
     folder, file = {"type": open_folder, "metavar": "DIR"}, {"type": open_file, "metavar": "FILE"}
-    parser.add_argument("--workdir", "--run", required=True, **folder, help="directory of the run")
+    parser.add_argument(
+        "--run", "--workdir", required=True, action=_Run, **folder, help="directory of the run"
+    )
     parser.add_argument(
         "--pretrained",
         **folder,
@@ -35,8 +52,26 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--input",
         **file,
-        help=".csv, .tsv, .jsonl or .txt (each optionally followed by .gz), or .parquet (default: lines of"
-        " standard input)",
+        help=".csv, .tsv, .jsonl, .parquet or .txt, each optionally followed by .gz (default: lines of standard"
+        " input)",
+    )
+    parser.add_argument(
+        "--text",
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="text column of --input; repeat the option for several columns (default: as in training)",
+    )
+    parser.add_argument(
+        "--label",
+        default="",
+        metavar="COLUMN",
+        help="column for the most probable class (default: as in training)",
+    )
+    parser.add_argument(
+        "--encoding",
+        default="",
+        help="encoding of the input, such as cp1252 (default: UTF-8, or UTF-16 with a mark)",
     )
     parser.add_argument(
         "--output",
@@ -53,7 +88,7 @@ def _parser() -> ArgumentParser:
     parser.add_argument(
         "--batch", type=positive_int_arg("--batch"), default=64, metavar="N", help="batch size"
     )
-    parser.epilog = "Further options: --config.data.fields, --config.data.label, --config.mesh.*"
+    parser.epilog = "Further options: --config.mesh.*"
     return parser
 
 
@@ -71,6 +106,31 @@ def _check_output(options: Namespace) -> None:
     )
 
 
+def _columns(options: Namespace, settings: ConfigDict, run: ConfigDict) -> tuple["Fields", str]:
+    """Returns the text columns of the table, and the name of the label column that is added.
+
+    --config.data.fields and --config.data.label have the same meaning as in training.
+    """
+    from common.config import check
+    from perception.labelling import fields_of, split_fields
+
+    for option, field in (("text", "fields"), ("label", "label")):
+        check(
+            not (getattr(options, option) and settings.data[field]),
+            f"--{option} and --config.data.{field} name the same columns: remove one of the two options",
+        )
+    texts, label = fields_of(run)
+    if options.text:
+        texts = [[name] for name in options.text]
+    elif settings.data.fields:
+        texts = split_fields(settings.data.fields)
+    check(
+        not run.data.get("pair", False) or len(texts) == 2,
+        f"{options.option}={options.run} classifies pairs of texts: name two columns, --text=FIRST --text=SECOND",
+    )
+    return texts, options.label or settings.data.label or label
+
+
 def main() -> None:
     from common import config
 
@@ -86,34 +146,46 @@ def main() -> None:
     from common.data.cache import write_atomic
     from common.sharding import make_mesh
     from common.storage.folders import output
-    from perception import loading
-    from perception.labelling import Answers, Labeller, fields_of
+    from perception import baseline, loading
+    from perception.labelling import Answers, Labeller, Network, WordCounts
+    from perception.table_files import check_encoding
     from perception.text_tables import Lines, open_table
 
-    run = loading.read(options.workdir)
-    pair = run.data.pair
-    table = open_table(options.input, pair) if options.input else Lines(sys.stdin.buffer, pair)
+    folder, option = options.run, options.option
+    counted = baseline.read_config(folder)
+    run = counted or loading.read(folder, option)
+    config.check(
+        counted is None or options.pretrained is None,
+        f"--pretrained={options.pretrained} is not used: {option}={folder} is a TF-IDF model; remove --pretrained",
+    )
+    pair = run.data.get("pair", False)
+    check_encoding(options.encoding)
+    table = (
+        open_table(options.input, pair, options.encoding)
+        if options.input
+        else Lines(sys.stdin.buffer, pair, options.encoding)
+    )
     if options.output:
         _check_output(options)
-    texts, label = fields_of(run)
-    texts, label = settings.data.fields or texts, settings.data.label or label
-    config.check(
-        not pair or len(texts.split()) == 2,
-        f"{options.workdir} classifies pairs of texts: --config.data.fields={texts!r} must name two columns",
-    )
-    answers = Answers(
-        label,
-        loading.read_classes(options.workdir),
-        options.top,
-        ranked=isinstance(table, Lines),
-        thresholds=loading.read_thresholds(options.workdir, run),
-    )
-    mesh, count = make_mesh(settings.mesh), 0
+    texts, label = _columns(options, settings, run)
+    if counted:
+        model = baseline.Model.load(folder / baseline.MODEL)
+        classes, thresholds = model.names, model.thresholds
+    else:
+        classes, thresholds = loading.read_classes(folder), loading.read_thresholds(folder, run)
+    ranked = isinstance(table, Lines)
+    answers = Answers(label, classes, options.top, ranked, thresholds)
+    count = 0
     if options.input:
         # Read the whole file once, so that an invalid row raises an error before the model is loaded.
         count = sum(len(block.texts) for block in table.blocks(BLOCK, texts, answers.columns))
-    trained = loading.load(options.workdir, mesh, options.pretrained)
-    labeller = Labeller(trained, answers, options.batch)
+    mesh = make_mesh(settings.mesh)
+    classifier = (
+        WordCounts(model)
+        if counted
+        else Network(loading.load(folder, mesh, options.pretrained), options.batch)
+    )
+    labeller = Labeller(classifier, answers)
     blocks = table.blocks(BLOCK if options.input else options.batch, texts, answers.columns)
     # Show a progress bar only with --input, and with disable=None only on a terminal.
     with tqdm(total=count, unit=" texts", disable=None if options.input else True) as bar:

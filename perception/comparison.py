@@ -39,6 +39,9 @@ PLAN = "plan.json"
 PROBE_STEPS = 10
 """Number of training steps in the short run that measures the cost of a training method."""
 
+MEASURED_TEXTS = 10_000
+"""Maximum number of texts that are encoded to find the lengths to which texts are padded."""
+
 
 FIXED = ("finetune", "seed")
 """Configuration fields that the comparison sets. Overriding them is an error."""
@@ -123,7 +126,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
             print(f"\n{name}", flush=True)
             config = self.configuration(BASELINE, seed)
             drawn = datasets.load(config)[0] if config.data.shots else splits
-            baseline.run(config, drawn, classes, self.folder(name))
+            summary = baseline.run(config, drawn, classes, self.folder(name))
+            for note in summary.get("notes", []):
+                print(note, flush=True)
             found += load_local(self.folder(name))
         return found
 
@@ -141,6 +146,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def measure(self, way: str, splits: Mapping[str, LabelledText], end: float) -> Cost:
         """Measures the cost of a training method in a run of PROBE_STEPS steps, which is deleted afterwards.
 
+        The head is trained in these steps instead of solved.
+
         Raises:
           TimeoutError: the measurement took half of the time until `end` (a value of time.monotonic).
         """
@@ -151,7 +158,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
         print(f"\nmeasuring {way}", flush=True)
         try:
             with budget.time_limit(max((end - begun) / 2, 1e-3)):
-                summary, _ = probe.fit(way, probe.configuration(way, 1))
+                config = probe.configuration(way, 1)
+                config.train.steps = PROBE_STEPS
+                summary, _ = probe.fit(way, config)
         finally:
             shutil.rmtree(probe.out, ignore_errors=True)
         step, evaluation = summary["train_seconds"] / summary["steps"], summary["eval_seconds"]
@@ -166,8 +175,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def lengths(self, train: LabelledText) -> list[str]:
         """Returns overrides that pad or truncate texts to two lengths, so that each run compiles only two programs.
 
-        The lengths are the median and the 95 % quantile of the training texts. If the user sets lengths, nothing is
-        overridden.
+        The lengths are the median and the 95 % quantile of the training texts, of which at most MEASURED_TEXTS are
+        encoded. If the user sets lengths, nothing is overridden.
         """
         if any(
             f.startswith(("--config.data.max_length", "--config.data.buckets")) for f in self.fields
@@ -177,7 +186,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
             "lora" if self.configuration("lora", 1).pretrained else "full", 1
         )
         tokenizer = finetuning.make_tokenizer(config, train)
-        found, _, _ = tokenizer.encode_parts(train.texts, config.data.max_length)
+        kept = np.random.default_rng(0).permutation(len(train))[:MEASURED_TEXTS]
+        some = [train.texts[i] for i in kept]
+        found, _, _ = tokenizer.encode_parts(some, config.data.max_length)
         quantiles = np.quantile([len(tokens) for tokens in found], (0.5, 0.95))
         rounded = [min(16 * math.ceil(n / 16), config.data.max_length) for n in quantiles]
         buckets = ",".join(map(str, sorted(set(rounded))))
@@ -196,14 +207,32 @@ class ExperimentSuite(experiments.ExperimentSuite):
         if kept:
             return Plan(**kept["plan"])
 
+        end = begun + seconds
+        if time.monotonic() >= end:
+            others = [way for way in ways if way != BASELINE]
+            return Plan([], 0, 0, dict.fromkeys(others, "no time is left"), self.fields)
         suite = replace(self, fields=[*self.fields, *self.lengths(splits["train"])])
         most_steps = self.configuration("full", 1).train.steps
-        end = begun + seconds
         costs: dict[str, Cost] = {}
         left_out: dict[str, str] = {}
         solved: list[str] = []
-        for way in (way for way in TRAINED if way in ways):
+        # In the order of the expected costs: the head needs no backward pass, and LoRA trains fewer parameters than the
+        # other methods.
+        for way in (way for way in ("head", *TRAINED) if way in ways):
             try:
+                if way == "head":
+                    # Computing the features of an example takes as long as evaluating the example.
+                    cost = suite.measure(way, splits, end)
+                    each = cost.evaluation / len(splits[_selecting(splits)])
+                    needed = cost.start + each * sum(map(len, splits.values()))
+                    if needed < (end - time.monotonic()) / 2:
+                        solved, end = [way], end - needed
+                    else:
+                        took = format_seconds(needed)
+                        left_out[way] = (
+                            f"computing the features of all examples would take about {took}"
+                        )
+                    continue
                 if not costs:
                     costs[way] = suite.measure(way, splits, end)
                 # Use the last measured cost as an estimate: the earlier methods cost no more than this method, and
@@ -214,22 +243,12 @@ class ExperimentSuite(experiments.ExperimentSuite):
                     costs[way] = suite.measure(way, splits, end)
             except TimeoutError:
                 costs.pop(way, None)
-                lacking = [way for way in ways if way not in (*costs, *solved, BASELINE)]
+                known = (*costs, *solved, *left_out, BASELINE)
+                lacking = [way for way in ways if way not in known]
                 left_out |= dict.fromkeys(
                     lacking, f"measuring {PROBE_STEPS} steps took half of the remaining time"
                 )
                 break
-            if way == "lora":
-                # Computing the features of an example for the head takes as long as evaluating the example.
-                each = costs[way].evaluation / len(splits[_selecting(splits)])
-                needed = each * sum(map(len, splits.values()))
-                if needed < (end - time.monotonic()) / 2:
-                    solved, end = ["head"], end - needed
-                else:
-                    took = format_seconds(needed)
-                    left_out["head"] = (
-                        f"computing the features of all examples would take about {took}"
-                    )
         plan = budget.make_plan(costs, end - time.monotonic(), most_steps)
         plan = plan._replace(
             ways=[*solved, *plan.ways], left_out=left_out | plan.left_out, fields=suite.fields
@@ -259,11 +278,15 @@ class About:
       title: heading of the report.
       places: file and line of each test example; () if unknown.
       notes: sentences on how the data were prepared.
+      ending: ending of the name of a table of new texts.
+      options: options of perception.classify for such a table.
     """
 
     title: str = "Is pretraining worth it on these data?"
     places: Sequence[str] = ()
     notes: Sequence[str] = ()
+    ending: str = ".csv"
+    options: Sequence[str] = ()
 
 
 def worth(suite: ExperimentSuite, about: About = About(), seconds: float = 0.0) -> None:
@@ -316,6 +339,8 @@ def publish(
     lines = answer(found, chosen, verdicts, size, select, shots, given)
     (suite.out / "answer.txt").write_text(f"{lines}\n")
     way, best = best_run(found)
+    notes = [*about.notes, *found[BASELINE][0].summary.get("notes", [])]
+    use = command(best, about.ending, about.options)
     report = report_page.Report(
         title=about.title,
         lines=lines.splitlines(),
@@ -326,11 +351,11 @@ def publish(
         predictions=best.predictions(),
         texts=[" ".join(parts) for parts in splits["test"].texts],
         places=about.places,
-        command=command(way, best),
-        notes=about.notes,
+        command=use,
+        notes=notes,
     )
     report_page.write(report, suite.out / "report.html")
-    print(f"\n{lines}\n\nwritten: {suite.out / 'report.html'}\nuse it: {command(way, best)}")
+    print(f"\n{lines}\n\nwritten: {suite.out / 'report.html'}\nuse it: {use}")
 
 
 def within(suite: ExperimentSuite, plan: Plan) -> ExperimentSuite:

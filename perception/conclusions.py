@@ -12,7 +12,7 @@ from common.report.table import Table, mean_std
 from common.report.verdict import CONFIDENCE, Comparison, Sample, compare, correct, resample
 from perception import richness
 from perception.objective import average_precisions
-from perception.ways import BASELINE, METRIC, WAYS
+from perception.ways import METRIC, WAYS
 
 VERDICT_COLUMNS = (
     *("weighted F1 of", "against", "difference", f"{CONFIDENCE:.0%} interval", "verdict"),
@@ -72,15 +72,20 @@ def best_run(found: Mapping[str, Sequence[Run]]) -> tuple[str, Run]:
     return way, max(found[way], key=lambda run: run.curve.best.value)
 
 
-def command(way: str, run: Run) -> str:
-    """Returns the command that classifies new texts with a run."""
-    program = "baseline" if way == BASELINE else "classify"
-    data = run.config.get("data", {})
-    texts = "pairs.tsv" if data.get("pair") else "texts.txt"
-    top = (
-        "" if data.get("multi_label") else " --top=1"
-    )  # without --top, classify prints the classes above their thresholds
-    return f"python -m perception.{program} --workdir={shlex.quote(str(run.folder))}{top} < {texts}"
+def command(run: Run, ending: str = ".csv", options: Sequence[str] = ()) -> str:
+    """Returns the command that labels a table of new texts with a run.
+
+    Args:
+      ending: ending of the name of the table.
+      options: further options of perception.classify.
+    """
+    given = (
+        f"--run={run.folder}",
+        f"--input=new{ending}",
+        f"--output=labelled{ending}",
+        *options,
+    )
+    return " ".join(["python -m perception.classify", *map(shlex.quote, given)])
 
 
 def example_interval(found: Classes | LabelSets) -> tuple[float, float]:

@@ -1,16 +1,20 @@
 """Makes labelled examples from a user's tables: finds the columns, skips unusable rows, removes copies, cuts splits."""
 
+import filecmp
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from common.config import check
+from common.data.files import has_surrogate
 from common.data.record_files import NAMES
 from perception.table_columns import check_header, find_columns
 from perception.table_labels import (
+    DOUBTFUL,
     check_labels,
     find_classes,
     label_kind,
@@ -52,12 +56,15 @@ class Prepared:
       classes: names of the classes, in the order of their numbers.
       notes: sentences on the columns found, the rows skipped, the copies removed and the splits cut.
       several: whether a text may have several classes, or none.
+      text, label: names of the text columns and of the label columns.
     """
 
     splits: dict[str, list[Example]]
     classes: list[str]
     notes: list[str]
-    several: bool = False
+    several: bool
+    text: tuple[str, ...]
+    label: tuple[str, ...]
 
 
 def prepare(
@@ -126,7 +133,8 @@ def prepare(
     notes += _warnings(found, classes)
     sizes = ", ".join(f"{len(found[split]):,} {name}" for split, name in PURPOSES.items())
     notes.append(f"Examples: {sizes}, of {len(classes)} classes.")
-    return Prepared({split: found[split] for split in FILES}, classes, notes, kind != "one")
+    splits = {split: found[split] for split in FILES}
+    return Prepared(splits, classes, notes, kind != "one", text, label)
 
 
 def _clean(
@@ -160,17 +168,22 @@ def _text_fault(column: str, value: Any) -> str:
         return ""
     if not isinstance(value, str):
         return f"{column} is not text but a {type(value).__name__}"
-    if any("\ud800" <= character <= "\udfff" for character in value):
+    if has_surrogate(value):
         return f"{column} contains a lone surrogate, which is not valid text"
     return ""
 
 
 def _warnings(found: Mapping[str, Sequence[Example]], classes: Sequence[str]) -> list[str]:
-    """Returns a sentence for each set of class names that differ only in upper and lower case."""
+    """Returns sentences on class names that differ only in case, and on names that may stand for missing labels."""
     folded = defaultdict(list)
     for name in classes:
         folded[name.casefold()].append(name)
-    return [
+    doubtful = [
+        f"The label {name!r} is treated as a class: leave the cells empty if their labels are missing."
+        for name in classes
+        if name.casefold() in DOUBTFUL
+    ]
+    return doubtful + [
         f"The labels {' and '.join(map(repr, same))} differ only in case, and are treated as different classes."
         for same in folded.values()
         if len(same) > 1
@@ -194,23 +207,26 @@ def write(prepared: Prepared, out: Path) -> Path:
     Raises:
       UserError: `out` has runs on different splits.
     """
-    texts = {
-        FILES[split]: "".join(json.dumps(_row(e), ensure_ascii=False) + "\n" for e in examples)
-        for split, examples in prepared.splits.items()
-    }
-    texts[NAMES] = json.dumps(prepared.classes, ensure_ascii=False, indent=2) + "\n"
-    texts[NOTES] = "".join(f"{note}\n" for note in prepared.notes)
     folder = out / "data"
-    changed = {
-        folder / name: text.encode()
-        for name, text in texts.items()
-        if not (folder / name).is_file() or (folder / name).read_bytes() != text.encode()
-    }
-    check(
-        not changed or not (out / "runs").exists(),
-        f"--out={out} has runs on other examples: choose another --out",
-    )
     folder.mkdir(parents=True, exist_ok=True)
-    for path, written in changed.items():
-        path.write_bytes(written)
+    with TemporaryDirectory(dir=folder, prefix=".") as temporary:
+        new = Path(temporary)
+        for split, examples in prepared.splits.items():
+            with (new / FILES[split]).open("w", encoding="utf-8", newline="\n") as file:
+                for example in examples:
+                    file.write(json.dumps(_row(example), ensure_ascii=False) + "\n")
+        names = json.dumps(prepared.classes, ensure_ascii=False, indent=2)
+        (new / NAMES).write_bytes(f"{names}\n".encode())
+        (new / NOTES).write_bytes("".join(f"{note}\n" for note in prepared.notes).encode())
+        changed = [path for path in new.iterdir() if not _equal(path, folder / path.name)]
+        check(
+            not changed or not (out / "runs").exists(),
+            f"--out={out} has runs on other examples: choose another --out",
+        )
+        for path in changed:
+            path.replace(folder / path.name)
     return folder
+
+
+def _equal(path: Path, other: Path) -> bool:
+    return other.is_file() and filecmp.cmp(path, other, shallow=False)

@@ -1,29 +1,37 @@
-"""Labels the rows of a table of texts with a trained run.
+"""Labels the rows of a table of texts with a trained run: a network, or a TF-IDF model.
 
 E texts, C classes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from common.config import check
+from perception.baseline import Model
 from perception.datasets import DATASETS, OWN
 from perception.loading import Trained
-from perception.text_tables import Block, Columns
+from perception.text_tables import Block, Columns, Fields
 
 PROBABILITY = "probability"
 
 
-def fields_of(config: ConfigDict) -> tuple[str, str]:
-    """Returns the names of a run's text fields, separated by spaces, and the name of its label field."""
+def fields_of(config: ConfigDict) -> tuple[Fields, str]:
+    """Returns the text columns of a run, and the name of its label column."""
     known = DATASETS[config.dataset] if config.dataset else OWN
     fields, label = config.data.fields or known.fields, config.data.label or known.label
+    texts = split_fields(fields)
     if config.data.premise_only and config.dataset == "snli":
-        fields = fields.split()[0]
-    return fields, label.split("|")[0]
+        texts = texts[:1]
+    return texts, label.split("|")[0]
+
+
+def split_fields(fields: str) -> Fields:
+    """Parses --config.data.fields: columns separated by spaces, possible names of a column separated by "|"."""
+    return [names.split("|") for names in fields.split()]
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class Answers:
         check(
             not twice,
             f"the label column {self.label!r} would overwrite the column {', '.join(twice)}: choose another name with"
-            " --config.data.label=NAME",
+            " --label=NAME",
         )
 
     @property
@@ -98,18 +106,69 @@ class Answers:
         return pairs[: len(self.columns)]
 
 
-class Labeller:
-    """Labels blocks of texts, and counts empty and long texts.
+class Classifier(Protocol):
+    """A trained classifier of texts, or of pairs of texts."""
 
-    Attributes:
-      texts, empty, long: numbers of all texts, of empty texts, and of texts longer than the model's input.
-      windows: number of windows into which long texts were split.
-    """
+    def __call__(self, texts: Sequence[tuple[str, ...]]) -> np.ndarray:
+        """Returns class probabilities, (E, C)."""
 
-    def __init__(self, trained: Trained, answers: Answers, rows: int):
+    def notes(self, texts: int) -> list[str]:
+        """Returns messages about the texts so far. `texts` is their number, with the empty texts."""
+
+
+class Network:
+    """A trained network. Counts texts that are longer than its input."""
+
+    def __init__(self, trained: Trained, rows: int):
         """Stores the arguments. `rows` is the maximum number of windows in a batch."""
-        self._trained, self._answers, self._rows = trained, answers, rows
-        self.texts = self.empty = self.long = self.windows = 0
+        self._trained, self._rows = trained, rows
+        self._long = self._windows = 0
+
+    def __call__(self, texts: Sequence[tuple[str, ...]]) -> np.ndarray:
+        if self._trained.config.data.pair:
+            windows, firsts, cut = self._trained.encode_pairs(texts)
+            self._long += cut
+            return self._trained.probabilities_of(windows, self._rows, firsts)
+        windows = self._trained.windows([" ".join(parts) for parts in texts])
+        long = [len(parts) for parts in windows if len(parts) > 1]
+        self._long += len(long)
+        self._windows += sum(long)
+        return self._trained.probabilities_of(windows, self._rows)
+
+    def notes(self, texts: int) -> list[str]:
+        if not self._long:
+            return []
+        longest = self._trained.config.data.max_length
+        if self._trained.config.data.pair:
+            return [
+                f"truncated pairs of texts, longer than {longest} tokens: {self._long:,} of {texts:,}"
+            ]
+        return [
+            f"texts longer than {longest} tokens: {self._long:,} of {texts:,}, read in {self._windows:,} windows whose"
+            " logits are averaged"
+        ]
+
+
+@dataclass(frozen=True)
+class WordCounts:
+    """A TF-IDF model. The texts of a row are joined by a space, as in training."""
+
+    model: Model
+
+    def __call__(self, texts: Sequence[tuple[str, ...]]) -> np.ndarray:
+        return self.model.probabilities([" ".join(parts) for parts in texts])
+
+    def notes(self, texts: int) -> list[str]:
+        del texts
+        return []
+
+
+class Labeller:
+    """Labels blocks of texts, and counts the texts and the empty texts."""
+
+    def __init__(self, classifier: Classifier, answers: Answers):
+        self._classifier, self._answers = classifier, answers
+        self.texts = self.empty = 0
 
     def __call__(
         self, blocks: Iterable[Block], done: Callable[[int], object] = lambda texts: None
@@ -120,36 +179,15 @@ class Labeller:
             self.texts += len(block.texts)
             self.empty += len(block.texts) - len(there)
             values = [self._answers.empty] * len(block.texts)
-            found_EC = self._probabilities([block.texts[i] for i in there])
-            for i, probabilities_C in zip(there, found_EC, strict=True):
-                values[i] = self._answers.values(probabilities_C)
+            if there:
+                found_EC = self._classifier([block.texts[i] for i in there])
+                for i, probabilities_C in zip(there, found_EC, strict=True):
+                    values[i] = self._answers.values(probabilities_C)
             yield block, values
             done(len(values))
-
-    def _probabilities(self, texts: Sequence[tuple[str, ...]]) -> np.ndarray:
-        """Returns class probabilities (E, C) of texts or pairs of texts, and counts texts that are too long."""
-        if self._trained.config.data.pair:
-            windows, firsts, cut = self._trained.encode_pairs(texts)
-            self.long += cut
-            return self._trained.probabilities_of(windows, self._rows, firsts)
-        windows = self._trained.windows([" ".join(parts) for parts in texts])
-        long = [len(parts) for parts in windows if len(parts) > 1]
-        self.long += len(long)
-        self.windows += sum(long)
-        return self._trained.probabilities_of(windows, self._rows)
 
     @property
     def notes(self) -> list[str]:
         """Messages about empty and long texts; an empty list without such texts."""
-        notes = []
-        if self.empty:
-            notes.append(f"empty texts without a label: {self.empty:,} of {self.texts:,}")
-        if self.long:
-            longest = self._trained.config.data.max_length
-            notes.append(
-                f"truncated pairs of texts, longer than {longest} tokens: {self.long:,} of {self.texts:,}"
-                if self._trained.config.data.pair
-                else f"texts longer than {longest} tokens: {self.long:,} of {self.texts:,}, read in {self.windows:,}"
-                " windows whose logits are averaged"
-            )
-        return notes
+        empty = [f"empty texts without a label: {self.empty:,} of {self.texts:,}"]
+        return empty * bool(self.empty) + self._classifier.notes(self.texts)

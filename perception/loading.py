@@ -30,7 +30,7 @@ from common.train.prefetch import put
 from common.train.restore import load_run, read_config
 from common.train.task import ModelState
 from common.train.workdir import ADDED, CONFIG
-from perception import datasets, finetuning, hub
+from perception import baseline, datasets, finetuning, hub
 from perception.backbones import Backbone
 from perception.finetuning import (
     TRAINS_ALL,
@@ -153,11 +153,10 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     Raises:
       UserError: `workdir` contains no run, the runs of a comparison, a run of another program, or a TF-IDF baseline.
     """
-    _check_is_run(workdir, option)
-    baseline = cached_json(workdir / SUMMARY, lambda found: "baseline" in found["config"])
+    check_is_run(workdir, option)
     check(
-        baseline is None,
-        f"{option}={workdir} is a TF-IDF baseline without a neural network: use perception.baseline",
+        baseline.read_config(workdir) is None,
+        f"{option}={workdir} is a TF-IDF baseline without a neural network",
     )
     config = read_config(workdir, option)
     paper = config.get("paper", "")
@@ -170,12 +169,15 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     return config
 
 
-def _check_is_run(workdir: Path, option: str) -> None:
+def check_is_run(workdir: Path, option: str) -> None:
     """Raises a UserError that names the runs and the best run if `workdir` is the output folder of a comparison."""
     folder = workdir / "runs"
     if (workdir / CONFIG).exists() or not folder.is_dir():
         return
-    names = sorted(path.name for path in folder.iterdir() if (path / CONFIG).is_file())
+    files = CONFIG, baseline.MODEL
+    names = sorted(
+        path.name for path in folder.iterdir() if any((path / file).is_file() for file in files)
+    )
     if not names:
         return
     from common.report.runs import Run, read_run
@@ -186,12 +188,13 @@ def _check_is_run(workdir: Path, option: str) -> None:
         # Runs without test results were trained only to choose a learning rate.
         if cached_json(folder / name / SUMMARY, lambda found: bool(found["test"])) is not None:
             one = read_run(folder / name / SUMMARY)
-            finished.setdefault(str(one.config.get("finetune", "")), []).append(one)
+            way = str(one.config.get("finetune", "tf_idf"))
+            finished.setdefault(way, []).append(one)
     best = best_run(finished)[1].name if finished else ""
     advice = f"the best on validation is {option}={folder / best}" if best else "none has finished"
     more = f" and {len(names) - SHOWN_RUNS:,} more" if len(names) > SHOWN_RUNS else ""
     raise UserError(
-        f"{option}={workdir} is the folder of several runs: name one of {', '.join(names[:SHOWN_RUNS])}{more}"
+        f"{option}={workdir} is a folder of runs: name one of {', '.join(names[:SHOWN_RUNS])}{more}"
         f" in {folder}; {advice}"
     )
 

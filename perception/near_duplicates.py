@@ -57,10 +57,12 @@ def _words(text: str) -> list[str]:
 
 def _pairs(text: str) -> list[str]:
     """Returns the pairs of neighbouring words of a text. Start and end of the text count as words."""
-    words = _words(normalise(text))
-    plain = sum(not DIGITS.search(word) for word in words)
-    if plain >= LEAST_WORDS and 2 * plain >= len(words):
-        words = [DIGITS.sub("0", word) for word in words]
+    text = normalise(text)
+    words = _words(text)
+    if DIGITS.search(text):
+        plain = sum(not DIGITS.search(word) for word in words)
+        if plain >= LEAST_WORDS and 2 * plain >= len(words):
+            words = [DIGITS.sub("0", word) for word in words]
     return [f"{a} {b}" for a, b in pairwise(["<", *words, ">"])]
 
 
@@ -71,6 +73,19 @@ def groups(texts: Sequence[str]) -> np.ndarray:
     """
     from scipy import sparse
     from scipy.sparse.csgraph import connected_components
+
+    blocks = [_bands(_sets(texts[start : start + ROWS])) for start in range(0, len(texts), ROWS)]
+    candidates = [_candidates(key_E) for key_E in np.concatenate(blocks, axis=1)]
+    pairs = np.stack(np.divmod(np.unique(np.concatenate(candidates)), len(texts)), axis=1)
+    # The sets of candidates are computed again, because the sets of all texts would take much memory.
+    found = [_similar(texts, pairs[start : start + ROWS]) for start in range(0, len(pairs), ROWS)]
+    ends = np.concatenate([pairs[:0], *found])
+    graph = sparse.coo_matrix((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), (len(texts),) * 2)
+    return connected_components(graph, directed=False)[1]
+
+
+def _sets(texts: Sequence[str]) -> "csr_matrix":
+    """Returns the sets of hashed word pairs of texts, as rows of ones."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
     hashed = HashingVectorizer(
@@ -81,39 +96,39 @@ def groups(texts: Sequence[str]) -> np.ndarray:
         norm=None,
         dtype=np.float32,
     )
-    parts = [hashed.transform(texts[start : start + ROWS]) for start in range(0, len(texts), ROWS)]
-    sets = sparse.vstack(parts, format="csr")
-    edges = [_similar_to_first(sets, band_E) for band_E in _bands(sets)]
-    ends = np.concatenate([np.stack(pair, 1) for pair in edges])
-    graph = sparse.coo_matrix((np.ones(len(ends)), (ends[:, 0], ends[:, 1])), (len(texts),) * 2)
-    return connected_components(graph, directed=False)[1]
+    return hashed.transform(texts)
 
 
-def _bands(sets: "csr_matrix") -> list[np.ndarray]:
-    """Returns the keys (E,) of all texts for each band. Equal keys mean equal minima of all hashes of the band."""
+def _bands(sets: "csr_matrix") -> np.ndarray:
+    """Returns the keys of all texts for each band, (BANDS, E). Equal keys mean equal minima of the band's hashes."""
     generator = np.random.default_rng(0)
+    columns = sets.indices.astype(np.uint64)
     keys = []
     for _ in range(BANDS):
         key_E = np.zeros(sets.shape[0], np.uint64)
         for _ in range(ROWS_PER_BAND):
             factor, mixer = generator.integers(1, 2**63, 2, np.uint64) | np.uint64(1)
             # The upper half of the product modulo 2^64 is a hash of the column.
-            hashes = (sets.indices.astype(np.uint64) * factor + mixer) >> np.uint64(32)
+            hashes = (columns * factor + mixer) >> np.uint64(32)
             minima_E = np.minimum.reduceat(hashes, sets.indptr[:-1])
             key_E = (key_E ^ minima_E) * (mixer | np.uint64(1))
         keys.append(key_E)
-    return keys
+    return np.stack(keys)
 
 
-def _similar_to_first(sets: "csr_matrix", key_E: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Compares each text with the first text that has the same key. Returns the indices of the similar pairs."""
+def _candidates(key_E: np.ndarray) -> np.ndarray:
+    """Pairs each text with the first text that has the same key. Returns the pairs (a, b) as numbers a E + b."""
     _, first, inverse_E = np.unique(key_E, return_index=True, return_inverse=True)
     other_E = first[inverse_E]
     at = np.flatnonzero(other_E != np.arange(len(key_E)))
-    if not len(at):
-        return at, at
-    a, b = sets[at], sets[other_E[at]]
+    return at * len(key_E) + other_E[at]
+
+
+def _similar(texts: Sequence[str], pairs: np.ndarray) -> np.ndarray:
+    """Returns the pairs of indices (pairs, 2) whose texts are near-duplicates."""
+    members, at = np.unique(pairs, return_inverse=True)
+    sets = _sets([texts[i] for i in members])
+    a, b = (sets[rows] for rows in at.reshape(pairs.shape).T)
     shared = np.asarray(a.multiply(b).sum(1)).ravel()
     union = np.diff(a.indptr) + np.diff(b.indptr) - shared
-    alike = shared >= SIMILAR * union
-    return at[alike], other_E[at][alike]
+    return pairs[shared >= SIMILAR * union]

@@ -19,7 +19,7 @@ PADS = ("[PAD]", "<pad>", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>")
 _RECIPE = "byte-level BPE 1"
 """Version of `_train`, part of the cache key."""
 
-_BLOCK = 100_000
+_BLOCK = 10_000
 
 
 class Subword:

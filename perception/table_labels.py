@@ -9,12 +9,17 @@ from dataclasses import replace
 from typing import Any
 
 from common.config import check
+from common.data.files import has_surrogate
 from common.errors import UserError
 from perception.table_reader import Table
 from perception.table_splits import Example, Label, classes_of
 
-MISSING = ("", "nan", "null", "#n/a")
-"""Values, in lower case, that spreadsheets and data frames write for an empty cell."""
+MISSING = ("", "#n/a")
+"""Texts, in lower case, of an empty cell: "#N/A" is an error of a spreadsheet. Words such as NA, None or null are class
+names, because nothing in a CSV file tells a missing label from such a name."""
+
+DOUBTFUL = ("na", "n/a", "nan", "none", "null")
+"""Class names, in lower case, that may stand for missing labels."""
 
 MOST_CLASSES = 1000
 """Maximum number of classes. A label column with more classes is an error."""
@@ -131,6 +136,8 @@ def _list(value: Any) -> list | None:
 def _name(value: Any, names: Sequence[str] | None) -> str:
     """Returns the label as text. If there are class names, an index is replaced by its class name."""
     text = str(value).strip()
+    if has_surrogate(text):
+        raise ValueError("the label contains a lone surrogate, which is not valid text")
     if names and text.isdecimal() and int(text) < len(names) and text not in names:
         return names[int(text)]
     return text

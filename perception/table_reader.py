@@ -4,8 +4,6 @@ A damaged row is listed with its location, and reading continues. An error is ra
 wrong encoding, unclosed quote, truncated archive.
 """
 
-import codecs
-import csv
 import io
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,35 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.config import check
-from common.data.files import check_is_text, names_in, read_bytes
-from common.data.record_files import (
-    NAMES,
-    UNCLOSED,
-    Parsed,
-    Record,
-    parse_csv,
-    parse_json_lines,
-    read_names,
-)
+from common.data.files import names_in, opened
+from common.data.record_files import NAMES, Parsed, Record, named_rows, parse_json_lines, read_names
 from common.errors import UserError
 from common.storage.folders import open_path, shown
 from perception.datasets import SPLITS
+from perception.table_files import (
+    FORMATS,
+    check_encoding,
+    csv_rows,
+    delimiter_of,
+    format_of,
+    text_of,
+)
 
 if TYPE_CHECKING:
     import datasets
-
-FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
-"""Endings of the files that can be read. Each may be followed by .gz."""
-
-DELIMITERS = ",;\t|"
-"""Candidate delimiters of a CSV file. The delimiter that splits the header into the most columns is used."""
-
-MARKS = {
-    codecs.BOM_UTF8: "utf-8-sig",
-    codecs.BOM_UTF16_LE: "utf-16",
-    codecs.BOM_UTF16_BE: "utf-16",
-}
-"""Byte order mark at the start of a file -> encoding."""
 
 WHOLE = "all"
 """Name of the single split of a source without splits."""
@@ -89,10 +74,7 @@ def read_tables(source: str, encoding: str = "", download: bool = False) -> dict
     Raises:
       UserError: the source is missing, damaged, empty, or of an unknown format.
     """
-    try:
-        "x".encode(encoding or "utf-8")
-    except LookupError as error:
-        raise UserError(f"--encoding={encoding}: no such encoding") from error
+    check_encoding(encoding)
     if source.startswith("hf:"):
         found = _hugging_face(source.removeprefix("hf:"), download)
     else:
@@ -109,7 +91,7 @@ def _read_place(place: Path, encoding: str) -> dict[str, Table]:
         return _read_folder(place, encoding)
     check(place.exists(), f"--data={shown(place)}: no such file or folder")
     check(
-        bool(_format(place)),
+        bool(format_of(place)),
         f"--data={place}: the name must end with {', '.join(FORMATS)}, optionally followed by .gz",
     )
     return {WHOLE: _read_files([place], encoding)}
@@ -123,12 +105,12 @@ def _read_folder(folder: Path, encoding: str) -> dict[str, Table]:
     files = sorted(
         path
         for path in folder.iterdir()
-        if path.is_file() and _format(path) and not path.name.startswith(".")
+        if path.is_file() and format_of(path) and not path.name.startswith(".")
     )
     check(
         bool(files), f"--data={folder}: no table ({', '.join(FORMATS)}) among: {names_in(folder)}"
     )
-    formats = sorted({_format(path) for path in files})
+    formats = sorted({format_of(path) for path in files})
     check(
         len(formats) == 1,
         f"--data={folder} mixes {' and '.join(formats)} files: keep one format, or name one file",
@@ -160,94 +142,41 @@ def _read_folder(folder: Path, encoding: str) -> dict[str, Table]:
     return {split: _read_files(paths, encoding) for split, paths in splits.items()}
 
 
-def _format(path: Path) -> str:
-    """Returns the entry of FORMATS with which the name of a file ends, or "" for other files."""
-    name = path.name.lower().removesuffix(".gz")
-    return next((ending for ending in FORMATS if name.endswith(ending)), "")
-
-
 def _stem(path: Path) -> str:
     name = path.name.lower().removesuffix(".gz")
-    return name.removesuffix(_format(path))
+    return name.removesuffix(format_of(path))
 
 
 def _read_files(paths: Sequence[Path], encoding: str) -> Table:
     names = read_names(paths[0].parent / NAMES)
     table = Table(names={"": names} if names else {})
     for path in paths:
-        raw = read_bytes(path)
-        check(bool(raw.strip()), f"{path} is empty")
-        path = Path(path.name)  # the report shows file names only
-        if _format(path) == ".parquet":
-            table.add(_parse_parquet(path, raw))
-            continue
-        lines = _decode(path, raw, encoding)
-        if _format(path) == ".jsonl":
-            table.add(parse_json_lines(path, lines))
-        else:
-            table.add(_parse_delimited(path, lines))
-            table.delimited = True
+        shown_name = path.name  # the report shows file names only
+        match format_of(path):
+            case ".parquet":
+                table.add(_parse_parquet(path))
+            case ".jsonl":
+                table.add(parse_json_lines(shown_name, text_of(path, encoding)))
+            case _:
+                delimiter = delimiter_of(path, encoding)
+                table.add(named_rows(csv_rows(path, delimiter, encoding, shown_name)))
+                table.delimited = True
     return table
 
 
-def _decode(path: Path, raw: bytes, encoding: str) -> list[str]:
-    """Returns the lines of a text file. Line ends are LF, CR LF or, in a file without LF, CR."""
-    check_is_text(path, raw)
-    mark = next((mark for mark in MARKS if raw.startswith(mark)), b"")
-    used = encoding or MARKS.get(mark, "utf-8")
-    try:
-        text = raw.decode(used).removeprefix("\ufeff")
-    except (UnicodeDecodeError, UnicodeError) as error:
-        line = raw.count(b"\n", 0, getattr(error, "start", 0)) + 1
-        raise UserError(
-            f"{path} line {line} is not {used.upper()}: name the encoding of the file, such as --encoding=cp1252"
-        ) from error
-    check(
-        "\0" not in text,
-        f"{path} contains zero bytes: name the encoding of the file, such as --encoding=utf-16-le",
-    )
-    text = text.replace("\r\n", "\n")
-    if "\n" not in text:
-        text = text.replace("\r", "\n")
-    return text.removesuffix("\n").split("\n")
-
-
-def _parse_delimited(path: Path, lines: Sequence[str]) -> Iterator[Parsed]:
-    """Parses CSV or TSV.
-
-    Raises:
-      UserError: the header repeats a column, or a quote is never closed.
-    """
-    marks = "\t" if _format(path) == ".tsv" else DELIMITERS
-    delimiter = max(marks, key=lambda mark: len(_header(lines[0], mark)))
-    header = _header(lines[0], delimiter)
-    twice = sorted({name for name in header if header.count(name) > 1})
-    check(not twice, f"{path} line 1 repeats the column {', '.join(map(repr, twice))}")
-    for place, found in parse_csv(path, lines, delimiter):
-        check(
-            found != UNCLOSED,
-            f"{place}{UNCLOSED}: correct the file, because all rows below would be lost",
-        )
-        yield place, found
-
-
-def _header(line: str, delimiter: str) -> list[str]:
-    try:
-        return next(csv.reader([line], delimiter=delimiter), [])
-    except csv.Error:  # a name longer than 131,072 characters
-        return []
-
-
-def _parse_parquet(path: Path, raw: bytes) -> Iterator[Parsed]:
+def _parse_parquet(path: Path) -> Iterator[Parsed]:
     import pyarrow
     import pyarrow.parquet
 
+    with opened(path) as file:
+        raw = io.BytesIO(file.read())
+    check(bool(raw.getbuffer()), f"{path} is empty")
     try:
-        rows = pyarrow.parquet.read_table(io.BytesIO(raw)).to_pylist()
+        rows = pyarrow.parquet.read_table(raw).to_pylist()
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged: {error}") from error
     for number, row in enumerate(rows, start=1):
-        yield f"{path} row {number}", row
+        yield f"{path.name} row {number}", row
 
 
 def _hugging_face(name: str, download: bool) -> dict[str, Table]:
@@ -278,7 +207,27 @@ def _hugging_face(name: str, download: bool) -> dict[str, Table]:
         if found:
             splits[split] = _of_examples(f"hf:{name}, split {found}", there[found])
     check("train" in splits, f"--data=hf:{name} has no split train; there are: {', '.join(there)}")
+    if revision and not download:
+        _check_revision(name, revision, there["train"])
     return splits
+
+
+def _check_revision(name: str, revision: str, examples: "datasets.Dataset") -> None:
+    """Raises a UserError unless the examples belong to the revision.
+
+    Without network access, the package reads its newest cached version, whatever the revision. The folder of a version
+    is named like its commit.
+    """
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    reference = Path(HF_HUB_CACHE, f"datasets--{name.replace('/', '--')}", "refs", revision)
+    commit = reference.read_text().strip() if reference.is_file() else revision
+    versions = {Path(file["filename"]).parent.name for file in examples.cache_files}
+    check(
+        all(version.startswith(commit) for version in versions),
+        f"cannot read --data=hf:{name}@{revision}: the newest version in the local cache is"
+        f" {', '.join(sorted(versions))}; --download fetches the revision",
+    )
 
 
 def _of_examples(place: str, examples: "datasets.Dataset") -> Table:

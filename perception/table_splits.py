@@ -30,7 +30,7 @@ def classes_of(label: Label) -> tuple[str, ...]:
     return label if isinstance(label, tuple) else (label,)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Example:
     """A labelled text or pair of texts, and the location of its row."""
 

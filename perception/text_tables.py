@@ -7,22 +7,37 @@ kept.
 import csv
 import gzip
 import json
-import sys
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from io import TextIOWrapper
+from functools import cached_property
+from io import BytesIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol
 
 from common.config import check
-from common.data.files import check_is_text
+from common.data.files import decoded_lines, has_surrogate, lines_of, opened
+from common.data.record_files import parse_json_lines
 from common.errors import UserError
+from perception.table_files import (
+    FORMATS,
+    HINT,
+    check_encoding,
+    check_names,
+    csv_rows,
+    delimiter_of,
+    format_of,
+)
+
+LINES = ".txt"
+"""Ending of a file with one text on each line. It may be followed by .gz."""
 
 Record = tuple[str, Mapping[str, Any]]
 """Location of a row for error messages, such as "FILE line N", and the fields of the row."""
 
+
+Fields = Sequence[Sequence[str]]
+"""The text columns of a table. Each has one name or several possible names, of which the first that exists is read."""
 
 Columns = Mapping[str, type]
 """Columns to add to a table, in order: name -> type, which is `str`, `float` or `list` (of texts)."""
@@ -43,11 +58,10 @@ class Block(NamedTuple):
 class Table(Protocol):
     """A table of texts in a file."""
 
-    def blocks(self, size: int, fields: str, added: Columns) -> Iterator[Block]:
+    def blocks(self, size: int, fields: Fields, added: Columns) -> Iterator[Block]:
         """Yields blocks of at most `size` rows.
 
         Args:
-          fields: names of the text fields, separated by spaces; "a|b" is the first existing field.
           added: columns that `write` will add.
 
         Raises:
@@ -68,37 +82,37 @@ class Table(Protocol):
 
 
 def ending(path: Path) -> str:
-    """Returns the extension of a file's name, such as ".csv" or ".csv.gz"."""
-    return "".join(path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:])
+    """Returns the format of a file by its name, such as ".csv" or ".csv.gz"; "" for an unknown format."""
+    found = format_of(path, (*FORMATS, LINES))
+    return found and found + ".gz" * path.name.lower().endswith(".gz")
 
 
-def open_table(path: Path, pair: bool = False) -> Table:
-    """Returns the table in a file, without opening the file. The name of the file determines the format.
+def open_table(path: Path, pair: bool = False, encoding: str = "") -> Table:
+    """Returns the table in a file. The name of the file determines the format.
 
     Args:
       pair: whether the table has pairs of texts; then a line of plain text has two texts, see `Lines`.
+      encoding: encoding of a text file; "" is UTF-8, or UTF-16 with a byte order mark.
 
     Raises:
-      UserError: the extension of the file name is unknown.
+      UserError: the extension of the file name or the encoding is unknown.
     """
-    match ending(path):
-        case ".csv" | ".csv.gz":
-            return Csv(path, ",", pair)
-        case ".tsv" | ".tsv.gz":
-            return Csv(path, "\t", pair)
-        case ".jsonl" | ".jsonl.gz":
-            return JsonLines(path, pair)
-        case ".txt" | ".txt.gz":
-            return Lines(path, pair)
+    check_encoding(encoding)
+    match format_of(path, (*FORMATS, LINES)):
+        case ".csv" | ".tsv":
+            return Csv(path, pair, encoding)
+        case ".jsonl":
+            return JsonLines(path, pair, encoding)
+        case ".txt":
+            return Lines(path, pair, encoding)
         case ".parquet":
             return Parquet(path, pair)
     raise UserError(
-        f"{path}: the name must end with .csv, .tsv, .jsonl or .txt (each optionally followed by .gz), or with"
-        " .parquet"
+        f"{path}: the name must end with .csv, .tsv, .jsonl, .txt or .parquet, optionally followed by .gz"
     )
 
 
-def _texts(record: Record, fields: str, pair: bool) -> tuple[str, ...]:
+def _texts(record: Record, fields: Fields, pair: bool) -> tuple[str, ...]:
     """Returns the texts of a row without blank texts; () if one text of a pair is blank.
 
     Raises:
@@ -106,31 +120,21 @@ def _texts(record: Record, fields: str, pair: bool) -> tuple[str, ...]:
     """
     place, row = record
     parts = []
-    for names in fields.split():
-        found = next((name for name in names.split("|") if name in row), None)
+    for names in fields:
+        found = next((name for name in names if name in row), None)
         check(
             found is not None,
-            f"{place}: no field {names.replace('|', ' or ')}; there are: {', '.join(map(str, row))}"
-            " (--config.data.fields=NAME)",
+            f"{place}: no column {' or '.join(names)}; there are: {', '.join(map(str, row))} (--text=NAME)",
         )
         part = "" if row[found] is None else row[found]
-        check(isinstance(part, str), f"{place}: the field {found} is not text but {part!r}")
-        try:
-            part.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"{place}: the field {found} contains a lone surrogate, which is not valid text"
-            ) from error
+        check(isinstance(part, str), f"{place}: the column {found} is not text but {part!r}")
+        check(
+            not has_surrogate(part),
+            f"{place}: the column {found} contains a lone surrogate, which is not valid text",
+        )
         parts.append(part)
     filled = tuple(part for part in parts if part.strip())
     return () if pair and len(filled) < len(parts) else filled
-
-
-def _check_names(place: str, names: Sequence[str], added: Iterable[str]) -> None:
-    """Raises a UserError if a table repeats a column, or has a column that will be added."""
-    twice = sorted({name for name in names if names.count(name) > 1})
-    check(not twice, f"{place} repeats the column {', '.join(map(repr, twice))}")
-    _check_added(place, names, added)
 
 
 def _check_added(place: str, there: Iterable[str], added: Iterable[str]) -> None:
@@ -138,45 +142,33 @@ def _check_added(place: str, there: Iterable[str], added: Iterable[str]) -> None
     check(
         not taken,
         f"{place}: the column {', '.join(taken)} exists already: rename it, or choose another name for the label with"
-        " --config.data.label=NAME",
+        " --label=NAME",
     )
 
 
+def _is_compressed(path: Path) -> bool:
+    return path.suffix.lower() == ".gz"
+
+
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file, and decompresses it if its name ends with .gz. Turns errors while reading into UserErrors."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            yield file
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path} is damaged or truncated: {error}") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+def _compressed(file: BinaryIO, compressed: bool) -> Iterator[BinaryIO]:
+    """Yields a stream that writes to `file`, through gzip if `compressed`."""
+    if not compressed:
+        yield file
+        return
+    with gzip.GzipFile(fileobj=file, mode="wb", mtime=0) as stream:
+        yield stream
 
 
 @contextmanager
 def _text_writer(file: BinaryIO, compressed: bool) -> Iterator[TextIOWrapper]:
-    """Yields a text stream that writes to `file`."""
+    """Yields a text stream that writes UTF-8 to `file`."""
     with ExitStack() as stack:
-        stream = file
-        if compressed:
-            stream = stack.enter_context(gzip.GzipFile(fileobj=file, mode="wb", mtime=0))
+        stream = stack.enter_context(_compressed(file, compressed))
         # Write a lone surrogate as its escape sequence, as JSON does.
         text = TextIOWrapper(stream, "utf-8", errors="backslashreplace", newline="")
         stack.callback(text.detach)  # flushes, and leaves `file` open
         yield text
-
-
-def _decoded(lines: Iterable[bytes], source: str) -> Iterator[str]:
-    """Yields lines of UTF-8 text, including their line ends."""
-    for number, line in enumerate(lines, start=1):
-        if number == 1:
-            check_is_text(source, line)
-        try:
-            text = line.decode()
-        except UnicodeDecodeError as error:
-            raise UserError(f"{source} line {number} is not UTF-8") from error
-        yield text.removeprefix("\ufeff") if number == 1 else text
 
 
 def _in_blocks(rows: Iterable[Any], size: int) -> Iterator[list]:
@@ -213,18 +205,16 @@ class Lines:
 
     source: Path | BinaryIO
     pair: bool = False
+    encoding: str = ""
 
-    def blocks(self, size: int, fields: str, added: Columns) -> Iterator[Block]:
+    def blocks(self, size: int, fields: Fields, added: Columns) -> Iterator[Block]:
         del fields, added
-        if not isinstance(self.source, Path):
-            yield from self._blocks(self.source, "standard input", size)
-            return
-        with _opened(self.source) as file:
-            yield from self._blocks(file, str(self.source), size)
-
-    def _blocks(self, lines: Iterable[bytes], name: str, size: int) -> Iterator[Block]:
-        texts = (line.rstrip("\r\n") for line in _decoded(lines, name))
-        parts = (self._split(f"{name} line {n}", text) for n, text in enumerate(texts, start=1))
+        if isinstance(self.source, Path):
+            name, lines = str(self.source), lines_of(self.source, self.encoding, HINT)
+        else:
+            name = "standard input"
+            lines = decoded_lines(self.source, name, self.encoding, HINT)
+        parts = (self._split(f"{name} line {n}", text) for n, text in enumerate(lines, start=1))
         for block in _in_blocks(parts, size):
             yield Block(block, None)
 
@@ -239,7 +229,7 @@ class Lines:
     def write(
         self, file: BinaryIO, added: Columns, blocks: Iterable[tuple[Block, list[list]]]
     ) -> None:
-        compressed = isinstance(self.source, Path) and self.source.suffix == ".gz"
+        compressed = isinstance(self.source, Path) and _is_compressed(self.source)
         with _text_writer(file, compressed) as text:
             for _, values in blocks:
                 for row in values:
@@ -250,53 +240,38 @@ class Lines:
 
 @dataclass(frozen=True)
 class Csv:
-    """Values separated by commas or tabs, with a header. Quoted values may contain line breaks."""
+    """Values separated by a delimiter, with a header. Quoted values may contain line breaks."""
 
     path: Path
-    delimiter: str
     pair: bool = False
+    encoding: str = ""
 
-    def blocks(self, size: int, fields: str, added: Columns) -> Iterator[Block]:
-        with _opened(self.path) as file:
-            rows = self._rows(file)
-            place, header = next(rows, ("", []))
-            check(bool(header), f"{self.path} has no header")
-            _check_names(place, header, added)
-            for block in _in_blocks(rows, size):
-                named = ((place, dict(zip(header, row, strict=True))) for place, row in block)
-                texts = [_texts(record, fields, self.pair) for record in named]
-                yield Block(texts, [row for _, row in block])
+    def blocks(self, size: int, fields: Fields, added: Columns) -> Iterator[Block]:
+        rows = self._rows()
+        place, header = next(rows)
+        _check_added(place, header, added)
+        for block in _in_blocks(rows, size):
+            named = ((place, dict(zip(header, row, strict=True))) for place, row in block)
+            texts = [_texts(record, fields, self.pair) for record in named]
+            yield Block(texts, [row for _, row in block])
 
-    def _rows(self, file: BinaryIO) -> Iterator[tuple[str, list[str]]]:
-        """Yields location and values of each row, the header first."""
-        # By default the csv module refuses fields of more than 131,072 characters.
-        csv.field_size_limit(sys.maxsize)
-        lines = _decoded(file, str(self.path))
-        reader = csv.reader(lines, delimiter=self.delimiter, strict=True)
-        columns = 0
-        try:
-            for row in reader:
-                # In a table with one column, an empty line is a row with an empty value.
-                row = row or [""] * (columns == 1)
-                if not row:
-                    continue
-                place = f"{self.path} line {reader.line_num}"
-                columns = columns or len(row)
-                check(
-                    len(row) == columns,
-                    f"{place} has {len(row)} values, but the header has {columns}",
-                )
-                yield place, row
-        except csv.Error as error:
-            raise UserError(f"{self.path} line {reader.line_num}: {error}") from error
+    @cached_property
+    def _delimiter(self) -> str:
+        return delimiter_of(self.path, self.encoding)
+
+    def _rows(self) -> Iterator[tuple[str, list[str]]]:
+        """Yields location and values of each row, the header first. A malformed row is a UserError."""
+        for place, row in csv_rows(self.path, self._delimiter, self.encoding, str(self.path)):
+            if isinstance(row, str):
+                raise UserError(f"{place}{row}")
+            yield place, row
 
     def write(
         self, file: BinaryIO, added: Columns, blocks: Iterable[tuple[Block, list[list]]]
     ) -> None:
-        with _opened(self.path) as source:
-            _, header = next(self._rows(source))
-        with _text_writer(file, self.path.suffix == ".gz") as text:
-            writer = csv.writer(text, delimiter=self.delimiter, lineterminator="\n")
+        _, header = next(self._rows())
+        with _text_writer(file, _is_compressed(self.path)) as text:
+            writer = csv.writer(text, delimiter=self._delimiter, lineterminator="\n")
             writer.writerow([*header, *added])
             for block, values in blocks:
                 for row, new in zip(block.rows, values, strict=True):
@@ -310,33 +285,30 @@ def _cell(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class JsonLines:
-    """One JSON object per line."""
+    """One JSON object per line. Blank lines are skipped."""
 
     path: Path
     pair: bool = False
+    encoding: str = ""
 
-    def blocks(self, size: int, fields: str, added: Columns) -> Iterator[Block]:
-        with _opened(self.path) as file:
-            for block in _in_blocks(self._records(file), size):
-                for place, row in block:
-                    _check_added(place, row, added)
-                texts = [_texts(record, fields, self.pair) for record in block]
-                yield Block(texts, [row for _, row in block])
+    def blocks(self, size: int, fields: Fields, added: Columns) -> Iterator[Block]:
+        for block in _in_blocks(self._records(), size):
+            for place, row in block:
+                _check_added(place, row, added)
+            texts = [_texts(record, fields, self.pair) for record in block]
+            yield Block(texts, [row for _, row in block])
 
-    def _records(self, file: BinaryIO) -> Iterator[Record]:
-        for number, line in enumerate(_decoded(file, str(self.path)), start=1):
-            place = f"{self.path} line {number}"
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise UserError(f"{place} is not JSON: {error}") from error
-            check(isinstance(row, dict), f"{place} is not a JSON object")
+    def _records(self) -> Iterator[Record]:
+        lines = lines_of(self.path, self.encoding, HINT)
+        for place, row in parse_json_lines(self.path, lines):
+            if isinstance(row, str):
+                raise UserError(f"{place}{row}")
             yield place, row
 
     def write(
         self, file: BinaryIO, added: Columns, blocks: Iterable[tuple[Block, list[list]]]
     ) -> None:
-        with _text_writer(file, self.path.suffix == ".gz") as text:
+        with _text_writer(file, _is_compressed(self.path)) as text:
             for block, values in blocks:
                 for row, new in zip(block.rows, values, strict=True):
                     whole = row | dict(zip(added, new, strict=True))
@@ -350,11 +322,12 @@ class Parquet:
     path: Path
     pair: bool = False
 
-    def blocks(self, size: int, fields: str, added: Columns) -> Iterator[Block]:
+    def blocks(self, size: int, fields: Fields, added: Columns) -> Iterator[Block]:
         with self._file() as file:
             names = file.schema_arrow.names
-            _check_names(str(self.path), names, added)
-            wanted = {name for either in fields.split() for name in either.split("|")}
+            check_names(str(self.path), names)
+            _check_added(str(self.path), names, added)
+            wanted = {name for either in fields for name in either}
             number = 0
             for batch in file.iter_batches(batch_size=size):
                 texts = []
@@ -373,8 +346,11 @@ class Parquet:
         from pyarrow.parquet import ParquetFile
 
         try:
-            with ParquetFile(self.path) as file:
-                yield file
+            with ExitStack() as stack:
+                source = self.path
+                if _is_compressed(source):
+                    source = BytesIO(stack.enter_context(opened(source)).read())
+                yield stack.enter_context(ParquetFile(source))
         except pyarrow.ArrowException as error:
             raise UserError(f"{self.path} is damaged: {error}") from error
         except OSError as error:
@@ -396,7 +372,10 @@ class Parquet:
         }
         for name, kind in added.items():
             schema = schema.append(pyarrow.field(name, kinds[kind]))
-        with ParquetWriter(file, schema) as writer:
+        with (
+            _compressed(file, _is_compressed(self.path)) as made,
+            ParquetWriter(made, schema) as writer,
+        ):
             for block, values in blocks:
                 columns = zip(*values, strict=True)
                 arrays = [

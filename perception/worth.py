@@ -25,6 +25,8 @@ from common.runtime import program
 if TYPE_CHECKING:
     from ml_collections import ConfigDict
 
+    from perception.comparison import About
+
 DATA_FIELDS = (
     "source",
     "splits.",
@@ -178,6 +180,44 @@ def _download(data: str, experiment: "ConfigDict") -> None:
         fetch_pretrained(experiment)
 
 
+def _prepare(options: Namespace, out: Path) -> tuple[list[str], "About"]:
+    """Writes the splits of --data to `out`. Returns the overrides that read them, and what the report tells of them.
+
+    The texts in memory are freed.
+    """
+    from perception.comparison import About
+    from perception.labelled_table import TEXTS, prepare, write
+    from perception.table_files import format_of
+    from perception.table_reader import read_tables
+
+    prepared = prepare(
+        read_tables(options.data, options.encoding, options.download),
+        options.text,
+        options.label,
+        options.strict,
+        options.pair,
+        options.separator,
+    )
+    print("\n".join(prepared.notes), flush=True)
+    fields = [f"--config.data.source=files:{write(prepared, out)}", "--config.dataset="]
+    if options.pair:
+        fields += [f"--config.data.fields={' '.join(TEXTS)}", "--config.data.pair=true"]
+    if prepared.several:
+        fields += ["--config.data.multi_label=true"]
+    columns = [f"--text={name}" for name in prepared.text]
+    if len(prepared.label) == 1:
+        columns.append(f"--label={prepared.label[0]}")
+    if options.encoding:
+        columns.append(f"--encoding={options.encoding}")
+    return fields, About(
+        title=f"A classifier for {Path(options.data).name}",
+        places=[example.place for example in prepared.splits["test"]],
+        notes=prepared.notes,
+        ending=format_of(Path(options.data)) or ".csv",
+        options=columns,
+    )
+
+
 def main() -> None:
     from common import config
     from perception.budget import parse_seconds
@@ -195,16 +235,6 @@ def main() -> None:
     config.override_all(experiment, fields)
     if options.download:
         _download(options.data, experiment)
-    prepared = None
-    if options.data:
-        from perception.labelled_table import TEXTS, prepare, write
-        from perception.table_reader import read_tables
-
-        tables = read_tables(options.data, options.encoding, options.download)
-        prepared = prepare(
-            tables, options.text, options.label, options.strict, options.pair, options.separator
-        )
-        print("\n".join(prepared.notes), flush=True)
 
     from common.experiments import parse_sweep
     from common.runtime.signals import unless_stopped
@@ -213,14 +243,9 @@ def main() -> None:
     from perception.comparison import About, ExperimentSuite, worth
 
     about = About()
-    if prepared:
-        fields += [f"--config.data.source=files:{write(prepared, out)}", "--config.dataset="]
-        if options.pair:
-            fields += [f"--config.data.fields={' '.join(TEXTS)}", "--config.data.pair=true"]
-        if prepared.several:
-            fields += ["--config.data.multi_label=true"]
-        places = [example.place for example in prepared.splits["test"]]
-        about = About(f"A classifier for {Path(options.data).name}", places, prepared.notes)
+    if options.data:
+        more, about = _prepare(options, out)
+        fields += more
     seeds = options.seeds or (DRAWS if experiment.data.shots else 1)
     arguments = "", seeds, fields, out, make_mesh(experiment.mesh), spec
     fair = {"turns": options.turns, "sweep": parse_sweep(options.sweep)}

@@ -1,15 +1,31 @@
 """Reads plain and compressed files."""
 
+import codecs
 import gzip
 import os
+import re
 import zipfile
 import zlib
-from codecs import BOM_UTF8
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from common.config import check
 from common.errors import UserError
 from common.storage.folders import open_folder, shown
+
+MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+"""Byte order mark at the start of a file -> encoding."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+_CHUNK = 2**20
+"""Number of bytes that are decoded at once."""
 
 
 def source_folder(place: str) -> Path:
@@ -32,6 +48,11 @@ def names_in(folder: Path) -> str:
     return ", ".join(names[:10]) or "none"
 
 
+def has_surrogate(text: str) -> bool:
+    """Returns whether a text contains a lone surrogate, which is not valid text."""
+    return _SURROGATE.search(text) is not None
+
+
 def check_is_text(name: str | Path, start: bytes) -> None:
     """Raises a UserError if the contents of a file start like compressed data or like an Excel file."""
     kinds = {
@@ -43,26 +64,98 @@ def check_is_text(name: str | Path, start: bytes) -> None:
         check(not start.startswith(mark), f"{name} {told}")
 
 
-def read_bytes(path: Path) -> bytes:
-    """Returns the contents of a file, decompressed if its name ends with .gz or .zip.
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Opens a file, decompressed if its name ends with .gz or .zip. Errors while reading become UserErrors.
 
     Raises:
         UserError: the file cannot be read or is damaged, or a .zip does not contain exactly one file.
     """
     try:
-        if path.suffix == ".zip":
+        if path.suffix.lower() == ".zip":
             with zipfile.ZipFile(path) as archive:
                 names = [n for n in archive.namelist() if not n.endswith("/")]
-                if len(names) != 1:
-                    raise UserError(f"{path} contains {len(names)} files instead of exactly one")
-                return archive.read(names[0])
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if path.suffix == ".gz" else raw
+                check(len(names) == 1, f"{path} contains {len(names)} files instead of exactly one")
+                with archive.open(names[0]) as file:
+                    yield file
+        else:
+            with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+                yield file
     # zipfile raises a RuntimeError for an encrypted archive.
     except (EOFError, gzip.BadGzipFile, zlib.error, zipfile.BadZipFile, RuntimeError) as error:
         raise UserError(f"{path} is damaged or truncated: {error}") from error
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def read_bytes(path: Path) -> bytes:
+    """Returns the contents of a file; `opened` documents the formats and errors."""
+    with opened(path) as file:
+        return file.read()
+
+
+def decoded_lines(
+    file: BinaryIO, name: str | Path, encoding: str = "", hint: str = ""
+) -> Iterator[str]:
+    """Yields the lines of a text file without their ends. The file may be larger than the memory.
+
+    Lines end with a line feed, or with a carriage return and a line feed. In a file without line feeds, they end with a
+    carriage return.
+
+    Args:
+        name: name of the file for error messages.
+        encoding: "" is UTF-8, or UTF-16 with a byte order mark.
+        hint: advice after an error about the encoding.
+
+    Raises:
+        UserError: the file has another encoding, or is no text.
+    """
+    chunk = file.read1(_CHUNK)
+    check_is_text(name, chunk)
+    mark = next((mark for mark in MARKS if chunk.startswith(mark)), b"")
+    used = encoding or MARKS.get(mark, "utf-8")
+    decoder = codecs.getincrementaldecoder(used)()
+    pieces: list[str] = []  # of a line that has not ended yet
+    number = 0
+    while True:
+        try:
+            text = decoder.decode(chunk, final=not chunk)
+        except UnicodeError as error:
+            before = getattr(error, "object", chunk)[: getattr(error, "start", 0)]
+            line = number + 1 + before.count(b"\n")
+            raise UserError(f"{name} line {line} is not {used.upper()}{hint}") from error
+        check("\0" not in text, f"{name} contains zero bytes{hint}")
+        if not (number or pieces):
+            text = text.removeprefix("\ufeff")
+        *complete, rest = text.split("\n")
+        if complete:
+            complete[0] = "".join([*pieces, complete[0]])
+            pieces = []
+        for line in complete:
+            number += 1
+            yield line.removesuffix("\r")
+        pieces.append(rest)
+        if not chunk:
+            break
+        chunk = file.read1(_CHUNK)
+    last = "".join(pieces).removesuffix("\r")
+    if last:
+        yield from [last] if number else last.split("\r")
+
+
+def lines_of(path: Path, encoding: str = "", hint: str = "") -> Iterator[str]:
+    """Yields the lines of a plain or compressed text file; see `opened` and `decoded_lines`."""
+    with opened(path) as file:
+        yield from decoded_lines(file, path, encoding, hint)
+
+
+def nonempty(path: str | Path, lines: Iterator[str]) -> Iterator[str]:
+    """Yields the lines. Raises a UserError at their end if the file `path` has only white space."""
+    blank = True
+    for line in lines:
+        blank = blank and not line.strip()
+        yield line
+    check(not blank, f"{path} is empty")
 
 
 def read_lines(path: Path) -> list[str]:
@@ -74,7 +167,7 @@ def read_lines(path: Path) -> list[str]:
     Raises:
         UserError: the file cannot be read, is empty, is damaged, or is not UTF-8.
     """
-    raw = read_bytes(Path(path)).removeprefix(BOM_UTF8)
+    raw = read_bytes(Path(path)).removeprefix(codecs.BOM_UTF8)
     if not raw:
         raise UserError(f"{path} is empty")
     check_is_text(path, raw)

@@ -9,6 +9,7 @@ import numpy as np
 
 from common.config import check
 from common.data.cache import fingerprint
+from common.data.files import has_surrogate
 from common.data.records import Record, open_records
 from common.errors import UserError
 from common.runtime.processes import is_main
@@ -216,7 +217,7 @@ def _read(
             if not isinstance(part, str) or not part.strip():
                 fault = "empty" if isinstance(part, str) else f"not text but {part!r}"
                 raise UserError(f"{place}: the field {name.replace('|', ' or ')} is {fault}")
-            if any("\ud800" <= character <= "\udfff" for character in part):
+            if has_surrogate(part):
                 raise UserError(
                     f"{place}: the field {name.replace('|', ' or ')} contains a lone surrogate, so it is not valid text"
                 )

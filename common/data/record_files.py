@@ -4,12 +4,12 @@ import csv
 import json
 import os
 import sys
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from common.config import check
-from common.data.files import names_in, read_lines, source_folder
+from common.data.files import lines_of, names_in, nonempty, read_lines, source_folder
 from common.data.records import Record, Records
 from common.errors import UserError
 from common.storage.folders import copy_of
@@ -61,16 +61,23 @@ def _find(folder: Path, names: str, optional: bool) -> Path | None:
 
 
 def _records(path: Path) -> Iterator[Record]:
-    parse = parse_csv if path.name.removesuffix(".gz").endswith(".csv") else parse_json_lines
-    for place, fields_or_error in parse(path, read_lines(path)):
+    lines = nonempty(path, lines_of(path))
+    is_csv = path.name.removesuffix(".gz").endswith(".csv")
+    parsed = named_rows(parse_rows(path, lines)) if is_csv else parse_json_lines(path, lines)
+    for place, fields_or_error in parsed:
         if isinstance(fields_or_error, str):
             raise UserError(f"{place}{fields_or_error}")
         yield place, fields_or_error
 
 
-def parse_json_lines(path: Path, lines: Sequence[str]) -> Iterator[Parsed]:
-    """Yields the location and the fields of each line, or an error text for a line that is not a JSON object."""
+def parse_json_lines(path: str | Path, lines: Iterable[str]) -> Iterator[Parsed]:
+    """Yields the location and the fields of each line, or an error text for a line that is not a JSON object.
+
+    Skips blank lines.
+    """
     for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
         place = f"{path} line {number}"
         try:
             fields = json.loads(line)
@@ -81,27 +88,45 @@ def parse_json_lines(path: Path, lines: Sequence[str]) -> Iterator[Parsed]:
         yield place, fields if isinstance(fields, dict) else " is not a JSON object"
 
 
-def parse_csv(path: Path, lines: Sequence[str], delimiter: str = ",") -> Iterator[Parsed]:
-    """Yields the location and the fields of each row, or an error text for a malformed row.
+def parse_rows(
+    path: str | Path, lines: Iterable[str], delimiter: str = ","
+) -> Iterator[tuple[str, list[str] | str]]:
+    """Yields the location and the values of each row of a CSV file, or an error text for a malformed row.
 
-    Line 1 names the fields. A row may span several lines; its location is its last line. Skips empty lines.
+    The first row is the header. A row may span several lines; its location is its last line. Skips empty lines, except
+    in a table with one column, where they are rows with an empty value.
     """
     # The default limit of a CSV field is 131,072 characters, less than a long text.
     csv.field_size_limit(sys.maxsize)
-    reader = csv.DictReader((f"{line}\n" for line in lines), strict=True, delimiter=delimiter)
+    reader = csv.reader((f"{line}\n" for line in lines), strict=True, delimiter=delimiter)
+    columns = 0
     while True:
-        start = reader.reader.line_num + 1
+        start = reader.line_num + 1
         try:
             row = next(reader, None)
         except csv.Error as error:
-            end = reader.reader.line_num
-            if end == len(lines) and "end of data" in str(error):
+            if "end of data" in str(error):
                 yield f"{path} line {start}", UNCLOSED
             else:
-                yield f"{path} line {end}", f": {error}"
+                yield f"{path} line {reader.line_num}", f": {error}"
             continue
         if row is None:
             return
-        complete = None not in row and None not in row.values()
+        row = row or [""] * (columns == 1)
+        if not row:
+            continue
+        columns = columns or len(row)
         fault = " has a different number of columns than line 1"
-        yield f"{path} line {reader.line_num}", row if complete else fault
+        yield f"{path} line {reader.line_num}", row if len(row) == columns else fault
+
+
+def named_rows(rows: Iterable[tuple[str, list[str] | str]]) -> Iterator[Parsed]:
+    """Yields location and fields of the rows of `parse_rows`. The header names the fields."""
+    header: list[str] = []
+    for place, row in rows:
+        if isinstance(row, str):
+            yield place, row
+        elif header:
+            yield place, dict(zip(header, row, strict=True))
+        else:
+            header = row

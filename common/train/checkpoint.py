@@ -281,7 +281,7 @@ class Checkpoints:
                 ) from error
             raise UserError(
                 f"the {what} checkpoint, {path}, is damaged ({_reason(error)}): train further to write a new"
-                " checkpoint, or train in another --workdir"
+                " checkpoint, or train in another folder"
             ) from error
 
     @staticmethod

@@ -56,7 +56,7 @@ def load(
     check(
         meta.get("outside", "") == pretrained.fingerprint,
         "the pretrained weights differ from the weights with which the run began, because their files have changed or"
-        " the configuration names another folder: restore the files, or choose another --workdir",
+        " the configuration names another folder: restore the files, or train in another folder",
     )
     written = checkpoints.frozen_metadata()
     check_agreement(lambda: {"the file of the frozen values": json.dumps(written)})

@@ -116,7 +116,6 @@ def test_class_names_are_sorted_words(folder):
         ('{"text": "x", "label": ["a", "b"]}', "label must be a word or a number, got \\['a', 'b"),
         ("x", "is not JSON"),
         ("[1]", "is not a JSON object"),
-        ("", "is not JSON"),
     ],
 )
 def test_damaged_example_error_names_the_line(folder, line, told):
@@ -124,6 +123,14 @@ def test_damaged_example_error_names_the_line(folder, line, told):
     path.write_text(lines(GOOD) + line + "\n")
     with pytest.raises(UserError, match=rf"^{path} line 3.*{told}"):
         load_labelled(data(f"files:{folder}"))
+
+
+def test_blank_lines_of_json_lines_are_skipped(folder):
+    wanted, _ = load_labelled(data(f"files:{folder}"))
+    path = folder / "validation.jsonl"
+    path.write_text("\n" + path.read_text().replace("\n", "\n \n"))
+    found, _ = load_labelled(data(f"files:{folder}"))
+    assert found["valid"].texts == wanted["valid"].texts
 
 
 @pytest.mark.parametrize("row", ["x", "x,0,more"])

@@ -1,9 +1,6 @@
 """The TF-IDF baseline, and weighted F1 of constant predictions."""
 
-import io
 import os
-import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -120,38 +117,6 @@ def test_saved_model_reproduces_sklearn(tmp_path, names, solve) -> None:
     np.testing.assert_allclose(found.probabilities(lines), wanted_EC, atol=1e-5)
 
 
-def test_baseline_program_classifies_lines(tmp_path, monkeypatch, capsys) -> None:
-    config, examples = get_config("tiny"), texts(60, 0)
-    baseline.run(config, {"train": examples, "test": examples}, CLASSES, tmp_path)
-    monkeypatch.setattr(sys, "argv", ["baseline", f"--workdir={tmp_path}", "--top=1"])
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"not good a\ngood not\n")))
-    baseline.main()
-    lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert [name for name, _ in lines] == ["first", "second"]
-    assert all(0.5 < float(chance) < 1 for _, chance in lines)
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"\xff\n")))
-    with pytest.raises(UserError, match="standard input is not UTF-8"):
-        baseline.main()
-
-
-def test_baseline_program_labels_no_blank_line(tmp_path, monkeypatch, capsys) -> None:
-    config, examples = get_config("tiny"), texts(60, 0)
-    baseline.run(config, {"train": examples, "test": examples}, CLASSES, tmp_path)
-    monkeypatch.setattr(sys, "argv", ["baseline", f"--workdir={tmp_path}", "--top=1"])
-
-    def answers(given: bytes) -> tuple[list[str], str]:
-        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(given)))
-        baseline.main()
-        said = capsys.readouterr()
-        return [line.split("\t")[0] for line in said.out.splitlines()], said.err
-
-    found, told = answers(b"not good a\r\n\r\n \t\ngood not\n")
-    assert found == ["first", "", "", "second"]
-    assert told == "empty texts without a label: 2 of 4\n"
-    assert answers(b"") == ([], "")
-    assert answers(b"\n") == ([""], "empty texts without a label: 1 of 1\n")
-
-
 def test_damaged_baseline_model_raises_error(tmp_path) -> None:
     with pytest.raises(UserError, match=r"cannot read .*model.npz"):
         baseline.Model.load(tmp_path / "model.npz")
@@ -174,9 +139,21 @@ def test_large_data_use_stochastic_gradients(monkeypatch) -> None:
     monkeypatch.setattr(baseline, "regression", regression)
     found = baseline.fit(splits, CLASSES)
     assert seen == [(100, False)] * len(baseline.INVERSE_PENALTIES) + [(400, False)]
+    assert "chosen with 100 of its 400 training texts" in found.notes[1]
     assert f1_of(found) == 100
     again = baseline.fit(splits, CLASSES)
     np.testing.assert_array_equal(again.predictions.nats_M, found.predictions.nats_M)
+
+
+def test_penalty_of_large_sorted_data_is_chosen_on_all_classes(monkeypatch) -> None:
+    """The training texts are sorted by class. A sample of the first texts would have a single class."""
+    train = texts(400, 0)
+    order = np.argsort(train.labels_M, kind="stable")
+    train = LabelledText([train.texts[i] for i in order], train.labels_M[order])
+    monkeypatch.setattr(baseline, "SOLVED", 0)
+    monkeypatch.setattr(baseline, "SAMPLE", 100)
+    splits = {"train": train, "valid": texts(50, 1), "test": texts(50, 2)}
+    assert f1_of(baseline.fit(splits, CLASSES)) == 100
 
 
 def test_single_class_training_data_raises_error() -> None:

@@ -4,6 +4,7 @@ import csv
 import gzip
 import io
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,17 +15,21 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+from common.data.labelled import LabelledText
 from common.data.manual import python
 from common.errors import UserError
 from common.sharding import make_mesh
-from perception import classify, loading, run
+from configs import perception as recipes
+from perception import baseline, classify, loading, run
 from perception.labelling import Answers, fields_of
 from perception.loading import Trained
 from perception.subword import Subword
+from perception.table_reader import read_tables
 from perception.text_tables import open_table
 from perception.windows import Windows, batches
 from tests.perception.conftest import TUNED
 
+PAIR = [["premise"], ["hypothesis"]]
 LONG = "the debugger steps into a function and prints a string, " * 4
 TEXTS = ["a string", 'two\nlines, "quoted"', "", LONG, "the types of a module"]
 
@@ -67,7 +72,8 @@ def call(workdir, monkeypatch) -> Callable[..., None]:
     """Returns a function that calls the program with options. It uses one device and, by default, the run `workdir`."""
 
     def call(*options: object, stdin: bytes = b"") -> None:
-        default = [] if any("--workdir" in str(o) for o in options) else [f"--workdir={workdir}"]
+        named = any(str(option).startswith(("--run", "--workdir")) for option in options)
+        default = [] if named else [f"--run={workdir}"]
         monkeypatch.setattr(sys, "argv", ["classify", *default, *map(str, options)])
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(stdin)))
         classify.main()
@@ -144,35 +150,50 @@ def test_mean_of_logits_of_windows(trained, wanted) -> None:
     assert abs(found[3] - trained.probabilities([LONG])[0]).max() > 1e-3
 
 
-def write(path: Path) -> list[dict]:
-    """Writes TEXTS with two other columns, in the format that the file's name selects. Returns the rows."""
-    rows = [{"id": i, "text": text, "Ö": "ä"} for i, text in enumerate(TEXTS)]
-    name = path.name.removesuffix(".gz")
-    if name.endswith("parquet"):
+def put(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def table_bytes(ending: str, rows: list[dict]) -> bytes:
+    """Returns the content of a table in the format of a file's ending."""
+    if ending.endswith(".gz"):
+        return gzip.compress(table_bytes(ending.removesuffix(".gz"), rows))
+    if ending == "parquet":
         from pyarrow import Table, parquet
 
+        file = io.BytesIO()
+        parquet.write_table(Table.from_pylist(rows), file)
+        return file.getvalue()
+    if ending == "jsonl":
+        return "".join(json.dumps(row) + "\n" for row in rows).encode()
+    text = io.StringIO()
+    writer = csv.writer(text, delimiter="\t" if ending == "tsv" else ",")
+    writer.writerows([rows[0].keys(), *(row.values() for row in rows)])
+    return b"\xef\xbb\xbf" + text.getvalue().encode()
+
+
+def write(path: Path) -> list[dict]:
+    """Writes TEXTS with two other columns, in the format that the file's name selects. Returns the rows."""
+    ending = path.name.partition(".")[2]
+    rows = [{"id": i, "text": text, "Ö": "ä"} for i, text in enumerate(TEXTS)]
+    if ending == "parquet":
         rows = [row | {"text": row["text"] or None, "Ö": [row["id"]]} for row in rows]
-        parquet.write_table(Table.from_pylist(rows), path)
-    elif name.endswith("jsonl"):
+    elif ending == "jsonl":
         rows = [row | {"Ö": {"x": [1.5, "\ud800"]}} for row in rows]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     else:
-        text = io.StringIO()
-        writer = csv.writer(text, delimiter="\t" if name.endswith("tsv") else ",")
         rows = [{key: str(value) for key, value in row.items()} for row in rows]
-        writer.writerows([rows[0].keys(), *(row.values() for row in rows)])
-        content = b"\xef\xbb\xbf" + text.getvalue().encode()
-        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    put(path, table_bytes(ending, rows))
     return rows
 
 
 def read(path: Path) -> list[dict]:
     name = path.name.removesuffix(".gz")
+    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     if name.endswith("parquet"):
         from pyarrow import parquet
 
-        return parquet.read_table(path).to_pylist()
-    content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        return parquet.read_table(io.BytesIO(content)).to_pylist()
     if name.endswith("jsonl"):
         return list(map(json.loads, content.decode().splitlines()))
     delimiter = "\t" if name.endswith("tsv") else ","
@@ -225,17 +246,17 @@ def test_labelled_table_is_training_data(call, workdir, tmp_path, trained, wante
 def test_pairs_of_texts_are_joined_as_in_training(make, tmp_path) -> None:
     """A row that lacks one of the two texts counts as empty. In a table with one column, an empty line is a row."""
     (tmp_path / "a.csv").write_text("premise,hypothesis\nIt rains,I am wet\nIt rains, \n\n")
-    (block,) = open_table(tmp_path / "a.csv", pair=True).blocks(9, "premise hypothesis", {})
+    (block,) = open_table(tmp_path / "a.csv", pair=True).blocks(9, PAIR, {})
     assert block.texts == [("It rains", "I am wet"), ()]
     (tmp_path / "b.csv").write_text("text\none\n\ntwo\n")
-    assert [b.texts for b in open_table(tmp_path / "b.csv").blocks(2, "text", {})] == [
+    assert [b.texts for b in open_table(tmp_path / "b.csv").blocks(2, [["text"]], {})] == [
         [("one",), ()],
         [("two",)],
     ]
     pairs = make(dataset="snli", **{"data.source": "files:x", "data.label": "gold|label"})
-    assert fields_of(pairs) == ("premise hypothesis", "gold")
+    assert fields_of(pairs) == (PAIR, "gold")
     pairs.data.premise_only = True
-    assert fields_of(pairs) == ("premise", "gold")
+    assert fields_of(pairs) == (PAIR[:1], "gold")
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
@@ -252,9 +273,9 @@ def test_one_of_two_text_columns_may_be_blank(ending: str, tmp_path) -> None:
         path.write_text("".join(json.dumps(row) + "\n" for row in named))
     else:
         path.write_text("title,body\n" + "".join(f"{a},{b}\n" for a, b in rows))
-    (block,) = open_table(path).blocks(9, "title body", {})
+    (block,) = open_table(path).blocks(9, [["title"], ["body"]], {})
     assert block.texts == [("hello",), ("world",), ("hello", "world"), ()]
-    (block,) = open_table(path, pair=True).blocks(9, "title body", {})
+    (block,) = open_table(path, pair=True).blocks(9, [["title"], ["body"]], {})
     assert block.texts == [(), (), ("hello", "world"), ()]
 
 
@@ -298,49 +319,14 @@ def test_mesh_follows_options(call, monkeypatch, refused) -> None:
     assert "unknown option --config.mesh.date; did you mean" in refused("--config.mesh.date=2")
 
 
-CONTENTS = {
-    "columns": (b"text,x\none,1\ntwo\n", "new.csv line 3 has 1 values, but the header has 2"),
-    "quote": (b'text\n"one\n', "new.csv line 2: unexpected end of data"),
-    "encoding": (b"text\none\ntw\xff\n", "new.csv line 3 is not UTF-8"),
-    "field": (b"body\none\n", "new.csv line 2: no field text or sentence; there are: body"),
-    "label": (b"text,label\none,a\n", "new.csv line 1: the column label exists already"),
-    "header": (b"", "new.csv has no header"),
-    "repeated column": (b"text,text\none,two\n", "new.csv line 1 repeats the column 'text'"),
-}
-
-
-@pytest.mark.parametrize("case", CONTENTS)
-def test_invalid_table_writes_nothing(case: str, refused, tmp_path, monkeypatch) -> None:
+def test_invalid_table_writes_nothing(refused, tmp_path, monkeypatch) -> None:
     # The program must check the table before it loads the model.
     monkeypatch.setattr(loading, "load", None)
-    content, told = CONTENTS[case]
     given, out = tmp_path / "new.csv", tmp_path / "out.csv"
-    given.write_bytes(content)
-    assert told in refused(f"--input={given}", f"--output={out}")
+    given.write_bytes(b"text,x\none,1\ntwo\n")
+    told = refused(f"--input={given}", f"--output={out}")
+    assert "new.csv line 3 has a different number of columns than line 1" in told
     assert [*tmp_path.iterdir()] == [given]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "told"),
-    [
-        ("new.jsonl", b'{"text": "a"}\n[1]\n', "new.jsonl line 2 is not a JSON object"),
-        ("new.jsonl", b'{"text": "a"}\n{\n', "new.jsonl line 2 is not JSON"),
-        ("new.jsonl", b'{"text": 3}\n', "line 1: the field text is not text but 3"),
-        ("new.jsonl", b'{"text": "\\ud800"}\n', "the field text contains a lone surrogate"),
-        ("new.parquet", b"no", "new.parquet is damaged"),
-        (
-            "new.csv.gz",
-            gzip.compress(b"text\none\n", mtime=0)[:-4],
-            "new.csv.gz is damaged or truncated",
-        ),
-        ("new.csv", gzip.compress(b"text\none\n", mtime=0), "new.csv is compressed with gzip"),
-        ("new.csv", b"PK\x03\x04\xff", "new.csv is an Excel file or another zip archive"),
-        ("new.xlsx", b"", "new.xlsx: the name must end with .csv, .tsv, .jsonl or .txt"),
-    ],
-)
-def test_invalid_files_of_other_formats(name, content, told, refused, tmp_path) -> None:
-    (tmp_path / name).write_bytes(content)
-    assert told in refused(f"--input={tmp_path / name}")
 
 
 @pytest.mark.parametrize(
@@ -418,20 +404,119 @@ def test_folder_of_several_runs_names_the_best_run(workdir, refused, tmp_path) -
         (folder / "summary.json").write_text(json.dumps(summary))
     runs = tmp_path / "runs"
     assert refused(f"--workdir={tmp_path}") == (
-        f"--workdir={tmp_path} is the folder of several runs: name one of head, lora_seed1, lora_seed2 in {runs};"
+        f"--workdir={tmp_path} is a folder of runs: name one of head, lora_seed1, lora_seed2 in {runs};"
         f" the best on validation is --workdir={runs / 'lora_seed1'}"
     )
     for summary in runs.glob("*/summary.json"):
         summary.unlink()
-    with pytest.raises(UserError, match=r"--run=.* several runs: .*lora_seed2 in .*none has fin"):
+    with pytest.raises(UserError, match=r"--run=.* folder of runs: .*lora_seed2 in .*none has fin"):
         loading.read(tmp_path, "--run")
 
 
-def test_baseline_has_no_model(refused, tmp_path) -> None:
-    (tmp_path / "summary.json").write_text(json.dumps({"config": {"baseline": "tf-idf"}}))
-    assert refused(f"--workdir={tmp_path}") == (
-        f"--workdir={tmp_path} is a TF-IDF baseline without a neural network: use perception.baseline"
+WORDS = ("good", "poor")
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory) -> Path:
+    """A run of the TF-IDF baseline whose classes are the first words of the texts."""
+    texts = [(f"{WORDS[i % 2]} {'abcdefgh'[i % 8]} {'stuvwxyz'[i // 8]}",) for i in range(64)]
+    examples = LabelledText(texts, np.arange(64, dtype=np.int32) % 2)
+    workdir = tmp_path_factory.mktemp("counted")
+    baseline.run(recipes.get_config("tiny"), {"train": examples, "test": examples}, WORDS, workdir)
+    return workdir
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv.gz", "jsonl", "jsonl.gz", "parquet", "parquet.gz"])
+def test_tf_idf_labels_tables(ending: str, call, counted, tmp_path, capsys) -> None:
+    """The empty text is counted and gets no label."""
+    texts = ["good a", "poor b", "", "good c"]
+    rows = [{"id": i, "text": text} for i, text in enumerate(texts)]
+    given = put(tmp_path / f"new.{ending}", table_bytes(ending, rows))
+    out = tmp_path / f"out.{ending}"
+    call(f"--run={counted}", f"--input={given}", f"--output={out}")
+    said, found = capsys.readouterr(), read(out)
+    assert [row["label"] for row in found] == ["good", "poor", "", "good"]
+    assert [str(row["id"]) for row in found] == ["0", "1", "2", "3"]
+    assert said.err == "empty texts without a label: 1 of 4\n"
+    model = baseline.Model.load(counted / baseline.MODEL)
+    for row, chances in zip(found, model.probabilities(texts), strict=True):
+        if row["text"]:
+            every = [float(row[f"probability_{name}"]) for name in WORDS]
+            np.testing.assert_allclose(every, chances, atol=1e-6)
+    call(f"--run={counted}", f"--input={given}", f"--output={out}", "--overwrite", "--top=1")
+    assert list(read(out)[0]) == ["id", "text", "label", "probability"]
+
+
+def test_tf_idf_labels_lines(call, counted, capsys) -> None:
+    call(f"--run={counted}", "--top=1", stdin=b"good a\r\n\r\n \t\npoor b\n")
+    said = capsys.readouterr()
+    assert [line.split("\t")[0] for line in said.out.splitlines()] == ["good", "", "", "poor"]
+    assert said.err == "empty texts without a label: 2 of 4\n"
+    call(f"--run={counted}", stdin=b"")
+    assert capsys.readouterr() == ("", "")
+    call(f"--run={counted}", stdin="good a\n".encode("utf-16"))
+    assert capsys.readouterr().out.startswith("good\t0.")
+
+
+def test_options_of_tf_idf_are_checked(refused, counted, tmp_path) -> None:
+    assert "--pretrained=x is not used: --run" in refused(f"--run={counted}", "--pretrained=x")
+    (tmp_path / "summary.json").write_bytes((counted / "summary.json").read_bytes())
+    assert refused(f"--run={tmp_path}").startswith(f"cannot read {tmp_path / 'model.npz'}")
+    folder = tmp_path / "all" / "runs"
+    shutil.copytree(counted, folder / "tf_idf")
+    assert f"the best on validation is --run={folder / 'tf_idf'}" in refused(
+        f"--run={tmp_path / 'all'}"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options"),
+    [
+        ("semicolon.csv", b"id;the text\n1;good, a\n2;poor b\n", ()),
+        ("bar.CSV", b"id|the text\n1|good, a\n2|poor b\n", ()),
+        ("utf16.csv", 'id,the text\n1,"good, a"\n2,poor b\n'.encode("utf-16"), ()),
+        (
+            "latin.csv",
+            'id,the text\n1,"good, ä"\n2,poor b\n'.encode("cp1252"),
+            ("--encoding=cp1252",),
+        ),
+        ("mac.csv", b'id,the text\r1,"good, a"\r2,poor b\r', ()),
+        ("first.csv", b'\n\nid,the text\n1,"good, a"\n\n2,poor b\n', ()),
+        ("blank.jsonl", b'\n{"the text": "good, a"}\n \n{"the text": "poor b"}\n\n', ()),
+        ("wide.jsonl", '{"the text": "good, a"}\n{"the text": "poor b"}\n'.encode("utf-16"), ()),
+    ],
+)
+def test_tables_are_read_as_in_worth(name, content, options, call, counted, tmp_path) -> None:
+    """Encodings, delimiters, line ends, blank lines, and a column whose name has a space."""
+    given, out = put(tmp_path / name, content), tmp_path / f"out{Path(name).suffix}"
+    call(f"--run={counted}", f"--input={given}", f"--output={out}", "--text=the text", *options)
+    labelled = read_tables(str(out))["all"]
+    wanted = read_tables(str(given), options[0].partition("=")[2] if options else "")["all"]
+    assert labelled.columns[: len(wanted.columns)] == wanted.columns
+    found = [fields for _, fields in labelled.records]
+    assert [row["label"] for row in found] == ["good", "poor"]
+    for row, (_, fields) in zip(found, wanted.records, strict=True):
+        assert fields.items() <= row.items()
+
+
+def test_encoding_errors_of_tables(refused, counted, tmp_path) -> None:
+    path = put(tmp_path / "a.csv", "text,x\nfür,1\n".encode("cp1252"))
+    given = f"--input={path}"
+    assert "line 2 is not UTF-8: name the encoding" in refused(f"--run={counted}", given)
+    assert "no such encoding" in refused(f"--run={counted}", given, "--encoding=klingon")
+    twice = ("--text=text", "--config.data.fields=text")
+    assert "remove one of the two options" in refused(f"--run={counted}", given, *twice)
+
+
+@pytest.mark.parametrize("option", ["--run", "--workdir"])
+def test_errors_name_the_option_of_the_run(option, refused, tmp_path) -> None:
+    assert refused(f"{option}={tmp_path}").startswith(f"{option}={tmp_path} holds no run")
+
+
+def test_network_programs_refuse_a_baseline(tmp_path) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"config": {"baseline": "tf-idf"}}))
+    with pytest.raises(UserError, match=r"--run=.* is a TF-IDF baseline without a neural network"):
+        loading.read(tmp_path, "--run")
 
 
 def test_embedded_examples_are_not_truncated_silently(trained) -> None:

@@ -154,7 +154,7 @@ def test_runs_without_an_own_encoder_are_refused(runs, mesh, tmp_path) -> None:
     workdir.mkdir()
     fields = json.loads((runs[0] / "config.json").read_text())
     (workdir / "config.json").write_text(json.dumps(fields | {"finetune": "lora"}))
-    with pytest.raises(UserError, match=r"lora has no encoder in its checkpoint"):
+    with pytest.raises(UserError, match=r"^--runs .*lora has no encoder in its checkpoint"):
         EncoderEvaluation(workdir, mesh)
     with pytest.raises(UserError, match="a task vector needs full_pretrained"):
         task_vectors.measure([[workdir, workdir]], mesh)

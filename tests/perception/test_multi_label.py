@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -341,7 +342,7 @@ def test_worth_reports_sets_of_classes(trained, data, tmp_path, capsys) -> None:
 def test_worth_takes_a_table_of_sets(tmp_path, capsys) -> None:
     """A budget of one second is enough for the baseline only.
 
-    The report's command prints the classes above their thresholds.
+    The report's command writes the classes above their thresholds as a list.
     """
     cells = [[text, "|".join(own)] for text, own in rows(160)]
     path, out = write_csv(tmp_path / "a.csv", ["text", "label"], cells), tmp_path / "out"
@@ -353,10 +354,16 @@ def test_worth_takes_a_table_of_sets(tmp_path, capsys) -> None:
         json.loads((out / "data/test.jsonl").read_text().splitlines()[0])["label"], list
     )
     said = capsys.readouterr().out
-    (given,) = re.findall(r"use it: python -m perception.baseline (.*) < texts.txt", said)
-    call(baseline, given, stdin=f"{rows(1, 7)[0][0]}\nnothing known\n".encode())
-    first, _ = capsys.readouterr().out.splitlines()
-    assert set(first.split("\t")[::2]) == set(NAMES)
+    (use,) = re.findall(r"use it: python -m perception.classify (.*)", said)
+    new, labelled = (
+        write_csv(tmp_path / "new.csv", ["text"], [[rows(1, 7)[0][0]], ["nothing"]]),
+        "b.csv",
+    )
+    given = [word for word in shlex.split(use) if not word.startswith(("--input", "--output"))]
+    call(classify, *given, f"--input={new}", f"--output={tmp_path / labelled}")
+    with (tmp_path / labelled).open() as file:
+        found = [json.loads(row["label"]) for row in csv.DictReader(file)]
+    assert set(found[0]) == set(NAMES) and len(found[1]) < 3
 
 
 def test_thresholds_need_validation(make, data) -> None:

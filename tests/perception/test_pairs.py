@@ -186,11 +186,11 @@ def test_lines_and_tables_of_pairs_are_classified(trained, tmp_path, capsys) -> 
     with pytest.raises(UserError, match="standard input line 1 has 0 tabs: a pair of texts is"):
         call(classify, f"--workdir={trained}", stdin=b"no tab\n")
     with pytest.raises(UserError, match="classifies pairs of texts"):
-        call(classify, f"--workdir={trained}", "--config.data.fields=premise", stdin=b"a\tb\n")
+        call(classify, f"--workdir={trained}", "--text=premise", stdin=b"a\tb\n")
 
 
 def test_blank_half_of_a_pair_has_no_label() -> None:
-    (block,) = Lines(io.BytesIO(b"a\tb\n \na\t \n"), pair=True).blocks(9, "", {})
+    (block,) = Lines(io.BytesIO(b"a\tb\n \na\t \n"), pair=True).blocks(9, [], {})
     assert block.texts == [("a", "b"), (), ()]
 
 
@@ -208,7 +208,7 @@ def test_worth_compares_ways_on_pairs(tmp_path, capsys) -> None:
     call(worth, *given, cache, f"--out={out}", "--budget=1s", "--config.train.steps=1")
     said = capsys.readouterr().out
     assert "Texts are in the column premise and hypothesis, labels in the column gold." in said
-    assert "--top=1 < pairs.tsv" in said
+    assert "--output=labelled.csv --text=premise --text=hypothesis --label=gold\n" in said
     row = json.loads((out / "data" / "test.jsonl").read_text().splitlines()[0])
     assert {"text", "text_pair", "label", "row"} == row.keys()
     data = json.loads((out / "runs/tf_idf/summary.json").read_text())["config"]["data"]

@@ -1,9 +1,11 @@
 """perception.worth, perception.adapters and perception.classify end to end on user data."""
 
 import csv
+import html
 import io
 import json
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -156,10 +158,11 @@ def test_report_names_the_best_run(asked) -> None:
     """The command of the report names the run with the best validation F1."""
     runs = {run.name: run for run in load_local(asked / "runs")}
     page = (asked / "report.html").read_text()
-    (name,) = re.findall(r"--workdir=\S*/runs/(\S+) --top=1 &lt; texts.txt", page)
+    (name,) = re.findall(
+        r"python -m perception.classify --run=\S*/runs/(\S+) --input=new.csv --output=labelled.csv<",
+        page,
+    )
     assert runs[name].curve.best.value == max(run.curve.best.value for run in runs.values())
-    program = "baseline" if name == "tf_idf" else "classify"
-    assert f"python -m perception.{program} --workdir=" in page
     assert all(f"<td>{way.name}</td>" in page for way in WAYS.values())
 
 
@@ -189,7 +192,7 @@ def test_budget_trains_what_it_can_afford(folder, tmp_path, monkeypatch) -> None
     given.append("--config.data.max_length=16")
     suite = suite_of(given, tmp_path / "out")
     comparison.worth(suite, seconds=1000.0)
-    assert measured == ["lora"]
+    assert measured == ["head", "lora"]
     names = {path.parent.name for path in (tmp_path / "out" / "runs").glob("*/summary.json")}
     assert names == {"tf_idf", "head", "lora_seed1_learning_rate=1e-3"}
     page = (tmp_path / "out" / "report.html").read_text()
@@ -197,8 +200,35 @@ def test_budget_trains_what_it_can_afford(folder, tmp_path, monkeypatch) -> None
     made = [*(tmp_path / "out" / "runs").rglob("predictions.npz")]
     times = [path.stat().st_mtime_ns for path in made]
     comparison.worth(suite, seconds=1000.0)
-    assert measured == ["lora"] and len(made) == 3
+    assert measured == ["head", "lora"] and len(made) == 3
     assert [path.stat().st_mtime_ns for path in made] == times
+
+
+def test_head_is_tried_if_measuring_lora_takes_too_long(folder, tmp_path, monkeypatch) -> None:
+    def measure(suite, way, *_):
+        if way != "head":
+            raise TimeoutError
+        return Cost(start=1.0, step=0.01, evaluation=0.1, test=0.1)
+
+    monkeypatch.setattr(ExperimentSuite, "measure", measure)
+    given = [*fields_of(folder), f"--config.data.source=files:{folder / 'data'}"]
+    splits = dict.fromkeys(("train", "valid", "test"), LabelledText([("a",)], np.zeros(1, int)))
+    found = suite_of(given, tmp_path).afford(list(WAYS), splits, 60.0, time.monotonic())
+    assert found.ways == ["head"]
+    assert set(found.left_out) == {"lora", "full_pretrained", "full"}
+    monkeypatch.setattr(ExperimentSuite, "measure", None)
+    spent = suite_of(given, tmp_path / "spent").afford(
+        list(WAYS), splits, 60.0, time.monotonic() - 61
+    )
+    assert spent.ways == [] and set(spent.left_out.values()) == {"no time is left"}
+
+
+def test_cost_of_the_head_is_measured(folder, tmp_path) -> None:
+    """The forward pass of a validation example is timed, without a solved head."""
+    given = [*fields_of(folder), f"--config.data.source=files:{folder / 'data'}"]
+    splits = {"valid": range(24), "test": range(48)}
+    found = suite_of(given, tmp_path).measure("head", splits, time.monotonic() + 600)
+    assert found.evaluation > 0 and found.step > 0 and not (tmp_path / "probe").exists()
 
 
 def test_measuring_ends_with_half_of_the_budget(folder, tmp_path, monkeypatch) -> None:
@@ -251,6 +281,44 @@ def test_worth_on_a_csv_file(tmp_path, capsys) -> None:
     for row in test:  # the location of a row is its last line
         number = int(row["row"].removeprefix("mails.csv line "))
         assert row["text"].splitlines()[-1].replace('"', '""') in lines[number - 1]
+
+
+def test_command_of_the_report_labels_a_table_like_the_data(tmp_path, capsys) -> None:
+    """The column names have spaces, the delimiter is a semicolon and the encoding is cp1252. TF-IDF is the best way."""
+    topics = ("für immer", "gegen alles")
+    rows = [f"{topics[i % 2]} {i} {'abcdefgh'[i // 8]};{'xy'[i % 2]}\n" for i in range(64)]
+    (tmp_path / "mails.csv").write_text("the text;the queue\n" + "".join(rows), "cp1252")
+    out = tmp_path / "out"
+    given = ("--data", tmp_path / "mails.csv", "--encoding=cp1252", f"--out={out}", "--budget=1s")
+    cache = f"--config.data.cache_dir={tmp_path}"
+    call(worth, *given, cache, "--text=the text", "--label=the queue", "--config.train.steps=1")
+    (use,) = re.findall(r"use it: python -m perception.classify (.*)", capsys.readouterr().out)
+    assert html.escape(use, quote=False) in (out / "report.html").read_text()
+    (tmp_path / "new.csv").write_text("the text;id\nfür a;1\ngegen b;2\n;3\n", "cp1252")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        call(classify, *shlex.split(use))
+    assert "empty texts without a label: 1 of 3" in capsys.readouterr().err
+    with (tmp_path / "labelled.csv").open() as file:
+        found = list(csv.DictReader(file, delimiter=";"))
+    assert [row["the queue"] for row in found] == ["x", "y", ""]
+    assert [row["id"] for row in found] == ["1", "2", "3"]
+
+
+def test_lengths_of_many_texts_come_from_a_sample(folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(comparison, "MEASURED_TEXTS", 10)
+    texts = [(" ".join("a" * 16),), (" ".join("a" * 38),)] * 50
+    given = [field for field in fields_of(folder) if "max_length" not in field]
+    suite = suite_of([f for f in given if "buckets" not in f], tmp_path)
+    seen, encode = [], Subword.encode_parts
+
+    def counting(self, some, longest):
+        seen.append(len(some))
+        return encode(self, some, longest)
+
+    monkeypatch.setattr(Subword, "encode_parts", counting)
+    found = suite.lengths(LabelledText(texts, np.zeros(len(texts), np.int32)))
+    assert seen == [10] and found[0] == "--config.data.max_length=48"
 
 
 def test_ways_option_trains_only_the_named_ways(folder, tmp_path) -> None:

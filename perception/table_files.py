@@ -1,0 +1,82 @@
+"""Opens tables for training and for labelling: formats by name, encodings, and the delimiters of CSV files."""
+
+import csv
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from common.config import check
+from common.data.files import lines_of, nonempty
+from common.data.record_files import UNCLOSED, parse_rows
+from common.errors import UserError
+
+FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
+"""Endings of the files that can be read. Each may be followed by .gz."""
+
+DELIMITERS = ",;\t|"
+"""Candidate delimiters of a CSV file. The delimiter that splits the header into the most columns is used."""
+
+Row = tuple[str, list[str] | str]
+"""Location and values of a row. A malformed row has an error text instead of values."""
+
+HINT = ": name the encoding of the file, such as --encoding=cp1252 or --encoding=utf-16-le"
+
+
+def format_of(path: Path, formats: Iterable[str] = FORMATS) -> str:
+    """Returns the entry of `formats` with which the name of a file ends, or "" for other files."""
+    name = path.name.lower().removesuffix(".gz")
+    return next((ending for ending in formats if name.endswith(ending)), "")
+
+
+def check_encoding(encoding: str) -> None:
+    """Raises a UserError for an unknown encoding. "" is UTF-8, or UTF-16 with a byte order mark."""
+    try:
+        "x".encode(encoding or "utf-8")
+    except LookupError as error:
+        raise UserError(f"--encoding={encoding}: no such encoding") from error
+
+
+def delimiter_of(path: Path, encoding: str) -> str:
+    """Returns the delimiter of a CSV or TSV file."""
+    if format_of(path) == ".tsv":
+        return "\t"
+    first = next((line for line in lines_of(path, encoding, HINT) if line.strip()), "")
+
+    def columns(delimiter: str) -> int:
+        try:
+            return len(next(csv.reader([first], delimiter=delimiter), []))
+        except csv.Error:  # a name longer than 131,072 characters
+            return 0
+
+    return max(DELIMITERS, key=columns)
+
+
+def check_names(place: str, names: Sequence[str]) -> None:
+    """Raises a UserError if a table repeats a column."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    check(not twice, f"{place} repeats the column {', '.join(map(repr, twice))}")
+
+
+def csv_rows(path: Path, delimiter: str, encoding: str, name: str) -> Iterator[Row]:
+    """Yields the rows of a CSV or TSV file, the header first; see `common.data.record_files.parse_rows`.
+
+    Args:
+      name: name of the file in the locations of rows.
+
+    Raises:
+      UserError: the file is empty or has another encoding, the header repeats a column, or a quote is never closed.
+    """
+    header = True
+    for place, row in parse_rows(name, text_of(path, encoding), delimiter):
+        check(
+            row != UNCLOSED,
+            f"{place}{UNCLOSED}: correct the file, because all rows below would be lost",
+        )
+        if header and not isinstance(row, str):
+            check_names(place, row)
+            header = False
+        yield place, row
+
+
+def text_of(path: Path, encoding: str) -> Iterator[str]:
+    """Yields the lines of a table. Raises a UserError for an empty file and for another encoding."""
+    return nonempty(path, lines_of(path, encoding, HINT))

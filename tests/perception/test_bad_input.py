@@ -1,0 +1,302 @@
+"""Bad input of perception.worth, perception.classify and perception.adapters: one clear line each.
+
+Every case has a command, the files in the current folder, and a part of the message.
+"""
+
+import gzip
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.data.labelled import LabelledText
+from common.errors import UserError
+from configs import perception as recipes
+from perception import adapters, baseline, classify, peft_format, worth
+from perception.adapter_arithmetic import Adapter
+from perception.adapter_commands import MARK
+from tests.perception.tables import (
+    MANY,
+    as_csv,
+    as_lines,
+    as_parquet,
+    number_rows,
+    put,
+    rows,
+    sentence,
+)
+
+PROGRAMS = {"worth": worth, "classify": classify, "adapters": adapters}
+
+Case = tuple[str, dict[str, str | bytes], str]
+"""Command, files, and a part of the message."""
+
+FEW = as_csv(rows(20))
+
+
+def data(content: str | bytes, message: str, options: str = "", name: str = "a.csv") -> Case:
+    """Returns a case of perception.worth with one table."""
+    return f"worth --data {name} {options}", {name: content}, message
+
+
+def folder(files: dict[str, str | bytes], message: str) -> Case:
+    """Returns a case of perception.worth with a folder of tables."""
+    return "worth --data data", {f"data/{name}": x for name, x in files.items()}, message
+
+
+def strict(row: dict, message: str) -> Case:
+    """Returns a case of perception.worth with one unusable row, which is an error with --strict."""
+    return data(as_lines([*MANY, row]), f"a.jsonl line 41: {message}", "--strict", "a.jsonl")
+
+
+def new(content: str | bytes, message: str, options: str = "", name: str = "new.csv") -> Case:
+    """Returns a case of perception.classify with one table."""
+    return f"classify --run=counted --input={name} {options}", {name: content}, message
+
+
+BAD = {
+    # Files
+    "missing file": ("worth --data gone.csv", {}, "--data=gone.csv: no such file or folder"),
+    "unknown ending": data(
+        b"PK", "the name must end with .csv, .tsv, .jsonl, .parquet", name="a.xlsx"
+    ),
+    "empty file": data(b"", "a.csv is empty"),
+    "white space alone": data(b"\n\n", "a.csv is empty"),
+    "header alone": data("text,label\n", "no row could be read"),
+    "broken gz": data(b"no gzip", "is damaged or truncated", name="a.csv.gz"),
+    "truncated gz": data(
+        gzip.compress(as_csv(rows(300)).encode(), mtime=0)[:-20],
+        "is damaged or truncated",
+        name="a.csv.gz",
+    ),
+    "empty gz": data(gzip.compress(b"", mtime=0), "is empty", name="a.csv.gz"),
+    "gzip named CSV": data(
+        gzip.compress(as_csv(MANY).encode(), mtime=0),
+        "a.csv is compressed with gzip: unpack it, or add .gz to its name",
+    ),
+    "gzip named JSON lines": data(
+        gzip.compress(as_lines(MANY).encode(), mtime=0),
+        "a.jsonl is compressed with gzip",
+        name="a.jsonl",
+    ),
+    "xlsx named CSV": data(
+        b"PK\x03\x04\x14\x00\x06\x00[Content_Types].xml\xff",
+        "a.csv is an Excel file or another zip archive: save the table as CSV",
+        "--encoding=cp1252",
+    ),
+    "xls named CSV": data(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "a.csv is an Excel file"),
+    "broken parquet": data(b"PAR1 broken", "a.parquet is damaged", name="a.parquet"),
+    # Encodings
+    "not UTF-8": data(b"text,label\nf\xfcr,a\n", "line 2 is not UTF-8: name the encoding"),
+    "UTF-16 without mark": data(as_csv(MANY).encode("utf-16-le"), "contains zero bytes"),
+    "truncated UTF-16": data(as_csv(MANY).encode("utf-16")[:-1], "is not UTF-16"),
+    "wrong encoding": data("text,label\nfür,a\n", "line 2 is not ASCII", "--encoding=ascii"),
+    "unknown encoding": data(as_csv(MANY), "no such encoding", "--encoding=klingon"),
+    "encoding of bytes": data(as_csv(MANY), "no such encoding", "--encoding=base64"),
+    # Rows
+    "open quote": data(
+        as_csv(MANY[:5]) + '"open,spam\n' + as_csv(MANY[5:]),
+        "line 7 or a later line opens a quote that is never closed",
+    ),
+    "open quote before a million characters": data(
+        'text,label\n"' + "word " * 200_000, "line 2 or a later line opens a quote"
+    ),
+    "ragged throughout": data("text,label\na\nb\n", "a different number of columns"),
+    "ragged row": data(
+        as_csv(MANY) + "a,b,c\n", "line 42 has a different number of columns", "--strict"
+    ),
+    "repeated column": data("text,text,label\n1,2,3\n", "repeats the column 'text'"),
+    "JSON list": data(json.dumps(MANY), "line 1 is not a JSON object", name="a.jsonl"),
+    "indented JSON": data(json.dumps(MANY, indent=1), "is not JSON", name="a.jsonl"),
+    "deep JSON": data("[" * 100_000, "is not JSON", name="a.jsonl"),
+    "text null": strict({"text": None, "label": "spam"}, "text is empty"),
+    "text blank": strict({"text": " \t ", "label": "spam"}, "text is empty"),
+    "text number": strict({"text": 7, "label": "spam"}, "text is not text but a int"),
+    "text NaN": strict({"text": float("nan"), "label": "spam"}, "text is not text but a float"),
+    "text surrogate": strict({"text": "\ud800", "label": "spam"}, "text contains a lone surrogate"),
+    "label null": strict({"text": "x", "label": None}, "the label is missing"),
+    "label NaN": strict({"text": "x", "label": float("nan")}, "the label is missing"),
+    "label absent": strict({"text": "x"}, "the label is missing"),
+    "label list": strict(
+        {"text": "x", "label": ["a", "b"]},
+        "the label is a list, but each text must have one label",
+    ),
+    "label surrogate": strict({"text": "x", "label": "\ud800"}, "the label contains a lone"),
+    # Columns
+    "missing text column": data(as_csv(MANY), "did you mean text?", "--text=txt"),
+    "missing label column": data(as_csv(MANY), "did you mean label?", "--label=labl"),
+    "text column twice": data(as_csv(MANY), "a column twice", "--text=text --text=text"),
+    "text as label": data(
+        as_csv(MANY), "--label=text is a column of --text too", "--text=text --label=text"
+    ),
+    "one column": data("text\nhello\nworld\n", "the column of --label cannot be recognised"),
+    "two text columns": data(
+        as_csv(
+            [{"a": sentence(i), "b": sentence(i + 99), "label": "xy"[i % 2]} for i in range(20)]
+        ),
+        "the column of --text could be a or b: name it, --text=NAME; the columns are a, b, label",
+    ),
+    "two label columns": data(
+        as_csv([{"text": sentence(i), "x": i % 2, "y": i % 3} for i in range(60)]),
+        "the column of --label could be x or y",
+    ),
+    "no header, known label": data(
+        "".join(f"{'spam' if i % 2 else 'ham'}\t{i}, hello you\n" for i in range(60)),
+        "the first row looks like data ('ham'): add a header, such as text,label, or name the columns",
+        name="a.tsv",
+    ),
+    "no header, long text": data(
+        "I did not like this one,rare\n" + "".join(f"{sentence(i)},{i % 2}\n" for i in range(60)),
+        "the first row looks like data ('I did not like this one'): add a header",
+    ),
+    # Labels
+    "one class": data(number_rows(lambda i: "same"), "has a single class, 'same'"),
+    "labels that are ids": data(number_rows(lambda i: f"id{i}"), "occur only once, like ids"),
+    "whole numbers as ids": data(number_rows(lambda i: 10_000 + i), "occur only once, like ids"),
+    "regression target": data(
+        number_rows(lambda i: f"{i / 7:.2f}"),
+        "--label=label has 60 different numbers (0.00, 0.14, 0.29, ...) for 60 texts and looks like a regression",
+    ),
+    "score from 0 to 100": data(
+        number_rows(lambda i: i * 37 % 101, 400),
+        "--label=label has 101 different numbers (0, 37, 74, ...) for 400 texts and looks like a regression target",
+        "--label=label",
+    ),
+    "ten thousand classes": data(
+        number_rows(lambda i: f"class {i % 10_000}", 20_000),
+        "has 10,000 classes, more than 1,000",
+        "--label=label",
+    ),
+    "labels all missing": data(number_rows(lambda i: ""), "no row of the split all can be used"),
+    # Numbers of texts
+    "too few texts": data(as_csv(rows(4)), "too few", "--text=text --label=label"),
+    "one text of each class": data(as_csv(rows(2)), "too few", "--text=text --label=label"),
+    "two texts of each class": data(
+        number_rows(lambda i: f"class {i % 30:02}"),
+        "30 of 30 classes have fewer than 3 different texts (class 00, class 01, class 02), where nearly equal",
+        "--text=text --label=label",
+    ),
+    "one text with all labels": data(
+        "text,label\n" + "same text,a\nSame  text,b\n" * 9,
+        "every text occurs equally often with different labels",
+        "--text=text",
+    ),
+    "contradictory labels": data(
+        as_csv([*MANY, {"text": MANY[0]["text"].upper(), "label": "ham"}]),
+        "--strict: 1 text with different labels",
+        "--strict",
+    ),
+    # Folders
+    "no table": folder(
+        {"notes.txt": "hello"},
+        "no table (.csv, .tsv, .jsonl, .parquet) among: notes.txt",
+    ),
+    "mixed formats": folder(
+        {"a.csv": FEW, "b.jsonl": as_lines(MANY)}, "mixes .csv and .jsonl files"
+    ),
+    "same table twice": folder(
+        {"a.csv": FEW, "a.csv.gz": gzip.compress(FEW.encode())}, "a.csv, a.csv.gz"
+    ),
+    "two validation splits": folder(
+        {"train.csv": FEW, "dev.csv": FEW, "validation.csv": FEW},
+        "several valid splits: validation, dev",
+    ),
+    "test alone": folder({"test.csv": FEW}, "a split test but no train.csv"),
+    "splits and more": folder(
+        {"train.csv": FEW, "old.csv": FEW}, "other tables that are not splits: old"
+    ),
+    "labels only in the test": folder(
+        {
+            "train.csv": FEW,
+            "test.csv": as_csv([*rows(8, start=50), {"text": "x y", "label": "new"}]),
+        },
+        "1 example of the split test with the label 'new', which no training example has",
+    ),
+    "duplicates across splits": folder(
+        {"train.csv": FEW, "test.csv": FEW}, "no example of the split train is left"
+    ),
+    "damaged labels.json": folder({"a.csv": FEW, "labels.json": "{"}, "labels.json is damaged"),
+    # Tables for classify
+    "new: ragged": new("text,x\none,1\ntwo\n", "new.csv line 3 has a different number of columns"),
+    "new: open quote": new('text\n"one\n', "new.csv line 2 or a later line opens a quote"),
+    "new: not UTF-8": new(b"text\none\ntw\xff\n", "new.csv line 3 is not UTF-8: name the encoding"),
+    "new: missing column": new(
+        "body\none\n", "no column text or sentence; there are: body (--text"
+    ),
+    "new: label exists": new("text,label\none,a\n", "line 1: the column label exists already"),
+    "new: empty": new(b"", "new.csv is empty"),
+    "new: repeated column": new("text,text\none,two\n", "line 1 repeats the column 'text'"),
+    "new: label exists in parquet": new(
+        as_parquet([{"text": "a", "label": "b"}]), "the column label exists", name="new.parquet"
+    ),
+    "new: JSON list": new('{"text": "a"}\n[1]\n', "line 2 is not a JSON object", name="new.jsonl"),
+    "new: broken JSON": new('{"text": "a"}\n{\n', "line 2 is not JSON", name="new.jsonl"),
+    "new: deep JSON": new("[" * 100_000, "line 1 is not JSON", name="new.jsonl"),
+    "new: number": new('{"text": 3}\n', "the column text is not text but 3", name="new.jsonl"),
+    "new: surrogate": new(
+        '{"text": "\\ud800"}\n', "the column text contains a lone surrogate", name="new.jsonl"
+    ),
+    "new: broken parquet": new(b"no", "new.parquet is damaged", name="new.parquet"),
+    "new: truncated gz": new(
+        gzip.compress(b"text\none\n", mtime=0)[:-4],
+        "new.csv.gz is damaged or truncated",
+        name="new.csv.gz",
+    ),
+    "new: gzip named CSV": new(gzip.compress(b"text\none\n", mtime=0), "is compressed with gzip"),
+    "new: xlsx named CSV": new(b"PK\x03\x04\xff", "is an Excel file or another zip archive"),
+    "new: unknown ending": new(
+        b"", "the name must end with .csv, .tsv, .jsonl, .txt or .parquet", name="new.xlsx"
+    ),
+    # Weights
+    "weights of another family": (
+        "worth --data a.csv --config.pretrained=weights",
+        {"a.csv": as_csv(MANY), "weights/config.json": '{"model_type": "t5"}'},
+        "model_type",
+    ),
+    "adapter of another base": (
+        "adapters merge --adapter=adapter --pretrained=base --out=merged",
+        {},
+        "--adapter=adapter was not trained on the weights in base",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory) -> Path:
+    """A run of the TF-IDF baseline."""
+    texts = LabelledText([("a b",), ("c d",)] * 9, np.tile(np.int32([0, 1]), 9))
+    workdir = tmp_path_factory.mktemp("counted")
+    baseline.run(recipes.get_config("tiny"), {"train": texts, "test": texts}, ("x", "y"), workdir)
+    return workdir
+
+
+def write_adapter(adapter: Path, base: Path) -> None:
+    """Writes an adapter of BERT in PEFT's format. It says that it was trained on other weights than `base`."""
+    adapter.mkdir()
+    values = np.ones((16, 1), np.float32), np.ones((1, 24), np.float32)
+    layers = {"stack/blocks/0/residuals/1/function/up": values}
+    peft_format.write(adapter, Adapter("0" * 64, layers), "bert", None, base)
+    (adapter / MARK).write_text(json.dumps({"base": "0" * 64, "family": "bert"}))
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_line(case, tmp_path, counted, request, monkeypatch) -> None:
+    command, files, message = BAD[case]
+    for name, content in files.items():
+        put(tmp_path / name, content)
+    monkeypatch.chdir(tmp_path)
+    program, *options = shlex.split(command)
+    if program == "classify":
+        (tmp_path / "counted").symlink_to(counted)
+    if program == "adapters":
+        (tmp_path / "base").symlink_to(request.getfixturevalue("pretrained"))
+        write_adapter(tmp_path / "adapter", tmp_path / "base")
+    monkeypatch.setattr(sys, "argv", [program, *options])
+    with pytest.raises(UserError) as caught:
+        PROGRAMS[program].main()
+    told = str(caught.value)
+    assert message in told and "\n" not in told and len(told) < 700
+    assert not list(tmp_path.rglob("runs/*/runs"))  # nothing was trained
