@@ -230,7 +230,9 @@ def fit(
 
     def fitted(penalty: float, kept: np.ndarray | slice) -> tuple[float, Model]:
         """Returns the F1 on the split `select`, and the model fitted to the training texts with the indices `kept`."""
-        given, wanted, weight = train[kept], labels["train"][kept], weights[kept]
+        # Indexing copies a sparse matrix, even with a slice of all rows.
+        given = train if kept is everything else train[kept]
+        wanted, weight = labels["train"][kept], weights[kept]
         if several:
             made = Model.of_each(
                 tf_idf,
