@@ -152,7 +152,7 @@ def draw(panels: Sequence[tuple[Panel, list[Measured]]], path: Path) -> None:
             plot.set_xlabel("training FLOPs" if cost == "flops" else "trained parameters")
             plot.set_ylabel(f"{panel.label} ({BETTER[MODES[panel.metric]]})")
             plot.grid(alpha=0.3)
-            # Begin the axis at 0, so that a small difference looks small.
+            # Include 0 in the x-axis, so that a small difference looks small.
             most = max(getattr(one, cost) for one in cases)
             plot.set_xlim(-0.06 * most, 1.1 * most)
         axes[0][column].set_title(panel.title, fontsize=10)

@@ -1,14 +1,16 @@
-"""Compares perception.worth with a script of transformers and peft: lines, seconds, F1: python -m benchmarks.worth
+"""Compares perception.worth with a script that uses transformers and peft: python -m benchmarks.worth
 
     python -m benchmarks.worth --data=data/rotten_tomatoes --pretrained=MINILM
 
-Both programs train the same ways on the same splits, with the same steps, batches, ranks, learning rates and seeds.
-Round n adds seed n. The first round also trains the ways without a seed (the head, TF-IDF) and includes all
-compilation. In each round the two programs run one after the other. Their order changes from round to round. CPU
-seconds of all threads are reported, because they depend less on other programs than wall-clock seconds.
+Measures lines of code, seconds and F1. Both programs train with the same methods on the same splits, with the same
+steps, batches, ranks, learning rates and seeds. Round n adds seed n. The first round also trains the methods without a
+seed (the head, TF-IDF) and includes all compilation. In each round the two programs run one after the other. Their
+order changes from round to round. CPU seconds of all threads are reported, because they depend less on other programs
+than wall-clock seconds.
 
 `common.report` computes the verdicts on test weighted F1, which need three rounds. The programs differ in two points.
-Our classifier reads the mean and the last hidden state; the script's classifier reads BERT's pooler. Our TF-IDF
+Our classifiers read the mean over tokens and the state of the last token; the script's fine-tuned classifiers read
+BERT's pooler, and its head reads the mean. Our TF-IDF
 features are hashed; the script's TF-IDF features are counted.
 """
 

@@ -34,7 +34,9 @@ documents. The paper does not define a document."""
 
 
 def formula(suite: ExperimentSuite) -> None:
-    """Writes perplexities of eq. (3) without training, for several exponents, both signs and both kinds of documents.
+    """Writes perplexities of eq. (3) without training, for several exponents of the prior f with both signs.
+
+    Both definitions of a document (`DOCUMENTS`) are compared.
 
     The weights are computed from all training tokens. Training perplexity is measured on evenly spaced training
     tokens, development perplexity on the whole development text. The table also has the paper's values and, for K = 1,

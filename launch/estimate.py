@@ -250,7 +250,8 @@ def _too_large(missing: int, topology: Topology) -> TooLarge:
 def shardings(abstract_model: AbstractModel, mesh: Mesh) -> list[tuple[str, str, str, int]]:
     """Returns rows (name, shape, partition, count) of all parameters.
 
-    Equal parameters of different blocks share a row; `count` is their number.
+    Parameters share a row if they have equal shape and partition and their names differ only in numbers. `count` is
+    their number.
     """
     rows: dict[tuple[str, str, str], int] = {}
     for kind in (abstract_model.trainable, abstract_model.frozen):

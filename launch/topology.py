@@ -141,7 +141,7 @@ def _read(name: str) -> tuple[int, str, tuple[int, ...]]:
     slices, kind, sizes = int(match[1] or 1), match[2], tuple(map(int, match[3].split("x")))
     if kind == "cpu":
         one = match[1] is None and len(sizes) == 1
-        check(one and sizes[0] <= 4096, f"--topology={name!r}: {_KNOWN}")
+        check(one and sizes[0] <= 4096, f"--topology={name!r}: CPU devices are cpu:1 to cpu:4096")
         return slices, kind, sizes
     check(kind in CHIPS, f"--topology={name!r}: {_KNOWN}")
     most, host = CHIPS[kind].most, _host(CHIPS[kind], sizes)

@@ -72,9 +72,10 @@ def merge(options: Namespace) -> None:
 
 
 def _require_same(base: Pretrained, fingerprint: str, what: str, quantize: str) -> None:
-    """Raises a UserError unless the weights of `base` have this fingerprint. An unknown fingerprint "" always passes.
+    """Raises a UserError unless `base` has this fingerprint. The fingerprint "" means unknown and always passes.
 
-    `base` may also be these weights, quantized to `quantize` (--config.quantize of the run that trained the adapter).
+    A copy of the weights with this fingerprint also passes if it is quantized to `quantize`, which is --config.quantize
+    of the run that trained the adapter.
     """
     quantized = base.quantization
     same = quantized is not None and (quantized.kind, quantized.base) == (quantize, fingerprint)

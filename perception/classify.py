@@ -97,8 +97,8 @@ def _check_output(options: Namespace) -> None:
     from perception.text_tables import ending
 
     output, given = options.output, options.input
-    wanted, source = (ending(given), given) if given else (".txt", "standard input")
-    check(ending(output) == wanted, f"--output={output} must end with {wanted}, like {source}")
+    wanted, why = (ending(given), f"like {given}") if given else (".txt", "like lines of text")
+    check(ending(output) == wanted, f"--output={output} must end with {wanted}, {why}")
     check_folder("--output", output.parent)
     check(
         options.overwrite or not output.exists(),

@@ -290,7 +290,7 @@ class About:
 
 
 def worth(suite: ExperimentSuite, about: About = About(), seconds: float = 0.0) -> None:
-    """Trains classifiers with all compared methods. Writes tables, the answer as text, and the report.
+    """Trains classifiers with all compared methods that fit the time budget. Writes tables, answer.txt and report.html.
 
     Args:
       seconds: time budget; 0 for no budget.

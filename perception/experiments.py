@@ -115,7 +115,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         )
 
     def missing(self, case: Case) -> str:
-        """Returns the option that is missing to train the cell, such as "--data=sst2=DIR", or ""."""
+        """Returns the option that is missing to train `case`, such as "--data=sst2=DIR"; "" if none is missing."""
         if case.dataset != EMBEDDED and case.dataset not in self.sources:
             return f"--data={case.dataset}=DIR"
         if case.mode != "full" and case.backbone not in self.weights:

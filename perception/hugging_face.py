@@ -68,10 +68,10 @@ class Pretrained:
         return found
 
     def written(self, name: str) -> str:
-        """Returns the name of the tensor `name` in an export, which is unquantized even if these files are quantized.
+        """Returns the name under which an export stores the tensor `name`. Exports are never quantized.
 
         Raises:
-          UserError: the files lack the tensor.
+          UserError: the model is not quantized, and its files lack the tensor.
         """
         prefix = FAMILIES[self.shape.family].names.prefix
         prefixed = any(n.startswith(prefix) for n in self.files.names)
@@ -206,7 +206,7 @@ def export(
 
 
 def _settings(shape: Backbone, like: Pretrained | None) -> dict[str, Any]:
-    """Returns the fields of config.json: the fields of `like`, updated if the architecture has changed."""
+    """Returns the fields of config.json for `shape`. Keeps the other fields of `like`, without quantization."""
     if like is None:
         return config_json.to_json(shape)
     base = json.loads((like.directory / CONFIG).read_text())

@@ -134,7 +134,7 @@ class Trained:
         rows: int = 64,
         firsts: Sequence[int] = (),
     ) -> Iterator[WindowBatch]:
-        """Yields the batches of `probabilities_of`, padded to the same lengths as in training."""
+        """Yields batches of all windows, padded to the same lengths as in training. See `probabilities_of`."""
         longest = self.config.data.max_length
         buckets = (*(n for n in in_rows(self.config).data.buckets if n < longest), longest)
         multiple = sharding.num_batch_shards(self.mesh)
@@ -185,7 +185,7 @@ def check_is_run(workdir: Path, option: str) -> None:
 
     finished: dict[str, list[Run]] = {}
     for name in names:
-        # Runs without test results were trained only to choose a learning rate.
+        # Skip runs without test results: a sweep trained them only to choose hyperparameters.
         if cached_json(folder / name / SUMMARY, lambda found: bool(found["test"])) is not None:
             one = read_run(folder / name / SUMMARY)
             way = str(one.config.get("finetune", "tf_idf"))

@@ -83,7 +83,7 @@ def lora(
             f"targets: {target!r} matches no linear layer without an adapter; the model's linear layers are"
             f" {', '.join(dict.fromkeys(path[-1] for path in layers if path)) or 'none'}",
         )
-    check(bool(layers), "the model has no linear layer without an adapter")
+    check(bool(layers), "the model has no linear layer, or all have adapters already")
 
     def freeze(path: Path, part: Any, parent: Any) -> Any:
         is_base = isinstance(part, nnx.Param) and not isinstance(part, nnx.LoRAParam)

@@ -31,7 +31,7 @@ NF4 = (
 
 @partial(jax.jit, static_argnames="kind")
 def quantize(kernel_MN: jax.Array, kind: str) -> tuple[jax.Array, jax.Array]:
-    """Quantizes a kernel. An incomplete last block is padded with the last value of each output.
+    """Quantizes a kernel in blocks of rows. Pads an incomplete last block with copies of the last row.
 
     Returns:
       Codes and scales. Scales, float32 (blocks, N), are the largest absolute value of each block. Codes are int8

@@ -45,8 +45,8 @@ def bias_groups(offset_TS: np.ndarray, relative: Relative) -> np.ndarray:
 def embedding_groups(offset_TS: np.ndarray, relative: Relative) -> np.ndarray:
     """Returns the row of each offset in DeBERTa's table of 2 * `buckets` rows (He et al., 2021).
 
-    Each offset from -buckets / 2 to buckets / 2 has its own row. Farther offsets share rows, whose limits are evenly
-    spaced in the logarithm of the distance.
+    Each offset from -buckets / 2 to buckets / 2 has its own row. Larger offsets share rows: each row has a range of
+    offsets, and all ranges are equally wide in log |offset|.
     """
     middle = relative.buckets // 2
     distance_TS = np.maximum(np.abs(offset_TS), middle).astype(np.float32)

@@ -227,7 +227,7 @@ def calibration(found: Classes) -> tuple[list[tuple[float, float]], float]:
 
 
 def _confidence(found: Classes) -> np.ndarray:
-    """Returns the probability of each predicted class, (E,)."""
+    """Returns the probability of the predicted class of each example, (E,)."""
     return found.probabilities_MN[np.arange(len(found)), found.guesses_M].astype(float)
 
 

@@ -126,7 +126,10 @@ def _read_folder(folder: Path, encoding: str) -> dict[str, Table]:
     splits = {}
     for split, names in SPLITS.items():
         stems = [name for name in names.split("|") if name in by_stem]
-        check(len(stems) < 2, f"--data={folder} has several {split} splits: {', '.join(stems)}")
+        check(
+            len(stems) < 2,
+            f"--data={folder} has several files for the split {split!r}: {', '.join(stems)}; keep one",
+        )
         if stems:
             splits[split] = by_stem.pop(stems[0])
     if "train" not in splits:

@@ -141,8 +141,8 @@ def _check_added(place: str, there: Iterable[str], added: Iterable[str]) -> None
     taken = sorted(set(there) & set(added))
     check(
         not taken,
-        f"{place}: the column {', '.join(taken)} exists already: rename it, or choose another name for the label with"
-        " --label=NAME",
+        f"{place}: the input has columns with the names of added columns ({', '.join(taken)}): rename them, or choose"
+        " another name for the label with --label=NAME",
     )
 
 

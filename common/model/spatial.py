@@ -175,7 +175,7 @@ class Spatial(nnx.Module):
         return jnp.repeat(bias_HL.T, channels // self.heads, axis=1)
 
     def weights_at(self, index: jax.Array, positions_S: jax.Array) -> jax.Array:
-        """Returns row `index` of W at the columns `positions_S`, (H, S). Callers must ignore later positions."""
+        """Returns row `index` of W at the columns `positions_S`, (H, S). Callers ignore columns after `index`."""
         row_HL = jax.lax.dynamic_index_in_dim(self.weight[...], index, 1, keepdims=False)
         return row_HL[:, jnp.minimum(positions_S, self.length - 1)]
 

@@ -3,7 +3,7 @@
 A claim says that A is better than, worse than or equivalent to B in a metric. Its evidence is one of
 
 - "runs": A and B are experiments of the paper, compared by `common.report.verdict`;
-- "confirmed: TEST" or "refuted: TEST": the test TEST, such as tests/a.py::test_b, decides the claim by arithmetic;
+- "confirmed: TEST" or "refuted: TEST": the test TEST, such as tests/a.py::test_b, decides without comparing runs;
 - "observed: TEST": the test TEST measures the claim once, on small data, which is not enough for a verdict;
 - "plan: OPTIONS": only runs at the paper's scale can decide; `launch.plan OPTIONS` estimates their cost.
 
@@ -31,7 +31,7 @@ DIRECTIONS = ("better", "worse", "equivalent")
 EVIDENCE = ("runs", "confirmed", "refuted", "observed", "plan")
 
 RESOURCES = {"flops": "training FLOPs", "parameters": "trained parameters"}
-"""Metrics of claims that are counted instead of measured -> display names. Smaller values are better."""
+"""Metric that is counted, not measured -> display name. Smaller values are better."""
 
 
 @dataclass(frozen=True)

@@ -184,7 +184,7 @@ def hold(error: Exception) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Exits one of several processes with `code` after an error, without waiting for the other processes."""
+    """Exits this process with `code` after an error. First waits until the other processes have printed theirs."""
     _ENDING.acquire()
     sys.stdout.flush()
     sys.stderr.flush()

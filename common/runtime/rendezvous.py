@@ -188,7 +188,7 @@ def _arrive(
     seconds: float,
     settings: dict[str, str],
 ) -> Rendezvous:
-    """Runs on all other processes: connects to process 0 and waits for the answer. Reconnects if process 0 restarts."""
+    """Runs on every process but process 0: connects to process 0, with retries, and waits for its answer."""
     reason = "it closed the connection"
     while (left := until - time.monotonic()) > 0:
         try:

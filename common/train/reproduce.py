@@ -128,10 +128,10 @@ def reproduce(
     parser: ArgumentParser,
     own: Callable[[Namespace], dict[str, Any]] = lambda options: {},
 ) -> None:
-    """Trains and writes the table or figure that the command line names.
+    """Trains the missing runs of the target that the command line names, and writes its table or figure.
 
-    Calls the target's function with the paper's `ExperimentSuite` as its argument. With --dry-run, if the parser has
-    this option, calls `PAPER.costs.show` instead.
+    Calls the target's function with the paper's `ExperimentSuite`; the target `claims` is a method of the suite. With
+    --dry-run, if the parser has this option, calls `PAPER.costs.show` instead.
 
     Args:
       targets: target -> the paper's module with the function of the target's name.

@@ -92,7 +92,7 @@ def check_shared(workdir: Path) -> None:
     while not (workdir / CONFIG).is_file():
         check(
             time.monotonic() < deadline,
-            f"--workdir={workdir} is not the folder that process 0 has opened: all processes must share it",
+            f"--workdir={workdir} is not the folder that process 0 has opened: use a folder that all processes share",
         )
         time.sleep(0.5)
     check(os.access(workdir, os.W_OK), f"cannot write to --workdir={workdir}")

@@ -202,7 +202,7 @@ BAD = {
     ),
     "two validation splits": folder(
         {"train.csv": FEW, "dev.csv": FEW, "validation.csv": FEW},
-        "several valid splits: validation, dev",
+        "several files for the split 'valid': validation, dev; keep one",
     ),
     "test alone": folder({"test.csv": FEW}, "a split test but no train.csv"),
     "splits and more": folder(
@@ -226,7 +226,10 @@ BAD = {
     "new: missing column": new(
         "body\none\n", "no column text or sentence; there are: body (--text"
     ),
-    "new: label exists": new("text,label\none,a\n", "line 1: the column label exists already"),
+    "new: label exists": new(
+        "text,label\none,a\n",
+        "line 1: the input has columns with the names of added columns (label)",
+    ),
     "new: empty": new(b"", "new.csv is empty"),
     "new: repeated column": new("text,text\none,two\n", "line 1 repeats the column 'text'"),
     "new: label exists in parquet": new(
