@@ -233,7 +233,9 @@ BAD = {
     "new: empty": new(b"", "new.csv is empty"),
     "new: repeated column": new("text,text\none,two\n", "line 1 repeats the column 'text'"),
     "new: label exists in parquet": new(
-        as_parquet([{"text": "a", "label": "b"}]), "the column label exists", name="new.parquet"
+        as_parquet([{"text": "a", "label": "b"}]),
+        "the input has columns with the names of added columns (label)",
+        name="new.parquet",
     ),
     "new: JSON list": new('{"text": "a"}\n[1]\n', "line 2 is not a JSON object", name="new.jsonl"),
     "new: broken JSON": new('{"text": "a"}\n{\n', "line 2 is not JSON", name="new.jsonl"),
