@@ -118,12 +118,14 @@ def decoded_lines(
     pieces: list[str] = []  # of a line that has not ended yet
     number = 0
     while True:
+        state, error = decoder.getstate(), None
         try:
             text = decoder.decode(chunk, final=not chunk)
-        except UnicodeError as error:
-            before = getattr(error, "object", chunk)[: getattr(error, "start", 0)]
-            line = number + 1 + before.count(b"\n")
-            raise UserError(f"{name} line {line} is not {used.upper()}{hint}") from error
+        except UnicodeError as caught:
+            # Yield the lines before the error first.
+            error, undecoded = caught, len(state[0])
+            decoder.setstate(state)
+            text = decoder.decode(chunk[: max(getattr(error, "start", 0) - undecoded, 0)])
         check("\0" not in text, f"{name} contains zero bytes{hint}")
         if not (number or pieces):
             text = text.removeprefix("\ufeff")
@@ -134,6 +136,8 @@ def decoded_lines(
         for line in complete:
             number += 1
             yield line.removesuffix("\r")
+        if error:
+            raise UserError(f"{name} line {number + 1} is not {used.upper()}{hint}") from error
         pieces.append(rest)
         if not chunk:
             break

@@ -14,7 +14,7 @@ from common.errors import UserError
 from common.metrics.curve import Curve
 from common.metrics.kinds import load
 from common.metrics.predictions import PREDICTIONS, Predictions
-from common.storage.folders import copy_of, open_folder
+from common.storage.folders import copy_of, open_folder, shown
 from common.track.tracker import METRICS, SUMMARY
 from common.track.wandb_run import WANDB_TIMEOUT, log_in
 
@@ -170,7 +170,7 @@ def load_group(argument: str) -> list[Run]:
     if not any(letter in argument for letter in "*?[") or Path(argument).exists():
         return load_local(argument)
     matches = sorted(glob.glob(os.path.expanduser(argument)))
-    check(bool(matches), f"no run matches {argument}")
+    check(bool(matches), f"no run matches {shown(Path(argument))}")
     return load_local(*matches)
 
 
@@ -193,11 +193,11 @@ def _open_bucket(argument: str) -> Path:
 def _files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
-    check(path.is_dir(), f"{path} does not exist: give the folder or the {SUMMARY} of a run")
+    check(path.is_dir(), f"{shown(path)} does not exist: give the folder or the {SUMMARY} of a run")
     if (path / SUMMARY).exists():
         return [path / SUMMARY]
     files = sorted(path.glob(f"*/{SUMMARY}"))
-    check(bool(files), f"{path} has no {SUMMARY}: the run has not finished")
+    check(bool(files), f"{shown(path)} has no {SUMMARY}: the run has not finished")
     begun = {file.parent for file in path.glob(f"*/{METRICS}")}
     if unfinished := sorted(folder.name for folder in begun - {file.parent for file in files}):
         print(f"skipped unfinished runs: {', '.join(unfinished)}", file=sys.stderr)
