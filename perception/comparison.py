@@ -331,7 +331,8 @@ def publish(
     chosen = choose(found)
     verdicts = judge(found, chosen, suite.margin)
     compared = Table(VERDICT_COLUMNS, [verdict_row(*pair, one) for pair, one in verdicts.items()])
-    suite.write("verdicts", *compared)
+    if verdicts:
+        suite.write("verdicts", *compared)
     tokens = richness.tokens(splits["train"].texts)
     size = len(splits["train"]), tokens, len(splits["test"])
     shots = suite.configuration("full", 1).data.shots
