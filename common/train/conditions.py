@@ -14,7 +14,8 @@ class Conditions:
     """Use of the machine by this run and by other processes.
 
     Attributes:
-      sessions: for each start or resume of the run, the id of the runs that took turns with each other, or "alone".
+      sessions: for each start or resume of the run, an id that it shares with the runs with which it took turns, or
+        "alone".
       stopped: whether the process was suspended (SIGSTOP) and continued (SIGCONT) during the run.
     """
 
