@@ -34,8 +34,8 @@ def locate(name: Path, option: str = "--config.pretrained", advice: str = "") ->
         from huggingface_hub.constants import HF_HUB_CACHE
 
         raise UserError(
-            f"{missing}, and the Hugging Face cache in {HF_HUB_CACHE} has no model of this name: download it with"
-            " --download of perception.train or perception.worth"
+            f"{missing}; the Hugging Face cache in {HF_HUB_CACHE} has no model of this name: download it with"
+            " the option --download of perception.train or perception.worth"
         )
     return found
 

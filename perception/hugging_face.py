@@ -79,7 +79,7 @@ class Pretrained:
         return self.found(name) if not self.quantization or whole in self.files.names else whole
 
     def stored_names(self, ours: Iterable[str]) -> set[str]:
-        """Returns the names of parameters in the files of an unquantized model, without prefix."""
+        """Converts names of parameters of this project to names in files of an unquantized model, without prefix."""
         return {their_name(self.shape.family, name) for name in ours}
 
     def load(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Params:

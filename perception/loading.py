@@ -156,7 +156,7 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     check_is_run(workdir, option)
     check(
         baseline.read_config(workdir) is None,
-        f"{option}={workdir} is a TF-IDF baseline without a neural network",
+        f"{option}={workdir} is a TF-IDF baseline without a neural network: only perception.classify --run can read it",
     )
     config = read_config(workdir, option)
     paper = config.get("paper", "")
@@ -236,7 +236,8 @@ def begun_from(config: ConfigDict, weights: Path | None = None) -> "Pretrained |
       weights: directory of the pretrained model; None for the directory that the run used.
 
     Raises:
-      UserError: the directory is missing or contains another backbone, or the run does not use pretrained weights.
+      UserError: the directory is missing or contains another backbone, or `weights` is set for a run that does not need
+        them.
     """
     if not weights:
         if config.finetune in TRAINS_ALL and config.backbone != "auto":

@@ -68,7 +68,8 @@ def lora(
       rngs: source of the adapters' initial values (stream "params") and of the dropout (stream "dropout").
 
     Raises:
-      ValueError: an argument has the wrong type or is out of range, or a target matches no linear layer of the model.
+      ValueError: an argument has the wrong type or is out of range, a target matches no linear layer without an
+        adapter, or the model has no such layer.
     """
     check_int("rank", rank)
     check_number("alpha", alpha, positive=True)
@@ -80,7 +81,7 @@ def lora(
     for target in ends or ():
         check(
             any(is_target(path, target) for path in layers),
-            f"targets: {target!r} matches no linear layer without an adapter; the model's linear layers are"
+            f"targets: {target!r} matches no linear layer without an adapter; the linear layers without one are"
             f" {', '.join(dict.fromkeys(path[-1] for path in layers if path)) or 'none'}",
         )
     check(bool(layers), "the model has no linear layer, or all have adapters already")
