@@ -93,7 +93,8 @@ def unmerge(options: Namespace) -> None:
     adapter = open_adapter(options.adapter, options.mesh, weights=options.merged).adapter
     check(
         merged.fingerprint != adapter.base,
-        f"--merged={options.merged} has the base weights of {options.adapter}: no adapter is merged into them",
+        f"--merged={options.merged} has the base weights of {options.adapter}: no adapter is merged into them; name"
+        " the directory of the merged weights",
     )
     _export(
         options.out, merged, adapter_arithmetic.merge(_weights(merged, options.mesh), adapter, -1)

@@ -96,8 +96,8 @@ def time_limit(seconds: float) -> Iterator[None]:
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        # JAX compiles in another thread. A compilation that is still running when the program exits would crash it, and
-        # JAX would swallow an exception raised while it writes its cache of compiled programs.
+        # JAX compiles in another thread, and a program that exits during a compilation crashes. JAX also swallows an
+        # exception that is raised while it writes its cache of compiled programs.
         if _is_compiling(frame):
             signal.setitimer(signal.ITIMER_REAL, 0.1)
         else:

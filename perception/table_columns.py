@@ -115,7 +115,7 @@ def _choose(
     if len(found) != 1:
         which = f"could be {' or '.join(found)}" if found else "cannot be recognised"
         raise UserError(
-            f"the column of {option} {which}: name it, {option}=NAME; the columns are {', '.join(columns)}"
+            f"the column of {option} {which}: name it with {option}=NAME; the columns are {', '.join(columns)}"
         )
     return found[0]
 

@@ -175,9 +175,9 @@ def tidy_labels(found: Mapping[str, list[Example]]) -> dict[str, list[Example]]:
 def _is_regression(counts: Counter[str], multi_label: bool) -> bool:
     """Returns whether labels are values of a numeric target. `counts` maps each label to its number of texts.
 
-    Up to MOST_NUMBERS different numbers are not a target. More integers are not a target if they have many texts each,
-    if they are codes with leading zeros, or if a text may have several labels. Neither are integers that are all
-    different: `check_labels` rejects them as ids.
+    More than MOST_NUMBERS different numbers are a target, except integers in four cases: they have many texts each,
+    some are codes with leading zeros, a text may have several labels, or they are all different. `check_labels` rejects
+    the last case as ids.
     """
     numbers = {label: _number(label) for label in counts}
     if len(counts) <= MOST_NUMBERS or None in numbers.values():
@@ -223,7 +223,10 @@ def check_labels(labels: Sequence[str], column: str, multi_label: bool = False) 
 
 
 def find_classes(train: Sequence[Example], tables: Mapping[str, Table]) -> list[str]:
-    """Returns the class names in the order of `Table.names`, otherwise in numerical or alphabetical order."""
+    """Returns the classes of the training examples.
+
+    The order is that of the first `Table.names` that contain all classes, otherwise numerical or alphabetical.
+    """
     labels = {name for e in train for name in classes_of(e.label)}
     for table in tables.values():
         for names in table.names.values():

@@ -153,8 +153,8 @@ def cut_splits(
     if rare and wanted:
         some = ", ".join(sorted(rare)[:SHOWN])
         notes.append(
-            f"Only in training, because they have fewer than {LEAST} different texts: {len(rare):,} of"
-            f" {len(counts):,} classes ({some})."
+            f"{len(rare):,} of {len(counts):,} classes with fewer than {LEAST} different texts are only in training:"
+            f" {some}{', ...' * (len(rare) > SHOWN)}."
         )
     left = [n for n, name in label.items() if name not in rare]
     whole, found, dropped = len(left), {}, 0
@@ -170,8 +170,8 @@ def cut_splits(
         count = max(min(math.ceil(share * whole), most), classes)
         check(
             len(left) - count >= classes,
-            f"{whole:,} different texts of {classes} classes are too few to cut the split {' and '.join(wanted)}: add"
-            " texts",
+            f"{whole:,} different texts of {classes} classes are too few to cut the split{'s' * (len(wanted) > 1)}"
+            f" {' and '.join(wanted)}: add texts",
         )
         left, cut = train_test_split(
             left, test_size=count, random_state=SEED, stratify=[label[n] for n in left]

@@ -330,7 +330,7 @@ class Parquet:
             check_names(str(self.path), names)
             _check_added(str(self.path), names, added)
             wanted = {name for either in fields for name in either}
-            number = 0
+            number = 1
             for batch in file.iter_batches(batch_size=size):
                 texts = []
                 unread = dict.fromkeys(names)

@@ -137,7 +137,7 @@ BAD = {
         as_csv(
             [{"a": sentence(i), "b": sentence(i + 99), "label": "xy"[i % 2]} for i in range(20)]
         ),
-        "the column of --text could be a or b: name it, --text=NAME; the columns are a, b, label",
+        "the column of --text could be a or b: name it with --text=NAME; the columns are a, b, label",
     ),
     "two label columns": data(
         as_csv([{"text": sentence(i), "x": i % 2, "y": i % 3} for i in range(60)]),

@@ -321,7 +321,7 @@ def test_rare_class_is_only_trained(tmp_path) -> None:
     more = [{"text": sentence(900 + i), "label": "rare"} for i in range(2)]
     found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv([*MANY, *more])))))
     assert sum(e.label == "rare" for e in found.splits["train"]) == 2
-    assert any("1 of 3 classes (rare)" in note for note in found.notes)
+    assert any("only in training: rare." in note for note in found.notes)
 
 
 def test_large_tables_have_bounded_tests(tmp_path, monkeypatch) -> None:
