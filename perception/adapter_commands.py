@@ -82,7 +82,7 @@ def _require_same(base: Pretrained, fingerprint: str, what: str, quantize: str) 
     check(
         same or fingerprint in ("", base.fingerprint),
         f"{what} was not trained on the weights in {base.directory} (fingerprint {base.fingerprint[:12]}), but on"
-        f" weights with the fingerprint {fingerprint[:12]}: set --pretrained to the directory of the latter",
+        f" weights with the fingerprint {fingerprint[:12]}: name their directory with --pretrained=DIR",
     )
 
 

@@ -40,8 +40,8 @@ WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]+")
 DIGITS = re.compile(r"\d+")
 
 LEAST_WORDS = 3
-"""Smallest number of words without digits for which the values of numbers are ignored. Such words must also be at least
-half of the words."""
+"""Smallest number of words without digits for which the values of numbers are ignored. Words without digits must also
+be at least half of all words."""
 
 
 def normalise(text: str) -> str:

@@ -197,7 +197,7 @@ class LoraLayer(nnx.Module):
         self.dropout = nnx.Dropout(lora.rate, rngs=rngs) if lora.rate else None
 
     def __call__(self, x: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-        """Returns the output of the linear layer plus the output of the adapter, in the dtype of the former."""
+        """Returns the output of the linear layer plus the output of the adapter, in the layer's dtype."""
         x = jnp.asarray(x)
         y = self.base(x, *args, **kwargs)
         down, up = self.axes.low_rank(x.ndim)

@@ -1,7 +1,7 @@
 """Writes the report of a comparison as one self-contained HTML page.
 
-The page is a tree of `xml.etree` elements, whose serializer escapes every text and attribute. It has no script and no
-reference to another file, and its content security policy forbids both.
+The page is a tree of `xml.etree` elements, whose serializer escapes every text and attribute. The page has no script
+and no reference to another file, and its content security policy forbids both.
 
 E test examples, C classes.
 """

@@ -11,7 +11,7 @@ from common.errors import UserError
 
 SPECIALS = ("[SEP]", "[UNK]", "[CLS]", "[MASK]", "<s>", "</s>")
 """Special tokens in the vocabulary of a trained tokenizer. "</s>" is the padding token. Encoding adds no special
-tokens."""
+tokens, except "[SEP]" between the texts of a pair."""
 
 PADS = ("[PAD]", "<pad>", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>")
 """Candidates for the padding token. The first candidate in a tokenizer's vocabulary is used, otherwise the id 0."""

@@ -164,7 +164,8 @@ def cut_splits(
         check(
             classes > 1,
             f"too few texts: {len(rare):,} of {len(counts):,} classes have fewer than {LEAST} different texts"
-            f" ({', '.join(sorted(rare)[:SHOWN])}), where nearly equal texts count once; two classes need {LEAST}",
+            f" ({', '.join(sorted(rare)[:SHOWN])}), where nearly equal texts count once: add texts until at"
+            f" least two classes have {LEAST}",
         )
         # A stratified split needs one example of each class in both parts.
         count = max(min(math.ceil(share * whole), most), classes)

@@ -1,7 +1,7 @@
 """Reads texts from tables and writes the tables with more columns. Formats: CSV, TSV, JSON lines, parquet, plain lines.
 
-Tables are read and written in blocks of rows, so that a table may be larger than the memory. All columns of a table are
-kept.
+Tables are read and written in blocks of rows, so that a table may be larger than the memory, except a .parquet.gz. All
+columns of a table are kept.
 """
 
 import csv
