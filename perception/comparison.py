@@ -173,9 +173,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return Cost(start, step, evaluation, test)
 
     def lengths(self, train: LabelledText) -> list[str]:
-        """Returns overrides that pad or truncate texts to two lengths, so that each run compiles few programs.
+        """Returns overrides that pad or truncate texts to one or two lengths, so that a run compiles few programs.
 
-        The two are the median and the 95 % quantile of the numbers of tokens in the training texts, rounded up to
+        The lengths are the median and the 95 % quantile of the numbers of tokens in the training texts, rounded up to
         multiples of 16. At most MEASURED_TEXTS texts are encoded. If the user sets lengths, nothing is overridden.
         """
         if any(

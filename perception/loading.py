@@ -236,8 +236,8 @@ def begun_from(config: ConfigDict, weights: Path | None = None) -> "Pretrained |
       weights: directory of the pretrained model; None for the directory that the run used.
 
     Raises:
-      UserError: the directory is missing or contains another backbone, or `weights` is set for a run that does not need
-        them.
+      UserError: the directory is missing or contains another backbone, or `weights` is set for a run that started
+        from random weights with a named backbone.
     """
     if not weights:
         if config.finetune in TRAINS_ALL and config.backbone != "auto":

@@ -540,3 +540,12 @@ def test_cache_of_the_datasets_library_is_read(tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     assert "cannot read --data=hf:team/other" in done.stdout
     assert f"the newest version in the local cache is {'a' * 40}; --download" in done.stdout
+
+
+def test_note_on_contradictory_labels_names_rows_with_different_labels() -> None:
+    labels = enumerate(("ham", "ham", "spam"), start=2)
+    same = [table_splits.Example(f"line {n}", ("a text",), label) for n, label in labels]
+    notes: list[str] = []
+    (kept,) = table_splits.without_copies("all", same, notes, strict=False)
+    assert (kept.place, kept.label) == ("line 2", "ham")
+    assert "(line 2 and line 4)" in notes[0] and len(notes) == 2
