@@ -58,6 +58,7 @@ def results(found: Mapping[str, Sequence[Run]]) -> Table:
 
 
 def verdict_row(a: str, b: str, one: Comparison) -> tuple[str, ...]:
+    """Returns the row of two training methods in the table of verdicts, with the columns VERDICT_COLUMNS."""
     difference = f"{one.difference:+.2f}"
     return WAYS[a].name, WAYS[b].name, difference, _interval(one), str(one), one.noise
 
@@ -125,6 +126,7 @@ def draws_interval(predicted: Sequence[Classes | LabelSets]) -> tuple[float, flo
 
 
 def _valid(runs: Sequence[Run]) -> float:
+    """Returns the mean over runs of the best validation F1."""
     return float(np.mean([run.curve.best.value for run in runs]))
 
 
@@ -232,6 +234,7 @@ def answer(
 
 
 def _mean(runs: Sequence[Run]) -> str:
+    """Formats the mean test F1 ± deviation over seeds, or the test F1 of a single run."""
     values = [run.test for run in runs]
     return (
         mean_std(values)

@@ -92,9 +92,10 @@ class Trained:
     def encode_pairs(
         self, pairs: Sequence[tuple[str, ...]]
     ) -> tuple[list[list[list[int]]], list[int], int]:
-        """Returns the tokens and `firsts` for `probabilities_of`, and the number of truncated pairs.
+        """Returns the windows of each pair, the token counts of the first segments, and the number of truncated pairs.
 
-        A pair has a single window. As in training, the longer text is truncated first.
+        A pair has a single window. As in training, the longer text is truncated first. The second result is [] for a
+        model without segments.
         """
         rows, firsts, cut = self.tokenizer.encode_parts(pairs, self.config.data.max_length)
         segments = has_segments(self.config, self.shape)

@@ -39,6 +39,7 @@ MARKS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false"
 
 
 def is_missing(value: Any) -> bool:
+    """Returns whether a value is None, NaN, or one of the texts MISSING."""
     # Only NaN differs from itself.
     return value is None or value != value or str(value).strip().lower() in MISSING
 

@@ -45,10 +45,12 @@ class Example:
 
 
 def counted(number: int, noun: str) -> str:
+    """Formats a number with its noun, such as "1 row" or "1,200 rows"."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def shown(faults: Sequence[str]) -> str:
+    """Joins the first SHOWN faults, and states the number of others."""
     more = len(faults) - SHOWN
     return "; ".join(faults[:SHOWN]) + (f"; and {more:,} more" if more > 0 else "")
 
