@@ -35,7 +35,7 @@ def locate(name: Path, option: str = "--config.pretrained", advice: str = "") ->
 
         raise UserError(
             f"{missing}; the Hugging Face cache in {HF_HUB_CACHE} has no model of this name: download it with"
-            " the option --download of perception.train or perception.worth"
+            " --download of perception.train or perception.worth"
         )
     return found
 

@@ -70,8 +70,8 @@ class Pretrained:
     def written(self, name: str) -> str:
         """Returns the name under which an export stores the tensor `name`.
 
-        The files of a quantized model lack the tensors of kernels: the names of kernels then have the family's prefix if
-        other tensors have it.
+        The files of a quantized model lack the tensors of kernels: the names of kernels then have the family's prefix
+        if other tensors have it.
 
         Raises:
           UserError: the model is not quantized, and its files lack the tensor.
