@@ -47,8 +47,8 @@ class Traffic(NamedTuple):
     """The collectives of decoding.
 
     Attributes:
-      weights: collectives that gather the weights, before `tokens` tokens of each row.
-      program: collectives of the decoding program, which generates `steps` tokens of each row.
+      weights: collectives that gather the weights once, for `tokens` tokens of each row.
+      program: collectives of the decoding program, which generates at most `steps` tokens of each row.
     """
 
     weights: "Collectives"

@@ -42,7 +42,7 @@ class Bound:
     """Seconds that compute, memory, links and network of a chip need for a training step at full speed.
 
     Attributes:
-      compute: seconds for the matrix products at the peak FLOP/s of their dtype.
+      compute: seconds for the FLOPs at the chip's peak FLOP/s for the dtype of activations.
       memory: seconds for the HBM traffic that the compiler counts. Part of this traffic may stay on the chip, so the
         value may exceed the actual time. None for a program of the CPU compiler.
       links: seconds to receive data from other chips of the slice over all links (ICI).
@@ -83,7 +83,7 @@ def time_bound(
 
     Args:
       peak: peak FLOP/s of the chip.
-      flops: FLOPs of the chip's matrix products.
+      flops: FLOPs of the chip.
       traffic: bytes of the chip's HBM traffic; None if unknown.
       received: bytes that the chip receives from other chips of its slice.
       between: bytes that the chip receives from other slices; None for one slice.

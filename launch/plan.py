@@ -139,7 +139,7 @@ def rows(estimate: "Estimate", price: float | None = None) -> list[tuple[str, st
         (
             "FLOPs of a step, compiled",
             f"{estimate.compiled_flops * chips:.4g}",
-            "all arithmetic on all devices; one iteration of each loop",
+            "all operations on all devices; one iteration of each loop",
         ),
     ]
     lines += [

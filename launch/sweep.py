@@ -38,7 +38,8 @@ def best(config: ConfigDict, topology: Topology) -> Estimate:
     multiplies `train.accumulate` by the factors in `PARTS` until the batch size fits.
 
     Raises:
-      UserError: no mesh and batch size fit into memory, or the speed of the devices is unknown.
+      UserError: no mesh and batch size can run, the speed of the devices is unknown, or the configuration has none of
+        the fields BATCH.
     """
     check(
         topology.chip is not None,

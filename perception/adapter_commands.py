@@ -74,7 +74,7 @@ def merge(options: Namespace) -> None:
 def _require_same(base: Pretrained, fingerprint: str, what: str, quantize: str) -> None:
     """Raises a UserError unless `base` has this fingerprint. The fingerprint "" means unknown and always passes.
 
-    A copy of the weights with this fingerprint also passes if it is quantized to `quantize`, which is --config.quantize
+    A quantized copy of the weights with this fingerprint also passes if its format is `quantize`, the --config.quantize
     of the run that trained the adapter.
     """
     quantized = base.quantization
@@ -82,7 +82,7 @@ def _require_same(base: Pretrained, fingerprint: str, what: str, quantize: str) 
     check(
         same or fingerprint in ("", base.fingerprint),
         f"{what} was not trained on the weights in {base.directory} (fingerprint {base.fingerprint[:12]}), but on"
-        f" weights with the fingerprint {fingerprint[:12]}: add --pretrained=DIR with these weights",
+        f" weights with the fingerprint {fingerprint[:12]}: name their directory with --pretrained=DIR",
     )
 
 
@@ -93,7 +93,8 @@ def unmerge(options: Namespace) -> None:
     adapter = open_adapter(options.adapter, options.mesh, weights=options.merged).adapter
     check(
         merged.fingerprint != adapter.base,
-        f"--merged={options.merged} has the base weights of {options.adapter}: no adapter is merged into them",
+        f"--merged={options.merged} has the base weights of {options.adapter}: no adapter is merged into them; name"
+        " the directory of the merged weights",
     )
     _export(
         options.out, merged, adapter_arithmetic.merge(_weights(merged, options.mesh), adapter, -1)
@@ -131,8 +132,7 @@ def peft(options: Namespace) -> None:
     _require_same(base, fingerprint, what, config.quantize)
     _warn_if_quantized(base, config.quantize, what, options.mesh)
     lora = make_lora(config)
-    # PEFT applies the scale when it loads the adapter, so B is written without the scale: alpha equal to the rank gives
-    # the scale 1.
+    # Write B without the scale, because PEFT multiplies by it: `of_values` multiplies by alpha / rank = 1 here.
     unscaled = replace(lora, alpha=lora.rank, stabilized=False)
     adapter = adapter_arithmetic.of_values(trained.values.trainable, unscaled, fingerprint)
     with staged(options.out) as folder:
@@ -253,7 +253,7 @@ def _base_of_adapter(
 
 
 def _warn_if_quantized(base: Pretrained, kind: str, what: str, mesh: Mesh) -> None:
-    """Prints a warning and the quantization errors if the run used quantized weights but `base` is not quantized."""
+    """Prints a warning and the quantization errors if the run used weights quantized to `kind` and `base` is not."""
     if kind == "none" or (base.quantization and base.quantization.kind == kind):
         return
     errors = [
@@ -269,7 +269,7 @@ def _warn_if_quantized(base: Pretrained, kind: str, what: str, mesh: Mesh) -> No
 
 
 def _saved(path: Path, weights: Path | None) -> Opened:
-    """Opens an adapter in PEFT's format. Without the file MARK, the family is read from the base weights."""
+    """Opens an adapter in PEFT's format. Without the file MARK, the family is that of the base model's config.json."""
     mark = _read_mark(path / MARK)
     fields = peft_format.read_config(path)
     name = fields.get("base_model_name_or_path", "")

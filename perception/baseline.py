@@ -37,11 +37,12 @@ INVERSE_PENALTIES = (1.0, 3.0, 10.0, 30.0, 100.0)
 
 
 SOLVED = 20_000_000
-"""Largest number of nonzero training features for which the regression is solved exactly. Larger regressions are fitted
-by stochastic gradient descent."""
+"""Largest number of nonzero training features for which the regression is fitted until it converges. Larger regressions
+are approximated by stochastic gradient descent."""
 
 SAMPLE = 50_000
-"""Number of training texts for choosing the inverse penalty if the regression is fitted by stochastic gradients."""
+"""Maximum number of training texts for choosing the inverse penalty if the regression is fitted by stochastic gradient
+descent."""
 
 
 DATA = (
@@ -69,7 +70,10 @@ MODEL = "model.npz"
 
 
 def _binary(fitted: Any) -> Sequence[Any]:
-    """Returns the binary estimators in a result of `regression`: one per class, or a single one for two classes."""
+    """Returns the scikit-learn estimators with the coefficients of `fitted`, a result of `regression`.
+
+    In `OneVsRestClassifier` these are one estimator per class, or one for two classes. Other results are one estimator.
+    """
     return getattr(fitted, "estimators_", [fitted])
 
 
@@ -78,9 +82,10 @@ class Model:
     """A fitted TF-IDF classifier.
 
     Attributes:
-      kernel_MN, bias_N: weights and biases, float32, with one output for each class with training examples. With two
-        such classes, the only output is the logit of the second class.
-      seen: indices of the classes with training examples, one-dimensional.
+      kernel_MN, bias_N: weights and biases, float32, with one output for each class in `seen`. If a text has one class
+        and `seen` has two, the only output is the logit of the second class.
+      seen: indices of the classes with training examples, or of all classes if a text may have several classes;
+        one-dimensional.
       names: names of all C classes.
       thresholds: if a text may have several classes, the smallest probability at which each class is predicted;
         otherwise ().
@@ -110,9 +115,10 @@ class Model:
         fit: Callable,
         names: Sequence[str],
     ) -> "Model":
-        """Makes a model for several classes per text. `fit` maps rows, labels (E,) and class to a regression.
+        """Makes a model for several classes per text.
 
-        No regression is fitted for a class that none or all of the texts have. Its probability is almost 0 or 1.
+        `fit` maps TF-IDF rows, the labels (E,) of one class, and the index of the class to a result of `regression`. No
+        regression is fitted for a class that none or all of the texts have: its probability is almost 0 or 1.
         """
         kernel_MC = np.zeros((rows.shape[1], len(names)), np.float32)
         bias_C = np.where(labels_EC.all(0), -UNSEEN, UNSEEN).astype(np.float32)
@@ -127,7 +133,10 @@ class Model:
         return rows @ self.kernel_MN + self.bias_N
 
     def log_probabilities(self, rows: "csr_matrix") -> np.ndarray:
-        """Returns the log-probabilities (E, C) of TF-IDF rows: the one-against-rest probabilities, normalised."""
+        """Returns log-probabilities (E, C) of TF-IDF rows if a text has one class.
+
+        The probabilities are the one-against-rest probabilities, divided by their sum.
+        """
         from scipy.special import expit
 
         chances_EN = expit(self.logits(rows))
@@ -178,7 +187,7 @@ class Baseline(NamedTuple):
     """A fitted baseline.
 
     Attributes:
-      chosen_f1: weighted F1 in percent on the examples that chose the inverse penalty.
+      chosen_f1: weighted F1 in percent of the model on the examples on which the inverse penalty was chosen.
       inverse_penalty: the chosen inverse penalty.
       features: number of features.
       seconds: wall time of computing the features and fitting all regressions.
@@ -207,7 +216,7 @@ def fit(
       balance: whether all classes have equal weight in the loss.
 
     Raises:
-      UserError: the training examples are all of one class.
+      UserError: all training examples have the same label.
     """
     from scipy.special import expit
 
@@ -216,7 +225,7 @@ def fit(
     labels = {name: split.labels_M for name, split in splits.items()}
     check(
         len(np.unique(labels["train"])) > 1,
-        "all training examples have the same class: check --config.data.label",
+        "all training examples have the same label: check --config.data.label",
     )
     several = labels["train"].ndim == 2
     texts = {name: [" ".join(parts) for parts in split.texts] for name, split in splits.items()}
@@ -271,13 +280,13 @@ def fit(
     notes = []
     if not solve:
         notes.append(
-            f"TF-IDF has {train.nnz:,} nonzero features in training, more than {SOLVED:,}: stochastic gradients"
-            " approximate the regression."
+            f"The training texts have {train.nnz:,} nonzero TF-IDF features, more than {SOLVED:,}: the regression is"
+            " approximated by stochastic gradient descent."
         )
     if sampled:
         notes.append(
-            f"The penalty of TF-IDF was chosen with {SAMPLE:,} of its {train.shape[0]:,} training texts, and the model"
-            " fitted to all of them."
+            f"The penalty of TF-IDF was chosen with {SAMPLE:,} of the {train.shape[0]:,} training texts. The model was"
+            " then fitted to all training texts."
         )
     return Baseline(f1, penalty, train.shape[1], seconds, predictions, found, notes)
 
@@ -285,7 +294,7 @@ def fit(
 def regression(
     rows: "csr_matrix", labels_E: np.ndarray, penalty: float, solve: bool, weights_E: np.ndarray
 ) -> Any:
-    """Fits one-against-rest logistic regression: exactly if `solve`, otherwise by five epochs of averaged SGD.
+    """Fits one-against-rest logistic regression: until it converges if `solve`, else by five epochs of averaged SGD.
 
     Args:
       penalty: the inverse penalty, scikit-learn's C.
@@ -328,13 +337,13 @@ def run(
 
     The seed in the summary is `config.seed` if the examples were drawn (`config.data.shots`), otherwise None.
 
-    If `workdir` already has results for the same examples and weights, they are reused.
+    If `workdir` already has results for the same examples and the same `config.data.balance`, they are reused.
 
     Args:
-      config: configuration of a run on these examples. The fields of `config.data` are written to the summary.
+      config: configuration of a run on these examples. The fields DATA of `config.data` are written to the summary.
 
     Raises:
-      UserError: the training examples are all of one class.
+      UserError: all training examples have the same label.
     """
     examples = {name: split.fingerprint for name, split in splits.items()}
     existing = cached_json(

@@ -64,7 +64,7 @@ def main() -> None:
 def measure(runs: Sequence[Path], mesh: "Mesh", examples: int | None = None) -> list[tuple]:
     """Returns one row for each format, with the columns COLUMNS. The values are means over the runs.
 
-    The difference from float32 is taken within each run. Holm's method corrects the formats together.
+    The difference from float32 is taken within each run. Holm's method corrects the verdicts for the number of formats.
 
     Raises:
       UserError: a run is given twice or has not trained all weights, or two runs have different test examples.

@@ -96,8 +96,8 @@ def time_limit(seconds: float) -> Iterator[None]:
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        # JAX compiles in another thread. An abandoned compilation would crash the end of the program, and an exception
-        # while JAX writes its cache of compiled programs would be lost.
+        # JAX compiles in another thread, and a program that exits during a compilation crashes. JAX also swallows an
+        # exception that is raised while it writes its cache of compiled programs.
         if _is_compiling(frame):
             signal.setitimer(signal.ITIMER_REAL, 0.1)
         else:
@@ -113,7 +113,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def _is_compiling(frame: FrameType | None) -> bool:
-    """Returns whether JAX compiles a program in `frame` or in a function that it calls."""
+    """Returns whether JAX is compiling: whether `frame` or one of its callers is a function of JAX's compiler."""
     while frame is not None:
         if frame.f_globals.get("__name__") == "jax._src.compiler":
             return True
@@ -129,8 +129,8 @@ def runs(seeds: int) -> int:
 def make_plan(costs: Mapping[str, Cost], seconds: float, most_steps: int) -> Plan:
     """Plans as many training methods as fit into `seconds`, in order of preference.
 
-    All runs train the same number of steps. If not even the first method fits with SEEDS seeds, it is trained with one
-    seed, which is too few for a verdict.
+    All runs train the same number of steps. If not even the first method fits with SEEDS seeds, it is planned with one
+    seed, which is too few for a verdict. If that does not fit either, the plan has no method.
 
     Args:
       costs: training method -> its cost, in order of preference.
@@ -150,7 +150,10 @@ def make_plan(costs: Mapping[str, Cost], seconds: float, most_steps: int) -> Pla
 
 
 def _steps(costs: Sequence[Cost], seeds: int, seconds: float) -> int:
-    """Returns the largest number of training steps of each run with which all runs fit into `seconds`."""
+    """Returns the largest number of steps per run with which all runs fit into USED * `seconds`.
+
+    The number is negative if the runs do not fit even without training steps.
+    """
     if not costs:
         return 0
     left = USED * seconds - sum(cost.fixed(seeds) for cost in costs)
@@ -158,6 +161,7 @@ def _steps(costs: Sequence[Cost], seeds: int, seconds: float) -> int:
 
 
 def _lacking(costs: Mapping[str, Cost], names: Sequence[str], seeds: int) -> dict[str, str]:
+    """Returns training method -> reason why it is left out: the time of its runs with LEAST_STEPS steps."""
     return {
         name: f"{runs(seeds)} runs of {LEAST_STEPS} steps would take about"
         f" {format_seconds(costs[name].fixed(seeds) + runs(seeds) * LEAST_STEPS * costs[name].step)}"

@@ -16,7 +16,7 @@ from perception.safetensor_files import Tensor, write
 
 CLASSIFIER = "classifier"
 """Subdirectory with the classification head: weight (C, 2 D), bias (C,), and a config.json with the class names,
-pooling, maximum length and padding id."""
+pooling, maximum length, padding id and, if a text may have several classes, thresholds."""
 
 README = "README.md"
 

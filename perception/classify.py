@@ -3,7 +3,7 @@
 Adds columns with the most probable class and probabilities to a table. Without --input, reads one text per line from
 standard input; without --output, writes to standard output. For each line of text, one line with class names and
 probabilities is written, separated by tabs, most probable class first. If the run was trained on pairs, a line has two
-texts, separated by a tab. If a text may have several classes, only classes above their thresholds are written.
+texts, separated by a tab. If a text may have several classes, only classes that reach their thresholds are written.
 
 The run is a network, or the TF-IDF model of perception.worth. Tables are read like --data of perception.worth: --text
 names the columns with texts, --label the column that is added (default: the names in training).

@@ -120,7 +120,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return {way: found[way] for way in ways}
 
     def baseline(self, splits: Mapping[str, LabelledText], classes: Sequence[str]) -> list[Run]:
-        """Fits missing runs of the TF-IDF baseline. Returns one run for each random draw of the examples."""
+        """Fits missing runs of the TF-IDF baseline. Returns one run, or one for each random draw of the examples."""
         found = []
         for seed, name in self.draws(BASELINE):
             print(f"\n{name}", flush=True)
@@ -133,7 +133,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return found
 
     def head(self) -> list[Run]:
-        """Solves missing runs of the head. Returns one run for each random draw of the examples."""
+        """Solves missing runs of the head. Returns one run, or one for each random draw of the examples."""
         asked = {name: self.configuration("head", seed) for seed, name in self.draws("head")}
         return self.fit_all(asked)
 
@@ -173,10 +173,10 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return Cost(start, step, evaluation, test)
 
     def lengths(self, train: LabelledText) -> list[str]:
-        """Returns overrides that pad or truncate texts to two lengths, so that each run compiles only two programs.
+        """Returns overrides that pad or truncate texts to one or two lengths, so that a run compiles few programs.
 
-        The lengths are the median and the 95 % quantile of the training texts, of which at most MEASURED_TEXTS are
-        encoded. If the user sets lengths, nothing is overridden.
+        The lengths are the median and the 95 % quantile of the numbers of tokens in the training texts, rounded up to
+        multiples of 16. At most MEASURED_TEXTS texts are encoded. If the user sets lengths, nothing is overridden.
         """
         if any(
             f.startswith(("--config.data.max_length", "--config.data.buckets")) for f in self.fields
@@ -199,7 +199,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
     ) -> Plan:
         """Plans the runs, beside the baseline, that fit into `seconds` from the time `begun` (time.monotonic).
 
-        The costs are measured in short runs. The plan is written to --out, and the same command reads it again.
+        The costs are measured in short runs. A plan with at least one method is written to --out, and the same command
+        reads it again.
         """
         key = [seconds, self.fields, self.spec, {k: v.fingerprint for k, v in splits.items()}]
         path = self.out / PLAN
@@ -235,8 +236,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
                     continue
                 if not costs:
                     costs[way] = suite.measure(way, splits, end)
-                # Use the last measured cost as an estimate: the earlier methods cost no more than this method, and
-                # training all weights costs the same from pretrained and from random weights.
+                # Estimate this cost by the cost of the previous method. For full training from pretrained weights, the
+                # estimate is a lower bound; if the method fits with it, the cost is measured. Full training from random
+                # weights costs the same as from pretrained weights.
                 costs.setdefault(way, list(costs.values())[-1])
                 plan = budget.make_plan(costs, end - time.monotonic(), most_steps)
                 if way == "full_pretrained" and way in plan.ways:
@@ -246,14 +248,15 @@ class ExperimentSuite(experiments.ExperimentSuite):
                 known = (*costs, *solved, *left_out, BASELINE)
                 lacking = [way for way in ways if way not in known]
                 left_out |= dict.fromkeys(
-                    lacking, f"measuring {PROBE_STEPS} steps took half of the remaining time"
+                    lacking,
+                    f"measuring {PROBE_STEPS} steps of {way} took half of the remaining time",
                 )
                 break
         plan = budget.make_plan(costs, end - time.monotonic(), most_steps)
         plan = plan._replace(
             ways=[*solved, *plan.ways], left_out=left_out | plan.left_out, fields=suite.fields
         )
-        if plan.ways:  # otherwise another try may have more time
+        if plan.ways:  # do not keep an empty plan, because another try may have more time
             self.out.mkdir(parents=True, exist_ok=True)
             write_whole(path, json.dumps({"key": key, "plan": plan._asdict()}, indent=2) + "\n")
         return plan
@@ -278,8 +281,8 @@ class About:
       title: heading of the report.
       places: file and line of each test example; () if unknown.
       notes: sentences on how the data were prepared.
-      ending: ending of the name of a table of new texts.
-      options: options of perception.classify for such a table.
+      ending: file name extension of new tables in the command that the report shows.
+      options: further options of perception.classify in this command.
     """
 
     title: str = "Is pretraining worth it on these data?"
@@ -321,7 +324,7 @@ def publish(
     select: str,
     about: About,
 ) -> None:
-    """Writes the tables, the answer and the report of finished runs.
+    """Writes the tables, answer.txt and report.html from finished runs, and prints answer.txt.
 
     Args:
       select: split that selected the best steps: "valid" or "test".
@@ -360,7 +363,10 @@ def publish(
 
 
 def within(suite: ExperimentSuite, plan: Plan) -> ExperimentSuite:
-    """Returns a copy of the suite with the steps, the learning rates and the seeds of a plan."""
+    """Returns a copy of the suite with the overrides of a plan.
+
+    If the plan has training steps, the copy also has its steps and seeds, and tunes the learning rate.
+    """
     suite = replace(suite, fields=plan.fields)
     if not plan.steps:
         return suite
@@ -376,8 +382,8 @@ def describe(plan: Plan, seconds: float) -> list[str]:
     if trained:
         said.append(
             f"Budget of {format_seconds(seconds)}: {', '.join(trained)}, {plan.steps:,} steps each, with"
-            f" {len(budget.LEARNING_RATES)} learning rates ({', '.join(budget.LEARNING_RATES)}) chosen on validation"
-            f" and {plan.seeds} seed{'s' * (plan.seeds != 1)}."
+            f" {plan.seeds} seed{'s' * (plan.seeds != 1)}. The learning rate of each is the best on validation among"
+            f" {', '.join(budget.LEARNING_RATES)}."
         )
     said += [f"Left out: {WAYS[way].name}: {why}." for way, why in plan.left_out.items()]
     return said

@@ -1,4 +1,4 @@
-"""Draws conclusions from the runs of a comparison: tables, verdicts, and the answer as text."""
+"""Draws conclusions from the runs of a comparison: tables, verdicts, and the text of answer.txt."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ VERDICT_COLUMNS = (
 
 
 def scores(found: Classes | LabelSets) -> dict[str, float]:
-    """Returns the scores in percent, by column of the table of results. Weighted F1 has its own columns."""
+    """Returns the test scores in percent, by column of the table of results, without weighted F1."""
     known = found.metrics()
     if isinstance(found, Classes):
         return {"accuracy": known["accuracy"], "macro F1": macro_f1(found)}
@@ -31,7 +31,10 @@ def scores(found: Classes | LabelSets) -> dict[str, float]:
 
 
 def results(found: Mapping[str, Sequence[Run]]) -> Table:
-    """Returns the table of results: mean ± deviation over seeds, at the best step except in the column "last step"."""
+    """Returns the table of results, with means ± deviations over seeds.
+
+    Scores are those of the best step, except in the column "weighted F1, last step".
+    """
     rows = []
     for way, runs in found.items():
         summaries = [run.summary for run in runs]
@@ -55,6 +58,7 @@ def results(found: Mapping[str, Sequence[Run]]) -> Table:
 
 
 def verdict_row(a: str, b: str, one: Comparison) -> tuple[str, ...]:
+    """Returns the row of two training methods in the table of verdicts, with the columns VERDICT_COLUMNS."""
     difference = f"{one.difference:+.2f}"
     return WAYS[a].name, WAYS[b].name, difference, _interval(one), str(one), one.noise
 
@@ -106,8 +110,8 @@ def example_interval(found: Classes | LabelSets) -> tuple[float, float]:
 def draws_interval(predicted: Sequence[Classes | LabelSets]) -> tuple[float, float]:
     """Returns the 95 % confidence interval of the mean weighted F1 over random draws of the training examples.
 
-    The interval follows the rule of `common.report.verdict`. Its variance has two parts: of the draws and seeds, and of
-    the test examples, which all runs share.
+    The interval follows the rule of `common.report.verdict`. Its variance is the sum of two parts: one from the draws
+    and seeds, and one from the test examples, which all runs share.
 
     Args:
       predicted: test predictions of runs with different seeds, at least two.
@@ -122,6 +126,7 @@ def draws_interval(predicted: Sequence[Classes | LabelSets]) -> tuple[float, flo
 
 
 def _valid(runs: Sequence[Run]) -> float:
+    """Returns the mean over runs of the best validation F1."""
     return float(np.mean([run.curve.best.value for run in runs]))
 
 
@@ -168,7 +173,7 @@ def answer(
     shots: int = 0,
     pretrained: bool = False,
 ) -> str:
-    """Returns the answer as lines of text: the best classifier, the results, the verdicts, and the paper's expectation.
+    """Returns the text of answer.txt: the best classifier, the results, the verdicts, and the paper's expectation.
 
     Args:
       size: number of training examples, of tokens in the training examples, and of test examples.
@@ -179,7 +184,8 @@ def answer(
     examples, tokens, tests = size
     reached = ", ".join(f"{WAYS[way].name} {_mean(runs)}" for way, runs in found.items())
     way, best = best_run(found)
-    selected = f"selected on {'the test examples, as in the recipe' if select == 'test' else 'the validation examples'}"
+    on = "test examples, as in the recipe :paper" if select == "test" else "validation examples"
+    selected = f"selected on the {on}"
     if shots and len(found[way]) > 1:
         low, high = draws_interval([run.predictions() for run in found[way]])
         mean = np.mean([run.test for run in found[way]])
@@ -228,6 +234,7 @@ def answer(
 
 
 def _mean(runs: Sequence[Run]) -> str:
+    """Formats the mean test F1 ± deviation over seeds, or the test F1 of a single run."""
     values = [run.test for run in runs]
     return (
         mean_std(values)

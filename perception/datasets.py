@@ -81,8 +81,8 @@ def validate(config: ConfigDict) -> None:
     """Checks the fields `dataset` and `data` of the configuration.
 
     Raises:
-      UserError: data set and source are both missing, the data set is unknown, or a data set is combined with embedded
-        text.
+      UserError: data set and source are both missing, the data set is unknown, a field has an invalid value, or two
+        fields contradict each other.
     """
     if config.dataset:
         check_choice("--config.dataset", config.dataset, DATASETS)

@@ -66,7 +66,8 @@ class EncoderEvaluation:
           examples: number of examples of each split to evaluate, from the start; None for all.
 
         Raises:
-          UserError: `workdir` contains no run, the run did not train all weights, or its data are missing.
+          UserError: `workdir` contains no run, the run did not train all weights, or its data are missing or have other
+            classes.
         """
         config = loading.read(workdir, "--runs")
         check(

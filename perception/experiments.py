@@ -28,9 +28,10 @@ TOKENIZER = "full_pretrained_tokenizer"
 """Name of a training method: full training from random weights with the pretrained tokenizer (section 2.3)."""
 
 MODES = (*PRINTED_MODES, "full_pretrained", TOKENIZER)
-"""Names of all training methods. The last two methods are not in Table 1."""
+"""Names of the training methods of cells. The last two methods are not in Table 1."""
 
 LAPTOP = "arctic_xs"
+"""Backbone of the cells at the scale "laptop", and of claims that name no backbone."""
 
 EMBEDDED = "embedded"
 """Name of the data set at the scale "tiny", which has paragraphs of the Python manual."""

@@ -34,7 +34,7 @@ TRAINS_ALL = FINETUNE[:2]
 """Values of `finetune` that train the encoder and store it in checkpoints."""
 
 IN_BFLOAT16 = ("qwen2_1.5b", "openelm_3b", "phi_2", "mistral_7b")
-"""Backbones that the authors' program computes in bfloat16. It computes the other backbones in float32."""
+"""Backbones that the authors' program computes in bfloat16, not in float32 like all other backbones."""
 
 TOKENIZERS = ("auto", "pretrained", "trained")
 TABLES = ("embed/table", "embed/positions/table")

@@ -34,7 +34,8 @@ INVERSE_PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 KERNEL, BIAS = "head/kernel", "head/bias"
 
 UNSEEN = -100.0
-"""Bias of a class without training examples: the probability of the class is almost 0."""
+"""Bias of a class without training examples: the probability of the class is almost 0. If a text may have several
+classes, a class of all training examples has the bias -UNSEEN."""
 
 
 class Solution(NamedTuple):
@@ -67,14 +68,14 @@ def solve(
       weights: weights of the training labels in the loss, with the shape of the labels; None for equal weights.
 
     Raises:
-      UserError: the training examples are all of one class.
+      UserError: all training examples have the same label.
     """
     from sklearn.linear_model import LogisticRegression
 
     (train_EM, labels), (valid_EM, wanted) = train, valid
     check(
         len(np.unique(labels)) > 1,
-        "all training examples have the same class: check --config.data.label",
+        "all training examples have the same label: check --config.data.label",
     )
     mean_M, deviation_M = train_EM.mean(0, np.float64), train_EM.std(0, dtype=np.float64)
     scale_M = np.where(deviation_M > 0, deviation_M, 1.0)
@@ -150,7 +151,7 @@ class SolvedHead(TextClassification):
         """Implements `Task.start`: returns the parameters with the solved head.
 
         Raises:
-          UserError: the training examples are all of one class.
+          UserError: all training examples have the same label.
         """
         abstract_model = variables.abstract(lambda: self.build(variables.ParamKeys(0)))
         values = ModelState(abstract_model, trainable, frozen, self.mesh)

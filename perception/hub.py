@@ -34,7 +34,7 @@ def locate(name: Path, option: str = "--config.pretrained", advice: str = "") ->
         from huggingface_hub.constants import HF_HUB_CACHE
 
         raise UserError(
-            f"{missing}, and the Hugging Face cache in {HF_HUB_CACHE} has no model of this name: download it with"
+            f"{missing}; the Hugging Face cache in {HF_HUB_CACHE} has no model of this name: download it with"
             " --download of perception.train or perception.worth"
         )
     return found

@@ -68,7 +68,10 @@ class Pretrained:
         return found
 
     def written(self, name: str) -> str:
-        """Returns the name under which an export stores the tensor `name`. Exports are never quantized.
+        """Returns the name under which an export stores the tensor `name`.
+
+        The files of a quantized model lack the tensors of kernels: the names of kernels then have the family's prefix
+        if other tensors have it.
 
         Raises:
           UserError: the model is not quantized, and its files lack the tensor.
@@ -79,7 +82,7 @@ class Pretrained:
         return self.found(name) if not self.quantization or whole in self.files.names else whole
 
     def stored_names(self, ours: Iterable[str]) -> set[str]:
-        """Returns the names of parameters in the files of an unquantized model, without prefix."""
+        """Converts names of parameters of this project to names in files of an unquantized model, without prefix."""
         return {their_name(self.shape.family, name) for name in ours}
 
     def load(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Params:

@@ -114,7 +114,8 @@ def prepare(
         )
         notes.append(f"Skipped {counted(len(faults), 'row')}: {shown(faults)}.")
     for split, examples in found.items():
-        check(bool(examples), f"no row of the split {split} can be used: {shown(faults)}")
+        of = "" if split == WHOLE else f" of the split {split}"
+        check(bool(examples), f"no row{of} can be used: {shown(faults)}")
     found = tidy_labels(found)
     every = [e.label for examples in found.values() for e in examples]
     check_labels([c for one in every for c in classes_of(one)], " ".join(label), kind != "one")

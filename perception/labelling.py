@@ -41,8 +41,8 @@ class Answers:
     With `ranked` or `top`, the columns are the most probable classes in order, each followed by its probability.
     Otherwise the columns are the most probable class, its probability, and the probability of every class.
 
-    If a text may have several classes and `top` is None, only classes above their thresholds are written. Without
-    `ranked`, the columns are then the list of these classes and the probability of every class.
+    If a text may have several classes and `top` is None, only classes that reach their thresholds are written. Without
+    `ranked`, the columns are then the list of these classes, and the probability of every class.
 
     Attributes:
       label: name of the column of the most probable class.

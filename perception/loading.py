@@ -92,9 +92,10 @@ class Trained:
     def encode_pairs(
         self, pairs: Sequence[tuple[str, ...]]
     ) -> tuple[list[list[list[int]]], list[int], int]:
-        """Returns the tokens and `firsts` for `probabilities_of`, and the number of truncated pairs.
+        """Returns the windows of each pair, the token counts of the first segments, and the number of truncated pairs.
 
-        A pair has a single window. As in training, the longer text is truncated first.
+        A pair has a single window. As in training, the longer text is truncated first. The second result is [] for a
+        model without segments.
         """
         rows, firsts, cut = self.tokenizer.encode_parts(pairs, self.config.data.max_length)
         segments = has_segments(self.config, self.shape)
@@ -156,7 +157,7 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     check_is_run(workdir, option)
     check(
         baseline.read_config(workdir) is None,
-        f"{option}={workdir} is a TF-IDF baseline without a neural network",
+        f"{option}={workdir} is a TF-IDF baseline without a neural network: only perception.classify --run can read it",
     )
     config = read_config(workdir, option)
     paper = config.get("paper", "")
@@ -236,7 +237,8 @@ def begun_from(config: ConfigDict, weights: Path | None = None) -> "Pretrained |
       weights: directory of the pretrained model; None for the directory that the run used.
 
     Raises:
-      UserError: the directory is missing or contains another backbone, or the run does not use pretrained weights.
+      UserError: the directory is missing or contains another backbone, or `weights` is set for a run that started
+        from random weights with a named backbone.
     """
     if not weights:
         if config.finetune in TRAINS_ALL and config.backbone != "auto":

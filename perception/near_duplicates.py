@@ -22,11 +22,11 @@ SIMILAR = 0.7
 """Smallest Jaccard similarity of near-duplicates."""
 
 BANDS, ROWS_PER_BAND = 20, 4
-"""Number of bands, and of hashes per band. Two texts are compared if all hashes of a band are equal. At similarity 0.7
-the probability of a comparison is 0.996."""
+"""Number of bands, and of hashes per band. For each band, a text is compared with the first text that has the same
+hashes in this band. At similarity 0.7, two texts share the hashes of one or more bands with the probability 0.996."""
 
 ROWS = 20_000
-"""Number of texts that are hashed at once."""
+"""Maximum number of texts that are hashed at once, and of pairs of texts that are compared at once."""
 
 UNSPACED = (
     "\u0e00-\u0eff"  # Thai and Lao
@@ -40,8 +40,8 @@ WORD = re.compile(rf"[{UNSPACED}]|[^\W{UNSPACED}]+|[^\w\s]+")
 DIGITS = re.compile(r"\d+")
 
 LEAST_WORDS = 3
-"""Smallest number of words without digits for which the values of numbers are ignored. Such words must also be at least
-half of the words."""
+"""Smallest number of words without digits for which the values of numbers are ignored. Words without digits must also
+be at least half of all words."""
 
 
 def normalise(text: str) -> str:
@@ -125,7 +125,7 @@ def _candidates(key_E: np.ndarray) -> np.ndarray:
 
 
 def _similar(texts: Sequence[str], pairs: np.ndarray) -> np.ndarray:
-    """Returns the pairs of indices (pairs, 2) whose texts are near-duplicates."""
+    """Returns the rows of `pairs`, (pairs, 2) indices of two texts each, whose texts are near-duplicates."""
     members, at = np.unique(pairs, return_inverse=True)
     sets = _sets([texts[i] for i in members])
     a, b = (sets[rows] for rows in at.reshape(pairs.shape).T)

@@ -38,7 +38,8 @@ def loss(logits_BC: jax.Array, labels: jax.Array, weights: jax.Array | float = 1
 def choose_thresholds(labels_EC: np.ndarray, chances_EC: np.ndarray) -> tuple[float, ...]:
     """Returns for each class the threshold with the best F1 on these (validation) examples.
 
-    A threshold is halfway between two successive probabilities of the class. A class without examples has 0.5.
+    A threshold is halfway between two successive probabilities of the class, or between 0 and the smallest of them. A
+    class without examples has 0.5.
     """
     return tuple(map(_threshold, labels_EC.T, np.asarray(chances_EC, np.float64).T))
 
@@ -65,9 +66,9 @@ def average_precisions(labels_EC: np.ndarray, chances_EC: np.ndarray) -> np.ndar
 
 
 def score(labels: np.ndarray, logits_EC: np.ndarray) -> float:
-    """Returns the weighted F1 in percent of the most probable class.
+    """Returns the weighted F1 in percent of predicting the most probable class.
 
-    Multi-label: of the classes that reach their thresholds, which are chosen on these labels.
+    Multi-label: of predicting the classes that reach thresholds chosen on the same examples.
     """
     if labels.ndim == 1:
         return weighted_f1(labels, logits_EC.argmax(-1))

@@ -32,8 +32,8 @@ def their_name(family: str, ours: str) -> str:
 def our_layer(family: str, theirs: str) -> str | None:
     """Converts a module name in the files, such as "model.layers.0.self_attn.q_proj", to a path of this project.
 
-    The prefix "model." may be missing. Returns None if the module is unknown, is outside the layers, or fuses several
-    layers of this project.
+    The family's prefix, such as "model.", may be missing. Returns None if the module is unknown, is outside the layers,
+    or fuses several layers of this project.
     """
     names = FAMILIES[family].names
     found = re.fullmatch(

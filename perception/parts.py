@@ -68,7 +68,8 @@ def lora(
       rngs: source of the adapters' initial values (stream "params") and of the dropout (stream "dropout").
 
     Raises:
-      ValueError: an argument has the wrong type or is out of range, or a target matches no linear layer of the model.
+      ValueError: an argument has the wrong type or is out of range, a target matches no linear layer without an
+        adapter, or the model has no such layer.
     """
     check_int("rank", rank)
     check_number("alpha", alpha, positive=True)
@@ -80,7 +81,7 @@ def lora(
     for target in ends or ():
         check(
             any(is_target(path, target) for path in layers),
-            f"targets: {target!r} matches no linear layer without an adapter; the model's linear layers are"
+            f"targets: {target!r} matches no linear layer without an adapter; the linear layers without one are"
             f" {', '.join(dict.fromkeys(path[-1] for path in layers if path)) or 'none'}",
         )
     check(bool(layers), "the model has no linear layer, or all have adapters already")
@@ -196,7 +197,7 @@ class LoraLayer(nnx.Module):
         self.dropout = nnx.Dropout(lora.rate, rngs=rngs) if lora.rate else None
 
     def __call__(self, x: jax.Array, *args: Any, **kwargs: Any) -> jax.Array:
-        """Returns the output of the linear layer plus the output of the adapter, in the dtype of the former."""
+        """Returns the output of the linear layer plus the output of the adapter, in the layer's dtype."""
         x = jnp.asarray(x)
         y = self.base(x, *args, **kwargs)
         down, up = self.axes.low_rank(x.ndim)

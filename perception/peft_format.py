@@ -33,7 +33,7 @@ _VARIANTS = (
     *("alora_invocation_tokens", "arrow_config", "fan_in_fan_out", "kasa_config", "layer_replication", "lora_bias"),
     *("monteclora_config", "target_parameters", "trainable_token_indices", "use_bdlora", "use_dora", "use_qalora"),
 )  # fmt: skip
-"""Fields that must be unset, because with them an adapter does not compute x A B."""
+"""Fields that must be unset, because an adapter with such a field does not compute x A B times a scale."""
 
 
 def write(
@@ -42,8 +42,8 @@ def write(
     """Writes adapter_config.json and adapter_model.safetensors to `directory`.
 
     Args:
-      lora: LoRA settings of matrices without the scale. None if the scale is multiplied into the matrices; then the
-        ranks of the layers may differ.
+      lora: LoRA settings if B does not include the scale. None if B includes the scale; then the ranks of the layers
+        may differ.
       base: directory of the base weights, or None if unknown.
 
     Raises:

@@ -33,7 +33,7 @@ FORMATS = ("float32", "bfloat16", *KINDS)
 
 @dataclass(frozen=True)
 class PackedLocation:
-    """Location of a quantized kernel in the files. Has the methods of `parameter_names.Location`."""
+    """Location of a quantized kernel in the files. `read` takes the arguments of `parameter_names.Location.read`."""
 
     name: str
 

@@ -1,7 +1,7 @@
 """Writes the report of a comparison as one self-contained HTML page.
 
-The page is a tree of `xml.etree` elements, whose serializer escapes every text and attribute. It has no script and no
-reference to another file, and its content security policy forbids both.
+The page is a tree of `xml.etree` elements, whose serializer escapes every text and attribute. The page has no script
+and no reference to another file, and its content security policy forbids both.
 
 E test examples, C classes.
 """
@@ -61,7 +61,7 @@ class Report:
 
     Attributes:
       title: heading of the page.
-      lines: lines of the answer; the first line is emphasised.
+      lines: the conclusions, `perception.conclusions.answer`; the first line is emphasised.
       results, verdicts: table of the training methods, and table of the compared pairs of methods.
       curves: name of a training method -> validation curves of its seeds.
       best: name of the training method of the best classifier.

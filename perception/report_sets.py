@@ -49,7 +49,10 @@ def _per_class(found: LabelSets) -> Element:
 
 
 def calibration(found: LabelSets) -> list[tuple[float, float]]:
-    """Returns (mean probability, share of decisions whose class is a label) in percent per bin of probability."""
+    """Returns (mean probability, share of decisions whose class is a label) in percent for each bin of probability.
+
+    Each class of each example is one decision.
+    """
     chances, truth = found.probabilities_MN.astype(float).ravel(), found.labels_MN.ravel()
     bins = np.minimum((chances * BINS).astype(int), BINS - 1)
     inside = [bins == number for number in np.unique(bins)]
@@ -70,7 +73,7 @@ def _calibration(found: LabelSets) -> Iterable[Element]:
 
 
 def _errors(found: LabelSets, texts: Sequence[str], places: Sequence[str]) -> Element:
-    """Lists the worst decision of each text: the wrong decision whose probability is farthest from the label."""
+    """Lists texts with a wrong decision, and for each text the wrong decision that is farthest from the label."""
     wrong_EC = found.guesses_MN != found.labels_MN
     if not wrong_EC.any():
         return tag("p", "No test example has a wrong class.")

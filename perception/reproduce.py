@@ -84,7 +84,7 @@ def _own(options: Namespace) -> dict[str, Any]:
     for name, path in weights.items():
         check(
             Path(path).is_dir() or bool(hub.cached(path)),
-            f"--pretrained={name}={path}: no directory {path}",
+            f"--pretrained={name}={path}: no directory {path}, and no such model in the Hugging Face cache",
         )
     check(
         options.target == "table1" or not options.dry_run,

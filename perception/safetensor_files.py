@@ -119,7 +119,11 @@ def _open(directory: Path, whole: str) -> tuple[dict[str, Any], dict[str, str]]:
     index = directory / f"{whole}.index.json"
     if not index.is_file():
         pickle = next((name for name in _PICKLES[whole] if (directory / name).exists()), None)
-        only = f"; {pickle} is a pickle, which can run code and is not loaded" if pickle else ""
+        only = (
+            f"; {pickle} is a pickle, which can run code and is not loaded: convert it to safetensors"
+            if pickle
+            else ""
+        )
         raise UserError(f"{directory} has neither {whole} nor {index.name}{only}")
     places = _read_index(index)
     files = {}

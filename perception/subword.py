@@ -11,10 +11,10 @@ from common.errors import UserError
 
 SPECIALS = ("[SEP]", "[UNK]", "[CLS]", "[MASK]", "<s>", "</s>")
 """Special tokens in the vocabulary of a trained tokenizer. "</s>" is the padding token. Encoding adds no special
-tokens."""
+tokens, except "[SEP]" between the texts of a pair."""
 
 PADS = ("[PAD]", "<pad>", "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>")
-"""Candidates for the padding token. The first candidate in a tokenizer's vocabulary is used."""
+"""Candidates for the padding token. The first candidate in a tokenizer's vocabulary is used, otherwise the id 0."""
 
 _RECIPE = "byte-level BPE 1"
 """Version of `_train`, part of the cache key."""
@@ -25,8 +25,10 @@ _BLOCK = 10_000
 class Subword:
     """Encodes texts as token ids from 0 to `size` - 1, including the special tokens that the tokenizer adds.
 
-    Attributes: size: number of ids, including special tokens. pad: id of the padding token, which may also occur
-      inside a text. fingerprint: hash, equal for tokenizers that give equal ids.
+    Attributes:
+      size: number of ids, including special tokens.
+      pad: id of the padding token, which may also occur inside a text.
+      fingerprint: hash of the tokenizer. Tokenizers with the same hash return the same ids.
     """
 
     def __init__(self, text: str) -> None:
@@ -85,8 +87,8 @@ class Subword:
         joined by a space.
 
         Returns:
-            The token ids of each text or pair, at most `longest`; the number of tokens in the first segment, which is
-            the length for single and joined texts; and the number of truncated texts and pairs.
+            The token ids of each text or pair, at most `longest`; for each, the number of tokens in the first segment
+            (all tokens, for single and joined texts); and the number of truncated texts and pairs.
         """
         if not texts or len(texts[0]) == 1 or not self.separates_pairs:
             rows, cut = self.encode_and_count([" ".join(parts) for parts in texts], longest)

@@ -26,13 +26,14 @@ MOST_NAME_WORDS = 5
 """Maximum number of words in the name of a text column. A longer name may be a text."""
 
 LOOKED_AT = 1000
-"""Number of rows that are read to find the columns of texts and labels."""
+"""Maximum number of rows that are read to find the columns of texts and labels."""
 
 
 def check_header(records: Sequence[tuple], columns: Sequence[str]) -> None:
     """Raises a UserError if the first line of a CSV file looks like a row instead of the names of columns.
 
-    A row has a long text, or a label that other rows repeat. A common name of a column shows that the line is a header.
+    The line looks like a row if it contains a long text, or a label that the rows repeat. It is a header if it contains
+    a common name of a text or label column.
     """
     common = {*TEXT_NAMES, *LABEL_NAMES, *(name for pair in PAIR_NAMES for name in pair)}
     if any(name.strip().lower() in common for name in columns):
@@ -60,7 +61,8 @@ def find_columns(
     """Returns the names of the text columns and of the label columns.
 
     Raises:
-      UserError: a named column does not exist, or the column is ambiguous or cannot be recognised.
+      UserError: a named column does not exist or is named twice, a column that is not named is ambiguous or cannot be
+        recognised, or pairs do not have two text columns.
     """
     for name in text:
         check_choice("--text", name, tuple(columns))
@@ -107,24 +109,25 @@ def _choose(
     suits: Callable[[Sequence[Any]], bool],
     columns: Sequence[str],
 ) -> str:
+    """Returns the only column with one of the `names`; if there are none or several, the only column that `suits`."""
     named = [name for name in values if name.strip().lower() in names]
     found = named if len(named) == 1 else [name for name, x in values.items() if suits(x)]
     if len(found) != 1:
         which = f"could be {' or '.join(found)}" if found else "cannot be recognised"
         raise UserError(
-            f"the column of {option} {which}: name it, {option}=NAME; the columns are {', '.join(columns)}"
+            f"the column of {option} {which}: name it with {option}=NAME; the columns are {', '.join(columns)}"
         )
     return found[0]
 
 
 def _is_prose(values: Sequence[Any]) -> bool:
-    """Returns whether most values are texts of several words, and most texts are different."""
+    """Returns whether the texts have at least three words on average, and most values are different texts."""
     texts = [x for x in values if isinstance(x, str) and x.strip()]
     words = sum(len(text.split()) for text in texts)
     return bool(texts) and words >= 3 * len(texts) and 2 * len(set(texts)) > len(values)
 
 
 def _is_classes(values: Sequence[Any]) -> bool:
-    """Returns whether the values repeat often enough to be classes."""
+    """Returns whether there are two different values, or more that repeat five times or more on average."""
     labels = [str(x) for x in values if not is_missing(x) and not isinstance(x, list | dict)]
     return 2 <= len(set(labels)) <= max(2, len(labels) / 5)

@@ -16,7 +16,7 @@ DELIMITERS = ",;\t|"
 """Candidate delimiters of a CSV file. The delimiter that splits the header into the most columns is used."""
 
 Row = tuple[str, list[str] | str]
-"""Location and values of a row. A malformed row has an error text instead of values."""
+"""Location and values of a row. A malformed row has a string that describes its fault instead of values."""
 
 HINT = ": name the encoding of the file, such as --encoding=cp1252 or --encoding=utf-16-le"
 
@@ -32,7 +32,9 @@ def check_encoding(encoding: str) -> None:
     try:
         "x".encode(encoding or "utf-8")
     except LookupError as error:
-        raise UserError(f"--encoding={encoding}: no such encoding") from error
+        raise UserError(
+            f"--encoding={encoding}: no such encoding; use a name that Python knows, such as cp1252"
+        ) from error
 
 
 def delimiter_of(path: Path, encoding: str) -> str:
@@ -53,7 +55,7 @@ def delimiter_of(path: Path, encoding: str) -> str:
 def check_names(place: str, names: Sequence[str]) -> None:
     """Raises a UserError if a table repeats a column."""
     twice = sorted({name for name in names if names.count(name) > 1})
-    check(not twice, f"{place} repeats the column {', '.join(map(repr, twice))}")
+    check(not twice, f"{place} repeats the column {', '.join(map(repr, twice))}: rename one")
 
 
 def csv_rows(path: Path, delimiter: str, encoding: str, name: str) -> Iterator[Row]:

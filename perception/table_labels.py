@@ -15,8 +15,8 @@ from perception.table_reader import Table
 from perception.table_splits import Example, Label, classes_of
 
 MISSING = ("", "#n/a")
-"""Texts, in lower case, of an empty cell: "#N/A" is an error of a spreadsheet. Words such as NA, None or null are class
-names, because nothing in a CSV file tells a missing label from such a name."""
+"""Values, in lower case, that mean a missing label. Spreadsheets write "#N/A" for a missing value. Words such as NA,
+None or null are class names, because nothing in a CSV file tells a missing label from such a name."""
 
 DOUBTFUL = ("na", "n/a", "nan", "none", "null")
 """Class names, in lower case, that may stand for missing labels."""
@@ -32,13 +32,14 @@ LEAST_TEXTS = 10
 with fewer is a regression target, such as a score from 0 to 100."""
 
 LOOKED_AT = 1000
-"""Number of rows that are examined to recognise lists of classes."""
+"""Maximum number of rows that are examined to recognise lists of classes."""
 
 MARKS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
 """Values, in lower case, of a column that says whether a text has the class named like the column."""
 
 
 def is_missing(value: Any) -> bool:
+    """Returns whether a value is None, NaN, or one of the texts MISSING."""
     # Only NaN differs from itself.
     return value is None or value != value or str(value).strip().lower() in MISSING
 
@@ -48,7 +49,7 @@ def label_kind(
 ) -> str:
     """Returns the format of labels: "one" (class), "marks" (a column of 0 and 1 for each class), "split" or "list".
 
-    The format is "split" if there is a separator, and "list" if most cells are lists in the notation of JSON or Python.
+    The format is "split" if there is a separator, and "list" if most labels are lists in JSON's or Python's notation.
 
     Args:
       columns: the label columns.
@@ -134,7 +135,7 @@ def _list(value: Any) -> list | None:
 
 
 def _name(value: Any, names: Sequence[str] | None) -> str:
-    """Returns the label as text. If there are class names, an index is replaced by its class name."""
+    """Returns the label as text. An index is replaced by its entry in `names`, unless `names` contains the index."""
     text = str(value).strip()
     if has_surrogate(text):
         raise ValueError("the label contains a lone surrogate, which is not valid text")
@@ -152,7 +153,7 @@ def _number(label: str) -> float | None:
 
 
 def tidy_labels(found: Mapping[str, list[Example]]) -> dict[str, list[Example]]:
-    """If all labels are integers, removes their decimals ("1.0" becomes "1").
+    """If all labels are whole numbers, removes their decimals ("1.0" becomes "1").
 
     Labels that consist of digits are not changed, because they may be codes with leading zeros.
     """
@@ -173,10 +174,11 @@ def tidy_labels(found: Mapping[str, list[Example]]) -> dict[str, list[Example]]:
 
 
 def _is_regression(counts: Counter[str], multi_label: bool) -> bool:
-    """Returns whether labels, with their numbers of texts, are values of a numeric target.
+    """Returns whether labels are values of a numeric target. `counts` maps each label to its number of texts.
 
-    Integers are classes if they have many texts each, are codes with leading zeros, or are all different, like ids.
-    They are also classes if a text may have several labels.
+    More than MOST_NUMBERS different numbers are a target, except integers in four cases: they have many texts each,
+    some are codes with leading zeros, a text may have several labels, or they are all different. `check_labels` rejects
+    the last case as ids.
     """
     numbers = {label: _number(label) for label in counts}
     if len(counts) <= MOST_NUMBERS or None in numbers.values():
@@ -222,7 +224,10 @@ def check_labels(labels: Sequence[str], column: str, multi_label: bool = False) 
 
 
 def find_classes(train: Sequence[Example], tables: Mapping[str, Table]) -> list[str]:
-    """Returns the class names in the order of labels.json, otherwise in numerical or alphabetical order."""
+    """Returns the classes of the training examples.
+
+    The order is that of the first `Table.names` that contain all classes, otherwise numerical or alphabetical.
+    """
     labels = {name for e in train for name in classes_of(e.label)}
     for table in tables.values():
         for names in table.names.values():

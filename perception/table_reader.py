@@ -53,6 +53,7 @@ class Table:
     delimited: bool = False
 
     def add(self, parsed: Iterable[Parsed]) -> None:
+        """Adds rows, their columns, and the faults of damaged rows."""
         known = dict.fromkeys(self.columns)
         for place, found in parsed:
             if isinstance(found, str):
@@ -121,7 +122,8 @@ def _read_folder(folder: Path, encoding: str) -> dict[str, Table]:
     twice = [paths for paths in by_stem.values() if len(paths) > 1]
     check(
         not twice,
-        f"--data={folder} has the same table twice: {', '.join(p.name for paths in twice for p in paths)}",
+        f"--data={folder} has the same table twice: {', '.join(p.name for paths in twice for p in paths)};"
+        " keep one of them",
     )
     splits = {}
     for split, names in SPLITS.items():
@@ -135,12 +137,14 @@ def _read_folder(folder: Path, encoding: str) -> dict[str, Table]:
     if "train" not in splits:
         check(
             not splits,
-            f"--data={folder} has a split {', '.join(splits)} but no train{formats[0]}: rename the training examples",
+            f"--data={folder} has the split {', '.join(splits)} but no training split: name the file of training"
+            f" examples train{formats[0]}",
         )
         return {WHOLE: _read_files(files, encoding)}
     check(
         not by_stem,
-        f"--data={folder} has train{formats[0]} and other tables that are not splits: {', '.join(by_stem)}",
+        f"--data={folder} has train{formats[0]} and other tables that are not splits: {', '.join(by_stem)};"
+        " remove them from the folder",
     )
     return {split: _read_files(paths, encoding) for split, paths in splits.items()}
 

@@ -12,14 +12,14 @@ from perception import near_duplicates
 from perception.table_reader import WHOLE
 
 LEAST = 3
-"""Smallest number of different texts of a class in training, validation and test. Smaller classes are only in
-training."""
+"""Smallest number of different texts of a class that is divided among training, validation and test. Smaller classes
+are only in training."""
 
 SHARES = {"test": (0.2, 5000), "valid": (0.1, 2000)}
-"""Split -> its fraction of the examples, and its largest number of examples."""
+"""Split -> its fraction of the different texts, and its maximum number of examples."""
 
 SHOWN = 3
-"""Maximum number of rows in an error message."""
+"""Maximum number of rows or classes that a message lists."""
 
 
 Label = str | tuple[str, ...]
@@ -45,10 +45,12 @@ class Example:
 
 
 def counted(number: int, noun: str) -> str:
+    """Formats a number with its noun, such as "1 row" or "1,200 rows"."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def shown(faults: Sequence[str]) -> str:
+    """Joins the first SHOWN faults, and states the number of others."""
     more = len(faults) - SHOWN
     return "; ".join(faults[:SHOWN]) + (f"; and {more:,} more" if more > 0 else "")
 
@@ -56,7 +58,14 @@ def shown(faults: Sequence[str]) -> str:
 def without_copies(
     split: str, examples: Sequence[Example], notes: list[str], strict: bool
 ) -> list[Example]:
-    """Keeps the first of equal texts, with their most frequent label. Removes them if two labels are most frequent."""
+    """Keeps one of the examples with equal text: the first with the most frequent label of this text.
+
+    If two labels of a text are equally frequent and no label is more frequent, all examples with this text are removed.
+    Texts are compared as `near_duplicates.normalise` returns them. Appends sentences to `notes`.
+
+    Raises:
+      UserError: a text has different labels and `strict` is set, or no example is left.
+    """
     copies: dict[str, list[Example]] = defaultdict(list)
     for example in examples:
         copies[near_duplicates.normalise(example.text)].append(example)
@@ -64,7 +73,8 @@ def without_copies(
     for same in copies.values():
         (label, most), *others = Counter(e.label for e in same).most_common(2)
         if others:
-            contradicted.append(f"{same[0].place} and {same[1].place}")
+            other = next(e for e in same if e.label != same[0].label)
+            contradicted.append(f"{same[0].place} and {other.place}")
         if others and others[0][1] == most:
             unclear += len(same)
             continue
@@ -81,7 +91,7 @@ def without_copies(
         )
     removed = len(examples) - len(kept) - unclear
     if removed:
-        notes.append(f"Removed {counted(removed, 'row')}{of} whose text occurs earlier.")
+        notes.append(f"Removed {counted(removed, 'row')}{of} with the same text as another row.")
     check(bool(kept), f"no row{of} is left: every text occurs equally often with different labels")
     return kept
 
@@ -96,7 +106,7 @@ def similar_groups(found: Mapping[str, Sequence[Example]]) -> dict[str, int]:
 def without_leaks(
     found: Mapping[str, list[Example]], group: Mapping[str, int], notes: list[str]
 ) -> dict[str, list[Example]]:
-    """Removes validation examples similar to test examples, and training examples similar to test or validation."""
+    """Removes near-duplicates of test examples from validation and training, and those of validation from training."""
     kept: dict[str, list[Example]] = {}
     for split in ("test", "valid", "train"):
         if split not in found:
@@ -128,7 +138,7 @@ def cut_splits(
     because nearly equal test examples are not independent.
 
     Returns:
-      The wanted splits, and "train" with the other examples.
+      The wanted splits, and "train" with the examples of all other groups.
     """
     from sklearn.model_selection import train_test_split
 
@@ -145,7 +155,8 @@ def cut_splits(
     if rare and wanted:
         some = ", ".join(sorted(rare)[:SHOWN])
         notes.append(
-            f"Too few texts for a test, so only trained: {len(rare):,} of {len(counts):,} classes ({some})."
+            f"{len(rare):,} of {len(counts):,} classes with fewer than {LEAST} different texts are only in training:"
+            f" {some}{', ...' * (len(rare) > SHOWN)}."
         )
     left = [n for n, name in label.items() if name not in rare]
     whole, found, dropped = len(left), {}, 0
@@ -155,13 +166,15 @@ def cut_splits(
         check(
             classes > 1,
             f"too few texts: {len(rare):,} of {len(counts):,} classes have fewer than {LEAST} different texts"
-            f" ({', '.join(sorted(rare)[:SHOWN])}), where nearly equal texts count once; two classes need {LEAST}",
+            f" ({', '.join(sorted(rare)[:SHOWN])}), where nearly equal texts count once: add texts until at"
+            f" least two classes have {LEAST}",
         )
         # A stratified split needs one example of each class in both parts.
         count = max(min(math.ceil(share * whole), most), classes)
         check(
             len(left) - count >= classes,
-            f"{whole:,} different texts of {classes} classes are too few to cut a test and a validation split",
+            f"{whole:,} different texts of {classes} classes are too few to cut the split{'s' * (len(wanted) > 1)}"
+            f" {' and '.join(wanted)}: add texts",
         )
         left, cut = train_test_split(
             left, test_size=count, random_state=SEED, stratify=[label[n] for n in left]

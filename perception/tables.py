@@ -43,11 +43,11 @@ def parameters(name: str) -> tuple[int, int]:
 
 
 def table1(suite: ExperimentSuite) -> None:
-    """Writes weighted F1 of every cell at the best and the last step. The files are updated after each row.
+    """Writes weighted F1 of every cell (backbone, finetuning, data set) at the best and the last step.
 
-    Cells without data or weights stay empty, and so do cells whose training fails or runs out of memory. With `turns`
-    or a `sweep`, all cells are trained together, and one failure ends the command. A row has a mean only if all its
-    cells have values.
+    The files are updated after each row. Cells without data or weights stay empty, and so do cells whose training fails
+    or runs out of memory. With `turns` or a `sweep`, all cells are trained together, and one failure ends the command.
+    A row has a mean only if all its cells have values.
 
     Raises:
       UserError: a cell failed. The other cells have been trained and written.

@@ -45,7 +45,7 @@ def main() -> None:
         "--pretrained",
         type=open_folder,
         metavar="DIR",
-        help="the pretrained weights (default: the pretrained weights of the first run)",
+        help="the pretrained weights (default: the pretrained weights of the first run of each pair)",
     )
     options, mesh = parse(parser, "task_vectors.csv and task_vectors.md")
 
@@ -99,7 +99,8 @@ def measure(
       pretrained: the pretrained weights; None for the pretrained weights of the first run of each pair.
 
     Raises:
-      UserError: a run did not use --config.finetune=full_pretrained, or two pairs have different tasks.
+      UserError: a run did not use --config.finetune=full_pretrained, its weights do not fit the pretrained weights, or
+        two pairs have different tasks.
     """
     from common.config import check
     from common.report.table import mean_std

@@ -1,7 +1,7 @@
 """Reads texts from tables and writes the tables with more columns. Formats: CSV, TSV, JSON lines, parquet, plain lines.
 
-Tables are read and written in blocks of rows, so that a table may be larger than the memory. All columns of a table are
-kept.
+Tables are read and written in blocks of rows, so that a table may be larger than the memory, except a .parquet.gz. All
+columns of a table are kept.
 """
 
 import csv
@@ -47,7 +47,7 @@ class Block(NamedTuple):
     """Consecutive rows of a table.
 
     Attributes:
-      texts: the texts of each row without blank texts. In a table of pairs, () if one of the two texts is blank.
+      texts: for each row, its texts that are not blank. In a table of pairs, () if one of the two texts is blank.
       rows: the rows, in the representation of the table's class.
     """
 
@@ -65,8 +65,8 @@ class Table(Protocol):
           added: columns that `write` will add.
 
         Raises:
-          UserError: the file is missing or damaged, a row has no text field, the table has a column of `added`, or
-            the table repeats a column.
+          UserError: the file is missing or damaged, a row lacks a text column or its value is not text, the table has a
+            column of `added`, or the table repeats a column.
         """
 
     def write(
@@ -76,8 +76,8 @@ class Table(Protocol):
 
         Args:
           added: the columns.
-          blocks: blocks of this table, and the values of the columns in each row. A row whose first value is "" has no
-            values: its texts are "", its numbers and lists None.
+          blocks: blocks of this table, and the values of the added columns in each row. In a row without a label, texts
+            are "", and numbers and lists are None.
         """
 
 
@@ -124,7 +124,8 @@ def _texts(record: Record, fields: Fields, pair: bool) -> tuple[str, ...]:
         found = next((name for name in names if name in row), None)
         check(
             found is not None,
-            f"{place}: no column {' or '.join(names)}; there are: {', '.join(map(str, row))} (--text=NAME)",
+            f"{place}: no column {' or '.join(names)}; there are: {', '.join(map(str, row))}; name the column with"
+            " --text=NAME",
         )
         part = "" if row[found] is None else row[found]
         check(isinstance(part, str), f"{place}: the column {found} is not text but {part!r}")
@@ -196,7 +197,8 @@ def _in_blocks(rows: Iterable[Any], size: int) -> Iterator[list]:
 class Lines:
     """Plain text with one text per line.
 
-    `write` writes only the values of the added columns, separated by tabs. For an empty text it writes an empty line.
+    `write` writes only the values of the added columns, separated by tabs. For an empty text, and for a text without a
+    class, it writes an empty line.
 
     Attributes:
       source: a file, or a stream of bytes.
@@ -328,7 +330,7 @@ class Parquet:
             check_names(str(self.path), names)
             _check_added(str(self.path), names, added)
             wanted = {name for either in fields for name in either}
-            number = 0
+            number = 1
             for batch in file.iter_batches(batch_size=size):
                 texts = []
                 unread = dict.fromkeys(names)

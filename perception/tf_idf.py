@@ -58,7 +58,7 @@ def counts(texts: Sequence[str]) -> Iterator["csr_matrix"]:
     """Yields bucket counts of successive texts, (at most ROWS, BUCKETS) uint8, clipped at 255."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
-    # Punctuation marks count as words, so that every text has a feature.
+    # Punctuation marks count as words, so that a text without words has features too.
     hashed = HashingVectorizer(
         n_features=BUCKETS,
         ngram_range=(1, 2),
@@ -75,7 +75,7 @@ def counts(texts: Sequence[str]) -> Iterator["csr_matrix"]:
 def fit_features(texts: Sequence[str]) -> tuple[TfIdf, "csr_matrix"]:
     """Returns TF-IDF fitted to training texts, and the rows (E, M) of these texts.
 
-    To save memory, the counts of each block of texts are freed when its rows are filled.
+    To save memory, the counts of each block of texts are freed once the TF-IDF rows of the block are computed.
     """
     from scipy import sparse
 

@@ -13,7 +13,7 @@ class Way(NamedTuple):
       name: display name.
       fields: configuration overrides.
       pretrained: whether training starts from pretrained weights.
-      random: whether the result depends on the seed.
+      random: whether the result depends on the seed if training uses all examples.
     """
 
     name: str

@@ -154,9 +154,10 @@ def _check(options: Namespace, fields: list[str]) -> None:
     both = [field for field in fields if options.data and field.startswith(taken)]
     check(not both, f"{' '.join(both)}: --data sets this field, remove one of the two options")
     planned = [name for name in ("seeds", "turns", "sweep", "ways") if getattr(options, name)]
+    others = " and ".join(f"--{name}" for name in planned)
     check(
         not (options.budget and planned),
-        f"--budget chooses what --{' and --'.join(planned)} would set: remove one of the two options",
+        f"--budget chooses what {others} would set: remove --budget, or remove {others}",
     )
 
 
@@ -181,9 +182,9 @@ def _download(data: str, experiment: "ConfigDict") -> None:
 
 
 def _prepare(options: Namespace, out: Path) -> tuple[list[str], "About"]:
-    """Writes the splits of --data to `out`. Returns the overrides that read them, and what the report tells of them.
+    """Writes the splits of --data to `out`. Returns the overrides that read the splits, and text for the report.
 
-    The texts in memory are freed.
+    The texts are not kept in memory after the return.
     """
     from perception.comparison import About
     from perception.labelled_table import TEXTS, prepare, write

@@ -402,7 +402,7 @@ def test_changed_training_text_on_resume(fault, smallest, shared, copied, tmp_pa
     before = contents(copied)
     source = f"--config.data.source=files:{text}"
     message = fault(train, *smallest, source, f"--workdir={copied}")
-    assert "the vocabulary of the training text differs from" in message
+    assert "the tokenizer differs from" in message
     assert contents(copied) == before
 
 

@@ -105,7 +105,7 @@ def chip_hours(paper: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Finding:
-    """The evidence of a claim: the comparison of its runs, or the reason why the runs are missing."""
+    """The comparison of a claim's runs, or the reason why runs are missing. Both are empty for a claim without runs."""
 
     claim: Claim
     comparison: Comparison | None = None

@@ -197,7 +197,10 @@ def _files(path: Path) -> list[Path]:
     if (path / SUMMARY).exists():
         return [path / SUMMARY]
     files = sorted(path.glob(f"*/{SUMMARY}"))
-    check(bool(files), f"{shown(path)} has no {SUMMARY}: the run has not finished")
+    check(
+        bool(files),
+        f"{shown(path)} has no {SUMMARY}: it is not the folder of a finished run, or of several",
+    )
     begun = {file.parent for file in path.glob(f"*/{METRICS}")}
     if unfinished := sorted(folder.name for folder in begun - {file.parent for file in files}):
         print(f"skipped unfinished runs: {', '.join(unfinished)}", file=sys.stderr)

@@ -210,12 +210,12 @@ class Comparison:
         if self.word != "undecided":
             return self.word
         more = self.more_seeds
-        if not self.decidable:
-            return f"undecided (at least {_more(more)})"
         if self.a.seedless and self.b.seedless:
             return "undecided (no seeds: only more test examples may decide)"
         if more is None:
             return f"undecided (not with {MOST_SEEDS} seeds either)"
+        if not self.decidable:
+            return f"undecided (at least {_more(more)})"
         return f"undecided (about {_more(more)})"
 
 

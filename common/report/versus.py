@@ -25,8 +25,8 @@ def named_groups(
 ) -> list[Group]:
     """Returns the groups of runs that command-line arguments name.
 
-    Each argument is a group if an argument has a name or names several runs, and no argument mixes configurations.
-    Otherwise the runs of all arguments are grouped by their configurations.
+    Each argument is a group if no argument mixes configurations, and if an argument has a name, or one of two or more
+    arguments names several runs. Otherwise the runs of all arguments are grouped by their configurations.
 
     Args:
       arguments: see `load_group`. NAME=GROUP gives the group a name. The default name is the last part of the path.

@@ -280,8 +280,8 @@ class Checkpoints:
                     f"the {what} checkpoint, {path}, does not match the configuration of its run: {differences}"
                 ) from error
             raise UserError(
-                f"the {what} checkpoint, {path}, is damaged ({_reason(error)}): train further to write a new"
-                " checkpoint, or train in another folder"
+                f"the {what} checkpoint, {path}, is damaged ({_reason(error)}): restore its files, or train again in"
+                " another folder"
             ) from error
 
     @staticmethod

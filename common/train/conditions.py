@@ -14,7 +14,7 @@ class Conditions:
     """Use of the machine by this run and by other processes.
 
     Attributes:
-      sessions: for each start or resume of the run, the id of the runs that took turns with each other, or "alone".
+      sessions: for each start or resume of the run, an id that is equal for runs that took turns together, or "alone".
       stopped: whether the process was suspended (SIGSTOP) and continued (SIGCONT) during the run.
     """
 

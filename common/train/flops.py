@@ -22,7 +22,7 @@ _BRANCH_PROBABILITY = re.compile(r"branch_probability=([\d.e+-]+)")
 def count(function: Callable, *arguments: Any) -> int:
     """Counts the FLOPs of matrix products and convolutions, two per multiply-add, after dead-code elimination.
 
-    Other operations are a few per cent of a transformer's arithmetic. Frozen weights have no weight gradient in the
+    Other operations are a few per cent of a transformer's FLOPs. Frozen weights have no weight gradient in the
     jaxpr, so the count shows how much freezing saves. The body of a `scan` counts once per iteration, the body of a
     `while_loop` once. A `jax.lax.cond` counts as the expected FLOPs of its branches if its scope names a
     `branch_probability`, else as its most expensive branch.

@@ -66,7 +66,7 @@ def load_run(
       build: function that builds the model, `Task.build`.
       outside: function that loads the pretrained weights, `Task.outside`.
       snapshots: steps of snapshots to average.
-      best: number of best checkpoints to average; 0 to average none.
+      best: number of best checkpoints to average instead; 0 to average none.
 
     Raises:
       UserError: a checkpoint is missing or damaged, or the pretrained weights of the run have changed.

@@ -28,7 +28,7 @@ def save_tokenizer(tokenizer: SavedTokenizer, path: Path) -> None:
         not path.exists()
         or not has_checkpoints(path.parent)
         or type(tokenizer).load(path).fingerprint == tokenizer.fingerprint,
-        f"the vocabulary of the training text differs from {path}, because the text has changed since the run began:"
-        " choose another --workdir",
+        f"the tokenizer differs from {path}, because the training text or the file of the tokenizer has changed since"
+        " the run began: choose another --workdir",
     )
     tokenizer.save(path)

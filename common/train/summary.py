@@ -16,7 +16,7 @@ from common.train.run import Run
 
 
 def finish(run: Run, signals: Signals) -> dict:
-    """Tests the best checkpoint. Writes summary, predictions and a plot of the curve. Returns the summary."""
+    """Tests the best checkpoint if `eval.test` is set. Writes summary, predictions and a plot; returns the summary."""
     run.state.conditions.stopped |= signals.continued
     timing = run.state.conditions.describe()
     run.checkpoints.wait()

@@ -213,7 +213,7 @@ def read_deberta(fields: Fields) -> Backbone:
     kinds = kinds.split("|") if isinstance(kinds, str) else kinds
     check(
         isinstance(kinds, list) and sorted(map(str, kinds)) == ["c2p", "p2c"],
-        f"{fields.path}: pos_att_type={kinds!r} is not supported: it must contain 'c2p' and 'p2c'",
+        f"{fields.path}: pos_att_type={kinds!r} is not supported: it must be 'c2p' and 'p2c'",
     )
     made = _read(fields, epsilon=1e-7, types=0)
     fields.only(embedding_size=made.width, attention_head_size=made.size)

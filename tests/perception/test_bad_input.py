@@ -137,7 +137,7 @@ BAD = {
         as_csv(
             [{"a": sentence(i), "b": sentence(i + 99), "label": "xy"[i % 2]} for i in range(20)]
         ),
-        "the column of --text could be a or b: name it, --text=NAME; the columns are a, b, label",
+        "the column of --text could be a or b: name it with --text=NAME; the columns are a, b, label",
     ),
     "two label columns": data(
         as_csv([{"text": sentence(i), "x": i % 2, "y": i % 3} for i in range(60)]),
@@ -170,7 +170,7 @@ BAD = {
         "has 10,000 classes, more than 1,000",
         "--label=label",
     ),
-    "labels all missing": data(number_rows(lambda i: ""), "no row of the split all can be used"),
+    "labels all missing": data(number_rows(lambda i: ""), "no row can be used"),
     # Numbers of texts
     "too few texts": data(as_csv(rows(4)), "too few", "--text=text --label=label"),
     "one text of each class": data(as_csv(rows(2)), "too few", "--text=text --label=label"),
@@ -204,7 +204,7 @@ BAD = {
         {"train.csv": FEW, "dev.csv": FEW, "validation.csv": FEW},
         "several files for the split 'valid': validation, dev; keep one",
     ),
-    "test alone": folder({"test.csv": FEW}, "a split test but no train.csv"),
+    "test alone": folder({"test.csv": FEW}, "the split test but no training split"),
     "splits and more": folder(
         {"train.csv": FEW, "old.csv": FEW}, "other tables that are not splits: old"
     ),
@@ -224,7 +224,8 @@ BAD = {
     "new: open quote": new('text\n"one\n', "new.csv line 2 or a later line opens a quote"),
     "new: not UTF-8": new(b"text\none\ntw\xff\n", "new.csv line 3 is not UTF-8: name the encoding"),
     "new: missing column": new(
-        "body\none\n", "no column text or sentence; there are: body (--text"
+        "body\none\n",
+        "no column text or sentence; there are: body; name the column with --text=NAME",
     ),
     "new: label exists": new(
         "text,label\none,a\n",

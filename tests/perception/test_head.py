@@ -67,7 +67,7 @@ def test_unseen_class_is_never_predicted() -> None:
     found = solve((features_ME, 2 * labels_M), (features_ME, 2 * labels_M), 3)
     assert found.bias_C[1] == UNSEEN and not found.kernel_MC[:, 1].any()
     assert set((features_ME @ found.kernel_MC + found.bias_C).argmax(1)) == {0, 2}
-    with pytest.raises(UserError, match="all training examples have the same class"):
+    with pytest.raises(UserError, match="all training examples have the same label"):
         solve((features_ME, 0 * labels_M), (features_ME, labels_M), 2)
 
 

@@ -321,7 +321,7 @@ def test_rare_class_is_only_trained(tmp_path) -> None:
     more = [{"text": sentence(900 + i), "label": "rare"} for i in range(2)]
     found = prepare(read_tables(str(put(tmp_path / "a.csv", as_csv([*MANY, *more])))))
     assert sum(e.label == "rare" for e in found.splits["train"]) == 2
-    assert any("1 of 3 classes (rare)" in note for note in found.notes)
+    assert any("only in training: rare." in note for note in found.notes)
 
 
 def test_large_tables_have_bounded_tests(tmp_path, monkeypatch) -> None:
@@ -540,3 +540,12 @@ def test_cache_of_the_datasets_library_is_read(tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     assert "cannot read --data=hf:team/other" in done.stdout
     assert f"the newest version in the local cache is {'a' * 40}; --download" in done.stdout
+
+
+def test_note_on_contradictory_labels_names_rows_with_different_labels() -> None:
+    labels = enumerate(("ham", "ham", "spam"), start=2)
+    same = [table_splits.Example(f"line {n}", ("a text",), label) for n, label in labels]
+    notes: list[str] = []
+    (kept,) = table_splits.without_copies("all", same, notes, strict=False)
+    assert (kept.place, kept.label) == ("line 2", "ham")
+    assert "(line 2 and line 4)" in notes[0] and len(notes) == 2

@@ -71,7 +71,9 @@ def test_missing_and_unfinished_runs(tmp_path):
     with pytest.raises(UserError, match=r"nowhere does not exist: give the folder"):
         load_local(tmp_path / "nowhere")
     write(tmp_path / "begun" / "config.json", {})
-    with pytest.raises(UserError, match=r"begun has no summary\.json: the run has not finished"):
+    with pytest.raises(
+        UserError, match=r"begun has no summary\.json: it is not the folder of a finished run"
+    ):
         load_local(tmp_path / "begun")
 
 

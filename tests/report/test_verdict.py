@@ -230,6 +230,7 @@ def test_seedless_runs_need_no_more_seeds():
         (B, A, 0.0, "worse"),
         (A, A, 0.5, "equivalent within 0.5"),
         (A[:2], B, 0.0, "undecided (at least 1 more seed)"),
+        (A[:2], A[:2], 0.0, "undecided (not with 100 seeds either)"),
     ],
 )
 def test_verdicts_in_words(a, b, margin, text):
