@@ -130,7 +130,7 @@ def find(name: str) -> Topology:
 
 _KNOWN = (
     f"use a TPU slice ({', '.join(CHIPS)}) such as v5e:4x4 or v5p:2x2x2, several slices such as 2xv5e:16x16, or CPU"
-    " devices such as cpu:8"
+    " devices, cpu:1 to cpu:4096"
 )
 
 
@@ -141,7 +141,7 @@ def _read(name: str) -> tuple[int, str, tuple[int, ...]]:
     slices, kind, sizes = int(match[1] or 1), match[2], tuple(map(int, match[3].split("x")))
     if kind == "cpu":
         one = match[1] is None and len(sizes) == 1
-        check(one and sizes[0] <= 4096, f"--topology={name!r}: CPU devices are cpu:1 to cpu:4096")
+        check(one and sizes[0] <= 4096, f"--topology={name!r}: {_KNOWN}")
         return slices, kind, sizes
     check(kind in CHIPS, f"--topology={name!r}: {_KNOWN}")
     most, host = CHIPS[kind].most, _host(CHIPS[kind], sizes)

@@ -139,7 +139,7 @@ def test_large_data_use_stochastic_gradients(monkeypatch) -> None:
     monkeypatch.setattr(baseline, "regression", regression)
     found = baseline.fit(splits, CLASSES)
     assert seen == [(100, False)] * len(baseline.INVERSE_PENALTIES) + [(400, False)]
-    assert "chosen with 100 of its 400 training texts" in found.notes[1]
+    assert "chosen with 100 of the 400 training texts" in found.notes[1]
     assert f1_of(found) == 100
     again = baseline.fit(splits, CLASSES)
     np.testing.assert_array_equal(again.predictions.nats_M, found.predictions.nats_M)
