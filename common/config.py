@@ -304,7 +304,7 @@ class _Parser(argparse.ArgumentParser):
         try:
             return super()._get_value(action, text)
         except argparse.ArgumentError as error:
-            # argparse replaces the message of every ValueError, also that of a UserError.
+            # argparse replaces the message of every ValueError. Keep the message of a UserError.
             if isinstance(error.__context__, UserError):
                 raise error.__context__ from None
             raise

@@ -269,7 +269,7 @@ def _warn_if_quantized(base: Pretrained, kind: str, what: str, mesh: Mesh) -> No
 
 
 def _saved(path: Path, weights: Path | None) -> Opened:
-    """Opens an adapter in PEFT's format. Without the file MARK, the family is that of the base model's config.json."""
+    """Opens an adapter in PEFT's format. If the file MARK is missing, takes the family from the base's config.json."""
     mark = _read_mark(path / MARK)
     fields = peft_format.read_config(path)
     name = fields.get("base_model_name_or_path", "")

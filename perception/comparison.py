@@ -16,7 +16,7 @@ from common.cached import cached_json
 from common.config import check, check_choice, load
 from common.data.labelled import LabelledText
 from common.report.runs import Run, load_local
-from common.report.table import Table
+from common.report.table import Table, keep
 from common.report.verdict import MARGINS
 from common.track.tracker import write_whole
 from perception import baseline, budget, datasets, finetuning, report_page, richness, run
@@ -336,6 +336,8 @@ def publish(
     compared = Table(VERDICT_COLUMNS, [verdict_row(*pair, one) for pair, one in verdicts.items()])
     if verdicts:
         suite.write("verdicts", *compared)
+    else:  # Replace the table of an earlier comparison without printing an empty one.
+        keep(suite.out / "verdicts", *compared)
     tokens = richness.tokens(splits["train"].texts)
     size = len(splits["train"]), tokens, len(splits["test"])
     shots = suite.configuration("full", 1).data.shots

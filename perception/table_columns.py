@@ -109,7 +109,7 @@ def _choose(
     suits: Callable[[Sequence[Any]], bool],
     columns: Sequence[str],
 ) -> str:
-    """Returns the only column with one of the `names`; if there are none or several, the only column that `suits`."""
+    """Returns the only column with one of the `names`. If there are none or several, the only column that `suits`."""
     named = [name for name in values if name.strip().lower() in names]
     found = named if len(named) == 1 else [name for name, x in values.items() if suits(x)]
     if len(found) != 1:

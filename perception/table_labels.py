@@ -226,7 +226,7 @@ def check_labels(labels: Sequence[str], column: str, multi_label: bool = False) 
 def find_classes(train: Sequence[Example], tables: Mapping[str, Table]) -> list[str]:
     """Returns the classes of the training examples.
 
-    The order is that of the first `Table.names` that contain all classes, otherwise numerical or alphabetical.
+    Orders the classes as in the first `Table.names` that contains all of them, otherwise by number or alphabet.
     """
     labels = {name for e in train for name in classes_of(e.label)}
     for table in tables.values():

@@ -106,7 +106,7 @@ def similar_groups(found: Mapping[str, Sequence[Example]]) -> dict[str, int]:
 def without_leaks(
     found: Mapping[str, list[Example]], group: Mapping[str, int], notes: list[str]
 ) -> dict[str, list[Example]]:
-    """Removes near-duplicates of test examples from validation and training, and those of validation from training."""
+    """Removes near-duplicates of test examples from the other splits, and of validation examples from training."""
     kept: dict[str, list[Example]] = {}
     for split in ("test", "valid", "train"):
         if split not in found:

@@ -163,21 +163,13 @@ def nonempty(path: str | Path, lines: Iterator[str]) -> Iterator[str]:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Returns the lines of a UTF-8 text file, decompressed if its name ends with .gz or .zip.
+    """Returns the lines of a text file, decompressed if its name ends with .gz or .zip; see `decoded_lines`.
 
-    Lines end with a line feed, or with a carriage return and a line feed. Other Unicode line separators are text,
-    because tools that align parallel text treat them as text.
+    Other Unicode line separators than line feeds are text, because tools that align parallel text treat them as text.
 
     Raises:
-        UserError: the file cannot be read, is empty, is damaged, or is not UTF-8.
+        UserError: the file cannot be read, is empty, is damaged, or is neither UTF-8 nor UTF-16.
     """
-    raw = read_bytes(Path(path)).removeprefix(codecs.BOM_UTF8)
-    if not raw:
-        raise UserError(f"{path} is empty")
-    check_is_text(path, raw)
-    try:
-        text = raw.decode()
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path} line {line} is not UTF-8") from error
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    lines = list(lines_of(Path(path)))
+    check(bool(lines), f"{path} is empty")
+    return lines

@@ -26,11 +26,6 @@ _CONNECT, _ANSWER = 10, 60
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
 """HTTP status codes of transient errors. A request without an answer counts as 503."""
 
-_unavailable: set[str] = set()
-"""Addresses of buckets whose outage was reported. Several threads of a run have a `Store` of the same bucket."""
-
-_reporting = threading.Lock()
-
 
 class Changed(Exception):
     """Raised if an object has another version than the request expects."""
@@ -50,8 +45,28 @@ class Object(NamedTuple):
     time: float
 
 
+class Outage:
+    """Reports an outage of a bucket once, although several threads with their own `Store` may notice it."""
+
+    def __init__(self):
+        self._lock, self._reported = threading.Lock(), False
+
+    def report(self, line: str) -> None:
+        """Prints a warning, unless a warning was printed since the last `end`."""
+        with self._lock:
+            reported, self._reported = self._reported, True
+        if not reported:
+            print(f"warning: {line}", file=sys.stderr, flush=True)
+
+    def end(self) -> None:
+        self._reported = False
+
+
 class Store:
     """The objects of one bucket. Transient errors are retried with exponential backoff.
+
+    Attributes:
+      outage: reports that the bucket does not answer. Stores of the same bucket may share this object.
 
     Every method raises a UserError if the store refuses the request, or after TRAINLESS_BUCKET_SECONDS of transient
     errors.
@@ -59,6 +74,7 @@ class Store:
 
     def __init__(self, address: str):
         self._address, self._patience = address, seconds(PATIENCE)
+        self.outage = Outage()
 
     def list(self, prefix: str) -> dict[str, Object]:
         """Returns {name: object} for all objects whose names begin with `prefix`."""
@@ -109,7 +125,7 @@ class Store:
         try:
             return self._until_answered(request, *arguments)
         finally:
-            _unavailable.discard(self._address)
+            self.outage.end()
 
     def _until_answered(self, request: Callable[..., Any], *arguments: Any) -> Any:
         begun, pause = time.monotonic(), 1.0
@@ -130,19 +146,12 @@ class Store:
                         f"{self._address} has not answered for {waited:.0f} seconds ({text}): check the network"
                     ) from error
                 if pause == 2:  # Do not warn of the first error: servers close idle connections.
-                    self._report_outage(text)
+                    self.outage.report(
+                        f"{self._address} does not answer ({text}); retrying for {self._patience} seconds"
+                    )
                 # Random pauses spread the retries of several processes.
                 time.sleep(pause * random.uniform(0.5, 1))
                 pause = min(2 * pause, 30)
-
-    def _report_outage(self, text: str) -> None:
-        """Prints a warning, unless another thread has printed the warning during this outage."""
-        with _reporting:
-            if self._address in _unavailable:
-                return
-            _unavailable.add(self._address)
-        line = f"{self._address} does not answer ({text}); retrying for {self._patience} seconds"
-        print(f"warning: {line}", file=sys.stderr, flush=True)
 
     def _status(self, error: Exception) -> int | None:
         """Returns the HTTP status of an error: 503 if the store did not answer, None if it is not an HTTP error."""

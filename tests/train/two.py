@@ -155,7 +155,7 @@ def two_late_compilations(workdir: Path) -> dict[str, dict[str, float]]:
 
 
 def measured(workdir: Path, late: dict[int, int]) -> dict[str, float]:
-    """Trains 20 steps, each of which advances the clock of the run by `STEP` simulated seconds.
+    """Trains 20 steps. Each step advances the clock of the run by `STEP` simulated seconds.
 
     Waits, compilations and the steps themselves take real time, which the clock adds to the simulated seconds.
 
