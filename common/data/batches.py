@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import grain
+import jax
 import numpy as np
 
 from common.config import check
@@ -50,12 +51,9 @@ def check_rows(rows: int, multiple: int) -> None:
     )
 
 
-def local_rows(ids: np.ndarray, rows: int, index: int, count: int) -> np.ndarray:
-    """Pads the example ids of a global batch with -1 to length `rows`; returns the ids of one process, (rows / count,).
-
-    Args:
-        index, count: index of the process and number of processes.
-    """
+def local_rows(ids: np.ndarray, rows: int) -> np.ndarray:
+    """Pads the example ids of a global batch with -1 to length `rows`; returns this process's ids, (rows / count,)."""
+    index, count = jax.process_index(), jax.process_count()
     full = np.full(rows, -1, np.int32)
     full[: len(ids)] = ids
     return full[index * rows // count : (index + 1) * rows // count]

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 import grain
+import jax
 import numpy as np
 
 from common.data.batches import ENDLESS, Batch, check_rows, local_rows
@@ -19,7 +20,7 @@ from common.errors import UserError
 
 
 class BucketedBatches(grain.MapDataset):
-    """Training batches with random access.
+    """Endless training batches with random access.
 
     An example is in the shortest bucket that fits both of its sentences with their end-of-sentence tokens. Each epoch
     shuffles the examples of every bucket, splits them into batches, and shuffles the batches. The last batch of a
@@ -40,9 +41,6 @@ class BucketedBatches(grain.MapDataset):
         rows: int = 0,
         multiple: int = 1,
         seed: int = 0,
-        epochs: int | None = None,
-        process_index: int = 0,
-        process_count: int = 1,
     ) -> None:
         """Sorts the examples into buckets.
 
@@ -53,21 +51,18 @@ class BucketedBatches(grain.MapDataset):
             tokens_per_batch: maximum number of tokens (rows * length) of a global batch. A batch still has at least
                 `multiple` rows.
             rows: number of rows of every global batch; 0 for as many rows as `tokens_per_batch` allows.
-            multiple: number that divides the number of rows of every global batch.
+            multiple: number that divides the number of rows of every global batch; a multiple of the number of
+                processes.
             seed: seed of the shuffling.
-            epochs: number of epochs; None for endless epochs.
-            process_index: index of this process, from 0.
-            process_count: number of processes; must divide `multiple`.
 
         Raises:
             UserError: the buckets do not ascend, no example fits into a bucket, or `multiple` does not divide `rows`.
         """
         super().__init__()
-        _check(source, target, buckets, multiple, process_count)
+        _check(source, target, buckets, multiple)
         self._source, self._target = source, target
         self._buckets = tuple(buckets)
-        self._seed, self._epochs = seed, epochs
-        self._process = (process_index, process_count)
+        self._seed = seed
         members, rest = _fill_buckets(source, target, self._buckets)
         self.dropped = len(rest)
         if self.dropped == len(source):
@@ -88,20 +83,17 @@ class BucketedBatches(grain.MapDataset):
         self._order = lru_cache(maxsize=2)(self._make_order)
 
     def __len__(self) -> int:
-        """Returns the number of batches, ENDLESS for endless epochs."""
-        return ENDLESS if self._epochs is None else self._epochs * self.batches_per_epoch
+        return ENDLESS
 
     def __getitem__(self, index: int | slice) -> Any:
         """Returns this process's rows of global batch `index`."""
         if isinstance(index, slice):
             return self.slice(index)
-        if not 0 <= index < len(self):
-            raise IndexError(f"batch {index} does not exist: there are {len(self)} batches")
         epoch, position = divmod(index, self.batches_per_epoch)
         order, shuffled = self._order(epoch)
         bucket, i = self._batches[order[position]]
         rows = self._rows[bucket]
-        ids = local_rows(shuffled[bucket][i * rows : (i + 1) * rows], rows, *self._process)
+        ids = local_rows(shuffled[bucket][i * rows : (i + 1) * rows], rows)
         return _assemble(self._source, self._target, ids, self._buckets[bucket])
 
     def _make_order(self, epoch: int) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -138,13 +130,11 @@ def evaluation_batches(
     tokens_per_batch: int = 0,
     rows: int = 0,
     multiple: int = 1,
-    process_index: int = 0,
-    process_count: int = 1,
 ) -> EvaluationBatches:
     """Returns batches that contain every example exactly once, in a fixed order.
 
     Examples that are too long for `buckets` get additional buckets, each twice as long as the previous bucket. For
-    `source`, `buckets`, `tokens_per_batch`, `multiple` and the process arguments see `BucketedBatches`.
+    `source`, `buckets`, `tokens_per_batch` and `multiple` see `BucketedBatches`.
 
     Args:
         target: the translations; None if there are no translations. Batches without targets have only `source` and
@@ -152,7 +142,7 @@ def evaluation_batches(
         rows: maximum number of rows of a global batch; 0 for as many rows as `tokens_per_batch` allows. A batch has at
             least `multiple` rows.
     """
-    _check(source, target, buckets, multiple, process_count)
+    _check(source, target, buckets, multiple)
     lengths = list(buckets)
     while len(_fill_buckets(source, target, lengths)[1]):
         lengths.append(2 * lengths[-1])
@@ -162,7 +152,7 @@ def evaluation_batches(
         size = rows_of(length, rows * length or tokens_per_batch, multiple)
         for start in range(0, len(examples), size):
             ids = examples[start : start + size]
-            batches.append((local_rows(ids, size, process_index, process_count), length))
+            batches.append((local_rows(ids, size), length))
     return EvaluationBatches(source, target, batches)
 
 
@@ -171,7 +161,6 @@ def _check(
     target: TokenizedCorpus | None,
     buckets: Sequence[int],
     multiple: int,
-    process_count: int,
 ) -> None:
     if target is not None and len(source) != len(target):
         raise ValueError(f"{len(source)} source sentences but {len(target)} target sentences")
@@ -179,8 +168,8 @@ def _check(
         raise UserError(
             f"--config.data.buckets must be ascending positive lengths, not {tuple(buckets)}"
         )
-    if multiple % process_count:
-        raise ValueError(f"{process_count} processes cannot split {multiple} rows evenly")
+    if multiple % jax.process_count():
+        raise ValueError(f"{jax.process_count()} processes cannot split {multiple} rows evenly")
 
 
 def _fill_buckets(

@@ -5,7 +5,6 @@ from functools import lru_cache
 from typing import Any
 
 import grain
-import jax
 import numpy as np
 
 from common.data.batches import ENDLESS, Batch, check_rows, local_rows
@@ -54,7 +53,7 @@ class ExampleBatches(grain.MapDataset):
             return self.slice(index)
         epoch, position = divmod(index, self.batches_per_epoch)
         ids = self._order(epoch)[position * self._rows : (position + 1) * self._rows]
-        return self._gather(local_rows(ids, self._rows, jax.process_index(), jax.process_count()))
+        return self._gather(local_rows(ids, self._rows))
 
     def _make_order(self, epoch: int) -> np.ndarray:
         return np.random.default_rng((self._seed, epoch)).permutation(self._count)
@@ -67,4 +66,4 @@ def in_order(
     check_rows(rows, multiple)
     for start in range(0, count, rows):
         ids = np.arange(start, min(start + rows, count))
-        yield gather(local_rows(ids, rows, jax.process_index(), jax.process_count()))
+        yield gather(local_rows(ids, rows))

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import grain
-import jax
 import numpy as np
 
 from common.data.batches import ENDLESS, Batch, check_rows, local_rows
@@ -45,7 +44,7 @@ class Crops(grain.MapDataset):
             return self.slice(index)
         generator = np.random.default_rng((self._seed, index))
         starts = generator.integers(0, len(self._tokens) - self._length, self._rows)
-        starts = local_rows(starts, self._rows, jax.process_index(), jax.process_count())
+        starts = local_rows(starts, self._rows)
         return crop(self._tokens, starts, self._length)
 
 
@@ -77,7 +76,7 @@ def scored_once(
     count = -(-(len(tokens) - 1) // stride)
     for first in range(0, count, rows):
         numbers = np.arange(first, first + rows)
-        numbers = local_rows(numbers, rows, jax.process_index(), jax.process_count())
+        numbers = local_rows(numbers, rows)
         starts = np.maximum((numbers + 1) * stride - length, 0)
         batch = crop(tokens, starts, length)
         at = starts[:, None] + 1 + np.arange(length)

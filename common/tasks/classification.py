@@ -128,8 +128,6 @@ class Classification(Task):
             rows=config.data.batch,
             multiple=self.multiple,
             seed=config.seed,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
         )
 
     def build(self, rngs: nnx.Rngs) -> Classifier:
@@ -199,8 +197,6 @@ class Classification(Task):
             buckets=self._buckets,
             tokens_per_batch=self.config.eval.tokens_per_batch,
             multiple=self.multiple,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
         )
         return (self._labelled(batch, split) for batch in batches)
 

@@ -167,8 +167,6 @@ class Translator:
             buckets=self.config.eval.buckets,
             tokens_per_batch=self.config.eval.tokens_per_batch,
             multiple=self.mesh.size,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
         )
 
     def check_positions(
@@ -314,8 +312,6 @@ class Translation(Backskipping, Task):
             tokens_per_batch=data.tokens_per_batch,
             multiple=sharding.num_batch_shards(self.mesh) * self.config.train.accumulate,
             seed=self.config.seed,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
         )
 
     @property
