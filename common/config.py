@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Integral, Real
 from pathlib import Path
@@ -187,6 +187,15 @@ def check_int(option: str, value: int, least: int = 1) -> None:
         isinstance(value, Integral) and not isinstance(value, bool) and value >= least,
         f"{option} must be a whole number of at least {least}, got {value!r}",
     )
+
+
+def check_least(config: Mapping, names: Iterable[str], least: float = 1) -> None:
+    """Raises a UserError unless the configuration fields `names`, each "a.b", are at least `least`."""
+    values = flatten(config)
+    for name in names:
+        check(
+            values[name] >= least, f"--config.{name} must be at least {least}, got {values[name]}"
+        )
 
 
 def check_number(option: str, value: float, *, positive: bool = False) -> None:

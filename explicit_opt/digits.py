@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding
-from common.config import check
+from common.config import check, check_least
 from common.data.batches import check_rows, iterate
 from common.data.cache import fingerprint, fingerprint_arrays
 from common.data.examples import ExampleBatches, in_order
@@ -43,10 +43,7 @@ def validate(config: ConfigDict) -> None:
     Raises:
       UserError: a field has an invalid value.
     """
-    check(
-        config.model.layers >= 1,
-        f"--config.model.layers must be at least 1, got {config.model.layers}",
-    )
+    check_least(config, ("model.layers",))
     check(
         config.data.held_out >= 0,
         f"--config.data.held_out must not be negative, got {config.data.held_out}",

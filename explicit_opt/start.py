@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
 
-from common.config import check, check_choice
+from common.config import check, check_choice, check_least
 from common.model import initializers
 from common.variables import Params
 
@@ -38,11 +38,7 @@ def validate_start(config: ConfigDict) -> None:
         config.train.steps == 0,
         f"--config.train.steps={config.train.steps} must be 0: --config.train.epochs determines the number of steps",
     )
-    for name in ("epochs", "batch"):
-        check(
-            config.train[name] >= 1,
-            f"--config.train.{name} must be at least 1, got {config.train[name]}",
-        )
+    check_least(config, ("train.epochs", "train.batch"))
 
 
 def exponent(config: ConfigDict) -> float | None:

@@ -72,7 +72,8 @@ def measure(runs: Sequence[Path], mesh: "Mesh", examples: int | None = None) -> 
     import numpy as np
 
     from common.config import check
-    from common.report.verdict import LEAST_SEEDS, MARGINS, compare_within_runs, correct
+    from common.report.verdict import LEAST_SEEDS, MARGINS, correct
+    from perception.conclusions import compare_within_runs
 
     check(len({run.resolve() for run in runs}) == len(runs), "--runs: a run is given twice")
     found: dict[str, list[Classes]] = {}
@@ -84,7 +85,7 @@ def measure(runs: Sequence[Path], mesh: "Mesh", examples: int | None = None) -> 
             print(f"{run.name}, {kind}: {predicted.metrics()}", flush=True)
     plain = found["float32"]
     compared = {
-        kind: compare_within_runs(some, plain, METRIC, MARGINS[METRIC])
+        kind: compare_within_runs(some, plain, MARGINS[METRIC])
         for kind, some in found.items()
         if kind != "float32"
     }

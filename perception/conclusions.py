@@ -5,11 +5,21 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from common.config import check
 from common.metrics.classes import Classes
 from common.metrics.label_sets import LabelSets
+from common.metrics.predictions import Predictions
 from common.report.runs import Run
 from common.report.table import Table, mean_std
-from common.report.verdict import CONFIDENCE, Comparison, Sample, compare, correct, resample
+from common.report.verdict import (
+    CONFIDENCE,
+    Comparison,
+    Sample,
+    compare,
+    correct,
+    resample,
+    shared_variance,
+)
 from perception import richness
 from perception.objective import average_precisions
 from perception.ways import METRIC, WAYS
@@ -90,6 +100,33 @@ def command(run: Run, ending: str = ".csv", options: Sequence[str] = ()) -> str:
         *options,
     )
     return " ".join(["python -m perception.classify", *map(shlex.quote, given)])
+
+
+def compare_within_runs(
+    a: Sequence[Predictions], b: Sequence[Predictions], margin: float
+) -> Comparison:
+    """Returns an uncorrected comparison A - B of the weighted F1 of two predictions of each run.
+
+    The predictions of a run may differ in quantization, for example. The values of A are the differences within the
+    runs, so noise that both predictions of a run share cancels. The interval of a single run covers only the noise of
+    test examples.
+
+    Raises:
+      UserError: the predictions are of different test examples.
+    """
+    check(
+        len({one.pairing for one in (*a, *b)}) == 1,
+        "the runs have different test examples: compare runs with the same test set",
+    )
+    points_a, points_b = ([one.metrics()[METRIC] for one in some] for some in (a, b))
+    moved_a, moved_b = (np.stack([one[METRIC] for one in resample(some)]) for some in (a, b))
+    differences = tuple(x - y for x, y in zip(points_a, points_b, strict=True))
+    single = len(differences) == 1
+    sample = Sample(differences, seedless=single, resampled_RB=moved_a - moved_b)
+    nothing = Sample((0.0,), seedless=True, resampled_RB=np.zeros_like(moved_a[:1]))
+    shared = shared_variance(sample, nothing, len(a[0]))
+    noise = "test examples" if single else "seeds, test examples"
+    return Comparison(METRIC, "max", sample, nothing, margin, shared, noise)
 
 
 def example_interval(found: Classes | LabelSets) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from common.config import check, check_choice, check_rate, complete
+from common.config import check, check_choice, check_least, check_rate, complete
 from common.errors import UserError
 from common.model.classifier import Classifier
 from common.model.low_rank import Lora
@@ -38,14 +38,9 @@ def validate(config: ConfigDict) -> None:
             bool(config.pretrained),
             "--config.pretrained is empty; set it to the run folder of a masked language model",
         )
-        check(
-            config.pretrained_step >= 0,
-            f"--config.pretrained_step must be at least 0, got {config.pretrained_step}",
-        )
+        check_least(config, ("pretrained_step", "lora.rank", "lora.alpha"), 0)
         check_choice("--config.reservoirs", config.reservoirs, encoder.FINE_TUNING_MODES)
         lora = config.lora
-        check(lora.rank >= 0, f"--config.lora.rank must be at least 0, got {lora.rank}")
-        check(lora.alpha >= 0, f"--config.lora.alpha must be at least 0, got {lora.alpha}")
         check(
             not lora.rank or config.reservoirs == "keep",
             f"--config.lora.rank={lora.rank} freezes the encoder, so --config.reservoirs must be keep",

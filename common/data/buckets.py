@@ -13,6 +13,7 @@ import grain
 import jax
 import numpy as np
 
+from common.config import check
 from common.data.batches import ENDLESS, Batch, check_rows, local_rows
 from common.data.corpus import TokenizedCorpus
 from common.data.special_ids import BOS, EOS, PAD
@@ -164,12 +165,17 @@ def _check(
 ) -> None:
     if target is not None and len(source) != len(target):
         raise ValueError(f"{len(source)} source sentences but {len(target)} target sentences")
-    if not buckets or buckets[0] < 1 or list(buckets) != sorted(set(buckets)):
-        raise UserError(
-            f"--config.data.buckets must be ascending positive lengths, not {tuple(buckets)}"
-        )
+    check_buckets("--config.data.buckets", buckets)
     if multiple % jax.process_count():
         raise ValueError(f"{jax.process_count()} processes cannot split {multiple} rows evenly")
+
+
+def check_buckets(option: str, buckets: Sequence[int]) -> None:
+    """Raises a UserError unless the lengths of the buckets are positive and ascend."""
+    check(
+        bool(buckets) and min(buckets) > 0 and list(buckets) == sorted(set(buckets)),
+        f"{option} must be ascending lengths above 0, got {tuple(buckets)}",
+    )
 
 
 def _fill_buckets(

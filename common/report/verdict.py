@@ -282,32 +282,6 @@ def compare(
     return found
 
 
-def compare_within_runs(
-    a: Sequence[Predictions], b: Sequence[Predictions], metric: str, margin: float
-) -> Comparison:
-    """Returns an uncorrected comparison A - B of two predictions of each run, such as with and without quantization.
-
-    The values of A are the differences within the runs, so noise that both predictions of a run share cancels. The
-    interval of a single run covers only the noise of test examples.
-
-    Raises:
-      UserError: the predictions are of different test examples.
-    """
-    check(
-        len({one.pairing for one in (*a, *b)}) == 1,
-        "the runs have different test examples: compare runs with the same test set",
-    )
-    points_a, points_b = ([one.metrics()[metric] for one in some] for some in (a, b))
-    moved_a, moved_b = (np.stack([one[metric] for one in resample(some)]) for some in (a, b))
-    differences = tuple(x - y for x, y in zip(points_a, points_b, strict=True))
-    single = len(differences) == 1
-    sample = Sample(differences, seedless=single, resampled_RB=moved_a - moved_b)
-    nothing = Sample((0.0,), seedless=True, resampled_RB=np.zeros_like(moved_a[:1]))
-    shared = _shared_variance(sample, nothing, len(a[0]))
-    noise = "test examples" if single else "seeds, test examples"
-    return Comparison(metric, MODES[metric], sample, nothing, margin, shared, noise)
-
-
 def check_runs(a: Sequence[Run], b: Sequence[Run]) -> None:
     """Raises a UserError if two runs of a group have the same seed, or if a run is in both groups."""
     for group in (a, b):
@@ -368,7 +342,7 @@ def _on_examples(
             for group, part in ((a, slice(len(a))), (b, slice(len(a), None)))
         )
         noise = "test examples" if of_a.seedless and of_b.seedless else "seeds, test examples"
-        shared = _shared_variance(of_a, of_b, len(predicted[0]))
+        shared = shared_variance(of_a, of_b, len(predicted[0]))
         margin = margins.get(metric, 0.0)
         found.append(Comparison(metric, MODES[metric], of_a, of_b, margin, shared, noise))
     return found
@@ -383,7 +357,7 @@ def _same_tokens(predicted: Sequence[Predictions]) -> bool:
     return all(np.array_equal(tokens_M, counts[0]) for tokens_M in counts)
 
 
-def _shared_variance(a: Sample, b: Sample, examples: int) -> float:
+def shared_variance(a: Sample, b: Sample, examples: int) -> float:
     """Returns the bootstrap variance of A - B that all runs of a group share; NaN for a single example."""
     if examples < 2:
         return math.nan

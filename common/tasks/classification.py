@@ -11,9 +11,9 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding
-from common.config import check
+from common.config import check_least
 from common.data.batches import check_rows, iterate
-from common.data.buckets import BucketedBatches, evaluation_batches
+from common.data.buckets import BucketedBatches, check_buckets, evaluation_batches
 from common.data.corpus import TokenizedCorpus
 from common.data.labelled import LabelledText, load_labelled
 from common.data.special_ids import BOS, EOS, PAD
@@ -36,16 +36,8 @@ PAIR_TOKENS = 4
 
 def validate(config: ConfigDict) -> None:
     """Checks the data and evaluation fields of a configuration. Raises a UserError for an invalid value."""
-    data = config.data
-    check(data.batch >= 1, f"--config.data.batch must be at least 1, got {data.batch}")
-    check(
-        bool(data.buckets)
-        and min(data.buckets) > 0
-        and list(data.buckets) == sorted(set(data.buckets)),
-        f"--config.data.buckets must be ascending lengths above 0, got {data.buckets}",
-    )
-    tokens = config.eval.tokens_per_batch
-    check(tokens >= 1, f"--config.eval.tokens_per_batch must be at least 1, got {tokens}")
+    check_least(config, ("data.batch", "eval.tokens_per_batch"))
+    check_buckets("--config.data.buckets", config.data.buckets)
 
 
 def sequence(parts: Sequence[Sequence[int]], longest: int) -> tuple[list[int], bool]:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding
-from common.config import check, check_choice
+from common.config import check, check_choice, check_least
 from common.data import lossless
 from common.data.batches import check_rows, iterate
 from common.data.byte_text import load_bytes
@@ -39,31 +39,17 @@ def validate(config: ConfigDict) -> None:
     """Checks the data and evaluation fields of a configuration. Raises a UserError for an invalid value."""
     data, evaluation = config.data, config.eval
     check_choice("--config.model.dtype", config.model.dtype, ("auto", "float32", "bfloat16"))
-    for name, value in (
-        ("model.length", config.model.length),
-        ("data.batch", data.batch),
-        ("eval.batch", evaluation.batch),
-        ("eval.stride", evaluation.stride),
-    ):
-        check(value >= 1, f"--config.{name} must be at least 1, got {value}")
+    check_least(config, ("model.length", "data.batch", "eval.batch", "eval.stride"))
+    check_least(config, ("eval.tokens", "eval.sample"), 0)
     check(
         evaluation.stride <= config.model.length,
         f"--config.eval.stride={evaluation.stride} would skip tokens: it must be at most"
         f" --config.model.length={config.model.length}",
     )
     check(
-        evaluation.tokens >= 0,
-        f"--config.eval.tokens must be at least 0, got {evaluation.tokens}",
+        bool(evaluation.prompt or not evaluation.sample),
+        "--config.eval.prompt is empty, but --config.eval.sample needs a prompt",
     )
-    check(
-        evaluation.sample >= 0,
-        f"--config.eval.sample must be at least 0, got {evaluation.sample}",
-    )
-    if evaluation.sample:
-        check(
-            bool(evaluation.prompt),
-            "--config.eval.prompt is empty, but --config.eval.sample needs a prompt",
-        )
     shares = data.shares
     check(
         len(shares) == 3 and min(shares) > 0 and abs(sum(shares) - 1) < 1e-6,

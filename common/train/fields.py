@@ -2,7 +2,7 @@
 
 from ml_collections import ConfigDict
 
-from common.config import check, check_choice, flatten
+from common.config import check, check_choice, check_least
 from common.track.tracker import WANDB_MODES
 from common.train import optimizer as optimizers
 from common.train.exchange import REDUCE_DTYPES
@@ -31,11 +31,8 @@ def validate(config: ConfigDict) -> None:
     check(
         0 <= config.seed < 2**32, f"--config.seed must be from 0 to {2**32 - 1}, got {config.seed}"
     )
-    values = flatten(config)
     for least, names in _LEAST.items():
-        for name in names:
-            value = values[name]
-            check(value >= least, f"--config.{name} must be at least {least}, got {value}")
+        check_least(config, names, least)
     check(
         bool(config.eval.steps or config.eval.seconds),
         "--config.eval.steps or --config.eval.seconds must be above 0 to set the interval between evaluations",

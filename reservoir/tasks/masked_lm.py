@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding
-from common.config import check
+from common.config import check, check_least
 from common.data.batches import check_rows, iterate
 from common.data.cache import fingerprint
 from common.data.corpus import tokenize_corpus
@@ -49,21 +49,12 @@ def validate(config: ConfigDict) -> None:
       UserError: a field has an invalid value.
     """
     check_transformer(config.model)
-    check(
-        config.model.max_length >= 8,
-        f"--config.model.max_length must be at least 8, got {config.model.max_length}",
-    )
+    check_least(config, ("model.max_length", "data.vocab_size"), 8)
+    check_least(config, ("data.batch", "eval.batch"))
     check(
         0 < config.data.masked < 1,
         f"--config.data.masked must be a fraction between 0 and 1, got {config.data.masked}",
     )
-    check(
-        config.data.vocab_size >= 8,
-        f"--config.data.vocab_size must be at least 8, got {config.data.vocab_size}",
-    )
-    for group in ("data", "eval"):
-        rows = config[group].batch
-        check(rows >= 1, f"--config.{group}.batch must be at least 1, got {rows}")
     check(
         config.eval.sequences >= 0,
         f"--config.eval.sequences must not be negative, got {config.eval.sequences}",

@@ -12,9 +12,9 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from common import sharding
-from common.config import check, check_choice
+from common.config import check, check_choice, check_least
 from common.data.batches import iterate
-from common.data.buckets import BucketedBatches, evaluation_batches, rows_of
+from common.data.buckets import BucketedBatches, check_buckets, evaluation_batches, rows_of
 from common.data.cache import fingerprint
 from common.data.corpus import TokenizedCorpus, tokenize_corpus
 from common.data.tokenizer import BOS, EOS, PAD, Tokenizer
@@ -56,12 +56,8 @@ def validate(config: ConfigDict) -> None:
         f"--config.train.label_smoothing must be in [0, 1), got {config.train.label_smoothing}",
     )
     for group, buckets in (("data", data.buckets), ("eval", config.eval.buckets)):
-        check(
-            bool(buckets) and min(buckets) > 0 and list(buckets) == sorted(set(buckets)),
-            f"--config.{group}.buckets must be ascending lengths above 0, got {buckets}",
-        )
-    for group in ("data", "eval"):
-        widest = max(config[group].buckets)
+        check_buckets(f"--config.{group}.buckets", buckets)
+        widest = max(buckets)
         check(
             not limited(config) or widest <= model.max_length,
             f"--config.{group}.buckets reach {widest} tokens, but the model has"
@@ -73,12 +69,8 @@ def validate(config: ConfigDict) -> None:
         config.eval.sentences >= 0,
         f"--config.eval.sentences must not be negative, got {config.eval.sentences}",
     )
-    for group in ("data", "eval"):
-        tokens = config[group].tokens_per_batch
-        check(tokens >= 1, f"--config.{group}.tokens_per_batch must be at least 1, got {tokens}")
-    check(
-        data.vocab_size >= 8, f"--config.data.vocab_size must be at least 8, got {data.vocab_size}"
-    )
+    check_least(config, ("data.tokens_per_batch", "eval.tokens_per_batch"))
+    check_least(config, ("data.vocab_size",), 8)
     validate_search(search_of(config))
 
 
