@@ -29,9 +29,10 @@ def attend(
 
     Each key-value head serves H / G consecutive query heads. Keys and values are not repeated.
 
-    Without dropout and bias, activations in bfloat16 or float16 use a fused kernel: on GPUs cuDNN, for head sizes that
-    are multiples of 8, except for a window in attention that is not causal; on TPUs `common.model.splash`, for the
-    shapes that its `supports` accepts. Neither kernel draws dropout masks that depend on a random key.
+    Uses a fused kernel where possible, except with dropout or a bias. On GPUs the kernel is cuDNN's, for bfloat16 and
+    float16 with a head size that is a multiple of 8, except for a window in attention that is not causal. On TPUs the
+    kernel is `common.model.splash`, for bfloat16 and the shapes that its `supports` accepts. This kernel has no
+    dropout. cuDNN's dropout takes its seed when the program is compiled, so masks would not depend on step and row.
 
     Args:
       key_lengths_B: number of keys to attend to in each row; later keys are padding. None for all keys.
@@ -41,11 +42,12 @@ def attend(
     """
     heads, options = (query_BTHK, key_BSGK, value_BSGK), (causal, key_lengths_B, window)
     rate = 0.0 if key is None else dropout_rate
-    platform, half = backend(), query_BTHK.dtype in (jnp.bfloat16, jnp.float16)
-    if half and not rate and bias_BHTS is None:
-        if platform == "gpu" and query_BTHK.shape[-1] % 8 == 0 and (causal or window is None):
+    if not rate and bias_BHTS is None:
+        platform, dtype, size = backend(), query_BTHK.dtype, query_BTHK.shape[-1]
+        half = dtype in (jnp.bfloat16, jnp.float16)
+        if platform == "gpu" and half and size % 8 == 0 and (causal or window is None):
             return _cudnn(*heads, *options)
-        if platform == "tpu":
+        if platform == "tpu" and dtype == jnp.bfloat16:
             from common.model import splash
 
             if splash.supports(*heads):
