@@ -102,7 +102,9 @@ class Estimate:
       held: use of memory, such as "optimizer" -> bytes on each device.
       flops: FLOPs of all matrix products on all devices (`common.train.flops`).
       compiled_flops: FLOPs of one device by the compiler's count: all operations, but one iteration of each loop.
-      traffic: bytes that one device reads and writes, by the compiler's count, corrected for loop iterations.
+      traffic: bytes that one device reads and writes, by the compiler's count and with the operands and results of
+        Pallas kernels, corrected for loop iterations.
+      kernels: bytes of the operands and results of Pallas kernels, without repeated iterations of loops.
       dtype: dtype of activations.
       bound: lower bound of the time of a step; None if the speed of the devices is unknown.
     """
@@ -116,6 +118,7 @@ class Estimate:
     flops: int
     compiled_flops: float
     traffic: float
+    kernels: float
     collectives: Collectives
     dtype: str
     bound: Bound | None
@@ -190,7 +193,8 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
     devices = len(topology.devices)
     program = compiled.as_text()
     sent = hlo.read_collectives(program, devices // topology.slices)
-    moved = costs["bytes accessed"] * hlo.loop_factor(program)
+    kernels = hlo.kernel_bytes(program)
+    moved = (costs["bytes accessed"] + kernels) * hlo.loop_factor(program)
     bound = None
     if topology.chip:
         # If devices duplicate work, the compiler's FLOPs of one device exceed the model FLOPs / number of devices.
@@ -210,6 +214,7 @@ def estimate(config: ConfigDict, topology: Topology) -> Estimate:
         flops,
         costs["flops"],
         moved,
+        kernels,
         sent,
         dtype,
         bound,

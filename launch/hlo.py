@@ -44,6 +44,7 @@ _IDS_OF_SLICE = 100_000  # Device k of slice n has the id 100,000 n + k, with n 
 
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 
+_KERNEL = 'custom_call_target="tpu_custom_call"'
 _NOTHING = ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "iota")
 _PARTS = ("slice", "dynamic-slice", "gather")
 
@@ -346,6 +347,19 @@ def loop_factor(text: str) -> float:
     program = parse(text)
     once = _moved(program, program.entry, False)
     return _moved(program, program.entry, True) / once if once else 1.0
+
+
+def kernel_bytes(text: str) -> float:
+    """Returns the bytes of the operands and results of all Pallas kernels, which the compiler's "bytes accessed" omits.
+
+    A kernel in a loop counts once. A block of an operand that a kernel reads several times counts once.
+    """
+    return sum(
+        _single(computation, instruction)
+        for computation in parse(text).computations.values()
+        for instruction in computation.instructions.values()
+        if _KERNEL in instruction.rest
+    )
 
 
 def _moved(program: Program, name: str, iterate: bool) -> float:

@@ -1,10 +1,11 @@
 """Estimates weak scaling and the exchange of gradients without hardware: python -m launch.scaling --out=DIR
 
 Weak scaling keeps the work of a chip constant. `--exchange` instead writes how many MiB each of eight devices receives
-in a step, with one and with four microbatches.
+in a step, with one and with four microbatches. `--attention` writes how many bytes a step of RoBERTa reads and writes.
 """
 
 import csv
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,18 @@ EXCHANGE = {
 EXCHANGED = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
 EXCHANGE_COLUMNS = ("code", "case", "microbatches", *EXCHANGED, "all, MiB on a chip")
 
+ATTENTION_DROPOUT = (0.1, 0.0)
+"""Values of `model.attention_dropout` in `--attention`."""
+
+ATTENTION_COLUMNS = (
+    "code",
+    "case",
+    "attention dropout",
+    "GB of a step",
+    "of which Pallas kernels",
+    "all, MiB on a chip",
+)
+
 
 def main() -> None:
     from common import config
@@ -65,9 +78,15 @@ def main() -> None:
         action="store_true",
         help="write the MiB that a device receives per step to DIR/exchange.csv; keep the rows of other commits",
     )
+    parser.add_argument(
+        "--attention",
+        action="store_true",
+        help="write the bytes of a step of RoBERTa to DIR/attention.csv; keep the rows of other commits",
+    )
     options = parser.parse_args()
-    if options.exchange:
-        _exchange(options.out / "exchange")
+    if options.exchange or options.attention:
+        name = "exchange" if options.exchange else "attention"
+        _compare(options.out / name, *COMPARISONS[name])
         return
 
     import jax
@@ -97,18 +116,18 @@ def main() -> None:
     _figure(rows).savefig(options.out / "weak_scaling.png", dpi=150)
 
 
-def _exchange(path: Path) -> None:
-    """Compiles WMT with two encoder layers and one decoder layer, and adds the rows of this commit to a table."""
+def _compare(path: Path, columns: tuple[str, ...], make: Callable[[str], Iterator[tuple]]) -> None:
+    """Adds the rows of this commit to a table with the rows of other commits."""
     import jax
 
     from common import config
     from common.report.table import publish
     from common.train.workdir import commit
     from launch import topology
-    from launch.estimate import estimate
 
     config.check(
-        topology.has_compiler(), f"--exchange needs the TPU compiler: pip install {topology.LIBTPU}"
+        topology.has_compiler(),
+        f"--{path.name} needs the TPU compiler: pip install {topology.LIBTPU}",
     )
     for name in ("cpu:8", "v5e:2x4"):
         topology.prepare(name)
@@ -117,7 +136,20 @@ def _exchange(path: Path) -> None:
     if path.with_suffix(".csv").exists():
         with path.with_suffix(".csv").open() as file:
             earlier = [row for row in list(csv.reader(file))[1:] if row[0] != code]
-        rows = [(*row[:2], int(row[2]), *map(float, row[3:])) for row in earlier]
+        numbers = [[int(n) if n.isdigit() else float(n) for n in row[2:]] for row in earlier]
+        rows = [(*row[:2], *cells) for row, cells in zip(earlier, numbers, strict=True)]
+    for row in make(code):
+        rows.append(row)
+        print(*row, sep="  ", flush=True)
+    publish(path, columns, rows)
+
+
+def _exchange(code: str) -> Iterator[tuple]:
+    """Compiles WMT with two encoder layers and one decoder layer."""
+    from common import config
+    from launch import topology
+    from launch.estimate import estimate
+
     for case, (devices, mesh, dtype) in EXCHANGE.items():
         for microbatches in (1, 4):
             experiment = config.load("configs/wmt_transformer.py")
@@ -127,10 +159,30 @@ def _exchange(path: Path) -> None:
             found = estimate(experiment, topology.find(devices))
             received = {kind: size / 2**20 for kind, _, size in found.collectives.rows}
             sizes = (received.get(kind, 0.0) for kind in EXCHANGED)
-            held = sum(found.held.values()) / 2**20
-            rows.append((code, case, microbatches, *sizes, held))
-            print(*rows[-1], sep="  ", flush=True)
-    publish(path, EXCHANGE_COLUMNS, rows)
+            yield code, case, microbatches, *sizes, sum(found.held.values()) / 2**20
+
+
+def _attention(code: str) -> Iterator[tuple]:
+    """Compiles RoBERTa with four layers, and 16 rows of 512 tokens on each of eight chips."""
+    from common import config
+    from launch import topology
+    from launch.estimate import estimate
+
+    for rate in ATTENTION_DROPOUT:
+        experiment = config.load("configs/roberta_transformer.py")
+        experiment.model.update({"encoder_layers": 4, "attention_dropout": rate})
+        experiment.data.batch = 128
+        experiment.mesh.update({"data": 8, "fsdp": 1, "tensor": 1})
+        found = estimate(experiment, topology.find("v5e:2x4"))
+        held = sum(found.held.values()) / 2**20
+        yield code, "v5e:2x4, data=8", rate, found.traffic / 1e9, found.kernels / 1e9, held
+
+
+COMPARISONS = {
+    "exchange": (EXCHANGE_COLUMNS, _exchange),
+    "attention": (ATTENTION_COLUMNS, _attention),
+}
+"""Name of an option -> (columns of its table, function of the commit that yields rows)."""
 
 
 def _row(estimate: "Estimate") -> tuple:

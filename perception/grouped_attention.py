@@ -66,9 +66,6 @@ class GroupedAttention(Attention):
         self.causal, self.fused, self.head_norm = causal, fused, head_norm is not None
         self.rotary, self.window, self.dropout_rate = rotary, window, dropout_rate
 
-    def _split(self, x_BLD: jax.Array) -> jax.Array:
-        return x_BLD.reshape(*x_BLD.shape[:2], -1, self.size)
-
     def _all(
         self, x_BLD: jax.Array, positions_L: jax.Array, key: Key = None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -84,18 +81,17 @@ class GroupedAttention(Attention):
             query, keys = self.query_norm(query), self.key_norm(keys)
         if self.rotary is not None:
             query, keys = self.rotary(query, positions_L), self.rotary(keys, positions_L)
-        shared = self.heads // self.kv_heads
-        return query, jnp.repeat(keys, shared, axis=2), jnp.repeat(values, shared, axis=2)
+        return query, keys, values
 
     def _seen(self, positions_L: jax.Array, index: jax.Array) -> jax.Array:
         seen_L = positions_L <= index
         return seen_L if self.window is None else seen_L & (positions_L > index - self.window)
 
     def _bias(
-        self, query_BLHK: jax.Array, key_BLHK: jax.Array, context: Context, key: Key
+        self, query_BLHK: jax.Array, key_BLGK: jax.Array, context: Context, key: Key
     ) -> jax.Array | None:
         """Returns the bias added to the logits, (B or 1, H, T, S). Subclasses with relative positions override it."""
-        del query_BLHK, key_BLHK, context, key
+        del query_BLHK, key_BLGK, context, key
         return None
 
     def __call__(self, x_BLD: jax.Array, context: Context, key: Key = None) -> jax.Array:

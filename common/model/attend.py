@@ -1,5 +1,7 @@
 """Softmax attention over whole sequences, and over a decoding cache."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,8 +15,8 @@ BLOCK = 256
 
 def attend(
     query_BTHK: jax.Array,
-    key_BSHK: jax.Array,
-    value_BSHK: jax.Array,
+    key_BSGK: jax.Array,
+    value_BSGK: jax.Array,
     *,
     causal: bool = False,
     key_lengths_B: jax.Array | None = None,
@@ -25,8 +27,12 @@ def attend(
 ) -> jax.Array:
     """Returns the output of softmax attention, (B, T, H, K).
 
-    Uses cuDNN's fused kernel on GPUs for bfloat16 and float16 with a head size that is a multiple of 8, except with
-    dropout, with a bias, or with a window in attention that is not causal.
+    Each key-value head serves H / G consecutive query heads. Keys and values are not repeated.
+
+    Uses a fused kernel where possible, except with dropout or a bias. On GPUs the kernel is cuDNN's, for bfloat16 and
+    float16 with a head size that is a multiple of 8, except for a window in attention that is not causal. On TPUs the
+    kernel is `common.model.splash`, for bfloat16 and the shapes that its `supports` accepts. This kernel has no
+    dropout. cuDNN's dropout takes its seed when the program is compiled, so masks would not depend on step and row.
 
     Args:
       key_lengths_B: number of keys to attend to in each row; later keys are padding. None for all keys.
@@ -34,19 +40,29 @@ def attend(
       bias_BHTS: bias that is added to the logits; None for no bias.
       dropout_rate, key: rate and random key of the dropout of attention weights. key=None turns dropout off.
     """
-    fused = backend() == "gpu" and query_BTHK.dtype in (jnp.bfloat16, jnp.float16)
-    fused &= query_BTHK.shape[-1] % 8 == 0 and bias_BHTS is None and (causal or window is None)
+    heads, options = (query_BTHK, key_BSGK, value_BSGK), (causal, key_lengths_B, window)
     rate = 0.0 if key is None else dropout_rate
-    if not fused or rate:
-        heads = query_BTHK, key_BSHK, value_BSHK
-        return _attend(*heads, causal, key_lengths_B, window, bias_BHTS, rate, key)
+    if not rate and bias_BHTS is None:
+        platform, dtype, size = backend(), query_BTHK.dtype, query_BTHK.shape[-1]
+        half = dtype in (jnp.bfloat16, jnp.float16)
+        if platform == "gpu" and half and size % 8 == 0 and (causal or window is None):
+            return _cudnn(*heads, *options)
+        if platform == "tpu" and dtype == jnp.bfloat16:
+            from common.model import splash
+
+            if splash.supports(*heads):
+                return splash.attend(*heads, *options)
+    return _attend(*heads, *options, bias_BHTS, rate, key)
+
+
+def _cudnn(query_BTHK, key_BSGK, value_BSGK, causal, key_lengths_B, window) -> jax.Array:
     query_lengths_B = None
     if key_lengths_B is not None:
         query_lengths_B = jnp.full(query_BTHK.shape[:1], query_BTHK.shape[1], jnp.int32)
     return jax.nn.dot_product_attention(
         query_BTHK,
-        key_BSHK,
-        value_BSHK,
+        key_BSGK,
+        value_BSGK,
         is_causal=causal,
         query_seq_lengths=query_lengths_B,
         key_value_seq_lengths=key_lengths_B,
@@ -64,17 +80,15 @@ def spans(queries: int, keys: int, causal: bool) -> list[tuple[int, int, int]]:
 
 
 def _attend(
-    query_BTHK, key_BSHK, value_BSHK, causal, key_lengths_B, window, bias_BHTS, rate, key
+    query_BTHK, key_BSGK, value_BSGK, causal, key_lengths_B, window, bias_BHTS, rate, key
 ) -> jax.Array:
     """Computes attention without a fused kernel; splits the queries of causal attention into blocks."""
-    queries, keys = query_BTHK.shape[1], key_BSHK.shape[1]
+    queries, keys = query_BTHK.shape[1], key_BSGK.shape[1]
     query_BHTK = query_BTHK.transpose(0, 2, 1, 3) * query_BTHK.shape[-1] ** -0.5
-    key_BHKS, value_BHSK = cache_layout(key_BSHK, value_BSHK)
+    key_BGKS, value_BGSK = cache_layout(key_BSGK, value_BSGK)
     blocks = []
     for start, end, seen in spans(queries, keys, causal):
-        logits_BHTS = jnp.matmul(
-            query_BHTK[:, :, start:end], key_BHKS[..., :seen], preferred_element_type=jnp.float32
-        )
+        logits_BHTS = _by_groups(query_BHTK[:, :, start:end], key_BGKS[..., :seen], jnp.float32)
         if bias_BHTS is not None:
             logits_BHTS += bias_BHTS[:, :, start:end, :seen]
         mask_BHTS = True
@@ -87,45 +101,55 @@ def _attend(
             mask_BHTS &= jnp.arange(seen) < key_lengths_B[:, None, None, None]
         # Mask with a finite number: with -inf, the softmax of a row whose keys are all masked would be NaN.
         logits_BHTS = jnp.where(mask_BHTS, logits_BHTS, jnp.finfo(jnp.float32).min)
-        weights_BHTS = jax.nn.softmax(logits_BHTS, axis=-1).astype(value_BHSK.dtype)
+        weights_BHTS = jax.nn.softmax(logits_BHTS, axis=-1).astype(value_BGSK.dtype)
         weights_BHTS = dropout(weights_BHTS, rate, fold(key, start))
-        blocks.append(jnp.matmul(weights_BHTS, value_BHSK[:, :, :seen]))
+        blocks.append(_by_groups(weights_BHTS, value_BGSK[:, :, :seen]))
     return jnp.concatenate(blocks, axis=2).transpose(0, 2, 1, 3)
 
 
-def cache_layout(key_BSHK: jax.Array, value_BSHK: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Transposes keys to (B, H, K, S) and values to (B, H, S, K), the layout of decoding caches.
+def _by_groups(x_BHTM: jax.Array, y_BGMN: jax.Array, dtype: Any = None) -> jax.Array:
+    """Returns the matrix products (B, H, T, N) of every head of x with the matrix of its group in y.
+
+    The heads of a group are more rows of one matrix product.
+
+    Args:
+      dtype: dtype of the result; None for the dtype of x and y.
+    """
+    batch, groups, _, columns = y_BGMN.shape
+    x_BGXM = x_BHTM.reshape(batch, groups, -1, x_BHTM.shape[-1])
+    y_BGXN = jnp.matmul(x_BGXM, y_BGMN, preferred_element_type=dtype)
+    return y_BGXN.reshape(*x_BHTM.shape[:3], columns)
+
+
+def cache_layout(key_BSGK: jax.Array, value_BSGK: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Transposes keys to (B, G, K, S) and values to (B, G, S, K), the layout of decoding caches.
 
     In this layout the matrix products of attention need no transpose.
     """
-    return key_BSHK.transpose(0, 2, 3, 1), value_BSHK.transpose(0, 2, 1, 3)
+    return key_BSGK.transpose(0, 2, 3, 1), value_BSGK.transpose(0, 2, 1, 3)
 
 
 def attend_cached(
     query_BTHK: jax.Array,
-    keys_BHKS: list[jax.Array],
-    values_BHSK: list[jax.Array],
+    keys_BGKS: list[jax.Array],
+    values_BGSK: list[jax.Array],
     masks_B1TS: list[jax.Array],
 ) -> jax.Array:
     """Returns the output of attention, (B, T, H, K), for the queries of a decoding step.
 
     Args:
-      keys_BHKS, values_BHSK, masks_B1TS: one array for each part of the cache (`DecodeCache.parts`).
+      keys_BGKS, values_BGSK, masks_B1TS: one array for each part of the cache (`DecodeCache.parts`).
     """
     query_BHTK = query_BTHK.transpose(0, 2, 1, 3) * query_BTHK.shape[-1] ** -0.5
-    logits_BHTS = [
-        jnp.matmul(query_BHTK, key_BHKS, preferred_element_type=jnp.float32)
-        for key_BHKS in keys_BHKS
-    ]
+    logits_BHTS = [_by_groups(query_BHTK, key_BGKS, jnp.float32) for key_BGKS in keys_BGKS]
     weights_BHTS = jax.nn.softmax(
         jnp.concatenate(logits_BHTS, axis=-1),
         axis=-1,
         where=jnp.concatenate(masks_B1TS, axis=-1),
-    ).astype(values_BHSK[0].dtype)
-    ends = np.cumsum([value.shape[2] for value in values_BHSK])
+    ).astype(values_BGSK[0].dtype)
+    ends = np.cumsum([value.shape[2] for value in values_BGSK])
     parts = jnp.split(weights_BHTS, ends[:-1], axis=-1)
     y_BHTK = sum(
-        jnp.matmul(part, value, preferred_element_type=jnp.float32)
-        for part, value in zip(parts, values_BHSK, strict=True)
+        _by_groups(part, value, jnp.float32) for part, value in zip(parts, values_BGSK, strict=True)
     )
     return y_BHTK.astype(query_BTHK.dtype).transpose(0, 2, 1, 3)

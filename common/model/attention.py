@@ -40,20 +40,23 @@ class Attention(Sublayer):
             Linear(width, width, ("embed", "heads"), **options) for _ in range(3)
         )
         self.out = Linear(width, width, ("heads", "embed"), rngs=rngs)
-        self.heads, self.size = heads, width // heads
+        self.heads, self.kv_heads, self.size = heads, heads, width // heads
         self.causal, self.dropout_rate = causal, dropout_rate
 
     def _split(self, x_BLD: jax.Array) -> jax.Array:
-        return x_BLD.reshape(*x_BLD.shape[:2], self.heads, -1)
+        return x_BLD.reshape(*x_BLD.shape[:2], -1, self.size)
 
     def _project(self, x_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns keys and values, each (B, L, H, K)."""
+        """Returns keys and values, each (B, L, G, K)."""
         return self._split(self.key(x_BLD)), self._split(self.value(x_BLD))
 
     def _all(
         self, x_BLD: jax.Array, positions_L: jax.Array, key: Key = None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns queries, keys and values, each (B, L, H, K). Subclasses apply rotary positions `positions_L`."""
+        """Returns queries (B, L, H, K), and keys and values, each (B, L, G, K).
+
+        Subclasses apply rotary positions `positions_L`.
+        """
         del positions_L, key
         return self._split(self.query(x_BLD)), *self._project(x_BLD)
 
@@ -81,8 +84,8 @@ class Attention(Sublayer):
         sentences = batch if context.encoded_BSD is None else context.encoded_BSD.shape[0]
         beams = batch // sentences
         return (
-            spec.empty((sentences, self.heads, self.size, beams), 3),
-            spec.empty((sentences, self.heads, beams, self.size), 2),
+            spec.empty((sentences, self.kv_heads, self.size, beams), 3),
+            spec.empty((sentences, self.kv_heads, beams, self.size), 2),
             spec.empty((batch, 1), 1, jnp.int32, -1),
         )
 
@@ -97,9 +100,9 @@ class Attention(Sublayer):
         x_BTD = x_X1D.reshape(-1, keys.each, x_X1D.shape[-1])
         slots_A = jnp.arange(keys.each)
         query_BTHK, *new = self._all(x_BTD, jnp.full(keys.each, index))
-        key_BHKT, value_BHTK = cache_layout(*new)
+        key_BGKT, value_BGTK = cache_layout(*new)
         own_X1 = jnp.tile(slots_A, len(x_BTD))[:, None]
-        keys, values = keys.write(key_BHKT, index), values.write(value_BHTK, index)
+        keys, values = keys.write(key_BGKT, index), values.write(value_BGTK, index)
         writers = writers.write(own_X1.astype(jnp.int32), index)
 
         def mask(writers_XL: jax.Array, positions_L: jax.Array) -> jax.Array:
@@ -120,9 +123,9 @@ class Attention(Sublayer):
         """Returns the cache filled with L tokens. Every sentence must have a single hypothesis."""
         keys, values, writers = cache
         _, *new = self._all(x_BLD, jnp.arange(x_BLD.shape[1]))
-        key_BHKL, value_BHLK = cache_layout(*new)
+        key_BGKL, value_BGLK = cache_layout(*new)
         own_BL = jnp.zeros(x_BLD.shape[:2], jnp.int32)
-        return keys.filled(key_BHKL), values.filled(value_BHLK), writers.filled(own_BL)
+        return keys.filled(key_BGKL), values.filled(value_BGLK), writers.filled(own_BL)
 
 
 class CrossAttention(Attention):

@@ -9,8 +9,16 @@ import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import partial_eval
 
-_FUSED = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 4}
+_CUDNN = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 4}
 """Attention primitive of cuDNN -> number of matrix products that the primitive replaces."""
+
+_SPLASH = {"fwd": 2, "dq": 1, "dkv": 3}
+"""Part of a splash attention kernel (TPUs) -> number of matrix products that the kernel replaces."""
+
+_SPLASH_NAME = re.compile(r"splash_mha_(fwd|dq|dkv)_")
+
+_CAUSAL = "causal_attention"
+"""Name scope of causal splash attention."""
 
 _RECOMPUTED = "rematted_computation"
 """Name scope of operations that the backward pass recomputes (`jax.checkpoint`)."""
@@ -27,23 +35,25 @@ def count(function: Callable, *arguments: Any) -> int:
     `while_loop` once. A `jax.lax.cond` counts as the expected FLOPs of its branches if its scope names a
     `branch_probability`, else as its most expensive branch.
 
-    The result is model FLOPs, as usual for MFU: recomputation in the backward pass does not count. Fused attention on
-    GPUs (`common.model.attend`) counts as the matrix products that it replaces: two forward, four backward.
+    The result is model FLOPs, as usual for MFU: recomputation in the backward pass does not count. Fused attention
+    (`common.model.attend`) counts as the matrix products that it replaces: two forward, four backward. On TPUs, these
+    products include the padding of the kernel's lengths.
     """
     closed = jax.make_jaxpr(function)(*arguments)
     jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
     return round(_count(jaxpr))
 
 
-def _count(jaxpr: Jaxpr) -> float:
+def _count(jaxpr: Jaxpr, causal: bool = False) -> float:
+    """Returns the FLOPs of a jaxpr. `causal` is True inside the scope `_CAUSAL`."""
     return sum(
-        _equation(equation)
+        _equation(equation, causal or _CAUSAL in str(equation.source_info.name_stack))
         for equation in jaxpr.eqns
         if _RECOMPUTED not in str(equation.source_info.name_stack)
     )
 
 
-def _equation(equation: Any) -> float:
+def _equation(equation: Any, causal: bool) -> float:
     name, parameters = equation.primitive.name, equation.params
     if name == "dot_general":
         (contracted, _), _ = parameters["dimension_numbers"]
@@ -55,15 +65,17 @@ def _equation(equation: Any) -> float:
         kernel = equation.invars[1].aval.shape
         outputs = parameters["dimension_numbers"].rhs_spec[0]
         return 2 * math.prod(equation.outvars[0].aval.shape) * math.prod(kernel) // kernel[outputs]
-    if name in _FUSED:
-        from common.model.attend import spans
-
+    if name in _CUDNN:
         (rows, queries, heads, size), (_, keys, *_) = (x.aval.shape for x in equation.invars[:2])
-        parts = spans(queries, keys, "CAUSAL" in parameters["mask_type"].name)
-        pairs = sum((end - start) * seen for start, end, seen in parts)
-        return _FUSED[name] * 2 * rows * heads * size * pairs
+        causal = "CAUSAL" in parameters["mask_type"].name
+        return _CUDNN[name] * _product(rows * heads, queries, keys, size, causal)
+    if name == "pallas_call" and (kernel := _SPLASH_NAME.match(parameters["name"])):
+        # `jax.vmap` adds the rows of a batch as first axis. The masks before queries and keys have fewer axes.
+        shapes = [x.aval.shape for x in equation.invars if len(x.aval.shape) == 4]
+        (rows, heads, queries, size), (_, _, keys, _), *_ = shapes
+        return _SPLASH[kernel[1]] * _product(rows * heads, queries, keys, size, causal)
     if name == "cond":
-        counts = [_count(branch.jaxpr) for branch in parameters["branches"]]
+        counts = [_count(branch.jaxpr, causal) for branch in parameters["branches"]]
         scopes = _BRANCH_PROBABILITY.findall(str(equation.source_info.name_stack))
         if not scopes:
             return max(counts)
@@ -78,4 +90,12 @@ def _equation(equation: Any) -> float:
     if name == "shard_map":  # The jaxpr of shard_map is for one shard.
         pairs = zip(equation.invars, parameters["jaxpr"].invars, strict=True)
         times = max(whole.aval.size // shard.aval.size for whole, shard in pairs)
-    return times * sum(map(_count, inner))
+    return times * sum(_count(jaxpr, causal) for jaxpr in inner)
+
+
+def _product(matrices: int, queries: int, keys: int, size: int, causal: bool) -> int:
+    """Returns the FLOPs of one of the matrix products of attention, of all heads of all rows."""
+    from common.model.attend import spans
+
+    pairs = sum((end - start) * seen for start, end, seen in spans(queries, keys, causal))
+    return 2 * matrices * size * pairs

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from launch import estimate
-from launch.hlo import loop_factor
+from launch.hlo import kernel_bytes, loop_factor
 from launch.topology import Topology
 
 LOOP = """%fused (whole: f32[10,256], place: s32[]) -> f32[256] {
@@ -106,3 +106,16 @@ def test_accumulation_has_the_traffic_of_separate_steps(make_config) -> None:
     found = estimate.estimate(config, one)
     assert found.flops == 4 * small.flops
     assert found.traffic == pytest.approx(4 * small.traffic, rel=0.05)
+
+
+def test_pallas_kernels_count_their_operands_and_results() -> None:
+    """The compiler counts other custom calls itself."""
+    kernel = '%k = (f32[10], bf16[6]) custom-call(%x, %y), custom_call_target="tpu_custom_call"'
+    text = f"""ENTRY %main (x: f32[100], y: bf16[8]) -> f32[10] {{
+  %x = f32[100]{{0}} parameter(0)
+  %y = bf16[8]{{0}} parameter(1)
+  {kernel}
+  ROOT %r = f32[10]{{0}} custom-call(%x), custom_call_target="Sharding"
+}}
+"""
+    assert kernel_bytes(text) == 4 * 100 + 2 * 8 + 4 * 10 + 2 * 6

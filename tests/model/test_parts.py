@@ -148,6 +148,39 @@ def test_fused_kernel_is_used_for_supported_head_sizes(monkeypatch, size, fused)
     assert bool(asked) == fused
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_shared_keys_equal_repeated_keys(monkeypatch, causal):
+    """Values and gradients equal those of keys and values that are repeated for every query head."""
+    monkeypatch.setattr(attend_module, "BLOCK", 4)
+    random = np.random.default_rng(8)
+    query, key, value = (
+        jnp.asarray(random.normal(size=(2, 7, heads, 5)), jnp.float32) for heads in (6, 2, 2)
+    )
+
+    def loss(query, key, value, times):
+        key, value = jnp.repeat(key, times, axis=2), jnp.repeat(value, times, axis=2)
+        y = attend_module.attend(
+            query, key, value, causal=causal, dropout_rate=0.25, key=jax.random.key(0)
+        )
+        return (y**2).sum()
+
+    gradient = jax.jit(jax.value_and_grad(loss, (0, 1, 2)), static_argnums=3)
+    found, expected = (gradient(query, key, value, times) for times in (1, 3))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5), found, expected
+    )
+
+
+def test_shared_keys_are_not_repeated():
+    """No operation of attention, forward or backward, has a result with keys or values for every query head."""
+    query = jax.ShapeDtypeStruct((2, 7, 6, 5), jnp.float32)
+    shared = jax.ShapeDtypeStruct((2, 13, 2, 5), jnp.float32)
+    gradient = jax.grad(lambda *heads: attend_module.attend(*heads).sum(), (1, 2))
+    program = str(jax.make_jaxpr(gradient)(query, shared, shared))
+    assert "f32[2,2,13,5]" in program
+    assert not any(shape in program for shape in ("[2,6,13,5]", "[2,6,5,13]", "[2,13,6,5]"))
+
+
 def test_attention_over_padding_only_is_finite():
     x = jnp.ones((1, 3, 1, 2))
     y = attend_module.attend(x, x, x, key_lengths_B=jnp.array([0]))

@@ -104,6 +104,7 @@ def test_one_token_decoding_matches_full_sequence(kind: str) -> None:
     x_BLD = jax.random.normal(jax.random.key(2), (2, LENGTH, WIDTH))
     whole = jax.jit(lambda x_BLD: layer(x_BLD, Context()))(x_BLD)
     cache = layer.cache(2, CacheSpec(LENGTH, jnp.float32), Context())
+    assert cache[0].recent.shape == (2, layer.kv_heads, SIZE, LENGTH)
     step = jax.jit(lambda x_B1D, cache, index: layer.step(x_B1D, cache, index, Context()))
     for index in range(LENGTH):
         y_B1D, cache = step(x_BLD[:, index : index + 1], cache, index)

@@ -146,6 +146,30 @@ def test_fused_attention_counts_as_the_products_it_replaces(
         assert plain == (6 if gradient else 2) * 2 * 2 * 300 * 200 * 3 * 16
 
 
+@pytest.mark.parametrize("options", [{}, {"causal": True}, {"causal": True, "window": 9}])
+@pytest.mark.parametrize("gradient", [False, True])
+def test_splash_attention_counts_as_the_products_it_replaces(
+    monkeypatch: pytest.MonkeyPatch, options: dict, gradient: bool
+) -> None:
+    """Traces the kernel of TPUs with two query heads for each key-value head."""
+    query = jax.ShapeDtypeStruct((2, 384, 4, 16), jnp.bfloat16)
+    other = jax.ShapeDtypeStruct((2, 384 if options else 256, 2, 16), jnp.bfloat16)
+
+    def program() -> Callable:
+        """Returns a new function at each call, because JAX caches traces by function."""
+
+        def function(query, key, value):
+            return attend(query, key, value, **options).astype(jnp.float32).sum()
+
+        return jax.value_and_grad(function, (0, 1, 2)) if gradient else function
+
+    plain = flops.count(program(), query, other, other)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert "splash" in str(jax.make_jaxpr(program())(query, other, other))
+    # The backward pass also contracts the outputs with their gradients, without a sum over pairs of positions.
+    assert flops.count(program(), query, other, other) == pytest.approx(plain, rel=1e-3)
+
+
 def counted(layers: int, drop: float, remat: str, parts: int = 1) -> int:
     """Returns the FLOPs of the gradient of a stack, for a batch that is split into `parts` microbatches."""
 

@@ -1,0 +1,111 @@
+"""Fused softmax attention on TPUs: JAX's splash attention, a Pallas kernel.
+
+The kernel keeps the logits and the weights of a block of queries on the chip. Its backward pass computes them again.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+    BlockSizes,
+    CausalMask,
+    FullMask,
+    LocalMask,
+    MultiHeadMask,
+    SegmentIds,
+    make_splash_mha,
+)
+
+from common import sharding
+
+LANES = 128
+"""The kernel's lengths are multiples of this number. `attend` pads other lengths."""
+
+BLOCKS = (512, 256, 128)
+"""Numbers of queries or keys in a block. The largest number that divides the padded length is used."""
+
+AXES = ("batch", None, "heads", None)
+
+
+def supports(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array) -> bool:
+    """Returns whether `attend` is efficient for these shapes, on the current mesh.
+
+    Sequences shorter than a block would be mostly padding. A tensor axis must divide the key-value heads.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    tensor = 1 if mesh.empty or "tensor" in mesh.manual_axes else mesh.shape["tensor"]
+    lengths = query_BTHK.shape[1], key_BSGK.shape[1]
+    return min(lengths) >= LANES and key_BSGK.shape[2] % tensor == 0
+
+
+def attend(
+    query_BTHK: jax.Array,
+    key_BSGK: jax.Array,
+    value_BSGK: jax.Array,
+    causal: bool,
+    key_lengths_B: jax.Array | None,
+    window: int | None,
+) -> jax.Array:
+    """Returns the output of softmax attention; see `common.model.attend.attend`.
+
+    The compiler cannot partition the kernel, so each device calls the kernel for its own rows and heads.
+    """
+    arrays = [query_BTHK, key_BSGK, value_BSGK]
+    arrays += [] if key_lengths_B is None else [key_lengths_B]
+    of_shard = partial(_attend, causal=causal, window=window)
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1 or mesh.are_all_axes_manual:
+        return of_shard(*arrays)
+    specs = tuple(sharding.spec(AXES[: x.ndim], x.shape, mesh) for x in arrays)
+    return jax.shard_map(
+        of_shard,
+        in_specs=specs,
+        out_specs=specs[0],
+        axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
+        check_vma=False,  # The kernel does not say over which mesh axes its results vary.
+    )(*arrays)
+
+
+def _attend(query_BTHK, key_BSGK, value_BSGK, key_lengths_B=None, *, causal, window) -> jax.Array:
+    """Returns the attention of the rows and heads of one device."""
+    queries, keys = query_BTHK.shape[1], key_BSGK.shape[1]
+    query_BHTK, key_BGSK, value_BGSK = (
+        _padded(x.transpose(0, 2, 1, 3))
+        for x in (query_BTHK * query_BTHK.shape[-1] ** -0.5, key_BSGK, value_BSGK)
+    )
+    rows, heads, length, _ = query_BHTK.shape
+    size = length, key_BGSK.shape[2]
+    if window is not None:
+        mask = LocalMask(size, (window - 1, 0 if causal else window - 1), 0)
+    else:
+        mask = CausalMask(size) if causal else FullMask(size)
+    # Queries have the segment 1, keys have the segment 1 or, if they are padding, 0.
+    segments = None
+    if key_lengths_B is not None or (size[1] > keys and not causal):
+        lengths_B = jnp.full(rows, keys) if key_lengths_B is None else key_lengths_B
+        seen_BS = jnp.arange(size[1]) < lengths_B[:, None]
+        segments = SegmentIds(jnp.ones((rows, length), jnp.int32), seen_BS.astype(jnp.int32))
+    of_queries, of_keys = (next(b for b in BLOCKS if n % b == 0) for n in size)
+    blocks = BlockSizes(
+        block_q=of_queries,
+        block_kv=of_keys,
+        block_q_dkv=of_queries,
+        block_kv_dkv=of_keys,
+        block_q_dq=of_queries,
+        block_kv_dq=of_keys,
+        block_kv_dkv_compute=of_keys,
+    )
+    kernel = make_splash_mha(
+        MultiHeadMask([mask] * heads), block_sizes=blocks, head_shards=1, q_seq_shards=1
+    )
+    with jax.named_scope(
+        "causal_attention" if causal else "attention"
+    ):  # `common.train.flops` reads the scope.
+        y_BHTK = jax.vmap(kernel)(query_BHTK, key_BGSK, value_BGSK, segments)
+    return y_BHTK[:, :, :queries].transpose(0, 2, 1, 3)
+
+
+def _padded(x_BHLK: jax.Array) -> jax.Array:
+    """Pads the positions with zeros to a multiple of `LANES`."""
+    return jnp.pad(x_BHLK, ((0, 0), (0, 0), (0, -x_BHLK.shape[2] % LANES), (0, 0)))
