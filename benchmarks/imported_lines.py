@@ -1,4 +1,4 @@
-"""Counts the lines of code that a training imports: python -m benchmarks.imported_lines
+"""Counts the lines of code that a training run imports: python -m benchmarks.imported_lines
 
 For each paper, a new process trains the tiny model for one step (explicit_opt: one epoch). Counts the lines of all
 modules of this project that the process has imported, blank lines and comments included.

@@ -229,7 +229,6 @@ def make_generate(beams: int, sentences: int = 32, length: int = 32) -> Callable
     mesh = sharding.make_mesh({"data": -1})
     values = initial_params(task, abstract_model, config.seed, mesh)
     source = jnp.asarray(random_batch(sentences, length)["source"])
-    # Exclude the end-of-sentence token, so that every translation has the full length.
     search = Search(beams=beams, ratio=0.0, extra=length)
 
     @jax.jit
@@ -244,6 +243,7 @@ def make_generate(beams: int, sentences: int = 32, length: int = 32) -> Callable
             search=search,
             bos=1,
             eos=2,
+            # Token 2 ends a sentence: without it, every translation has the full length.
             never=(0, 1, 2),
         )[0]
 

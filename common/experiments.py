@@ -247,7 +247,7 @@ class ExperimentSuite:
         return cached_json(workdir / SUMMARY, bool)
 
     def train(self, configs: Mapping[str, ConfigDict]) -> dict[str, dict]:
-        """Trains or resumes runs, several runs in turns of `turns` steps. Returns {name of the run: summary}.
+        """Trains or resumes runs. Several runs take turns of `turns` steps. Returns {name of the run: summary}.
 
         Args:
           configs: name of a run -> its configuration.

@@ -216,8 +216,8 @@ def check_unstacked(layer: nnx.Module, axes: KernelAxes) -> None:
     ndim, expected = layer.kernel.ndim, len(axes.batch + axes.inputs + axes.outputs)
     check(
         ndim == expected,
-        f"the kernel of a {type(layer).__name__} has {ndim} dimensions instead of {expected}: change the layers"
-        " before nnx.vmap stacks them",
+        f"the kernel of a {type(layer).__name__} has {ndim} dimensions instead of {expected}: freeze, adapt or"
+        " quantize the layers before nnx.vmap stacks them",
     )
 
 

@@ -40,8 +40,8 @@ def make_mesh(sizes: Mapping[str, int], devices: list | None = None) -> Mesh:
     """Returns the mesh data x fsdp x tensor over all devices of all processes.
 
     CPUs and GPUs keep their order. TPUs are placed by `jax.experimental.mesh_utils`: an axis becomes a ring of
-    neighbours if the torus of the slice allows it. Several TPU slices divide the data axis, so only gradients cross
-    the data-centre network, once per step. If the slices divided the fsdp axis, the weights of every layer would cross
+    neighbours if the torus of the slice allows it. The data axis is split over TPU slices, so only gradients cross the
+    data-centre network, once per step. If the fsdp axis were split over slices, the weights of every layer would cross
     the network.
 
     Args:

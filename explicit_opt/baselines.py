@@ -39,7 +39,7 @@ def baselines(task: Digits) -> dict[str, dict[str, float]]:
 
 
 def kept_baselines(task: Digits, path: Path) -> dict[str, dict[str, float]]:
-    """Returns `baselines(task)`, cached in the JSON file `path` under the hash of the images."""
+    """Returns `baselines(task)`, cached in the JSON file `path` with hashes of the images, which must match."""
     images = {split: sha256(pixels).hexdigest() for split, (pixels, _) in task.splits.items()}
     cached = cached_json(path, lambda content: content["images"] == images)
     if cached is None:

@@ -90,8 +90,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
                 config
             )
         elif self.scale == "laptop" and "aggregate" in config.model:
-            # Adagrad moves a weight by about 0.02 sqrt(steps), so a cold start needs many steps. The vocabulary is
-            # small because the cost of a step is proportional to the size of the table.
+            # Adagrad moves a weight by about 0.02 sqrt(steps), so training from random weights (a cold start) needs
+            # many steps: use small batches. The vocabulary is small because the cost of a step is proportional to the
+            # number of weights.
             config.data.vocab_size, config.data.tokens, config.train.batch = 1026, 200_000, 128
         return self.override(config, **{"eval.start": True, **values})
 
@@ -339,7 +340,8 @@ def fig2(suite: ExperimentSuite) -> None:
 def digits_result(suite: ExperimentSuite, ran: Run) -> tuple[dict[str, float], Points]:
     """Returns the test metrics of a run, and its validation curve of (epoch, accuracy in %, loss).
 
-    The protocol "printed" validates on the test images and reports the last epoch as test metrics.
+    The evaluation before training has the epoch 0.5, because the figure has a logarithmic axis. The protocol "printed"
+    validates on the test images and reports the last epoch as test metrics.
     """
     points = [
         (number or 0.5, m["valid/accuracy"], m["valid/loss"])

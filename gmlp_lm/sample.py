@@ -106,7 +106,7 @@ def read(path: Path) -> list[bytes]:
             prompt = prompt.get("prompt") if isinstance(prompt, dict) else prompt
             check(
                 isinstance(prompt, str),
-                f'{path}, line {number} must be a string or have the field "prompt", a string',
+                f'{path}, line {number} must be a JSON string, or a JSON object with a string in the field "prompt"',
             )
             try:
                 line = prompt.encode()

@@ -152,8 +152,8 @@ def _read(name: str) -> tuple[int, str, tuple[int, ...]]:
     check(
         len(sizes) in (2, 3)
         and all(n % of_host == 0 for n, of_host in zip(sizes, host, strict=False)),
-        f"--topology={name!r} does not exist: it cannot be divided into hosts of {'x'.join(map(str, host))} chips;"
-        f" {_KNOWN}",
+        f"--topology={name!r} does not exist: a slice has 2 or 3 dimensions and consists of hosts of"
+        f" {'x'.join(map(str, host))} chips; {_KNOWN}",
     )
     return slices, kind, sizes
 

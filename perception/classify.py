@@ -1,12 +1,19 @@
 """Classifies texts with a trained run: python -m perception.classify --run=RUN --input=new.csv --output=FILE.csv
 
-Adds columns with the most probable class and probabilities to a table. Without --input, reads one text per line from
-standard input; without --output, writes to standard output. For each line of text, one line with class names and
-probabilities is written, separated by tabs, most probable class first. If the run was trained on pairs, a line has two
-texts, separated by a tab. If a text may have several classes, only classes that reach their thresholds are written.
+The run is a network, or the TF-IDF model of perception.worth. --input is a table (.csv, .tsv, .jsonl or .parquet) or
+lines of text (.txt), plain or .gz. Without --input, reads lines of text from standard input. Without --output, writes
+to standard output.
 
-The run is a network, or the TF-IDF model of perception.worth. Tables are read like --data of perception.worth: --text
-names the columns with texts, --label the column that is added (default: the names in training).
+A table gets new columns: the most probable class, its probability, and the probability of every class. If a text may
+have several classes, the new columns are the list of classes that reach their thresholds, and the probability of every
+class. --text names the columns with texts, and --label the first new column (default: the names in training).
+
+For each line of text, writes one line with class names and probabilities, separated by tabs, most probable class first.
+If a text may have several classes, writes only classes that reach their thresholds. If the run was trained on pairs, an
+input line has two texts, separated by a tab.
+
+--top=K writes the K most probable classes and their probabilities, to a table as well as to lines.
+
 --config.mesh.data, .fsdp and .tensor set the mesh. By default the rows of a batch are split over all devices.
 """
 

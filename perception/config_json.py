@@ -113,7 +113,10 @@ def to_json(shape: Backbone) -> dict[str, Any]:
     }
     values = json.loads(json.dumps(values))
     lost = differences(shape, from_json(values, Path(CONFIG)))
-    check(not lost, f"{CONFIG} of the family {shape.family} cannot express {', '.join(lost)}")
+    check(
+        not lost,
+        f"{CONFIG} of the family {shape.family} cannot describe this backbone, which has {', '.join(lost)}",
+    )
     return values
 
 

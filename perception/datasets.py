@@ -130,7 +130,8 @@ def load(config: ConfigDict) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
     )
     check(
         not data.pair or len(read.fields.split()) == 2,
-        f"--config.data.pair needs two text fields, such as --config.data.fields='premise hypothesis', got {fields!r}",
+        "--config.data.pair needs two text fields, such as --config.data.fields='premise hypothesis', got"
+        f" {read.fields!r}" + (" with --config.data.premise_only" if premise_only else ""),
     )
     splits = ("train", "test") if config.eval.select == "test" else ("train", "valid", "test")
     # A split that the user names must exist. Other missing splits are cut from the training examples.

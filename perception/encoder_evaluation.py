@@ -22,7 +22,7 @@ def parse(parser: ArgumentParser, tables: str) -> tuple[Namespace, Mesh]:
     """Adds the options --examples and --out, and parses the command line. Returns the options and the mesh.
 
     Args:
-      tables: the files in --out, for the help.
+      tables: description of the files that the program writes to --out, for the help text.
 
     Raises:
       UserError: an option is wrong.

@@ -52,7 +52,7 @@ def stand_ins() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Case:
-    """A cell of Table 1. `mode` is a training method in MODES."""
+    """A backbone, a data set and a training method (`mode`, one of MODES). Table 1 has only PRINTED_MODES."""
 
     backbone: str
     dataset: str

@@ -176,8 +176,8 @@ def make_tokenizer(config: ConfigDict, train: LabelledText) -> Subword:
     path = hub.locate(copy_of(config.pretrained)) / TOKENIZER
     check(
         path.is_file(),
-        f"{path.parent} has no {TOKENIZER}: copy the model's {TOKENIZER} to this directory (OpenELM uses Llama"
-        " 2's)",
+        f"{path.parent} has no {TOKENIZER}: copy the model's {TOKENIZER} to this directory"
+        " (OpenELM uses the tokenizer of Llama 2)",
     )
     return Subword.load(path)
 

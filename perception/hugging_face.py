@@ -86,10 +86,10 @@ class Pretrained:
         return {their_name(self.shape.family, name) for name in ours}
 
     def load(self, wanted: Mapping[str, jax.ShapeDtypeStruct]) -> Params:
-        """Loads arrays with the requested dtypes and shardings. Each device reads only its shard.
+        """Loads arrays with the requested dtypes and shardings. A process reads only the shards of its devices.
 
         Args:
-          wanted: shape, dtype and sharding by name of the encoder's parameter, such as "embed/table".
+          wanted: name of a parameter of the encoder, such as "embed/table" -> its shape, dtype and sharding.
 
         Raises:
           UserError: a tensor is missing, has another shape, or contains a value that is not finite.

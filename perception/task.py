@@ -157,9 +157,10 @@ class TextClassification(Classification):
         return jnp.sum(loss_B * there_B), jnp.sum(there_B, dtype=jnp.float32)
 
     def predict(self, values: ModelState, split: str) -> Predictions:
-        """Returns predictions like `Classification.predict`, where "valid" is the split that selects the best step.
+        """Returns predictions like `Classification.predict`. For "valid", predicts the split `select`.
 
-        With several classes per example, both splits have the thresholds that were chosen on "valid".
+        With several classes per example, the predictions of both splits use the thresholds chosen on the validation
+        examples.
         """
         split = self.select if split == "valid" else split
         text, logits_EC = self.splits[split], self.logits(values, split)

@@ -157,7 +157,7 @@ def _check(options: Namespace, fields: list[str]) -> None:
     others = " and ".join(f"--{name}" for name in planned)
     check(
         not (options.budget and planned),
-        f"--budget chooses what {others} would set: remove --budget, or remove {others}",
+        f"--budget plans the runs and cannot be combined with {others}: remove --budget, or remove {others}",
     )
 
 

@@ -81,8 +81,8 @@ def beam_search(
     stops at A finished hypotheses. Positions after the end of a translation hold `eos`.
 
     Args:
-      cache: decoding cache for X rows. Leaves with X rows are reordered with the hypotheses. All hypotheses share
-        other leaves.
+      cache: decoding cache for X = B * A rows. Leaves with X rows are reordered with the hypotheses. Other leaves, such
+        as the keys and values of a sentence, are not reordered.
       limits_B: maximum length of each translation in tokens, at most `longest`.
       longest: number of positions of the returned translations.
       never: tokens that are never generated (padding, begin of sentence).

@@ -76,7 +76,9 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return config
 
     def needed(self, target: str) -> dict[str, list[Case]]:
-        """Returns setting -> cases of a table or figure, in order of model, then depth. A case is a row at one depth.
+        """Returns {setting: cases} for a table or figure. A case is a model (a row) with a number of layers.
+
+        The cases of a setting are ordered by model, then by number of layers.
 
         Raises:
           UserError: the command line excludes every case, or the reservoirs do not fit into the layers.

@@ -96,7 +96,7 @@ def inherit(config: ConfigDict, model: ConfigDict) -> ConfigDict:
 
 
 def make_lora(config: ConfigDict) -> Lora | None:
-    """Returns the adapters, or None if `config.lora.rank` is 0. Older configurations lack the field `lora`."""
+    """Returns the settings of the adapters, or None without adapters: rank 0, or an older `config` without `lora`."""
     lora = config.get("lora")
     return Lora(lora.rank, lora.alpha or lora.rank, rate=0.0) if lora and lora.rank else None
 

@@ -224,11 +224,11 @@ class Backskip(nnx.Module):
         self.skipping, self.deterministic = False, False
 
     def set_view(self, deterministic: bool | None = None, skipping: bool | None = None) -> None:
-        """Sets attributes for `nnx.view`.
+        """Sets attributes of the module. `nnx.view` calls this method on the view that it returns.
 
         Args:
-          deterministic: whether calls return F(x), without noise.
-          skipping: whether calls do not differentiate F.
+          deterministic: True: calls return `function(x)`, without noise. None keeps the current value.
+          skipping: True: training steps do not differentiate `function`. None keeps the current value.
         """
         if deterministic is not None:
             self.deterministic = deterministic

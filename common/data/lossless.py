@@ -136,7 +136,9 @@ def vocabulary_size(data: ConfigDict) -> int:
 
 
 def cached_tokens(tokenizer: LosslessTokenizer, text: np.ndarray, data: ConfigDict) -> np.ndarray:
-    """Tokenizes a text (bytes,), and stores the token ids in the cache. A second call memory-maps the stored ids.
+    """Returns the token ids of a text (an array of bytes). If tokens are bytes, returns the text itself.
+
+    Otherwise the first call tokenizes the text and stores the ids in `data.cache_dir`. All calls memory-map them.
 
     Raises:
       UserError: the cached file is damaged, or the cache cannot be written.

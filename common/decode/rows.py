@@ -26,7 +26,7 @@ class Decoding(NamedTuple):
     """A decoding program and the shapes of its inputs, to compile it without data.
 
     Attributes:
-      program: compiled function (trainable, frozen, *inputs), made by `by_rows` from `rows`. It takes gathered weights.
+      program: jitted `by_rows(rows, ...)`, a function (trainable, frozen, *inputs) that takes gathered weights.
       rows: function (trainable, frozen, *inputs), which decodes all rows of its inputs.
       inputs: shapes and dtypes of the inputs of all devices together.
       steps: number of tokens that the program generates for each row, at most.

@@ -249,5 +249,5 @@ def run_table(compared: Sequence[Group]) -> Table:
 
 
 def comparable(compared: Sequence[Group], axis: Axis) -> bool:
-    """Returns whether runs can be compared on an axis: steps and FLOPs always, seconds only if `runs_alternated`."""
+    """Returns whether runs can be compared on an axis: True for steps and FLOPs, `runs_alternated` for axes of time."""
     return axis in ("step", "flops") or runs_alternated([group.runs for group in compared])

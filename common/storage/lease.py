@@ -100,9 +100,9 @@ class Lease:
         self._replace_own(self._me)
 
     def release(self) -> None:
-        """Removes the holder from the object.
+        """Releases the lease: empties the field "holder" of the lease's object in the bucket.
 
-        The object still names the copy from which the folder was last written.
+        The field "copy" still identifies the local copy that last wrote the folder.
         """
         self._replace_own("")
 

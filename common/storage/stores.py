@@ -21,7 +21,7 @@ PATIENCE = "TRAINLESS_BUCKET_SECONDS", 300
 """Environment variable and default of the seconds after which a store that does not answer counts as unavailable."""
 
 _CONNECT, _ANSWER = 10, 60
-"""Timeouts of a connection and of an answer, in seconds."""
+"""Connect timeout and read timeout of a request, in seconds."""
 
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
 """HTTP status codes of transient errors. A request without an answer counts as 503."""

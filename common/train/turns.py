@@ -64,9 +64,9 @@ def fit_in_turns(jobs: Sequence[Job], mesh: Mesh, turn: int) -> list[dict]:
 
 
 def _session(steps: Sequence[int], turn: int) -> str:
-    """Returns the session of runs that continue from `steps`: a new id, or "alone" if they take no turns.
+    """Returns the session id of runs that start or resume at `steps`: a new id if they take turns, otherwise "alone".
 
-    Runs that were killed may continue from steps more than one turn apart. Such runs count as "alone".
+    Runs that resume at steps more than one turn apart, for example after they were killed, count as "alone".
     """
     together = turn and steps and max(steps) - min(steps) <= turn
     return f"turns {secrets.token_hex(4)}" if together else "alone"

@@ -96,7 +96,7 @@ def _decoder(
     Args:
       made: backbone with the sizes from config.json.
       partial: fraction of a head's features to which rotary positions are applied.
-      activation, tied: default values of absent fields.
+      activation, tied: values if config.json lacks the field `hidden_act` or `tie_word_embeddings`.
       dropout_rates: dropout rates of the sublayer outputs and the embeddings.
     """
     size = fields.count("head_dim", made.size)

@@ -116,8 +116,8 @@ def word_content(pool: Sequence[Sentence], count: int, generator: np.random.Gene
     targets = [word for word in ranked[2 * size :] if len(word) >= 4 and word.isalpha()][:size]
     check(
         len(targets) == size,
-        f"the text has {len(ranked):,} different words, too few for the {size:,} target words of"
-        f" --count={count}; lower --count or give more text",
+        f"the text has {len(targets):,} possible target words (4 letters or more, without the {2 * size:,} most"
+        f" frequent words), too few for the {size:,} target words of --count={count}; lower --count or give more text",
     )
     groups: dict[str, list[Sentence]] = {word: [] for word in targets}
     for sentence, tokens in zip(pool, lower, strict=True):
