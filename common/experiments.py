@@ -7,6 +7,7 @@ import importlib
 import itertools
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -279,7 +280,9 @@ class ExperimentSuite:
         return dict(zip(configs, summaries, strict=True))
 
     def kept(self, name: str) -> list[Run]:
-        """Returns all finished runs of a case in --out that have test results, with any configuration.
+        """Returns the finished runs of a case in --out that have test results.
+
+        If several tuned values have test results, returns the runs of the value that has the most seeds.
 
         Raises:
           UserError: a summary is damaged.
@@ -287,9 +290,14 @@ class ExperimentSuite:
         paths = sorted((self.out / "runs").glob(f"{name}_seed*/{SUMMARY}"))
         # The glob also matches folders of other cases, such as "NAME_seed1_x_seed1". The pattern excludes these
         # folders.
-        pattern = re.compile(rf"{re.escape(name)}_seed\d+(_[a-z0-9_]+=[^=]+)*")
-        runs = [read_run(path) for path in paths if pattern.fullmatch(path.parent.name)]
-        return [run for run in runs if run.summary["test"]]
+        pattern = re.compile(rf"{re.escape(name)}_seed\d+((_[a-z0-9_]+=[^=]+)*)")
+        runs = defaultdict(list)
+        for path in paths:
+            if (match := pattern.fullmatch(path.parent.name)) and (run := read_run(path)).summary[
+                "test"
+            ]:
+                runs[match[1]].append(run)
+        return max(runs.values(), key=len, default=[])
 
     def claims(self, paper: str, only_kept: bool = False) -> None:
         """Prints and writes the table `claims`: the verdict of every claim of a paper.

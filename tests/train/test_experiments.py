@@ -111,6 +111,18 @@ def test_kept_runs_of_a_sweep_may_have_digits_in_a_field_name(tmp_path: Path) ->
     assert [ran.name for ran in suite.kept("one")] == ["one_seed1_beta2=0.9"]
 
 
+def test_kept_runs_have_the_tuned_value_with_the_most_seeds(tmp_path: Path) -> None:
+    def train(value: str, seeds: int) -> None:
+        grid = {"optimizer.beta2": (value,)}
+        suite = Toys("tiny", seeds, [], tmp_path, toy.mesh(), sweep=grid)
+        suite.runs({"one": lambda seed: toy.config(seed=seed, train__steps=5)})
+
+    train("0.9", seeds=1)
+    train("0.99", seeds=2)
+    kept = Toys("tiny", 1, [], tmp_path, toy.mesh()).kept("one")
+    assert [ran.name for ran in kept] == ["one_seed1_beta2=0.99", "one_seed2_beta2=0.99"]
+
+
 def cases(**rates: float) -> dict:
     """Returns name -> function from the seed to a configuration. The cases differ in the learning rate."""
     return {
