@@ -103,7 +103,7 @@ class Reader:
 
     @cached_property
     def _read(self) -> Callable:
-        """Returns the compiled function (trainable, frozen, batch) -> vectors (P, B, D), replicated on every device."""
+        """The jitted function (trainable, frozen, batch) -> vectors (P, B, D), replicated on all devices."""
         abstract_model = self.values.abstract_model
 
         def read(trainable, frozen, batch):
