@@ -31,7 +31,7 @@ class Uploads:
         """Takes the lease and downloads changed files from the bucket.
 
         Raises:
-          UserError: another process is training in the folder, or the store refuses a request or does not answer.
+          UserError: another process is training in the folder, or the store refuses a request or does not respond.
         """
         self._folder, self._address = folder, folders.address(folder)
         self._mirror = Mirror(folder)

@@ -42,7 +42,7 @@ class Tracker:
         Args:
           config: configuration of the run, for wandb.
           wandb_mode: "offline", "online" (offline if the connection fails), or "disabled".
-          name: name of the wandb run; None for the name of `workdir`.
+          name: name of the wandb run; None for the folder name of `workdir`.
           group: wandb group of the run, such as a group of seeds.
           resume_step: step at which the run resumes. Deletes the lines of later steps and continues the same wandb run.
             None starts an empty file and a new wandb run.

@@ -66,5 +66,5 @@ def summary_of_ended(run: Run) -> dict | None:
         ),
     )
     if stored is not None and is_main():
-        path.touch()  # Makes the summary newer than the data files, which `ended` requires.
+        path.touch()  # make the summary newer than the data files, as `ended` requires
     return stored

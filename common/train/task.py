@@ -165,7 +165,7 @@ class Task(Protocol):
         return self.predict(values, split).metrics()
 
     def fingerprints(self) -> dict[str, str]:
-        """Returns name -> fingerprint of each split and tokenizer, which must be equal on all processes."""
+        """Returns {name: fingerprint} of splits and tokenizers. The fingerprints must be equal on all processes."""
         return {}
 
     def save(self, workdir: Any) -> None:
