@@ -1,6 +1,6 @@
 """Loads trained classifiers.
 
-B rows of a batch, E texts, C classes.
+Shape letters of this module: B rows of a batch, E texts, C classes.
 """
 
 import json

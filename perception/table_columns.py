@@ -66,11 +66,14 @@ def find_columns(
     """
     for name in text:
         check_choice("--text", name, tuple(columns))
-    check(len(set(text)) == len(text), "--text names a column twice")
+    check(len(set(text)) == len(text), "--text names a column twice; name each column once")
     for name in label:
         check_choice("--label", name, tuple(columns))
-        check(name not in text, f"--label={name} is a column of --text too")
-    check(len(set(label)) == len(label), "--label names a column twice")
+        check(
+            name not in text,
+            f"--label={name} is also a column of --text: remove it from one of the two options",
+        )
+    check(len(set(label)) == len(label), "--label names a column twice; name each column once")
     values = {
         name: [record[1].get(name) for record in records[:LOOKED_AT]]
         for name in columns
@@ -109,7 +112,12 @@ def _choose(
     suits: Callable[[Sequence[Any]], bool],
     columns: Sequence[str],
 ) -> str:
-    """Returns the only column with one of the `names`. If there are none or several, the only column that `suits`."""
+    """Returns the only column with one of the `names`. If no column or several columns have such a name, returns the
+    only column whose values fulfil `suits`.
+
+    Raises:
+      UserError: no column, or more than one, fulfils `suits`.
+    """
     named = [name for name in values if name.strip().lower() in names]
     found = named if len(named) == 1 else [name for name, x in values.items() if suits(x)]
     if len(found) != 1:

@@ -37,7 +37,7 @@ Record = tuple[str, Mapping[str, Any]]
 
 
 Fields = Sequence[Sequence[str]]
-"""The text columns of a table: for each column its possible names. Reads the first name that exists."""
+"""The text columns of a table: for each column, its possible names. The first name that exists in the table is used."""
 
 Columns = Mapping[str, type]
 """Columns to add to a table, in order: name -> type, which is `str`, `float` or `list` (of texts)."""
