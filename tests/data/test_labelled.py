@@ -175,7 +175,7 @@ def named(count: int, **fields: object) -> list[dict]:
 
 
 def test_missing_splits_are_cut_from_train(folder, capsys):
-    """The sizes are those of Hugging Face's train_test_split(0.3, seed=42). The split is deterministic."""
+    """Hugging Face's train_test_split(0.3, seed=42) gives splits of the same sizes. The split is deterministic."""
     for name in ("validation", "test"):
         (folder / f"{name}.jsonl").unlink()
     (folder / "train.jsonl").write_text(lines(named(40)))

@@ -33,7 +33,7 @@ def mesh():
 
 @pytest.fixture
 def words(tmp_path) -> ConfigDict:
-    """Configuration of a language model on a text of three sentences."""
+    """Returns the configuration of a language model on a text of three sentences."""
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text(TEXT)
     config = explicit.tiny_text(explicit.babylm("cat"))
@@ -346,7 +346,7 @@ def idx(path: Path, array: np.ndarray) -> None:
 
 @pytest.fixture
 def images(tmp_path, digits) -> Path:
-    """IDX files named like MNIST's, with images of 2 x 2 pixels."""
+    """Writes IDX files with the names of MNIST's files, and images of 2 x 2 pixels."""
     for part, count in (("train", 20), ("t10k", 10)):
         labels = np.arange(count) % 2
         idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", labels)

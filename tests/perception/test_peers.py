@@ -31,7 +31,7 @@ from tests.perception.published import PUBLISHED  # noqa: E402
 pytestmark = pytest.mark.peers
 
 LONG = 64
-"""Number of positions, which texts fill: more than ten of Mistral's windows."""
+"""Number of tokens of a text: more than ten of Mistral's windows."""
 
 
 def alone() -> Mesh:

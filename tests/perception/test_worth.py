@@ -138,7 +138,7 @@ def test_worth_table_has_all_ways(asked) -> None:
 
 
 def test_one_seed_gives_no_verdict(asked) -> None:
-    """A verdict is undecided if at least one side has a seed."""
+    """A verdict is undecided if the result of at least one of the two methods depends on the seed."""
     with (asked / "verdicts.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) in (4, 5)

@@ -54,7 +54,10 @@ def test_reads_gzip_and_computes_the_majority(tmp_path):
         ((*LINES, "dev\tPAST\tIt was ."), "line 5: the partition is 'dev'; it must be one of tr"),
         ((*LINES, "tr\tPAST\t "), "line 5: the sentence has no words"),
         ((*LINES, "tr\t\tHe went ."), "line 5: the label is missing"),
-        ((*LINES, "te\tFUT\tIt will be ."), "line 5: the label 'FUT' is not in the partition tr"),
+        (
+            (*LINES, "te\tFUT\tIt will be ."),
+            "line 5: no line of the partition tr has the label 'FUT'",
+        ),
         (LINES[:3], "has no line of the partition te"),
         ((LINES[0], *LINES[2:]), "has only the label 'PAST' in its partition tr"),
     ],
