@@ -86,7 +86,7 @@ def _load_idx(directory: Path, part: str) -> Images:
     check(
         pixels.ndim == 3 and labels.ndim == 1 and len(pixels) == len(labels) > 0,
         f"{directory}: {part} images have shape {pixels.shape}, but labels have shape {labels.shape}; the shapes must"
-        " be (images, height, width) and (images,)",
+        " be (images, height, width) and (images,), with at least one image",
     )
     return pixels.reshape(len(pixels), -1), labels.astype(np.int32)
 

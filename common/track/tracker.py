@@ -74,7 +74,7 @@ class Tracker:
             )
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Writes a line with the step and the values. Values are numbers or scalar arrays. NaN becomes null.
+        """Writes a line with step and values. Values are numbers or scalar arrays. NaN and infinity become null.
 
         Steps must not decrease, because wandb ignores values of earlier steps.
         """

@@ -183,7 +183,7 @@ def test_solution_on_eight_devices_matches_one_device(words, tmp_path):
         ("at least 1, got 0", "train.epochs", 0),
         ("must be 0: --config.train.epochs determines the number", "train.steps", 5),
         ("adagrad has no weight decay", "optimizer.weight_decay", 0.1),
-        ("is not divisible by 2", "train.batch", 63),
+        ("must be a positive multiple of 2", "train.batch", 63),
         ("above 0 and at most 1", "data.held_out_share", 0.0),
         ("too large for the training text", "data.vocab_size", 5000),
         ("line, paragraph, file", "data.documents", "page"),

@@ -203,7 +203,7 @@ def test_number_of_target_words_scales_with_count(pool):
 def test_too_little_text_is_rejected(pool):
     with pytest.raises(UserError, match=r"--count=30000 needs 6,000 for each of the 6 labels"):
         make(pool, "sentence_length", count=30_000)
-    with pytest.raises(UserError, match=r"--count=3 needs .* raise --count"):
+    with pytest.raises(UserError, match=r"--count=3 is less than .* raise --count"):
         make(pool, "sentence_length", count=3)
     with pytest.raises(UserError, match="too few for the 2 target words"):
         make(pool[:1], "word_content", count=10)
