@@ -133,9 +133,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return found
 
     def head(self) -> list[Run]:
-        """Trains missing runs of the method "head", which solves the head. Returns one run, or one per draw of the
-        examples.
-        """
+        """Solves the head in missing runs. Returns one run, or one for each random draw of the examples."""
         asked = {name: self.configuration("head", seed) for seed, name in self.draws("head")}
         return self.fit_all(asked)
 

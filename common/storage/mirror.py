@@ -281,7 +281,7 @@ def identity() -> str:
 
 
 def last_writer(lease: bytes) -> str:
-    """Returns the `identity` of the copy that last wrote the folder: "" if none has, "unknown" if the lease is damaged."""
+    """Returns the `identity` of the folder's last writer: "" if there is none, "unknown" if the lease is damaged."""
     if not lease:
         return ""
     try:
