@@ -130,7 +130,7 @@ class ExperimentSuite:
         return self.out / "runs" / name
 
     def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
-        """Loads the data by the paper's `run.prepare`.
+        """Calls the paper's `run.prepare`, which loads the data.
 
         Returns:
           The completed configuration and the task, for `common.train.loop`.

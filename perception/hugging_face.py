@@ -64,7 +64,11 @@ class Pretrained:
         prefix = FAMILIES[self.shape.family].names.prefix
         known = (p + n for p in ("", prefix) for n in (name, old) if p + n in self.files.names)
         found = next(known, None)
-        check(found is not None, f"{self.directory} has neither tensor {name} nor {prefix}{name}")
+        check(
+            found is not None,
+            f"{self.directory} has neither tensor {name} nor {prefix}{name}: its files are incomplete or do not fit"
+            " config.json",
+        )
         return found
 
     def written(self, name: str) -> str:

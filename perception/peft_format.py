@@ -92,7 +92,7 @@ def read_config(directory: Path) -> Fields:
       UserError: the file is missing or damaged, or describes another kind of adapter.
     """
     path = directory / CONFIG
-    check(path.is_file(), f"{directory} has no {CONFIG}")
+    check(path.is_file(), f"{directory} has no {CONFIG}: give the directory of an adapter")
     try:
         values = json.loads(path.read_text())
     except (ValueError, OSError) as error:

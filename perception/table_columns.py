@@ -136,6 +136,6 @@ def _is_prose(values: Sequence[Any]) -> bool:
 
 
 def _is_classes(values: Sequence[Any]) -> bool:
-    """Returns whether there are two different values, or more that repeat five times or more on average."""
+    """Returns whether there are two different values, or more than two that occur at least five times on average."""
     labels = [str(x) for x in values if not is_missing(x) and not isinstance(x, list | dict)]
     return 2 <= len(set(labels)) <= max(2, len(labels) / 5)

@@ -75,7 +75,7 @@ class Table(Protocol):
         """Writes rows with further columns.
 
         Args:
-          added: the columns.
+          added: the further columns.
           blocks: blocks of this table, and the values of the added columns in each row. In a row without a label, texts
             are "", and numbers and lists are None.
         """

@@ -180,7 +180,7 @@ def test_the_gpt_of_the_code_has_no_feed_forward():
 
 @pytest.fixture(scope="module")
 def gmlp():
-    """Returns a function (recipe, noise) -> tiny gMLP with noise on all parameters, so that each affects the output."""
+    """Returns a function (recipe, noise) that makes a tiny gMLP. The noise makes every parameter affect the output."""
 
     def make(recipe: str, noise: float):
         config = language.choose("gmlp", "enwik8", f"{recipe},tiny").model
