@@ -338,7 +338,7 @@ def run(
 
     The seed in the summary is `config.seed` if the examples were drawn (`config.data.shots`), otherwise None.
 
-    If `workdir` already has results for the same examples and the same `config.data.balance`, they are reused.
+    Reuses results in `workdir` for the same examples and the same `config.data.balance`.
 
     Args:
       config: configuration of a run on these examples. The fields DATA of `config.data` are written to the summary.

@@ -51,7 +51,7 @@ FIXED = ("finetune", "seed")
 class ExperimentSuite(experiments.ExperimentSuite):
     """The runs of a comparison of training methods.
 
-    Attributes beyond those of the base class:
+    Additional attributes:
       spec: the configuration, "FILE" or "FILE:ARGUMENT".
       margin: equivalence margin in points of weighted F1.
       only: training methods (keys of WAYS) that are run beside the baseline; () for all methods.

@@ -170,7 +170,7 @@ def export(
       like: base model of the parameters. The export keeps the base model's tensor names and dtypes, config.json fields
         and tokenizer files. Tensors that are missing in `values`, such as output layers, are copied from the base
         model. Kernels that are quantized in the base model are written in float32.
-      beside: function that writes more files to the directory. It is called on the main process.
+      beside: function that writes more files to the directory. Called on the main process only.
 
     Raises:
       UserError: the directory is not empty or not writable, or config.json cannot express the backbone.

@@ -32,8 +32,8 @@ LOOKED_AT = 1000
 def check_header(records: Sequence[tuple], columns: Sequence[str]) -> None:
     """Raises a UserError if the first line of a CSV file looks like a row instead of the names of columns.
 
-    The line looks like a row if it contains a long text, or a label that the rows repeat. It is a header if it contains
-    a common name of a text or label column.
+    The line looks like a row if it contains a long text, or a label that the rows repeat. The line is a header if it
+    contains a common name of a text or label column.
     """
     common = {*TEXT_NAMES, *LABEL_NAMES, *(name for pair in PAIR_NAMES for name in pair)}
     if any(name.strip().lower() in common for name in columns):

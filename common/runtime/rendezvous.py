@@ -1,7 +1,7 @@
-"""A rendezvous of all processes before they join JAX's runtime. It names missing or misconfigured processes.
+"""A rendezvous of all processes before they join JAX's runtime. Its errors name missing or misconfigured processes.
 
 Each process sends one line to process 0: the launcher's token, then JSON. The token keeps out other programs and other
-users' runs. It is sent in plain text, so it does not protect against eavesdroppers.
+users' runs. The token is sent in plain text, so it does not protect against eavesdroppers.
 """
 
 import hmac

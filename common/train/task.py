@@ -24,7 +24,7 @@ class ModelState:
 
     Attributes:
       trainable, frozen: path -> array on the mesh.
-      interruption: function that an evaluation calls between batches. It raises an exception to interrupt the
+      interruption: function that an evaluation calls between batches, and that raises an exception to interrupt the
         evaluation.
     """
 

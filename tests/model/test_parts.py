@@ -150,7 +150,7 @@ def test_fused_kernel_is_used_for_supported_head_sizes(monkeypatch, size, fused)
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_shared_keys_equal_repeated_keys(monkeypatch, causal):
-    """Values and gradients equal those of keys and values that are repeated for every query head."""
+    """Values and gradients do not change if keys and values are repeated for every query head."""
     monkeypatch.setattr(attend_module, "BLOCK", 4)
     random = np.random.default_rng(8)
     query, key, value = (

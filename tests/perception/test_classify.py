@@ -69,7 +69,7 @@ def wanted(trained) -> np.ndarray:
 
 @pytest.fixture
 def call(workdir, monkeypatch) -> Callable[..., None]:
-    """Returns a function that calls the program with options. It uses one device and, by default, the run `workdir`."""
+    """Returns a function that calls the program with options, on one device and, by default, with the run `workdir`."""
 
     def call(*options: object, stdin: bytes = b"") -> None:
         named = any(str(option).startswith(("--run", "--workdir")) for option in options)
