@@ -62,7 +62,7 @@ def validate(config: ConfigDict) -> None:
 
 
 def load_images(source: str) -> tuple[Images, Images]:
-    """Returns training and test images. `source` is "files:DIR" (IDX files named like MNIST's) or "embedded:digits".
+    """Returns training and test images. `source` is "files:DIR" (with MNIST's names of IDX files) or "embedded:digits".
 
     Raises:
       UserError: the source is unknown, a file is missing or damaged, or numbers of labels and images differ.

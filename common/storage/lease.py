@@ -52,7 +52,7 @@ class Lease:
         self._copy, self._word = identity(), uuid.uuid4().hex
 
     def acquire(self) -> bool:
-        """Takes the lease. Returns False if another copy than this process's was the last to write the folder.
+        """Takes the lease. Returns False if the last writer of the folder is another local copy, otherwise True.
 
         Raises:
           UserError: another process holds the lease.

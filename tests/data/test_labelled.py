@@ -287,7 +287,7 @@ def test_embedded_manual_has_all_classes_and_distinct_paragraphs():
 
 
 def test_tfds_data_sets(tmp_path):
-    """The data set is like GLUE's: texts are bytes, and classes have names."""
+    """As in GLUE's data sets, texts are bytes, and classes have names."""
     import tensorflow_datasets as tfds
 
     class TinySentences(tfds.core.GeneratorBasedBuilder, skip_registration=True):

@@ -1,4 +1,5 @@
-"""Closed-form heads equal scikit-learn's. Batches of examples, and merging of heads, do not change the result.
+"""Closed-form heads equal the heads of scikit-learn. Neither batches of examples nor merging of heads change the
+result.
 
 E examples, M features, N outputs.
 """
