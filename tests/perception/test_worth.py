@@ -441,11 +441,13 @@ def test_run_of_another_paper_raises_error(tmp_path) -> None:
         ("--workdir", classify),
     ):
         told = refused(program, *more, f"{option}={tmp_path}")
-        assert told == f"{option}{what}, reservoir"
+        assert told == f"{option}{what}, reservoir: name a run of perception"
     told = refused(adapters, "add", "--adapters", f"{tmp_path}:1", out)
-    assert told == f"--adapters{what}, reservoir"
+    assert told == f"--adapters{what}, reservoir: name a run of perception"
     (tmp_path / "config.json").write_text(json.dumps(values))
-    assert refused(classify, f"--workdir={tmp_path}") == f"--workdir{what}"
+    assert (
+        refused(classify, f"--workdir={tmp_path}") == f"--workdir{what}: name a run of perception"
+    )
 
 
 def test_export_of_full_run_reproduces_probabilities(asked, folder) -> None:
