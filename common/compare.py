@@ -46,7 +46,7 @@ class Cases(ExperimentSuite):
 
 
 def parse_cases(options: Sequence[Sequence[str]]) -> dict[str, dict[str, str]]:
-    """Parses the values of --case, each a name and then FIELD=VALUE texts. Returns name -> field -> value.
+    """Parses the values of --case, each a name and then FIELD=VALUE texts. Returns {name: {field: value}}.
 
     Raises:
       UserError: there are fewer than two cases, a name is repeated or not valid as a folder name, or a field is

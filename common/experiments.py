@@ -130,7 +130,7 @@ class ExperimentSuite:
         return self.out / "runs" / name
 
     def prepare(self, config: ConfigDict) -> tuple[ConfigDict, Task]:
-        """Loads the data by the paper's `run.prepare`.
+        """Calls the paper's `run.prepare`, which loads the data.
 
         Returns:
           The completed configuration and the task, for `common.train.loop`.
@@ -158,7 +158,7 @@ class ExperimentSuite:
         raise NotImplementedError
 
     def runs(self, cases: Mapping[str, Experiment]) -> dict[str, list[Run]]:
-        """Trains the missing runs and returns case -> its runs, one for each seed.
+        """Trains the missing runs and returns {case: runs, one for each seed}.
 
         With a `sweep`, every case is first trained at each point of the grid, with seed 1 and without the test split.
         All seeds of a case then use the point with the best validation value. The table `sweep` lists all points.
@@ -175,7 +175,7 @@ class ExperimentSuite:
         return runs
 
     def _tune(self, cases: Mapping[str, Experiment]) -> dict[str, Point]:
-        """Trains each case at every grid point with seed 1, writes the table `sweep`, returns case -> best point."""
+        """Trains each case at every grid point with seed 1, writes the table `sweep`, returns {case: best point}."""
         combinations = itertools.product(*self.sweep.values())
         grid = [dict(zip(self.sweep, values, strict=True)) for values in combinations]
         configs = {}
@@ -223,7 +223,7 @@ class ExperimentSuite:
         return [run_of(summaries[name], name, folder=self.folder(name)) for name in configs]
 
     def _kept(self, name: str, config: ConfigDict) -> dict | None:
-        """Returns the summary of the finished run `name`; None if it is missing or has another configuration."""
+        """Returns the summary of the run `name`; None if the run is not finished or has another configuration."""
         workdir = self.folder(name)
 
         def is_same(stored: dict) -> bool:
@@ -233,8 +233,9 @@ class ExperimentSuite:
                 # A sweep only reads validation curves, so it also accepts runs with test results.
                 stored["eval.test"] = False
             if not has_checkpoints(workdir):
-                # A run without checkpoints cannot be continued, so ignore the age of its data files. Also ignore
-                # configuration fields that were added to the code after the run: their defaults do not change the run.
+                # A run without checkpoints cannot be resumed: keep its results even if data files are newer. Also
+                # ignore configuration fields that were added to the code after the run: their defaults do not change
+                # the run.
                 unchanged = True
                 overridden = {
                     field.removeprefix("--config.").split("=")[0] for field in self.fields

@@ -29,7 +29,7 @@ def draws(module: nnx.Module, matrix: tuple) -> Iterator[tuple[nnx.Module, str, 
     The initializers are specs of the function `draw`, and come from the method `frozen_init()` of each submodule.
 
     Args:
-      matrix: the initializer of kernels. It replaces ("matrix",), which `frozen_init()` returns for kernels.
+      matrix: the initializer of kernels, which replaces the spec ("matrix",) that `frozen_init()` returns for kernels.
 
     Raises:
       ValueError: a submodule has no initializer for one of its parameters.

@@ -2,7 +2,7 @@
 
     python -m reservoir.train --config=configs/multi30k_ffn_res.py
 
-Reproduces: not in the paper; a complete small task for a laptop (6 encoder layers, 2 decoder layers, width 256).
+Reproduces: nothing in the paper. A complete small task for a laptop (6 encoder layers, 2 decoder layers, width 256).
 Hardware: two CPU cores; results/ has times and scores.
 Data: text files {train,valid,test2016}.{de,en}[.gz] in data/multi30k_de_en. Another folder:
 --config.data.source=files:DIR.

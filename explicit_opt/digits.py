@@ -62,7 +62,7 @@ def validate(config: ConfigDict) -> None:
 
 
 def load_images(source: str) -> tuple[Images, Images]:
-    """Returns training and test images. `source` is "files:DIR" (IDX files named like MNIST's) or "embedded:digits".
+    """Returns training and test images. `source` is "files:DIR" (with MNIST's names of IDX files) or "embedded:digits".
 
     Raises:
       UserError: the source is unknown, a file is missing or damaged, or numbers of labels and images differ.
@@ -86,7 +86,7 @@ def _load_idx(directory: Path, part: str) -> Images:
     check(
         pixels.ndim == 3 and labels.ndim == 1 and len(pixels) == len(labels) > 0,
         f"{directory}: {part} images have shape {pixels.shape}, but labels have shape {labels.shape}; the shapes must"
-        " be (images, height, width) and (images,)",
+        " be (images, height, width) and (images,), with at least one image",
     )
     return pixels.reshape(len(pixels), -1), labels.astype(np.int32)
 

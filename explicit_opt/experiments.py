@@ -190,7 +190,7 @@ def _fields_of(corpus: str, fields: Iterable[str]) -> list[str]:
 def language_runs(
     suite: ExperimentSuite, aggregates: Iterable[str] = PRINTED
 ) -> dict[tuple[str, int, str], list[tuple[Points, float]]]:
-    """Trains missing runs. Returns (input, K, `config.start`) -> (curve, test perplexity at the best step) per seed."""
+    """Trains missing runs. Returns {(input, K, `config.start`): (curve, test perplexity at the best step) per seed}."""
     cells = itertools.product(aggregates, CONTEXTS, TRAINED)
     cases = {cell: suite.language_case(*cell) for cell in cells}
     runs = suite.runs(dict(cases.values()))
@@ -393,7 +393,7 @@ def priming_scan(task: Digits) -> tuple[list[tuple[float, float, float]], float]
 
 
 def _curves(suite: ExperimentSuite, *aggregates: str) -> dict[str, dict[str, Points]]:
-    """Returns input ("sum" or "cat") -> label, such as "K = 2, warm" -> curve of seed 1."""
+    """Returns {input ("sum" or "cat"): {label, such as "K = 2, warm": curve of seed 1}}."""
     runs = language_runs(replace(suite, seeds=1), aggregates)
     return {
         aggregate: {

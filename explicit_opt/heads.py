@@ -127,7 +127,8 @@ class HeadStart:
             weights_E[seen_E],
         )
         if not self._origin_M.size:
-            # "explicit" needs the values themselves, and sparse features would become dense.
+            # Shift only dense features of "lda" and "ridge": "explicit" needs unshifted values, and a shift makes
+            # sparse features dense.
             moves = self.method != "explicit" and not sparse.issparse(features_EM)
             self._origin_M = features_EM.mean(0) if moves else np.zeros(width)
         moved_EM = features_EM
@@ -261,7 +262,7 @@ class HeadStart:
         covariance_MM = scatter_MM - (mean_NM * self._mass_N[:, None]).T @ mean_NM
         check(
             np.trace(covariance_MM) > 1e-12 * np.trace(scatter_MM),
-            "lda needs features that vary within a class, but all features are constant there",
+            "lda needs features that vary within a class, but all features are constant within every class",
         )
         prior = self.smoothing * np.trace(covariance_MM) / (total * width)
         covariance_MM = (covariance_MM + prior * np.eye(width)) / (total + self.smoothing)
@@ -321,14 +322,17 @@ def _checked_features(features: Any) -> Any:
         features_EM.ndim == 2 and features_EM.shape[1] > 0,
         f"features must have the shape (examples, features), with at least one feature, got {features_EM.shape}",
     )
-    check(bool(np.isfinite(values).all()), "a feature is not finite")
+    check(
+        bool(np.isfinite(values).all()),
+        "features must be finite numbers, but one is NaN or infinite",
+    )
     return features_EM
 
 
 def _checked_shares(labels: Any, examples: int, outputs: int | None) -> sparse.csr_array:
     """Returns the labels as probabilities of the outputs, (E, N) float64.
 
-    They are sparse, because a language model has many outputs.
+    The result is sparse, because a language model has many outputs.
     """
     labels = labels if sparse.issparse(labels) else _array("labels", labels)
     check(
@@ -379,7 +383,7 @@ def _checked_weights(weights: ArrayLike | None, examples: int) -> np.ndarray:
     )
     check(
         bool(np.isfinite(weights_E).all() and (weights_E >= 0).all()),
-        "a weight is negative or not finite",
+        "weights must be finite numbers of at least 0, but one is negative, NaN or infinite",
     )
     return weights_E
 

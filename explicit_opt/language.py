@@ -84,7 +84,7 @@ class Windows:
     Args:
       tokens_L: SentencePiece ids.
       lengths: number of tokens of each document.
-      context: W.
+      context: number W of previous tokens.
       limit: number of tokens to keep, from the start of the text; 0 keeps all.
     """
 
@@ -284,7 +284,8 @@ class NextToken(Task):
     def training_stride(self) -> int:
         """Distance between the training tokens that measure training perplexity.
 
-        The smallest distance at which at most `eval.train_tokens` tokens are measured; 1 (all tokens) if that is 0.
+        Returns the smallest distance at which at most `eval.train_tokens` tokens are measured, or 1 (all tokens) if
+        this field is 0.
         """
         total = len(self.splits["train"])
         return -(-total // (self.config.eval.train_tokens or total))

@@ -18,7 +18,7 @@ TARGETS = {
     "formula": "analysis",
     "sensitivity": "analysis",
 }
-"""Target -> module of `explicit_opt` with a function of this name."""
+"""Target -> module of `explicit_opt` that defines a function with the target's name."""
 
 CORPORA = {
     **dict.fromkeys(("table1", "fig1", "fig3", "formula"), ("babylm",)),

@@ -93,7 +93,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return config
 
     def cases(self, corpus: str) -> dict[str, list[Run]]:
-        """Trains missing runs; returns model kind -> runs, one per seed."""
+        """Trains missing runs; returns {model kind: runs, one per seed}."""
         names = {kind: self.case_name(corpus, kind) for kind in KINDS}
         runs = self.runs(
             {name: partial(self.configuration, kind, corpus) for kind, name in names.items()}

@@ -1,4 +1,4 @@
-"""Two initializations: GPT-2's, and PyTorch's defaults, which the authors' program uses."""
+"""Two initializations: as in GPT-2, and PyTorch's default initialization, which the authors' program uses."""
 
 from flax import nnx
 

@@ -112,9 +112,9 @@ def read(path: Path) -> list[bytes]:
                 line = prompt.encode()
             except UnicodeEncodeError as error:
                 raise UserError(f"{path}, line {number} is not Unicode text: {error}") from error
-        check(bool(line), f"{path}, line {number} is an empty prompt")
+        check(bool(line), f"{path}, line {number} is an empty prompt: remove the line")
         prompts.append(line)
-    check(bool(prompts), f"{path} has no prompts")
+    check(bool(prompts), f"{path} has no prompts: write one on each line")
     return prompts
 
 

@@ -46,7 +46,10 @@ def write(paper: str, path: Path, ask: Callable[[str], "Estimate"]) -> None:
         print(f"{number} of {len(plans)}: {plan}", flush=True)
         try:
             estimate = ask(plan)
-            check(estimate.chip_hours is not None, "the number of steps is unknown without data")
+            check(
+                estimate.chip_hours is not None,
+                "the number of steps is unknown without data: add --config.train.steps=N",
+            )
         except UserError as fault:
             print(f"error: {fault}", file=sys.stderr, flush=True)
             failed.append(plan)

@@ -27,7 +27,7 @@ RUNS = {
 }
 """Name of a run -> (configuration, fields to override).
 
-Fewer layers compile faster. In decoding by rows, they change only the bytes of weights.
+Fewer layers compile faster. In decoding by rows, the number of layers changes only the bytes of weights.
 """
 
 MESHES = ("fsdp", "data")
@@ -96,7 +96,10 @@ def traffic(config: "ConfigDict", topology: "Topology", *, by_rows: bool = True)
     with jax.set_mesh(mesh):
         model = variables.abstract(lambda: task.build(variables.ParamKeys(0)))
         decoding = task.decoding(model)
-        check(decoding is not None, "--decode: the task of --config does not generate text")
+        check(
+            decoding is not None,
+            "--decode: the task of --config does not generate text; remove --decode",
+        )
         function, inputs, steps, tokens = decoding.rows, decoding.inputs, *decoding[3:]
         weights = [
             _placed(shapes, sharding.shardings(kind, mesh))

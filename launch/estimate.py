@@ -255,8 +255,8 @@ def _too_large(missing: int, topology: Topology) -> TooLarge:
 def shardings(abstract_model: AbstractModel, mesh: Mesh) -> list[tuple[str, str, str, int]]:
     """Returns rows (name, shape, partition, count) of all parameters.
 
-    Parameters share a row if they have equal shape and partition and their names differ only in numbers. `count` is
-    their number.
+    Parameters share a row if they have equal shape and partition and their names differ only in numbers. `count` is the
+    number of parameters in the row.
     """
     rows: dict[tuple[str, str, str], int] = {}
     for kind in (abstract_model.trainable, abstract_model.frozen):

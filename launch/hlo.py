@@ -24,8 +24,8 @@ _INSTRUCTION = re.compile(
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition|\w+_computation)=%?([\w.-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-# Two conventions of the TPU compiler: It may split an asynchronous collective over several fusions, which share a
-# channel. It writes a reduce-scatter as a fusion of an all-reduce and a slice.
+# The TPU compiler may split an asynchronous collective over several fusions, which share a channel. The TPU compiler
+# writes a reduce-scatter as a fusion of an all-reduce and a slice.
 _PART = "async_collective_fusion_config"
 _SCATTERED = "all-reduce-scatter"
 

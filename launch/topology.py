@@ -137,13 +137,13 @@ _KNOWN = (
 def _read(name: str) -> tuple[int, str, tuple[int, ...]]:
     """Parses "2xv5e:4x4" to (2, "v5e", (4, 4)), and "cpu:8" to (1, "cpu", (8,)). Raises a UserError for other names."""
     match = re.fullmatch(r"(?:([1-9]\d{0,2})x)?([a-z]\w*):([1-9]\d*(?:x[1-9]\d*)*)", name)
-    check(match is not None, f"--topology={name!r}: {_KNOWN}")
+    check(match is not None, f"--topology={name!r} is unknown: {_KNOWN}")
     slices, kind, sizes = int(match[1] or 1), match[2], tuple(map(int, match[3].split("x")))
     if kind == "cpu":
         one = match[1] is None and len(sizes) == 1
-        check(one and sizes[0] <= 4096, f"--topology={name!r}: {_KNOWN}")
+        check(one and sizes[0] <= 4096, f"--topology={name!r} is unknown: {_KNOWN}")
         return slices, kind, sizes
-    check(kind in CHIPS, f"--topology={name!r}: {_KNOWN}")
+    check(kind in CHIPS, f"--topology={name!r} is unknown: {_KNOWN}")
     most, host = CHIPS[kind].most, _host(CHIPS[kind], sizes)
     check(
         math.prod(sizes) <= most,

@@ -1,6 +1,6 @@
 """Merges LoRA adapters into base weights, and adds adapters (task arithmetic; Ilharco et al., 2022).
 
-M inputs, N outputs of a kernel, R rank.
+Shape letters of this module: M inputs and N outputs of a kernel, R rank.
 """
 
 from collections.abc import Mapping, Sequence
@@ -62,7 +62,8 @@ def combine(adapters: Sequence[tuple[Adapter, float]]) -> Adapter:
     for number, other in known[1:]:
         check(
             other == base,
-            f"adapters {first} and {number} cannot be added: their base weights differ (fingerprints {base[:12]}"
+            f"adapters {first} and {number} cannot be added: they were trained on different base weights (fingerprints"
+            f" {base[:12]}"
             f" and {other[:12]})",
         )
     layers = {}

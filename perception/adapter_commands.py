@@ -114,7 +114,10 @@ def add(options: Namespace) -> None:
         for path, weight in weights
     ]
     families = dict.fromkeys(opened.family for opened, _ in found)
-    check(len(families) == 1, f"adapters of the families {', '.join(families)} cannot be added")
+    check(
+        len(families) == 1,
+        f"adapters of the families {', '.join(families)} cannot be added: give adapters of one family",
+    )
     total = adapter_arithmetic.combine([(opened.adapter, weight) for opened, weight in found])
     source = options.pretrained or next((x.source for x, _ in found if x.source), None)
     with staged(options.out) as folder:

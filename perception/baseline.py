@@ -1,6 +1,6 @@
 """The TF-IDF baseline: logistic regression on hashed word unigrams and bigrams.
 
-E examples, M features, C classes.
+Shape letters of this module: E examples, M features, C classes.
 """
 
 import json
@@ -169,7 +169,7 @@ class Model:
 
     @classmethod
     def load(cls, path: Path) -> "Model":
-        """Reads a file of `save`; a missing or damaged file is a UserError."""
+        """Reads a model that `save` has written. Raises a UserError if the file is missing or damaged."""
         try:
             with np.load(path, allow_pickle=False) as archive:
                 found = dict(archive)
@@ -187,7 +187,8 @@ class Baseline(NamedTuple):
     """A fitted baseline.
 
     Attributes:
-      chosen_f1: weighted F1 in percent of the model on the examples on which the inverse penalty was chosen.
+      chosen_f1: weighted F1 in percent on the split that chose the inverse penalty ("valid", or "test" without
+        "valid").
       inverse_penalty: the chosen inverse penalty.
       features: number of features.
       seconds: wall time of computing the features and fitting all regressions.
@@ -257,7 +258,7 @@ def fit(
 
     everything, sampled = slice(None), not solve and train.shape[0] > SAMPLE
     some = everything
-    if sampled:  # The texts may be sorted by class.
+    if sampled:  # draw at random, because the texts may be sorted by class
         some = np.sort(np.random.default_rng(0).permutation(train.shape[0])[:SAMPLE])
     chosen = None
     for candidate in INVERSE_PENALTIES:
@@ -337,7 +338,7 @@ def run(
 
     The seed in the summary is `config.seed` if the examples were drawn (`config.data.shots`), otherwise None.
 
-    If `workdir` already has results for the same examples and the same `config.data.balance`, they are reused.
+    Reuses results in `workdir` for the same examples and the same `config.data.balance`.
 
     Args:
       config: configuration of a run on these examples. The fields DATA of `config.data` are written to the summary.

@@ -75,7 +75,10 @@ def measure(runs: Sequence[Path], mesh: "Mesh", examples: int | None = None) -> 
     from common.report.verdict import LEAST_SEEDS, MARGINS, correct
     from perception.conclusions import compare_within_runs
 
-    check(len({run.resolve() for run in runs}) == len(runs), "--runs: a run is given twice")
+    check(
+        len({run.resolve() for run in runs}) == len(runs),
+        "--runs: a run is given twice; give each run once",
+    )
     found: dict[str, list[Classes]] = {}
     sizes: dict[str, list[tuple[float, ...]]] = {}
     for run in runs:

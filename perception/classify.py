@@ -34,7 +34,7 @@ BLOCK = 4096
 
 
 class _Run(Action):
-    """Stores the folder of the run as `run`, and the option that named it as `option`, for error messages."""
+    """Stores the folder of the run as `run`, and the option that named the folder as `option`, for error messages."""
 
     def __call__(
         self, parser: ArgumentParser, options: Namespace, value: Path, option: str | None = None

@@ -51,7 +51,7 @@ FIXED = ("finetune", "seed")
 class ExperimentSuite(experiments.ExperimentSuite):
     """The runs of a comparison of training methods.
 
-    Attributes beyond those of the base class:
+    Additional attributes:
       spec: the configuration, "FILE" or "FILE:ARGUMENT".
       margin: equivalence margin in points of weighted F1.
       only: training methods (keys of WAYS) that are run beside the baseline; () for all methods.
@@ -133,7 +133,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return found
 
     def head(self) -> list[Run]:
-        """Solves missing runs of the head. Returns one run, or one for each random draw of the examples."""
+        """Solves the head in missing runs. Returns one run, or one for each random draw of the examples."""
         asked = {name: self.configuration("head", seed) for seed, name in self.draws("head")}
         return self.fit_all(asked)
 
@@ -153,7 +153,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         """
         fields = [*self.fields, *_fields(PROBE_STEPS, PROBE_STEPS), "--config.eval.test=false"]
         probe = replace(self, out=self.out / "probe", fields=fields, turns=0)
-        shutil.rmtree(probe.out, ignore_errors=True)  # left by an interrupted command
+        shutil.rmtree(probe.out, ignore_errors=True)  # remove files of an interrupted command
         begun = time.monotonic()
         print(f"\nmeasuring {way}", flush=True)
         try:
@@ -237,8 +237,8 @@ class ExperimentSuite(experiments.ExperimentSuite):
                 if not costs:
                     costs[way] = suite.measure(way, splits, end)
                 # Estimate this cost by the cost of the previous method. For full training from pretrained weights, the
-                # estimate is a lower bound; if the method fits with it, the cost is measured. Full training from random
-                # weights costs the same as from pretrained weights.
+                # estimate is a lower bound: if the method fits into the budget with this estimate, its cost is
+                # measured. Full training from random weights costs the same as from pretrained weights.
                 costs.setdefault(way, list(costs.values())[-1])
                 plan = budget.make_plan(costs, end - time.monotonic(), most_steps)
                 if way == "full_pretrained" and way in plan.ways:
@@ -367,7 +367,7 @@ def publish(
 def within(suite: ExperimentSuite, plan: Plan) -> ExperimentSuite:
     """Returns a copy of the suite with the overrides of a plan.
 
-    If the plan has training steps, the copy also has its steps and seeds, and tunes the learning rate.
+    If the plan has training steps, the copy also has the plan's steps and seeds, and tunes the learning rate.
     """
     suite = replace(suite, fields=plan.fields)
     if not plan.steps:

@@ -43,7 +43,7 @@ def scores(found: Classes | LabelSets) -> dict[str, float]:
 def results(found: Mapping[str, Sequence[Run]]) -> Table:
     """Returns the table of results, with means ± deviations over seeds.
 
-    Scores are those of the best step, except in the column "weighted F1, last step".
+    Scores are measured at the best step, except in the column "weighted F1, last step".
     """
     rows = []
     for way, runs in found.items():

@@ -54,7 +54,10 @@ def _quantization(values: Mapping[str, Any], path: Path) -> Quantization | None:
         found = Quantization(field["kind"], field["base"])
     except KeyError as error:
         raise UserError(f"{path} is damaged: {QUANTIZATION} has no {error}") from error
-    check(found.kind in KINDS, f"{path}: {QUANTIZATION} has the unknown kind {found.kind!r}")
+    check(
+        found.kind in KINDS,
+        f"{path}: {QUANTIZATION} has the unknown kind {found.kind!r}; this program reads {', '.join(KINDS)}",
+    )
     return found
 
 
@@ -64,7 +67,10 @@ def read(path: Path) -> tuple[Backbone, Quantization | None]:
     Raises:
       UserError: the file is missing or damaged, or the family or a field is not supported.
     """
-    check(path.is_file(), f"{path.parent} has no {path.name}")
+    check(
+        path.is_file(),
+        f"{path.parent} has no {path.name}: give the directory of a Hugging Face model",
+    )
     try:
         values = json.loads(path.read_text())
     except (ValueError, OSError) as error:

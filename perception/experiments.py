@@ -43,7 +43,7 @@ def backbones() -> tuple[str, ...]:
 
 
 def stand_ins() -> dict[str, str]:
-    """Returns family -> first backbone of the family in Table 1.
+    """Returns {family: first backbone of the family in Table 1}.
 
     At the scale "tiny", the row of this backbone shows results of the small backbone tiny_FAMILY.
     """

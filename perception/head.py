@@ -3,7 +3,7 @@
 Logistic regression is convex, so the result does not depend on an optimizer or a seed. The inverse penalty is chosen on
 the validation examples.
 
-E examples, M inputs of the head (twice the width), C classes.
+Shape letters of this module: E examples, M inputs of the head (twice the width), C classes.
 """
 
 from collections.abc import Callable

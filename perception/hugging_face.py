@@ -64,7 +64,11 @@ class Pretrained:
         prefix = FAMILIES[self.shape.family].names.prefix
         known = (p + n for p in ("", prefix) for n in (name, old) if p + n in self.files.names)
         found = next(known, None)
-        check(found is not None, f"{self.directory} has neither tensor {name} nor {prefix}{name}")
+        check(
+            found is not None,
+            f"{self.directory} has neither tensor {name} nor {prefix}{name}: its files are incomplete or do not fit"
+            " config.json",
+        )
         return found
 
     def written(self, name: str) -> str:
@@ -166,7 +170,7 @@ def export(
       like: base model of the parameters. The export keeps the base model's tensor names and dtypes, config.json fields
         and tokenizer files. Tensors that are missing in `values`, such as output layers, are copied from the base
         model. Kernels that are quantized in the base model are written in float32.
-      beside: function that writes more files to the directory. It is called on the main process.
+      beside: function that writes more files to the directory. Called on the main process only.
 
     Raises:
       UserError: the directory is not empty or not writable, or config.json cannot express the backbone.

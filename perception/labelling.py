@@ -1,6 +1,6 @@
 """Labels the rows of a table of texts with a trained run: a network, or a TF-IDF model.
 
-E texts, C classes.
+Shape letters of this module: E texts, C classes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -113,11 +113,11 @@ class Classifier(Protocol):
         """Returns class probabilities, (E, C)."""
 
     def notes(self, texts: int) -> list[str]:
-        """Returns messages about the texts so far. `texts` is their number, with the empty texts."""
+        """Returns messages about the texts so far. `texts` is the number of these texts, including empty texts."""
 
 
 class Network:
-    """A trained network. Counts texts that are longer than its input."""
+    """A trained network. Counts texts that are longer than the input of the network."""
 
     def __init__(self, trained: Trained, rows: int):
         """Stores the arguments. `rows` is the maximum number of windows in a batch."""

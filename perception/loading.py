@@ -1,6 +1,6 @@
 """Loads trained classifiers.
 
-B rows of a batch, E texts, C classes.
+Shape letters of this module: B rows of a batch, E texts, C classes.
 """
 
 import json
@@ -163,7 +163,9 @@ def read(workdir: Path, option: str = "--workdir") -> ConfigDict:
     paper = config.get("paper", "")
     check(
         paper in ("", PAPER) and "finetune" in config,  # older runs have no `paper`
-        f"{option}={workdir} is a run of another program" + (f", {paper}" if paper else ""),
+        f"{option}={workdir} is a run of another program"
+        + (f", {paper}" if paper else "")
+        + ": name a run of perception",
     )
     for field in datasets.ADDED:
         config.data[field] = config.data.get(field, ADDED[f"data.{field}"])

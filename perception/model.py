@@ -167,7 +167,7 @@ def initialize(encoder: Encoder, shape: Backbone, rngs: nnx.Rngs) -> None:
             draw(table, 0.02)
     if shape.relative is not None:
         draw(encoder.relative.table, 0.02)
-    if shape.family == "bert":  # the padding id 0 in BERT
+    if shape.family == "bert":  # the id of BERT's padding token is 0
         encoder.embed.table[...] = encoder.embed.table[...].at[0].set(0)
 
 

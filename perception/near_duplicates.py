@@ -4,7 +4,7 @@ Two texts are near-duplicates if their sets of word pairs have a Jaccard similar
 space, punctuation and the values of numbers are ignored: "Your code is 1234" equals "your code is 9876!". Digits count
 if a text has few other words. In scripts without spaces, such as Chinese, each character is a word.
 
-E examples, A hash functions.
+Shape letters of this module: E examples, A hash functions.
 """
 
 import re
@@ -125,7 +125,7 @@ def _candidates(key_E: np.ndarray) -> np.ndarray:
 
 
 def _similar(texts: Sequence[str], pairs: np.ndarray) -> np.ndarray:
-    """Returns the rows of `pairs`, (pairs, 2) indices of two texts each, whose texts are near-duplicates."""
+    """Returns the rows of `pairs` whose two texts are near-duplicates. `pairs`, (pairs, 2), holds indices of texts."""
     members, at = np.unique(pairs, return_inverse=True)
     sets = _sets([texts[i] for i in members])
     a, b = (sets[rows] for rows in at.reshape(pairs.shape).T)

@@ -3,7 +3,7 @@
 With one class per example, labels are class indices, (E,). With several classes (multi-label), labels are 0 or 1 for
 each class, (E, C), and a class is predicted if its probability reaches its threshold.
 
-B rows of a batch, E examples, C classes.
+Shape letters of this module: B rows of a batch, E examples, C classes.
 """
 
 import jax

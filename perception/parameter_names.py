@@ -20,7 +20,7 @@ def their_name(family: str, ours: str) -> str:
     """Converts a parameter name of this project to a name in the files, such as "layers.0.self_attn.q_proj.weight"."""
     names = FAMILIES[family].names
     module, _, leaf = ours.rpartition("/")
-    if ours in names.outside:  # an embedding table outside a module
+    if ours in names.outside:  # an embedding table that belongs to no module
         module, leaf = ours, "table"
     layer = re.fullmatch(r"stack/blocks/(\d+)/(.*)", module)
     where = (

@@ -160,7 +160,7 @@ def _names(path: Path) -> tuple[str, ...]:
 
 
 def _linear_layers(model: nnx.Module) -> dict[tuple[str, ...], nnx.Module]:
-    """Returns path -> layer for all linear layers without an adapter. A `QuantizedLayer` is one layer."""
+    """Returns {path: layer} for all linear layers without an adapter. A `QuantizedLayer` is one layer."""
     layers: dict[tuple[str, ...], nnx.Module] = {}
 
     def collect(path: Path, part: Any, parent: Any) -> Any:
@@ -215,7 +215,7 @@ class LoraLayer(nnx.Module):
         change = self.scale * axes.from_matrices(a @ b, shape)
         value = (kernel.astype(jnp.float32) + change).astype(kernel.dtype)
         if isinstance(layer.kernel, nnx.Variable):
-            # A new variable, because layers with different adapters may share the old one.
+            # Make a new variable, because layers with different adapters may share the old variable.
             layer.kernel = layer.kernel.replace(value)
         else:
             layer.kernel = Frozen(value, draw=None)

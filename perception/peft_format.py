@@ -92,7 +92,7 @@ def read_config(directory: Path) -> Fields:
       UserError: the file is missing or damaged, or describes another kind of adapter.
     """
     path = directory / CONFIG
-    check(path.is_file(), f"{directory} has no {CONFIG}")
+    check(path.is_file(), f"{directory} has no {CONFIG}: give the directory of an adapter")
     try:
         values = json.loads(path.read_text())
     except (ValueError, OSError) as error:
@@ -101,11 +101,14 @@ def read_config(directory: Path) -> Fields:
     fields = Fields(path, values)
     fields.only(peft_type="LORA", bias="none")
     for name in _VARIANTS:
-        check(not values.get(name), f"{path}: {name}={values.get(name)!r} is not supported")
+        check(
+            not values.get(name),
+            f"{path}: {name}={values.get(name)!r} is not supported: use an adapter without this field",
+        )
     start = values.get("init_lora_weights", True)
     check(
         start in _KEEPS_BASE,
-        f"{path}: init_lora_weights={start!r} changes the base weights, which is not supported",
+        f"{path}: init_lora_weights={start!r} changes the base weights, which is not supported: use another adapter",
     )
     return fields
 

@@ -1,6 +1,6 @@
 """Block-wise quantization of frozen kernels to 8 or 4 bits (QLoRA; Dettmers et al., 2023).
 
-M inputs, N outputs of a kernel. A block is BLOCK consecutive inputs.
+Shape letters of this module: M inputs and N outputs of a kernel. A block is BLOCK consecutive inputs.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -103,7 +103,9 @@ class QuantizedKernel(nnx.Module):
         return dequantize(self.codes[...], self.scales[...], self.inputs)[key]
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:
-        """Returns x W like `matmul`. The backward pass dequantizes the kernel again, instead of saving it."""
+        """Returns x W like `matmul`. The backward pass dequantizes the kernel again, so the forward pass does not save
+        it.
+        """
 
         @jax.checkpoint
         def product(x_BLD: jax.Array, codes: jax.Array, scales: jax.Array) -> jax.Array:

@@ -1,6 +1,6 @@
 """Attention with relative positions whose parameters all layers share: MPNet's biases, and DeBERTa's embeddings.
 
-R groups of distances.
+Shape letter of this module: R groups of distances.
 """
 
 import math

@@ -3,7 +3,7 @@
 The page is a tree of `xml.etree` elements, whose serializer escapes every text and attribute. The page has no script
 and no reference to another file, and its content security policy forbids both.
 
-E test examples, C classes.
+Shape letters of this module: E test examples, C classes.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

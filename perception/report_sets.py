@@ -1,6 +1,6 @@
 """Report sections about a multi-label classifier, which may predict several classes for a text.
 
-E test examples, C classes.
+Shape letters of this module: E test examples, C classes.
 """
 
 from collections.abc import Iterable, Sequence

@@ -36,7 +36,7 @@ SIZES = {
     "imdb": Size(25_000, 311.9, True),
     "c-bait": Size(22_400, 11.0, True),
     "rotten": Size(8_530, 25.4, True),
-    # The authors' program reads only the premises, whose mean was measured on 18,000 pairs.
+    # The authors' program reads only the premises. Their mean number of tokens was measured on 18,000 pairs.
     "snli": Size(549_367, 14.6, True),
     "sst2": Size(67_349, 11.3, True),
     "w-tox": Size(127_656, 95, False),
@@ -101,7 +101,7 @@ def tokens(texts: Iterable[Sequence[str]]) -> float:
 
 
 def gaps(table: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[tuple[str, str], float]:
-    """Returns (backbone, column) -> F1 of LoRA minus F1 of full training, for cells that have both."""
+    """Returns {(backbone, column): F1 of LoRA minus F1 of full training} for cells that have both."""
     return {
         (backbone, column): value - table[backbone, "full"][column]
         for (backbone, mode), row in table.items()
@@ -112,7 +112,7 @@ def gaps(table: Mapping[tuple[str, str], Mapping[str, float]]) -> dict[tuple[str
 
 
 def means(found: Mapping[tuple[str, str], float]) -> dict[str, float]:
-    """Averages F1 of LoRA minus F1 of full training over backbones. Returns column of Table 1 -> mean difference."""
+    """Averages F1 of LoRA minus F1 of full training over backbones. Returns {column of Table 1: mean difference}."""
     names = dict.fromkeys(column for _, column in found)
     return {name: float(np.mean([g for (_, c), g in found.items() if c == name])) for name in names}
 

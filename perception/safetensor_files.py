@@ -112,7 +112,7 @@ class TensorFiles:
 
 
 def _open(directory: Path, whole: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns file name -> open file, and tensor name -> file name."""
+    """Returns {file name: open file} and {tensor name: file name}."""
     if (directory / whole).is_file():
         file = _open_file(directory / whole)
         return {whole: file}, dict.fromkeys(file.keys(), whole)
@@ -166,7 +166,7 @@ def _read_index(path: Path) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor to write. `get` returns the value, and `write` calls it only when it writes the tensor."""
+    """A tensor to write. `get` returns the value. `write` calls `get` only when it writes this tensor."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -259,7 +259,10 @@ def require_empty(directory: Path) -> None:
     Raises:
       UserError: `directory` is a file or not empty.
     """
-    check(not directory.exists() or directory.is_dir(), f"{directory} is a file")
+    check(
+        not directory.exists() or directory.is_dir(),
+        f"{directory} is a file: choose another directory",
+    )
     check(
         not directory.is_dir() or not any(directory.iterdir()),
         f"{directory} is not empty: choose another directory",

@@ -32,8 +32,8 @@ LOOKED_AT = 1000
 def check_header(records: Sequence[tuple], columns: Sequence[str]) -> None:
     """Raises a UserError if the first line of a CSV file looks like a row instead of the names of columns.
 
-    The line looks like a row if it contains a long text, or a label that the rows repeat. It is a header if it contains
-    a common name of a text or label column.
+    The line looks like a row if it contains a long text, or a label that the rows repeat. The line is a header if it
+    contains a common name of a text or label column.
     """
     common = {*TEXT_NAMES, *LABEL_NAMES, *(name for pair in PAIR_NAMES for name in pair)}
     if any(name.strip().lower() in common for name in columns):
@@ -66,11 +66,14 @@ def find_columns(
     """
     for name in text:
         check_choice("--text", name, tuple(columns))
-    check(len(set(text)) == len(text), "--text names a column twice")
+    check(len(set(text)) == len(text), "--text names a column twice; name each column once")
     for name in label:
         check_choice("--label", name, tuple(columns))
-        check(name not in text, f"--label={name} is a column of --text too")
-    check(len(set(label)) == len(label), "--label names a column twice")
+        check(
+            name not in text,
+            f"--label={name} is also a column of --text: remove it from one of the two options",
+        )
+    check(len(set(label)) == len(label), "--label names a column twice; name each column once")
     values = {
         name: [record[1].get(name) for record in records[:LOOKED_AT]]
         for name in columns
@@ -109,7 +112,12 @@ def _choose(
     suits: Callable[[Sequence[Any]], bool],
     columns: Sequence[str],
 ) -> str:
-    """Returns the only column with one of the `names`. If there are none or several, the only column that `suits`."""
+    """Returns the only column with one of the `names`. If no column or several columns have such a name, returns the
+    only column whose values fulfil `suits`.
+
+    Raises:
+      UserError: no column, or more than one, fulfils `suits`.
+    """
     named = [name for name in values if name.strip().lower() in names]
     found = named if len(named) == 1 else [name for name, x in values.items() if suits(x)]
     if len(found) != 1:
@@ -128,6 +136,6 @@ def _is_prose(values: Sequence[Any]) -> bool:
 
 
 def _is_classes(values: Sequence[Any]) -> bool:
-    """Returns whether there are two different values, or more that repeat five times or more on average."""
+    """Returns whether there are two different values, or more than two that occur at least five times on average."""
     labels = [str(x) for x in values if not is_missing(x) and not isinstance(x, list | dict)]
     return 2 <= len(set(labels)) <= max(2, len(labels) / 5)

@@ -45,9 +45,9 @@ def parameters(name: str) -> tuple[int, int]:
 def table1(suite: ExperimentSuite) -> None:
     """Writes weighted F1 of every cell (backbone, finetuning, data set) at the best and the last step.
 
-    The files are updated after each row. Cells without data or weights stay empty, and so do cells whose training fails
-    or runs out of memory. With `turns` or a `sweep`, all cells are trained together, and one failure ends the command.
-    A row has a mean only if all its cells have values.
+    The files are updated after each row. A cell stays empty if it has no data or weights, or if its training fails or
+    runs out of memory. With `turns` or a `sweep`, all cells are trained together, and one failure ends the command. A
+    row has a mean only if all its cells have values.
 
     Raises:
       UserError: a cell failed. The other cells have been trained and written.
@@ -91,7 +91,10 @@ def table1(suite: ExperimentSuite) -> None:
     if failed:
         print("failed:")
         print("".join(f"  {line}\n" for line in failed), end="")
-        raise UserError(f"{len(failed)} of {len(cases)} cells of table1 failed, see the list above")
+        raise UserError(
+            f"{len(failed)} of {len(cases)} cells of table1 failed: correct the errors listed above, and run the"
+            " command again"
+        )
 
 
 def table2(suite: ExperimentSuite) -> None:

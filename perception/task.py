@@ -108,7 +108,9 @@ class TextClassification(Classification):
         return corpus
 
     def _labelled(self, batch: Batch, split: str) -> Batch:
-        """Returns a batch like `Classification`. If the model has segments, adds the first segments' lengths, (B,)."""
+        """Returns the batch of `Classification._labelled`. If the model has segments, adds the lengths of the first
+        segments, (B,).
+        """
         found = super()._labelled(batch, split)
         if not self._segments:
             return found
@@ -190,7 +192,7 @@ class TextClassification(Classification):
         examples = {name: text.fingerprint for name, text in self.splits.items()}
         for name, what, values in (
             (CLASSES, "have other classes than", self.classes),
-            (EXAMPLES, "are not those of", examples),
+            (EXAMPLES, "differ from", examples),
         ):
             path, text = workdir / name, json.dumps(values, indent=2) + "\n"
             check(

@@ -79,7 +79,7 @@ def vector(tuned: Params, base: Params) -> Params:
     different = sorted(n for n in one.keys() | other.keys() if one.get(n) != other.get(n))
     check(
         not different,
-        f"the fine-tuned weights are not those of the pretrained model: {', '.join(different[:3])} differ",
+        f"the fine-tuned weights do not fit the pretrained model: {', '.join(different[:3])} differ in name or shape",
     )
     return {name: tuned[name] - x for name, x in base.items()}
 
@@ -111,7 +111,7 @@ def measure(
         known = known or tasks
         check(
             tasks == known,
-            f"--runs {' '.join(map(str, pair))}: the test examples are not those of the first pair"
+            f"--runs {' '.join(map(str, pair))}: the test examples differ from the first pair"
             " of runs; name the runs of each pair in the same order of tasks",
         )
         tables.append(table)

@@ -30,14 +30,14 @@ from perception.table_files import (
 )
 
 LINES = ".txt"
-"""Ending of a file with one text on each line. It may be followed by .gz."""
+"""Ending of a file with one text on each line. The ending may be followed by .gz."""
 
 Record = tuple[str, Mapping[str, Any]]
 """Location of a row for error messages, such as "FILE line N", and the fields of the row."""
 
 
 Fields = Sequence[Sequence[str]]
-"""The text columns of a table: for each column its possible names. Reads the first name that exists."""
+"""The text columns of a table: for each column, its possible names. The first name that exists in the table is used."""
 
 Columns = Mapping[str, type]
 """Columns to add to a table, in order: name -> type, which is `str`, `float` or `list` (of texts)."""
@@ -75,7 +75,7 @@ class Table(Protocol):
         """Writes rows with further columns.
 
         Args:
-          added: the columns.
+          added: the further columns.
           blocks: blocks of this table, and the values of the added columns in each row. In a row without a label, texts
             are "", and numbers and lists are None.
         """

@@ -3,7 +3,7 @@
 Memory grows with the number of words in the training texts, not with the number of distinct bigrams: n-grams are hashed
 and only the most frequent buckets are kept.
 
-E examples, M features.
+Shape letters of this module: E examples, M features.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
 
 BUCKETS = 2**22
-"""Hash buckets of unigrams and bigrams."""
+"""Number of hash buckets for unigrams and bigrams."""
 
 FEATURES = 2**19
 """Maximum number of features: the buckets that occur in the most training texts."""

@@ -26,12 +26,12 @@ from reservoir.skipping import NEVER
 
 
 class Agreement(NamedTuple):
-    """How well the gradients of skipping steps agree with true gradients.
+    """Agreement of estimates, the gradients of steps that skip the reservoirs, with true gradients.
 
     Attributes:
       cosine: cosine of the two gradients, mean over batches and draws of the noise. None if an estimate is 0.
-      cosine_of_means: cosine of the two gradients after averaging each over the draws, mean over batches. The more
-        draws, the less variance remains, and the closer is its distance from 1 to the bias. None if an estimate is 0.
+      cosine_of_means: cosine of the two gradients after averaging each over the draws, mean over batches. With many
+        draws, a value below 1 is due to the bias of the estimate, not to its variance. None if an estimate is 0.
       size: norm of the estimate over the norm of the true gradient, mean over batches and draws.
     """
 
@@ -53,7 +53,7 @@ def _cosine(a: np.ndarray, b: np.ndarray) -> float | None:
 
 
 def below_reservoirs(model: nnx.Module, names: Sequence[str]) -> list[str]:
-    """Returns the parameters in layers below the uppermost reservoir of their stack, without value networks.
+    """Returns the names of parameters in layers below the uppermost reservoir of their stack, without value networks.
 
     Args:
       model: a model with backskipping.
@@ -84,7 +84,8 @@ def measure(workdir: Path, mesh: Mesh, batches: int, draws: int) -> Iterator[tup
         estimator = config.model.backskip.estimator
     check(
         estimator not in NEVER,
-        f"{shown(workdir)} skips no reservoirs: its model.backskip.estimator is {estimator}",
+        f"{shown(workdir)} skips no reservoirs, because its model.backskip.estimator is {estimator}: choose another"
+        " run",
     )
     steps = snapshots(workdir)
     check(
@@ -95,7 +96,10 @@ def measure(workdir: Path, mesh: Mesh, batches: int, draws: int) -> Iterator[tup
     step = Step.of(config, task, mesh)
     whole = step.abstract_model
     names = below_reservoirs(whole.build(whole.trainable, whole.frozen), list(whole.trainable))
-    check(bool(names), f"{shown(workdir)} has no trained layer below its reservoirs")
+    check(
+        bool(names),
+        f"{shown(workdir)} has no trained layer below its reservoirs: choose another run",
+    )
 
     losses = task.loss, task.skipping_loss
     gradients = [jax.jit(partial(_gradient, step, loss, names)) for loss in losses]
@@ -137,14 +141,14 @@ def draw(measured: Mapping[str, Sequence[Sequence[tuple[int, Agreement]]]], path
     """Plots the fields of `Agreement` by step.
 
     Args:
-      measured: name of a group -> for each of its runs, (step, agreement) pairs. Each run is a line.
+      measured: name of a group -> its runs. A run is a list of (step, agreement) pairs and becomes a line of the plot.
     """
     figure, axes = panels(len(PANELS))
     for panel, (name, title) in zip(axes, PANELS.items(), strict=True):
         for number, (group, runs) in enumerate(measured.items()):
             for index, points in enumerate(runs):
                 values = [(step, getattr(found, name)) for step, found in points]
-                # A field that is None has no point.
+                # Omit the points of steps whose field is None.
                 xs, ys = np.array([v for v in values if v[1] is not None]).reshape(-1, 2).T
                 style = {"color": COLOURS[number % len(COLOURS)], "linewidth": 1.4}
                 panel.plot(xs, ys, label=group if index == 0 else None, **style)

@@ -233,7 +233,7 @@ def configuration(suite: "ExperimentSuite", tuning: Tuning, seed: int) -> Config
 
 
 def _fine_tuned(suite: "ExperimentSuite", target: str) -> Mapping[str, list[Downstream]]:
-    """Trains missing runs. Returns task -> results of the task's experiments. --sweep varies fine-tuning only."""
+    """Trains missing runs. Returns {task: results of its experiments}. --sweep varies fine-tuning only."""
     cases = tunings(suite, target)
     (groups,) = replace(suite, sweep={}).groups(target).values()
     runs = suite.runs({tuning.stem: partial(configuration, suite, tuning) for tuning in cases})

@@ -112,7 +112,8 @@ def classifier(
     Args:
       reservoirs: one of FINE_TUNING_MODES.
       freeze_now: number of layers that the mode "freeze_now" freezes, every other layer in the middle of the stack.
-      lora: freezes the whole encoder and adds a trained adapter to each of its linear layers, reservoirs included.
+      lora: settings of the adapters. The whole encoder is then frozen, and each of its linear layers, reservoirs
+        included, gets a trained adapter. None: no adapters.
     """
     head = ClassificationHead(model.width, classes, rngs=rngs, dropout_rate=model.head_dropout)
     made = Classifier(encoder(model, vocabulary, rngs=rngs), head)

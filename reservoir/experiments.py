@@ -143,7 +143,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
         return Case(setting, model, layers, number, number != usual)
 
     def groups(self, target: str) -> dict[str, dict[Case, Group]]:
-        """Trains missing runs. Returns setting -> case -> runs of the case, one per seed."""
+        """Trains missing runs. Returns {setting: {case: runs of the case, one per seed}}."""
         needed = self.needed(target)
         every = [case for cases in needed.values() for case in cases]
         runs = self.runs({case.stem: partial(self.configuration, case) for case in every})
@@ -182,7 +182,7 @@ class ExperimentSuite(experiments.ExperimentSuite):
     def claimed_case(
         self, text: str, setting: str, model: str, layers: int | None
     ) -> tuple[Case | None, str]:
-        """Returns the case that a claim compares, and why the case cannot run: a reason or a missing option, or "".
+        """Returns the case that a claim compares, and why it cannot run (a reason or a missing option; "" if it can).
 
         The case is None if --settings, --models or --depths excludes it. `text` is the experiment as written in the
         claim, for error messages.

@@ -5,8 +5,8 @@
     python -m reservoir.gradients runs/identity --out=runs/gradients
 
 Reads every snapshot of each run. On training batches, compares the gradient of a step that skips the reservoirs with
-the true gradient, that of an ordinary step with the same noise and dropout. Both are gradients of the trained layers
-below the uppermost reservoir. Writes gradients.csv, gradients.md and gradients.png.
+the true gradient, which an ordinary step computes with the same noise and dropout. Compares only gradients of the
+trained layers below the uppermost reservoir. Writes gradients.csv, gradients.md and gradients.png.
 """
 
 from pathlib import Path

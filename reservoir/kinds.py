@@ -40,7 +40,7 @@ class Kind:
         models.
       label: name in tables and figures.
       options: name -> additional field of `config.model` for this kind.
-      check: raises a UserError if the fields of `config.model` do not fit this kind.
+      check: function (model) that raises a UserError if the fields of `config.model` do not fit this kind.
       bidirectional_only: whether the layer always reads later positions, which excludes the kind from causal stacks.
       fixed_length: whether the layer has parameters for each position, so `model.max_length` limits the text length.
     """
@@ -163,7 +163,7 @@ def label(name: str) -> str:
 
 
 def default_options() -> dict[str, Any]:
-    """Returns name -> default of the fields that the kinds of `RESERVOIRS` add to `config.model`."""
+    """Returns {name: default} of the fields that the kinds of `RESERVOIRS` add to `config.model`."""
     return {
         name: option.default
         for kind in RESERVOIRS.values()

@@ -50,7 +50,7 @@ def main() -> None:
         check_choice("--tasks", name, MAKERS)
     paths = {name: task_path(options.out, name) for name in names}
     for path in paths.values():
-        check(not path.exists(), f"{path} exists already; remove it, or choose another --out")
+        check(not path.exists(), f"{path} exists already: remove the file, or choose another --out")
 
     files = []
     for name in options.text:

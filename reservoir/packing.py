@@ -24,7 +24,7 @@ class PackedRows:
 
     @cached_property
     def _borders(self) -> np.ndarray:
-        """Position of each row's start in the stream of all documents, then the length of the stream, (rows + 1,)."""
+        """Start of each row in the concatenated documents with their </s>, then the total length, (rows + 1,)."""
         room, total = self.length - 1, int(self._ends[-1])
         borders = [0]
         while (start := borders[-1]) < total:

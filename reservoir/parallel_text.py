@@ -134,7 +134,11 @@ def _load_tfds(name: str, split: str, languages: tuple[str, str], directory: str
     sides: tuple[list[str], list[str]] = ([], [])
     for block in in_blocks(examples):
         for side, language in zip(sides, languages, strict=True):
-            check(language in block[0], f"tfds:{name} has {', '.join(block[0])} but no {language}")
+            check(
+                language in block[0],
+                f"tfds:{name} has {', '.join(block[0])} but no {language}: set --config.data.source_language and"
+                " --config.data.target_language",
+            )
             side.extend(example[language].decode() for example in block)
     return ParallelText(*sides)
 

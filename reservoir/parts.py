@@ -102,7 +102,10 @@ def freeze(
         "no parameter to freeze: "
         + ("all are frozen already" if found["frozen"] else "the module has no nnx.Param"),
     )
-    check(bool(found["selected"]), f"only={only!r} selects no parameter")
+    check(
+        bool(found["selected"]),
+        f"only={only!r} selects no parameter: choose a filter that matches an nnx.Param of the module",
+    )
     return changed
 
 
@@ -175,10 +178,11 @@ class Backskip(nnx.Module):
 
     `skipping` is static, so a jitted step is compiled twice. As in `nnx.Dropout`, `model.eval()` turns the noise off,
     and the noise needs NNX's transformations (`nnx.vmap` instead of `jax.vmap`). Rewards are relative to all positions
-    of a call, so call it on whole batches: under `nnx.vmap`, a reward is relative to its own example only.
+    of a call, so call the module on whole batches: under `nnx.vmap`, a reward is relative to the positions of one
+    example only.
 
     Attributes:
-      function: F.
+      function: the function F.
       baseline: the value network, a trainable MLP; None unless the estimator is "policy".
       skipping: whether calls do not differentiate F.
       deterministic: whether calls return F(x), without noise.
@@ -186,9 +190,9 @@ class Backskip(nnx.Module):
     Args:
       function: F, a module or function (X, D) -> (X, N) that keeps the axes X. Each element of X is one position with
         one reward.
-      width: D.
-      estimator: "policy", or a control: "identity" (the layers below F get the gradient at the output of F; needs
-        D = N), "zero" (the layers below F get no gradient), or "noise" (noise, but exact gradients in all steps).
+      width: number D of input features.
+      estimator: "policy", or a control: "identity" (the layers below F get the gradient at the output of F; needs D =
+        N), "zero" (the layers below F get no gradient), or "noise" (noise, but exact gradients in all steps).
       sigma: standard deviation of the noise of "policy" and "noise".
       reward: "signed" (as in the paper): minus the mean of the gradient over N; 0 up to rounding if a norm that ignores
         shifts reads the output of F. "own_rms": minus the root mean square of the gradient over N.

@@ -72,7 +72,7 @@ def fig13(suite: ExperimentSuite) -> None:
 def _depth(
     suite: ExperimentSuite, name: str, x: str = "updatable"
 ) -> Mapping[str, Mapping[Case, Group]]:
-    """Writes a figure and a table for each setting. Returns setting -> case -> runs of the case."""
+    """Writes a figure and a table for each setting. Returns {setting: {case: runs of the case}}."""
     settings = suite.groups(name)
     for setting, groups in settings.items():
         rows = list(groups.values())

@@ -17,7 +17,7 @@ TARGETS = {
     "table4": "downstream",
     **dict.fromkeys(("fig2", "fig6", "fig11"), "downstream"),
 }
-"""Table or figure -> module of `reservoir` with a function of this name. "controls" is not in the paper."""
+"""Table or figure -> module of `reservoir` that defines a function of that name. "controls" is our own table."""
 
 SCALES = ("tiny", "laptop", "paper")
 

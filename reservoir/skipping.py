@@ -54,8 +54,8 @@ def is_skipping_step(
       least: once p < least, every step skips.
 
     Raises:
-      ValueError: an argument has the wrong type or is out of range. `step` must not be traced, because a skipping step
-        is another program.
+      ValueError: an argument has the wrong type or is out of range. `step` must not be traced, because steps that skip
+        are compiled separately.
     """
     try:
         step = operator.index(step)
@@ -71,7 +71,7 @@ def is_skipping_step(
     if since < 0:
         return False
     ordinary = anneal**since
-    # (seed, step) already seeds the crops of a text. The third number makes an independent random stream.
+    # The third number of the seed makes this random stream independent of the crops of a text, seeded by (seed, step).
     return ordinary < least or np.random.default_rng((seed, step, 1)).random() >= ordinary
 
 
@@ -97,7 +97,7 @@ class Backskipping:
         return self.loss(model, batch, key)
 
     def learning_rate_overrides(self) -> dict[str, float]:
-        """Returns the learning rate of the value networks, under their name in parameter paths."""
+        """Returns {name of the value networks in parameter paths: their learning rate}."""
         return {"baseline": self.config.model.backskip.value_rate}
 
 

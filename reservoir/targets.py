@@ -216,7 +216,7 @@ NEEDS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A row of a setting at one depth. The runs of a case differ only in the seed.
+    """A model (a row of a table) in a setting, with a number of layers. The runs of a case differ only in the seed.
 
     Attributes:
       custom: whether the number of reservoirs was set on the command line and differs from the setting's number.

@@ -51,7 +51,7 @@ def main() -> None:
     )
     options = parser.parse_args()
     lines = _read(options.input)
-    _write(options.output, "", "a")  # fails now, before translating, if the path cannot be written
+    _write(options.output, "", "a")  # if the path cannot be written, fail now, before translating
     run = loading.load(options)
     result = run.translate(lines)
     with output(options.output) if options.output else nullcontext():

@@ -99,7 +99,7 @@ def run() -> None:
 
 
 def found() -> tuple[dict[str, list[bool]], set[Mutant]]:
-    """Returns module -> whether each mutant was killed, and the set of all surviving mutants."""
+    """Returns {module: whether each mutant was killed}, and the set of all surviving mutants."""
     killed, survivors = defaultdict(list), set()
     for data, name, code in mutmut.collect_source_file_mutation_data(mutant_names=())[0]:
         dead = mutmut.status_by_exit_code[code] in ("killed", "timeout")

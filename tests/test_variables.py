@@ -51,7 +51,7 @@ def test_orthogonal_initializer(shape: tuple[int, int]):
 
 
 def test_orthogonal_initializer_has_no_preferred_sign():
-    """Without a correction, LAPACK's algorithm would determine the signs of the matrix."""
+    """Without the correction of signs in `draw`, LAPACK's algorithm would determine the signs of the matrix."""
     corners = [draw(ORTHOGONAL, 0, str(i), (4, 4))[0, 0] for i in range(200)]
     assert abs(np.mean(corners)) < 5 * 0.5 / 200**0.5
     diagonals = [np.trace(draw(ORTHOGONAL, 0, str(i), (4, 4))) for i in range(200)]

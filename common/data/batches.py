@@ -46,8 +46,8 @@ def check_rows(rows: int, multiple: int) -> None:
     """Raises a UserError unless `rows`, the size of a global batch, is a positive multiple of `multiple`."""
     check(
         rows >= 1 and rows % multiple == 0,
-        f"a batch of {rows} rows is not divisible by {multiple} (mesh axes data times fsdp, times"
-        " --config.train.accumulate): change the batch size",
+        f"a batch has {rows} rows, but the number must be a positive multiple of {multiple} (mesh axes data times"
+        " fsdp, times --config.train.accumulate): change the batch size",
     )
 
 

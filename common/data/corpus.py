@@ -64,7 +64,7 @@ class TokenizedCorpus:
 def tokenize_corpus(
     text: Sequence[str], tokenizer: "Tokenizer", cache_dir: str | Path
 ) -> TokenizedCorpus:
-    """Tokenizes lines, and stores the token ids in `cache_dir`. A second call memory-maps the stored ids.
+    """Returns the tokenized lines. The first call stores the token ids in `cache_dir`. All calls memory-map them.
 
     Raises:
         UserError: a cached file is damaged, or the cache cannot be written.

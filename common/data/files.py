@@ -108,21 +108,21 @@ def decoded_lines(
         hint: advice after an error about the encoding.
 
     Raises:
-        UserError: the file has another encoding, or is no text.
+        UserError: the file has another encoding, or contains zero bytes, or is compressed or an Excel file.
     """
     chunk = file.read1(_CHUNK)
     check_is_text(name, chunk)
     mark = next((mark for mark in MARKS if chunk.startswith(mark)), b"")
     used = encoding or MARKS.get(mark, "utf-8")
     decoder = codecs.getincrementaldecoder(used)()
-    pieces: list[str] = []  # of a line that has not ended yet
+    pieces: list[str] = []  # parts of a line whose end is not read yet
     number = 0
     while True:
         state, error = decoder.getstate(), None
         try:
             text = decoder.decode(chunk, final=not chunk)
         except UnicodeError as caught:
-            # Yield the lines before the error first.
+            # First yield the lines before the error, then raise the error.
             error, undecoded = caught, len(state[0])
             decoder.setstate(state)
             text = decoder.decode(chunk[: max(getattr(error, "start", 0) - undecoded, 0)])

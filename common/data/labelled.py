@@ -68,7 +68,7 @@ def load_labelled(
     data: "ConfigDict",
     rules: Rules = Rules(),
 ) -> tuple[dict[str, LabelledText], tuple[str, ...]]:
-    """Returns split -> labelled examples, and the class names.
+    """Returns {split: labelled examples}, and the class names.
 
     The class names come from the list in DIR/labels.json, from TFDS or from Hugging Face. A source without class names
     has the classes 0 to the largest training label. If its labels are words or sparse integers, the classes are the
@@ -132,7 +132,7 @@ def load_labelled(
 
 
 def _cut(splits: dict[str, list[Record]], split: str, source: str) -> None:
-    """Fills the missing split `split` with random examples, which it removes from the training split.
+    """Moves random examples from the training split to the missing split `split`.
 
     Selects the examples that Hugging Face's `train_test_split` would select with the same seed.
     """

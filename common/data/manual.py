@@ -14,7 +14,7 @@ Example = tuple[tuple[str, ...], str]
 
 
 def _paragraphs(split: str) -> dict[str, list[str]]:
-    """Returns topic -> its paragraphs in a split."""
+    """Returns {topic: paragraphs} for a split."""
     from pydoc_data.topics import topics
 
     by_topic, seen = {}, set()

@@ -55,10 +55,10 @@ def _located(source: str, split: str, examples: Iterable[Mapping[str, Any]]) -> 
 def _choose(
     splits: Mapping[str, str], available: Container[str], optional: Container[str]
 ) -> dict[str, str]:
-    """Resolves names "a|b" to the first available name; returns split -> name.
+    """Resolves names "a|b" to the first available name; returns {split: name}.
 
-    If no name is available, omits an optional split. A required split then gets the last name of "a|b", so that reading
-    this split fails with an error message.
+    If none of the names is available, omits an optional split. A required split gets the last name of "a|b", so that
+    reading this split fails with an error message.
     """
     chosen = {}
     for split, names in splits.items():

@@ -23,7 +23,7 @@ def open_records(
     tfds_dir: str = "",
     optional: Container[str] = (),
 ) -> Records:
-    """Opens a source of examples. Returns split -> its examples, and the class names (None without class names).
+    """Opens a source of examples. Returns {split: examples}, and the class names (None without class names).
 
     Args:
         source: "files:DIR", "tfds:NAME", "hf:NAME", "embedded:NAME" or "import:MODULE:FUNCTION". FUNCTION(split)

@@ -19,8 +19,9 @@ from common.variables import AbstractModel
 class Generator:
     """Continues prompts of tokens. The rows are split over all devices of the mesh (`common.decode.rows`).
 
-    The compiled functions do not depend on the values of the parameters. They are compiled again if the number of rows,
-    the chunk size or the cache length changes; `prefill` also if the number of prefilled tokens changes (`_window`).
+    The compiled functions do not depend on the values of the parameters. The functions are compiled again if the number
+    of rows, the chunk size or the cache length changes; `prefill` also if the number of prefilled tokens changes
+    (`_window`).
     """
 
     def __init__(self, abstract_model: AbstractModel, mesh: Mesh, window: int, sampling: Sampling):

@@ -69,7 +69,7 @@ def draw(
     """Draws a token for each row of logits; returns (B,).
 
     Args:
-      rows: the indices of the rows, on which the drawn tokens depend; None for rows 0 to B - 1 of B.
+      rows: the indices of the rows in the batch, on which the drawn tokens depend; None if the B rows are the batch.
     """
     if sampling.temperature < LEAST:
         return jnp.argmax(logits_BV, axis=-1).astype(jnp.int32)

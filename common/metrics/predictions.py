@@ -43,7 +43,7 @@ class Predictions(ABC):
 
     @abstractmethod
     def measure(self, sums_BS: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns metric -> values (B,) for B resampled test sets.
+        """Returns {metric: values (B,)} for B resampled test sets.
 
         Args:
           sums_BS: `statistics` summed over the examples of each resampled test set.
@@ -68,7 +68,7 @@ class Predictions(ABC):
         """Returns M, the number of test examples."""
 
     def metrics(self) -> dict[str, float]:
-        """Returns metric -> value over all examples."""
+        """Returns {metric: value} over all examples."""
         sums_BS = np.asarray(self.statistics.sum(axis=0))[None]
         return {name: float(values[0]) for name, values in self.measure(sums_BS).items()}
 

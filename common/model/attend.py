@@ -29,10 +29,10 @@ def attend(
 
     Each key-value head serves H / G consecutive query heads. Keys and values are not repeated.
 
-    Uses a fused kernel where possible, except with dropout or a bias. On GPUs the kernel is cuDNN's, for bfloat16 and
-    float16 with a head size that is a multiple of 8, except for a window in attention that is not causal. On TPUs the
-    kernel is `common.model.splash`, for bfloat16 and the shapes that its `supports` accepts. This kernel has no
-    dropout. cuDNN's dropout takes its seed when the program is compiled, so masks would not depend on step and row.
+    Uses a fused kernel if there is neither dropout nor a bias. On GPUs, this is the kernel of cuDNN for bfloat16 and
+    float16, if the head size is a multiple of 8 and attention with a window is causal. On TPUs, this is
+    `common.model.splash` for bfloat16, if its function `supports` accepts the shapes. The TPU kernel has no dropout.
+    cuDNN takes the seed of its dropout at compilation, so dropout masks would not depend on step and row.
 
     Args:
       key_lengths_B: number of keys to attend to in each row; later keys are padding. None for all keys.
@@ -110,7 +110,7 @@ def _attend(
 def _by_groups(x_BHTM: jax.Array, y_BGMN: jax.Array, dtype: Any = None) -> jax.Array:
     """Returns the matrix products (B, H, T, N) of every head of x with the matrix of its group in y.
 
-    The heads of a group are more rows of one matrix product.
+    All heads of a group are multiplied in one matrix product, as additional rows of x.
 
     Args:
       dtype: dtype of the result; None for the dtype of x and y.

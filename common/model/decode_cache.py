@@ -86,7 +86,7 @@ class DecodeCache:
         return replace(self, past=update(self.past, new), start=start)
 
     def settled(self, count: int) -> "DecodeCache":
-        """Returns the cache with `count` positions of `recent` copied into `past`."""
+        """Returns the cache with `count` positions of `recent` copied into `past`. A single array does not change."""
         if self.past is None:
             return self
         update = jax.lax.dynamic_update_slice_in_dim

@@ -16,7 +16,7 @@ class LayerNorm(nnx.Module):
         self.epsilon = epsilon
 
     def frozen_init(self) -> dict[str, tuple]:
-        """Returns parameter -> initializer for a frozen layer, as specs of `common.freezing.draw`."""
+        """Returns {parameter: initializer} for a frozen layer. An initializer is a spec of `common.freezing.draw`."""
         return {"scale": ("ones",), "bias": ("zeros",)}
 
     def __call__(self, x_BLD: jax.Array) -> jax.Array:

@@ -142,7 +142,7 @@ class Spatial(nnx.Module):
         self.bias = nnx.Param(initializers.ones(rngs.params(), bias_shape), axes=(None, "position"))
 
     def frozen_init(self) -> dict[str, tuple]:
-        """Returns parameter -> initializer for a frozen layer, as specs of `common.freezing.draw`.
+        """Returns {parameter: initializer} for a frozen layer. An initializer is a spec of `common.freezing.draw`.
 
         The rows of a frozen W have an expected squared norm of 1. A frozen W near 0 would never mix positions.
         """

@@ -20,7 +20,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import (
 from common import sharding
 
 LANES = 128
-"""The kernel's lengths are multiples of this number. `attend` pads other lengths."""
+"""The kernel needs numbers of queries and keys that are multiples of this number. `attend` pads other numbers."""
 
 BLOCKS = (512, 256, 128)
 """Numbers of queries or keys in a block. The largest number that divides the padded length is used."""
@@ -31,7 +31,8 @@ AXES = ("batch", None, "heads", None)
 def supports(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array) -> bool:
     """Returns whether `attend` is efficient for these shapes, on the current mesh.
 
-    Sequences shorter than a block would be mostly padding. A tensor axis must divide the key-value heads.
+    Sequences shorter than a block would be mostly padding. The size of the mesh axis tensor must divide the number of
+    key-value heads.
     """
     mesh = jax.sharding.get_abstract_mesh()
     tensor = 1 if mesh.empty or "tensor" in mesh.manual_axes else mesh.shape["tensor"]
@@ -63,7 +64,7 @@ def attend(
         in_specs=specs,
         out_specs=specs[0],
         axis_names=set(mesh.axis_names) - set(mesh.manual_axes),
-        check_vma=False,  # The kernel does not say over which mesh axes its results vary.
+        check_vma=False,  # the kernel does not declare over which mesh axes its results vary
     )(*arrays)
 
 
@@ -101,7 +102,7 @@ def _attend(query_BTHK, key_BSGK, value_BSGK, key_lengths_B=None, *, causal, win
     )
     with jax.named_scope(
         "causal_attention" if causal else "attention"
-    ):  # `common.train.flops` reads the scope.
+    ):  # `common.train.flops` recognizes causal attention by this name.
         y_BHTK = jax.vmap(kernel)(query_BHTK, key_BGSK, value_BGSK, segments)
     return y_BHTK[:, :, :queries].transpose(0, 2, 1, 3)
 

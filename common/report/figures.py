@@ -53,7 +53,10 @@ def layers_figure(
     check(x in _LABELS, f"x must be updatable or total, not {x!r}")
     for group in compared:
         name = group.runs[0].name
-        check(group.layers is not None, f"the configuration of {name} has no number of layers")
+        check(
+            group.layers is not None,
+            f"the configuration of {name} has no number of layers: leave out these runs",
+        )
     areas = [row.normalised for row in aucc_rows(compared, axis, horizon)]
     tests = [[run.test for run in group.runs] for group in compared]
     curve = compared[0].curves[0]

@@ -122,7 +122,7 @@ def differences(compared: Sequence[Group], ignore: Sequence[str] = IGNORED) -> T
 
 
 def _settings(run: Run, ignore: Sequence[str]) -> dict[str, Any]:
-    """Returns name -> value of the settings that all runs of a group share: flat configuration and device.
+    """Returns {name: value} of the settings that all runs of a group share: flat configuration and device.
 
     The device is a setting because it determines the training time.
     """

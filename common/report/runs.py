@@ -147,7 +147,10 @@ def load_local(*paths: str | Path) -> list[Run]:
     tested = [run for run in runs if run.summary["test"]]
     untested = (run.name for run in runs if not run.summary["test"])
     _tell("skipped runs without a test result", untested)
-    check(bool(tested), f"{' '.join(map(str, paths))}: no run has a test result")
+    check(
+        bool(tested),
+        f"{' '.join(map(str, paths))}: no run has a test result; train with --config.eval.test=true",
+    )
     return tested
 
 

@@ -37,7 +37,8 @@ def write(
     Args:
       margins: metric -> margin of equivalence that replaces the default margin.
       axis: x-axis of the area under the curve.
-      horizon: end of the area on this axis: a number, or "longest" or "shortest" for the end of that run.
+      horizon: end of the area on this axis: a number, or "longest" or "shortest" for the end of the longest or shortest
+        run.
       reference: best value for the table of times: "own" for each run's best value, "all" for the best value of all
         runs.
 

@@ -189,7 +189,8 @@ class Comparison:
         """Number of additional seeds per group that would decide the comparison, if means and deviations stay the same.
 
         Assumes Holm's largest correction, which the smallest p-value gets. None if even `MOST_SEEDS` seeds would not
-        decide the comparison. A larger test set or a wider margin is then needed.
+        decide the comparison. A larger test set or a wider margin is then needed. If a group has a single seed, returns
+        the number of seeds that are missing to LEAST_SEEDS.
         """
         lacking = [0 if s.seedless else LEAST_SEEDS - len(s.values) for s in (self.a, self.b)]
         if math.isnan(self._spread()[0]):

@@ -25,8 +25,9 @@ def named_groups(
 ) -> list[Group]:
     """Returns the groups of runs that command-line arguments name.
 
-    Each argument is a group if no argument mixes configurations, and if an argument has a name, or one of two or more
-    arguments names several runs. Otherwise the runs of all arguments are grouped by their configurations.
+    If an argument has the form NAME=GROUP, or if one of several arguments names several runs, each argument is a group.
+    Otherwise, or if an argument has runs with different configurations, the runs of all arguments are grouped by their
+    configurations.
 
     Args:
       arguments: see `load_group`. NAME=GROUP gives the group a name. The default name is the last part of the path.
@@ -61,7 +62,7 @@ def _split_name(argument: str) -> tuple[str, str]:
 
 
 def parse_margins(options: Sequence[str]) -> dict[str, float]:
-    """Parses the values of --margin, each METRIC=NUMBER. Returns metric -> margin of equivalence.
+    """Parses the values of --margin, each METRIC=NUMBER. Returns {metric: margin of equivalence}.
 
     Raises:
       UserError: a value is malformed, or a metric has two margins.
@@ -78,7 +79,7 @@ def parse_margins(options: Sequence[str]) -> dict[str, float]:
             raise UserError(form) from error
         valid = math.isfinite(margin) and margin >= 0
         check(valid, f"--margin={text}: a margin must be a number of at least 0")
-        check(metric not in chosen, f"--margin={text}: {metric} has two margins")
+        check(metric not in chosen, f"--margin={text}: {metric} has two margins; give one")
         chosen[metric] = margin
     return chosen
 

@@ -152,7 +152,7 @@ def end(process: int, line: str) -> NoReturn:
     """
     _ENDING.acquire()
     print(f"error: {line}", file=sys.stderr, flush=True)
-    _silence_errors()  # Hides the errors that JAX's runtime prints about the lost process.
+    _silence_errors()  # hides the errors that JAX's runtime prints about the lost process
     if process == 0:
         # JAX aborts the other processes when process 0 exits: wait until their heartbeat threads have named the lost
         # process.
@@ -177,14 +177,14 @@ def hold(error: Exception) -> None:
     """Gives the heartbeat thread time to name a lost process, if `error` comes from a collective operation.
 
     The heartbeat thread exits this process. If no process is lost, this function returns after TRAINLESS_LOST_SECONDS +
-    5 seconds. For all other errors it returns at once.
+    5 seconds. For all other errors, returns at once.
     """
     if _EXCHANGE.search(str(error)):
         time.sleep(seconds(SILENCE) + 5)
 
 
 def leave(code: int) -> NoReturn:
-    """Exits this process with `code` after an error. First waits until the other processes have printed theirs."""
+    """Exits this process with `code` after an error. First waits until all others have printed their errors."""
     _ENDING.acquire()
     sys.stdout.flush()
     sys.stderr.flush()

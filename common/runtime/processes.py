@@ -23,7 +23,7 @@ def initialize(settings: Callable[[], Mapping[str, str]] = dict) -> None:
     process ends all processes (`common.runtime.heartbeat`).
 
     Args:
-      settings: function that returns name -> value of the settings that must be equal on all processes.
+      settings: function that returns {name: value} of the settings that must be equal on all processes.
 
     Raises:
       UserError: an environment variable is invalid, or a setting differs between processes.
@@ -104,7 +104,7 @@ def check_agreement(known: Callable[[], Mapping[str, str]]) -> None:
     """Checks that values are equal on all processes. All processes must call this function.
 
     Args:
-      known: function that returns name -> value on this process. Not called in a run with one process.
+      known: function that returns {name: value} on this process. Not called in a run with one process.
 
     Raises:
       UserError: on every process, if a value differs between processes.

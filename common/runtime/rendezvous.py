@@ -1,7 +1,7 @@
-"""A rendezvous of all processes before they join JAX's runtime. It names missing or misconfigured processes.
+"""A rendezvous of all processes before they join JAX's runtime. Its errors name missing or misconfigured processes.
 
 Each process sends one line to process 0: the launcher's token, then JSON. The token keeps out other programs and other
-users' runs. It is sent in plain text, so it does not protect against eavesdroppers.
+users' runs. The token is sent in plain text, so it does not protect against eavesdroppers.
 """
 
 import hmac
@@ -94,7 +94,8 @@ def _receive(
     """Runs on process 0: accepts connections of the other processes, then sends them the host names or the error."""
     hosts, connected, received = {0: socket.gethostname()}, {}, {}
     with server, selectors.DefaultSelector() as selector:
-        # The selector stores data with each connection: the bytes of the incomplete line, then the process number.
+        # The data of a connection in the selector is the bytes of its incomplete line and, after the line, the process
+        # number.
         selector.register(server, selectors.EVENT_READ)
         while len(connected) < count - 1 and (left := until - time.monotonic()) > 0:
             for key, _ in selector.select(min(left, 1.0)):
@@ -172,7 +173,7 @@ def difference(number: int, host: str, first: Mapping[str, str], other: Mapping[
 
 
 def _hosts(answer: dict) -> list[str]:
-    """Returns the host names in the answer of process 0, or raises the error in the answer."""
+    """Returns the host names in the reply of process 0, or raises the error in the reply."""
     if "absent" in answer:
         raise MissedRendezvous(answer["absent"])
     if "unlike" in answer:
@@ -188,7 +189,7 @@ def _arrive(
     seconds: float,
     settings: dict[str, str],
 ) -> Rendezvous:
-    """Runs on every process but process 0: connects to process 0, with retries, and waits for its answer."""
+    """Runs on all processes except process 0: connects to process 0, with retries, and waits for a reply."""
     reason = "it closed the connection"
     while (left := until - time.monotonic()) > 0:
         try:
@@ -217,7 +218,7 @@ def _arrive(
 
 
 def _send(connection: socket.socket, message: dict | list, prefix: str = "") -> None:
-    with suppress(OSError):  # Both ends detect a closed connection when they read.
+    with suppress(OSError):  # ignore a closed connection: both ends detect it when they read
         connection.sendall(f"{prefix}{json.dumps(message)}\n".encode())
 
 

@@ -52,7 +52,7 @@ class Lease:
         self._copy, self._word = identity(), uuid.uuid4().hex
 
     def acquire(self) -> bool:
-        """Takes the lease. Returns whether the folder was last written from this process's copy.
+        """Takes the lease. Returns False if the last writer of the folder is another local copy, otherwise True.
 
         Raises:
           UserError: another process holds the lease.
@@ -92,7 +92,7 @@ class Lease:
         return time.monotonic() - self._renewed < self.seconds
 
     def renew(self) -> None:
-        """Renews the lease by replacing the object.
+        """Renews the lease by replacing the lease's object in the bucket.
 
         Raises:
           LeaseLost: another process has taken the lease.
@@ -117,14 +117,14 @@ class Lease:
                     f"{other} has taken over {self._address}, because this process did not renew its lease for"
                     f" {self.seconds} seconds; this process stops"
                 ) from None
-            # This process wrote the object, but the store's answer was lost.
+            # This process wrote the object, but the response of the store was lost.
             self._version = version
 
     def _replace(self, version: str, holder: str) -> None:
-        begun = time.monotonic()  # The store cannot write the object earlier.
+        begun = time.monotonic()  # a lower bound of the time of the write
         self._beats += 1
         fields = {"holder": holder, "copy": self._copy, "seconds": self.seconds}
-        fields |= {"word": self._word, "beats": self._beats}  # Makes every content unique.
+        fields |= {"word": self._word, "beats": self._beats}  # makes each written content unique
         self._content = json.dumps(fields).encode()
         self._version = self._store.write(self._name, self._content, version)
         self._renewed = begun

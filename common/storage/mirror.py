@@ -23,7 +23,7 @@ from common.storage import folders
 from common.storage.stores import Changed, Object, open_store
 
 LEASE = "lease.json"
-"""Name of the object that names the process that may write the folder; see `common.storage.lease`."""
+"""Name of the lease's object, which says which process may write the folder; see `common.storage.lease`."""
 
 LOCK = "lock"
 """Name of a run's lock file (`common.train.workdir`), which is not uploaded."""
@@ -107,7 +107,7 @@ class Mirror:
     def upload(self, path: str) -> str:
         """Uploads a file; returns the object's version. Raises a FileNotFoundError if the file has been deleted."""
         file = self.folder / path
-        stat = file.stat()  # Before the upload, so that a change during the upload is detected.
+        stat = file.stat()  # read before the upload, so that a change during the upload is detected
         version = self.store.upload(self.object_name(path), file)
         self._record(path, version, stat)
         return version
@@ -118,7 +118,7 @@ class Mirror:
             (self._records / path).unlink()
 
     def download(self, path: str, known: Object) -> None:
-        """Replaces a file with its object. Raises Changed if the object no longer has the version `known.version`."""
+        """Replaces a local file with its object in the bucket. Raises Changed if the version is not `known.version`."""
         file = self.folder / path
         partial = file.with_name(f".{file.name}.{uuid.uuid4().hex}")
         try:
@@ -274,13 +274,14 @@ def identity() -> str:
         partial = path.with_name(word)
         partial.write_text(word)
         with suppress(FileExistsError):
-            os.link(partial, path)  # Unlike a rename, keeps the file of a faster process.
+            # Unlike a rename, a link does not replace the file of a faster process.
+            os.link(partial, path)
         partial.unlink()
     return f"{socket.gethostname()}/{path.read_text()}"
 
 
 def last_writer(lease: bytes) -> str:
-    """Returns the `identity` of the copy that last wrote the folder; "" if no run has written it."""
+    """Returns the `identity` of the folder's last writer: "" if there is none, "unknown" if the lease is damaged."""
     if not lease:
         return ""
     try:

@@ -18,13 +18,13 @@ from common.errors import UserError
 from common.runtime.heartbeat import seconds
 
 PATIENCE = "TRAINLESS_BUCKET_SECONDS", 300
-"""Environment variable and default of the seconds after which a store that does not answer counts as unavailable."""
+"""Environment variable and default of the seconds after which a store that does not respond counts as unavailable."""
 
 _CONNECT, _ANSWER = 10, 60
 """Connect timeout and read timeout of a request, in seconds."""
 
 _TRANSIENT = (408, 429, 500, 502, 503, 504)
-"""HTTP status codes of transient errors. A request without an answer counts as 503."""
+"""HTTP status codes of transient errors. A request without a response counts as 503."""
 
 
 class Changed(Exception):
@@ -46,7 +46,7 @@ class Object(NamedTuple):
 
 
 class Outage:
-    """Reports an outage of a bucket once, although several threads with their own `Store` may notice it."""
+    """Reports an outage of a bucket only once, even if several threads with their own `Store` notice the outage."""
 
     def __init__(self):
         self._lock, self._reported = threading.Lock(), False
@@ -66,7 +66,7 @@ class Store:
     """The objects of one bucket. Transient errors are retried with exponential backoff.
 
     Attributes:
-      outage: reports that the bucket does not answer. Stores of the same bucket may share this object.
+      outage: prints a warning if the bucket does not respond. Stores of the same bucket may share this object.
 
     Every method raises a UserError if the store refuses the request, or after TRAINLESS_BUCKET_SECONDS of transient
     errors.
@@ -81,7 +81,9 @@ class Store:
         try:
             return self._repeat(self._list, prefix)
         except Missing as error:
-            raise UserError(f"the bucket {self._address} does not exist") from error
+            raise UserError(
+                f"the bucket {self._address} does not exist: check the address"
+            ) from error
 
     def read(self, name: str) -> tuple[bytes, str] | None:
         """Returns the content and the version of an object; None if the object does not exist."""
@@ -98,8 +100,8 @@ class Store:
         """Replaces an object if it has the version `version`; returns the new version. "" creates a new object.
 
         Raises:
-          Changed: the object has another version. The reason may be an earlier attempt of this call, which wrote the
-            object but whose answer was lost.
+          Changed: the object has another version. The reason may be an earlier attempt of this call that wrote the
+            object but got no response.
         """
         return self._repeat(self._write, name, content, version)
 
@@ -137,7 +139,7 @@ class Store:
                 waited = time.monotonic() - begun
                 if status in (404, 409, 412):
                     raise (Missing if status == 404 else Changed)(text) from error
-                if status is None and isinstance(error, OSError):  # an error of a local file
+                if status is None and isinstance(error, OSError):  # of a local file: do not retry
                     raise
                 if status not in _TRANSIENT:
                     raise UserError(f"{self._address} refuses a request: {text}") from error
@@ -154,7 +156,7 @@ class Store:
                 pause = min(2 * pause, 30)
 
     def _status(self, error: Exception) -> int | None:
-        """Returns the HTTP status of an error: 503 if the store did not answer, None if it is not an HTTP error."""
+        """Returns the HTTP status of an error: 503 if the store did not respond, None if it is not an HTTP error."""
         raise NotImplementedError
 
 
@@ -192,7 +194,7 @@ class GoogleStore(Store):
         blob = self._bucket.get_blob(name, **self._once)
         if blob is None:
             return None
-        version = blob.generation  # Read before the download, which changes the fields of the blob.
+        version = blob.generation  # read now, because the download changes the fields of the blob
         return blob.download_as_bytes(if_generation_match=version, **self._once), str(version)
 
     def _write(self, name: str, content: bytes, version: str) -> str:

@@ -31,7 +31,7 @@ class Uploads:
         """Takes the lease and downloads changed files from the bucket.
 
         Raises:
-          UserError: another process is training in the folder, or the store refuses a request or does not answer.
+          UserError: another process is training in the folder, or the store refuses a request or does not respond.
         """
         self._folder, self._address = folder, folders.address(folder)
         self._mirror = Mirror(folder)
@@ -102,7 +102,9 @@ class Uploads:
         return True
 
     def _wait_for_lease(self) -> None:
-        """If the renewal of the lease is overdue, waits for the renewal. Raises the error of the heartbeat thread."""
+        """If the renewal of the lease is overdue, waits for the renewal. Raises the error of the thread that renews the
+        lease.
+        """
         while not self._lease.is_fresh:
             if self._error is not None:
                 raise self._error

@@ -156,9 +156,7 @@ class LanguageModelling(Task):
         return "tokens" if self.config.data.get("tokenizer", BYTES) != BYTES else "bytes"
 
     def start(self, trainable: Params, frozen: Params) -> Params:
-        """Returns the initial parameters; with `head_start`, computes the output layer from features of training text.
-
-        The initial model computes the features.
+        """Returns the initial parameters. With `head_start`, computes the output layer from features of training text.
 
         Raises:
           UserError: the function `head_start` does not exist or returns arrays of other shapes, or the output layer is
@@ -249,7 +247,7 @@ class LanguageModelling(Task):
 
 
 def words(text: bytes) -> int:
-    """Returns the number of words: tokens separated by whitespace, plus line ends, as usual for WikiText."""
+    """Returns the number of words separated by white space, plus one for each line end, as usual for WikiText."""
     return len(text.split()) + text.count(b"\n")
 
 

@@ -170,6 +170,6 @@ def _is_screen(stream: TextIO) -> bool:
     """Returns whether a stream is a terminal with at least one line. On a terminal with 0 lines tqdm prints nothing."""
     if not stream.isatty():
         return False
-    with suppress(OSError):  # A stream without file descriptor raises an OSError.
+    with suppress(OSError):  # a stream without file descriptor raises an OSError
         return os.get_terminal_size(stream.fileno()).lines > 0
     return True

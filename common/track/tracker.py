@@ -42,7 +42,7 @@ class Tracker:
         Args:
           config: configuration of the run, for wandb.
           wandb_mode: "offline", "online" (offline if the connection fails), or "disabled".
-          name: name of the wandb run; None for the name of `workdir`.
+          name: name of the wandb run; None for the folder name of `workdir`.
           group: wandb group of the run, such as a group of seeds.
           resume_step: step at which the run resumes. Deletes the lines of later steps and continues the same wandb run.
             None starts an empty file and a new wandb run.
@@ -74,7 +74,7 @@ class Tracker:
             )
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Writes a line with the step and the values. Values are numbers or scalar arrays. NaN becomes null.
+        """Writes a line with step and values. Values are numbers or scalar arrays. NaN and infinity become null.
 
         Steps must not decrease, because wandb ignores values of earlier steps.
         """

@@ -126,7 +126,8 @@ def _start_wandb(mode: str, **arguments: Any) -> Any:
                 return wandb.init(mode="online", settings=settings, **arguments)
             except Exception as error:  # wandb does not document its exceptions.
                 _stop_wandb(error, "logging offline")
-        with suppress(Exception):  # `setup` silences the warnings of `Run.save`, unlike `init`.
+        # Only `setup` silences the warnings of `Run.save`; the settings of `init` do not.
+        with suppress(Exception):
             wandb.setup(settings)
         return wandb.init(mode="offline", settings=settings, **arguments)
     except Exception as error:

@@ -106,7 +106,7 @@ class Checkpoints:
 
     def _manager(self, name: str, keep: int | None, **options: Any) -> ocp.CheckpointManager:
         wait = unless_failing(ocp.multihost.get_barrier_sync_fn())
-        if self._copies:  # Each process manages its own copy of the folder.
+        if self._copies:  # each process manages its own copy of the folder
             me = jax.process_index()
             wait = unless_failing(ocp.multihost.get_barrier_sync_fn(processes={me}))
             options["multiprocessing_options"] = ocp.options.MultiprocessingOptions(
@@ -156,7 +156,7 @@ class Checkpoints:
 
     def _scores(self) -> list[tuple[int, float]]:
         """Returns step and score of the checkpoints that `save_top` keeps, best first."""
-        self._top.wait_until_finished()  # Orbax reads the scores from disk.
+        self._top.wait_until_finished()  # the scores are read from disk
         found = [(step, self._top.metrics(step)["score"]) for step in self._top.all_steps()]
         found = sorted(found, key=lambda one: one[1], reverse=True)
         return all_gather(found)[0] if self._copies else found

@@ -38,7 +38,7 @@ class Clock:
         return before
 
     def seconds(self) -> dict[str, float]:
-        """Returns section -> seconds up to now."""
+        """Returns {section: seconds up to now}."""
         self._switch(self._section)
         return dict(self._seconds)
 

@@ -64,7 +64,7 @@ def train(
 
 
 def _settings(program: str, experiment: ConfigDict, options: Namespace) -> dict[str, str]:
-    """Returns name -> value of the settings that must be equal on all processes. The cache directory may differ."""
+    """Returns {name: value} of the settings that must be equal on all processes. Omits the cache directory."""
     from common.train.workdir import code_version
 
     code = code_version("common", "configs", program.partition(".")[0])

@@ -19,8 +19,8 @@ def ended(config: ConfigDict, workdir: Path) -> dict | None:
     """Returns the summary of the run in `workdir` if the run has trained all steps. Reads no data.
 
     Returns:
-      The summary on process 0, {} on the other processes. None on all processes if the run lacks steps or test results,
-      has another configuration, or is older than the files of its data or pretrained weights.
+      The summary on process 0, {} on the other processes. None on all processes if the run lacks steps, checkpoints or
+      test results, has another configuration, or is older than the files of its data or pretrained weights.
     """
     path = workdir / SUMMARY
     return cached_json(
@@ -36,7 +36,10 @@ def ended(config: ConfigDict, workdir: Path) -> dict | None:
 
 
 def changed(config: ConfigDict) -> float:
-    """Returns when a file of data or pretrained weights last changed, in seconds since 1970; 0 without files."""
+    """Returns when data files, a user's data module or pretrained weights last changed, in seconds since 1970.
+
+    Returns 0 without files.
+    """
     kind, _, place = config.data.source.partition(":")
     places = [place] if kind == "files" else []
     if kind == "import" and (module := find_spec(place.partition(":")[0])) and module.origin:
@@ -66,5 +69,5 @@ def summary_of_ended(run: Run) -> dict | None:
         ),
     )
     if stored is not None and is_main():
-        path.touch()  # Makes the summary newer than the data files, which `ended` requires.
+        path.touch()  # make the summary newer than the data files, as `ended` requires
     return stored

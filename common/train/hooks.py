@@ -70,7 +70,7 @@ class Stop(Hook):
 
     def due(self, run: Run, vote: int) -> bool:
         late, signal = divmod(vote, _LIMIT)
-        if signal:  # A signal that arrives after the vote is handled at the next vote.
+        if signal:  # the next vote handles a signal that arrived after this vote
             self._signals.received = signal
         elif run.step >= run.config.train.steps:
             run.state.stop_reason = "steps"

@@ -57,7 +57,7 @@ def reproduce_parser(
 
 
 def named_values(option: str, texts: Iterable[str], names: Iterable[str]) -> dict[str, str]:
-    """Parses values of an option, each NAME=PATH, where NAME is one of `names`. Returns name -> path as text.
+    """Parses values of an option, each NAME=PATH, where NAME is one of `names`. Returns {name: path as text}.
 
     Raises:
       UserError: a value is malformed, or its name is unknown.

@@ -172,7 +172,7 @@ def open_run(
 
 
 def _inputs(config: ConfigDict, task: Task) -> dict[str, str]:
-    """Returns name -> value of the inputs of a run that must be equal on all processes."""
+    """Returns {name: value} of the inputs of a run that must be equal on all processes."""
     fields = {f"--config.{name}": str(value) for name, value in flatten(config).items()}
     fields.pop("--config.data.cache_dir", None)
     prints = {f"the fingerprint of {name}": x[:16] for name, x in task.fingerprints().items()}

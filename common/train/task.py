@@ -24,7 +24,7 @@ class ModelState:
 
     Attributes:
       trainable, frozen: path -> array on the mesh.
-      interruption: function that an evaluation calls between batches. It raises an exception to interrupt the
+      interruption: function that an evaluation calls between batches, and that raises an exception to interrupt the
         evaluation.
     """
 
@@ -165,7 +165,7 @@ class Task(Protocol):
         return self.predict(values, split).metrics()
 
     def fingerprints(self) -> dict[str, str]:
-        """Returns name -> fingerprint of each split and tokenizer, which must be equal on all processes."""
+        """Returns {name: fingerprint} of splits and tokenizers. The fingerprints must be equal on all processes."""
         return {}
 
     def save(self, workdir: Any) -> None:

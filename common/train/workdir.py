@@ -1,4 +1,4 @@
-"""The workdir of a run: its configuration, and a lock against a second training in the same folder."""
+"""The workdir of a run: its configuration, and a lock against a second training run in the same folder."""
 
 import fcntl
 import json
@@ -95,7 +95,10 @@ def check_shared(workdir: Path) -> None:
             f"--workdir={workdir} is not the folder that process 0 has opened: use a folder that all processes share",
         )
         time.sleep(0.5)
-    check(os.access(workdir, os.W_OK), f"cannot write to --workdir={workdir}")
+    check(
+        os.access(workdir, os.W_OK),
+        f"cannot write to --workdir={workdir}: choose a writable folder",
+    )
 
 
 def _check(workdir: Path, config: ConfigDict) -> None:
@@ -103,7 +106,7 @@ def _check(workdir: Path, config: ConfigDict) -> None:
 
     The configuration of a run without checkpoints may differ.
     """
-    check(not workdir.is_file(), f"--workdir={shown(workdir)} is a file")
+    check(not workdir.is_file(), f"--workdir={shown(workdir)} is a file: choose a folder")
     path = workdir / CONFIG
     if path.exists() and has_checkpoints(workdir):
         lost = differences(saved_config(path), config)
@@ -166,7 +169,9 @@ class Lock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._file.close()
-            raise UserError(f"another process is training in {shown(workdir)}") from error
+            raise UserError(
+                f"another process is training in {shown(workdir)}: wait for this process, or choose another --workdir"
+            ) from error
         try:
             self._bucket = lock_bucket(workdir)
         except BaseException:

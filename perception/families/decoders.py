@@ -1,6 +1,6 @@
 """Reads and writes config.json of decoders: Qwen2, Mistral, Llama, Gemma and phi.
 
-An absent field takes the default value of transformers 4.57.
+A field that config.json lacks gets the default value of transformers 4.57.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Reads and writes config.json of encoders: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, DeBERTa-v3 and ModernBERT.
 
-An absent field takes the default value of transformers 4.57.
+A field that config.json lacks gets the default value of transformers 4.57.
 """
 
 from dataclasses import replace
@@ -93,7 +93,7 @@ def _read(fields: Fields, *, epsilon: float = 1e-12, types: int = 2) -> Backbone
     """Reads the fields that all encoders except DistilBERT and ModernBERT have in common.
 
     Args:
-      epsilon, types: default values of absent fields.
+      epsilon, types: values if config.json lacks the field `layer_norm_eps` or `type_vocab_size`.
     """
     fields.only(is_decoder=False, add_cross_attention=False, pruned_heads={})
     dropout_rate = fields.number("hidden_dropout_prob", 0.1)

@@ -16,8 +16,8 @@ _NEEDED = object()
 class Fields:
     """Typed access to the fields of config.json.
 
-    A field that is absent or null takes the default value. If there is no default value, the field is required. All
-    methods raise UserErrors that name the file and the field.
+    A field that is missing or null gets the default value. A field without a default value is required. All methods
+    raise UserErrors that name the file and the field.
     """
 
     path: Path
@@ -44,7 +44,7 @@ class Fields:
         return self._check(name, value, fits, "a whole number of at least 0")
 
     def optional(self, name: str, default: int | None) -> int | None:
-        """Returns a positive integer, or None if the field is null. An absent field takes the default value."""
+        """Returns a positive integer, or None if the field is null. A missing field gets the default value."""
         return None if self.values.get(name, default) is None else self.count(name, default)
 
     def number(self, name: str, default: Any = _NEEDED) -> float:
@@ -62,7 +62,7 @@ class Fields:
         return known[value]
 
     def only(self, **expected: Any) -> None:
-        """Raises a UserError unless each field is absent or has the only supported value."""
+        """Raises a UserError unless each field is missing or has the only supported value."""
         for name, value in expected.items():
             found = self.get(name, value)
             check(

@@ -1,4 +1,6 @@
-"""Reads and writes config.json of OpenELM. An absent field takes the default value of Apple's published code."""
+"""Reads and writes config.json of OpenELM. A field that config.json lacks gets the default value of Apple's published
+code.
+"""
 
 import math
 from dataclasses import replace

@@ -80,13 +80,20 @@ def load_task(directory: Path, name: str) -> ProbingTask:
         check(bool(sentence.strip()), f"{where}: the sentence has no words")
         examples[PARTITIONS[partition]].append((number, label, sentence))
     for partition, split in PARTITIONS.items():
-        check(bool(examples[split]), f"{path} has no line of the partition {partition}")
+        check(
+            bool(examples[split]),
+            f"{path} has no line of the partition {partition}: each of {', '.join(PARTITIONS)} needs a line",
+        )
     labels = tuple(sorted({label for _, label, _ in examples["train"]}))
-    check(len(labels) > 1, f"{path} has only the label {labels[0]!r} in its partition tr")
+    check(
+        len(labels) > 1,
+        f"{path} has only the label {labels[0]!r} in its partition tr: a task needs at least two labels",
+    )
     numbers = {label: number for number, label in enumerate(labels)}
     for line, label, _ in (*examples["valid"], *examples["test"]):
         check(
-            label in numbers, f"{path} line {line}: the label {label!r} is not in the partition tr"
+            label in numbers,
+            f"{path} line {line}: no line of the partition tr has the label {label!r}: add one, or correct the label",
         )
     return ProbingTask(
         name,

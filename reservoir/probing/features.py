@@ -95,7 +95,10 @@ class Reader:
         return result
 
     def _buckets(self) -> list[int]:
-        """Returns bucket lengths. Each is twice the previous one, up to the model's maximum length."""
+        """Returns bucket lengths: the shortest length times powers of 2, then the model's maximum length.
+
+        For a model without a maximum length, returns the shortest length only. Longer sentences get longer buckets.
+        """
         if self.longest is None:
             return [_FIRST_BUCKET]
         buckets = [_FIRST_BUCKET * 2**n for n in range(self.longest.bit_length())]
@@ -103,7 +106,7 @@ class Reader:
 
     @cached_property
     def _read(self) -> Callable:
-        """Returns the compiled function (trainable, frozen, batch) -> vectors (P, B, D), replicated on every device."""
+        """The jitted function (trainable, frozen, batch) -> vectors (P, B, D), replicated on all devices."""
         abstract_model = self.values.abstract_model
 
         def read(trainable, frozen, batch):

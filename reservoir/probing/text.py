@@ -146,10 +146,13 @@ def _balanced(
     held_out = max(1, train // HELD_OUT)
     label, fewest = min(((label, len(groups[label])) for label in groups), key=lambda g: g[1])
     check(
-        train > 0 and train + 2 * held_out <= fewest,
+        train > 0,
+        f"--count={count} is less than the number of labels, {len(groups):,}: raise --count",
+    )
+    check(
+        train + 2 * held_out <= fewest,
         f"the text has {fewest:,} sentences for the label {label!r}, but --count={count} needs"
-        f" {train + 2 * held_out:,} for each of the {len(groups):,} labels; "
-        + ("raise --count" if train == 0 else "lower --count or give more text"),
+        f" {train + 2 * held_out:,} for each of the {len(groups):,} labels; lower --count or give more text",
     )
     examples: Examples = {"train": [], "valid": [], "test": []}
     for label, group in groups.items():

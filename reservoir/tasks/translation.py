@@ -77,7 +77,7 @@ def validate(config: ConfigDict) -> None:
 def limited(config: ConfigDict) -> bool:
     """Returns whether `model.max_length` limits the length of sentences.
 
-    Learned position embeddings limit the length, as do reservoirs with parameters for each position.
+    Learned position embeddings and reservoirs with parameters for each position limit the length.
     """
     return config.model.positions == "learned" or kinds.fixed_length(config)
 
@@ -129,7 +129,7 @@ def search_rows(abstract_model: AbstractModel, search: Search) -> Callable:
 
 
 def compiled_search(abstract_model: AbstractModel, search: Search, mesh: Mesh) -> Callable:
-    """Returns the compiled function of `search_rows`. Each device searches its own rows. The outputs are replicated."""
+    """Returns the jitted function of `search_rows`. Each device searches its own rows. The outputs are replicated."""
     apply = by_rows(search_rows(abstract_model, search), mesh)
     return jax.jit(apply, out_shardings=sharding.replicated(mesh))
 

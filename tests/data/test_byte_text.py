@@ -141,7 +141,7 @@ def test_windows_score_every_token_once_with_enough_context(length, stride):
 
 @pytest.mark.parametrize(
     ("fault", "arguments"),
-    [("a window of 20 needs at least 21", (20, 4, 1)), ("is not divisible by 3", (5, 4, 3))],
+    [("a window of 20 needs at least 21", (20, 4, 1)), ("positive multiple of 3", (5, 4, 3))],
 )
 def test_invalid_crops_raise_user_errors(fault, arguments):
     length, rows, multiple = arguments

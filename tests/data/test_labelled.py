@@ -175,7 +175,7 @@ def named(count: int, **fields: object) -> list[dict]:
 
 
 def test_missing_splits_are_cut_from_train(folder, capsys):
-    """The sizes are those of Hugging Face's train_test_split(0.3, seed=42). The split is deterministic."""
+    """Hugging Face's train_test_split(0.3, seed=42) gives splits of the same sizes. The split is deterministic."""
     for name in ("validation", "test"):
         (folder / f"{name}.jsonl").unlink()
     (folder / "train.jsonl").write_text(lines(named(40)))
@@ -287,7 +287,7 @@ def test_embedded_manual_has_all_classes_and_distinct_paragraphs():
 
 
 def test_tfds_data_sets(tmp_path):
-    """The data set is like GLUE's: texts are bytes, and classes have names."""
+    """As in GLUE's data sets, texts are bytes, and classes have names."""
     import tensorflow_datasets as tfds
 
     class TinySentences(tfds.core.GeneratorBasedBuilder, skip_registration=True):

@@ -1,4 +1,5 @@
-"""Closed-form heads equal scikit-learn's. Batches of examples, and merging of heads, do not change the result.
+"""Closed-form heads equal the heads of scikit-learn. Neither batches of examples nor merging of heads change the
+result.
 
 E examples, M features, N outputs.
 """
@@ -51,7 +52,8 @@ def test_lda_equals_scikit_learn(digits):
     features_EM, labels_E = digits
     kernel_MN, bias_N = head_start(features_EM, labels_E, method="lda", smoothing=0, scale=1.0)
     peer = LinearDiscriminantAnalysis(solver="lsqr").fit(features_EM, labels_E)
-    # A softmax ignores what all outputs share, and scikit-learn's kernels have such a part.
+    # scikit-learn's kernels have a part that all outputs share. A softmax ignores this part, so compare differences
+    # from the first output.
     np.testing.assert_allclose(kernel_MN.T - kernel_MN[:, 0], peer.coef_ - peer.coef_[0], atol=1e-5)
     np.testing.assert_allclose(bias_N - bias_N[0], peer.intercept_ - peer.intercept_[0], atol=1e-4)
     logs_EN = log_softmax(features_EM @ kernel_MN + bias_N)
@@ -72,7 +74,7 @@ def test_an_offset_of_the_features_changes_no_logits(method):
     logits_EN = moved_EM @ moved_MN.astype(float) + moved_N
     expected_EN = features_EM @ kernel_MN + bias_N
     np.testing.assert_allclose(log_softmax(logits_EN), log_softmax(expected_EN), atol=0.02)
-    # The same in batches with other offsets, and merged from two heads.
+    # Add the examples in batches with other offsets to two heads, and merge the heads: the result is the same.
     heads = HeadStart(method, seed=1), HeadStart(method, seed=2)
     for number, part in enumerate(np.array_split(np.argsort(features_EM[:, 0]), 4)):
         heads[number % 2].add(moved_EM[part], labels_E[part])
@@ -229,8 +231,8 @@ TWINS = np.array([[1.0, 1.0], [2.0, 2.0], [4.0, 4.0], [8.0, 8.0]])
         (ROWS, [0, 1, 2], {"outputs": 2}, "from 0 to 1, got 0 to 2"),
         (ROWS, np.full((3, 2), 0.7), {}, "add up to 1"),
         (ROWS, np.full((3, 2), 0.5), {"outputs": 3}, "probabilities of 2 outputs"),
-        (ROWS * np.nan, [0, 1, 0], {}, "not finite"),
-        (sparse.csr_array(ROWS * np.inf), [0, 1, 0], {}, "not finite"),
+        (ROWS * np.nan, [0, 1, 0], {}, "one is NaN or infinite"),
+        (sparse.csr_array(ROWS * np.inf), [0, 1, 0], {}, "one is NaN or infinite"),
         (ROWS, [0, 1, 0], {"weights": [1, -1, 1]}, "negative"),
         (ROWS, [0, 1, 0], {"weights": [0, 0, 0]}, "no examples"),
         (ROWS, [0, 1, 0], {"weights": [1]}, "3 examples need 3 weights"),

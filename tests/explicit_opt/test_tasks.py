@@ -33,7 +33,7 @@ def mesh():
 
 @pytest.fixture
 def words(tmp_path) -> ConfigDict:
-    """Configuration of a language model on a text of three sentences."""
+    """Returns the configuration of a language model on a text of three sentences."""
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text(TEXT)
     config = explicit.tiny_text(explicit.babylm("cat"))
@@ -183,7 +183,7 @@ def test_solution_on_eight_devices_matches_one_device(words, tmp_path):
         ("at least 1, got 0", "train.epochs", 0),
         ("must be 0: --config.train.epochs determines the number", "train.steps", 5),
         ("adagrad has no weight decay", "optimizer.weight_decay", 0.1),
-        ("is not divisible by 2", "train.batch", 63),
+        ("must be a positive multiple of 2", "train.batch", 63),
         ("above 0 and at most 1", "data.held_out_share", 0.0),
         ("too large for the training text", "data.vocab_size", 5000),
         ("line, paragraph, file", "data.documents", "page"),
@@ -346,7 +346,7 @@ def idx(path: Path, array: np.ndarray) -> None:
 
 @pytest.fixture
 def images(tmp_path, digits) -> Path:
-    """IDX files named like MNIST's, with images of 2 x 2 pixels."""
+    """Writes IDX files with the names of MNIST's files, and images of 2 x 2 pixels."""
     for part, count in (("train", 20), ("t10k", 10)):
         labels = np.arange(count) % 2
         idx(tmp_path / f"{part}-labels-idx1-ubyte.gz", labels)

@@ -73,7 +73,7 @@ def test_invalid_claims_are_rejected(tmp_path, text):
 
 @pytest.mark.slow
 def test_claims_of_tiny_runs_have_a_verdict_each(tmp_path):
-    """One seed decides no random result; arithmetic and counted FLOPs decide."""
+    """With one seed, only claims about arithmetic and counted FLOPs are decided."""
     program = ["gmlp_lm.reproduce", "claims", f"--out={tmp_path}"]
     quick = ("train.steps=4", "eval.steps=2", "eval.tokens=1000", "eval.sample=4", "data.batch=2")
     fields = [f"--config.{field}" for field in quick]
@@ -180,7 +180,7 @@ def test_the_gpt_of_the_code_has_no_feed_forward():
 
 @pytest.fixture(scope="module")
 def gmlp():
-    """Returns a function (recipe, noise) -> tiny gMLP with noise on all parameters, so that each affects the output."""
+    """Returns a function (recipe, noise) that makes a tiny gMLP. The noise makes every parameter affect the output."""
 
     def make(recipe: str, noise: float):
         config = language.choose("gmlp", "enwik8", f"{recipe},tiny").model

@@ -44,7 +44,7 @@ NAMES = {
 
 
 def ours(there: str, value: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns name -> value of our parameters for the PyTorch parameter `there`."""
+    """Returns {name: value} of our parameters for the PyTorch parameter `there`."""
     path, _, kind = there.rpartition(".")
     match = re.match(r"(?:net\.layers\.(\d)\.0|layers\.(\d)|transformer\.h\.(\d))\.(.*)", path)
     block = ""

@@ -355,7 +355,7 @@ def test_invalid_texts_are_one_line_errors(trained, tmp_path, text, options, mes
         ("one of pre, post", "model.norm", "between"),
         ("shares must be three", "data.shares", (0.5, 0.5)),
         ("one of auto, float32, bfloat16", "model.dtype", "int8"),
-        ("is not divisible by 2", "data.batch", 7),
+        ("must be a positive multiple of 2", "data.batch", 7),
     ],
 )
 def test_invalid_options_are_one_line_errors(tmp_path, fault, field, value):

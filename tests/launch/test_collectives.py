@@ -213,7 +213,7 @@ def test_trip_count_is_inferred_from_counter(
 
 
 def test_collectives_of_a_compiled_program() -> None:
-    """A loop of five all-reduces of 4 KiB over eight devices, and an all-gather over four."""
+    """The program has a loop of five all-reduces of 4 KiB over eight devices, and an all-gather over four devices."""
     mesh = make_mesh({"data": 2, "fsdp": 4}, jax.devices()[:8])
     split = NamedSharding(mesh, PartitionSpec("fsdp"))
     whole = NamedSharding(mesh, PartitionSpec())

@@ -20,7 +20,7 @@ def names(flags: str) -> list[str]:
 
 
 def changed_options(flags: str, folder: Path) -> dict[str, str]:
-    """Compiles a program with these XLA_FLAGS; returns name -> value of the options that differ from their default."""
+    """Compiles a program with these XLA_FLAGS; returns {name: value} of the options that differ from their default."""
     program = (
         "import jax; jax.config.update('jax_enable_compilation_cache', False); jax.jit(abs)(1)"
     )

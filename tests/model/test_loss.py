@@ -12,14 +12,14 @@ SMOOTHINGS = [0.0, 0.1, 0.5]
 
 @pytest.fixture(scope="module")
 def batch() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Logits (3, 4, 9), targets, and a weight per token."""
+    """Returns logits (3, 4, 9), targets, and a weight per token."""
     generator = np.random.default_rng(0)
     logits = (3 * generator.standard_normal((3, 4, 9))).astype(np.float32)
     return logits, generator.integers(0, 9, (3, 4)), generator.uniform(0, 2, (3, 4))
 
 
 def fairseq(logits: np.ndarray, target: int, smoothing: float) -> float:
-    """fairseq's label_smoothed_nll_loss of one token."""
+    """Returns fairseq's label_smoothed_nll_loss of one token."""
     logits = logits.astype(np.float64)
     lprobs = logits - np.log(np.sum(np.exp(logits)))
     nll_loss, smooth_loss = -lprobs[target], -sum(lprobs)

@@ -101,7 +101,9 @@ def test_activations(name: str, expected):
 @pytest.mark.parametrize(("causal", "window"), [(False, None), (True, None), (True, 3), (True, 6)])
 @pytest.mark.parametrize("padded", [False, True])
 def test_blockwise_attention_equals_attention(monkeypatch, causal, window, padded):
-    """Values and gradients equal JAX's, for 11 queries in blocks of 4 and windows shorter or longer than a block."""
+    """Values and gradients equal JAX's attention, for 11 queries in blocks of 4 and windows shorter or longer than a
+    block.
+    """
     monkeypatch.setattr(attend_module, "BLOCK", 4)
     random = np.random.default_rng(8)
     query, key, value, weight = (
@@ -150,7 +152,7 @@ def test_fused_kernel_is_used_for_supported_head_sizes(monkeypatch, size, fused)
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_shared_keys_equal_repeated_keys(monkeypatch, causal):
-    """Values and gradients equal those of keys and values that are repeated for every query head."""
+    """Values and gradients do not change if keys and values are repeated for every query head."""
     monkeypatch.setattr(attend_module, "BLOCK", 4)
     random = np.random.default_rng(8)
     query, key, value = (

@@ -1,4 +1,4 @@
-"""What the backward pass of a stack keeps, and the names of its operations."""
+"""Number of values that a stack keeps for the backward pass, and names of operations in profiles."""
 
 import jax
 import jax.numpy as jnp

@@ -60,7 +60,7 @@ def write_folder(
 
 
 def small_bert() -> dict[str, jax.Array]:
-    """Returns random weights of SHAPE. They are larger than initial values, so every layer affects the output."""
+    """Returns random weights of SHAPE, which are larger than initial values, so that every layer affects the output."""
     trainable = variables.split(backbone(SHAPE, rngs=nnx.Rngs(7))).trainable
     return {name: 5 * value.get_value() for name, value in trainable.items()}
 

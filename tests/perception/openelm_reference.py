@@ -38,7 +38,7 @@ HEADS, HIDDEN = (2, 4, 4), (16, 64, 96)
 
 
 def shapes() -> dict[str, list[int]]:
-    """Returns name -> shape of all weights."""
+    """Returns {name: shape} of all weights."""
     found = {"token_embeddings.weight": [50, WIDTH], "norm.weight": [WIDTH]}
     for layer, (heads, hidden) in enumerate(zip(HEADS, HIDDEN, strict=True)):
         found |= {

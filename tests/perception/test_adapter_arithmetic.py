@@ -102,7 +102,8 @@ def test_combine_keeps_layers_of_only_one_adapter() -> None:
 
 def test_incompatible_adapters_and_weights_raise_errors(base) -> None:
     with pytest.raises(
-        UserError, match="adapters 1 and 2 cannot be added: their base weights differ"
+        UserError,
+        match="adapters 1 and 2 cannot be added: they were trained on different base weights",
     ):
         combine([(adapter(1), 1.0), (adapter(1, base="another"), 1.0)])
     fewer = {n: x for n, x in base.items() if "up" not in n}

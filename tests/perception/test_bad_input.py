@@ -130,7 +130,7 @@ BAD = {
     "missing label column": data(as_csv(MANY), "did you mean label?", "--label=labl"),
     "text column twice": data(as_csv(MANY), "a column twice", "--text=text --text=text"),
     "text as label": data(
-        as_csv(MANY), "--label=text is a column of --text too", "--text=text --label=text"
+        as_csv(MANY), "--label=text is also a column of --text", "--text=text --label=text"
     ),
     "one column": data("text\nhello\nworld\n", "the column of --label cannot be recognised"),
     "two text columns": data(
@@ -280,7 +280,7 @@ def counted(tmp_path_factory) -> Path:
 
 
 def write_adapter(adapter: Path, base: Path) -> None:
-    """Writes an adapter of BERT in PEFT's format. It says that it was trained on other weights than `base`."""
+    """Writes an adapter of BERT in PEFT's format, which names other base weights than `base`."""
     adapter.mkdir()
     values = np.ones((16, 1), np.float32), np.ones((1, 24), np.float32)
     layers = {"stack/blocks/0/residuals/1/function/up": values}

@@ -69,7 +69,7 @@ def wanted(trained) -> np.ndarray:
 
 @pytest.fixture
 def call(workdir, monkeypatch) -> Callable[..., None]:
-    """Returns a function that calls the program with options. It uses one device and, by default, the run `workdir`."""
+    """Returns a function that calls the program with options, on one device and, by default, with the run `workdir`."""
 
     def call(*options: object, stdin: bytes = b"") -> None:
         named = any(str(option).startswith(("--run", "--workdir")) for option in options)
@@ -391,7 +391,7 @@ def test_interrupted_output_is_absent(refused, tmp_path, monkeypatch) -> None:
 
 
 def test_folder_of_several_runs_names_the_best_run(workdir, refused, tmp_path) -> None:
-    """The third run has no test results, as runs that choose a learning rate."""
+    """The third run has no test results, like a run that only helps to choose the learning rate."""
     for name, best in (("head", 41.5), ("lora_seed1", 77.5), ("lora_seed2", 99.0)):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)

@@ -313,7 +313,7 @@ def test_exported_classifier_has_thresholds(trained, tmp_path) -> None:
 
 
 def test_worth_reports_sets_of_classes(trained, data, tmp_path, capsys) -> None:
-    """Micro F1, macro F1 and average precision in the table equal scikit-learn's."""
+    """Micro F1, macro F1 and average precision in the table equal the values of scikit-learn."""
     fields = [f"--config.data.source=files:{data}", "--config.data.multi_label=true"]
     mesh = make_mesh({"data": 1}, jax.devices()[:1])
     suite = ExperimentSuite("", 1, fields, tmp_path, mesh, "configs/perception.py:tiny")

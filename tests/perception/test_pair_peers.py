@@ -47,7 +47,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def test_pair_tokens_and_segments_are_those_of_bert_tokenizer(folder) -> None:
-    """The slow BertTokenizer does not use the library tokenizers. It truncates pairs that are too long alike."""
+    """The slow BertTokenizer, which does not use the library tokenizers, truncates long pairs in the same way."""
     slow = transformers.BertTokenizer(str(folder / "vocab.txt"))
     rows, firsts, cut = Subword.load(folder / "model" / "tokenizer.json").encode_parts(PAIRS, 16)
     for pair, ids, first in zip(PAIRS, rows, firsts, strict=True):

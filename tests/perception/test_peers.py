@@ -31,7 +31,7 @@ from tests.perception.published import PUBLISHED  # noqa: E402
 pytestmark = pytest.mark.peers
 
 LONG = 64
-"""Number of positions, which texts fill: more than ten of Mistral's windows."""
+"""Number of tokens of a text: more than ten of Mistral's windows."""
 
 
 def alone() -> Mesh:
@@ -153,7 +153,7 @@ WITH_TARGETS = ("bert", "roberta", "deberta-v2", "qwen2", "mistral", "llama", "g
 
 
 def adapted(model: Pretrained) -> tuple[nnx.Module, dict[str, LoraLinear]]:
-    """Returns our adapted model with the pretrained weights, and kernel name -> adapted layer."""
+    """Returns our adapted model with the pretrained weights, and {kernel name: adapted layer}."""
     encoder = backbone(model.shape, rngs=nnx.Rngs(0))
     abstract_model = structure_of(model.shape)
     values = model.load(abstract(abstract_model.trainable, alone()))

@@ -172,7 +172,8 @@ def test_unknown_base_weights_fit_any_adapter() -> None:
     known, unknown = adapter(2, 0, (layer,)), adapter(2, 1, (layer,), "")
     assert combine([(unknown, 1.0), (known, 1.0)]).base == "base"
     with pytest.raises(
-        UserError, match="adapters 2 and 3 cannot be added: their base weights differ"
+        UserError,
+        match="adapters 2 and 3 cannot be added: they were trained on different base weights",
     ):
         combine([(unknown, 1.0), (known, 1.0), (adapter(2, 0, (layer,), "other"), 1.0)])
     wide = Adapter("", {layer: (jnp.ones((6, 2)), jnp.ones((2, 9)))})

@@ -63,7 +63,7 @@ def test_expectation_excludes_invalid_cells() -> None:
 
 
 def test_fig1_r_squared_is_close_to_the_paper() -> None:
-    """The paper's R^2 is 0.342, for numbers of tokens that it does not print. Ours is 0.37."""
+    """The paper's R^2 is 0.342, for numbers of tokens that it does not print. Our R^2 is 0.37."""
     line = richness.fit(richness.points(richness.means(richness.gaps(printed.table1()))))
     assert line.slope < 0  # the gap shrinks with the number of tokens
     assert abs(line.r_squared - printed.R_SQUARED) < 0.05

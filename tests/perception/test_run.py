@@ -410,9 +410,7 @@ def test_resume_with_other_examples_fails(full, make, mesh):
     kept = json.loads(path.read_text())
     assert kept["train"] != kept["test"]
     path.write_text(json.dumps({**kept, "test": kept["train"]}, indent=2) + "\n")
-    with pytest.raises(
-        UserError, match=r"examples are not those of .*examples\.json: the data have"
-    ):
+    with pytest.raises(UserError, match=r"examples differ from .*examples\.json: the data have"):
         run.fit(make("paper,tiny", **{"train.steps": 6}), full[0], mesh)
     path.write_text(json.dumps(kept, indent=2) + "\n")
 

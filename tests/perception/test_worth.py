@@ -138,7 +138,7 @@ def test_worth_table_has_all_ways(asked) -> None:
 
 
 def test_one_seed_gives_no_verdict(asked) -> None:
-    """A verdict is undecided if at least one side has a seed."""
+    """A verdict is undecided if the result of at least one of the two methods depends on the seed."""
     with (asked / "verdicts.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert len(rows) in (4, 5)
@@ -441,11 +441,13 @@ def test_run_of_another_paper_raises_error(tmp_path) -> None:
         ("--workdir", classify),
     ):
         told = refused(program, *more, f"{option}={tmp_path}")
-        assert told == f"{option}{what}, reservoir"
+        assert told == f"{option}{what}, reservoir: name a run of perception"
     told = refused(adapters, "add", "--adapters", f"{tmp_path}:1", out)
-    assert told == f"--adapters{what}, reservoir"
+    assert told == f"--adapters{what}, reservoir: name a run of perception"
     (tmp_path / "config.json").write_text(json.dumps(values))
-    assert refused(classify, f"--workdir={tmp_path}") == f"--workdir{what}"
+    assert (
+        refused(classify, f"--workdir={tmp_path}") == f"--workdir{what}: name a run of perception"
+    )
 
 
 def test_export_of_full_run_reproduces_probabilities(asked, folder) -> None:

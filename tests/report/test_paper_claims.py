@@ -1,4 +1,4 @@
-"""The tests that PAPER/claims.csv names exist, and the plans are valid."""
+"""Every test that PAPER/claims.csv names exists, and every plan in this file is valid."""
 
 import ast
 import shlex

@@ -96,7 +96,7 @@ def test_measured_gradients_are_those_of_the_layers_below_the_reservoir(identity
             return loss(values.abstract_model.build(trainable, values.frozen), batch, key)[0]
 
         found = jax.jit(jax.grad(of))(values.trainable)
-        # The reservoir is the encoder's layer 1.
+        # The reservoir is layer 1 of the encoder, so only layer 0 is below it.
         below = [found[name] for name in sorted(found) if name.startswith("encoder/blocks/0/")]
         assert len(below) == 16
         return np.concatenate([np.ravel(x) for x in below])
@@ -112,7 +112,7 @@ def test_measured_gradients_are_those_of_the_layers_below_the_reservoir(identity
 def test_runs_that_cannot_be_measured_are_rejected(identity, tmp_path, mesh):
     noise = changed(identity, tmp_path / "noise", "noise")
     with pytest.raises(
-        UserError, match=r"noise skips no reservoirs: .*backskip.estimator is noise"
+        UserError, match=r"noise skips no reservoirs, because .*backskip.estimator is noise"
     ):
         next(measure(noise, mesh, 1, 1))
     bare = changed(identity, tmp_path / "bare", "identity")

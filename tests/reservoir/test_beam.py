@@ -100,7 +100,7 @@ def exhaustive(logp: LogProbabilities, words: list[int], limit: int, penalty: fl
 def fairseq(
     logp: LogProbabilities, search: Search, limit: int, never: tuple[int, ...] = (PAD, BOS)
 ) -> list[Hypothesis]:
-    """fairseq's SequenceGenerator for one sentence, best first.
+    """Returns the hypotheses of fairseq's SequenceGenerator for one sentence, best first.
 
     If more hypotheses end in a step than are needed, fairseq keeps the first ones, and our search the best ones. The
     best hypothesis of all is the same.

@@ -73,13 +73,13 @@ def test_averages_of_newest_snapshots_and_of_best_checkpoints(
 
     def load_run(*arguments: object, snapshots: list[int], best: int) -> None:
         asked.append([*snapshots, *(["best"] * best)])
-        raise UserError("as far as this test goes")
+        raise UserError("the model is not loaded in this test")
 
     monkeypatch.setattr(loading, "load_run", load_run)
     monkeypatch.setattr(loading, "read_run", lambda *options: make_config("ffn"))
     monkeypatch.setattr(loading, "load_tokenizers", lambda workdir: ())
     for given in ("", "--average=1", "--average=2", "--average_best=3"):
-        with pytest.raises(UserError, match="as far as"):
+        with pytest.raises(UserError, match="the model is not loaded"):
             program(monkeypatch, f"--workdir={tmp_path}", *filter(None, [given]))
     assert asked == [[], [6], [4, 6], ["best"] * 3]
     with pytest.raises(UserError, match="give one of the two options"):

@@ -191,7 +191,7 @@ def loss_of(model, batch: dict, key: jax.Array | None) -> tuple[jax.Array, jax.A
 
 @pytest.fixture(scope="module")
 def runs(make_config) -> dict[str, Run]:
-    """Returns kind of reservoir -> run. Parameters that several models share have equal values."""
+    """Returns {kind of reservoir: run}. Parameters that several models share have equal values."""
     made = {}
     plain = helpers.random_values(helpers.structure_of(make_config("none").model).trainable, 0)
     for kind in KINDS:

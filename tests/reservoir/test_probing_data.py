@@ -54,7 +54,10 @@ def test_reads_gzip_and_computes_the_majority(tmp_path):
         ((*LINES, "dev\tPAST\tIt was ."), "line 5: the partition is 'dev'; it must be one of tr"),
         ((*LINES, "tr\tPAST\t "), "line 5: the sentence has no words"),
         ((*LINES, "tr\t\tHe went ."), "line 5: the label is missing"),
-        ((*LINES, "te\tFUT\tIt will be ."), "line 5: the label 'FUT' is not in the partition tr"),
+        (
+            (*LINES, "te\tFUT\tIt will be ."),
+            "line 5: no line of the partition tr has the label 'FUT'",
+        ),
         (LINES[:3], "has no line of the partition te"),
         ((LINES[0], *LINES[2:]), "has only the label 'PAST' in its partition tr"),
     ],
@@ -200,7 +203,7 @@ def test_number_of_target_words_scales_with_count(pool):
 def test_too_little_text_is_rejected(pool):
     with pytest.raises(UserError, match=r"--count=30000 needs 6,000 for each of the 6 labels"):
         make(pool, "sentence_length", count=30_000)
-    with pytest.raises(UserError, match=r"--count=3 needs .* raise --count"):
+    with pytest.raises(UserError, match=r"--count=3 is less than .* raise --count"):
         make(pool, "sentence_length", count=3)
     with pytest.raises(UserError, match="too few for the 2 target words"):
         make(pool[:1], "word_content", count=10)

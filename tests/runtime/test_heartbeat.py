@@ -206,7 +206,7 @@ def test_rendezvous_survives_foreign_and_restarted_connections():
     with stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
     with socket.create_connection((host, int(port))) as early:
-        early.sendall(b'[2, "early", {}]\n')  # The test then closes the connection.
+        early.sendall(b'[2, "early", {}]\n')  # the connection is closed after this line is sent
     for thread in threads[1:]:
         thread.start()
     for thread in threads:

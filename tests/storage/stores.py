@@ -78,7 +78,7 @@ def _handler(proxy: Proxy) -> type[BaseHTTPRequestHandler]:
         def handle_expect_100(self) -> bool:
             """Asks for the content at once.
 
-            Without this answer, an S3 client waits one second before sending the content.
+            Without this response, an S3 client waits one second before it sends the content.
             """
             super().handle_expect_100()
             self.wfile.flush()

@@ -73,7 +73,7 @@ def notes(workdir: Path) -> Path:
 
 
 def seen(workdir: Path) -> dict[int, set[tuple[int, ...]]]:
-    """Returns step -> set of the logged global batches, over all starts of a run. The set should have one element."""
+    """Returns {step: set of the logged global batches}, over all starts of a run. A set should have one element."""
     parts = defaultdict(lambda: defaultdict(set))
     for file in notes(workdir).iterdir():
         for line in map(json.loads, file.read_text().splitlines()):

@@ -27,7 +27,7 @@ def outputs(folder: Path) -> list[tuple[int, list[str]]]:
 
 @pytest.fixture
 def results(outputs: list[tuple[int, list[str]]]) -> list[dict]:
-    """Returns name of a case -> result, for each process."""
+    """Returns {name of a case: result} for each process."""
     found = []
     for _, lines in outputs:
         found.append(dict(json.loads(x) for x in lines if x.startswith('["')))

@@ -107,8 +107,8 @@ def test_training_seconds_exclude_compilation_evaluation_and_checkpoints(
     task = toy.Toy(scores=[3.0, 2.0, 2.5, 2.5, 2.5])
     summary = toy.run(tmp_path, task, eval__start=eval_start, checkpoint__snapshots=10)
 
-    # One batch shape; 4 evaluations and the test; checkpoints after 5, 10, 15 and 20 steps, two best checkpoints, and
-    # snapshots at 10 and 20.
+    # The run has one batch shape, 4 evaluations and the test. It saves checkpoints after 5, 10, 15 and 20 steps, two
+    # best checkpoints, and snapshots at 10 and 20.
     hours = {"compile": 1, "eval": 10 * (5 + eval_start), "checkpoint": 100 * 8, "start": 1000}
     for section, expected in hours.items():
         assert summary[f"{section}_seconds"] == pytest.approx(expected * HOUR, abs=HOUR / 2), (

@@ -44,7 +44,7 @@ class Tied(nnx.Module):
 
 
 class Copying(toy.Toy):
-    """Predicts the words of the input. The number of words is the weight."""
+    """Predicts the words of the input. The weight of the loss is the number of words."""
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
         return Tied(rngs)
@@ -82,7 +82,7 @@ def gradients(name: str, **fields) -> tuple:
 
 @pytest.fixture(scope="module")
 def on_one_device() -> dict[int, tuple]:
-    """Returns the number of microbatches -> (loss, weight, gradients)."""
+    """Returns {number of microbatches: (loss, weight, gradients)}."""
     return {accumulate: gradients("1", accumulate=accumulate) for accumulate in (1, 4)}
 
 
@@ -98,7 +98,7 @@ def test_gradients_with_dropout_equal_those_of_one_device(
 
 
 def received(name: str, **fields) -> dict[str, tuple[int, int]]:
-    """Returns kind of collective -> (number, bytes received by each device) of a compiled step."""
+    """Returns {kind of collective: (number, bytes received by each device)} of a compiled step."""
     mesh = mesh_of(name)
     step = step_on(mesh, **fields)
     with jax.set_mesh(mesh):

@@ -124,7 +124,7 @@ def test_kept_runs_have_the_tuned_value_with_the_most_seeds(tmp_path: Path) -> N
 
 
 def cases(**rates: float) -> dict:
-    """Returns name -> function from the seed to a configuration. The cases differ in the learning rate."""
+    """Returns {name: function from the seed to a configuration}. The cases differ in the learning rate."""
     return {
         name: lambda seed, rate=rate: toy.config(seed=seed, optimizer__learning_rate=rate)
         for name, rate in rates.items()

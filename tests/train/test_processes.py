@@ -83,7 +83,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Callable[[str, int], Path]:
-    """Returns a function (task, step) -> folder of runs on one device, trained up to this step without interruption."""
+    """Returns a function (task, step) that trains up to this step on one device, and returns the folder of runs."""
     folders = {until: tmp_path_factory.mktemp("alone") for until in (SHORT, STEPS)}
 
     def train(name: str, until: int) -> Path:

@@ -42,7 +42,7 @@ class Model(nnx.Module):
 
 
 class Weighted(toy.Toy):
-    """The loss of a row is the model's output times the row's weight. At odd steps the loss is doubled."""
+    """A toy task: the loss of a row is the model's output times the row's weight, and is doubled at odd steps."""
 
     def build(self, rngs: nnx.Rngs) -> nnx.Module:
         return Model(rngs)
@@ -139,7 +139,7 @@ def test_microbatches_have_different_dropout_masks(accumulating: Run) -> None:
     times = np.bincount(kept_F.round().astype(int), minlength=3)
     assert len(times) == 3 and times[1] == pytest.approx(
         FEATURES / 2, abs=16
-    )  # 16 is four standard deviations.
+    )  # the tolerance of 16 is four standard deviations
     assert times[0] > 0 and times[2] > 0
 
 
@@ -199,7 +199,7 @@ def test_batch_weight_below_one_counts_as_one(plain: Run, weight: float) -> None
 
 
 def test_dropout_masks_follow_from_seed_and_step(plain: Run) -> None:
-    """So a resumed run has the dropout masks of an uninterrupted run."""
+    """A resumed run therefore has the dropout masks of an uninterrupted run."""
     batch = rows(4, [1.0] * 4)
     first, second, again = (plain(batch, number)["gradient_norm"] for number in (0, 2, 0))
     assert first == again != second

@@ -29,7 +29,7 @@ def test_code_version_differs_if_a_source_file_differs(tmp_path: Path):
 
 
 def test_configurations_of_old_runs_are_read(tmp_path: Path):
-    """In old runs `model.remat` is a boolean."""
+    """In the configurations of old runs, `model.remat` is a boolean."""
     groups = {name: {} for name in workdir.GROUPS}
     for old, new in ((True, "full"), (False, "none")):
         text = json.dumps(groups | {"seed": 1, "model": {"remat": old}})

@@ -201,7 +201,7 @@ def measured(workdir: Path, late: dict[int, int]) -> dict[str, float]:
 
 
 def stopped_step(workdir: Path, task: toy.Toy, **fields: object) -> int:
-    """Returns the step of the checkpoint that is saved after a signal. It must be the same in every process."""
+    """Returns the step of the checkpoint that is saved after a signal. The step must be equal in all processes."""
     line = fault(lambda: train(workdir, task, train__steps=60, **fields))
     return int(re.fullmatch(r"SIGTERM: saved step (\d+) in .*", line)[1])
 
