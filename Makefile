@@ -39,8 +39,8 @@ claims: $(VENV)/.run ## results/CLAIMS.md from the runs that are kept in results
 	$(BIN)/python -m common.report.claims
 
 bench: $(VENV)/.bench ## side by side with PyTorch peers; see benchmarks/README.md
+	$(BIN)/python -m benchmarks.step
 	$(BIN)/python -m benchmarks.reservoir_step
-	$(BIN)/python -m benchmarks.decode
 	$(BIN)/python -m benchmarks.loop_overhead
 	$(BIN)/python -m benchmarks.two_processes
 	$(BIN)/python -m benchmarks.explicit

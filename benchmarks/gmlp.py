@@ -1,8 +1,8 @@
-"""Times training and generation of byte language models against PyTorch: python -m benchmarks.gmlp
+"""Times generation of byte language models against PyTorch: python -m benchmarks.gmlp
 
-The models have width 512, hidden 2048, 4 layers and 768 positions. Training: batches of 4. Generation: 256 bytes of one
-text after prompts of 1 and of 512 bytes, including the prefill. Also compares the training steps of our three models
-with equal parameter counts (`:fixed,laptop`).
+The models have width 512, hidden 2048, 4 layers and 768 positions, and generate 256 bytes of one text after prompts of
+1 and of 512 bytes, including the prefill. Also compares the training steps of our three models with equal parameter
+counts (`:fixed,laptop`). `benchmarks.step` compares training steps with PyTorch.
 """
 
 import importlib.util
@@ -11,24 +11,13 @@ from functools import partial
 
 from common.runtime import program
 
-BATCH, COUNT = 4, 256
+COUNT = 256
 STARTS = (1, 512)
-KINDS = {"gmlp": "g-mlp-gpt", "gmlp_attn": "g-mlp-gpt attention", "gpt": "gpt"}
+KINDS = ("gmlp", "gmlp_attn", "gpt")
 WRITERS = {"gmlp": "g-mlp-gpt", "gpt": "hugging face gpt-2"}
 
-# Upper bounds of (our time) / (the peer's time): of a training step, by dtype, and of generation with the GPT.
-TARGETS = {"float32": 1 / 1.5, "bfloat16": 1 / 0.9, "gpt": 1 / 3}
+TARGETS = {"gpt": 1 / 3}  # upper bound of (our time) / (the peer's time)
 BYTES_PER_SECOND = 1000  # lower bound of the speed of generation with the gMLP
-
-
-def make_step(side: str, name: str, dtype: str) -> Callable[[], float]:
-    if side == "torch":
-        from benchmarks.peers import load
-
-        return load("language_torch").make_step(name, dtype, BATCH)
-    from benchmarks.ours import language_step
-
-    return language_step(name, dtype, BATCH)
 
 
 def make_laptop_step(kind: str) -> Callable[[], float]:
@@ -50,28 +39,17 @@ def make_writer(side: str, name: str, start: int) -> Callable[[], object]:
 def main() -> None:
     from benchmarks.harness import compare, isolated, make_parser, ratio, report
 
-    options = make_parser(__doc__, "gmlp", rounds=5, types=True, peers=True).parse_args()
+    options = make_parser(__doc__, "gmlp", rounds=5, peers=True).parse_args()
     torch = not options.without_torch and importlib.util.find_spec("torch") is not None
-    timings, pairs, targets = {}, [], {}
+    pairs, targets = [], {}
 
     def pair(case: str, baseline: str, most: float | None) -> None:
         pairs.append((case, baseline))
         if most:
             targets[f"{case} / {baseline}"] = most
 
-    for dtype in options.types:
-        factories = {}
-        for kind, peer in KINDS.items():
-            case = f"{kind} {dtype}"
-            factories[case] = partial(make_step, "ours", kind, dtype)
-            peers = [peer, "g-mlp-pytorch"] if kind == "gmlp" else [peer]
-            for name in peers if torch else []:
-                factories[f"torch {name} {dtype}"] = partial(make_step, "torch", name, dtype)
-                pair(case, f"torch {name} {dtype}", TARGETS[dtype])
-        with isolated(factories) as cases:
-            timings |= compare(cases, rounds=options.rounds, warmup=2, settle=1)
     with isolated({f"laptop {kind}": partial(make_laptop_step, kind) for kind in KINDS}) as cases:
-        timings |= compare(cases, rounds=2 * options.rounds, warmup=2, settle=1)
+        timings = compare(cases, rounds=2 * options.rounds, warmup=2, settle=1)
     pairs += [("laptop gpt", "laptop gmlp"), ("laptop gmlp_attn", "laptop gmlp")]
     factories = {}
     for start in STARTS:
@@ -84,12 +62,8 @@ def main() -> None:
     with isolated(factories) as cases:
         timings |= compare(cases, rounds=options.rounds, warmup=1, settle=1)
     speed = {name: COUNT / timings[name].median for name in factories}
-    speed |= {
-        name: (4096 if name.startswith("laptop") else BATCH * 768) / timing.median
-        for name, timing in timings.items()
-        if name not in speed
-    }
-    title = "width 512, hidden 2048, 4 layers, 768 positions; batches of 4; 256 bytes written"
+    speed |= {f"laptop {kind}": 4096 / timings[f"laptop {kind}"].median for kind in KINDS}
+    title = "width 512, hidden 2048, 4 layers, 768 positions; 256 bytes written"
     ratios = [ratio(timings, *names) for names in pairs]
     report(title, timings, ratios, targets, options.out, {"bytes_per_second": speed})
     for name, value in speed.items():

@@ -7,6 +7,7 @@ two cases is the median over rounds of the ratio within a round, which cancels t
 import argparse
 import importlib.metadata
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -84,6 +85,19 @@ class Ratio:
     def median(self) -> float:
         return float(np.median(self.rounds))
 
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The interval between two ratios that covers the true median with a probability of at least 95 %.
+
+        This is the interval of the sign test, which makes no assumption about the distribution. Fewer than six rounds
+        cannot reach 95 %: their interval is that of all ratios.
+        """
+        n, ratios = len(self.rounds), sorted(self.rounds)
+        # Both ends exclude the k smallest and largest ratios. The true median is outside with probability 2 * tail.
+        tails = np.cumsum([math.comb(n, k) for k in range(n)]) / 2**n
+        k = max(int((2 * tails <= 0.05).sum()) - 1, 0)
+        return ratios[k], ratios[n - 1 - k]
+
 
 def compare(
     cases: Mapping[str, Callable[[], object]], *, rounds: int, warmup: int, settle: int = 0
@@ -115,37 +129,42 @@ def compare(
 
 
 @contextmanager
-def isolated(factories: Mapping[str, Callable[[], Callable[[], object]]]) -> Iterator[dict]:
-    """Runs each case in its own process. Yields name of a case -> function for `compare`.
+def isolated(
+    factories: Mapping[str | tuple[str, ...], Callable[[], Callable[[], object]]],
+) -> Iterator[dict]:
+    """Runs each factory's cases in its own process. Yields name of a case -> function for `compare`.
 
     In one process, cases would disturb each other by spinning threads and unreleased memory. A factory returns the
-    function of a case. Factories and the results of cases must be picklable.
+    function of a case. With a tuple of names, a factory returns a tuple of functions, whose cases share a process.
+    Factories and the results of cases must be picklable.
     """
     spawn = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         cases = {}
-        for name, factory in factories.items():
+        for names, factory in factories.items():
             ours, theirs = spawn.Pipe()
             process = spawn.Process(target=_serve, args=(factory, theirs), daemon=True)
             process.start()
             stack.callback(process.join)
             stack.callback(process.terminate)
             theirs.close()
-            cases[name] = partial(_call, ours)
+            names = (names,) if isinstance(names, str) else names
+            cases |= {name: partial(_call, ours, index) for index, name in enumerate(names)}
         yield cases
 
 
-def _call(connection: Connection) -> object:
-    connection.send(None)
+def _call(connection: Connection, index: int) -> object:
+    connection.send(index)
     return connection.recv()
 
 
 def _serve(factory: Callable[[], Callable[[], object]], connection: Connection) -> None:
-    connection.recv()
-    case = factory()
+    index = connection.recv()
+    made = factory()
+    cases = made if isinstance(made, tuple) else (made,)
     while True:
-        connection.send(case())
-        connection.recv()
+        connection.send(cases[index]())
+        index = connection.recv()
 
 
 def ratio(timings: Mapping[str, Timing], case: str, baseline: str) -> Ratio:
@@ -210,7 +229,8 @@ def machine() -> dict[str, object]:
     # List devices only if JAX is already imported. Importing JAX here would reserve an accelerator.
     jax = sys.modules.get("jax")
     return {
-        "cpu": _cpu_model(),
+        "cpu": _cpu_info("model name") or platform.processor(),
+        "amx": "amx_tile" in _cpu_info("flags").split(),
         "cores": cores(),
         "load_average": os.getloadavg()[0],
         "jax_devices": [device.device_kind for device in jax.devices()] if jax else [],
@@ -258,13 +278,13 @@ def _table(record: Mapping[str, Mapping]) -> str:
     return heading + "\n\n" + "\n".join(line.rstrip() for line in lines)
 
 
-def _cpu_model() -> str:
+def _cpu_info(field: str) -> str:
+    """Returns a field of the first CPU in /proc/cpuinfo, or "" if there is no such field."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
-        return platform.processor()
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.processor())
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), "")
 
 
 def _commit() -> str:

@@ -1,8 +1,8 @@
 """Times training steps of text classifiers, full and LoRA, against transformers and peft: python -m benchmarks.lora
 
 The models are a BERT of arctic-embed-xs's size (6 layers of width 384) and a small Qwen2 (4 layers of width 256). A
-batch has 8 texts of 128 tokens. Training uses Adafactor with gradient clipping, adapters of rank 32, and dropout in the
-adapters only. Each case runs in its own process, whose peak memory is recorded.
+batch has 8 texts of 128 tokens. Training uses Adafactor with gradient clipping, adapters of rank 32, and dropout: 0.1
+in BERT, 0.05 in the adapters. Each case runs in its own process, whose peak memory is recorded.
 """
 
 import importlib.util

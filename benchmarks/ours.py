@@ -1,6 +1,8 @@
 """This project's training steps and decoders on fixed random data, for benchmarks."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,16 +20,19 @@ from common.tasks.language_modelling import LanguageModelling
 from common.train.frozen import draw_on_mesh
 from common.train.state import Step, initial_params
 from common.train.task import ModelState, PretrainedWeights, Task
-from configs import explicit, language, training, translation
+from configs import explicit, language, perception, translation
 from explicit_opt import language as next_token
 from explicit_opt.counts import Noise
 from gmlp_lm.model import language_model
+from launch.hlo import Product, read_products
 from perception.backbones import bert, qwen2
 from perception.model import PooledClassifier, backbone
 from reservoir.beam import Search, beam_search
 from reservoir.tasks.translation import Translation
 
 VOCABULARY = 10_000
+DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}  # name in HLO -> dtype
+CHUNK = 16  # tokens that the generator draws per call of its compiled program
 
 
 def iwslt(variant: str = "none", **fields: object) -> ConfigDict:
@@ -85,9 +90,12 @@ def next_token_step(
 
 
 def bytes_config(kind: str, **fields: object) -> ConfigDict:
-    """Returns the configuration of a byte language model: width 512, hidden 2048, 4 layers, 768 positions."""
+    """Returns the configuration of a byte language model: width 512, hidden 2048, 4 layers, 768 positions.
+
+    The dropout rate is 0.1, as in the recipe "fixed".
+    """
     config = language.fixed(kind, "enwik8")
-    config.model.update({"width": 512, "heads": 8, "hidden": 2048, "dropout": 0.0, **fields})
+    config.model.update({"width": 512, "heads": 8, "hidden": 2048, **fields})
     config.optimizer.update({"name": "adam", "weight_decay": 0.0, "clip": 0.0})
     return config
 
@@ -120,7 +128,10 @@ def _bytes_task(config: ConfigDict) -> LanguageModelling:
 
 
 def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
-    """Returns a function that prefills `start` bytes and generates `count` bytes greedily."""
+    """Returns a function that prefills `start` bytes and generates `count` bytes greedily.
+
+    The function has an attribute `products`: a function that returns the matrix products of a call without the prefill.
+    """
     config = bytes_config(kind, dtype="float32")
     task = _bytes_task(config)
     mesh = task.mesh
@@ -128,13 +139,21 @@ def make_writer(kind: str, start: int, count: int) -> Callable[[], None]:
     values = ModelState(
         abstract_model, initial_params(task, abstract_model, config.seed, mesh), {}, mesh
     )
-    writer = Generator(abstract_model, mesh, config.model.length, Sampling(0.0))
+    chunks = -(-(start + count) // CHUNK)
+    writer = Generator(abstract_model, mesh, chunks * CHUNK, Sampling(0.0))
     prompt = np.random.default_rng(0).integers(0, 256, start)
 
     def write() -> None:
-        for _ in writer(values, [prompt], count, 1):
+        for _ in writer(values, [prompt], count, 1, chunk=CHUNK):
             pass
 
+    def products() -> Counter[Product]:
+        decoding = writer.decoding(1, CHUNK)
+        lowered = decoding.program.lower(*abstract_model.shapes(), *decoding.inputs)
+        chunk = read_products(lowered.compile().as_text())
+        return Counter({x: n * -(-count // CHUNK) for x, n in chunk.items()})
+
+    write.products = products
     return write
 
 
@@ -164,10 +183,7 @@ def classifier_step(
       sizes: an entry of `benchmarks.lora.SIZES`.
     """
     *sizes, vocabulary = sizes
-    if family == "bert":
-        shape = bert(*sizes, vocabulary=vocabulary, dropout=(0.0, 0.0, 0.0))
-    else:
-        shape = qwen2(*sizes, vocabulary=vocabulary)
+    shape = (bert if family == "bert" else qwen2)(*sizes, vocabulary=vocabulary)
 
     def build(classes: int, *, rngs: nnx.Rngs) -> PooledClassifier:
         encoder = backbone(shape, rngs=rngs, dtype=jnp.dtype(dtype))
@@ -176,11 +192,8 @@ def classifier_step(
             freezing.cast_frozen(encoder, jnp.dtype(dtype))
         return PooledClassifier(encoder, shape.width, classes, "masked", rngs=rngs)
 
-    config = training.base("perception")
-    config.optimizer.update(
-        {"name": "adafactor", "learning_rate": 1e-4, "weight_decay": 1e-5, "clip": 1.0}
-    )
-    config.optimizer.decay = "all"  # as in the PyTorch peer
+    config = perception.get_config()
+    config.optimizer.learning_rate = 1e-4
     generator = np.random.default_rng(0)
     rows = {
         "tokens": generator.integers(0, vocabulary, (batch, length), dtype=np.int32),
@@ -196,7 +209,8 @@ def classifier_step(
 def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], float]:
     """Returns a function that runs the training step on successive batches and returns the loss.
 
-    The function has an attribute `memory`: the bytes of temporary memory of the compiled step.
+    The function has attributes `memory`, the bytes of temporary memory of the compiled step, and `products`, a function
+    that returns the matrix products of the compiled step.
     """
     config = task.config
     mesh = sharding.make_mesh(config.mesh)
@@ -217,12 +231,17 @@ def _stepper(task, batches: Sequence[Mapping[str, np.ndarray]]) -> Callable[[], 
         state[2] += 1
         return float(metrics["loss"])
 
-    run.memory = step.compiled[step.cache_key(first, 1)][0].memory_analysis().temp_size_in_bytes
+    compiled, _ = step.compiled[step.cache_key(first, 1)]
+    run.memory = compiled.memory_analysis().temp_size_in_bytes
+    run.products = lambda: read_products(compiled.as_text())
     return run
 
 
-def make_generate(beams: int, sentences: int = 32, length: int = 32) -> Callable[[], jax.Array]:
-    """Returns a function that translates random sentences into exactly `length` tokens each, in float32."""
+def make_generate(beams: int, sentences: int = 32, length: int = 32) -> Callable[[], None]:
+    """Returns a function that translates random sentences into exactly `length` tokens each, in float32.
+
+    The function has an attribute `products`: a function that returns the matrix products of a call.
+    """
     config = iwslt(dtype="float32")
     task = _translation(config)
     abstract_model = variables.abstract(lambda: task.build(nnx.Rngs(0)))
@@ -247,4 +266,33 @@ def make_generate(beams: int, sentences: int = 32, length: int = 32) -> Callable
             never=(0, 1, 2),
         )[0]
 
-    return lambda: jax.block_until_ready(generate(values, source))
+    compiled = generate.lower(values, source).compile()
+
+    def run() -> None:
+        jax.block_until_ready(compiled(values, source))
+
+    run.products = lambda: read_products(compiled.as_text(), unknown_trips=length)
+    return run
+
+
+def run_products(products: Mapping[Product, int]) -> Callable[[], None]:
+    """Returns a function that computes every matrix product on random operands, as often as `products` says."""
+    generator, calls = np.random.default_rng(0), []
+    for product, count in products.items():
+        operands = [
+            jnp.asarray(generator.standard_normal(shape), DTYPES[kind])
+            for kind, shape in (product.left, product.right)
+        ]
+        multiply = partial(
+            jax.lax.dot_general,
+            dimension_numbers=(product.contracted, product.batched),
+            preferred_element_type=DTYPES[product.result[0]],
+        )
+        calls.append((jax.jit(multiply).lower(*operands).compile(), operands, count))
+
+    def run() -> None:
+        for multiply, operands, count in calls:
+            for _ in range(count):
+                jax.block_until_ready(multiply(*operands))
+
+    return run

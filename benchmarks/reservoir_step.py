@@ -1,13 +1,12 @@
 """Times training steps of translators with and without reservoirs: python -m benchmarks.reservoir_step
 
 The option --parts selects comparisons. "kinds" compares each kind of reservoir, LayerDrop and backskipping with the
-plain model. "deep" has 24 encoder layers with 8 reservoirs. "peers" compares with PyTorch, with and without dropout.
-Sizes are IWSLT's: width 512, feed-forward 1024, 4 heads, 8 encoder layers of which 2 are reservoirs, 2 decoder layers,
-vocabulary 10,000, batches of 64 x 32 tokens. Each case has its own process, and the cases of a group take turns.
-LayerDrop drops random layers in each step (two of eight on average), so its mean time needs many rounds.
+plain model. "deep" has 24 encoder layers with 8 reservoirs. Sizes are IWSLT's: width 512, feed-forward 1024, 4 heads, 8
+encoder layers of which 2 are reservoirs, 2 decoder layers, vocabulary 10,000, batches of 64 x 32 tokens. Each case has
+its own process, and the cases of a group take turns. LayerDrop drops random layers in each step (two of eight on
+average), so its mean time needs many rounds. `benchmarks.step` compares with PyTorch.
 """
 
-import importlib.util
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,12 +14,7 @@ from tempfile import TemporaryDirectory
 
 from common.runtime import program
 
-PARTS = ("kinds", "deep", "peers")
-VARIANTS = {"plain": "none", "T": "transformer", "FFN": "ffn"}
-PEERS = {"plain": "plain", "T": "t_reservoir", "FFN": "ffn_reservoir"}
-
-# Upper bounds of time ratios. By dtype: our step / PyTorch's step. "dropout": our step with / without dropout.
-TARGETS = {"float32": 1 / 1.8, "bfloat16": 1 / 0.8, "dropout": 1.12}
+PARTS = ("kinds", "deep")
 
 SKIPPING = {"backskip": True}
 # Two groups of cases, because a laptop's RAM limits the number of processes. Each group also times the plain model.
@@ -44,17 +38,6 @@ DEEP = {"encoder_layers": 24, "reservoirs": 8}
 DEEP_TARGET = 0.75
 
 
-def make(side: str, variant: str, dtype: str, rate: float) -> Callable[[], float]:
-    """Returns a function that runs a training step and returns the loss."""
-    if side == "torch":
-        from benchmarks.peers import load
-
-        return load("translation_torch").make_step(PEERS[variant], dtype, rate)
-    from benchmarks.ours import iwslt, translation_step
-
-    return translation_step(iwslt(VARIANTS[variant], dtype=dtype, dropout=rate))
-
-
 def make_kind(reservoir: str, dtype: str, fields: dict) -> Callable[[], float]:
     """Returns a function that runs a training step of one of our models.
 
@@ -72,22 +55,12 @@ def make_kind(reservoir: str, dtype: str, fields: dict) -> Callable[[], float]:
 def main() -> None:
     from benchmarks.harness import compare, isolated, make_parser, ratio, report
 
-    parser = make_parser(__doc__, "reservoir_step", rounds=9, types=True, peers=True)
+    parser = make_parser(__doc__, "reservoir_step", rounds=9, types=True)
     parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
     options = parser.parse_args()
-
-    torch = not options.without_torch and importlib.util.find_spec("torch") is not None
-    if not torch:
-        print("skipping PyTorch: pip install -r benchmarks/requirements.txt installs it")
     pairs: list[tuple[str, str]] = []
     targets: dict[str, float] = {}
     timings = {}
-
-    def pair(case: str, baseline: str, target: str | None = None) -> None:
-        pairs.append((case, baseline))
-        if target:
-            targets[f"{case} / {baseline}"] = TARGETS[target]
-
     memory: dict[str, int] = {}
 
     def ours(group: dict[str, tuple], dtype: str, common: dict, end: str) -> None:
@@ -115,28 +88,6 @@ def main() -> None:
         if "deep" in options.parts:
             deep = {"FFN": ("ffn", {}, DEEP_TARGET), "T": ("transformer", {}, None)}
             ours(deep, dtype, DEEP, f" {dtype}, 24 layers")
-
-    # Time the steps without and with dropout one after the other: a laptop's RAM limits the number of processes.
-    for dtype in options.types if "peers" in options.parts else ():
-        for rate in (0.0, 0.3):
-            factories = {}
-            for variant in VARIANTS:
-                name = f"{variant} {dtype}" + (" dropout" if rate else "")
-                factories[name] = partial(make, "ours", variant, dtype, rate)
-                if variant != "plain":
-                    pair(name, name.replace(variant, "plain"))
-                if torch:
-                    peer = f"torch {name}"
-                    factories[peer] = partial(make, "torch", variant, dtype, rate)
-                    pair(name, peer, None if rate or variant != "plain" else dtype)
-                    if variant != "plain":
-                        pair(peer, peer.replace(variant, "plain"))
-            if rate:
-                again = f"plain {dtype} beside dropout"
-                factories[again] = partial(make, "ours", "plain", dtype, 0.0)
-                pair(f"plain {dtype} dropout", again, "dropout")
-            with isolated(factories) as cases:
-                timings |= compare(cases, rounds=options.rounds, warmup=2, settle=1)
     title = "training step, 64 x 32 tokens, 8 encoder layers (2 reservoirs), 2 decoder layers"
     shares = {f"{a} / {b}": memory[a] / memory[b] for a, b in pairs if a in memory}
     report(

@@ -1,8 +1,9 @@
-"""Reads the collectives and the memory traffic of loops from the text of a compiled program (HLO)."""
+"""Reads collectives, matrix products and the memory traffic of loops from the text of a compiled program (HLO)."""
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from typing import NamedTuple
 
 KINDS = (
@@ -213,7 +214,7 @@ def read_collectives(text: str, devices: int, unknown_trips: int = 1) -> Collect
       unknown_trips: number of iterations to count for a loop with an unknown trip count.
     """
     program = parse(text)
-    times, unknown = _times(program, unknown_trips)
+    times, unknown = _times(program, lambda x: x.collective is not None, unknown_trips)
     kinds = *KINDS, *(kind + BETWEEN for kind in KINDS)
     counts: dict[str, int] = dict.fromkeys(kinds, 0)
     sizes: dict[str, float] = dict.fromkeys(kinds, 0.0)
@@ -237,19 +238,84 @@ def read_collectives(text: str, devices: int, unknown_trips: int = 1) -> Collect
     return Collectives(rows, unknown)
 
 
-def _times(program: Program, unknown_trips: int) -> tuple[dict[str, int], int]:
-    """Counts the executions of each computation that contains collectives, with `unknown_trips` for unknown loops.
+class Product(NamedTuple):
+    """The operands of a matrix product.
+
+    Attributes:
+      left, right, result: (type, shape), such as ("bf16", (2048, 512)).
+      contracted, batched: (axes of left, axes of right).
+    """
+
+    left: tuple[str, tuple[int, ...]]
+    right: tuple[str, tuple[int, ...]]
+    result: tuple[str, tuple[int, ...]]
+    contracted: tuple[tuple[int, ...], tuple[int, ...]]
+    batched: tuple[tuple[int, ...], tuple[int, ...]]
+
+    @property
+    def flops(self) -> int:
+        """FLOPs of the product, two per multiply-add."""
+        inner = math.prod(self.left[1][axis] for axis in self.contracted[0])
+        return 2 * math.prod(self.result[1]) * inner
+
+
+def read_products(text: str, unknown_trips: int = 1) -> Counter[Product]:
+    """Returns {matrix product: executions per step} of the text of a program.
+
+    The body of a loop counts once per iteration. All branches of a conditional count.
+
+    Args:
+      unknown_trips: number of iterations to count for a loop with an unknown trip count.
+    """
+    program = parse(text)
+    times, _ = _times(program, lambda x: x.operation == "dot", unknown_trips)
+    counts: Counter[Product] = Counter()
+    for name, executions in times.items():
+        computation = program.computations[name]
+        for instruction in computation.instructions.values():
+            if instruction.operation == "dot":
+                counts[_product(computation, instruction)] += executions
+    return counts
+
+
+def _product(computation: Computation, dot: Instruction) -> Product:
+    def array(type_: str) -> tuple[str, tuple[int, ...]]:
+        kind, shape = _ARRAY.search(type_).groups()
+        return kind, _integers(shape)
+
+    def axes(kind: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        found = (
+            re.search(rf"{side}_{kind}_dims={{([\d,]*)}}", dot.rest) for side in ("lhs", "rhs")
+        )
+        left, right = (_integers(match[1]) if match else () for match in found)
+        return left, right
+
+    left, right = (array(computation.instructions[name].type) for name in dot.operands)
+    return Product(left, right, array(dot.type), axes("contracting"), axes("batch"))
+
+
+def _integers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, filter(None, text.split(","))))
+
+
+def _times(
+    program: Program, wanted: Callable[[Instruction], bool], unknown_trips: int
+) -> tuple[dict[str, int], int]:
+    """Counts the executions of each computation that contains a wanted instruction.
+
+    Args:
+      unknown_trips: number of iterations to count for a loop with an unknown trip count.
 
     Returns:
       {name of the computation: executions per step}, and the number of loops with an unknown trip count.
     """
     known: dict[str, bool] = {}
 
-    def has_collectives(name: str) -> bool:
+    def is_wanted(name: str) -> bool:
         if name not in known:
             instructions = program.computations[name].instructions.values()
             known[name] = any(
-                instruction.collective is not None or any(map(has_collectives, instruction.called))
+                wanted(instruction) or any(map(is_wanted, instruction.called))
                 for instruction in instructions
             )
         return known[name]
@@ -262,7 +328,7 @@ def _times(program: Program, unknown_trips: int) -> tuple[dict[str, int], int]:
         times[name] += executions
         computation = program.computations[name]
         for instruction in computation.instructions.values():
-            inner = [called for called in instruction.called if has_collectives(called)]
+            inner = [called for called in instruction.called if is_wanted(called)]
             trips: int | None = 1
             if inner and instruction.operation == "while":
                 trips = trip_count(program, computation, instruction)
@@ -334,7 +400,7 @@ def _size(kind: str, shape: str) -> int:
     if kind == "token":
         return 0
     bits = 8 if kind == "pred" else int(re.search(r"\d+", kind)[0])
-    return math.prod(map(int, filter(None, shape.split(",")))) * bits // 8
+    return math.prod(_integers(shape)) * bits // 8
 
 
 def loop_factor(text: str) -> float:

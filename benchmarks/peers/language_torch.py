@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from benchmarks.harness import cores
 
 WIDTH, HIDDEN, LAYERS, LENGTH, HEADS, BYTES = 512, 2048, 4, 768, 8, 256
+DROPOUT = 0.1  # after the embeddings and after every residual sublayer
 MODELS = ("g-mlp-gpt", "g-mlp-gpt attention", "g-mlp-pytorch", "gpt")
 
 
@@ -24,14 +25,15 @@ class Block(nn.Module):
         self.before_attention, self.before_mlp = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+        self.drop = nn.Dropout(DROPOUT)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         batch, length, _ = x_BLD.shape
         split = self.qkv(self.before_attention(x_BLD)).view(batch, length, 3, HEADS, -1)
         query, key, value = split.permute(2, 0, 3, 1, 4)
         y_BHLK = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x_BLD = x_BLD + self.out(y_BHLK.transpose(1, 2).flatten(2))
-        return x_BLD + self.down(F.gelu(self.up(self.before_mlp(x_BLD))))
+        x_BLD = x_BLD + self.drop(self.out(y_BHLK.transpose(1, 2).flatten(2)))
+        return x_BLD + self.drop(self.down(F.gelu(self.up(self.before_mlp(x_BLD)))))
 
 
 class Gpt(nn.Module):
@@ -41,11 +43,11 @@ class Gpt(nn.Module):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(BYTES, WIDTH), nn.Embedding(LENGTH, WIDTH)
         self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
-        self.norm = nn.LayerNorm(WIDTH)
+        self.norm, self.drop = nn.LayerNorm(WIDTH), nn.Dropout(DROPOUT)
 
     def forward(self, tokens_BL: Tensor) -> Tensor:
         x_BLD = self.tokens(tokens_BL) + self.positions.weight[: tokens_BL.shape[1]]
-        return self.norm(self.blocks(x_BLD)) @ self.tokens.weight.T
+        return self.norm(self.blocks(self.drop(x_BLD))) @ self.tokens.weight.T
 
 
 def make_model(name: str) -> nn.Module:
@@ -55,34 +57,46 @@ def make_model(name: str) -> nn.Module:
         case "g-mlp-pytorch":
             from g_mlp_pytorch import gMLP
 
-            return gMLP(
-                num_tokens=BYTES,
-                dim=WIDTH,
-                depth=LAYERS,
-                seq_len=LENGTH,
-                ff_mult=HIDDEN // WIDTH,
-                causal=True,
+            return _with_dropout(
+                gMLP(
+                    num_tokens=BYTES,
+                    dim=WIDTH,
+                    depth=LAYERS,
+                    seq_len=LENGTH,
+                    ff_mult=HIDDEN // WIDTH,
+                    causal=True,
+                )
             )
         case _:
             from g_mlp_gpt import gMLPGPT
 
             attention = {"attn_dim": 64} if name.endswith("attention") else {}
-            return gMLPGPT(
-                num_tokens=BYTES,
-                dim=WIDTH,
-                depth=LAYERS,
-                seq_len=LENGTH,
-                ff_mult=HIDDEN // WIDTH,
-                window=(LENGTH,) * LAYERS,
-                **attention,
+            return _with_dropout(
+                gMLPGPT(
+                    num_tokens=BYTES,
+                    dim=WIDTH,
+                    depth=LAYERS,
+                    seq_len=LENGTH,
+                    ff_mult=HIDDEN // WIDTH,
+                    window=(LENGTH,) * LAYERS,
+                    **attention,
+                )
             )
+
+
+def _with_dropout(model: nn.Module) -> nn.Module:
+    """Adds dropout to a gMLP of a public package, which has none."""
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) or type(module).__name__ == "gMLPBlock":
+            module.register_forward_hook(lambda m, _, y: F.dropout(y, DROPOUT, m.training))
+    return model
 
 
 def make_step(name: str, dtype: str, batch: int) -> Callable[[], float]:
     """Returns a function that runs a training step (forward, loss, backward, Adam) and returns the loss."""
     torch.set_num_threads(cores())
     torch.manual_seed(0)
-    model = make_model(name)
+    model = make_model(name).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-4, fused=True)
     text = torch.randint(0, BYTES, (batch, LENGTH + 1))
     low = dtype == "bfloat16"

@@ -15,18 +15,10 @@ TARGETS = {"bert": ["dense"], "qwen2": ["q_proj", "k_proj", "v_proj"]}
 
 
 def _backbone(family: str, sizes: tuple[int, ...]) -> nn.Module:
-    """Returns a Hugging Face model with random weights and no dropout. `benchmarks.lora.SIZES` explains `sizes`."""
+    """Returns a Hugging Face model with random weights. `benchmarks.lora.SIZES` explains `sizes`."""
     if family == "bert":
         layers, width, hidden, heads, vocabulary = sizes
-        config = BertConfig(
-            vocabulary,
-            width,
-            layers,
-            heads,
-            hidden,
-            hidden_dropout_prob=0.0,
-            attention_probs_dropout_prob=0.0,
-        )
+        config = BertConfig(vocabulary, width, layers, heads, hidden)
         return BertModel(config, add_pooling_layer=False)
     layers, width, hidden, heads, kv_heads, vocabulary = sizes
     config = Qwen2Config(

@@ -16,7 +16,7 @@ from benchmarks.harness import cores
 WIDTH, FFN_WIDTH, HEADS, VOCABULARY = 512, 1024, 4, 10_000
 DECODER_LAYERS = 2
 RESERVOIRS = {8: (2, 4)}  # encoder layers -> indices of the frozen layers, from 0
-VARIANTS = ("plain", "t_reservoir", "ffn_reservoir")
+VARIANTS = ("plain", "ffn_reservoir")
 
 
 def attend(q_BHLK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, causal: bool) -> Tensor:
@@ -121,7 +121,7 @@ class Translator(nn.Module):
         for index in range(encoder_layers):
             reservoir = index in reservoirs
             layer = nn.Sequential(Residual(FeedForward(), dropout))
-            if not (reservoir and variant == "ffn_reservoir"):
+            if not reservoir:
                 layer.insert(0, Residual(SelfAttention(causal=False), dropout))
             self.encoder.append(layer.requires_grad_(not reservoir))
         self.encoder_norm = nn.LayerNorm(WIDTH)

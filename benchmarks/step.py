@@ -1,0 +1,240 @@
+"""Times steps and decoders against PyTorch and against their own matrix products: python -m benchmarks.step
+
+Each row of the table is a recipe, with its dropout, in one dtype. In every round our step, PyTorch's step, and the
+matrix products of our step take turns. The products are the `dot` instructions of our compiled step. Each runs alone,
+with the same shapes and dtypes and as often as in the step, on operands that stay in the caches.
+
+The program writes a row after its last round. A row replaces the row of the same machine, recipe, dtype and commit.
+"""
+
+import csv
+import importlib.util
+import io
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from common.errors import UserError
+from common.runtime import program
+
+BOTH = ("float32", "bfloat16")
+DROPOUT = 0.3  # of the translator
+
+RECIPES = {
+    "translation": ("8 and 2 layers of 512, 64 x 32 tokens, dropout 0.3", BOTH),
+    "reservoirs": ("the same, 2 FFN reservoirs", BOTH),
+    "gmlp": ("4 layers of 512, 4 x 768 bytes, dropout 0.1", BOTH),
+    "gmlp_attn": ("the same with tiny attention", BOTH),
+    "gpt": ("4 layers of 512, 4 x 768 bytes, dropout 0.1", BOTH),
+    "bert_full": ("6 layers of 384, 8 x 128 tokens, dropout 0.1", BOTH),
+    "bert_lora": ("the same, adapters of rank 32 with dropout 0.05", BOTH),
+    "qwen2_full": ("4 layers of 256, 8 x 128 tokens, no dropout", BOTH),
+    "qwen2_lora": ("the same, adapters of rank 32 with dropout 0.05", BOTH),
+    "greedy": ("32 translations of 32 tokens", BOTH[:1]),
+    "beam": ("the same, 5 beams", BOTH[:1]),
+    "writing": ("GPT, 256 bytes after 1 byte", BOTH[:1]),
+}
+"""Recipe -> description, dtypes."""
+
+PEERS = {"gmlp": "g-mlp-pytorch", "gmlp_attn": "g-mlp-gpt attention", "gpt": "gpt"}
+BATCH = 4  # of the byte language models
+WRITTEN = 256
+
+MOST = {"PyTorch": 1.0, "products": 1.4}
+"""Baseline -> upper bound of our time over the baseline's time."""
+
+
+def make_ours(recipe: str, dtype: str) -> tuple[Callable[[], object], ...]:
+    """Returns our step, a function that runs its matrix products alone, and a function that returns their FLOPs."""
+    from benchmarks import ours
+
+    match recipe.split("_"):
+        case ["translation" | "reservoirs"]:
+            variant = "none" if recipe == "translation" else "ffn"
+            step = ours.translation_step(ours.iwslt(variant, dtype=dtype, dropout=DROPOUT))
+        case ["gmlp" | "gpt", *_]:
+            step = ours.language_step(recipe, dtype, BATCH)
+        case ["greedy" | "beam"]:
+            step = ours.make_generate(1 if recipe == "greedy" else 5)
+        case ["writing"]:
+            step = ours.make_writer("gpt", 1, WRITTEN)
+        case [family, finetune]:
+            step = ours.classifier_step(*_classifier(family, finetune, dtype))
+    products = step.products()
+    flops = sum(count * product.flops for product, count in products.items())
+    return step, ours.run_products(products), lambda: flops
+
+
+def make_peer(recipe: str, dtype: str) -> Callable[[], object]:
+    """Returns the step of PyTorch."""
+    from benchmarks.peers import load
+
+    match recipe.split("_"):
+        case ["translation" | "reservoirs"]:
+            variant = "plain" if recipe == "translation" else "ffn_reservoir"
+            return load("translation_torch").make_step(variant, dtype, DROPOUT)
+        case ["gmlp" | "gpt", *_]:
+            return load("language_torch").make_step(PEERS[recipe], dtype, BATCH)
+        case ["greedy" | "beam"]:
+            generate = load("marian").make_generate(1 if recipe == "greedy" else 5)
+            return lambda: generate() is None
+        case ["writing"]:
+            return load("language_torch").make_writer("hugging face gpt-2", 1, WRITTEN)
+        case [family, finetune]:
+            return load("lora_torch").make_step(*_classifier(family, finetune, dtype))
+
+
+def _classifier(family: str, finetune: str, dtype: str) -> tuple:
+    from benchmarks.lora import BATCH, CLASSES, LENGTH, SIZES
+
+    return family, SIZES[family], finetune, dtype, BATCH, LENGTH, CLASSES
+
+
+def measure(recipe: str, dtype: str, rounds: int) -> dict[str, str]:
+    """Returns the row of a recipe in one dtype: column -> cell."""
+    from benchmarks.harness import compare, isolated, machine, ratio
+
+    factories = {
+        ("ours", "products", "flops"): partial(make_ours, recipe, dtype),
+        "PyTorch": partial(make_peer, recipe, dtype),
+    }
+    with isolated(factories) as cases:
+        flops = cases.pop("flops")()
+        timings = compare(cases, rounds=rounds, warmup=1, settle=1)
+    where = machine()
+    row = {
+        "recipe": recipe,
+        "dtype": dtype,
+        "cpu": where["cpu"],
+        "amx": "yes" if where["amx"] else "no",
+        "cores": where["cores"],
+        "jax": where["versions"]["jax"],
+        "torch": where["versions"]["torch"],
+        "commit": where["commit"],
+        "date": where["date"][:10],
+        "load": f"{where['load_average']:.1f}",
+        "rounds": rounds,
+        "gflop": f"{flops / 1e9:.3g}",
+    }
+    row |= {f"{name}_ms": f"{1e3 * timing.median:.1f}" for name, timing in timings.items()}
+    for case, baseline in (("ours", "PyTorch"), ("ours", "products"), ("products", "PyTorch")):
+        item = ratio(timings, case, baseline)
+        low, high = item.interval
+        names = (f"{item.name}{end}" for end in ("", " low", " high"))
+        row |= {n: f"{x:.3f}" for n, x in zip(names, (item.median, low, high), strict=True)}
+    return {name: str(cell) for name, cell in row.items()}
+
+
+def merge(old: Sequence[dict], new: Sequence[dict]) -> list[dict]:
+    """Returns all rows, sorted. New rows replace old rows of the same machine, recipe, dtype and commit."""
+
+    def key(row: dict) -> tuple:
+        names = ("cpu", "amx", "cores", "recipe", "dtype", "commit")
+        return tuple(row[name] for name in names)
+
+    def order(row: dict) -> tuple:
+        return list(RECIPES).index(row["recipe"]), BOTH.index(row["dtype"]), row["date"]
+
+    return sorted(({key(row): row for row in (*old, *new)}).values(), key=order)
+
+
+def verdict(row: dict) -> str:
+    """Returns the target of a row and whether it is met.
+
+    If the products alone take longer than PyTorch's step, XLA's product rates rule out the target against PyTorch.
+    """
+    products, torch = (float(row[f"ours / {name}"]) for name in ("products", "PyTorch"))
+    met = products <= MOST["products"]
+    if float(row["products / PyTorch"]) > 1:
+        return f"products only: {'met' if met else 'missed'}"
+    return "met" if met and torch <= MOST["PyTorch"] else "missed"
+
+
+def markdown(rows: Sequence[dict]) -> str:
+    """Returns the page with the table of all rows."""
+    machines = dict.fromkeys(
+        (row["cpu"], row["amx"], row["cores"], row["jax"], row["torch"]) for row in rows
+    )
+    lines = [
+        "# Our step against PyTorch's and against its own matrix products",
+        "",
+        "Written by `python -m benchmarks.step`. *ours / PyTorch* and *ours / products* are medians over interleaved"
+        " rounds, with the interval of the sign test (95 %). *Products* are the matrix products of our compiled step,"
+        " each alone, at XLA's rate on the same machine in the same rounds.",
+        "",
+        f"**Target:** ours / PyTorch at most {MOST['PyTorch']}, and ours / products at most {MOST['products']}. If the"
+        " products alone take longer than PyTorch's step, XLA's rates rule out the first target, and only the second"
+        " counts (*products only*).",
+        "",
+    ]
+    for number, (cpu, amx, cores, jax, torch) in enumerate(machines, 1):
+        units = "with AMX" if amx == "yes" else "without AMX"
+        lines.append(
+            f"- Machine {number}: {cores} cores of {cpu} {units}; JAX {jax}, PyTorch {torch}"
+        )
+    if not any(row["amx"] == "yes" for row in rows):
+        lines.append("- There are no rows of an Intel CPU with AMX yet: we had no such machine.")
+    lines += [
+        "",
+        "| recipe | dtype | machine | commit | load | ours (ms) | PyTorch (ms) | ours / PyTorch | products (ms) "
+        "| ours / products | products / PyTorch | target |",
+        "| --- | --- | --: | --- | --: | --: | --: | --: | --: | --: | --: | --- |",
+    ]
+    for row in rows:
+        number = 1 + list(machines).index(
+            tuple(row[n] for n in ("cpu", "amx", "cores", "jax", "torch"))
+        )
+        ranges = {n: f"{row[n]} ({row[f'{n} low']} to {row[f'{n} high']})" for n in _RATIOS}
+        cells = (
+            f"{row['recipe']}: {RECIPES[row['recipe']][0]}",
+            row["dtype"],
+            str(number),
+            row["commit"],
+            row["load"],
+            row["ours_ms"],
+            row["PyTorch_ms"],
+            ranges["ours / PyTorch"],
+            row["products_ms"],
+            ranges["ours / products"],
+            row["products / PyTorch"],
+            verdict(row),
+        )
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+_RATIOS = ("ours / PyTorch", "ours / products")
+
+
+def main() -> None:
+    from benchmarks.harness import make_parser
+
+    parser = make_parser(__doc__, "step", rounds=6, types=True)
+    parser.set_defaults(out="results/benchmarks/step.csv")
+    parser.add_argument("--rows", nargs="+", default=list(RECIPES), choices=RECIPES)
+    options = parser.parse_args()
+    for package in ("torch", "transformers", "peft", "g_mlp_pytorch", "g_mlp_gpt"):
+        if importlib.util.find_spec(package) is None:
+            raise UserError(f"{package} is missing: pip install -r benchmarks/requirements.txt")
+    path = Path(options.out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for recipe in options.rows:
+        for dtype in (x for x in RECIPES[recipe][1] if x in options.types):
+            row = measure(recipe, dtype, options.rounds)
+            old = list(csv.DictReader(path.open())) if path.exists() else []
+            rows = merge(old, [row])
+            text = io.StringIO()
+            writer = csv.DictWriter(text, list(row), lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+            path.write_text(text.getvalue())
+            path.with_suffix(".md").write_text(markdown(rows))
+            print(
+                f"{recipe} {dtype}: ours {row['ours_ms']} ms; over PyTorch {row['ours / PyTorch']}; over its products"
+                f" {row['ours / products']}; {verdict(row)}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    program.run(main)

@@ -1,0 +1,70 @@
+"""The table of steps: verdicts, merged rows and the interval of a ratio."""
+
+from collections import Counter
+
+import pytest
+
+from benchmarks import ours, step
+from benchmarks.harness import Ratio
+from launch.hlo import Product
+
+
+def row(**cells: str) -> dict[str, str]:
+    ratios = ("ours / PyTorch", "ours / products", "products / PyTorch")
+    empty = {f"{name}{end}": "0.5" for name in ratios for end in ("", " low", " high")}
+    machine = {"cpu": "A", "amx": "no", "cores": "2", "jax": "1", "torch": "2", "commit": "c"}
+    rest = {
+        "date": "2026-01-01",
+        "load": "0",
+        "products_ms": "1",
+        "ours_ms": "1",
+        "PyTorch_ms": "1",
+    }
+    return {"recipe": "gpt", "dtype": "float32"} | machine | rest | empty | cells
+
+
+@pytest.mark.parametrize(
+    ("torch", "products", "rates", "expected"),
+    [
+        ("0.9", "1.3", "0.7", "met"),
+        ("1.1", "1.3", "0.8", "missed"),
+        ("0.9", "1.5", "0.6", "missed"),
+        ("1.4", "1.3", "1.1", "products only: met"),
+        ("1.8", "1.5", "1.2", "products only: missed"),
+    ],
+)
+def test_products_alone_replace_a_target_that_they_rule_out(torch, products, rates, expected):
+    cells = {"ours / PyTorch": torch, "ours / products": products, "products / PyTorch": rates}
+    assert step.verdict(row(**cells)) == expected
+
+
+def test_rows_of_the_same_machine_recipe_dtype_and_commit_are_replaced():
+    old = [row(), row(commit="d"), row(cpu="B")]
+    new = [row(ours_ms="9"), row(recipe="gmlp")]
+    merged = step.merge(old, new)
+    assert [(x["recipe"], x["cpu"], x["commit"], x["ours_ms"]) for x in merged] == [
+        ("gmlp", "A", "c", "1"),
+        ("gpt", "A", "c", "9"),
+        ("gpt", "A", "d", "1"),
+        ("gpt", "B", "c", "1"),
+    ]
+
+
+def test_page_has_every_machine_and_states_that_amx_is_missing():
+    page = step.markdown([row(), row(cpu="B")])
+    assert "Machine 2: 2 cores of B without AMX" in page and "no rows of an Intel CPU" in page
+    assert "no rows of an Intel CPU" not in step.markdown([row(amx="yes")])
+    assert page.count("| gpt: ") == 2
+
+
+def test_interval_of_the_median():
+    assert Ratio("a", "b", (3.0, 1.0, 2.0, 6.0, 5.0, 4.0)).interval == (1.0, 6.0)
+    # Of nine ratios, one at each end is excluded: 2 * 10 / 512 = 3.9 %. Two at each end would miss 18 %.
+    assert Ratio("a", "b", tuple(map(float, range(9)))).interval == (1.0, 7.0)
+
+
+def test_products_run_with_their_axes_and_dtypes():
+    product = Product(
+        ("bf16", (2, 3, 4)), ("bf16", (2, 5, 4)), ("f32", (2, 3, 5)), ((2,), (2,)), ((0,), (0,))
+    )
+    ours.run_products(Counter({product: 2}))()
