@@ -10,7 +10,7 @@ The program writes a row after its last round. A row replaces the row of the sam
 import csv
 import importlib.util
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +22,8 @@ DROPOUT = 0.3  # of the translator
 
 RECIPES = {
     "translation": ("8 and 2 layers of 512, 64 x 32 tokens, dropout 0.3", BOTH),
-    "reservoirs": ("the same, 2 FFN reservoirs", BOTH),
+    "reservoirs": ("the same, 2 FFN reservoirs", BOTH[1:]),
     "gmlp": ("4 layers of 512, 4 x 768 bytes, dropout 0.1", BOTH),
-    "gmlp_attn": ("the same with tiny attention", BOTH),
     "gpt": ("4 layers of 512, 4 x 768 bytes, dropout 0.1", BOTH),
     "bert_full": ("6 layers of 384, 8 x 128 tokens, dropout 0.1", BOTH),
     "bert_lora": ("the same, adapters of rank 32 with dropout 0.05", BOTH),
@@ -36,7 +35,7 @@ RECIPES = {
 }
 """Recipe -> description, dtypes."""
 
-PEERS = {"gmlp": "g-mlp-pytorch", "gmlp_attn": "g-mlp-gpt attention", "gpt": "gpt"}
+PEERS = {"gmlp": "g-mlp-pytorch", "gpt": "gpt"}
 BATCH = 4  # of the byte language models
 WRITTEN = 256
 
@@ -52,7 +51,7 @@ def make_ours(recipe: str, dtype: str) -> tuple[Callable[[], object], ...]:
         case ["translation" | "reservoirs"]:
             variant = "none" if recipe == "translation" else "ffn"
             step = ours.translation_step(ours.iwslt(variant, dtype=dtype, dropout=DROPOUT))
-        case ["gmlp" | "gpt", *_]:
+        case ["gmlp" | "gpt"]:
             step = ours.language_step(recipe, dtype, BATCH)
         case ["greedy" | "beam"]:
             step = ours.make_generate(1 if recipe == "greedy" else 5)
@@ -73,7 +72,7 @@ def make_peer(recipe: str, dtype: str) -> Callable[[], object]:
         case ["translation" | "reservoirs"]:
             variant = "plain" if recipe == "translation" else "ffn_reservoir"
             return load("translation_torch").make_step(variant, dtype, DROPOUT)
-        case ["gmlp" | "gpt", *_]:
+        case ["gmlp" | "gpt"]:
             return load("language_torch").make_step(PEERS[recipe], dtype, BATCH)
         case ["greedy" | "beam"]:
             generate = load("marian").make_generate(1 if recipe == "greedy" else 5)
@@ -90,9 +89,13 @@ def _classifier(family: str, finetune: str, dtype: str) -> tuple:
     return family, SIZES[family], finetune, dtype, BATCH, LENGTH, CLASSES
 
 
-def measure(recipe: str, dtype: str, rounds: int) -> dict[str, str]:
-    """Returns the row of a recipe in one dtype: column -> cell."""
-    from benchmarks.harness import compare, isolated, machine, ratio
+def measure(recipe: str, dtype: str, rounds: int, where: Mapping) -> dict[str, str]:
+    """Returns the row of a recipe in one dtype: column -> cell.
+
+    Args:
+      where: description of the machine, `benchmarks.harness.machine()`.
+    """
+    from benchmarks.harness import compare, isolated, ratio
 
     factories = {
         ("ours", "products", "flops"): partial(make_ours, recipe, dtype),
@@ -101,7 +104,6 @@ def measure(recipe: str, dtype: str, rounds: int) -> dict[str, str]:
     with isolated(factories) as cases:
         flops = cases.pop("flops")()
         timings = compare(cases, rounds=rounds, warmup=1, settle=1)
-    where = machine()
     row = {
         "recipe": recipe,
         "dtype": dtype,
@@ -160,7 +162,8 @@ def markdown(rows: Sequence[dict]) -> str:
         "",
         "Written by `python -m benchmarks.step`. *ours / PyTorch* and *ours / products* are medians over interleaved"
         " rounds, with the interval of the sign test (95 %). *Products* are the matrix products of our compiled step,"
-        " each alone, at XLA's rate on the same machine in the same rounds.",
+        " each alone, at XLA's rate on the same machine in the same rounds. *Load* is"
+        " the load average before the first row.",
         "",
         f"**Target:** ours / PyTorch at most {MOST['PyTorch']}, and ours / products at most {MOST['products']}. If the"
         " products alone take longer than PyTorch's step, XLA's rates rule out the first target, and only the second"
@@ -207,20 +210,23 @@ _RATIOS = ("ours / PyTorch", "ours / products")
 
 
 def main() -> None:
-    from benchmarks.harness import make_parser
+    from benchmarks.harness import machine, make_parser
 
     parser = make_parser(__doc__, "step", rounds=6, types=True)
     parser.set_defaults(out="results/benchmarks/step.csv")
     parser.add_argument("--rows", nargs="+", default=list(RECIPES), choices=RECIPES)
     options = parser.parse_args()
-    for package in ("torch", "transformers", "peft", "g_mlp_pytorch", "g_mlp_gpt"):
+    for package in ("torch", "transformers", "peft", "g_mlp_pytorch"):
         if importlib.util.find_spec(package) is None:
             raise UserError(f"{package} is missing: pip install -r benchmarks/requirements.txt")
     path = Path(options.out)
     path.parent.mkdir(parents=True, exist_ok=True)
+    where = (
+        machine()
+    )  # before the first row: the row changes a tracked file, so that the commit would be "-dirty"
     for recipe in options.rows:
         for dtype in (x for x in RECIPES[recipe][1] if x in options.types):
-            row = measure(recipe, dtype, options.rounds)
+            row = measure(recipe, dtype, options.rounds, where)
             old = list(csv.DictReader(path.open())) if path.exists() else []
             rows = merge(old, [row])
             text = io.StringIO()

@@ -14,7 +14,7 @@ from benchmarks.harness import cores
 
 WIDTH, HIDDEN, LAYERS, LENGTH, HEADS, BYTES = 512, 2048, 4, 768, 8, 256
 DROPOUT = 0.1  # after the embeddings and after every residual sublayer
-MODELS = ("g-mlp-gpt", "g-mlp-gpt attention", "g-mlp-pytorch", "gpt")
+MODELS = ("g-mlp-gpt", "g-mlp-pytorch", "gpt")
 
 
 class Block(nn.Module):
@@ -55,41 +55,32 @@ def make_model(name: str) -> nn.Module:
         case "gpt":
             return Gpt()
         case "g-mlp-pytorch":
-            from g_mlp_pytorch import gMLP
+            from g_mlp_pytorch import gMLP, gMLPBlock
 
-            return _with_dropout(
-                gMLP(
-                    num_tokens=BYTES,
-                    dim=WIDTH,
-                    depth=LAYERS,
-                    seq_len=LENGTH,
-                    ff_mult=HIDDEN // WIDTH,
-                    causal=True,
-                )
+            model = gMLP(
+                num_tokens=BYTES,
+                dim=WIDTH,
+                depth=LAYERS,
+                seq_len=LENGTH,
+                ff_mult=HIDDEN // WIDTH,
+                causal=True,
             )
+            # The package has no dropout.
+            for module in model.modules():
+                if isinstance(module, nn.Embedding | gMLPBlock):
+                    module.register_forward_hook(lambda m, _, y: F.dropout(y, DROPOUT, m.training))
+            return model
         case _:
             from g_mlp_gpt import gMLPGPT
 
-            attention = {"attn_dim": 64} if name.endswith("attention") else {}
-            return _with_dropout(
-                gMLPGPT(
-                    num_tokens=BYTES,
-                    dim=WIDTH,
-                    depth=LAYERS,
-                    seq_len=LENGTH,
-                    ff_mult=HIDDEN // WIDTH,
-                    window=(LENGTH,) * LAYERS,
-                    **attention,
-                )
+            return gMLPGPT(
+                num_tokens=BYTES,
+                dim=WIDTH,
+                depth=LAYERS,
+                seq_len=LENGTH,
+                ff_mult=HIDDEN // WIDTH,
+                window=(LENGTH,) * LAYERS,
             )
-
-
-def _with_dropout(model: nn.Module) -> nn.Module:
-    """Adds dropout to a gMLP of a public package, which has none."""
-    for module in model.modules():
-        if isinstance(module, nn.Embedding) or type(module).__name__ == "gMLPBlock":
-            module.register_forward_hook(lambda m, _, y: F.dropout(y, DROPOUT, m.training))
-    return model
 
 
 def make_step(name: str, dtype: str, batch: int) -> Callable[[], float]:
