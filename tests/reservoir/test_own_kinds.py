@@ -62,12 +62,14 @@ def kind_of(layer: type) -> Kind:
 
 @pytest.fixture
 def own_package(tmp_path, monkeypatch) -> Path:
-    """Returns an importable package with the example of reservoir/README.md and incomplete kinds."""
-    code = re.findall(r"```python\n(.*?)```", (ROOT / "reservoir/README.md").read_text(), re.DOTALL)
+    """Returns an importable package with the kind and corpus of reservoir/README.md, and incomplete kinds."""
+    text = (ROOT / "reservoir/README.md").read_text()
+    kind, corpus, *_ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)  # the rest trains a model
     package = tmp_path / "my_package"
     package.mkdir()
     (package / "__init__.py").write_text("")
-    (package / "kinds.py").write_text("\n".join(code))
+    (package / "kinds.py").write_text(kind)
+    (package / "texts.py").write_text(corpus)
     (package / "incomplete.py").write_text(MODULE)
     (package / "broken.py").write_text("1 / 0\n")
     (package / "placements.py").write_text(
@@ -163,10 +165,6 @@ def test_own_placement(make_config, own_package):
 
 
 def test_own_corpus_of_the_readme_is_read(own_package):
-    """The README calls the module of the corpus `texts`. In the test package, the corpus is in the module `kinds`."""
-    (own_package / "my_package/texts.py").write_text(
-        (own_package / "my_package/kinds.py").read_text()
-    )
     languages = {"source_language": "en", "target_language": "de", "splits": {}}
     source = {"source": "import:my_package.texts:pairs"}
     text = load_parallel(ConfigDict(source | languages), "valid")
