@@ -332,6 +332,7 @@ def test_text(fault, smallest, tmp_path, spoil, told):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.medium
 def test_damaged_cache(fault, smallest, tmp_path, shared, trained):
     cache = Path(shutil.copytree(shared / "cache", tmp_path / "cache"))
     for path in cache.glob("tokens-*"):
@@ -534,12 +535,21 @@ def test_empty_lines_stay_empty(call, trained, capsys):
 PROCESSES = [
     ("train", [TINY, "--config.train.stpes=5"], "unknown option --config.train.stpes"),
     ("train", [f"{TINY}x"], "unknown argument 'tinyx'; choose laptop or tiny"),
-    ("train", [TINY, "--config.model.heads=3"], "is not divisible by --config.model.heads=3"),
     ("translate", ["--workdir=none"], "--workdir=none holds no run"),
-    (
-        "evaluate",
-        ["--workdir=none", "--source=a"],
-        "--source and --reference must be given together",
+    *(
+        pytest.param(*case, marks=pytest.mark.medium)
+        for case in (
+            (
+                "train",
+                [TINY, "--config.model.heads=3"],
+                "is not divisible by --config.model.heads=3",
+            ),
+            (
+                "evaluate",
+                ["--workdir=none", "--source=a"],
+                "--source and --reference must be given together",
+            ),
+        )
     ),
 ]
 

@@ -51,6 +51,7 @@ def suite(tmp_path_factory) -> ExperimentSuite:
     return made
 
 
+@pytest.mark.medium
 def test_table_3_units(suite):
     rows = read(suite.out / "table3.csv")
     assert [row["model"] for row in rows[::2]] == list(KINDS.values())

@@ -217,6 +217,7 @@ def test_run_waits_for_queued_resource(cloud):
     finished(cloud)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("queued", [False, True])
 def test_resume_after_preemption_recreates_vm(cloud, queued):
     options = [*TYPE, "--zone", "z", *["--queued"] * queued]
@@ -479,6 +480,7 @@ def test_dry_run_of_slices_prints_every_command(cloud):
     assert expected == sorted(plain(call) for call in cloud.calls("gcloud"))
 
 
+@pytest.mark.medium
 def test_status_follow_stop_and_delete_reach_every_slice(cloud):
     tpu(cloud, *several("--watch", "0"), "--wait")
     started(cloud, HOSTS_OF_SLICES)
@@ -502,6 +504,7 @@ def test_status_follow_stop_and_delete_reach_every_slice(cloud):
     assert done(cloud)[-1] == [*QUEUE, "delete", "pod", "--force", "--quiet"]
 
 
+@pytest.mark.medium
 def test_resume_recreates_all_slices_if_one_is_preempted(cloud):
     tpu(cloud, *several())
     before = [given(log) for log in finished(cloud, HOSTS_OF_SLICES)]

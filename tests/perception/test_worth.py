@@ -166,6 +166,7 @@ def test_report_names_the_best_run(asked) -> None:
     assert all(f"<td>{way.name}</td>" in page for way in WAYS.values())
 
 
+@pytest.mark.medium
 def test_cost_of_a_way_is_measured(folder, tmp_path) -> None:
     given = [*fields_of(folder), f"--config.data.source=files:{folder / 'data'}"]
     found = suite_of(given, tmp_path).measure(
@@ -177,6 +178,7 @@ def test_cost_of_a_way_is_measured(folder, tmp_path) -> None:
     assert not (tmp_path / "probe").exists()
 
 
+@pytest.mark.medium
 def test_budget_trains_what_it_can_afford(folder, tmp_path, monkeypatch) -> None:
     """The budget is enough for the first of three ways of training. Repeating the command trains nothing again."""
     monkeypatch.setattr(budget, "LEARNING_RATES", ("1e-3",))
@@ -223,6 +225,7 @@ def test_head_is_tried_if_measuring_lora_takes_too_long(folder, tmp_path, monkey
     assert spent.ways == [] and set(spent.left_out.values()) == {"no time is left"}
 
 
+@pytest.mark.medium
 def test_cost_of_the_head_is_measured(folder, tmp_path) -> None:
     """The forward pass of a validation example is timed, without a solved head."""
     given = [*fields_of(folder), f"--config.data.source=files:{folder / 'data'}"]
@@ -323,6 +326,7 @@ def test_lengths_of_many_texts_come_from_a_sample(folder, tmp_path, monkeypatch)
     assert seen == [10] and found[0] == "--config.data.max_length=48"
 
 
+@pytest.mark.medium
 def test_ways_option_trains_only_the_named_ways(folder, tmp_path) -> None:
     given = [*fields_of(folder), f"--config.data.source=files:{folder / 'data'}"]
     suite = suite_of(given, tmp_path)
@@ -353,6 +357,7 @@ def kernels(model: Path) -> dict[str, np.ndarray]:
 QUANTIZED = "was trained on weights quantized to 4bit, but the unquantized weights are used here: 6"
 
 
+@pytest.mark.medium
 def test_merge_unmerge_and_add_commands(asked, folder, capsys) -> None:
     """Merges and unmerges an adapter. The sum of two adapters of weight 1/2 equals the adapter."""
     lora, base = asked / "runs" / "lora_seed1", kernels(folder / "model")
@@ -479,6 +484,7 @@ def test_failed_classifier_export_leaves_no_directory(asked, tmp_path, monkeypat
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.medium
 def test_export_of_head_lora_and_full_pretrained_runs(asked, folder, capsys) -> None:
     base = kernels(folder / "model")
     for name, changed in (("head", 0), ("lora", 3), ("full_pretrained", len(base))):
@@ -491,6 +497,7 @@ def test_export_of_head_lora_and_full_pretrained_runs(asked, folder, capsys) -> 
         np.testing.assert_array_equal(kernels(out / "classifier")["weight"], head.T)
 
 
+@pytest.mark.medium
 def test_export_includes_reinitialised_tables(folder, tmp_path) -> None:
     """The run has more positions than the base weights and pools padding.
 
@@ -683,6 +690,7 @@ def test_choose_selects_pretrained_way_on_validation(tmp_path) -> None:
     assert choose({"full": found["full"]}) is None
 
 
+@pytest.mark.medium
 def test_difference_of_0_1_points_is_undecided(tmp_path) -> None:
     """TF-IDF at 80.4 is undecided against a network at 80.3, and the network at 80.3 is better than one at 65."""
     found = {

@@ -64,7 +64,9 @@ def kind_of(layer: type) -> Kind:
 def own_package(tmp_path, monkeypatch) -> Path:
     """Returns an importable package with the kind and corpus of reservoir/README.md, and incomplete kinds."""
     text = (ROOT / "reservoir/README.md").read_text()
-    kind, corpus, *_ = re.findall(r"```python\n(.*?)```", text, re.DOTALL)  # the rest trains a model
+    kind, corpus, *_ = re.findall(
+        r"```python\n(.*?)```", text, re.DOTALL
+    )  # the rest trains a model
     package = tmp_path / "my_package"
     package.mkdir()
     (package / "__init__.py").write_text("")

@@ -116,6 +116,7 @@ def test_first_token_pooling_reads_each_layers_state(trained, mesh):
     np.testing.assert_allclose(found_KND[-1:], last(LINES), atol=1e-5)
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize("pool", ["first", "mean"])
 def test_vectors_are_independent_of_the_batch(trained, mesh, pool):
     read = open_reader(trained, mesh, pool)
@@ -152,6 +153,7 @@ def table(path: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
+@pytest.mark.medium
 def test_probe_program_writes_table_4(trained, text, call, tmp_path, capsys):
     call(make_probes, f"--text={text}", "--count=120", "--out=tasks")
     assert "sentence_length.txt: 6 labels, 120 / 12 / 12 sentences" in capsys.readouterr().out
@@ -185,6 +187,7 @@ def test_probe_program_writes_table_4(trained, text, call, tmp_path, capsys):
     run.fit(read_config(trained), trained, make_mesh({"data": 1}, jax.devices()[:1]))
 
 
+@pytest.mark.medium
 def test_probe_seeds_report_mean_and_std(trained, text, call, tmp_path):
     call(make_probes, f"--text={text}", "--count=60", "--tasks=sentence_length", "--out=tasks")
     probe_it = (probe, f"--workdir={trained}", "--data=tasks", "--tasks=sentence_length")

@@ -46,7 +46,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("turn", [1, 3, 50])
+@pytest.mark.parametrize(
+    "turn", [3, *(pytest.param(turn, marks=pytest.mark.medium) for turn in (1, 50))]
+)
 def test_turns_change_no_result(tmp_path, alone, turn):
     jobs = [job(tmp_path, name, **fields) for name, fields in UNEQUAL.items()]
     for name, summary in zip(UNEQUAL, fit_in_turns(jobs, toy.mesh(), turn), strict=True):
@@ -100,6 +102,7 @@ def test_signal_saves_all_runs_in_turns_and_they_resume(tmp_path, capsys):
     assert len({tuple(summary["timing"]["sessions"]) for summary in resumed}) == 1
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(("ahead", "kind"), [(3, "turns"), (6, "paused")])
 def test_runs_more_than_a_turn_apart_count_as_not_alternating(tmp_path, ahead, kind):
     """After the process was killed, one run may be ahead of the other.
