@@ -179,6 +179,7 @@ def test_generator_rejects_missing_prompts(trained, mesh, fault, prompts):
         write(trained, *prompts, mesh=mesh)
 
 
+@pytest.mark.medium
 def test_sample_program_writes_text(trained, tmp_path):
     program = ["gmlp_lm.sample", f"--workdir={trained[0]}"]
     output = call(*program, "--prompt=In ", "--length=16", "--temperature=0.5")

@@ -212,6 +212,7 @@ def test_skipping_step_compiles_without_the_reservoirs_backward_pass(make_config
         assert same != below or name.endswith("key/bias"), name
 
 
+@pytest.mark.medium
 def test_identity_and_zero_gradients(make_config):
     """The layer below gets the gradient above the reservoir, or none. The model has no value network and no noise."""
     for estimator in ("identity", "zero"):

@@ -20,7 +20,7 @@ from reservoir.layers import layers_of
 from reservoir.model import validate
 from reservoir.parallel_text import load_parallel
 from tests.model import helpers
-from tests.programs import ROOT, finish, start
+from tests.programs import ROOT, call
 
 SOURCE = np.array([[3, 4, 5, 6, 7, 2], [8, 9, 2, 0, 0, 0]])
 TARGET = np.array([[1, 3, 4, 5, 6], [1, 7, 8, 2, 0]])
@@ -144,10 +144,10 @@ def test_incomplete_own_kinds_are_rejected(make_config, own_package, name, field
 
 def test_own_kind_without_an_initializer_fails_at_start(own_package):
     """The program exits with code 2 and one line that names the parameter, and writes no folder."""
-    program = [sys.executable, "-m", "reservoir.train", "--config=configs/iwslt_ffn_res.py:tiny"]
-    program += [f"--workdir={own_package}/run"]
-    program += ["--config.model.reservoir=my_package.incomplete:no_initializer"]
-    (line,) = finish(start(program, PYTHONPATH=str(own_package)), code=2).splitlines()
+    config = "--config=configs/iwslt_ffn_res.py:tiny"
+    kind = "--config.model.reservoir=my_package.incomplete:no_initializer"
+    workdir = f"--workdir={own_package}/run"
+    (line,) = call("reservoir.train", config, kind, workdir, code=2).splitlines()
     assert "residuals/0/function/gate" in line
     assert not (own_package / "run").exists()
 

@@ -177,6 +177,7 @@ def test_sweep_of_kept_runs_trains_nothing(tmp_path):
     assert again.opened == []
 
 
+@pytest.mark.medium
 def test_repeated_sweep_trains_nothing(tmp_path):
     first, again = tuned(tmp_path), tuned(tmp_path)
     trained = first.runs(cases(one=1.0))
