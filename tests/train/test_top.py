@@ -44,7 +44,6 @@ def mean(values: list[dict], steps: tuple[int, ...]) -> dict:
     return {n: sum(values[s // 2 - 1][n] for s in steps) / len(steps) for n in values[0]}
 
 
-@pytest.mark.medium
 def test_best_checkpoints_are_kept_even_if_never_the_best_so_far(run) -> None:
     folder = run[0]
     checkpoints = Checkpoints(folder)
