@@ -406,6 +406,7 @@ def test_changed_training_text_on_resume(fault, smallest, shared, copied, tmp_pa
     assert contents(copied) == before
 
 
+@pytest.mark.medium
 def test_nan_loss(call, fault, smallest, copied, capsys):
     before = contents(copied / "checkpoints")
     more = ["--config.train.steps=9", "--config.eval.steps=100", f"--workdir={copied}"]

@@ -120,6 +120,7 @@ def folder_of(way: str) -> str:
     return f"{way}_seed1" if WAYS[way].random else way
 
 
+@pytest.mark.medium
 def test_worth_table_has_all_ways(asked) -> None:
     with (asked / "worth.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -137,6 +138,7 @@ def test_worth_table_has_all_ways(asked) -> None:
     assert {run.name for run in compared} == set(map(folder_of, WAYS))
 
 
+@pytest.mark.medium
 def test_one_seed_gives_no_verdict(asked) -> None:
     """A verdict is undecided if at least one side has a seed."""
     with (asked / "verdicts.csv").open() as file:
@@ -154,6 +156,7 @@ def test_one_seed_gives_no_verdict(asked) -> None:
     assert second.startswith("Trained on 120 examples (about ") and "(one seed)" in second
 
 
+@pytest.mark.medium
 def test_report_names_the_best_run(asked) -> None:
     """The command of the report names the run with the best validation F1."""
     runs = {run.name: run for run in load_local(asked / "runs")}
@@ -326,7 +329,6 @@ def test_lengths_of_many_texts_come_from_a_sample(folder, tmp_path, monkeypatch)
     assert seen == [10] and found[0] == "--config.data.max_length=48"
 
 
-@pytest.mark.medium
 def test_ways_option_trains_only_the_named_ways(folder, tmp_path) -> None:
     given = [*fields_of(folder), f"--config.data.source=files:{folder / 'data'}"]
     suite = suite_of(given, tmp_path)
@@ -339,6 +341,7 @@ def test_ways_option_trains_only_the_named_ways(folder, tmp_path) -> None:
     )
 
 
+@pytest.mark.medium
 def test_second_call_reuses_runs(asked, folder) -> None:
     logs = {path: path.read_bytes() for path in asked.rglob("*.jsonl")}
     kept = {path: path.stat().st_mtime_ns for path in asked.rglob("predictions.npz")}
@@ -389,6 +392,7 @@ def test_merge_unmerge_and_add_commands(asked, folder, capsys) -> None:
         np.testing.assert_allclose(value, merged[n], atol=1e-6)
 
 
+@pytest.mark.medium
 def test_moved_base_weights_are_found_with_pretrained_option(
     asked, folder, monkeypatch, capsys
 ) -> None:
@@ -418,6 +422,7 @@ def test_moved_base_weights_are_found_with_pretrained_option(
         np.testing.assert_allclose(kernels(folder / "base")[n], value, atol=1e-6)
 
 
+@pytest.mark.medium
 def test_pretrained_option_takes_precedence(asked, folder, tmp_path) -> None:
     """--pretrained takes precedence over the directory that the run used, even if that directory still exists."""
     write_weights(tmp_path / "other", 1)
@@ -453,6 +458,7 @@ def test_run_of_another_paper_raises_error(tmp_path) -> None:
     assert refused(classify, f"--workdir={tmp_path}") == f"--workdir{what}"
 
 
+@pytest.mark.medium
 def test_export_of_full_run_reproduces_probabilities(asked, folder) -> None:
     """The exported files reproduce the probabilities of the run. No other file is needed."""
     workdir, out = asked / "runs" / "full_seed1", folder / "full"
@@ -473,6 +479,7 @@ def test_export_of_full_run_reproduces_probabilities(asked, folder) -> None:
     assert said == {"pool": "masked", "max_length": 16, "classes": classes}
 
 
+@pytest.mark.medium
 def test_failed_classifier_export_leaves_no_directory(asked, tmp_path, monkeypatch) -> None:
     def fails(folder: Path, tensors: dict) -> None:
         assert (tmp_path / "out").exists() is False
@@ -551,6 +558,7 @@ def refused(program, *arguments: object) -> str:
     return str(caught.value)
 
 
+@pytest.mark.medium
 def test_invalid_adapter_arguments_raise_errors(asked, folder, tmp_path) -> None:
     lora, out = asked / "runs" / "lora_seed1", f"--out={tmp_path / 'out'}"
     write_weights(tmp_path / "other", 1)

@@ -94,6 +94,7 @@ def states(read: Reader, ids: list[int]) -> np.ndarray:
     return np.asarray(call(jnp.asarray([ids], jnp.int32)))[:, 0]
 
 
+@pytest.mark.medium
 def test_first_token_pooling_reads_each_layers_state(trained, mesh):
     read = open_reader(trained, mesh, None)
     assert read.layers == ["embeddings", "trained", "reservoir", "trained"]
@@ -139,6 +140,7 @@ def test_translators_are_mean_pooled(translator, mesh):
         )
 
 
+@pytest.mark.medium
 def test_long_sentences_are_truncated_and_counted(trained, mesh):
     read = open_reader(trained, mesh, None)
     ids = read.tokenizer.encode([" ".join(["the"] * 90)])[0]
@@ -199,6 +201,7 @@ def test_probe_seeds_report_mean_and_std(trained, text, call, tmp_path):
     assert rows[-1][-1] == f"{np.mean(accuracies):.2f} ± {np.std(accuracies, ddof=1):.2f}"
 
 
+@pytest.mark.medium
 @pytest.mark.parametrize(
     ("fault", "arguments"),
     [

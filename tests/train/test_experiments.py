@@ -211,6 +211,7 @@ def test_sweep_over_an_unknown_field_names_the_nearest(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.medium
 def test_runs_of_one_seed_take_turns(tmp_path):
     suite = Toys("tiny", 2, [], tmp_path, toy.mesh(), turns=4)
     found = suite.runs(cases(one=0.05, two=0.1))

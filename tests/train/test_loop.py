@@ -284,6 +284,7 @@ def other_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.medium
 def test_resume_uses_saved_frozen_values_if_the_platform_draws_others(
     tmp_path: Path, capsys: pytest.CaptureFixture, request: pytest.FixtureRequest
 ) -> None:
@@ -488,6 +489,7 @@ def test_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).exist
 
 
+@pytest.mark.medium
 def test_checkpoint_of_one_device_restores_on_eight(tmp_path: Path) -> None:
     toy.run(tmp_path / "once")
     toy.run(tmp_path / "run", train__steps=10)
@@ -529,6 +531,7 @@ def test_pretrained_weights_are_used_and_not_stored(tmp_path: Path) -> None:
     assert losses(tmp_path / "other")[0] != losses(workdir)[0]
 
 
+@pytest.mark.medium
 def test_resume_with_other_pretrained_weights_is_refused(tmp_path: Path) -> None:
     toy.run(tmp_path, PretrainedWeights(), train__steps=10)
     with pytest.raises(UserError, match="pretrained weights differ from the weights with which"):
